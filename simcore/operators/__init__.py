@@ -2,7 +2,7 @@
 
 One package an implementation, because the same architecture runs differently in each code base. A module reads like
 the upstream module, with its class and variable names, over tensors without values.
-Input: a `LayerKind` and its `LayerWorkload` (shapes, parallel degrees, options). Output: a `RecordedLayer`.
+Input: a `LayerKind` and its `LayerWorkload` (shapes, parallel degrees, options of its own). Output: a `RecordedLayer`.
 Start: `implementation.Implementation`: `record` (one layer), `tensors` (its parameters and buffers), `standing`
 (buffers that all layers share). `<implementation>/implementation.py` fills it in; `registry` finds it by name.
 

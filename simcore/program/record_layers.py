@@ -213,7 +213,7 @@ def _trained_below(plan: Plan) -> dict[int, bool]:
     kind_of = [layer.kind for layer in plan.graph.layers]
     trains = [kind.is_trained for kind in plan.kinds]
     first = next((layer for layer, kind in enumerate(kind_of) if trains[kind]), len(kind_of))
-    first = 0 if ("embeddings", "require_grad") in plan.framework.options else first
+    first = 0 if plan.framework.options.embeddings_require_grad else first
     return {layer: layer > first for layer in plan.layers}
 
 

@@ -28,11 +28,6 @@ class Mixed:
     stored: str
     autocast: bool
 
-    @property
-    def options(self) -> tuple[tuple[str, str], ...]:
-        """For layers."""
-        return (("autocast", "on"), ("hidden", self.stored)) if self.autocast else ()
-
 
 def mixed_of(job: Job, options: dict[str, Any]) -> Mixed:
     """How parameters are stored, and whether forward casts. Under autocast they are fp32 or of the products' type."""

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from simcore.frameworks.common.pipeline import weighed_stages
 from simcore.frameworks.common.torch import Defaults, all_or_no_checkpoint
 from simcore.frameworks.common.trainer import Trainer
 from simcore.models.blocks import Attention, Embedding
 from simcore.models.graph import ModelGraph
+from simcore.operators.llmfoundry.options import AttentionImplementation, LlmfoundryOptions
 from simcore.placement.job import Job
 
 __all__ = ["TRAINER", "DEFAULTS", "FSDP1", "OPTIONS", "check", "in_fp8", "options_of"]
@@ -96,13 +97,13 @@ def _marked(graph: ModelGraph) -> ModelGraph:
     return replace(graph, kinds=tuple(replace(kind, fp8=kind.block is None) for kind in graph.kinds))
 
 
-def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """`LayerWorkload.options`."""
+def options_of(job: Job, options: dict[str, Any]) -> LlmfoundryOptions:
+    """What layers are told."""
     attention = job.auto("framework_options.attn_impl", options.get("attn_impl", "auto"), "triton",
                          f"{_CODE} models/mpt/configuration_mpt.py attn_config_defaults")
     learned = any(isinstance(kind.block, Embedding) and kind.block.positions for kind in job.graph.kinds)
     fp8 = job.scenario.training.precision.compute == "fp8"
-    return (("attn_impl", attention), *((("positions", "learned"),) * learned), *((("fp8", "true"),) * fp8))
+    return LlmfoundryOptions(attn_impl=cast(AttentionImplementation, attention), learned_positions=learned, fp8=fp8)
 
 
 TRAINER: Final = Trainer(options=OPTIONS, defaults=DEFAULTS, check=check, layer_options=options_of,

@@ -15,6 +15,7 @@ from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.placement.job import Job
 from simcore.placement.layout import Placements
+from simcore.recording.options import ImplementationOptions
 
 __all__ = ["Trainer", "uncut"]
 
@@ -49,7 +50,7 @@ class Trainer:
     options: Options
     defaults: Defaults
     check: Callable[[Job, dict[str, Any]], None]
-    layer_options: Callable[[Job, dict[str, Any]], tuple[tuple[str, str], ...]]
+    layer_options: Callable[[Job, dict[str, Any]], ImplementationOptions]
     checkpoint: Callable[[Job], str]
     stages: Callable[[Job], tuple[tuple[int, ...], ...]]
     tp_layout: Callable[[TensorSpec], Placements] = uncut

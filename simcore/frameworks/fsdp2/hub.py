@@ -8,6 +8,7 @@ from typing import Any, Final
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.torch import check_optimizer_in_backward
 from simcore.inputs.training import Draws
+from simcore.operators.hf.options import HfOptions
 from simcore.placement.job import Job
 
 __all__ = ["TRAINER"]
@@ -36,13 +37,13 @@ def check(job: Job, options: dict[str, Any]) -> None:
         check_optimizer_in_backward(job)
 
 
-def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """`LayerWorkload.options`: which kernel of attention; a causal mask is made unless it is flash-attn's."""
+def options_of(job: Job, options: dict[str, Any]) -> HfOptions:
+    """What layers are told: which kernel of attention; a causal mask is made unless it is flash-attn's."""
     given = options.get("attn_implementation")
     if given != "flash_attention_2":
         job.auto("framework_options.attn_implementation", "auto", "SDPA over repeated keys and values",
                  f"{_FILE}, NemotronHAttention and NemotronHSdpaAttention: both call it, eager too")
-    return (("attn_implementation", "flash_attention_2" if given == "flash_attention_2" else "eager"),)
+    return HfOptions(attn_implementation="flash_attention_2" if given == "flash_attention_2" else "eager")
 
 
 TRAINER: Final = replace(_transformers.TRAINER, options=OPTIONS, defaults=DEFAULTS, check=check,

@@ -15,6 +15,7 @@ from simcore.frameworks.common.trainer import Trainer
 from simcore.inputs.training import Capacity, Draws, Imbalance
 from simcore.models.blocks import Attention, Moe
 from simcore.models.tensor import TensorSpec
+from simcore.operators.kempnerforge.options import KempnerforgeOptions
 from simcore.placement.job import Job
 from simcore.placement.layout import Placements, Shard
 
@@ -132,19 +133,18 @@ def checkpoint(job: Job) -> str:
                       "[attention])")
 
 
-def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """`LayerWorkload.options`. Blocks of all experts are as long as the fullest: `imbalance` times the mean."""
+def options_of(job: Job, options: dict[str, Any]) -> KempnerforgeOptions:
+    """What layers are told. Blocks of all experts are as long as the fullest: `imbalance` times the mean."""
     if job.mesh.pp > 1:
         job.autos["outputs of the last stage"] = (
             "all microbatches' logits, kept and joined", f"{_CODE} scripts/train.py: pp_schedule.step returns them")
-        return (("stage", "true"),)
+        return KempnerforgeOptions(is_stage=True)
     if not job.has_experts:
         job.refuse_idle(options, "packed_experts", "in a model without experts")
-        return (("compiled", "true"),) if options.get("compile") and job.mesh.tp > 1 else ()
+        return KempnerforgeOptions(compiled=bool(options.get("compile")) and job.mesh.tp > 1)
     fullest = _fullest(job)
-    filled = (("imbalance", str(fullest)),) if fullest > 1 else ()
     packed = job.flag(options, "packed_experts", f"{_CODE} config/model.py: moe_packed_experts = False", default=False)
-    return (*filled, *((("packed_experts", "true"),) if packed else ()))
+    return KempnerforgeOptions(imbalance=max(fullest, 1.0), packed_experts=packed)
 
 
 def _fullest(job: Job) -> float:

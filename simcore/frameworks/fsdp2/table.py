@@ -21,8 +21,10 @@ from simcore.frameworks.fsdp2.rules import packed_weights, rules_of
 from simcore.frameworks.fsdp2.trainers import TRAINERS
 from simcore.frameworks.fsdp2.units import units
 from simcore.models.graph import ModelGraph
+from simcore.operators.hf.options import HfOptions
 from simcore.placement.framework import Framework, Optimizer, Unit
 from simcore.placement.job import Job
+from simcore.recording.options import ImplementationOptions
 
 __all__ = ["VERSIONS", "in_fp8", "table"]
 
@@ -70,7 +72,7 @@ def table(job: Job) -> Framework:
         schedule=pipeline_schedule(job),
         buffered_microbatches=job.scenario.num_microbatches if job.mesh.pp > 1 else 0,
         returns_outputs=job.mesh.pp > 1 and bool(options.get("return_outputs", given.returns_outputs)),
-        options=(*trainer.layer_options(job, options), *_cast_stream(job)),
+        options=_cast_stream(job, trainer.layer_options(job, options)),
         communicators=_communicators(job, made, fully=fully),
         files=fsdp2_files(job),
         libraries=torch_libraries(job, options),
@@ -121,9 +123,11 @@ def _typed(job: Job, default: Sourced) -> Sourced:
     return job.compute if value == "compute" else value, source
 
 
-def _cast_stream(job: Job) -> tuple[tuple[str, str], ...]:
+def _cast_stream(job: Job, options: ImplementationOptions) -> ImplementationOptions:
     """Inputs of each unit are cast to the compute dtype (torch 2.13 `_fsdp_state.py`, cast_forward_inputs)."""
-    return (("stream", "cast"),) if any(kind.wide for kind in job.graph.kinds) else ()
+    if not isinstance(options, HfOptions):  # others refuse residuals in fp32
+        return options
+    return replace(options, casts_stream=any(kind.wide for kind in job.graph.kinds))
 
 
 def _note_defaults(job: Job, options: dict[str, object]) -> None:

@@ -17,6 +17,7 @@ from simcore.inputs.training import Draws, Recompute
 from simcore.models.blocks import Attention
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
+from simcore.operators.torchtitan.options import TorchtitanOptions
 from simcore.pipeline.schedule import ZERO_BUBBLE
 from simcore.placement.job import Job
 from simcore.placement.layout import Placements, Shard
@@ -149,8 +150,8 @@ def checkpoint(job: Job) -> str:
                       "mode per_op)")
 
 
-def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """`LayerWorkload.options`."""
+def options_of(job: Job, options: dict[str, Any]) -> TorchtitanOptions:
+    """What layers are told."""
     stop = job.flag(options, "early_stop", "torchtitan 0.2.2 config/job_config.py: early_stop = False", default=False)
     whole = job.mesh.tp > 1 and job.flag(options, "disable_loss_parallel",
                                          "torchtitan 0.2.2 config/job_config.py: disable_loss_parallel = False",
@@ -166,10 +167,9 @@ def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]
         job.auto("framework_options.compile", "auto", "Inductor's buffers as its CPU backend makes them; rings of "
                  "context parallelism and a loss over a split vocabulary as eager",
                  "an assumption: torch 2.13 was measured with its CPU backend, not with CUDA's, and not these two")
-    given = (("early_stop", stop), ("keeps_logits", stages), ("disable_loss_parallel", whole),
-             ("whole_batch", _splits_sequences(job)), ("compiled_blocks", bool(compiled)),
-             ("compiled_loss", compiled is True))
-    return tuple((name, "true") for name, there in given if there)
+    return TorchtitanOptions(early_stop=stop, keeps_logits=stages, disable_loss_parallel=whole,
+                             whole_batch=_splits_sequences(job), compiled_blocks=bool(compiled),
+                             compiled_loss=compiled is True)
 
 
 def _splits_sequences(job: Job) -> bool:

@@ -30,6 +30,7 @@ from simcore.inputs.training import Recompute
 from simcore.models.blocks import LayerKind, Mtp
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
+from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.placement.job import Job
 from simcore.placement.layout import local_shape
 from simcore.placement.mesh import Mesh
@@ -43,8 +44,8 @@ __all__ = [
     "check_user_buffers",
     "fp8_of",
     "quantized",
-    "run_options",
     "user_buffer_bytes",
+    "with_format",
 ]
 
 OPTIONS = {
@@ -346,15 +347,13 @@ def _unused_buffer(spec: TensorSpec) -> TensorSpec:
 
 
 # ---- what layers and reports are told -------------------------------------------------------------------------------
-def run_options(made: Fp8 | None) -> tuple[tuple[str, str], ...]:
-    """For the operators."""
+def with_format(options: MegatronOptions, made: Fp8 | None) -> MegatronOptions:
+    """What layers are told of the format besides all else."""
     if made is None:
-        return ()
-    return (("fp8_recipe", made.scaling.recipe), ("fp8_transposes", str(made.scaling.transposes).lower()),
-            ("fp8_weights", "lasting" if made.lasting else "fresh"),
-            ("moe_router_padding_for_quantization", str(made.pads_routing).lower()),
-            *((("fp8_dot_product_attention", "true"),) * made.attends),
-            *((("quant_recipe", made.matchers),) * bool(made.matchers)))
+        return options
+    return replace(options, fp8_recipe=made.scaling.recipe, fp8_transposes=made.scaling.transposes,
+                   keeps_fp8_weights=made.lasting, moe_router_padding_for_quantization=made.pads_routing,
+                   fp8_dot_product_attention=made.attends, quant_recipe=made.matchers)
 
 
 def user_buffer_bytes(made: Fp8 | None) -> int:

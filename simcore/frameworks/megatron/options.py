@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import cast
+
 from simcore.frameworks.megatron.cuda_graphs import OPTIONS as GRAPH_OPTIONS
 from simcore.frameworks.megatron.fp8 import OPTIONS as FP8_OPTIONS
 from simcore.frameworks.megatron.pipeline_layout import OPTION as LAYOUT
 from simcore.frameworks.megatron.stages import OVERLAP, overlaps
 from simcore.models.blocks import Attention, LatentAttention
+from simcore.operators.megatron.ops.options import (
+    AttentionBackend,
+    ContextParallelComm,
+    Dispatcher,
+    FlexBackend,
+    MegatronOptions,
+)
 from simcore.placement.job import Job
 from simcore.units import dtype_bytes
 
@@ -67,7 +77,7 @@ def version_of(job: Job) -> str:
     return VERSIONS[0] if given == "auto" else given
 
 
-def implementation_options(job: Job, options: dict[str, object], grads: str) -> tuple[tuple[str, str], ...]:
+def implementation_options(job: Job, options: dict[str, object], grads: str) -> MegatronOptions:
     """What every layer is told; `grads`: dtype of main gradients."""
     dispatcher = str(options.get("moe_token_dispatcher_type", "auto"))
     if job.has_experts:
@@ -76,16 +86,17 @@ def implementation_options(job: Job, options: dict[str, object], grads: str) -> 
     if options.get("moe_flex_dispatcher_backend") is not None and dispatcher != "flex":
         raise job.illegal("framework_options.moe_flex_dispatcher_backend", "this backend is only supported with flex "
                           "token dispatcher: moe_token_dispatcher_type: flex", "core 0.16.1 transformer_config.py:1065")
-    backend: tuple[tuple[str, str], ...] = ()
+    backend = "deepep"
     if dispatcher == "flex":
-        backend = (("moe_flex_dispatcher_backend", job.auto(
+        backend = job.auto(
             "framework_options.moe_flex_dispatcher_backend", str(options.get("moe_flex_dispatcher_backend", "auto")),
-            "deepep", "core 0.16.1 transformer_config.py:682")),)
-    return (("moe_token_dispatcher_type", dispatcher), *backend, ("main_grad_bytes", str(dtype_bytes(grads))),
-            *_layer_options(job, options), *_core_options(job, options))
+            "deepep", "core 0.16.1 transformer_config.py:682")
+    made = MegatronOptions(dispatcher="alltoall" if dispatcher == "auto" else cast(Dispatcher, dispatcher),
+                           moe_flex_dispatcher_backend=cast(FlexBackend, backend), main_grad_bytes=dtype_bytes(grads))
+    return _core_options(job, options, _layer_options(job, options, made))
 
 
-def _attention(job: Job, options: dict[str, object]) -> str:
+def _attention(job: Job, options: dict[str, object]) -> AttentionBackend:
     """flash, fused or unfused. Left to TransformerEngine: flash before Hopper, fused from Hopper on.
 
     No backward of cuDNN is deterministic on Blackwell for TransformerEngine up to 2.11 (utils.py:1068, "Disabling
@@ -98,8 +109,10 @@ def _attention(job: Job, options: dict[str, object]) -> str:
         return "fused"
     newest = (9, 9) if options.get("deterministic_mode") else (99, 9)
     best = "fused" if (9, 0) <= job.compute_capability <= newest else "flash"
-    return job.auto("framework_options.attention_backend", given, best, "TransformerEngine 2.18 dot_product_attention/"
-                    "utils.py get_attention_backend, with flash-attn installed and heads that both serve")
+    chosen = job.auto("framework_options.attention_backend", given, best, "TransformerEngine 2.18 "
+                      "dot_product_attention/utils.py get_attention_backend, with flash-attn installed and heads that "
+                      "both serve")
+    return cast(AttentionBackend, chosen)
 
 
 def _refuse_packed(job: Job, options: dict[str, object]) -> None:
@@ -110,7 +123,7 @@ def _refuse_packed(job: Job, options: dict[str, object]) -> None:
     raise job.not_yet("training.lengths", "packed sequences with attention that is not fused")
 
 
-def _core_options(job: Job, options: dict[str, object]) -> tuple[tuple[str, str], ...]:
+def _core_options(job: Job, options: dict[str, object], made: MegatronOptions) -> MegatronOptions:
     """What every layer is told: how attention runs, who adds up weight gradients, what a batch brings along."""
     backend = _attention(job, options)
     if backend == "unfused" and job.mesh.cp > 1:
@@ -122,47 +135,45 @@ def _core_options(job: Job, options: dict[str, object]) -> tuple[tuple[str, str]
     exchange = str(options.get("cp_comm_type", "p2p"))
     if exchange == "all_gather" and job.mesh.cp > 1:
         raise job.not_yet("framework_options.cp_comm_type", "keys and values that are gathered over cp (all_gather)")
-    made = [("attention_backend", backend), ("cp_comm_type", exchange)]
-    unfused = ("gradient_accumulation_fusion", "moe_permute_fusion", "use_fused_weighted_squared_relu")
-    made += [(name, "false") for name in unfused if options.get(name) is False]
-    if options.get("transformer_impl") == "local":
-        made.append(("core_attention", "true"))
-    if backend == "unfused" and options.get("masked_softmax_fusion") is False:
-        made.append(("masked_softmax_fusion", "false"))
-    switches = ("create_attention_mask", "deterministic_mode", "tp_comm_overlap")
-    made += [(name, "true") for name in switches if options.get(name)]
-    if version_of(job).startswith("main"):
-        made.append(("shares_recomputed", "true"))  # core 0.17 tensor_parallel/random.py, share_storage
-    if fuses_experts(job, options):
-        made.append(("use_transformer_engine_op_fuser", "true"))
     if options.get("delay_wgrad_compute") and not overlaps(job, options):
         raise job.illegal("framework_options.delay_wgrad_compute", f"{OVERLAP} must be enabled when enabling "
                           "delay_wgrad_compute", "core 0.16.1 transformer/transformer_config.py:1912")
-    return (*made, (OVERLAP, "true")) if overlaps(job, options) else tuple(made)
+    return replace(
+        made, attention_backend=backend, cp_comm_type=cast(ContextParallelComm, exchange),
+        gradient_accumulation_fusion=options.get("gradient_accumulation_fusion") is not False,
+        moe_permute_fusion=options.get("moe_permute_fusion") is not False,
+        use_fused_weighted_squared_relu=options.get("use_fused_weighted_squared_relu") is not False,
+        core_attention=options.get("transformer_impl") == "local",
+        masked_softmax_fusion=backend != "unfused" or options.get("masked_softmax_fusion") is not False,
+        create_attention_mask=bool(options.get("create_attention_mask")),
+        deterministic_mode=bool(options.get("deterministic_mode")),
+        tp_comm_overlap=bool(options.get("tp_comm_overlap")),
+        shares_recomputed=version_of(job).startswith("main"),  # core 0.17 tensor_parallel/random.py, share_storage
+        use_transformer_engine_op_fuser=fuses_experts(job, options),
+        overlap_moe_expert_parallel_comm=overlaps(job, options))
 
 
-def _layer_options(job: Job, options: dict[str, object]) -> tuple[tuple[str, str], ...]:
+def _layer_options(job: Job, options: dict[str, object], made: MegatronOptions) -> MegatronOptions:
     """What Bridge's providers of single families set, or leave as core has it."""
     family = job.graph.architecture.family
-    made: list[tuple[str, str]] = []
     if family.startswith("qwen") or "bias_activation_fusion" in options:
         fused = job.flag(options, "bias_activation_fusion", "core 0.16.1 transformer_config.py:354; Bridge 0.3.1 "
                          "models/qwen/ sets none", default=not family.startswith("qwen"))
-        made.append(("bias_activation_fusion", str(fused).lower()))
-    made += _rotation(job, options)
+        made = replace(made, bias_activation_fusion=fused)
+    made = replace(made, apply_rope_fusion=_rotation(job, options))
     if family in SOFTMAX_ROUTED:
         given = options.get("moe_router_dtype")
-        made.append(("moe_router_dtype", job.auto("framework_options.moe_router_dtype", str(given or "auto"),
-                                                  job.compute, "core 0.16.1 transformer_config.py:629: the input's")))
+        made = replace(made, moe_router_dtype=job.auto(
+            "framework_options.moe_router_dtype", str(given or "auto"), job.compute,
+            "core 0.16.1 transformer_config.py:629: the input's"))
     elif options.get("moe_router_dtype", "fp32") != "fp32":
         raise job.not_yet("framework_options.moe_router_dtype", f"a router of {family} in {job.compute}")
-    return tuple(made)
+    return made
 
 
-def _rotation(job: Job, options: dict[str, object]) -> list[tuple[str, str]]:
+def _rotation(job: Job, options: dict[str, object]) -> bool | None:
     """Whether rotary embeddings are one kernel: providers of dense attention say so, those of latent attention not."""
     latent = any(isinstance(b.block, LatentAttention) for kind in job.graph.kinds for b in kind.branches)
     if not latent and "apply_rope_fusion" not in options:
-        return []
-    fused = job.flag(options, "apply_rope_fusion", "Bridge 0.3.1 models/deepseek/deepseek_v3_bridge.py", default=False)
-    return [("apply_rope_fusion", str(fused).lower())]
+        return None
+    return job.flag(options, "apply_rope_fusion", "Bridge 0.3.1 models/deepseek/deepseek_v3_bridge.py", default=False)

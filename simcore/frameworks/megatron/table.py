@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from simcore.frameworks.common.checkpoint_files import megatron_files
 from simcore.frameworks.megatron.checks import check, check_fuser, check_overlap, check_shared_overlap
-from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, check_user_buffers, fp8_of, quantized, run_options
+from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, check_user_buffers, fp8_of, quantized, with_format
 from simcore.frameworks.megatron.fp8 import assumptions as fp8_assumptions
 from simcore.frameworks.megatron.layerwise_optimizer import assumptions as muon_assumptions
 from simcore.frameworks.megatron.layerwise_optimizer import dealt
@@ -90,7 +90,7 @@ def table_of(job: Job, options: dict[str, object]) -> Framework:
         keeps_received=True,
         deferred_heads=_deferred(job, options),
         dealt=dealt(job, policies, made_stages, shard_axes(job), by_parts=_by_parts(job, options)),
-        options=(*implementation_options(job, options, made.grads), *run_options(fp8)),
+        options=with_format(implementation_options(job, options, made.grads), fp8),
         communicators=_communicators(job),
         libraries=libraries_of(job, options, fp8),
         files=megatron_files(job),

@@ -29,6 +29,7 @@ from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
 from simcore.models.blocks import Mamba2
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
+from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.placement.framework import Framework, Rule, TensorPolicy, Unit
 from simcore.placement.job import Job
 from simcore.placement.layout import Flat, Partial, Placements, TensorLayout
@@ -97,7 +98,7 @@ def table(job: Job) -> Framework:
         units=_units(job),
         strategy=_queues(job, options, made, has_columns=fp8 is not None and fp8.scaling.has_columns),
         files=megatron_fsdp_files(job),
-        options=(*base.options, ("gradient_buckets", "true")),
+        options=replace(MegatronOptions.of(base.options), gradient_buckets=True),
         communicators=tuple(dict.fromkeys((*base.communicators, *_communicators(job)))),
     )
 

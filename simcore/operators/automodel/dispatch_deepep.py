@@ -69,7 +69,7 @@ def _dispatch(env: Env, x: Tensor, probabilities: Tensor, chosen: Tensor, block:
 
 def _record(env: Env, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
     """0.7.0 keeps what a checkpointed block's dispatch received (`_replay_deepep_dispatch_on_recompute`)."""
-    return env.kept("dispatch", make) if env.option("dispatch_replay", "no") == "yes" else make()
+    return env.kept("dispatch", make) if env.options.replays_dispatch else make()
 
 
 def _permute(tape: Tape, x: Tensor, probabilities: Tensor, block: Moe,

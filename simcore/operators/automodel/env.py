@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from simcore.operators.automodel.options import AutomodelOptions
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
@@ -17,7 +18,7 @@ class Env:
 
     tape: Tape
     run: LayerWorkload
-    options: dict[str, str] = field(default_factory=dict)
+    options: AutomodelOptions
     cache: dict[str, tuple[Tensor, ...]] | None = None
 
     def param(self, name: str) -> Param:
@@ -28,10 +29,6 @@ class Env:
         """The two matrices of an adapted linear layer."""
         a = self.run.params.get(f"{path}.lora_A.weight")
         return (a, self.run.params[f"{path}.lora_B.weight"]) if a is not None else None
-
-    def option(self, name: str, default: str) -> str:
-        """A choice that the framework's table made, or what activations were measured with."""
-        return self.options.get(name, default)
 
     def kept(self, name: str, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """`make()`, but a checkpoint that must save it takes it from its cache in the recomputation."""

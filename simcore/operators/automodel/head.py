@@ -13,7 +13,7 @@
 Labels come shifted from the data loader.
 
 [Note: who holds the logits] 0.7.0 drops the model's output before backward (`recipes/llm/train_ft.py`: `del out`);
-earlier snapshots held it until the step was over: `logits: kept`, with which activations were measured.
+earlier snapshots held it until the step was over: `keeps_logits`, with which activations were measured.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ __all__ = ["attention", "core_attention", "linear", "mlp", "norm", "te_attention
 
 
 def norm(env: Env, x: Tensor, path: str) -> Tensor:
-    """RMSNorm in fp32 inside one kernel (`torch_fp32`, compiled); `norm_rstd: no` is 0.7.0, which recomputes it.
+    """RMSNorm in fp32 inside one kernel (`torch_fp32`, compiled); 0.7.0 recomputes the root.
 
     The released custom operator saves x and the weight only (`models/common/utils.py`, `_float32_rms_norm_impl`);
     snapshots before it let the compiler save the reciprocal root too.
@@ -36,7 +36,7 @@ def norm(env: Env, x: Tensor, path: str) -> Tensor:
 
     node = tape.node((x, weight), (x, weight), backward)
     out = new(tape, shape, dtype, "norm", num_bytes, Kernel.NORM, 4 * x.numel)
-    if env.option("norm_rstd", "yes") == "yes":
+    if env.options.keeps_norm_rstd:
         rstd = tape.empty(shape[:-1], "fp32", "norm_rstd")
         tape.save(node, rstd)
     out.node = node
@@ -51,7 +51,7 @@ def linear(env: Env, x: Tensor, path: str) -> Tensor:
     base = aten.linear(tape, x, env.param(f"{path}.weight"), name, bias=env.run.params.get(f"{path}.bias"))
     if pair is None:
         return base
-    if env.option("linear", "torch") == "te":  # TE adapters are modules of their own and keep x A
+    if env.options.linear == "te":  # TE adapters are modules of their own and keep x A
         low = aten.mul_scalar(tape, aten.linear(tape, x, pair[0], "lora_a"))
         return aten.add(tape, base, aten.linear(tape, low, pair[1], "lora_b"), name)
     return memory_efficient_lora(tape, x, pair, base, name)
@@ -61,12 +61,12 @@ def linear(env: Env, x: Tensor, path: str) -> Tensor:
 def mlp(env: Env, x: Tensor, path: str, *, gated: bool) -> Tensor:
     """relu^2 or SwiGLU MLP.
 
-    `lora_mlp: fused` is Automodel's one-node MLP. 0.7.0 installs it only on weights that are materialised when the
-    adapters are made (`_peft/lora_mlp.py`, `_fusible`), and FSDP2 runs build the model on the meta device: `separate`.
+    `fuses_lora_mlp` is Automodel's one-node MLP. 0.7.0 installs it only on weights that are materialised when the
+    adapters are made (`_peft/lora_mlp.py`, `_fusible`), and FSDP2 runs build the model on the meta device.
     """
     projections = [f"{path}.{name}_proj" for name in (("gate", "up", "down") if gated else ("up", "down"))]
     adapted = all(env.adapters(p) for p in projections)
-    if adapted and env.option("lora_mlp", "fused") == "fused" and env.option("linear", "torch") == "torch":
+    if adapted and env.options.fuses_lora_mlp and env.options.linear == "torch":
         return _fused_lora_mlp(env, x, projections)
     if not gated:
         return linear(env, _relu_squared(env.tape, linear(env, x, f"{path}.up_proj")), f"{path}.down_proj")

@@ -44,7 +44,7 @@ def moe(env: Env, x: Tensor, block: Moe, path: str, *, wide: bool = False) -> Te
     if block.latent:
         raise NotYet(Problem("model", f"not yet: {LATENT} in Automodel's layers; placement is served"))
     x = x.view(env.run.tokens, block.hidden)
-    if env.option("gate", "learned") == "fake":
+    if env.options.fake_balanced_gate:
         weights, indices = fake_gate(env, x, block)
     elif block.router == "softmax":
         weights, indices = softmax_gate(env, x, block, f"{path}.gate")
@@ -67,11 +67,11 @@ def _shared_expert(env: Env, x: Tensor, block: Moe, path: str) -> Tensor:
 
 # ---- experts ----------------------------------------------------------------------------------------------------
 def _experts(env: Env, x: Tensor, weights: Tensor, indices: Tensor, block: Moe, path: str) -> Tensor:
-    tape, own_unit = env.tape, "unit" in env.option("experts", "") or env.option("experts_unit", "0") == "1"
+    tape, own_unit = env.tape, env.options.experts_unit
     if own_unit:
         tape.mark(INNER_FORWARD_BEGIN)
         x, weights = _border(tape, (x, weights), INNER_BACKWARD_END)
-    dispatcher = env.option("dispatcher", "deepep") if env.run.ep > 1 else "torch"
+    dispatcher = env.options.dispatcher if env.run.ep > 1 else "torch"
     run = {"deepep": deepep, "hybridep": hybridep, "torch": gathered}[dispatcher]
     y = run(env, x, weights, indices, block, path)
     if own_unit:

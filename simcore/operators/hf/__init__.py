@@ -1,6 +1,6 @@
 """Hugging Face transformers 5.23 on eager PyTorch 2.13: tensors and layers, operator by operator.
 
-Input: `LayerKind`, `LayerWorkload`. Output: `RecordedLayer`, `TensorSpec`s.
+Input: `LayerKind`, `LayerWorkload` with `HfOptions`. Output: `RecordedLayer`, `TensorSpec`s.
 Start: `implementation.record`, `tensors.tensors`.
 
 `embedding`: also tables that all layers read. `layers`: norm, linear, attention (SDPA, flash-attn), MLP of Llama-like

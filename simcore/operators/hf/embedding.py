@@ -8,6 +8,7 @@ from simcore.models.blocks import Attention, Embedding, LayerKind
 from simcore.operators.hf import remote_code
 from simcore.operators.hf.families import of_family
 from simcore.operators.hf.layers import has_eager_attention, has_flash_attention, is_of_hub
+from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import BEFORE, hand_on, meet_waiting, nothing, run_backward, stream_dtype
 from simcore.recording.layer import LayerWorkload, RecordedLayer
@@ -51,7 +52,7 @@ def embedding(tape: Tape, kind: LayerKind, block: Embedding, run: LayerWorkload)
     _shared_tables(tape, kind.family, block, run)
     forward = tape.cut()
     meet = partial(meet_waiting, in_place=run.loss == "chunked")  # a sum of chunks is nobody else's
-    if out.node is None and ("embeddings", "require_grad") in run.options:
+    if out.node is None and run.options.embeddings_require_grad:
         out.node = tape.node((Tensor(None, (), "fp32", Node()),), (), lambda tape, grads, saved: [None])
     back = run_backward(tape, out, None, meet if weight.tied else nothing)
     return RecordedLayer(forward, back, grads=tape.release_grads())
@@ -109,6 +110,6 @@ def _rotary_tables(tape: Tape, run: LayerWorkload, dim: int, positions: Tensor, 
 
 
 def _frequencies(tape: Tape, run: LayerWorkload, dim: int, positions: Tensor) -> Tensor:
-    half, stored = dim // 2, dict(run.options).get("inv_freq", "fp32")
+    half, stored = dim // 2, HfOptions.of(run.options).inv_freq
     _inverse = None if stored == "fp32" else aten.new(tape, (half,), "fp32", "inv_freq")
     return aten.select(tape, positions, (run.seq, half), "fp32", "freqs")

@@ -9,14 +9,6 @@ What crosses the border between layers:
  * `late` of the loss is what the training loop holds until backward is over: the loss, its gradient, and the logits if
    it keeps the output object;
  * a tied head's gradient waits in the engine for the embedding's; the embedding posts its death with offset TIED_HEAD.
-
-`run.options`: ("experts", "unit"): the experts are a data-parallel unit of their own; ("inv_freq", dtype): the stored
-type of the rotary frequencies; ("embeddings", "require_grad"): the embedding's output takes a gradient, which nobody
-needs, so that replays carry one; ("inputs", "on_host"): those of replayed layers wait on the host;
-("loss", "automodel"): NeMo Automodel trains the model, head and loss are its own; ("code", "hub"): the model's own
-repository has the layers; ("stream", "cast"): a hidden state in fp32 is cast to the compute dtype before each layer;
-("layers", "unsloth"): see `unsloth.py`; ("kernels", "liger"): see `liger.py`; ("autocast", "on"): see `autocast.py`;
-("hidden", dtype): what layers hand on.
 """
 
 from __future__ import annotations
@@ -32,6 +24,7 @@ from simcore.operators.hf.families import mix, norm, of_family
 from simcore.operators.hf.head import final_norm, head
 from simcore.operators.hf.layers import Inputs, has_eager_attention
 from simcore.operators.hf.losses import loss_of
+from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.tensors import tensors
 from simcore.operators.hf.unsloth import has_fast_layers, unsloth_layer, weight_buffer
 from simcore.operators.implementation import Implementation
@@ -60,10 +53,11 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     tape = Tape(slots, comms)
     if isinstance(kind.block, Embedding):
         return embedding(tape, kind, kind.block, run)
-    if isinstance(kind.block, Head | Loss) and ("loss", "automodel") in run.options:
+    trainer = HfOptions.of(run.options).automodel
+    if isinstance(kind.block, Head | Loss) and trainer is not None:
         from simcore.operators.automodel import implementation as automodel
 
-        return automodel.record(kind, replace(run, params=_outside(run)), slots, comms)
+        return automodel.record(kind, replace(run, params=_outside(run), options=trainer), slots, comms)
     if isinstance(kind.block, Loss):
         return loss_of(tape, kind.block, run)
     if isinstance(kind.block, FinalNorm):
@@ -87,11 +81,11 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
         inputs = inputs._replace(positions=None)
     stream: Tensor | None = inputs.hidden
     leaf = inputs.hidden.node
-    if ("stream", "cast") in run.options:  # by FSDP2's hook; the model holds what it was until the layer returns
+    if HfOptions.of(run.options).casts_stream:  # by FSDP2's hook; the model holds what it was until the layer returns
         inputs = inputs._replace(hidden=aten.cast(tape, inputs.hidden, run.compute))
     body: Callable[[], Tensor] = partial(_body, tape, kind, run, inputs)
     held: list[Callable[[], Tensor]] = []
-    if waits := run.checkpoint != "none" and dict(run.options).get("inputs") == "on_host":
+    if waits := run.checkpoint != "none" and run.options.inputs_on_host:
         held.append(_Function(tape, inputs, body))
         body = held[0]
     out = tape.checkpoint(body, nested=waits) if run.checkpoint != "none" else body()

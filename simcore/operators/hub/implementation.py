@@ -19,13 +19,12 @@ from simcore.models.blocks import LayerKind
 from simcore.models.tensor import TensorSpec
 from simcore.operators.hf import implementation as hf
 from simcore.operators.hf import tensors as hf_tensors
+from simcore.operators.hf.options import HfOptions
 from simcore.operators.implementation import Implementation
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Param
 
 __all__ = ["IMPLEMENTATION", "record", "tensors"]
-
-_CODE: Final = ("code", "hub")
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
@@ -47,7 +46,7 @@ def _apart(spec: TensorSpec) -> TensorSpec:
 def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
            comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
     """Record one layer or part; gradients of the experts count as one of all."""
-    tape = hf.record(kind, replace(run, options=(*run.options, _CODE)), slots, comms)
+    tape = hf.record(kind, replace(run, options=replace(HfOptions.of(run.options), is_of_hub=True)), slots, comms)
     return replace(tape, grads=_joined(tape.grads, run))
 
 

@@ -10,8 +10,7 @@ loss. In a pipeline stage (`run.sequence_parallel` false) all sequences are whol
 The training loop (`scripts/train.py`) drops logits only when the next forward has returned: those of the step before
 are there when a step begins.
 
-`run.checkpoint`: none, full, or per_module: attention alone. `run.options`: ("packed_experts", "true"),
-("stage", "true"), ("compiled", "true").
+`run.checkpoint`: none, full, or per_module: attention alone.
 
 [Note: compiled gathers] torch.compile finds that linears of one input gather the same and gathers it once (counted on
 KempnerForge's model with torch 2.13, without checkpoints: two gathers a layer and forward pass, where eager has five);
@@ -28,6 +27,7 @@ from typing import Final, NamedTuple
 from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LayerKind, Loss, Moe
 from simcore.operators.implementation import Implementation
 from simcore.operators.kempnerforge.moe import Router, moe
+from simcore.operators.kempnerforge.options import KempnerforgeOptions
 from simcore.operators.kempnerforge.tensors import tensors
 from simcore.operators.shared import aten
 from simcore.operators.shared.dtensor import (
@@ -191,7 +191,7 @@ def _column(tape: Tape, run: LayerWorkload, name: str, x: Tensor, gathered: list
     label = name.rpartition(".")[2]
     if run.sequence_parallel or run.tp == 1:
         x = gather_sequence(tape, run, x, f"{label}_in", *gathered)
-        if _option(run, "compiled") and not gathered:
+        if _options(run).compiled and not gathered:
             gathered.append(x)
     else:
         x = same_everywhere(tape, x, f"{label}_in")
@@ -265,7 +265,7 @@ def _output(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
 # ---- loss -----------------------------------------------------------------------------------------------------------
 def _loss(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
     """`logits = model(...)` drops the last ones; these are kept until the next."""
-    if _option(run, "stage"):
+    if _options(run).is_stage:
         return _loss_of_stage(tape, block, run)
     tape.is_alone = True  # `training/loss.py`: the model is compiled, its loss is not
     rest = drop_held_logits(tape, run, block.vocab)
@@ -295,8 +295,8 @@ def _loss_of_stage(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer
     return RecordedLayer(forward, backward, late=tape.cut(), seed=seed)
 
 
-def _option(run: LayerWorkload, name: str) -> bool:
-    return (name, "true") in run.options
+def _options(run: LayerWorkload) -> KempnerforgeOptions:
+    return KempnerforgeOptions.of(run.options)
 
 
 def _cross_entropy(tape: Tape, logits: Tensor) -> Tensor:

@@ -8,8 +8,7 @@ The trainer (Composer 0.16.4 `trainer/trainer.py`, _train_microbatch) drops logi
 returned, and after backward runs the model's two metrics, LanguageCrossEntropy and LanguagePerplexity, over them: each
 a log-softmax in their type, and under autocast a copy of it in fp32 for the negative log-likelihood.
 
-`run.checkpoint`: none or full. `run.options`: ("attn_impl", "triton" or "flash"); ("fp8", "true"): TransformerEngine's
-linears in fp8_autocast, without torch's own autocast.
+`run.checkpoint`: none or full.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head,
 from simcore.operators.implementation import Implementation
 from simcore.operators.llmfoundry.attention import flash, triton
 from simcore.operators.llmfoundry.fp8 import te_linear
+from simcore.operators.llmfoundry.options import LlmfoundryOptions
 from simcore.operators.shared import aten
 from simcore.operators.shared.features import refuse
 from simcore.operators.shared.layer_borders import (
@@ -105,7 +105,7 @@ def _stem(tape: Tape, run: LayerWorkload, width: int) -> list[Tensor]:
 
     Without learned positions the embedding of tokens is the first layer's input itself.
     """
-    if not run.first or ("positions", "learned") not in run.options:
+    if not run.first or not LlmfoundryOptions.of(run.options).learned_positions:
         return []
     return [tape.external((batch, run.seq, width), run.compute, tape.slot(name, "activation"), BEFORE)
             for name, batch in (("tok_emb", run.batch), ("pos_emb", 1))]
@@ -145,7 +145,7 @@ def _attention(tape: Tape, kind: LayerKind, run: LayerWorkload, branch: Branch, 
     block = branch.block
     assert isinstance(block, Attention)
     qkv = _linear(tape, kind, run, f"{branch.name}.Wqkv", x)
-    out = (flash(tape, run, block, qkv) if dict(run.options).get("attn_impl") == "flash" else
+    out = (flash(tape, run, block, qkv) if LlmfoundryOptions.of(run.options).attn_impl == "flash" else
            triton(tape, run, block, qkv, bias))
     return _linear(tape, kind, run, f"{branch.name}.out_proj", out)
 
@@ -195,7 +195,7 @@ def _loss(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
     seed, backward, ones = run_backward_of_loss(tape, loss, leaf)
     del ones, loss
     for _ in range(2):
-        _metric(tape, logits.view(run.tokens, block.vocab), in_fp32=("fp8", "true") not in run.options)
+        _metric(tape, logits.view(run.tokens, block.vocab), in_fp32=not LlmfoundryOptions.of(run.options).fp8)
     logits = None
     hold_logits(tape, run, block.vocab)
     return RecordedLayer(forward, backward, late=tape.cut(), seed=seed, rest=rest)

@@ -1,7 +1,7 @@
 """Megatron-Core 0.16.1 with Transformer Engine: tensors and layers, operator by operator.
 
-Input: `LayerKind`, `LayerWorkload` (tensor, context and expert parallel degrees, options). Output: `RecordedLayer`,
-`TensorSpec`s of one model before it is split. Start: `implementation.record`, `tensors.tensors`.
+Input: `LayerKind`, `LayerWorkload` (parallel degrees) with `MegatronOptions`. Output: `RecordedLayer`, `TensorSpec`s
+of one model before it is split. Start: `implementation.record`, `tensors.tensors`.
 
 `ops`: linears in 16, 8 and 4 bits, norms, activations, recomputation, over the tape of a layer. `attention`: fused
 self-attention and the dense MLP; `unfused`: attention as matrix products; `latent`: MLA. `mamba`: Mamba-2. `moe`: the

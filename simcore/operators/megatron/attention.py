@@ -123,7 +123,7 @@ def _moved(c: Context, x: Tensor, name: str) -> Tensor:
         return [grad]
 
     rotary = name == "key" or any(isinstance(b.block, Attention) and b.block.rotary for b in c.kind.branches)
-    fused = not rotary or (c.kind.family != "gpt_oss" and dict(c.run.options).get("apply_rope_fusion") != "false")
+    fused = not rotary or (c.kind.family != "gpt_oss" and c.options.apply_rope_fusion is not False)
     out = c.new(rows, columns, name)
     _turned(c, out, fused=fused, is_backward=False)
     c.node(out, (x,), (), back)

@@ -40,7 +40,7 @@ def flex(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor
     where they are padded at once (`:1036`), and there is nothing left to pad for the experts.
     """
     t, e, k, h, ep = rows.tokens, block.num_experts, block.top_k, block.expert_hidden, c.run.ep
-    pads = c.scaling is not None and dict(c.run.options).get("moe_flex_dispatcher_backend") == "hybridep"
+    pads = c.scaling is not None and c.options.moe_flex_dispatcher_backend == "hybridep"
     here = min(ep, distinct_ranks(block, ep) * rows.received / (t * k))
     landed = int(t * here)
     metadata = int(t * (12 * k + 5 * ep + 4 * here + here * (e // ep) + here * k)) + 32 * rows.received

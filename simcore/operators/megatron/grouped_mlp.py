@@ -63,7 +63,7 @@ def _in_one(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Ten
 
 def expert_layers(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor:
     """Both grouped linears with activation and probabilities between them, on rows that need no padding."""
-    if dict(c.run.options).get("use_transformer_engine_op_fuser") == "true" and c.scaling is not None:
+    if c.options.use_transformer_engine_op_fuser and c.scaling is not None:
         return _in_one(c, block, rows, x, probs)
     inner = grouped(c, "mlp.experts.linear_fc1", x, rows.local_experts)
     if block.bias:
@@ -116,7 +116,7 @@ def _unfused_second(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor
 
 def _fuses_experts(c: Context, block: Moe) -> bool:
     """Whether activation and probabilities are one kernel: SwiGLU, and relu^2 where it is asked for."""
-    relu = dict(c.run.options).get("use_fused_weighted_squared_relu", "true") == "true"
+    relu = c.options.use_fused_weighted_squared_relu
     return c.fuses_activation if block.gated else relu and not block.gelu
 
 

@@ -63,7 +63,7 @@ def _up(c: Context, block: LatentAttention, compressed: Tensor, latent: Tensor, 
     query = project(c, f"{_AT}.linear_q_up_proj", compressed) if block.q_rank else \
         column(c, f"{_AT}.linear_q_proj", compressed)
     pair = project(c, f"{_AT}.linear_kv_up_proj", _contiguous(c, latent))
-    if dict(c.run.options).get("apply_rope_fusion") == "true":
+    if c.options.apply_rope_fusion:
         return _turned_in_place(c, block, heads, query), *_split_and_turned(c, block, heads, pair, rope_key)
     query = _query(c, block, heads, query)
     key, value = _key_value(c, block, heads, pair, rope_key)

@@ -51,12 +51,12 @@ def _layer(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
     probs = route(c, block, rows, x) if block.router == "sigmoid" else route_by_softmax(c, block, rows, x)
     c.tape.module = Module.MOE_PREPROCESS
     x = _projected(c, block, "fc1", x)
-    if dict(c.run.options).get("moe_token_dispatcher_type") == "flex" and c.run.ep > 1:
+    if c.options.dispatcher == "flex" and c.run.ep > 1:
         c.tape.stop()  # DeepEP waits for what each rank sends
         c.tape.module = Module.MOE
         out = _projected(c, block, "fc2", flex(c, block, rows, x, probs))
         return _with_shared(c, out, shared) if shared else out
-    if dict(c.run.options).get("moe_token_dispatcher_type") == "allgather":
+    if c.options.dispatcher == "allgather":
         c.tape.stop()  # rows of each expert go to the host
         c.tape.module = Module.MOE
         given, weights = gather_tokens(c, rows.computed, rows.local_experts, x, probs)

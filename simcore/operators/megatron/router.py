@@ -39,7 +39,7 @@ def route(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
     chosen = c.new(t, e, "router.routing_map", "uint8", HELD)
     c.elementwise(scores, 14)
     c.node(probs, (logits,), (scores, indices, top, total, balance), back)
-    if dict(c.run.options).get("moe_token_dispatcher_type") != "flex":
+    if c.options.dispatcher != "flex":
         c.held.update(probs=probs.detach(), map=chosen)
     return probs
 
@@ -52,7 +52,7 @@ def route_by_softmax(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
     `models/deepseek/deepseek_v2_bridge.py`, moe_router_pre_softmax), which keeps it for all experts. GPT-OSS has no
     balance loss (Bridge 0.3.1 `models/gpt_oss/gpt_oss_provider.py`, moe_router_load_balancing_type none).
     """
-    dtype, balanced = dict(c.run.options).get("moe_router_dtype", "fp32"), block.router == "softmax"
+    dtype, balanced = c.options.moe_router_dtype, block.router == "softmax"
     logits = _gate(c, block, rows, x, dtype)
     t, e, k = rows.tokens, block.num_experts, block.top_k
 
@@ -76,7 +76,7 @@ def route_by_softmax(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
     balance = (c.new(t, e, "router.balance_scores", "fp32"),) * balanced
     c.elementwise(probs, 14)
     c.node(probs, (logits,), (indices, top, *balance), back)
-    if dict(c.run.options).get("moe_token_dispatcher_type") != "flex":
+    if c.options.dispatcher != "flex":
         c.held.update(probs=probs.detach(), map=chosen)
     return probs
 

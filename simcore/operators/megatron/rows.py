@@ -38,7 +38,7 @@ def rows_of(c: Context, block: Moe) -> Rows:
     sent = c.local * (c.run.sent_per_token or block.top_k << 16) >> 16
     here, computed = block.num_experts // c.run.ep, received * c.run.etp
     if c.scaling is not None and c.pads_routing:
-        if dict(c.run.options).get("moe_token_dispatcher_type") == "flex" and c.run.ep > 1:
+        if c.options.dispatcher == "flex" and c.run.ep > 1:
             return Rows(c.local, sent, received, c.scaling.padded_rows(computed, here), here)
         sent = c.scaling.padded_rows(sent, block.num_experts)
         received = c.scaling.padded_rows(received, here * c.run.ep)

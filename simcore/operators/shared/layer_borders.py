@@ -23,8 +23,8 @@ AFTER: Final = 1
 
 
 def stream_dtype(run: LayerWorkload) -> str:
-    """The type of what layers hand on: that of the products, unless ("hidden", dtype) says another."""
-    return dict(run.options).get("hidden", run.compute)
+    """The type of what layers hand on: that of the products, unless the options say another."""
+    return run.options.hidden or run.compute
 
 
 def hidden_state(tape: Tape, run: LayerWorkload, seq: int, width: int, dtype: str = "") -> Tensor:

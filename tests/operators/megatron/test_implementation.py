@@ -33,11 +33,13 @@ from simcore.models.blocks import (
 from simcore.models.lora import LoraChoice
 from simcore.operators.megatron.dispatch_flex import distinct_ranks
 from simcore.operators.megatron.implementation import idle_gradients, record, tensors
+from simcore.operators.megatron.ops.options import ContextParallelComm, Dispatcher, MegatronOptions
 from simcore.recording.kernel_shape import shapes_in
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import HOST_STOPS, Module
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Op, Param, Section
 
+PLAIN = MegatronOptions()
 H, V, T = 2688, 131072, 8192
 
 
@@ -271,21 +273,21 @@ EVERY = [MAMBA, MOE, LATENT, ATTENTION, MLP, LLAMA, QWEN2, QWEN3, V2, V3, GPT, G
     {"checkpoint": "moe_act"}, {"checkpoint": "shared_experts,core_attn,mlp"},
     {"tp": 2, "sequence_parallel": True, "ep": 8},
     {"tp": 2, "sequence_parallel": True, "etp": 2, "ep": 4, "lora": 32}, {"tp": 2}, {"cp": 2, "ep": 8},
-    {"ep": 8, "options": (("moe_token_dispatcher_type", "flex"),)},
-    {"ep": 8, "options": (("bias_activation_fusion", "false"), ("moe_router_dtype", "bf16"))},
-    {"tp": 2, "sequence_parallel": True, "etp": 2, "options": (("moe_router_dtype", "bf16"),)},
-    {"checkpoint": "moe", "options": (("bias_activation_fusion", "false"),)},
+    {"ep": 8, "options": MegatronOptions(dispatcher="flex")},
+    {"ep": 8, "options": MegatronOptions(bias_activation_fusion=False, moe_router_dtype="bf16")},
+    {"tp": 2, "sequence_parallel": True, "etp": 2, "options": MegatronOptions(moe_router_dtype="bf16")},
+    {"checkpoint": "moe", "options": MegatronOptions(bias_activation_fusion=False)},
     {"checkpoint": "mla_up_proj"}, {"checkpoint": "mla_up_proj,layernorm,core_attn,mlp", "tp": 2,
                                     "sequence_parallel": True, "ep": 8},
     {"checkpoint": "mla_up_proj,layernorm,moe", "frozen": True},
-    {"tp": 2, "ep": 8, "options": (("apply_rope_fusion", "true"),)},
-    {"checkpoint": "mla_up_proj", "options": (("apply_rope_fusion", "true"),)},
-    {"tp": 2, "options": (("attention_backend", "unfused"), ("gradient_accumulation_fusion", "false"))},
-    {"options": (("attention_backend", "unfused"), ("masked_softmax_fusion", "false"))},
-    {"checkpoint": "core_attn", "options": (("attention_backend", "flash"),)},
-    {"ep": 4, "options": (("moe_token_dispatcher_type", "allgather"),)},
-    {"tp": 2, "sequence_parallel": True, "etp": 2, "options": (("moe_token_dispatcher_type", "allgather"),)},
-    {"ep": 2, "options": (("moe_permute_fusion", "false"), ("deterministic_mode", "true"))},
+    {"tp": 2, "ep": 8, "options": MegatronOptions(apply_rope_fusion=True)},
+    {"checkpoint": "mla_up_proj", "options": MegatronOptions(apply_rope_fusion=True)},
+    {"tp": 2, "options": MegatronOptions(attention_backend="unfused", gradient_accumulation_fusion=False)},
+    {"options": MegatronOptions(attention_backend="unfused", masked_softmax_fusion=False)},
+    {"checkpoint": "core_attn", "options": MegatronOptions(attention_backend="flash")},
+    {"ep": 4, "options": MegatronOptions(dispatcher="allgather")},
+    {"tp": 2, "sequence_parallel": True, "etp": 2, "options": MegatronOptions(dispatcher="allgather")},
+    {"ep": 2, "options": MegatronOptions(moe_permute_fusion=False, deterministic_mode=True)},
     {"lora": 8, "checkpoint": "moe_act,layernorm"}, {"lora": 8, "input_requires_grad": False, "first": True},
 ], ids=str)
 def test_all_that_is_born_dies(kind: LayerKind, options: dict[str, object]) -> None:
@@ -311,13 +313,14 @@ def test_kept_bytes_are_the_closed_forms(kind: LayerKind, options: dict[str, obj
 
 @pytest.mark.parametrize(("dispatcher", "ep"), [("alltoall", 64), ("flex", 64), ("allgather", 1)])
 @pytest.mark.parametrize("frozen", [False, True])
-def test_latent_experts_keep_latent_rows_and_the_sum_that_goes_up(dispatcher: str, ep: int, *, frozen: bool) -> None:
+def test_latent_experts_keep_latent_rows_and_the_sum_that_goes_up(dispatcher: Dispatcher, ep: int, *,
+                                                                      frozen: bool) -> None:
     """Beside a layer whose experts see all 4,096 columns: each of the 22 rows of a token is 1,024 wide.
 
     The projection down reads what router and shared expert keep anyway; the one up keeps a token's sum, if it trains.
     Frozen experts keep none of their rows either.
     """
-    options, wide = (("moe_token_dispatcher_type", dispatcher),), _layer("latent", Moe(4096, 512, 22, 2688, 5376))
+    options, wide = MegatronOptions(dispatcher=dispatcher), _layer("latent", Moe(4096, 512, 22, 2688, 5376))
     kept = [_kept(kind, _run(kind, top_k=22, ep=ep, options=options, frozen=frozen)) for kind in (LATENT, wide)]
     assert kept[0] - kept[1] == (0 if frozen else 2 * (1024 - 22 * (4096 - 1024)) * T)
 
@@ -371,7 +374,7 @@ def test_a_recomputed_moe_layer_keeps_its_input_and_what_the_dispatcher_holds() 
 
 def test_deepep_keeps_what_the_page_estimates() -> None:
     # activations.md table 1.1, rows "Megatron deepep"; metadata 20 % at best.
-    flex = (("moe_token_dispatcher_type", "flex"),)
+    flex = MegatronOptions(dispatcher="flex")
     assert _kept(MOE, _run(MOE, ep=8, options=flex)) / T == pytest.approx(104_542, rel=1e-4)
     assert _kept(MOE, _run(MOE, ep=8, lora=32, options=flex)) / T == pytest.approx(105_438, rel=1e-4)
     assert _kept(MOE, _run(MOE, ep=8, frozen=True, options=flex)) / T == pytest.approx(42_590, rel=1e-4)
@@ -387,36 +390,38 @@ def test_dropout_keeps_a_byte_an_element_of_what_is_added() -> None:
 
 
 @pytest.mark.parametrize(("kind", "tp", "softmax", "square"), [
-    (GPT, 1, "true", 2), (DROPS, 1, "true", 2 + 1 + 2), (DROPS, 2, "true", 5), (DROPS, 1, "false", 4 + 1 + 2)])
-def test_unfused_attention_keeps_its_square(kind: LayerKind, tp: int, softmax: str, square: int) -> None:
+    (GPT, 1, True, 2), (DROPS, 1, True, 2 + 1 + 2), (DROPS, 2, True, 5), (DROPS, 1, False, 4 + 1 + 2)])
+def test_unfused_attention_keeps_its_square(kind: LayerKind, tp: int, softmax: bool, square: int) -> None:
     """Softmax, and with dropout the mask and what is left of it; no statistics."""
-    unfused = (("attention_backend", "unfused"), ("masked_softmax_fusion", softmax))
-    kept = [_kept(kind, _run(kind, tokens=512, tp=tp, options=options)) for options in (unfused, ())]
+    unfused = MegatronOptions(attention_backend="unfused", masked_softmax_fusion=softmax)
+    kept = [_kept(kind, _run(kind, tokens=512, tp=tp, options=options)) for options in (unfused, PLAIN)]
     assert kept[0] - kept[1] == 16 // tp * (square * 512 * 512 - 4 * 512)
 
 
 def test_cores_own_attention_makes_no_input_for_the_scores() -> None:
     """It lies in the global buffer; TransformerEngine makes one each time."""
     named = []
-    for more in ((), (("core_attention", "true"),)):
+    for more in (False, True):
         slots: dict[tuple[str, str], int] = {}
-        record(GPT, _run(GPT, tokens=512, options=(("attention_backend", "unfused"), *more)), slots, {})
+        options = MegatronOptions(attention_backend="unfused", core_attention=more)
+        record(GPT, _run(GPT, tokens=512, options=options), slots, {})
         named.append("scores_buffer" in {name for name, _ in slots})
     assert named == [True, False]
 
 
 def test_flash_attention_keeps_its_output_twice() -> None:
     """Sequence by sequence, and as it goes on: the same with one sequence."""
-    flash = (("attention_backend", "flash"),)
+    flash = MegatronOptions(attention_backend="flash")
     for batch, copies in ((1, 0), (2, 1)):
-        kept = [_kept(GPT, replace(_run(GPT, options=options), batch=batch, seq=T // batch)) for options in (flash, ())]
+        kept = [_kept(GPT, replace(_run(GPT, options=options), batch=batch, seq=T // batch))
+                for options in (flash, PLAIN)]
         assert kept[0] - kept[1] == copies * 2 * 1024 * T
 
 
 def test_squared_relu_may_be_apart_from_the_probabilities() -> None:
     """Its output is kept besides fc1's: two bytes a row and expert column."""
     kept = [_kept(MOE, _run(MOE, ep=8, options=options)) for options in (
-        (("use_fused_weighted_squared_relu", "false"),), ())]
+        MegatronOptions(use_fused_weighted_squared_relu=False), PLAIN)]
     assert kept[0] - kept[1] == 6 * T * 2 * 1856
 
 
@@ -448,12 +453,12 @@ def test_a_window_costs_fewer_products() -> None:
 
 
 def test_sinks_need_a_kernel_that_has_them() -> None:
-    for options in ({"cp": 2}, {"options": (("attention_backend", "unfused"),)}):
+    for options in ({"cp": 2}, {"options": MegatronOptions(attention_backend="unfused")}):
         with pytest.raises(NotYet, match="attention sinks in unfused attention"):
             record(OSS, _run(OSS, top_k=4, **options), {}, {})
 
 
-_GATHERED = (("moe_token_dispatcher_type", "allgather"), ("moe_router_dtype", "bf16"))
+_GATHERED = MegatronOptions(dispatcher="allgather", moe_router_dtype="bf16")
 
 
 def test_experts_with_gelu_keep_what_both_factors_read() -> None:
@@ -485,16 +490,18 @@ def test_the_all_gather_dispatcher_keeps_places_and_maps(options: dict[str, obje
 
 def test_deterministic_sums_keep_their_rows() -> None:
     """`index_add_` saves its source where `scatter_add_` does not; TE's fused permutation needs neither."""
-    exact = ("deterministic_mode", "true")
-    for plain, change in ((_GATHERED, 2 * T * 512 * 2), ((("moe_permute_fusion", "false"),), 2 * T * 512 * 2), ((), 0)):
-        kept = [_kept(GPT_MOE, _run(GPT_MOE, top_k=2, ep=4, options=options)) for options in ((*plain, exact), plain)]
+    changes = ((_GATHERED, 2 * T * 512 * 2), (MegatronOptions(moe_permute_fusion=False), 2 * T * 512 * 2), (PLAIN, 0))
+    for plain, change in changes:
+        kept = [_kept(GPT_MOE, _run(GPT_MOE, top_k=2, ep=4, options=options))
+                for options in (replace(plain, deterministic_mode=True), plain)]
         assert kept[0] - kept[1] == change
 
 
 @pytest.mark.parametrize(("cp", "kind", "copies"), [(2, "a2a", 1), (2, "a2a+p2p", 1), (1, "a2a", 0), (2, "p2p", 0)])
-def test_ranks_that_swap_heads_keep_the_output_twice(cp: int, kind: str, copies: int) -> None:
+def test_ranks_that_swap_heads_keep_the_output_twice(cp: int, kind: ContextParallelComm, copies: int) -> None:
     """Of LLAMA's 4096 columns, bf16."""
-    kept = [_kept(LLAMA, _run(LLAMA, cp=cp, options=options)) for options in ((("cp_comm_type", kind),), ())]
+    kept = [_kept(LLAMA, _run(LLAMA, cp=cp, options=options))
+            for options in (MegatronOptions(cp_comm_type=kind), PLAIN)]
     assert kept[0] - kept[1] == copies * 2 * 4096 * T
 
 
@@ -512,7 +519,7 @@ def test_ranks_of_one_mamba_group_each_get_its_b_and_c(cp: int, copies: int) -> 
 
 
 def test_weight_gradients_that_no_gemm_adds_up_are_made() -> None:
-    apart = _run(GPT, options=(("gradient_accumulation_fusion", "false"),))
+    apart = _run(GPT, options=MegatronOptions(gradient_accumulation_fusion=False))
     assert idle_gradients(GPT, apart) == frozenset() != idle_gradients(GPT, _run(GPT))
     born: dict[tuple[str, str], int] = {}
     tape = record(GPT, apart, born, {})
@@ -548,7 +555,7 @@ def test_softmax_routed_experts_keep_the_closed_form(fused: bool, dtype: str) ->
 
     Router and unfused activation are what core 0.16.1's own functions save on a CPU (saved-tensor hooks).
     """
-    options = (("bias_activation_fusion", str(fused).lower()), ("moe_router_dtype", dtype))
+    options = MegatronOptions(bias_activation_fusion=fused, moe_router_dtype=dtype)
     run = _run(QWEN3, ep=8, top_k=8, options=options)
     assert _kept(QWEN3, run) == (_QWEN3_ATTENTION + _qwen3_moe(fused, {"fp32": 4, "bf16": 2}[dtype])) * T
 
@@ -601,20 +608,20 @@ def _moved(kind: LayerKind, kernels: tuple[Kernel, ...], **options: Any) -> tupl
 def test_a_fused_rotation_writes_over_the_query_and_splits_key_and_value_in_one_kernel() -> None:
     """Of 128 heads: 64 rotated columns of the query; 128 + 128 columns become 192 and 128."""
     passes = Kernel.ELEMENTWISE, Kernel.COPY
-    fused, apart = (_moved(V3, passes, options=options) for options in ((("apply_rope_fusion", "true"),), ()))
+    fused, apart = (_moved(V3, passes, options=options) for options in (MegatronOptions(apply_rope_fusion=True), PLAIN))
     query, copied = 128 * 64 * 2, 128 * 192 * 2
     rotated = 64 * 2
     values = 128 * (128 + 128 + 192 + 128) * 2
     assert apart[0] - fused[0] == (14 - 2) * query + 14 * rotated + 4 * copied + 2 * 128 * 128 * 2 - values
     assert apart[1] - fused[1] == (21 - 2) * query + (21 - 1) * rotated + 2 * copied + 4 * 128 * 128 * 2 - values
-    kept = [_kept(V3, _run(V3, options=options)) for options in ((("apply_rope_fusion", "true"),), ())]
+    kept = [_kept(V3, _run(V3, options=options)) for options in (MegatronOptions(apply_rope_fusion=True), PLAIN)]
     assert kept[0] == kept[1]
 
 
 def test_gpt_oss_rotates_without_fusion() -> None:
     """TE's kernel has no factor of YaRN's: 12 and 14 passes of 72 heads where there were 2."""
-    passes, options = (Kernel.ELEMENTWISE,), (("apply_rope_fusion", "false"),)
-    apart, fused = (_moved(LLAMA, passes, options=made) for made in (options, ()))
+    passes, options = (Kernel.ELEMENTWISE,), MegatronOptions(apply_rope_fusion=False)
+    apart, fused = (_moved(LLAMA, passes, options=made) for made in (options, PLAIN))
     width = (32 + 8) * 128 * 2
     assert (apart[0] - fused[0], apart[1] - fused[1]) == (10 * width, 12 * width)
     assert _moved(OSS, passes) == _moved(OSS, passes, options=options)
@@ -641,7 +648,8 @@ def test_the_second_bias_is_added_expert_by_expert() -> None:
     (OSS, "moe_act", 4 * 2880)])
 def test_from_core_0_17_on_what_is_made_again_is_not_copied(kind: LayerKind, checkpoint: str, columns: int) -> None:
     """The emptied storage points to the replay's bytes: one kernel and one tensor fewer for each output."""
-    runs = [_run(kind, checkpoint=checkpoint, options=options) for options in ((), (("shares_recomputed", "true"),))]
+    runs = [_run(kind, checkpoint=checkpoint, options=options)
+            for options in (PLAIN, MegatronOptions(shares_recomputed=True))]
     moved, born = [], []
     for run in runs:
         tape = record(kind, run, {}, {})
@@ -746,8 +754,8 @@ def test_a_shared_head_keeps_the_other_loss(loss: str, sp: int) -> None:
 def test_a_shared_head_adds_its_weight_gradients() -> None:
     """Autograd's sum of both, even of TE's idle tensors; one that waits where a GEMM does not add it to main_grad."""
     weight = 2 * 7168 * 129280
-    for fused, born in (("true", 1), ("false", 3)):
-        run = _run(SHARED_HEAD, options=(("gradient_accumulation_fusion", fused),))
+    for fused, born in ((True, 1), (False, 3)):
+        run = _run(SHARED_HEAD, options=MegatronOptions(gradient_accumulation_fusion=fused))
         rows = record(SHARED_HEAD, run, {}, {}).backward.rows
         assert [r[3] for r in rows if r[0] == Op.ALLOC].count(weight) == born
         assert _bytes([record(SHARED_HEAD, run, {}, {}).backward], (HIDDEN, GRAD_HIDDEN))[0] < 0
@@ -761,7 +769,7 @@ def test_multi_token_prediction_recomputes_all_but_embedding_and_head() -> None:
 
 def test_an_overlapped_exchange_keeps_the_shared_experts_output() -> None:
     """fine_grained_callables.py: `node.detach(shared_expert_output)`, an edge between two nodes; 2 bytes an element."""
-    cut = (("overlap_moe_expert_parallel_comm", "true"),)
+    cut = MegatronOptions(overlap_moe_expert_parallel_comm=True)
     for kind in (MOE, V2):
         assert _kept(kind, _run(kind, ep=8, options=cut)) - _kept(kind, _run(kind, ep=8)) == 2 * kind.hidden * T
     assert _kept(QWEN3, _run(QWEN3, ep=8, options=cut)) == _kept(QWEN3, _run(QWEN3, ep=8)), "no shared expert"
@@ -835,8 +843,8 @@ def test_packed_sequences_cost_a_scan_their_numbers_and_flash_attention_a_block_
     packed: dict[str, Any] = {"sequences": 4, "attended": T // 4}
     assert _kept(MAMBA, _run(MAMBA, **packed)) - _kept(MAMBA, _run(MAMBA)) == 4 * T
     assert _kept(ATTENTION, _run(ATTENTION, **packed)) == _kept(ATTENTION, _run(ATTENTION))
-    for backend, more in (("fused", 0), ("flash", 4 * 128 * 4 * (32 * 128 + 32))):
-        options = (("attention_backend", backend),)
+    fused, flash = MegatronOptions(attention_backend="fused"), MegatronOptions(attention_backend="flash")
+    for options, more in ((fused, 0), (flash, 4 * 128 * 4 * (32 * 128 + 32))):
         work = [max(r[3] for r in record(ATTENTION, run, {}, {}).backward.rows if r[0] == Op.ALLOC)
                 for run in (_run(ATTENTION, options=options, **packed), _run(ATTENTION, options=options))]
         assert work[0] - work[1] == more
@@ -871,7 +879,8 @@ def test_gradients_of_three_views_are_not_concatenated() -> None:
 
 def test_unfused_swiglu_keeps_two_halves_more() -> None:
     """Dense: the SiLU and up + 0, 2f bytes a token each, more than the fused kernel."""
-    fused, apart = (_kept(QWEN2, _run(QWEN2, options=(("bias_activation_fusion", on),))) for on in ("true", "false"))
+    fused, apart = (_kept(QWEN2, _run(QWEN2, options=MegatronOptions(bias_activation_fusion=on)))
+                    for on in (True, False))
     assert apart - fused == 2 * 2 * 18944 * T
 
 
@@ -886,8 +895,9 @@ def test_biases_of_qkv_keep_nothing_and_get_a_gradient() -> None:
 
 
 @pytest.mark.parametrize(("kind", "options", "dropped"), [
-    (GPT_MOE, (), 2 * (2 * 1024 + 2 * 1024)), (QWEN3, (("bias_activation_fusion", "false"),), 8 * 4 * 2 * 768)])
-def test_an_unfused_activation_is_made_again_too(kind: LayerKind, options: tuple[tuple[str, str], ...],
+    (GPT_MOE, PLAIN, 2 * (2 * 1024 + 2 * 1024)),
+    (QWEN3, MegatronOptions(bias_activation_fusion=False), 8 * 4 * 2 * 768)])
+def test_an_unfused_activation_is_made_again_too(kind: LayerKind, options: MegatronOptions,
                                                  dropped: int) -> None:
     """Of a row GELU's output and its product with the probability; of SwiGLU its two halves, theirs, and that too.
 
@@ -903,7 +913,7 @@ def test_flex_sends_probabilities_in_fp32_whatever_the_routers_format() -> None:
     """DeepEP's and HybridEP's own demand: one cast each way, and no more is kept."""
     def casts(dtype: str) -> list[str]:
         slots: dict[tuple[str, str], int] = {}
-        run = _run(QWEN3, ep=8, options=(("moe_token_dispatcher_type", "flex"), ("moe_router_dtype", dtype)))
+        run = _run(QWEN3, ep=8, options=MegatronOptions(dispatcher="flex", moe_router_dtype=dtype))
         _closes(QWEN3, run, record(QWEN3, run, slots, {}))
         return sorted(name for name, _ in slots if "to_fp32" in name)
     assert (casts("fp32"), casts("bf16")) == ([], ["grad_to_fp32", "to_fp32"])
@@ -944,10 +954,10 @@ def test_logits_in_fp32_become_their_own_gradient() -> None:
     assert births == deaths == [4 * unit]
 
 
-@pytest.mark.parametrize(("fuses", "opens_first"), [("true", True), ("false", False)])
-def test_a_bucket_is_made_when_the_product_or_the_hook_wants_it(fuses: str, opens_first: bool) -> None:
+@pytest.mark.parametrize(("fuses", "opens_first"), [(True, True), (False, False)])
+def test_a_bucket_is_made_when_the_product_or_the_hook_wants_it(fuses: bool, opens_first: bool) -> None:
     """Megatron-FSDP: the output layer's bucket, before or after what autograd makes of the weight's gradient."""
-    options = (("gradient_buckets", "true"), ("gradient_accumulation_fusion", fuses))
+    options = MegatronOptions(gradient_buckets=True, gradient_accumulation_fusion=fuses)
     tape = record(HEAD, replace(_run(HEAD), options=options), {}, {})
     marks = [at for at, row in enumerate(tape.backward.rows) if row[0] == Op.MARK]
     products = [at for at, row in enumerate(tape.backward.rows) if row[0] == Op.COMPUTE]

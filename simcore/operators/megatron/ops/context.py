@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from simcore.models.blocks import LayerKind, Mtp
+from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.recording.fp8_scaling import Scaling, in_model, matched
 from simcore.recording.kernel_shape import shape_of
 from simcore.recording.layer import LayerWorkload
@@ -24,7 +25,7 @@ _ADAPTER = "adapter.linear_{}.weight"
 
 def fuses_wgrad(run: LayerWorkload) -> bool:
     """Whether a weight gradient is added to main_grad by its GEMM (gradient_accumulation_fusion)."""
-    return dict(run.options).get("gradient_accumulation_fusion", "true") == "true"
+    return MegatronOptions.of(run.options).gradient_accumulation_fusion
 
 
 @dataclass(slots=True)
@@ -47,9 +48,13 @@ class Context:
 
     def of(self, path: str) -> Context:
         """The same for the linear at `path`, which may have a recipe of its own (quant_recipe)."""
-        matchers = dict(self.run.options).get("quant_recipe", "")
+        matchers = self.options.quant_recipe
         found = matched(matchers, in_model(path, further=isinstance(self.kind.block, Mtp))) if matchers else ""
         return replace(self, recipe=found) if found else self
+
+    @property
+    def options(self) -> MegatronOptions:
+        return MegatronOptions.of(self.run.options)
 
     @property
     def inside(self) -> bool:
@@ -78,17 +83,17 @@ class Context:
     @property
     def fuses_activation(self) -> bool:
         """Whether a gated activation is one kernel (`transformer_config.py`, bias_activation_fusion)."""
-        return dict(self.run.options).get("bias_activation_fusion", "true") == "true"
+        return self.options.bias_activation_fusion
 
     @property
     def has_unfused_attention(self) -> bool:
         """Whether attention keeps its square of probabilities (attention_backend unfused or local, local layers)."""
-        return dict(self.run.options).get("attention_backend", "fused") == "unfused"
+        return self.options.attention_backend == "unfused"
 
     @property
     def fuses_permutation(self) -> bool:
         """Whether TE permutes (moe_permute_fusion); else torch selects rows by their places."""
-        return dict(self.run.options).get("moe_permute_fusion", "true") == "true"
+        return self.options.moe_permute_fusion
 
     @property
     def expert_axis(self) -> str:
@@ -102,25 +107,24 @@ class Context:
     @property
     def is_deterministic(self) -> bool:
         """Whether torch.use_deterministic_algorithms is on (deterministic_mode)."""
-        return dict(self.run.options).get("deterministic_mode") == "true"
+        return self.options.deterministic_mode
 
     @property
     def is_cut_into_nodes(self) -> bool:
         """Whether a layer is run node by node, each with a backward of its own (overlap_moe_expert_parallel_comm)."""
-        return dict(self.run.options).get("overlap_moe_expert_parallel_comm") == "true"
+        return self.options.overlap_moe_expert_parallel_comm
 
     @property
     def overlaps_tp(self) -> bool:
         """Whether linears gather and reduce through user buffers, outside torch's allocator (tp_comm_overlap)."""
-        return self.sp > 1 and dict(self.run.options).get("tp_comm_overlap") == "true"
+        return self.sp > 1 and self.options.tp_comm_overlap
 
     @property
     def scaling(self) -> Scaling | None:
         """How the layer's linears quantise; None where they compute in 16 bits."""
-        options = dict(self.run.options)
         if not self.kind.fp8 or self.recipe == "bf16":
             return None
-        return Scaling(self.recipe or options["fp8_recipe"], options["fp8_transposes"] == "true")
+        return Scaling(self.recipe or self.options.fp8_recipe, self.options.fp8_transposes)
 
     def product(self, *, grouped: bool = False) -> Kernel:
         """The class of a linear's product of quantised operands."""
@@ -131,17 +135,17 @@ class Context:
     @property
     def attends_in_fp8(self) -> bool:
         """Whether attention's products are of 8-bit numbers (fp8_dot_product_attention)."""
-        return self.kind.fp8 and dict(self.run.options).get("fp8_dot_product_attention") == "true"
+        return self.kind.fp8 and self.options.fp8_dot_product_attention
 
     @property
     def pads_routing(self) -> bool:
         """Whether the router fills every expert's rows up to what 8-bit products ask for."""
-        return self.kind.fp8 and dict(self.run.options).get("moe_router_padding_for_quantization") == "true"
+        return self.kind.fp8 and self.options.moe_router_padding_for_quantization
 
     @property
     def keeps_fp8_weights(self) -> bool:
         """Whether fp8 weights outlast a pass: cached for the step's microbatches, or the parameters themselves."""
-        return dict(self.run.options)["fp8_weights"] == "lasting"
+        return self.options.keeps_fp8_weights
 
     def keeps_original(self, path: str) -> bool:
         """Whether a linear keeps its bf16 input: core 0.16.1 calls set_save_original_input for these.
@@ -160,12 +164,12 @@ class Context:
     @property
     def swaps_heads(self) -> bool:
         """Whether context parallel ranks swap positions for heads around attention (cp_comm_type)."""
-        return self.run.cp > 1 and "a2a" in dict(self.run.options).get("cp_comm_type", "")
+        return self.run.cp > 1 and "a2a" in self.options.cp_comm_type
 
     @property
     def has_flash_attention(self) -> bool:
         """Whether attention is flash-attn's and not cuDNN's: it works on sequences one after the other."""
-        return dict(self.run.options).get("attention_backend", "fused") == "flash"
+        return self.options.attention_backend == "flash"
 
     def recomputes(self, module: str) -> bool:
         """Whether Megatron's selective recompute names `module` (`transformer_config.py`, recompute_modules)."""
@@ -214,7 +218,7 @@ class Context:
         if opens or fuses_wgrad(self.run):
             self._begin_gradients()
         n, k = param.shape[-2:]
-        main = 2 * int(dict(self.run.options).get("main_grad_bytes", "4"))
+        main = 2 * self.options.main_grad_bytes
         grad = None
         if param.grad_category or not fuses_wgrad(self.run):
             main = dtype_bytes(param.dtype)
@@ -232,7 +236,7 @@ class Context:
         grad = self.tape.empty(param.shape, param.dtype, f"{param.name}.grad")
         if param.grad_category:
             return grad
-        main = 2 * int(dict(self.run.options).get("main_grad_bytes", "4"))
+        main = 2 * self.options.main_grad_bytes
         self.tape.compute(Kernel.ELEMENTWISE, grad.numel, grad.nbytes + grad.numel * main, 1)
         return None
 
@@ -241,7 +245,7 @@ class Context:
 
         Megatron-FSDP makes a bucket there unless the product adds into main_grad itself (megatron_fsdp.py, _grad_acc).
         """
-        if fuses_wgrad(self.run) or dict(self.run.options).get("gradient_buckets") != "true" or x.node is None:
+        if fuses_wgrad(self.run) or not self.options.gradient_buckets or x.node is None:
             return x
 
         def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
@@ -254,7 +258,7 @@ class Context:
 
     def _begin_gradients(self) -> None:
         """Where main gradients are made bucket by bucket, the layer's first one makes its bucket."""
-        if "has_gradients" not in self.flags and dict(self.run.options).get("gradient_buckets") == "true":
+        if "has_gradients" not in self.flags and self.options.gradient_buckets:
             self.tape.mark(GRADIENTS_BEGIN)
         self.flags.add("has_gradients")
 

@@ -94,7 +94,7 @@ def _empty(storage: Storage | None) -> None:
 def _restore(c: Context, emptied: Storage | None, made: Tensor) -> None:
     """The emptied storage gets what was made again: as a copy whose bytes it takes over, or the very bytes."""
     assert emptied is not None
-    if dict(c.run.options).get("shares_recomputed") == "true":
+    if c.options.shares_recomputed:
         emptied.held = made.storage
         return
     copy = c.tape.empty(made.shape, made.dtype, "restored", "recompute")

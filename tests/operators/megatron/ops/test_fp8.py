@@ -19,6 +19,7 @@ from operators.megatron.test_implementation import (
     MAMBA,
     MOE,
     OSS,
+    PLAIN,
     QWEN3,
     V2,
     V3,
@@ -29,6 +30,7 @@ from operators.megatron.test_implementation import (
 )
 from simcore.models.blocks import LayerKind
 from simcore.operators.megatron.implementation import record
+from simcore.operators.megatron.ops.options import Dispatcher, FlexBackend, MegatronOptions
 from simcore.recording.fp8_scaling import RECIPES
 from simcore.recording.kernel_shape import MODULE_BITS
 from simcore.recording.layer import LayerWorkload
@@ -41,19 +43,19 @@ BF16 = 2 * H + 4 + 2 * H + 2 * 1024 + 2 * 1024 + 2 * H + 4 * 32 + 2 * H + 4 + 4 
 """What a Llama layer keeps that no linear keeps."""
 
 
-def run8(kind: LayerKind, recipe: str = "tensorwise", *, transposes: bool = True, weights: str = "lasting",
-         options: tuple[tuple[str, str], ...] = (), **given: object) -> LayerWorkload:
-    words = (("fp8_recipe", recipe), ("fp8_transposes", str(transposes).lower()), ("fp8_weights", weights))
-    return _run(kind, options=(*words, *options), **given)  # type: ignore[arg-type]
+def run8(kind: LayerKind, recipe: str = "tensorwise", *, transposes: bool = True, lasting: bool = True,
+         options: MegatronOptions = PLAIN, **given: object) -> LayerWorkload:
+    options = replace(options, fp8_recipe=recipe, fp8_transposes=transposes, keeps_fp8_weights=lasting)
+    return _run(kind, options=options, **given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("transposes", [True, False])
 @pytest.mark.parametrize("kind", EVERY, ids=lambda kind: str(kind.name))
 @pytest.mark.parametrize("given", [
-    {}, {"tp": 2, "etp": 1, "sequence_parallel": True}, {"weights": "fresh"}, {"checkpoint": "full"},
+    {}, {"tp": 2, "etp": 1, "sequence_parallel": True}, {"lasting": False}, {"checkpoint": "full"},
     {"checkpoint": "layernorm"}, {"checkpoint": "core_attn,mlp"}, {"frozen": True}, {"lora": 8},
-    {"lora": 8, "tp": 2, "sequence_parallel": True, "weights": "fresh"}], ids=str)
+    {"lora": 8, "tp": 2, "sequence_parallel": True, "lasting": False}], ids=str)
 def test_all_that_is_born_dies(kind: LayerKind, recipe: str, transposes: bool, given: dict[str, object]) -> None:
     run = run8(kind, recipe, transposes=transposes, **given)  # type: ignore[arg-type]
     _closes(kind, run, record(kind, run, {}, {}))
@@ -89,9 +91,9 @@ def test_sequence_parallel_keeps_local_rows() -> None:
 
 def test_weights_of_each_forward_are_kept_twice() -> None:
     weights = (4096 + 2048) * 4096 + 4096 * 4096 + 28672 * 4096 + 4096 * 14336
-    more = _kept(LLAMA8, run8(LLAMA8, weights="fresh")) - _kept(LLAMA8, run8(LLAMA8))
+    more = _kept(LLAMA8, run8(LLAMA8, lasting=False)) - _kept(LLAMA8, run8(LLAMA8))
     assert more == 2 * weights + 4 * 2 * 4
-    one = _kept(LLAMA8, run8(LLAMA8, weights="fresh", transposes=False)) - _kept(LLAMA8, run8(LLAMA8))
+    one = _kept(LLAMA8, run8(LLAMA8, lasting=False, transposes=False)) - _kept(LLAMA8, run8(LLAMA8))
     assert one == weights + 4 * 4
 
 
@@ -109,9 +111,9 @@ def test_experts_keep_their_padded_rows_in_fp8() -> None:
 
 def test_a_router_that_pads_leaves_nothing_to_copy() -> None:
     """Else the rows, their probabilities and the output are copied, and so are their gradients."""
-    pads = (("moe_router_padding_for_quantization", "true"),)
+    pads = MegatronOptions(moe_router_padding_for_quantization=True)
     kind = replace(GPT_MOE, fp8=True)
-    runs = [run8(kind, options=more, tokens=1000, top_k=2) for more in ((), pads)]
+    runs = [run8(kind, options=more, tokens=1000, top_k=2) for more in (PLAIN, pads)]
     names: list[dict[tuple[str, str], int]] = [{}, {}]
     for run, slots in zip(runs, names, strict=True):
         _closes(kind, run, record(kind, run, slots, {}))
@@ -121,10 +123,10 @@ def test_a_router_that_pads_leaves_nothing_to_copy() -> None:
 
 
 @pytest.mark.parametrize(("backend", "copies"), [("deepep", True), ("hybridep", False)])
-def test_hybridep_puts_rows_where_they_are_padded(backend: str, copies: bool) -> None:
+def test_hybridep_puts_rows_where_they_are_padded(backend: FlexBackend, copies: bool) -> None:
     """DeepEP's rows are copied by the experts once more."""
     slots: dict[tuple[str, str], int] = {}
-    flex = (("moe_token_dispatcher_type", "flex"), ("moe_flex_dispatcher_backend", backend))
+    flex = MegatronOptions(dispatcher="flex", moe_flex_dispatcher_backend=backend)
     run = run8(MOE8, "mxfp8", transposes=False, options=flex, ep=8, tokens=1000, top_k=2)
     _closes(MOE8, run, record(MOE8, run, slots, {}))
     assert any("padded" in name for name, _ in slots) is copies
@@ -135,8 +137,8 @@ def test_experts_in_one_operation_cast_and_activate_in_their_products() -> None:
 
     Of a row of 1856: 2 x 2 and 3 x 2 bytes of the activation and its gradient, twice 2 + 2 x 33/32 of the casts.
     """
-    fuser = (("use_transformer_engine_op_fuser", "true"),)
-    runs = [run8(MOE8, "mxfp8", transposes=False, options=more, ep=8) for more in ((), fuser)]
+    fuser = MegatronOptions(use_transformer_engine_op_fuser=True)
+    runs = [run8(MOE8, "mxfp8", transposes=False, options=more, ep=8) for more in (PLAIN, fuser)]
     moved, num_kernels = [], []
     for run in runs:
         tape = record(MOE8, run, {}, {})
@@ -151,7 +153,7 @@ def test_experts_in_one_operation_cast_and_activate_in_their_products() -> None:
 
 def test_experts_in_one_operation_add_the_second_bias_in_the_product() -> None:
     """GPT-OSS: nothing is left of it in forward; backward reads the gradient once for both sums."""
-    fuser = (("use_transformer_engine_op_fuser", "true"),)
+    fuser = MegatronOptions(use_transformer_engine_op_fuser=True)
     kind = replace(OSS, fp8=True)
     run = run8(kind, "mxfp8", transposes=False, options=fuser, ep=8, top_k=4)
     slots: dict[tuple[str, str], int] = {}
@@ -174,9 +176,9 @@ def test_one_kernel_casts_along_rows_and_columns(recipe: str, kernels: int, move
 
 
 @pytest.mark.parametrize(("dispatcher", "sent", "each"), [("alltoall", 8 * 128, 256), ("flex", 1000, 256)])
-def test_padded_rows_are_sent_too(dispatcher: str, sent: int, each: int) -> None:
+def test_padded_rows_are_sent_too(dispatcher: Dispatcher, sent: int, each: int) -> None:
     """8 experts over ep 2: 500 tokens, 2 a token, are 125 rows for each expert, 250 of both senders."""
-    more = (("moe_router_padding_for_quantization", "true"), ("moe_token_dispatcher_type", dispatcher))
+    more = MegatronOptions(moe_router_padding_for_quantization=True, dispatcher=dispatcher)
     kind, slots = replace(GPT_MOE, fp8=True), dict[tuple[str, str], int]()
     run = run8(kind, options=more, tokens=500, top_k=2, ep=2)
     tape = record(kind, run, slots, {})
@@ -248,14 +250,14 @@ def test_adapters_read_bf16_and_leave_fp8_rows_behind(tp: int, rows: int) -> Non
     assert adapted - frozen == seen + low + 2 * (H * rows + 4)
 
 
-OVERLAP = (("tp_comm_overlap", "true"),)
+OVERLAP = MegatronOptions(tp_comm_overlap=True)
 
 
 @pytest.mark.parametrize("transposes", [True, False])
 def test_user_buffers_hold_what_is_gathered(transposes: bool) -> None:
     """Rows of gathered tensors lie in them, columns on Hopper do not; so does the input gradient before its sum."""
     plain, buffered = (run8(LLAMA8, transposes=transposes, options=more, tp=2, sequence_parallel=True)
-                       for more in ((), OVERLAP))
+                       for more in (PLAIN, OVERLAP))
     assert _kept(LLAMA8, buffered) == _kept(LLAMA8, plain)
     before, after = made_in_backward(plain), made_in_backward(buffered)
     gone = {"ln_out_total.fp8", "grad_mlp.linear_fc2.fp8", "grad_self_attention.linear_proj.fp8", "grad_ln_out"}
@@ -268,7 +270,7 @@ def test_user_buffers_hold_what_is_gathered(transposes: bool) -> None:
 @pytest.mark.parametrize("recipe", ["tensorwise", "delayed", "mxfp8"])
 def test_user_buffers_leave_nothing_behind(kind: LayerKind, recipe: str) -> None:
     made = []
-    for more in ((), OVERLAP):
+    for more in (PLAIN, OVERLAP):
         run = run8(kind, recipe, options=more, tp=2, sequence_parallel=True)
         tape = record(kind, run, {}, {})
         _closes(kind, run, tape)
@@ -338,7 +340,7 @@ def test_routers_stay_wide() -> None:
 
 def test_attention_in_fp8_casts_what_it_reads() -> None:
     """Queries of 4096 columns, keys and values of 1024, along both sides; in backward the output's gradient."""
-    run = run8(LLAMA8, "mxfp8", transposes=False, options=(("fp8_dot_product_attention", "true"),))
+    run = run8(LLAMA8, "mxfp8", transposes=False, options=MegatronOptions(fp8_dot_product_attention=True))
     tape = record(LLAMA8, run, {}, {})
     for part, columns in ((tape.forward, 4096 + 2 * 1024), (tape.backward, 4096)):
         rows = [r for r in part.rows if r[0] == Op.COMPUTE]
@@ -371,15 +373,16 @@ def test_a_quantiser_is_issued_like_an_operator_and_not_like_a_module(recipe: st
 @pytest.mark.parametrize("given", [{}, {"tp": 2, "etp": 1, "sequence_parallel": True}, {"checkpoint": "layernorm"},
                                    {"frozen": True}, {"lora": 8}], ids=str)
 def test_all_that_linears_of_several_recipes_make_dies(kind: LayerKind, given: dict[str, object]) -> None:
-    recipes = (("quant_recipe", "*.linear_qkv=bf16;*fc1=mxfp8;*in_proj=bf16;*out_proj=mxfp8"),)
+    recipes = MegatronOptions(quant_recipe="*.linear_qkv=bf16;*fc1=mxfp8;*in_proj=bf16;*out_proj=mxfp8")
     run = run8(kind, "nvfp4", transposes=False, options=recipes, **given)  # type: ignore[arg-type]
     _closes(kind, run, record(kind, run, {}, {}))
 
 
 def test_a_linear_may_have_a_recipe_of_its_own() -> None:
-    run = run8(LLAMA8, "nvfp4", transposes=False, options=(("quant_recipe", "*.linear_qkv=bf16;*.linear_fc1=mxfp8"),))
+    run = run8(LLAMA8, "nvfp4", transposes=False, options=MegatronOptions(
+        quant_recipe="*.linear_qkv=bf16;*.linear_fc1=mxfp8"))
     tape = record(LLAMA8, run, {}, {})
     kernels = [row[2] for part in (tape.forward, tape.backward) for row in part.rows if row[0] == Op.COMPUTE]
     assert [kernels.count(kernel) for kernel in (Kernel.GEMM, Kernel.FP8_GEMM, Kernel.FP4_GEMM)] == [3, 3, 6]
-    other = run8(LLAMA8, "nvfp4", transposes=False, options=(("quant_recipe", "mtp.*=bf16"),))
+    other = run8(LLAMA8, "nvfp4", transposes=False, options=MegatronOptions(quant_recipe="mtp.*=bf16"))
     assert _kept(LLAMA8, other) == _kept(LLAMA8, run8(LLAMA8, "nvfp4", transposes=False))
