@@ -13,7 +13,7 @@ from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.experts import computed_rows, expert_mlp, received_rows
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved, new
-from simcore.operators.shared.permutation_cost import MULTIHOT, PERMUTE, UNPERMUTE
+from simcore.recording.host_operators import MULTIHOT, PERMUTE, UNPERMUTE
 from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["deepep", "hybridep"]

@@ -16,7 +16,7 @@ from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.layers import linear, norm
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Operand, Saved, new
-from simcore.operators.shared.mamba_scan_cost import BACKWARD_OPERATORS, FORWARD_OPERATORS
+from simcore.recording.host_operators import MAMBA_SCAN
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 from simcore.units import dtype_bytes
 
@@ -190,7 +190,7 @@ def _chunk_scan(tape: Tape, s: _Scan, states: Tensor) -> Tensor:
     cb = _cb(tape, s)
     moved = cb.nbytes + states.nbytes + 3 * s.inner_bytes + s.group_bytes
     return new(tape, (s.tokens, s.block.inner), s.dtype, "scan_out", moved, Kernel.MAMBA_SCAN,
-               s.intra_flops + s.state_flops, FORWARD_OPERATORS - 5)
+               s.intra_flops + s.state_flops, MAMBA_SCAN.forward - 5)
 
 
 def _cb(tape: Tape, s: _Scan, splits: int = 1) -> Tensor:
@@ -235,7 +235,7 @@ def _scan_backward(tape: Tape, s: _Scan) -> None:
     del states, d_states
     half = halves[0].nbytes
     # dx, into the caller's; and what the host has to do besides the other thirteen kernels.
-    tape.compute(scan, s.intra_flops + s.state_flops, 2 * wide + read + cb.nbytes + half, BACKWARD_OPERATORS - 13)
+    tape.compute(scan, s.intra_flops + s.state_flops, 2 * wide + read + cb.nbytes + half, MAMBA_SCAN.backward - 13)
     d_dt = tape.empty((tokens, b.num_heads), "fp32", "grad_dt")
     partial = (tokens, s.splits, b.num_groups * b.state)
     d_b = new(tape, partial, "fp32", "grad_b", wide + half, scan, s.state_flops)

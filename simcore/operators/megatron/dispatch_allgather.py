@@ -7,18 +7,11 @@ unpermute without fusion). Tokens are gathered into the global "mpu" buffer, whi
 
 from __future__ import annotations
 
-from typing import Final
-
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
+from simcore.recording.host_operators import UNFUSED_PERMUTE, UNFUSED_UNPERMUTE
 from simcore.recording.tape import Tape, Tensor
 
-__all__ = ["PERMUTED", "UNPERMUTED", "gather_tokens", "reduce_tokens"]
-
-PERMUTED: Final = (13, 6)
-"""Operators of torch in `moe_utils.py`, permute, without fusion, forward and backward: two masked selections, of places
-and of probabilities, take four each, and the host waits to know how many they find."""
-UNPERMUTED: Final = (2, 1)
-"""In unpermute: zeros, and rows added to them; rows selected."""
+__all__ = ["gather_tokens", "reduce_tokens"]
 
 _HELD = "dispatcher"
 
@@ -73,7 +66,7 @@ def _permuted(c: Context, x: Tensor, rows: int) -> Tensor:
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         wide = c.new(tokens * ranks, h, "grad_gathered")
-        c.permutation(c.size * h * (rows + tokens * ranks), PERMUTED[1])
+        c.permutation(c.size * h * (rows + tokens * ranks), UNFUSED_PERMUTE.backward)
         grad = c.new(tokens, h, "grad_dispatched") if ranks > 1 else wide
         _over_ranks(c, "reduce_scatter", wide)
         return [grad]
@@ -84,7 +77,7 @@ def _permuted(c: Context, x: Tensor, rows: int) -> Tensor:
     out = c.new(rows, h, "permuted")
     if not c.fuses_permutation:
         c.tape.stop()
-    c.permutation(c.size * h * (rows + tokens * ranks), PERMUTED[0])
+    c.permutation(c.size * h * (rows + tokens * ranks), UNFUSED_PERMUTE.forward)
     c.node(out, (x,), (places,), back)
     c.held["places"] = places
     return out
@@ -105,11 +98,11 @@ def reduce_tokens(c: Context, x: Tensor) -> Tensor:
         assert wide is not None
         _over_ranks(c, "all_gather", wide)
         grad = c.new(rows, h, "grad_unpermute")
-        c.permutation(c.size * h * (rows + whole), UNPERMUTED[1])
+        c.permutation(c.size * h * (rows + whole), UNFUSED_UNPERMUTE.backward)
         return [grad]
 
     full = c.new(whole, h, "unpermuted")
-    c.permutation(c.size * h * (rows + whole), UNPERMUTED[0])
+    c.permutation(c.size * h * (rows + whole), UNFUSED_UNPERMUTE.forward)
     out = full
     if ranks > 1:
         out = c.new(c.local, h, "combined")

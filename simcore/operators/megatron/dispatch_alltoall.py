@@ -7,10 +7,10 @@ megatron-core 0.16.1 `transformer/moe/token_dispatcher.py`, `moe_utils.py` (perm
 from __future__ import annotations
 
 from simcore.models.blocks import Moe
-from simcore.operators.megatron.dispatch_allgather import PERMUTED, UNPERMUTED
 from simcore.operators.megatron.grouped_mlp import grouped_mlp
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.rows import HELD, Rows
+from simcore.recording.host_operators import UNFUSED_PERMUTE, UNFUSED_UNPERMUTE
 from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["all_to_all", "gather_counts", "permute", "routed_experts", "unpermute"]
@@ -30,7 +30,7 @@ def permute(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> tup
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         grad = c.new(t, h, "grad_permute")
         grad_probs = c.new(t, e, "grad_probs", dtype)
-        c.permutation(c.size * h * (rows.sent + t), PERMUTED[1])
+        c.permutation(c.size * h * (rows.sent + t), UNFUSED_PERMUTE.backward)
         return [grad, grad_probs]
 
     row_map = c.new(t, 2 * e + 1, "row_id_map", "int32", HELD) if c.fuses_permutation else \
@@ -39,7 +39,7 @@ def permute(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> tup
     out_probs = c.new(rows.sent, 1, "permuted_probs", dtype)
     if not c.fuses_permutation:
         c.tape.stop()
-    c.permutation(c.size * h * (rows.sent + t), PERMUTED[0])
+    c.permutation(c.size * h * (rows.sent + t), UNFUSED_PERMUTE.forward)
     c.node(out, (x, probs), (row_map,), back)
     out_probs.node, out_probs.output = out.node, 1
     c.held["row_map"] = row_map
@@ -154,11 +154,11 @@ def unpermute(c: Context, rows: Rows, x: Tensor) -> Tensor:
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         grad = c.new(n, h, "grad_unpermute")
-        c.permutation(c.size * h * (n + rows.tokens), UNPERMUTED[1])
+        c.permutation(c.size * h * (n + rows.tokens), UNFUSED_UNPERMUTE.backward)
         return [grad]
 
     out = c.new(rows.tokens, h, "unpermuted")
-    c.permutation(c.size * h * (n + rows.tokens), UNPERMUTED[0])
+    c.permutation(c.size * h * (n + rows.tokens), UNFUSED_UNPERMUTE.forward)
     apart = c.is_deterministic and not c.fuses_permutation
     c.node(out, (x,), (c.held["row_map"], x) if apart else (c.held["row_map"],), back)
     return out

@@ -11,9 +11,9 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.frameworks.fsdp2.host_cost import gathering, reducing, releasing
 from simcore.program.outline import Phase
 from simcore.program.program import Program
+from simcore.recording.host_operators import FSDP2_BACKWARD_GATHER, FSDP2_FORWARD_GATHER, FSDP2_REDUCE, FSDP2_RELEASE
 from simcore.recording.kernel_shape import shapes_in
 from simcore.recording.tape import Kernel, Op
 
@@ -24,8 +24,8 @@ EXPERTS = {"config": "nemotron-3-tiny", "overrides": {"num_hidden_layers": 2, "h
 
 
 def told(num: int) -> dict[str, int]:
-    return {"forward": gathering(num, forward=True), "backward": gathering(num, forward=False),
-            "release": releasing(num), "reduce": reducing(num)}
+    return {"forward": FSDP2_FORWARD_GATHER.operators(num), "backward": FSDP2_BACKWARD_GATHER.operators(num),
+            "release": FSDP2_RELEASE.operators(num), "reduce": FSDP2_REDUCE.operators(num)}
 
 
 def counted(program: Program, kernel: Kernel) -> dict[str, list[int]]:
@@ -83,7 +83,7 @@ def parameters(implementation: str, **options: bool) -> int:
     program = small.program_of("fsdp2", {"dp_shard": 2}, implementation=implementation, options=dict(options),
                                model=model)
     most = max(counted(program, Kernel.COPY)["forward"])
-    return next(num for num in range(1, 1000) if gathering(num, forward=True) >= most)
+    return next(num for num in range(1, 1000) if FSDP2_FORWARD_GATHER.operators(num) >= most)
 
 
 def test_experts_that_are_tensors_of_their_own_are_parameters_of_their_own() -> None:

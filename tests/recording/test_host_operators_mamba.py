@@ -10,9 +10,8 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.operators.shared.mamba_scan_cost import BACKWARD_OPERATORS, FORWARD_OPERATORS, MIXER, NORM
 from simcore.program.outline import Phase
-from simcore.recording.host_operators import Operators
+from simcore.recording.host_operators import GATED_NORM, MAMBA_MIXER, MAMBA_SCAN, Operators
 from simcore.recording.kernel_shape import shapes_in
 from simcore.recording.tape import Kernel, Op
 from simcore.simulate import simulate
@@ -36,7 +35,7 @@ def operators(framework: str, **mesh: int) -> Counter[str]:
     return found
 
 
-@pytest.mark.parametrize(("direction", "expected"), [("forward", FORWARD_OPERATORS), ("backward", BACKWARD_OPERATORS)])
+@pytest.mark.parametrize(("direction", "expected"), list(MAMBA_SCAN._asdict().items()))
 def test_the_host_was_timed(direction: str, expected: int) -> None:
     """Python of the wrappers, and a launch of each kernel, by the time of one operator of torch with its launch."""
     triton, torch = (TIMED["launches"][whose][direction] for whose in ("triton", "torch"))
@@ -47,7 +46,7 @@ def test_the_host_was_timed(direction: str, expected: int) -> None:
 
 def test_what_megatron_does_around_it_was_timed() -> None:
     """Three launches each way: exp, neg and a cast."""
-    for direction, expected in MIXER._asdict().items():
+    for direction, expected in MAMBA_MIXER._asdict().items():
         us = MIXED["operators"][direction] * PYTHON_US + 3 * TORCH_US
         assert us / (PYTHON_US + TORCH_US) == pytest.approx(expected, abs=0.6)
 
@@ -56,18 +55,18 @@ def test_the_gated_norm_was_timed() -> None:
     """One launch of Triton's each way, and in backward the sum of the weight's gradient."""
     for direction, launches_us in (("forward", TRITON_US), ("backward", TRITON_US + TORCH_US)):
         us = TIMED["norm"]["operators"][direction] * PYTHON_US + launches_us
-        assert getattr(NORM, direction) == pytest.approx(us / (PYTHON_US + TORCH_US), abs=0.5)
+        assert getattr(GATED_NORM, direction) == pytest.approx(us / (PYTHON_US + TORCH_US), abs=0.5)
 
 
 @pytest.mark.parametrize(("framework", "mesh", "around"), [
-    ("megatron", {}, MIXER), ("fsdp2", {"dp_shard": 2}, Operators(0, 0)), ("automodel", {}, Operators(0, 0))])
+    ("megatron", {}, MAMBA_MIXER), ("fsdp2", {"dp_shard": 2}, Operators(0, 0)), ("automodel", {}, Operators(0, 0))])
 def test_all_frameworks_call_the_same_wrappers(framework: str, mesh: dict[str, int], around: Operators) -> None:
     """In one row a pass, or in one a kernel."""
     found = operators(framework, **mesh)
-    each = FORWARD_OPERATORS + around.forward
+    each = MAMBA_SCAN.forward + around.forward
     passes = found["forward"] // each
     assert passes > 0
-    assert found == {"forward": passes * each, "backward": passes * (BACKWARD_OPERATORS + around.backward)}
+    assert found == {"forward": passes * each, "backward": passes * (MAMBA_SCAN.backward + around.backward)}
 
 
 def test_a_small_hybrid_waits_for_its_host() -> None:

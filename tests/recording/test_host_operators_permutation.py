@@ -7,8 +7,7 @@ import json
 import pytest
 
 from checkout import ROOT
-from simcore.operators.shared.permutation_cost import MULTIHOT, PERMUTE, UNPERMUTE
-from simcore.recording.host_operators import Operators, operators
+from simcore.recording.host_operators import MULTIHOT, PERMUTE, UNPERMUTE, Operators, operators
 
 TIMED = json.loads((ROOT / "tests/truth" / "host" / "permutation-te-2.9.json").read_text(encoding="utf-8"))
 
