@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 
-from operators.megatron.test_implementation import (
+from operators.megatron.kinds import (
     ATTENTION,
     GPT,
     GPT_MOE,
@@ -24,9 +24,9 @@ from operators.megatron.test_implementation import (
     V2,
     V3,
     T,
-    _closes,
-    _kept,
-    _run,
+    check_closed,
+    kept_in,
+    run_of,
 )
 from simcore.models.blocks import LayerKind
 from simcore.operators.megatron.implementation import record
@@ -46,7 +46,7 @@ BF16 = 2 * H + 4 + 2 * H + 2 * 1024 + 2 * 1024 + 2 * H + 4 * 32 + 2 * H + 4 + 4 
 def run8(kind: LayerKind, recipe: str = "tensorwise", *, transposes: bool = True, lasting: bool = True,
          options: MegatronOptions = PLAIN, **given: object) -> LayerWorkload:
     options = replace(options, fp8_recipe=recipe, fp8_transposes=transposes, keeps_fp8_weights=lasting)
-    return _run(kind, options=options, **given)  # type: ignore[arg-type]
+    return run_of(kind, options=options, **given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -58,14 +58,14 @@ def run8(kind: LayerKind, recipe: str = "tensorwise", *, transposes: bool = True
     {"lora": 8, "tp": 2, "sequence_parallel": True, "lasting": False}], ids=str)
 def test_all_that_is_born_dies(kind: LayerKind, recipe: str, transposes: bool, given: dict[str, object]) -> None:
     run = run8(kind, recipe, transposes=transposes, **given)  # type: ignore[arg-type]
-    _closes(kind, run, record(kind, run, {}, {}))
+    check_closed(kind, run, record(kind, run, {}, {}))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("kind", [kind for kind in EVERY if kind.name in ("moe", "qwen3", "v2")], ids=lambda k: k.name)
 def test_all_that_is_discarded_dies_too(kind: LayerKind, recipe: str) -> None:
     run = run8(kind, recipe, checkpoint="moe_act,layernorm", tp=2, sequence_parallel=True)
-    _closes(kind, run, record(kind, run, {}, {}))
+    check_closed(kind, run, record(kind, run, {}, {}))
 
 
 @pytest.mark.parametrize(("recipe", "transposes", "scale_of_a_value"), [
@@ -73,27 +73,27 @@ def test_all_that_is_discarded_dies_too(kind: LayerKind, recipe: str) -> None:
 def test_linears_keep_a_byte_an_element_and_scales(recipe: str, transposes: bool, scale_of_a_value: float) -> None:
     kept = (H + H + FFN) * (1 + scale_of_a_value)
     one_scale = 3 * 4 * (scale_of_a_value == 0)
-    assert _kept(LLAMA8, run8(LLAMA8, recipe, transposes=transposes)) == (BF16 + kept) * T + one_scale
+    assert kept_in(LLAMA8, run8(LLAMA8, recipe, transposes=transposes)) == (BF16 + kept) * T + one_scale
 
 
 def test_delayed_scaling_keeps_the_input_of_linear_proj_twice() -> None:
     """Its quantiser would see another maximum in backward, so core does not ask it to keep the original."""
-    more = _kept(LLAMA8, run8(LLAMA8, "delayed")) - _kept(LLAMA8, run8(LLAMA8))
+    more = kept_in(LLAMA8, run8(LLAMA8, "delayed")) - kept_in(LLAMA8, run8(LLAMA8))
     assert more == H * T + 4
 
 
 def test_sequence_parallel_keeps_local_rows() -> None:
     half = run8(LLAMA8, tp=2, sequence_parallel=True)
-    assert _kept(LLAMA8, half) == (BF16 + H + H + FFN) // 2 * T + 3 * 4
+    assert kept_in(LLAMA8, half) == (BF16 + H + H + FFN) // 2 * T + 3 * 4
     blocks = run8(LLAMA8, "blockwise", tp=2, sequence_parallel=True)
-    assert _kept(LLAMA8, blocks) == (BF16 + (H + H + FFN) * 33 // 32) // 2 * T
+    assert kept_in(LLAMA8, blocks) == (BF16 + (H + H + FFN) * 33 // 32) // 2 * T
 
 
 def test_weights_of_each_forward_are_kept_twice() -> None:
     weights = (4096 + 2048) * 4096 + 4096 * 4096 + 28672 * 4096 + 4096 * 14336
-    more = _kept(LLAMA8, run8(LLAMA8, lasting=False)) - _kept(LLAMA8, run8(LLAMA8))
+    more = kept_in(LLAMA8, run8(LLAMA8, lasting=False)) - kept_in(LLAMA8, run8(LLAMA8))
     assert more == 2 * weights + 4 * 2 * 4
-    one = _kept(LLAMA8, run8(LLAMA8, lasting=False, transposes=False)) - _kept(LLAMA8, run8(LLAMA8))
+    one = kept_in(LLAMA8, run8(LLAMA8, lasting=False, transposes=False)) - kept_in(LLAMA8, run8(LLAMA8))
     assert one == weights + 4 * 4
 
 
@@ -104,7 +104,7 @@ def test_experts_keep_their_padded_rows_in_fp8() -> None:
     scale. The padded copy of the rows is freed with its quantisation, the one in bf16 is no longer kept.
     """
     wide, narrow = 6 * 2688, 6 * 1856
-    less = _kept(MOE, _run(MOE, ep=8)) - _kept(MOE8, run8(MOE8, ep=8))
+    less = kept_in(MOE, run_of(MOE, ep=8)) - kept_in(MOE8, run8(MOE8, ep=8))
     shared = 3712 - 2688  # fc2's input halves; fc1's was the norm's output, kept by the router anyway
     assert less == (wide + narrow + shared) * T - 4 * (2 * 16 + 2)
 
@@ -116,7 +116,7 @@ def test_a_router_that_pads_leaves_nothing_to_copy() -> None:
     runs = [run8(kind, options=more, tokens=1000, top_k=2) for more in (PLAIN, pads)]
     names: list[dict[tuple[str, str], int]] = [{}, {}]
     for run, slots in zip(runs, names, strict=True):
-        _closes(kind, run, record(kind, run, slots, {}))
+        check_closed(kind, run, record(kind, run, slots, {}))
     copied = [{name for name, _ in slots if "padded" in name} for slots in names]
     assert copied[0] >= {"padded", "padded_probs", "unpadded", "grad_padded"}
     assert copied[1] == set()
@@ -128,7 +128,7 @@ def test_hybridep_puts_rows_where_they_are_padded(backend: FlexBackend, copies: 
     slots: dict[tuple[str, str], int] = {}
     flex = MegatronOptions(dispatcher="flex", moe_flex_dispatcher_backend=backend)
     run = run8(MOE8, "mxfp8", transposes=False, options=flex, ep=8, tokens=1000, top_k=2)
-    _closes(MOE8, run, record(MOE8, run, slots, {}))
+    check_closed(MOE8, run, record(MOE8, run, slots, {}))
     assert any("padded" in name for name, _ in slots) is copies
 
 
@@ -142,13 +142,13 @@ def test_experts_in_one_operation_cast_and_activate_in_their_products() -> None:
     moved, num_kernels = [], []
     for run in runs:
         tape = record(MOE8, run, {}, {})
-        _closes(MOE8, run, tape)
+        check_closed(MOE8, run, tape)
         rows = [r for s in (tape.forward, tape.backward) for r in s.rows if r[:3:2] == (Op.COMPUTE, Kernel.ELEMENTWISE)]
         moved.append(sum(r[5] for r in rows))
         num_kernels.append(len(rows))
     assert num_kernels[0] - num_kernels[1] == 4
     assert moved[0] - moved[1] == pytest.approx(6 * T * 1856 * (4 + 6 + 2 * (2 + 33 / 16)), rel=1e-3)
-    assert _kept(MOE8, runs[0]) == _kept(MOE8, runs[1])
+    assert kept_in(MOE8, runs[0]) == kept_in(MOE8, runs[1])
 
 
 def test_experts_in_one_operation_add_the_second_bias_in_the_product() -> None:
@@ -158,7 +158,7 @@ def test_experts_in_one_operation_add_the_second_bias_in_the_product() -> None:
     run = run8(kind, "mxfp8", transposes=False, options=fuser, ep=8, top_k=4)
     slots: dict[tuple[str, str], int] = {}
     tape = record(kind, run, slots, {})
-    _closes(kind, run, tape)
+    check_closed(kind, run, tape)
     assert not any("with_bias" in name or "product" in name for name, _ in slots)
     rows = [r for r in tape.backward.rows if r[0] == Op.COMPUTE and r[2] == Kernel.ELEMENTWISE and r[3]]
     assert rows[0][5] == 2 * 2880 * 4 * T  # behind a copy of rows, which adds nothing
@@ -191,13 +191,13 @@ def test_padded_rows_are_sent_too(dispatcher: Dispatcher, sent: int, each: int) 
 
 def test_a_discarded_input_is_not_kept_in_fp8_either() -> None:
     act = run8(MOE8, ep=8, checkpoint="moe_act")
-    assert _kept(MOE8, run8(MOE8, ep=8)) - _kept(MOE8, act) == 6 * 1856 * T + 4 * 16
+    assert kept_in(MOE8, run8(MOE8, ep=8)) - kept_in(MOE8, act) == 6 * 1856 * T + 4 * 16
 
 
 def test_latent_attention_keeps_fp8_of_what_goes_down_and_up() -> None:
     down = 2 * 7168  # both projections down quantise the same norm's output, each for itself
-    per_token = _kept(V3_8, run8(V3_8)) / T
-    assert _kept(V3, _run(V3)) / T - per_token == pytest.approx(2 * 7168 - down + 1536 + 512 + 7168 + 18432, abs=0.1)
+    less = (kept_in(V3, run_of(V3)) - kept_in(V3_8, run8(V3_8))) / T
+    assert less == pytest.approx(2 * 7168 - down + 1536 + 512 + 7168 + 18432, abs=0.1)
 
 
 def made_in_backward(run: LayerWorkload) -> dict[str, list[int]]:
@@ -231,7 +231,7 @@ def test_gathered_inputs_are_transposed_and_gathered_blocks_are_not() -> None:
 
 
 def test_frozen_linears_keep_nothing_of_their_inputs() -> None:
-    assert _kept(LLAMA8, run8(LLAMA8, frozen=True)) == BF16 * T
+    assert kept_in(LLAMA8, run8(LLAMA8, frozen=True)) == BF16 * T
     made = made_in_backward(run8(LLAMA8, frozen=True))
     assert "grad_mlp.linear_fc2.fp8_columns" not in made
     assert made["grad_mlp.linear_fc1.fp8_columns"] == [T * 2 * FFN + 4]  # of a LayerNormLinear all the same
@@ -243,7 +243,7 @@ def test_adapters_read_bf16_and_leave_fp8_rows_behind(tp: int, rows: int) -> Non
 
     linear_proj's input is attention's output. Local rows of both norms' outputs lie there in fp8 too.
     """
-    frozen, adapted = (_kept(LLAMA8, run8(LLAMA8, frozen=not lora, lora=lora, tp=tp, sequence_parallel=tp > 1))
+    frozen, adapted = (kept_in(LLAMA8, run8(LLAMA8, frozen=not lora, lora=lora, tp=tp, sequence_parallel=tp > 1))
                        for lora in (0, 8))
     seen = 2 * (2 * H * T) + 2 * FFN // tp * T
     low = 2 * 8 * 4 * T
@@ -258,7 +258,7 @@ def test_user_buffers_hold_what_is_gathered(transposes: bool) -> None:
     """Rows of gathered tensors lie in them, columns on Hopper do not; so does the input gradient before its sum."""
     plain, buffered = (run8(LLAMA8, transposes=transposes, options=more, tp=2, sequence_parallel=True)
                        for more in (PLAIN, OVERLAP))
-    assert _kept(LLAMA8, buffered) == _kept(LLAMA8, plain)
+    assert kept_in(LLAMA8, buffered) == kept_in(LLAMA8, plain)
     before, after = made_in_backward(plain), made_in_backward(buffered)
     gone = {"ln_out_total.fp8", "grad_mlp.linear_fc2.fp8", "grad_self_attention.linear_proj.fp8", "grad_ln_out"}
     assert set(before) - set(after) == gone
@@ -273,7 +273,7 @@ def test_user_buffers_leave_nothing_behind(kind: LayerKind, recipe: str) -> None
     for more in (PLAIN, OVERLAP):
         run = run8(kind, recipe, options=more, tp=2, sequence_parallel=True)
         tape = record(kind, run, {}, {})
-        _closes(kind, run, tape)
+        check_closed(kind, run, tape)
         made.append(sum(row[3] for one in (tape.forward, tape.backward) for row in one.rows if row[0] == Op.ALLOC))
     assert made[1] < 0.95 * made[0]
 
@@ -297,7 +297,7 @@ def test_products_read_operands_of_8_bits_and_write_16(recipe: str, width: float
 # ---- nvfp4 -----------------------------------------------------------------------------------------------------------
 def test_linears_in_fp4_keep_half_a_byte_an_element_and_scales() -> None:
     kept = (H + H + FFN) * (1 / 2 + 1 / 16)
-    assert _kept(LLAMA8, run8(LLAMA8, "nvfp4", transposes=False)) == (BF16 + kept) * T + 3 * 4
+    assert kept_in(LLAMA8, run8(LLAMA8, "nvfp4", transposes=False)) == (BF16 + kept) * T + 3 * 4
 
 
 def _passes(recipe: str) -> list[tuple[int, int]]:
@@ -356,7 +356,7 @@ def test_filling_rows_up_is_no_permutation() -> None:
         return sum(row[0] == Op.COMPUTE and row[2] == Kernel.PERMUTE for part in (tape.forward, tape.backward)
                    for row in part.rows)
 
-    assert permutations(MOE8, run8(MOE8, ep=8)) == permutations(MOE, _run(MOE, ep=8)) > 0
+    assert permutations(MOE8, run8(MOE8, ep=8)) == permutations(MOE, run_of(MOE, ep=8)) > 0
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -375,7 +375,7 @@ def test_a_quantiser_is_issued_like_an_operator_and_not_like_a_module(recipe: st
 def test_all_that_linears_of_several_recipes_make_dies(kind: LayerKind, given: dict[str, object]) -> None:
     recipes = MegatronOptions(quant_recipe="*.linear_qkv=bf16;*fc1=mxfp8;*in_proj=bf16;*out_proj=mxfp8")
     run = run8(kind, "nvfp4", transposes=False, options=recipes, **given)  # type: ignore[arg-type]
-    _closes(kind, run, record(kind, run, {}, {}))
+    check_closed(kind, run, record(kind, run, {}, {}))
 
 
 def test_a_linear_may_have_a_recipe_of_its_own() -> None:
@@ -385,4 +385,4 @@ def test_a_linear_may_have_a_recipe_of_its_own() -> None:
     kernels = [row[2] for part in (tape.forward, tape.backward) for row in part.rows if row[0] == Op.COMPUTE]
     assert [kernels.count(kernel) for kernel in (Kernel.GEMM, Kernel.FP8_GEMM, Kernel.FP4_GEMM)] == [3, 3, 6]
     other = run8(LLAMA8, "nvfp4", transposes=False, options=MegatronOptions(quant_recipe="mtp.*=bf16"))
-    assert _kept(LLAMA8, other) == _kept(LLAMA8, run8(LLAMA8, "nvfp4", transposes=False))
+    assert kept_in(LLAMA8, other) == kept_in(LLAMA8, run8(LLAMA8, "nvfp4", transposes=False))
