@@ -82,7 +82,7 @@ UNFUSED_PERMUTE: Final = Operators(13, 6)
 """Megatron-Core 0.16.1 `moe_utils.py`, permute, without fusion, counted in its source: two masked selections, of places
 and of probabilities, take four each, and the host waits to know how many they find."""
 UNFUSED_UNPERMUTE: Final = Operators(2, 1)
-"""In unpermute: zeros, and rows added to them; rows selected."""
+"""Unpermute of the same: zeros, and rows added to them; rows selected."""
 
 # ---- layers of NeMo Automodel 0.7.0 (automodel-0.7.0.json), see `operators/automodel/python.py` ----------------------
 AUTOMODEL_MAMBA: Final = _call(_Pass(66.2, rows=8), _Pass(28.2, rows=14))

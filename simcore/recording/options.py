@@ -1,4 +1,4 @@
-"""What every layer is told beyond shapes and parallel degrees: the base of the options of each implementation."""
+"""Options of layers beyond shapes and parallel degrees: the base of those of each implementation."""
 
 from __future__ import annotations
 

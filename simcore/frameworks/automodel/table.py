@@ -169,7 +169,7 @@ def _has_liger(job: Job, options: dict[str, object]) -> bool:
 
 
 def _chosen(job: Job, options: dict[str, object], version: AutomodelOptions) -> AutomodelOptions:
-    """What the layers are told; `version`: how those of the release differ."""
+    """Options of the layers; `version`: those by which the release differs."""
     if not job.has_experts:
         job.refuse_idle(options, "fake_balanced_gate", "in a model without experts")
     return replace(version, experts_unit=job.mesh.ep > 1 and job.mesh.expert_dp > 1,

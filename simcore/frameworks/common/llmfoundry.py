@@ -98,7 +98,7 @@ def _marked(graph: ModelGraph) -> ModelGraph:
 
 
 def options_of(job: Job, options: dict[str, Any]) -> LlmfoundryOptions:
-    """What layers are told."""
+    """Options of the layers."""
     attention = job.auto("framework_options.attn_impl", options.get("attn_impl", "auto"), "triton",
                          f"{_CODE} models/mpt/configuration_mpt.py attn_config_defaults")
     learned = any(isinstance(kind.block, Embedding) and kind.block.positions for kind in job.graph.kinds)

@@ -37,10 +37,10 @@ def _none(job: Job, options: dict[str, Any]) -> Assumptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
-    """What the trainer of one implementation sets, refuses and cuts.
+    """Settings, refusals and cuts of one implementation's trainer.
 
     `options`: the framework options that it takes, `defaults`: what it sets where a scenario does not.
-    `check`: raises IllegalLayout or NotYet for a job with these options. `layer_options`: what its layers are told.
+    `check`: raises IllegalLayout or NotYet for a job with these options. `layer_options`: those of its layers.
     `checkpoint`: `LayerWorkload.checkpoint`. `stages`: layers of each pipeline stage. `tp_layout`: how tensor
     parallelism cuts a tensor. `in_fp8`: the model whose linears compute in fp8, None where that is not served.
     `gathered_weights`: the format in which linears of blocks are gathered. `assumptions`: notes about compiled layers.

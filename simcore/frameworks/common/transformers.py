@@ -92,7 +92,7 @@ def _by_transformers(job: Job, options: dict[str, Any]) -> bool:
 
 
 def options_of(job: Job, options: dict[str, Any]) -> HfOptions:
-    """What layers are told: transformers' own grouped products, or the stand-in that expert parallelism needs."""
+    """Options of the layers: transformers' own grouped products, or the stand-in that expert parallelism needs."""
     unit = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
     apart = HfOptions(experts_unit=unit, inputs_on_host=job.scenario.training.offload.part("activations")[1] > 0,
                       attn_implementation=_attention(job, options), liger=has_liger(job, options),

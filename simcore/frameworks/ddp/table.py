@@ -145,7 +145,7 @@ def _reducer(job: Job, options: dict[str, Any]) -> DdpStrategy:
 
 
 def _layer_options(job: Job, options: dict[str, Any], mixed: Mixed) -> HfOptions:
-    """What layers are told; of kernels that are one if compiled, bytes are known for torchao's weights alone."""
+    """Options of the layers; of kernels that are one if compiled, bytes are known for torchao's weights alone."""
     return replace(
         _transformers.options_of(job, _attention(options)),
         embeddings_require_grad=_transformers.replayed(job), autocast=mixed.autocast,

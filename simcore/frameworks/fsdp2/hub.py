@@ -38,7 +38,7 @@ def check(job: Job, options: dict[str, Any]) -> None:
 
 
 def options_of(job: Job, options: dict[str, Any]) -> HfOptions:
-    """What layers are told: which kernel of attention; a causal mask is made unless it is flash-attn's."""
+    """Options of the layers: the kernel of attention; a causal mask is made unless it is flash-attn's."""
     given = options.get("attn_implementation")
     if given != "flash_attention_2":
         job.auto("framework_options.attn_implementation", "auto", "SDPA over repeated keys and values",

@@ -134,7 +134,7 @@ def checkpoint(job: Job) -> str:
 
 
 def options_of(job: Job, options: dict[str, Any]) -> KempnerforgeOptions:
-    """What layers are told. Blocks of all experts are as long as the fullest: `imbalance` times the mean."""
+    """Options of the layers. Blocks of all experts are as long as the fullest: `imbalance` times the mean."""
     if job.mesh.pp > 1:
         job.autos["outputs of the last stage"] = (
             "all microbatches' logits, kept and joined", f"{_CODE} scripts/train.py: pp_schedule.step returns them")

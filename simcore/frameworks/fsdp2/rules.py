@@ -1,4 +1,4 @@
-"""How FSDP2 lays out each tensor of a model: which rule a tensor falls under, and its layouts in each state.
+"""Layouts of a model's tensors under FSDP2: the rule that a tensor falls under, and its layouts in each state.
 
 Rules: torch 2.13 `torch/distributed/fsdp/_fully_shard/`: every parameter is cut on dimension 0 in `ceil(d0 / W)` rows
 and its storage is padded.

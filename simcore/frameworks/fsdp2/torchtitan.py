@@ -151,7 +151,7 @@ def checkpoint(job: Job) -> str:
 
 
 def options_of(job: Job, options: dict[str, Any]) -> TorchtitanOptions:
-    """What layers are told."""
+    """Options of the layers."""
     stop = job.flag(options, "early_stop", "torchtitan 0.2.2 config/job_config.py: early_stop = False", default=False)
     whole = job.mesh.tp > 1 and job.flag(options, "disable_loss_parallel",
                                          "torchtitan 0.2.2 config/job_config.py: disable_loss_parallel = False",

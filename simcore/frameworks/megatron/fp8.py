@@ -348,7 +348,7 @@ def _unused_buffer(spec: TensorSpec) -> TensorSpec:
 
 # ---- what layers and reports are told -------------------------------------------------------------------------------
 def with_format(options: MegatronOptions, made: Fp8 | None) -> MegatronOptions:
-    """What layers are told of the format besides all else."""
+    """The options with those of the format."""
     if made is None:
         return options
     return replace(options, fp8_recipe=made.scaling.recipe, fp8_transposes=made.scaling.transposes,

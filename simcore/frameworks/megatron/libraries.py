@@ -54,7 +54,7 @@ def layer_assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, 
 
 
 def host_notes(made: Formats) -> tuple[tuple[str, str, str, str], ...]:
-    """How the step on the host is timed."""
+    """A note on how the step on the host is timed."""
     if not made.offloaded:
         return ()
     return (("time of offload", "gradients are copied, the CPU updates at 0.7 of its memory bandwidth, parameters are "

@@ -67,7 +67,7 @@ SOFTMAX_ROUTED = ("gpt2", "mixtral", "qwen3_moe")
 
 
 def fuses_experts(job: Job, options: dict[str, object]) -> bool:
-    """Whether the products of experts and what lies between them are one operation of TransformerEngine's."""
+    """Tells whether TransformerEngine fuses the products of experts with all that is between them."""
     return options.get("use_transformer_engine_op_fuser") is True and version_of(job).startswith("main")
 
 
@@ -78,7 +78,7 @@ def version_of(job: Job) -> str:
 
 
 def implementation_options(job: Job, options: dict[str, object], grads: str) -> MegatronOptions:
-    """What every layer is told; `grads`: dtype of main gradients."""
+    """Options of the layers; `grads`: dtype of main gradients."""
     dispatcher = str(options.get("moe_token_dispatcher_type", "auto"))
     if job.has_experts:
         dispatcher = job.auto("framework_options.moe_token_dispatcher_type", dispatcher, "alltoall",
@@ -124,7 +124,7 @@ def _refuse_packed(job: Job, options: dict[str, object]) -> None:
 
 
 def _core_options(job: Job, options: dict[str, object], made: MegatronOptions) -> MegatronOptions:
-    """What every layer is told: how attention runs, who adds up weight gradients, what a batch brings along."""
+    """Adds the options of every layer: the kernel of attention, fusions, what a batch brings along."""
     backend = _attention(job, options)
     if backend == "unfused" and job.mesh.cp > 1:
         raise job.illegal("mesh.cp", "attention that is not fused and context parallelism", "core 0.16.1 transformer/"
@@ -154,7 +154,7 @@ def _core_options(job: Job, options: dict[str, object], made: MegatronOptions) -
 
 
 def _layer_options(job: Job, options: dict[str, object], made: MegatronOptions) -> MegatronOptions:
-    """What Bridge's providers of single families set, or leave as core has it."""
+    """Adds the options that Bridge's providers of single families set, or leave as core has them."""
     family = job.graph.architecture.family
     if family.startswith("qwen") or "bias_activation_fusion" in options:
         fused = job.flag(options, "bias_activation_fusion", "core 0.16.1 transformer_config.py:354; Bridge 0.3.1 "

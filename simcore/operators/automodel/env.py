@@ -1,4 +1,4 @@
-"""What every operator of one layer of NeMo Automodel needs: its tape, parameters, options, and a checkpoint's cache."""
+"""Surroundings of the operators of one layer: its tape, parameters, options, and a checkpoint's cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Env"]
 
 @dataclass(slots=True)
 class Env:
-    """What every operator of one layer needs. `cache`: results that a checkpoint keeps, None outside one."""
+    """Surroundings of every operator of one layer. `cache`: results that a checkpoint keeps, None outside one."""
 
     tape: Tape
     run: LayerWorkload

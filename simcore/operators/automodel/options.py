@@ -1,4 +1,4 @@
-"""What NeMo Automodel's layers are told: choices that upstream leaves open, and differences of its versions."""
+"""Options of NeMo Automodel's layers: choices that upstream leaves open, and differences of its versions."""
 
 from __future__ import annotations
 

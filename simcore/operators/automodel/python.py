@@ -28,7 +28,7 @@ BESIDE: Final[dict[type, Operators]] = {
     Mlp: AUTOMODEL_MLP, Moe: AUTOMODEL_MOE}
 """By a layer's block, its norm and its residual included; a scan and permutations are not in it, nor their kernels."""
 ALONE: Final = AUTOMODEL_LOCAL_MOE
-"""Of experts that are not spread over ranks."""
+"""Experts that are not spread over ranks."""
 
 
 def around(tape: Tape, x: Tensor, num: Operators) -> Tensor:

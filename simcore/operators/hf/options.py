@@ -1,4 +1,4 @@
-"""What layers of transformers are told by the framework that trains them."""
+"""Options of transformers' layers, set by the framework that trains them."""
 
 from __future__ import annotations
 

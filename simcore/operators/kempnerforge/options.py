@@ -1,4 +1,4 @@
-"""What KempnerForge's layers are told."""
+"""Options of KempnerForge's layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What llm-foundry's layers are told."""
+"""Options of llm-foundry's layers."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ __all__ = ["all_to_all", "gather_counts", "permute", "routed_experts", "unpermut
 
 
 def gather_counts(c: Context, block: Moe) -> None:
-    """How many tokens every rank has for each expert, in int64 (`token_dispatcher.py:538`, preprocess)."""
+    """Gathers how many tokens every rank has for each expert, in int64 (`token_dispatcher.py:538`, preprocess)."""
     ranks = c.run.ep * c.run.etp
     if ranks > 1:
         c.tape.collective("all_gather", c.expert_axis, 8 * block.num_experts * ranks, "int64")

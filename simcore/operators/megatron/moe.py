@@ -2,7 +2,7 @@
 
 megatron-core 0.16.1: `transformer/transformer_layer.py` (`_forward_mlp`), `transformer/moe/moe_layer.py`,
 `shared_experts.py`. Its pieces are in `router`, `dispatch_alltoall`, `dispatch_allgather`, `dispatch_flex`,
-`grouped_mlp`; how many rows go where, in `rows`.
+`grouped_mlp`; numbers of rows, in `rows`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many rows go where in a MoE layer: sent, received, computed by the experts of this rank.
+"""Numbers of rows in a MoE layer: sent, received, computed by the experts of this rank.
 
 `LayerWorkload.rows_per_token` counts the rows that this rank receives in its all-to-all for each token that it sends:
 under sequence parallelism every tp rank sends its own part of the sequence. Expert tensor parallelism then gathers the
@@ -29,7 +29,7 @@ class Rows:
 
 
 def rows_of(c: Context, block: Moe) -> Rows:
-    """How many rows go where, on a rank that gets its even share, or the busiest one's.
+    """Numbers of rows on a rank that gets its even share, or the busiest one's.
 
     With moe_router_padding_for_quantization more tokens are chosen, until the rows for each expert are whole multiples:
     those of each sender (`token_dispatcher.py:617`), under flex those that it receives (`:1291`).

@@ -1,4 +1,4 @@
-"""What torchtitan's layers are told."""
+"""Options of torchtitan's layers."""
 
 from __future__ import annotations
 

@@ -7,5 +7,5 @@ Start: `context.Context`, `linear`.
 `linear`: fused norm and linear, column, row and whole linears; `grouped_linear`: those of experts; `adapter`: LoRA
 around them; `parts`: their pieces that do not depend on the format; `fp8`: the same linears in 8 and 4 bits. `norm`,
 `elementwise`: norms, activations, sums, dropout. `recompute`: outputs that are discarded and computed again.
-`options`: what layers are told.
+`options`: those of its layers.
 """

@@ -1,4 +1,4 @@
-"""Where Megatron-Core's operators write: a layer's tape with its parameters, and regions that are recomputed.
+"""Context of Megatron-Core's operators: a layer's tape with its parameters, and regions that are recomputed.
 
 Source: megatron-core 0.16.1 (`tensor_parallel/random.py`).
 """

@@ -1,4 +1,4 @@
-"""What Megatron-Core's layers are told, under the names of its own configuration."""
+"""Options of Megatron-Core's layers, under the names of its own configuration."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _PRODUCTS = (Kernel.GEMM, Kernel.FP8_GEMM, Kernel.GRAD_GEMM)
 
 
 def needs_grad(x: Operand) -> bool:
-    """Whether a gradient will flow into it."""
+    """Tells whether a gradient will flow into it."""
     return x.trainable if isinstance(x, Param) else x.node is not None
 
 
