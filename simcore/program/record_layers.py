@@ -98,8 +98,8 @@ class LayerPasses:
 
 Key = tuple[int, bool, bool, str, bool, int]
 """A kind of layer, whether it is the first block, whether its input carries a gradient, what is recomputed of it,
-whether its backward pass is split (not on the first stage, see [Note: zero bubble] in `schedules/`), and how far above
-the stem it is if it lets go what the stem made for all layers, else 0."""
+whether its backward pass is split (not on the first stage, see [Note: zero bubble] in `pipeline/zero_bubble.py`), and
+how far above the stem it is if it lets go what the stem made for all layers, else 0."""
 
 
 class Shape:

@@ -1,4 +1,4 @@
-"""Gathering units for use: the parameter half of FSDP2's hand-over. See [Note: FSDP2 hand-over] in `hooks.py`."""
+"""Gathering units for use: the parameter half of FSDP2's hand-over. See [Note: FSDP2 hand-over] in `hand_over.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reducing units' gradients: the gradient half of FSDP2's hand-over. See [Note: FSDP2 hand-over] in `hooks.py`."""
+"""Reducing units' gradients: the gradient half of FSDP2's hand-over. See [Note: FSDP2 hand-over] in `hand_over.py`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Fp8 and NVFP4 under Megatron-Core: which recipe, which layers, and the copies of weights that last.
 
 Core 0.16.1 `transformer/transformer_config.py` (fp8 related, fp4 related), `fp8_utils.py`, `fp4_utils.py`,
-`extensions/transformer_engine.py`; TransformerEngine 2.18. [Note: fp8 linears] in `operators/megatron_fp8.py` has what
-layers keep.
+`extensions/transformer_engine.py`; TransformerEngine 2.18. [Note: fp8 linears] in
+`operators/megatron/ops/fp8.py` has what layers keep.
 
 [Note: fp8 weights]
 With bf16 parameters each linear casts its weight in the step's first microbatch into a workspace that it never frees;

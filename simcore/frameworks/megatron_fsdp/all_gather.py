@@ -1,4 +1,4 @@
-"""Gathering buckets ahead of their use: the parameter half of [Note: Megatron-FSDP hand-over] in `queued.py`."""
+"""Gathering buckets ahead of their use: the parameter half of [Note: Megatron-FSDP hand-over] in `hooks.py`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """NeMo Automodel's own models (nemo-automodel 0.7.0): what each kind of layer holds, computes and sends.
 
-Layers: `automodel_layers.py`, `automodel_{dense,latent,moe,qwen3_moe}.py`, `automodel_lora.py`; head and losses:
-`automodel_head.py`; parameters: `automodel_tensors.py`.
+Layers: `layers`, `mamba`, `dense`, `latent`, `moe`, `qwen3_moe`; head and losses: `head`; parameters: `tensors`.
 
 `LayerWorkload.checkpoint`: "none" or "full". With expert parallelism every block is wrapped whole and saves the
 router's product and its top-k (`components/moe/parallelizer.py`, `apply_ac`); without it Nemotron-H wraps its Mamba and
