@@ -23,7 +23,8 @@ FENCE = re.compile(r"^```(\w+) (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 def fences(guide: str) -> list[tuple[str, str, str]]:
     """(language, file, text) of every block of a guide that names a file."""
-    return [match.groups() for match in FENCE.finditer((GUIDES / f"{guide}.md").read_text(encoding="utf-8"))]
+    text = (GUIDES / f"{guide}.md").read_text(encoding="utf-8")
+    return [(match[1], match[2], match[3]) for match in FENCE.finditer(text)]
 
 
 def edited(text: str, change: str) -> str:

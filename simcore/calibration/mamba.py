@@ -89,6 +89,6 @@ def _convolver(bench: Bench, block: Mamba2) -> tuple[str, Callable[[Any, Any, An
 
 
 def conv_work(block: Mamba2, seq: int) -> Work:
-    """As `megatron_mamba.py` counts: 2 FLOPs a tap; backward reads the output's gradient too and writes twice."""
+    """As `operators/megatron/mamba.py` counts: 2 FLOPs a tap; backward reads the gradient too, writes twice."""
     size, flops = 2 * seq * block.conv_dim, 2 * block.conv_kernel * seq * block.conv_dim
     return Work((flops, 2 * size), (2 * flops, 4 * size))

@@ -1,7 +1,7 @@
 """Kernels that memory bounds: norms, sums, gathers of rows, the loss, the embedding, the optimizer, copies.
 
-Bytes are those that a kernel has to move, as `simcore/operators/` posts them (`megatron_context.py`, elementwise;
-`megatron_moe.py`, permutation; `megatron_head.py`, embedding): what a library moves besides lowers its share.
+Bytes are those that a kernel has to move, as `operators/megatron` posts them (`ops/context.py`, elementwise;
+`dispatch_alltoall.py`, permutation; `head.py`, embedding): what a library moves besides lowers its share.
 """
 
 from __future__ import annotations

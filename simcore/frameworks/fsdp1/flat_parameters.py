@@ -1,4 +1,4 @@
-"""How long the flat parameters of FSDP1's units are: [Note: FSDP1] in `simcore.frameworks.fsdp1.strategy`."""
+"""How long the flat parameters of FSDP1's units are: [Note: FSDP1] in `strategy.py`."""
 
 from __future__ import annotations
 

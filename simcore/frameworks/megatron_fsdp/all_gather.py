@@ -1,4 +1,4 @@
-"""Gathering buckets ahead of their use: the parameter half of [Note: Megatron-FSDP hand-over] in `queued.py`."""
+"""Gathering buckets ahead of their use: the parameter half of [Note: Megatron-FSDP hand-over] in `hooks.py`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ParameterPrefetch:
     """Which buckets are whole, and which of them may go (AllGatherPipeline).
 
     Columns of fp8 weights, which backward gathers, have numbers behind all buckets: [Note: fp8 weights in buckets] in
-    `frameworks/megatron_fsdp.py`.
+    `frameworks/megatron_fsdp/table.py`.
     """
 
     def __init__(self, buckets: Sequence[Bucket], strategy: MegatronFsdpStrategy, tables: Tables, out: Builder) -> None:

@@ -1,4 +1,4 @@
-"""Whole gradients in a queue: the gradient half of [Note: Megatron-FSDP hand-over] in `queued.py`."""
+"""Whole gradients in a queue: the gradient half of [Note: Megatron-FSDP hand-over] in `hooks.py`."""
 
 from __future__ import annotations
 
