@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from simcore.inputs.scenario import Mesh as Degrees
@@ -16,7 +16,7 @@ from simcore.models.graph import ModelGraph
 from simcore.models.lora import LoraChoice
 from simcore.models.tensor import TensorSpec
 from simcore.placement.framework import Framework
-from simcore.placement.job import Job
+from simcore.placement.job import Defaults, Draft, Job
 from simcore.placement.plan import AtRestBytes, Plan
 from simcore.program.hooks import HooksFactory
 from simcore.units import dtype_bytes
@@ -74,12 +74,12 @@ def _undivided(degrees: Degrees) -> int:
 class FrameworkAdapter:
     """One framework: how a job becomes its table, and what else the engine asks before and after.
 
-    `table`: the framework applied to a job. `hooks`: makes what runs at the borders of layers. `lora_tensors`: the
-    adapters of a kind of layer. `versions`: releases, the default first. `implementations`: model code that it can
-    train. `implementation_of`: the one for (model family, training method) if the scenario names none.
-    `options`: the framework options that it takes around the layers of an implementation.
+    `write_table`: the framework applied to a job. `hooks`: makes what runs at the borders of layers. `lora_tensors`:
+    the adapters of a kind of layer. `versions`: releases, the default first. `implementations`: model code that it can
+    train. `implementation_of`: the one for (model family, training method) if the scenario names none. `options`: the
+    framework options that it takes around the layers of an implementation.
 
-    `in_low_precision`: the model whose linears compute in 8 or 4 bits, None where that is not served.
+    `quantize`: the model whose linears compute in 8 or 4 bits, None where that is not served.
     `default_etp`: expert tensor parallelism if the mesh leaves it out. `serves_qlora`: frozen weights in 4 bits;
     `qlora_refusal`: why they are impossible, as (message, rule). `casts_parameters`: they rest as asked and are
     gathered in the compute dtype. `copies_tied_head`: over pipeline stages the last holds a copy of the embedding.
@@ -87,7 +87,7 @@ class FrameworkAdapter:
     beyond tensors; `rounded` adds what pinned blocks are rounded up by.
     """
 
-    table: Callable[[Job], Framework]
+    write_table: Callable[[Draft], Framework]
     hooks: HooksFactory
     lora_tensors: Callable[[LayerKind, tuple[TensorSpec, ...], LoraChoice], tuple[TensorSpec, ...]]
     versions: tuple[str, ...]
@@ -95,7 +95,7 @@ class FrameworkAdapter:
     implementation_of: Callable[[str, str], str]
     options: Callable[[str], Options]
     at_rest: AtRest = field(default_factory=AtRest)
-    in_low_precision: Callable[[Job], ModelGraph] | None = None
+    quantize: Callable[[Draft], ModelGraph] | None = None
     default_etp: Callable[[Degrees], int] = _undivided
     serves_qlora: bool = False
     qlora_refusal: tuple[str, str] | None = None
@@ -103,3 +103,16 @@ class FrameworkAdapter:
     copies_tied_head: bool = False
     freezes: tuple[str, ...] = ()
     host_buffers: _HostBuffers = _no_buffers
+
+    def table(self, job: Job) -> Framework:
+        """The framework applied to a job, a pure function of it; with the defaults that were chosen."""
+        draft = Draft(job)
+        return replace(self.write_table(draft), defaults=draft.defaults)
+
+    def in_low_precision(self, job: Job) -> tuple[ModelGraph, Defaults]:
+        """The model whose linears compute in 8 or 4 bits, and the defaults that were chosen for it."""
+        if self.quantize is None:
+            raise job.not_yet("training.precision.compute", f"compute in fp8 under {job.scenario.framework}, by "
+                              "torchao's Float8Linear (tensorwise) or by a recipe of TransformerEngine")
+        draft = Draft(job)
+        return self.quantize(draft), draft.defaults

@@ -21,7 +21,7 @@ from simcore.models.tensor import TensorSpec
 from simcore.operators.registry import IMPLEMENTATIONS
 from simcore.pipeline.schedule import SCHEDULES
 from simcore.placement.framework import Framework
-from simcore.placement.job import Job, topology_of
+from simcore.placement.job import Defaults, Job, topology_of
 from simcore.placement.mesh import Mesh
 from simcore.placement.plan import check_even
 from simcore.units import format_bytes
@@ -45,8 +45,7 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
     if mesh.pp > 1 and adapter.copies_tied_head:
         graph = _with_copies(graph)
     graph = _with_frozen(graph, scenario, adapter)
-    job = _in_format(Job(scenario, graph, mesh, unmatched_targets=unmatched,
-                         casts_parameters=adapter.casts_parameters), adapter)
+    job, defaults = _in_format(Job(scenario, graph, mesh, unmatched, adapter.casts_parameters), adapter)
     graph = job.graph
     _check_routing(job)
     _check_rotation(job)
@@ -54,6 +53,7 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
     _check_base(job, adapter)
     _check_host(job)
     framework = adapter.table(job)
+    framework = replace(framework, defaults=_joined(defaults, framework.defaults))
     check_even(graph, mesh, framework, f"{framework.name}: this cut must be even ({framework.version})")
     return job, framework
 
@@ -108,17 +108,21 @@ def _check_base(job: Job, adapter: FrameworkAdapter) -> None:
         raise job.not_yet(at, f"qlora under {job.scenario.framework}")
 
 
-def _in_format(job: Job, adapter: FrameworkAdapter) -> Job:
-    """Linears that compute in 8 or 4 bits have weights of their own kind."""
+def _joined(first: Defaults, second: Defaults) -> Defaults:
+    """Both, each key once: where it was noted first, with the value that was noted last."""
+    chosen = {key: (value, source) for key, value, source in (*first, *second)}
+    return tuple((key, value, source) for key, (value, source) in chosen.items())
+
+
+def _in_format(job: Job, adapter: FrameworkAdapter) -> tuple[Job, Defaults]:
+    """Linears that compute in 8 or 4 bits have weights of another kind; with the defaults that were chosen for them."""
     if not job.narrow:
-        return job
+        return job, ()
     if job.narrow == "fp4" and job.graph.implementation != "megatron":
         raise job.not_yet("training.precision.compute", f"compute in fp4 in the layers of {job.graph.implementation} "
                           "(served: those of Megatron, by TransformerEngine's NVFP4)")
-    if adapter.in_low_precision is None:
-        raise job.not_yet("training.precision.compute", f"compute in fp8 under {job.scenario.framework}, by "
-                          "torchao's Float8Linear (tensorwise) or by a recipe of TransformerEngine")
-    return replace(job, graph=adapter.in_low_precision(job))
+    graph, defaults = adapter.in_low_precision(job)
+    return replace(job, graph=graph), defaults
 
 
 @lru_cache(maxsize=64)

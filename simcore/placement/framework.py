@@ -168,6 +168,7 @@ class Framework:
     microbatches of a step keep what the weight gradient of the output head needs until the end of the step. `dealt`:
     for each pipeline rank, where optimizer states are not cut but dealt out. `communicators`: every axis of more than
     one rank on which a rank calls others; ranks are folded into classes that meet the same classes on each of them.
+    `defaults`: see `job.Defaults`.
     """
 
     name: str
@@ -196,6 +197,11 @@ class Framework:
     padding: Padding = field(default=Padding(), compare=False)
     files: Files = field(default=Files(), compare=False)
     assumptions: tuple[tuple[str, str, str, str], ...] = field(default=(), compare=False)
+    defaults: tuple[tuple[str, str, str], ...] = field(default=(), compare=False)
+
+    def default(self, key: str) -> str | None:
+        """The value that the framework chose for a key; None where the scenario says it, or nothing reads it."""
+        return next((value for name, value, _ in self.defaults if name == key), None)
 
     def strategy_as(self, kind: type[S]) -> S:
         """Returns the strategy as the record that a framework's own hooks need."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,10 @@ from simcore.models.blocks import Moe
 from simcore.models.graph import ModelGraph
 from simcore.placement.mesh import Mesh
 
-__all__ = ["Job", "topology_of"]
+__all__ = ["Defaults", "Draft", "Job", "topology_of"]
+
+Defaults = tuple[tuple[str, str, str], ...]
+"""(key, value, source) of what a scenario leaves to the framework, in the order in which the framework chose."""
 
 MOST = 2**63 - 1
 """A whole number among framework options: sizes in elements and bytes, of which 64 bits are more than enough."""
@@ -38,14 +41,13 @@ def topology_of(scenario: Scenario) -> Topology:
 class Job:
     """What a framework's table is made from.
 
-    `auto` notes each value that a person left to the framework, so that reports can list it. `unmatched_targets`: LoRA
-    targets that hit no module. `casts_parameters`: the framework uses parameters in another type than they rest in.
+    `unmatched_targets`: LoRA targets that hit no module. `casts_parameters`: the framework uses
+    parameters in another type than they rest in.
     """
 
     scenario: Scenario
     graph: ModelGraph
     mesh: Mesh
-    autos: dict[str, tuple[str, str]] = field(default_factory=dict)
     unmatched_targets: tuple[str, ...] = ()
     casts_parameters: bool = False
 
@@ -103,19 +105,6 @@ class Job:
         if isinstance(self.scenario.training.routing, Capacity):
             raise self.illegal("training.routing", "capacity_factor: this framework has no expert capacity", rule)
 
-    def auto(self, key: str, given: str, default: str, source: str) -> str:
-        """`given`, or the framework's default, noted with its source."""
-        if given != "auto":
-            return given
-        self.autos[key] = (default, source)
-        return default
-
-    def flag(self, options: Mapping[str, Any], name: str, source: str, *, default: bool) -> bool:
-        """A framework option that is true or false; the default of one left out, or null, is noted with its source."""
-        held = options.get(name)
-        given = "auto" if held is None else str(held).lower()
-        return self.auto(f"framework_options.{name}", given, str(default).lower(), source) == "true"
-
     def illegal(self, key: str, message: str, rule: str) -> IllegalLayout:
         """The framework refuses; `rule` cites file and version."""
         return IllegalLayout(Problem(self.scenario.where(*key.split(".")), message, rule))
@@ -149,6 +138,39 @@ class Job:
             most = f" (at most {MOST})" if isinstance(value, int) and value > MOST else ""
             return Problem(where, f"{key}: expected {wanted}{most}, got {shorten(value)}")
         return None
+
+
+class Draft(Job):
+    """A job while its framework's table is written: notes each value that the scenario leaves to the framework.
+
+    It belongs to one call of `FrameworkAdapter.table`, whose result has the notes; the job itself stays as it is.
+    """
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job.scenario, job.graph, job.mesh, job.unmatched_targets, job.casts_parameters)
+        self._chosen: dict[str, tuple[str, str]] = {}
+
+    @property
+    def defaults(self) -> Defaults:
+        """What was noted so far."""
+        return tuple((key, value, source) for key, (value, source) in self._chosen.items())
+
+    def note(self, key: str, value: str, source: str) -> None:
+        """Notes a value that the framework chose, with its source; a later note of the same key replaces it."""
+        self._chosen[key] = (value, source)
+
+    def auto(self, key: str, given: str, default: str, source: str) -> str:
+        """Returns `given`, or the framework's default, which is noted with its source."""
+        if given != "auto":
+            return given
+        self.note(key, default, source)
+        return default
+
+    def flag(self, options: Mapping[str, Any], name: str, source: str, *, default: bool) -> bool:
+        """Returns a framework option that is true or false; the default of one left out, or null, is noted."""
+        held = options.get(name)
+        given = "auto" if held is None else str(held).lower()
+        return self.auto(f"framework_options.{name}", given, str(default).lower(), source) == "true"
 
 
 def _whole(value: Any, allowed: tuple[Any, ...]) -> Any:

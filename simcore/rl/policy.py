@@ -88,5 +88,4 @@ def _moving(plan: Plan, simulation: Simulation, rest: Mapping[str, int], states:
 def _is_precise(simulation: Simulation) -> bool:
     """Whether masters are states of the optimizer."""
     given = simulation.job.scenario.framework_options.get(_PRECISE)
-    default, _ = simulation.job.autos.get(f"framework_options.{_PRECISE}", ("false", ""))
-    return bool(given) if given is not None else default == "true"
+    return bool(given) if given is not None else simulation.framework.default(f"framework_options.{_PRECISE}") == "true"

@@ -17,16 +17,16 @@ __all__ = ["of_job", "of_memory"]
 
 def of_job(simulation: Simulation) -> tuple[Assumption, ...]:
     """Defaults that the framework chose, and what the model, the table and sequence lengths assume."""
-    autos = [Assumption(what=key, value=value, kind="default", source=source)
-             for key, (value, source) in simulation.job.autos.items()]
+    chosen = [Assumption(what=key, value=value, kind="default", source=source)
+              for key, value, source in simulation.framework.defaults]
     if reason := simulation.job.graph.architecture.assumed:
-        autos.append(Assumption(what="model", value="a shape that nobody published", kind="assumed", source=reason))
-    autos += [Assumption(what=what, value=value, kind="assumed", source=source)
+        chosen.append(Assumption(what="model", value="a shape that nobody published", kind="assumed", source=reason))
+    chosen += [Assumption(what=what, value=value, kind="assumed", source=source)
               for what, value, source in simulation.job.graph.architecture.ignored]
     of_lengths = packing_assumptions(simulation.job.scenario.training)
     noted = [Assumption.model_validate({"what": w, "value": v, "kind": k, "source": s})
              for w, v, k, s in (*simulation.framework.assumptions, *of_lengths)]
-    return (*autos, *noted)
+    return (*chosen, *noted)
 
 
 def of_memory(simulation: Simulation, band: Band, held: Sequence[tuple[OutsideMemory, ...]]) -> tuple[Assumption, ...]:

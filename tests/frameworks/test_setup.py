@@ -96,7 +96,7 @@ def test_a_model_has_no_more_positions_than_it_learned() -> None:
 
 
 def test_experts_of_a_packed_base_are_said_to_stay_whole() -> None:
-    job, _ = small.prepared("ddp", method="qlora")
-    assert job.autos["quantization of experts"][0] == "none: they stay in 16 bits"
-    dense, _ = small.prepared("ddp", model="llama-tiny", method="qlora")
-    assert "quantization of experts" not in dense.autos
+    _, table = small.prepared("ddp", method="qlora")
+    assert table.default("quantization of experts") == "none: they stay in 16 bits"
+    _, dense = small.prepared("ddp", model="llama-tiny", method="qlora")
+    assert dense.default("quantization of experts") is None

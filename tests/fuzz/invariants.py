@@ -137,16 +137,29 @@ def bands_hold_their_middle(report: Report, found: Findings) -> None:
 
 
 def what_rests_is_within_the_peak(report: Report, found: Findings) -> None:
-    """Parameters, reduced gradients and states live just before the step, on the device or outside it."""
+    """Parameters, reduced gradients and states live just before the step, on the device or outside it.
+
+    What is apportioned is the mean of ranks that need not hold equally much (layer-wise optimizers deal whole
+    parameters out), so it is compared with the mean of their peaks.
+    """
+    sums: dict[int, list[int]] = {}
     for rank, peak in _peaks(report):
         there = peak.allocated_bytes + peak.host_bytes + sum(peak.outside.values())
         rests = rank.at_rest_bytes()
-        slack = len(rank.at_rest) * 16 if rank.apportioned else 0  # a class's mean is rounded by component
-        found.expect("what rests is within the peak", rests <= there + slack,
-                     f"rank {rank.ranks[0]}: {rests} B at rest, peak {there}")
+        if rank.apportioned:
+            slack = len(rank.at_rest) * 16  # a class's mean is rounded by component
+            held = sums.setdefault(rank.stage, [0, 0])
+            held[0] += rests * rank.num_ranks
+            held[1] += (there + slack) * rank.num_ranks
+        else:
+            found.expect("what rests is within the peak", rests <= there,
+                         f"rank {rank.ranks[0]}: {rests} B at rest, peak {there}")
         for name, part in rank.at_rest.items():
             found.expect("what is trained is a part of what is there", part.num_trainable_params <= part.num_params,
                          f"{name}: {part.num_trainable_params} of {part.num_params}")
+    for stage, (rests, there) in sums.items():
+        found.expect("what rests is within the peak", rests <= there,
+                     f"stage {stage}: {rests} B at rest, peaks {there}")
 
 
 def sent_bytes_have_a_link(report: Report, found: Findings) -> None:

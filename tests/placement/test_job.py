@@ -8,7 +8,7 @@ import pytest
 
 import small
 from simcore.errors import InputError
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 
 KNOWN = {"wrap": ("layers", "root"), "reshard": (None, True, False, int), "level": (str,)}
 
@@ -20,10 +20,10 @@ def job(**options: Any) -> Job:
 
 
 def test_an_auto_is_noted_with_its_source() -> None:
-    made = job()
+    made = Draft(job())
     assert made.auto("training.loss", "auto", "hf", "upstream.py:3") == "hf"
     assert made.auto("training.x", "given", "hf", "upstream.py:4") == "given"
-    assert made.autos == {"training.loss": ("hf", "upstream.py:3")}
+    assert made.defaults == (("training.loss", "hf", "upstream.py:3"),)
 
 
 @pytest.mark.parametrize("options", [{"wrap": "root"}, {"reshard": None}, {"reshard": True}, {"reshard": 4},

@@ -153,7 +153,7 @@ def test_spaces_on_the_host_are_summed(monkeypatch: pytest.MonkeyPatch, space: s
         return dataclasses.replace(framework, rules=rules, files=Files())
 
     plain = place(small.scenario("fsdp2", {"dp_shard": 4}, model=DENSE)).ranks[0].at_rest.values()
-    monkeypatch.setattr(setup, "asked_adapter", lambda scenario: dataclasses.replace(adapter, table=offloaded))
+    monkeypatch.setattr(setup, "asked_adapter", lambda scenario: dataclasses.replace(adapter, write_table=offloaded))
     report = run("fsdp2", {"dp_shard": 4}, model=DENSE)
     assert report.host is not None
     load, step, save = report.host.phases

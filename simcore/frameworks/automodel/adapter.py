@@ -10,7 +10,7 @@ from simcore.frameworks.fsdp2.hooks import Fsdp2Hooks
 __all__ = ["ADAPTERS"]
 
 ADAPTERS = {"automodel": FrameworkAdapter(
-    table=table, hooks=Fsdp2Hooks, lora_tensors=adapters, versions=VERSIONS,
+    write_table=table, hooks=Fsdp2Hooks, lora_tensors=adapters, versions=VERSIONS,
     implementations=("automodel", "hf"), implementation_of=implementation_of,
     options=lambda implementation: OPTIONS,
     serves_qlora=True,

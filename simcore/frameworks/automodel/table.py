@@ -32,7 +32,7 @@ from simcore.operators.automodel.options import RELEASE_0_7_0, SNAPSHOT_2026_06_
 from simcore.operators.hf.options import HfOptions
 from simcore.pipeline.schedule import Schedule
 from simcore.placement.framework import Framework, Padding, Rule, TensorPolicy
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Partial, Placements, Shard, TensorLayout
 from simcore.placement.libraries import KernelLibraries
 from simcore.placement.stages import contiguous, remainder_first, stage_layers
@@ -74,7 +74,7 @@ def implementation_of(family: str, method: str) -> str:
     return "hf" if family == "mixtral" or method == "qlora" else "automodel"
 
 
-def table(job: Job) -> Framework:
+def table(job: Draft) -> Framework:
     """Automodel applied to a job."""
     options = job.options(OPTIONS)
     check(job)
@@ -111,12 +111,12 @@ def table(job: Job) -> Framework:
     )
 
 
-def _note_defaults(job: Job, stored: str) -> None:
+def _note_defaults(job: Draft, stored: str) -> None:
     """What nobody asked for; `stored`: the format of parameters."""
     training = job.scenario.training
     if training.method != "full" and stored == "fp32":
         source = "0.7.0 _transformers/infrastructure.py:683: PEFT stores them in the compute dtype"
-        job.autos["precision of frozen parameters"] = (job.compute, source)
+        job.note("precision of frozen parameters", job.compute, source)
     if training.optimizer.name != "sgd":
         job.auto("training.optimizer.moments", training.optimizer.moments, "as each parameter is stored",
                  "recipes: torch.optim.Adam, zeros_like(parameter)")
@@ -152,7 +152,7 @@ def _version(job: Job) -> str:
     return VERSIONS[0] if given == "auto" else given
 
 
-def _layer_options(job: Job, options: dict[str, object], version: str) -> ImplementationOptions:
+def _layer_options(job: Draft, options: dict[str, object], version: str) -> ImplementationOptions:
     """Transformers' layers get Liger's kernels, if it has any for them and nobody says no."""
     if job.graph.implementation != "hf":
         job.refuse_idle(options, LIGER_OPTION, "in Automodel's own layers")
@@ -160,7 +160,7 @@ def _layer_options(job: Job, options: dict[str, object], version: str) -> Implem
     return replace(_OF_HF, embeddings_require_grad=_transformers.replayed(job), liger=_has_liger(job, options))
 
 
-def _has_liger(job: Job, options: dict[str, object]) -> bool:
+def _has_liger(job: Draft, options: dict[str, object]) -> bool:
     """A default of true is left aside for families of which Liger's kernels are not described."""
     known = job.graph.architecture.family in LIGER_FAMILIES
     has_liger(job, options)
@@ -168,7 +168,7 @@ def _has_liger(job: Job, options: dict[str, object]) -> bool:
                     "assumed: Liger has kernels for it, which are not described", default=known)
 
 
-def _chosen(job: Job, options: dict[str, object], version: AutomodelOptions) -> AutomodelOptions:
+def _chosen(job: Draft, options: dict[str, object], version: AutomodelOptions) -> AutomodelOptions:
     """Options of the layers; `version`: those by which the release differs."""
     if not job.has_experts:
         job.refuse_idle(options, "fake_balanced_gate", "in a model without experts")
@@ -177,7 +177,7 @@ def _chosen(job: Job, options: dict[str, object], version: AutomodelOptions) -> 
                    fake_balanced_gate=options.get("fake_balanced_gate") is True)
 
 
-def _assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, str, str], ...]:
+def _assumptions(job: Draft, options: dict[str, object]) -> tuple[tuple[str, str, str, str], ...]:
     """Packs need TE. A mesh that the parallelizer serves and the loader before it does not is shown, with that said."""
     made = [_PACKED] if job.scenario.training.lengths == "packed" else []
     made += [_INSTALLED] if job.graph.implementation == "hf" and _has_liger(job, options) else []
@@ -194,14 +194,14 @@ def _assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, 
              f"{job.mesh.tp}) requested but NemotronHForCausalLM has no TP plan'; only lm_head would be split"),)
 
 
-def _strategy(job: Job, options: dict[str, object]) -> Fsdp2Strategy:
+def _strategy(job: Draft, options: dict[str, object]) -> Fsdp2Strategy:
     """Under pipeline stages torch keeps parameters gathered until the last backward (`pipelining/stage.py`, 2.13)."""
     defer = job.flag(options, "defer_fsdp_grad_sync", "0.7.0 config.py:340", default=True)
     kept = bool(options.get("enable_fsdp_optimizations", False)) or job.mesh.pp > 1
     return Fsdp2Strategy(*_ahead(job, options), "last" if defer else "every", reshard_after_backward=not kept)
 
 
-def _ahead(job: Job, options: dict[str, object]) -> tuple[int, int]:
+def _ahead(job: Draft, options: dict[str, object]) -> tuple[int, int]:
     """Layers that are gathered ahead by order, in forward and backward (0.7.0 distributed/parallelizer.py).
 
     `apply_fsdp2_sharding_recursively` chains layers that reshard; the paths of experts and of Nemotron-H have no chain.
@@ -216,13 +216,13 @@ def _ahead(job: Job, options: dict[str, object]) -> tuple[int, int]:
     return forward, backward
 
 
-def _dispatcher(job: Job, options: dict[str, object]) -> str:
+def _dispatcher(job: Draft, options: dict[str, object]) -> str:
     default = "deepep" if job.mesh.ep > 1 else "torch"
     return job.auto("framework_options.dispatcher", str(options.get("dispatcher", "auto")), default,
                     "0.7.0 models/common/utils.py: DeepEP where installed and ep > 1, else torch")
 
 
-def _attention(job: Job, options: dict[str, object]) -> str:
+def _attention(job: Draft, options: dict[str, object]) -> str:
     """Whose kernels attention runs, which time alone knows; transformers' layers have torch's."""
     if job.graph.implementation == "hf":
         job.refuse_idle(options, "attn", "in transformers' layers")
@@ -280,7 +280,7 @@ class _Choice:
     holds_fp32: bool = True
 
 
-def _packed(job: Job, options: dict[str, Any]) -> PackedWeights | None:
+def _packed(job: Draft, options: dict[str, Any]) -> PackedWeights | None:
     """A column of bf16 by default, which FSDP2 cuts and gathers as it does other parameters."""
     packed = packed_of(job, options, ("bfloat16", "0.7.0 components/quantization/qlora.py create_bnb_config"))
     if packed is None or packed.storage == job.compute:

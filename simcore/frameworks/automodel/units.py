@@ -9,7 +9,7 @@ from functools import lru_cache
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.placement.framework import Unit
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 
 __all__ = ["is_sharded", "units"]
 
@@ -44,7 +44,7 @@ class _Wrapping:
     holds_fp32: bool
 
 
-def units(job: Job, stages: Stages, options: dict[str, object], reduce: str, *, holds_fp32: bool) -> tuple[Unit, ...]:
+def units(job: Draft, stages: Stages, options: dict[str, object], reduce: str, *, holds_fp32: bool) -> tuple[Unit, ...]:
     """Units of every stage, outermost first at each layer; none where there is nothing to shard over."""
     if not is_sharded(job):
         return ()
@@ -55,7 +55,7 @@ def units(job: Job, stages: Stages, options: dict[str, object], reduce: str, *, 
                             holds_fp32))
 
 
-def _asked(job: Job, options: dict[str, object]) -> bool | None:
+def _asked(job: Draft, options: dict[str, object]) -> bool | None:
     asked = options.get("reshard_after_forward")
     if asked is None and job.mesh.ep > 1:
         asked = options.get("moe.reshard_after_forward")

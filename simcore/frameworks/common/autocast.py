@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from simcore.models.blocks import Attention, Mlp
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 
 __all__ = ["AUTOCAST_OPTIONS", "Mixed", "mixed_of"]
 
@@ -29,7 +29,7 @@ class Mixed:
     autocast: bool
 
 
-def mixed_of(job: Job, options: dict[str, Any]) -> Mixed:
+def mixed_of(job: Draft, options: dict[str, Any]) -> Mixed:
     """How parameters are stored, and whether forward casts. Under autocast they are fp32 or of the products' type."""
     given = job.scenario.training.precision.params
     if options.get(_KBIT) and job.scenario.training.method != "qlora":
@@ -42,7 +42,7 @@ def mixed_of(job: Job, options: dict[str, Any]) -> Mixed:
     wide = stored != job.compute
     autocast = wide if options.get("autocast") is None else bool(options["autocast"])
     if autocast and options.get("autocast") is None:
-        job.autos["framework_options.autocast"] = ("true", "accelerate 1.15 accelerator.py prepare_model")
+        job.note("framework_options.autocast", "true", "accelerate 1.15 accelerator.py prepare_model")
     if autocast:
         _check(job, stored)
     elif wide:

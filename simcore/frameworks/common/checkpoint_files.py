@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from simcore.placement.checkpoint_files import Files, Transfer
-from simcore.placement.job import Job
+from simcore.placement.job import Draft
 
 __all__ = ["automodel_files", "fsdp1_files", "fsdp2_files", "megatron_files", "megatron_fsdp_files", "plain_files"]
 
@@ -32,7 +32,7 @@ MEGATRON_LOAD: Final[Mapping[str, Transfer]] = {
 }
 
 
-def fsdp2_files(job: Job) -> Files:
+def fsdp2_files(job: Draft) -> Files:
     """Torch itself has no default: a plain script with transformers reads everywhere and gathers on rank 0."""
     lora = job.scenario.training.method != "full"
     save = {"full": Transfer(_FULL + ": a tensor at a time", whole_on="rank0", trained_only=lora, in_flight=0,
@@ -41,7 +41,7 @@ def fsdp2_files(job: Job) -> Files:
     return _chosen(job, FSDP2_LOAD, save, ("every_rank", "full"))
 
 
-def fsdp1_files(job: Job) -> Files:
+def fsdp1_files(job: Draft) -> Files:
     """As under FSDP2, but that a unit is laid flat on the device before it is cut."""
     flat = "torch 2.13 distributed/fsdp/_init_utils.py _init_param_handle_from_params: flat on the device, then cut"
     load = {"every_rank": Transfer(f"transformers 5.23 modeling_utils.py from_pretrained on every rank; {flat}",
@@ -56,7 +56,7 @@ def fsdp1_files(job: Job) -> Files:
     return _chosen(job, load, save, ("every_rank", "full"))
 
 
-def plain_files(job: Job) -> Files:
+def plain_files(job: Draft) -> Files:
     """Plain transformers, under DDP and, as if parts were whole, under ZeRO: each rank reads all, rank 0 writes.
 
     A tensor in flight is counted on every rank, though only rank 0 has one.
@@ -71,7 +71,7 @@ def plain_files(job: Job) -> Files:
     return _chosen(job, {"every_rank": load}, {"full": save}, ("every_rank", "full"))
 
 
-def automodel_files(job: Job) -> Files:
+def automodel_files(job: Draft) -> Files:
     """Shards as safetensors, each rank's own all at once; adapters are gathered.
 
     Consolidation (save_consolidated, at the end) has 5 threads with a tensor and a part of it each.
@@ -93,7 +93,7 @@ def automodel_files(job: Job) -> Files:
     return _chosen(job, load, {"sharded": saved}, ("sharded", "sharded"))
 
 
-def megatron_files(job: Job) -> Files:
+def megatron_files(job: Draft) -> Files:
     """torch_dist: all that a rank writes is copied to the host first; data-parallel ranks share parameters."""
     saved = Transfer("torch_dist: core 0.16.1 dist_checkpointing/strategies/filesystem_async.py preload_tensors, also "
                      "without async_save (async_utils.py:79); Bridge 0.3.1 training/config.py:839 fully_parallel_save, "
@@ -102,7 +102,7 @@ def megatron_files(job: Job) -> Files:
     return _chosen(job, MEGATRON_LOAD, {"sharded": saved}, ("sharded", "sharded"))
 
 
-def megatron_fsdp_files(job: Job) -> Files:
+def megatron_fsdp_files(job: Draft) -> Files:
     """fsdp_dtensor: torch's own reader and writer, on parts of buckets as DTensors."""
     where = "fsdp_dtensor: Bridge 0.3.1 training/checkpointing.py"
     load = {"sharded": Transfer(f"{where}:2304 FileSystemReader; {_DCP}:861 read_data: a tensor at a time")}
@@ -110,7 +110,7 @@ def megatron_fsdp_files(job: Job) -> Files:
     return _chosen(job, load, save, ("sharded", "sharded"))
 
 
-def _chosen(job: Job, load: Mapping[str, Transfer], save: Mapping[str, Transfer], defaults: tuple[str, str]) -> Files:
+def _chosen(job: Draft, load: Mapping[str, Transfer], save: Mapping[str, Transfer], defaults: tuple[str, str]) -> Files:
     asked = job.scenario.checkpoint
     job.one_of("checkpoint.load", asked.load, ("auto", "none", *load))
     job.one_of("checkpoint.save", asked.save, ("auto", "none", *save))

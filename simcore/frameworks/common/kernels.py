@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from simcore.models.blocks import Attention, LatentAttention
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 from simcore.placement.libraries import KernelLibraries
 
 __all__ = ["FUSED", "SDPA_BACKENDS", "torch_libraries"]
@@ -24,14 +24,14 @@ _RULE: Final = (f"{_FILE}, check_prefer_cudnn_attention: on compute capability 9
                 "later; else flash-attention 2; where that cannot, the memory-efficient kernel")
 
 
-def torch_libraries(job: Job, options: Mapping[str, Any]) -> KernelLibraries:
+def torch_libraries(job: Draft, options: Mapping[str, Any]) -> KernelLibraries:
     """Torch's own linears and operators, and the attention that it chooses where a scenario does not."""
     compiled = bool(options.get("compile"))
     as_eager = compiled and job.graph.implementation != "torchtitan"
     return KernelLibraries(attention=_attention(job, options), eager=not compiled, fused=FUSED if as_eager else 1.0)
 
 
-def _attention(job: Job, options: Mapping[str, Any]) -> str:
+def _attention(job: Draft, options: Mapping[str, Any]) -> str:
     if job.graph.implementation == "llmfoundry":  # models/mpt/configuration_mpt.py: attn_impl triton
         return "attention_flash2" if options.get("attn_impl") == "flash" else "attention_triton"
     given = str(options.get("attn_implementation", ""))
@@ -69,12 +69,12 @@ def _not_by_cudnn(job: Job) -> tuple[str, str] | tuple[()]:
             f"{_FILE} check_cudnn_hardware_support")
 
 
-def _note_pairs(job: Job) -> None:
+def _note_pairs(job: Draft) -> None:
     """Grouped queries are for flash and cuDNN: else transformers' layers, which ask for them, have no kernel."""
     blocks = [branch.block for kind in job.graph.kinds for branch in kind.branches]
     grouped = any(isinstance(block, Attention) and block.num_kv_heads < block.num_heads for block in blocks)
     if job.graph.implementation == "hf" and grouped and job.scenario.training.lengths != "packed":
-        job.autos["attention of grouped queries"] = (
+        job.note("attention of grouped queries",
             "counted as a kernel's: torch has none here, and its own operators keep every pair of tokens",
             f"{_FILE} check_batch_size_and_num_heads_dense; transformers 5.23 integrations/sdpa_attention.py "
             "use_gqa_in_sdpa")

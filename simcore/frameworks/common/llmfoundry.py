@@ -22,7 +22,7 @@ from simcore.frameworks.common.trainer import Trainer
 from simcore.models.blocks import Attention, Embedding
 from simcore.models.graph import ModelGraph
 from simcore.operators.llmfoundry.options import AttentionImplementation, LlmfoundryOptions
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 
 __all__ = ["DEFAULTS", "FSDP1", "OPTIONS", "TRAINER", "check", "in_fp8", "options_of"]
 
@@ -97,7 +97,7 @@ def _marked(graph: ModelGraph) -> ModelGraph:
     return replace(graph, kinds=tuple(replace(kind, fp8=kind.block is None) for kind in graph.kinds))
 
 
-def options_of(job: Job, options: dict[str, Any]) -> LlmfoundryOptions:
+def options_of(job: Draft, options: dict[str, Any]) -> LlmfoundryOptions:
     """Options of the layers."""
     attention = job.auto("framework_options.attn_impl", options.get("attn_impl", "auto"), "triton",
                          f"{_CODE} models/mpt/configuration_mpt.py attn_config_defaults")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simcore.pipeline.schedule import ZERO_BUBBLE, Schedule
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 from simcore.placement.stages import contiguous, remainder_first, stage_layers
 
 __all__ = ["check_schedule", "even_stages", "pipeline_schedule", "weighed_stages"]
@@ -12,7 +12,7 @@ _RULE = "torch 2.13 distributed/pipelining/schedules.py"
 _SPLIT = "torchtitan 0.2.2 distributed/pipeline_parallel.py generate_llm_fqn_per_model_part"
 
 
-def pipeline_schedule(job: Job) -> Schedule:
+def pipeline_schedule(job: Draft) -> Schedule:
     """Of the mesh's stages; a rank takes as many microbatches through a chunk in a row as a round has."""
     pipeline, pp, count = job.scenario.training.pipeline, job.mesh.pp, job.scenario.num_microbatches
     if pp == 1:
@@ -23,7 +23,7 @@ def pipeline_schedule(job: Job) -> Schedule:
             raise job.illegal("training.global_batch_size", f"Number of microbatches ({count}) must be greater than or "
                               f"equal to the number of stages ({pp})", f"{_RULE} Schedule1F1B")
         return Schedule(num_stages=pp)
-    job.autos["parameters of a rank's chunks"] = (
+    job.note("parameters of a rank's chunks",
         "gathered when they run first", f"an assumption: {_RULE} UNSHARD gathers all of them when a step begins, while "
         "neither activations nor gradients are there")
     if pipeline.schedule == "zbv":

@@ -14,7 +14,7 @@ from typing import Any, Final
 from simcore.errors import InputError, Problem
 from simcore.inputs.training import Quantization
 from simcore.models.tensor import TensorSpec
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 from simcore.recording.packed_weights import PackedWeights
 
 __all__ = ["OUTLIERS", "STORAGES", "STORAGE_OPTION", "THRESHOLD_OPTION", "TUNE_OPTION", "is_packed", "packed_of"]
@@ -34,7 +34,7 @@ _TURING: Final = (7, 5)
 _COLUMN: Final = ("uint8", "transformers 5.23 utils/quantization_config.py BitsAndBytesConfig")
 
 
-def packed_of(job: Job, options: dict[str, Any], default: tuple[str, str] = _COLUMN) -> PackedWeights | None:
+def packed_of(job: Draft, options: dict[str, Any], default: tuple[str, str] = _COLUMN) -> PackedWeights | None:
     """How frozen linears lie; None where the method is another one. `default`: the column's type, and who says so."""
     asked, at = job.scenario.training.quantization, "training.quantization"
     if job.scenario.training.method != "qlora":
@@ -42,7 +42,7 @@ def packed_of(job: Job, options: dict[str, Any], default: tuple[str, str] = _COL
             job.refuse_idle(options, name, "without qlora")
         return None
     if job.has_experts and job.graph.implementation == "hf":
-        job.autos["quantization of experts"] = ("none: they stay in 16 bits", "transformers 5.23 integrations/"
+        job.note("quantization of experts", "none: they stay in 16 bits", "transformers 5.23 integrations/"
                                                 "bitsandbytes.py: linears are packed, experts are parameters of 3-D")
     if options.get(TUNE_OPTION):
         return _torchaos(job, options)
@@ -61,7 +61,7 @@ def packed_of(job: Job, options: dict[str, Any], default: tuple[str, str] = _COL
     return PackedWeights(asked.format, asked.block_size, asked.double_quant, _TYPES[storage])
 
 
-def _int8(job: Job, options: dict[str, Any]) -> PackedWeights:
+def _int8(job: Draft, options: dict[str, Any]) -> PackedWeights:
     """Nothing of it is asked for but a threshold, which frameworks take that serve it."""
     asked = job.scenario.training.quantization
     if job.scenario.framework != "ddp":

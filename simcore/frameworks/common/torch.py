@@ -7,7 +7,7 @@ from typing import Final
 
 from simcore.frameworks.common.lora import DEFAULT_TARGETS
 from simcore.placement.framework import Optimizer
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Blocks, Placements, TensorLayout
 
 __all__ = ["Defaults", "Sourced", "States", "all_or_no_checkpoint", "check_named_adapters",
@@ -62,7 +62,7 @@ def offloaded_together(job: Job, told: str, rule: str) -> bool:
     return bool(parts["params"][1])
 
 
-def torch_optimizer(job: Job, source: str, default: str = "foreach", *, plain: bool = False,
+def torch_optimizer(job: Draft, source: str, default: str = "foreach", *, plain: bool = False,
                     muon: bool = False) -> Optimizer:
     """`torch.optim`, by default of the framework's kind (`source` says where); SGD has no temporaries, as if fused.
 
@@ -90,7 +90,7 @@ def _low_bit(job: Job, *, plain: bool) -> str:
     return ("bitsandbytes" if plain and optimizer.implementation == "auto" else "torchao") if asked else ""
 
 
-def _checked_low_bit(job: Job, *, plain: bool) -> str:
+def _checked_low_bit(job: Draft, *, plain: bool) -> str:
     """Parameters that are DTensors have torchao's alone."""
     optimizer, kind = job.scenario.training.optimizer, _low_bit(job, plain=plain)
     if optimizer.name in ("sgd", "muon"):
@@ -104,7 +104,7 @@ def _checked_low_bit(job: Job, *, plain: bool) -> str:
         raise job.illegal("training.optimizer.moments", f"Amount of optimizer bits not supported: {optimizer.moments}",
                           f"{_BNB} init_state: 8 or 32")
     if kind == "bitsandbytes" and optimizer.moments == "auto":
-        job.autos["training.optimizer.moments"] = ("fp32", f"{_BNB} init_state: 32 bits")
+        job.note("training.optimizer.moments", "fp32", f"{_BNB} init_state: 32 bits")
     return kind
 
 
@@ -186,7 +186,7 @@ def refuse_virtual_stages(job: Job) -> None:
         raise job.not_yet("training.pipeline.virtual_stages", f"virtual stages under {job.scenario.framework}")
 
 
-def check_named_adapters(job: Job) -> None:
+def check_named_adapters(job: Draft) -> None:
     """What adapters by name (`simcore/frameworks/common/lora.py`) do not serve."""
     job.refuse_given({"training.lora.expert_adapters": "none"})
     if job.scenario.training.lora.target_modules == "auto":

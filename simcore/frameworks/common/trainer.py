@@ -13,7 +13,7 @@ from simcore.frameworks.adapter import Options
 from simcore.frameworks.common.torch import Defaults
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Placements
 from simcore.recording.options import ImplementationOptions
 
@@ -49,14 +49,14 @@ class Trainer:
 
     options: Options
     defaults: Defaults
-    check: Callable[[Job, dict[str, Any]], None]
-    layer_options: Callable[[Job, dict[str, Any]], ImplementationOptions]
-    checkpoint: Callable[[Job], str]
-    stages: Callable[[Job], tuple[tuple[int, ...], ...]]
+    check: Callable[[Draft, dict[str, Any]], None]
+    layer_options: Callable[[Draft, dict[str, Any]], ImplementationOptions]
+    checkpoint: Callable[[Draft], str]
+    stages: Callable[[Draft], tuple[tuple[int, ...], ...]]
     tp_layout: Callable[[TensorSpec], Placements] = uncut
-    in_fp8: Callable[[Job], ModelGraph] | None = None
-    gathered_weights: Callable[[Job], str] = _compute_dtype
-    assumptions: Callable[[Job, dict[str, Any]], Assumptions] = _none
+    in_fp8: Callable[[Draft], ModelGraph] | None = None
+    gathered_weights: Callable[[Draft], str] = _compute_dtype
+    assumptions: Callable[[Draft, dict[str, Any]], Assumptions] = _none
     serves_muon: bool = False
 
 

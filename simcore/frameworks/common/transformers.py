@@ -14,7 +14,7 @@ from simcore.frameworks.common.trainer import Trainer
 from simcore.inputs.training import Draws
 from simcore.models.blocks import Attention, Mamba2
 from simcore.operators.hf.options import AttentionImplementation, HfOptions
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 
 __all__ = ["DEFAULTS", "OPTIONS", "TRAINER", "VLLM_FLASH_ATTN3", "check", "check_layers", "options_of", "replayed"]
 
@@ -91,7 +91,7 @@ def _by_transformers(job: Job, options: dict[str, Any]) -> bool:
     return options.get("recompute_by") == "transformers" and all_or_no_checkpoint(job) != "none"
 
 
-def options_of(job: Job, options: dict[str, Any]) -> HfOptions:
+def options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
     """Options of the layers: transformers' own grouped products, or the stand-in that expert parallelism needs."""
     unit = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
     apart = HfOptions(experts_unit=unit, inputs_on_host=job.scenario.training.offload.part("activations")[1] > 0,
@@ -118,7 +118,7 @@ def _has_sinks(job: Job) -> bool:
     return any(isinstance(b.block, Attention) and b.block.sinks for kind in job.graph.kinds for b in kind.branches)
 
 
-def _attention_with_sinks(job: Job, given: str | None) -> AttentionImplementation:
+def _attention_with_sinks(job: Draft, given: str | None) -> AttentionImplementation:
     """`GptOssPreTrainedModel` has no SDPA; of flash-attn it takes what knows sinks, whatever was asked for."""
     at, source = "framework_options.attn_implementation", "transformers 5.23 models/gpt_oss/modeling_gpt_oss.py"
     if given in (None, "eager"):
@@ -133,7 +133,7 @@ def _attention_with_sinks(job: Job, given: str | None) -> AttentionImplementatio
     return "flash_attention_2"
 
 
-def _attention(job: Job, options: dict[str, Any]) -> AttentionImplementation:
+def _attention(job: Draft, options: dict[str, Any]) -> AttentionImplementation:
     """Transformers' own choice is SDPA, which gets a mask for packed sequences; flash-attn gets their lengths."""
     given = options.get("attn_implementation")
     if _has_sinks(job):

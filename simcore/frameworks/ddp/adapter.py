@@ -10,7 +10,7 @@ from simcore.frameworks.ddp.table import OPTIONS, VERSIONS, table
 __all__ = ["ADAPTERS"]
 
 ADAPTERS = {"ddp": FrameworkAdapter(
-    table=table, hooks=DdpHooks, lora_tensors=name_adapters, versions=VERSIONS,
+    write_table=table, hooks=DdpHooks, lora_tensors=name_adapters, versions=VERSIONS,
     implementations=("hf",), implementation_of=lambda family, method: "hf",
     options=lambda implementation: OPTIONS,
     serves_qlora=True,

@@ -39,7 +39,7 @@ from simcore.frameworks.ddp.unsloth import FAST_OPTION, FAST_RELEASES, adapter_d
 from simcore.models.blocks import Attention
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.framework import Framework, Rule, TensorPolicy, UpdateTime
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Partial, Placements, TensorLayout
 from simcore.recording.packed_weights import PackedWeights
 
@@ -69,7 +69,7 @@ OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "chunked")
 
 
-def table(job: Job) -> Framework:
+def table(job: Draft) -> Framework:
     """DDP applied to a job."""
     options = job.options(OPTIONS)
     _check(job, options)
@@ -96,7 +96,7 @@ def table(job: Job) -> Framework:
     )
 
 
-def _check(job: Job, options: dict[str, Any]) -> None:
+def _check(job: Draft, options: dict[str, Any]) -> None:
     for axis in ("pp", "dp_shard", "cp", "tp", "ep", "etp"):
         if getattr(job.mesh, axis) > 1:
             raise job.illegal(f"mesh.{axis}", "DistributedDataParallel replicates: its ranks are dp_replicate", RULE)
@@ -126,7 +126,7 @@ def _check_sinks(job: Job, options: dict[str, Any]) -> None:
                           "torch 2.13 csrc/distributed/c10d/reducer.cpp ensure_prior_reduction_finished")
 
 
-def _mixed(job: Job, options: dict[str, Any]) -> Mixed:
+def _mixed(job: Draft, options: dict[str, Any]) -> Mixed:
     """Gradients are reduced as parameters are stored."""
     mixed, given = mixed_of(job, options), job.scenario.training.precision.grad_reduce
     if given not in ("auto", mixed.stored):
@@ -134,7 +134,7 @@ def _mixed(job: Job, options: dict[str, Any]) -> Mixed:
     return mixed
 
 
-def _reducer(job: Job, options: dict[str, Any]) -> DdpStrategy:
+def _reducer(job: Draft, options: dict[str, Any]) -> DdpStrategy:
     if job.mesh.dp_replicate == 1:
         return DdpStrategy()
     view = job.flag(options, "gradient_as_bucket_view", f"{RULE}: gradient_as_bucket_view=False", default=False)
@@ -144,7 +144,7 @@ def _reducer(job: Job, options: dict[str, Any]) -> DdpStrategy:
     return DdpStrategy("dp_replicate", MIB if given is None else int(cap) * MIB, int(cap) * MIB, view)
 
 
-def _layer_options(job: Job, options: dict[str, Any], mixed: Mixed) -> HfOptions:
+def _layer_options(job: Draft, options: dict[str, Any], mixed: Mixed) -> HfOptions:
     """Options of the layers; of kernels that are one if compiled, bytes are known for torchao's weights alone."""
     return replace(
         _transformers.options_of(job, _attention(options)),

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from simcore.operators.hf.options import UnslothRelease
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 
 __all__ = ["FAST_OPTION", "FAST_RELEASES", "adapter_dtype", "fast_layers"]
 
@@ -46,7 +46,7 @@ def fast_layers(job: Job, options: dict[str, Any]) -> UnslothRelease:
     return "newest" if options[FAST_OPTION] is True else "2024.12"
 
 
-def adapter_dtype(job: Job, options: dict[str, Any], stored: str) -> str:
+def adapter_dtype(job: Draft, options: dict[str, Any], stored: str) -> str:
     """As asked; fp32 under Unsloth, else as everything is stored."""
     given = job.scenario.training.lora.dtype
     if not options.get(FAST_OPTION):

@@ -17,7 +17,7 @@ from simcore.frameworks.deepspeed.zero12_hooks import Zero12Hooks
 __all__ = ["ADAPTERS"]
 
 _ZERO3 = FrameworkAdapter(
-    table=partial(zero_table, stage=3), hooks=Zero3Hooks, lora_tensors=name_adapters, versions=VERSIONS,
+    write_table=partial(zero_table, stage=3), hooks=Zero3Hooks, lora_tensors=name_adapters, versions=VERSIONS,
     implementations=("hf",), implementation_of=lambda family, method: "hf",
     options=lambda implementation: options_of_stage(3),
     at_rest=AtRest(exact=exact_in_pieces, padding=piece_padding),
@@ -25,9 +25,9 @@ _ZERO3 = FrameworkAdapter(
 )
 _PARTITIONED = AtRest(exact=exact_in_parts, padding=partition_padding)
 ADAPTERS = {
-    "zero1": replace(_ZERO3, table=partial(zero_table, stage=1), hooks=Zero12Hooks, at_rest=_PARTITIONED,
+    "zero1": replace(_ZERO3, write_table=partial(zero_table, stage=1), hooks=Zero12Hooks, at_rest=_PARTITIONED,
                      options=lambda implementation: options_of_stage(1)),
-    "zero2": replace(_ZERO3, table=partial(zero_table, stage=2), hooks=Zero12Hooks, at_rest=_PARTITIONED,
+    "zero2": replace(_ZERO3, write_table=partial(zero_table, stage=2), hooks=Zero12Hooks, at_rest=_PARTITIONED,
                      options=lambda implementation: options_of_stage(2)),
     "zero3": _ZERO3,
 }

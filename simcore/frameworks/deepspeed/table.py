@@ -25,7 +25,7 @@ from simcore.frameworks.common.torch import (
 )
 from simcore.frameworks.deepspeed.strategy import PERSISTENT, ZeroStrategy
 from simcore.placement.framework import Framework, Optimizer, Rule, TensorPolicy, UpdateTime
-from simcore.placement.job import Job, topology_of
+from simcore.placement.job import Draft, Job, topology_of
 from simcore.placement.layout import Flat, Partial, Placements, TensorLayout
 from simcore.recording.packed_weights import PackedWeights
 
@@ -84,7 +84,7 @@ def options_of_stage(stage: int) -> dict[str, tuple[Any, ...]]:
     return _OF_ALL | (_OF_3 if stage == 3 else {})
 
 
-def zero_table(job: Job, stage: int) -> Framework:
+def zero_table(job: Draft, stage: int) -> Framework:
     """ZeRO applied to a job."""
     options = job.options(options_of_stage(stage))
     _check(job)
@@ -113,7 +113,7 @@ def zero_table(job: Job, stage: int) -> Framework:
     )
 
 
-def _check(job: Job) -> None:
+def _check(job: Draft) -> None:
     for axis in ("pp", "cp", "tp", "ep", "etp"):
         if getattr(job.mesh, axis) > 1:
             raise job.not_yet(f"mesh.{axis}", f"{job.scenario.framework} with {axis}")
@@ -133,7 +133,7 @@ def _check(job: Job) -> None:
     job.one_of("training.loss", job.scenario.training.loss, LOSSES)
 
 
-def _packed(job: Job, options: dict[str, Any]) -> PackedWeights | None:
+def _packed(job: Draft, options: dict[str, Any]) -> PackedWeights | None:
     """A column of bytes stays as it is; one of another floating type than the model's would be cast, value by value."""
     packed = packed_of(job, options)
     if packed and packed.storage not in ("uint8", job.compute):
@@ -142,7 +142,7 @@ def _packed(job: Job, options: dict[str, Any]) -> PackedWeights | None:
     return packed
 
 
-def _strategy(job: Job, options: dict[str, Any], stage: int) -> ZeroStrategy:
+def _strategy(job: Draft, options: dict[str, Any], stage: int) -> ZeroStrategy:
     overlapped = job.flag(options, "overlap_comm", f"{CONFIG} overlap_comm_valid: with stage 3", default=stage == 3)
     bucket = _size(job, options, "reduce_bucket_size", 500_000_000)
     states, params = _offloaded(job, options, stage)
@@ -209,7 +209,7 @@ def _offloaded(job: Job, options: dict[str, Any], stage: int) -> tuple[bool, boo
     return parts["optimizer"], parts["params"]
 
 
-def _swap_buffers(job: Job, options: dict[str, Any], stage: int) -> int:
+def _swap_buffers(job: Draft, options: dict[str, Any], stage: int) -> int:
     """`buffer_count` of states on NVMe, 0 where they are not. As many as a sub-group has tensors and its gradient."""
     if job.scenario.training.offload.part("optimizer")[0] != "nvme":
         return 0
@@ -259,7 +259,7 @@ def _check_block(job: Job, options: dict[str, Any], key: str, *, is_on: bool) ->
             raise InputError(Problem(where, f"{key}.{name}: expected {wanted}, got {value!r}"))
 
 
-def _optimizer(job: Job, strategy: ZeroStrategy) -> Optimizer:
+def _optimizer(job: Draft, strategy: ZeroStrategy) -> Optimizer:
     """On the host it is DeepSpeedCPUAdam, whatever was asked for (`zero_force_ds_cpu_optimizer`)."""
     if not strategy.states_on_host:
         return torch_optimizer(job, "transformers 5.23 training_args.py: adamw_torch_fused from torch 2.8 on",
@@ -284,7 +284,7 @@ def _of_host(strategy: ZeroStrategy) -> tuple[tuple[str, str, str, str], ...]:
              "fused step; no time is published"),)
 
 
-def _size(job: Job, options: dict[str, Any], name: str, default: int) -> int:
+def _size(job: Draft, options: dict[str, Any], name: str, default: int) -> int:
     """In elements: as given, DeepSpeed's own default, or what transformers writes for "auto"."""
     hidden = job.graph.architecture.hidden
     filled = {"reduce_bucket_size": hidden * hidden, "stage3_prefetch_bucket_size": int(0.9 * hidden * hidden),

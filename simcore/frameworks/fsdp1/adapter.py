@@ -11,9 +11,9 @@ from simcore.frameworks.fsdp1.table import OPTIONS, TRAINERS, VERSIONS, in_fp8, 
 __all__ = ["ADAPTERS"]
 
 ADAPTERS = {"fsdp1": FrameworkAdapter(
-    table=table, hooks=Fsdp1Hooks, lora_tensors=name_adapters, versions=VERSIONS,
+    write_table=table, hooks=Fsdp1Hooks, lora_tensors=name_adapters, versions=VERSIONS,
     implementations=tuple(TRAINERS), implementation_of=lambda family, method: "hf",
     options=lambda implementation: TRAINERS[implementation].options if implementation in TRAINERS else OPTIONS,
     at_rest=AtRest(mean=mean_in_units, exact=exact_in_units, padding=unit_padding_bytes),
-    in_low_precision=in_fp8, casts_parameters=True,
+    quantize=in_fp8, casts_parameters=True,
 )}

@@ -31,7 +31,7 @@ from simcore.frameworks.fsdp1.strategy import Fsdp1Strategy, ShardingStrategy
 from simcore.frameworks.fsdp2.units import Wrapping, units
 from simcore.models.graph import ModelGraph
 from simcore.placement.framework import Framework, Rule, TensorPolicy, Unit, UpdateTime
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Flat, Partial, Placements, TensorLayout
 
 __all__ = ["OPTIONS", "TRAINERS", "VERSIONS", "in_fp8", "table"]
@@ -73,7 +73,7 @@ WITHIN: Final[dict[str, ShardingStrategy]] = {"FULL_SHARD": "FULL_SHARD", "HYBRI
 PREFETCH: Final = {"BACKWARD_PRE": "pre", "BACKWARD_POST": "post", "NO_PREFETCH": ""}
 
 
-def table(job: Job) -> Framework:
+def table(job: Draft) -> Framework:
     """FSDP1 applied to a job."""
     trainer = TRAINERS[job.graph.implementation]
     options, given = job.options(trainer.options), trainer.defaults
@@ -102,7 +102,7 @@ def table(job: Job) -> Framework:
     )
 
 
-def in_fp8(job: Job) -> ModelGraph:
+def in_fp8(job: Draft) -> ModelGraph:
     """The job's model where linears compute in fp8."""
     trainer = TRAINERS[job.graph.implementation]
     if trainer.in_fp8 is None:
@@ -110,7 +110,7 @@ def in_fp8(job: Job) -> ModelGraph:
     return trainer.in_fp8(job)
 
 
-def _check(job: Job, options: dict[str, Any]) -> None:
+def _check(job: Draft, options: dict[str, Any]) -> None:
     for axis in ("pp", "cp", "tp", "ep", "etp"):
         if getattr(job.mesh, axis) > 1:
             raise job.not_yet(f"mesh.{axis}", f"fsdp1 with {axis}")
@@ -136,7 +136,7 @@ TRAINERS: Final[Trainers] = {
 
 
 # ---- what is asked for ----------------------------------------------------------------------------------------------
-def _strategy(job: Job, options: dict[str, Any], reduce: str) -> Fsdp1Strategy:
+def _strategy(job: Draft, options: dict[str, Any], reduce: str) -> Fsdp1Strategy:
     strategy, mesh = _sharding_strategy(job, options), job.mesh
     asked = ASKED[job.graph.implementation]
     original, source = asked["use_orig_params"]
@@ -153,7 +153,7 @@ def _strategy(job: Job, options: dict[str, Any], reduce: str) -> Fsdp1Strategy:
                    sync, job.scenario.training.offload.part("params")[1] > 0)
 
 
-def _sharding_strategy(job: Job, options: dict[str, Any]) -> ShardingStrategy:
+def _sharding_strategy(job: Draft, options: dict[str, Any]) -> ShardingStrategy:
     """The one that is asked for, on the axes that it has; a second axis makes it a hybrid one."""
     mesh, at = job.mesh, "framework_options.sharding_strategy"
     hybrid = mesh.dp_shard > 1 and mesh.dp_replicate > 1
@@ -173,7 +173,7 @@ def _sharding_strategy(job: Job, options: dict[str, Any]) -> ShardingStrategy:
     return "NO_SHARD" if mesh.dp_shard == 1 else WITHIN[name]
 
 
-def _check_adapters(job: Job, options: dict[str, Any], *, aligned: bool) -> None:
+def _check_adapters(job: Draft, options: dict[str, Any], *, aligned: bool) -> None:
     """A flat parameter is trained or not, unless it knows the parameters in it."""
     if job.scenario.training.method == "full":
         return
@@ -200,7 +200,7 @@ def _check_offload(job: Job, strategy: Fsdp1Strategy) -> None:
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------
-def _units(job: Job, options: dict[str, Any], reduce: str) -> tuple[Unit, ...]:
+def _units(job: Draft, options: dict[str, Any], reduce: str) -> tuple[Unit, ...]:
     """The root first, then every layer, unless all is one unit."""
     stages = (tuple(range(len(job.graph.layers))),)
     wrapping = Wrapping(root=False, layers=True, last=True, head=False, experts=True, separate=False,

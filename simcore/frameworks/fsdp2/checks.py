@@ -12,14 +12,14 @@ from simcore.frameworks.common.torch import check_named_adapters, offloaded_toge
 from simcore.frameworks.fsdp2.trainers import TRAINERS
 from simcore.models.blocks import Moe
 from simcore.placement.framework import Unit
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 
 __all__ = ["RULE", "check", "check_last_backward", "check_shared", "check_units"]
 
 RULE = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_init.py"
 
 
-def check(job: Job) -> None:
+def check(job: Draft) -> None:
     """Refuses what no `fully_shard` job is served with: axes, training settings, offload, experts."""
     mesh, training = job.mesh, job.scenario.training
     axes = TRAINERS[job.graph.implementation].defaults.axes

@@ -9,7 +9,7 @@ from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.torch import check_optimizer_in_backward
 from simcore.inputs.training import Draws
 from simcore.operators.hf.options import HfOptions
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 
 __all__ = ["TRAINER"]
 
@@ -37,7 +37,7 @@ def check(job: Job, options: dict[str, Any]) -> None:
         check_optimizer_in_backward(job)
 
 
-def options_of(job: Job, options: dict[str, Any]) -> HfOptions:
+def options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
     """Options of the layers: the kernel of attention; a causal mask is made unless it is flash-attn's."""
     given = options.get("attn_implementation")
     if given != "flash_attention_2":

@@ -16,7 +16,7 @@ from simcore.inputs.training import Capacity, Draws, Imbalance
 from simcore.models.blocks import Attention, Moe
 from simcore.models.tensor import TensorSpec
 from simcore.operators.kempnerforge.options import KempnerforgeOptions
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Placements, Shard
 
 __all__ = ["TRAINER"]
@@ -133,10 +133,10 @@ def checkpoint(job: Job) -> str:
                       "[attention])")
 
 
-def options_of(job: Job, options: dict[str, Any]) -> KempnerforgeOptions:
+def options_of(job: Draft, options: dict[str, Any]) -> KempnerforgeOptions:
     """Options of the layers. Blocks of all experts are as long as the fullest: `imbalance` times the mean."""
     if job.mesh.pp > 1:
-        job.autos["outputs of the last stage"] = (
+        job.note("outputs of the last stage",
             "all microbatches' logits, kept and joined", f"{_CODE} scripts/train.py: pp_schedule.step returns them")
         return KempnerforgeOptions(is_stage=True)
     if not job.has_experts:
@@ -147,7 +147,7 @@ def options_of(job: Job, options: dict[str, Any]) -> KempnerforgeOptions:
     return KempnerforgeOptions(imbalance=max(fullest, 1.0), packed_experts=packed)
 
 
-def _fullest(job: Job) -> float:
+def _fullest(job: Draft) -> float:
     """Load of the fullest expert over the mean.
 
     [Note: an untrained router] KempnerForge's own model, scaled down and trained from its initial weights, sends all
@@ -161,7 +161,7 @@ def _fullest(job: Job) -> float:
         return 1.0
     fullest = max(branch.block.num_experts / branch.block.top_k for kind in job.graph.kinds for branch in kind.branches
                   if isinstance(branch.block, Moe))
-    job.autos["training.routing"] = (
+    job.note("training.routing",
         f"all tokens of a layer on the same experts, {fullest:g} times the mean", "an untrained router: KempnerForge's "
         "own model from its initial weights, scaled down, within ten steps; "
         f"{_CODE} model/moe.py makes every expert's block as long as the fullest")

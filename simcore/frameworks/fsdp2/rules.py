@@ -16,7 +16,7 @@ from simcore.frameworks.fsdp2.trainers import TRAINERS
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.placement.framework import Matches, Rule, TensorPolicy, UpdateTime
-from simcore.placement.job import Job
+from simcore.placement.job import Draft
 from simcore.placement.layout import Partial, Placements, Shard, TensorLayout
 from simcore.recording.packed_weights import PackedWeights
 
@@ -43,7 +43,7 @@ class _Choice:
     packed: PackedWeights | None
 
 
-def packed_weights(job: Job, options: dict[str, Any]) -> PackedWeights | None:
+def packed_weights(job: Draft, options: dict[str, Any]) -> PackedWeights | None:
     """[Note: FSDP2 and weights in 4 bits] Columns of bytes are whole on every rank, others are cut.
 
     accelerate 1.15 `utils/fsdp_utils.py:797` has FSDP ignore uint8. A column of a floating type is gathered like other
@@ -61,7 +61,7 @@ def packed_weights(job: Job, options: dict[str, Any]) -> PackedWeights | None:
     return packed
 
 
-def rules_of(job: Job, stored: str, packed: PackedWeights | None, *, fully: bool,
+def rules_of(job: Draft, stored: str, packed: PackedWeights | None, *, fully: bool,
              in_backward: bool) -> tuple[Rule, ...]:
     """Layouts of all tensors; the first rule that a tensor falls under counts."""
     adapter, trainer = job.scenario.training.lora.dtype, TRAINERS[job.graph.implementation]

@@ -23,7 +23,7 @@ from simcore.frameworks.fsdp2.units import units
 from simcore.models.graph import ModelGraph
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.framework import Framework, Optimizer, Unit
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 from simcore.recording.options import ImplementationOptions
 
 __all__ = ["VERSIONS", "in_fp8", "table"]
@@ -31,7 +31,7 @@ __all__ = ["VERSIONS", "in_fp8", "table"]
 VERSIONS = ("torch 2.13",)
 
 
-def in_fp8(job: Job) -> ModelGraph:
+def in_fp8(job: Draft) -> ModelGraph:
     """The job's model where linears compute in fp8."""
     trainer = TRAINERS[job.graph.implementation]
     if trainer.in_fp8 is None:
@@ -40,7 +40,7 @@ def in_fp8(job: Job) -> ModelGraph:
     return trainer.in_fp8(job)
 
 
-def table(job: Job) -> Framework:
+def table(job: Draft) -> Framework:
     """FSDP2 applied to a job."""
     trainer = TRAINERS[job.graph.implementation]
     check(job)
@@ -130,7 +130,7 @@ def _cast_stream(job: Job, options: ImplementationOptions) -> ImplementationOpti
     return replace(options, casts_stream=any(kind.wide for kind in job.graph.kinds))
 
 
-def _note_defaults(job: Job, options: dict[str, object]) -> None:
+def _note_defaults(job: Draft, options: dict[str, object]) -> None:
     """What is decided tensor by tensor or unit by unit further down."""
     if options.get("reshard_after_forward") is None:
         given = TRAINERS[job.graph.implementation].defaults

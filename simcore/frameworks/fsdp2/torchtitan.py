@@ -19,7 +19,7 @@ from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.operators.torchtitan.options import TorchtitanOptions
 from simcore.pipeline.schedule import ZERO_BUBBLE
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Placements, Shard
 
 __all__ = ["TRAINER"]
@@ -128,7 +128,7 @@ def _marked(graph: ModelGraph) -> ModelGraph:
     return replace(graph, kinds=tuple(replace(kind, fp8=kind.block is None) for kind in graph.kinds))
 
 
-def gathered_weights(job: Job) -> str:
+def gathered_weights(job: Draft) -> str:
     """The format in which weights of blocks are gathered (torchao 0.18 float8/fsdp_utils.py)."""
     if job.scenario.training.precision.compute != "fp8":
         return job.compute
@@ -150,7 +150,7 @@ def checkpoint(job: Job) -> str:
                       "mode per_op)")
 
 
-def options_of(job: Job, options: dict[str, Any]) -> TorchtitanOptions:
+def options_of(job: Draft, options: dict[str, Any]) -> TorchtitanOptions:
     """Options of the layers."""
     stop = job.flag(options, "early_stop", "torchtitan 0.2.2 config/job_config.py: early_stop = False", default=False)
     whole = job.mesh.tp > 1 and job.flag(options, "disable_loss_parallel",
@@ -172,14 +172,14 @@ def options_of(job: Job, options: dict[str, Any]) -> TorchtitanOptions:
                              compiled_loss=compiled is True)
 
 
-def _splits_sequences(job: Job) -> bool:
+def _splits_sequences(job: Draft) -> bool:
     """[Note: context parallel inputs] Every rank of a group loads the same sequences and cuts its part out of them.
 
     torchtitan 0.2.2 `distributed/context_parallel.py`, prepare_context_parallel_input: positions are int32; the trainer
     holds whole tokens and labels until the step is over. torch 2.13 `experimental/_context_parallel/_attention.py`.
     """
     if job.mesh.cp > 1:
-        job.autos["context parallel attention"] = (
+        job.note("context parallel attention",
             "keys and values all-gathered, balanced from head and tail",
             "torchtitan 0.2.2 config/job_config.py: context_parallel_rotate_method, context_parallel_load_balancer")
     return job.mesh.cp > 1

@@ -12,10 +12,10 @@ from simcore.frameworks.megatron.table import QLORA_REFUSAL, default_etp, in_fp8
 __all__ = ["ADAPTERS"]
 
 ADAPTERS = {"megatron": FrameworkAdapter(
-    table=table, hooks=MegatronHooks, lora_tensors=adapters, versions=VERSIONS,
+    write_table=table, hooks=MegatronHooks, lora_tensors=adapters, versions=VERSIONS,
     implementations=("megatron",), implementation_of=lambda family, method: "megatron",
     options=lambda implementation: OPTIONS,
     at_rest=AtRest(exact=exact_at_rest, padding=buffer_padding),
-    in_low_precision=in_fp8, default_etp=default_etp, qlora_refusal=QLORA_REFUSAL,
+    quantize=in_fp8, default_etp=default_etp, qlora_refusal=QLORA_REFUSAL,
     copies_tied_head=True,  # the last stage's copy of the embedding: core 0.16.1 language_module.py:167
 )}

@@ -31,7 +31,7 @@ from simcore.models.blocks import LayerKind, Mtp
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.operators.megatron.ops.options import MegatronOptions
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 from simcore.placement.layout import local_shape
 from simcore.placement.mesh import Mesh
 from simcore.recording.fp8_scaling import RECIPES, Scaling, in_model, matched
@@ -111,7 +111,7 @@ class Fp8:
         return "fp4" if self.scaling.recipe == "nvfp4" else "fp8"
 
 
-def fp8_of(job: Job, options: dict[str, object]) -> Fp8 | None:
+def fp8_of(job: Draft, options: dict[str, object]) -> Fp8 | None:
     """What was asked, checked, with the presets' defaults; None where nothing computes in fp8."""
     _check_idle(job, options)
     if job.narrow == "fp4":
@@ -126,7 +126,7 @@ def fp8_of(job: Job, options: dict[str, object]) -> Fp8 | None:
     return _made(job, options, recipe, params=params, ends=ends)
 
 
-def _fp4_of(job: Job, options: dict[str, object]) -> Fp8:
+def _fp4_of(job: Draft, options: dict[str, object]) -> Fp8:
     """[Note: nvfp4 weights]."""
     recipe = job.auto("framework_options.fp4_recipe", str(options.get("fp4_recipe", "auto")), "nvfp4",
                       "Bridge 0.3.1 training/mixed_precision.py MixedPrecisionConfig")
@@ -140,7 +140,7 @@ def _fp4_of(job: Job, options: dict[str, object]) -> Fp8:
     return _made(job, options, recipe, params=params, ends=False)
 
 
-def _made(job: Job, options: dict[str, object], recipe: str, *, params: bool, ends: bool) -> Fp8:
+def _made(job: Draft, options: dict[str, object], recipe: str, *, params: bool, ends: bool) -> Fp8:
     in_bf16 = job.flag(options, "first_last_layers_bf16", PRESET, default=ends)
     start, end = (int(str(options.get(f"num_layers_at_{at}_in_bf16", 1))) * in_bf16 for at in ("start", "end"))
     made = Fp8(Scaling(recipe, _transposes(job.compute_capability)), params,

@@ -10,7 +10,7 @@ from simcore.frameworks.megatron.precision import Formats
 from simcore.frameworks.megatron.stages import OVERLAP, schedule
 from simcore.models.blocks import LatentAttention
 from simcore.models.network import Edge
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 from simcore.placement.libraries import KernelLibraries
 
 __all__ = ["host_notes", "layer_assumptions", "libraries_of"]
@@ -63,7 +63,7 @@ def host_notes(made: Formats) -> tuple[tuple[str, str, str, str], ...]:
              "without overlap_cpu_optimizer_d2h_h2d; torch 2.13 optim/adam.py; no time is published"),)
 
 
-def libraries_of(job: Job, options: dict[str, object], fp8: Fp8 | None) -> KernelLibraries:
+def libraries_of(job: Draft, options: dict[str, object], fp8: Fp8 | None) -> KernelLibraries:
     """TE's specs, or core's own with TE for experts alone; core 0.16.1 trains in a container of early 2026."""
     local = options.get("transformer_impl") == "local"
     flex = options.get("moe_token_dispatcher_type") == "flex"

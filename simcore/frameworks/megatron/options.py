@@ -17,7 +17,7 @@ from simcore.operators.megatron.ops.options import (
     FlexBackend,
     MegatronOptions,
 )
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 from simcore.units import dtype_bytes
 
 __all__ = ["OPTIONS", "VERSIONS", "fuses_experts", "implementation_options", "version_of"]
@@ -77,7 +77,7 @@ def version_of(job: Job) -> str:
     return VERSIONS[0] if given == "auto" else given
 
 
-def implementation_options(job: Job, options: dict[str, object], grads: str) -> MegatronOptions:
+def implementation_options(job: Draft, options: dict[str, object], grads: str) -> MegatronOptions:
     """Options of the layers; `grads`: dtype of main gradients."""
     dispatcher = str(options.get("moe_token_dispatcher_type", "auto"))
     if job.has_experts:
@@ -96,7 +96,7 @@ def implementation_options(job: Job, options: dict[str, object], grads: str) -> 
     return _core_options(job, options, _layer_options(job, options, made))
 
 
-def _attention(job: Job, options: dict[str, object]) -> AttentionBackend:
+def _attention(job: Draft, options: dict[str, object]) -> AttentionBackend:
     """flash, fused or unfused. Left to TransformerEngine: flash before Hopper, fused from Hopper on.
 
     No backward of cuDNN is deterministic on Blackwell for TransformerEngine up to 2.11 (utils.py:1068, "Disabling
@@ -123,7 +123,7 @@ def _refuse_packed(job: Job, options: dict[str, object]) -> None:
     raise job.not_yet("training.lengths", "packed sequences with attention that is not fused")
 
 
-def _core_options(job: Job, options: dict[str, object], made: MegatronOptions) -> MegatronOptions:
+def _core_options(job: Draft, options: dict[str, object], made: MegatronOptions) -> MegatronOptions:
     """Adds the options of every layer: the kernel of attention, fusions, what a batch brings along."""
     backend = _attention(job, options)
     if backend == "unfused" and job.mesh.cp > 1:
@@ -153,7 +153,7 @@ def _core_options(job: Job, options: dict[str, object], made: MegatronOptions) -
         overlap_moe_expert_parallel_comm=overlaps(job, options))
 
 
-def _layer_options(job: Job, options: dict[str, object], made: MegatronOptions) -> MegatronOptions:
+def _layer_options(job: Draft, options: dict[str, object], made: MegatronOptions) -> MegatronOptions:
     """Adds the options that Bridge's providers of single families set, or leave as core has them."""
     family = job.graph.architecture.family
     if family.startswith("qwen") or "bias_activation_fusion" in options:
@@ -171,7 +171,7 @@ def _layer_options(job: Job, options: dict[str, object], made: MegatronOptions) 
     return made
 
 
-def _rotation(job: Job, options: dict[str, object]) -> bool | None:
+def _rotation(job: Draft, options: dict[str, object]) -> bool | None:
     """Whether rotary embeddings are one kernel: providers of dense attention say so, those of latent attention not."""
     latent = any(isinstance(b.block, LatentAttention) for kind in job.graph.kinds for b in kind.branches)
     if not latent and "apply_rope_fusion" not in options:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 
 __all__ = ["Formats", "formats"]
 
@@ -41,7 +41,7 @@ class Formats:
     offloaded: float = 0.0
 
 
-def formats(job: Job, options: dict[str, object]) -> Formats:
+def formats(job: Draft, options: dict[str, object]) -> Formats:
     """What was asked, checked, with the recipes' defaults."""
     offloaded = _offloaded(job)
     precise = job.flag(options, "use_precision_aware_optimizer", ALONG if offloaded else RECIPE,
@@ -66,7 +66,7 @@ def formats(job: Job, options: dict[str, object]) -> Formats:
     return Formats(params, grads, stored, moments, owns, scatter, offloaded)
 
 
-def _owns_master(job: Job, options: dict[str, object], master: str) -> bool:
+def _owns_master(job: Draft, options: dict[str, object], master: str) -> bool:
     recipe = job.auto("framework_options.fp8_recipe", str(options.get("fp8_recipe", "auto")), "tensorwise",
                       "Bridge 0.3.1 training/mixed_precision.py: the optimizer is told, in bf16 too")
     return master != "fp32" or recipe == "delayed"
@@ -81,7 +81,7 @@ def _offloaded(job: Job) -> float:
     return fraction
 
 
-def _scatter(job: Job, options: dict[str, object]) -> bool:
+def _scatter(job: Draft, options: dict[str, object]) -> bool:
     """The distributed optimizer is Adam's and SGD's alone: it cuts matrices that Muon needs whole."""
     key, name = "use_distributed_optimizer", job.scenario.training.optimizer.name
     if name not in ("muon", "dist_muon"):
@@ -95,7 +95,7 @@ def _scatter(job: Job, options: dict[str, object]) -> bool:
     return False
 
 
-def _params(job: Job, options: dict[str, object]) -> str:
+def _params(job: Draft, options: dict[str, object]) -> str:
     """fp32 is served around linears in 8 or 4 bits, where core is given neither --bf16 nor --fp16."""
     served = ("fp32",) if job.narrow else ()
     job.one_of("training.precision.compute", job.compute, ("bf16", "fp16", *served))
@@ -109,7 +109,7 @@ def _params(job: Job, options: dict[str, object]) -> str:
     return params
 
 
-def _grads(job: Job) -> str:
+def _grads(job: Draft) -> str:
     """One buffer: gradients are reduced in the format in which they are accumulated."""
     precision = job.scenario.training.precision
     for key, given in (("main_grads", precision.main_grads), ("grad_reduce", precision.grad_reduce)):
@@ -134,7 +134,7 @@ def _check_plain(job: Job, *, scatter: bool) -> None:
                           "using precision-aware optimizer", RULE)
 
 
-def _check_sgd(job: Job, *, scatter: bool) -> None:
+def _check_sgd(job: Draft, *, scatter: bool) -> None:
     """Momentum is sgd's alone; its default keeps a buffer."""
     optimizer = job.scenario.training.optimizer
     if optimizer.name == "sgd":
@@ -160,7 +160,7 @@ def _check_precise(job: Job, *, scatter: bool) -> None:
         raise job.not_yet("training.optimizer.master", "fp16 masters of the precision-aware optimizer")
 
 
-def _stored_master(job: Job, options: dict[str, object], master: str, *, owns: bool) -> str:
+def _stored_master(job: Draft, options: dict[str, object], master: str, *, owns: bool) -> str:
     if not owns:
         if "store_param_remainders" in options:
             raise job.not_yet("framework_options.store_param_remainders", "store_param_remainders without "

@@ -10,7 +10,7 @@ from simcore.frameworks.megatron.pipeline_layout import chunks_of
 from simcore.inputs.training import Recompute
 from simcore.models.blocks import Mamba2
 from simcore.pipeline.schedule import Schedule
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 from simcore.placement.stages import contiguous, stage_layers
 
 __all__ = ["OVERLAP", "overlaps", "schedule", "stages"]
@@ -22,7 +22,7 @@ SPLITS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_sta
           "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split", LAYOUT)
 
 
-def schedule(job: Job, options: dict[str, object]) -> Schedule:
+def schedule(job: Draft, options: dict[str, object]) -> Schedule:
     """1F1B, interleaved where there are virtual stages."""
     pipeline, pp, chunks = job.scenario.training.pipeline, job.mesh.pp, _virtual_stages(job, options)
     given = options.get("microbatch_group_size_per_vp_stage")

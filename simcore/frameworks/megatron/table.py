@@ -25,7 +25,7 @@ from simcore.inputs.scenario import Mesh as Degrees
 from simcore.models.graph import ModelGraph
 from simcore.models.network import Edge
 from simcore.placement.framework import Framework, Optimizer, Padding
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 
 __all__ = ["QLORA_REFUSAL", "default_etp", "in_fp8", "table", "table_of"]
 
@@ -43,7 +43,7 @@ def default_etp(degrees: Degrees) -> int:
     return degrees.tp
 
 
-def in_fp8(job: Job) -> ModelGraph:
+def in_fp8(job: Draft) -> ModelGraph:
     """The job's model where linears compute in fp8."""
     made = fp8_of(job, job.options(OPTIONS))
     if made is None:
@@ -53,12 +53,12 @@ def in_fp8(job: Job) -> ModelGraph:
     return graph
 
 
-def table(job: Job) -> Framework:
+def table(job: Draft) -> Framework:
     """Megatron applied to a job."""
     return table_of(job, job.options(OPTIONS))
 
 
-def table_of(job: Job, options: dict[str, object]) -> Framework:
+def table_of(job: Draft, options: dict[str, object]) -> Framework:
     """The table for options that are known to be Megatron's."""
     sequence_parallel = _sequence_parallel(job)
     made_stages, made_schedule = stages(job, options), schedule(job, options)
@@ -100,7 +100,7 @@ def table_of(job: Job, options: dict[str, object]) -> Framework:
     )
 
 
-def _by_parts(job: Job, options: dict[str, object]) -> bool:
+def _by_parts(job: Draft, options: dict[str, object]) -> bool:
     """Main's default; core 0.16.1 has no such thing."""
     key, is_main = "use_layer_wise_param_layout", version_of(job).startswith("main")
     if job.scenario.training.optimizer.name != "dist_muon":
@@ -116,7 +116,7 @@ def _by_parts(job: Job, options: dict[str, object]) -> bool:
     return job.flag(options, key, "Megatron-LM main training/arguments.py", default=True)
 
 
-def _loss(job: Job, options: dict[str, object]) -> str:
+def _loss(job: Draft, options: dict[str, object]) -> str:
     """The cross entropy of Bridge's recipes for the model's family; without fusion, core's own in single kernels."""
     given = job.scenario.training.loss
     if options.get("cross_entropy_loss_fusion") is False:
@@ -147,20 +147,20 @@ def _deferred(job: Job, options: dict[str, object]) -> int:
     return min(int(str(options["wgrad_deferral_limit"])), job.scenario.num_microbatches)
 
 
-def _sequence_parallel(job: Job) -> bool:
+def _sequence_parallel(job: Draft) -> bool:
     given = job.scenario.training.sequence_parallel
     return job.auto("training.sequence_parallel", str(given).lower(), str(job.mesh.tp > 1).lower(),
                     "Bridge 0.3.1 recipes/nemotronh/nemotron_3_nano.py:46; core needs tp > 1") == "true"
 
 
-def _note_defaults(job: Job) -> None:
+def _note_defaults(job: Draft) -> None:
     if job.scenario.mesh.etp is None and job.has_experts:
         job.auto("mesh.etp", "auto", str(job.mesh.etp), "core 0.16.1 parallel_state.py:787: as tp")
     job.auto("training.optimizer.implementation", job.scenario.training.optimizer.implementation, "te",
              "core 0.16.1 optimizer/__init__.py: TransformerEngine's FusedAdam and FusedSGD")
 
 
-def _buckets(job: Job, options: dict[str, object], made: Formats, fp8: Fp8 | None) -> MegatronDdpStrategy:
+def _buckets(job: Draft, options: dict[str, object], made: Formats, fp8: Fp8 | None) -> MegatronDdpStrategy:
     """Mxfp8 parameters are gathered in 16 bits, through the gradient buffer (reuse_grad_buf_for_mxfp8_param_ag)."""
     mesh, scatter = job.mesh, made.scatter
     if mesh.dp_replicate > 1 and not scatter:
@@ -177,7 +177,7 @@ def _buckets(job: Job, options: dict[str, object], made: Formats, fp8: Fp8 | Non
                    job.compute if fp8 and fp8.params and fp8.scaling.recipe == "mxfp8" else "")
 
 
-def _bucket_size(job: Job, options: dict[str, object]) -> int:
+def _bucket_size(job: Draft, options: dict[str, object]) -> int:
     """Parameters of a bucket; Bridge 0.3.1 training/comm_overlap.py:540: 128 Mi with a `CommOverlapConfig`."""
     given = options.get("bucket_size")
     default = max(40_000_000, 1_000_000 * job.mesh.axis("dp").size)
@@ -185,7 +185,7 @@ def _bucket_size(job: Job, options: dict[str, object]) -> int:
                         "core 0.16.1 distributed/distributed_data_parallel.py:65: max(40e6, 1e6 x dp)"))
 
 
-def _overlap(job: Job, options: dict[str, object], *, scatter: bool) -> tuple[bool, bool]:
+def _overlap(job: Draft, options: dict[str, object], *, scatter: bool) -> tuple[bool, bool]:
     """Whether gradients are reduced beside backward, and parameters gathered beside the next forward."""
     source = "Bridge 0.3.1 recipes/nemotronh/nemotron_3_nano.py:140"
     grads = job.flag(options, "overlap_grad_reduce", source, default=True)

@@ -12,9 +12,9 @@ from simcore.frameworks.megatron_fsdp.table import OPTIONS, VERSIONS, in_fp8, ta
 __all__ = ["ADAPTERS"]
 
 ADAPTERS = {"megatron_fsdp": FrameworkAdapter(
-    table=table, hooks=MegatronFsdpHooks, lora_tensors=adapters, versions=VERSIONS,
+    write_table=table, hooks=MegatronFsdpHooks, lora_tensors=adapters, versions=VERSIONS,
     implementations=("megatron",), implementation_of=lambda family, method: "megatron",
     options=lambda implementation: OPTIONS,
     at_rest=AtRest(exact=exact_in_buckets, padding=bucket_padding_bytes),
-    in_low_precision=in_fp8, default_etp=default_etp, qlora_refusal=QLORA_REFUSAL,
+    quantize=in_fp8, default_etp=default_etp, qlora_refusal=QLORA_REFUSAL,
 )}

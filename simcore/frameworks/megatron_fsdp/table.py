@@ -31,7 +31,7 @@ from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.placement.framework import Framework, Rule, TensorPolicy, Unit
-from simcore.placement.job import Job
+from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Flat, Partial, Placements, TensorLayout
 
 __all__ = ["OPTIONS", "VERSIONS", "in_fp8", "table"]
@@ -58,7 +58,7 @@ _OWN = {
 OPTIONS = MEGATRON_OPTIONS | _OWN
 
 
-def in_fp8(job: Job) -> ModelGraph:
+def in_fp8(job: Draft) -> ModelGraph:
     """The job's model where linears compute in fp8."""
     made = _fp8(job, _shared(job.options(OPTIONS)))
     if made is None:
@@ -68,7 +68,7 @@ def in_fp8(job: Job) -> ModelGraph:
     return graph
 
 
-def _fp8(job: Job, shared: dict[str, object]) -> Fp8 | None:
+def _fp8(job: Draft, shared: dict[str, object]) -> Fp8 | None:
     """Served as parameters alone, and where backward makes no copy of the whole weight for itself."""
     if job.narrow == "fp4":
         raise job.not_yet("training.precision.compute", "compute in fp4 under megatron_fsdp")
@@ -86,7 +86,7 @@ def _shared(options: dict[str, object]) -> dict[str, object]:
     return {key: value for key, value in options.items() if key not in _OWN} | _OVERLAPPED
 
 
-def table(job: Job) -> Framework:
+def table(job: Draft) -> Framework:
     """Megatron-FSDP applied to a job."""
     options = job.options(OPTIONS)
     _check(job, options)
@@ -107,7 +107,7 @@ _OVERLAPPED: dict[str, object] = {"overlap_grad_reduce": True, "overlap_param_ga
 """Always with `optim_grads_params`: core 0.16.1 megatron_fsdp.py __init__ sets both."""
 
 
-def _check(job: Job, options: dict[str, object]) -> None:
+def _check(job: Draft, options: dict[str, object]) -> None:
     """What Megatron-FSDP can and this version of rankscope cannot."""
     job.refuse_offload()
     strategy = str(options.get("data_parallel_sharding_strategy", "auto"))
@@ -137,7 +137,7 @@ def _check(job: Job, options: dict[str, object]) -> None:
         raise job.not_yet("training.recompute", "several layers that are replayed together, under megatron_fsdp")
 
 
-def _queues(job: Job, options: dict[str, object], made: Formats, *, has_columns: bool) -> MegatronFsdpStrategy:
+def _queues(job: Draft, options: dict[str, object], made: Formats, *, has_columns: bool) -> MegatronFsdpStrategy:
     """Twice a unit's elements, but no less than a billion; half of it is gathered ahead."""
     given = options.get("suggested_communication_unit_size")
     waiting = int(str(given)) if given is not None else max(LEAST_AHEAD, 2 * _mean_unit(job))
@@ -166,13 +166,13 @@ def _is_main(job: Job) -> bool:
     return job.scenario.framework_version == VERSIONS[1]
 
 
-def _frees_at_end(job: Job, options: dict[str, object]) -> bool:
+def _frees_at_end(job: Draft, options: dict[str, object]) -> bool:
     """The norm of the parameters is taken of parts: what the step has gathered goes (`stop_communication`)."""
     return job.flag(options, "log_params_norm", "Megatron-LM training/arguments.py; training/utils.py "
                     "calc_params_l2_norm", default=False)
 
 
-def _bucket_size(job: Job, options: dict[str, object]) -> int:
+def _bucket_size(job: Draft, options: dict[str, object]) -> int:
     """Of what is in no unit. Megatron-LM training/training.py get_model: none without overlap_grad_reduce."""
     if options.get("overlap_grad_reduce") is False:
         return 0

@@ -54,8 +54,8 @@ def test_gpus_before_ampere_have_no_flash() -> None:
 def test_fp32_is_for_neither_cudnn_nor_flash(topology: str) -> None:
     wide: dict[str, Any] = {"precision": {"params": "fp32", "compute": "fp32"}}
     assert _attention(topology, **wide) == "attention_efficient"
-    job, _ = small.prepared("fsdp2", {"dp_shard": 2}, topology=topology, model="llama-3.2-3b", **wide)
-    assert "keep every pair of tokens" in job.autos["attention of grouped queries"][0]
+    _, table = small.prepared("fsdp2", {"dp_shard": 2}, topology=topology, model="llama-3.2-3b", **wide)
+    assert "keep every pair of tokens" in (table.default("attention of grouped queries") or "")
     for backend in ("cudnn", "flash"):
         with pytest.raises(IllegalLayout, match="Half, BFloat16"):
             _attention(topology, **wide, options={"sdpa_backend": backend})
@@ -91,11 +91,11 @@ def test_the_choice_is_listed_and_is_worth_time() -> None:
 def test_below_ampere_there_is_no_flash_and_what_is_not_counted_is_said() -> None:
     asked: dict[str, Any] = {"model": "llama-3.2-3b", "precision": {"compute": "fp16"}}
     assert _attention("v100-32gb", **asked) == "attention_efficient"
-    job, _ = small.prepared("fsdp2", {"dp_shard": 2}, topology="v100-32gb", **asked)
-    assert "keep every pair of tokens" in job.autos["attention of grouped queries"][0]
+    _, table = small.prepared("fsdp2", {"dp_shard": 2}, topology="v100-32gb", **asked)
+    assert "keep every pair of tokens" in (table.default("attention of grouped queries") or "")
     alike = {"config": "llama-3.2-3b", "overrides": {"num_key_value_heads": 24}}
-    job, _ = small.prepared("fsdp2", {"dp_shard": 2}, topology="v100-32gb", **(asked | {"model": alike}))
-    assert "attention of grouped queries" not in job.autos
+    _, table = small.prepared("fsdp2", {"dp_shard": 2}, topology="v100-32gb", **(asked | {"model": alike}))
+    assert table.default("attention of grouped queries") is None
     with pytest.raises(IllegalLayout, match="FlashAttention only supports Ampere GPUs or newer"):
         _attention("rtx-2080-ti", options={"attn_implementation": "flash_attention_2"}, **asked)
 

@@ -202,7 +202,7 @@ def test_auto_is_what_transformers_fills_in() -> None:
         "stage3_param_persistence_threshold": "auto"})
     assert isinstance(table.strategy, ZeroStrategy)
     assert (table.strategy.bucket, table.strategy.ahead) == (3072**2, int(0.9 * 3072**2))
-    assert job.autos["framework_options.stage3_param_persistence_threshold"][0] == "30720"
+    assert table.default("framework_options.stage3_param_persistence_threshold") == "30720"
     kept = {t.name for specs in job.graph.tensors for t in specs if table.policy(t).name == PERSISTENT}
     assert kept
     assert all("norm" in name or name == "weight" for name in kept)
