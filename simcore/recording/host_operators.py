@@ -1,8 +1,8 @@
-"""The host's time in operators of torch, the unit in which Python is timed: see `host.operator` and `launch.py`.
+"""Host time of Python code, counted in operators of torch: see `Host.operator` and `timing/host_launch.py`.
 
-An operator is 16 us of Python and C++ and a launch of 5 us (where both come from: `tests/truth/fit_priors.py`); how
-long it takes on a kind of host is calibrated as one. What probes time has no launches in it, those come on top: one of
-torch's kernels as above, one of Triton's 18 us (triton pull request 3648).
+An operator is 16 us of Python and C++ and a launch of 5 us (source of both: `tests/truth/fit_priors.py`); its time on a
+kind of host is calibrated as one number. Times measured by probes contain no launches, which are added: 5 us for a
+kernel of torch, 18 us for one of Triton (triton pull request 3648).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ _TRITON_US: Final = 18
 
 
 class Operators(NamedTuple):
-    """Of a call, and of its way back."""
+    """Host time of a call and of its backward, in operators of torch."""
 
     forward: int
     backward: int
 
 
 def operators(timed: float, torch: int = 0, triton: int = 0) -> int:
-    """That keep the host as long as what was timed to take as long as `timed` of them, with so many launches."""
+    """Number of torch operators whose host time is that of `timed` operators and of the given launches."""
     launches_us = _TORCH_US * torch + _TRITON_US * triton
     return round((_PYTHON_US * timed + launches_us) / (_PYTHON_US + _TORCH_US))
