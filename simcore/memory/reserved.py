@@ -1,9 +1,9 @@
-"""What torch's allocator reserves for what is allocated.
+"""Memory that torch's caching allocator reserves for the allocated bytes.
 
 [Note: reserved]
 Derived: segments come in 2 MiB for requests up to 1 MiB, in 20 MiB up to 10 MiB, in multiples of 2 MiB above (torch
 `c10/core/AllocatorConfig.h`, `c10/cuda/CUDACachingAllocator.cpp`), and all of them hold at least what is allocated.
-That is the low end. How much more is kept depends on the order in which blocks of different sizes come free.
+That is the low end. How much more is reserved depends on the order in which blocks of different sizes come free.
 Calibrated: the middle and the high end are shares of what was allocated, over all readings of both on one rank:
 simumax-b200 (11 distinct) and mbridge-card (6) of `tests/truth/measured`: median 3.3%, 90% quantile 7.3%. The middle
 from one group misses the other by 1.1% and 1.2% (median of errors, at most 6.5%); see `tests/memory/test_reserved.py`.
@@ -34,7 +34,7 @@ _SEGMENT: Final = 2 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class ReservedModel:
-    """Of what is allocated, kept beyond it: the median and the high end."""
+    """Shares of the allocated bytes that are reserved beyond them: the median and the high end."""
 
     middle: float
     high: float
@@ -47,7 +47,7 @@ GATHERED: Final = ReservedModel(0.226, 0.314)
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Bytes that the allocator holds at the peak: between `low` and `high`, most likely about `middle`."""
+    """Bytes that the allocator reserves at the peak: between `low` and `high`, most likely about `middle`."""
 
     low: int
     middle: int
@@ -55,12 +55,12 @@ class Reserved:
 
 
 def needed(allocated: int, shares: ReservedModel, usual: ReservedModel = ORDINARY) -> Reserved:
-    """What must be there for a peak of `allocated` bytes: blocks that do not fit together (`usual`), and no cache."""
+    """Reserved bytes that a peak of `allocated` bytes needs: fragmentation (`usual`), without cache."""
     return reserved(allocated, ReservedModel(min(shares.middle, usual.middle), min(shares.high, usual.high)))
 
 
 def reserved(allocated: int, shares: ReservedModel = ORDINARY, room: int | None = None) -> Reserved:
-    """What the allocator is seen to hold. `room`: cache fills no more than that."""
+    """Reserved bytes as they are observed. `room`: bytes of the device; cache never exceeds it."""
     ends = [_segments(allocated * (1 + share)) for share in (0, shares.middle, shares.high)]
     if room is None:
         return Reserved(*ends)
