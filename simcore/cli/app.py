@@ -1,4 +1,4 @@
-"""The command line: reads arguments, calls the engine, prints. What it prints is made in `output`, `table`, `finding`.
+"""The command line: reads arguments, calls the engine, prints with `output`, `tables` and `summary`.
 
 The engine is imported inside the commands, so that `--help` and completion start at once.
 """
@@ -52,13 +52,13 @@ Jobs = Annotated[int | None, typer.Option(
 
 
 def _print_version(asked: bool) -> None:  # noqa: FBT001  a typer callback takes the value by position
-    """Prints name and version of the installed distribution, and ends."""
+    """Prints name and version of the installed distribution, and exits."""
     if asked:
         from importlib.metadata import PackageNotFoundError, version
 
         try:
             typer.echo(f"rankscope {version('rankscope')}")
-        except PackageNotFoundError:  # run from a folder of sources that nobody installed
+        except PackageNotFoundError:  # run from sources that are not installed
             typer.echo("rankscope, not installed")
         raise typer.Exit
 
@@ -73,7 +73,7 @@ def rankscope(
 
 
 class Format(StrEnum):
-    """How a build server wants to be told."""
+    """Output format for a build server."""
 
     GITHUB = "github"
     JUNIT = "junit"
@@ -107,8 +107,8 @@ def run(
     asked = gates(max_fill, baseline)
     existing = _existing(output, append=append, overwrite=overwrite)
     entries = _entries([*(paths or ()), *map(example_path, example or ())], overrides)
-    if baseline is not None and (told := unmatched([entry.name for entry in entries], baseline)):
-        say(f"{baseline}: {told}")
+    if baseline is not None and (message := unmatched([entry.name for entry in entries], baseline)):
+        say(f"{baseline}: {message}")
     shown = not (json or output or report_format)
     chosen = partial(work(len(entries), asked=advise, drawn=html is not None, shown=shown), rank=rank)
     ran = run_entries(entries, chosen, jobs, output, existing)
@@ -175,9 +175,9 @@ def validate(paths: Rows = None, *, jobs: Jobs = None, json: Json = False, overr
     if ran.ended:
         raise typer.Exit(ran.ended)
     reports = {layout_of(entry): outcome.report for entry, outcome in zip(entries, ran.outcomes, strict=True)}
-    found = judge(measured, reports)
-    print_validation(found, json=json)
-    raise typer.Exit(max([2 * bool(problems), int(not found.is_within), *(3 for o in ran.outcomes if o.code == 3)]))
+    judged = judge(measured, reports)
+    print_validation(judged, json=json)
+    raise typer.Exit(max([2 * bool(problems), int(not judged.is_within), *(3 for o in ran.outcomes if o.code == 3)]))
 
 
 @app.command()
@@ -241,19 +241,19 @@ def _existing(output: Path | None, *, append: bool, overwrite: bool) -> Existing
 
 def _show(ran: Ran, *, json: bool, asked: Sequence[Gate] | None = None, report_format: Format | None = None,
           summary: bool = True) -> int:
-    """Prints everything; the exit code is the highest of the scenarios, or says what ended the batch early."""
+    """Prints everything; returns the highest exit code of the scenarios, or the code that ended the batch early."""
     from simcore.batch.gate import gates
     from simcore.cli import output
 
     reports = [o.report for o in ran.outcomes]
-    findings = [found for o in ran.outcomes for gate in asked or gates() for found in gate(o)]
+    findings = [finding for o in ran.outcomes for gate in asked or gates() for finding in gate(o)]
     if report_format is not None:
         typer.echo(output.ci_text(report_format, [r.name for r in reports], findings), nl=False)
     elif json:
         output.print_json(reports)
     elif summary:
         output.print_summary(reports)
-    findings.sort(key=lambda found: -found.code)
+    findings.sort(key=lambda finding: -finding.code)
     output.complain([*findings, *ran.problems])
     if ran.ended:
         kept = f"; {ran.where} has them, and the same run goes on from there" if ran.where else ""
@@ -262,7 +262,7 @@ def _show(ran: Ran, *, json: bool, asked: Sequence[Gate] | None = None, report_f
 
 
 def _written(page: Path, reports: Sequence[Report]) -> int:
-    """Writes a page; 2 when it cannot be written, which costs the page alone."""
+    """Writes a page; 2 if it cannot be written, which does not affect the other output."""
     from simcore.cli.output import complain, write_page
 
     try:
@@ -274,7 +274,7 @@ def _written(page: Path, reports: Sequence[Report]) -> int:
 
 
 def _result(path: str, overrides: Sequence[str] | None) -> Report:
-    """Of the one scenario in a file, simulated, or of an earlier `run --json`."""
+    """Result of the one scenario in a file, simulated, or of an earlier `run --json`."""
     from simcore.batch.gate import read_results
     from simcore.cli.session import run_entries
     from simcore.simulate import simulate
@@ -292,5 +292,5 @@ def _result(path: str, overrides: Sequence[str] | None) -> Report:
 
 
 def main() -> NoReturn:
-    """The command `rankscope`; ends the process with the published exit codes."""
+    """Runs the command `rankscope`; ends the process with the published exit codes."""
     ended(app)
