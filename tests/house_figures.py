@@ -171,10 +171,12 @@ def undocumented(tree: Tree) -> Iterator[str]:
 
 
 def vague_variables(tree: Tree) -> Iterator[str]:
-    """Assignments to names that do not say what they hold."""
-    for name, node in nodes(tree.product, ast.Name):
-        if isinstance(node.ctx, ast.Store) and node.id in VAGUE:
-            yield f"{place(name, node)} {node.id}"
+    """Assignments inside functions to names that do not say what they hold."""
+    for name, module in tree.product.items():
+        functions = [node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)]
+        inside = {node: None for function in functions for node in ast.walk(function) if isinstance(node, ast.Name)}
+        yield from (f"{place(name, node)} {node.id}" for node in inside
+                    if isinstance(node.ctx, ast.Store) and node.id in VAGUE)
 
 
 def unnamed_results(tree: Tree) -> Iterator[str]:

@@ -74,7 +74,7 @@ def _expect_files(folder: Path) -> None:
     for path in _files_of(folder):
         if os.path.lexists(path) and (path.is_symlink() or not is_file(path)):
             raise InputError(Problem(str(path), "cannot be written: it is there, and no regular file"))
-        if (size := stamp(path)[1]) > MAX_RESULTS:
+        if (size := stamp(path).size) > MAX_RESULTS:
             raise InputError(Problem(str(path), f"expected at most {MAX_RESULTS:,} bytes, got {size:,}"))
 
 

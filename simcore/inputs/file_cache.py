@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from simcore.inputs.paths import stamp
+from simcore.inputs.paths import Stamp, stamp
 
 __all__ = ["FileCache"]
 
@@ -21,7 +21,7 @@ class FileCache(Generic[T]):
     def __init__(self, read: Callable[[Path], tuple[T, Iterable[Path]]]) -> None:
         """Takes `read`, which returns the value of a path and the other files that the value depends on."""
         self._read = read
-        self._kept: dict[str, tuple[T, dict[str, tuple[int, int, int]]]] = {}
+        self._kept: dict[str, tuple[T, dict[str, Stamp]]] = {}
 
     def __call__(self, path: Path) -> T:
         """Value of the file as it is now. Raises what `read` raises."""

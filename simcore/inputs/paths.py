@@ -13,12 +13,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, NamedTuple
 
 from simcore.errors import InputError, Problem
 
-__all__ = ["escaped", "exists", "is_dir", "is_file", "is_text", "remove_unfinished", "stamp", "unusable", "whole",
-           "write_whole", "writing"]
+__all__ = ["Stamp", "escaped", "exists", "is_dir", "is_file", "is_text", "remove_unfinished", "stamp", "unusable",
+           "whole", "write_whole", "writing"]
 
 _STREAMS: Final = ("/dev/fd/", "/dev/stdout", "/dev/stderr", "/proc/")
 """Names of open streams: they are written to, never replaced, even if a regular file is behind them."""
@@ -51,13 +51,21 @@ def is_file(path: str | os.PathLike[str]) -> bool:
     return stat.S_ISREG(_mode(path) or 0)
 
 
-def stamp(path: str | os.PathLike[str]) -> tuple[int, int, int]:
-    """(time of writing in ns, size, inode number) of a file, which change with its contents; zeros without a file."""
+class Stamp(NamedTuple):
+    """Values of a file that change with its contents: time of writing, size in bytes, inode number."""
+
+    written_ns: int
+    size: int
+    inode: int
+
+
+def stamp(path: str | os.PathLike[str]) -> Stamp:
+    """Stamp of a file; zeros if it does not exist."""
     try:
         status = os.stat(path)  # noqa: PTH116 - a path is made for each call of a simulation
     except (OSError, ValueError):
-        return 0, 0, 0
-    return status.st_mtime_ns, status.st_size, status.st_ino
+        return Stamp(0, 0, 0)
+    return Stamp(status.st_mtime_ns, status.st_size, status.st_ino)
 
 
 def _mode(path: str | os.PathLike[str]) -> int | None:

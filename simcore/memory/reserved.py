@@ -9,17 +9,17 @@ simumax-b200 (11 distinct) and mbridge-card (6) of `tests/truth/measured`: media
 from one group misses the other by 1.1% and 1.2% (median of errors, at most 6.5%); see `tests/memory/test_reserved.py`.
 Assumed: no row says whether segments were expandable. A replay of the allocator (`tests/replay.py`) on the programs of
 the simumax-b200 rows that can be simulated keeps 0.2 to 4.2% with ordinary segments, where 2.0 to 7.3% were measured,
-and 0.1 to 0.9% with expandable ones. So those rows had ordinary segments; with expandable ones, what the replay keeps
-(median 0.3%, at most 0.9%) and what it misses (median 1.5%, at most 6.1%) are added up.
-Calibrated: where parameters are gathered, on readings beside what is simulated, whose events are torchtitan's own:
+and 0.1 to 0.9% with expandable ones. So those rows had ordinary segments; with expandable ones, the replay's
+result (median 0.3%, at most 0.9%) and its error (median 1.5%, at most 6.1%) are added up.
+Calibrated: where parameters are gathered, on measured against simulated bytes, for torchtitan's own log lines:
 torchtitan (2) and torchtitan-log (3), eager ones: median 22.6%, largest 31.33%, rounded up. The middle from one group
 misses the other by 5.8% and 6.2% (median of errors, at most 10%). Compiled rows, rows in fp8, with context parallelism
-or with stages came later and are in no constant: of these 17 the middle misses 2.5% (median), and 15 lie inside (which
-side of a commit the runs of December 2024 are on was dated when their readings had been seen; two rows are not theirs).
-FSDP2 allocates its buffers on streams of their own, whose blocks no other stream may take, and moments are cut out of
-what the first step's activations left: a replay of that order, which knows no reading, keeps 14 to 30% on the eager
-rows. Torch gives whole free segments back before it fails, so what is kept beyond `ORDINARY` is cache, no need: it
-never fills more than the room that there is.
+or with stages were added later and are not in the constants: of these 17 the middle misses 2.5% (median), and 15 lie
+inside (which side of a commit the runs of December 2024 are on was dated when their readings had been seen; two rows
+are not theirs). FSDP2 allocates its buffers on separate streams, whose blocks other streams cannot reuse, and moments
+are allocated in the free blocks of the first step's activations: a replay of that order, which uses no reading, keeps
+14 to 30% on the eager rows. Torch frees unused segments before it fails, so reserved memory beyond `ORDINARY` is cache
+and not needed: it never exceeds the device.
 """
 
 from __future__ import annotations

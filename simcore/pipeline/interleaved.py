@@ -16,9 +16,9 @@ other: stage s waits s passes (`grad_sync_func`, :1280; Bridge `training/config.
 
 [Note: combined 1F1B]
 Under `overlap_moe_expert_parallel_comm` a forward and a backward pass run layer by layer in turn, so that the exchange
-of tokens of one hides behind the other's GEMMs (`combined_1f1b.py`, `models/common/model_chunk_schedule_plan.py`). They
-must not depend on each other, hence one more forward pass ahead (:778): F F (F B) (F B) B where there was F (F B) (F B)
-(F B). One after the other, with the backward pass first, that is the order of passes without it, and so it is
+of tokens of one overlaps with the other's GEMMs (`combined_1f1b.py`, `models/common/model_chunk_schedule_plan.py`).
+They must not depend on each other, hence one more forward pass ahead (:778): F F (F B) (F B) B where there was F (F B)
+(F B) (F B). One after the other, with the backward pass first, that is the order of passes without it, and so it is
 simulated. Assumed: a layer of the backward pass frees as much as a layer of the forward pass allocates. Upstream begins
 a pair with the forward pass's attention, so at a time it has at most the attention of one layer more. With one stage
 the order is plain gradient accumulation in the same way (`combined_1f1b.py:44`).

@@ -8,10 +8,12 @@ copies, scans and permutations the integer is the number of torch operators that
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MODULE_BITS", "groups_in", "module_of", "shape_of", "shape_of_heads", "shapes_in", "unpacked"]
+__all__ = ["MODULE_BITS", "Products", "groups_in", "module_of", "shape_of", "shape_of_heads", "shapes_in", "unpacked"]
 
 _Ints = NDArray[np.int64]
 MODULE_BITS = 3
@@ -23,7 +25,7 @@ def shape_of(m: int, n: int, groups: int = 1, *, sums_rows: bool = False) -> int
     """Shape of products with an (m, n) output; 0 for an empty output or for more groups than fit into the integer.
 
     Rows are distributed over `groups` products: `m` counts the rows of all. With `sums_rows` rows are the dimension
-    that is summed over.
+    that is summed over, and `m` is a side of each output.
     """
     each = m if sums_rows else -(-m // groups)
     sides = min(each, _LARGEST) << _SIDE_BITS | min(n, _LARGEST)
@@ -39,11 +41,20 @@ def shape_of_heads(keys: int, values: int, *, backward: bool = False) -> int:
     return shape_of(products * (keys + values), products * 256)
 
 
-def unpacked(shapes: _Ints) -> tuple[_Ints, _Ints, _Ints, NDArray[np.bool_]]:
-    """(rows, columns) of each product's output, number of products, and whether the sum runs over rows."""
+class Products(NamedTuple):
+    """Unpacked shapes of products: sides of the output, number of products, and whether the sum runs over rows."""
+
+    rows: _Ints
+    columns: _Ints
+    groups: _Ints
+    sums_rows: NDArray[np.bool_]
+
+
+def unpacked(shapes: _Ints) -> Products:
+    """Shapes that `shape_of` packed, as columns."""
     sides = shapes >> _GROUP_BITS + 1
     groups = shapes >> 1 & (1 << _GROUP_BITS) - 1
-    return sides >> _SIDE_BITS, sides & _LARGEST, groups, (shapes & 1).astype(np.bool_)
+    return Products(sides >> _SIDE_BITS, sides & _LARGEST, groups, (shapes & 1).astype(np.bool_))
 
 
 def module_of(streams: _Ints) -> _Ints:
@@ -53,7 +64,7 @@ def module_of(streams: _Ints) -> _Ints:
 
 def groups_in(streams: _Ints) -> _Ints:
     """Numbers of products of kernels, from column STREAM of products."""
-    return unpacked(shapes_in(streams))[2]
+    return unpacked(shapes_in(streams)).groups
 
 
 def shapes_in(streams: _Ints) -> _Ints:

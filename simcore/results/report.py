@@ -260,7 +260,7 @@ class Report(_Frozen):
 
     @property
     def highest_bytes(self) -> int | None:
-        """Device memory behind the verdict: of the fullest rank, in the highest draw if there are any."""
+        """Device memory that decides the verdict: of the fullest rank, in the highest draw if there are any."""
         rank = self.peak_rank
         peak = rank.peak.device_bytes if rank and rank.peak else None
         return self.drawn.hottest.device_bytes.max if self.drawn else peak

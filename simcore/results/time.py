@@ -45,8 +45,8 @@ class Roofline(_Frozen):
     """The bound of the step, and lower limits of its time.
 
     `seconds`: the step divided by the reason of its time: arithmetic, memory traffic, kernels too small for either,
-    communication by the link that it crosses at worst (inside a node, over the network, to the host), kernels that
-    take longer beside it, the host, other stages; `bound`: the largest. `limits`: lower limits in seconds: all
+    communication by the link that it crosses at worst (inside a node, over the network, to the host), longer
+    kernels during communication, the host, other stages; `bound`: the largest. `limits`: lower limits in seconds: all
     FLOPs at the dense peak of their format (those of vector units not counted), all bytes of memory, of NVLink, of the
     network and of copies to the host at the datasheets' bandwidths; `limit_s`: the longest of them, `limit` which.
     """

@@ -4,7 +4,7 @@
 For a score the tensor cores do four FLOPs per element of a head (two products of a multiply-add), ten in backward, and
 the special function units one exponential in each pass (flash-attention computes it again in backward). A
 multiprocessor has 16 of those a cycle (FlashAttention-3, arXiv 2407.08608, section 3: 3.9 TFLOPS of special functions
-beside 989 of products on H100), Blackwell Ultra twice as many (NVIDIA, "Making Softmax More Efficient with NVIDIA
+and 989 of products on H100), Blackwell Ultra twice as many (NVIDIA, "Making Softmax More Efficient with NVIDIA
 Blackwell Ultra"). Both times are added, as arithmetic and traffic are (`kernel.py`). Shares of peaks were measured with
 heads of 128 (`tests/truth/fit_priors.py`), so the result is the ratio to those: small heads are slower for their FLOPs,
 wide heads faster, and 8-bit products do not shorten the exponentials.
@@ -38,8 +38,9 @@ def softmax_stretch(device: Device, shapes: IntArray, operand_bits: IntArray, *,
     out = np.ones(len(shapes))
     at = np.flatnonzero(shapes)
     if len(at):
-        of_one, of_128, _, _ = unpacked(shapes[at])
+        packed = unpacked(shapes[at])
         adds = np.where(older[at], multiply_adds(device, as_on_ampere=True), multiply_adds(device))
         exponential_flops = 2 * adds / _A_CYCLE.get(device.compute_capability, _OTHERS)
-        out[at] = (1 + exponential_flops * 16 / operand_bits[at] / of_one) / (1 + exponential_flops / of_128)
+        out[at] = ((1 + exponential_flops * 16 / operand_bits[at] / packed.rows)
+                   / (1 + exponential_flops / packed.columns))
     return out

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,14 @@ _SHARED_BYTES: Final = 128
 """Bytes of shared memory read in a cycle: DeepGEMM 10747d47 `heuristics/sm90.hpp`, l1_bandwidth_per_cycle."""
 _SPLITS: Final = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32], dtype=np.float64)
 _SUM_BYTES: Final = 8  # an fp32 sum is written and read
+
+
+class _Tiles(NamedTuple):
+    """Sides of every tile, and its cycles for one element of k, see [Note: a tile's time]."""
+
+    rows: Floats
+    columns: Floats
+    cycles: Floats
 
 
 @dataclass(frozen=True)
@@ -62,13 +70,14 @@ class _Machine:
     pair: int
 
     @cached_property
-    def tiles(self) -> tuple[Floats, Floats, Floats]:
-        """(rows, columns, cycles for one element of k) of every tile: see [Note: a tile's time]."""
+    def tiles(self) -> _Tiles:
+        """Every tile of the multiprocessor."""
         pairs = [(m, n) for m in self.rows for n in self.columns if m * n <= self.most]
         m, n = np.array(pairs, dtype=np.float64).T
         ways = [2 * (m / across + n * across / self.cluster) for across in (1, 2, 4) if self.cluster % across == 0]
         shared = 4 * (m + n / self.pair) / _SHARED_BYTES
-        return m, n, np.maximum.reduce([m * n / self.adds, np.minimum.reduce(ways) / self.l2_bytes, shared])
+        cycles = np.maximum.reduce([m * n / self.adds, np.minimum.reduce(ways) / self.l2_bytes, shared])
+        return _Tiles(m, n, cycles)
 
 
 _AMPERE: Final = _Machine(1024, 5120 / 108, (64, 128, 256), (64, 128, 256), 128 * 256, 1, 1)
@@ -114,13 +123,12 @@ def _stretch(machine: _Machine, num_sms: int, kinds: bytes) -> Floats:
     step = 8 * _STEP_BYTES / distinct[:, 2]
     ideal = distinct[:, 1] / 2 / machine.adds / num_sms
     is_group = groups > 1
-    across, down, cycles = machine.tiles
-    rows = _pieces(m[:, None] / across, is_group & ~sums_rows)
-    tiles = groups[:, None] * rows * np.ceil(n[:, None] / down)
+    rows = _pieces(m[:, None] / machine.tiles.rows, is_group & ~sums_rows)
+    tiles = groups[:, None] * rows * np.ceil(n[:, None] / machine.tiles.columns)
     steps = _pieces((k / step)[:, None], is_group & sums_rows)
     waves = np.ceil(tiles[..., None] * _SPLITS / num_sms)
     each = np.where(_SPLITS > 1, np.ceil(steps[..., None] / _SPLITS), steps[..., None])
-    busy = waves * each * (step[:, None] * cycles)[..., None]
+    busy = waves * each * (step[:, None] * machine.tiles.cycles)[..., None]
     parts = np.where(_SPLITS > 1, _SPLITS, 0) * _SUM_BYTES / machine.l2_bytes / num_sms
     added = (groups * m * n * 16 / distinct[:, 2])[:, None, None] * parts
     result: Floats = ((busy + added).min(axis=(1, 2)) / ideal)[places.ravel()]

@@ -18,7 +18,7 @@ from simcore.program.tile import AUX, OP, SLOT, STREAM
 from simcore.recording.kernel_shape import groups_in, module_of, shapes_in
 from simcore.recording.rows import Module
 from simcore.recording.tape import Kernel, Op, Stream
-from simcore.timing.kernel import KERNELS
+from simcore.timing.kernel import KERNELS, HostRates
 
 __all__ = ["launch_ns"]
 
@@ -33,7 +33,7 @@ _MODULE_OF: Final = {module.name.lower(): int(module) for module in Module}
 
 
 def launch_ns(host: Host, rows: IntArray, kernel_rows: IntArray, kernels: IntArray, libraries: KernelLibraries,
-              bytes_per_s: tuple[float, float, float]) -> IntArray:
+              bytes_per_s: HostRates) -> IntArray:
     """Host time in ns of each row. `kernels`: the classes of `kernel_rows`.
 
     In a CUDA graph a share of it remains. `bytes_per_s`: rates of the host's memory, of reading drives and of writing

@@ -22,8 +22,8 @@ from simcore.placement.mesh import IntArray
 from simcore.timing.attention_softmax import softmax_stretch
 from simcore.timing.gemm_waves import stretch
 
-__all__ = ["DTYPES", "KERNELS", "added_ns", "busy_ns", "compute_ns", "cpu_rate", "exposed_share", "host_rates",
-           "on_matrix_units",
+__all__ = ["DTYPES", "KERNELS", "HostRates", "added_ns", "busy_ns", "compute_ns", "cpu_rate", "exposed_share",
+           "host_rates", "on_matrix_units",
            "worked_flops"]
 
 KERNELS: Final = ("gemm", "grouped_gemm", "attention", "mamba_scan", "conv", "norm", "elementwise", "permute", "loss",
@@ -139,8 +139,16 @@ def cpu_rate(topology: Topology, world_size: int) -> float:
     return bandwidth.si * CPU_SHARE / min(world_size, topology.gpus_per_host)
 
 
-def host_rates(topology: Topology, world_size: int) -> tuple[float, float, float]:
-    """Bytes/s of a rank's work on its host: (in memory, read from NVMe, written to NVMe), 0 without drives."""
+class HostRates(NamedTuple):
+    """Bytes/s of one rank's work on its host: in memory, reading NVMe, writing NVMe."""
+
+    memory: float
+    read: float
+    write: float
+
+
+def host_rates(topology: Topology, world_size: int) -> HostRates:
+    """Rates of a rank on its host; ranks of a host share them evenly. 0 without drives."""
     nvme, ranks = topology.node.nvme, min(world_size, topology.gpus_per_host)
     drives = (nvme.read.si / ranks, nvme.write.si / ranks) if nvme else (0.0, 0.0)
-    return cpu_rate(topology, world_size), *drives
+    return HostRates(cpu_rate(topology, world_size), *drives)

@@ -1,7 +1,7 @@
 """Routes of a job: the link of each collective, the time of a call, the share of a payload that crosses each link.
 
 [Note: messages between stages]
-A stage sends activations up and gradients down, as many of each, so half of its messages go to each neighbour; with
+A stage sends equal numbers of activations up and gradients down, so half of its messages go to each neighbour; with
 several chunks a stage the last stage's up go to the first. In a ring (context parallelism) every rank sends to the
 next. Where nodes and stages do not divide each other, ranks of a class differ in which neighbours are near: the
 share that leaves the node is the mean over the class, and over the whole of each ring. Other collectives are counted in

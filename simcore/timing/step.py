@@ -25,7 +25,7 @@ from simcore.recording.kernel_shape import shapes_in
 from simcore.recording.tape import Kernel, Op
 from simcore.timing.breakdown import Breakdown, Kernels, breakdown
 from simcore.timing.host_launch import launch_ns
-from simcore.timing.kernel import DTYPES, KERNELS, added_ns, busy_ns, exposed_share, host_rates, worked_flops
+from simcore.timing.kernel import DTYPES, KERNELS, HostRates, added_ns, busy_ns, exposed_share, host_rates, worked_flops
 from simcore.timing.routes import HOST_WAYS, Routes
 from simcore.timing.shared_expert_overlap import hidden_shares
 from simcore.timing.streams import RankStreams, tracks
@@ -119,7 +119,7 @@ def _track(program: Program, kernels: Kernels, alone: Callable[[int, int], int],
     ns = np.zeros(len(rows), dtype=np.int64)
     ns[kernels.rows] = kernels.ns
     has_work = (rows[:, OP] == Op.HOST).any()
-    updates = host_rates(routes.topology, routes.mesh.size) if has_work else (math.inf, math.inf, math.inf)
+    updates = host_rates(routes.topology, routes.mesh.size) if has_work else HostRates(math.inf, math.inf, math.inf)
     host = launch_ns(efficiency.host, rows, kernels.rows, kernels.kinds, libraries, updates)
     comms = list(program.tables.comms)
 

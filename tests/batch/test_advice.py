@@ -1,4 +1,4 @@
-"""What would make a scenario fit: every change is one that the engine was asked about."""
+"""Advice for a scenario that does not fit: every reported change is one that the engine was asked about."""
 
 from __future__ import annotations
 

@@ -331,7 +331,7 @@ def test_the_same_at_any_number_of_workers(tmp_path: Path, undisturbed: bytes) -
 
 
 def test_a_result_read_back_is_the_one_that_was_written() -> None:
-    """What a run goes on with is printed, too, as if it had been computed."""
+    """Results taken over from an earlier run are printed like computed ones."""
     from small import scenario
 
     made = simulate(scenario("fsdp2", {"dp_shard": 8}))

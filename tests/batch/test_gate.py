@@ -1,4 +1,4 @@
-"""What a gate says of refused answers, and of a baseline that fits the run only in part."""
+"""Findings of gates on refused answers, and on a baseline that fits the run only in part."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from simcore.calibration.reading import NotMeasured
 
 
 def plain(torch: Any, q: Any, k: Any, v: Any) -> Any:
-    """Of q, k, v [1, tokens, heads, width], as textbooks have it."""
+    """Attention of q, k, v [1, tokens, heads, width], as textbooks define it."""
     scores = torch.einsum("zihd,zjhd->zhij", q, k) / q.shape[-1]**0.5
     later = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool).triu(1)
     return torch.einsum("zhij,zjhd->zihd", scores.masked_fill(later, float("-inf")).softmax(-1), v)

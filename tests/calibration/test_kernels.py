@@ -1,4 +1,4 @@
-"""What is timed of every kernel: PyTorch runs it, and its FLOPs and bytes are those that the cost model counts."""
+"""Timed kernels: PyTorch runs each of them, and its FLOPs and bytes are those that the cost model counts."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_an_optimizer_without_a_fused_kernel_runs_foreach(monkeypatch: pytest.Mo
 
 
 def reading(flops: int, moved: int, kernel: str = "gemm") -> Reading:
-    """Of a machine that reaches half of the peaks."""
+    """Reading of a machine that reaches half of the peaks."""
     device = DGX.device
     peak = device.products if kernel == "gemm" else device.peak.fp32
     seconds = flops / (peak.si * (0.5 if kernel == "gemm" else 1)) + moved / (device.memory_bandwidth.si * 0.5)

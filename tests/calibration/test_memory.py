@@ -1,4 +1,4 @@
-"""What a process takes of a GPU, and what the allocator reserves for a probe."""
+"""GPU memory that a process takes, and memory that the allocator reserves for a probe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time goes, as a person reads it."""
+"""Breakdown of time, as it is printed."""
 
 from __future__ import annotations
 

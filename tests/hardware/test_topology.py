@@ -73,7 +73,7 @@ QUANTITY = r"-?[0-9.]+ ?(%|GPU|SM|W|USD/h|[mun]?s|[MGT]i?B|[GT]B/s|TFLOP/s)"
 
 
 def leaves(data: object, key: str = "") -> Iterator[tuple[str, object]]:
-    """What a file says at last: quantities as mappings, all else as it stands."""
+    """Leaves of a file by dotted key: quantities as mappings, all other values unchanged."""
     if isinstance(data, dict) and "value" not in data:
         for name, inner in data.items():
             yield from leaves(inner, f"{key}.{name}")

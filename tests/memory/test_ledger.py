@@ -91,7 +91,7 @@ def test_top_is_cut() -> None:
 @pytest.mark.parametrize("name", small.FRAMEWORKS)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_sums_over_tiles_are_sums_over_rows(name: str, recompute: str) -> None:
-    """What is summed piece by piece must be what every row, taken alone, adds up to."""
+    """Sums over pieces must equal the sum over all single rows."""
     mesh = {"dp_shard": 4, "ep": 2}
     real = small.program_of(name, mesh, microbatches=2, recompute=recompute)
     total, found = running(real), balance(real)

@@ -1,4 +1,4 @@
-"""What lies outside the allocator: sums written down by hand from the readings and from DeepEP's source."""
+"""Memory outside the allocator: sums written down by hand from the readings and from DeepEP's source."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_the_measured_runs_had_ordinary_segments() -> None:
 
 
 def test_expandable_segments_keep_what_the_replay_keeps_and_misses() -> None:
-    """Of the dense rows alone both are smaller: the stored shares take in the rows with experts too."""
+    """Dense rows have smaller values: the stored shares are larger because rows with experts are included."""
     missed = [measured - ordinary for measured, ordinary, _ in replays()]
     kept = [expandable for *_, expandable in replays()]
     assert median(missed) + median(kept) == pytest.approx(EXPANDABLE.middle, abs=5e-3)

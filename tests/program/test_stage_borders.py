@@ -1,4 +1,4 @@
-"""What crosses the borders of a rank's part of the model."""
+"""Tiles at the borders of a rank's part of the model."""
 
 from __future__ import annotations
 

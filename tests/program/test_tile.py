@@ -1,4 +1,4 @@
-"""What a tile adds up to, against its rows."""
+"""Sums of a tile, against its rows."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_both_leave_the_same() -> None:
 
 
 def test_the_first_frees_nothing_that_was_saved() -> None:
-    """What it frees it has made, but for the gradient that came in, which the last linear keeps too."""
+    """It frees only its own tensors, and the incoming gradient, which the last linear keeps too."""
     split = _layer(split=True)
     made: dict[tuple[int, int], int] = {}
     for row in split.backward.rows:

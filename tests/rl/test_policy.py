@@ -1,4 +1,4 @@
-"""What of a policy moves, by the trainer's two kinds of workers."""
+"""Parts of a policy that move, for the trainer's two kinds of workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: parts add up to it, whatever is run; who waits for what, counted by hand."""
+"""Breakdown of a step: parts add up to it in every run; waiting and its reasons, counted by hand."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_kernels_that_a_collective_slows() -> None:
 
 
 def test_a_call_inside_a_layer_is_hidden_by_its_kernels_alone() -> None:
-    """Of 10 ns a part of 0.4 is left in line."""
+    """A share of 0.4 of 10 ns stays exposed."""
     out = builder()
     out.compute(Kernel.GEMM, 0, 7)
     out.collective(0, out.tables.comm("all_to_all", "ep", "bf16"), 10, Stream.COMPUTE, 0)
@@ -159,7 +159,7 @@ def test_parts_add_up_to_the_step(layout: Layout, microbatches: int, recompute: 
 
 @pytest.mark.parametrize("name", ["automodel", "megatron"])
 def test_more_microbatches_fill_the_bubble(name: str) -> None:
-    """Of p stages and m microbatches at least (p - 1) / (m + p - 1): the last stage has the head too, others wait."""
+    """The bubble of p stages and m microbatches is at least (p - 1) / (m + p - 1): the last stage has the head too."""
     shares = []
     for microbatches in (4, 8, 16):
         share = time_of(small.scenario(name, {"pp": 4}, model="llama-3-8b", seq_len=4096,

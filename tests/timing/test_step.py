@@ -31,7 +31,7 @@ def exposed(made: StepTiming) -> int:
 
 
 def once(name: str) -> int:
-    """What Megatron's loop does once a step."""
+    """Host time of Megatron's loop once a step."""
     return int(load_topology("dgx-h100").efficiency.host.step.si * 1e9) if name.startswith("megatron") else 0
 
 

@@ -30,7 +30,7 @@ def file_of(folder: Path, *rows: dict[str, Any] | str) -> str:
 
 
 def problem_of(folder: Path, wrong: dict[str, Any] | str, *overrides: str) -> str:
-    """What is said of a wrong row in the second line; those around it are read."""
+    """Message about a wrong row in the second line; the rows around it are read."""
     path = file_of(folder, row("before"), wrong, row("after"))
     found, problems = read_measured([path], overrides)
     assert [one.row.id for one in found] == ["before", "after"]

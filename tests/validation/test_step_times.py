@@ -48,7 +48,7 @@ def only(found: Timing) -> TimingSummary:
 
 # ---- what counts once -----------------------------------------------------------------------------------------------
 def test_rows_of_one_layout_and_release_are_one_observation(measured: Callable[..., list[Measured]]) -> None:
-    """Of the median of their times: 1, 2 and 4 seconds are 2 seconds."""
+    """Its time is the median: that of 1, 2 and 4 seconds is 2 seconds."""
     found = timed(measured(row("a", 1), row("b", 2), row("c", 4), row("other release", 1, release="26.02"),
                            row("other layout", 1, SLOWER), row("other group", 1, group="h")))
     assert [(one.rows, one.measured_s) for one in found.timed] == [
