@@ -282,7 +282,7 @@ def _global_batch(scenario: Scenario) -> int:
 
 
 def _layouts(scenario: Scenario) -> Iterator[_Change]:
-    """The same number of GPUs in other layouts. Expert width is kept, because an etp left out would follow tp."""
+    """Other layouts of the same number of GPUs. Expert width is kept, because an etp left out would follow tp."""
     mesh = scenario.mesh
     if mesh.dp_replicate > 1:
         yield _Change("shard", 4, {"mesh.dp_replicate": 1, "mesh.dp_shard": mesh.dp_shard * mesh.dp_replicate})

@@ -31,7 +31,7 @@ _SMALL = 64
 
 _BUG: Final = "bug in rankscope: "
 _DIED: Final = "the process that worked on this scenario died"
-"""How the messages of outcomes with code 3 begin."""
+"""First words of the messages of outcomes with code 3."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ __all__ = ["NotMeasured", "Reading", "Value", "reason_of"]
 
 
 class NotMeasured(Exception):
-    """This machine or its libraries cannot run the kernel; the message says why."""
+    """Raised for a kernel that this machine or its libraries cannot run; the message says why."""
 
 
 def reason_of(error: Exception) -> str:

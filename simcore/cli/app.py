@@ -39,11 +39,11 @@ app = typer.Typer(
 
 Paths = Annotated[list[str], typer.Argument(metavar="PATH...", help="Scenario files, folders or globs.")]
 OptionalPaths = Annotated[list[str] | None, typer.Argument(metavar="PATH...", help="Scenario files, folders or globs.")]
-Rows = Annotated[list[str] | None, typer.Argument(metavar="PATH...", help="Measured rows; none: those that come.")]
+Rows = Annotated[list[str] | None, typer.Argument(metavar="PATH...", help="Measured rows (default: the shipped ones).")]
 Json = Annotated[bool, typer.Option("--json", help="Print a list of results as JSON, nothing else.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. mesh.ep=4.")]
 Rank = Annotated[int | None, typer.Option("--rank", min=0, help="Only this rank, exactly.")]
-Advise = Annotated[bool | None, typer.Option(help="Say what would make it fit; omitted: of up to 8 scenarios.")]
+Advise = Annotated[bool | None, typer.Option(help="Find changes that make it fit; omitted: up to 8 scenarios.")]
 Output = Annotated[Path | None, typer.Option(
     "-o", "--output", metavar="DIR", help="Write DIR/results.jsonl. The same batch started again goes on where it was "
     "or, if it is finished, is read; another one is refused.")]
@@ -85,13 +85,13 @@ def run(
     *,
     example: Annotated[list[str] | None, typer.Option(help="A scenario that comes with rankscope.")] = None,
     output: Output = None,
-    append: Annotated[bool, typer.Option("--append", help="Of -o: add to the results of other batches.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Of -o: compute anew, replace what is there.")] = False,
+    append: Annotated[bool, typer.Option("--append", help="With -o: add to the results of other batches.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="With -o: replace old results.")] = False,
     jobs: Jobs = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page to look at.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page.")] = None,
     max_fill: Annotated[str | None, typer.Option(help="Allowed share of the capacity, e.g. 92%.")] = None,
     baseline: Annotated[Path | None, typer.Option(help="Earlier --json output; worse by over 1 % is exit 1.")] = None,
-    report_format: Annotated[Format | None, typer.Option("--format", help="Tell a build server.")] = None,
+    report_format: Annotated[Format | None, typer.Option("--format", help="CI output format.")] = None,
     advise: Advise = None,
     json: Json = False,
     overrides: Set = None,
@@ -181,7 +181,7 @@ def validate(paths: Rows = None, *, jobs: Jobs = None, json: Json = False, overr
 
 
 @app.command()
-def schema(*, result: Annotated[bool, typer.Option("--result", help="Of results, not scenarios.")] = False,
+def schema(*, result: Annotated[bool, typer.Option("--result", help="Schema of results, not of scenarios.")] = False,
            json: Json = False) -> None:
     """Print the JSON Schema of scenario files, for editors."""
     from simcore.cli.output import print_schema

@@ -31,9 +31,9 @@ class What(StrEnum):
 
 def explain(
     scenario: str,
-    what: Annotated[What, typer.Argument(help="Which number.")] = What.PEAK,
+    what: Annotated[What, typer.Argument(help="Number to explain.")] = What.PEAK,
     *,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Whose; omitted: the fullest.")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Rank to explain; omitted: the fullest.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the steps as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE")] = None,
 ) -> None:

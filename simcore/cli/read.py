@@ -22,11 +22,11 @@ def read(
         help="A memory snapshot of PyTorch (.pickle), or a log of torchtitan, Megatron-LM or Megatron-Bridge.")],
     scenario: str,
     *,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Whose memory; omitted: the fullest.")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Rank to compare; omitted: the fullest.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print both as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
 ) -> None:
-    """Show what was measured beside what is simulated: memory, step time and throughput, where there."""
+    """Compare a measured run with its scenario: memory, step time and throughput, as far as measured."""
     from simcore.cli.output import print_json
 
     comparison = _compared(measured, scenario, rank, overrides or ())

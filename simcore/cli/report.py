@@ -32,7 +32,7 @@ def report(
     figures: Annotated[Path | None, typer.Option(help="A folder for each picture as SVG.")] = None,
     png: Annotated[bool, typer.Option("--png", help="Figures as PNG too (needs rankscope[figures]).")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print what was drawn as JSON, nothing else.")] = False,
-    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of scenarios.")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
 ) -> None:
     """Draw results: one page that needs nothing else, and with --figures each picture by itself."""
     from simcore.cli.output import print_json, write_figures, write_page
@@ -121,7 +121,7 @@ def _simulated(path: Path, overrides: Sequence[str]) -> Iterator[Report]:
 
 
 def _closer(result: Report) -> Report:
-    """The same result with the detail of figures, if this version still computes it."""
+    """Result with the detail of figures, if this version still computes the same numbers; else unchanged."""
     from simcore.inputs.document import Document
     from simcore.inputs.scenario import parse_scenario
     from simcore.simulate import simulate

@@ -93,7 +93,7 @@ class Environment(Block):
 
 
 class Checkpoint(Block):
-    """How files get into memory and out of it."""
+    """Reading and writing of the model's files."""
 
     load: Literal["auto", "every_rank", "rank0", "sharded", "none"] = Field(
         default="auto", description="Who reads the model: every rank all of it, rank 0, each its own part, nobody"
@@ -104,7 +104,7 @@ class Checkpoint(Block):
 
 
 class Limits(Block):
-    """How much of a device may be used."""
+    """Limits on the use of a device."""
 
     usable_memory: Annotated[Text, AfterValidator(_bytes_or_auto)] = Field(
         default="auto", description="Device memory that the job may use, such as 79 GiB; auto: what the topology says"

@@ -21,12 +21,12 @@ MAX_SAMPLES = 600
 
 
 def memory_series(program: Program, row_ns: IntArray | None) -> MemorySeries:
-    """At most `MAX_SAMPLES` moments, the peak among them. `row_ns`: times of rows in ns (None: all zero)."""
+    """Series of at most `MAX_SAMPLES` moments, the peak among them. `row_ns`: times of rows in ns (None: all zero)."""
     return _series(program, row_ns, lambda posted: [program.outline.owners[slot][1] for slot in posted[:, 1].tolist()])
 
 
 def memory_by_part(program: Program, row_ns: IntArray | None, kinds: Mapping[str, str]) -> MemorySeries:
-    """The same moments, stacked by the kind of layer that holds the bytes. `kinds`: kind by a layer's path."""
+    """Series at the same moments, by the kind of layer that holds the bytes. `kinds`: kind by a layer's path."""
     names = [kinds[path] for path in program.layer_paths]
 
     def part_of(posted: IntArray) -> list[str]:

@@ -209,7 +209,7 @@ class StepTemplate:
 
     @cached_property
     def tile_calls(self) -> IntArray:
-        """The same for tiles, with the index of the call among those of all tiles in place of its bytes."""
+        """Rows as `calls` for tiles, with the index of the call among those of all tiles in place of its bytes."""
         calls = [tile.calls for tile in self.tiles]
         firsts = np.cumsum([0, *map(len, calls)])
         pieces = [p for p in self.pieces if p.tile >= 0 and len(calls[p.tile])]

@@ -75,7 +75,7 @@ class Tensor:
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     def detach(self) -> Tensor:
-        """The same storage without the graph."""
+        """View of the same storage without the graph."""
         return Tensor(self.storage, self.shape, self.dtype)
 
     def disown(self) -> None:
@@ -84,7 +84,7 @@ class Tensor:
         self.storage.num_bytes = 0
 
     def view(self, *shape: int) -> Tensor:
-        """The same storage and graph under another shape (views cost nothing and gradients pass through)."""
+        """View of the same storage and graph under another shape (views cost nothing and gradients pass through)."""
         return Tensor(self.storage, shape, self.dtype, self.node, self.output)
 
 

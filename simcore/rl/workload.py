@@ -58,7 +58,7 @@ def legal(scenario: Scenario, trainer: Trainer) -> None:
 
 # ---- the scenarios inside --------------------------------------------------------------------------------------------
 def _training(scenario: Scenario, **changed: Any) -> Scenario:
-    """The same job as a training step only, with other batch sizes."""
+    """Scenario of the training step only, with other batch sizes."""
     training = scenario.training.model_copy(update=changed)
     return scenario.model_copy(update={"workload": "train", "rl": None, "generation": None, "training": training})
 

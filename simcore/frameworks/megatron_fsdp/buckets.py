@@ -109,7 +109,7 @@ def _bucket_storage(plan: Plan) -> tuple[int, int]:
 
 
 def bucket_padding(plan: Plan) -> tuple[int, int]:
-    """The same beyond the class mean of the tensors."""
+    """(bytes of parameters, elements of trained parameters) of the buckets beyond the class mean of the tensors."""
     params, trained = _bucket_storage(plan)
     owned = [(count, p) for kind, count in plan.kind_counts for p in plan.kinds[kind]
              if p.spec.is_owned and not p.spec.is_buffer]
