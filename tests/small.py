@@ -11,6 +11,7 @@ from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
+from simcore.models.graph import ModelGraph
 from simcore.pipeline.schedule import Action, actions
 from simcore.placement.framework import Framework
 from simcore.placement.job import Job
@@ -52,6 +53,12 @@ def scenario(framework: str, mesh: dict[str, int] | None = None, *, microbatches
 def prepared(framework: str, mesh: dict[str, int] | None = None, **given: Any) -> tuple[Job, Framework]:
     """Its job and its framework's table."""
     return prepare(scenario(framework, mesh, **given))
+
+
+def components(graph: ModelGraph) -> tuple[str, ...]:
+    """Components that hold parameters, in order of first appearance."""
+    return tuple(dict.fromkeys(spec.component for layer in graph.layers for spec in graph.tensors[layer.kind]
+                               if spec.is_owned))
 
 
 def plan_of(framework: str, mesh: dict[str, int] | None = None, *, rank: int = 0, **given: Any) -> Plan:

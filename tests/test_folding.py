@@ -104,11 +104,24 @@ def test_extrapolated_microbatches_are_simulated_ones(name: str, mesh: dict[str,
     _same(_ok(simulate(asked)), _ok(_in_full(asked, monkeypatch)))
 
 
+@pytest.mark.parametrize("microbatches", [5, 9, 16])
+def test_more_microbatches_give_the_host_more_lead(microbatches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host issues one in less time than it takes, and the last one, with its reductions, waits for the host."""
+    asked = small.scenario("ddp", {"dp_replicate": 2}, model="qwen2.5-3b", microbatches=microbatches)
+    training = asked.training.model_copy(update={"seq_len": 128, "micro_batch_size": 8,
+                                                 "global_batch_size": 16 * microbatches})
+    asked = asked.model_copy(update={"training": training})
+    short = _ok(simulate(asked))
+    assert short.time is not None
+    assert short.time.parts["host"] > 0
+    _same(short, _ok(_in_full(asked, monkeypatch)))
+
+
 @pytest.mark.parametrize("reduce", ["bf16", "fp32"])
 def test_a_first_microbatch_that_differs_costs_one_more_and_not_twice_as_many(
         reduce: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gradients that stay are added to from the second on; in a copy of fp32 every microbatch is the same."""
-    simulation, written = import_module("simcore.simulate"), []
+    simulation, written = import_module("simcore.simulation.step"), []
     lower = simulation.lower
 
     def noted(plan: Plan, workload: Workload, order: list[Action], strategy: HooksFactory) -> Program:
@@ -209,7 +222,7 @@ def test_extrapolated_halves_are_simulated_ones(schedule: str, chunks: int, stag
 
 
 def _in_full(asked: Scenario, monkeypatch: pytest.MonkeyPatch) -> Report:
-    simulation = import_module("simcore.simulate")
+    simulation = import_module("simcore.simulation.step")
     monkeypatch.setattr(simulation, "lowered_microbatches", lambda schedule, count, doublings: count)
     return simulate(asked)
 

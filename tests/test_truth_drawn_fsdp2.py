@@ -21,8 +21,9 @@ from simcore.program.outline import Phase
 from simcore.program.program import Program
 from simcore.recording.tape import Op
 from simcore.results.report import RankReport
-from simcore.simulate import _parts, _program
-from simcore.simulation.assemble import report
+from simcore.simulation.report import report
+from simcore.simulation.simulation import placed_simulation
+from simcore.simulation.step import program_of
 
 FILE = "fsdp2/drawn-torch-2.13.0.json"
 PHASES = {"fwd": "forward", "bwd": "backward", "opt": "optimizer"}
@@ -44,9 +45,9 @@ def rows() -> list[Row]:
 
 def simulated(scenario: Scenario, rank: int) -> tuple[RankReport, Program]:
     """One rank's report, every microbatch written out."""
-    parts = _parts(scenario, folded=True, rank=rank)
-    parts.lowered = scenario.num_microbatches
-    program = parts.programs[rank] = _program(parts, parts.plans[0])
+    parts = placed_simulation(scenario, rank=rank)
+    parts.num_written = scenario.num_microbatches
+    program = parts.programs[rank] = program_of(parts, parts.plans[0])
     return report(parts, series=False).ranks[0], program
 
 

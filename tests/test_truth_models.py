@@ -9,8 +9,8 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.models.graph import FAMILIES as FAMILY_FILES
 from simcore.models.graph import ModelGraph, build, known_presets, model_config
+from simcore.models.registry import known_families
 from simcore.models.tensor import TensorSpec
 
 TRUTH = ROOT / "tests/truth" / "models" / "transformers-5.23.0.json"
@@ -47,14 +47,14 @@ def test_every_family_is_asked_for_in_two_sizes() -> None:
     for name, row in ROWS.items():
         preset = OTHER_SIZES[name]["preset"] if name in OTHER_SIZES else name
         counts.setdefault(str(model_config(preset, None, "test")["model_type"]), set()).add(row["parameters"])
-    assert set(counts) == {family for family in FAMILY_FILES if family not in REMOTE}
+    assert set(counts) == {family for family in known_families() if family not in REMOTE}
     assert {family for family, sizes in counts.items() if len(sizes) < 2} == set()
 
 
 @pytest.mark.parametrize("preset", ROWS)
 def test_counts_by_component(preset: str) -> None:
     found = graph(preset)
-    assert {name: found.count(name) for name in found.components()} == ROWS[preset]["components"]
+    assert {name: found.count(name) for name in small.components(found)} == ROWS[preset]["components"]
     assert found.count() == ROWS[preset]["parameters"]
 
 

@@ -10,7 +10,8 @@ import textwrap
 from typing import Final
 
 from simcore.docgen.glossary import table
-from simcore.models.graph import FAMILIES, ModelGraph, build, known_presets, model_config
+from simcore.models.graph import ModelGraph, build, known_presets, model_config
+from simcore.models.registry import known_families
 
 __all__ = ["graph_of", "presets"]
 
@@ -27,7 +28,7 @@ preset restates, without fields that change no size; what is assumed says so, he
 
 def presets() -> str:
     """Text of the page of models."""
-    families = textwrap.fill(", ".join(f"`{name}`" for name in FAMILIES) + ".", 120, break_on_hyphens=False)
+    families = textwrap.fill(", ".join(f"`{name}`" for name in known_families()) + ".", 120, break_on_hyphens=False)
     rows = table(("preset", "`model_type`", "parameters", "layers", "from"), map(_row, known_presets()))
     return f"{_HEAD}\n{families}\n\n{_TABLE}\n\n{rows}\n"
 

@@ -12,10 +12,11 @@ from simcore.frameworks.adapter import FrameworkAdapter
 from simcore.frameworks.registry import asked_adapter
 from simcore.inputs.scenario import ModelFile, Scenario
 from simcore.inputs.training import Imbalance, Quantization
-from simcore.models.blocks import Attention, Embedding, LayerKind, Moe, Mtp
+from simcore.models.blocks import Attention, Embedding, LayerKind, Moe
 from simcore.models.frozen import with_frozen
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.models.lora import LoraChoice
+from simcore.models.network import with_copies
 from simcore.models.tensor import TensorSpec
 from simcore.pipeline.schedule import SCHEDULES
 from simcore.placement.framework import Framework
@@ -42,7 +43,7 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
     etp = adapter.default_etp(sizes) if sizes.etp is None else sizes.etp
     mesh = Mesh(sizes.pp, sizes.dp_replicate, sizes.dp_shard, sizes.cp, sizes.tp, sizes.ep, etp)
     if mesh.pp > 1 and adapter.copies_tied_head:
-        graph = _with_copies(_untied(graph) if graph.architecture.tied else graph)
+        graph = _with_copies(graph)
     graph = _with_frozen(graph, scenario, adapter)
     job = _in_format(Job(scenario, graph, mesh, unmatched_targets=unmatched,
                          casts_parameters=adapter.casts_parameters), adapter)
@@ -121,21 +122,9 @@ def _in_format(job: Job, adapter: FrameworkAdapter) -> Job:
 
 
 @lru_cache(maxsize=64)
-def _untied(graph: ModelGraph) -> ModelGraph:
-    """The head holds a copy of the embedding's weight, which counts where the embedding does."""
-    own = graph.with_tensors(lambda _, specs: tuple(replace(spec, tied=False) for spec in specs))
-    return replace(own, architecture=replace(own.architecture, tied=False))
-
-
-@lru_cache(maxsize=64)
 def _with_copies(graph: ModelGraph) -> ModelGraph:
-    """Multi-token prediction, which is not where the embedding is, holds a copy of it."""
-    def change(kind: LayerKind, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        if not isinstance(kind.block, Mtp):
-            return specs
-        return tuple(replace(spec, tied=False) for spec in specs)
-
-    return graph.with_tensors(change)
+    """The model on stages: head and multi-token prediction, which are not where the embedding is, hold copies of it."""
+    return graph.with_network(with_copies(graph.network))
 
 
 def _check_host(job: Job) -> None:

@@ -160,7 +160,7 @@ class SharedTransformer:
 
     It sees the layer's input beside the embedding's output, 2h columns, and ends in a projection that is the layer's
     own. `places`: numbers of the adapters that it holds, one a layer that uses it; `rank`: theirs, of query, key and
-    value too where `adapts_attention`. `first`: the first of those layers, which owns the weights.
+    value too where `adapts_attention`. `name`: the module inside each of those layers; equal ones are the same module.
     """
 
     hidden: int
@@ -172,7 +172,7 @@ class SharedTransformer:
     places: tuple[int, ...]
     adapts_attention: bool
     rotary: bool
-    first: bool
+    name: str = "shared_transformer"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
-"""What a model family hands on: the chain of layer kinds, in the order in which they run."""
+"""A model family, the configuration that it reads, and what it returns: layer kinds in the order in which they run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from simcore.errors import InputError, Problem
@@ -11,7 +11,7 @@ from simcore.inputs.block import shorten
 from simcore.inputs.bounds import most_of
 from simcore.models.blocks import LayerKind
 
-__all__ = ["Architecture", "Config"]
+__all__ = ["Architecture", "Config", "ModelFamily"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +94,17 @@ class Config:
         for name in names:
             if self.boolean(name, default=False):
                 raise self.fail(name, "not modelled yet")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFamily:
+    """How configurations of one family are read; each module of `simcore/models/families/` fills in one as `FAMILY`.
+
+    `architecture`: returns the layers of a configuration. `further_fields`: fields that it reads though shipped
+    configurations leave them out, so that a scenario may override them. `untied`: implementations whose head has a
+    weight that is not the embedding's, whatever `tie_word_embeddings` says, each with its source.
+    """
+
+    architecture: Callable[[Config], Architecture]
+    further_fields: tuple[str, ...] = ()
+    untied: Mapping[str, str] = field(default_factory=dict)

@@ -53,7 +53,7 @@ class Asked:
         return tuple(self._mixers())
 
     def _mixers(self) -> Iterator[tuple[Mixer, bool]]:
-        for _, kind in self.graph.architecture.parts:
+        for kind in (self.graph.kinds[layer.kind] for layer in self.graph.layers):
             further = isinstance(kind.block, Mtp)
             times = kind.block.depths if isinstance(kind.block, Mtp) else 1
             yield from ((branch.block, further) for branch in kind.branches for _ in range(times))
@@ -66,7 +66,8 @@ class Asked:
     @cached_property
     def num_further(self) -> int:
         """Tokens that are predicted besides the next."""
-        return sum(kind.block.depths for _, kind in self.graph.architecture.parts if isinstance(kind.block, Mtp))
+        kinds = (self.graph.kinds[self.graph.layers[layer].kind] for layer in self.graph.branches)
+        return sum(kind.block.depths for kind in kinds if isinstance(kind.block, Mtp))
 
     @property
     def hidden(self) -> int:
@@ -196,7 +197,7 @@ def _torchtitan(asked: Asked) -> float:
     met, experts = graph.count(), graph.count("routed_experts")
     if moe := next((mixer for mixer in asked.own if isinstance(mixer, Moe)), None):
         met += experts * moe.top_k // moe.num_experts - experts
-    looked_up = 0 if graph.architecture.tied else graph.count("embedding")
+    looked_up = 0 if graph.has_tied_head else graph.count("embedding")
     return 6 * (met - looked_up + asked.seq_len * sum(map(_both_products, asked.own)))
 
 

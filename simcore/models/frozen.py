@@ -40,8 +40,8 @@ def with_frozen(graph: ModelGraph, patterns: tuple[str, ...]) -> tuple[ModelGrap
             if cold:
                 kinds.append(graph.kinds[layer.kind])
                 tensors.append(_without_gradient(specs, cold))
-        layers.append(replace(layer, kind=numbers[key]))
-    made = replace(graph, kinds=tuple(kinds), tensors=tuple(tensors), layers=tuple(layers))
+        layers.append(numbers[key])
+    made = graph.with_kinds(kinds, tensors, layers)
     return _with_tied_head(made), tuple(p for p in patterns if p not in hit)
 
 
@@ -65,9 +65,8 @@ def _without_gradient(specs: tuple[TensorSpec, ...], cold: tuple[int, ...]) -> t
 
 def _with_tied_head(graph: ModelGraph) -> ModelGraph:
     """A tied head's weight is trained if the embedding's is."""
-    if not graph.architecture.tied:
-        return graph
-    trained = all(spec.trainable for spec in graph.tensors[graph.layers[0].kind])
-    return graph.with_tensors(lambda kind, specs: tuple(
-        replace(spec, trainable=trained and spec.trainable) if spec.tied and kind.name == "head" else spec
-        for spec in specs))
+    cold = {(graph.layers[layer].kind, number) for (layer, number), (owner, its) in graph.owners.items()
+            if not graph.tensors[graph.layers[owner].kind][its].trainable}
+    tensors = [tuple(replace(spec, trainable=spec.trainable and (kind, number) not in cold)
+                     for number, spec in enumerate(specs)) for kind, specs in enumerate(graph.tensors)]
+    return replace(graph, tensors=tuple(tensors))

@@ -1,4 +1,4 @@
-"""The model as a graph: layers in order, their edges, and for each kind of layer its tensors.
+"""The model as a graph: a network of layers, what is read from its edges, and for each kind of layer its tensors.
 
 Comes in: a preset's name or a Hugging Face `config.json`, and whose code runs. Goes out: `ModelGraph`.
 Layers that are alike share one `LayerKind`; everything expensive is done once per kind.
@@ -8,33 +8,24 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from importlib import resources
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from itertools import accumulate
+from operator import itemgetter
+from typing import Any
 
 from simcore.errors import InputError, NotYet, Problem
 from simcore.inputs.bounds import KINDS, LAYERS
 from simcore.inputs.document import read_document
 from simcore.models.blocks import Head, LayerKind, Mtp
 from simcore.models.config import Architecture, Config
+from simcore.models.network import BORROWED, DATA, Edge, Network, borrowed, connect, edges, renumbered, running_order
+from simcore.models.registry import family_of, known_families
 from simcore.models.tensor import TensorSpec
 
-if TYPE_CHECKING:
-    import networkx as nx
-
 __all__ = ["Layer", "ModelGraph", "architecture_of", "build", "known_presets", "layer_kinds", "model_config"]
-
-FAMILIES = {
-    "bamba": "bamba", "deepseek_v2": "deepseek", "deepseek_v3": "deepseek", "gemma2": "gemma",
-    "gemma3_text": "gemma", "gpt2": "gpt2", "gpt_oss": "gpt_oss",
-    "granitemoehybrid": "granitemoehybrid", "llama": "llama", "mamba2": "mamba2", "mistral": "mistral",
-    "mixtral": "mixtral", "mpt": "mpt", "nemotron-nas": "nemotron_nas", "nemotron_h": "nemotron_h", "phi3": "phi3",
-    "qwen2": "qwen", "qwen2_moe": "qwen", "qwen3": "qwen", "qwen3_moe": "qwen", "zamba2": "zamba2",
-}
-"""A configuration's `model_type` -> the file of `simcore/models` that reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,43 +39,124 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class ModelGraph:
-    """Layers in running order; `tensors[k]` are those of `kinds[k]`."""
+    """A network of layers; `tensors[k]` are those of `kinds[k]`, and each node of the network says its kind.
+
+    What stands below is read from the network's nodes and edges, once a graph. Layers and kinds go by their numbers.
+    """
 
     architecture: Architecture
     implementation: str
     kinds: tuple[LayerKind, ...]
     tensors: tuple[tuple[TensorSpec, ...], ...]
-    layers: tuple[Layer, ...]
+    network: Network
+
+    # ---- order --------------------------------------------------------------------------------------------------
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """Layers in the order in which data reaches them."""
+        nodes = self.network.nodes
+        return tuple(Layer(index, nodes[path]["kind"], path)
+                     for index, path in enumerate(running_order(self.network)))
 
     @cached_property
-    def network(self) -> nx.DiGraph[int]:
-        """Layers as nodes (with their kind), data flow and tied weights as edges."""
-        import networkx as nx
-
-        graph: nx.DiGraph[int] = nx.DiGraph()
-        for layer in self.layers:
-            graph.add_node(layer.index, kind=self.kinds[layer.kind].name, path=layer.path)
-        graph.add_edges_from(((a.index, b.index) for a, b in pairwise(self.layers)), carries="hidden_states")
-        if self.architecture.tied:
-            graph.add_edge(self.layers[0].index, self.layers[-2].index, carries="tied weight")
-        return graph
-
-    def running_order(self) -> tuple[int, ...]:
-        """Layer numbers in an order that respects every edge (lexicographic, so it is the only one)."""
-        import networkx as nx
-
-        return tuple(nx.lexicographical_topological_sort(self.network))
+    def head(self) -> int:
+        """The output projection."""
+        return next(layer.index for layer in self.layers if isinstance(self.kinds[layer.kind].block, Head))
 
     @cached_property
-    def num_blocks(self) -> int:
+    def blocks(self) -> tuple[int, ...]:
         """Layers without the parts around them."""
-        return sum(1 for layer in self.layers if self.kinds[layer.kind].block is None)
+        return tuple(layer.index for layer in self.layers if self.kinds[layer.kind].block is None)
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of layers without the parts around them."""
+        return len(self.blocks)
+
+    @cached_property
+    def branches(self) -> tuple[int, ...]:
+        """Layers that only a branch leads to: modules of multi-token prediction."""
+        flow = {second for _, second in self.ends(Edge.FLOW)}
+        return tuple(sorted({second for _, second in self.ends(Edge.BRANCH)} - flow))
+
+    # ---- edges --------------------------------------------------------------------------------------------------
+    @cached_property
+    def _ends(self) -> dict[Edge, tuple[tuple[int, int], ...]]:
+        number = {layer.path: layer.index for layer in self.layers}
+        found: dict[Edge, list[tuple[int, int]]] = {kind: [] for kind in Edge}
+        for first, second, kind, _ in edges(self.network):
+            found[kind].append((number[first], number[second]))
+        return {kind: tuple(sorted(ends, key=itemgetter(1, 0))) for kind, ends in found.items()}
+
+    def ends(self, kind: Edge) -> tuple[tuple[int, int], ...]:
+        """Layers at both ends of each edge of a kind, in the order of those to which they lead."""
+        return self._ends[kind]
+
+    def leads(self, kind: Edge, layer: int) -> bool:
+        """Whether an edge of a kind leads to a layer."""
+        return any(second == layer for _, second in self.ends(kind))
+
+    @cached_property
+    def passing(self) -> tuple[int, ...]:
+        """For each layer, the number of layers whose outputs pass the border behind it."""
+        last: dict[int, int] = {}
+        for first, second in (ends for kind in DATA for ends in self.ends(kind)):
+            last[first] = max(second, last.get(first, 0))
+        return self._spanning(last.items())
+
+    @cached_property
+    def cuts(self) -> frozenset[int]:
+        """Layers behind which a pipeline can be cut: no residual edge and no shared block spans the border."""
+        spanning = self._spanning((*self.ends(Edge.RESIDUAL), *self.ends(Edge.SHARED)))
+        return frozenset(layer for layer, count in enumerate(spanning[:-1]) if not count)
+
+    def _spanning(self, spans: Iterable[tuple[int, int]]) -> tuple[int, ...]:
+        """For each layer, the number of spans over the border behind it."""
+        change = [0] * len(self.layers)
+        for first, second in spans:
+            change[first] += 1
+            change[second] -= 1
+        return tuple(accumulate(change))
+
+    # ---- weights ------------------------------------------------------------------------------------------------
+    @cached_property
+    def has_tied_head(self) -> bool:
+        """Whether the output projection uses the embedding's weight."""
+        return self.leads(Edge.TIED, self.head)
+
+    @cached_property
+    def tied_kinds(self) -> frozenset[int]:
+        """Kinds of the embedding and of the head that uses its weight."""
+        return frozenset(self.layers[layer].kind for ends in self.ends(Edge.TIED) if ends[1] == self.head
+                         for layer in ends)
 
     @cached_property
     def used_twice(self) -> frozenset[str]:
-        """Weights of the model that multi-token prediction uses where they are."""
-        return frozenset(spec.name for kind, specs in zip(self.kinds, self.tensors, strict=True)
-                         for spec in specs if spec.tied and isinstance(kind.block, Mtp))
+        """Names of the weights that multi-token prediction uses where they are."""
+        return frozenset(name for _, second, kind, weights in edges(self.network)
+                         if kind == Edge.TIED and second != self.layers[self.head].path for _, name in weights)
+
+    @cached_property
+    def owners(self) -> dict[tuple[int, int], tuple[int, int]]:
+        """Tensors whose storage is another layer's, as (layer, number of the tensor), and that layer's tensor."""
+        return {user: owner for kind in BORROWED for owner, user in self._pairs(kind)}
+
+    @cached_property
+    def copied(self) -> frozenset[tuple[int, int]]:
+        """Tensors of which several pipeline stages hold a copy, as (layer, number of the tensor)."""
+        return frozenset(one for pair in self._pairs(Edge.COPY) for one in pair)
+
+    def _pairs(self, wanted: Edge) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+        """(owner, user) of each weight, both as (layer, number of the tensor)."""
+        number = {layer.path: layer.index for layer in self.layers}
+        for first, second, kind, weights in edges(self.network):
+            if kind == wanted:
+                yield from ((self._tensor(number[first], own), self._tensor(number[second], name))
+                            for own, name in weights)
+
+    def _tensor(self, layer: int, name: str) -> tuple[int, int]:
+        names = [spec.name for spec in self.tensors[self.layers[layer].kind]]
+        return layer, names.index(name)
 
     def count(self, component: str | None = None, *, trainable: bool = False) -> int:
         """Parameters of the whole model, by component or in all."""
@@ -93,15 +165,35 @@ class ModelGraph:
                     for specs in self.tensors]
         return sum(per_kind[layer.kind] for layer in self.layers)
 
-    def components(self) -> tuple[str, ...]:
-        """Components that hold parameters, in order of first appearance."""
-        seen = {t.component: None for layer in self.layers[:] for t in self.tensors[layer.kind] if t.is_owned}
-        return tuple(seen)
-
+    # ---- changed graphs -----------------------------------------------------------------------------------------
     def with_tensors(self, change: Callable[[LayerKind, tuple[TensorSpec, ...]], tuple[TensorSpec, ...]]) -> ModelGraph:
         """The same graph with each kind's tensors changed (adapters added, weights frozen)."""
         changed = tuple(change(k, specs) for k, specs in zip(self.kinds, self.tensors, strict=True))
         return replace(self, tensors=changed)
+
+    def with_kinds(self, kinds: Sequence[LayerKind], tensors: Sequence[tuple[TensorSpec, ...]],
+                   numbers: Sequence[int]) -> ModelGraph:
+        """The same layers and edges, each layer of another kind; `numbers`: their kinds, in running order."""
+        of_path = {layer.path: number for layer, number in zip(self.layers, numbers, strict=True)}
+        return replace(self, kinds=tuple(kinds), tensors=tuple(tensors), network=renumbered(self.network, of_path))
+
+    def with_network(self, network: Network) -> ModelGraph:
+        """The same layers under other edges, which say what weights each layer owns.
+
+        Layers of one kind that own different weights become kinds of their own. Kinds are numbered in running order.
+        """
+        kinds: list[LayerKind] = []
+        tensors: list[tuple[TensorSpec, ...]] = []
+        known: dict[tuple[int, frozenset[str]], int] = {}
+        numbers: dict[str, int] = {}
+        for path in running_order(network):
+            kind, names = network.nodes[path]["kind"], borrowed(network, path)
+            if (kind, names) not in known:
+                known[kind, names] = len(kinds)
+                kinds.append(self.kinds[kind])
+                tensors.append(tuple(replace(spec, tied=spec.name in names) for spec in self.tensors[kind]))
+            numbers[path] = known[kind, names]
+        return replace(self, kinds=tuple(kinds), tensors=tuple(tensors), network=renumbered(network, numbers))
 
 
 @lru_cache(maxsize=1)
@@ -145,10 +237,8 @@ _OPTIONAL_FIELDS = ("num_hidden_layers", "tie_word_embeddings", "head_dim", "chu
 
 def _further_fields(fields: Mapping[str, Any]) -> tuple[str, ...]:
     """What a family reads besides what its shipped configurations say."""
-    family = FAMILIES.get(str(fields.get("model_type")))
-    module = importlib.import_module(f"simcore.models.families.{family}") if family else None
-    found: tuple[str, ...] = getattr(module, "FURTHER_FIELDS", ())
-    return found
+    family = str(fields.get("model_type"))
+    return family_of(family).further_fields if family in known_families() else ()
 
 
 def _unknown(reference: str) -> str:
@@ -180,16 +270,14 @@ def _build(key: str, implementation: str) -> ModelGraph:
     kinds = tuple(dict.fromkeys(kind for _, kind in architecture.parts))
     if len(kinds) > KINDS:
         raise config.fail("num_hidden_layers", f"expected at most {KINDS} layers that differ, got {len(kinds):,}")
-    number = {kind: i for i, kind in enumerate(kinds)}
-    layers = tuple(Layer(i, number[kind], path) for i, (path, kind) in enumerate(architecture.parts))
-    tensors = tuple(_tied(architecture, kind, tuple(operators.tensors(kind))) for kind in kinds)
-    return ModelGraph(architecture, implementation, kinds, tensors, layers)
+    tensors = {kind: tuple(operators.tensors(kind)) for kind in kinds}
+    network = connect(architecture.parts, tensors)
+    return ModelGraph(architecture, implementation, kinds, tuple(tensors.values()), network).with_network(network)
 
 
 def _untied(config: Config, found: Architecture, implementation: str) -> Architecture:
-    """A tied head gets a weight of its own where the code that runs gives it one (`UNTIED` of a family)."""
-    module = importlib.import_module(f"simcore.models.families.{FAMILIES[_check_family(config)]}")
-    source = getattr(module, "UNTIED", {}).get(implementation)
+    """A tied head gets a weight of its own where the code that runs gives it one (`ModelFamily.untied`)."""
+    source = family_of(_check_family(config)).untied.get(implementation)
     if not found.tied or source is None:
         return found
     parts = tuple((at, replace(kind, block=replace(kind.block, tied=False)) if isinstance(kind.block, Head) else kind)
@@ -209,8 +297,7 @@ def layer_kinds(fields: Mapping[str, Any], where: str = "model") -> tuple[LayerK
 
 
 def _architecture(config: Config) -> Architecture:
-    family = _check_family(config)
-    found: Architecture = importlib.import_module(f"simcore.models.families.{FAMILIES[family]}").architecture(config)
+    found = family_of(_check_family(config)).architecture(config)
     num_layers = sum(kind.block is None for _, kind in found.parts)
     if num_layers > LAYERS:
         raise config.fail("num_hidden_layers", f"expected at most {LAYERS:,} layers, got {num_layers:,}")
@@ -219,8 +306,8 @@ def _architecture(config: Config) -> Architecture:
 
 def _check_family(config: Config) -> str:
     family = config.fields.get("model_type")
-    if not isinstance(family, str) or family not in FAMILIES:
-        raise config.fail("model_type", f"expected one of {', '.join(FAMILIES)}, got {family!r}")
+    if not isinstance(family, str) or family not in known_families():
+        raise config.fail("model_type", f"expected one of {', '.join(known_families())}, got {family!r}")
     return family
 
 
@@ -231,9 +318,3 @@ def _check_mtp(config: Config, architecture: Architecture, tensors: Callable[[La
         raise config.fail("mtp_num_layers", f"multi-token prediction of {architecture.family} is not modelled yet")
     if any(isinstance(kind.block, Mtp) and not tensors(kind) for _, kind in architecture.parts):
         raise config.fail("mtp_num_layers", "this implementation builds no modules of multi-token prediction")
-
-
-def _tied(architecture: Architecture, kind: LayerKind, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """A tied head owns nothing: its weight is the embedding's."""
-    tied = architecture.tied and kind.name == "head"
-    return tuple(replace(spec, tied=True) for spec in specs) if tied else specs

@@ -16,7 +16,8 @@ class TensorSpec:
     `dims` names each dimension of `shape`; frameworks split by these names or by position.
     `module` says what kind of module holds it: linear, grouped (3-D experts or grouped GEMM), norm, embedding, conv,
     router, bias, other. Adapter matchers look at it.
-    `copies`: separate tensors of this shape (one weight an expert). `tied`: the storage is another layer's.
+    `copies`: separate tensors of this shape (one weight an expert). `tied`: the storage is another layer's; the graph
+    sets it from its edges, an implementation never does.
     `stored` is a dtype that the implementation insists on ("" follows the scenario).
     """
 

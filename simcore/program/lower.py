@@ -249,8 +249,8 @@ class _Walk:
 
     # ---- what crosses borders ---------------------------------------------------------------------------------------
     def _behind(self, layer: int) -> Edges:
-        """Edges of the border after a layer."""
-        return self.wide if layer >= 0 and _kind(self.plan, layer) == "mtp" else self.edges
+        """Edges of the border after a layer, as wide as the outputs that pass it."""
+        return self.wide if layer >= 0 and self.plan.graph.passing[layer] > 1 else self.edges
 
     def _take_in(self, action: Action, chunk: _Chunk) -> None:
         """Waits for the pass's input from the neighbouring stage, which may have begun to arrive earlier."""

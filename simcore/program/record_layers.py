@@ -14,7 +14,7 @@ from types import ModuleType
 
 import numpy as np
 
-from simcore.models.blocks import Embedding, Head, LayerKind
+from simcore.models.blocks import LayerKind
 from simcore.models.graph import ModelGraph
 from simcore.placement.framework import UpdateTime
 from simcore.placement.optimizer_step import step_of
@@ -154,7 +154,7 @@ def record_layers(plan: Plan, workload: Workload, *, several: bool = False) -> R
 def run_of(plan: Plan, key: Key, workload: Workload, *, later: bool = False) -> LayerWorkload:
     """Workload of one kind of layer for its implementation. `later`: an earlier microbatch has left gradients."""
     framework, mesh = plan.framework, plan.mesh
-    tied = plan.graph.architecture.tied and isinstance(plan.graph.kinds[key[0]].block, Embedding | Head)
+    tied = key[0] in plan.graph.tied_kinds
     params = _params(plan.kinds[key[0]], plan.graph.used_twice, framework.optimizer.implementation,
                      adds_in_place(plan, key[0]) if later else frozenset(), tied=tied)
     return LayerWorkload(workload.batch, workload.seq, framework.compute_dtype, params, framework.loss, key[3], mesh.tp,
@@ -238,12 +238,11 @@ def _record(graph: ModelGraph, runs: tuple[tuple[Key, LayerWorkload], ...],
 
 def _recorded(operators: ModuleType, graph: ModelGraph, key: Key, run: LayerWorkload, tables: Tables) -> LayerPasses:
     """Recording of one kind of layer."""
-    head = next((i for i, layer in enumerate(graph.layers) if graph.kinds[layer.kind].name == "head"), 0)
     kind: LayerKind = graph.kinds[key[0]]
     grouped = key[3] == "uniform" and kind.block is None
     tapes = [operators.record(kind, replace(run, checkpoint=how) if grouped else run, tables.slots, tables.comms)
              for how in (("full", "none") if grouped else ("",))]
-    return _together(*(_tiles(tape, head) for tape in tapes)) if grouped else _tiles(tapes[0], head)
+    return _together(*(_tiles(tape, graph.head) for tape in tapes)) if grouped else _tiles(tapes[0], graph.head)
 
 
 @lru_cache(maxsize=256)

@@ -1,6 +1,6 @@
 """DPO and GRPO as NeMo RL runs them: phases of a step, weights sent to the engine, and the report of all this.
 
-Input: a `Scenario` whose workload is `dpo` or `grpo`, and a `Trainer` that simulates training steps.
+Input: a `Scenario` whose workload is `dpo` or `grpo`.
 Output: a `Report` with phases. Start: `workload.in_phases`.
 
 `phases`: the order of a step, phase by phase (`GrpoStep`): generation, log-probabilities, training, refit. `journal`:

@@ -29,7 +29,7 @@ from simcore.program.outline import Phase
 from simcore.program.program import Program
 from simcore.program.tile import AMOUNT, OP, SLOT
 from simcore.recording.tape import Op
-from simcore.simulation.assemble import Simulation
+from simcore.simulation.simulation import Simulation
 from simcore.timing.step import forward_ns
 from simcore.units import dtype_bytes
 
@@ -56,15 +56,15 @@ class Passes:
         return self.ns[0] + (count - 1) * self.ns[1]
 
 
-def passes(parts: Simulation) -> Passes:
+def passes(simulation: Simulation) -> Passes:
     """Forward passes of a simulation whose micro-batch is that of the passes."""
-    frozen = parts.job.graph.with_tensors(_frozen)
-    plans = [place(frozen, parts.job.mesh, parts.framework, c.representative) for c in parts.classes]
-    written = [[_program(parts, plan, count) for plan in plans] for count in range(1, _WRITTEN + 1)]
-    ends = [forward_ns(programs, parts.classes, parts.routes, parts.framework) for programs in written]
+    frozen = simulation.job.graph.with_tensors(_frozen)
+    plans = [place(frozen, simulation.job.mesh, simulation.framework, c.representative) for c in simulation.classes]
+    written = [[_program(simulation, plan, count) for plan in plans] for count in range(1, _WRITTEN + 1)]
+    ends = [forward_ns(programs, simulation.classes, simulation.routes, simulation.framework) for programs in written]
     programs = written[-1]
     rest = tuple(resting(program) for program in programs)
-    above = tuple(_above(program, own, parts) for program, own in zip(programs, rest, strict=True))
+    above = tuple(_above(program, own, simulation) for program, own in zip(programs, rest, strict=True))
     return Passes(rest, above, (ends[0], ends[1] - ends[0]))
 
 
@@ -72,9 +72,9 @@ def _frozen(kind: LayerKind, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec,
     return tuple(replace(spec, trainable=False) for spec in specs)
 
 
-def _program(parts: Simulation, plan: Plan, count: int) -> Program:
-    order = tuple(action for action in actions(parts.framework.schedule, plan.stage, count) if action.forward)
-    return lower(plan, parts.workload(plan), order, hooks_of(parts.framework))
+def _program(simulation: Simulation, plan: Plan, count: int) -> Program:
+    order = tuple(action for action in actions(simulation.framework.schedule, plan.stage, count) if action.forward)
+    return lower(plan, simulation.workload(plan), order, hooks_of(simulation.framework))
 
 
 def resting(program: Program) -> dict[str, int]:
@@ -94,23 +94,23 @@ def _held(program: Program, rows: int) -> dict[str, int]:
     return {category: size for category, size in sizes.items() if size}
 
 
-def _above(program: Program, rest: dict[str, int], parts: Simulation) -> dict[str, int]:
+def _above(program: Program, rest: dict[str, int], simulation: Simulation) -> dict[str, int]:
     """Bytes above those at rest at the highest moment: inside the model, or where logits become log-probabilities."""
     first_loss = int(np.flatnonzero(program.phase == Phase.LOSS)[0])
     highest = int(np.argmax(running(program)[:first_loss]))
     inside, after = (_beside(_held(program, rows), rest) for rows in (highest + 1, first_loss))
-    training, own = parts.job.scenario.training, dtype_bytes(parts.framework.compute_dtype)
-    cut = parts.job.mesh.cp * (1 if _is_whole(parts) else parts.job.mesh.tp)
-    logits = training.micro_batch_size * training.seq_len * parts.job.graph.architecture.vocab // cut
+    training, own = simulation.job.scenario.training, dtype_bytes(simulation.framework.compute_dtype)
+    cut = simulation.job.mesh.cp * (1 if _is_whole(simulation) else simulation.job.mesh.tp)
+    logits = training.micro_batch_size * training.seq_len * simulation.job.graph.architecture.vocab // cut
     # the cast to fp32 keeps the model's logits until it ends; they are freed before log_softmax begins
-    wide = max(own + _FP32, _FP32 * (2 if _is_whole(parts) and training.micro_batch_size == 1 else 3))
+    wide = max(own + _FP32, _FP32 * (2 if _is_whole(simulation) and training.micro_batch_size == 1 else 3))
     after["activation"] = after.get("activation", 0) + (wide - own) * logits
     return max(inside, after, key=lambda sizes: sum(sizes.values()))
 
 
-def _is_whole(parts: Simulation) -> bool:
+def _is_whole(simulation: Simulation) -> bool:
     """True if a rank has logits of the full vocabulary."""
-    return parts.framework.strategy.rl_worker == "dtensor"
+    return simulation.framework.strategy.rl_worker == "dtensor"
 
 
 def _beside(total: dict[str, int], rest: dict[str, int]) -> dict[str, int]:

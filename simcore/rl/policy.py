@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from simcore.placement.plan import Plan
 from simcore.results.report import RankReport
-from simcore.simulation.assemble import Simulation
+from simcore.simulation.simulation import Simulation
 
 __all__ = ["Policy", "policy_of"]
 
@@ -45,7 +45,7 @@ class Policy:
     training_ns: int
 
 
-def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapping[str, int], parts: Simulation,
+def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapping[str, int], simulation: Simulation,
               ns: tuple[int, int]) -> Policy:
     """Policy of a rank from its training step. `rest`, `above`: of its forward passes.
 
@@ -57,8 +57,8 @@ def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapp
     beside = {category: max(0, size - resting.get(category, 0)) for category, size in peak.by_category.items()}
     loose = peak.device_bytes - peak.allocated_bytes - sum(peak.outside.values())
     passing = sum(rest.values()) + sum(above.values())
-    fragments = parts.needed(passing).middle - passing
-    moving = _moving(plan, parts, rest, states)
+    fragments = simulation.needed(passing).middle - passing
+    moving = _moving(plan, simulation, rest, states)
     fixed = {category: size - moving.get(category, 0) for category, size in resting.items()}
     return Policy(
         {category: size for category, size in moving.items() if category in rest},
@@ -78,19 +78,19 @@ def _states(plan: Plan) -> dict[str, int]:
     return {category: size for category, size in states.items() if size}
 
 
-def _moving(plan: Plan, parts: Simulation, rest: Mapping[str, int], states: Mapping[str, int]) -> dict[str, int]:
+def _moving(plan: Plan, simulation: Simulation, rest: Mapping[str, int], states: Mapping[str, int]) -> dict[str, int]:
     """Bytes by category that move, see [Note: what moves]."""
     if plan.framework.strategy.rl_worker == "dtensor":
         return {category: size for category, size in {**rest, **states}.items() if category != _WORKSPACE}
     learns = sum(count * placed.rest_bytes for kind, count in plan.kind_counts
                  for placed in plan.kinds[kind] if placed.trainable)
-    kept = () if _is_precise(parts) else ("main_param",)
+    kept = () if _is_precise(simulation) else ("main_param",)
     return {"sharded_param": min(learns, rest.get("sharded_param", 0)),
             **{category: size for category, size in states.items() if category not in kept}}
 
 
-def _is_precise(parts: Simulation) -> bool:
+def _is_precise(simulation: Simulation) -> bool:
     """True if master parameters are states of the optimizer."""
-    requested = parts.job.scenario.framework_options.get(_PRECISE)
-    default, _ = parts.job.autos.get(f"framework_options.{_PRECISE}", ("false", ""))
+    requested = simulation.job.scenario.framework_options.get(_PRECISE)
+    default, _ = simulation.job.autos.get(f"framework_options.{_PRECISE}", ("false", ""))
     return bool(requested) if requested is not None else default == "true"

@@ -14,7 +14,7 @@ from simcore.results.time import StepTime
 from simcore.rl.journal import Journal, Moment
 from simcore.rl.phases import category_name, is_outside
 from simcore.rl.series import phase_series
-from simcore.simulation.assemble import Simulation
+from simcore.simulation.simulation import Simulation
 
 __all__ = ["Laid", "phase_report"]
 
@@ -28,7 +28,7 @@ class Laid:
     scenario: Scenario
     trained: Report
     journals: tuple[Journal, ...]
-    parts: Simulation
+    simulation: Simulation
     engine: Journal | None = None
     num_engine_ranks: int = 0
 

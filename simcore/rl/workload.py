@@ -8,8 +8,6 @@ user's scenario, and put in order (`phases.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
@@ -23,37 +21,30 @@ from simcore.rl.phases import GrpoStep, dpo_step, engine_step, grpo_step
 from simcore.rl.policy import Policy, policy_of
 from simcore.rl.refit import gathered
 from simcore.rl.report import Laid, phase_report
-from simcore.simulation.assemble import Simulation
+from simcore.simulation.simulation import Simulation, placed_simulation
+from simcore.simulation.step import Request, training_step
 from simcore.vllm.decode import decode_seconds
 from simcore.vllm.engine import Engine
 from simcore.vllm.workload import assumptions, engine_of, serving
 
-__all__ = ["Trainer", "in_phases", "legal"]
+__all__ = ["in_phases", "legal"]
 
 _PAIR = 2
 """Sequences of a preference, chosen and rejected (NeMo RL 7ea279ab `algorithms/dpo.py:602`: batch sizes doubled)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Trainer:
-    """Functions that simulate a training step: `report` of a scenario, and `parts` without programs."""
-
-    report: Callable[[Scenario], Report]
-    parts: Callable[[Scenario], Simulation]
-
-
-def in_phases(scenario: Scenario, trainer: Trainer) -> Report:
+def in_phases(scenario: Scenario, *, series: bool) -> Report:
     """Report of a steady step of the scenario's workload. Refused as the training step and the engine are."""
-    return {"dpo": _dpo, "grpo": _grpo}[scenario.workload](scenario, trainer)
+    return {"dpo": _dpo, "grpo": _grpo}[scenario.workload](scenario, Request(series=series))
 
 
-def legal(scenario: Scenario, trainer: Trainer) -> None:
+def legal(scenario: Scenario) -> None:
     """Raises the refusals of the engine and of the phases that the training step's check does not raise."""
     if scenario.workload == "grpo":
         rl, engine = _asked(scenario)
         _num_steps(scenario, rl.prompts * rl.generations)
         _num_engines(scenario, engine)
-    _parts(scenario, trainer, _training(scenario))
+    _passes_of(scenario, _training(scenario))
 
 
 # ---- the scenarios inside --------------------------------------------------------------------------------------------
@@ -63,16 +54,16 @@ def _training(scenario: Scenario, **changed: Any) -> Scenario:
     return scenario.model_copy(update={"workload": "train", "rl": None, "generation": None, "training": training})
 
 
-def _parts(scenario: Scenario, trainer: Trainer, passing: Scenario) -> Simulation:
+def _passes_of(scenario: Scenario, passing: Scenario) -> Simulation:
     """Simulation of the forward passes; refused for workers other than those that are described."""
-    parts = trainer.parts(passing)
-    _check_worker(scenario, parts)
-    return parts
+    simulation = placed_simulation(passing)
+    _check_worker(scenario, simulation)
+    return simulation
 
 
-def _check_worker(scenario: Scenario, parts: Simulation) -> None:
+def _check_worker(scenario: Scenario, simulation: Simulation) -> None:
     """NotYet except for NeMo RL's two kinds of workers on one stage; IllegalLayout for what the workers refuse."""
-    workload, worker = scenario.workload, parts.framework.strategy.rl_worker
+    workload, worker = scenario.workload, simulation.framework.strategy.rl_worker
     if not worker:
         raise NotYet(Problem(scenario.where("framework"), f"not yet: {workload} under {scenario.framework} (served: "
                              "automodel, fsdp2 and megatron, what NeMo RL trains policies with)"))
@@ -91,18 +82,19 @@ def _check_worker(scenario: Scenario, parts: Simulation) -> None:
         raise NotYet(Problem(scenario.where("training", "lengths"), f"not yet: {workload} with drawn lengths"))
 
 
-def _policies(scenario: Scenario, trainer: Trainer, trained: Report, passing: Scenario, parts: Simulation,
+def _policies(scenario: Scenario, trained: Report, passing: Scenario, simulation: Simulation,
               steps: int) -> list[Policy]:
-    """Policies of every class of ranks, in the report's order. `parts`: simulation of `passing`."""
-    forward = passes(parts)
+    """Policies of every class of ranks, in the report's order. `simulation`: that of `passing`."""
+    forward = passes(simulation)
     step_ns = round((trained.time.step_s if trained.time else 0.0) * 1e9)
     ns = forward.total_ns(passing.num_microbatches), steps * step_ns
-    plans = trainer.parts(_training(scenario)).plans
-    return [policy_of(*each, parts, ns) for each in zip(trained.ranks, plans, forward.rest, forward.above, strict=True)]
+    plans = placed_simulation(_training(scenario)).plans
+    return [policy_of(*each, simulation, ns) for each in zip(trained.ranks, plans, forward.rest, forward.above,
+                                                             strict=True)]
 
 
 # ---- DPO -------------------------------------------------------------------------------------------------------------
-def _dpo(scenario: Scenario, trainer: Trainer) -> Report:
+def _dpo(scenario: Scenario, request: Request) -> Report:
     if scenario.generation is not None:
         raise InputError(Problem(scenario.where("generation"), "generation: nothing is generated in dpo"))
     training = scenario.training
@@ -110,15 +102,15 @@ def _dpo(scenario: Scenario, trainer: Trainer) -> Report:
     doubled = {"micro_batch_size": _PAIR * training.micro_batch_size,
                "global_batch_size": None if batch is None else _PAIR * batch}
     passing = _training(scenario, **doubled, recompute="none")
-    parts = _parts(scenario, trainer, passing)
-    trained = trainer.report(_training(scenario, **doubled))
-    policies = _policies(scenario, trainer, trained, passing, parts, 1)
-    journals = [dpo_step(policy, parts.topology) for policy in policies]
+    simulation = _passes_of(scenario, passing)
+    trained = training_step(_training(scenario, **doubled), request)
+    policies = _policies(scenario, trained, passing, simulation, 1)
+    journals = [dpo_step(policy, simulation.topology) for policy in policies]
     further = [Assumption(what="training.micro_batch_size, global_batch_size", value="counted in pairs, doubled to "
                        "sequences", kind="derived", source="NeMo RL 7ea279ab algorithms/dpo.py:602"),
             Assumption(what="reference policy", value="on the host, swapped in for its pass", kind="derived",
                        source="NeMo RL 7ea279ab dtensor_policy_worker_v2.py use_reference_model"), _LOSS]
-    return phase_report(Laid(scenario, trained, tuple(journals), parts), further)
+    return phase_report(Laid(scenario, trained, tuple(journals), simulation), further)
 
 
 _LOSS = Assumption(what="training.loss", value="a cross entropy stands in for the loss of log-probabilities",
@@ -127,20 +119,21 @@ _LOSS = Assumption(what="training.loss", value="a cross entropy stands in for th
 
 
 # ---- GRPO ------------------------------------------------------------------------------------------------------------
-def _grpo(scenario: Scenario, trainer: Trainer) -> Report:
+def _grpo(scenario: Scenario, request: Request) -> Report:
     rl, engine = _asked(scenario)
     sequences = rl.prompts * rl.generations
     steps, engines = _num_steps(scenario, sequences), _num_engines(scenario, engine)
     passing = _training(scenario, micro_batch_size=rl.logprob_batch_size, global_batch_size=sequences,
                         recompute="none")
-    parts = _parts(scenario, trainer, passing)
-    trained = trainer.report(_training(scenario, global_batch_size=sequences // steps))
-    policies = _policies(scenario, trainer, trained, passing, parts, steps)
-    step = GrpoStep(engine, gathered(parts.plans[0], parts.routes),
+    simulation = _passes_of(scenario, passing)
+    trained = training_step(_training(scenario, global_batch_size=sequences // steps), request)
+    policies = _policies(scenario, trained, passing, simulation, steps)
+    step = GrpoStep(engine, gathered(simulation.plans[0], simulation.routes),
                 rl.reference != "none", _generate_ns(engine, rl, -(-sequences // engines)), rl.refit_buffer)
-    journals = [grpo_step(policy, step, parts.topology) for policy in policies]
-    engine_journal = None if engine.generation.colocated else _beside(step, journals, parts)
-    laid = Laid(scenario, trained, tuple(journals), parts, engine_journal, engines * engine.tp if engine_journal else 0)
+    journals = [grpo_step(policy, step, simulation.topology) for policy in policies]
+    engine_journal = None if engine.generation.colocated else _beside(step, journals, simulation)
+    laid = Laid(scenario, trained, tuple(journals), simulation, engine_journal,
+                engines * engine.tp if engine_journal else 0)
     further = [*assumptions(engine), *_told(rl, engine, step), _LOSS]
     report = phase_report(laid, further)
     return report.model_copy(update={"serving": serving(engine),
@@ -200,10 +193,10 @@ def _generate_ns(engine: Engine, rl: Rl, sequences: int) -> int:
     return round(1e9 * (full * full_s + remainder_s))
 
 
-def _beside(step: GrpoStep, journals: list[Journal], parts: Simulation) -> Journal:
+def _beside(step: GrpoStep, journals: list[Journal], simulation: Simulation) -> Journal:
     """Journal of the GPUs that only generate."""
     slowest = max(journals, key=lambda journal: sum(phase.ns for phase in journal.phases))
-    return engine_step(step, parts.topology, {phase.phase: phase.ns for phase in slowest.phases})
+    return engine_step(step, simulation.topology, {phase.phase: phase.ns for phase in slowest.phases})
 
 
 def _told(rl: Rl, engine: Engine, step: GrpoStep) -> list[Assumption]:

@@ -1,8 +1,9 @@
 """Puts the parts of a simulation together: the report, and what random draws, hosts and details add to it.
 
-Input: `Simulation` (job, framework, classes, plans, programs, timing), filled in by `simcore/simulate.py`.
+Input: `Simulation` (job, framework, classes, plans, programs, timing), filled in step by step.
 Output: a `Report`.
-Start: `assemble.report`: each number gets its published name, the verdict is made, assumptions are listed.
+Start: `step.training_step` (a `Request` to a report), `simulation.placed_simulation` (everything up to plans),
+`report.report` (each number gets its published name, the verdict is made), `assumptions`, `refusals`.
 
 `random_routing`: peaks of all draws of expert loads; `expert_loads` draws them; `interpolate` (`PiecewiseLinearStep`)
 gives a step's bytes at any number of rows without simulating it again. `random_lengths`: padded lengths drawn from a

@@ -13,7 +13,7 @@ from simcore.placement.fold import RankClass
 from simcore.placement.plan import Plan
 from simcore.results.detail import AxisDigit, ClassDetail, Detail
 from simcore.results.report import Report
-from simcore.simulation.assemble import Simulation
+from simcore.simulation.simulation import Simulation
 from simcore.timing.spans import MAX_SPANS, spans
 from simcore.timing.timeline import rendezvous_key
 
@@ -27,26 +27,26 @@ _FEWEST: Final = 1200
 """Spans that a class has however many classes there are."""
 
 
-def with_detail(parts: Simulation, report: Report, most: int | None = None, postings: int = 0) -> Report:
+def with_detail(simulation: Simulation, report: Report, most: int | None = None, postings: int = 0) -> Report:
     """The same report with `detail`. `most`: spans of all classes, instead of as many as a page can bear.
 
     `postings`: lifetimes of allocations too, at most so many births and deaths of all classes.
     """
-    mesh, clocked = parts.job.mesh, parts.clocked
+    mesh, clocked = simulation.job.mesh, simulation.timing
     axes = (mesh.axis(name) for name in _AXES)
     detail = Detail(
         axes=tuple(AxisDigit(name=axis.name, size=axis.size, stride=axis.stride) for axis in axes if axis.size > 1),
-        ranks_per_node=min(parts.topology.gpus_taken(mesh.size), mesh.size),
-        num_microbatches=parts.job.scenario.num_microbatches, written_out=parts.lowered,
+        ranks_per_node=min(simulation.topology.gpus_taken(mesh.size), mesh.size),
+        num_microbatches=simulation.job.scenario.num_microbatches, written_out=simulation.num_written,
         end_s=None if clocked is None else max(times.end for times in clocked.times) / 1e9,
-        layers={} if not parts.plans else kinds_by_path(parts.plans[0]),
-        classes=tuple(_class(parts, number, *each, most or MAX_SPANS, postings // len(parts.classes))
-                      for number, each in enumerate(zip(parts.classes, parts.plans, strict=True))))
+        layers={} if not simulation.plans else kinds_by_path(simulation.plans[0]),
+        classes=tuple(_class(simulation, number, *each, most or MAX_SPANS, postings // len(simulation.classes))
+                      for number, each in enumerate(zip(simulation.classes, simulation.plans, strict=True))))
     return report.model_copy(update={"detail": detail})
 
 
-def _class(parts: Simulation, number: int, ranks: RankClass, plan: Plan, most: int, postings: int) -> ClassDetail:
-    program, clocked, kinds = parts.programs.get(ranks.representative), parts.clocked, kinds_by_path(plan)
+def _class(simulation: Simulation, number: int, ranks: RankClass, plan: Plan, most: int, postings: int) -> ClassDetail:
+    program, clocked, kinds = simulation.programs.get(ranks.representative), simulation.timing, kinds_by_path(plan)
     if program is None:
         return ClassDetail(tensors=tensor_rows(plan))
     row_ns = None if clocked is None else clocked.row_ns[number]
@@ -55,5 +55,5 @@ def _class(parts: Simulation, number: int, ranks: RankClass, plan: Plan, most: i
         by_part=memory_by_part(program, row_ns, kinds),
         spans=() if clocked is None or row_ns is None else spans(
             program, clocked.tracks[number], clocked.times[number], row_ns,
-            max(_FEWEST, most // len(parts.classes)), partial(rendezvous_key, clocked.wiring, number)),
+            max(_FEWEST, most // len(simulation.classes)), partial(rendezvous_key, clocked.wiring, number)),
         lifetimes=lifetimes(program, row_ns, postings) if postings else None)

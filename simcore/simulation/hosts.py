@@ -29,7 +29,7 @@ from simcore.placement.mesh import IntArray, Mesh
 from simcore.placement.on_host import waiting_bytes
 from simcore.placement.plan import Placed, Plan
 from simcore.results.report import Assumption, Host, HostPhase, RankReport, Report
-from simcore.simulation.assemble import Simulation
+from simcore.simulation.simulation import Simulation
 from simcore.units import packed_bytes
 
 __all__ = ["hosted", "model_bytes"]
@@ -41,14 +41,15 @@ _MOST_RANKS: Final = 1 << 12
 """That are looked at one by one; those of a larger job repeat themselves within a stage."""
 
 
-def hosted(parts: Simulation, report: Report) -> Report:
+def hosted(simulation: Simulation, report: Report) -> Report:
     """The report with its hosts; unchanged where not all ranks were simulated."""
-    mesh, topology = parts.job.mesh, parts.topology
-    if sum(c.num_ranks for c in parts.classes) != mesh.size:
+    mesh, topology = simulation.job.mesh, simulation.topology
+    if sum(c.num_ranks for c in simulation.classes) != mesh.size:
         return report
     per_host = min(topology.gpus_per_host, mesh.size)
-    each = _fullest(parts.plans, parts.classes, parts.framework.files, per_host, parts.site().tokens)
-    phases = (_phase(parts, report, phase, dict(held)) for phase, held in zip(_PHASES, each, strict=True))
+    each = _fullest(simulation.plans, simulation.classes, simulation.framework.files, per_host,
+                    simulation.comm_setup().tokens)
+    phases = (_phase(simulation, report, phase, dict(held)) for phase, held in zip(_PHASES, each, strict=True))
     host = Host(capacity_bytes=int(topology.node.host_memory), ranks_per_host=per_host, phases=tuple(phases))
     memory = topology.node.host_memory
     kind: Literal["assumed", "derived"] = "assumed" if memory.kind == "assumed" else "derived"
@@ -60,12 +61,12 @@ def _transfer(files: Files, phase: _Phase) -> Transfer | None:
     return {"load": files.load, "first_step": None, "save": files.save}[phase]
 
 
-def _phase(parts: Simulation, report: Report, phase: _Phase, held: dict[str, int]) -> HostPhase:
-    transfer = _transfer(parts.framework.files, phase)
-    host_bytes, room = sum(held.values()), int(parts.topology.node.host_memory)
-    device = max((_device(parts, plan, rank, phase, transfer) for plan, rank
-                  in zip(parts.plans, report.ranks, strict=True)), default=0)
-    limit = int(parts.usable_bytes() * parts.job.scenario.limits.max_fill)
+def _phase(simulation: Simulation, report: Report, phase: _Phase, held: dict[str, int]) -> HostPhase:
+    transfer = _transfer(simulation.framework.files, phase)
+    host_bytes, room = sum(held.values()), int(simulation.topology.node.host_memory)
+    device = max((_device(simulation, plan, rank, phase, transfer) for plan, rank
+                  in zip(simulation.plans, report.ranks, strict=True)), default=0)
+    limit = int(simulation.usable_bytes() * simulation.job.scenario.limits.max_fill)
     return HostPhase(
         phase=phase, host_bytes=host_bytes, device_bytes=device, host_verdict="fits" if host_bytes <= room else "oom",
         device_verdict="fits" if device <= limit else "oom",
@@ -208,7 +209,7 @@ def _placed(plan: Plan) -> Iterator[tuple[Placed, int]]:
 
 
 # ---- the device -----------------------------------------------------------------------------------------------------
-def _device(parts: Simulation, plan: Plan, rank: RankReport, phase: _Phase, transfer: Transfer | None) -> int:
+def _device(simulation: Simulation, plan: Plan, rank: RankReport, phase: _Phase, transfer: Transfer | None) -> int:
     """Tensors of the phase, with blocks that do not fit together and what lies beside them."""
     assert rank.peak is not None
     if phase == "load":
@@ -218,7 +219,7 @@ def _device(parts: Simulation, plan: Plan, rank: RankReport, phase: _Phase, tran
     else:
         allocated = rank.end_bytes or 0
     moment = _moment(plan, transfer) if transfer and transfer.on_device else 0
-    return parts.needed(allocated + moment).middle + sum(rank.peak.outside.values())
+    return simulation.needed(allocated + moment).middle + sum(rank.peak.outside.values())
 
 
 def _loaded(plan: Plan, rank: RankReport) -> int:

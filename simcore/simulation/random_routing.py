@@ -24,9 +24,9 @@ from simcore.program.lower import lower
 from simcore.program.program import Program
 from simcore.results.quantiles import Drawn, DrawnPeak, DrawnRows, Quantiles, quantiles
 from simcore.results.report import Assumption, RankReport, Report
-from simcore.simulation.assemble import Simulation
 from simcore.simulation.expert_loads import ExpertLoad, sample_received_rows
 from simcore.simulation.interpolate import PiecewiseLinearStep, spread
+from simcore.simulation.simulation import Simulation
 
 __all__ = ["drawn"]
 
@@ -50,45 +50,45 @@ class _Stage:
     most: int
 
 
-def drawn(parts: Simulation, report: Report) -> Report:
+def drawn(simulation: Simulation, report: Report) -> Report:
     """The report with its draws; unchanged where routing is not drawn."""
-    routing = parts.job.scenario.training.routing
+    routing = simulation.job.scenario.training.routing
     if not isinstance(routing, Draws):
         return report
-    stages = {stage: _stage(parts, stage, routing) for stage in sorted({plan.stage for plan in parts.plans})}
+    stages = {stage: _stage(simulation, stage, routing) for stage in sorted({plan.stage for plan in simulation.plans})}
     ranks, highest, exact = [], [], True
-    for rank_class, plan, rank in zip(parts.classes, parts.plans, report.ranks, strict=True):
-        steps = _spread(parts, plan, stages[plan.stage])
-        allocated = _allocated(parts, rank_class, steps, stages[plan.stage])
-        ranks.append(rank.model_copy(update={"drawn": _peak(parts, rank, allocated.ravel())}))
-        highest.append(_hottest(parts, rank, allocated))
+    for rank_class, plan, rank in zip(simulation.classes, simulation.plans, report.ranks, strict=True):
+        steps = _spread(simulation, plan, stages[plan.stage])
+        allocated = _allocated(simulation, rank_class, steps, stages[plan.stage])
+        ranks.append(rank.model_copy(update={"drawn": _peak(simulation, rank, allocated.ravel())}))
+        highest.append(_hottest(simulation, rank, allocated))
         exact &= steps.exact
     device, allocated = np.max(highest, axis=0)
-    limit = int((report.capacity_bytes or 0) * parts.job.scenario.limits.max_fill)
+    limit = int((report.capacity_bytes or 0) * simulation.job.scenario.limits.max_fill)
     loads = min((stage.loads for stage in stages.values()), key=lambda loads: loads.num_groups)
     worst = int(device.max())
     found = Drawn(
         seed=routing.seed, draws=routing.draws, concentration=routing.concentration, num_groups=loads.num_groups,
         num_microbatches=loads.num_microbatches, balanced_rows=loads.balanced,
-        received=tuple(DrawnRows(layer=parts.job.graph.layers[layer].path, received=quantiles(rows))
+        received=tuple(DrawnRows(layer=simulation.job.graph.layers[layer].path, received=quantiles(rows))
                        for stage in stages.values() for layer, rows in stage.rows.items()),
         hottest=DrawnPeak(allocated_bytes=quantiles(allocated), device_bytes=quantiles(device)),
         oom_probability=float((device > limit).mean()), exact=exact)
     return report.model_copy(update={
         "ranks": tuple(ranks), "drawn": found, "verdict": "fits" if worst <= limit else "oom",
-        "headroom_bytes": limit - worst, "assumptions": (*report.assumptions, _assumption(parts, found))})
+        "headroom_bytes": limit - worst, "assumptions": (*report.assumptions, _assumption(simulation, found))})
 
 
 # ---- what is drawn --------------------------------------------------------------------------------------------------
-def _stage(parts: Simulation, stage: int, routing: Draws) -> _Stage:
-    plan = next(plan for plan in parts.plans if plan.stage == stage)
+def _stage(simulation: Simulation, stage: int, routing: Draws) -> _Stage:
+    plan = next(plan for plan in simulation.plans if plan.stage == stage)
     blocks = {layer: block for layer in plan.layers if (block := _moe(plan, layer))}
     block = next(iter(blocks.values()), None) or next(b for layer in range(len(plan.graph.layers))
                                                       if (b := _moe(plan, layer)))
-    mesh, written = parts.job.mesh, _written(parts, routing)
+    mesh, written = simulation.job.mesh, _written(simulation, routing)
     groups = max(1, min(mesh.expert_dp, _MOST_VALUES // (routing.draws * mesh.ep * written * max(1, len(blocks)))))
     loads = ExpertLoad(routing.seed, routing.draws, routing.concentration, block.num_experts, block.top_k,
-                  _tokens(parts, plan), mesh.ep, mesh.etp, groups, written)
+                  _tokens(simulation, plan), mesh.ep, mesh.etp, groups, written)
     rows = {layer: sample_received_rows(loads, layer) for layer in blocks}
     return _Stage(loads, rows, min((int(r.min()) for r in rows.values()), default=loads.balanced),
                   max((int(r.max()) for r in rows.values()), default=loads.balanced))
@@ -99,22 +99,22 @@ def _moe(plan: Plan, layer: int) -> Moe | None:
     return next((branch.block for branch in branches if isinstance(branch.block, Moe)), None)
 
 
-def _tokens(parts: Simulation, plan: Plan) -> int:
+def _tokens(simulation: Simulation, plan: Plan) -> int:
     """That a rank sends in one microbatch: under sequence parallelism its own part of them."""
-    setting = parts.setting()
-    return -(-setting.batch * setting.seq // (parts.job.mesh.tp if plan.framework.sequence_parallel else 1))
+    setting = simulation.workspace_inputs()
+    return -(-setting.batch * setting.seq // (simulation.job.mesh.tp if plan.framework.sequence_parallel else 1))
 
 
-def _written(parts: Simulation, routing: Draws) -> int:
+def _written(simulation: Simulation, routing: Draws) -> int:
     """All microbatches, or as many as the schedule's pattern takes; InputError where those are too many to draw."""
-    schedule, count = parts.framework.schedule, parts.job.scenario.num_microbatches
-    layers = max(sum(_moe(plan, layer) is not None for layer in plan.layers) for plan in parts.plans)
-    each = routing.draws * parts.job.mesh.ep * max(1, layers)
+    schedule, count = simulation.framework.schedule, simulation.job.scenario.num_microbatches
+    layers = max(sum(_moe(plan, layer) is not None for layer in plan.layers) for plan in simulation.plans)
+    each = routing.draws * simulation.job.mesh.ep * max(1, layers)
     written = lowered_microbatches(schedule, count)
     if each * written > _MOST_DRAWN:
         told = (f"expected at most {_MOST_DRAWN:,} numbers to draw, got {each * written:,}: {routing.draws:,} draws x "
-                f"ep {parts.job.mesh.ep} x {layers} layers with experts (model) x {written} microbatches")
-        raise InputError(Problem(parts.job.scenario.where("training", "routing", "draws"), told))
+                f"ep {simulation.job.mesh.ep} x {layers} layers with experts (model) x {written} microbatches")
+        raise InputError(Problem(simulation.job.scenario.where("training", "routing", "draws"), told))
     for doublings in range(1, 32):
         more = lowered_microbatches(schedule, count, doublings)
         if more > _MOST_MICROBATCHES or each * more > _MOST_DRAWN:
@@ -124,24 +124,24 @@ def _written(parts: Simulation, routing: Draws) -> int:
 
 
 # ---- what it takes --------------------------------------------------------------------------------------------------
-def _spread(parts: Simulation, plan: Plan, stage: _Stage) -> PiecewiseLinearStep:
-    order = actions(parts.framework.schedule, plan.stage, stage.loads.num_microbatches)
-    workload, tokens = parts.workload(plan), stage.loads.tokens
+def _spread(simulation: Simulation, plan: Plan, stage: _Stage) -> PiecewiseLinearStep:
+    order = actions(simulation.framework.schedule, plan.stage, stage.loads.num_microbatches)
+    workload, tokens = simulation.workload(plan), stage.loads.tokens
 
     def program_at(rows: int) -> Program:
         received = replace(workload, rows_per_token=-(-(rows << 16) // tokens))
-        return lower(plan, received, order, hooks_of(parts.framework))
+        return lower(plan, received, order, hooks_of(simulation.framework))
 
     found = spread(program_at, stage.fewest, stage.most, stage.loads.top_k)
     if not found.varying_layers <= set(stage.rows):
-        raise NotYet(Problem(parts.job.scenario.where("training", "routing"),
+        raise NotYet(Problem(simulation.job.scenario.where("training", "routing"),
                              "not yet: routing drawn at random where layers without experts depend on it"))
     return found
 
 
-def _allocated(parts: Simulation, rank_class: RankClass, steps: PiecewiseLinearStep, stage: _Stage) -> IntArray:
+def _allocated(simulation: Simulation, rank_class: RankClass, steps: PiecewiseLinearStep, stage: _Stage) -> IntArray:
     """Peaks of the class's ranks: [draw, rank]. Ranks whose group is not drawn take those of one that is."""
-    mesh, ranks = parts.job.mesh, rank_class.members(parts.job.mesh)
+    mesh, ranks = simulation.job.mesh, rank_class.members(simulation.job.mesh)
     places = np.unique(np.stack([mesh.axis("expert_dp").coordinates(ranks) % stage.loads.num_groups,
                                  mesh.axis("ep").coordinates(ranks)]), axis=1)
     mine = {layer: rows[:, :, places[0], places[1]].reshape(len(rows), -1) for layer, rows in stage.rows.items()}
@@ -151,27 +151,27 @@ def _allocated(parts: Simulation, rank_class: RankClass, steps: PiecewiseLinearS
     return np.concatenate(found).reshape(stage.loads.num_draws, -1)
 
 
-def _device(parts: Simulation, rank: RankReport, allocated: int) -> int:
+def _device(simulation: Simulation, rank: RankReport, allocated: int) -> int:
     beside = sum(rank.peak.outside.values()) if rank.peak else 0
-    return parts.needed(allocated).middle + beside
+    return simulation.needed(allocated).middle + beside
 
 
-def _hottest(parts: Simulation, rank: RankReport, allocated: IntArray) -> IntArray:
+def _hottest(simulation: Simulation, rank: RankReport, allocated: IntArray) -> IntArray:
     """[device or allocated, draw] of the class's highest rank."""
     highest = allocated.max(axis=1)
-    return np.stack([np.array([_device(parts, rank, size) for size in highest.tolist()]), highest])
+    return np.stack([np.array([_device(simulation, rank, size) for size in highest.tolist()]), highest])
 
 
-def _peak(parts: Simulation, rank: RankReport, allocated: IntArray) -> DrawnPeak:
+def _peak(simulation: Simulation, rank: RankReport, allocated: IntArray) -> DrawnPeak:
     found = quantiles(allocated)
-    device = {name: _device(parts, rank, size) for name, size in found.model_dump().items()}
+    device = {name: _device(simulation, rank, size) for name, size in found.model_dump().items()}
     return DrawnPeak(allocated_bytes=found, device_bytes=Quantiles(**device))
 
 
-def _assumption(parts: Simulation, found: Drawn) -> Assumption:
+def _assumption(simulation: Simulation, found: Drawn) -> Assumption:
     """What the draws stand for, and what they leave out."""
     popularity = "all experts alike" if found.concentration is None else f"Dirichlet({found.concentration:g})"
-    mesh, count = parts.job.mesh, parts.job.scenario.num_microbatches
+    mesh, count = simulation.job.mesh, simulation.job.scenario.num_microbatches
     value = (f"{popularity}, seed {found.seed}, {found.draws:,} steps of {found.num_microbatches} of {count} "
              f"microbatches, {found.num_groups} of {mesh.expert_dp} expert groups")
     return Assumption(what="training.routing", value=value, kind="assumed", source="a multinomial draw of all rows, "

@@ -13,7 +13,7 @@ from simcore.inputs.bounds import ROWS
 from simcore.placement.plan import Plan
 from simcore.program.record_layers import keys_of, record_layers
 from simcore.results.report import Assumption, Report
-from simcore.simulation.assemble import Simulation
+from simcore.simulation.simulation import Simulation
 
 __all__ = ["check_rows", "num_rows", "unlike"]
 
@@ -27,19 +27,19 @@ _GLANCES: Final = 4
 """Units of a prefetch that are found to be there already, in the time of a row."""
 
 
-def num_rows(parts: Simulation) -> int:
+def num_rows(simulation: Simulation) -> int:
     """Rows of all programs, each microbatch that is written out with all of its layers."""
-    least = _LEAST * parts.lowered * sum(len(plan.layers) for plan in parts.plans)
+    least = _LEAST * simulation.num_written * sum(len(plan.layers) for plan in simulation.plans)
     if least < _LEAST * _FEW or least > ROWS:
         return least
-    return sum(_of_plan(parts, plan) for plan in parts.plans)
+    return sum(_of_plan(simulation, plan) for plan in simulation.plans)
 
 
-def _of_plan(parts: Simulation, plan: Plan) -> int:
-    kinds = record_layers(plan, parts.workload(plan)).kinds
+def _of_plan(simulation: Simulation, plan: Plan) -> int:
+    kinds = record_layers(plan, simulation.workload(plan)).kinds
     sizes = {key: sum(len(tile.rows) for tile in laid.tiles) for key, laid in kinds.items()}
     layers = sum(sizes[key] for key in keys_of(plan).values())
-    return parts.lowered * (layers + _looked_at(plan)) + _OF_BUFFER * plan.framework.buffered_microbatches
+    return simulation.num_written * (layers + _looked_at(plan)) + _OF_BUFFER * plan.framework.buffered_microbatches
 
 
 def _looked_at(plan: Plan) -> int:
@@ -47,25 +47,27 @@ def _looked_at(plan: Plan) -> int:
     return 2 * num_layers * min(plan.framework.strategy.prefetch_depth, num_layers) // _GLANCES
 
 
-def check_rows(parts: Simulation) -> None:
+def check_rows(simulation: Simulation) -> None:
     """InputError for a step that is too long, with the keys that make it so."""
-    rows, scenario = num_rows(parts), parts.job.scenario
+    rows, scenario = num_rows(simulation), simulation.job.scenario
     if rows <= ROWS:
         return
-    layers, count = len(parts.job.graph.layers), scenario.num_microbatches
-    key = ("training", "global_batch_size") if parts.lowered > layers else ("model",)
-    told = (f"{layers:,} layers (model) x {parts.lowered:,} of {count:,} microbatches (training.global_batch_size, "
-            f"training.pipeline, mesh.pp) on {len(parts.plans):,} kinds of ranks (mesh)")
+    layers, count = len(simulation.job.graph.layers), scenario.num_microbatches
+    key = ("training", "global_batch_size") if simulation.num_written > layers else ("model",)
+    told = (f"{layers:,} layers (model) x {simulation.num_written:,} of {count:,} microbatches "
+            f"(training.global_batch_size, training.pipeline, mesh.pp) on {len(simulation.plans):,} kinds of ranks "
+            "(mesh)")
     raise InputError(Problem(scenario.where(*key), f"expected a step of at most {ROWS:,} operations where it is "
                              f"written out, got about {rows:,}: {told}"))
 
 
-def unlike(parts: Simulation, report: Report) -> Report:
+def unlike(simulation: Simulation, report: Report) -> Report:
     """The report; told, where so much of a step as can be written out has no two microbatches that take as long."""
-    count = parts.job.scenario.num_microbatches
-    if parts.clocked is None or parts.clocked.steady or parts.lowered == count:
+    count = simulation.job.scenario.num_microbatches
+    if simulation.timing is None or simulation.timing.steady or simulation.num_written == count:
         return report
-    told = Assumption(what="step_s", value=f"{count - parts.lowered:,} of {count:,} microbatches taken to last as long "
-                      f"as one of the {parts.lowered:,} that were written out", kind="assumed",
+    told = Assumption(what="step_s",
+                      value=f"{count - simulation.num_written:,} of {count:,} microbatches taken to last as long "
+                      f"as one of the {simulation.num_written:,} that were written out", kind="assumed",
                       source=f"they do not all last as long, and a step is written out up to {ROWS:,} operations")
     return report.model_copy(update={"assumptions": (*report.assumptions, told)})

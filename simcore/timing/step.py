@@ -73,7 +73,9 @@ def time_step(programs: Sequence[Program], classes: Sequence[RankClass], routes:
     first, group = steady_ones.start, len(steady_ones)
     repeats = extra_microbatches // group
     hosts = [_host_by_microbatch(*each) for each in zip(programs, compiled, strict=True)] if repeats else []
-    steady = not repeats or _is_steady(starts, spent, hosts, steady_ones)
+    waits = [_waits_for_host(*each, steady_ones.stop) for each in zip(programs, compiled, times, strict=True)
+             ] if repeats else []
+    steady = not repeats or _is_steady(starts, spent, hosts, waits, steady_ones)
     weight = np.ones(len(starts[0]), dtype=np.int64)
     weight[first:steady_ones.stop] += repeats
     worst = max(range(len(times)), key=lambda i: (times[i].end, -i))
@@ -92,10 +94,12 @@ def forward_ns(programs: Sequence[Program], classes: Sequence[RankClass], routes
     return max(times.end for times in run(compiled, _Wires(programs, classes, routes)))
 
 
-def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], hosts: Sequence[IntArray], steady: range) -> bool:
+def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], hosts: Sequence[IntArray], waits: Sequence[bool],
+               steady: range) -> bool:
     """True if the steady microbatches take as long as their neighbours: on all ranks, and in each phase.
 
-    The host must not need more time to issue them: else its lead shrinks, and later microbatches wait for it.
+    The host must not need more time to issue them: else its lead shrinks, and later microbatches wait for it. Nor may
+    it need less, if kernels after them wait for the host: with more microbatches its lead would have grown.
 
     A period must also equal the time of their own passes: if a pass still waits for the microbatch before it, repeating
     it would not add up to the step. The step's last microbatch reduces gradients, so phases are not compared with it.
@@ -108,7 +112,9 @@ def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], hosts: Seq
     periods |= {int(s[first:steady.stop].sum()) for s in spent}
     is_last = steady.stop + group == len(starts[0])
     following = slice(steady.stop, steady.stop + group)
-    if any(host[first:steady.stop].sum() > min(periods) for host in hosts):
+    busy = [int(host[first:steady.stop].sum()) for host in hosts]
+    if any(ns > min(periods) or (ns < min(periods) and waits_for_it) for ns,
+           waits_for_it in zip(busy, waits, strict=True)):
         return False
     return len(periods) == 1 and (is_last or all((s[first:steady.stop] == s[following]).all() for s in spent))
 
@@ -243,6 +249,16 @@ def _host_by_microbatch(program: Program, track: RankStreams) -> IntArray:
     rows, outline = np.minimum(track.skeleton.item_rows, len(program.places) - 1), program.outline
     sums = np.bincount(outline.microbatch[rows], weights=track.host_ns, minlength=int(outline.microbatch.max()) + 1)
     return sums.astype(np.int64)
+
+
+def _waits_for_host(program: Program, track: RankStreams, times: ClassTimes, first: int) -> bool:
+    """True if kernels from microbatch `first` on wait for the host, before it stops and so has no lead any more."""
+    rows = np.minimum(track.skeleton.item_rows, len(program.places) - 1)
+    later = program.outline.microbatch[rows] >= first
+    stops = np.array([(track.stops and item.stops_host) or (track.stops_at_messages and item.message >= 0)
+                      for item in track.skeleton.items], dtype=np.bool_)
+    later &= np.cumsum(stops & later) <= stops
+    return bool(np.array(times.idle_at, dtype=np.int64)[later].any())
 
 
 @held(maxsize=64)

@@ -56,7 +56,7 @@ def staged(framework: str, shards: int) -> Scenario:
 
 def in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every microbatch is written out, and none extrapolated."""
-    simulation = import_module("simcore.simulate")
+    simulation = import_module("simcore.simulation.step")
     monkeypatch.setattr(simulation, "lowered_microbatches", lambda schedule, count, doublings: count)
 
 

@@ -7,7 +7,8 @@ import pytest
 import small
 from checkout import ROOT
 from simcore.docgen.models import graph_of, presets
-from simcore.models.graph import FAMILIES, build, known_presets, model_config
+from simcore.models.graph import build, known_presets, model_config
+from simcore.models.registry import known_families
 from simcore.simulate import simulate
 
 MADE_UP = ("llama-tiny", "nemotron-3-tiny")
@@ -32,8 +33,8 @@ def test_every_preset_says_where_it_is_from_or_that_it_is_assumed(name: str) -> 
 
 def test_every_family_is_told_and_has_a_preset() -> None:
     told = presets().partition("`model_type` is one of:\n")[2].partition("\n\n")[0]
-    assert told.replace("\n", " ") == ", ".join(f"`{family}`" for family in FAMILIES) + "."
-    assert {model_config(name, None, "test")["model_type"] for name in known_presets()} == set(FAMILIES)
+    assert told.replace("\n", " ") == ", ".join(f"`{family}`" for family in known_families()) + "."
+    assert {model_config(name, None, "test")["model_type"] for name in known_presets()} == set(known_families())
 
 
 def test_an_assumed_shape_is_an_assumption_of_the_report() -> None:

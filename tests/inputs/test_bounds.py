@@ -29,7 +29,7 @@ from simcore.results.report import Report
 from simcore.simulate import place, rows_of, simulate
 from simcore.simulation import step_length as effort
 
-SIMULATION = importlib.import_module("simcore.simulate")
+SIMULATION = importlib.import_module("simcore.simulation.step")
 UNBOUNDED = {"alpha", "concentration"}
 """Numbers of a scenario that count nothing."""
 
@@ -127,7 +127,7 @@ def test_a_product_is_refused_before_it_is_written_out(framework: str, mesh: dic
 @pytest.mark.parametrize("framework", ["fsdp2", "zero3", "megatron"])
 def test_what_is_written_out_is_what_was_told(framework: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The estimate of rows is near the rows themselves."""
-    made, rows = SIMULATION._program, list[int]()
+    made, rows = SIMULATION.program_of, list[int]()
 
     def program(*given: Any) -> Any:
         found = made(*given)
@@ -135,7 +135,7 @@ def test_what_is_written_out_is_what_was_told(framework: str, monkeypatch: pytes
         return found
 
     monkeypatch.setattr(effort, "_FEW", 0)
-    monkeypatch.setattr(SIMULATION, "_program", program)
+    monkeypatch.setattr(SIMULATION, "program_of", program)
     asked = small.scenario(framework, {"dp_shard": 4}, microbatches=8, model=deep(64))
     assert simulate(asked, timed=False).status == "ok"
     assert 0.6 < rows_of(asked) / sum(rows) < 1.6

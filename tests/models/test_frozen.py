@@ -55,6 +55,15 @@ def test_a_tied_head_is_the_embedding() -> None:
     assert "no parameter or module of the model is matched by lm_head" in report.problems[0].message
 
 
+@pytest.mark.parametrize(("preset", "pattern", "trained"), [
+    ("gpt2", "*.wpe.weight", True), ("gpt2", "*.wte.weight", False), ("gpt2", "transformer", False),
+    ("gemma-3-270m", "model.layers.0", True), ("gemma-3-270m", "model.embed_tokens", False)])
+def test_a_tied_head_follows_the_table_and_nothing_beside_it(preset: str, pattern: str, *, trained: bool) -> None:
+    """GPT-2's embedding has positions too, and Gemma's a factor, which is a buffer."""
+    graph, _ = with_frozen(build(model_config(preset, None, ""), "hf"), (pattern,))
+    assert [spec.trainable for spec in graph.tensors[graph.layers[graph.head].kind]] == [trained]
+
+
 def test_adapters_of_a_named_module_are_frozen_too() -> None:
     lora = {"rank": 4, "target_modules": ["q_proj", "v_proj"]}
     of_v = 4 * 4 * (256 + 128)

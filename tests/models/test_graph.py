@@ -6,10 +6,9 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import networkx as nx
 import pytest
 
-from simcore.docgen.models import graph_of
+import small
 from simcore.errors import InputError, NotYet
 from simcore.models.blocks import LayerKind
 from simcore.models.graph import build, known_presets, model_config
@@ -17,14 +16,6 @@ from simcore.models.tensor import TensorSpec
 from simcore.operators.megatron.tensors import NOT_BUILT
 
 TINY = model_config("nemotron-3-tiny", None, "model")
-
-
-@pytest.mark.parametrize("preset", known_presets())
-def test_the_only_order_is_the_running_order(preset: str) -> None:
-    graph = graph_of(preset)
-    assert graph.running_order() == tuple(range(len(graph.layers)))
-    assert nx.is_directed_acyclic_graph(graph.network)
-    assert nx.is_weakly_connected(graph.network)
 
 
 TYPES = {preset: model_config(preset, None, "model")["model_type"] for preset in known_presets()}
@@ -37,15 +28,17 @@ SERVED = [(preset, implementation) for preset in known_presets() for implementat
 def test_implementations_agree_on_every_component(preset: str, implementation: str) -> None:
     fields = model_config(preset, None, "model")
     graph, reference = build(fields, implementation), build(fields, "hf")
-    assert set(graph.components()) == set(reference.components())
-    assert {c: graph.count(c) for c in graph.components()} == {c: reference.count(c) for c in graph.components()}
-    assert sum(graph.count(c) for c in graph.components()) == graph.count()
+    assert set(small.components(graph)) == set(small.components(reference))
+    names = small.components(graph)
+    assert {name: graph.count(name) for name in names} == {name: reference.count(name) for name in names}
+    assert sum(graph.count(name) for name in names) == graph.count()
 
 
 def test_nodes_know_their_kind() -> None:
     graph = build(TINY, "hf")
-    assert graph.network.nodes[4] == {"kind": "attention", "path": "model.layers.3"}
-    assert graph.network.edges[3, 4] == {"carries": "hidden_states"}
+    number = graph.network.nodes["model.layers.3"]["kind"]
+    assert graph.kinds[number].name == "attention"
+    assert (graph.layers[4].path, graph.layers[4].kind) == ("model.layers.3", number)
 
 
 def test_equal_configurations_share_one_graph() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from simcore.errors import NotYet
 from simcore.models.graph import build, model_config
 from simcore.placement.stages import contiguous, remainder_first, stage_layers
 
@@ -27,3 +28,11 @@ def test_stages_partition_the_layers_with_the_ends_at_the_ends(counts: list[int]
     assert names[0][0] == "embedding"
     assert names[-1][-3:] == ["final_norm", "head", "loss"]
     assert [sum(name in ("mamba", "moe", "attention") for name in stage) for stage in names] == counts
+
+
+def test_layers_that_share_a_block_are_not_cut_apart() -> None:
+    """Zamba2's last hybrid layer is its 36th: stages may end behind it, and not before."""
+    graph = build(model_config("zamba2-1.2b", None, "model"), "hf")
+    assert [len(stage) for stage in stage_layers(graph, contiguous([36, 2]))] == [37, 5]
+    with pytest.raises(NotYet, match=r"ends behind model\.layers\.34: layers on both sides share weights or inputs"):
+        stage_layers(graph, contiguous([35, 3]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from typing import Any
 
 import pytest
@@ -11,12 +10,12 @@ import pytest
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
 from simcore.rl.forward import passes
-from simcore.simulate import _parts, simulate
-from simcore.simulation.assemble import Simulation
+from simcore.simulate import simulate
+from simcore.simulation.simulation import Simulation, placed_simulation
 
 BASE: dict[str, Any] = {"name": "f", "model": "nemotron-3-tiny", "framework": "fsdp2", "topology": "dgx-h100",
                         "mesh": {"dp_shard": 8}}  # fmt: skip
-parts_of = partial(_parts, folded=True, rank=None)
+parts_of = placed_simulation
 
 
 def parts(framework: str = "fsdp2", model: str = "nemotron-3-tiny", mesh: dict[str, int] | None = None,

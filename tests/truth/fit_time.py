@@ -32,11 +32,12 @@ from fit_priors import NUMBERS as EVERY
 from ruamel.yaml import YAML
 
 from simcore.hardware.efficiency import Efficiency, load_efficiency
+from simcore.simulate import simulate
 from simcore.validation.runs import Measured, layout_of, read_measured
 
 HERE = Path(__file__).resolve().parent
 FILES = HERE.parents[1] / "topologies" / "efficiency"
-engine = importlib.import_module("simcore.simulate")
+engine = importlib.import_module("simcore.simulation.step")
 NUMBERS = [number for number in EVERY if (FILES / f"{number.file}.yaml").exists()]
 SPREAD = 0.06
 """Of the logarithm of an error: rows that are off by more count less. Releases of one configuration drift as much."""
@@ -71,7 +72,7 @@ class Case:
 
     def _log_time(self, parts: Any, efficiency: Efficiency) -> float:
         parts.routes.topology = parts.routes.topology.model_copy(update={"efficiency": efficiency})
-        clocked = engine._clock(parts)
+        clocked = engine._timing(parts)
         left_ns = clocked.phase_ns["optimizer"] if self.timed == "forward_backward" else 0
         return math.log((clocked.step_ns - left_ns) * 1e-9)
 
@@ -110,12 +111,12 @@ def _shortened(scenario: Any) -> Any:
 def _prepared(scenario: Any) -> Any:
     """What the engine has made of a scenario when it looks at the clock."""
     parts: list[Any] = []
-    clocked = engine._clock
-    engine._clock = lambda given: (parts.append(given), clocked(given))[1]
+    clocked = engine._timing
+    engine._timing = lambda given: (parts.append(given), clocked(given))[1]
     try:
-        report = engine.simulate(scenario)
+        report = simulate(scenario)
     finally:
-        engine._clock = clocked
+        engine._timing = clocked
     return parts[-1] if report.time and parts else None
 
 

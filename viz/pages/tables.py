@@ -11,8 +11,16 @@ from simcore.units import format_bytes
 from viz.charts.memory_legend import category_sample
 from viz.markup import Child, Markup, element, join
 
-__all__ = ["at_rest_table", "category_table", "code", "bytes_or_dash", "owner_table", "signed_bytes", "table",
-           "traffic_table"]
+__all__ = [
+    "at_rest_table",
+    "bytes_or_dash",
+    "category_table",
+    "code",
+    "owner_table",
+    "signed_bytes",
+    "table",
+    "traffic_table",
+]
 
 _BREAKS: Final = re.compile(r"(?<=[.:/])")
 

@@ -136,10 +136,10 @@ _UNTIED_ONLY = {"deepseek_v3": "DeepseekV3ForCausalLM", "nemotron_h": "NemotronH
 def _check_tied(job: Job) -> None:
     lm_head = any(spec.module == "adapter" for kind, specs in zip(job.graph.kinds, job.graph.tensors, strict=True)
                   for spec in specs if kind.name == "head")
-    if job.graph.architecture.tied and lm_head:
+    if job.graph.has_tied_head and lm_head:
         raise job.not_yet("training.lora.target_modules", "an adapter of a tied lm_head under automodel")
     apart = _UNTIED_ONLY.get(job.graph.architecture.family)
-    if job.graph.architecture.tied and apart and job.graph.implementation != "hf":
+    if job.graph.has_tied_head and apart and job.graph.implementation != "hf":
         raise job.illegal("model", f"{apart} has separate input and output embeddings and does not support "
                           "tie_word_embeddings=True", "0.7.0 models/common/tie_word_embeddings.py: "
                           "TieSupport.UNTIED_ONLY")
@@ -150,7 +150,7 @@ def _check_pipeline(job: Job) -> None:
     training, pp = job.scenario.training, job.mesh.pp
     if training.pipeline.schedule in ZERO_BUBBLE:
         raise job.not_yet("training.pipeline.schedule", f"{training.pipeline.schedule} under automodel")
-    if pp > 1 and job.graph.architecture.tied:
+    if pp > 1 and job.graph.has_tied_head:
         raise job.illegal("mesh.pp", "Pipeline parallelism does not support tie_word_embeddings=True",
                           "0.7.0 distributed/pipelining/hf_utils.py:755")
     microbatches = job.scenario.num_microbatches

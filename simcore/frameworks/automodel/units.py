@@ -130,7 +130,7 @@ class _Maker:
         """
         children = True if self.asked is None else self.asked
         generic = self.graph.architecture.family != "nemotron_h"
-        apart = not (generic and self.graph.architecture.tied)
+        apart = not (generic and self.graph.has_tied_head)
         rest, own = [], []
         blocks = []
         for layer in stage:

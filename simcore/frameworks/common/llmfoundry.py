@@ -58,7 +58,7 @@ def check(job: Job, options: dict[str, Any]) -> None:
     if job.graph.architecture.family != "mpt":
         raise job.not_yet("implementation", f"{job.graph.architecture.family} in the layers of llm-foundry (served: "
                           "mpt)")
-    if not job.graph.architecture.tied:
+    if not job.graph.has_tied_head:
         raise job.illegal("model", "MPTForCausalLM only supports tied word embeddings",
                           f"{_CODE} models/mpt/modeling_mpt.py:491")
     job.one_of("training.loss", training.loss, ("auto",))

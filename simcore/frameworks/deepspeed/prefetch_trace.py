@@ -46,9 +46,8 @@ def recorded(plan: Plan) -> Iterator[list[Key]]:
 
 def _keys(plan: Plan, layer: int, calls: Calls) -> list[list[Key]]:
     """Parameters that are fetched for calls; a tied head uses the embedding's."""
-    placed = plan.of_layer(layer)
-    calls_keys = [[(plan.layers[0], 0) if placed[number].spec.tied else (layer, number) for number in call]
-             for call in calls]
+    owners = plan.graph.owners
+    calls_keys = [[owners.get((layer, number), (layer, number)) for number in call] for call in calls]
     return [[key for key in keys if _placed(plan, key).policy.name != PERSISTENT] for keys in calls_keys]
 
 

@@ -220,9 +220,8 @@ def _with_embedding(job: Job, units_: tuple[Unit, ...]) -> tuple[Unit, ...]:
     """Units with one for the token embedding, which a tied head calls again; positions and norm stay in the root."""
     root, *layers = units_
     (stem, numbers), *rest = root.members
-    head = next(layer.index for layer in job.graph.layers if job.graph.kinds[layer.kind].name == "head")
     members = ((stem, numbers[1:]), *rest) if numbers[1:] else tuple(rest)
-    token = replace(root, name="transformer.wte", members=((stem, numbers[:1]),), first=stem, last=head,
+    token = replace(root, name="transformer.wte", members=((stem, numbers[:1]),), first=stem, last=job.graph.head,
                     is_root=False, explicit=True, reshard_after_forward=True)
     return (replace(root, members=members), token, *layers)
 

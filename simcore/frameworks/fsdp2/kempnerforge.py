@@ -64,7 +64,7 @@ def check(job: Job, options: dict[str, Any]) -> None:
     if mesh.dp_replicate > 1 and mesh.dp_shard * mesh.tp == 1:
         raise job.illegal("mesh.dp_replicate", "a mesh of replicas alone is sharded: write dp_shard",
                           f"{_CODE} distributed/parallel.py get_dp_mesh")
-    if job.graph.architecture.tied:
+    if job.graph.has_tied_head:
         raise job.not_yet("model", "tied embeddings in the layers of KempnerForge")
     if mesh.ep > 1:
         raise job.not_yet("mesh.ep", "KempnerForge's expert parallelism (attention and experts wrapped apart)")

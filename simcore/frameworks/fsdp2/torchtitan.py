@@ -71,7 +71,7 @@ def check(job: Job, options: dict[str, Any]) -> None:
         raise job.not_yet("framework_options.compile", "what compiled blocks of torchtitan's DeepSeek V3 keep")
     if mesh.dp_shard * mesh.cp == 1:
         raise job.not_yet("mesh.dp_shard", "torchtitan without FSDP (autocast; fp32 with tensor parallelism)")
-    if job.graph.architecture.tied:
+    if job.graph.has_tied_head:
         raise job.not_yet("model", "tied embeddings in the layers of torchtitan")
     divisor = mesh.tp * (2 * mesh.cp if mesh.cp > 1 else 1)
     if training.seq_len % divisor:

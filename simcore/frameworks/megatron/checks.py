@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from simcore.models.blocks import Attention, Head, LatentAttention, Mamba2, Mixer, Mlp, Moe, Mtp
+from simcore.models.blocks import Attention, LatentAttention, Mamba2, Mixer, Mlp, Moe, Mtp
+from simcore.models.network import Edge
 from simcore.placement.job import Job
 
 __all__ = ["check", "check_fuser", "check_overlap", "check_shared_overlap"]
@@ -166,7 +167,7 @@ def _check_lora_of_single_experts(job: Job) -> None:
 
 def _check_mtp(job: Job) -> None:
     """What would have to be known of multi-token prediction besides: a tied head has two weights where it stands."""
-    if not any(isinstance(kind.block, Mtp) for kind in job.graph.kinds):
+    if not job.graph.branches:
         return
     if job.scenario.training.method != "full":
         raise job.not_yet("training.method", "adapters with multi-token prediction")
@@ -176,7 +177,7 @@ def _check_mtp(job: Job) -> None:
                           "models/hybrid/hybrid_model.py:302")
     if job.mesh.pp > 1 and any(isinstance(k.block, Mtp) and k.block.depths > 1 for k in job.graph.kinds):
         raise job.not_yet("mesh.pp", "a module of multi-token prediction that runs several times, with stages")
-    if any(isinstance(kind.block, Head) and kind.block.tied for kind in job.graph.kinds):
+    if any(job.graph.leads(kind, job.graph.head) for kind in (Edge.TIED, Edge.COPY)):
         raise job.not_yet("model", "multi-token prediction with tied embeddings")
 
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from simcore.frameworks.megatron.buffers import FlatBuffer, lay_out
 from simcore.frameworks.megatron.strategy import MegatronDdpStrategy
-from simcore.models.blocks import Head, Mtp
 from simcore.placement.mesh import IntArray
 from simcore.placement.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes, packed_bytes
@@ -61,24 +60,12 @@ def _buffer(plan: Plan, strategy: MegatronDdpStrategy, chunk: int, expert: int, 
     # pp_rank > 0`; Bridge 0.3.1 models/model_provider.py:718, `model_chunk_idx > 0`.
     bucket = strategy.bucket_numel if plan.stage == 0 and chunk == 0 else 0
     align = math.lcm(parts, strategy.align_bucket) if strategy.align_bucket > 1 else 1
-    own = _shared(plan) if strategy.scatter else frozenset()
+    # Core 0.16.1 models/common/language_module/language_module.py:203: `shared_embedding` has a bucket of its own.
+    own = plan.graph.copied if strategy.scatter else frozenset()
     alone = [i for i, at in enumerate(zip(layers, tensors, strict=True)) if at in own]
     flat = lay_out(sizes, bucket_numel=bucket, align_param=strategy.align_param, align_bucket=align, alone=alone)
     return RankBuffer(chunk, strategy.axes[expert], strategy.replicate_axes[expert], dtype,
                       np.array(layers, dtype=np.int64), np.array(tensors, dtype=np.int64), flat)
-
-
-def _shared(plan: Plan) -> frozenset[tuple[int, int]]:
-    """(layer, tensor number) of embeddings that several stages hold: for a tied head, or to predict further tokens.
-
-    Core 0.16.1 models/common/language_module/language_module.py:203 (`shared_embedding`).
-    """
-    blocks = [kind.block for kind in plan.graph.kinds]
-    if plan.mesh.pp == 1 or not any(isinstance(b, Mtp) or (isinstance(b, Head) and b.tied) for b in blocks):
-        return frozenset()
-    return frozenset((layer, number) for layer in plan.layers
-                     for number, spec in enumerate(plan.graph.tensors[plan.graph.layers[layer].kind])
-                     if spec.component == "embedding" and spec.dims[0] == "vocab")
 
 
 def _entries(kind: Sequence[Placed], *, expert: bool, dtype: str) -> list[tuple[int, int]]:

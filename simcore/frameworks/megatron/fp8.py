@@ -283,17 +283,15 @@ def quantized(graph: ModelGraph, mesh: Mesh, made: Fp8, *, cut: bool = False) ->
 
     `cut`: data of rows and columns lie in buckets that ranks share, see `megatron_fsdp.py`.
     """
-    blocks = [layer.index for layer in graph.layers if graph.kinds[layer.kind].block is None]
-    inner = set(blocks[made.start:len(blocks) - made.end])
+    inner = set(graph.blocks[made.start:graph.num_blocks - made.end])
     # Modules of multi-token prediction know no first and last (core `multi_token_prediction.py:772`).
     inner |= {layer.index for layer in graph.layers
               if isinstance(graph.kinds[layer.kind].block, Mtp) and not made.further_in_bf16}
     parts = [(layer, replace(graph.kinds[layer.kind], fp8=layer.index in inner)) for layer in graph.layers]
     kinds = tuple(dict.fromkeys(kind for _, kind in parts))
     specs = {kind: graph.tensors[layer.kind] for layer, kind in parts}
-    layers = tuple(replace(layer, kind=kinds.index(kind)) for layer, kind in parts)
     tensors = tuple(_specs(kind, specs[kind], mesh, made, cut=cut) for kind in kinds)
-    return replace(graph, kinds=kinds, layers=layers, tensors=tensors)
+    return graph.with_kinds(kinds, tensors, [kinds.index(kind) for _, kind in parts])
 
 
 def _specs(kind: LayerKind, specs: tuple[TensorSpec, ...], mesh: Mesh, made: Fp8, *, cut: bool) -> tuple[

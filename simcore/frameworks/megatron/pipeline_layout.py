@@ -11,7 +11,6 @@ import re
 from typing import Final
 
 from simcore.errors import IllegalLayout
-from simcore.models.blocks import Mtp
 from simcore.placement.job import Job
 
 __all__ = ["OPTION", "chunks_of"]
@@ -82,7 +81,7 @@ def _check(job: Job, chunks: list[str]) -> None:
 
 def _check_predicting(job: Job, chunks: list[str]) -> None:
     letters, pp = "".join(chunks), job.mesh.pp
-    built = sum(isinstance(job.graph.kinds[layer.kind].block, Mtp) for layer in job.graph.layers)
+    built = len(job.graph.branches)
     if letters.count("m") != built:
         raise _illegal(job, f"number of mtp layers {letters.count('m')} must match mtp_num_layers {built}",
                        f"{_RULE}:113")

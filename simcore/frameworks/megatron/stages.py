@@ -8,7 +8,7 @@ from __future__ import annotations
 from simcore.frameworks.megatron.pipeline_layout import OPTION as LAYOUT
 from simcore.frameworks.megatron.pipeline_layout import chunks_of
 from simcore.inputs.training import Recompute
-from simcore.models.blocks import Mamba2, Mtp
+from simcore.models.blocks import Mamba2
 from simcore.pipeline.schedule import Schedule
 from simcore.placement.job import Job
 from simcore.placement.stages import contiguous, stage_layers
@@ -46,7 +46,7 @@ def overlaps(job: Job, options: dict[str, object]) -> bool:
     if not options.get(OVERLAP):
         return False
     rule, key = "core 0.16.1 transformer/transformer_config.py", f"framework_options.{OVERLAP}"
-    further = any(isinstance(kind.block, Mtp) for kind in job.graph.kinds)
+    further = bool(job.graph.branches)
     broken = {
         "is only supported with expert model parallelism": (job.mesh.ep == 1, 1865),
         "is supported with alltoall/flex token dispatcher": (
@@ -100,7 +100,7 @@ def stages(job: Job, options: dict[str, object]) -> tuple[tuple[int, ...], ...]:
 
 def _where_further_tokens_are(job: Job, options: dict[str, object], counts: Counts) -> int:
     """The chunk of multi-token prediction: the last, if a layout does not say so; -1 without it."""
-    if not any(isinstance(kind.block, Mtp) for kind in job.graph.kinds):
+    if not job.graph.branches:
         return -1
     return next((i for i, chunk in enumerate(chunks_of(job, options)) if "m" in chunk), len(counts) - 1)
 

@@ -33,8 +33,9 @@ from simcore.frameworks.megatron.rules import rules, shard_axes
 from simcore.frameworks.megatron.stages import OVERLAP, overlaps, schedule, stages
 from simcore.frameworks.megatron.strategy import MegatronDdpStrategy
 from simcore.inputs.scenario import Mesh as Degrees
-from simcore.models.blocks import Attention, Head, LatentAttention
+from simcore.models.blocks import Attention, LatentAttention
 from simcore.models.graph import ModelGraph
+from simcore.models.network import Edge
 from simcore.placement.framework import Framework, Optimizer, Padding
 from simcore.placement.job import Job
 from simcore.placement.libraries import KernelLibraries
@@ -203,7 +204,7 @@ def _deferred(job: Job, options: dict[str, object]) -> int:
     if options.get("gradient_accumulation_fusion") is False:
         raise job.illegal(key, "Cannot defer embedding wgrad compute when gradient accumulation fusion is not used",
                           rule)
-    if any(isinstance(kind.block, Head) and kind.block.shared for kind in job.graph.kinds):
+    if job.graph.leads(Edge.BRANCH, job.graph.head):
         raise job.not_yet(key, "weight gradients of a head that multi-token prediction runs too")
     if "wgrad_deferral_limit" not in options:
         raise job.not_yet(key, "without wgrad_deferral_limit every microbatch waits")
@@ -211,7 +212,7 @@ def _deferred(job: Job, options: dict[str, object]) -> int:
 
 
 def _assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, str, str], ...]:
-    tied = job.mesh.pp > 1 and any(isinstance(k.block, Head) and k.block.tied for k in job.graph.kinds)
+    tied = job.graph.leads(Edge.COPY, job.graph.head)
     copies = (("tied embedding", "the all-reduce of its gradients over the first and last stage is left out", "assumed",
                "core 0.16.1 distributed/finalize_model_grads.py; in place, it takes no memory"),) * tied
     latent = [b.block for k in job.graph.kinds for b in k.branches if isinstance(b.block, LatentAttention)]

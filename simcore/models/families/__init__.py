@@ -2,7 +2,7 @@
 
 Input: `Config` (a `config.json`, read strictly: an unknown or odd field is an error that names it).
 Output: `Architecture`: the chain of layer kinds from the embedding to the loss, built of `models/blocks.py`.
-Start: `llama.architecture`, the shortest one; `models/graph.py` maps each `model_type` to its module.
+Start: `llama.FAMILY`, the shortest one; `models/registry.py` maps each `model_type` to its module.
 
 Dense decoders: `llama`, `mistral`, `phi3`, `qwen` (2, 3, and the MoE variants), `gemma` (2 and 3), `nemotron_nas`
 (searched layers), `gpt2`, `mpt`. Mixtures of experts: `mixtral`, `gpt_oss`, `deepseek` (V2, V3: latent attention).

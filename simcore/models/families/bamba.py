@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simcore.models.blocks import Branch, LayerKind, Mamba2, Mixer
-from simcore.models.config import Architecture, Config
+from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families.decoder import attention, chain, mlp
 
-__all__ = ["architecture", "mamba"]
+__all__ = ["FAMILY", "mamba"]
 
 
 def architecture(config: Config) -> Architecture:
@@ -53,3 +53,6 @@ def mamba(config: Config) -> Mamba2:
     return Mamba2(hidden, heads, head_dim, groups, config.integer("mamba_d_state", default=256),
                   config.integer("mamba_d_conv", default=4), config.integer("mamba_chunk_size", default=256),
                   config.boolean("mamba_proj_bias", default=False), config.boolean("mamba_conv_bias", default=True))
+
+
+FAMILY = ModelFamily(architecture)

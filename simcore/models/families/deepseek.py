@@ -12,14 +12,11 @@ None`). Here it is asked for in Megatron's word, `mtp_num_layers`.
 from __future__ import annotations
 
 from simcore.models.blocks import LatentAttention, Moe
-from simcore.models.config import Architecture, Config
+from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families.decoder import chain, check_fair_heads, decoder_layer, mlp, top_k
 
-__all__ = ["UNTIED", "architecture"]
+__all__ = ["FAMILY"]
 
-UNTIED = {"megatron": "Bridge 0.3.1 models/deepseek/deepseek_v2_bridge.py:53, deepseek_v3_bridge.py:56: "
-                      "share_embeddings_and_output_weights = False"}
-"""Whose layers have a head of their own whatever `tie_word_embeddings` says: implementation -> source."""
 _ROUTERS = {"deepseek_v2": "softmax", "deepseek_v3": "sigmoid"}
 
 
@@ -58,3 +55,8 @@ def _moe(config: Config, router: str) -> Moe:
         raise config.fail("n_group", f"expected equal groups, and {chosen} experts or more in topk_group of them")
     return Moe(config.integer("hidden_size"), experts, chosen, ffn, shared, gated=True, router=router,
                normalised=normalised, num_groups=groups, chosen_groups=few)
+
+
+FAMILY = ModelFamily(architecture, untied={
+    "megatron": "Bridge 0.3.1 models/deepseek/deepseek_v2_bridge.py:53, deepseek_v3_bridge.py:56: "
+                "share_embeddings_and_output_weights = False"})

@@ -10,13 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simcore.models.blocks import Attention, Branch, LayerKind, Mlp
-from simcore.models.config import Architecture, Config
+from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families.decoder import attention, chain, check_fair_heads
 
-__all__ = ["FURTHER_FIELDS", "architecture"]
+__all__ = ["FAMILY"]
 
-FURTHER_FIELDS = ("sliding_window_pattern", "attn_logit_softcapping", "final_logit_softcapping")
-"""What a configuration may leave out: the family has a default."""
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
@@ -56,3 +54,7 @@ def _attention(config: Config, family: str, window: int) -> Attention:
     caps = config.fields.get("attn_logit_softcapping", 50.0 if family == "gemma2" else None) is not None
     plain = attention(config, qk_norm=family == "gemma3_text", window=window, head_dim=256)
     return replace(plain, capped=caps)
+
+
+FAMILY = ModelFamily(architecture, further_fields=(
+    "sliding_window_pattern", "attn_logit_softcapping", "final_logit_softcapping"))

@@ -21,18 +21,13 @@ from simcore.models.blocks import (
     Moe,
     Mtp,
 )
-from simcore.models.config import Architecture, Config
+from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families.decoder import top_k
 
-__all__ = ["FURTHER_FIELDS", "architecture"]
+__all__ = ["FAMILY"]
 
 _LATENT_FIELDS = ("qk_layernorm", "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_nope_head_dim",
                   "qk_pos_emb_head_dim", "qk_rope_head_dim", "v_head_dim")
-FURTHER_FIELDS = ("normalization", "add_bias_linear", "n_routed_experts", "num_experts_per_tok",
-                  "moe_intermediate_size", "moe_shared_expert_intermediate_size", "multi_latent_attention", "swiglu",
-                  "position_embedding_type", "num_query_groups", "mtp_num_layers", "first_k_dense_replace",
-                  "moe_router_score_function", *_LATENT_FIELDS)
-"""What a configuration may say in Megatron's words: a case of its own tests is GPT-2 with changes."""
 
 
 def architecture(config: Config) -> Architecture:
@@ -138,3 +133,10 @@ def _experts(config: Config, hidden: int, *, bias: bool) -> Moe:
     return Moe(hidden, experts, top_k(config, experts), config.integer("moe_intermediate_size"),
                config.integer("moe_shared_expert_intermediate_size", default=0, least=0), gated=gated,
                router=config.choice("moe_router_score_function", ("softmax", "sigmoid")), gelu=not gated)
+
+
+# Fields in Megatron's words: a case of its own tests is GPT-2 with changes.
+FAMILY = ModelFamily(architecture, further_fields=(
+    "normalization", "add_bias_linear", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size",
+    "moe_shared_expert_intermediate_size", "multi_latent_attention", "swiglu", "position_embedding_type",
+    "num_query_groups", "mtp_num_layers", "first_k_dense_replace", "moe_router_score_function", *_LATENT_FIELDS))

@@ -6,13 +6,11 @@ As transformers 5.23 `models/gpt_oss`; without `layer_types` the even layers (fr
 from __future__ import annotations
 
 from simcore.models.blocks import Moe
-from simcore.models.config import Architecture, Config
+from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families.decoder import attention, chain, decoder_layer, top_k
 
-__all__ = ["UNTIED", "architecture"]
+__all__ = ["FAMILY"]
 
-UNTIED = {"megatron": "Bridge 0.3.1 models/gpt_oss/gpt_oss_bridge.py:71: share_embeddings_and_output_weights = False"}
-"""Whose layers have a head of their own whatever `tie_word_embeddings` says: implementation -> source."""
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
@@ -30,3 +28,7 @@ def architecture(config: Config) -> Architecture:
     types = config.names("layer_types", alternating, (_SLIDING, _FULL))
     layers = [decoder_layer("gpt_oss", mixers[name], moe) for name in types]
     return chain(config, "gpt_oss", layers, mixers[_FULL].head_dim)
+
+
+FAMILY = ModelFamily(architecture, untied={
+    "megatron": "Bridge 0.3.1 models/gpt_oss/gpt_oss_bridge.py:71: share_embeddings_and_output_weights = False"})

@@ -10,14 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from simcore.models.blocks import Branch, LayerKind, Mixer, Mlp, Moe
-from simcore.models.config import Architecture, Config
+from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families.bamba import mamba
 from simcore.models.families.decoder import attention, chain, top_k
 
-__all__ = ["FURTHER_FIELDS", "architecture"]
+__all__ = ["FAMILY"]
 
-FURTHER_FIELDS = ("position_embedding_type",)
-"""Read besides what the published configurations say."""
 
 _MAMBA, _ATTENTION = ("mamba", "linear_attention"), ("attention", "full_attention")
 
@@ -46,3 +44,6 @@ def _layer(config: Config, name: str, module: str, mixer: Mixer) -> LayerKind:
         feed_forward = Branch("post_attention_layernorm", "block_sparse_moe", moe)
     return LayerKind(name, "granitemoehybrid", hidden, (Branch("input_layernorm", module, mixer), feed_forward),
                      scaled=True)
+
+
+FAMILY = ModelFamily(architecture, further_fields=("position_embedding_type",))

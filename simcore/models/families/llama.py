@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from simcore.models.config import Architecture, Config
+from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families.decoder import attention, chain, check_fair_heads, decoder_layer, mlp
 
-__all__ = ["architecture"]
+__all__ = ["FAMILY"]
 
 
 def architecture(config: Config) -> Architecture:
@@ -17,3 +17,6 @@ def architecture(config: Config) -> Architecture:
             raise config.fail(field, "biases are not modelled yet")
     layer = decoder_layer("llama", mixer, mlp(config))
     return chain(config, "llama", [layer] * config.integer("num_hidden_layers"), mixer.head_dim)
+
+
+FAMILY = ModelFamily(architecture)

@@ -6,9 +6,9 @@ The residual stream is fp32 unless `residual_in_fp32` says otherwise; the logits
 from __future__ import annotations
 
 from simcore.models.blocks import Branch, Embedding, FinalNorm, Head, LayerKind, Loss, Mamba2
-from simcore.models.config import Architecture, Config
+from simcore.models.config import Architecture, Config, ModelFamily
 
-__all__ = ["architecture"]
+__all__ = ["FAMILY"]
 
 _FAMILY = "mamba2"
 
@@ -42,3 +42,6 @@ def _mixer(config: Config, hidden: int) -> Mamba2:
     return Mamba2(hidden, heads, head_dim, groups, config.integer("state_size", default=128),
                   config.integer("conv_kernel", default=4), config.integer("chunk_size", default=256),
                   config.boolean("use_bias", default=False), config.boolean("use_conv_bias", default=True))
+
+
+FAMILY = ModelFamily(architecture)

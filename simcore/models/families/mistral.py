@@ -5,10 +5,10 @@ Every layer slides or none does. A configuration that does not name `sliding_win
 
 from __future__ import annotations
 
-from simcore.models.config import Architecture, Config
+from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families.decoder import attention, chain, decoder_layer, mlp
 
-__all__ = ["architecture"]
+__all__ = ["FAMILY"]
 
 _DEFAULT_WINDOW = 4096
 
@@ -26,3 +26,6 @@ def _window(config: Config) -> int:
     if "sliding_window" in config.fields and config.fields["sliding_window"] is None:
         return 0
     return config.integer("sliding_window", default=_DEFAULT_WINDOW)
+
+
+FAMILY = ModelFamily(architecture)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from simcore.models.blocks import Moe
-from simcore.models.config import Architecture, Config
+from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families.decoder import attention, chain, decoder_layer, top_k
 
-__all__ = ["architecture"]
+__all__ = ["FAMILY"]
 
 
 def architecture(config: Config) -> Architecture:
@@ -19,3 +19,6 @@ def architecture(config: Config) -> Architecture:
               router="softmax")
     layer = decoder_layer("mixtral", mixer, moe)
     return chain(config, "mixtral", [layer] * config.integer("num_hidden_layers"), mixer.head_dim)
+
+
+FAMILY = ModelFamily(architecture)

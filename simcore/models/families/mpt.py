@@ -7,12 +7,9 @@ biases of linears and norms unless `no_bias`. transformers reads neither word: i
 from __future__ import annotations
 
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss, Mlp
-from simcore.models.config import Architecture, Config
+from simcore.models.config import Architecture, Config, ModelFamily
 
-__all__ = ["FURTHER_FIELDS", "architecture"]
-
-FURTHER_FIELDS = ("expansion_ratio", "learned_pos_emb", "no_bias", "attn_config", "emb_pdrop", "resid_pdrop")
-"""What a configuration may leave out: the family has a default."""
+__all__ = ["FAMILY"]
 
 
 def architecture(config: Config) -> Architecture:
@@ -71,3 +68,7 @@ def _layer(config: Config, inner: Config, hidden: int, *, bias: bool, alibi: boo
                      for norm, name, block in (("norm_1", "attn", attention), ("norm_2", "ffn", mlp)))
     return LayerKind("decoder", "mpt", hidden, branches,
                      dropout=config.fraction("resid_pdrop", 0.0) > 0)
+
+
+FAMILY = ModelFamily(architecture, further_fields=(
+    "expansion_ratio", "learned_pos_emb", "no_bias", "attn_config", "emb_pdrop", "resid_pdrop"))

@@ -28,16 +28,10 @@ from simcore.models.blocks import (
     Moe,
     Mtp,
 )
-from simcore.models.config import Architecture, Config
+from simcore.models.config import Architecture, Config, ModelFamily
 
-__all__ = ["FURTHER_FIELDS", "UNTIED", "architecture"]
+__all__ = ["FAMILY"]
 
-UNTIED = {"hf": "transformers 5.23 models/nemotron_h/modeling_nemotron_h.py:1158: _tied_weights_keys = {}"}
-"""Whose layers have a head of their own whatever `tie_word_embeddings` says: implementation -> source."""
-
-FURTHER_FIELDS = ("normalization", "add_bias_linear", "position_embedding_type", "hidden_dropout", "attention_dropout",
-                  "mtp_hybrid_override_pattern", "mtp_use_repeated_layer")
-"""What a configuration may say in Megatron's words."""
 
 _LETTER_OF_TYPE = {
     "mamba": "M", "linear_attention": "M", "moe": "E", "attention": "*", "full_attention": "*", "mlp": "-",
@@ -190,3 +184,10 @@ def _mlp(config: Config, hidden: int) -> Mixer:
 
 
 _MIXERS: dict[str, Callable[[Config, int], Mixer]] = {"M": _mamba, "E": _moe, "*": _attention, "-": _mlp}
+
+
+# Fields in Megatron's words.
+FAMILY = ModelFamily(architecture, further_fields=(
+    "normalization", "add_bias_linear", "position_embedding_type", "hidden_dropout", "attention_dropout",
+    "mtp_hybrid_override_pattern", "mtp_use_repeated_layer"), untied={
+        "hf": "transformers 5.23 models/nemotron_h/modeling_nemotron_h.py:1158: _tied_weights_keys = {}"})

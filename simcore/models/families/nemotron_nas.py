@@ -13,10 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 from simcore.models.blocks import Attention, Branch, LayerKind, Mlp
-from simcore.models.config import Architecture, Config
+from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families.decoder import chain
 
-__all__ = ["architecture"]
+__all__ = ["FAMILY"]
 
 _FAMILY = "nemotron-nas"
 _UNSERVED = ("replace_with_linear", "sparsify", "num_sink_tokens", "unshifted_sink", "window_length")
@@ -82,3 +82,6 @@ def _positive(config: Config, place: int, part: Mapping[str, Any], field: str) -
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 2**20:
         raise config.fail("block_configs", f"layer {place}: {field}: expected a number above 0, got {value!r}")
     return value
+
+
+FAMILY = ModelFamily(architecture)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from simcore.models.config import Architecture, Config
+from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families.decoder import attention, chain, decoder_layer, mlp
 
-__all__ = ["architecture"]
+__all__ = ["FAMILY"]
 
 
 def architecture(config: Config) -> Architecture:
@@ -33,3 +33,6 @@ def _factor(config: Config) -> float:
         if isinstance(block, Mapping) and "partial_rotary_factor" in block:
             return Config(block, config.where).fraction("partial_rotary_factor", 1)
     return config.fraction("partial_rotary_factor", 1)
+
+
+FAMILY = ModelFamily(architecture)

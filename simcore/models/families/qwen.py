@@ -8,13 +8,10 @@ has a shared expert with a gate besides.
 from __future__ import annotations
 
 from simcore.models.blocks import Attention, LayerKind, Moe
-from simcore.models.config import Architecture, Config
+from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families.decoder import attention, chain, decoder_layer, mlp, top_k
 
-__all__ = ["FURTHER_FIELDS", "architecture"]
-
-FURTHER_FIELDS = ("qkv_bias",)
-"""Read besides what the published configurations say."""
+__all__ = ["FAMILY"]
 
 
 def architecture(config: Config) -> Architecture:
@@ -53,3 +50,6 @@ def _moe(config: Config, *, shares: bool) -> Moe:
     return Moe(config.integer("hidden_size"), experts, top_k(config, experts), config.integer("moe_intermediate_size"),
                config.integer("shared_expert_intermediate_size") if shares else 0, gated=True, router="softmax",
                normalised=normalised, shared_gate=shares)
+
+
+FAMILY = ModelFamily(architecture, further_fields=("qkv_bias",))

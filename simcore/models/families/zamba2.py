@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from simcore.inputs.bounds import SHARED
 from simcore.models.blocks import Branch, LayerKind, Mamba2, SharedTransformer
-from simcore.models.config import Architecture, Config
+from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families.decoder import chain
 
-__all__ = ["architecture"]
+__all__ = ["FAMILY"]
 
 _MAMBA, _HYBRID = ("mamba", "linear_attention"), "hybrid"
 _PERIOD = (_MAMBA[1],) * 5 + (_HYBRID,)
@@ -60,7 +60,7 @@ def _hybrid(config: Config, place: int, count: int, num_blocks: int) -> LayerKin
     block = SharedTransformer(
         hidden, heads, kv_heads, _head_dim(config), config.integer("intermediate_size", default=4 * hidden),
         config.integer("adapter_rank", default=128), tuple(range(place % num_blocks, count, num_blocks)), adapts,
-        config.boolean("use_mem_rope", default=False), place < num_blocks)
+        config.boolean("use_mem_rope", default=False))
     return LayerKind(_HYBRID, "zamba2", hidden, (
         Branch("mamba_decoder.input_layernorm", "mamba_decoder.mamba", _mamba(config)),), shared=block)
 
@@ -78,3 +78,6 @@ def _mamba(config: Config) -> Mamba2:
                           f"{heads}")
     return Mamba2(hidden, heads, inner // heads, groups, config.integer("mamba_d_state", default=64),
                   config.integer("mamba_d_conv", default=4), config.integer("chunk_size", default=256))
+
+
+FAMILY = ModelFamily(architecture)

@@ -7,7 +7,6 @@ Expert weights are one 3-D parameter each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any, Final
 
 from simcore.models.blocks import (
@@ -218,10 +217,10 @@ def _router(name: str, b: Any) -> Iterable[TensorSpec]:
 
 def _shared(b: SharedTransformer) -> tuple[Group, Group]:
     """The layer's own projection, and what is shared (`Zamba2HybridLayer`)."""
-    at, own = "shared_transformer", _linear("linear", (b.hidden, "hidden"), (b.hidden, "hidden"), "mlp")
+    at, own = b.name, _linear("linear", (b.hidden, "hidden"), (b.hidden, "hidden"), "mlp")
     found = (*_shared_attention(f"{at}.self_attn", b), *_shared_mlp(f"{at}.feed_forward", b),
              *_norm(f"{at}.input_layernorm.", 2 * b.hidden), *_norm(f"{at}.pre_ff_layernorm.", b.hidden))
-    return (own,), tuple(replace(spec, tied=not b.first) for spec in found)
+    return (own,), found
 
 
 def _shared_attention(at: str, b: SharedTransformer) -> Iterable[TensorSpec]:

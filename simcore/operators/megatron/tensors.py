@@ -82,7 +82,7 @@ def _mtp(block: Mtp, branches: tuple[Branch, ...]) -> tuple[TensorSpec, ...]:
     hidden = (block.hidden, "hidden")
     inner = (replace(spec, name=f"transformer_layer.{spec.name}") for spec in _layer(branches))
     own = TensorSpec("embedding.word_embeddings.weight", (block.vocab, block.hidden), ("vocab", "hidden"), "embedding",
-                     "embedding", tied=True)
+                     "embedding")
     enorm, hnorm, last = (_norm(f"{name}.", block.hidden, layer_norm=branches[0].layer_norm)
                           for name in ("enorm", "hnorm", "final_layernorm"))
     specs = (*enorm, *hnorm, _linear("eh_proj", (block.hidden, "tp_out"), (2 * block.hidden, hidden[1]), "mtp"),

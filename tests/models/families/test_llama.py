@@ -8,6 +8,7 @@ import pytest
 
 from simcore.errors import InputError
 from simcore.models.graph import ModelGraph, build, model_config
+from simcore.models.network import Edge
 
 
 def graph(preset: str = "llama-tiny", **changed: Any) -> ModelGraph:
@@ -29,8 +30,8 @@ def test_parameters_of_a_layer() -> None:
 def test_a_tied_head_owns_nothing_and_hangs_on_the_embedding() -> None:
     tied = graph(tie_word_embeddings=True)
     assert graph().count() - tied.count() == 1000 * 256
-    assert tied.network.has_edge(0, len(tied.layers) - 2)
-    assert not graph().network.has_edge(0, len(tied.layers) - 2)
+    assert tied.network.has_edge("model.embed_tokens", "lm_head", Edge.TIED)
+    assert not graph().network.has_edge("model.embed_tokens", "lm_head")
 
 
 def test_rotary_frequencies_are_buffers_outside_the_layers() -> None:

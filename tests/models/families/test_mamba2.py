@@ -29,7 +29,7 @@ def test_a_layer_is_a_norm_and_a_mixer() -> None:
     """5120 columns inside, one group of B and C of 128; nothing is called attention or MLP."""
     made = graph()
     assert made.kinds[1].branches[0].block == Mamba2(2560, 80, 64, 1, 128, 4, 256)
-    assert made.components() == ("embedding", "norms", "mamba")
+    assert small.components(made) == ("embedding", "norms", "mamba")
     assert [t.name for t in made.tensors[1]][:4] == ["norm.weight", "mixer.dt_bias", "mixer.A_log", "mixer.D"]
 
 

@@ -11,6 +11,7 @@ import small
 from checkout import ROOT
 from simcore.errors import InputError
 from simcore.models.graph import ModelGraph, build, model_config
+from simcore.models.network import Edge
 from simcore.simulate import check, simulate
 
 SHARED: dict[str, Any] = json.loads(
@@ -31,8 +32,10 @@ def test_two_transformers_are_used_in_turn() -> None:
     """The first layer of each holds all its adapters; every hybrid layer has a projection of its own."""
     made = graph()
     hybrids = [made.kinds[layer.kind].shared for layer in made.layers if made.kinds[layer.kind].shared]
-    assert [(block.places[0], block.first) for block in hybrids if block] == [
-        (0, True), (1, True), *[(i % 2, False) for i in range(7)]]
+    assert [block.places[0] for block in hybrids if block] == [i % 2 for i in range(9)]
+    first, second, *others = (layer.index for layer in made.layers if made.kinds[layer.kind].shared)
+    assert made.ends(Edge.SHARED) == tuple(((first, second)[i % 2], layer) for i, layer in enumerate(others))
+    assert made.ends(Edge.RESIDUAL) == tuple((0, layer) for layer in (first, second, *others))
     assert [block.places for block in hybrids[:2] if block] == [(0, 2, 4, 6, 8), (1, 3, 5, 7)]
     wide, ffn = 2 * 2560, 10240
     assert made.count("attention") == 2 * (3 * wide * wide + wide * 2560)

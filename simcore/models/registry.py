@@ -1,0 +1,32 @@
+"""Finds a model family by a configuration's `model_type`."""
+
+from __future__ import annotations
+
+import importlib
+from functools import lru_cache
+from typing import Final
+
+from simcore.models.config import ModelFamily
+
+__all__ = ["family_of", "known_families"]
+
+_MODULES: Final = {
+    "bamba": "bamba", "deepseek_v2": "deepseek", "deepseek_v3": "deepseek", "gemma2": "gemma",
+    "gemma3_text": "gemma", "gpt2": "gpt2", "gpt_oss": "gpt_oss",
+    "granitemoehybrid": "granitemoehybrid", "llama": "llama", "mamba2": "mamba2", "mistral": "mistral",
+    "mixtral": "mixtral", "mpt": "mpt", "nemotron-nas": "nemotron_nas", "nemotron_h": "nemotron_h", "phi3": "phi3",
+    "qwen2": "qwen", "qwen2_moe": "qwen", "qwen3": "qwen", "qwen3_moe": "qwen", "zamba2": "zamba2",
+}
+"""The module of each `model_type`, which is loaded when a configuration has it."""
+
+
+def known_families() -> tuple[str, ...]:
+    """Every `model_type` that a configuration may have, in alphabetical order."""
+    return tuple(_MODULES)
+
+
+@lru_cache
+def family_of(model_type: str) -> ModelFamily:
+    """The family of a known `model_type`."""
+    family: ModelFamily = importlib.import_module(f"simcore.models.families.{_MODULES[model_type]}").FAMILY
+    return family

@@ -1,0 +1,68 @@
+"""Assumptions that a report lists: each with its value, how far it can be trusted, and its source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simcore.memory.band import Band, layout_class
+from simcore.memory.outside_allocator import OutsideMemory
+from simcore.memory.reserved import GATHERED, ORDINARY
+from simcore.placement.packing import assumptions as packing_assumptions
+from simcore.results.report import Assumption
+from simcore.simulation.simulation import Simulation
+from simcore.units import format_bytes
+
+__all__ = ["of_job", "of_memory"]
+
+
+def of_job(simulation: Simulation) -> tuple[Assumption, ...]:
+    """Defaults that the framework chose, and what the model, the table and sequence lengths assume."""
+    autos = [Assumption(what=key, value=value, kind="default", source=source)
+             for key, (value, source) in simulation.job.autos.items()]
+    if reason := simulation.job.graph.architecture.assumed:
+        autos.append(Assumption(what="model", value="a shape that nobody published", kind="assumed", source=reason))
+    autos += [Assumption(what=what, value=value, kind="assumed", source=source)
+              for what, value, source in simulation.job.graph.architecture.ignored]
+    of_lengths = packing_assumptions(simulation.job.scenario.training)
+    noted = [Assumption.model_validate({"what": w, "value": v, "kind": k, "source": s})
+             for w, v, k, s in (*simulation.framework.assumptions, *of_lengths)]
+    return (*autos, *noted)
+
+
+def of_memory(simulation: Simulation, band: Band, held: Sequence[tuple[OutsideMemory, ...]]) -> tuple[Assumption, ...]:
+    """Sources of the parts of allocated, reserved and device memory, of the rank with the most; () without a peak."""
+    if not any(held):
+        return ()
+    counted = simulation.framework.strategy.counts_workspaces
+    away = {space: max(plan.elsewhere().get(space, 0) for plan in simulation.plans)
+            for plan in simulation.plans for space in plan.elsewhere() if space != "managed"}
+    kept = {space.name: space for spaces in simulation.workspaces.values() for space in spaces if counted}
+    beside = {one.category: one for ones in held for one in sorted(ones, key=lambda one: one.num_bytes)}
+    return (*(Assumption(what=f"outside the device, {space}", value=f"{format_bytes(size)} on the rank with the most",
+                         kind="derived", source="training.offload") for space, size in away.items()),
+            *(Assumption(what=s.name, value=format_bytes(s.num_bytes), kind=s.kind, source=s.source)
+              for s in kept.values()),
+            *(Assumption(what=one.category, value=format_bytes(one.num_bytes), kind=one.kind, source=one.source)
+              for one in beside.values()), _of_reserved(simulation), _of_band(simulation, band))
+
+
+def _of_reserved(simulation: Simulation) -> Assumption:
+    shares = simulation.reserved_model()
+    value = f"allocated + {shares.middle:.1%}, at most {shares.high:.1%}"
+    if shares == ORDINARY:
+        return Assumption(what="reserved_bytes", value=value, kind="calibrated", source="readings of both on one "
+                          "rank: simumax-b200 (11), mbridge-card (6); low end: allocated, in segments")
+    if shares == GATHERED:
+        return Assumption(what="reserved_bytes", value=f"{value}, while there is room", kind="calibrated",
+                          source="readings beside what is simulated: torchtitan (2), torchtitan-log (3); what is kept "
+                          f"beyond {ORDINARY.middle:.1%} is cache that torch gives back before it fails")
+    return Assumption(what="reserved_bytes", value=value, kind="assumed", source="expandable segments: no reading of "
+                      "both on one rank; a replay of torch's allocator, see simcore/memory/reserved.py")
+
+
+def _of_band(simulation: Simulation, band: Band) -> Assumption:
+    name = layout_class(simulation.job, simulation.framework)
+    told = f"{band.num} observations" if band.num else "unvalidated: no measured run of this class"
+    return Assumption(
+        what="band_bytes", value=f"{name}: {band.low - 1:+.1%} to {band.high - 1:+.1%}, {told}",
+        kind="calibrated" if band.num else "assumed", source="10% and 90% of measured over simulated, bands.json")

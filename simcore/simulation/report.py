@@ -1,0 +1,150 @@
+"""Putting the report together: everything is known, here it gets its published names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simcore.frameworks.registry import at_rest_of, framework_adapter
+from simcore.memory.band import Band, band_of, layout_class
+from simcore.memory.ledger import MemoryPeak, balance, first_step
+from simcore.memory.outside_allocator import OutsideMemory, outside, paged
+from simcore.memory.reserved import reserved
+from simcore.memory.series import memory_series
+from simcore.pipeline.schedule import steady_microbatches
+from simcore.placement.fold import RankClass
+from simcore.placement.framework import Framework
+from simcore.placement.mesh import IntArray
+from simcore.placement.on_host import host_bytes
+from simcore.placement.optimizer_step import made_after_backward
+from simcore.placement.plan import Plan
+from simcore.program.record_layers import record_layers
+from simcore.results.lora_coverage import adapted_modules, modules_without_gradient
+from simcore.results.report import (
+    Adapters,
+    AtRest,
+    Communicator,
+    Owner,
+    Peak,
+    RankReport,
+    Report,
+)
+from simcore.results.time import StepTime
+from simcore.simulation.assumptions import of_job, of_memory
+from simcore.simulation.simulation import Simulation
+from simcore.timing.throughput import step_time
+from simcore.timing.traffic import traffic
+
+__all__ = ["report"]
+
+
+def report(simulation: Simulation, *, series: bool) -> Report:
+    """The answer, from whatever was simulated."""
+    scenario = simulation.job.scenario
+    band = band_of(layout_class(simulation.job, simulation.framework))
+    made = [_rank(simulation, c, plan, band, series=series) for c,
+            plan in zip(simulation.classes, simulation.plans, strict=True)]
+    ranks = tuple(rank for rank, _ in made)
+    worst = max((r.peak.device_bytes for r in ranks if r.peak), default=None)
+    capacity = simulation.usable_bytes()
+    limit = int(capacity * scenario.limits.max_fill)
+    return Report(
+        name=scenario.name, scenario=scenario.normalised(), status="ok",
+        verdict=None if worst is None else "fits" if worst <= limit else "oom",
+        capacity_bytes=capacity, headroom_bytes=None if worst is None else limit - worst,
+        assumptions=(*of_job(simulation), *of_memory(simulation, band, [held for _, held in made])),
+        communicators=tuple(Communicator(axis=axis, size=simulation.job.mesh.axis(axis).size)
+                            for axis in simulation.framework.communicators),
+        adapters=_adapters(simulation), ranks=ranks, time=_time(simulation, ranks))
+
+
+def _adapters(simulation: Simulation) -> Adapters | None:
+    if simulation.job.scenario.training.method == "full":
+        return None
+    stages = {plan.stage: plan for plan in simulation.plans}.values()
+    recorded = ((plan, record_layers(plan, simulation.workload(plan),
+                                     several=simulation.num_written > 1)) for plan in stages)
+    return Adapters(adapted=adapted_modules(simulation.job.graph), unmatched_targets=simulation.job.unmatched_targets,
+                    without_gradient=modules_without_gradient(recorded) if simulation.programs else {})
+
+
+def _time(simulation: Simulation, ranks: Sequence[RankReport]) -> StepTime | None:
+    timing = simulation.timing
+    if timing is None:
+        return None
+    last = ranks[timing.worst]
+    return step_time(simulation.job, simulation.framework, simulation.routes, timing, last.ranks, last.traffic)
+
+
+def _rank(simulation: Simulation, rank_class: RankClass, plan: Plan, band: Band, *, series: bool) -> tuple[
+        RankReport, tuple[OutsideMemory, ...]]:
+    """The class's report, and what its ranks hold outside the allocator."""
+    mesh = simulation.job.mesh
+    axes = [mesh.axis(a) for a in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "expert_dp")]
+    program = simulation.programs.get(rank_class.representative)
+    balanced = None if program is None else balance(program)
+    at_rest = at_rest_of(simulation.framework)
+    rest = (at_rest.exact if simulation.is_exact else at_rest.mean)(plan)
+    of_params, of_grads = at_rest.padding(plan, rest, exact=simulation.is_exact)
+    sent = () if program is None else traffic(program, simulation.routes, rank_class.members(mesh), _steady(simulation),
+                                              _repeats(simulation))
+    held = () if program is None else (*outside(simulation.comm_setup(), sent), *simulation.uncounted_workspaces(plan),
+                                             *paged(plan.elsewhere().get("managed", 0)))
+    return RankReport(
+        ranks=rank_class.rank_text(mesh), num_ranks=rank_class.num_ranks,
+        coordinates={a.name: rank_class.coordinates(mesh, a) for a in axes if a.size > 1}, stage=rank_class.stage,
+        at_rest={name: AtRest(params_bytes=r.params_bytes, grads_bytes=r.grads_bytes,
+                              optimizer_bytes=r.optimizer_bytes, num_params=r.num_params,
+                              num_trainable_params=r.num_trainable_params) for name, r in rest.items()},
+        apportioned=bool(simulation.framework.dealt) or (simulation.framework.strategy.is_flat
+                                                         and not simulation.is_exact),
+        padding_bytes=of_params, grads_padding_bytes=of_grads,
+        grads_persist=_grads_persist(simulation.framework),
+        peak=None if balanced is None else _peak(simulation, balanced, plan, held, band),
+        end_bytes=None if balanced is None else balanced.end_bytes,
+        traffic=sent,
+        memory=memory_series(program,
+                             _row_ns(simulation, rank_class)) if series and program is not None else None), held
+
+
+def _row_ns(simulation: Simulation, rank_class: RankClass) -> IntArray | None:
+    if simulation.timing is None:
+        return None
+    return simulation.timing.row_ns[simulation.classes.index(rank_class)]
+
+
+def _grads_persist(framework: Framework) -> bool:
+    return any(rule.policy.grads_persist for rule in framework.rules)
+
+
+def _steady(simulation: Simulation) -> range:
+    """Microbatches that stand for all that are not written out."""
+    return steady_microbatches(simulation.framework.schedule, simulation.num_written)
+
+
+def _repeats(simulation: Simulation) -> int:
+    """How often the steady microbatches happen."""
+    unwritten = simulation.job.scenario.num_microbatches - simulation.num_written
+    return unwritten // simulation.framework.schedule.group + 1
+
+
+def _microbatch(simulation: Simulation, written: int) -> int:
+    """Its number in the step; those after the steady one were written out with smaller numbers."""
+    is_later = written >= _steady(simulation).stop
+    return written + is_later * (simulation.job.scenario.num_microbatches - simulation.num_written)
+
+
+def _peak(simulation: Simulation, peak: MemoryPeak, plan: Plan, held: Sequence[OutsideMemory], band: Band) -> Peak:
+    allocated, beside = peak.peak_bytes, sum(one.num_bytes for one in held)
+    seen = reserved(allocated, simulation.reserved_model(), simulation.usable_bytes() - beside)
+    mine, low, high = (simulation.needed(int(allocated * off)) for off in (1, band.low, band.high))
+    buffers = framework_adapter(simulation.framework.name).host_buffers(plan, rounded=False)
+    return Peak(
+        allocated_bytes=allocated, reserved_bytes=seen.middle, device_bytes=mine.middle + beside,
+        host_bytes=host_bytes(plan, simulation.comm_setup().tokens) + buffers.total(),
+        phase=peak.phase,
+        first_step_bytes=first_step(peak, made_after_backward(plan)), event=peak.event, layer=peak.layer,
+        microbatch=_microbatch(simulation, peak.microbatch),
+        by_category=peak.by_category, by_phase=peak.by_phase,
+        top=tuple(Owner(owner=o, category=c, bytes=b) for o, c, b in peak.top),
+        reserved_band_bytes=(seen.low, seen.high), outside={one.category: one.num_bytes for one in held},
+        band_bytes=(low.low + beside, high.high + beside))

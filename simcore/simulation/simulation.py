@@ -1,0 +1,176 @@
+"""The working set of one simulation: scenario -> job and table -> classes of ranks -> plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from simcore.errors import InputError, Problem
+from simcore.frameworks.registry import at_rest_of
+from simcore.frameworks.setup import prepare
+from simcore.hardware.device import Device
+from simcore.hardware.topology import Topology
+from simcore.inputs.scenario import Scenario
+from simcore.memory.outside_allocator import CommSetup, OutsideMemory
+from simcore.memory.reserved import EXPANDABLE, GATHERED, ORDINARY, Reserved, ReservedModel, needed
+from simcore.memory.workspace import Workspace, WorkspaceInputs, spaces
+from simcore.placement.fold import RankClass, fold, joined, unfolded, unfolded_one
+from simcore.placement.framework import Framework
+from simcore.placement.job import Job, topology_of
+from simcore.placement.packing import pack_sequences
+from simcore.placement.plan import Plan, place
+from simcore.placement.routing import expert_hidden, received_per_token, sent_per_token, top_k_of
+from simcore.program.program import Program
+from simcore.program.record_layers import Workload
+from simcore.timing.routes import Routes
+from simcore.timing.step import StepTiming
+from simcore.units import parse_cublas, parse_quantity
+
+__all__ = ["Simulation", "legal_simulation", "placed_by_rank", "placed_simulation"]
+
+EXACT_RANKS: Final = 64
+"""Up to this many ranks are looked at one by one where those of a class may differ."""
+
+
+@dataclass(eq=False)
+class Simulation:
+    """One simulated step, before it is put into a report: what it was made from, and what was made so far.
+
+    `classes` and `plans`: one plan for the representative of each class of ranks. `is_exact`: classes are single ranks,
+    so that what lies in flat shards is counted and not averaged. `num_written`: microbatches that programs write out.
+    `programs`, `workspaces`: by representative rank. `timing`: None until the step was timed.
+    """
+
+    job: Job
+    framework: Framework
+    topology: Topology
+    routes: Routes
+    classes: tuple[RankClass, ...]
+    plans: tuple[Plan, ...]
+    num_written: int = 1
+    is_exact: bool = False
+    programs: dict[int, Program] = field(default_factory=dict)
+    workspaces: dict[int, tuple[Workspace, ...]] = field(default_factory=dict)
+    timing: StepTiming | None = None
+
+    def workload(self, plan: Plan) -> Workload:
+        """One microbatch as the plan's rank computes it."""
+        training, top_k, inputs = self.job.scenario.training, top_k_of(self.job.graph), self.workspace_inputs()
+        if plan.rank not in self.workspaces:
+            self.workspaces[plan.rank] = spaces(plan, inputs)
+        counted = () if self.uncounted_workspaces(plan) else tuple((s.name,
+                                                                    s.num_bytes) for s in self.workspaces[plan.rank])
+        packed = pack_sequences(training)
+        return Workload(inputs.batch, inputs.seq, received_per_token(training.routing, top_k, self.job.mesh.ep),
+                        sent_per_token(training.routing, top_k), counted, (packed.sequences, packed.attended))
+
+    def uncounted_workspaces(self, plan: Plan) -> tuple[OutsideMemory, ...]:
+        """Workspaces that are added to device memory instead of to `allocated`.
+
+        Traces of FSDP2 and Automodel, which `allocated` is held against, have tensors alone; Megatron's readings
+        include workspaces.
+        """
+        if self.framework.strategy.counts_workspaces:
+            return ()
+        num_bytes = sum(space.num_bytes for space in self.workspaces[plan.rank])
+        source = "; ".join(dict.fromkeys(space.source for space in self.workspaces[plan.rank]))
+        return (OutsideMemory("workspace", num_bytes, "derived", f"{source}; beside what is allocated"),)
+
+    def comm_setup(self) -> CommSetup:
+        """Inputs of the buffers outside the allocator."""
+        inputs = self.workspace_inputs()
+        return CommSetup(self.job.mesh, self.topology, self.framework.libraries, inputs.batch * inputs.seq,
+                         self.job.graph.architecture.hidden, expert_hidden(self.job.graph))
+
+    def workspace_inputs(self) -> WorkspaceInputs:
+        """Inputs of the library workspaces."""
+        scenario = self.job.scenario
+        given, packed = scenario.environment.cublas_workspace_config, pack_sequences(scenario.training)
+        return WorkspaceInputs(self.topology.device.architecture, None if given == "auto" else parse_cublas(given),
+                       packed.batch, packed.seq // self.job.mesh.cp)
+
+    def reserved_model(self) -> ReservedModel:
+        """Shares of `allocated` that the allocator was seen to keep: more where hooks gather on side streams."""
+        gathers = any(self.job.mesh.axis(unit.shard_axis).size > 1 for unit in self.framework.units)
+        return GATHERED if gathers and self.framework.strategy.gathers_on_side_streams else self.fragmentation()
+
+    def fragmentation(self) -> ReservedModel:
+        """Shares that torch cannot give back: free blocks too small or too scattered for the next request."""
+        return EXPANDABLE if self.job.scenario.environment.expandable_segments else ORDINARY
+
+    def needed(self, allocated: int) -> Reserved:
+        """Bytes that the allocator must reserve for a peak of `allocated` bytes."""
+        return needed(allocated, self.reserved_model(), self.fragmentation())
+
+    def usable_bytes(self) -> int:
+        """Bytes that a rank may fill: the scenario's limit, or what the driver leaves."""
+        usable = self.job.scenario.limits.usable_memory
+        return self.topology.device.usable_bytes if usable == "auto" else int(parse_quantity(usable, "B"))
+
+
+def legal_simulation(scenario: Scenario) -> Simulation:
+    """The job and its framework's table, if both are legal; nothing is placed."""
+    topology = _machines(scenario)
+    job, framework = prepare(scenario)
+    return Simulation(job, framework, topology, Routes(job, framework, topology), (), ())
+
+
+def placed_simulation(scenario: Scenario, *, folded: bool = True, rank: int | None = None) -> Simulation:
+    """Every tensor placed, for one representative of each class of equal ranks; or for each rank, or for `rank`."""
+    legal = legal_simulation(scenario)
+    job, framework = legal.job, legal.framework
+    classes = _classes(job, framework, folded=folded, rank=rank)
+    plans = tuple(place(job.graph, job.mesh, framework, c.representative) for c in classes)
+    return replace(legal, classes=classes, plans=plans, is_exact=rank is not None)
+
+
+def placed_by_rank(scenario: Scenario, rank: int | None) -> Simulation:
+    """The same, with flat shards looked at rank by rank where that matters and there are few enough ranks."""
+    simulation = placed_simulation(scenario, rank=rank)
+    is_by_rank = simulation.framework.strategy.is_placed_by_rank and scenario.world_size <= EXACT_RANKS
+    return _split_by_contents(simulation) if rank is None and is_by_rank else simulation
+
+
+def _split_by_contents(simulation: Simulation) -> Simulation:
+    """Ranks are one class if they hold the same inside their flat shards, and the same padding."""
+    mesh, graph, framework = simulation.job.mesh, simulation.job.graph, simulation.framework
+    equal_ranks: dict[object, list[RankClass]] = {}
+    at_rest = at_rest_of(framework)
+    for single in unfolded(mesh):
+        plan = place(graph, mesh, framework, single.representative)
+        components = at_rest.exact(plan)
+        contents = tuple(sorted(components.items(), key=lambda item: item[0]))
+        key = single.stage, contents, at_rest.padding(plan, components, exact=True)
+        equal_ranks.setdefault(key, []).append(single)
+    classes = tuple(joined(group) for group in equal_ranks.values())
+    plans = tuple(place(graph, mesh, framework, c.representative) for c in classes)
+    return replace(simulation, classes=classes, plans=plans, is_exact=True)
+
+
+def _classes(job: Job, framework: Framework, *, folded: bool, rank: int | None) -> tuple[RankClass, ...]:
+    if rank is not None:
+        if not 0 <= rank < job.mesh.size:
+            raise InputError(Problem("--rank", f"expected a rank from 0 to {job.mesh.size - 1}, got {rank}"))
+        return (unfolded_one(job.mesh, rank),)
+    is_unfolded = framework.strategy.step_varies_by_rank and job.mesh.size <= EXACT_RANKS
+    return fold(job.graph, job.mesh, framework) if folded and not is_unfolded else unfolded(job.mesh)
+
+
+def _machines(scenario: Scenario) -> Topology:
+    topology = topology_of(scenario)
+    topology.check_world_size(scenario.world_size, scenario.where("mesh"))
+    _check_format(scenario, topology.device)
+    usable, total = scenario.limits.usable_memory, topology.device.memory.total.si
+    if usable != "auto" and parse_quantity(usable, "B") > total:
+        told = f"expected at most the {total:,.0f} B of {topology.device.name}, got {usable}"
+        raise InputError(Problem(scenario.where("limits", "usable_memory"), told))
+    return topology
+
+
+def _check_format(scenario: Scenario, device: Device) -> None:
+    """Refuses a compute format that the GPU has no kernels for, before the framework is asked."""
+    given = scenario.training.precision.compute
+    asked = "bf16" if given == "auto" else given
+    if asked not in device.formats:
+        told = f"compute: {device.name} does not compute in {asked}; it has {', '.join(device.formats)}"
+        raise InputError(Problem(scenario.where("training", "precision", "compute"), told))

@@ -1,0 +1,125 @@
+"""A training step: microbatches lowered to programs, timed, and put into a report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import TypedDict
+
+from simcore.frameworks.registry import hooks_of
+from simcore.inputs.bounds import ROWS
+from simcore.inputs.scenario import Scenario
+from simcore.pipeline.schedule import actions, lowered_microbatches, steady_microbatches
+from simcore.placement.plan import Plan
+from simcore.program.lower import lower
+from simcore.program.program import Program
+from simcore.program.record_layers import adds_in_place
+from simcore.program.row_cache import taken
+from simcore.results.report import Report
+from simcore.simulation.detail import with_detail
+from simcore.simulation.hosts import hosted
+from simcore.simulation.random_routing import drawn
+from simcore.simulation.report import report
+from simcore.simulation.simulation import Simulation, placed_simulation
+from simcore.simulation.step_length import check_rows, num_rows, unlike
+from simcore.timing.step import StepTiming, time_step
+
+__all__ = ["Asked", "Request", "first_num_rows", "program_of", "training_step"]
+
+
+class Asked(TypedDict, total=False):
+    """`Request`, as keywords of `simulate`."""
+
+    series: bool
+    detail: bool
+    fold: bool
+    rank: int | None
+    timed: bool
+    spans: int | None
+    whole: bool
+    postings: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to simulate of a step, and how much of it the report keeps.
+
+    `series`: memory over the step too. `detail`: that, and all else that pictures show. `fold` False simulates every
+    rank by itself. `rank`: that rank alone, exactly, without time. `timed` False: memory and traffic only. `spans`:
+    spans that the detail keeps, None for as many as a page can bear. `whole`: every microbatch is written out.
+    `postings`: with the detail, lifetimes of allocations too, at most so many births and deaths.
+    """
+
+    series: bool = False
+    detail: bool = False
+    fold: bool = True
+    rank: int | None = None
+    timed: bool = True
+    spans: int | None = None
+    whole: bool = False
+    postings: int = 0
+
+    @property
+    def has_series(self) -> bool:
+        """Tells whether the report keeps memory over the step."""
+        return self.series or self.detail
+
+
+def training_step(scenario: Scenario, request: Request) -> Report:
+    """One training step. Raises what refuses it."""
+    simulation = placed_simulation(scenario, folded=request.fold, rank=request.rank)
+    simulation.num_written = scenario.num_microbatches if request.whole else _few(simulation)
+    check_rows(simulation)
+    try:
+        _write_out(simulation, timed=request.timed and request.rank is None)
+        answer = hosted(simulation, drawn(simulation, report(simulation, series=request.has_series)))
+        if request.detail:
+            answer = with_detail(simulation, answer, request.spans, request.postings)
+        return unlike(simulation, answer)
+    finally:
+        taken(num_rows(simulation))
+
+
+def first_num_rows(scenario: Scenario) -> int:
+    """Rows of the programs of a training step as they are written out at first. Raises what refuses it."""
+    simulation = placed_simulation(scenario)
+    simulation.num_written = lowered_microbatches(simulation.framework.schedule, scenario.num_microbatches)
+    return num_rows(simulation)
+
+
+def _write_out(simulation: Simulation, *, timed: bool) -> None:
+    """Lowers a few microbatches; where the steady ones do not take the same time, twice as many, within bounds."""
+    every = simulation.job.scenario.num_microbatches
+    for doublings in count(1):
+        for rank_class, plan in zip(simulation.classes, simulation.plans, strict=True):
+            simulation.programs[rank_class.representative] = program_of(simulation, plan)
+        if not timed:
+            return
+        simulation.timing = _timing(simulation)
+        more = _few(simulation, doublings)
+        if simulation.timing.steady or simulation.num_written == every or num_rows(replace(simulation,
+                                                                                           num_written=more)) > ROWS:
+            return
+        simulation.num_written = more
+
+
+def _few(simulation: Simulation, doublings: int = 0) -> int:
+    """Number of microbatches to write out: one more where the first differs as later ones add to its gradients."""
+    schedule, count = simulation.framework.schedule, simulation.job.scenario.num_microbatches
+    few = lowered_microbatches(schedule, count, doublings)
+    one_more = schedule.num_stages == 1 and any(adds_in_place(plan, kind) for plan in simulation.plans[:1]
+                                                for kind, _ in plan.kind_counts)
+    return min(count, few + one_more)
+
+
+def _timing(simulation: Simulation) -> StepTiming:
+    extra = simulation.job.scenario.num_microbatches - simulation.num_written
+    programs = [simulation.programs[c.representative] for c in simulation.classes]
+    steady = steady_microbatches(simulation.framework.schedule, simulation.num_written)
+    return time_step(programs, simulation.classes, simulation.routes, simulation.framework, steady, extra)
+
+
+def program_of(simulation: Simulation, plan: Plan) -> Program:
+    """The microbatches that are written out, as the plan's rank issues them."""
+    order = actions(simulation.framework.schedule, plan.stage, simulation.num_written)
+    return lower(plan, simulation.workload(plan), order, hooks_of(simulation.framework))
