@@ -109,6 +109,6 @@ def test_a_step_is_simulated(schedule: str, chunks: int) -> None:
     ("zb_h1", 1, {"mesh": {"pp": 2, "dp_shard": 2, "tp": 2}}, "two halves"),
     ("interleaved_zb", 2, {"microbatches": 7}, "multiple of the number of rounds")])
 def test_what_is_refused(schedule: str, chunks: int, given: dict[str, Any], told: str) -> None:
-    found = simulate(_asked(schedule, chunks, **given))
-    assert found.status in ("illegal", "error")
-    assert told in found.problems[0].message
+    report = simulate(_asked(schedule, chunks, **given))
+    assert report.status in ("illegal", "error")
+    assert told in report.problems[0].message

@@ -108,11 +108,11 @@ def test_nobody_is_waited_for_in_the_call_of_a_message(waits: bool) -> None:
     """
     rows = np.array([(Op.COLLECTIVE, 0, 0, 1, stream, 0) for stream in (Stream.SEND, Stream.RECEIVE, Stream.REDUCE)])
     none = np.zeros(0, dtype=np.int64)
-    found = launch_ns(HOST, rows, none, none, KernelLibraries(module_calls=True, waits_for_messages=waits),
+    values = launch_ns(HOST, rows, none, none, KernelLibraries(module_calls=True, waits_for_messages=waits),
                       NO_DRIVES)
     collective = HOST.collective.si
     sent, received = (0.0, HOST.module.si) if waits else (collective, collective)
-    assert found.tolist() == of(sent, received, collective)
+    assert values.tolist() == of(sent, received, collective)
 
 
 def test_a_copy_or_a_norm_is_as_many_operators_as_it_says() -> None:
@@ -138,6 +138,6 @@ def test_products_and_attention_of_transformer_engine_are_calls_of_modules() -> 
              (Kernel.GEMM, Module.NONE)]
     rows = np.array([(Op.COMPUTE, 0, kernel, 1, module, 1) for kernel, module in cases])
     calls = (("gemm", "attn"), ("attention", "attn"), ("gemm", "mlp"))
-    found = launch_ns(HOST, rows, np.arange(4), rows[:, 2], KernelLibraries(te_calls=calls), NO_DRIVES)
+    values = launch_ns(HOST, rows, np.arange(4), rows[:, 2], KernelLibraries(te_calls=calls), NO_DRIVES)
     module, operator = HOST.module.si, HOST.operator.si
-    assert found.tolist() == of(module, module, operator, operator)
+    assert values.tolist() == of(module, module, operator, operator)
