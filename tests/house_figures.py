@@ -182,11 +182,21 @@ def vague_variables(tree: Tree) -> Iterator[str]:
 def unnamed_results(tree: Tree) -> Iterator[str]:
     """Functions that return a tuple of three or more members, whose names are then nowhere."""
     for name, node in nodes(tree.product, ast.FunctionDef):
-        returned = node.returns
-        if (isinstance(returned, ast.Subscript) and ast.unparse(returned.value) == "tuple"
-                and isinstance(returned.slice, ast.Tuple) and len(returned.slice.elts) >= MANY_MEMBERS
-                and "..." not in [ast.unparse(member) for member in returned.slice.elts]):
-            yield f"{place(name, node)} {node.name} -> {ast.unparse(returned)}"
+        if node.returns is not None and any(map(_has_many_members, _alternatives(node.returns))):
+            yield f"{place(name, node)} {node.name} -> {ast.unparse(node.returns)}"
+
+
+def _alternatives(annotation: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(annotation, ast.BinOp):
+        yield from (*_alternatives(annotation.left), *_alternatives(annotation.right))
+    else:
+        yield annotation
+
+
+def _has_many_members(annotation: ast.expr) -> bool:
+    return (isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "tuple"
+            and isinstance(annotation.slice, ast.Tuple) and len(annotation.slice.elts) >= MANY_MEMBERS
+            and "..." not in [ast.unparse(member) for member in annotation.slice.elts])
 
 
 COUNTED: Final[dict[str, Callable[[Tree], Iterator[str]]]] = {

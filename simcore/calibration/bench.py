@@ -61,6 +61,7 @@ class Bench:
 
     @property
     def torch(self) -> Any:
+        """The module torch."""
         return self.machine.torch
 
     def random(self, *shape: int, dtype: str = "bfloat16", grad: bool = False) -> Any:

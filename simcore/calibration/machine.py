@@ -32,6 +32,7 @@ class Machine:
 
     @property
     def is_gpu(self) -> bool:
+        """True if the device is a GPU."""
         return self.device == "cuda"
 
 

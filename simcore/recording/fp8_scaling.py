@@ -38,6 +38,7 @@ class Scaling:
 
     @property
     def is_per_tensor(self) -> bool:
+        """True for one scale a tensor."""
         return self.recipe in ("delayed", "tensorwise")
 
     @property

@@ -51,6 +51,7 @@ class LayerWorkload:
 
     @property
     def tokens(self) -> int:
+        """Tokens of the microbatch on this rank, before sequence parallelism."""
         return self.batch * self.seq
 
     @property

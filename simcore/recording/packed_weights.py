@@ -46,6 +46,7 @@ class PackedWeights:
 
     @property
     def is_int8(self) -> bool:
+        """True for LLM.int8()."""
         return self.format == "int8"
 
     @property

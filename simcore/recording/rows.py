@@ -166,10 +166,12 @@ class Param:
 
     @property
     def numel(self) -> int:
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
+        """Size in bytes in the compute dtype."""
         return self.numel * DTYPE_BYTES[self.dtype]
 
 

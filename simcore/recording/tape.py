@@ -68,10 +68,12 @@ class Tensor:
 
     @property
     def numel(self) -> int:
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
+        """Size in bytes."""
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     def detach(self) -> Tensor:

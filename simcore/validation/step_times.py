@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -98,6 +98,15 @@ class Timing(_Frozen):
     timed: tuple[Timed, ...]
 
 
+class _Place(NamedTuple):
+    """Rows that are summarised together; `topology` and `precision` are empty without a scenario."""
+
+    kind: Kind
+    group: str
+    topology: str
+    precision: str
+
+
 @dataclass(frozen=True, slots=True)
 class _Observation:
     """Rows that count once; `report` is of their scenario, None without one."""
@@ -111,14 +120,14 @@ class _Observation:
         return self.rows[0]
 
     @property
-    def place(self) -> tuple[Kind, str, str, str]:
-        """(kind, group, topology, precision); the last two are empty without a scenario."""
+    def place(self) -> _Place:
+        """Place of the rows in the summaries."""
         row = self.first.row
         scenario = self.first.entry.scenario if self.first.entry else None
         if scenario is None:
-            return row.kind, row.group, "", ""
+            return _Place(row.kind, row.group, "", "")
         asked = scenario.normalised()
-        return row.kind, row.group, _named(asked["topology"], "file"), _precision(asked)
+        return _Place(row.kind, row.group, _named(asked["topology"], "file"), _precision(asked))
 
     @property
     def measured_s(self) -> float:
@@ -192,25 +201,23 @@ def _lap(timed: Timed) -> Lap:
 
 
 def _summaries(timed: Sequence[tuple[_Observation, Timed | None]]) -> Iterator[TimingSummary]:
-    placed: dict[tuple[Kind, str, str, str], list[tuple[_Observation, Timed | None]]] = defaultdict(list)
+    placed: dict[_Place, list[tuple[_Observation, Timed | None]]] = defaultdict(list)
     for observation, laid in timed:
         placed[observation.place].append((observation, laid))
     for place in sorted(placed):
         yield _summary(place, placed[place])
 
 
-def _summary(place: tuple[Kind, str, str, str], timed: Sequence[tuple[_Observation, Timed | None]]) -> TimingSummary:
-    kind, group, topology, precision = place
+def _summary(place: _Place, timed: Sequence[tuple[_Observation, Timed | None]]) -> TimingSummary:
     modelled = [laid for _, laid in timed if laid]
     errors = [laid.error for laid in modelled]
     sizes = [abs(error) for error in errors]
     worst = max(modelled, key=lambda laid: abs(laid.error), default=None)
     return TimingSummary(
-        kind=kind, group=group, topology=topology, precision=precision,
-        num_rows=sum(len(observation.rows) for observation, _ in timed), num_distinct=len(timed),
+        **place._asdict(), num_rows=sum(len(observation.rows) for observation, _ in timed), num_distinct=len(timed),
         num_modelled=len(modelled), num_oom=sum(laid.verdict == "oom" for laid in modelled), median=median(sizes),
-        percentile_90=percentile(sizes, 90), bias=median(errors), group_left_out=left_out("group", group),
-        topology_left_out=left_out("gpu", topology), worst=worst.rows[0] if worst else "",
+        percentile_90=percentile(sizes, 90), bias=median(errors), group_left_out=left_out("group", place.group),
+        topology_left_out=left_out("gpu", place.topology), worst=worst.rows[0] if worst else "",
         worst_error=worst.error if worst else None)
 
 

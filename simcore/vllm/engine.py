@@ -83,6 +83,7 @@ class Engine:
 
     @property
     def tp(self) -> int:
+        """Tensor-parallel degree."""
         return self.generation.tp
 
     @cached_property

@@ -32,6 +32,7 @@ class DdpHooks:
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def rest(self) -> None:
+        """Posts unsharded parameters and states, and the buckets."""
         post_rest(self.plan, self.tables, self.out, rest_postings)
         if self.strategy.axis:
             self.out.alloc(self.plan.layers[0], self.tables.slot("buckets", "main_grad"), self._bucket_bytes())
@@ -42,6 +43,7 @@ class DdpHooks:
                    for kind, count in self.plan.kind_counts)
 
     def begin_microbatch(self, action: Action) -> None:
+        """Records whether the microbatch is the last of the step."""
         self.is_last = action.is_last
 
     def forward_begin(self, layer: int) -> None:

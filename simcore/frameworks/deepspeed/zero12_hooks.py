@@ -70,6 +70,7 @@ class Zero12Hooks:
         self.out.alloc(self.first, self.tables.slot(name, category), num_bytes)
 
     def begin_microbatch(self, action: Action) -> None:
+        """Records the microbatch, and whether it is the last of the step."""
         self.is_last, self.microbatch = action.is_last, action.microbatch
 
     def forward_begin(self, layer: int) -> None:

@@ -114,9 +114,11 @@ class Zero3Hooks:
             self.promised.clear()
 
     def forward_begin(self, layer: int) -> None:
+        """Calls the modules of the layer."""
         self._call(len(forward_calls(self.plan, layer)))
 
     def forward_end(self, layer: int) -> None:
+        """Frees the parameters that the layer's calls released."""
         self._leave()
 
     def backward_begin(self, layer: int) -> None:

@@ -57,6 +57,7 @@ class Fsdp1Hooks:
             self.out.alloc(first, self.tables.slot("flat_param.padding.states", "opt_state"), states * padding)
 
     def begin_microbatch(self, action: Action) -> None:
+        """Records whether gradients are reduced after this microbatch."""
         self.syncs = self.strategy.sync == "every" or action.is_last
 
     def forward_begin(self, layer: int) -> None:
@@ -78,6 +79,7 @@ class Fsdp1Hooks:
             self._free(0)
 
     def backward_begin(self, layer: int) -> None:
+        """Unshards the root before the last layer's backward, and a layer's unit before the layer's."""
         if layer < self.first_trained:  # the layer's output has no gradient, so there is no hook on it
             return
         if layer == self.units[0].last:
@@ -86,6 +88,7 @@ class Fsdp1Hooks:
             self._pre_backward(self._own(layer))
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
+        """Collects gradients, and runs the post-backward hooks of the units that are complete."""
         u = self.unit_of.get(layer, 0)
         self.grads.add(u, [(layer, slot, num_bytes) for _, slot, num_bytes in grads])
         due = [u] if self._own(layer) and layer not in self.again else []

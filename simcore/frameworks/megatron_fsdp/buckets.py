@@ -40,6 +40,7 @@ class Bucket:
 
     @property
     def numel(self) -> int:
+        """Elements of the bucket, padding included."""
         return self.chunked.numel
 
     @property

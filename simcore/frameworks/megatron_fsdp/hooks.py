@@ -93,19 +93,23 @@ class MegatronFsdpHooks:
         return [(name, policy.at_rest_category, placed.rest_bytes), (f"{name}.main_grad", "main_grad", grads), *states]
 
     def begin_microbatch(self, action: Action) -> None:
+        """Records whether the microbatch is the last, and the start of its backward."""
         self.is_last, self.is_fresh = action.is_last, not action.forward
 
     def forward_begin(self, layer: int) -> None:
+        """Gathers the layer's buckets, and those ahead of them."""
         ahead = 0 if self.strategy.keeps_outside and layer not in self.units else +1
         for wanted in self.uses[layer]:
             self.gathers.gather(wanted, ahead)
             self.gathers.wait(wanted)
 
     def forward_end(self, layer: int) -> None:
+        """Frees the buckets of the layer's unit."""
         if layer in self.units:
             self.gathers.release(self.uses[layer][0])
 
     def backward_begin(self, layer: int) -> None:
+        """Gathers the buckets of the layer's unit, for the replay or for backward."""
         if self.is_fresh:
             self.gathers.let_go([b for at in self.units for b in self.uses[at][0]])
             self.is_fresh = False
@@ -118,6 +122,7 @@ class MegatronFsdpHooks:
                 self.gathers.let_go(wanted)
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
+        """Copies gradients into buckets, reduces complete buckets, and frees the unit's parameters."""
         for _, slot, num_bytes in grads:
             self.out.free(layer, slot, num_bytes)
         self._open(layer)
