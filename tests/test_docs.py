@@ -16,11 +16,12 @@ from checkout import ROOT
 from simcore.docgen.glossary import CATEGORIES, COMPONENTS, OUTSIDE, SERVED, filled, glossary
 from simcore.errors import InputError, NotYet
 from simcore.frameworks.registry import hooks_of, known_frameworks
-from simcore.frameworks.setup import IMPLEMENTATIONS, prepare
+from simcore.frameworks.setup import prepare
 from simcore.inputs.document import parse_document
 from simcore.inputs.loading import load
 from simcore.inputs.scenario import parse_scenario
 from simcore.models.graph import build, known_presets, model_config
+from simcore.operators.registry import IMPLEMENTATIONS
 from simcore.pipeline.schedule import actions
 from simcore.placement.plan import Plan, place
 from simcore.program.lower import lower

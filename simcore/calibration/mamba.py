@@ -89,6 +89,6 @@ def _convolver(bench: Bench, block: Mamba2) -> tuple[str, Callable[[Any, Any, An
 
 
 def conv_work(block: Mamba2, seq: int) -> Work:
-    """Work of the convolution: 2 FLOPs a tap; backward also reads the output's gradient and writes twice."""
+    """Work as `operators/megatron/mamba.py` counts: 2 FLOPs a tap; backward reads the gradient too, writes twice."""
     size, flops = 2 * seq * block.conv_dim, 2 * block.conv_kernel * seq * block.conv_dim
     return Work((flops, 2 * size), (2 * flops, 4 * size))

@@ -1,7 +1,7 @@
 """Kernels bound by memory: norms, sums, gathers of rows, the loss, the embedding, the optimizer, copies.
 
-Bytes are those that a kernel has to move, as `simcore/operators/` posts them (`megatron/context.py`, elementwise;
-`megatron/moe.py`, permutation; `megatron/head.py`, embedding): further bytes that a library moves lower its share.
+Bytes are those that a kernel has to move, as `operators/megatron` posts them (`ops/context.py`, elementwise;
+`dispatch_alltoall.py`, permutation; `head.py`, embedding): further bytes that a library moves lower its share.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def _linear(bench: Bench, product: Product, m: int) -> Iterator[Reading]:
 
 
 def _work(m: int, n: int, k: int, weights: int = 1) -> tuple[int, int]:
-    """(FLOPs, bytes) as `Context.gemm` of `operators/megatron/context.py` counts: m rows of all experts together."""
+    """(FLOPs, bytes) as `Context.gemm` of `operators/megatron/ops/context.py`: m rows of all experts together."""
     return 2 * m * n * k, _SIZE * (m * k + m * n + weights * n * k)
 
 

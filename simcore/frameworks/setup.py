@@ -18,6 +18,7 @@ from simcore.models.graph import ModelGraph, build, model_config
 from simcore.models.lora import LoraChoice
 from simcore.models.network import with_copies
 from simcore.models.tensor import TensorSpec
+from simcore.operators.registry import IMPLEMENTATIONS
 from simcore.pipeline.schedule import SCHEDULES
 from simcore.placement.framework import Framework
 from simcore.placement.job import Job, topology_of
@@ -27,7 +28,6 @@ from simcore.units import format_bytes
 
 __all__ = ["configuration", "prepare"]
 
-IMPLEMENTATIONS = ("automodel", "hf", "hub", "kempnerforge", "llmfoundry", "megatron", "torchtitan")
 SERVED_FORMATS = ("auto", "none", "fp32", "bf16", "fp16")
 IN_BLOCKS = {("optimizer", "moments"): "int8"}
 """Served with its scales, by the frameworks that say so."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from simcore.models.blocks import Attention, Head, LatentAttention, LayerKind, Moe
+from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.placement.libraries import KernelLibraries
 from simcore.placement.plan import Plan
 from simcore.units import dtype_bytes
@@ -138,7 +139,9 @@ def _gathered_tokens(plan: Plan, setting: WorkspaceInputs) -> int:
     hidden = max((branch.block.expert_hidden for kind in _kinds(plan) for branch in kind.branches
                   if isinstance(branch.block, Moe)), default=0)
     ranks = plan.mesh.ep * plan.mesh.etp
-    if ("moe_token_dispatcher_type", "allgather") not in plan.framework.options or ranks == 1:
+    options = plan.framework.options
+    gathers = isinstance(options, MegatronOptions) and options.dispatcher == "allgather"
+    if not gathers or ranks == 1:
         return 0
     local = setting.batch * setting.seq // (plan.mesh.tp if plan.framework.sequence_parallel else 1)
     return ranks * local * hidden * dtype_bytes(plan.framework.compute_dtype)

@@ -2,9 +2,9 @@
 
 One package an implementation, because the same architecture runs differently in each code base. A module reads like
 the upstream module, with its class and variable names, over tensors without values.
-Input: a `LayerKind` and its `LayerWorkload` (shapes, parallel degrees, options). Output: a `RecordedLayer`.
-Start: `<implementation>/implementation.py`: `record` (one layer), `tensors` (its parameters and buffers), and for most
-`standing` (buffers that all layers share). Such a module is chosen by name in `program/record_layers.py`.
+Input: a `LayerKind` and its `LayerWorkload` (shapes, parallel degrees, options of its own). Output: a `RecordedLayer`.
+Start: `implementation.Implementation`: `record` (one layer), `tensors` (its parameters and buffers), `standing`
+(buffers that all layers share). `<implementation>/implementation.py` fills it in; `registry` finds it by name.
 
 `hf`: Hugging Face transformers, also with PEFT, bitsandbytes, Liger, Unsloth. `hub`: modelling code from a
 checkpoint's repository. `automodel`: NeMo Automodel. `megatron`: Megatron-Core with Transformer Engine. `torchtitan`,

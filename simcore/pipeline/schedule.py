@@ -82,6 +82,9 @@ SCHEDULES = ("1f1b", "gpipe", *ZERO_BUBBLE)
 _MODULE = {"1f1b": "one_f_one_b", "gpipe": "gpipe", "interleaved": "interleaved", "looped": "looped",
            "zb_h1": "zero_bubble", "interleaved_zb": "zero_bubble", "zbv": "zbv"}
 
+WRITTEN_OUT = ("gpipe",)
+"""Those of which no microbatch stands for others: all of a step are in flight at once."""
+
 
 def lowered_microbatches(schedule: Schedule, num_microbatches: int, doublings: int = 0) -> int:
     """Number of microbatches that are simulated first: the first, a steady one, the last, more to fill a pipeline.
@@ -90,7 +93,7 @@ def lowered_microbatches(schedule: Schedule, num_microbatches: int, doublings: i
     than two groups each; under zbv twice as long as with one chunk. If the steady microbatches do not take the same
     time, twice as many are simulated (`doublings`).
     """
-    if schedule.name == "gpipe":
+    if schedule.name in WRITTEN_OUT:
         return num_microbatches
     p, chunks = schedule.num_stages, schedule.num_chunks
     groups = 3 if p == 1 else 4 * p + 2 if schedule.name == "zbv" else 2 * p + 2 if chunks == 1 else 5

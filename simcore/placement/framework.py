@@ -20,6 +20,7 @@ from simcore.placement.checkpoint_files import Files
 from simcore.placement.layout import TensorLayout
 from simcore.placement.libraries import KernelLibraries
 from simcore.placement.strategy import ParallelStrategy
+from simcore.recording.options import NO_OPTIONS, ImplementationOptions
 
 __all__ = ["Framework", "LayerwiseShards", "Matches", "Optimizer", "Padding", "Rule", "TensorPolicies", "TensorPolicy",
            "Unit", "UpdateTime"]
@@ -189,7 +190,7 @@ class Framework:
     returns_outputs: bool = False
     deferred_heads: int = 0
     dealt: tuple[LayerwiseShards, ...] = ()
-    options: tuple[tuple[str, str], ...] = ()
+    options: ImplementationOptions = NO_OPTIONS
     communicators: tuple[str, ...] = ()
     libraries: KernelLibraries = field(default_factory=KernelLibraries)
     padding: Padding = field(default=Padding(), compare=False)

@@ -10,7 +10,7 @@ __all__ = ["host_bytes", "waiting_bytes"]
 
 def waiting_bytes(plan: Plan, tokens: int) -> int:
     """Inputs of a microbatch's replayed layers that wait on the host: [tokens, hidden] each, not pinned."""
-    if dict(plan.framework.options).get("inputs") != "on_host":
+    if not plan.framework.options.inputs_on_host:
         return 0
     layers = sum(plan.graph.kinds[plan.graph.layers[layer].kind].block is None for layer in plan.layers)
     return layers * tokens * plan.graph.architecture.hidden * dtype_bytes(plan.framework.compute_dtype)

@@ -7,15 +7,15 @@ recording.
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from types import ModuleType
 
 import numpy as np
 
 from simcore.models.blocks import LayerKind
 from simcore.models.graph import ModelGraph
+from simcore.operators.implementation import Implementation
+from simcore.operators.registry import implementation_of
 from simcore.placement.framework import UpdateTime
 from simcore.placement.optimizer_step import step_of
 from simcore.placement.plan import Placed, PlacedKind, Plan
@@ -99,8 +99,8 @@ class LayerPasses:
 
 Key = tuple[int, bool, bool, str, bool, int]
 """(kind of layer, whether it is the first block, whether its input carries a gradient, what is recomputed of it,
-whether its backward pass is split (not on the first stage, see [Note: zero bubble] in `pipeline/`), number of layers
-down to the stem if it releases the stem's shared tensors, else 0)."""
+whether its backward pass is split (not on the first stage, see [Note: zero bubble] in `pipeline/zero_bubble.py`),
+number of layers down to the stem if it releases the stem's shared tensors, else 0)."""
 
 
 class Shape:
@@ -215,18 +215,17 @@ def _trained_below(plan: Plan) -> dict[int, bool]:
     kind_of = [layer.kind for layer in plan.graph.layers]
     trains = [kind.is_trained for kind in plan.kinds]
     first = next((layer for layer, kind in enumerate(kind_of) if trains[kind]), len(kind_of))
-    first = 0 if ("embeddings", "require_grad") in plan.framework.options else first
+    first = 0 if plan.framework.options.embeddings_require_grad else first
     return {layer: layer > first for layer in plan.layers}
 
 
 @lru_cache(maxsize=128)
 def _record(graph: ModelGraph, runs: tuple[tuple[Key, LayerWorkload], ...],
             later: tuple[tuple[Key, LayerWorkload], ...], spaces: tuple[tuple[str, int], ...]) -> RecordedLayers:
-    operators = importlib.import_module(f"simcore.operators.{graph.implementation}.implementation")
+    operators = implementation_of(graph.implementation)
     tables = Tables()
     tiles, then = ({key: _recorded(operators, graph, key, run, tables) for key, run in some} for some in (runs, later))
-    standing = operators.standing if hasattr(operators, "standing") else _no_standing
-    own = standing([(graph.kinds[key[0]], run) for key, run in runs])
+    own = operators.standing([(graph.kinds[key[0]], run) for key, run in runs])
     kept = small_tile(*((Op.ALLOC, tables.slot(name, "workspace"), size)
                         for name, size in (*own.items(), *spaces) if size))
     edges, wide = (edges_of(runs[0][1], [graph.kinds[key[0]].block for key, _ in runs],
@@ -236,7 +235,8 @@ def _record(graph: ModelGraph, runs: tuple[tuple[Key, LayerWorkload], ...],
     return RecordedLayers(shape, tables, tiles, then, edges, wide, kept)
 
 
-def _recorded(operators: ModuleType, graph: ModelGraph, key: Key, run: LayerWorkload, tables: Tables) -> LayerPasses:
+def _recorded(operators: Implementation, graph: ModelGraph, key: Key, run: LayerWorkload,
+              tables: Tables) -> LayerPasses:
     """Recording of one kind of layer."""
     kind: LayerKind = graph.kinds[key[0]]
     grouped = key[3] == "uniform" and kind.block is None
@@ -248,10 +248,6 @@ def _recorded(operators: ModuleType, graph: ModelGraph, key: Key, run: LayerWork
 @lru_cache(maxsize=256)
 def _shape(*parts: object) -> Shape:
     return Shape()
-
-
-def _no_standing(runs: object) -> dict[str, int]:
-    return {}
 
 
 def _tiles(tape: RecordedLayer, head: int) -> LayerPasses:

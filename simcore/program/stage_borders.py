@@ -63,13 +63,13 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
     parallelism. Stages with an embedding or a loss receive the data loader's mask, a byte for each pair of positions.
     """
     tokens, border = tables.slot("input_ids_and_labels", "input"), tables.comm("send_recv", "pp", run.compute)
-    of_tokens = 2 * 8 * run.tokens + (4 + 2 * 8 * run.cp) * run.tokens * _has(run, "whole_batch")
+    of_tokens = 2 * 8 * run.tokens + (4 + 2 * 8 * run.cp) * run.tokens * run.options.loads_whole_sequences
     of_hidden = run.tokens // (run.tp if run.sequence_parallel else 1) * hidden * dtype_bytes(run.compute)
     ends = any(isinstance(block, Embedding | Loss | Mtp) for block in blocks)
-    squares = ends and _has(run, "create_attention_mask")
+    squares = ends and run.options.loads_attention_mask
     mask, of_mask = tables.slot("attention_mask", "input"), run.tokens * run.seq * run.cp * squares
     vocab = sum(block.vocab for block in blocks if isinstance(block, Head))
-    vocab //= 1 if _has(run, "stage") or _has(run, "disable_loss_parallel") else run.tp
+    vocab //= 1 if run.options.outputs_whole_vocabulary else run.tp
     output, of_output = tables.slot("returned_output", "activation"), run.tokens * vocab * dtype_bytes(run.compute)
     waiting = tables.slot("deferred_head", "activation")
     of_head = of_hidden + of_output
@@ -84,10 +84,6 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
         small_tile((Op.ALLOC, GRAD_HIDDEN, of_hidden)), small_tile((Op.FREE, GRAD_HIDDEN, -of_hidden)),
         small_tile((Op.ALLOC, output, of_output)), small_tile((Op.FREE, output, -of_output)),
         small_tile((Op.ALLOC, waiting, of_head)), small_tile((Op.FREE, waiting, -of_head)))
-
-
-def _has(run: LayerWorkload, option: str) -> bool:
-    return (option, "true") in run.options
 
 
 def _messages(comm: int, size: int, handle: int) -> tuple[tuple[int, ...], ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from simcore.recording.options import NO_OPTIONS, ImplementationOptions
 from simcore.recording.tape import Param, Section
 
 __all__ = ["LayerWorkload", "RecordedLayer"]
@@ -42,7 +43,7 @@ class LayerWorkload:
     rows_per_token: int = 0
     first: bool = False
     input_requires_grad: bool = True
-    options: tuple[tuple[str, str], ...] = ()
+    options: ImplementationOptions = NO_OPTIONS
     sent_per_token: int = 0
     sequences: int = 0
     attended: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -24,6 +24,7 @@ from simcore.recording.exact_sums import countable
 from simcore.recording.kernel_shape import shapes_in
 from simcore.recording.tape import Kernel, Op
 from simcore.timing.breakdown import Breakdown, Kernels, breakdown
+from simcore.timing.dependencies import ComputeItem
 from simcore.timing.host_launch import launch_ns
 from simcore.timing.kernel import DTYPES, KERNELS, HostRates, added_ns, busy_ns, exposed_share, host_rates, worked_flops
 from simcore.timing.routes import HOST_WAYS, Routes
@@ -67,15 +68,16 @@ def time_step(programs: Sequence[Program], classes: Sequence[RankClass], routes:
     once = int(routes.topology.efficiency.host.step.si * 1e9) if framework.libraries.module_calls else 0
     wires = _Wires(programs, classes, routes)
     times = run(compiled, wires)
+    first, group = steady_ones.start, len(steady_ones)
+    repeats = extra_microbatches // group
+    ahead = [_with_lead(*each, steady_ones, repeats) for each in zip(programs, compiled, times, strict=True)]
+    if repeats and any(track is not before for track, before in zip(ahead, compiled, strict=True)):
+        times = run(ahead, wires)
     rows = tuple(_row_ns(track, t, len(p.places)) for track, t, p in zip(compiled, times, programs, strict=True))
     spent = [_spent(p, r) for p, r in zip(programs, rows, strict=True)]
     starts = [_backward_starts(p, r) for p, r in zip(programs, rows, strict=True)]
-    first, group = steady_ones.start, len(steady_ones)
-    repeats = extra_microbatches // group
     hosts = [_host_by_microbatch(*each) for each in zip(programs, compiled, strict=True)] if repeats else []
-    waits = [_waits_for_host(*each, steady_ones.stop) for each in zip(programs, compiled, times, strict=True)
-             ] if repeats else []
-    steady = not repeats or _is_steady(starts, spent, hosts, waits, steady_ones)
+    steady = not repeats or _is_steady(starts, spent, hosts, steady_ones)
     weight = np.ones(len(starts[0]), dtype=np.int64)
     weight[first:steady_ones.stop] += repeats
     worst = max(range(len(times)), key=lambda i: (times[i].end, -i))
@@ -94,12 +96,11 @@ def forward_ns(programs: Sequence[Program], classes: Sequence[RankClass], routes
     return max(times.end for times in run(compiled, _Wires(programs, classes, routes)))
 
 
-def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], hosts: Sequence[IntArray], waits: Sequence[bool],
+def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], hosts: Sequence[IntArray],
                steady: range) -> bool:
     """True if the steady microbatches take as long as their neighbours: on all ranks, and in each phase.
 
-    The host must not need more time to issue them: else its lead shrinks, and later microbatches wait for it. Nor may
-    it need less, if kernels after them wait for the host: with more microbatches its lead would have grown.
+    The host must not need more time to issue them: else its lead shrinks, and later microbatches wait for it.
 
     A period must also equal the time of their own passes: if a pass still waits for the microbatch before it, repeating
     it would not add up to the step. The step's last microbatch reduces gradients, so phases are not compared with it.
@@ -112,9 +113,7 @@ def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], hosts: Seq
     periods |= {int(s[first:steady.stop].sum()) for s in spent}
     is_last = steady.stop + group == len(starts[0])
     following = slice(steady.stop, steady.stop + group)
-    busy = [int(host[first:steady.stop].sum()) for host in hosts]
-    if any(ns > min(periods) or (ns < min(periods) and waits_for_it) for ns,
-           waits_for_it in zip(busy, waits, strict=True)):
+    if any(host[first:steady.stop].sum() > min(periods) for host in hosts):
         return False
     return len(periods) == 1 and (is_last or all((s[first:steady.stop] == s[following]).all() for s in spent))
 
@@ -251,14 +250,32 @@ def _host_by_microbatch(program: Program, track: RankStreams) -> IntArray:
     return sums.astype(np.int64)
 
 
-def _waits_for_host(program: Program, track: RankStreams, times: ClassTimes, first: int) -> bool:
-    """True if kernels from microbatch `first` on wait for the host, before it stops and so has no lead any more."""
-    rows = np.minimum(track.skeleton.item_rows, len(program.places) - 1)
-    later = program.outline.microbatch[rows] >= first
-    stops = np.array([(track.stops and item.stops_host) or (track.stops_at_messages and item.message >= 0)
-                      for item in track.skeleton.items], dtype=np.bool_)
-    later &= np.cumsum(stops & later) <= stops
-    return bool(np.array(times.idle_at, dtype=np.int64)[later].any())
+def _with_lead(program: Program, track: RankStreams, times: ClassTimes, steady: range, repeats: int) -> RankStreams:
+    """Streams with the lead that the host gains in `repeats` more microbatches like the steady ones.
+
+    If the host issues a microbatch in less time than it takes, and nothing in it makes the host stop, each further
+    microbatch adds the difference to its lead. This equals a last steady microbatch issued in that much less time.
+    """
+    if not repeats:
+        return track
+    microbatch = program.outline.microbatch[np.minimum(track.skeleton.item_rows, len(program.places) - 1)]
+    inside = np.flatnonzero((microbatch >= steady.start) & (microbatch < steady.stop))
+    at = int(inside[-1])
+    items = track.skeleton.items
+    if not any(times.idle_at[at + 1:]) or any(_stops(track, items[n]) for n in inside.tolist()):
+        return track
+    busy, ends = np.array(track.host_ns, dtype=np.int64), np.array(times.item_ends, dtype=np.int64)
+    before = np.flatnonzero(microbatch < steady.start)
+    period = int(ends[at] - ends[before[-1]]) if len(before) else 0
+    gain = (period - int(busy[inside].sum())) * repeats
+    if gain <= 0:
+        return track
+    busy[at] -= gain
+    return replace(track, host_ns=tuple(busy.tolist()))
+
+
+def _stops(track: RankStreams, item: ComputeItem) -> bool:
+    return (track.stops and item.stops_host) or (track.stops_at_messages and item.message >= 0)
 
 
 @held(maxsize=64)

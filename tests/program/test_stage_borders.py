@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simcore.models.blocks import Embedding
+from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.program.outline import Tables
 from simcore.program.stage_borders import Edges, edges_of
 from simcore.program.tile import AMOUNT, LayerRows
@@ -14,7 +15,7 @@ HIDDEN_SIZE = 16
 
 
 def edges(*, tp: int = 1, sequence_parallel: bool = False, mask: bool = False, width: int = 1) -> Edges:
-    options = (("create_attention_mask", "true"),) if mask else ()
+    options = MegatronOptions(create_attention_mask=mask)
     run = LayerWorkload(2, 8, "bf16", {}, "hf", "none", tp=tp, sequence_parallel=sequence_parallel, options=options)
     return edges_of(run, [Embedding(32, HIDDEN_SIZE)], HIDDEN_SIZE * width, Tables())
 

@@ -12,6 +12,7 @@ import pytest
 import small
 from checkout import ROOT
 from simcore.errors import IllegalLayout, InputError, NotYet, RankscopeError
+from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.packed import packed_linear
 from simcore.placement.layout import TensorLayout
 from simcore.recording.layer import LayerWorkload
@@ -66,7 +67,7 @@ def test_what_torchaos_product_makes_for_a_moment(row: dict[str, Any], *, compil
     tape = Tape({}, {})
     packed = PackedWeights("nf4", 64, double_quant=True, is_tensor=True)
     param = Param("up.weight", shape, "bf16", trainable=False, packed=packed)
-    run = LayerWorkload(1, 8, "bf16", {"up.weight": param}, options=(("compile", "true"),) if compiled else ())
+    run = LayerWorkload(1, 8, "bf16", {"up.weight": param}, options=HfOptions(compile=compiled))
     packed_linear(tape, run, "up.", "up", Tensor(None, (1, 8, shape[1]), "bf16"))
     found = list(accumulate(amount for op, _, _, amount, *_ in tape.cut().rows if op in (Op.ALLOC, Op.FREE)))
     assert max(found) == (2 * numel + 2 * 8 * shape[0] if compiled else row["peak"])

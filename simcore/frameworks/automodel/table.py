@@ -17,24 +17,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from simcore.frameworks.automodel.checks import QUANTISED, check
 from simcore.frameworks.automodel.units import is_sharded, units
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.checkpoint_files import automodel_files
 from simcore.frameworks.common.kernels import SDPA_BACKENDS, torch_libraries
-from simcore.frameworks.common.liger import LIGER, LIGER_FAMILIES, LIGER_OPTION, liger_kernels
+from simcore.frameworks.common.liger import LIGER_FAMILIES, LIGER_OPTION, has_liger
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed, packed_of
 from simcore.frameworks.common.torch import States, all_or_no_checkpoint, states_of, torch_optimizer
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
-from simcore.operators.automodel.implementation import RELEASE_0_7_0, SNAPSHOT_2026_06_08
+from simcore.operators.automodel.options import RELEASE_0_7_0, SNAPSHOT_2026_06_08, AutomodelOptions, Dispatcher
+from simcore.operators.hf.options import HfOptions
 from simcore.pipeline.schedule import Schedule
 from simcore.placement.framework import Framework, Padding, Rule, TensorPolicy
 from simcore.placement.job import Job
 from simcore.placement.layout import Partial, Placements, Shard, TensorLayout
 from simcore.placement.libraries import KernelLibraries
 from simcore.placement.stages import contiguous, remainder_first, stage_layers
+from simcore.recording.options import ImplementationOptions
 from simcore.recording.packed_weights import PackedWeights
 
 __all__ = ["OPTIONS", "VERSIONS", "implementation_of", "table"]
@@ -126,7 +128,7 @@ def _note_defaults(job: Job, stored: str) -> None:
 
 _RAN = {"automodel": ("automodel", "0.7.0 _transformers/registry.py MODEL_ARCH_MAPPING: it has own code"),
         "hf": ("hf", "0.7.0 _transformers/registry.py MODEL_ARCH_MAPPING: no own code, transformers' is run")}
-_OF_HF = (*RELEASE_0_7_0, ("loss", "automodel"), ("experts_implementation", "grouped_mm"))
+_OF_HF = HfOptions(automodel=RELEASE_0_7_0, grouped_experts=True)
 """Replayed by transformers' own gradient_checkpointing_enable (0.7.0 distributed/model_parallelizer.py)."""
 _INSTALLED = ("framework_options.use_liger_kernel", "Liger-Kernel is installed", "assumed", "0.7.0 _transformers/"
               "kernel_patches.py: without it transformers' layers run as they are, with a warning")
@@ -150,30 +152,29 @@ def _version(job: Job) -> str:
     return VERSIONS[0] if given == "auto" else given
 
 
-def _layer_options(job: Job, options: dict[str, object], version: str) -> tuple[tuple[str, str], ...]:
+def _layer_options(job: Job, options: dict[str, object], version: str) -> ImplementationOptions:
     """Transformers' layers get Liger's kernels, if it has any for them and nobody says no."""
     if job.graph.implementation != "hf":
         job.refuse_idle(options, LIGER_OPTION, "in Automodel's own layers")
-        return (*_chosen(job, options), *_LAYERS[version])
-    return (*_OF_HF, *_transformers.replayed(job), *(LIGER if _has_liger(job, options) else ()))
+        return _chosen(job, options, _LAYERS[version])
+    return replace(_OF_HF, embeddings_require_grad=_transformers.replayed(job), liger=_has_liger(job, options))
 
 
 def _has_liger(job: Job, options: dict[str, object]) -> bool:
     """A default of true is left aside for families of which Liger's kernels are not described."""
     known = job.graph.architecture.family in LIGER_FAMILIES
-    liger_kernels(job, options)
+    has_liger(job, options)
     return job.flag(options, LIGER_OPTION, "0.7.0 _transformers/auto_model.py: use_liger_kernel=True" if known else
                     "assumed: Liger has kernels for it, which are not described", default=known)
 
 
-def _chosen(job: Job, options: dict[str, object]) -> tuple[tuple[str, str], ...]:
-    """What the layers are told beside the version."""
-    mesh = job.mesh
-    unit = (("experts", "unit"),) if mesh.ep > 1 and mesh.expert_dp > 1 else ()
+def _chosen(job: Job, options: dict[str, object], version: AutomodelOptions) -> AutomodelOptions:
+    """Options of the layers; `version`: those by which the release differs."""
     if not job.has_experts:
         job.refuse_idle(options, "fake_balanced_gate", "in a model without experts")
-    gate = (("gate", "fake"),) if options.get("fake_balanced_gate") is True else ()
-    return (*unit, ("dispatcher", _dispatcher(job, options)), *gate)
+    return replace(version, experts_unit=job.mesh.ep > 1 and job.mesh.expert_dp > 1,
+                   dispatcher=cast(Dispatcher, _dispatcher(job, options)),
+                   fake_balanced_gate=options.get("fake_balanced_gate") is True)
 
 
 def _assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, str, str], ...]:

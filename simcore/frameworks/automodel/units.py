@@ -1,4 +1,4 @@
-"""NeMo Automodel's FSDP2 units; see [Note: Automodel's two paths] in `automodel.py`."""
+"""NeMo Automodel's FSDP2 units; see [Note: Automodel's two paths] in `table.py`."""
 
 from __future__ import annotations
 

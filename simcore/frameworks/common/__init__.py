@@ -1,13 +1,13 @@
 """Rules that several frameworks share: trainers, precision, LoRA, QLoRA, optimizers, checkpoint files.
 
 Input: a `Job` and checked options, or a `Plan`. Output: parts of a framework's table, or rows written for its hooks.
-Start: `torch` (defaults, optimizers and their states, checkpointing of whole layers), `transformers` (options of
-transformers' layers, and what is served of them).
+Start: `torch` (defaults, optimizers and their states, checkpointing of whole layers), `trainer.Trainer` (what the
+trainer around an implementation sets, refuses and cuts).
 
-`llmfoundry`: the same for llm-foundry. `autocast`: mixed precision by autocast. `kernels`: attention backend and
-compilation. `liger`: Liger's kernels. `lora`: adapters by module name. `qlora`: which weights bitsandbytes 0.50.2 or
-torchao packs. `pipeline`: stages and schedules of `torch.distributed.pipelining`. `module_order`: the order in which
-hooks on modules of transformers run. `checkpoint_files`: memory of checkpoint reading and writing. `optimizer_memory`:
-what lives across steps, temporaries of the optimizer's step. `cpu_optimizer`: optimizer steps on the host (FSDP2's CPU
-offload, DeepSpeedCPUAdam, Megatron's optimizer_cpu_offload).
+`transformers`, `llmfoundry`: those of these layers, and what is served of them. `autocast`: mixed precision by
+autocast. `kernels`: attention backend and compilation. `liger`: Liger's kernels. `lora`: adapters by module name.
+`qlora`: which weights bitsandbytes 0.50.2 or torchao packs. `pipeline`: stages and schedules of
+`torch.distributed.pipelining`. `module_order`: the order in which hooks on modules of transformers run.
+`checkpoint_files`: memory of checkpoint reading and writing. `optimizer_memory`: what lives across steps, temporaries
+of the optimizer's step. `cpu_optimizer`: optimizer steps on the host.
 """

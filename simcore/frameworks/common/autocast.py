@@ -28,11 +28,6 @@ class Mixed:
     stored: str
     autocast: bool
 
-    @property
-    def options(self) -> tuple[tuple[str, str], ...]:
-        """For layers."""
-        return (("autocast", "on"), ("hidden", self.stored)) if self.autocast else ()
-
 
 def mixed_of(job: Job, options: dict[str, Any]) -> Mixed:
     """How parameters are stored, and whether forward casts. Under autocast they are fp32 or of the products' type."""
@@ -63,7 +58,7 @@ def _check(job: Job, stored: str) -> None:
         raise job.illegal("training.precision.params", "Attempting to unscale FP16 gradients: parameters in fp32 are "
                           "asked for", _UNSCALED)
     blocks = [branch.block for kind in job.graph.kinds for branch in kind.branches]
-    if any(not isinstance(block, Attention | Mlp) or getattr(block, "sinks", False) for block in blocks):
+    if not all(isinstance(block, Mlp) or (isinstance(block, Attention) and not block.sinks) for block in blocks):
         raise job.not_yet("framework_options.autocast", "autocast over experts, Mamba layers or attention sinks")
     if stored != job.compute:
         job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits"))

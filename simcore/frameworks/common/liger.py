@@ -7,19 +7,17 @@ from typing import Any, Final
 
 from simcore.placement.job import Job
 
-__all__ = ["LIGER", "LIGER_FAMILIES", "LIGER_OPTION", "liger_kernels", "loss_with"]
+__all__ = ["LIGER_FAMILIES", "LIGER_OPTION", "has_liger", "loss_with"]
 
 LIGER_OPTION: Final = "use_liger_kernel"
 LIGER_FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
-LIGER: Final = (("kernels", "liger"),)
-"""`LayerWorkload.options` of layers that have them."""
 _RULE: Final = "Liger-Kernel 0.7.0 transformers/monkey_patch.py"
 
 
-def liger_kernels(job: Job, options: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """`LIGER` where they are asked for."""
+def has_liger(job: Job, options: Mapping[str, Any]) -> bool:
+    """Tells whether they are asked for. NotYet where they are not described."""
     if not options.get(LIGER_OPTION):
-        return ()
+        return False
     at, family = f"framework_options.{LIGER_OPTION}", job.graph.architecture.family
     if family not in LIGER_FAMILIES:
         raise job.not_yet(at, f"Liger's kernels in {family} (served: {', '.join(LIGER_FAMILIES)})")
@@ -27,7 +25,7 @@ def liger_kernels(job: Job, options: Mapping[str, Any]) -> tuple[tuple[str, str]
         raise job.not_yet(at, "Liger's kernels under autocast over fp32 parameters")
     if options.get("FastLanguageModel"):
         raise job.not_yet(at, "Liger's kernels in Unsloth's layers")
-    return LIGER
+    return True
 
 
 def loss_with(options: Mapping[str, Any], default: tuple[str, str]) -> tuple[str, str]:

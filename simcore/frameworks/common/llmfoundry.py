@@ -14,17 +14,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final, cast
 
 from simcore.frameworks.common.pipeline import weighed_stages
 from simcore.frameworks.common.torch import Defaults, all_or_no_checkpoint
+from simcore.frameworks.common.trainer import Trainer
 from simcore.models.blocks import Attention, Embedding
 from simcore.models.graph import ModelGraph
-from simcore.models.tensor import TensorSpec
+from simcore.operators.llmfoundry.options import AttentionImplementation, LlmfoundryOptions
 from simcore.placement.job import Job
-from simcore.placement.layout import Placements
 
-__all__ = ["DEFAULTS", "FSDP1", "OPTIONS", "check", "checkpoint", "in_fp8", "options_of", "stages_of", "tp_layout"]
+__all__ = ["DEFAULTS", "FSDP1", "OPTIONS", "TRAINER", "check", "in_fp8", "options_of"]
 
 _CODE, _TRAINER = "llm-foundry 0.3.0", "Composer 0.16.4"
 OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -48,8 +48,6 @@ FSDP1: dict[str, tuple[Any, str]] = {
              "and the final norm, small beside it, are taken into the root"),
 }
 """Composer's defaults where they are not the class's own."""
-checkpoint = all_or_no_checkpoint
-stages_of = weighed_stages
 
 
 def check(job: Job, options: dict[str, Any]) -> None:
@@ -99,15 +97,14 @@ def _marked(graph: ModelGraph) -> ModelGraph:
     return replace(graph, kinds=tuple(replace(kind, fp8=kind.block is None) for kind in graph.kinds))
 
 
-def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """`LayerWorkload.options`."""
+def options_of(job: Job, options: dict[str, Any]) -> LlmfoundryOptions:
+    """Options of the layers."""
     attention = job.auto("framework_options.attn_impl", options.get("attn_impl", "auto"), "triton",
                          f"{_CODE} models/mpt/configuration_mpt.py attn_config_defaults")
     learned = any(isinstance(kind.block, Embedding) and kind.block.positions for kind in job.graph.kinds)
     fp8 = job.scenario.training.precision.compute == "fp8"
-    return (("attn_impl", attention), *((("positions", "learned"),) * learned), *((("fp8", "true"),) * fp8))
+    return LlmfoundryOptions(attn_impl=cast(AttentionImplementation, attention), learned_positions=learned, fp8=fp8)
 
 
-def tp_layout(_spec: TensorSpec) -> Placements:
-    """Whole: `check` refuses."""
-    return ()
+TRAINER: Final = Trainer(options=OPTIONS, defaults=DEFAULTS, check=check, layer_options=options_of,
+                         checkpoint=all_or_no_checkpoint, stages=weighed_stages, in_fp8=in_fp8)

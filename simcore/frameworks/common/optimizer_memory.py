@@ -127,7 +127,7 @@ def step_temporaries(plan: Plan, tables: Tables, builder: Builder, sizes: tuple[
 
 
 def muon_transient(plan: Plan) -> int:
-    """Bytes that Megatron's Muon needs besides one matrix at a time: [Note: Muon's step] in `resident.py`."""
+    """Bytes that Megatron's Muon needs besides one matrix at a time: [Note: Muon's step] in `megatron/hooks.py`."""
     return max((_muon_bytes(plan, kind, p) for kind, _ in plan.kind_counts for p in plan.kinds[kind]
                 if any(name == "momentum_buffer" for name, _ in p.states)), default=0)
 

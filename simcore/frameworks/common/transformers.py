@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from simcore.frameworks.common.kernels import SDPA_BACKENDS
-from simcore.frameworks.common.liger import LIGER_OPTION, liger_kernels
+from simcore.frameworks.common.liger import LIGER_OPTION, has_liger
 from simcore.frameworks.common.pipeline import weighed_stages
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, TUNE_OPTION
 from simcore.frameworks.common.torch import Defaults, all_or_no_checkpoint, check_optimizer_in_backward
+from simcore.frameworks.common.trainer import Trainer
 from simcore.inputs.training import Draws
 from simcore.models.blocks import Attention, Mamba2
-from simcore.models.tensor import TensorSpec
+from simcore.operators.hf.options import AttentionImplementation, HfOptions
 from simcore.placement.job import Job
-from simcore.placement.layout import Placements
 
-__all__ = ["DEFAULTS", "OPTIONS", "VLLM_FLASH_ATTN3", "check", "check_layers", "checkpoint", "options_of", "replayed",
-           "stages_of", "tp_layout"]
+__all__ = ["DEFAULTS", "OPTIONS", "TRAINER", "VLLM_FLASH_ATTN3", "check", "check_layers", "options_of", "replayed"]
 
 VLLM_FLASH_ATTN3: Final = "kernels-community/vllm-flash-attn3"
 OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -45,9 +45,6 @@ DEFAULTS = Defaults(
     wrap="layers_root", sync="last", root_resharded=False, last_follows=False, loss_inside=True,
     reshard=("true for layers, false for the root", "torch 2.13 _fully_shard/_fully_shard.py: "
              "reshard_after_forward=None"))
-checkpoint = all_or_no_checkpoint
-
-stages_of = weighed_stages
 
 
 def check(job: Job, options: dict[str, Any]) -> None:
@@ -76,33 +73,30 @@ def _check_activations(job: Job) -> None:
     if not fraction:
         return
     job.one_of("training.offload.activations", space, ("none", "host"))
-    if fraction < 1 or checkpoint(job) == "none":
+    if fraction < 1 or all_or_no_checkpoint(job) == "none":
         raise job.not_yet("training.offload.activations", "a part of what is kept, or all that layers keep without "
                           "recompute, on the host (served: the inputs of replayed layers, with recompute: full)")
 
 
-def replayed(job: Job) -> tuple[tuple[str, str], ...]:
-    """`LayerWorkload.options` of layers that transformers checkpoints: the embedding's output requires a gradient.
+def replayed(job: Job) -> bool:
+    """Tells whether the embedding's output requires a gradient, because transformers checkpoints the layers.
 
     transformers 5.23 `modeling_utils.py`, _activation_checkpointing_enable: enable_input_require_grads.
     """
-    asked = job.scenario.training.method != "full" and checkpoint(job) != "none"
-    return (("embeddings", "require_grad"),) if asked else ()
+    return job.scenario.training.method != "full" and all_or_no_checkpoint(job) != "none"
 
 
-def _by_transformers(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+def _by_transformers(job: Job, options: dict[str, Any]) -> bool:
     """`replayed`, whatever is trained: transformers asks for the gradient wherever a model takes token ids."""
-    asked = options.get("recompute_by") == "transformers" and checkpoint(job) != "none"
-    return (("embeddings", "require_grad"),) if asked else ()
+    return options.get("recompute_by") == "transformers" and all_or_no_checkpoint(job) != "none"
 
 
-def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """`LayerWorkload.options`: transformers' own grouped products, or the stand-in that expert parallelism needs."""
+def options_of(job: Job, options: dict[str, Any]) -> HfOptions:
+    """Options of the layers: transformers' own grouped products, or the stand-in that expert parallelism needs."""
     unit = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
-    away = job.scenario.training.offload.part("activations")[1] > 0
-    apart = (*((("experts", "unit"),) if unit else ()), *((("inputs", "on_host"),) if away else ()),
-             *_attention(job, options), *liger_kernels(job, options),
-             *_by_transformers(job, options))
+    apart = HfOptions(experts_unit=unit, inputs_on_host=job.scenario.training.offload.part("activations")[1] > 0,
+                      attn_implementation=_attention(job, options), liger=has_liger(job, options),
+                      embeddings_require_grad=_by_transformers(job, options))
     given = options.get("experts_implementation")
     if given is None and _has_sinks(job):
         job.auto("framework_options.experts_implementation", "auto", "grouped_mm",
@@ -117,29 +111,29 @@ def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]
         return apart
     if job.mesh.ep > 1:
         raise job.not_yet("framework_options.experts_implementation", "grouped_mm with experts split over ranks")
-    return (*apart, ("experts_implementation", "grouped_mm"))
+    return replace(apart, grouped_experts=True)
 
 
 def _has_sinks(job: Job) -> bool:
     return any(isinstance(b.block, Attention) and b.block.sinks for kind in job.graph.kinds for b in kind.branches)
 
 
-def _attention_with_sinks(job: Job, given: str | None) -> tuple[tuple[str, str], ...]:
+def _attention_with_sinks(job: Job, given: str | None) -> AttentionImplementation:
     """`GptOssPreTrainedModel` has no SDPA; of flash-attn it takes what knows sinks, whatever was asked for."""
     at, source = "framework_options.attn_implementation", "transformers 5.23 models/gpt_oss/modeling_gpt_oss.py"
     if given in (None, "eager"):
         if given is None:
             job.auto(at, "auto", "eager", f"{source}: no SDPA")
-        return (("attn_implementation", "eager"),)
+        return "eager"
     if given == "sdpa":
         raise job.illegal(at, f"{job.graph.kinds[1].family} does not support an attention implementation through "
                           "torch.nn.functional.scaled_dot_product_attention", f"{source} _supports_sdpa")
     job.auto(at, "auto", VLLM_FLASH_ATTN3, f"{source} _compatible_flash_implementations; its backward gives sinks no "
              "gradient")
-    return (("attn_implementation", "flash_attention_2"),)
+    return "flash_attention_2"
 
 
-def _attention(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+def _attention(job: Job, options: dict[str, Any]) -> AttentionImplementation:
     """Transformers' own choice is SDPA, which gets a mask for packed sequences; flash-attn gets their lengths."""
     given = options.get("attn_implementation")
     if _has_sinks(job):
@@ -153,9 +147,8 @@ def _attention(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]
     if given is None and packed:
         job.auto("framework_options.attn_implementation", "auto", "sdpa",
                  "transformers 5.23 modeling_utils.py: SDPA where the model has it; its mask is a byte for each pair")
-    return (("attn_implementation", "flash_attention_2"),) if given == "flash_attention_2" else ()
+    return "flash_attention_2" if given == "flash_attention_2" else "sdpa"
 
 
-def tp_layout(_spec: TensorSpec) -> Placements:
-    """Whole: `check` refuses."""
-    return ()
+TRAINER: Final = Trainer(options=OPTIONS, defaults=DEFAULTS, check=check, layer_options=options_of,
+                         checkpoint=all_or_no_checkpoint, stages=weighed_stages, serves_muon=True)

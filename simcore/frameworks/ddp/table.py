@@ -37,7 +37,7 @@ from simcore.frameworks.common.torch import (
 from simcore.frameworks.ddp.strategy import DdpStrategy
 from simcore.frameworks.ddp.unsloth import FAST_OPTION, FAST_RELEASES, adapter_dtype, fast_layers
 from simcore.models.blocks import Attention
-from simcore.operators.hf.int8 import NO_THRESHOLD
+from simcore.operators.hf.options import HfOptions
 from simcore.placement.framework import Framework, Rule, TensorPolicy, UpdateTime
 from simcore.placement.job import Job
 from simcore.placement.layout import Partial, Placements, TensorLayout
@@ -88,8 +88,7 @@ def table(job: Job) -> Framework:
         loss=job.auto("training.loss", job.scenario.training.loss, *loss_with(options, _transformers.DEFAULTS.loss)),
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
-        options=(*_transformers.options_of(job, _attention(options)), *_transformers.replayed(job),
-                 *mixed.options, *_compiled(options), *_threshold(options), *fast_layers(job, options)),
+        options=_layer_options(job, options, mixed),
         communicators=("dp_replicate",) if job.mesh.dp_replicate > 1 else (),
         files=plain_files(job),
         libraries=torch_libraries(job, options),
@@ -145,13 +144,14 @@ def _reducer(job: Job, options: dict[str, Any]) -> DdpStrategy:
     return DdpStrategy("dp_replicate", MIB if requested_mb is None else int(cap) * MIB, int(cap) * MIB, view)
 
 
-def _compiled(options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Options of layers: kernels that are fused if compiled, whose bytes are known."""
-    return (("compile", "true"),) if options.get("compile") and options.get(TUNE_OPTION) else ()
-
-
-def _threshold(options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    return (NO_THRESHOLD,) if options.get(THRESHOLD_OPTION) == 0 else ()
+def _layer_options(job: Job, options: dict[str, Any], mixed: Mixed) -> HfOptions:
+    """Options of the layers; bytes of kernels that are fused if compiled are known for torchao's weights only."""
+    return replace(
+        _transformers.options_of(job, _attention(options)),
+        embeddings_require_grad=_transformers.replayed(job), autocast=mixed.autocast,
+        hidden=mixed.stored if mixed.autocast else "",
+        compile=bool(options.get("compile")) and bool(options.get(TUNE_OPTION)),
+        has_outlier_threshold=options.get(THRESHOLD_OPTION) != 0, unsloth=fast_layers(job, options))
 
 
 def _attention(options: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from simcore.operators.hf.options import UnslothRelease
 from simcore.placement.job import Job
 
 __all__ = ["FAST_OPTION", "FAST_RELEASES", "adapter_dtype", "fast_layers"]
@@ -20,10 +21,10 @@ FAST_RELEASES: Final[tuple[Any, ...]] = (True, False, "2024.12", 2024.12)
 _LINEARS: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
 
 
-def fast_layers(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """`LayerWorkload.options` of Unsloth's layers, if they are asked for."""
+def fast_layers(job: Job, options: dict[str, Any]) -> UnslothRelease:
+    """Release of Unsloth whose layers are asked for, or ""."""
     if not options.get(FAST_OPTION):
-        return ()
+        return ""
     at, training = f"framework_options.{FAST_OPTION}", job.scenario.training
     if training.method == "full":
         raise job.not_yet(at, "Unsloth's layers without adapters (full_finetuning)")
@@ -42,7 +43,7 @@ def fast_layers(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...
         raise job.not_yet(at, "Unsloth's layers over LLM.int8() (load_in_8bit)")
     if training.lengths == "packed":
         raise job.not_yet(at, "packed sequences in Unsloth's layers")
-    return (("layers", "unsloth" if options[FAST_OPTION] is True else f"unsloth {options[FAST_OPTION]}"),)
+    return "newest" if options[FAST_OPTION] is True else "2024.12"
 
 
 def adapter_dtype(job: Job, options: dict[str, Any], stored: str) -> str:

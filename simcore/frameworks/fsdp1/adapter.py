@@ -6,14 +6,14 @@ from simcore.frameworks.adapter import AtRest, FrameworkAdapter
 from simcore.frameworks.common.lora import name_adapters
 from simcore.frameworks.fsdp1.flat_parameters import exact_in_units, mean_in_units, unit_padding_bytes
 from simcore.frameworks.fsdp1.hooks import Fsdp1Hooks
-from simcore.frameworks.fsdp1.table import CODES, OF_LAYERS, OPTIONS, VERSIONS, in_fp8, table
+from simcore.frameworks.fsdp1.table import OPTIONS, TRAINERS, VERSIONS, in_fp8, table
 
 __all__ = ["ADAPTERS"]
 
 ADAPTERS = {"fsdp1": FrameworkAdapter(
     table=table, hooks=Fsdp1Hooks, lora_tensors=name_adapters, versions=VERSIONS,
-    implementations=tuple(CODES), implementation_of=lambda family, method: "hf",
-    options=lambda implementation: OPTIONS | OF_LAYERS.get(implementation, {}),
+    implementations=tuple(TRAINERS), implementation_of=lambda family, method: "hf",
+    options=lambda implementation: TRAINERS[implementation].options if implementation in TRAINERS else OPTIONS,
     at_rest=AtRest(mean=mean_in_units, exact=exact_in_units, padding=unit_padding_bytes),
     in_low_precision=in_fp8, casts_parameters=True,
 )}

@@ -1,4 +1,4 @@
-"""Lengths of the flat parameters of FSDP1's units: [Note: FSDP1] in `simcore.frameworks.fsdp1.strategy`."""
+"""Lengths of the flat parameters of FSDP1's units: [Note: FSDP1] in `strategy.py`."""
 
 from __future__ import annotations
 

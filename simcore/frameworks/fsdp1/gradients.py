@@ -1,4 +1,4 @@
-"""Flat gradients of FSDP1's units: the gradients in [Note: FSDP1] in `simcore.frameworks.fsdp1.strategy`."""
+"""Flat gradients of FSDP1's units: the gradients in [Note: FSDP1] in `strategy.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory hooks of torch's FullyShardedDataParallel: [Note: FSDP1] in `simcore.frameworks.fsdp1.strategy`."""
+"""Memory hooks of torch's FullyShardedDataParallel: [Note: FSDP1] in `strategy.py`."""
 
 from __future__ import annotations
 

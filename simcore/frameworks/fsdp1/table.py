@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from types import ModuleType
 from typing import Any, Final
 
 from simcore.frameworks.common import llmfoundry as _llmfoundry
@@ -19,7 +18,6 @@ from simcore.frameworks.common.checkpoint_files import fsdp1_files
 from simcore.frameworks.common.kernels import SDPA_BACKENDS, torch_libraries
 from simcore.frameworks.common.liger import LIGER_OPTION, loss_with
 from simcore.frameworks.common.torch import (
-    Defaults,
     States,
     all_or_no_checkpoint,
     check_named_adapters,
@@ -28,6 +26,7 @@ from simcore.frameworks.common.torch import (
     states_of,
     torch_optimizer,
 )
+from simcore.frameworks.common.trainer import Trainers
 from simcore.frameworks.fsdp1.strategy import Fsdp1Strategy, ShardingStrategy
 from simcore.frameworks.fsdp2.units import Wrapping, units
 from simcore.models.graph import ModelGraph
@@ -35,11 +34,9 @@ from simcore.placement.framework import Framework, Rule, TensorPolicy, Unit, Upd
 from simcore.placement.job import Job
 from simcore.placement.layout import Flat, Partial, Placements, TensorLayout
 
-__all__ = ["CODES", "OF_LAYERS", "OPTIONS", "VERSIONS", "in_fp8", "table"]
+__all__ = ["OPTIONS", "TRAINERS", "VERSIONS", "in_fp8", "table"]
 
 VERSIONS = ("torch 2.13",)
-CODES: Final[dict[str, ModuleType]] = {"hf": _transformers, "llmfoundry": _llmfoundry}
-"""Module with the settings and refusals of the trainer around each implementation."""
 RULE: Final = "torch 2.13 torch/distributed/fsdp/fully_sharded_data_parallel.py"
 INIT: Final = "torch 2.13 torch/distributed/fsdp/_init_utils.py"
 OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
@@ -57,19 +54,18 @@ OF_LAYERS: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
     "llmfoundry": {"attn_impl": _llmfoundry.OPTIONS["attn_impl"],
                    "wrap": (None, "separate_embedding", "layers_root", "root")},
 }
-TRAINERS: Final[dict[str, Defaults]] = {
-    "hf": replace(_transformers.DEFAULTS,
-                  stored=("fp32", "accelerate 1.15 accelerator.py: trained parameters are upcast under mixed "
-                          "precision"),
-                  reduce=("compute", "torch 2.13 fsdp/api.py MixedPrecision: reduce_dtype=None is param_dtype")),
-    "llmfoundry": _llmfoundry.DEFAULTS,
-}
-ASKED: Final[dict[str, tuple[Any, str]]] = {
+_ACCELERATE: Final = replace(
+    _transformers.DEFAULTS,
+    stored=("fp32", "accelerate 1.15 accelerator.py: trained parameters are upcast under mixed precision"),
+    reduce=("compute", "torch 2.13 fsdp/api.py MixedPrecision: reduce_dtype=None is param_dtype"))
+_CLASS: Final[dict[str, tuple[Any, str]]] = {
     "use_orig_params": (False, f"{RULE}: use_orig_params=False"),
     "backward_prefetch": ("BACKWARD_PRE", f"{RULE}: backward_prefetch=BACKWARD_PRE"),
     "wrap": ("layers_root", "transformer_auto_wrap_policy over the model's layers, which trainers ask for"),
 }
 """Defaults of the class, which a trainer may replace."""
+ASKED: Final = {"hf": _CLASS, "llmfoundry": _CLASS | _llmfoundry.FSDP1}
+"""Defaults under the trainer around each implementation."""
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger")
 WITHIN: Final[dict[str, ShardingStrategy]] = {"FULL_SHARD": "FULL_SHARD", "HYBRID_SHARD": "FULL_SHARD",
                                       "SHARD_GRAD_OP": "SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2": "SHARD_GRAD_OP",
@@ -79,8 +75,8 @@ PREFETCH: Final = {"BACKWARD_PRE": "pre", "BACKWARD_POST": "post", "NO_PREFETCH"
 
 def table(job: Job) -> Framework:
     """Framework of a job under FSDP1."""
-    code, defaults = CODES[job.graph.implementation], TRAINERS[job.graph.implementation]
-    options = job.options(OPTIONS | OF_LAYERS[job.graph.implementation])
+    trainer = TRAINERS[job.graph.implementation]
+    options, defaults = job.options(trainer.options), trainer.defaults
     _check(job, options)
     precision = job.scenario.training.precision
     stored = job.auto("training.precision.params", precision.params, *defaults.stored)
@@ -98,7 +94,7 @@ def table(job: Job) -> Framework:
         loss=job.auto("training.loss", job.scenario.training.loss, *loss_with(options, defaults.loss)),
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
-        options=code.options_of(job, options),
+        options=trainer.layer_options(job, options),
         communicators=tuple(axis for axis in ("dp_shard", "dp_replicate") if job.mesh.axis(axis).size > 1),
         files=fsdp1_files(job),
         libraries=torch_libraries(job, options),
@@ -108,11 +104,10 @@ def table(job: Job) -> Framework:
 
 def in_fp8(job: Job) -> ModelGraph:
     """Model graph of the job with linears that compute in fp8."""
-    code = CODES[job.graph.implementation]
-    if not hasattr(code, "in_fp8"):
+    trainer = TRAINERS[job.graph.implementation]
+    if trainer.in_fp8 is None:
         raise job.not_yet("training.precision.compute", f"compute in fp8 in the layers of {job.graph.implementation}")
-    graph: ModelGraph = code.in_fp8(job)
-    return graph
+    return trainer.in_fp8(job)
 
 
 def _check(job: Job, options: dict[str, Any]) -> None:
@@ -120,22 +115,30 @@ def _check(job: Job, options: dict[str, Any]) -> None:
         if getattr(job.mesh, axis) > 1:
             raise job.not_yet(f"mesh.{axis}", f"fsdp1 with {axis}")
     job.refuse_offload("params", "gradients", "optimizer", "activations")
-    if job.graph.implementation == "hf":
-        _transformers.check_layers(job, {})
-        job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
-        job.one_of("training.loss", job.scenario.training.loss, LOSSES)
-    else:
-        CODES[job.graph.implementation].check(job, options)
+    TRAINERS[job.graph.implementation].check(job, options)
     job.refuse_given({"training.sequence_parallel": "False", "training.precision.main_grads": "auto",
                       "training.precision.experts": "auto", "training.optimizer.master": "none",
                       "training.pipeline.layers": "auto", "training.pipeline.schedule": "1f1b"})
     refuse_virtual_stages(job)
 
 
+def _check_transformers(job: Job, options: dict[str, Any]) -> None:
+    _transformers.check_layers(job, {})
+    job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
+    job.one_of("training.loss", job.scenario.training.loss, LOSSES)
+
+
+TRAINERS: Final[Trainers] = {
+    "hf": replace(_transformers.TRAINER, options=OPTIONS | OF_LAYERS["hf"], defaults=_ACCELERATE,
+                  check=_check_transformers),
+    "llmfoundry": replace(_llmfoundry.TRAINER, options=OPTIONS | OF_LAYERS["llmfoundry"]),
+}
+
+
 # ---- what is asked for ----------------------------------------------------------------------------------------------
 def _strategy(job: Job, options: dict[str, Any], reduce: str) -> Fsdp1Strategy:
     strategy, mesh = _sharding_strategy(job, options), job.mesh
-    asked = ASKED | getattr(CODES[job.graph.implementation], "FSDP1", {})
+    asked = ASKED[job.graph.implementation]
     original, source = asked["use_orig_params"]
     aligned = job.flag(options, "use_orig_params", source, default=bool(original))
     _check_adapters(job, options, aligned=aligned)
@@ -202,10 +205,10 @@ def _units(job: Job, options: dict[str, Any], reduce: str) -> tuple[Unit, ...]:
     """Units of the job, the root first, then every layer, unless all parameters are one unit."""
     stages = (tuple(range(len(job.graph.layers))),)
     wrapping = Wrapping(root=False, layers=True, last=True, head=False, experts=True, separate=False,
-                        loss_inside=TRAINERS[job.graph.implementation].loss_inside, experts_unit=False,
+                        loss_inside=TRAINERS[job.graph.implementation].defaults.loss_inside, experts_unit=False,
                         experts_apart=False, packed_apart=False, replicates=job.mesh.dp_replicate > 1,
                         checkpointed=False, compute=job.compute, reduce=reduce)
-    asked = ASKED | getattr(CODES[job.graph.implementation], "FSDP1", {})
+    asked = ASKED[job.graph.implementation]
     wrap = job.auto("framework_options.wrap", options.get("wrap") or "auto", *asked["wrap"])
     wrapped = tuple(replace(unit, shard_axis="dp_shard") for unit in units(job.graph, stages, wrapping))
     if wrap == "separate_embedding":

@@ -1,14 +1,14 @@
-"""Gathering units for use: the parameter half of FSDP2's hand-over. See [Note: FSDP2 hand-over] in `hooks.py`."""
+"""Gathering units for use: the parameter half of FSDP2's hand-over. See [Note: FSDP2 hand-over] in `hand_over.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simcore.frameworks.fsdp2.host_cost import gathering
 from simcore.frameworks.fsdp2.unit_bytes import UnitBytes
 from simcore.placement.framework import Unit
 from simcore.program.builder import Builder
 from simcore.program.outline import BACKWARD_GATHER, FORWARD_GATHER, Tables
+from simcore.recording.host_operators import FSDP2_BACKWARD_GATHER, FSDP2_FORWARD_GATHER
 from simcore.recording.tape import Kernel, Stream
 
 __all__ = ["Gathers"]
@@ -65,7 +65,8 @@ class Gathers:
         self.out.alloc(layer, slots.cast, weight.cast_alone)
         self.out.free(layer, slots.cast, weight.cast_alone)
         self.out.alloc(layer, slots.relayout, weight.extra_copy)
-        self.out.compute(_COPY, 0, 2 * weight.used, gathering(weight.num_params, forward=forward))
+        hooks = FSDP2_FORWARD_GATHER if forward else FSDP2_BACKWARD_GATHER
+        self.out.compute(_COPY, 0, 2 * weight.used, hooks.operators(weight.num_params))
         self.out.free(layer, slots.relayout, weight.extra_copy)
         if self.kept[u]:
             self.out.free(layer, slots.kept, weight.kept_shard)

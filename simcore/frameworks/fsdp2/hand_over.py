@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simcore.frameworks.fsdp2.all_gather import Gathers
-from simcore.frameworks.fsdp2.host_cost import releasing
 from simcore.frameworks.fsdp2.reduce_scatter import Reductions
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.frameworks.fsdp2.unit_bytes import Weigher
@@ -24,6 +23,7 @@ from simcore.placement.framework import Unit
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
+from simcore.recording.host_operators import FSDP2_RELEASE
 
 __all__ = ["UnshardHooks"]
 
@@ -117,7 +117,7 @@ class UnshardHooks:
         if not self.units[u].members:
             return
         self.out.mark(self.post_backward_hooks[self.reductions.has_grads(u)], self.first_name + u)
-        self.out.python(releasing(self.gathers.weights[u].num_params))
+        self.out.python(FSDP2_RELEASE.operators(self.gathers.weights[u].num_params))
         self.reductions.add_in_place(u)
         if self.reduce_grads:
             self.gathers.reshard(u)

@@ -38,7 +38,7 @@ class Fsdp2Hooks:
         self.inner = {units[u].first: u for u in range(len(units)) if units[u].inner}
         self.routes: dict[tuple[int, bool, int], list[tuple[int, int, int, int]]] = {}
         self.unit_at = self._units_of_layers()
-        carries = ("embeddings", "require_grad") in plan.framework.options
+        carries = plan.framework.options.embeddings_require_grad
         trained = (layer for layer in range(len(plan.graph.layers)) if carries or self._trains(layer))
         self.first_trained = next(trained, len(plan.graph.layers))
         self.opt_marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]

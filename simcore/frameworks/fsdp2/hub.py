@@ -8,9 +8,10 @@ from typing import Any, Final
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.torch import check_optimizer_in_backward
 from simcore.inputs.training import Draws
+from simcore.operators.hf.options import HfOptions
 from simcore.placement.job import Job
 
-__all__ = ["DEFAULTS", "OPTIONS", "check", "checkpoint", "options_of", "stages_of", "tp_layout"]
+__all__ = ["TRAINER"]
 
 _FILE: Final = "the model's modeling_nemotron_h.py"
 OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -19,9 +20,6 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "attn_implementation": (None, "eager", "sdpa", "flash_attention_2"),
 }
 DEFAULTS = replace(_transformers.DEFAULTS, loss=("hf", f"{_FILE}: CrossEntropyLoss of fp32 logits"))
-checkpoint = _transformers.checkpoint
-stages_of = _transformers.stages_of
-tp_layout = _transformers.tp_layout
 
 
 def check(job: Job, options: dict[str, Any]) -> None:
@@ -39,10 +37,14 @@ def check(job: Job, options: dict[str, Any]) -> None:
         check_optimizer_in_backward(job)
 
 
-def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """`LayerWorkload.options`: which kernel of attention; a causal mask is made unless it is flash-attn's."""
+def options_of(job: Job, options: dict[str, Any]) -> HfOptions:
+    """Options of the layers: the kernel of attention; a causal mask is made unless it is flash-attn's."""
     given = options.get("attn_implementation")
     if given != "flash_attention_2":
         job.auto("framework_options.attn_implementation", "auto", "SDPA over repeated keys and values",
                  f"{_FILE}, NemotronHAttention and NemotronHSdpaAttention: both call it, eager too")
-    return (("attn_implementation", "flash_attention_2" if given == "flash_attention_2" else "eager"),)
+    return HfOptions(attn_implementation="flash_attention_2" if given == "flash_attention_2" else "eager")
+
+
+TRAINER: Final = replace(_transformers.TRAINER, options=OPTIONS, defaults=DEFAULTS, check=check,
+                         layer_options=options_of, serves_muon=False)

@@ -6,18 +6,20 @@ Sources: `distributed/parallel.py`, `distributed/tensor_parallel.py`, `distribut
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from simcore.frameworks.common.kernels import FUSED, SDPA_BACKENDS
 from simcore.frameworks.common.pipeline import even_stages
 from simcore.frameworks.common.torch import Defaults
+from simcore.frameworks.common.trainer import Trainer
 from simcore.inputs.training import Capacity, Draws, Imbalance
 from simcore.models.blocks import Attention, Moe
 from simcore.models.tensor import TensorSpec
+from simcore.operators.kempnerforge.options import KempnerforgeOptions
 from simcore.placement.job import Job
 from simcore.placement.layout import Placements, Shard
 
-__all__ = ["DEFAULTS", "OPTIONS", "assumptions", "check", "checkpoint", "options_of", "stages_of", "tp_layout"]
+__all__ = ["TRAINER"]
 
 _CODE = "KempnerForge 5666d0d16153"
 OPTIONS: dict[str, tuple[Any, ...]] = {
@@ -44,8 +46,6 @@ _COMPILED = ("framework_options.compile", "as eager, but gathers of one input ar
              "not modelled: a compiled layer keeps no more than an eager one, and launches less")
 _CHECKPOINTED = ("training.recompute", "compiled all the same", "assumed", "torch 2.13 fails to compile tensor "
                  "parallel layers with checkpoints (a saved AsyncCollectiveTensor); KempnerForge ran them with another")
-
-stages_of = even_stages
 
 
 def check(job: Job, options: dict[str, Any]) -> None:
@@ -133,19 +133,18 @@ def checkpoint(job: Job) -> str:
                       "[attention])")
 
 
-def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """`LayerWorkload.options`. Blocks of all experts are as long as the fullest: `imbalance` times the mean."""
+def options_of(job: Job, options: dict[str, Any]) -> KempnerforgeOptions:
+    """Options of the layers. Blocks of all experts are as long as the fullest: `imbalance` times the mean."""
     if job.mesh.pp > 1:
         job.autos["outputs of the last stage"] = (
             "all microbatches' logits, kept and joined", f"{_CODE} scripts/train.py: pp_schedule.step returns them")
-        return (("stage", "true"),)
+        return KempnerforgeOptions(is_stage=True)
     if not job.has_experts:
         job.refuse_idle(options, "packed_experts", "in a model without experts")
-        return (("compiled", "true"),) if options.get("compile") and job.mesh.tp > 1 else ()
+        return KempnerforgeOptions(compiled=bool(options.get("compile")) and job.mesh.tp > 1)
     fullest = _fullest(job)
-    filled = (("imbalance", str(fullest)),) if fullest > 1 else ()
     packed = job.flag(options, "packed_experts", f"{_CODE} config/model.py: moe_packed_experts = False", default=False)
-    return (*filled, *((("packed_experts", "true"),) if packed else ()))
+    return KempnerforgeOptions(imbalance=max(fullest, 1.0), packed_experts=packed)
 
 
 def _fullest(job: Job) -> float:
@@ -177,3 +176,7 @@ def tp_layout(spec: TensorSpec) -> Placements:
         return (("tp", Shard(0, even=True)),)
     assert spec.dims[1] in _ROWS, spec.name
     return (("tp", Shard(1, even=True)),)
+
+
+TRAINER: Final = Trainer(options=OPTIONS, defaults=DEFAULTS, check=check, layer_options=options_of,
+                         checkpoint=checkpoint, stages=even_stages, tp_layout=tp_layout, assumptions=assumptions)

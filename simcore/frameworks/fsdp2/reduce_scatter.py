@@ -1,14 +1,14 @@
-"""Reducing units' gradients: the gradient half of FSDP2's hand-over. See [Note: FSDP2 hand-over] in `hooks.py`."""
+"""Reducing units' gradients: the gradient half of FSDP2's hand-over. See [Note: FSDP2 hand-over] in `hand_over.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simcore.frameworks.fsdp2.host_cost import reducing
 from simcore.frameworks.fsdp2.unit_bytes import GradBytes, UnitBytes
 from simcore.placement.framework import Unit
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
+from simcore.recording.host_operators import FSDP2_REDUCE
 from simcore.recording.rows import Step
 from simcore.recording.tape import Kernel, Stream
 
@@ -107,7 +107,7 @@ class Reductions:
         self.drop_replicate_buffer(u)
         grads = self._take(u)
         self.out.alloc(layer, slots.input, weight.input)
-        self.out.compute(_COPY, 0, 2 * weight.input, reducing(weight.num_params))
+        self.out.compute(_COPY, 0, 2 * weight.input, FSDP2_REDUCE.operators(weight.num_params))
         # torch 2.13 `_fsdp_collectives.py`, foreach_reduce: the variable of a loop over gradients holds the last one.
         last = grads[-1:] if self.weights[u].world > 1 else []
         for grad in grads[:-1] if last else grads:

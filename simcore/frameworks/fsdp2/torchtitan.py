@@ -7,21 +7,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from simcore.frameworks.common.kernels import SDPA_BACKENDS
 from simcore.frameworks.common.pipeline import weighed_stages
 from simcore.frameworks.common.torch import Defaults
-from simcore.inputs.training import Draws
+from simcore.frameworks.common.trainer import Trainer
+from simcore.inputs.training import Draws, Recompute
 from simcore.models.blocks import Attention
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
+from simcore.operators.torchtitan.options import TorchtitanOptions
 from simcore.pipeline.schedule import ZERO_BUBBLE
 from simcore.placement.job import Job
 from simcore.placement.layout import Placements, Shard
 
-__all__ = ["DEFAULTS", "OPTIONS", "check", "checkpoint", "gathered_weights", "in_fp8", "options_of", "stages_of",
-           "tp_layout"]
+__all__ = ["TRAINER"]
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "wrap": ("layers_root", "separate_embedding_head"),
@@ -113,9 +114,6 @@ def _check_cuts(job: Job) -> None:
                                   f"tp {tp}", f"torchtitan 0.2.2 models/llama3/model/model.py: {_EVEN}")
 
 
-stages_of = weighed_stages
-
-
 def in_fp8(job: Job) -> ModelGraph:
     """Linears of blocks become torchao's Float8Linear, with one scale a tensor; the output is filtered out."""
     if not job.options(OPTIONS).get("compile"):
@@ -144,16 +142,16 @@ def checkpoint(job: Job) -> str:
     recompute = job.scenario.training.recompute
     if recompute in ("none", "full"):
         return str(recompute)
-    if getattr(recompute, "mode", "") == "per_op":
-        if recompute.modules:  # type: ignore[union-attr]
+    if isinstance(recompute, Recompute) and recompute.mode == "per_op":
+        if recompute.modules:
             raise job.not_yet("training.recompute.modules", "another list of operators than torchtitan's own")
         return "per_op"
     raise job.not_yet("training.recompute", "checkpointing of every n-th layer under torchtitan (served: none, full, "
                       "mode per_op)")
 
 
-def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """`LayerWorkload.options`."""
+def options_of(job: Job, options: dict[str, Any]) -> TorchtitanOptions:
+    """Options of the layers."""
     stop = job.flag(options, "early_stop", "torchtitan 0.2.2 config/job_config.py: early_stop = False", default=False)
     whole = job.mesh.tp > 1 and job.flag(options, "disable_loss_parallel",
                                          "torchtitan 0.2.2 config/job_config.py: disable_loss_parallel = False",
@@ -169,10 +167,9 @@ def options_of(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str], ...]
         job.auto("framework_options.compile", "auto", "Inductor's buffers as its CPU backend makes them; rings of "
                  "context parallelism and a loss over a split vocabulary as eager",
                  "an assumption: torch 2.13 was measured with its CPU backend, not with CUDA's, and not these two")
-    given = (("early_stop", stop), ("keeps_logits", stages), ("disable_loss_parallel", whole),
-             ("whole_batch", _splits_sequences(job)), ("compiled_blocks", bool(compiled)),
-             ("compiled_loss", compiled is True))
-    return tuple((name, "true") for name, there in given if there)
+    return TorchtitanOptions(early_stop=stop, keeps_logits=stages, disable_loss_parallel=whole,
+                             whole_batch=_splits_sequences(job), compiled_blocks=bool(compiled),
+                             compiled_loss=compiled is True)
 
 
 def _splits_sequences(job: Job) -> bool:
@@ -196,3 +193,8 @@ def tp_layout(spec: TensorSpec) -> Placements:
         return (("tp", Shard(0, even=True)),)
     assert spec.dims[1] in ROWS, spec.name
     return (("tp", Shard(1, even=True)),)
+
+
+TRAINER: Final = Trainer(options=OPTIONS, defaults=DEFAULTS, check=check, layer_options=options_of,
+                         checkpoint=checkpoint, stages=weighed_stages, tp_layout=tp_layout, in_fp8=in_fp8,
+                         gathered_weights=gathered_weights)

@@ -6,7 +6,8 @@ from simcore.frameworks.adapter import AtRest, FrameworkAdapter
 from simcore.frameworks.megatron.flat_parameters import buffer_padding, exact_at_rest
 from simcore.frameworks.megatron.hooks import MegatronHooks
 from simcore.frameworks.megatron.lora import adapters
-from simcore.frameworks.megatron.table import OPTIONS, QLORA_REFUSAL, VERSIONS, default_etp, in_fp8, table
+from simcore.frameworks.megatron.options import OPTIONS, VERSIONS
+from simcore.frameworks.megatron.table import QLORA_REFUSAL, default_etp, in_fp8, table
 
 __all__ = ["ADAPTERS"]
 

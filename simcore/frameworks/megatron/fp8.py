@@ -1,8 +1,8 @@
 """Fp8 and NVFP4 under Megatron-Core: which recipe, which layers, and the copies of weights that last.
 
 Core 0.16.1 `transformer/transformer_config.py` (fp8 related, fp4 related), `fp8_utils.py`, `fp4_utils.py`,
-`extensions/transformer_engine.py`; TransformerEngine 2.18. [Note: fp8 linears] in `operators/megatron_fp8.py` has what
-layers keep.
+`extensions/transformer_engine.py`; TransformerEngine 2.18. [Note: fp8 linears] in
+`operators/megatron/ops/fp8.py` has what layers keep.
 
 [Note: fp8 weights]
 With bf16 parameters each linear casts its weight in the step's first microbatch into a workspace that it never frees;
@@ -26,9 +26,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from simcore.frameworks.megatron.rules import whole_layout
+from simcore.inputs.training import Recompute
 from simcore.models.blocks import LayerKind, Mtp
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
+from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.placement.job import Job
 from simcore.placement.layout import local_shape
 from simcore.placement.mesh import Mesh
@@ -42,8 +44,8 @@ __all__ = [
     "check_user_buffers",
     "fp8_of",
     "quantized",
-    "run_options",
     "user_buffer_bytes",
+    "with_format",
 ]
 
 OPTIONS = {
@@ -200,7 +202,9 @@ def _check(job: Job, options: dict[str, object], recipe: str) -> None:
 
 def _recomputed(job: Job) -> tuple[str, ...]:
     given = job.scenario.training.recompute
-    return given if isinstance(given, tuple) else getattr(given, "modules", ())
+    if isinstance(given, Recompute):
+        return given.modules
+    return given if isinstance(given, tuple) else ()
 
 
 def _check_device(job: Job, recipe: str) -> None:
@@ -341,15 +345,13 @@ def _unused_buffer(spec: TensorSpec) -> TensorSpec:
 
 
 # ---- what layers and reports are told -------------------------------------------------------------------------------
-def run_options(made: Fp8 | None) -> tuple[tuple[str, str], ...]:
-    """For the operators."""
+def with_format(options: MegatronOptions, made: Fp8 | None) -> MegatronOptions:
+    """The options with those of the format."""
     if made is None:
-        return ()
-    return (("fp8_recipe", made.scaling.recipe), ("fp8_transposes", str(made.scaling.transposes).lower()),
-            ("fp8_weights", "lasting" if made.lasting else "fresh"),
-            ("moe_router_padding_for_quantization", str(made.pads_routing).lower()),
-            *((("fp8_dot_product_attention", "true"),) * made.attends),
-            *((("quant_recipe", made.matchers),) * bool(made.matchers)))
+        return options
+    return replace(options, fp8_recipe=made.scaling.recipe, fp8_transposes=made.scaling.transposes,
+                   keeps_fp8_weights=made.lasting, moe_router_padding_for_quantization=made.pads_routing,
+                   fp8_dot_product_attention=made.attends, quant_recipe=made.matchers)
 
 
 def user_buffer_bytes(made: Fp8 | None) -> int:

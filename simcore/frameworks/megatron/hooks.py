@@ -149,7 +149,7 @@ class MegatronHooks:
         self.out.mark(step_end)
 
     def _to_host(self, layer: int, elements: int) -> None:
-        """Gradients in fp32, which the CPU waits for ([Note: optimizer on the host] in `_megatron_lives.py`)."""
+        """Gradients in fp32, which the CPU waits for ([Note: optimizer on the host] in `rules.py`)."""
         if elements:
             copied(layer, "to_host", "fp32", 4 * elements, self.tables, self.out)
             waits_for_device(layer, self.out)

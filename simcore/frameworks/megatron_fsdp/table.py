@@ -19,15 +19,17 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from simcore.frameworks.common.checkpoint_files import megatron_fsdp_files
-from simcore.frameworks.megatron import table as megatron
 from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, fp8_of, quantized
+from simcore.frameworks.megatron.options import OPTIONS as MEGATRON_OPTIONS
 from simcore.frameworks.megatron.precision import Formats, formats
 from simcore.frameworks.megatron.recompute import together
 from simcore.frameworks.megatron.rules import rules_of, whole_layout
+from simcore.frameworks.megatron.table import table_of
 from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
 from simcore.models.blocks import Mamba2
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
+from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.placement.framework import Framework, Rule, TensorPolicy, Unit
 from simcore.placement.job import Job
 from simcore.placement.layout import Flat, Partial, Placements, TensorLayout
@@ -53,7 +55,7 @@ _OWN = {
     "calculate_per_token_loss": (True, False),
     "log_params_norm": (True, False),
 }
-OPTIONS = megatron.OPTIONS | _OWN
+OPTIONS = MEGATRON_OPTIONS | _OWN
 
 
 def in_fp8(job: Job) -> ModelGraph:
@@ -89,14 +91,14 @@ def table(job: Job) -> Framework:
     options = job.options(OPTIONS)
     _check(job, options)
     shared = _shared(options)
-    base, dtypes, fp8 = megatron.table_of(job, shared), formats(job, shared), _fp8(job, shared)
+    base, dtypes, fp8 = table_of(job, shared), formats(job, shared), _fp8(job, shared)
     return replace(
         base, name="megatron_fsdp", version=VERSIONS[_is_main(job)],
         rules=_rules(job.graph, _choice(job, dtypes)),
         units=_units(job),
         strategy=_queues(job, options, dtypes, has_columns=fp8 is not None and fp8.scaling.has_columns),
         files=megatron_fsdp_files(job),
-        options=(*base.options, ("gradient_buckets", "true")),
+        options=replace(MegatronOptions.of(base.options), gradient_buckets=True),
         communicators=tuple(dict.fromkeys((*base.communicators, *_communicators(job)))),
     )
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.models.blocks import Attention
-from simcore.operators.automodel.layers import Env, core_attention, linear, norm
+from simcore.operators.automodel.env import Env
+from simcore.operators.automodel.layers import core_attention, linear, norm
 from simcore.operators.shared import aten
 from simcore.operators.shared.rms_norm import rms_norm
 from simcore.recording.tape import Tape, Tensor

@@ -13,7 +13,7 @@
 Labels come shifted from the data loader.
 
 [Note: who holds the logits] 0.7.0 drops the model's output before backward (`recipes/llm/train_ft.py`: `del out`);
-earlier snapshots held it until the step was over: `logits: kept`, with which activations were measured.
+earlier snapshots held it until the step was over: `keeps_logits`, with which activations were measured.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import Final
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Head, Loss
-from simcore.operators.automodel.layers import Env, linear
+from simcore.operators.automodel.env import Env
+from simcore.operators.automodel.layers import linear
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved, needs_grad, new
 from simcore.recording.kernel_shape import shape_of

@@ -1,23 +1,12 @@
 """NeMo Automodel's own models (nemo-automodel 0.7.0): what each kind of layer holds, computes and sends.
 
-Layers: `automodel_layers.py`, `automodel_{dense,latent,moe,qwen3_moe}.py`, `automodel_lora.py`; head and losses:
-`automodel_head.py`; parameters: `automodel_tensors.py`.
+Layers: `layers`, `mamba`, `dense`, `latent`, `moe`, `qwen3_moe`; head and losses: `head`; parameters: `tensors`.
 
 `LayerWorkload.checkpoint`: "none" or "full". With expert parallelism every block is wrapped whole and saves the
 router's product and its top-k (`components/moe/parallelizer.py`, `apply_ac`); without it Nemotron-H wraps its Mamba and
 MLP blocks only (`models/nemotron_v3/parallelization.py`), and each norm, attention and MLP of all others is a
 checkpoint of its own: layers whose class is Automodel's are no case of `_should_use_hf_native_gradient_checkpointing`
 (`components/distributed/{parallelizer,activation_checkpointing}.py`, apply_submodule_checkpointing).
-
-`run.options`, where upstream leaves a choice or versions differ; the first value is the default:
-
- * ("dispatcher", "deepep" | "hybridep" | "torch"); without expert parallelism it is torch;
- * ("linear", "torch" | "te"): TE's linear layers keep x A of their adapters;
- * ("experts", "unit"): the experts are an FSDP2 unit of their own;
- * ("gate", "learned" | "fake"): BackendConfig.fake_balanced_gate, experts in turn with equal weights;
- * ("norm_rstd", "yes" | "no"), ("lora_mlp", "fused" | "separate"), ("logits", "kept" | "released"),
-   ("dispatch_replay", "no" | "yes"): the second value is what a multi-GPU FSDP2 run of 0.7.0 does, `RELEASE_0_7_0`;
- * ("router", "kept" | "again"): what a checkpoint makes of the router; earlier snapshots run it again.
 """
 
 from __future__ import annotations
@@ -40,28 +29,25 @@ from simcore.models.blocks import (
     Moe,
 )
 from simcore.operators.automodel.dense import DENSE, dense_attention, dense_norm
+from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.head import LINEAR_LOSSES, head, loss
 from simcore.operators.automodel.latent import latent_attention
-from simcore.operators.automodel.layers import Env, attention, mamba, mlp
+from simcore.operators.automodel.layers import attention, mlp
+from simcore.operators.automodel.mamba import mamba
 from simcore.operators.automodel.moe import moe
+from simcore.operators.automodel.options import AutomodelOptions
 from simcore.operators.automodel.python import ALONE, BESIDE, around
 from simcore.operators.automodel.qwen3_moe import qwen3_moe_attention
 from simcore.operators.automodel.tensors import tensors
+from simcore.operators.implementation import Implementation
 from simcore.operators.shared import aten
-from simcore.operators.shared.layer_borders import leave_waiting, meet_waiting
+from simcore.operators.shared.layer_borders import AFTER, BEFORE, leave_waiting, meet_waiting
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Module
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
 
-__all__ = ["RELEASE_0_7_0", "SNAPSHOT_2026_06_08", "record", "standing", "tensors"]
+__all__ = ["IMPLEMENTATION", "record", "standing", "tensors"]
 
-RELEASE_0_7_0: Final = (
-    ("dispatch_replay", "yes"), ("logits", "released"), ("lora_mlp", "separate"), ("norm_rstd", "no"),
-)
-# 77f112399: `recipes/llm/train_ft.py` has no `del out`, `moe/megatron/fused_a2a.py` no recorder, and apply_ac's
-# `ignore_router_for_ac` is False (`moe/parallelizer.py`, `distributed/config.py`).
-SNAPSHOT_2026_06_08: Final = (("router", "again"),)
-_BEFORE, _AFTER = -1, 1
 _EMPTY = Section(())
 
 
@@ -78,7 +64,7 @@ def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
 def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
            comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
     """Record one layer or part."""
-    env = Env(Tape(slots, comms), run, dict(run.options))
+    env = Env(Tape(slots, comms), run, AutomodelOptions.of(run.options))
     if isinstance(kind.block, Embedding):
         return _embedding(env, kind, kind.block)
     if isinstance(kind.block, Loss):
@@ -101,7 +87,7 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
     # Other models still hold the stem's output as `inputs_embeds`, these reuse the variable.
     late = run.first and kind.family not in ("nemotron_h", "qwen3_moe")
     if out.node is not None:
-        tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, _AFTER))
+        tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, AFTER))
     tape.backward()
     env.cache = None
     if isinstance(kind.block, Head) and env.param("lm_head.weight").tied:
@@ -113,7 +99,7 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
 
 def _input(env: Env, shape: tuple[int, ...], dtype: str) -> Tensor:
     """What the layer before has made; its node collects the gradient."""
-    hidden = env.tape.external(shape, dtype, HIDDEN, _BEFORE)
+    hidden = env.tape.external(shape, dtype, HIDDEN, BEFORE)
     hidden.node = Node() if env.run.input_requires_grad else None
     return hidden
 
@@ -134,7 +120,7 @@ def _run(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
         return head(env, hidden, kind.block)
     if not _checkpointed(kind, env.run) or _by_parts(kind, env.run):
         return _layer(env, kind, hidden)
-    if env.run.ep > 1 and env.option("router", "kept") == "kept":
+    if env.run.ep > 1 and env.options.keeps_router:
         env.cache = {}
     return env.tape.checkpoint(partial(_layer, env, kind, hidden))
 
@@ -215,7 +201,7 @@ def _embedding(env: Env, kind: LayerKind, block: Embedding) -> RecordedLayer:
     tables = _tables(env, kind, block)
     forward = tape.cut()
     if out.node is not None:
-        tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, _AFTER))
+        tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, AFTER))
     tables.clear()
     tape.backward()
     if env.param("model.embed_tokens.weight").tied:
@@ -249,7 +235,7 @@ def _loss(env: Env, block: Loss) -> RecordedLayer:
     assert value is not None
     forward = tape.cut()
     # Over logits that became their own gradient nobody needs to hold a second view.
-    held = [given] if env.option("logits", "kept") == "kept" and run.loss != "te_inplace" else []
+    held = [given] if env.options.keeps_logits and run.loss != "te_inplace" else []
     given = None
     after = tape.cut()
     tape.phase = "backward"
@@ -263,3 +249,6 @@ def _loss(env: Env, block: Loss) -> RecordedLayer:
     held.clear()
     ones = value = None
     return RecordedLayer(forward, backward, after, tape.cut(), seed)
+
+
+IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing)

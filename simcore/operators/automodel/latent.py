@@ -12,7 +12,8 @@ one off (BackendConfig.__post_init__), which would keep as much.
 from __future__ import annotations
 
 from simcore.models.blocks import LatentAttention
-from simcore.operators.automodel.layers import Env, linear, norm, te_attention
+from simcore.operators.automodel.env import Env
+from simcore.operators.automodel.layers import linear, norm, te_attention
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import new
 from simcore.recording.tape import Kernel, Tape, Tensor

@@ -11,24 +11,24 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.models.blocks import Attention, LatentAttention, Mamba2, Mlp, Moe
-from simcore.recording.host_operators import Operators, operators
+from simcore.recording.host_operators import (
+    AUTOMODEL_ATTENTION,
+    AUTOMODEL_LOCAL_MOE,
+    AUTOMODEL_MAMBA,
+    AUTOMODEL_MLP,
+    AUTOMODEL_MOE,
+    Operators,
+)
 from simcore.recording.tape import Tape, Tensor
 
 __all__ = ["ALONE", "BESIDE", "around"]
 
-def _beside(timed: tuple[float, float], kernels: tuple[int, int]) -> Operators:
-    """Without the kernels that a layer has rows for, each an operator, forward and backward."""
-    forward, backward = (operators(each - num) for each, num in zip(timed, kernels, strict=True))
-    return Operators(forward, backward)
-
-
-_ATTENTION: Final = _beside((66.3, 46.6), (7, 14))
 BESIDE: Final[dict[type, Operators]] = {
-    Mamba2: _beside((66.2, 28.2), (8, 14)), Attention: _ATTENTION, LatentAttention: _ATTENTION,
-    Mlp: _beside((42.9, 24.3), (6, 11)), Moe: _beside((178.3, 131.2), (28, 33))}
+    Mamba2: AUTOMODEL_MAMBA, Attention: AUTOMODEL_ATTENTION, LatentAttention: AUTOMODEL_ATTENTION,
+    Mlp: AUTOMODEL_MLP, Moe: AUTOMODEL_MOE}
 """By a layer's block, its norm and its residual included; a scan and permutations are not in it, nor their kernels."""
-ALONE: Final = _beside((201.0, 107.0), (44, 41))
-"""Of experts that are not spread over ranks, which have neither DTensors nor DeepEP."""
+ALONE: Final = AUTOMODEL_LOCAL_MOE
+"""Experts that are not spread over ranks."""
 
 
 def around(tape: Tape, x: Tensor, num: Operators) -> Tensor:

@@ -8,7 +8,8 @@ tables alone, and they are the stem's.
 from __future__ import annotations
 
 from simcore.models.blocks import Attention
-from simcore.operators.automodel.layers import Env, linear, norm, te_attention
+from simcore.operators.automodel.env import Env
+from simcore.operators.automodel.layers import linear, norm, te_attention
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved, new
 from simcore.recording.tape import Tape, Tensor

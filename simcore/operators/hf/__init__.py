@@ -1,11 +1,12 @@
 """Hugging Face transformers 5.23 on eager PyTorch 2.13: tensors and layers, operator by operator.
 
-Input: `LayerKind`, `LayerWorkload`. Output: `RecordedLayer`, `TensorSpec`s.
+Input: `LayerKind`, `LayerWorkload` with `HfOptions`. Output: `RecordedLayer`, `TensorSpec`s.
 Start: `implementation.record`, `tensors.tensors`.
 
-`layers`: norm, linear, attention (SDPA, flash-attn), MLP of Llama-like families. One module for a family that differs:
-`gpt_oss`, `phi3`, `hybrid` (GraniteMoeHybrid), `nemotron` (Mamba-2). `moe`: routers and experts. `chunked`:
-torchtune's loss in chunks. `autocast`: casts of mixed precision.
+`embedding`: also tables that all layers read. `layers`: norm, linear, attention (SDPA, flash-attn), MLP of Llama-like
+families. `families`: one row a family that differs, whose modules are `gpt_oss`, `phi3`, `hybrid` (GraniteMoeHybrid),
+`nemotron` (Mamba-2). `moe`: routers and experts. `head`, `losses`; `chunked`: torchtune's loss in chunks. `autocast`:
+casts of mixed precision.
 Libraries on top: `liger` (Liger-Kernel 0.7.0), `unsloth`, `packed` (4-bit linears of bitsandbytes or torchao with
 PEFT's adapter), `int8` (LLM.int8()). `remote_code`: what Nemotron's own repository computes differently, for
 `operators/hub`.

@@ -10,6 +10,7 @@ take what they get, norms and losses are fp32 in the modelling code already.
 
 from __future__ import annotations
 
+from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared import aten
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
@@ -19,7 +20,7 @@ __all__ = ["is_autocast", "narrowed", "product"]
 
 def is_autocast(run: LayerWorkload) -> bool:
     """Whether forward runs under autocast to the type of the products."""
-    return ("autocast", "on") in run.options
+    return HfOptions.of(run.options).autocast
 
 
 def narrowed(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:

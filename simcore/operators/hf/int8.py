@@ -11,14 +11,13 @@ lives as long as the graph. Kernels of int8 are timed as those of the input's ty
 
 from __future__ import annotations
 
+from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["NO_THRESHOLD", "int8_product"]
-
-NO_THRESHOLD = ("int8_threshold", "0")
+__all__ = ["int8_product"]
 
 
 def int8_product(tape: Tape, run: LayerWorkload, x: Tensor, weight: Param, bias: Param | None, label: str) -> Tensor:
@@ -48,7 +47,7 @@ def _quantised(tape: Tape, run: LayerWorkload, x: Tensor, rows: int) -> tuple[Te
     half = aten.cast(tape, x.detach(), "fp16")
     scales = aten.new(tape, (rows,), "fp32", "int8.maxima", 0)
     narrow = aten.new(tape, x.shape, "int8", "int8.rows", half.nbytes)
-    if NO_THRESHOLD not in run.options:
+    if HfOptions.of(run.options).has_outlier_threshold:
         absolute = aten.new(tape, x.shape, "fp16", "int8.absolute", half.nbytes)
         mask = aten.new(tape, x.shape, "uint8", "int8.outliers", half.nbytes)
         del absolute

@@ -12,6 +12,7 @@ from simcore.models.blocks import Attention, Branch, Mlp
 from simcore.operators.automodel.lora import memory_efficient_lora
 from simcore.operators.hf import liger as hf_liger
 from simcore.operators.hf.autocast import is_autocast, narrowed, product
+from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.packed import packed_linear
 from simcore.operators.shared import aten
 from simcore.operators.shared.rms_norm import rms_norm
@@ -91,17 +92,17 @@ def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, tu
 
 def has_eager_attention(run: LayerWorkload) -> bool:
     """Whether attention is matrix products of torch's (attn_implementation)."""
-    return dict(run.options).get("attn_implementation") == "eager"
+    return HfOptions.of(run.options).attn_implementation == "eager"
 
 
 def has_flash_attention(run: LayerWorkload) -> bool:
     """Whether attention is flash-attn's own and not torch's SDPA (attn_implementation)."""
-    return dict(run.options).get("attn_implementation") == "flash_attention_2"
+    return HfOptions.of(run.options).attn_implementation == "flash_attention_2"
 
 
 def is_of_hub(run: LayerWorkload) -> bool:
     """Whether the layers are those of the model's own repository."""
-    return ("code", "hub") in run.options
+    return HfOptions.of(run.options).is_of_hub
 
 
 def core_of(tape: Tape, run: LayerWorkload, block: Attention, parts: tuple[Tensor, Tensor, Tensor],

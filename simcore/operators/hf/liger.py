@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared.aten import Grads, Saved, needs_grad, new
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
@@ -20,7 +21,7 @@ _NUM_SMS: Final = 132  # an H100's: each sums a part of the weight's gradient
 
 def has_liger(run: LayerWorkload) -> bool:
     """Whether Liger's kernels stand in the layers' place."""
-    return ("kernels", "liger") in run.options
+    return HfOptions.of(run.options).liger
 
 
 def rms_norm(tape: Tape, weight: Param, x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from simcore.models.blocks import Branch, Mlp, Moe
 from simcore.operators.hf import remote_code
 from simcore.operators.hf.layers import is_of_hub, linear, mlp, relu2
+from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared import aten
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import (
@@ -23,8 +24,8 @@ from simcore.recording.tape import (
 __all__ = ["as_rows", "moe", "routed"]
 
 
-def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, family: str) -> Tensor:
-    """Router, routed experts, and where there is one a shared expert on the same input."""
+def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, *, wide: bool = False) -> Tensor:
+    """Router, routed experts, and where there is one a shared expert on the same input; `wide`: weights in fp32."""
     block = branch.block
     assert isinstance(block, Moe)
     if block.shared_gate:
@@ -34,8 +35,8 @@ def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, family: str) 
     # The logits stay in a local variable that nobody reads.
     if block.router == "sigmoid":
         _logits, weights, indices = _route(tape, run, name, block, rows)
-    else:  # Mixtral leaves the weights in fp32
-        dtype = "fp32" if family == "mixtral" else run.compute
+    else:
+        dtype = "fp32" if wide else run.compute
         _logits, weights, indices = _route_by_softmax(tape, run, name, block, rows, dtype)
     del rows
     flat = as_rows(tape, x, (run.tokens, block.hidden))
@@ -50,12 +51,12 @@ def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, family: str) 
 
 def routed(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor, indices: Tensor,
            weights: Tensor) -> Tensor:
-    """The experts' output for rows x [tokens, h], by the way that `run.options` names."""
+    """The experts' output for rows x [tokens, h], by the way that the options name."""
     if is_of_hub(run):
         return remote_code.experts(tape, run, name, block, x, indices, weights)
-    if ("experts_implementation", "grouped_mm") in run.options:
+    if HfOptions.of(run.options).grouped_experts:
         return _grouped_experts(tape, run, name, block, x, indices, weights)
-    if ("experts", "unit") in run.options:
+    if HfOptions.of(run.options).experts_unit:
         return _inner_unit(tape, run, name, block, x, indices, weights)
     return _experts(tape, run, name, block, x, indices, weights)
 
@@ -164,7 +165,7 @@ def _experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidden: Tens
     token = aten.select(tape, order, (rows,), "int64", "token")
     x = aten.index(tape, hidden, token, "dispatched")
     # DTensor.to_local() makes its nodes here, a plain parameter's transpose next to each product.
-    local = ("experts", "unit") in run.options and run.ep > 1
+    local = HfOptions.of(run.options).experts_unit and run.ep > 1
     first = "gate_up_proj" if block.gated else "up_proj"
     matrices = [aten.strided(tape, run.params[f"{name}.experts.{part}"]) for part in (first, "down_proj")] * local
     if run.ep > 1:

@@ -10,7 +10,7 @@ import math
 from simcore.models.blocks import Branch, Mamba2
 from simcore.operators.hf.layers import linear
 from simcore.operators.shared import aten
-from simcore.operators.shared.mamba_scan_cost import BACKWARD_OPERATORS, FORWARD_OPERATORS
+from simcore.recording.host_operators import MAMBA_SCAN
 from simcore.recording.kernel_shape import shape_of
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
@@ -58,7 +58,7 @@ class _FusedMamba:
         temporary = [tape.empty(shape, "fp32", f"scan.{part}") for part, shape in self.scan.items()]
         scanned = self._activation(tape, "scan", self.block.inner)
         moved = sum(x.nbytes for x in (*temporary, convolved, scanned))
-        tape.compute(Kernel.MAMBA_SCAN, self.scan_flops, moved, FORWARD_OPERATORS)
+        tape.compute(Kernel.MAMBA_SCAN, self.scan_flops, moved, MAMBA_SCAN.forward)
         temporary.clear()
         del convolved
         normed = self._activation(tape, "gated_norm", self.block.inner)
@@ -96,7 +96,7 @@ class _FusedMamba:
         again.append(self._activation(tape, "grad_conv", self.block.conv_dim))
         again.append(tape.empty(self.scan["dt"], "fp32", "scan.grad_dt"))
         moved = 2 * sum(x.nbytes for x in again)
-        tape.compute(Kernel.MAMBA_SCAN, 5 * self.scan_flops // 2, moved, BACKWARD_OPERATORS)
+        tape.compute(Kernel.MAMBA_SCAN, 5 * self.scan_flops // 2, moved, MAMBA_SCAN.backward)
         tape.compute(Kernel.CONV, 2 * self.conv_flops, 3 * again[0].nbytes)
         again.clear()
         return [dz, _grad(tape, conv_weight), _grad(tape, conv_bias), _grad(tape, dt_bias),

@@ -20,6 +20,7 @@ from __future__ import annotations
 from simcore.operators.automodel.lora import memory_efficient_lora
 from simcore.operators.hf.autocast import is_autocast, product
 from simcore.operators.hf.int8 import int8_product
+from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
 from simcore.recording.layer import LayerWorkload
@@ -88,7 +89,7 @@ def _beside(tape: Tape, run: LayerWorkload, weight: Param) -> Tensor | None:
     assert weight.packed is not None
     blocks = weight.packed.blocks(weight.numel)
     if weight.packed.is_tensor:
-        size = 0 if ("compile", "true") in run.options else 12 * weight.numel + 2 * blocks
+        size = 0 if HfOptions.of(run.options).compile else 12 * weight.numel + 2 * blocks
         return aten.new(tape, (size,), "uint8", "dequantised.halves", 2 * size, product=1) if size else None
     if not weight.packed.double_quant:
         return None

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simcore.models.blocks import Attention, LayerKind
+from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
 from simcore.recording.layer import LayerWorkload
@@ -31,12 +32,12 @@ __all__ = ["fast_norm", "has_fast_layers", "unsloth_layer", "weight_buffer"]
 
 def has_fast_layers(run: LayerWorkload) -> bool:
     """Whether Unsloth's functions run the layers."""
-    return "layers" in dict(run.options)
+    return HfOptions.of(run.options).unsloth != ""
 
 
 def _has_sums(run: LayerWorkload) -> bool:
     """Whether parts are added as tensors of their own."""
-    return ("layers", "unsloth 2024.12") in run.options
+    return HfOptions.of(run.options).unsloth == "2024.12"
 
 
 def weight_buffer(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:

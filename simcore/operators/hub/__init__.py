@@ -1,6 +1,6 @@
 """Modelling code from a checkpoint's repository on the Hugging Face Hub (`trust_remote_code=True`).
 
-Input: `LayerKind`, `LayerWorkload`. Output: `RecordedLayer`, `TensorSpec`s.
+Input: `LayerKind`, `LayerWorkload` with `HfOptions`. Output: `RecordedLayer`, `TensorSpec`s.
 Start: `implementation.record`.
 
 Today one such file: `modeling_nemotron_h.py` of Nemotron-3-Nano, loaded by transformers 4. It runs the layers of

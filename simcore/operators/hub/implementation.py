@@ -19,12 +19,12 @@ from simcore.models.blocks import LayerKind
 from simcore.models.tensor import TensorSpec
 from simcore.operators.hf import implementation as hf
 from simcore.operators.hf import tensors as hf_tensors
+from simcore.operators.hf.options import HfOptions
+from simcore.operators.implementation import Implementation
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Param
 
-__all__ = ["record", "tensors"]
-
-_CODE: Final = ("code", "hub")
+__all__ = ["IMPLEMENTATION", "record", "tensors"]
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
@@ -46,7 +46,7 @@ def _apart(spec: TensorSpec) -> TensorSpec:
 def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
            comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
     """Record one layer or part; gradients of the experts count as one of all."""
-    tape = hf.record(kind, replace(run, options=(*run.options, _CODE)), slots, comms)
+    tape = hf.record(kind, replace(run, options=replace(HfOptions.of(run.options), is_of_hub=True)), slots, comms)
     return replace(tape, grads=_joined(tape.grads, run))
 
 
@@ -55,3 +55,6 @@ def _joined(grads: tuple[tuple[Param, int, int], ...], run: LayerWorkload) -> tu
     order = {name: place for place, name in enumerate(dict.fromkeys(param.name for param, _, _ in grads))}
     found = groupby(sorted(grads, key=lambda grad: order[grad[0].name]), lambda grad: (grad[0].name, grad[1]))
     return tuple((run.params[name], slot, sum(num_bytes for _, _, num_bytes in same)) for (name, slot), same in found)
+
+
+IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors)

@@ -1,6 +1,6 @@
 """KempnerForge (commit 5666d0d16153) on eager PyTorch 2.13: dense layers and experts, operator by operator.
 
-Input: `LayerKind`, `LayerWorkload`. Output: `RecordedLayer`, `TensorSpec`s.
+Input: `LayerKind`, `LayerWorkload` with `KempnerforgeOptions`. Output: `RecordedLayer`, `TensorSpec`s.
 Start: `implementation.record`, `tensors.tensors`.
 
 `implementation`: embedding, layers with tensor parallelism, head, loss, rotary tables; also its compiled variant.

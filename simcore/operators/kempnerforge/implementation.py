@@ -10,8 +10,7 @@ loss. In a pipeline stage (`run.sequence_parallel` false) all sequences are whol
 The training loop (`scripts/train.py`) drops logits only when the next forward has returned: those of the step before
 are there when a step begins.
 
-`run.checkpoint`: none, full, or per_module: attention alone. `run.options`: ("packed_experts", "true"),
-("stage", "true"), ("compiled", "true").
+`run.checkpoint`: none, full, or per_module: attention alone.
 
 [Note: compiled gathers] torch.compile finds that linears of one input gather the same and gathers it once (counted on
 KempnerForge's model with torch 2.13, without checkpoints: two gathers a layer and forward pass, where eager has five);
@@ -26,7 +25,9 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LayerKind, Loss, Moe
+from simcore.operators.implementation import Implementation
 from simcore.operators.kempnerforge.moe import Router, moe
+from simcore.operators.kempnerforge.options import KempnerforgeOptions
 from simcore.operators.kempnerforge.tensors import tensors
 from simcore.operators.shared import aten
 from simcore.operators.shared.dtensor import (
@@ -54,7 +55,7 @@ from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Op, Param, Section
 from simcore.recording.tape import Tape, Tensor
 
-__all__ = ["record", "standing", "tensors"]
+__all__ = ["IMPLEMENTATION", "record", "standing", "tensors"]
 
 SERVED: Final = frozenset({"gated experts", "a router by softmax"})
 """What of `features.py` is recorded here."""
@@ -190,7 +191,7 @@ def _column(tape: Tape, run: LayerWorkload, name: str, x: Tensor, gathered: list
     label = name.rpartition(".")[2]
     if run.sequence_parallel or run.tp == 1:
         x = gather_sequence(tape, run, x, f"{label}_in", *gathered)
-        if _option(run, "compiled") and not gathered:
+        if _options(run).compiled and not gathered:
             gathered.append(x)
     else:
         x = same_everywhere(tape, x, f"{label}_in")
@@ -264,7 +265,7 @@ def _output(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
 # ---- loss -----------------------------------------------------------------------------------------------------------
 def _loss(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
     """`logits = model(...)` drops the last ones; these are kept until the next."""
-    if _option(run, "stage"):
+    if _options(run).is_stage:
         return _loss_of_stage(tape, block, run)
     tape.is_alone = True  # `training/loss.py`: the model is compiled, its loss is not
     rest = drop_held_logits(tape, run, block.vocab)
@@ -294,8 +295,8 @@ def _loss_of_stage(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer
     return RecordedLayer(forward, backward, late=tape.cut(), seed=seed)
 
 
-def _option(run: LayerWorkload, name: str) -> bool:
-    return (name, "true") in run.options
+def _options(run: LayerWorkload) -> KempnerforgeOptions:
+    return KempnerforgeOptions.of(run.options)
 
 
 def _cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
@@ -313,3 +314,6 @@ def _is_any_left(tape: Tape, rows: int) -> None:
 def _divided(tape: Tape, loss: Tensor) -> Tensor:
     """By the number of microbatches."""
     return aten.mul_scalar(tape, loss)
+
+
+IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from simcore.models.blocks import Moe
+from simcore.operators.kempnerforge.options import KempnerforgeOptions
 from simcore.operators.shared import aten
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
@@ -147,13 +148,13 @@ def _grouped(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor) -> Tensor:
 def _longest(run: LayerWorkload, block: Moe) -> int:
     """Rows of the fullest expert: a token goes to it once at most."""
     mean = run.tokens * block.top_k / block.num_experts
-    return min(run.tokens, math.ceil(mean * float(dict(run.options).get("imbalance", 1))))
+    return min(run.tokens, math.ceil(mean * KempnerforgeOptions.of(run.options).imbalance))
 
 
 def _matrices(tape: Tape, run: LayerWorkload, name: str) -> Operand:
     """All experts' matrices of one name: packed, or stacked; a stack's gradient is copied out, transposed."""
     param = run.params[f"mlp.experts.{name}_proj.weight"]
-    if ("packed_experts", "true") in run.options:
+    if KempnerforgeOptions.of(run.options).packed_experts:
         return param
     shape, dtype = param.shape, param.dtype
     node = tape.node((param,), (), lambda tape, grads, saved: [

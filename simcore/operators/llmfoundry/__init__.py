@@ -1,6 +1,6 @@
 """llm-foundry 0.3.0 under Composer 0.16 on eager PyTorch: the layers of MPT, operator by operator.
 
-Input: `LayerKind`, `LayerWorkload`. Output: `RecordedLayer`; the parameters are those of
+Input: `LayerKind`, `LayerWorkload` with `LlmfoundryOptions`. Output: `RecordedLayer`; the parameters are those of
 `operators/shared/mpt_tensors.py`.
 Start: `implementation.record`.
 

@@ -8,8 +8,7 @@ The trainer (Composer 0.16.4 `trainer/trainer.py`, _train_microbatch) drops logi
 returned, and after backward runs the model's two metrics, LanguageCrossEntropy and LanguagePerplexity, over them: each
 a log-softmax in their type, and under autocast a copy of it in fp32 for the negative log-likelihood.
 
-`run.checkpoint`: none or full. `run.options`: ("attn_impl", "triton" or "flash"); ("fp8", "true"): TransformerEngine's
-linears in fp8_autocast, without torch's own autocast.
+`run.checkpoint`: none or full.
 """
 
 from __future__ import annotations
@@ -20,11 +19,14 @@ from functools import partial
 from typing import Final
 
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Loss
+from simcore.operators.implementation import Implementation
 from simcore.operators.llmfoundry.attention import flash, triton
 from simcore.operators.llmfoundry.fp8 import te_linear
+from simcore.operators.llmfoundry.options import LlmfoundryOptions
 from simcore.operators.shared import aten
 from simcore.operators.shared.features import refuse
 from simcore.operators.shared.layer_borders import (
+    BEFORE,
     drop_held_logits,
     hand_on,
     hidden_state,
@@ -40,13 +42,12 @@ from simcore.operators.shared.mpt_tensors import tensors
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Kernel, Tape, Tensor
 
-__all__ = ["record", "standing", "tensors"]
+__all__ = ["IMPLEMENTATION", "record", "standing", "tensors"]
 
 SERVED: Final = frozenset({"LayerNorm", "LayerNorm without a bias", "learned positions", "a GELU MLP",
                            "biases of the MLP", "biases of attention", "ALiBi"})
 """What of `features.py` is recorded here."""
 
-_BEFORE = -1
 
 
 def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
@@ -104,9 +105,9 @@ def _stem(tape: Tape, run: LayerWorkload, width: int) -> list[Tensor]:
 
     Without learned positions the embedding of tokens is the first layer's input itself.
     """
-    if not run.first or ("positions", "learned") not in run.options:
+    if not run.first or not LlmfoundryOptions.of(run.options).learned_positions:
         return []
-    return [tape.external((batch, run.seq, width), run.compute, tape.slot(name, "activation"), _BEFORE)
+    return [tape.external((batch, run.seq, width), run.compute, tape.slot(name, "activation"), BEFORE)
             for name, batch in (("tok_emb", run.batch), ("pos_emb", 1))]
 
 
@@ -144,7 +145,7 @@ def _attention(tape: Tape, kind: LayerKind, run: LayerWorkload, branch: Branch, 
     block = branch.block
     assert isinstance(block, Attention)
     qkv = _linear(tape, kind, run, f"{branch.name}.Wqkv", x)
-    out = (flash(tape, run, block, qkv) if dict(run.options).get("attn_impl") == "flash" else
+    out = (flash(tape, run, block, qkv) if LlmfoundryOptions.of(run.options).attn_impl == "flash" else
            triton(tape, run, block, qkv, bias))
     return _linear(tape, kind, run, f"{branch.name}.out_proj", out)
 
@@ -194,7 +195,7 @@ def _loss(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
     seed, backward, ones = run_backward_of_loss(tape, loss, leaf)
     del ones, loss
     for _ in range(2):
-        _metric(tape, logits.view(run.tokens, block.vocab), in_fp32=("fp8", "true") not in run.options)
+        _metric(tape, logits.view(run.tokens, block.vocab), in_fp32=not LlmfoundryOptions.of(run.options).fp8)
     logits = None
     hold_logits(tape, run, block.vocab)
     return RecordedLayer(forward, backward, late=tape.cut(), seed=seed, rest=rest)
@@ -230,3 +231,6 @@ def _metric(tape: Tape, logits: Tensor, *, in_fp32: bool) -> None:
     if in_fp32:
         likelihoods = aten.select(tape, likelihoods, logits.shape, "fp32", "to_fp32")
     aten.new(tape, (), "fp32", "metric", 8 * logits.shape[0])
+
+
+IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing)

@@ -1,13 +1,12 @@
 """Megatron-Core 0.16.1 with Transformer Engine: tensors and layers, operator by operator.
 
-Input: `LayerKind`, `LayerWorkload` (tensor, context and expert parallel degrees, options). Output: `RecordedLayer`,
-`TensorSpec`s of one model before it is split. Start: `implementation.record`, `tensors.tensors`.
+Input: `LayerKind`, `LayerWorkload` (parallel degrees) with `MegatronOptions`. Output: `RecordedLayer`, `TensorSpec`s
+of one model before it is split. Start: `implementation.record`, `tensors.tensors`.
 
-`context`: the tape with a layer's parameters, and outputs that are discarded and computed again. `ops`: norm, linears,
-grouped linears, adapters, activations; `parts`: their pieces that do not depend on the format; `fp8`: the same linears
-in 8 and 4 bits. `attention`: fused self-attention and the dense MLP; `unfused`: attention as matrix products;
-`latent`: MLA. `mamba`: Mamba-2. `moe`: router, all-to-all and flex dispatchers, grouped experts, shared expert;
-`allgather`: the all-gather dispatcher; `biased`: experts with biases (GPT-OSS). `head`: embedding, final norm, output
-layer, vocabulary parallel cross entropy. `mtp`: multi-token prediction. Gradient buffers, the distributed optimizer
+`ops`: linears in 16, 8 and 4 bits, norms, activations, recomputation, over the tape of a layer. `attention`: fused
+self-attention and the dense MLP; `unfused`: attention as matrix products; `latent`: MLA. `mamba`: Mamba-2. `moe`: the
+MoE layer; `rows`: numbers of rows; `router`; `dispatch_alltoall`, `dispatch_allgather`, `dispatch_flex`: its
+dispatchers; `grouped_mlp`, `biased`: experts, those with biases (GPT-OSS). `head`: embedding, final norm, output layer,
+vocabulary parallel cross entropy. `mtp`: multi-token prediction. Gradient buffers, the distributed optimizer
 and pipeline stages: `frameworks/megatron`.
 """

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Mlp
-from simcore.operators.megatron.context import Context, Grads, Saved
-from simcore.operators.megatron.ops import act, norm_linear, row
+from simcore.operators.megatron.ops.context import Context, Grads, Saved
+from simcore.operators.megatron.ops.elementwise import act
+from simcore.operators.megatron.ops.linear import norm_linear, row
 from simcore.operators.megatron.unfused import unfused_core
 from simcore.recording.kernel_shape import shape_of_heads
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
@@ -121,8 +122,8 @@ def _moved(c: Context, x: Tensor, name: str) -> Tensor:
         _turned(c, grad, fused=fused, is_backward=True)
         return [grad]
 
-    rotary = name == "key" or any(getattr(b.block, "rotary", False) for b in c.kind.branches)
-    fused = not rotary or (c.kind.family != "gpt_oss" and dict(c.run.options).get("apply_rope_fusion") != "false")
+    rotary = name == "key" or any(isinstance(b.block, Attention) and b.block.rotary for b in c.kind.branches)
+    fused = not rotary or (c.kind.family != "gpt_oss" and c.options.apply_rope_fusion is not False)
     out = c.new(rows, columns, name)
     _turned(c, out, fused=fused, is_backward=False)
     c.node(out, (x,), (), back)

@@ -7,7 +7,7 @@ GEMM adds its bias itself, the second's is added by torch, expert by expert, tim
 
 from __future__ import annotations
 
-from simcore.operators.megatron.context import Context, Grads, Saved
+from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.recording.tape import Kernel, Tape, Tensor
 from simcore.units import dtype_bytes
 

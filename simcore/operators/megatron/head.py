@@ -26,9 +26,11 @@ from typing import Final
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Embedding, Head, Mtp
-from simcore.operators.megatron.context import Context, Grads, Saved, fuses_wgrad
-from simcore.operators.megatron.ops import adapted, add, dropped, gather_backward
-from simcore.operators.megatron.parts import all_gather
+from simcore.operators.megatron.ops.adapter import adapted
+from simcore.operators.megatron.ops.context import Context, Grads, Saved, fuses_wgrad
+from simcore.operators.megatron.ops.elementwise import add, dropped
+from simcore.operators.megatron.ops.linear import gather_backward
+from simcore.operators.megatron.ops.parts import all_gather
 from simcore.recording.tape import Kernel, Param, Storage, Tape, Tensor
 
 __all__ = ["TIED_GRAD", "Backward", "embedding", "head", "loss"]

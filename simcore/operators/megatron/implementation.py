@@ -1,9 +1,8 @@
 """Megatron-Core with Transformer Engine: what each kind of layer holds, computes and sends.
 
-Layers: `megatron_mamba.py`, `megatron_moe.py`, `megatron_attention.py`, `megatron_latent.py`; around them:
-`megatron_head.py`, `megatron_mtp.py`; their parameters: `megatron_tensors.py`; shared operators and notes on weight
-gradients: `megatron_ops.py`. Versions: megatron-core 0.16.1 (core_v0.16.1), TransformerEngine 2.18 unless a rule says
-otherwise, mamba_ssm of August 2026.
+Layers: `mamba`, `moe`, `attention`, `latent`; around them: `head`, `mtp`; their parameters: `tensors`; shared operators
+and notes on weight gradients: `ops/linear.py`. Versions: megatron-core 0.16.1 (core_v0.16.1), TransformerEngine 2.18
+unless a rule says otherwise, mamba_ssm of August 2026.
 
 Recompute is Megatron's own spelling in `LayerWorkload.checkpoint`: "none", "full" (each layer keeps its input), or a
 comma list of selective modules: moe, layernorm, moe_act, shared_experts, mlp, core_attn, mla_up_proj
@@ -31,14 +30,16 @@ from simcore.models.blocks import (
     Moe,
     Mtp,
 )
+from simcore.operators.implementation import Implementation
 from simcore.operators.megatron.attention import attention, mlp
-from simcore.operators.megatron.context import Context, fuses_wgrad
 from simcore.operators.megatron.head import TIED_GRAD, embedding, head, loss
 from simcore.operators.megatron.latent import latent_attention
 from simcore.operators.megatron.mamba import mamba
 from simcore.operators.megatron.moe import moe
 from simcore.operators.megatron.mtp import heads, predict
-from simcore.operators.megatron.ops import add, add_dropped, norm
+from simcore.operators.megatron.ops.context import Context, fuses_wgrad
+from simcore.operators.megatron.ops.elementwise import add, add_dropped
+from simcore.operators.megatron.ops.norm import norm
 from simcore.operators.megatron.tensors import FINAL_NORM, tensors
 from simcore.operators.shared.features import LATENT, refuse
 from simcore.recording.layer import LayerWorkload, RecordedLayer
@@ -46,7 +47,7 @@ from simcore.recording.rows import Module
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Param, Section, Tape, Tensor
 from simcore.units import dtype_bytes
 
-__all__ = ["idle_gradients", "record", "standing", "tensors"]
+__all__ = ["IMPLEMENTATION", "idle_gradients", "record", "standing", "tensors"]
 
 SERVED: Final = frozenset({"norms of query and key", "biases of query, key and value", "gated experts",
                            "a router by softmax", "a router by softmax, not normalised", "latent attention",
@@ -134,7 +135,8 @@ def _seed(tape: Tape, out: Tensor, *, is_loss: bool) -> Section:
 def _input(c: Context, caught: list[Tensor]) -> Tensor:
     """The layer's input; where something below it trains, its gradient is caught."""
     columns = _input_columns(c)
-    rows = c.tokens if c.kind.name == "loss" else c.local * (1 + getattr(c.kind.block, "shared", False))
+    shared = c.kind.block.shared if isinstance(c.kind.block, Embedding | Head) else 0
+    rows = c.tokens if c.kind.name == "loss" else c.local * (1 + shared)
     x = c.tape.external((rows, columns), c.dtype, HIDDEN, -1)
     if c.run.input_requires_grad:
         def catch(_tape: Tape, grads: list[Tensor | None], _saved: list[Tensor]) -> list[Tensor | None]:
@@ -208,3 +210,6 @@ def _mixer(c: Context, branch: Branch, x: Tensor) -> Tensor:
     if isinstance(block, LatentAttention):
         return latent_attention(c, block, x)
     return mlp(c, block, x) if isinstance(block, Mlp) else moe(c, block, x)
+
+
+IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing)

@@ -12,17 +12,11 @@ from __future__ import annotations
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import LatentAttention
 from simcore.operators.megatron.attention import core, turning_passes
-from simcore.operators.megatron.context import Context, Grads, Saved, discarded_region
-from simcore.operators.megatron.ops import (
-    column,
-    gather_backward,
-    identity,
-    norm,
-    norm_discarded,
-    norm_linear,
-    row,
-    whole,
-)
+from simcore.operators.megatron.ops.context import Context, Grads, Saved
+from simcore.operators.megatron.ops.elementwise import identity
+from simcore.operators.megatron.ops.linear import column, gather_backward, norm_linear, row, whole
+from simcore.operators.megatron.ops.norm import norm, norm_discarded
+from simcore.operators.megatron.ops.recompute import discarded_region
 from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["latent_attention"]
@@ -69,7 +63,7 @@ def _up(c: Context, block: LatentAttention, compressed: Tensor, latent: Tensor, 
     query = project(c, f"{_AT}.linear_q_up_proj", compressed) if block.q_rank else \
         column(c, f"{_AT}.linear_q_proj", compressed)
     pair = project(c, f"{_AT}.linear_kv_up_proj", _contiguous(c, latent))
-    if dict(c.run.options).get("apply_rope_fusion") == "true":
+    if c.options.apply_rope_fusion:
         return _turned_in_place(c, block, heads, query), *_split_and_turned(c, block, heads, pair, rope_key)
     query = _query(c, block, heads, query)
     key, value = _key_value(c, block, heads, pair, rope_key)

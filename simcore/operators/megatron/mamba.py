@@ -18,9 +18,9 @@ import math
 from dataclasses import dataclass, replace
 
 from simcore.models.blocks import Mamba2
-from simcore.operators.megatron.context import Context, Grads, Saved
-from simcore.operators.megatron.ops import norm_linear, row
-from simcore.operators.shared.mamba_scan_cost import BACKWARD_OPERATORS, FORWARD_OPERATORS, MIXER, NORM
+from simcore.operators.megatron.ops.context import Context, Grads, Saved
+from simcore.operators.megatron.ops.linear import norm_linear, row
+from simcore.recording.host_operators import GATED_NORM, MAMBA_MIXER, MAMBA_SCAN
 from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["mamba"]
@@ -154,7 +154,7 @@ def _scan(c: Context, s: Sizes, zxbcdt: Tensor, numbers: tuple[Tensor, ...]) -> 
     passing = 2 * s.states
     c.tape.compute(Kernel.MAMBA_SCAN, s.flops(2, 1) + s.tokens * 2 * s.chunk * s.inner + passing,
                    3 * out.nbytes + conv.nbytes + 2 * products.nbytes + 4 * 4 * s.states,
-                   FORWARD_OPERATORS + MIXER.forward)
+                   MAMBA_SCAN.forward + MAMBA_MIXER.forward)
     c.node(out, (zxbcdt, *params), (zxbcdt, out_x, *numbers), back)
     del conv, small, passed, final, products, out_x
     return out
@@ -193,7 +193,7 @@ def _scan_backward(c: Context, s: Sizes, width: int) -> Tensor:
         sums.append(c.new(s.tokens, columns, name, "fp32"))
         del parts
     scan_bytes = 6 * gated.nbytes + conv.nbytes + grad_conv.nbytes + 6 * products.nbytes + 10 * 4 * s.states
-    c.tape.compute(Kernel.MAMBA_SCAN, s.flops(8, 3), scan_bytes, BACKWARD_OPERATORS + MIXER.backward)
+    c.tape.compute(Kernel.MAMBA_SCAN, s.flops(8, 3), scan_bytes, MAMBA_SCAN.backward + MAMBA_MIXER.backward)
     del sums, lower, final, dt_in, small, products, gated, ddt
     c.tape.compute(Kernel.CONV, 16 * s.tokens * s.conv, 4 * conv.nbytes)
     return grad
@@ -205,11 +205,11 @@ def _gated_norm(c: Context, s: Sizes, y: Tensor) -> Tensor:
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         grad = c.new(s.tokens, s.inner, "grad_scan_out")
-        c.elementwise(grad, 4, Kernel.NORM, NORM.backward)
+        c.elementwise(grad, 4, Kernel.NORM, GATED_NORM.backward)
         return [grad, c.small_grad(weight)]
 
     out = c.new(s.tokens, s.inner, "mixer.norm_out")
     rstd = c.new(s.tokens, s.groups, "mixer.norm_rstd", "fp32")
-    c.elementwise(out, 2, Kernel.NORM, NORM.forward)
+    c.elementwise(out, 2, Kernel.NORM, GATED_NORM.forward)
     c.node(out, (y, weight), (y, rstd), back)
     return out

@@ -23,10 +23,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from simcore.models.blocks import Embedding, Head, Mtp
-from simcore.operators.megatron.context import Context, Grads, Saved
 from simcore.operators.megatron.head import Backward, embedding, head, loss
-from simcore.operators.megatron.ops import column, norm
-from simcore.operators.megatron.parts import all_gather
+from simcore.operators.megatron.ops.context import Context, Grads, Saved
+from simcore.operators.megatron.ops.linear import column
+from simcore.operators.megatron.ops.norm import norm
+from simcore.operators.megatron.ops.parts import all_gather
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Node, Tape, Tensor
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from simcore.operators.megatron.context import Context, Grads, Saved
-from simcore.operators.megatron.ops import dropped
+from simcore.operators.megatron.ops.context import Context, Grads, Saved
+from simcore.operators.megatron.ops.elementwise import dropped
 from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["unfused_core"]
@@ -83,7 +83,7 @@ def _scores(c: Context, heads: int, q: Tensor, k: Tensor) -> Tensor:
         c.tape.compute(Kernel.GEMM, 2 * flops, 2 * sum(x.nbytes for x in saved))
         return list(grads)
 
-    own = dict(c.run.options).get("core_attention") == "true"
+    own = c.options.core_attention
     given = None if own else c.new(rows * heads, keys, "scores_buffer")
     out = c.new(rows * heads, keys, "attention_scores")
     c.tape.compute(Kernel.GEMM, flops, out.nbytes)
@@ -99,7 +99,7 @@ def _softmax(c: Context, scores: Tensor) -> Tensor:
     (core 0.16.1 `fusions/fused_softmax.py`, forward_torch_softmax); the cast keeps nothing.
     """
     rows, keys = scores.shape
-    fused = dict(c.run.options).get("masked_softmax_fusion", "true") == "true"
+    fused = c.options.masked_softmax_fusion
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         grad = c.new(rows, keys, "grad_scores")

@@ -7,6 +7,5 @@ how backward of a layer is run).
 
 `rms_norm`: RMSNorm as transformers writes it. `dtensor`: collectives of tensor parallel plans. `ring_attention`:
 PyTorch's context parallelism. `features`: what a layer needs beyond plain blocks; an implementation refuses what it
-does not serve. `plain_tensors`, `mpt_tensors`: parameters that implementations register alike. `mamba_scan_cost`,
-`permutation_cost`: host time of the Triton kernels around a Mamba-2 scan and around experts.
+does not serve. `plain_tensors`, `mpt_tensors`: parameters that implementations register alike.
 """

@@ -41,7 +41,7 @@ def refuse_megatrons(kind: LayerKind, *, ties: bool = True) -> None:
     `components/models/nemotron_v3/model.py`. `ties`: a tied head is refused here too, and not by the framework.
     """
     tied = ties and isinstance(kind.block, Head) and kind.block.tied
-    rotary = any(getattr(branch.block, "rotary", False) for branch in kind.branches)
+    rotary = any(isinstance(branch.block, Attention) and branch.block.rotary for branch in kind.branches)
     gated = any(isinstance(branch.block, Mlp) and branch.block.gated for branch in kind.branches)
     own = (name for name in features(kind) if name != LATENT)
     found = (*own, *_named(("a tied head", tied), ("rotary positions", rotary), ("a gated MLP", gated)))
@@ -60,7 +60,8 @@ def features(kind: LayerKind) -> tuple[str, ...]:
         found.append("LayerNorm")
     if any(not norm.norm_bias for norm in (kind.block, *kind.branches) if isinstance(norm, FinalNorm | Branch)):
         found.append("LayerNorm without a bias")
-    if kind.dropout or any(getattr(branch.block, "dropout", False) for branch in kind.branches):
+    if kind.dropout or any(isinstance(branch.block, Attention | LatentAttention) and branch.block.dropout
+                           for branch in kind.branches):
         found.append("dropout")
     found += _named(("norms behind blocks", any(branch.behind for branch in kind.branches)),
                     ("residuals in fp32", kind.wide), ("scaled residuals", kind.scaled and not kind.block),

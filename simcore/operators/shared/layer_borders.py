@@ -10,24 +10,26 @@ from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.split_backward import SplitBackward
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Op, Section, Tape, Tensor
 
-__all__ = ["TIED_HEAD", "drop_held_logits", "hand_back", "hand_on", "hidden_state", "hold_logits", "leave_waiting",
-           "meet_waiting", "nothing", "run_backward", "run_backward_of_loss", "run_halves", "simple_part",
-           "stream_dtype"]
+__all__ = ["AFTER", "BEFORE", "TIED_HEAD", "drop_held_logits", "hand_back", "hand_on", "hidden_state", "hold_logits",
+           "leave_waiting", "meet_waiting", "nothing", "run_backward", "run_backward_of_loss", "run_halves",
+           "simple_part", "stream_dtype"]
 
 TIED_HEAD: Final = 1 << 30
 """Row offset: the slot is the head's, however far away that is."""
 
-_BEFORE, _AFTER = -1, 1
+BEFORE: Final = -1
+AFTER: Final = 1
+"""Layer offsets of rows about tensors that the layer below or above makes or frees."""
 
 
 def stream_dtype(run: LayerWorkload) -> str:
-    """The type of what layers hand on: that of the products, unless ("hidden", dtype) says another."""
-    return dict(run.options).get("hidden", run.compute)
+    """The type of what layers hand on: that of the products, unless the options say another."""
+    return run.options.hidden or run.compute
 
 
 def hidden_state(tape: Tape, run: LayerWorkload, seq: int, width: int, dtype: str = "") -> Tensor:
     """The input, which the layer before has made; its node collects the gradient. `dtype`: if not the stream's."""
-    hidden = tape.external((run.batch, seq, width), dtype or stream_dtype(run), HIDDEN, _BEFORE)
+    hidden = tape.external((run.batch, seq, width), dtype or stream_dtype(run), HIDDEN, BEFORE)
     hidden.node = Node() if run.input_requires_grad else None
     return hidden
 
@@ -57,7 +59,7 @@ def run_backward(tape: Tape, out: Tensor, inputs: Node | None, finish: Callable[
     `held`: lives until then, and so does the gradient that comes in: the layer is one function of autograd.
     """
     if out.node is not None:
-        grad: Tensor | None = tape.external(out.shape, out.dtype, GRAD_HIDDEN, _AFTER)
+        grad: Tensor | None = tape.external(out.shape, out.dtype, GRAD_HIDDEN, AFTER)
         assert grad is not None
         tape.seed(out, grad)
         grad = grad if held else None
@@ -115,7 +117,7 @@ def run_halves(tape: Tape, run: LayerWorkload, out: Tensor, inputs: Node | None,
                recorded: RecordedLayer) -> RecordedLayer:
     """`recorded` with a backward pass whose gradients of parameters are a pass of their own (`halves.py`)."""
     assert inputs is not None, "there is no first half without a gradient of the input"
-    tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, _AFTER))
+    tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, AFTER))
     halves = SplitBackward(tape)
     halves.run_input()
     hand_back(tape, inputs)

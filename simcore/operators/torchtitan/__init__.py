@@ -1,6 +1,6 @@
 """torchtitan 0.2.2 on PyTorch 2.13: Llama 3, Qwen3 and DeepSeek V3, eager and compiled, operator by operator.
 
-Input: `LayerKind`, `LayerWorkload`. Output: `RecordedLayer`, `TensorSpec`s.
+Input: `LayerKind`, `LayerWorkload` with `TorchtitanOptions`. Output: `RecordedLayer`, `TensorSpec`s.
 Start: `implementation.record`, `tensors.tensors`.
 
 `attention`: grouped-query attention with torchtitan's rotary tables. `latent`: latent attention. `moe`: router and

@@ -1,16 +1,13 @@
 """torchtitan 0.2.2 Llama 3, Qwen3 and DeepSeek V3 (`models/*/model/model.py`) on eager PyTorch 2.13: tensors and tapes.
 
-Norms are one kernel each, attention is in `torchtitan_attention.py`, and the training loop drops the logits before
+Norms are one kernel each, attention is in `attention.py`, and the training loop drops the logits before
 backward. With tensor parallelism the plan is that of
 `infra/parallelize.py`: sequences split between blocks and in norms, gathered before attention and MLP, scattered after;
 the embedding and the output split by vocabulary; the loss too unless `disable_loss_parallel`.
 
 `run.checkpoint`: none, full, or per_op, which keeps what `_op_sac_save_list` names: attention, reduce-scatters, and of
 the matrix products every second (the first, the third, ...; `distributed/activation_checkpoint.py`). Compiled blocks
-and the compiled loss are in `torchtitan_compiled.py`. `run.options`: ("early_stop", "true"),
-("disable_loss_parallel", "true"), ("compiled_blocks", "true"), ("compiled_loss", "true"), ("keeps_logits", "true"): a
-pipeline stage holds what it puts out until its backward pass is over (torch 2.13 `distributed/pipelining/stage.py`,
-`fwd_cache`).
+and the compiled loss are in `compiled.py`.
 """
 
 from __future__ import annotations
@@ -20,25 +17,10 @@ from functools import partial
 from itertools import count
 from typing import Final
 
-from simcore.models.blocks import (
-    Attention,
-    Embedding,
-    FinalNorm,
-    Head,
-    LatentAttention,
-    LayerKind,
-    Loss,
-    Mixer,
-    Moe,
-)
+from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LatentAttention, LayerKind, Loss, Mixer, Moe
+from simcore.operators.implementation import Implementation
 from simcore.operators.shared import aten
-from simcore.operators.shared.dtensor import (
-    gather_last,
-    gather_sequence,
-    own_rows,
-    scatter_sequence,
-    sum_norms,
-)
+from simcore.operators.shared.dtensor import gather_last, gather_sequence, own_rows, scatter_sequence, sum_norms
 from simcore.operators.shared.features import refuse
 from simcore.operators.shared.layer_borders import (
     hand_on,
@@ -53,12 +35,13 @@ from simcore.operators.torchtitan.attention import attention, linear, rotary_buf
 from simcore.operators.torchtitan.latent import latent_attention
 from simcore.operators.torchtitan.loss import cross_entropy, parallel_cross_entropy, shifted_indices
 from simcore.operators.torchtitan.moe import moe
+from simcore.operators.torchtitan.options import TorchtitanOptions
 from simcore.operators.torchtitan.tensors import tensors
 from simcore.recording.checkpoint import Keeps
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Tape, Tensor
 
-__all__ = ["record", "standing", "tensors"]
+__all__ = ["IMPLEMENTATION", "record", "standing", "tensors"]
 
 SERVED: Final = frozenset({"norms of query and key", "latent attention", "gated experts",
                            "a router by softmax, not normalised", "gated experts with a shared one"})
@@ -88,8 +71,8 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     return _layer(tape, kind, run)
 
 
-def _option(run: LayerWorkload, name: str) -> bool:
-    return dict(run.options).get(name) == "true"
+def _options(run: LayerWorkload) -> TorchtitanOptions:
+    return TorchtitanOptions.of(run.options)
 
 
 # ---- layers ---------------------------------------------------------------------------------------------------------
@@ -99,14 +82,14 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     leaf = x.node
     table = rotary_table(tape, run, kind)
     body = partial(_body, tape, kind, run, table, x)
-    if _option(run, "compiled_blocks"):
+    if _options(run).compiled_blocks:
         body = partial(torchtitan_compiled.block, tape, kind, run, x, table)
     x = table = None
     keeps = _every_second_product() if run.checkpoint == "per_op" else None
-    if run.checkpoint == "none" or _option(run, "compiled_blocks"):
+    if run.checkpoint == "none" or _options(run).compiled_blocks:
         out = body()
     else:
-        out = tape.checkpoint(body, keeps, early_stop=_option(run, "early_stop"))
+        out = tape.checkpoint(body, keeps, early_stop=_options(run).early_stop)
     hand_on(tape, out)
     forward = tape.cut()
     del body  # FSDP2's cast of what the layer was given lasts as long as the call
@@ -183,16 +166,16 @@ def _outside(tape: Tape, shape: tuple[int, int]) -> Tensor:
 
 def _output(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
     logits = aten.linear(tape, gather_sequence(tape, run, x, "output_in"), run.params["weight"], "logits")
-    return gather_last(tape, run, logits) if run.tp > 1 and _option(run, "disable_loss_parallel") else logits
+    return gather_last(tape, run, logits) if run.tp > 1 and _options(run).disable_loss_parallel else logits
 
 
 def _loss(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
-    split = run.tp > 1 and not _option(run, "disable_loss_parallel")
+    split = run.tp > 1 and not _options(run).disable_loss_parallel
     logits: Tensor | None = hidden_state(tape, run, run.seq, block.vocab // (run.tp if split else 1))
     assert logits is not None
     leaf = logits.node
     loss = _divided(tape, _loss_function(run, split=split)(tape, logits))
-    held = logits if _option(run, "keeps_logits") else None
+    held = logits if _options(run).keeps_logits else None
     logits = None
     forward = tape.cut()
     seed, backward, ones = run_backward_of_loss(tape, loss, leaf, split=run.split)
@@ -204,9 +187,12 @@ def _loss_function(run: LayerWorkload, *, split: bool) -> Callable[[Tape, Tensor
     """Assumed: loss parallel allocates what eager DTensor does, compiled or not; that was not measured."""
     if split:
         return parallel_cross_entropy
-    return torchtitan_compiled.cross_entropy if _option(run, "compiled_loss") else cross_entropy
+    return torchtitan_compiled.cross_entropy if _options(run).compiled_loss else cross_entropy
 
 
 def _divided(tape: Tape, loss: Tensor) -> Tensor:
     """By the number of tokens that count."""
     return aten.mul_scalar(tape, loss)
+
+
+IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing)

@@ -6,18 +6,7 @@ import pytest
 
 from simcore.errors import IllegalLayout, NotYet
 from simcore.frameworks.automodel.lora import adapters, matches
-from simcore.models.blocks import (
-    Attention,
-    Branch,
-    Embedding,
-    FinalNorm,
-    Head,
-    LayerKind,
-    Mamba2,
-    Mixer,
-    Mlp,
-    Moe,
-)
+from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Mamba2, Mixer, Mlp, Moe
 from simcore.models.lora import LoraChoice
 from simcore.operators.automodel.tensors import tensors
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -18,9 +19,10 @@ from simcore.inputs.scenario import Scenario
 from simcore.models.blocks import Moe
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.models.lora import LoraChoice
-from simcore.operators.automodel.implementation import RELEASE_0_7_0, record
-from simcore.operators.automodel.layers import Env
-from simcore.operators.automodel.moe import softmax_gate
+from simcore.operators.automodel.env import Env
+from simcore.operators.automodel.implementation import record
+from simcore.operators.automodel.options import RELEASE_0_7_0, AutomodelOptions, Dispatcher
+from simcore.operators.automodel.router import softmax_gate
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Op
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Param, Section, Tape, Tensor
@@ -57,11 +59,12 @@ def test_tensors_are_those_that_automodel_registers(family: str) -> None:
 
 
 def _record(family: str, batch: int, seq: int, checkpoint: str,
-            options: tuple[tuple[str, str], ...] = ()) -> RecordedLayer:
+            options: AutomodelOptions | None = None) -> RecordedLayer:
     graph = _graph(family, **({"mlp_only_layers": [0]} if family == "qwen3_moe" else {}))
     kind = graph.layers[1].kind
     params = {t.name: Param(t.name, t.shape, "bf16", trainable=True) for t in graph.tensors[kind]}
-    run = LayerWorkload(batch, seq, "bf16", params, checkpoint=checkpoint, options=options)
+    run = LayerWorkload(batch, seq, "bf16", params, checkpoint=checkpoint,
+                        options=options or AutomodelOptions())
     return record(graph.kinds[kind], run, {}, {})
 
 
@@ -102,8 +105,8 @@ def test_a_gate_allocates_what_automodel_s_does(name: str) -> None:
     x: Tensor | None = tape.external((192, block.hidden), "bf16", HIDDEN, -1)
     assert x is not None
     x.node = leaf = Node()
-    weights: Tensor | None = softmax_gate(Env(tape, LayerWorkload(1, 192, "bf16", {"gate.weight": weight})), x, block,
-                                          "gate")[0]
+    env = Env(tape, LayerWorkload(1, 192, "bf16", {"gate.weight": weight}), AutomodelOptions())
+    weights: Tensor | None = softmax_gate(env, x, block, "gate")[0]
     assert weights is not None
     forward = _changes(tape.cut())
     tape.seed(weights, tape.external(weights.shape, "bf16", GRAD_HIDDEN, 1))
@@ -120,13 +123,13 @@ def test_a_gate_allocates_what_automodel_s_does(name: str) -> None:
 @pytest.mark.parametrize("checkpoint", ["none", "full"])
 @pytest.mark.parametrize("ep", [1, 4])
 @pytest.mark.parametrize("dispatcher", ["deepep", "hybridep", "torch"])
-def test_backward_of_experts_leaves_only_gradients(checkpoint: str, ep: int, dispatcher: str) -> None:
+def test_backward_of_experts_leaves_only_gradients(checkpoint: str, ep: int, dispatcher: Dispatcher) -> None:
     graph = _graph("qwen3_moe")
     kind = graph.layers[1].kind
     params = {t.name: Param(t.name, (t.shape[0] // ep, *t.shape[1:]) if t.dims[0] == "experts" else t.shape, "bf16",
                             trainable=True) for t in graph.tensors[kind]}
     run = LayerWorkload(1, 192, "bf16", params, checkpoint=checkpoint, ep=ep, rows_per_token=2 << 16,
-              options=(*RELEASE_0_7_0, ("dispatcher", dispatcher)))
+              options=replace(RELEASE_0_7_0, dispatcher=dispatcher))
     layer = record(graph.kinds[kind], run, {}, {})
     live = sum(sum(_changes(s)) for s in (layer.forward, layer.after, layer.late, layer.backward))
     assert live == sum(num_bytes for _, _, num_bytes in layer.grads)

@@ -20,11 +20,13 @@ from simcore.models.blocks import (
     Moe,
 )
 from simcore.models.lora import LoraChoice
-from simcore.operators.automodel.implementation import RELEASE_0_7_0, record, tensors
-from simcore.operators.automodel.moe import received_rows
+from simcore.operators.automodel.experts import received_rows
+from simcore.operators.automodel.implementation import record, tensors
+from simcore.operators.automodel.options import RELEASE_0_7_0, AutomodelOptions
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Kernel, Op, Param, Section
 
+PLAIN = AutomodelOptions()
 H, V = 2688, 131072
 
 
@@ -136,7 +138,7 @@ def _params(kind: LayerKind, lora: LoraChoice | None, ep: int) -> dict[str, Para
 
 
 def _record(kind: LayerKind, tokens: int = TOKENS, lora: LoraChoice | None = None, ep: int = 8,
-            loss: str = "masked_fp32", checkpoint: str = "none", options: tuple[tuple[str, str], ...] = (), cp: int = 1,
+            loss: str = "masked_fp32", checkpoint: str = "none", options: AutomodelOptions = PLAIN, cp: int = 1,
             first: bool = False, packed: tuple[int, int] = (0, 0),
             ) -> tuple[RecordedLayer, dict[tuple[str, str, str], int]]:
     run = LayerWorkload(1, tokens, "bf16", _params(kind, lora, ep), loss=loss, checkpoint=checkpoint, ep=ep,
@@ -200,7 +202,7 @@ def test_what_0_7_0_keeps_instead() -> None:
 
 
 def test_without_expert_parallelism_only_mamba_and_mlp_are_checkpointed() -> None:
-    dense = {"ep": 1, "options": (("dispatcher", "torch"),)}
+    dense = {"ep": 1, "options": AutomodelOptions(dispatcher="torch")}
     assert _kept(MAMBA, checkpoint="full", **dense) == 5_376
     assert _kept(ATTENTION, checkpoint="full", **dense) == 28_292
     assert _kept(MOE, checkpoint="full", **dense) == _kept(MOE, **dense)
@@ -223,14 +225,14 @@ def test_mamba_peaks_are_the_measured_ones() -> None:
 
 # research/activations.md 3.8: bytes per token and vocabulary entry; 0.7.0 drops the logits before backward.
 @pytest.mark.parametrize(("loss", "options", "after_forward", "forward", "backward"), [
-    ("masked_fp32", (), 6, 10, 14),
-    ("masked", (), 4, 4, 8),
-    ("te_inplace", (), 2, 2, 2),
+    ("masked_fp32", PLAIN, 6, 10, 14),
+    ("masked", PLAIN, 4, 4, 8),
+    ("te_inplace", PLAIN, 2, 2, 2),
     ("masked_fp32", RELEASE_0_7_0, 4, 10, 12),
     ("masked", RELEASE_0_7_0, 2, 4, 6),
     ("causal", RELEASE_0_7_0, 2, 4, 6),
 ])
-def test_loss_heads(loss: str, options: tuple[tuple[str, str], ...], after_forward: int, forward: int,
+def test_loss_heads(loss: str, options: AutomodelOptions, after_forward: int, forward: int,
                     backward: int) -> None:
     layer, unit = _record(LOSS, loss=loss, options=options)[0], TOKENS * V
     live, peak = _walk(layer.forward, 2 * unit)
@@ -258,12 +260,12 @@ def test_an_unknown_loss_is_refused() -> None:
         _record(LOSS, loss="liger")
 
 
-@pytest.mark.parametrize("options", [(), RELEASE_0_7_0, (("dispatcher", "torch"), ("experts", "unit"))])
+@pytest.mark.parametrize("options", [PLAIN, RELEASE_0_7_0, AutomodelOptions(dispatcher="torch", experts_unit=True)])
 @pytest.mark.parametrize("checkpoint", ["none", "full"])
 @pytest.mark.parametrize("lora", [None, RECIPE[8], WITH_EXPERTS[8]])
 @pytest.mark.parametrize("kind", [MAMBA, MOE, ATTENTION, NORM])
 def test_backward_leaves_only_gradients(kind: LayerKind, lora: LoraChoice | None, checkpoint: str,
-                                        options: tuple[tuple[str, str], ...]) -> None:
+                                        options: AutomodelOptions) -> None:
     layer, _ = _record(kind, lora=lora, checkpoint=checkpoint, options=options)
     live = 0
     for section in (layer.forward, layer.after, layer.late, layer.backward):
@@ -318,7 +320,7 @@ def test_deepep_sends_a_token_once_to_each_rank() -> None:
 
 
 def test_the_torch_dispatcher_gathers_and_reduces_all_tokens() -> None:
-    sent = _sent(*_record(MOE, options=(("dispatcher", "torch"),)))
+    sent = _sent(*_record(MOE, options=AutomodelOptions(dispatcher="torch")))
     everyone = 8 * TOKENS
     assert sent == [
         ("all_gather", "ep", everyone * 2 * H), ("all_gather", "ep", everyone * 4 * 6),
@@ -330,7 +332,7 @@ def test_the_torch_dispatcher_gathers_and_reduces_all_tokens() -> None:
 
 
 def test_experts_as_a_unit_mark_their_borders() -> None:
-    unit = (("experts", "unit"),)
+    unit = AutomodelOptions(experts_unit=True)
     layer, _ = _record(MOE, options=unit)
     assert _marks(layer.forward) == [2, 3]
     assert _marks(layer.backward) == [4, 5]
@@ -344,7 +346,7 @@ def _marks(section: Section) -> list[int]:
 
 
 def test_te_linear_layers_keep_the_low_rank_output() -> None:
-    te = (("linear", "te"),)
+    te = AutomodelOptions(linear="te")
     assert _kept(ATTENTION, lora=RECIPE[8], options=te) == 28_292 + 4 * 2 * 8
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from checkout import ROOT
 from eventlog import grouped
 from simcore.errors import NotYet
 from simcore.models.graph import ModelGraph, build, model_config
-from simcore.operators.automodel.implementation import SNAPSHOT_2026_06_08, record
+from simcore.operators.automodel.implementation import record
+from simcore.operators.automodel.options import SNAPSHOT_2026_06_08, AutomodelOptions
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Op
 from simcore.recording.tape import Param, Section
@@ -66,14 +68,14 @@ def test_a_dense_layer_allocates_what_automodel_s_does(name: str) -> None:
 
 
 # ---- experts behind HybridEP -----------------------------------------------------------------------------------------
-FAKE = (("dispatcher", "hybridep"), ("gate", "fake"), *SNAPSHOT_2026_06_08)
+FAKE = replace(SNAPSHOT_2026_06_08, dispatcher="hybridep", fake_balanced_gate=True)
 
 
 def _live(section: Section) -> int:
     return sum(_changes(section))
 
 
-def _kept(options: tuple[tuple[str, str], ...], checkpoint: str = "none") -> float:
+def _kept(options: AutomodelOptions, checkpoint: str = "none") -> float:
     """Bytes a token that a layer with experts keeps, whatever the length; its output counts in place of its input."""
     halves = [_live(_record(MOE, 1, tokens, ep=4, checkpoint=checkpoint, options=options).forward)
               for tokens in (T, 2 * T)]
@@ -85,7 +87,7 @@ def test_a_balanced_gate_keeps_nothing_of_its_own() -> None:
 
     Its probabilities are fp32 and get a gradient, so the positions that they are spread to are kept too.
     """
-    learned = (("dispatcher", "hybridep"), *SNAPSHOT_2026_06_08)
+    learned = replace(SNAPSHOT_2026_06_08, dispatcher="hybridep")
     experts, k, h = 8, 2, 256
     scores, chosen = 4 * experts, 8 * k + 2 * 4 * k
     fake = _kept(FAKE)
@@ -95,22 +97,23 @@ def test_a_balanced_gate_keeps_nothing_of_its_own() -> None:
     assert "mlp.experts.down_projs" in names
 
 
-@pytest.mark.parametrize(("replay", "handle"), [("no", 0), ("yes", 4 * (4 + 5 * 2))])
-def test_a_checkpoint_keeps_hybridep_s_handle_where_it_is_replayed(replay: str, handle: int) -> None:
+@pytest.mark.parametrize(("replay", "handle"), [(False, 0), (True, 4 * (4 + 5 * 2))])
+def test_a_checkpoint_keeps_hybridep_s_handle_where_it_is_replayed(replay: bool, handle: int) -> None:
     """For every token of 4 ranks a place (int32), and a mask and a row (int32) for each of 2 experts (executor.cu)."""
-    options = (("dispatch_replay", replay), ("dispatcher", "hybridep"), ("gate", "fake"))
+    options = AutomodelOptions(replays_dispatch=replay, dispatcher="hybridep", fake_balanced_gate=True)
     assert _kept(options, "full") == 2 * 256 + handle
 
 
 def test_a_learned_gate_is_run_again_in_the_snapshot() -> None:
-    learned = (("dispatcher", "hybridep"),)
-    assert _kept((*learned, *SNAPSHOT_2026_06_08), "full") == 2 * 256
+    learned = AutomodelOptions(dispatcher="hybridep")
+    assert _kept(replace(SNAPSHOT_2026_06_08, dispatcher="hybridep"), "full") == 2 * 256
     assert _kept(learned, "full") == 2 * 256 + 4 * 8 + (4 + 8) * 2  # router's product, values and indices of the chosen
 
 
 @pytest.mark.parametrize("checkpoint", ["none", "full"])
-@pytest.mark.parametrize("options", [FAKE, (("dispatcher", "hybridep"),), (("dispatcher", "deepep"),)])
-def test_backward_leaves_only_gradients(options: tuple[tuple[str, str], ...], checkpoint: str) -> None:
+@pytest.mark.parametrize("options", [FAKE, AutomodelOptions(dispatcher="hybridep"),
+                                     AutomodelOptions(dispatcher="deepep")])
+def test_backward_leaves_only_gradients(options: AutomodelOptions, checkpoint: str) -> None:
     layer = _record(MOE, 1, T, ep=4, checkpoint=checkpoint, options=options)
     live = sum(_live(s) for s in (layer.forward, layer.after, layer.late, layer.backward))
     assert live == sum(num_bytes for _, _, num_bytes in layer.grads)

@@ -17,6 +17,8 @@ from simcore.models.graph import ModelGraph, build, model_config
 from simcore.models.tensor import TensorSpec
 from simcore.operators.hf import implementation as hf
 from simcore.operators.hf import liger as hf_liger
+from simcore.operators.hf.options import HfOptions
+from simcore.operators.shared.layer_borders import TIED_HEAD
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import GRAD_HIDDEN, Kernel, Op, Param, Section
 
@@ -75,21 +77,17 @@ class Model:
     def record(self, kind: LayerKind, params: dict[str, Param], *, first: bool, trained_below: bool,
                stem: int = 0) -> RecordedLayer:
         case = self.case
-        options: tuple[tuple[str, str], ...] = (("experts", "unit"),) if case.get("experts") == "unit" else ()
-        if "experts_implementation" in case:
-            options = (("experts_implementation", case["experts_implementation"]),)
-        if case.get("checkpoint") == "host":
-            options = (*options, ("inputs", "on_host"))
-        if "attn_implementation" in case:
-            options = (*options, ("attn_implementation", case["attn_implementation"]))
-        if "liger" in case:
-            options = (*options, ("kernels", "liger"))
-        if kind.wide and kind.block is None:
-            options = (*options, ("stream", "cast"))
+        grouped = "experts_implementation" in case
+        options = HfOptions(
+            experts_unit=case.get("experts") == "unit" and not grouped, grouped_experts=grouped,
+            inputs_on_host=case.get("checkpoint") == "host",
+            attn_implementation=case.get("attn_implementation", "sdpa"),
+            liger="liger" in case, casts_stream=kind.wide and kind.block is None,
+            inv_freq=case.get("inv_freq", "fp32"))
         run = LayerWorkload(
             case.get("batch", 1), case["seq"], case.get("compute", "bf16"), params, case.get("loss", "hf"),
             "layer" if case.get("checkpoint") and kind.block is None else "none", ep=case.get("ep", 1), first=first,
-            input_requires_grad=trained_below, options=(*options, ("inv_freq", case.get("inv_freq", "fp32"))),
+            input_requires_grad=trained_below, options=options,
             sequences=case.get("sequences", 0), attended=case.get("attended", 0), stem=stem)
         return hf.record(kind, run, self.slots, {})
 
@@ -214,7 +212,7 @@ def test_slots_balance_layer_by_layer(case: dict[str, Any]) -> None:
         for section in (tape.forward, tape.after, tape.late, tape.seed, tape.backward):
             for op, offset, slot, amount, _, _ in section.rows:
                 if op in (Op.ALLOC, Op.FREE):
-                    balance[len(model.tapes) - 2 if offset == hf.TIED_HEAD else i + offset, slot] += amount
+                    balance[len(model.tapes) - 2 if offset == TIED_HEAD else i + offset, slot] += amount
         for _, slot, num_bytes in tape.grads:
             balance[i, slot] -= num_bytes
     assert not +balance

@@ -12,6 +12,7 @@ from checkout import ROOT
 from eventlog import Events, Sections, backwards, in_order_of, same_births, same_events, same_summits
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.operators.kempnerforge import implementation as kempnerforge
+from simcore.operators.kempnerforge.options import KempnerforgeOptions
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Op, Param, Section
 
@@ -54,7 +55,7 @@ class Model:
         tp, is_stage = case.get("tp", 1), case.get("stage", False)
         run = LayerWorkload(case.get("batch", 1), case["seq"], "bf16", self.params(graph, number), "kempnerforge",
                   MODES.get(mode, mode), tp, tp > 1 and not is_stage, first=first,
-                  input_requires_grad=below, options=(("packed_experts", "true"),) * case.get("packed", False))
+                  input_requires_grad=below, options=KempnerforgeOptions(packed_experts=case.get("packed", False)))
         return kempnerforge.record(kind, run, self.slots, self.comms)
 
     def events(self, *sections: Section) -> Events:

@@ -13,6 +13,7 @@ from eventlog import Events, Sections, backwards, in_order_of, same_births, same
 from simcore.models.blocks import Embedding, Head
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.operators.llmfoundry import implementation as llmfoundry
+from simcore.operators.llmfoundry.options import LlmfoundryOptions
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Op, Param, Section
 
@@ -40,9 +41,10 @@ class Model:
         params = {spec.name: Param(spec.name, spec.shape, "bf16", trainable=True, tied=tied)
                   for spec in graph.tensors[number]}
         mode = "full" if case.get("checkpoint") and kind.block is None else "none"
-        learned = (("positions", "learned"),) * ("alibi" not in case.get("attn", {}))
+        learned = "alibi" not in case.get("attn", {})
+        options = LlmfoundryOptions(attn_impl=case["attn_impl"], learned_positions=learned)
         run = LayerWorkload(case["batch"], case["seq"], "bf16", params, "llmfoundry", mode, first=first,
-                  input_requires_grad=below, options=(("attn_impl", case["attn_impl"]), *learned))
+                  input_requires_grad=below, options=options)
         return llmfoundry.record(kind, run, self.slots, {})
 
     def events(self, *sections: Section) -> Events:

@@ -17,6 +17,7 @@ from simcore.models.blocks import LayerKind, Loss
 from simcore.models.graph import build, model_config
 from simcore.models.tensor import TensorSpec
 from simcore.operators.torchtitan import implementation as torchtitan
+from simcore.operators.torchtitan.options import TorchtitanOptions
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Op, Param
 
@@ -53,7 +54,7 @@ def recorded(name: str) -> tuple[RecordedLayer, dict[tuple[str, str], int]]:
     params = {spec.name: Param(spec.name, cut(spec, tp), gathered if len(spec.shape) == 2 else "bf16", trainable=True)
               for spec in specs}
     run = LayerWorkload(case["batch"], case["seq"], "bf16", params, "torchtitan", MODES.get(mode, mode), tp, tp > 1,
-              options=(("compiled_blocks", "true"), ("compiled_loss", "true")))
+              options=TorchtitanOptions(compiled_blocks=True, compiled_loss=True))
     slots: dict[tuple[str, str], int] = {}
     return torchtitan.record(replace(kind, fp8=bool(fp8)), run, slots, {}), slots
 
@@ -112,7 +113,7 @@ def test_tensor_parallelism_gathers_and_scatters_each_way() -> None:
     kind, specs = kind_of(CASES["small-op"]["case"])
     params = {spec.name: Param(spec.name, cut(spec, 2), "bf16", trainable=True) for spec in specs}
     run = LayerWorkload(1, 256, "bf16", params, "torchtitan", "full", 2, sequence_parallel=True,
-              options=(("compiled_blocks", "true"),))
+              options=TorchtitanOptions(compiled_blocks=True))
     assert sent(run, kind) == [
         {"all_gather tp": 2, "reduce_scatter tp": 2}, {"all_gather tp": 4, "reduce_scatter tp": 3, "all_reduce tp": 2}]
 
@@ -121,5 +122,5 @@ def test_context_parallelism_sends_what_eager_attention_sends() -> None:
     kind, specs = kind_of(CASES["small-op"]["case"])
     params = {spec.name: Param(spec.name, spec.shape, "bf16", trainable=True) for spec in specs}
     eager, compiled = (LayerWorkload(1, 256, "bf16", params, "torchtitan", "full", cp=4, options=options)
-                       for options in ((), (("compiled_blocks", "true"),)))
+                       for options in (TorchtitanOptions(), TorchtitanOptions(compiled_blocks=True)))
     assert sent(compiled, kind) == sent(eager, kind)

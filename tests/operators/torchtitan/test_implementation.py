@@ -12,6 +12,7 @@ from checkout import ROOT
 from eventlog import Events, Sections, backwards, same_births, same_events, same_summits
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.operators.torchtitan import implementation as torchtitan
+from simcore.operators.torchtitan.options import TorchtitanOptions
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Op, Param, Section
 
@@ -49,7 +50,8 @@ class Model:
 
     def record(self, graph: ModelGraph, number: int, *, first: bool, below: bool) -> RecordedLayer:
         case, kind = self.case, graph.kinds[number]
-        options = tuple((name, "true") for name in ("early_stop", "disable_loss_parallel") if case.get(name))
+        options = TorchtitanOptions(early_stop=case.get("early_stop", False),
+                                    disable_loss_parallel=case.get("disable_loss_parallel", False))
         mode = case.get("checkpoint", "none") if kind.block is None else "none"
         cp = case.get("cp", 1)
         run = LayerWorkload(case.get("batch", 1), case["seq"] // cp, case.get("compute", "bf16"),

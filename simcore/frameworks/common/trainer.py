@@ -1,0 +1,64 @@
+"""The trainer around an implementation's layers under PyTorch's own sharding: one frozen record, `Trainer`.
+
+`frameworks/fsdp2/trainers.py` and the table of FSDP1 have one for each implementation that they train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from simcore.frameworks.adapter import Options
+from simcore.frameworks.common.torch import Defaults
+from simcore.models.graph import ModelGraph
+from simcore.models.tensor import TensorSpec
+from simcore.placement.job import Job
+from simcore.placement.layout import Placements
+from simcore.recording.options import ImplementationOptions
+
+__all__ = ["Trainer", "uncut"]
+
+Assumptions = tuple[tuple[str, str, str, str], ...]
+
+
+def uncut(_spec: TensorSpec) -> Placements:
+    """Leaves every tensor whole: `Trainer.check` refuses tensor parallelism."""
+    return ()
+
+
+def _compute_dtype(job: Job) -> str:
+    return job.compute
+
+
+def _none(job: Job, options: dict[str, Any]) -> Assumptions:
+    return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainer:
+    """Settings, refusals and cuts of one implementation's trainer.
+
+    `options`: the framework options that it takes, `defaults`: what it sets where a scenario does not.
+    `check`: raises IllegalLayout or NotYet for a job with these options. `layer_options`: those of its layers.
+    `checkpoint`: `LayerWorkload.checkpoint`. `stages`: layers of each pipeline stage. `tp_layout`: how tensor
+    parallelism cuts a tensor. `in_fp8`: the model whose linears compute in fp8, None where that is not served.
+    `gathered_weights`: the format in which linears of blocks are gathered. `assumptions`: notes about compiled layers.
+    `serves_muon`: its optimizer may be torch's Muon.
+    """
+
+    options: Options
+    defaults: Defaults
+    check: Callable[[Job, dict[str, Any]], None]
+    layer_options: Callable[[Job, dict[str, Any]], ImplementationOptions]
+    checkpoint: Callable[[Job], str]
+    stages: Callable[[Job], tuple[tuple[int, ...], ...]]
+    tp_layout: Callable[[TensorSpec], Placements] = uncut
+    in_fp8: Callable[[Job], ModelGraph] | None = None
+    gathered_weights: Callable[[Job], str] = _compute_dtype
+    assumptions: Callable[[Job, dict[str, Any]], Assumptions] = _none
+    serves_muon: bool = False
+
+
+Trainers = Mapping[str, Trainer]
+"""A trainer for each implementation, by its name."""

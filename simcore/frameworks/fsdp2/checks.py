@@ -1,0 +1,108 @@
+"""Refusals of FSDP2 jobs: axes, offload, experts, shared parameters, units.
+
+Rules: torch 2.13 `torch/distributed/fsdp/_fully_shard/`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simcore.frameworks.common.pipeline import check_schedule
+from simcore.frameworks.common.torch import check_named_adapters, offloaded_together, refuse_virtual_stages
+from simcore.frameworks.fsdp2.trainers import TRAINERS
+from simcore.models.blocks import Moe
+from simcore.placement.framework import Unit
+from simcore.placement.job import Job
+
+__all__ = ["RULE", "check", "check_last_backward", "check_shared", "check_units"]
+
+RULE = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_init.py"
+
+
+def check(job: Job) -> None:
+    """Refuses what no `fully_shard` job is served with: axes, training settings, offload, experts."""
+    mesh, training = job.mesh, job.scenario.training
+    axes = TRAINERS[job.graph.implementation].defaults.axes
+    if mesh.pp > 1 and "pp" not in axes:
+        raise job.not_yet("mesh.pp", "fsdp2 with pipeline stages (torch.distributed.pipelining)")
+    if mesh.cp > 1 and "cp" not in axes:
+        raise job.not_yet("mesh.cp", "fsdp2 with context parallelism")
+    if mesh.etp > 1:
+        raise job.not_yet("mesh.etp", "fsdp2 with experts split by width")
+    if mesh.stage_size % mesh.ep:
+        raise job.illegal("mesh.ep", f"{mesh.stage_size} ranks must be a multiple of ep {mesh.ep}",
+                          "torch 2.13 init_device_mesh: the mesh must cover the ranks")
+    _check_offload(job)
+    job.refuse_given({"training.sequence_parallel": "False", "training.precision.main_grads": "auto",
+                      "training.precision.experts": "auto", "training.optimizer.master": "none",
+                      "training.pipeline.layers": "auto"})
+    check_schedule(job, splits="split_backward" in axes)
+    if mesh.pp == 1 or "virtual_stages" not in axes:
+        refuse_virtual_stages(job)
+    if training.method != "full":
+        job.one_of("training.optimizer.name", training.optimizer.name, ("adamw", "adam", "sgd"))
+        check_named_adapters(job)
+    _check_experts(job)
+
+
+def _check_offload(job: Job) -> None:
+    """[Note: FSDP2 on the host] Parameters, gradients and states go together, all of them."""
+    waits = ("activations",) if job.graph.implementation == "hf" else ()
+    job.refuse_offload("params", "gradients", "optimizer", *waits)
+    away = offloaded_together(job, "CPUOffloadPolicy offloads parameters, gradients, and optimizer states to CPU",
+                              "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_api.py")
+    if away and job.mesh.dp_shard == 1:
+        raise job.not_yet("training.offload", "parameters on the host that are not sharded")
+
+
+def _check_experts(job: Job) -> None:
+    if job.mesh.ep > 1 and not job.has_experts:
+        raise job.illegal("mesh.ep", f"ep {job.mesh.ep} on a model without experts: there is nothing to place on it",
+                          "expert parallel: DTensor Shard(0) of the experts")
+    for kind in job.graph.kinds:
+        for branch in kind.branches:
+            if isinstance(branch.block, Moe) and branch.block.num_experts % job.mesh.ep:
+                raise job.illegal("mesh.ep", f"{branch.block.num_experts} experts must be divisible by ep "
+                                  f"{job.mesh.ep}", "expert parallel: DTensor Shard(0) of the experts, even cut")
+
+
+def check_shared(job: Job, *, separate: bool) -> None:
+    """A parameter of two units raises before the first forward. `separate`: embedding and head are units."""
+    for layer in job.graph.layers:
+        name = next((spec.name for spec in job.graph.tensors[layer.kind] if spec.tied), "")
+        in_block = job.graph.kinds[layer.kind].block is None
+        if name and (separate or in_block):
+            hint = "every layer is a unit" if in_block else "with a tied head only wrap: layers_root runs"
+            raise job.illegal("model" if in_block else "framework_options.wrap", f"Parameter '{layer.path}.{name}' is "
+                              f"shared with a parameter already managed by another FSDP group: {hint}",
+                              f"{RULE.replace('_init', '_state')} _validate_no_duplicate_params")
+
+
+def check_units(job: Job, made: tuple[Unit, ...]) -> None:
+    """DTensors, which experts of `fully_shard` are, are kept in no group that is smaller than theirs."""
+    kept = next((unit for unit in made if unit.inner and unit.kept_axis != unit.shard_axis), None)
+    if kept is not None:
+        raise job.illegal("framework_options.reshard_after_forward", "Resharding to smaller mesh is not supported for "
+                          f"DTensor parameters yet: {job.mesh.expert_dp} ranks share experts, the group is of "
+                          f"{kept.reshard_after_forward}", f"{RULE.replace('_init', '_param')} to_sharded_post_forward")
+
+
+def check_last_backward(job: Job, options: dict[str, Any]) -> None:
+    """A unit whose output carries no gradient is gathered ahead in backward, and nobody waits for it.
+
+    `set_is_last_backward(False)` leaves that to the next forward: of a unit that a smaller group keeps it is too short.
+    """
+    asked, shards = options.get("reshard_after_forward"), job.mesh.axis("dp_shard_cp").size
+    small = type(asked) is int and 1 < asked < shards
+    if not small or options.get("set_is_last_backward") != "last" or job.scenario.num_microbatches == 1:
+        return
+    graph = job.graph
+    trained = next(layer.index for layer in graph.layers if any(t.trainable and not t.is_buffer
+                                                                for t in graph.tensors[layer.kind]))
+    block = next(layer.index for layer in graph.layers if graph.kinds[layer.kind].block is None)
+    first = 0 if options.get("wrap") == "separate_embedding_head" else block
+    if trained > first and options.get("recompute_by") != "transformers":
+        raise job.illegal("framework_options.set_is_last_backward", "split_with_sizes expects split_sizes to sum "
+                          f"exactly to the whole: a unit below what is trained, kept by {asked} of {shards} ranks, is "
+                          "still being gathered when the next forward begins",
+                          "torch 2.13 _fsdp_param_group.py wait_for_unshard")

@@ -1,0 +1,72 @@
+"""Options of `fully_shard` jobs as a strategy and a `Wrapping`: prefetch, when gradients are reduced, what reshards.
+
+Rules: torch 2.13 `torch/distributed/fsdp/_fully_shard/`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from simcore.frameworks.common.torch import Defaults, all_or_no_checkpoint
+from simcore.frameworks.fsdp2.checks import RULE
+from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
+from simcore.frameworks.fsdp2.trainers import TRAINERS
+from simcore.frameworks.fsdp2.units import Wrapping
+from simcore.placement.job import Job
+from simcore.recording.packed_weights import PackedWeights
+
+__all__ = ["strategy", "wrapping"]
+
+
+def strategy(job: Job, options: dict[str, Any], given: Defaults) -> Fsdp2Strategy:
+    """[Note: FSDP2 under pipeline stages] A stage keeps its parameters whole, and reduces when the last pass is over.
+
+    torch 2.13 `distributed/pipelining/stage.py`, backward_maybe_with_nosync: no backward pass reshards or reduces;
+    perform_reduce_grad does, unit by unit.
+    """
+    prefetch = options.get("prefetch") or 0
+    if job.mesh.pp > 1:
+        job.refuse_idle(options, "set_is_last_backward", "beside pipeline stages, which call it themselves")
+        return Fsdp2Strategy(prefetch, prefetch, "end", reshard_after_backward=False)
+    return Fsdp2Strategy(prefetch, prefetch, options.get("sync_gradients", given.sync),
+                       finish=options.get("set_is_last_backward", "every"))
+
+
+def _reshard_policy(job: Job, reshard: object, shards: int) -> bool | int:
+    """A group of 1 means False, of all shards True (torch 2.13 `_fsdp_init.py`, `_get_post_forward_mesh_info`)."""
+    assert isinstance(reshard, (bool, int))
+    if isinstance(reshard, bool) or reshard == 1:
+        return reshard is True
+    if reshard < 1 or shards % reshard:
+        raise job.illegal("framework_options.reshard_after_forward", "if passing reshard_after_forward as an int, it "
+                          f"should be a factor of {shards}, not {reshard}", f"{RULE} _get_post_forward_mesh_info")
+    return True if reshard == shards else reshard
+
+
+def wrapping(job: Job, options: dict[str, Any], reduce: str, packed: PackedWeights | None, *, fully: bool) -> Wrapping:
+    """By default children reshard; whether the root does its code says (torch 2.13 left alone: it does not).
+
+    `set_reshard_after_forward` of the last layer is of all units inside it too (`_fully_shard.py`, recurse).
+    """
+    mesh, asked = job.mesh, options.get("reshard_after_forward")
+    given: Defaults = TRAINERS[job.graph.implementation].defaults
+    shards, last = mesh.axis("dp_shard_cp").size, options.get("set_last_reshard")
+    in_stages = mesh.pp > 1
+    children = (not in_stages or given.reshard_in_stages[0].startswith("true")) if asked is None else asked
+    return Wrapping(
+        root=_reshard_policy(job, given.root_resharded if asked is None else asked, shards),
+        layers=_reshard_policy(job, children, shards),
+        last=_reshard_policy(job, children if last is None else last, shards),
+        head=given.last_follows and asked is True,
+        experts=_reshard_policy(job, children, mesh.expert_dp) if fully else True,
+        last_experts=_reshard_policy(job, children if last is None else last, mesh.expert_dp) if fully else True,
+        separate=options.get("wrap", given.wrap) != "layers_root",
+        loss_inside=given.loss_inside,
+        experts_unit=fully,
+        experts_apart=mesh.ep > 1,
+        packed_apart=packed is not None and packed.storage == "uint8" and not packed.is_tensor,
+        replicates=mesh.dp_replicate > 1,
+        checkpointed=fully and all_or_no_checkpoint(job) != "none",
+        compute=job.compute,
+        reduce=reduce,
+        joins_copies=bool(options.get("packed_experts")))

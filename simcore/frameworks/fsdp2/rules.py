@@ -1,0 +1,153 @@
+"""Layouts of a model's tensors under FSDP2: the rule that a tensor falls under, and its layouts in each state.
+
+Rules: torch 2.13 `torch/distributed/fsdp/_fully_shard/`: every parameter is cut on dimension 0 in `ceil(d0 / W)` rows
+and its storage is padded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from simcore.frameworks.common.qlora import STORAGE_OPTION, is_packed, packed_of
+from simcore.frameworks.common.torch import States, states_of
+from simcore.frameworks.fsdp2.trainers import TRAINERS
+from simcore.models.graph import ModelGraph
+from simcore.models.tensor import TensorSpec
+from simcore.placement.framework import Matches, Rule, TensorPolicy, UpdateTime
+from simcore.placement.job import Job
+from simcore.placement.layout import Partial, Placements, Shard, TensorLayout
+from simcore.recording.packed_weights import PackedWeights
+
+__all__ = ["packed_weights", "rules_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What lives depend on besides the tensor. `kept`: what the optimizer keeps.
+
+    `on_host`: sharded tensors rest there; `pin_memory` is the policy's default, states are not pinned.
+    `in_backward`: [Note: optimizer in backward] in `simcore/placement/optimizer_step.py`.
+    """
+
+    stored: str
+    compute: str
+    weights: str
+    adapters: str
+    kept: States
+    splits_experts: bool
+    fully: bool
+    on_host: bool
+    in_backward: bool
+    packed: PackedWeights | None
+
+
+def packed_weights(job: Job, options: dict[str, Any]) -> PackedWeights | None:
+    """[Note: FSDP2 and weights in 4 bits] Columns of bytes are whole on every rank, others are cut.
+
+    accelerate 1.15 `utils/fsdp_utils.py:797` has FSDP ignore uint8. A column of a floating type is gathered like other
+    parameters, so it must have the products' own: torch 2.13 `_fsdp_param.py`, init_dtype_attrs, casts any other.
+    Constants are no parameters: every rank has all of them.
+    """
+    if job.graph.implementation != "hf":
+        if job.scenario.training.method == "qlora":
+            raise job.not_yet("training.method", f"qlora with the layers of {job.graph.implementation}")
+        return None
+    packed = packed_of(job, options)
+    if packed and not packed.is_tensor and packed.storage not in ("uint8", job.compute):
+        raise job.illegal(f"framework_options.{STORAGE_OPTION}", f"packed values in {packed.storage} would be cast to "
+                          f"{job.compute}", "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py init_dtype_attrs")
+    return packed
+
+
+def rules_of(job: Job, stored: str, packed: PackedWeights | None, *, fully: bool,
+             in_backward: bool) -> tuple[Rule, ...]:
+    """Layouts of all tensors; the first rule that a tensor falls under counts."""
+    adapter, trainer = job.scenario.training.lora.dtype, TRAINERS[job.graph.implementation]
+    choice = _Choice(stored, job.compute, trainer.gathered_weights(job), stored if adapter == "auto" else adapter,
+                     states_of(job), job.mesh.ep > 1, fully,
+                     job.scenario.training.offload.part("params")[1] > 0, in_backward, packed)
+    whole = trainer.defaults.whole_in_stages if job.mesh.pp > 1 else ()
+    return _made_rules(choice, _tp_cuts(job.graph) if job.mesh.tp > 1 else (), job.graph.implementation, whole)
+
+
+@lru_cache(maxsize=256)
+def _made_rules(choice: _Choice, tp_cuts: tuple[Placements, ...], code: str, whole: tuple[str, ...]) -> tuple[Rule,
+                                                                                                              ...]:
+    """FSDP2 cuts on dimension 0 what tensor parallelism has left (torch 2.13 `_fsdp_param.py`, strided shards).
+
+    `whole`: components that it leaves whole.
+    """
+    dense: Placements = (("dp_shard_cp", Shard(0)),)
+    stored = choice.stored
+    buffer = replace(_policy("buffer", (), "fp32", replace(choice, compute="fp32", on_host=False)), pad_storage=False)
+    rules = [Rule(lambda t: t.is_buffer, buffer)]
+    if choice.splits_experts:
+        split: Placements = (("ep", Shard(0, even=True)),)
+        experts = (_policy("experts, sharded", (*split, ("expert_dp", Shard(0))), stored, choice, used=split)
+                   if choice.fully else _plain_experts(split, choice))
+        rules.append(Rule(lambda t: t.component == "routed_experts", experts))
+    rules.append(Rule(lambda t: t.module == "adapter", _policy("adapters", dense, choice.adapters, choice)))
+    if choice.packed is not None:
+        rules.append(Rule(is_packed, _packed_policy(dense, choice.packed, choice)))
+    rules.append(Rule(lambda t: t.component in whole, _policy("sharded", dense, stored, choice)))
+    if choice.weights != choice.compute:
+        rules += [Rule(_narrow(code, cut), _policy("sharded, fp8", (*cut, *dense), stored, choice, used=cut,
+                                                 in_use=choice.weights)) for cut in (*tp_cuts, ())]
+    rules += [Rule(_lies_like(code, cut), _policy("sharded, tp", (*cut, *dense), stored, choice, used=cut))
+              for cut in tp_cuts]
+    if choice.kept.name == "muon":
+        rules.append(Rule(_is_hidden_matrix, _policy("sharded, muon", dense, stored, choice, hidden=True)))
+    rules.append(Rule(lambda t: True, _policy("sharded", dense, stored, choice)))
+    return tuple(rules)
+
+
+def _narrow(code: str, cut: Placements) -> Matches:
+    """A linear of a block that torchao converts, cut so; torchtitan's filter leaves the output alone."""
+    return lambda spec: (spec.module == "linear" and spec.component != "lm_head"
+                         and (not cut or TRAINERS[code].tp_layout(spec) == cut))
+
+
+def _is_hidden_matrix(spec: TensorSpec) -> bool:
+    """Muon is for matrices of hidden layers; embedding and head are AdamW's (torch 2.13 `optim/_muon.py`)."""
+    return len(spec.shape) == 2 and spec.copies == 1 and spec.component not in ("embedding", "lm_head")
+
+
+@lru_cache(maxsize=64)
+def _tp_cuts(graph: ModelGraph) -> tuple[Placements, ...]:
+    """Every way in which tensor parallelism cuts a tensor of the model."""
+    tp_layout = TRAINERS[graph.implementation].tp_layout
+    cuts = (tp_layout(spec) for specs in graph.tensors for spec in specs)
+    return tuple(dict.fromkeys(cut for cut in cuts if cut))
+
+
+def _lies_like(code: str, cut: Placements) -> Matches:
+    return lambda spec: TRAINERS[code].tp_layout(spec) == cut
+
+
+def _policy(name: str, placements: Placements, stored: str, choice: _Choice, used: Placements = (), *,
+          hidden: bool = False, in_use: str = "") -> TensorPolicy:
+    partial: Placements = (("dp_shard_cp", Partial()),)
+    rest = TensorLayout(placements, stored, "host_pinned" if choice.on_host else "device")
+    states = choice.kept.of(placements, stored, "host" if choice.on_host else "device", hidden=hidden)
+    return TensorPolicy(name, rest, TensorLayout(used, in_use or choice.compute),
+                        TensorLayout((*used, *partial), choice.compute), rest, states,
+                UpdateTime.AFTER_REDUCE if choice.in_backward else UpdateTime.OPTIMIZER_STEP, pad_storage=True)
+
+
+def _packed_policy(placements: Placements, packed: PackedWeights, choice: _Choice) -> TensorPolicy:
+    """A column of bytes is whole on every rank, one of another type is cut."""
+    policy = _policy("sharded, packed", placements, choice.stored, choice)
+    if packed.storage != "uint8" or packed.is_tensor:
+        return replace(policy, at_rest=TensorLayout(placements, packed.storage, policy.at_rest.space, packed=packed))
+    return replace(policy, name="packed, ignored", at_rest=TensorLayout((), packed.storage, packed=packed),
+                   pad_storage=False, at_rest_category="ignored_param")
+
+
+def _plain_experts(split: Placements, choice: _Choice) -> TensorPolicy:
+    """Local slices outside FSDP: mixed precision does not reach them, nothing reduces their gradients."""
+    layout = TensorLayout(split, choice.compute)
+    return TensorPolicy("experts, ignored", layout, layout, layout, layout, choice.kept.of(split, choice.compute),
+                updated=UpdateTime.GRADIENT_READY if choice.in_backward else UpdateTime.OPTIMIZER_STEP,
+                at_rest_category="ignored_param", unreduced_grad_category="ignored_grad")

@@ -1,0 +1,88 @@
+"""Kernel libraries and assumptions of a Megatron job: what times and workspaces depend on besides the table."""
+
+from __future__ import annotations
+
+from simcore.frameworks.megatron.cuda_graphs import assumptions as graph_assumptions
+from simcore.frameworks.megatron.cuda_graphs import graphs_of
+from simcore.frameworks.megatron.fp8 import Fp8, user_buffer_bytes
+from simcore.frameworks.megatron.options import VERSIONS, fuses_experts, version_of
+from simcore.frameworks.megatron.precision import Formats
+from simcore.frameworks.megatron.stages import OVERLAP, schedule
+from simcore.models.blocks import LatentAttention
+from simcore.models.network import Edge
+from simcore.placement.job import Job
+from simcore.placement.libraries import KernelLibraries
+
+__all__ = ["host_notes", "layer_assumptions", "libraries_of"]
+
+DEEPSEEK = ("deepseek_v2", "deepseek_v3")
+_DIRECT_QUERY = (
+    "model.q_lora_rank", "null: queries without an inner rank, as the configuration says; AutoBridge alone drops the "
+    "null and builds 512, unless provider.q_lora_rank = None is set as the Moonlight recipe does", "assumed",
+    "Bridge 0.3.1 models/conversion/model_bridge.py:364, core 0.16.1 MLATransformerConfig.q_lora_rank, Bridge "
+    "recipes/moonlight/moonlight_16b.py:59")
+
+
+def layer_assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, str, str], ...]:
+    """Notes on how a Megatron job's layers, pipeline and dispatcher are taken."""
+    tied = job.graph.leads(Edge.COPY, job.graph.head)
+    copies = (("tied embedding", "the all-reduce of its gradients over the first and last stage is left out", "assumed",
+               "core 0.16.1 distributed/finalize_model_grads.py; in place, it takes no memory"),) * tied
+    latent = [b.block for k in job.graph.kinds for b in k.branches if isinstance(b.block, LatentAttention)]
+    is_released = version_of(job) == VERSIONS[0]
+    if is_released and job.graph.architecture.family in DEEPSEEK and any(not b.q_rank for b in latent):
+        copies = (*copies, _DIRECT_QUERY)
+    if options.get(OVERLAP):
+        copies = (*copies, (OVERLAP, "a backward pass before the forward pass that runs with it", "assumed",
+                            "core 0.16.1 models/common/model_chunk_schedule_plan.py takes their layers in turn: at "
+                            "most one layer's attention more at a time; kernels do not overlap here"))
+    if options.get("delay_wgrad_compute"):
+        copies = (*copies, ("delay_wgrad_compute", "memory as without it", "assumed", "core 0.16.1 models/common/"
+                            "model_chunk_schedule_plan.py: weight gradients of a node wait for no more than the next "
+                            "nodes of its layer, and what they are made of with them"))
+    if fuses_experts(job, options) and job.has_experts:
+        copies = (*copies, ("use_transformer_engine_op_fuser", "activation and casts between the products of experts "
+                            "take no time, and memory is as without it", "assumed", "TransformerEngine 2.16 to 2.18 "
+                            "pytorch/ops: fused grouped MLP for mxfp8"))
+    if options.get("moe_shared_expert_overlap"):
+        copies = (*copies, ("moe_shared_expert_overlap", "what layers keep is as without it", "assumed",
+                            "core 0.16.1 moe/shared_experts.py: the same kernels, on a stream of their own"))
+    copies = (*copies, *graph_assumptions(job, options))
+    if options.get("moe_flex_dispatcher_backend") != "hybridep":
+        return copies
+    return (*copies, ("moe_flex_dispatcher_backend", "recorded like deepep", "assumed",
+             "HybridEP's buffers come from cudaMalloc, outside torch (DeepEP branch hybrid-ep, allocator.cu)"),)
+
+
+def host_notes(made: Formats) -> tuple[tuple[str, str, str, str], ...]:
+    """A note on how the step on the host is timed."""
+    if not made.offloaded:
+        return ()
+    return (("time of offload", "gradients are copied, the CPU updates at 0.7 of its memory bandwidth, parameters are "
+             "copied back, one after the other", "assumed", "core 0.16.1 optimizer/cpu_offloading/hybrid_optimizer.py "
+             "without overlap_cpu_optimizer_d2h_h2d; torch 2.13 optim/adam.py; no time is published"),)
+
+
+def libraries_of(job: Job, options: dict[str, object], fp8: Fp8 | None) -> KernelLibraries:
+    """TE's specs, or core's own with TE for experts alone; core 0.16.1 trains in a container of early 2026."""
+    local = options.get("transformer_impl") == "local"
+    flex = options.get("moe_token_dispatcher_type") == "flex"
+    return KernelLibraries(
+        date="2026-08" if version_of(job).startswith("main") else "2026-01", te_linears=job.has_experts or not local,
+        te_grouped=not local and options.get("moe_grouped_gemm") is not False,
+        te_overlap=options.get("tp_comm_overlap") is True, core_buffers=True,
+        core_attention=local,
+        user_buffer_bytes=user_buffer_bytes(fp8) if options.get("tp_comm_overlap") else 0,
+        dispatcher=str(options.get("moe_flex_dispatcher_backend", "deepep")) if flex else "nccl",
+        attention="attention", module_calls=True, launches_each=not fuses_experts(job, options),
+        graphs=graphs_of(job, options), fills=options.get("deterministic_mode") is True,
+        waits_for_messages=job.mesh.pp > 1 and schedule(job, options).num_chunks == 1,
+        overlapped=_overlapped(options), shared_beside=options.get("moe_shared_expert_overlap") is True)
+
+
+def _overlapped(options: dict[str, object]) -> tuple[str, ...]:
+    """Axes whose collectives run beside kernels of the same layer, or of another microbatch's.
+
+    Core 0.16.1 model_parallel_config.py:265 (tp_comm_overlap), :343 (overlap_moe_expert_parallel_comm).
+    """
+    return ("tp",) * (options.get("tp_comm_overlap") is True) + ("ep",) * (options.get(OVERLAP) is True)

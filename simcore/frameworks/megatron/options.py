@@ -1,0 +1,179 @@
+"""Options of Megatron-Core and Bridge, and what each layer is told of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+from simcore.frameworks.megatron.cuda_graphs import OPTIONS as GRAPH_OPTIONS
+from simcore.frameworks.megatron.fp8 import OPTIONS as FP8_OPTIONS
+from simcore.frameworks.megatron.pipeline_layout import OPTION as LAYOUT
+from simcore.frameworks.megatron.stages import OVERLAP, overlaps
+from simcore.models.blocks import Attention, LatentAttention
+from simcore.operators.megatron.ops.options import (
+    AttentionBackend,
+    ContextParallelComm,
+    Dispatcher,
+    FlexBackend,
+    MegatronOptions,
+)
+from simcore.placement.job import Job
+from simcore.units import dtype_bytes
+
+__all__ = ["OPTIONS", "VERSIONS", "fuses_experts", "implementation_options", "version_of"]
+
+VERSIONS = ("core 0.16.1 + bridge 0.3.1", "main 2026-08-22")
+OPTIONS = {
+    "use_distributed_optimizer": (True, False),
+    "use_precision_aware_optimizer": (True, False),
+    "store_param_remainders": (True, False),
+    "overlap_grad_reduce": (True, False),
+    "overlap_param_gather": (True, False),
+    "bucket_size": (None, int),
+    "num_layers_in_first_pipeline_stage": (None, int),
+    "num_layers_in_last_pipeline_stage": (None, int),
+    "account_for_embedding_in_pipeline_split": (True, False),
+    "account_for_loss_in_pipeline_split": (True, False),
+    "microbatch_group_size_per_vp_stage": (None, int),
+    LAYOUT: (None, str, list),
+    OVERLAP: (True, False),
+    "delay_wgrad_compute": (True, False),
+    "use_transformer_engine_op_fuser": (True, False),
+    "moe_token_dispatcher_type": ("alltoall", "flex", "allgather"),
+    "moe_grouped_gemm": (True, False),
+    "moe_permute_fusion": (True, False),
+    "use_fused_weighted_squared_relu": (True, False),
+    "moe_flex_dispatcher_backend": ("deepep", "hybridep"),
+    "bias_activation_fusion": (True, False),
+    "apply_rope_fusion": (True, False),
+    "moe_router_dtype": (None, "fp32"),
+    "transformer_impl": ("transformer_engine", "local"),
+    "attention_backend": ("auto", "flash", "fused", "unfused", "local"),
+    "cross_entropy_loss_fusion": (True, False),
+    "gradient_accumulation_fusion": (True, False),
+    "create_attention_mask": (True, False),
+    "masked_softmax_fusion": (True, False),
+    "defer_embedding_wgrad_compute": (True, False),
+    "wgrad_deferral_limit": (int,),
+    "deterministic_mode": (True, False),
+    "tp_comm_overlap": (True, False),
+    "moe_shared_expert_overlap": (True, False),
+    "use_layer_wise_param_layout": (True, False),
+    "cp_comm_type": ("p2p", "a2a", "all_gather", "a2a+p2p"),
+    **GRAPH_OPTIONS,
+    **FP8_OPTIONS,
+}
+SOFTMAX_ROUTED = ("gpt2", "mixtral", "qwen3_moe")
+
+
+def fuses_experts(job: Job, options: dict[str, object]) -> bool:
+    """Tells whether TransformerEngine fuses the products of experts with all that is between them."""
+    return options.get("use_transformer_engine_op_fuser") is True and version_of(job).startswith("main")
+
+
+def version_of(job: Job) -> str:
+    """The versions that the scenario names, the released ones if none."""
+    given = job.scenario.framework_version
+    return VERSIONS[0] if given == "auto" else given
+
+
+def implementation_options(job: Job, options: dict[str, object], grads: str) -> MegatronOptions:
+    """Options of the layers; `grads`: dtype of main gradients."""
+    dispatcher = str(options.get("moe_token_dispatcher_type", "auto"))
+    if job.has_experts:
+        dispatcher = job.auto("framework_options.moe_token_dispatcher_type", dispatcher, "alltoall",
+                              "Bridge 0.3.1 models/nemotronh/nemotron_h_provider.py:54")
+    if options.get("moe_flex_dispatcher_backend") is not None and dispatcher != "flex":
+        raise job.illegal("framework_options.moe_flex_dispatcher_backend", "this backend is only supported with flex "
+                          "token dispatcher: moe_token_dispatcher_type: flex", "core 0.16.1 transformer_config.py:1065")
+    backend = "deepep"
+    if dispatcher == "flex":
+        backend = job.auto(
+            "framework_options.moe_flex_dispatcher_backend", str(options.get("moe_flex_dispatcher_backend", "auto")),
+            "deepep", "core 0.16.1 transformer_config.py:682")
+    made = MegatronOptions(dispatcher="alltoall" if dispatcher == "auto" else cast(Dispatcher, dispatcher),
+                           moe_flex_dispatcher_backend=cast(FlexBackend, backend), main_grad_bytes=dtype_bytes(grads))
+    return _core_options(job, options, _layer_options(job, options, made))
+
+
+def _attention(job: Job, options: dict[str, object]) -> AttentionBackend:
+    """flash, fused or unfused. Left to TransformerEngine: flash before Hopper, fused from Hopper on.
+
+    No backward of cuDNN is deterministic on Blackwell for TransformerEngine up to 2.11 (utils.py:1068, "Disabling
+    FusedAttention for determinism reasons on Blackwell"), and then flash is left.
+    """
+    given = str(options.get("attention_backend", "auto"))
+    if options.get("transformer_impl") == "local" or given == "local":
+        return "unfused"
+    if not any(isinstance(b.block, Attention | LatentAttention) for kind in job.graph.kinds for b in kind.branches):
+        return "fused"
+    newest = (9, 9) if options.get("deterministic_mode") else (99, 9)
+    best = "fused" if (9, 0) <= job.compute_capability <= newest else "flash"
+    chosen = job.auto("framework_options.attention_backend", given, best, "TransformerEngine 2.18 "
+                      "dot_product_attention/utils.py get_attention_backend, with flash-attn installed and heads that "
+                      "both serve")
+    return cast(AttentionBackend, chosen)
+
+
+def _refuse_packed(job: Job, options: dict[str, object]) -> None:
+    """Core's own attention knows no packs; TransformerEngine's, not fused, does."""
+    if "local" in (options.get("transformer_impl"), options.get("attention_backend")):
+        raise job.illegal("training.lengths", "Packed sequence is not supported by DotProductAttention",
+                          "core 0.16.1 transformer/dot_product_attention.py:153")
+    raise job.not_yet("training.lengths", "packed sequences with attention that is not fused")
+
+
+def _core_options(job: Job, options: dict[str, object], made: MegatronOptions) -> MegatronOptions:
+    """Adds the options of every layer: the kernel of attention, fusions, what a batch brings along."""
+    backend = _attention(job, options)
+    if backend == "unfused" and job.mesh.cp > 1:
+        raise job.illegal("mesh.cp", "attention that is not fused and context parallelism", "core 0.16.1 transformer/"
+                          "dot_product_attention.py:53; TransformerEngine 2.18 dot_product_attention/utils.py: "
+                          "UnfusedDotProductAttention does not support context parallelism")
+    if backend == "unfused" and job.scenario.training.lengths == "packed":
+        _refuse_packed(job, options)
+    exchange = str(options.get("cp_comm_type", "p2p"))
+    if exchange == "all_gather" and job.mesh.cp > 1:
+        raise job.not_yet("framework_options.cp_comm_type", "keys and values that are gathered over cp (all_gather)")
+    if options.get("delay_wgrad_compute") and not overlaps(job, options):
+        raise job.illegal("framework_options.delay_wgrad_compute", f"{OVERLAP} must be enabled when enabling "
+                          "delay_wgrad_compute", "core 0.16.1 transformer/transformer_config.py:1912")
+    return replace(
+        made, attention_backend=backend, cp_comm_type=cast(ContextParallelComm, exchange),
+        gradient_accumulation_fusion=options.get("gradient_accumulation_fusion") is not False,
+        moe_permute_fusion=options.get("moe_permute_fusion") is not False,
+        use_fused_weighted_squared_relu=options.get("use_fused_weighted_squared_relu") is not False,
+        core_attention=options.get("transformer_impl") == "local",
+        masked_softmax_fusion=backend != "unfused" or options.get("masked_softmax_fusion") is not False,
+        create_attention_mask=bool(options.get("create_attention_mask")),
+        deterministic_mode=bool(options.get("deterministic_mode")),
+        tp_comm_overlap=bool(options.get("tp_comm_overlap")),
+        shares_recomputed=version_of(job).startswith("main"),  # core 0.17 tensor_parallel/random.py, share_storage
+        use_transformer_engine_op_fuser=fuses_experts(job, options),
+        overlap_moe_expert_parallel_comm=overlaps(job, options))
+
+
+def _layer_options(job: Job, options: dict[str, object], made: MegatronOptions) -> MegatronOptions:
+    """Adds the options that Bridge's providers of single families set, or leave as core has them."""
+    family = job.graph.architecture.family
+    if family.startswith("qwen") or "bias_activation_fusion" in options:
+        fused = job.flag(options, "bias_activation_fusion", "core 0.16.1 transformer_config.py:354; Bridge 0.3.1 "
+                         "models/qwen/ sets none", default=not family.startswith("qwen"))
+        made = replace(made, bias_activation_fusion=fused)
+    made = replace(made, apply_rope_fusion=_rotation(job, options))
+    if family in SOFTMAX_ROUTED:
+        given = options.get("moe_router_dtype")
+        made = replace(made, moe_router_dtype=job.auto(
+            "framework_options.moe_router_dtype", str(given or "auto"), job.compute,
+            "core 0.16.1 transformer_config.py:629: the input's"))
+    elif options.get("moe_router_dtype", "fp32") != "fp32":
+        raise job.not_yet("framework_options.moe_router_dtype", f"a router of {family} in {job.compute}")
+    return made
+
+
+def _rotation(job: Job, options: dict[str, object]) -> bool | None:
+    """Whether rotary embeddings are one kernel: providers of dense attention say so, those of latent attention not."""
+    latent = any(isinstance(b.block, LatentAttention) for kind in job.graph.kinds for b in kind.branches)
+    if not latent and "apply_rope_fusion" not in options:
+        return None
+    return job.flag(options, "apply_rope_fusion", "Bridge 0.3.1 models/deepseek/deepseek_v3_bridge.py", default=False)

@@ -1,0 +1,89 @@
+"""Experts of NeMo Automodel as grouped products, with adapters, and how many rows they compute.
+
+nemo-automodel 0.7.0 `components/moe/experts.py`, `components/_peft/lora_experts.py`.
+"""
+
+from __future__ import annotations
+
+from math import comb
+
+from simcore.models.blocks import Moe
+from simcore.operators.automodel.env import Env
+from simcore.operators.shared import aten
+from simcore.operators.shared.aten import Grads, Saved, needs_grad, new
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
+
+__all__ = ["computed_rows", "expert_mlp", "received_rows"]
+
+
+def computed_rows(env: Env, block: Moe) -> int:
+    """Rows that the experts of this rank work on."""
+    return (env.run.tokens * (env.run.rows_per_token or block.top_k << 16)) >> 16
+
+
+def received_rows(tokens: int, block: Moe, ep: int) -> int:
+    """Tokens that arrive at a rank when each is sent once to every rank that holds one of its experts (uniform)."""
+    ways = comb(block.num_experts, block.top_k)
+    missed = comb(block.num_experts - block.num_experts // ep, block.top_k)
+    return (2 * tokens * ep * (ways - missed) + ways) // (2 * ways)
+
+
+def expert_mlp(env: Env, x: Tensor, probabilities: Tensor, path: str) -> Tensor:
+    """fc1, activation times probability, fc2; names as upstream's, because adapters' results live to the end."""
+    tape = env.tape
+    fc1, fc2 = env.param(f"{path}.gate_and_up_projs"), env.param(f"{path}.down_projs")
+    adapted = f"{path}.lora_gate_and_up_A" in env.run.params
+    output = _grouped(tape, x, fc1, "expert_fc1")
+    if adapted:
+        low, adapter = _expert_adapter(env, x, f"{path}.lora_gate_and_up")
+        output = aten.add(tape, output, aten.mul_scalar(tape, adapter), "expert_fc1")
+    output = _activation(tape, output, probabilities, fc2.shape[1])
+    result = _grouped(tape, output, fc2, "expert_fc2")
+    if adapted:
+        low2, adapter2 = _expert_adapter(env, output, f"{path}.lora_down")
+        result = aten.add(tape, result, aten.mul_scalar(tape, adapter2), "expert_fc2")
+        del low, adapter, low2, adapter2
+    return result
+
+
+def _expert_adapter(env: Env, x: Tensor, path: str) -> tuple[Tensor, Tensor]:
+    low = _grouped(env.tape, x, env.param(f"{path}_A"), "expert_lora_a")
+    return low, _grouped(env.tape, low, env.param(f"{path}_B"), "expert_lora_b")
+
+
+def _grouped(tape: Tape, x: Tensor, weight: Param, name: str) -> Tensor:
+    """`torch._grouped_mm` of rows [r, k] and weight [e, k, n].
+
+    Weights stored in another type are cast for each use (0.7.0 `moe/experts.py:468`, `.to(x.dtype)`), which only
+    happens outside FSDP's mixed precision.
+    """
+    matrix = aten.cast(tape, weight, x.dtype)
+    x_shape, w_shape, dtype, n = x.shape, weight.shape, x.dtype, weight.shape[2]
+    x_needs, w_needs, moved, flops = needs_grad(x), needs_grad(matrix), x.nbytes + weight.nbytes, 2 * x.numel * n
+    kernel, (wide, narrow, by_rows) = Kernel.GROUPED_GEMM, aten.shapes_of_group(x_shape[0], x_shape[1], n, w_shape[0])
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_weight = new(tape, w_shape, dtype, "grad_weight", moved, kernel, flops, by_rows) if w_needs else None
+        to_x = new(tape, x_shape, dtype, f"grad_{name}", moved, kernel, flops, narrow) if x_needs else None
+        return [to_x, to_weight]
+
+    node = tape.node((x, matrix), [x] * w_needs + [matrix] * x_needs, backward)
+    out = new(tape, (x_shape[0], n), dtype, name, moved, kernel, flops, wide)
+    out.node = node
+    return out
+
+
+def _activation(tape: Tape, x: Tensor, probabilities: Tensor, width: int) -> Tensor:
+    """relu^2 or SwiGLU times the probability: one compiled kernel that keeps its inputs."""
+    x_shape, p_shape, dtype, moved = x.shape, probabilities.shape, x.dtype, x.nbytes
+    x_needs, p_needs = needs_grad(x), needs_grad(probabilities)
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_x = new(tape, x_shape, dtype, "grad_expert_act", 2 * moved) if x_needs else None
+        to_p = new(tape, p_shape, "fp32", "grad_probabilities", 2 * moved) if p_needs else None
+        return [to_x, to_p]
+
+    node = tape.node((x, probabilities), (x, probabilities), backward)
+    out = new(tape, (x_shape[0], width), dtype, "expert_act", moved)
+    out.node = node
+    return out

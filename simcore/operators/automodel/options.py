@@ -1,0 +1,42 @@
+"""Options of NeMo Automodel's layers: choices that upstream leaves open, and differences of its versions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from simcore.recording.options import ImplementationOptions
+
+__all__ = ["RELEASE_0_7_0", "SNAPSHOT_2026_06_08", "AutomodelOptions", "Dispatcher"]
+
+Dispatcher = Literal["deepep", "hybridep", "torch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutomodelOptions(ImplementationOptions):
+    """Options of Automodel's own layers.
+
+    `dispatcher`: without expert parallelism it is torch. `linear`: TE's linear layers keep x A of their adapters.
+    `experts_unit`: the experts are an FSDP2 unit of their own. `fake_balanced_gate`: experts in turn with equal
+    weights. Of versions: `keeps_norm_rstd`: norms keep the reciprocal root; `fuses_lora_mlp`: an MLP with adapters is
+    one node; `keeps_logits`: the training loop holds them until the step is over; `replays_dispatch`: a checkpoint
+    keeps what the dispatch received; `keeps_router`: a checkpoint keeps the router's product and its top-k.
+    """
+
+    dispatcher: Dispatcher = "deepep"
+    linear: Literal["torch", "te"] = "torch"
+    experts_unit: bool = False
+    fake_balanced_gate: bool = False
+    keeps_norm_rstd: bool = True
+    fuses_lora_mlp: bool = True
+    keeps_logits: bool = True
+    replays_dispatch: bool = False
+    keeps_router: bool = True
+
+
+RELEASE_0_7_0: Final = AutomodelOptions(keeps_norm_rstd=False, fuses_lora_mlp=False, keeps_logits=False,
+                                        replays_dispatch=True)
+"""A multi-GPU FSDP2 run of 0.7.0."""
+SNAPSHOT_2026_06_08: Final = AutomodelOptions(keeps_router=False)
+"""77f112399: `recipes/llm/train_ft.py` has no `del out`, `moe/megatron/fused_a2a.py` no recorder, and apply_ac's
+`ignore_router_for_ac` is False (`moe/parallelizer.py`, `distributed/config.py`)."""

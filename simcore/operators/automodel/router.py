@@ -1,0 +1,150 @@
+"""Routers of NeMo Automodel: gates by sigmoid and by softmax, a fake one, the choice of experts.
+
+nemo-automodel 0.7.0 `components/moe/layers.py`.
+"""
+
+from __future__ import annotations
+
+from simcore.models.blocks import Moe
+from simcore.operators.automodel.env import Env
+from simcore.operators.shared import aten
+from simcore.operators.shared.aten import Grads, Operand, Saved, needs_grad, new
+from simcore.recording.tape import Kernel, Tape, Tensor
+
+__all__ = ["fake_gate", "sigmoid_gate", "softmax_gate"]
+
+
+def fake_gate(env: Env, x: Tensor, block: Moe) -> tuple[Tensor, Tensor]:
+    """`FakeBalancedGate.forward`: constants, no product with a weight and no gradient."""
+    tape, shape = env.tape, (x.shape[0], block.top_k)
+    weights = aten.cast(tape, new(tape, shape, "fp32", "router_weights"), x.dtype)
+    return weights, new(tape, shape, "int64", "topk_indices")
+
+
+def sigmoid_gate(env: Env, x: Tensor, block: Moe, path: str, dtype: str) -> tuple[Tensor, Tensor]:
+    """`Gate.forward` with `gate_precision` fp32, which models set: weight and input are cast, not the product.
+
+    `dtype` of the weights that come out.
+    """
+    tape = env.tape
+    x32, weight = aten.cast(tape, x, "fp32"), aten.cast(tape, env.param(f"{path}.weight"), "fp32")
+    assert isinstance(x32, Tensor)
+    scores = _project(env, x32, weight)
+    scores = aten.sigmoid(tape, scores)
+    original = scores
+    scores = aten.add_scalar(tape, scores)  # the correction bias, a buffer
+    indices = _choose(env, scores, block.top_k)
+    weights = aten.gather(tape, original, indices, "router_weights")
+    if block.top_k > 1:
+        total = _row_sum(tape, weights)
+        everything = _row_sum(tape, original)
+        weights = _divide(tape, weights, total)
+        original = _divide(tape, original, everything)
+    weights = aten.mul_scalar(tape, weights)
+    made, original = aten.cast(tape, weights, dtype), aten.cast(tape, original, dtype)
+    assert isinstance(made, Tensor)
+    return made, indices
+
+
+def softmax_gate(env: Env, x: Tensor, block: Moe, path: str) -> tuple[Tensor, Tensor]:
+    """`Gate.forward` of x [tokens, h] with `softmax_before_topk` and no `gate_precision`, as Qwen3-MoE sets them.
+
+    The product in the compute dtype, scores in fp32, weights in the input's. What a balancing loss works on is kept
+    beside what the choice needs.
+    """
+    tape = env.tape
+    logits = _project(env, x, env.param(f"{path}.weight"))
+    weights, indices, scores = _scored(env, logits, block)
+    weights = _balanced(tape, weights, scores)
+    made = aten.cast(tape, weights, x.dtype)
+    assert isinstance(made, Tensor)
+    return made, indices
+
+
+def _scored(env: Env, logits: Tensor, block: Moe) -> tuple[Tensor, Tensor, Tensor]:
+    """`Gate._route_scores`: (weights, indices, scores that add up to one)."""
+    tape = env.tape
+    scores = aten.softmax(tape, aten.cast(tape, logits, "fp32"))
+    original = scores
+    indices = _choose(env, scores, block.top_k)
+    weights = aten.gather(tape, scores, indices, "router_weights")
+    if block.normalised and block.top_k > 1:
+        total, everything = _row_sum(tape, weights), _row_sum(tape, original)
+        weights = _quotient(tape, weights, total)
+        original = _quotient(tape, original, everything)
+    return aten.mul_scalar(tape, weights), indices, original
+
+
+def _balanced(tape: Tape, weights: Tensor, scores: Tensor) -> Tensor:
+    """`MoEAuxLossAutoScaler`: the weights as they are; scores [tokens, experts] get the balancing loss's gradient.
+
+    The choice is counted in int64 (`_compute_expert_load`), scores without padding are summed over tokens
+    (`_compute_aux_loss`). Numbers, and one number an expert, are left out.
+    """
+    shape, moved = scores.shape, scores.nbytes
+    held = [new(tape, shape, "int64", "expert_mask"), new(tape, shape[:1], "int64", "contribution")]
+    held.clear()
+    node = tape.node((weights, scores), (), lambda tape, grads, saved: [
+        grads[0], new(tape, shape, "fp32", "grad_balance")])
+    new(tape, shape, "fp32", "masked_scores", moved)
+    return Tensor(weights.storage, weights.shape, weights.dtype, node)
+
+
+def _quotient(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
+    """`a / b` of a [tokens, n] and b [tokens, 1]; b's gradient takes four steps."""
+    shape, b_shape, dtype, moved = a.shape, b.shape, a.dtype, a.nbytes + b.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_b = [new(tape, shape, dtype, "grad_div", moved) for _ in range(4)][-1]
+        return [new(tape, shape, dtype, "grad_div", moved), to_b]
+
+    node = tape.node((a, b), (a, b), backward, reduce_to=(shape, b_shape))
+    out = new(tape, shape, dtype, "div", moved)
+    out.node = node
+    return out
+
+
+def _project(env: Env, x: Tensor, weight: Operand) -> Tensor:
+    """The router's product; a checkpoint saves its result (`moe/parallelizer.py`, `_is_router_projection`)."""
+    tape, w_shape, x_shape = env.tape, weight.shape, x.shape
+    x_needs, w_needs, moved = needs_grad(x), needs_grad(weight), x.nbytes + weight.nbytes
+    flops, dtype = 2 * x.numel * w_shape[0], x.dtype
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_weight = new(tape, w_shape, dtype, "grad_router", moved, Kernel.GEMM, flops) if w_needs else None
+        to_x = new(tape, x_shape, dtype, "grad_router_input", moved, Kernel.GEMM, flops) if x_needs else None
+        return [to_x, to_weight]
+
+    node = tape.node((x, weight), [x] * w_needs + [weight] * x_needs, backward)
+    (logits,) = env.kept("router", lambda: (
+        new(tape, (x_shape[0], w_shape[0]), dtype, "router_logits", moved, Kernel.GEMM, flops),))
+    return Tensor(logits.storage, logits.shape, logits.dtype, node)
+
+
+def _choose(env: Env, scores: Tensor, top_k: int) -> Tensor:
+    """Indices of the k largest; nothing flows back through them, a checkpoint saves values and indices."""
+    tape, shape = env.tape, (scores.shape[0], top_k)
+
+    def make() -> tuple[Tensor, ...]:
+        values = new(tape, shape, "fp32", "topk", scores.nbytes, flops=scores.numel)
+        return values, tape.empty(shape, "int64", "topk_indices")
+
+    return env.kept("topk", make)[1]
+
+
+def _row_sum(tape: Tape, x: Tensor) -> Tensor:
+    return aten.add_scalar(tape, aten.sum_last(tape, x, keepdim=True))
+
+
+def _divide(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
+    shape, b_shape, dtype, moved = a.shape, b.shape, a.dtype, a.nbytes + b.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_b = new(tape, shape, dtype, "grad_div", 3 * moved)
+        to_a = new(tape, shape, dtype, "grad_div", moved)
+        return [to_a, new(tape, b_shape, dtype, "grad_div", to_b.nbytes)]
+
+    node = tape.node((a, b), (a, b), backward)
+    out = new(tape, shape, dtype, "div", moved)
+    out.node = node
+    return out

@@ -1,0 +1,115 @@
+"""The embedding of a transformers model, and what it makes for all layers: position ids, rotary tables, a mask."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from simcore.models.blocks import Attention, Embedding, LayerKind
+from simcore.operators.hf import remote_code
+from simcore.operators.hf.families import of_family
+from simcore.operators.hf.layers import has_eager_attention, has_flash_attention, is_of_hub
+from simcore.operators.hf.options import HfOptions
+from simcore.operators.shared import aten
+from simcore.operators.shared.layer_borders import BEFORE, hand_on, meet_waiting, nothing, run_backward, stream_dtype
+from simcore.recording.layer import LayerWorkload, RecordedLayer
+from simcore.recording.tape import Node, Tape, Tensor
+
+__all__ = ["embedding", "mask_of", "window_of"]
+
+
+def window_of(kind: LayerKind) -> int:
+    """Tokens that the layer sees by a mask; attention with sinks knows its window itself."""
+    blocks = (b.block for b in kind.branches if isinstance(b.block, Attention))
+    return max((block.window for block in blocks if not block.sinks), default=0)
+
+
+def mask_of(tape: Tape, run: LayerWorkload, window: int) -> Tensor | None:
+    """Which keys a query of packed sequences sees, or one within a window, a byte a pair.
+
+    The stem makes it, unless flash-attn runs (`masking_utils.py`: _ignore_causal_mask_sdpa, flash_attention_mask).
+    Eager attention adds a mask of the compute dtype: one for whole layers, one for those within a window.
+    """
+    if not _is_masked(run, window):
+        return None
+    slot = tape.slot("causal_mask", "activation")
+    if has_eager_attention(run):
+        return tape.external((1 if is_of_hub(run) else 2, run.seq, run.seq), run.compute, slot, BEFORE)
+    return tape.external((run.seq, run.seq), "uint8", slot, BEFORE)
+
+
+def _is_masked(run: LayerWorkload, window: int) -> bool:
+    special = run.sequences > 0 or 0 < window <= run.seq
+    return has_eager_attention(run) or (special and not has_flash_attention(run))
+
+
+def embedding(tape: Tape, kind: LayerKind, block: Embedding, run: LayerWorkload) -> RecordedLayer:
+    """Rows of the table, and the tables of all layers, which leave them to be freed there."""
+    weight = run.params["weight"]
+    out = aten.embedding(tape, weight, run.batch, run.seq)
+    if kind.scaled:
+        out = aten.mul_scalar(tape, out)
+    hand_on(tape, out)
+    _shared_tables(tape, kind.family, block, run)
+    forward = tape.cut()
+    meet = partial(meet_waiting, in_place=run.loss == "chunked")  # a sum of chunks is nobody else's
+    if out.node is None and run.options.embeddings_require_grad:
+        out.node = tape.node((Tensor(None, (), "fp32", Node()),), (), lambda tape, grads, saved: [None])
+    back = run_backward(tape, out, None, meet if weight.tied else nothing)
+    return RecordedLayer(forward, back, grads=tape.release_grads())
+
+
+def _shared_tables(tape: Tape, family: str, block: Embedding, run: LayerWorkload) -> None:
+    """Position ids and, for rotary models, cos and sin: the layers' to free."""
+    if not of_family(family).has_positions:
+        return
+    positions = _positions(tape, run, family)
+    made = [positions]
+    if block.rotary_dim:
+        made += _rotary_tables(tape, run, block.rotary_dim, positions, halves=of_family(family).halves_rotary)
+    names = ["position_ids", "rotary.cos", "rotary.sin"][:len(made)]
+    if _is_masked(run, block.window):
+        names.insert(1, "causal_mask")
+        made.insert(1, _added_masks(tape, run) if has_eager_attention(run) else _block_diagonal(tape, run.seq))
+    for name, tensor in zip(names, made, strict=True):
+        tape.rename(tensor.storage, tape.slot(name, "activation"))
+        tensor.disown()
+
+
+def _block_diagonal(tape: Tape, seq: int) -> Tensor:
+    """Earlier, and in the same sequence or the window (`masking_utils.py`, and_masks)."""
+    seen = aten.new(tape, (seq, seq), "uint8", "is_near")
+    earlier = aten.new(tape, (seq, seq), "uint8", "is_earlier")
+    return aten.new(tape, (seq, seq), "uint8", "causal_mask", seen.nbytes + earlier.nbytes)
+
+
+def _added_masks(tape: Tape, run: LayerWorkload) -> Tensor:
+    """Both masks as one, each made of truth values (`masking_utils.py`, eager_mask); smaller things are left out."""
+    if is_of_hub(run):
+        return remote_code.causal_mask(tape, run)
+    seen = aten.new(tape, (run.seq, run.seq), "uint8", "is_seen")
+    return aten.new(tape, (2, run.seq, run.seq), run.compute, "causal_mask", 2 * seen.nbytes)
+
+
+def _positions(tape: Tape, run: LayerWorkload, family: str) -> Tensor:
+    """What a cache has seen already is added, a zero, unless the family leaves that out."""
+    count = aten.new(tape, (run.seq,), "int64", "arange")
+    if not of_family(family).adds_cached_positions:
+        return count
+    return aten.select(tape, count, (run.seq,), "int64", "position_ids")
+
+
+def _rotary_tables(tape: Tape, run: LayerWorkload, dim: int, positions: Tensor, *, halves: bool) -> tuple[Tensor,
+                                                                                                          Tensor]:
+    """The tables of cos and sin, made in fp32."""
+    shape = (run.seq, dim // 2 if halves else dim)
+    freqs = _frequencies(tape, run, dim, aten.select(tape, positions, positions.shape, "fp32", "positions"))
+    angles = freqs if halves else aten.select(tape, freqs, shape, "fp32", "angles")
+    cos = aten.select(tape, aten.select(tape, angles, shape, "fp32", "cos"), shape, "fp32", "cos")
+    sin = aten.select(tape, aten.select(tape, angles, shape, "fp32", "sin"), shape, "fp32", "sin")
+    return aten.cast(tape, cos, stream_dtype(run)), aten.cast(tape, sin, stream_dtype(run))
+
+
+def _frequencies(tape: Tape, run: LayerWorkload, dim: int, positions: Tensor) -> Tensor:
+    half, stored = dim // 2, HfOptions.of(run.options).inv_freq
+    _inverse = None if stored == "fp32" else aten.new(tape, (half,), "fp32", "inv_freq")
+    return aten.select(tape, positions, (run.seq, half), "fp32", "freqs")

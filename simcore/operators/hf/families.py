@@ -1,0 +1,137 @@
+"""Layer functions of transformers' families: one row a family that differs from Llama, the rest run Llama's.
+
+A function for a branch of a layer returns the block's output, and what the layer holds of it until it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from simcore.models.blocks import Attention, Branch, Mlp, Moe
+from simcore.operators.hf import gpt_oss, hybrid, layers, phi3, remote_code
+from simcore.operators.hf import liger as hf_liger
+from simcore.operators.hf import moe as hf_moe
+from simcore.operators.hf import nemotron as hf_nemotron
+from simcore.operators.hf.layers import Inputs, has_eager_attention, is_of_hub
+from simcore.operators.shared.rms_norm import rms_norm
+from simcore.recording.layer import LayerWorkload
+from simcore.recording.tape import Param, Tape, Tensor
+
+__all__ = ["Family", "mix", "norm", "of_family"]
+
+Norm = Callable[[Tape, Param, Tensor], Tensor]
+"""(tape, weight, x) -> normalised x."""
+
+BranchFunction = Callable[[Tape, LayerWorkload, Branch, Inputs], tuple[Tensor, object]]
+"""(tape, run, branch, inputs) -> the block's output, and what the layer holds of it until it returns."""
+
+
+def _norm(tape: Tape, weight: Param, x: Tensor) -> Tensor:
+    return rms_norm(tape, weight, x, weight_in_fp32=False)
+
+
+def _norm_in_fp32(tape: Tape, weight: Param, x: Tensor) -> Tensor:
+    return rms_norm(tape, weight, x, weight_in_fp32=True)
+
+
+def _attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    core = remote_code.core(tape, run) if is_of_hub(run) else None
+    return layers.attention(tape, run, branch, inputs, core=core), None
+
+
+def _attention_with_sinks(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    held: list[Tensor] = []
+    core = gpt_oss.eager_core(tape, run, branch.name, inputs.mask, held) if has_eager_attention(run) else None
+    return layers.attention(tape, run, branch, inputs, gpt_oss.rotate, core), held
+
+
+def _attention_of_phi3(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    return phi3.attention(tape, run, branch, inputs), None
+
+
+def _mlp(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    assert isinstance(branch.block, Mlp)
+    return layers.mlp(tape, run, branch.name, branch.block, inputs.hidden), None
+
+
+def _mlp_of_phi3(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    return phi3.mlp(tape, run, branch.name, inputs.hidden), None
+
+
+def _shared_mlp(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    return hybrid.shared_mlp(tape, run, branch.name, inputs.hidden), None
+
+
+def _moe(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    return hf_moe.moe(tape, run, branch, inputs.hidden), None
+
+
+def _moe_with_wide_weights(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    return hf_moe.moe(tape, run, branch, inputs.hidden, wide=True), None
+
+
+def _moe_of_gpt_oss(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    return gpt_oss.moe(tape, run, branch, inputs.hidden)
+
+
+def _moe_beside_mlp(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    return hybrid.moe(tape, run, branch, inputs.hidden)
+
+
+def _mamba(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    return hf_nemotron.mamba(tape, run, branch, inputs.hidden), None
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Functions of a family's layers, and what its model makes for all of them.
+
+    `has_positions`: the model makes position ids; `passes_positions`: its layers get them; `adds_cached_positions`: the
+    length of the cache, a zero, is added to them. `halves_rotary`: rotary tables have half a head's size.
+    """
+
+    norm: Norm = _norm
+    attention: BranchFunction = _attention
+    mlp: BranchFunction = _mlp
+    moe: BranchFunction = _moe
+    mamba: BranchFunction = _mamba
+    has_positions: bool = True
+    passes_positions: bool = True
+    adds_cached_positions: bool = True
+    halves_rotary: bool = False
+
+
+_LLAMA: Final = Family()
+FAMILIES: Final = {
+    "bamba": Family(adds_cached_positions=False),
+    "gpt_oss": Family(norm=gpt_oss.rms_norm, attention=_attention_with_sinks, moe=_moe_of_gpt_oss, halves_rotary=True),
+    "granitemoehybrid": Family(mlp=_shared_mlp, moe=_moe_beside_mlp, passes_positions=False),
+    "mamba2": Family(has_positions=False),
+    "mixtral": Family(moe=_moe_with_wide_weights),
+    "nemotron_h": Family(norm=_norm_in_fp32),
+    "phi3": Family(attention=_attention_of_phi3, mlp=_mlp_of_phi3),
+}
+
+
+def of_family(name: str) -> Family:
+    """The family's row; Llama's where it does not differ."""
+    return FAMILIES.get(name, _LLAMA)
+
+
+def norm(tape: Tape, run: LayerWorkload, weight: Param, x: Tensor, family: str) -> Tensor:
+    """The family's RMSNorm, or Liger's."""
+    return hf_liger.rms_norm(tape, weight, x) if hf_liger.has_liger(run) else of_family(family).norm(tape, weight, x)
+
+
+def mix(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, family: str) -> tuple[Tensor, object]:
+    """The block's output, and what the layer holds of it until it returns."""
+    functions = of_family(family)
+    if isinstance(branch.block, Attention):
+        return functions.attention(tape, run, branch, inputs)
+    if isinstance(branch.block, Mlp):
+        return functions.mlp(tape, run, branch, inputs)
+    if isinstance(branch.block, Moe):
+        return functions.moe(tape, run, branch, inputs)
+    return functions.mamba(tape, run, branch, inputs)

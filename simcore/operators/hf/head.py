@@ -1,0 +1,52 @@
+"""The last norm and the output projection of a transformers model, also where the loss makes the logits itself."""
+
+from __future__ import annotations
+
+from simcore.errors import NotYet, Problem
+from simcore.models.blocks import Head, LayerKind
+from simcore.operators.hf.chunked import chunked_loss
+from simcore.operators.hf.families import norm
+from simcore.operators.hf.layers import linear
+from simcore.operators.hf.losses import cut_loss, liger_loss
+from simcore.operators.hf.unsloth import fast_norm, has_fast_layers
+from simcore.operators.shared import aten
+from simcore.operators.shared.layer_borders import leave_waiting, nothing, simple_part
+from simcore.recording.layer import LayerWorkload, RecordedLayer
+from simcore.recording.tape import Tape, Tensor
+
+__all__ = ["final_norm", "head"]
+
+
+def final_norm(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
+    """The norm before the output projection."""
+    weight = run.params["weight"]
+    if has_fast_layers(run):
+        return simple_part(tape, run, nothing, kind.hidden, lambda hidden: fast_norm(tape, hidden, weight, last=True))
+    return simple_part(tape, run, nothing, kind.hidden, lambda hidden: norm(tape, run, weight, hidden, kind.family),
+                       _stream(kind))
+
+
+def _stream(kind: LayerKind) -> str:
+    """The type of a hidden state that is not the compute dtype's."""
+    return "fp32" if kind.wide else ""
+
+
+def head(tape: Tape, kind: LayerKind, block: Head, run: LayerWorkload) -> RecordedLayer:
+    """Losses that make the logits themselves know nothing of what they are divided by."""
+    weight = run.params["weight"]
+    body = {"cut": cut_loss, "liger": liger_loss, "chunked": chunked_loss}.get(run.loss, _logits)
+    if body != _logits and "lora_a.weight" in run.params:
+        raise NotYet(Problem("training.loss", f"not yet: {run.loss} with an adapter of lm_head"))
+    if (kind.scaled or kind.wide) and body != _logits:
+        raise NotYet(Problem("training.loss", f"not yet: {run.loss} of scaled logits or a hidden state in fp32"))
+    return simple_part(tape, run, leave_waiting if weight.tied else nothing, block.hidden,
+                       lambda hidden: (_scaled_logits if kind.scaled else body)(
+                           tape, run, aten.cast(tape, hidden, run.compute) if kind.wide else hidden), _stream(kind))
+
+
+def _logits(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
+    return linear(tape, run, "", hidden)
+
+
+def _scaled_logits(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
+    return aten.mul_scalar(tape, _logits(tape, run, hidden))

@@ -1,0 +1,130 @@
+"""Losses of a transformers model: in the causal model, and those that make the logits themselves.
+
+Sources: transformers 5.23 `loss/loss_utils.py`, cut-cross-entropy d42911f7, Liger-Kernel ead96b61; in chunks:
+`chunked`.
+"""
+
+from __future__ import annotations
+
+from simcore.models.blocks import Loss
+from simcore.operators.hf import remote_code
+from simcore.operators.hf.layers import is_of_hub
+from simcore.operators.shared import aten
+from simcore.operators.shared.layer_borders import BEFORE, hidden_state, run_backward_of_loss
+from simcore.recording.kernel_shape import shape_of
+from simcore.recording.layer import LayerWorkload, RecordedLayer
+from simcore.recording.tape import HIDDEN, Kernel, Node, Tape, Tensor
+
+__all__ = ["cut_loss", "liger_loss", "loss_of"]
+
+
+def cut_loss(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
+    """The loss from hidden state and weight, block by block (cut-cross-entropy d42911f7 `cce.py`, impl "cce").
+
+    Kept: both, the log-sum-exp, labels, which of them count, the mean of each logit. Gradients are summed in the
+    compute dtype (`cce_backward.py`: accum_e_fp32 and accum_c_fp32 are off).
+    """
+    weight, tokens = run.params["weight"], run.tokens
+    shape, dtype, vocab = hidden.shape, hidden.dtype, weight.shape[0]
+    needs, flops = (aten.needs_grad(hidden), weight.trainable), 2 * tokens * weight.numel
+    moved, logits = hidden.nbytes + weight.nbytes, shape_of(tokens, vocab)
+
+    def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
+        wide = aten.new(tape, (vocab,), "int64", "vocabulary_order")
+        _order = aten.new(tape, (vocab,), "int32", "vocabulary_order")
+        del wide
+        tape.compute(Kernel.GEMM, flops, moved, logits)  # the logits once more
+        made = [aten.new(tape, s, dtype, name, moved, Kernel.GEMM, flops) if need else None for s, name, need in (
+            (shape, "grad_hidden", needs[0]), (weight.shape, "grad_weight", needs[1]))]
+        return [*made]
+
+    labels = aten.new(tape, (tokens,), "int64", "labels")
+    valids = aten.new(tape, (tokens,), "int64", "valids", labels.nbytes)
+    node = tape.node((hidden, weight), (hidden, weight, labels, valids), backward)
+    lse = aten.new(tape, (tokens,), "fp32", "log_sum_exp", moved, Kernel.GEMM, flops, logits)
+    means = aten.new(tape, (vocab,), "fp32", "logit_means") if any(needs) else None
+    losses = aten.new(tape, (tokens,), "fp32", "losses", moved)
+    tape.save(node, lse, means)
+    del labels, valids, lse, means
+    out = aten.new(tape, (), "fp32", "loss", losses.nbytes, Kernel.LOSS)
+    out.node = node
+    return out
+
+
+def liger_loss(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
+    """Loss and gradients in forward, chunk by chunk (Liger-Kernel ead96b61 `ops/fused_linear_cross_entropy.py`).
+
+    Both gradients are all that is kept; a chunk's part of the weight's is made in the compute dtype, then in fp32. A
+    chunk's logits, which become their gradient, die when the next ones are there.
+    """
+    weight, tokens = run.params["weight"], run.tokens
+    shape, dtype, (vocab, width) = hidden.shape, hidden.dtype, weight.shape
+    needs, moved = (aten.needs_grad(hidden), weight.trainable), hidden.nbytes + weight.nbytes
+    rows = 1 << max(0, -(-tokens // -(-vocab // width)) - 1).bit_length()
+
+    def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
+        saved.clear()  # scaled in place: only the owners of the bytes change
+        return [aten.new(tape, s, dtype, name, moved) if need else None for s, name, need in (
+            (shape, "grad_hidden", needs[0]), (weight.shape, "grad_weight", needs[1]))]
+
+    _labels = aten.new(tape, (tokens,), "int64", "labels")
+    node = tape.node((hidden, weight), (), backward)
+    to_hidden = aten.new(tape, (tokens, width), dtype, "grad_hidden")
+    to_weight = aten.new(tape, weight.shape, dtype, "grad_weight") if needs[1] else None
+    losses = aten.new(tape, (tokens,), "fp32", "losses")
+    logits: Tensor | None = None
+    for start in range(0, tokens, rows):
+        size = (min(rows, tokens - start), vocab)
+        product = 2 * size[0] * vocab * width
+        logits = aten.new(tape, size, dtype, "chunk_logits", moved, Kernel.GEMM, product)
+        tape.compute(Kernel.LOSS, 3 * logits.numel, 2 * logits.nbytes)
+        aten.new(tape, (size[0], width), dtype, "chunk_grad_hidden", moved, Kernel.GRAD_GEMM, product)
+        if to_weight is not None:
+            part = aten.new(tape, weight.shape, dtype, "chunk_grad_weight", moved, Kernel.GRAD_GEMM, product)
+            _wide = aten.cast(tape, part, "fp32")
+            del part, _wide
+    del logits
+    tape.save(node, to_hidden, to_weight)
+    del to_hidden, to_weight
+    out = aten.new(tape, (), "fp32", "loss", losses.nbytes, Kernel.LOSS)
+    out.node = node
+    return out
+
+
+def loss_of(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
+    """The loss of logits, or the division of one that the head has made by the number of labels."""
+    cut = run.loss in ("cut", "liger", "chunked")  # the head has made it already
+    logits: Tensor | None = _scalar(tape, run) if cut else hidden_state(tape, run, run.seq, block.vocab,
+                                                                                run.compute)
+    assert logits is not None
+    leaf = logits.node
+    if block.upcast and not cut:
+        logits = aten.cast(tape, logits, "fp32")
+    loss = aten.mul_scalar(tape, logits) if cut else _causal_loss(tape, run, logits)
+    forward = tape.cut()
+    outputs = [logits] if run.loss == "hf_keep_logits" else []
+    logits = None
+    after = tape.cut()
+    seed, backward, ones = run_backward_of_loss(tape, loss, leaf)
+    del ones, loss
+    outputs.clear()
+    return RecordedLayer(forward, backward, after, tape.cut(), seed)
+
+
+def _scalar(tape: Tape, run: LayerWorkload) -> Tensor:
+    loss = tape.external((), "fp32", HIDDEN, BEFORE)
+    loss.node = Node() if run.input_requires_grad else None
+    return loss
+
+
+def _causal_loss(tape: Tape, run: LayerWorkload, logits: Tensor) -> Tensor:
+    """Logits in fp32, labels shifted by one, cross entropy."""
+    logits = aten.cast(tape, logits, "fp32")
+    labels = aten.new(tape, (run.batch, run.seq + 1), "int64", "labels", 8 * run.tokens)
+    target = labels  # a slice of one row is contiguous
+    if run.batch > 1:
+        target = aten.select(tape, labels, (run.batch, run.seq), "int64", "shifted_labels")
+    if is_of_hub(run):
+        logits = remote_code.shifted(tape, logits)
+        return aten.cross_entropy(tape, logits.view(run.tokens - run.batch, logits.shape[-1]), target)
+    return aten.cross_entropy(tape, logits.view(run.tokens, logits.shape[-1]), target)

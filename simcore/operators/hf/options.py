@@ -1,0 +1,41 @@
+"""Options of transformers' layers, set by the framework that trains them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from simcore.operators.automodel.options import AutomodelOptions
+from simcore.recording.options import ImplementationOptions
+
+__all__ = ["AttentionImplementation", "HfOptions", "UnslothRelease"]
+
+AttentionImplementation = Literal["sdpa", "eager", "flash_attention_2"]
+UnslothRelease = Literal["", "newest", "2024.12"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HfOptions(ImplementationOptions):
+    """Options of transformers' layers; names of upstream's own options are kept.
+
+    `experts_unit`: the experts are a data-parallel unit of their own. `grouped_experts`: transformers' grouped products
+    (experts_implementation: grouped_mm) instead of batched ones over equal groups of rows. `inv_freq`: stored dtype of
+    the rotary frequencies. `casts_stream`: FSDP2's hook casts a hidden state in fp32 to the compute dtype before each
+    layer. `is_of_hub`: the layers are those of the model's own repository. `automodel`: NeMo Automodel trains the
+    model, head and loss are its own, with these options. `autocast`: forward runs under torch.autocast. `liger`:
+    Liger's kernels. `unsloth`: the release of Unsloth whose functions run the layers, "" none. `compile`: one kernel
+    makes a dequantised weight. `has_outlier_threshold`: LLM.int8() looks for outliers (llm_int8_threshold above 0).
+    """
+
+    attn_implementation: AttentionImplementation = "sdpa"
+    experts_unit: bool = False
+    grouped_experts: bool = False
+    inv_freq: str = "fp32"
+    casts_stream: bool = False
+    is_of_hub: bool = False
+    automodel: AutomodelOptions | None = None
+    autocast: bool = False
+    liger: bool = False
+    unsloth: UnslothRelease = ""
+    compile: bool = False
+    has_outlier_threshold: bool = True

@@ -1,0 +1,39 @@
+"""An implementation as the rest of the engine sees it: one frozen record, `Implementation`.
+
+Each implementation's folder has a module `implementation.py` that fills it in as `IMPLEMENTATION`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from simcore.models.blocks import LayerKind
+from simcore.models.tensor import TensorSpec
+from simcore.recording.layer import LayerWorkload, RecordedLayer
+
+__all__ = ["Implementation"]
+
+
+class _Recorder(Protocol):
+    def __call__(self, kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
+                 comms: dict[tuple[str, str, str], int]) -> RecordedLayer: ...
+
+
+def _nothing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Implementation:
+    """One code base's layers.
+
+    `record`: one layer or part on a tape; tables of slots and communicators are added to. `tensors`: parameters and
+    buffers of a kind of layer, in registration order; NotYet for what the code base does not build.
+    `standing`: bytes, by name, of buffers that all layers of a stage share.
+    """
+
+    record: _Recorder
+    tensors: Callable[[LayerKind], tuple[TensorSpec, ...]]
+    standing: Callable[[Sequence[tuple[LayerKind, LayerWorkload]]], dict[str, int]] = _nothing

@@ -1,0 +1,304 @@
+"""Context of Megatron-Core's operators: a layer's tape with its parameters, and regions that are recomputed.
+
+Source: megatron-core 0.16.1 (`tensor_parallel/random.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from simcore.models.blocks import LayerKind, Mtp
+from simcore.operators.megatron.ops.options import MegatronOptions
+from simcore.recording.fp8_scaling import Scaling, in_model, matched
+from simcore.recording.kernel_shape import shape_of
+from simcore.recording.layer import LayerWorkload
+from simcore.recording.tape import GRADIENTS_BEGIN, Kernel, Node, Param, Tape, Tensor
+from simcore.units import dtype_bytes
+
+__all__ = ["Context", "Grads", "Saved", "fuses_wgrad", "region_end"]
+
+Grads = list[Tensor | None]
+Saved = list[Tensor]
+_ADAPTER = "adapter.linear_{}.weight"
+
+
+def fuses_wgrad(run: LayerWorkload) -> bool:
+    """Whether a weight gradient is added to main_grad by its GEMM (gradient_accumulation_fusion)."""
+    return MegatronOptions.of(run.options).gradient_accumulation_fusion
+
+
+@dataclass(slots=True)
+class Context:
+    """What every operator needs: the tape, the workload, and how the tokens are split.
+
+    `tokens`: of this rank after context parallelism; `local`: of them, those in the residual stream of this rank.
+    `held`: tensors that a module holds as attributes. `locals`: those that a variable of the caller holds.
+    `recipe`: of one linear, if it is not that of all. `flags`: `inside`, a recomputed region is being run, and
+    `has_gradients`, one of a parameter is there.
+    """
+
+    tape: Tape
+    run: LayerWorkload
+    kind: LayerKind
+    held: dict[str, Tensor] = field(default_factory=dict)
+    locals: list[Tensor] = field(default_factory=list)
+    recipe: str = ""
+    flags: set[str] = field(default_factory=set)
+
+    def of(self, path: str) -> Context:
+        """The same for the linear at `path`, which may have a recipe of its own (quant_recipe)."""
+        matchers = self.options.quant_recipe
+        found = matched(matchers, in_model(path, further=isinstance(self.kind.block, Mtp))) if matchers else ""
+        return replace(self, recipe=found) if found else self
+
+    @property
+    def options(self) -> MegatronOptions:
+        return MegatronOptions.of(self.run.options)
+
+    @property
+    def inside(self) -> bool:
+        return "inside" in self.flags
+
+    @property
+    def sp(self) -> int:
+        return self.run.tp if self.run.sequence_parallel else 1
+
+    @property
+    def tokens(self) -> int:
+        return self.run.tokens
+
+    @property
+    def local(self) -> int:
+        return -(-self.run.tokens // self.sp)
+
+    @property
+    def dtype(self) -> str:
+        return self.run.compute
+
+    @property
+    def size(self) -> int:
+        return dtype_bytes(self.run.compute)
+
+    @property
+    def fuses_activation(self) -> bool:
+        """Whether a gated activation is one kernel (`transformer_config.py`, bias_activation_fusion)."""
+        return self.options.bias_activation_fusion
+
+    @property
+    def has_unfused_attention(self) -> bool:
+        """Whether attention keeps its square of probabilities (attention_backend unfused or local, local layers)."""
+        return self.options.attention_backend == "unfused"
+
+    @property
+    def fuses_permutation(self) -> bool:
+        """Whether TE permutes (moe_permute_fusion); else torch selects rows by their places."""
+        return self.options.moe_permute_fusion
+
+    @property
+    def expert_axis(self) -> str:
+        """One group in upstream: expert tensor and expert parallel ranks together."""
+        return self.run.ep_axis if self.run.ep > 1 else "etp"
+
+    def permutation(self, moved_bytes: int, operators: int = 0) -> None:
+        """Copies of tokens into another order. `operators`: of torch, where nothing fuses them."""
+        self.tape.compute(Kernel.PERMUTE, 0, moved_bytes, 0 if self.fuses_permutation else operators)
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether torch.use_deterministic_algorithms is on (deterministic_mode)."""
+        return self.options.deterministic_mode
+
+    @property
+    def is_cut_into_nodes(self) -> bool:
+        """Whether a layer is run node by node, each with a backward of its own (overlap_moe_expert_parallel_comm)."""
+        return self.options.overlap_moe_expert_parallel_comm
+
+    @property
+    def overlaps_tp(self) -> bool:
+        """Whether linears gather and reduce through user buffers, outside torch's allocator (tp_comm_overlap)."""
+        return self.sp > 1 and self.options.tp_comm_overlap
+
+    @property
+    def scaling(self) -> Scaling | None:
+        """How the layer's linears quantise; None where they compute in 16 bits."""
+        if not self.kind.fp8 or self.recipe == "bf16":
+            return None
+        return Scaling(self.recipe or self.options.fp8_recipe, self.options.fp8_transposes)
+
+    def product(self, *, grouped: bool = False) -> Kernel:
+        """The class of a linear's product of quantised operands."""
+        if self.scaling is not None and self.scaling.recipe == "nvfp4":
+            return Kernel.FP4_GROUPED_GEMM if grouped else Kernel.FP4_GEMM
+        return Kernel.FP8_GROUPED_GEMM if grouped else Kernel.FP8_GEMM
+
+    @property
+    def attends_in_fp8(self) -> bool:
+        """Whether attention's products are of 8-bit numbers (fp8_dot_product_attention)."""
+        return self.kind.fp8 and self.options.fp8_dot_product_attention
+
+    @property
+    def pads_routing(self) -> bool:
+        """Whether the router fills every expert's rows up to what 8-bit products ask for."""
+        return self.kind.fp8 and self.options.moe_router_padding_for_quantization
+
+    @property
+    def keeps_fp8_weights(self) -> bool:
+        """Whether fp8 weights outlast a pass: cached for the step's microbatches, or the parameters themselves."""
+        return self.options.keeps_fp8_weights
+
+    def keeps_original(self, path: str) -> bool:
+        """Whether a linear keeps its bf16 input: core 0.16.1 calls set_save_original_input for these.
+
+        `attention.py:379`, `multi_latent_attention.py:199`; `moe/experts.py:595`, `moe/moe_layer.py:466`,
+        `multi_latent_attention.py:974` where the input is made again in backward. Delayed scaling keeps fp8.
+        """
+        if self.scaling is None or self.scaling.recipe == "delayed":
+            return False
+        again = self.recomputes("layernorm") and not self.inside
+        return path == "self_attention.linear_proj" or (
+            path == "mlp.experts.linear_fc2" and self.recomputes("moe_act")) or (
+            again and path.endswith(("shared_experts.linear_fc1", "_down_proj"))
+            and not (self.recomputes("shared_experts") and "shared" in path))
+
+    @property
+    def swaps_heads(self) -> bool:
+        """Whether context parallel ranks swap positions for heads around attention (cp_comm_type)."""
+        return self.run.cp > 1 and "a2a" in self.options.cp_comm_type
+
+    @property
+    def has_flash_attention(self) -> bool:
+        """Whether attention is flash-attn's and not cuDNN's: it works on sequences one after the other."""
+        return self.options.attention_backend == "flash"
+
+    def recomputes(self, module: str) -> bool:
+        """Whether Megatron's selective recompute names `module` (`transformer_config.py`, recompute_modules)."""
+        return module in [m.strip() for m in self.run.checkpoint.split(",")]
+
+    def param(self, name: str) -> Param:
+        return self.run.params[name]
+
+    def pair(self, path: str) -> tuple[Param, Param] | None:
+        """The adapter of the linear at `path`, if it has one."""
+        names = [f"{path}.{_ADAPTER.format(end)}" for end in ("in", "out")]
+        return (self.run.params[names[0]], self.run.params[names[1]]) if names[0] in self.run.params else None
+
+    def new(self, rows: int, columns: int, name: str, dtype: str = "", category: str = "") -> Tensor:
+        return self.tape.empty((rows, columns), dtype or self.dtype, name, category)
+
+    def node(self, out: Tensor, inputs: Sequence[Tensor | Param | None], save: Sequence[Tensor],
+             backward: Callable[[Tape, Grads, Saved], Sequence[Tensor | None]]) -> Node | None:
+        """Put `out` behind a node. Custom functions keep their tensors at the end of forward, after all outputs."""
+        out.node = self.tape.node(inputs, save, backward)
+        return out.node
+
+    # ---- cost ---------------------------------------------------------------------------------------------------
+    def gemm(self, m: int, n: int, k: int, kernel: Kernel = Kernel.GEMM, weights: int = 1) -> None:
+        """One (m, k) x (k, n); a grouped GEMM reads `weights` matrices. What it writes is in 16 bits in any format."""
+        self.tape.compute(kernel, 2 * m * n * k, self._read(m * k + weights * n * k, kernel) + self.size * m * n,
+                          shape_of(m, n, weights))
+
+    def _read(self, numel: int, kernel: Kernel) -> int:
+        """Bytes of a product's operands: quantised ones are read as they lie, with their scales."""
+        if kernel < Kernel.FP8_GEMM:
+            return self.size * numel
+        assert self.scaling is not None
+        return round(self.scaling.width * numel)
+
+    def wgrad(self, param: Param, m: int, kernel: Kernel = Kernel.GEMM, weights: int = 1, *,
+              opens: bool = True) -> Tensor | None:
+        """A weight gradient: adds into main_grad (read and written), or makes a new tensor.
+
+        Without gradient accumulation fusion it is made in the parameter's dtype, and DDP's hook adds it to main_grad
+        and drops it (`distributed/distributed_data_parallel.py`). `opens`: the bucket of the layer's first gradient is
+        made now, and not when the node is over (`after_gradients`).
+        """
+        if not param.trainable:
+            return None
+        if opens or fuses_wgrad(self.run):
+            self._begin_gradients()
+        n, k = param.shape[-2:]
+        main = 2 * self.options.main_grad_bytes
+        grad = None
+        if param.grad_category or not fuses_wgrad(self.run):
+            main = dtype_bytes(param.dtype)
+            shape = param.shape if len(param.shape) > 2 or weights == 1 else (weights, *param.shape)
+            grad = self.tape.empty(shape, param.dtype, f"{param.name}.grad")
+        self.tape.compute(kernel, 2 * m * n * k, self._read(m * (n + k), kernel) + weights * n * k * main,
+                          shape_of(n, k, weights, sums_rows=True))
+        return grad
+
+    def small_grad(self, param: Param) -> Tensor | None:
+        """A gradient that a kernel writes out and DDP's hook adds to main_grad."""
+        if not param.trainable:
+            return None
+        self._begin_gradients()
+        grad = self.tape.empty(param.shape, param.dtype, f"{param.name}.grad")
+        if param.grad_category:
+            return grad
+        main = 2 * self.options.main_grad_bytes
+        self.tape.compute(Kernel.ELEMENTWISE, grad.numel, grad.nbytes + grad.numel * main, 1)
+        return None
+
+    def after_gradients(self, x: Tensor) -> Tensor:
+        """`x`, whose gradient comes when the node that it goes into is over: then hooks of parameters run.
+
+        Megatron-FSDP makes a bucket there unless the product adds into main_grad itself (megatron_fsdp.py, _grad_acc).
+        """
+        if fuses_wgrad(self.run) or not self.options.gradient_buckets or x.node is None:
+            return x
+
+        def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
+            self._begin_gradients()
+            return list(grads)
+
+        out = Tensor(x.storage, x.shape, x.dtype)
+        self.node(out, (x,), (), back)
+        return out
+
+    def _begin_gradients(self) -> None:
+        """Where main gradients are made bucket by bucket, the layer's first one makes its bucket."""
+        if "has_gradients" not in self.flags and self.options.gradient_buckets:
+            self.tape.mark(GRADIENTS_BEGIN)
+        self.flags.add("has_gradients")
+
+    def elementwise(self, tensor: Tensor, passes: int, kernel: Kernel = Kernel.ELEMENTWISE, operators: int = 0) -> None:
+        """A kernel bound by memory: `passes` reads and writes of a tensor this large.
+
+        `operators` of torch, if it is not one call of a module.
+        """
+        self.tape.compute(kernel, tensor.numel, passes * tensor.nbytes, operators)
+
+    def send(self, collective: str, axis: str, tensor: Tensor) -> None:
+        """A collective whose payload (gathered output, or whole input) is `tensor`."""
+        self.tape.collective(collective, axis, tensor.nbytes, tensor.dtype)
+
+    # ---- recomputation ------------------------------------------------------------------------------------------
+    def region(self, run: Callable[[], Tensor]) -> Tensor:
+        """`tensor_parallel.checkpoint`: reentrant, so the replay runs to the region's end (`random.py`)."""
+        if self.inside:
+            return run()
+        made: list[Tensor] = []
+
+        def whole() -> Tensor:
+            self.flags.add("inside")
+            try:
+                return region_end(self, run(), made)
+            finally:
+                self.flags.remove("inside")
+
+        return self.tape.checkpoint(whole)
+
+
+def region_end(c: Context, out: Tensor, made: list[Tensor]) -> Tensor:
+    """The region's end: the replay runs so far. What it made, and the gradient of it, stay until its backward is over.
+
+    `outputs` and `args` are variables of `CheckpointFunction.backward`, which runs the region's backward (`random.py`).
+    """
+
+    def back(_tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        made.extend([*saved, *(grad for grad in grads if grad)])
+        return grads
+
+    ended = Tensor(out.storage, out.shape, out.dtype)
+    return ended if c.node(ended, (out,), (out,), back) else out

@@ -1,0 +1,116 @@
+"""Activations, sums and dropout of Megatron-Core layers.
+
+Sources: megatron-core 0.16.1 `fusions/fused_bias_swiglu.py`, `fusions/fused_bias_gelu.py`,
+`fusions/fused_bias_dropout.py`.
+"""
+
+from __future__ import annotations
+
+from simcore.operators.megatron.ops.context import Context, Grads, Saved
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
+
+__all__ = ["act", "add", "add_dropped", "dropped", "identity", "swiglu"]
+
+
+def identity(_tape: Tape, grads: Grads, _saved: Saved) -> Grads:
+    """Backward of views and copies-that-are-none."""
+    return grads
+
+
+def add(c: Context, a: Tensor, b: Tensor, name: str) -> Tensor:
+    """`a + b` into a new tensor; both get the same gradient tensor (dropout 0 and no bias add nothing)."""
+    out = c.tape.empty(a.shape, a.dtype, name)
+    c.elementwise(out, 3)
+    c.node(out, (a, b), (), lambda tape, grads, saved: [grads[0], grads[0]])
+    return out
+
+
+def add_dropped(c: Context, a: Tensor, b: Tensor, name: str) -> Tensor:
+    """`a + dropout(b)` in one kernel that keeps the mask, a byte an element (`fusions/fused_bias_dropout.py`).
+
+    Compiled or not: random numbers are not made again in backward, so the comparison's outcome is kept.
+    """
+    def back(tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        assert grads[0] is not None
+        grad = tape.empty(grads[0].shape, c.dtype, "grad_dropped")
+        c.elementwise(grad, 3)
+        return [grads[0], grad]
+
+    mask = c.tape.empty(b.shape, "uint8", f"{name}.dropout_mask")
+    out = c.tape.empty(a.shape, a.dtype, name)
+    c.elementwise(out, 4)
+    c.node(out, (a, b), (mask,), back)
+    return out
+
+
+def dropped(c: Context, x: Tensor, name: str) -> Tensor:
+    """`dropout(x)` into a new tensor; keeps the mask (torch `native_dropout`)."""
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.tape.empty(mask_shape, c.dtype, f"grad_{name}")
+        c.elementwise(grad, 3, operators=1)
+        return [grad]
+
+    mask_shape = x.shape
+    mask = c.tape.empty(x.shape, "uint8", f"{name}.dropout_mask")
+    out = c.tape.empty(x.shape, x.dtype, name)
+    c.elementwise(out, 3, operators=1)
+    c.node(out, (x,), (mask,), back)
+    return out
+
+
+def act(c: Context, x: Tensor, name: str, *, gated: bool, bias: Param | None = None) -> Tensor:
+    """relu^2, GELU or SwiGLU of a dense MLP: fused keeps its input (`fusions/fused_bias_swiglu.py`, `activations.py`).
+
+    `bias`: added in the same kernel; its gradient is the input's, summed (`fusions/fused_bias_gelu.py`).
+    """
+    if gated and not c.fuses_activation:
+        return swiglu(c, x, name)
+    rows, columns = x.shape
+
+    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(rows, columns, f"grad_{name}")
+        c.elementwise(grad, 3)
+        return [grad, c.small_grad(bias) if bias else None]
+
+    out = c.new(rows, columns // (2 if gated else 1), name)
+    c.elementwise(out, 3 if gated else 2)
+    c.node(out, (x, bias), (x,), back)
+    return out
+
+
+def swiglu(c: Context, x: Tensor, name: str) -> Tensor:
+    """`silu(gate) * (up + glu_linear_offset)` without bias_activation_fusion (`mlp.py`, glu).
+
+    Keeps x, whose half the SiLU reads, the SiLU, and the sum, which is made even where the offset is 0.
+    """
+    rows, half = x.shape[0], x.shape[1] // 2
+
+    def concatenated(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(rows, 2 * half, f"grad_{name}")
+        c.elementwise(grad, 2, Kernel.COPY)
+        return [grad]
+
+    def of_product(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        to_up = c.new(rows, half, f"grad_{name}.up")
+        to_gate = c.new(rows, half, f"grad_{name}.silu")
+        c.elementwise(to_up, 6)
+        return [to_gate, to_up]
+
+    def of_silu(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        grad = c.new(rows, half, f"grad_{name}.gate")
+        c.elementwise(grad, 3)
+        return [grad]
+
+    gate, up = (Tensor(x.storage, (rows, half), x.dtype) for _ in range(2))
+    c.node(gate, (x,), (), concatenated)
+    up.node, up.output = gate.node, 1
+    activated = c.new(rows, half, f"{name}.silu")
+    c.elementwise(activated, 2)
+    c.node(activated, (gate,), (gate,), of_silu)
+    shifted = c.new(rows, half, f"{name}.shifted")
+    c.elementwise(shifted, 2)
+    c.node(shifted, (up,), (), identity)
+    out = c.new(rows, half, name)
+    c.elementwise(out, 3)
+    c.node(out, (activated, shifted), (activated, shifted), of_product)
+    return out

@@ -1,0 +1,60 @@
+"""Options of Megatron-Core's layers, under the names of its own configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from simcore.recording.options import ImplementationOptions
+
+__all__ = ["AttentionBackend", "ContextParallelComm", "Dispatcher", "FlexBackend", "MegatronOptions"]
+
+AttentionBackend = Literal["fused", "flash", "unfused"]
+ContextParallelComm = Literal["p2p", "a2a", "all_gather", "a2a+p2p"]
+Dispatcher = Literal["alltoall", "flex", "allgather"]
+FlexBackend = Literal["deepep", "hybridep"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MegatronOptions(ImplementationOptions):
+    """Options of Megatron-Core's layers.
+
+    `dispatcher`: moe_token_dispatcher_type. `moe_router_dtype`: of logits and probabilities of routers by softmax.
+    `main_grad_bytes`: size of an element of main gradients. `gradient_buckets`: main gradients are made bucket by
+    bucket in backward (Megatron-FSDP). `apply_rope_fusion`: None where nothing is said: rotary embeddings of dense
+    attention are fused then, those of latent attention are not. `core_attention`: attention that is not fused is core's
+    own, not TransformerEngine's. `shares_recomputed`: outputs computed again take the place of discarded ones without a
+    copy (core 0.17). Of fp8 and fp4: `fp8_transposes`: columns of quantised weights are kept beside the rows;
+    `keeps_fp8_weights`: quantised weights outlast a pass; `quant_recipe`: recipes of single linears, as patterns.
+    """
+
+    dispatcher: Dispatcher = "alltoall"
+    moe_flex_dispatcher_backend: FlexBackend = "deepep"
+    moe_router_dtype: str = "fp32"
+    moe_permute_fusion: bool = True
+    use_fused_weighted_squared_relu: bool = True
+    use_transformer_engine_op_fuser: bool = False
+    main_grad_bytes: int = 4
+    gradient_accumulation_fusion: bool = True
+    gradient_buckets: bool = False
+    bias_activation_fusion: bool = True
+    apply_rope_fusion: bool | None = None
+    attention_backend: AttentionBackend = "fused"
+    core_attention: bool = False
+    masked_softmax_fusion: bool = True
+    cp_comm_type: ContextParallelComm = "p2p"
+    create_attention_mask: bool = False
+    deterministic_mode: bool = False
+    tp_comm_overlap: bool = False
+    overlap_moe_expert_parallel_comm: bool = False
+    shares_recomputed: bool = False
+    fp8_recipe: str = ""
+    fp8_transposes: bool = False
+    keeps_fp8_weights: bool = False
+    fp8_dot_product_attention: bool = False
+    moe_router_padding_for_quantization: bool = False
+    quant_recipe: str = ""
+
+    @property
+    def loads_attention_mask(self) -> bool:
+        return self.create_attention_mask

@@ -1,0 +1,70 @@
+"""Pieces of Megatron-Core's linears that do not depend on the format in which they compute.
+
+Sources: TransformerEngine 2.18 (`pytorch/module/layernorm_linear.py`, `linear.py`), megatron-core 0.16.1
+(`tensor_parallel/layers.py`, `fusions/fused_bias_dropout.py`).
+
+[Note: user buffers]
+With tp_comm_overlap and sequence parallelism TE's linears overlap their collectives with their products
+(`extensions/transformer_engine.py:540`, `:783`: ub_overlap_ag, ub_overlap_rs, ub_bulk_dgrad, ub_bulk_wgrad). What is
+gathered, and the input gradient before it is summed, lie in buffers of TE's own (`csrc/extensions/
+comm_gemm_overlap.cpp`); the output before its sum is allocated all the same (`csrc/extensions/gemm.cpp:202`).
+"""
+
+from __future__ import annotations
+
+from simcore.operators.megatron.ops.context import Context
+from simcore.recording.tape import Tensor
+
+__all__ = ["all_gather", "biased", "gathered_input", "input_grad", "reduced", "statistics"]
+
+
+def all_gather(c: Context, x: Tensor, name: str) -> Tensor:
+    """Along the sequence over tp, without a graph."""
+    out = c.new(x.shape[0] * c.sp, x.shape[1], name)
+    c.send("all_gather", "tp", out)
+    return out
+
+
+def gathered_input(c: Context, x: Tensor, name: str) -> Tensor:
+    """What a linear gathers for itself: under tp_comm_overlap it lies in a user buffer."""
+    if not c.overlaps_tp:
+        return all_gather(c, x, name)
+    out = Tensor(None, (x.shape[0] * c.sp, x.shape[1]), x.dtype)
+    c.send("all_gather", "tp", out)
+    return out
+
+
+def input_grad(c: Context, columns: int, name: str) -> Tensor:
+    """The input gradient of a column-parallel linear, before it is summed over tp."""
+    return Tensor(None, (c.tokens, columns), c.dtype) if c.overlaps_tp else c.new(c.tokens, columns, name)
+
+
+def reduced(c: Context, grad: Tensor, *, late: bool = False) -> Tensor:
+    """The input gradient of a column-parallel linear, summed over tp.
+
+    From a user buffer this rank's part is copied after the weight gradient (`late`), which the sum goes along with.
+    """
+    if c.run.tp == 1 or late != c.overlaps_tp:
+        return grad
+    if c.sp == 1:
+        c.send("all_reduce", "tp", grad)
+        return grad
+    out = c.new(grad.shape[0] // c.sp, grad.shape[1], "grad_scattered")
+    c.send("reduce_scatter", "tp", grad)
+    return out
+
+
+def statistics(c: Context, path: str, x: Tensor, *, centred: bool) -> list[Tensor]:
+    """rsigma, and of LayerNorm mu: fp32, one a row each."""
+    names = ("mu", "rsigma") if centred else ("rsigma",)
+    return [c.new(x.shape[0], 1, f"{path}.{name}", "fp32") for name in names]
+
+
+def biased(c: Context, path: str, x: Tensor) -> Tensor:
+    """A bias that the residual's kernel adds (skip_bias_add, `fused_bias_dropout.py`): its gradient is a sum."""
+    bias = c.run.params.get(f"{path}.bias")
+    if bias is None:
+        return x
+    param, out = bias, Tensor(x.storage, x.shape, x.dtype)
+    c.node(out, (x, param), (), lambda tape, grads, saved: [grads[0], c.small_grad(param)])
+    return out

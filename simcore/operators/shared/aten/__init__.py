@@ -1,0 +1,73 @@
+"""PyTorch's eager operators: what each allocates, what its autograd node saves, and what its backward allocates.
+
+Input: a `Tape` and `Tensor`s. Output: `Tensor`s; as a side effect rows on the tape. Start: `kernels.new`.
+
+Every function follows the formula of torch 2.13 (`tools/autograd/derivatives.yaml`) and the order in which the
+generated code evaluates it: gradients of later arguments first, then of earlier ones, then broadcast gradients are
+summed to the argument's shape. A node saves an argument only if another argument's gradient needs it.
+
+A function's locals die when it returns, as PyTorch's do, so the order of its lines is the order of its allocations.
+Modules go by subject; all functions are names of this package, so that code reads like upstream: `aten.linear(...)`.
+"""
+
+from simcore.operators.shared.aten.attention import (
+    flash_attention,
+    flash_attention_with_sinks,
+    masked_attention,
+    repeat_heads,
+    rotate,
+    scaled_dot_product_attention,
+    to_heads,
+)
+from simcore.operators.shared.aten.elementwise import (
+    add,
+    add_,
+    add_scalar,
+    cast,
+    clamp,
+    div_,
+    exp,
+    gelu,
+    masked_fill,
+    mul,
+    mul_rows,
+    mul_scalar,
+    neg,
+    relu,
+    rsqrt,
+    select,
+    sigmoid,
+    silu,
+    square,
+    sub,
+)
+from simcore.operators.shared.aten.indexing import (
+    all_to_all,
+    cat,
+    chunk,
+    contiguous,
+    embedding,
+    gather,
+    index,
+    index_add,
+    slice_half,
+    slice_last,
+    sort,
+    split,
+    swap_dims,
+    topk,
+)
+from simcore.operators.shared.aten.kernels import Grads, Operand, Saved, needs_grad, new
+from simcore.operators.shared.aten.loss import cross_entropy
+from simcore.operators.shared.aten.matmul import bmm, grouped_mm, linear, product, shapes_of_group, strided
+from simcore.operators.shared.aten.normalization import layer_norm, rms_norm
+from simcore.operators.shared.aten.reduction import log_softmax, mean, softmax, sum_last, sum_of
+
+__all__ = ["Grads", "Operand", "Saved", "add", "add_", "add_scalar", "all_to_all", "bmm", "cast", "cat", "chunk",
+           "clamp", "contiguous", "cross_entropy", "div_", "embedding", "exp", "flash_attention",
+           "flash_attention_with_sinks", "gather", "gelu", "grouped_mm", "index", "index_add", "layer_norm", "linear",
+           "log_softmax", "masked_attention", "masked_fill", "mean", "mul", "mul_rows", "mul_scalar", "needs_grad",
+           "neg", "new", "product", "relu", "repeat_heads", "rms_norm", "rotate", "rsqrt",
+           "scaled_dot_product_attention", "select", "shapes_of_group", "sigmoid", "silu", "slice_half", "slice_last",
+           "softmax", "sort", "split", "square", "strided", "sub", "sum_last", "sum_of", "swap_dims", "to_heads",
+           "topk"]

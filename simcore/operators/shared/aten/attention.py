@@ -1,0 +1,195 @@
+"""Fused attention, and what stands around it: heads as a view, repeated heads, rotation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from simcore.operators.shared.aten.kernels import Grads, Saved, new
+from simcore.recording.kernel_shape import shape_of_heads
+from simcore.recording.tape import Kernel, Tape, Tensor
+
+__all__ = ["flash_attention", "flash_attention_with_sinks", "masked_attention", "repeat_heads", "rotate",
+           "scaled_dot_product_attention", "to_heads"]
+
+
+def rotate(tape: Tape, x: Tensor, table: Tensor, *, copy_grad: bool = False) -> Tensor:
+    """`x * table` of x [b, s, heads, d] in fp32, seen as complex pairs, and a constant table [(b,) s, d / 2, 2].
+
+    The gradient is multiplied by the conjugate, which is written out first. `copy_grad`: it comes in another order, and
+    is copied before it is seen as complex.
+    """
+    shape, dtype, moved, entries = x.shape, x.dtype, x.nbytes, table.shape
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        _copy = new(tape, shape, dtype, "grad_heads", moved, Kernel.COPY) if copy_grad else grads[0]
+        grads.clear()
+        conjugate = new(tape, entries, "fp32", "conjugate")
+        return [new(tape, shape, dtype, "grad_rotary", moved + conjugate.nbytes)]
+
+    node = tape.node((x,), (table,), backward)
+    out = new(tape, shape, dtype, "rotary", moved)
+    out.node = node
+    return out
+
+
+def scaled_dot_product_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pairs: int = 0) -> Tensor:
+    """Causal flash attention of q [b, s, heads, d]; it saves its inputs, its output and the fp32 log-sum-exp.
+
+    `pairs` of a query and a key in one sequence, if not all.
+    """
+    shapes, dtype = (q.shape, k.shape, v.shape), q.dtype
+    batch, seq, heads, dim = q.shape
+    v_dim = v.shape[3]
+    flops = (pairs or batch * seq * seq) * heads * (dim + v_dim)  # two products of 2 s^2 d, half of each masked
+    moved = q.nbytes + k.nbytes + v.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        made: Grads = [tape.empty(shape, dtype, "grad_attention") for shape in shapes]
+        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved, shape_of_heads(dim, v_dim, backward=True))
+        return made
+
+    node = tape.node((q, k, v), (q, k, v), backward)
+    out, lse = tape.outputs("attention", lambda: (
+        new(tape, (batch, seq, heads, v_dim), dtype, "attention", moved, Kernel.ATTENTION, flops,
+            shape_of_heads(dim, v_dim)),
+        tape.empty((batch, seq, heads), "fp32", "log_sum_exp")))
+    tape.save(node, out, lse)
+    out.node = node
+    return out
+
+
+def masked_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of q [b, s, heads, d] under a mask of truth values: the memory-efficient kernel.
+
+    torch 2.13 `transformers/attention.cpp`, convert_boolean_attn_mask: each call writes the mask out anew in the type
+    of q, for every row of the batch, and the kernel keeps it. Keys and values are repeated for every head before
+    (`integrations/sdpa_attention.py`, use_gqa_in_sdpa). The log-sum-exp is rounded up to 32 positions
+    (`transformers/cuda/attention.cu`). What the kernel skips of blocks that are masked whole is not known: FLOPs are
+    those of the whole square.
+    """
+    k, v = (repeat_heads(tape, x, q.shape[2] // x.shape[2]) for x in (k, v))
+    shapes, dtype = (q.shape, k.shape, v.shape), q.dtype
+    batch, seq, heads, dim = q.shape
+    flops = 4 * batch * seq * seq * heads * dim
+    moved = q.nbytes + k.nbytes + v.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        made: Grads = [tape.empty(shape, dtype, "grad_attention") for shape in shapes]
+        _delta = tape.empty((batch, heads, seq), "fp32", "attention_delta")
+        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved, shape_of_heads(dim, dim, backward=True))
+        return made
+
+    bias = new(tape, (batch, seq, seq), dtype, "attention_bias", seq * seq)
+    node = tape.node((q, k, v), (q, k, v, bias), backward)
+    moved += bias.nbytes
+    del bias
+    out, lse = tape.outputs("attention", lambda: (
+        new(tape, q.shape, dtype, "attention", moved, Kernel.ATTENTION, flops,
+            shape_of_heads(dim, dim)),
+        tape.empty((batch, heads, -(-seq // 32) * 32), "fp32", "log_sum_exp")))
+    tape.save(node, out, lse)
+    out.node = node
+    return out
+
+
+def flash_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pairs: int, sequences: int) -> Tensor:
+    """flash-attn 2 of q [b, s, heads, d]; packed, `sequences` of them lie in the one row.
+
+    `csrc/flash_attn/flash_api.cpp` at 0251105a: mha_fwd and mha_varlen_fwd keep the inputs, the output and the fp32
+    log-sum-exp; mha_bwd and mha_varlen_bwd accumulate dq in fp32, with 128 rows more for each packed sequence (else
+    rows are rounded up to 128), and write dk and dv of every head before they are summed over groups.
+    """
+    batch, seq, heads, dim = q.shape
+    shape, dtype, expanded = q.shape, q.dtype, 2 * (k.shape[2] < heads)
+    rows = batch * seq + 128 * sequences if sequences else batch * -(-seq // 128) * 128
+
+    def temporaries(tape: Tape) -> object:
+        wide = -(-dim // 32) * 32 if dim <= 128 else -(-dim // 64) * 64
+        return (tape.empty((heads, rows), "fp32", "attention_sums"),
+                tape.empty((rows, heads, wide), "fp32", "attention_dq"),
+                *(tape.empty(shape, dtype, "attention_expanded") for _ in range(expanded)))
+
+    return _fused_attention(tape, q, k, v, pairs, temporaries)
+
+
+def flash_attention_with_sinks(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pairs: int, sequences: int) -> Tensor:
+    """`kernels-community/vllm-flash-attn3` of q [b, s, heads, d]; packed, `sequences` of them lie in the one row.
+
+    huggingface/kernels-community 0774fcce `vllm-flash-attn3/flash-attn/flash_api.cpp`, mha_bwd: two sums a row, dq and,
+    with fewer heads of keys, dk and dv accumulated in fp32, heads of 64 at least, rows rounded up to tiles (of 128
+    where heads are not wider than 64, else 64, as on sm80), and a tile more for each packed sequence.
+    `flash_attn_interface.py`, FlashAttnFunc: the sinks are not saved and get no gradient.
+    """
+    batch, seq, heads, dim = q.shape
+    tile, wide, few = 128 if dim <= 64 else 64, max(64, -(-dim // 32) * 32), k.shape[2]
+    rows = -(-(batch * seq + tile * sequences) // tile) * tile if sequences else batch * -(-seq // tile) * tile
+
+    def temporaries(tape: Tape) -> object:
+        sums = (tape.empty((heads, rows), "fp32", "attention_sums"),
+                tape.empty((heads, rows), "fp32", "attention_log_sum_exp"),
+                tape.empty((heads, rows, wide), "fp32", "attention_dq"),
+                *(tape.empty((few, rows, wide), "fp32", name) for name in ("attention_dk", "attention_dv")
+                  if few != heads))
+        return sums, tape.empty((-(-seq // tile), batch, heads), "int32", "attention_semaphore")
+
+    return _fused_attention(tape, q, k, v, pairs, temporaries)
+
+
+def _fused_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pairs: int,
+                     temporaries: Callable[[Tape], object]) -> Tensor:
+    """One kernel a pass that keeps q, k, v, its output and the fp32 log-sum-exp.
+
+    `temporaries`: makes what a backward pass holds besides the gradients, until it returns.
+    """
+    shapes, dtype = (q.shape, k.shape, v.shape), q.dtype
+    batch, seq, heads, dim = q.shape
+    flops = 2 * pairs * heads * dim
+    moved = q.nbytes + k.nbytes + v.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        made: Grads = [tape.empty(shape, dtype, "grad_attention") for shape in shapes]
+        _held = temporaries(tape)
+        tape.compute(Kernel.ATTENTION, flops * 5 // 2, 3 * moved, shape_of_heads(dim, dim, backward=True))
+        return made
+
+    node = tape.node((q, k, v), (q, k, v), backward)
+    out, lse = tape.outputs("attention", lambda: (
+        new(tape, q.shape, dtype, "attention", moved, Kernel.ATTENTION, flops,
+            shape_of_heads(dim, dim)),
+        tape.empty((batch, seq, heads), "fp32", "log_sum_exp")))
+    tape.save(node, out, lse)
+    out.node = node
+    return out
+
+
+def to_heads(tape: Tape, x: Tensor, dim: int, *, copy_grad: bool = False) -> Tensor:
+    """A view of [b, s, heads * dim] as [b, s, heads, dim]; `copy_grad`: its gradient has another order."""
+    shape, dtype = x.shape, x.dtype
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        (grad,) = grads
+        assert grad is not None
+        if not copy_grad:
+            return [grad.view(*shape)]
+        return [new(tape, shape, dtype, "grad_heads", grad.nbytes, Kernel.COPY)]
+
+    node = tape.node((x,), (), backward)
+    return Tensor(x.storage, (*shape[:2], shape[2] // dim, dim), dtype, node)
+
+
+def repeat_heads(tape: Tape, x: Tensor, count: int) -> Tensor:
+    """`x.repeat_interleave(count, dim=1)` of x [b, heads, s, d], written [b, s, heads, d] here; gradients add up."""
+    if count == 1:
+        return x
+    batch, seq, heads, dim = shape = x.shape
+    dtype = x.dtype
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        (grad,) = grads
+        assert grad is not None
+        return [new(tape, shape, dtype, "grad_heads", grad.nbytes, flops=grad.numel)]
+
+    node = tape.node((x,), (), backward)
+    out = new(tape, (batch, seq, heads * count, dim), dtype, "heads", x.nbytes, Kernel.COPY)
+    out.node = node
+    return out

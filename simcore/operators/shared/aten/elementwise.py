@@ -1,0 +1,198 @@
+"""Elementwise operators: casts, activations, sums and products with broadcasting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import overload
+
+from simcore.operators.shared.aten.kernels import Grads, Operand, Saved, needs_grad, new, pass_on, unary
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
+from simcore.units import dtype_bytes
+
+__all__ = ["add", "add_", "add_scalar", "cast", "clamp", "div_", "exp", "gelu", "masked_fill", "mul", "mul_rows",
+           "mul_scalar", "neg", "relu", "rsqrt", "select", "sigmoid", "silu", "square", "sub"]
+
+
+@overload
+def cast(tape: Tape, x: Tensor, dtype: str) -> Tensor: ...
+
+
+@overload
+def cast(tape: Tape, x: Param, dtype: str) -> Operand: ...
+
+
+def cast(tape: Tape, x: Operand, dtype: str) -> Operand:
+    """`x.to(dtype)`: itself where it has that type."""
+    return x if x.dtype == dtype else unary(tape, x, f"to_{dtype}", dtype=dtype)
+
+
+def neg(tape: Tape, x: Tensor) -> Tensor:
+    """Negation."""
+    return unary(tape, x, "neg")
+
+
+def exp(tape: Tape, x: Operand) -> Tensor:
+    """Exponential."""
+    return unary(tape, x, "exp", "output")
+
+
+def silu(tape: Tape, x: Tensor) -> Tensor:
+    """SiLU."""
+    return unary(tape, x, "silu", "input")
+
+
+def relu(tape: Tape, x: Tensor) -> Tensor:
+    """ReLU."""
+    return unary(tape, x, "relu", "output")
+
+
+def sigmoid(tape: Tape, x: Tensor) -> Tensor:
+    """Sigmoid."""
+    return unary(tape, x, "sigmoid", "output")
+
+
+def square(tape: Tape, x: Operand) -> Tensor:
+    """`x.pow(2)`; its gradient is `grad * (2 * x.pow(1))`."""
+    return unary(tape, x, "pow", "input", steps=3)
+
+
+def rsqrt(tape: Tape, x: Tensor) -> Tensor:
+    """`x.rsqrt()`; its gradient is `-0.5 * grad * result.pow(3)`."""
+    return unary(tape, x, "rsqrt", "output", steps=3)
+
+
+def gelu(tape: Tape, x: Tensor) -> Tensor:
+    """GELU; its backward reads the input."""
+    return unary(tape, x, "gelu", "input")
+
+
+def mul_scalar(tape: Tape, x: Tensor) -> Tensor:
+    """`x * number`: nothing is saved, wrapped numbers do not pass through saved-tensor hooks."""
+    return unary(tape, x, "scale")
+
+
+def add_scalar(tape: Tape, x: Tensor) -> Tensor:
+    """`x + number`: the gradient passes."""
+    node = tape.node((x,), (), pass_on)
+    out = new(tape, x.shape, x.dtype, "add", x.nbytes)
+    out.node = node
+    return out
+
+
+def add(tape: Tape, a: Tensor, b: Tensor, name: str = "add") -> Tensor:
+    """`a + b` of one shape, in the wider of their types: both get the gradient itself."""
+    node = tape.node((a, b), (), _pass_twice, reduce_to=(a.shape, b.shape), cast_to=(a.dtype, b.dtype))
+    out = new(tape, a.shape, max((a.dtype, b.dtype), key=dtype_bytes), name, a.nbytes + b.nbytes)
+    out.node = node
+    return out
+
+
+def add_(tape: Tape, a: Tensor, b: Tensor) -> None:
+    """`a += b` of one shape and type, in place: both get the gradient itself."""
+    tape.compute(Kernel.ELEMENTWISE, a.numel, 2 * a.nbytes + b.nbytes)
+    a.node = tape.node((a, b), (), _pass_twice)
+
+
+def clamp(tape: Tape, x: Tensor, bounds: int) -> Tensor:
+    """`x.clamp(...)` with one or two bounds; its gradient is chosen where x is within them (`clamp_backward`)."""
+    shape, dtype, moved = x.shape, x.dtype, x.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        _zero = tape.empty((), dtype, "zero")
+        inside = [new(tape, shape, "uint8", "within_bound", moved) for _ in range(bounds)]
+        return [new(tape, shape, dtype, "grad_clamp", inside[0].nbytes + moved)]
+
+    node = tape.node((x,), (x,), backward)
+    out = new(tape, shape, dtype, "clamp", moved)
+    out.node = node
+    return out
+
+
+def sub(tape: Tape, a: Tensor, b: Tensor, name: str = "sub") -> Tensor:
+    """`a - b` of one shape and type: b gets the gradient's opposite."""
+    shape, dtype = a.shape, a.dtype
+    node = tape.node((a, b), (), lambda tape, grads, saved: [grads[0], new(tape, shape, dtype, f"grad_{name}")])
+    out = new(tape, shape, dtype, name, a.nbytes + b.nbytes)
+    out.node = node
+    return out
+
+
+def _pass_twice(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+    return [grads[0], grads[0]]
+
+
+def mul_rows(tape: Tape, x: Tensor, weights: Tensor, name: str) -> Tensor:
+    """`x * weights.unsqueeze(-1)` of x [r, k] and weights [r], in the wider of their types.
+
+    Both gradients are made in that type.
+    """
+    shape, dtype, rows, weights_dtype = x.shape, x.dtype, (x.shape[0], 1), weights.dtype
+    wide = max((dtype, weights.dtype), key=dtype_bytes)
+    x_needs, w_needs, moved = needs_grad(x), needs_grad(weights), x.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_w = new(tape, shape, wide, f"grad_{name}", 2 * moved) if w_needs else None
+        to_x = new(tape, shape, wide, f"grad_{name}", 2 * moved) if x_needs else None
+        return [to_x, to_w]
+
+    save: list[Operand] = [*[weights] * x_needs, *[x] * w_needs]
+    node = tape.node((x, weights), save, backward, reduce_to=(shape, rows), cast_to=(dtype, weights_dtype))
+    out = new(tape, shape, wide, name, moved)
+    out.node = node
+    return out
+
+
+def _broadcast(a: Operand, b: Operand) -> tuple[int, ...]:
+    """The shape of a product; `a` and `b` broadcast against each other."""
+    rank = max(len(a.shape), len(b.shape))
+    left, right = (1,) * (rank - len(a.shape)) + a.shape, (1,) * (rank - len(b.shape)) + b.shape
+    return tuple(max(m, n) for m, n in zip(left, right, strict=True))
+
+
+def mul(tape: Tape, a: Operand, b: Operand, name: str = "mul") -> Tensor:
+    """`a * b` with broadcasting, in the wider of their types."""
+    shape, a_shape, b_shape = _broadcast(a, b), a.shape, b.shape
+    dtype, types = max((a.dtype, b.dtype), key=dtype_bytes), (a.dtype, b.dtype)
+    a_needs, b_needs, moved = needs_grad(a), needs_grad(b), a.nbytes + b.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_b = new(tape, shape, dtype, f"grad_{name}", moved) if b_needs else None
+        to_a = new(tape, shape, dtype, f"grad_{name}", moved) if a_needs else None
+        return [to_a, to_b]
+
+    save: list[Operand] = [b] * a_needs + [a] * b_needs
+    node = tape.node((a, b), save, backward, reduce_to=(a_shape, b_shape), cast_to=types)
+    out = new(tape, shape, dtype, name, moved)
+    out.node = node
+    return out
+
+
+def div_(tape: Tape, a: Tensor, b: Tensor) -> None:
+    """`a /= b` in place: the node saves a copy of `a` as it was."""
+    shape, b_shape, dtype, moved = a.shape, b.shape, a.dtype, a.nbytes + b.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_b: Tensor | None = [new(tape, shape, dtype, "grad_div", moved) for _ in range(4)][-1]
+        to_a = new(tape, shape, dtype, "grad_div", moved)
+        return [to_a, to_b]
+
+    node = None
+    if needs_grad(b):
+        before = new(tape, shape, dtype, "clone", a.nbytes)
+        node = tape.node((a, b), (before, b), backward, reduce_to=(shape, b_shape))
+    tape.compute(Kernel.ELEMENTWISE, a.numel, moved + a.nbytes)
+    a.node = node
+
+
+def masked_fill(tape: Tape, x: Tensor, mask: Tensor) -> Tensor:
+    """`x.masked_fill(mask, number)`; the mask is saved."""
+    shape, dtype, moved = x.shape, x.dtype, x.nbytes + mask.nbytes
+    node = tape.node((x,), (mask,), lambda tape, grads, saved: [new(tape, shape, dtype, "grad_masked_fill", moved)])
+    out = new(tape, shape, dtype, "masked_fill", moved)
+    out.node = node
+    return out
+
+
+def select(tape: Tape, x: Tensor, shape: Sequence[int], dtype: str, name: str) -> Tensor:
+    """Any elementwise operator that no gradient flows through."""
+    return new(tape, shape, dtype, name, x.nbytes)

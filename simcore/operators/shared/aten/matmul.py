@@ -1,0 +1,125 @@
+"""Matrix products: linear layers, batched and grouped products."""
+
+from __future__ import annotations
+
+import math
+
+from simcore.operators.shared.aten.kernels import Grads, Operand, Saved, needs_grad, new
+from simcore.recording.kernel_shape import shape_of
+from simcore.recording.tape import Kernel, Param, Tape, Tensor
+from simcore.units import dtype_bytes
+
+__all__ = ["bmm", "grouped_mm", "linear", "product", "shapes_of_group", "strided"]
+
+
+def linear(tape: Tape, x: Tensor, weight: Operand, name: str, kernel: Kernel = Kernel.GEMM,
+           bias: Param | None = None, operator: str = "mm") -> Tensor:
+    """`x @ weight.T + bias` of x [..., k] and weight [n, k]: the weight's gradient comes first.
+
+    With a bias it is `addmm`, where x's comes first. The bias is broadcast: its gradient is the output's, summed.
+    `operator`: what a selective checkpoint asks for.
+    """
+    n = weight.shape[0]
+    x_shape, w_shape, w_dtype, dtype, moved = x.shape, weight.shape, weight.dtype, x.dtype, x.nbytes + weight.nbytes
+    x_needs, w_needs, flops = needs_grad(x), needs_grad(weight), 2 * x.numel * n
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        (grad,) = grads
+        assert grad is not None
+        moved = grad.nbytes
+        to_w = for_weight(tape, moved) if bias is None and tape.half != "input" else None
+        to_x = (new(tape, x_shape, dtype, f"grad_{name}", moved + w_bytes, kernel, flops)
+                if x_needs and tape.half != "weight" else None)
+        if bias is None:
+            return [None, to_x, to_w]
+        return [grad if bias.trainable else None, to_x, for_weight(tape, moved)]
+
+    def for_weight(tape: Tape, moved: int) -> Tensor | None:
+        return new(tape, w_shape, w_dtype, "grad_weight", moved + x_bytes, kernel, flops) if w_needs else None
+
+    x_bytes, w_bytes = x.nbytes, weight.nbytes
+    save: list[Operand] = [*[x] * w_needs, *[weight] * x_needs]
+    node = tape.node((bias, x, weight), save, backward, reduce_to=(bias.shape,) if bias else ())
+    (out,) = tape.outputs(operator, lambda: (new(tape, (*x_shape[:-1], n), dtype, name, moved, kernel, flops),))
+    out.node = node
+    return out
+
+
+def bmm(tape: Tape, x: Tensor, weight: Tensor, name: str) -> Tensor:
+    """`torch.bmm(x, weight.transpose(1, 2))` of rows [r, k], evenly over the experts, and weight [e, n, k]."""
+    n = weight.shape[1]
+    x_shape, w_shape, dtype = x.shape, weight.shape, x.dtype
+    x_needs, w_needs, flops = needs_grad(x), needs_grad(weight), 2 * x.numel * n
+    x_bytes, w_bytes, kernel = x.nbytes, math.prod(w_shape) * dtype_bytes(dtype), Kernel.GROUPED_GEMM
+    wide, narrow, by_rows = shapes_of_group(math.prod(x_shape[:-1]), x_shape[-1], n, w_shape[0])
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_w = new(tape, w_shape, dtype, "grad_weight", x_bytes, kernel, flops, by_rows) if w_needs else None
+        to_x = new(tape, x_shape, dtype, f"grad_{name}", w_bytes, kernel, flops, narrow) if x_needs else None
+        return [to_x, to_w]
+
+    save: list[Tensor | None] = ([x] if w_needs else []) + ([None] if x_needs else [])
+    node = tape.node((x, weight), save, backward)
+    out = new(tape, (*x_shape[:-1], n), dtype, name, x_bytes + w_bytes, kernel, flops, wide)
+    out.node = node
+    return out
+
+
+def shapes_of_group(rows: int, k: int, n: int, experts: int) -> tuple[int, int, int]:
+    """Shapes of the products of `rows` of k by experts to n: of forward, of the input's gradient, of the weight's."""
+    return shape_of(rows, n, experts), shape_of(rows, k, experts), shape_of(n, k, experts, sums_rows=True)
+
+
+def grouped_mm(tape: Tape, x: Tensor, weight: Param, offsets: Tensor, name: str, *, transposed: bool = False) -> Tensor:
+    """`F.grouped_mm(x, weight.transpose(-2, -1), offs=offsets)` of rows [r, k] by group and weight [e, n, k].
+
+    The weight's gradient comes first, in the weight's own strides (`_grouped_mm_mat2_backward`). `transposed`: the
+    weight is [e, k, n] and taken as it is.
+    """
+    n = weight.shape[2 if transposed else 1]
+    x_shape, w_shape, w_dtype, dtype = x.shape, weight.shape, weight.dtype, x.dtype
+    x_needs, w_needs, flops = needs_grad(x), weight.trainable, 2 * x.numel * n
+    x_bytes, w_bytes, kernel = x.nbytes, weight.nbytes, Kernel.GROUPED_GEMM
+    wide, narrow, by_rows = shapes_of_group(math.prod(x_shape[:-1]), x_shape[-1], n, w_shape[0])
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_w = new(tape, w_shape, w_dtype, "grad_weight", x_bytes, kernel, flops, by_rows) if w_needs else None
+        to_x = new(tape, x_shape, dtype, f"grad_{name}", w_bytes, kernel, flops, narrow) if x_needs else None
+        return [to_x, to_w]
+
+    save: list[Operand] = [*[weight] * x_needs, offsets, *[x] * w_needs]
+    node = tape.node((x, weight), save, backward)
+    out = new(tape, (*x_shape[:-1], n), dtype, name, x_bytes + w_bytes, kernel, flops, wide)
+    out.node = node
+    return out
+
+
+def strided(tape: Tape, weight: Param) -> Tensor:
+    """A parameter whose gradient will arrive transposed: AccumulateGrad copies it into the parameter's strides.
+
+    Not where it adds to a gradient that is there (torch 2.13 `torch/csrc/autograd/functions/accumulate_grad.h`).
+    """
+    shape, dtype = weight.shape, weight.dtype
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        if weight.grad_exists:
+            return [grads.pop()]
+        return [new(tape, shape, dtype, "grad_weight", weight.nbytes, Kernel.COPY)]
+
+    return Tensor(None, shape, dtype, tape.node((weight,), (), backward))
+
+
+def product(tape: Tape, a: Tensor, b: Tensor, shape: tuple[int, ...], inner: int, name: str) -> Tensor:
+    """`torch.matmul` of matrices by heads into `shape`; `inner`: length of the sums. b's gradient comes first."""
+    shapes, dtype, out_numel = (a.shape, b.shape), a.dtype, math.prod(shape)
+    a_needs, b_needs, flops, moved = needs_grad(a), needs_grad(b), 2 * out_numel * inner, a.nbytes + b.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        to_b, to_a = (new(tape, s, dtype, f"grad_{name}", moved, Kernel.ATTENTION, flops) if needs else None
+                      for s, needs in ((shapes[1], b_needs), (shapes[0], a_needs)))
+        return [to_a, to_b]
+
+    node = tape.node((a, b), [*[b] * a_needs, *[a] * b_needs], backward)
+    out = new(tape, shape, dtype, name, moved, Kernel.ATTENTION, flops)
+    out.node = node
+    return out

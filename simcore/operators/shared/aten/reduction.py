@@ -1,0 +1,50 @@
+"""Sums, means and softmax over a dimension."""
+
+from __future__ import annotations
+
+from simcore.operators.shared.aten.kernels import Grads, Saved, new, unary
+from simcore.recording.tape import Tape, Tensor
+
+__all__ = ["log_softmax", "mean", "softmax", "sum_last", "sum_of"]
+
+
+def log_softmax(tape: Tape, x: Tensor) -> Tensor:
+    """Log-softmax over the last dimension."""
+    return unary(tape, x, "log_softmax", "output")
+
+
+def mean(tape: Tape, x: Tensor) -> Tensor:
+    """`x.mean(-1, keepdim=True)`; its gradient is the expanded one divided."""
+    shape, dtype = x.shape, x.dtype
+    node = tape.node((x,), (), lambda tape, grads, saved: [new(tape, shape, dtype, "grad_mean")])
+    out = new(tape, (*shape[:-1], 1), dtype, "mean", x.nbytes, flops=x.numel)
+    out.node = node
+    return out
+
+
+def sum_of(tape: Tape, x: Tensor, count: int) -> Tensor:
+    """`x.view(-1, count, k).sum(1)` of x [r, k]: the expanded gradient is copied by the view's backward."""
+    shape, dtype = x.shape, x.dtype
+    node = tape.node((x,), (), lambda tape, grads, saved: [new(tape, shape, dtype, "grad_sum")])
+    out = new(tape, (shape[0] // count, *shape[1:]), dtype, "sum", x.nbytes, flops=x.numel)
+    out.node = node
+    return out
+
+
+def sum_last(tape: Tape, x: Tensor, *, keepdim: bool = False) -> Tensor:
+    """`x.sum(-1)`; its gradient is a view."""
+    shape = x.shape
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        (grad,) = grads
+        return [grad and grad.view(*shape)]
+
+    node = tape.node((x,), (), backward)
+    out = new(tape, (*shape[:-1], 1) if keepdim else shape[:-1], x.dtype, "sum", x.nbytes, flops=x.numel)
+    out.node = node
+    return out
+
+
+def softmax(tape: Tape, x: Tensor) -> Tensor:
+    """Softmax over the last dimension."""
+    return unary(tape, x, "softmax", "output")

@@ -1,0 +1,34 @@
+"""Options of torchtitan's layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simcore.recording.options import ImplementationOptions
+
+__all__ = ["TorchtitanOptions"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchtitanOptions(ImplementationOptions):
+    """Options of torchtitan's layers.
+
+    `early_stop`: a replay ends where backward has all that it needs. `keeps_logits`: a pipeline stage holds what it
+    puts out until its backward pass is over (torch 2.13 `distributed/pipelining/stage.py`, `fwd_cache`).
+    `whole_batch`: [Note: context parallel inputs] in `frameworks/fsdp2/torchtitan.py`.
+    """
+
+    early_stop: bool = False
+    keeps_logits: bool = False
+    disable_loss_parallel: bool = False
+    whole_batch: bool = False
+    compiled_blocks: bool = False
+    compiled_loss: bool = False
+
+    @property
+    def loads_whole_sequences(self) -> bool:
+        return self.whole_batch
+
+    @property
+    def outputs_whole_vocabulary(self) -> bool:
+        return self.disable_loss_parallel

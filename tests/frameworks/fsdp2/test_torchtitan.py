@@ -1,0 +1,101 @@
+"""torchtitan under FSDP2: what it refuses, sets and compiles."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import small
+from frameworks.fsdp2.test_table import gathered_bytes
+from simcore.results.report import Report
+from simcore.simulate import simulate
+
+
+def _titan(mesh: dict[str, int], options: dict[str, Any] | None = None, **training: Any) -> Report:
+    asked = small.scenario("fsdp2", mesh, options=options, **{"model": "llama-tiny", **training})
+    return simulate(asked.model_copy(update={"implementation": "torchtitan"}))
+
+
+@pytest.mark.parametrize(("mesh", "given", "told"), [
+    ({"dp_shard": 1, "tp": 2}, {}, "not yet: torchtitan without FSDP"),
+    ({"dp_shard": 2, "tp": 8}, {}, "4 key and value heads must be divisible by tp 8"),
+    ({"dp_shard": 2, "tp": 2}, {"seq_len": 63}, "63 must be divisible by tp 2"),
+    ({"dp_shard": 2, "cp": 2, "tp": 2}, {"seq_len": 68}, "68 must be divisible by tp 2 x 2 x cp 2"),
+    ({"dp_shard": 2}, {"model": "deepseek-v2-lite", "options": {"compile": True}}, "not yet: what compiled blocks of"),
+    ({"dp_shard": 2}, {"precision": {"compute": "fp8"}}, "not yet: compute in fp8 in blocks that are not compiled"),
+    ({"dp_shard": 2}, {"options": {"reshard_after_forward": 2}}, "reshard_after_forward: expected None or True"),
+    ({"dp_shard": 2}, {"options": {"sync_gradients": "last"}}, "sync_gradients: expected 'every'"),
+    ({"dp_shard": 2}, {"model": "qwen3-30b-a3b"}, "not yet: qwen3_moe in the layers of torchtitan"),
+    ({"dp_shard": 2, "tp": 2}, {"model": "qwen3-8b"}, "not yet: tensor parallelism of torchtitan's Qwen3"),
+    ({"dp_shard": 2}, {"model": "nemotron-3-tiny"}, "not yet: nemotron_h in the layers of torchtitan"),
+    ({"dp_shard": 2}, {"model": "deepseek-v3"}, "not yet: deepseek_v3 in the layers of torchtitan"),
+    ({"dp_shard": 2, "tp": 2}, {"model": "deepseek-v2-lite"}, "not yet: tensor parallelism of torchtitan's DeepSeek"),
+    ({"dp_shard": 2, "ep": 2}, {"model": "deepseek-v2-lite"}, "not yet: torchtitan's expert parallelism"),
+    ({"dp_shard": 2}, {"model": "deepseek-v2-lite", "precision": {"compute": "fp32"}}, "experts in fp32: torchtitan"),
+    ({"dp_shard": 2}, {"loss": "hf"}, "not yet: hf under fsdp2"),
+    ({"dp_shard": 2}, {"method": "lora", "lora": {"target_modules": ["wq"]}}, "not yet: lora with torchtitan's layers"),
+    ({"dp_shard": 2}, {"recompute": {"mode": "uniform", "num_layers": 2}}, "every n-th layer under torchtitan"),
+    ({"dp_shard": 2}, {"recompute": {"mode": "per_op", "modules": ["mm"]}}, "another list of operators")])
+def test_what_torchtitan_refuses(mesh: dict[str, int], given: dict[str, Any], told: str) -> None:
+    report = _titan(mesh, **given)
+    assert report.status != "ok"
+    assert told in "; ".join(str(problem.message) for problem in report.problems)
+
+
+def test_context_parallel_ranks_alone_share_parameters() -> None:
+    assert _titan({"cp": 2}).status == "ok"
+
+
+def test_context_parallelism_is_refused_for_other_layers() -> None:
+    report = simulate(small.scenario("fsdp2", {"dp_shard": 2, "cp": 2}, model="llama-tiny"))
+    assert "not yet: fsdp2 with context parallelism" in report.problems[0].message
+
+
+def test_tensor_parallelism_is_refused_for_other_layers() -> None:
+    report = simulate(small.scenario("fsdp2", {"dp_shard": 2, "tp": 2}, model="llama-tiny"))
+    assert "served with implementation: torchtitan" in report.problems[0].message
+
+
+def test_defaults_are_torchtitan_s_own() -> None:
+    autos = {a.what: a.value for a in _titan({"dp_shard": 4, "tp": 2}).assumptions}
+    assert autos["training.optimizer.implementation"] == "fused"
+    assert autos["training.precision.grad_reduce"] == "fp32"
+    assert autos["framework_options.disable_loss_parallel"] == "false"
+
+
+def test_always_gathers_norm_and_head_again() -> None:
+    default, always = (_titan({"dp_shard": 4}, options=options) for options in ({}, {"reshard_after_forward": True}))
+    assert gathered_bytes(always, "backward", False) > gathered_bytes(default, "backward", False)
+
+
+def test_compiled_blocks_keep_less_and_a_compiled_loss_writes_no_copy_in_fp32() -> None:
+    def after_loss(**options: Any) -> int:
+        peak = _titan({"dp_shard": 4}, options, recompute={"mode": "per_op"}).ranks[0].peak
+        assert peak is not None
+        return peak.by_phase["loss"]
+
+    assert after_loss(compile=True) < after_loss(compile="model") < after_loss()
+
+
+def test_what_is_compiled_names_its_assumption() -> None:
+    assert "framework_options.compile" in {a.what for a in _titan({"dp_shard": 4}, {"compile": True}).assumptions}
+
+
+def test_weights_of_blocks_are_gathered_in_one_byte() -> None:
+    def gathered(**options: Any) -> int:
+        report = _titan({"dp_shard": 4}, {"compile": True, **options}, precision={"compute": "fp8"}, recompute="full")
+        return sum(t.payload_bytes for t in report.ranks[0].traffic if t.collective == "all_gather")
+
+    assert gathered(fp8_all_gather=True) < gathered()
+
+
+def test_fp8_without_checkpoints_is_refused() -> None:
+    report = _titan({"dp_shard": 2}, {"compile": True}, precision={"compute": "fp8"}, recompute="none")
+    assert "without checkpointing" in report.problems[0].message
+
+
+def test_every_microbatch_reduces_its_gradients() -> None:
+    one, two = (_titan({"dp_shard": 4}, global_batch_size=4 * count) for count in (1, 2))
+    sent = [sum(t.calls for t in report.ranks[0].traffic if t.collective == "reduce_scatter") for report in (one, two)]
+    assert sent[1] == 2 * sent[0] > 0

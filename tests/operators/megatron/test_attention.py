@@ -1,0 +1,170 @@
+"""Self-attention of Megatron-Core, fused and not, and the dense MLP."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from operators.megatron.kinds import (
+    ATTENTION,
+    DROPS,
+    GPT,
+    GPT_NORM,
+    GPT_STEM,
+    LLAMA,
+    MAMBA,
+    OSS,
+    PLAIN,
+    QWEN2,
+    V3,
+    T,
+    kept_in,
+    live_bytes,
+    moved_by,
+    run_of,
+)
+from simcore.errors import NotYet
+from simcore.models.blocks import Attention, LayerKind
+from simcore.operators.megatron.implementation import record
+from simcore.operators.megatron.ops.options import ContextParallelComm, MegatronOptions
+from simcore.recording.tape import Kernel, Op
+
+
+def test_dropout_keeps_a_byte_an_element_of_what_is_added() -> None:
+    assert kept_in(DROPS, run_of(DROPS)) - kept_in(GPT, run_of(GPT)) == 2 * 1024 * T
+    half = {"tp": 2, "sequence_parallel": True}
+    assert kept_in(DROPS, run_of(DROPS, **half)) - kept_in(GPT, run_of(GPT, **half)) == 1024 * T  # type: ignore[arg-type]
+    stem = replace(GPT_STEM, dropout=True)
+    sums = [live_bytes([record(kind, run_of(kind), {}, {}).forward])[0] for kind in (stem, GPT_STEM)]
+    assert sums[0] - sums[1] == 1024 * T
+
+
+@pytest.mark.parametrize(("kind", "tp", "softmax", "square"), [
+    (GPT, 1, True, 2), (DROPS, 1, True, 2 + 1 + 2), (DROPS, 2, True, 5), (DROPS, 1, False, 4 + 1 + 2)])
+def test_unfused_attention_keeps_its_square(kind: LayerKind, tp: int, softmax: bool, square: int) -> None:
+    """Softmax, and with dropout the mask and what is left of it; no statistics."""
+    unfused = MegatronOptions(attention_backend="unfused", masked_softmax_fusion=softmax)
+    kept = [kept_in(kind, run_of(kind, tokens=512, tp=tp, options=options)) for options in (unfused, PLAIN)]
+    assert kept[0] - kept[1] == 16 // tp * (square * 512 * 512 - 4 * 512)
+
+
+def test_cores_own_attention_makes_no_input_for_the_scores() -> None:
+    """It lies in the global buffer; TransformerEngine makes one each time."""
+    named = []
+    for more in (False, True):
+        slots: dict[tuple[str, str], int] = {}
+        options = MegatronOptions(attention_backend="unfused", core_attention=more)
+        record(GPT, run_of(GPT, tokens=512, options=options), slots, {})
+        named.append("scores_buffer" in {name for name, _ in slots})
+    assert named == [True, False]
+
+
+def test_flash_attention_keeps_its_output_twice() -> None:
+    """Sequence by sequence, and as it goes on: the same with one sequence."""
+    flash = MegatronOptions(attention_backend="flash")
+    for batch, copies in ((1, 0), (2, 1)):
+        kept = [kept_in(GPT, replace(run_of(GPT, options=options), batch=batch, seq=T // batch))
+                for options in (flash, PLAIN)]
+        assert kept[0] - kept[1] == copies * 2 * 1024 * T
+
+
+def test_a_window_costs_fewer_products() -> None:
+    attention, experts = OSS.branches
+    assert isinstance(attention.block, Attention)
+    whole = replace(OSS, branches=(replace(attention, block=replace(attention.block, window=0)), experts))
+    flops = [sum(row[3] for row in record(kind, run_of(kind, top_k=4), {}, {}).forward.rows
+                 if row[0] == Op.COMPUTE and row[2] == Kernel.ATTENTION) for kind in (OSS, whole)]
+    assert flops[1] == flops[0] * T // (2 * 128) == T * T * 2 * 64 * 64
+
+
+def test_sinks_need_a_kernel_that_has_them() -> None:
+    for options in ({"cp": 2}, {"options": MegatronOptions(attention_backend="unfused")}):
+        with pytest.raises(NotYet, match="attention sinks in unfused attention"):
+            record(OSS, run_of(OSS, top_k=4, **options), {}, {})
+
+
+@pytest.mark.parametrize(("cp", "kind", "copies"), [(2, "a2a", 1), (2, "a2a+p2p", 1), (1, "a2a", 0), (2, "p2p", 0)])
+def test_ranks_that_swap_heads_keep_the_output_twice(cp: int, kind: ContextParallelComm, copies: int) -> None:
+    """Of LLAMA's 4096 columns, bf16."""
+    kept = [kept_in(LLAMA, run_of(LLAMA, cp=cp, options=options))
+            for options in (MegatronOptions(cp_comm_type=kind), PLAIN)]
+    assert kept[0] - kept[1] == copies * 2 * 4096 * T
+
+
+def test_a_gated_dense_layer_keeps_the_closed_form() -> None:
+    # activations.md section 4: attention + dense gated MLP, h 4096, qkv 6144, q 4096, 32 heads, ffn 14336.
+    attention = 2 * 4096 * 2 + 4 + 2 * 6144 + 2 * 4096 + 4 * 32
+    mlp = 2 * 4096 * 2 + 4 + 6 * 14336
+    assert kept_in(LLAMA, run_of(LLAMA)) == (attention + mlp) * T
+
+
+def test_gpt_oss_rotates_without_fusion() -> None:
+    """TE's kernel has no factor of YaRN's: 12 and 14 passes of 72 heads where there were 2."""
+    passes, options = (Kernel.ELEMENTWISE,), MegatronOptions(apply_rope_fusion=False)
+    apart, fused = (moved_by(LLAMA, passes, options=made) for made in (options, PLAIN))
+    width = (32 + 8) * 128 * 2
+    assert (apart[0] - fused[0], apart[1] - fused[1]) == (10 * width, 12 * width)
+    assert moved_by(OSS, passes) == moved_by(OSS, passes, options=options)
+
+
+def test_packed_sequences_see_themselves_alone() -> None:
+    rows = record(V3, run_of(V3, sequences=4, attended=T // 8), {}, {}).forward.rows
+    assert sum(r[3] for r in rows if r[0] == Op.COMPUTE and r[2] == Kernel.ATTENTION) == T * T // 8 * 128 * (192 + 128)
+
+
+def test_packed_sequences_cost_a_scan_their_numbers_and_flash_attention_a_block_each() -> None:
+    """`seq_idx`, int32, kept by each scan; 128 rows of accumulated dq and of its sums for each sequence."""
+    packed: dict[str, Any] = {"sequences": 4, "attended": T // 4}
+    assert kept_in(MAMBA, run_of(MAMBA, **packed)) - kept_in(MAMBA, run_of(MAMBA)) == 4 * T
+    assert kept_in(ATTENTION, run_of(ATTENTION, **packed)) == kept_in(ATTENTION, run_of(ATTENTION))
+    fused, flash = MegatronOptions(attention_backend="fused"), MegatronOptions(attention_backend="flash")
+    for options, more in ((fused, 0), (flash, 4 * 128 * 4 * (32 * 128 + 32))):
+        work = [max(r[3] for r in record(ATTENTION, run, {}, {}).backward.rows if r[0] == Op.ALLOC)
+                for run in (run_of(ATTENTION, options=options, **packed), run_of(ATTENTION, options=options))]
+        assert work[0] - work[1] == more
+
+
+def test_a_gpt_layer_keeps_the_closed_form() -> None:
+    """megatron_goldens.md section 3 without dropout: two norms of 8 statistics, q, k, v where they lie, GELU fused."""
+    attention = 2 * 1024 * 2 + 8 + 2 * 3 * 1024 + 2 * 1024 + 4 * 16
+    assert kept_in(GPT, run_of(GPT)) == (attention + 2 * 1024 * 2 + 8 + 2 * 4096 + 2 * 4096) * T
+    assert kept_in(GPT_NORM, run_of(GPT_NORM)) == (2 * 1024 + 8) * T
+
+
+def test_learned_positions_are_split_after_they_are_added() -> None:
+    """Not a reduce-scatter but an all-reduce, then each rank's part; the gradient of the table is dense."""
+    comms: dict[tuple[str, str, str], int] = {}
+    slots: dict[tuple[str, str], int] = {}
+    tape = record(GPT_STEM, run_of(GPT_STEM, tp=2, sequence_parallel=True), slots, comms)
+    names = {row: key[0] for key, row in comms.items()}
+    sent = [[names[r[2]] for r in s.rows if r[0] == Op.COLLECTIVE] for s in (tape.forward, tape.backward)]
+    assert sent == [["all_reduce"], ["all_gather"]]
+    made = slots["embedding.position_embeddings.weight.grad", "backward_temp"]
+    assert [r[3] for r in tape.backward.rows if r[0] == Op.ALLOC and r[2] == made] == [2 * 2048 * 1024]
+
+
+def test_gradients_of_three_views_are_not_concatenated() -> None:
+    """Query, key and value of as many heads lie side by side: one gradient of 3 x 1024 columns."""
+    slots: dict[tuple[str, str], int] = {}
+    tape = record(GPT, run_of(GPT), slots, {})
+    made = slots["grad_qkv", "backward_temp"]
+    assert [r[3] for r in tape.backward.rows if r[0] == Op.ALLOC and r[2] == made] == [2 * 3 * 1024 * T]
+
+
+def test_unfused_swiglu_keeps_two_halves_more() -> None:
+    """Dense: the SiLU and up + 0, 2f bytes a token each, more than the fused kernel."""
+    fused, apart = (kept_in(QWEN2, run_of(QWEN2, options=MegatronOptions(bias_activation_fusion=on)))
+                    for on in (True, False))
+    assert apart - fused == 2 * 2 * 18944 * T
+
+
+def test_biases_of_qkv_keep_nothing_and_get_a_gradient() -> None:
+    """Attention as without: 28 heads, 4 groups of 128. The bias's gradient is made and added to main_grad."""
+    kept = 2 * 3584 * 2 + 4 + 2 * 4608 + 2 * 3584 + 4 * 28 + 2 * 3584 * 2 + 4 + 6 * 18944
+    assert kept_in(QWEN2, run_of(QWEN2)) == kept * T
+    slots: dict[tuple[str, str], int] = {}
+    tape = record(QWEN2, run_of(QWEN2), slots, {})
+    made = slots["self_attention.linear_qkv.bias.grad", "backward_temp"]
+    assert [r[3] for r in tape.backward.rows if r[0] == Op.ALLOC and r[2] == made] == [2 * 4608]

@@ -1,0 +1,34 @@
+"""Options of layers: those of another implementation are no options."""
+
+from __future__ import annotations
+
+import pytest
+
+from simcore.operators.hf.options import HfOptions
+from simcore.operators.megatron.ops.options import MegatronOptions
+from simcore.operators.torchtitan.options import TorchtitanOptions
+from simcore.recording.options import NO_OPTIONS, ImplementationOptions
+
+
+def test_a_workload_without_options_has_the_defaults() -> None:
+    assert HfOptions.of(NO_OPTIONS) == HfOptions()
+
+
+def test_options_are_found_as_they_were_set() -> None:
+    options: ImplementationOptions = HfOptions(liger=True)
+    assert HfOptions.of(options) is options
+    assert hash(options) == hash(HfOptions(liger=True)) != hash(HfOptions())
+
+
+@pytest.mark.parametrize("options", [MegatronOptions(), ImplementationOptions(hidden="fp32")])
+def test_options_of_something_else_are_refused(options: ImplementationOptions) -> None:
+    with pytest.raises(AssertionError, match="expected HfOptions"):
+        HfOptions.of(options)
+
+
+def test_the_engine_reads_what_it_needs_of_any_options() -> None:
+    assert MegatronOptions(create_attention_mask=True).loads_attention_mask
+    assert TorchtitanOptions(whole_batch=True).loads_whole_sequences
+    assert TorchtitanOptions(disable_loss_parallel=True).outputs_whole_vocabulary
+    assert not NO_OPTIONS.loads_attention_mask
+    assert not NO_OPTIONS.loads_whole_sequences
