@@ -137,7 +137,8 @@ def test_the_architecture_is_one_page() -> None:
 def test_the_index_links_every_page_once() -> None:
     links = re.findall(r"\]\(([\w/.-]+\.md)\)", text("docs/README.md"))
     pages = {path.name for path in DOCS.glob("*.md")} - {"README.md"}
-    assert sorted(links) == sorted([*pages, "decisions/README.md", "../CONTRIBUTING.md"])
+    guides = [f"extending/{path.name}" for path in (DOCS / "extending").glob("*.md")]
+    assert sorted(links) == sorted([*pages, *guides, "decisions/README.md", "../CONTRIBUTING.md"])
 
 
 def test_the_index_of_decisions_links_every_one() -> None:

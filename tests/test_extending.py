@@ -15,7 +15,7 @@ import pytest
 from checkout import ROOT
 
 GUIDES = ROOT / "docs" / "extending"
-EDITED = {"model-family": 2, "framework": 2, "gpu": 0, "schedule": 1}
+EDITED = {"model-family": 2, "framework": 2, "gpu": 0, "implementation": 1, "schedule": 1}
 """Guide -> files of the engine that it may edit; new files are not counted."""
 MAX_LINES = 60
 FENCE = re.compile(r"^```(\w+) (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -79,6 +79,14 @@ def test_a_guide_without_its_edits_adds_nothing(guide: str, tmp_path: Path) -> N
     ended = subprocess.run([sys.executable, "-m", "simcore", "check", "toy.yaml"], cwd=tmp_path, check=False,
                            env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, encoding="utf-8")
     assert ended.returncode == 2, ended.stdout
+
+
+def test_the_list_of_an_axis_is_true() -> None:
+    """Files of the engine in whose code `etp` is a name; adding an axis means these, or as many like them."""
+    named = set(re.findall(r"`(simcore/[\w/]+\.py)`", (GUIDES / "mesh-axis.md").read_text(encoding="utf-8")))
+    word = re.compile(r"\betp\b")
+    assert named == {path.relative_to(ROOT).as_posix() for path in (ROOT / "simcore").rglob("*.py")
+                     if word.search(path.read_text(encoding="utf-8"))}
 
 
 @pytest.mark.parametrize("guide", sorted(path.stem for path in GUIDES.glob("*.md") if path.stem != "README"))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib
 from functools import lru_cache
+from pkgutil import iter_modules
 from typing import Final
 
+from simcore import operators
 from simcore.operators.implementation import Implementation
 
 __all__ = ["IMPLEMENTATIONS", "implementation_of"]
 
-IMPLEMENTATIONS: Final = ("automodel", "hf", "hub", "kempnerforge", "llmfoundry", "megatron", "torchtitan")
-"""Names that a scenario may give its implementation, each of a folder, whose module is loaded when it is asked for."""
+IMPLEMENTATIONS: Final = tuple(sorted(one.name for one in iter_modules(operators.__path__)
+                                      if one.ispkg and one.name != "shared"))
+"""Names that a scenario may give its implementation: the folders, whose module is loaded when it is asked for."""
 
 
 @lru_cache
