@@ -78,7 +78,7 @@ def test_frozen_parameters_are_released_and_not_reduced() -> None:
 
 
 def parameters(implementation: str, **options: bool) -> int:
-    """Operators of the largest unit, by those of its all-gather."""
+    """Number of parameters of the largest unit, from the operators of its all-gather."""
     model = "mixtral-8x7b" if implementation == "kempnerforge" else small.TINY
     program = small.program_of("fsdp2", {"dp_shard": 2}, implementation=implementation, options=dict(options),
                                model=model)
