@@ -1,7 +1,7 @@
-"""What can go wrong, and how it is said.
+"""Errors of rankscope, and the problems that they carry.
 
     RankscopeError
-    ├── InputError      the person's input is wrong: bad YAML, unknown key, a value out of range   exit code 2
+    ├── InputError      the user's input is wrong: bad YAML, unknown key, a value out of range     exit code 2
     ├── IllegalLayout   the framework itself refuses this combination; `rule` says which rule      status illegal
     └── NotYet          legal, but this version of rankscope does not model it                     exit code 2
 
@@ -19,7 +19,7 @@ __all__ = ["IllegalLayout", "InputError", "NotYet", "Problem", "RankscopeError"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong: where (`file:line` or a key path), what, and by which framework's rule."""
+    """One problem: its place (`file:line` or a key path), a message, and the framework's rule if there is one."""
 
     where: str
     message: str
@@ -31,14 +31,14 @@ class Problem:
 
 
 class RankscopeError(Exception):
-    """Base of all errors that a person can act on."""
+    """Base of all errors that the user can fix."""
 
     def __init__(self, problems: Problem | Iterable[Problem]) -> None:
         self.problems = (problems,) if isinstance(problems, Problem) else tuple(problems)
         super().__init__("\n".join(map(str, self.problems)))
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows in the place of a traceback: where in our code it was found helps nobody."""
+        """Lines that IPython shows instead of a traceback, which is of no use for a wrong input."""
         return [f"{type(self).__name__}: {problem}" for problem in self.problems]
 
     def __reduce__(self) -> tuple[type[RankscopeError], tuple[tuple[Problem, ...]]]:
@@ -46,7 +46,7 @@ class RankscopeError(Exception):
 
 
 class InputError(RankscopeError):
-    """The input is wrong, whatever the framework."""
+    """The input is wrong under any framework."""
 
 
 class IllegalLayout(RankscopeError):
@@ -54,4 +54,4 @@ class IllegalLayout(RankscopeError):
 
 
 class NotYet(RankscopeError):
-    """The framework would accept it, this version of rankscope cannot model it."""
+    """The framework accepts the layout, but this version of rankscope does not model it."""

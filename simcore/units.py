@@ -22,37 +22,37 @@ _BITS: Final = re.compile(r"[kKMGT]i?(b|b/s|bps|bit|bit/s)")
 
 
 def dtype_bytes(dtype: str) -> int:
-    """Bytes of one element of `dtype`; KeyError for a dtype that is not known."""
+    """Bytes of one element of `dtype`; KeyError for an unknown dtype."""
     return DTYPE_BYTES[dtype]
 
 
 def packed_bytes(numel: int, dtype: str) -> int:
-    """Bytes of `numel` elements that lie together, without scales: two of fp4 share one. KeyError as `dtype_bytes`."""
+    """Bytes of `numel` contiguous elements without scales: two of fp4 share a byte. KeyError as `dtype_bytes`."""
     return -(-numel // 2) if dtype == "fp4" else numel * DTYPE_BYTES[dtype]
 
 
 def parse_quantity(text: str, unit: str) -> float:
-    """`"450 GB/s"` with unit `"B/s"` -> 4.5e11; units: B, B/s, FLOP/s, s, %, W, USD/h.
+    """Value of a text such as `"450 GB/s"` with unit `"B/s"` (4.5e11); units: B, B/s, FLOP/s, s, %, W, USD/h.
 
-    Raises ValueError that says what was expected when the unit is missing or another one.
+    Raises ValueError, with the expected unit, if the unit is missing or another one.
     """
     match = _QUANTITY.match(text) if isinstance(text, str) else None
     if match is None:
         raise ValueError(f"expected a number with the unit {unit} (such as {_example(unit)!r}), got {text!r}")
-    number, given = float(match[1].replace("_", "")), match[2]
+    number, suffix = float(match[1].replace("_", "")), match[2]
     if match[1].startswith("-"):
         raise ValueError(f"expected no negative quantity, got {text!r}")
-    if unit == "s" and given in _TIME:
-        return number * _TIME[given]
-    if unit == "%" and given == "%":
+    if unit == "s" and suffix in _TIME:
+        return number * _TIME[suffix]
+    if unit == "%" and suffix == "%":
         return number / 100
-    if given.endswith(unit) and given[: -len(unit)] in _SCALE:
-        return number * _SCALE[given[: -len(unit)]]
-    raise ValueError(f"expected a quantity in {unit} (such as {_example(unit)!r}), got {text!r}{_slip(given, unit)}")
+    if suffix.endswith(unit) and suffix[: -len(unit)] in _SCALE:
+        return number * _SCALE[suffix[: -len(unit)]]
+    raise ValueError(f"expected a quantity in {unit} (such as {_example(unit)!r}), got {text!r}{_slip(suffix, unit)}")
 
 
 def _slip(given: str, unit: str) -> str:
-    """What somebody may have meant who wrote a unit that is nearly right."""
+    """Hint for a unit that is nearly right, such as bits for bytes."""
     if not unit.startswith("B"):
         return ""
     if _BITS.fullmatch(given):
@@ -74,7 +74,7 @@ def _example(unit: str) -> str:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Bytes for a person, in GiB, MiB, KiB or B."""
+    """Text of a number of bytes, in GiB, MiB, KiB or B."""
     for scale, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if abs(num_bytes) >= scale:
             return f"{num_bytes / scale:.2f} {unit}"
@@ -82,7 +82,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Seconds for a person."""
+    """Text of a time, in s, ms or us."""
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if abs(seconds) >= scale:
             return f"{seconds / scale:.3g} {unit}"

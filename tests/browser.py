@@ -41,7 +41,7 @@ class Tab:
         self.events: list[str] = []
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """What the browser answers to one command."""
+        """Answer of the browser to one command."""
         self.number += 1
         message: dict[str, Any] = {"id": self.number, "method": method, "params": parameters}
         if self.session:

@@ -1,4 +1,4 @@
-"""What every test starts from, in one process or in several."""
+"""Fixtures of every test, in one process or in several."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def unreadable(name: str) -> FakeEntry:
 
 
 def work(scenario: FakeScenario, **_: object) -> Report:
-    """What the engine does with it is the scenario's own word."""
+    """Behaves as the scenario's word says."""
     word, _colon, argument = scenario.does.partition(":")
     if word == "crash":
         raise ZeroDivisionError("the engine is wrong")

@@ -19,7 +19,7 @@ def measured_rows() -> tuple[Measured, ...]:
 
 @cache
 def compared_memory() -> Validation:
-    """What `rankscope validate` finds, without step times."""
+    """Result of `rankscope validate`, without step times."""
     rows = measured_rows()
     reports = {layout_of(entry): simulate(entry.scenario, timed=False) for entry in layouts(rows) if entry.scenario}
     return validate(rows, reports)

@@ -62,13 +62,13 @@ def components(graph: ModelGraph) -> tuple[str, ...]:
 
 
 def plan_of(framework: str, mesh: dict[str, int] | None = None, *, rank: int = 0, **given: Any) -> Plan:
-    """What one rank holds."""
+    """Plan of one rank."""
     job, table = prepared(framework, mesh, **given)
     return place(job.graph, job.mesh, table, rank)
 
 
 def program_of(framework: str, mesh: dict[str, int] | None = None, *, rank: int = 0, **given: Any) -> Program:
-    """What one rank does, every microbatch written out."""
+    """Program of one rank, with all microbatches."""
     asked = scenario(framework, mesh, **given)
     job, table = prepare(asked)
     plan = place(job.graph, job.mesh, table, rank)
@@ -78,7 +78,7 @@ def program_of(framework: str, mesh: dict[str, int] | None = None, *, rank: int 
 
 
 def written(out: Builder, *layer_paths: str) -> Program:
-    """What was put together by hand."""
+    """Program of rows that a test appended by hand."""
     outline = out.build(layer_paths)
     return Program(outline, outline.tiles)
 

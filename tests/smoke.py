@@ -89,7 +89,7 @@ def failures_of_script() -> list[str]:
 
 
 def failures(expected: str, scenarios: list[str], folder: Path) -> list[str]:
-    """What is wrong, of all commands."""
+    """Failures of all commands."""
     names, todo = sorted(get_group(cli.app).commands), calls(scenarios, folder)
     uncalled = set(names) - HELP_ALONE - {call.arguments[0] for call in todo}
     helps = [Call(("--help",)), *(Call((name, "--help")) for name in names)]

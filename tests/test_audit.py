@@ -1,4 +1,4 @@
-"""What pip-audit answers, and what `make audit` makes of it: silence of a database is no clean bill."""
+"""Answers of pip-audit, and the verdict of `make audit` on them: no answer from a database is no clean result."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def ran(schedule: Schedule, num_microbatches: int, times: Times) -> list[ClassTi
 
 
 def bubble(schedule: Schedule, num_microbatches: int, times: Times) -> int:
-    """What a step takes beyond the work of one rank."""
+    """Time of a step beyond the work of one rank."""
     ideal = num_microbatches * schedule.num_chunks * sum(times)
     return max(t.end for t in ran(schedule, num_microbatches, times)) - ideal
 
@@ -129,14 +129,14 @@ def test_zb_h1_hides_the_weights_gradients_in_it(p: int, m: int, times: Times) -
 
 @pytest.mark.parametrize(("p", "m"), SHAPES)
 def test_zbv_never_waits_once_it_has_begun(p: int, m: int) -> None:
-    """Where all three take as long: a rank begins when the first microbatch reaches it, and never waits again."""
+    """With equal times of all three a rank begins when the first microbatch reaches it, and never waits again."""
     for rank, times in enumerate(ran(Schedule("zbv", p, 2), max(m, 2 * p), (10, 10, 10))):
         assert sum(times.waited_at) == 10 * rank
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 8), (4, 12), (8, 16), (8, 64)])
 def test_less_is_lost_from_schedule_to_schedule(p: int, m: int) -> None:
-    """Of a model that is cut into chunks of half a stage's size where a rank has two of them.
+    """The model is cut into chunks of half a stage's size if a rank has two of them.
 
     Of the last two nothing is left but p - 1 passes forward, until the last rank has something to do.
     """

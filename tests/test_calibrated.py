@@ -1,4 +1,4 @@
-"""What was fitted on step times: the page is current, files hold what the fit found, nothing belongs to a row."""
+"""Constants that were fitted on step times: the page is current, and no constant belongs to a single row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is split is still whole: over all ranks shards, states and messages add up, whatever the layout."""
+"""Conservation: shards, states and messages of all ranks add up to the model's, in every layout."""
 
 from __future__ import annotations
 

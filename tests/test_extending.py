@@ -72,7 +72,7 @@ def test_a_guide_adds_a_toy_that_is_simulated(guide: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("guide", EDITED)
 def test_a_guide_without_its_edits_adds_nothing(guide: str, tmp_path: Path) -> None:
-    """What the guide adds is what answers: the engine as it is refuses the scenario."""
+    """Asserts that the guide's additions answer: the engine without them refuses the scenario."""
     for language, file, text in fences(guide):
         if language in ("yaml", "json") and (file == "toy.yaml" or guide != "gpu"):
             (tmp_path / file).write_text(text, encoding="utf-8")

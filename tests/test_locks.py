@@ -29,7 +29,7 @@ def text(lock: str) -> str:
 
 
 def entries(lock: str) -> list[tuple[Requirement, list[str]]]:
-    """What is pinned, and the hashes of its files."""
+    """Pinned requirements, and the hashes of their files."""
     lines = re.sub(r"^ *#.*\n", "", text(lock), flags=re.MULTILINE).replace("\\\n", " ").splitlines()
     split = [line.split(" --hash=sha256:") for line in lines if line.strip()]
     return [(Requirement(first.strip()), [digest.strip() for digest in digests]) for first, *digests in split]
@@ -45,7 +45,7 @@ def pinned(lock: str, python: str) -> dict[str, str]:
 
 
 def asked(lock: str, python: str) -> list[Requirement]:
-    """What pyproject.toml asks of a lock for one Python."""
+    """Requirements of pyproject.toml for a lock and one Python."""
     found = [Requirement(line) for line in ASKED[lock]]
     return [one for one in found if one.name != "rankscope"
             and (one.marker is None or one.marker.evaluate({"python_version": python}))]

@@ -52,7 +52,7 @@ def one(file: str, *overrides: str) -> Report:
 
 
 def named(name: str) -> Report:
-    """Of the sizing tables, by its name in `published.csv`."""
+    """Report of the sizing tables, by its name in `published.csv`."""
     file = name.partition("[")[0]
     paths = [SCENARIOS / "nano-published" / f"{stem}.yaml" for stem in (file, f"{file}-by-gpus")]
     found = [report for path in paths if path.exists() for report in reports(f"nano-published/{path.stem}")]
@@ -384,7 +384,7 @@ def test_every_table_of_the_page_is_made() -> None:
 
 
 def test_no_figure_of_ours_stands_in_the_prose() -> None:
-    """What nobody makes again goes stale."""
+    """Numbers that are not generated become outdated."""
     assert re.findall(r"\d[\d.,]* (?:GB|GiB)", MARKED.sub("", text()).replace("80 GB", "")) == []
 
 

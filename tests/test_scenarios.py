@@ -253,7 +253,7 @@ def test_stored_answers_are_what_comes_out(file: Path) -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=_id)
 def test_only_a_sweep_asks_for_what_is_refused(file: Path) -> None:
-    """What this version cannot model (status error) has no answer to store."""
+    """Scenarios that this version cannot model (status error) have no answer to store."""
     refused = [report for report in reports(file) if report.status != "ok"]
     assert [(r.name, r.problems) for r in refused if r.status == "error" or "[" not in r.name] == []
 
@@ -312,7 +312,7 @@ def test_only_several_nodes_use_the_network() -> None:
 
 
 def test_more_nodes_with_as_much_work_each_are_never_faster() -> None:
-    """Of each way of training that is tried on several numbers of GPUs."""
+    """Checks each way of training that is tried on several numbers of GPUs."""
     series: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for report, time in timed("nano-at-scale/*-tokens-per-gpu.yaml"):
         asked, mesh = report.scenario, report.scenario["mesh"]
@@ -333,7 +333,7 @@ def _assert_where_the_difference_lies(loop: StepTime, grouped: StepTime) -> None
 
 
 def test_what_a_loop_over_experts_costs() -> None:
-    """What the example's README says of the published pair: 2.267 and 0.357 s for forward and backward."""
+    """Figures of the example's README on the published pair: 2.267 and 0.357 s for forward and backward."""
     every = [one for name in ("loop", "grouped") for one in reports(SCENARIOS / "expert-loop" / f"{name}.yaml")]
     found = {report.name: report.time for report in every}
     passes = {name: time.step_s - time.optimizer_s for name, time in found.items() if time is not None}

@@ -1,4 +1,4 @@
-"""What each layer of Nemotron-3-Nano keeps, per token, against the published account of three implementations."""
+"""Activations that each layer of Nemotron-3-Nano keeps, per token, against a published account of 3 implementations."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ RECEIVED = 379.792
 
 
 def difference(row: dict[str, Any]) -> float:
-    """What we expect to differ by, and why."""
+    """Expected difference of a row, by its reason."""
     implementation, layer, is_lora = row["implementation"], row["layer"], row["method"] == "lora"
     if implementation.startswith("hf") and layer == "moe" and row["recompute"] == "none":
         return ROUTER_LEFTOVERS
@@ -194,7 +194,7 @@ def layers() -> str:
 
 
 def losses() -> str:
-    """What losses keep and need, ours and the account's."""
+    """Table of activations that losses keep and need, ours and the account's."""
     lines = ["| implementation | kept | forward peak | backward peak | account |", "|---|---|---|---|---|"]
     for row in TRUTH["heads"]:
         account = ", ".join(str(row[key]) for key in ("saved", "fwd_peak", "bwd_peak"))

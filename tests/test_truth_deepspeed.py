@@ -1,4 +1,4 @@
-"""What DeepSpeed itself sent and kept: `tests/truth/probe_deepspeed.py`."""
+"""Messages and tensors of DeepSpeed itself: `tests/truth/probe_deepspeed.py`."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def test_the_host_holds_what_zero3s_optimizer_holds_there(name: str) -> None:
 
 
 def test_infinities_are_looked_for_in_whole_gradients() -> None:
-    """Of the tensors that touch the part of ZeRO-1 and 2; ZeRO-3 looks at none in bf16."""
+    """Checks the tensors that overlap the partition of ZeRO-1 and 2; ZeRO-3 checks none in bf16."""
     for name, case in AWAY.items():
         theirs, ours = case["found"]["looked_at"], away(name, small.plan_of)
         strategy = ours.framework.strategy

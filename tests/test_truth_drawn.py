@@ -50,7 +50,7 @@ def _kind(row: dict[str, Any], report: Report) -> str:
 
 
 def _held(rank: RankReport, framework: str) -> dict[str, Any]:
-    """What the report says in the truth's words."""
+    """Report of a rank with the keys of the truth's rows."""
     rest = rank.at_rest.values()
     params, trained = (sum(getattr(c, name) for c in rest) for name in ("params_bytes", "num_trainable_params"))
     grads, states = (sum(getattr(c, name) for c in rest) for name in ("grads_bytes", "optimizer_bytes"))

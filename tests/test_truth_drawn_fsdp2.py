@@ -35,7 +35,7 @@ Call = tuple[Any, ...]
 
 
 def unfolded(runs: list[list[int]]) -> list[int]:
-    """What `tests/truth/oracle/rows.py` has folded: runs of a block, ``[times, *block]``."""
+    """Numbers that `tests/truth/oracle/rows.py` has folded into runs of a block, ``[times, *block]``."""
     return [n for times, *block in runs for n in block * times]
 
 
@@ -71,7 +71,7 @@ def counters(row: Row) -> int:
 
 
 def differences(row: Row) -> dict[str, str]:
-    """What rankscope says otherwise than torch; empty where all is the same, to the byte."""
+    """Differences between rankscope and torch; empty if all values are equal, to the byte."""
     asked, rank = truth_cases.fsdp2(row["spec"], row["name"]), row["spec"].get("rank", 0)
     try:
         found, program = simulated(asked, rank)

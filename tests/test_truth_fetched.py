@@ -1,4 +1,4 @@
-"""What DeepSpeed's ZeRO-3 itself has gathered at every call of a module: `tests/truth/probe_zero_fetched.py`."""
+"""Parameters that DeepSpeed's ZeRO-3 has gathered at every call of a module: `tests/truth/probe_zero_fetched.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch's FullyShardedDataParallel itself kept, sent and freed: `tests/truth/probe_fsdp1.py`."""
+"""Tensors that torch's FullyShardedDataParallel kept, sent and freed: `tests/truth/probe_fsdp1.py`."""
 
 from __future__ import annotations
 

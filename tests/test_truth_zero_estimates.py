@@ -133,7 +133,10 @@ def test_zero3_with_all_on_the_host(name: str) -> None:
 
 
 def test_buffers_come_on_top_of_both() -> None:
-    """Of ZeRO-2: the part on its way back, and the largest parameter; of ZeRO-3 nothing, as nothing leaves a rest."""
+    """ZeRO-2 has buffers for the part on its way back and for the largest parameter.
+
+    ZeRO-3 has none without a remainder.
+    """
     for stage, beside in ((2, 2 * 3_212_749_824 // 8 + 2 * 394_002_432), (3, 0)):
         made = small.plan_of(f"zero{stage}", {"dp_shard": 8}, model="llama-3.2-3b", offload=AWAY["optimizer"])
         assert beside_tensors(made, rounded=False).total() == beside
@@ -141,7 +144,7 @@ def test_buffers_come_on_top_of_both() -> None:
 
 # ---- 0.77 GB estimated, 13 GB used (DeepSpeed issue 4093) ------------------------------------------------------------
 def peaks(file: str) -> dict[str, Peak]:
-    """Of the scenario's parts, by name."""
+    """The scenario's parts, by name."""
     path = ROOT / "scenarios" / "zero3-estimate" / f"{file}.yaml"
     found = {asked.name: simulate(asked, timed=False).ranks[0].peak for asked in load(path)}
     assert all(found.values())

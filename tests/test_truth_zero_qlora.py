@@ -1,4 +1,4 @@
-"""What DeepSpeed sent and held of a model that bitsandbytes has packed: `tests/truth/probe_zero_qlora.py`."""
+"""Messages and tensors of DeepSpeed with a model packed by bitsandbytes: `tests/truth/probe_zero_qlora.py`."""
 
 from __future__ import annotations
 

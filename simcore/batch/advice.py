@@ -1,14 +1,14 @@
-"""What to change when a scenario does not fit: the smallest changes that would make it fit, each simulated.
+"""Advice for a scenario that does not fit: the smallest changes that would make it fit, each of them simulated.
 
-Every framework is offered every change: what it has no option for, or refuses, it says itself, and that is skipped.
-Changes are keys, as `--set` takes them. The global batch stays, where it can.
+Every change is tried under every framework: one that the framework refuses, or has no option for, is skipped. Changes
+are keys, as `--set` takes them. The global batch is kept where possible.
 
-    size  changes                                                  what they cost
+    size  changes                                                  cost
     1     reshard, gradient sync, loss head, optimizer step        time
     2     recompute: some modules, then every layer                time
     3     half the micro batch, twice the microbatches             time
     4     other degrees of parallelism on as many GPUs             time, and maybe another recipe
-          optimizer, or all that rests, on the host                time, most of all
+          optimizer, or all persistent tensors, on the host        most time
     5     formats of gradients, states and parameters              numbers come out differently
     6     half the sequence                                        another job
     7     twice the GPUs; four times counts as two changes         money
@@ -35,11 +35,11 @@ from simcore.simulate import rows_of, simulate
 __all__ = ["advise", "work"]
 
 _FEW: Final = 8
-"""Scenarios of a run that get advice without being asked for: it takes dozens of simulations each."""
+"""Largest run whose scenarios get advice by default: advice takes dozens of simulations for each."""
 
 _MOST: Final = 5
 _NEAREST: Final = 3
-"""Shown where nothing fits: those that come nearest."""
+"""Number of changes that are shown if none fits: those with the lowest peak."""
 _FACTORS: Final = (2, 4, 8)
 _BATCH: Final = "training.global_batch_size"
 
@@ -54,7 +54,7 @@ _HELD: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
     ("step", {"training.optimizer.implementation": "fused"}),
     *(("loss", {"training.loss": name}) for name in ("te", "cut", "chunked", "liger")),
 )
-"""`te_inplace` is missing: it is the `te` of older releases, not a choice."""
+"""`te_inplace` is missing, because it is the `te` of older releases, not a choice."""
 _MODULES: Final = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 _HOSTED: Final[tuple[Mapping[str, Any], ...]] = (
     {"training.recompute": "full", "training.offload.activations": "host"},
@@ -80,7 +80,7 @@ _ENGINES: Final[tuple[Mapping[str, Any], ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """Keys that are set together. Of each kind only the best is told; smaller sizes first, then smaller factors."""
+    """Keys that are set together. Only the best of each kind is reported; smaller sizes first, then smaller factors."""
 
     kind: str
     size: int
@@ -90,7 +90,7 @@ class _Change:
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """A change, and what came out: device bytes on the fullest rank, bytes that are left."""
+    """A simulated change: device bytes on the fullest rank, and headroom in bytes."""
 
     change: _Change
     peak: int
@@ -102,14 +102,17 @@ class _Tried:
 
 
 def work(num_scenarios: int, *, asked: bool | None, drawn: bool = False, shown: bool = False) -> Callable[..., Report]:
-    """What to do with each of a run; `asked` None: advice where they are few. Drawn on a page, shown in a terminal."""
+    """Function to run on each scenario.
+
+    `asked` None: advice for few scenarios. `drawn`: for a page, `shown`: a terminal.
+    """
     chosen = _advised if asked or (asked is None and num_scenarios <= _FEW) else simulate
     detail, series = drawn and num_scenarios <= MAX_DETAILED, shown and num_scenarios == 1
     return partial(chosen, detail=detail, series=series) if detail or series else chosen
 
 
 def _advised(scenario: Scenario, *, detail: bool = False, series: bool = False, rank: int | None = None) -> Report:
-    """As `simulate`; where it does not fit, with what would. A single rank gets none: others may be fuller."""
+    """Result of `simulate`, with advice if it does not fit. With `rank` there is no advice: others may be fuller."""
     report = simulate(scenario, detail=detail, series=series, rank=rank)
     if report.verdict != "oom" or rank is not None:
         return report
@@ -117,10 +120,11 @@ def _advised(scenario: Scenario, *, detail: bool = False, series: bool = False, 
 
 
 def advise(scenario: Scenario) -> tuple[Advice, ...]:
-    """The smallest changes under which `scenario` fits, one of each kind; two at a time only where no single one does.
+    """Smallest changes under which `scenario` fits, one of each kind; pairs only if no single change is enough.
 
-    Of one size the fastest first. Offload costs much time, so where nothing else helps alone, pairs are told beside it,
-    and the fastest of all is first. Where not even that is enough, those that come nearest, and their verdict says so.
+    Among changes of one size the fastest is first. Offload costs much time, so if no other single change helps, pairs
+    are reported too, and the fastest of all is first. If no pair is enough, those with the lowest peak, with verdict
+    oom.
     """
     if scenario.workload == "serve":
         return tuple(_of_engine(scenario))[:_MOST]
@@ -130,21 +134,21 @@ def advise(scenario: Scenario) -> tuple[Advice, ...]:
     if base is None:
         return ()
     singles = [tried for tried in _all_tried(scenario, _changes(scenario)) if tried.peak < base[0]]
-    found, nearest = _best(tried for tried in singles if tried.fits), list[_Tried]()
-    paired = all(tried.change.kind == "offload" for tried in found)
+    fitting, nearest = _best(tried for tried in singles if tried.fits), list[_Tried]()
+    paired = all(tried.change.kind == "offload" for tried in fitting)
     if paired:
-        others = [one for one in singles if one.change.kind != "offload"] if found else singles
+        others = [tried for tried in singles if tried.change.kind != "offload"] if fitting else singles
         pairs = _pairs_that_fit(scenario, others)
         nearest = sorted(pairs or singles, key=lambda tried: tried.peak)[:_NEAREST]
-        found = [*found, *_best(one for one in pairs if one.fits)]
-    told = [(tried.change.size, _told(scenario, tried)) for tried in (found or nearest)[:_MOST]]
-    if found:
-        told.sort(key=lambda one: (0 if paired else one[0], one[1].step_s or math.inf))
-    return tuple(one for _, one in told)
+        fitting = [*fitting, *_best(tried for tried in pairs if tried.fits)]
+    advice = [(tried.change.size, _told(scenario, tried)) for tried in (fitting or nearest)[:_MOST]]
+    if fitting:
+        advice.sort(key=lambda tried: (0 if paired else tried[0], tried[1].step_s or math.inf))
+    return tuple(tried for _, tried in advice)
 
 
 def _num_loads(scenario: Scenario) -> int:
-    """Loads of ranks that a simulation looks at: those that random routing draws, or what folding ranks costs."""
+    """Loads of ranks that a simulation handles: those that random routing draws, or the cost of folding ranks."""
     routing = scenario.training.routing
     return max(routing.draws if isinstance(routing, Draws) else 0, ADVISED_DRAWS) * scenario.world_size
 
@@ -156,7 +160,7 @@ def _told(scenario: Scenario, tried: _Tried) -> Advice:
 
 
 def _of_engine(scenario: Scenario) -> Iterator[Advice]:
-    """What lets an engine start that does not: of each way the smallest change."""
+    """Smallest change of each kind with which an engine starts that does not."""
     tp, length = scenario.mesh.tp, scenario.training.seq_len
     more = [{"generation.tp": tp * factor, "mesh.tp": tp * factor} for factor in _FACTORS]
     shorter = [{"generation.max_model_len": length // factor} for factor in _FACTORS if length >= factor]
@@ -164,16 +168,16 @@ def _of_engine(scenario: Scenario) -> Iterator[Advice]:
     for way in ways:
         tried = ((keys, simulate(changed(scenario, keys))) for keys in way)
         starts = next(((keys, report) for keys, report in tried if report.verdict == "fits"), None)
-        if starts is not None and (found := _peak(starts[1])):
-            yield Advice(changes=dict(starts[0]), verdict="fits", peak_bytes=found[0], headroom_bytes=found[1])
+        if starts is not None and (peak := _peak(starts[1])):
+            yield Advice(changes=dict(starts[0]), verdict="fits", peak_bytes=peak[0], headroom_bytes=peak[1])
 
 
 def _pairs_that_fit(scenario: Scenario, singles: Sequence[_Tried]) -> list[_Tried]:
-    """Pairs as they were tried, until there are enough that fit."""
+    """Pairs in the order in which they were tried, until enough of them fit."""
     pairs: list[_Tried] = []
     for tried in _all_tried(scenario, sorted((*_pairs(singles), _more_gpus(scenario, 4)), key=_effort)):
         pairs.append(tried)
-        if len(_best(one for one in pairs if one.fits)) == _MOST:
+        if len(_best(pair for pair in pairs if pair.fits)) == _MOST:
             break
     return pairs
 
@@ -183,22 +187,23 @@ def _effort(change: _Change) -> tuple[int, int, int]:
 
 
 def _best(tried: Iterable[_Tried]) -> list[_Tried]:
-    """The first of each kind: the smallest change, then the most headroom."""
+    """First change of each kind: the smallest, then the one with most headroom."""
     first: dict[str, _Tried] = {}
-    for one in sorted(tried, key=lambda tried: (*_effort(tried.change), -tried.headroom)):
-        first.setdefault(one.change.kind, one)
+    for change in sorted(tried, key=lambda tried: (*_effort(tried.change), -tried.headroom)):
+        first.setdefault(change.change.kind, change)
     return list(first.values())
 
 
 def _pairs(singles: Sequence[_Tried]) -> Iterator[_Change]:
-    """Of each kind and factor what helps most, with that of every other kind; and modules of recompute together."""
+    """Pairs of the best changes of each kind and factor; and pairs of recomputed modules."""
     most: dict[tuple[str, int], _Change] = {}
-    for one in sorted(singles, key=lambda tried: tried.peak):
-        most.setdefault((one.change.kind, one.change.factor), one.change)
+    for tried_change in sorted(singles, key=lambda tried: tried.peak):
+        most.setdefault((tried_change.change.kind, tried_change.change.factor), tried_change.change)
     for a, b in itertools.combinations(sorted(most.values(), key=_effort), 2):
         if all(key == _BATCH and a.keys[key] == b.keys[key] for key in set(a.keys) & set(b.keys)):
             yield _Change(f"{a.kind}, {b.kind}", a.size + b.size, {**a.keys, **b.keys}, a.factor * b.factor)
-    modules = [one.change for one in singles if isinstance(one.change.keys.get("training.recompute"), list)]
+    modules = [single.change for single in singles
+               if isinstance(single.change.keys.get("training.recompute"), list)]
     for a, b in itertools.combinations(modules, 2):
         together = dict.fromkeys((*a.keys["training.recompute"], *b.keys["training.recompute"]))
         yield replace(a, size=a.size + b.size, keys={"training.recompute": list(together)})
@@ -213,7 +218,7 @@ def _all_tried(scenario: Scenario, changes: Iterable[_Change]) -> Iterator[_Trie
 
 
 def _tried(scenario: Scenario, change: _Change) -> _Tried | None:
-    """None for what is refused (by the scenario's rules, the framework's, the topology's), or shown with a doubt."""
+    """Simulated change; None if it is refused (by scenario, framework or topology) or rests on an assumption."""
     try:
         other = changed(scenario, change.keys)
     except InputError:
@@ -223,8 +228,8 @@ def _tried(scenario: Scenario, change: _Change) -> _Tried | None:
     report = simulate(other, timed=False)
     if any(a.what in change.keys and a.kind == "assumed" for a in report.assumptions):
         return None
-    found = _peak(report)
-    return found and _Tried(change, *found)
+    peak = _peak(report)
+    return peak and _Tried(change, *peak)
 
 
 def _peak(report: Report) -> tuple[int, int] | None:
@@ -247,7 +252,7 @@ def _changes(scenario: Scenario) -> Iterator[_Change]:
 
 
 def _recompute(scenario: Scenario) -> Iterator[_Change]:
-    """One module more than now; then everything."""
+    """Recomputation of one more module, then of everything."""
     now = scenario.training.recompute
     if isinstance(now, tuple) or now == "none":
         modules = list(now) if isinstance(now, tuple) else []
@@ -265,7 +270,7 @@ def _micro_batch(scenario: Scenario) -> Iterator[_Change]:
 
 
 def _with_batch(scenario: Scenario, keys: dict[str, Any]) -> dict[str, Any]:
-    """With the global batch, where it was left out: it would follow what is changed."""
+    """Keys with the global batch fixed, if it was left out: it would follow the change."""
     if scenario.training.global_batch_size is not None:
         return keys
     return {**keys, _BATCH: _global_batch(scenario)}
@@ -277,7 +282,7 @@ def _global_batch(scenario: Scenario) -> int:
 
 
 def _layouts(scenario: Scenario) -> Iterator[_Change]:
-    """As many GPUs, split otherwise. Experts stay as wide as they are: an etp left out would follow tp."""
+    """Other layouts of the same number of GPUs. Expert width is kept, because an etp left out would follow tp."""
     mesh = scenario.mesh
     if mesh.dp_replicate > 1:
         yield _Change("shard", 4, {"mesh.dp_replicate": 1, "mesh.dp_shard": mesh.dp_shard * mesh.dp_replicate})
@@ -293,7 +298,7 @@ def _layouts(scenario: Scenario) -> Iterator[_Change]:
 
 
 def _more_gpus(scenario: Scenario, factor: int) -> _Change:
-    """That many times as many; with a larger batch only where some of them would get none of it."""
+    """`factor` times as many GPUs; a larger batch only if some GPUs would get no sequence."""
     keys: dict[str, Any] = {"mesh.dp_shard": scenario.mesh.dp_shard * factor}
     if scenario.training.global_batch_size is not None and scenario.num_microbatches % factor:
         keys[_BATCH] = _global_batch(scenario) * factor

@@ -1,4 +1,4 @@
-"""The columns that every table of results has: of a scenario, and of a class of ranks; how each is read."""
+"""Columns of the tables of results: of scenarios and of classes of ranks, and how each is read from a report."""
 
 from __future__ import annotations
 
@@ -34,31 +34,34 @@ def _field(name: str, dtype: Dtype, words: str, value: Callable[[T], Value]) -> 
 
 # ---- of a scenario --------------------------------------------------------------------------------------------------
 def _asked(*path: str) -> Callable[[Report], Value]:
-    """The words that the scenario says there; of a block, its first: the file of a model, the name of a machine."""
+    """Function that reads the scenario's words at a path.
+
+    Of a block its first value: a model's file, a machine's name.
+    """
 
     def value(report: Report) -> Value:
-        found = _found(report, *path)
-        if isinstance(found, dict):
-            found = next(iter(found.values()), None)
-        return None if found is None else str(found)
+        words = _value_at(report, *path)
+        if isinstance(words, dict):
+            words = next(iter(words.values()), None)
+        return None if words is None else str(words)
 
     return value
 
 
 def _size(axis: str) -> Callable[[Report], Value]:
     def value(report: Report) -> Value:
-        found = _found(report, "mesh", axis)
-        return found if isinstance(found, int) and not isinstance(found, bool) else None
+        size = _value_at(report, "mesh", axis)
+        return size if isinstance(size, int) and not isinstance(size, bool) else None
 
     return value
 
 
-def _found(report: Report, *path: str) -> Any:
-    """What is there; a result of somebody else's may have anything in the place of a block."""
-    found: Any = report.scenario
+def _value_at(report: Report, *path: str) -> Any:
+    """Value at a path of the scenario; a foreign result may have any value in the place of a block."""
+    inner: Any = report.scenario
     for key in path:
-        found = found.get(key) if isinstance(found, dict) else None
-    return found
+        inner = inner.get(key) if isinstance(inner, dict) else None
+    return inner
 
 
 def _num_gpus(report: Report) -> Value:
@@ -101,8 +104,8 @@ def _at_rest(rank: RankReport) -> int:
 
 
 def _problems(report: Report) -> Value:
-    told = (f"{p.where}: {p.message}" + (f" [{p.rule}]" if p.rule else "") for p in report.problems)
-    return "; ".join(told) or None
+    lines = (f"{p.where}: {p.message}" + (f" [{p.rule}]" if p.rule else "") for p in report.problems)
+    return "; ".join(lines) or None
 
 
 _PEAK: Final[tuple[Field[RankReport], ...]] = (
@@ -129,7 +132,7 @@ _PEAK: Final[tuple[Field[RankReport], ...]] = (
     _field("sent_network_bytes", "int64", "of it over the network",
            lambda rank: sum(row.network_bytes for row in rank.traffic) if rank.peak else None),
 )
-"""Of a class of ranks; the table of scenarios has them of the worst."""
+"""Columns of a class of ranks; the table of scenarios has them for the worst class."""
 
 _TIME: Final[tuple[Field[Report], ...]] = (
     _field("step_s", "float64", "one steady step", _time(lambda t: t.step_s)),
@@ -180,7 +183,7 @@ SCENARIO_FIELDS: Final[tuple[Field[Report], ...]] = (
            r.highest_bytes),
     _field("worst_ranks", "string", "the class of ranks that the next columns are of", _worst(
         lambda rank: ", ".join(rank.ranks))),
-    *(Field(one.column, _worst(one.value)) for one in _PEAK),
+    *(Field(field.column, _worst(field.value)) for field in _PEAK),
     *_TIME,
     _field("problems", "string", "why there is no answer", _problems),
 )
@@ -188,19 +191,19 @@ SCENARIO_FIELDS: Final[tuple[Field[Report], ...]] = (
 
 # ---- of a class of ranks --------------------------------------------------------------------------------------------
 def _rank(read: Callable[[RankReport], Value]) -> Callable[[OneClass], Value]:
-    return lambda one: read(one.rank)
+    return lambda row: read(row.rank)
 
 
 def _place(axis: str) -> Callable[[OneClass], Value]:
-    def value(one: OneClass) -> Value:
-        found = one.rank.coordinates.get(axis)
-        return None if found is None else str(found)
+    def value(row: OneClass) -> Value:
+        place = row.rank.coordinates.get(axis)
+        return None if place is None else str(place)
 
     return value
 
 
 def _total(attribute: str) -> Callable[[OneClass], Value]:
-    return lambda one: sum(getattr(at, attribute) for at in one.rank.at_rest.values())
+    return lambda row: sum(getattr(at, attribute) for at in row.rank.at_rest.values())
 
 
 RANK_FIELDS: Final[tuple[Field[OneClass], ...]] = (
@@ -211,7 +214,7 @@ RANK_FIELDS: Final[tuple[Field[OneClass], ...]] = (
     _field("stage", "int64", "pipeline stage", _rank(lambda rank: rank.stage)),
     *(_field(axis, "string", f"place on the axis {axis}, or a range of them", _place(axis)) for axis in PLACES),
     _field("is_worst", "bool", "whether the verdict rests on it", lambda one: one.rank is worst_rank(one.report)),
-    *(Field(one.column, _rank(one.value)) for one in _PEAK),
+    *(Field(field.column, _rank(field.value)) for field in _PEAK),
     *(_field(name, "int64", words, _total(name)) for name, words in (
         ("params_bytes", "parameters at rest"), ("grads_bytes", "complete gradients at rest"),
         ("optimizer_bytes", "optimizer states at rest"), ("num_params", "parameters that the rank owns"),

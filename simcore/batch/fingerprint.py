@@ -1,8 +1,8 @@
-"""What makes two batches the same: every result of one would be, byte for byte, that of the other.
+"""Fingerprint of a batch: batches with equal fingerprints give byte-identical results.
 
-    scenarios  every key of every scenario, sweeps and `--set` applied, and where it is written
+    scenarios  every key of every scenario, sweeps and `--set` applied, and its place
     files      contents of the files that scenarios name (models, topologies), and of those that these name
-    options    what is asked of each scenario: --rank, --advise, --html
+    options    options that apply to each scenario: --rank, --advise, --html
     engine     the version, and the code and data that this process runs
 """
 
@@ -38,21 +38,21 @@ DIFFERENCES: Final = {
 }
 
 _DEEPEST: Final = 4
-"""Files that name files: a topology names its efficiency and its curves."""
+"""Depth of files that name files: a topology names its efficiency and its curves."""
 
 
 def fingerprint(entries: Sequence[Entry], work: Callable[..., object]) -> Fingerprint:
-    """Of a batch that does `work` to `entries`."""
+    """Fingerprint of a batch that runs `work` on `entries`."""
     scenarios = hashlib.sha256()
     files: set[tuple[str, str]] = set()
     for entry in entries:
-        told: dict[str, Any] = {"name": entry.name, "where": entry.where}
+        description: dict[str, Any] = {"name": entry.name, "where": entry.where}
         if entry.scenario is None:
-            told["problems"] = [[p.where, p.message, p.rule] for p in entry.problems]
+            description["problems"] = [[p.where, p.message, p.rule] for p in entry.problems]
         else:
-            told |= {"keys": entry.scenario.normalised(), "swept": entry.scenario.swept}
-            files |= _named(told["keys"], entry.scenario.folder)
-        scenarios.update(json.dumps(told, sort_keys=True).encode() + b"\n")
+            description |= {"keys": entry.scenario.normalised(), "swept": entry.scenario.swept}
+            files |= _named(description["keys"], entry.scenario.folder)
+        scenarios.update(json.dumps(description, sort_keys=True).encode() + b"\n")
     return {"scenarios": scenarios.hexdigest(), "files": _digest(sorted(files)), "options": _digest(_described(work)),
             "engine": _engine()}
 
@@ -62,17 +62,18 @@ def _digest(value: object) -> str:
 
 
 def _described(work: Callable[..., object]) -> object:
-    """A function's name; of a partial one its arguments too."""
+    """A function's name; for a partial function with its arguments."""
     if isinstance(work, partial):
-        given = {key: repr(value) for key, value in work.keywords.items()}
-        return [_described(work.func), [repr(value) for value in work.args], given]
+        keywords = {key: repr(value) for key, value in work.keywords.items()}
+        return [_described(work.func), [repr(value) for value in work.args], keywords]
     return f"{work.__module__}.{work.__qualname__}"
 
 
 def _named(keys: dict[str, Any], folder: Path) -> set[tuple[str, str]]:
-    """Paths and digests of the files that values name; a name that happens to be a file's is taken for one."""
-    given = {key: value for key, value in keys.items() if key != "name"}
-    return {found for text in _texts(given) for start in (folder, Path()) for found in _file(str(start), text)}
+    """(path, digest) of the files that values name; a value that is also the name of a file counts."""
+    values = {key: value for key, value in keys.items() if key != "name"}
+    return {named_file for text in _texts(values) for start in (folder, Path()) for named_file in _file(str(start),
+                                                                                                        text)}
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -85,7 +86,7 @@ def _texts(value: object) -> Iterator[str]:
 
 @lru_cache(maxsize=4096)
 def _file(folder: str, text: str, depth: int = 0) -> tuple[tuple[str, str], ...]:
-    """The file of that name and what it names; nothing where there is none, or one that no scenario could use."""
+    """(path, digest) of the file of that name and of the files it names; empty if it cannot be used by a scenario."""
     path = Path(folder, text)
     if not text or not is_file(path):
         return ()
@@ -93,10 +94,10 @@ def _file(folder: str, text: str, depth: int = 0) -> tuple[tuple[str, str], ...]
         content = read_bytes(path)
     except InputError:
         return ()
-    found = [(str(path), hashlib.sha256(content).hexdigest())]
+    files = [(str(path), hashlib.sha256(content).hexdigest())]
     if depth < _DEEPEST:
-        found += [more for inner in _inner(content, path) for more in _file(str(path.parent), inner, depth + 1)]
-    return tuple(found)
+        files += [more for inner in _inner(content, path) for more in _file(str(path.parent), inner, depth + 1)]
+    return tuple(files)
 
 
 def _inner(content: bytes, path: Path) -> list[str]:
@@ -108,12 +109,12 @@ def _inner(content: bytes, path: Path) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _engine() -> str:
-    """Of every file of the package that is no picture's, so that a changed checkout is another version."""
-    found = hashlib.sha256()
+    """Digest of the package's files except those of figures, so that a changed checkout is another version."""
+    digest = hashlib.sha256()
     package = Path(simcore.__file__).resolve().parent
     for root in (package, data_folder("topologies")):
         for folder, folders, files in os.walk(root):
             folders[:] = sorted(name for name in folders if name != "__pycache__")
             for path in (Path(folder, name) for name in sorted(files) if name.endswith((".py", ".json", ".yaml"))):
-                found.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
-    return found.hexdigest()
+                digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()

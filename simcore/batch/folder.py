@@ -1,11 +1,11 @@
-"""The folder of `run -o`: results that are never lost, of one batch, or of several that were asked to stand together.
+"""The folder of `run -o`: results that survive interruptions, of one batch, or of several with `--append`.
 
-    results.jsonl       whole at any moment: a finished batch, or what an interrupted one had
+    results.jsonl       complete lines at any moment: a finished batch, or the results of an interrupted one
     results.jsonl.part  the batch under way (`unfinished.py`); it becomes results.jsonl when the last result is in it
-    .batch/             the lock, what is known of both files (`manifest.py`), results that came before their turn
+    .batch/             the lock, the manifest of both files (`manifest.py`), results that came before their turn
 
-The same batch started again goes on where it was, or, finished, is read. Another one is refused, unless it is to be
-appended or to take the place of what is there; that stays in any case until the new results are all there.
+The same batch started again continues, or, if finished, is read. Another batch is refused, unless it is to be appended
+or to replace the old one; old results stay until all new results are written.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _AHEAD: Final = "ahead.jsonl"
 
 
 class Existing(StrEnum):
-    """What is to become of results of another batch."""
+    """Treatment of results of another batch."""
 
     REFUSE = "refuse"
     APPEND = "append"
@@ -50,19 +50,19 @@ class Existing(StrEnum):
 
 @contextmanager
 def opened(folder: Path, entries: Sequence[Entry], work: Work, existing: Existing) -> Iterator[Folder]:
-    """The folder, locked, with what it has of this batch; InputError where it cannot be written, or holds another."""
+    """The folder, locked, with its results of this batch; InputError if it cannot be written or has another batch."""
     with writing(folder):
         (folder / _HIDDEN).mkdir(parents=True, exist_ok=True)
     _expect_files(folder)
     with locked(folder / _HIDDEN / "lock", folder) as is_locked:
         for path in _files_of(folder):
             remove_unfinished(path)
-        made = Folder(folder, entries, fingerprint(entries, work), is_locked)
+        open_folder = Folder(folder, entries, fingerprint(entries, work), is_locked)
         try:
-            made.take_up(existing)
-            yield made
+            open_folder.take_up(existing)
+            yield open_folder
         finally:
-            made.close()
+            open_folder.close()
 
 
 def _files_of(folder: Path) -> list[Path]:
@@ -70,16 +70,19 @@ def _files_of(folder: Path) -> list[Path]:
 
 
 def _expect_files(folder: Path) -> None:
-    """InputError for a pipe, a device, a folder or a link in the place of a file that is to be written."""
+    """Raises InputError for a pipe, device, folder or link in the place of a file that is to be written."""
     for path in _files_of(folder):
         if os.path.lexists(path) and (path.is_symlink() or not is_file(path)):
             raise InputError(Problem(str(path), "cannot be written: it is there, and no regular file"))
-        if (size := stamp(path)[1]) > MAX_RESULTS:
+        if (size := stamp(path).size) > MAX_RESULTS:
             raise InputError(Problem(str(path), f"expected at most {MAX_RESULTS:,} bytes, got {size:,}"))
 
 
 class Folder:
-    """`known`: outcomes of this batch that are there, by index; `told`: what a person should hear of them."""
+    """A folder of results that is open for one batch.
+
+    `known`: outcomes of this batch that exist, by index; `told`: message about them for the user.
+    """
 
     def __init__(self, folder: Path, entries: Sequence[Entry], made_by: Fingerprint,
                  is_locked: Callable[[], bool]) -> None:
@@ -92,7 +95,7 @@ class Folder:
         self.told = ""
 
     def take_up(self, existing: Existing) -> None:
-        """Goes on with this batch, reads it, or begins it behind or in the place of what is there."""
+        """Continues this batch, reads it, or begins it, after or instead of the existing results."""
         there, under_way, anew = self._published(), self._under_way(), existing is Existing.OVERWRITE
         is_same = bool(under_way) and under_way[-1].made_by == self._made_by
         if is_same and (self._contents.anew or not anew):
@@ -102,7 +105,7 @@ class Folder:
         elif any(self._is_this(batch) for batch in there):
             self._read(there)
         elif not under_way and (not there or there[-1].made_by == self._made_by):
-            self._begin(there[:-1])  # what an interrupted run showed is not enough to go on from, without its part
+            self._begin(there[:-1])  # an interrupted run's published lines are not enough to continue without its part
         elif existing is Existing.APPEND and not under_way and all(batch.finished for batch in there):
             self._begin(there)
         else:
@@ -112,7 +115,7 @@ class Folder:
         return batch.finished and batch.made_by == self._made_by
 
     def _published(self) -> tuple[Batch, ...]:
-        """Batches of the file of results; one without a fingerprint where nothing is known of it."""
+        """Batches of the file of results; one without a fingerprint if its origin is unknown."""
         if not exists(self.results):
             return ()
         with writing(self.results), self.results.open("rb") as file:
@@ -121,7 +124,7 @@ class Folder:
         return known or ((Batch({}, lines, lines),) if lines else ())
 
     def _under_way(self) -> tuple[Batch, ...]:
-        """Batches of the part, if it holds any result that is not in the other file too."""
+        """Batches of the part, if it has any result that is not in the other file too."""
         if not is_file(self._part_file):
             return ()
         lines = sum(1 for _ in whole_lines(self._part_file))
@@ -136,15 +139,15 @@ class Folder:
         finished = not under_way and all(batch.finished for batch in there)
         holds = f"holds {sum(batch.lines for batch in there):,} results" + (
             " of another batch" if finished else f", and another batch of {last.scenarios:,} that is not finished")
-        why = [told for part, told in DIFFERENCES.items() if last.made_by and last.made_by.get(part) !=
+        why = [words for part, words in DIFFERENCES.items() if last.made_by and last.made_by.get(part) !=
                self._made_by[part]] or ["not written by run -o, or changed since"]
         do = "--append adds to them" if finished else "finish that one first" if last.made_by else (
             "`rankscope report` and `rankscope export` read it as it is")
         return f"{holds} ({'; '.join(why)}); nothing was changed: {do}, or take another folder, or --overwrite"
 
     def _begin(self, base: tuple[Batch, ...], *, anew: bool = False) -> None:
-        """Opens an empty part, or one that begins with all that is there."""
-        with writing(self._part_file):  # first of all: a part of which nothing is known is never thrown away
+        """Opens an empty part, or one that begins with all existing results."""
+        with writing(self._part_file):  # first, so that a part of unknown origin is never thrown away
             self._part_file.unlink(missing_ok=True)
             self._ahead.unlink(missing_ok=True)
         self._note(Contents(self._current()))
@@ -162,7 +165,7 @@ class Folder:
                 file.write(line if line.endswith(b"\n") else line + b"\n")
 
     def _lines(self, file: BinaryIO) -> Iterator[bytes]:
-        """Lines of the file of results that are not blank; InputError for one that is too long for a result."""
+        """Lines of the file of results that are not blank; InputError for a line that is too long for a result."""
         for line in iter(partial(file.readline, MAX_LINE), b""):
             if len(line) == MAX_LINE:
                 raise InputError(Problem(str(self.results), f"holds no results: a line has {MAX_LINE:,} bytes or more"))
@@ -172,8 +175,8 @@ class Folder:
     def _go_on(self, batches: tuple[Batch, ...]) -> None:
         shown = self._current().get(self._digest(), ())
         if self._digest() not in ("", self._contents.replaces) and (not shown or shown[-1].made_by != self._made_by):
-            told = "was changed since this batch began, which would replace it: move it away, or take --overwrite"
-            raise InputError(Problem(str(self.results), told))
+            message = "was changed since this batch began, which would replace it: move it away, or take --overwrite"
+            raise InputError(Problem(str(self.results), message))
         self._part = self._opened_part(batches[:-1])
         self._part.catch_up()
         self.told = f"going on: {len(self.known):,} of {len(self._entries):,} results taken over"
@@ -184,7 +187,7 @@ class Folder:
         return Part(self._part_file, self._ahead, size, self._fits)
 
     def _read(self, there: tuple[Batch, ...]) -> None:
-        """Takes the finished lines of this batch; nothing is written then."""
+        """Reads the finished lines of this batch, without writing."""
         at = next(i for i, batch in enumerate(there) if self._is_this(batch))
         start = sum(batch.lines for batch in there[:at])
         for index, line in enumerate(islice(whole_lines(self.results), start, start + there[at].lines)):
@@ -193,7 +196,7 @@ class Folder:
         self.told = f"holds all results of this batch already ({len(self.known):,}); --overwrite computes them again"
 
     def _fits(self, index: int, line: bytes) -> bool:
-        """Whether a line is the result of that entry, which then is known."""
+        """True if a line is the result of that entry, which is then known."""
         if index >= len(self._entries):
             return False
         try:
@@ -206,14 +209,14 @@ class Folder:
         return True
 
     def add(self, index: int, outcome: Outcome) -> None:
-        """Writes one result down; InputError when that cannot be, with all before it kept."""
+        """Writes one result; InputError if it cannot be written, with all previous ones kept."""
         self._expect_lock()
         if self._part is not None:
             self._part.add(index, outcome.report.model_dump_json().encode() + b"\n")
             self.known[index] = outcome
 
     def end(self) -> str:
-        """Moves a finished batch into place, or shows what an unfinished one has; where results are, for a person."""
+        """Moves a finished batch into place, or shows an unfinished one's results; returns their path for the user."""
         if self._part is None:
             return str(self.results)
         if len(self.known) == len(self._entries):
@@ -227,8 +230,8 @@ class Folder:
 
     def _expect_lock(self) -> None:
         if not self._is_locked():
-            told = "its lock was removed while this run was writing: another run may write too, so this one stops"
-            raise InputError(Problem(str(self.folder), told))
+            message = "its lock was removed while this run was writing: another run may write too, so this one stops"
+            raise InputError(Problem(str(self.folder), message))
 
     def _publish(self, part: Part) -> None:
         self._expect_lock()
@@ -240,13 +243,13 @@ class Folder:
             self._note(replace(self._contents, published={**self._current(), digest: batches}))
             self._part_file.replace(self.results)
         self._part = None
-        with suppress(InputError):  # what is known of files that are gone does no harm
+        with suppress(InputError):  # entries for files that are gone do no harm
             self._note(Contents({digest: batches}))
         with suppress(OSError):
             self._ahead.unlink(missing_ok=True)
 
     def _shows_less(self) -> bool:
-        """Whether all of the file of results, if it is there, stands in the part too."""
+        """True if all results of the file of results, if it exists, are in the part too."""
         there, base = self._published(), self._contents.under_way[:-1]
         if there == base:
             return True
@@ -263,12 +266,12 @@ class Folder:
             self._note(replace(self._contents, published={**self._current(), digest: batches}))
 
     def _current(self) -> dict[str, tuple[Batch, ...]]:
-        """What is known of the file of results that is there now."""
+        """Batches by digest of the file of results that exists now."""
         digest = self._digest()
         return {digest: self._contents.published[digest]} if digest in self._contents.published else {}
 
     def _digest(self) -> str:
-        """Of the file of results; empty where there is none."""
+        """Digest of the file of results; empty if it does not exist."""
         with writing(self.results):
             return digest_of(self.results) if is_file(self.results) else ""
 
@@ -280,6 +283,6 @@ class Folder:
         self._contents = contents
 
     def close(self) -> None:
-        """Without moving anything."""
+        """Closes the part without moving it."""
         if self._part is not None:
             self._part.close()

@@ -1,9 +1,9 @@
 """A table of results as a file: CSV by the standard library, Parquet by pyarrow (the extra `parquet`).
 
 [Note: formulas in names]
-A spreadsheet runs a cell that begins with =, +, - or @, quoted or not, and some cut a line at semicolons, whatever
-stands around them. Names come from files, so in a CSV an apostrophe goes before such a sign, at the beginning of a
-text and behind a semicolon. Numbers are written as numbers.
+A spreadsheet runs a cell that begins with =, +, - or @, quoted or not, and some split a line at semicolons, even inside
+quotes. Names come from files, so in a CSV an apostrophe is put before such a sign, at the beginning of a text and after
+a semicolon. Numbers are written as numbers.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 __all__ = ["arrow", "check_parquet", "write_csv", "write_parquet"]
 
-# The full-width signs are taken for the others where Chinese, Japanese or Korean is written.
+# Full-width signs count as well, as spreadsheets in Chinese, Japanese or Korean accept them.
 _FORMULA: Final = re.compile("(^|;)(\\s*)(?=[=+\\-@\uff1d\uff0b\uff0d\uff20])")
 
 
 def write_csv(path: Path, frame: Frame) -> int:
-    """A line of names, then a line a row; UTF-8, lines end with LF. OSError when it cannot be written.
+    """Writes a line of names, then a line a row; UTF-8, lines end with LF. OSError if it cannot be written.
 
-    Returns how many texts got an apostrophe, because a spreadsheet would have taken them for formulas.
+    Returns the number of texts that got an apostrophe, because a spreadsheet would read them as formulas.
     """
     lines = [[_cell(value) for value in row] for row in frame.rows]
     text = StringIO(newline="")
@@ -55,34 +55,34 @@ def _harmless(text: str) -> str:
 
 
 def check_parquet() -> None:
-    """InputError, with what to do, when pyarrow is not there."""
+    """Raises InputError, with the command that installs it, if pyarrow is missing."""
     try:
-        found = find_spec("pyarrow") is not None
+        is_installed = find_spec("pyarrow") is not None
     except ValueError:  # in sys.modules as None
-        found = False
-    if not found:
-        told = "needs pyarrow, which is not installed: pip install 'rankscope[parquet]'; csv needs nothing"
-        raise InputError(Problem("parquet", told))
+        is_installed = False
+    if not is_installed:
+        message = "needs pyarrow, which is not installed: pip install 'rankscope[parquet]'; csv needs nothing"
+        raise InputError(Problem("parquet", message))
 
 
 def write_parquet(path: Path, frame: Frame) -> None:
-    """The table as `arrow` gives it. OSError when it cannot be written.
+    """Writes the table that `arrow` returns. OSError if it cannot be written.
 
-    InputError without pyarrow, and for a number in a result that passes 64 bits.
+    InputError without pyarrow, and for a number in a result that exceeds 64 bits.
     """
     check_parquet()
     from pyarrow import parquet
 
     try:
-        made = arrow(frame)
+        arrow_table = arrow(frame)
     except OverflowError as error:
         raise InputError(Problem(str(path), f"a number of these results passes 64 bits: {error}")) from None
     with whole(path) as file:
-        parquet.write_table(made, file)
+        parquet.write_table(arrow_table, file)
 
 
 def arrow(frame: Frame) -> pa.Table:
-    """As a pyarrow table: columns with their types, and with `unit` and `description` in the metadata of each."""
+    """Table as a pyarrow table: columns with their types, and with `unit` and `description` in the metadata of each."""
     import pyarrow as pa
 
     about = {"rankscope.table": frame.kind, "rankscope.schema_version": SCHEMA_VERSION}

@@ -1,9 +1,9 @@
-"""What a gate finds in results, and how a person, GitHub and JUnit readers want to be told.
+"""Gates: findings in results, with their exit codes, as text for users, GitHub and JUnit readers.
 
     problem     wrong input, or the framework refuses the file's own layout   exit code 2
     refused     the framework refuses what a sweep made: an answer            exit code 0
-    adapters    LoRA targets that hit nothing, adapters that never learn      exit code 0
-    idle        blocks that change nothing where a model is trained           exit code 0
+    adapters    LoRA targets without a match, adapters without a gradient  exit code 0
+    idle        blocks that have no effect on a training step              exit code 0
     crash       a bug of ours                                                 exit code 3
     oom         more than the device has                                      exit code 1
     fill        more of the device than `--max-fill` allows                   exit code 1
@@ -30,12 +30,12 @@ __all__ = ["TOLERANCE", "Finding", "Gate", "gates", "github", "junit", "read_res
 
 TOLERANCE = 0.01
 MAX_BYTES = 2**28
-"""Of results as one JSON text."""
+"""Size of a file of results that is one JSON text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that a gate objects to: in which scenario, where it is written (`file:line`), and the exit code."""
+    """One objection of a gate: its scenario, the place in the file (`file:line`), and the exit code."""
 
     name: str
     where: str
@@ -44,7 +44,7 @@ class Finding:
     code: int
 
     def __str__(self) -> str:
-        """The place says enough of a problem with a file; of what a sweep made, the name is needed too."""
+        """Text with the place; the name is added unless the place identifies the problem."""
         name = f"{self.name}: " if self.where and self.kind != "problem" else ""
         return f"{self.where or self.name}: {name}{self.message}"
 
@@ -53,7 +53,7 @@ Gate = Callable[[Outcome], Iterable[Finding]]
 
 
 def gates(max_fill: str | None = None, baseline: Path | None = None) -> list[Gate]:
-    """What looks at each outcome for something to object to; InputError when a gate itself is wrong.
+    """Gates that look at each outcome; InputError if a gate's argument is wrong.
 
     `max_fill` is a share of the capacity (`92%` or `0.92`), `baseline` the file of an earlier `--json` output.
     """
@@ -66,17 +66,17 @@ def gates(max_fill: str | None = None, baseline: Path | None = None) -> list[Gat
 
 
 def unmatched(names: Sequence[str], baseline: Path) -> str:
-    """What a baseline cannot say anything of; empty when every name is in it and none is missing.
+    """Message about scenarios that a baseline lacks and the other way round; empty if the names agree.
 
-    InputError when it has none of the names: such a gate would always pass.
+    InputError if it has none of the names, because such a gate would always pass.
     """
     before = {report.name for report in read_results(baseline)}
     new, gone = [n for n in names if n not in before], [n for n in sorted(before) if n not in names]
     if names and len(new) == len(names):
-        told = f"has none of these scenarios, such as {names[0]!r}: there is nothing to compare"
-        raise InputError(Problem(str(baseline), told))
-    return "; ".join(f"{len(found)} {what}, such as {found[0]!r}" for found, what in
-                     ((new, "not in it"), (gone, "of it not run")) if found)
+        message = f"has none of these scenarios, such as {names[0]!r}: there is nothing to compare"
+        raise InputError(Problem(str(baseline), message))
+    return "; ".join(f"{len(names_found)} {what}, such as {names_found[0]!r}" for names_found, what in
+                     ((new, "not in it"), (gone, "of it not run")) if names_found)
 
 
 def _share(text: str) -> float:
@@ -90,7 +90,7 @@ def _share(text: str) -> float:
 
 
 def _problems(outcome: Outcome) -> Iterator[Finding]:
-    """Why a scenario has no result; a combination that a sweep made and the framework refuses is an answer."""
+    """Problems of a scenario without a result; a layout of a sweep that the framework refuses is an answer."""
     kind = {0: "refused", 3: "crash"}.get(outcome.code, "problem")
     for row in outcome.report.problems:
         rule = f" [{row.rule}]" if row.rule else ""
@@ -99,25 +99,25 @@ def _problems(outcome: Outcome) -> Iterator[Finding]:
 
 
 def _adapters(outcome: Outcome) -> Iterator[Finding]:
-    """What a person who asked for adapters would not expect."""
-    found = outcome.report.adapters
-    told = []
-    if found and found.unmatched_targets:
-        told.append(f"no module is matched by target {', '.join(found.unmatched_targets)}")
-    if found and found.without_gradient:
-        modules = ", ".join(f"{name} in {count} layers" for name, count in found.without_gradient.items())
-        told.append(f"adapters that a fused kernel bypasses get no gradient: {modules}")
-    yield from (Finding(outcome.report.name, outcome.where, "adapters", message, 0) for message in told)
+    """Unexpected effects of LoRA: unmatched targets, adapters without a gradient."""
+    adapters = outcome.report.adapters
+    messages = []
+    if adapters and adapters.unmatched_targets:
+        messages.append(f"no module is matched by target {', '.join(adapters.unmatched_targets)}")
+    if adapters and adapters.without_gradient:
+        modules = ", ".join(f"{name} in {count} layers" for name, count in adapters.without_gradient.items())
+        messages.append(f"adapters that a fused kernel bypasses get no gradient: {modules}")
+    yield from (Finding(outcome.report.name, outcome.where, "adapters", message, 0) for message in messages)
 
 
 def _idle(outcome: Outcome) -> Iterator[Finding]:
-    """A training step generates nothing, so it has no KV cache: attention keeps keys and values for backward."""
-    asked = outcome.report.scenario
-    if outcome.report.status != "ok" or asked.get("workload", "train") != "train":
+    """Blocks without effect: a training step generates no tokens, so it has no KV cache."""
+    scenario = outcome.report.scenario
+    if outcome.report.status != "ok" or scenario.get("workload", "train") != "train":
         return
-    given = {name: asked.get(name) for name in ("rl", "generation")}
-    for name in [name for name, block in given.items() if block is not None]:
-        kv = (given["generation"] or {}).get("kv_dtype", "auto") if name == "generation" else "auto"
+    blocks = {name: scenario.get(name) for name in ("rl", "generation")}
+    for name in [name for name, block in blocks.items() if block is not None]:
+        kv = (blocks["generation"] or {}).get("kv_dtype", "auto") if name == "generation" else "auto"
         cache = f"; kv_dtype {kv} neither: there is no KV cache in it" if kv != "auto" else ""
         yield Finding(outcome.report.name, outcome.where, "idle", f"{name}: changes nothing in a training step{cache}",
                       0)
@@ -134,15 +134,15 @@ def _oom(outcome: Outcome) -> Iterator[Finding]:
 
 
 def _hosts(outcome: Outcome) -> Iterator[Finding]:
-    """A job that its hosts cannot read or write does not run, whatever its GPUs hold."""
+    """Phases that do not fit on a host: the job cannot read or write its model there."""
     host = outcome.report.host
     if host is None:
         return
     room = format_bytes(host.capacity_bytes)
     for phase in host.phases:
         if phase.host_verdict == "oom":
-            told = f"{phase.phase}: does not fit on the host: {format_bytes(phase.host_bytes)} of {room}"
-            yield _finding(outcome, "host", told)
+            message = f"{phase.phase}: does not fit on the host: {format_bytes(phase.host_bytes)} of {room}"
+            yield _finding(outcome, "host", message)
 
 
 def _over_fill(outcome: Outcome, max_fill: float) -> Iterator[Finding]:
@@ -152,7 +152,7 @@ def _over_fill(outcome: Outcome, max_fill: float) -> Iterator[Finding]:
 
 
 def _regressions(outcome: Outcome, before: Mapping[str, Report]) -> Iterator[Finding]:
-    """What is worse than the result of the same name before; nothing for a new name."""
+    """Regressions against the result of the same name in the baseline; none for a new name."""
     new, old = outcome.report, before.get(outcome.report.name)
     if old is not None:
         for message in (*_lost(old, new), *_higher_peak(old, new), *_longer_step(old, new)):
@@ -199,14 +199,14 @@ def _fill(report: Report) -> str:
 
 
 def read_results(path: Path) -> list[Report]:
-    """The reports of an earlier `--json` output, `results.jsonl` or `results.jsonl.part`.
+    """Reports of an earlier `--json` output, `results.jsonl` or `results.jsonl.part`.
 
-    InputError, with the line, where it is none.
+    InputError, with the line, if it is not a result.
     """
     if path.suffix not in (".jsonl", ".part"):
         return _parsed(read_text(path, MAX_BYTES), str(path), _NO_RESULTS)
     lines = read_lines(path, MAX_RESULTS)
-    if path.suffix == ".part":  # of a batch under way, or killed: its last line may not be whole
+    if path.suffix == ".part":  # of a batch that runs or was killed: its last line may be incomplete
         lines = (line for line in lines if line.endswith("\n"))
     return [report for number, line in enumerate(lines, start=1) if line.strip("\n") for report in
             _parsed(line, f"{path}:{number}", _NO_RESULTS if number == 1 or line.endswith("\n") else _CUT)]
@@ -216,17 +216,17 @@ _NO_RESULTS = "is no result of `rankscope run --json`, nor a results.jsonl"
 _CUT = "the last line is cut off, as of a run that was stopped: without it the lines before can be read"
 
 
-def _parsed(text: str, where: str, told: str) -> list[Report]:
+def _parsed(text: str, where: str, refusal: str) -> list[Report]:
     try:
         rows = json.loads(text)
         return [Report.model_validate_json(json.dumps(row, allow_nan=False))
                 for row in (rows if isinstance(rows, list) else [rows])]
     except (ValueError, RecursionError):
-        raise InputError(Problem(where, told)) from None
+        raise InputError(Problem(where, refusal)) from None
 
 
 def github(findings: Iterable[Finding]) -> str:
-    """Workflow commands that GitHub shows beside the line of the file."""
+    """Workflow commands that GitHub shows at the line of the file."""
     return "".join(f"::{'error' if f.code else 'notice'} {_place(f.where)}title={_property(f.name)}::"
                    f"{_escaped(f.message)}\n" for f in findings)
 
@@ -243,16 +243,19 @@ def _property(text: str) -> str:
 
 
 def _escaped(text: str, special: str = "%") -> str:
-    """In a message, percent signs and line ends are special to GitHub; in a property, colons and commas too."""
+    """Text with percent signs and line ends escaped, as GitHub requires in messages.
+
+    Colons and commas in properties.
+    """
     return "".join(f"%{ord(c):02X}" if c in special + "\r\n" else c for c in text)
 
 
 def junit(names: Sequence[str], findings: Iterable[Finding]) -> str:
-    """JUnit XML: one test case a scenario, in order; what is refused is skipped, notes are output."""
-    found: dict[str, list[Finding]] = {name: [] for name in names}
+    """JUnit XML: one test case a scenario, in order; refused layouts are skipped, notes are output."""
+    findings_by_name: dict[str, list[Finding]] = {name: [] for name in names}
     for finding in findings:
-        found[finding.name].append(finding)
-    flat = [f for of_one in found.values() for f in of_one]
+        findings_by_name[finding.name].append(finding)
+    flat = [f for of_one in findings_by_name.values() for f in of_one]
     suite = ElementTree.Element(
         "testsuite",
         name="rankscope",
@@ -261,7 +264,7 @@ def junit(names: Sequence[str], findings: Iterable[Finding]) -> str:
         errors=str(sum(f.code > 1 for f in flat)),
         skipped=str(sum(f.kind == "refused" for f in flat)),
     )
-    for name, of_one in found.items():
+    for name, of_one in findings_by_name.items():
         case = ElementTree.SubElement(suite, "testcase", name=_xml(name), classname="rankscope")
         for f in of_one:
             _add(case, f)
@@ -270,13 +273,13 @@ def junit(names: Sequence[str], findings: Iterable[Finding]) -> str:
 
 
 def _add(case: ElementTree.Element, finding: Finding) -> None:
-    """A failure, an error, a reason to skip, or a line of output."""
+    """Adds a failure, an error, a reason to skip, or a line of output."""
     by_code = "failure" if finding.code == 1 else "error"
     tag = {"refused": "skipped", "adapters": "system-out", "idle": "system-out"}.get(finding.kind, by_code)
-    told = {} if tag == "system-out" else {"type": finding.kind, "message": _xml(finding.message)}
-    ElementTree.SubElement(case, tag, told).text = _xml(str(finding))
+    attributes = {} if tag == "system-out" else {"type": finding.kind, "message": _xml(finding.message)}
+    ElementTree.SubElement(case, tag, attributes).text = _xml(str(finding))
 
 
 def _xml(text: str) -> str:
-    """XML has no way to write control characters."""
+    """Text without control characters, which XML cannot represent."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM while a batch runs: the first is asked for when it suits, a second one ends at once."""
+"""Ctrl-C and SIGTERM while a batch runs: the first one is polled and ends the batch, a second one ends it at once."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ _ENDING: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """What came so far. `pipe` is readable from the first signal on, for those who wait for several things."""
+    """Signals that were received. `pipe` becomes readable with the first signal, for callers that wait on several."""
 
     def __init__(self) -> None:
-        self.pipe, self._told = multiprocessing.Pipe(duplex=False)
+        self.pipe, self._writer = multiprocessing.Pipe(duplex=False)
         self.number = 0
 
     @property
     def code(self) -> int:
-        """The exit code that shells expect: 130 after Ctrl-C, 143 after SIGTERM; 0 without a signal."""
+        """Exit code that shells expect: 130 after Ctrl-C, 143 after SIGTERM; 0 without a signal."""
         return 128 + self.number if self.number else 0
 
     def note(self, number: int, _frame: object) -> None:
-        """Takes a signal. Python loses what is raised inside a finalizer, so the first one raises nothing."""
+        """Records a signal. The first one raises nothing, because Python loses exceptions inside a finalizer."""
         if self.number:
             raise KeyboardInterrupt
         self.number = number
-        self._told.send_bytes(b"!")
+        self._writer.send_bytes(b"!")
 
     def close(self) -> None:
-        """Gives both ends of the pipe back."""
-        for end in (self.pipe, self._told):
+        """Closes both ends of the pipe."""
+        for end in (self.pipe, self._writer):
             end.close()
 
 
 @contextmanager
 def interrupts() -> Iterator[Interrupts]:
-    """Signals that whoever started us lets us ignore (`nohup`, a shell's `&`) stay ignored."""
+    """Records signals inside the block; signals that the parent process ignores (`nohup`, `&`) stay ignored."""
     asked = Interrupts()
     before = {number: signal.getsignal(number) for number in _ENDING}
     heard = [number for number in _ENDING if before[number] not in (signal.SIG_IGN, None)]
@@ -57,7 +57,7 @@ def interrupts() -> Iterator[Interrupts]:
 
 @contextmanager
 def withheld() -> Iterator[None]:
-    """Processes started inside do not get Ctrl-C, from their first instruction on; here it is delivered afterwards."""
+    """Keeps Ctrl-C from processes that are started inside; it is delivered to this process afterwards."""
     if sys.platform == "win32":
         yield
         return
@@ -69,7 +69,7 @@ def withheld() -> Iterator[None]:
 
 
 def deaf() -> None:
-    """In a worker: Ctrl-C is for the parent, which ends it."""
+    """Ignores Ctrl-C in a worker, which its parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform != "win32":
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])

@@ -1,4 +1,4 @@
-"""A folder that one process at a time writes to. The system gives the lock back however its holder ends."""
+"""A lock on a folder, so that one process at a time writes to it; the system releases it when its holder ends."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["locked"]
 
 @contextmanager
 def locked(file: Path, folder: Path) -> Iterator[Callable[[], bool]]:
-    """Holds the lock `file`, which stays; InputError when another process has it, or it cannot be written.
+    """Holds the lock `file`, which stays; InputError if another process has it, or it cannot be written.
 
-    Gives a function that says whether the lock still counts: it does not once somebody has removed the file.
+    Yields a function that returns True while the lock is valid: it is not once the file was removed.
     """
     with writing(file):
         opened = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     try:
         if not _taken(opened):
-            told = f"another run{_holder(opened)} is writing to this folder: wait for it, or name another folder"
-            raise InputError(Problem(str(folder), told))
+            message = f"another run{_holder(opened)} is writing to this folder: wait for it, or name another folder"
+            raise InputError(Problem(str(folder), message))
         with writing(file):
             os.ftruncate(opened, 0)
             os.pwrite(opened, f"{os.getpid()}\n".encode(), 0) if sys.platform != "win32" else 0
@@ -35,7 +35,7 @@ def locked(file: Path, folder: Path) -> Iterator[Callable[[], bool]]:
 
 
 def _taken(opened: int) -> bool:
-    """Whether the lock is ours; true too on a file system that has no locks, or else nothing could be written there."""
+    """True if the lock is ours, also on a file system without locks, where nothing could be written otherwise."""
     try:
         if sys.platform == "win32":
             import msvcrt
@@ -60,5 +60,5 @@ def _is_there(opened: int, file: Path) -> bool:
 
 
 def _holder(opened: int) -> str:
-    told = os.read(opened, 20).decode("ascii", errors="replace").strip()
-    return f" (process {told})" if told.isdigit() else ""
+    text = os.read(opened, 20).decode("ascii", errors="replace").strip()
+    return f" (process {text})" if text.isdigit() else ""

@@ -1,7 +1,7 @@
-"""What a folder of results holds: which batches, in which lines, and which one is under way; kept in `.batch`.
+"""Manifest of a folder of results, in `.batch`: its batches, their lines, and the batch under way.
 
-A file of results is known by the digest of its contents, so no crash between two steps, and nobody's editor, can make
-one batch pass for another: both the old and the new file are known before one takes the place of the other.
+A file of results is identified by the digest of its contents, so neither a crash between two steps nor an editor can
+make one batch pass for another: the old and the new file are both recorded before one replaces the other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MOST_LINES: Final = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One batch of a file of results: `lines` of its `scenarios`. `made_by` is empty for lines that came otherwise."""
+    """One batch of a file of results: `lines` of its `scenarios`. `made_by` is empty for lines of unknown origin."""
 
     made_by: Fingerprint
     scenarios: int
@@ -34,16 +34,17 @@ class Batch:
 
     @property
     def finished(self) -> bool:
-        """Whether there is a line for every scenario."""
+        """True if there is a line for every scenario."""
         return self.lines == self.scenarios
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """`published`: batches of a file of results by its digest; `under_way`: those of a part, the unfinished one last.
+    """Contents of the manifest.
 
-    `replaces` is the digest of the file of results as the part was begun, empty if there was none; `anew` says that it
-    was begun by `--overwrite`. `known` is False where nothing of this kind could be read.
+    `published`: batches of a file of results by its digest; `under_way`: those of a part, the unfinished one last.
+    `replaces`: digest of the file of results when the part was begun, empty if there was none; `anew`: the part was
+    begun by `--overwrite`. `known` is False if no manifest could be read.
     """
 
     published: Mapping[str, tuple[Batch, ...]] = field(default_factory=dict)
@@ -60,7 +61,7 @@ def digest_of(path: Path) -> str:
 
 
 def read_contents(file: Path) -> Contents:
-    """What `write_contents` wrote; not `known` for anything else, or nothing."""
+    """Contents that `write_contents` wrote; not `known` for a missing or foreign file."""
     try:
         read = json.loads(read_bytes(file))
         if read["version"] != _VERSION:
@@ -72,17 +73,17 @@ def read_contents(file: Path) -> Contents:
 
 
 def _batches(rows: Sequence[Mapping[str, Any]]) -> tuple[Batch, ...]:
-    """ValueError for numbers of lines that no batch has."""
-    made = tuple(Batch({str(k): str(v) for k, v in row["made_by"].items()}, int(row["scenarios"]), int(row["lines"]))
+    """Batches of rows; ValueError for numbers of lines that no batch has."""
+    batches = tuple(Batch({str(k): str(v) for k, v in row["made_by"].items()}, int(row["scenarios"]), int(row["lines"]))
                  for row in rows)
-    if not all(0 <= batch.lines <= batch.scenarios <= _MOST_LINES for batch in made):
+    if not all(0 <= batch.lines <= batch.scenarios <= _MOST_LINES for batch in batches):
         raise ValueError("no batch has so many lines")
-    return made
+    return batches
 
 
 def write_contents(file: Path, contents: Contents) -> None:
-    """InputError when it cannot be written; the older file is there then."""
-    made = {"version": _VERSION, "published": {d: [*map(asdict, b)] for d, b in contents.published.items()},
+    """Writes the manifest; InputError if it cannot be written, and then the older file stays."""
+    document = {"version": _VERSION, "published": {d: [*map(asdict, b)] for d, b in contents.published.items()},
             "under_way": [*map(asdict, contents.under_way)], "replaces": contents.replaces, "anew": contents.anew}
     with writing(file):
-        write_whole(file, json.dumps(made, indent=1) + "\n")
+        write_whole(file, json.dumps(document, indent=1) + "\n")

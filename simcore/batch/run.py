@@ -1,7 +1,7 @@
-"""Many scenarios on several cores; nothing that goes wrong with one costs another.
+"""A batch of scenarios on several cores; a failure in one does not affect the others.
 
-Results come out in the order of the entries whatever the number of workers, and are told as they come, in any order, to
-whoever writes them down. Workers are those of `crew`.
+Results are kept in the order of the entries for any number of workers, and `arrived` is called for each as soon as it
+exists, in any order. The workers are those of `worker_pool`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 __all__ = ["Arrived", "Keep", "Outcome", "Work", "attempt", "num_workers", "outcome_of", "run_batch"]
 
 _SMALL = 64
-"""Scenarios a worker must have to do before it pays for its start."""
+"""Scenarios per worker from which starting it saves time."""
 
 _BUG: Final = "bug in rankscope: "
 _DIED: Final = "the process that worked on this scenario died"
-"""How the messages of outcomes with code 3 begin."""
+"""First words of the messages of outcomes with code 3."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One scenario's result, where it is written (`file:line`), and its exit code: 0, 1, 2 or 3."""
+    """One scenario's result, its place (`file:line`), and its exit code: 0, 1, 2 or 3."""
 
     report: Report
     where: str
@@ -49,36 +49,36 @@ Arrived = Callable[[int, Outcome], None]
 
 
 def num_workers(num_entries: int) -> int:
-    """How many worker processes pay for themselves on this machine; 1 means none beside this process."""
+    """Number of worker processes that save time on this machine; 1 means none besides this process."""
     return max(1, min(os.cpu_count() or 1, num_entries // _SMALL))
 
 
 def run_batch(entries: Sequence[Entry], work: Work, keep: Keep, *, workers: int = 1, arrived: Arrived | None = None,
               asked: Interrupts | None = None) -> bool:
-    """Calls `keep` with each outcome, in the order of `entries`; False when interrupted, with all that was done kept.
+    """Calls `keep` with each outcome, in the order of `entries`; False if interrupted, with all finished ones kept.
 
-    `arrived` hears of each outcome, with its index, as soon as it is made, in any order. `work` must be picklable for
-    more than one worker. An exception out of it is that scenario's outcome (code 3). Whoever hands in `asked` hears of
-    the signals that end a batch, and looks at them afterwards.
+    `arrived` is called with the index and outcome as soon as it exists, in any order. `work` must be picklable for more
+    than one worker. An exception in it is that scenario's outcome (code 3). `asked` receives the signals that end a
+    batch, for the caller to read afterwards.
     """
     if asked is None:
         with interrupts() as own:
             return run_batch(entries, work, keep, workers=workers, arrived=arrived, asked=own)
-    held: dict[int, Outcome] = {}
+    waiting: dict[int, Outcome] = {}
     num_kept = 0
     try:
-        with closing(_outcomes(entries, work, workers, asked)) as made:  # an error in a callback ends the workers
-            for index, outcome in made:
+        with closing(_outcomes(entries, work, workers, asked)) as outcomes:  # an error in a callback ends the workers
+            for index, outcome in outcomes:
                 if arrived is not None:
                     arrived(index, outcome)
-                held[index] = outcome
-                while num_kept in held:
-                    keep(held.pop(num_kept))
+                waiting[index] = outcome
+                while num_kept in waiting:
+                    keep(waiting.pop(num_kept))
                     num_kept += 1
     except KeyboardInterrupt:
         asked.number = asked.number or signal.SIGINT
-    for index in sorted(held):
-        keep(held[index])
+    for index in sorted(waiting):
+        keep(waiting[index])
     return num_kept == len(entries)
 
 
@@ -106,7 +106,7 @@ def _unanswered(entry: Entry, answer: Died | Unsent) -> Outcome:
 
 
 def attempt(entry: Entry, work: Work) -> Outcome:
-    """What one scenario comes to; no exception leaves this, but Ctrl-C."""
+    """Outcome of one scenario; no exception leaves this function except KeyboardInterrupt."""
     if entry.scenario is None:
         rows = tuple(ProblemRow(where=p.where, message=p.message, rule=p.rule) for p in entry.problems)
         return Outcome(_without_result(entry, *rows), entry.where, 2)
@@ -123,7 +123,7 @@ def attempt(entry: Entry, work: Work) -> Outcome:
 
 
 def outcome_of(entry: Entry, report: Report) -> Outcome:
-    """The outcome that an earlier run wrote down as `report`."""
+    """Outcome whose `report` an earlier run wrote."""
     if entry.scenario is None:
         return Outcome(report, entry.where, 2)
     crashed = report.status == "error" and any(row.message.startswith((_BUG, _DIED)) for row in report.problems)
@@ -131,7 +131,7 @@ def outcome_of(entry: Entry, report: Report) -> Outcome:
 
 
 def _code(report: Report, *, swept: bool) -> int:
-    """A layout that a sweep made and the framework refuses is an answer; one that a person wrote is a mistake."""
+    """Exit code of a report; a refused layout is an answer in a sweep, and an error in a single scenario."""
     if report.status == "ok":
         return 1 if report.verdict == "oom" else 0
     return 0 if report.status == "illegal" and swept else 2

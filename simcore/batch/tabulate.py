@@ -1,7 +1,7 @@
 """Results as a table: one row a scenario, or one row a class of ranks.
 
 Columns that every table has come first and in one order (`fields.py`); those that only some batches have follow,
-sorted: keys of the scenario whose values differ (spelled as `--set` takes them), what is sent by collective and axis.
+sorted: keys of the scenario whose values differ (spelled as `--set` takes them), bytes sent by collective and axis.
 
     python -m simcore.batch.tabulate > docs/columns.md
 """
@@ -22,31 +22,32 @@ from simcore.results.report import AtRest, Peak, RankReport, Report
 __all__ = ["columns_page", "table"]
 
 _ALWAYS: Final = ("name", "workload", "model", "framework", "topology", "training.method", "mesh")
-"""Keys of a scenario that have a column of their own, or are the row's name."""
+"""Keys of a scenario that have a fixed column, or are the row's name."""
 
-_FIXED: Final = frozenset(one.column.name for one in SCENARIO_FIELDS)
+_FIXED: Final = frozenset(field.column.name for field in SCENARIO_FIELDS)
 
 
 def table(results: Iterable[Report] | Report, *, ranks: bool = False) -> Frame:
-    """Results as columns, a row a scenario; with `ranks` a row for each class of ranks that hold and do the same."""
+    """Table of results, a row a scenario; with `ranks` a row for each class of ranks."""
     reports = [results] if isinstance(results, Report) else list(results)
     if ranks:
-        classes = [OneClass(one, n, rank) for one in reports for n, rank in enumerate(one.ranks)]
+        classes = [OneClass(report, n, rank) for report in reports for n, rank in enumerate(report.ranks)]
         return frame("ranks", RANK_FIELDS, classes, _of_classes(classes))
-    return frame("scenarios", SCENARIO_FIELDS, reports, _keys(reports) | _sent([worst_rank(one) for one in reports]))
+    return frame("scenarios", SCENARIO_FIELDS, reports,
+                 _keys(reports) | _sent([worst_rank(report) for report in reports]))
 
 
 def _keys(reports: Sequence[Report]) -> dict[str, tuple[str, list[Any]]]:
-    """Keys of the scenarios whose values differ, by name."""
+    """Columns of the scenarios' keys whose values differ, by name."""
     every = [dict(flat(report.scenario)) for report in reports]
-    names = sorted({name for one in every for name in one})
-    columns = {name: [one.get(name) for one in every] for name in names if not _is_known(name)}
+    names = sorted({name for keys in every for name in keys})
+    columns = {name: [keys.get(name) for keys in every] for name in names if not _is_known(name)}
     return {_apart(name): ("a key of the scenario", values) for name, values in columns.items()
             if any(value != values[0] for value in values)}
 
 
 def _apart(name: str) -> str:
-    """No two columns have one name, whatever the keys of somebody else's results are called."""
+    """Name of a key's column, changed if a fixed column has it, because names must be unique for any result."""
     return f"scenario.{name}" if name in _FIXED or name.startswith("sent_") else name
 
 
@@ -55,20 +56,20 @@ def _is_known(name: str) -> bool:
 
 
 def _sent(ranks: Sequence[RankReport | None]) -> dict[str, tuple[str, list[Any]]]:
-    """What leaves a rank in one step, by collective and axis."""
+    """Columns of the bytes that leave a rank in one step, by collective and axis."""
     return _counted([_wires(rank) if rank and rank.peak else None for rank in ranks],
                     "what leaves the rank in one step, by collective and axis")
 
 
 def _wires(rank: RankReport) -> Counter[str]:
-    found: Counter[str] = Counter()
+    sent: Counter[str] = Counter()
     for row in rank.traffic:
-        found[f"sent_{row.collective}_{row.axis}_bytes"] += row.wire_bytes
-    return found
+        sent[f"sent_{row.collective}_{row.axis}_bytes"] += row.wire_bytes
+    return sent
 
 
 def _of_classes(classes: Sequence[OneClass]) -> dict[str, tuple[str, list[Any]]]:
-    ranks = [one.rank for one in classes]
+    ranks = [row.rank for row in classes]
     at_rest = [{f"at_rest_{name}_bytes": _bytes(at) for name, at in rank.at_rest.items()} for rank in ranks]
     peaks = [None if rank.peak is None else _there(rank.peak) for rank in ranks]
     return (_counted(at_rest, "at rest, of this component") | _counted(peaks, "at the highest moment, of this category")
@@ -84,9 +85,9 @@ def _bytes(at: AtRest) -> int:
 
 
 def _counted(sums: Sequence[Mapping[str, int] | None], words: str) -> dict[str, tuple[str, list[Any]]]:
-    """A rank that is known and has none of it has zero bytes; of one that is not known nothing is said."""
-    names = sorted({name for one in sums for name in one or ()})
-    return {name: (words, [None if one is None else one.get(name, 0) for one in sums]) for name in names}
+    """Columns of sums: 0 for a rank that has none of it, empty for an unknown rank."""
+    names = sorted({name for row in sums for name in row or ()})
+    return {name: (words, [None if row is None else row.get(name, 0) for row in sums]) for name in names}
 
 
 # ---- the page -------------------------------------------------------------------------------------------------------
@@ -113,10 +114,10 @@ _FURTHER: Final = {
 
 
 def columns_page() -> str:
-    """`docs/columns.md`."""
+    """Text of `docs/columns.md`."""
     parts = [_HEAD]
     for kind, fields in (("scenarios", SCENARIO_FIELDS), ("ranks", RANK_FIELDS)):
-        rows = [(f"`{one.column.name}`", one.column.dtype, one.column.words) for one in fields]
+        rows = [(f"`{field.column.name}`", field.column.dtype, field.column.words) for field in fields]
         parts += [f"## `--table {kind}`", markdown(("column", "type", "is"), [*rows, *_FURTHER[kind]])]
     return "\n\n".join(parts) + "\n"
 

@@ -1,7 +1,7 @@
-"""Results of a batch that is under way: written as they come, whole lines only, and read again after any end.
+"""Results of a batch under way: written as they come, in complete lines, and readable after any interruption.
 
-Those whose turn it is go to `results.jsonl.part`, in order: when the last is in it, the file is `results.jsonl`, and is
-moved there. One that comes before its turn is kept in `ahead`, with its index, until it is.
+Results in order go to `results.jsonl.part`, which is renamed to `results.jsonl` when the last one is in it. A result
+that comes before its turn is kept in `ahead`, with its index, until then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PART: Final = "results.jsonl.part"
 
 
 def whole_lines(path: Path, start: int = 0) -> Iterator[bytes]:
-    """Lines from byte `start` on, each with its end; not what stands behind the last line end, or is too long."""
+    """Lines from byte `start` on, with their ends, without an incomplete last line; ends at a line that is too long."""
     with path.open("rb") as file:
         file.seek(start)
         while (line := file.readline(MAX_LINE)).endswith(b"\n"):
@@ -30,7 +30,7 @@ def whole_lines(path: Path, start: int = 0) -> Iterator[bytes]:
 
 
 class _Lines:
-    """A file that grows by whole lines: what could not be written wholly is taken back."""
+    """A file that grows by complete lines: a partially written line is removed."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.path, self.size = path, size
@@ -39,7 +39,7 @@ class _Lines:
             self.file.truncate(size)
 
     def add(self, line: bytes) -> None:
-        """InputError when it cannot be written, with the file as it was before."""
+        """Appends a line; InputError if it cannot be written, with the file as before."""
         try:
             with writing(self.path):
                 self.file.seek(self.size)
@@ -59,10 +59,10 @@ class _Lines:
 
 
 class Part:
-    """Both files, open for writing. `base` is the size of what stood in the folder before, which `path` begins with."""
+    """Both files, open for writing. `base`: size of the older results with which `path` begins."""
 
     def __init__(self, path: Path, ahead: Path, base: int, fits: Callable[[int, bytes], bool]) -> None:
-        """`fits(index, line)` says whether a line is the result of that index; what follows one that is not, is cut."""
+        """Keeps lines while `fits(index, line)` is True for the result of that index; the rest is cut off."""
         self.early: dict[int, bytes] = {}
         self.num_lines, size = _in_order(path, base, fits)
         self._lines = _Lines(path, size)
@@ -71,16 +71,16 @@ class Part:
     def _read_early(self, ahead: Path, fits: Callable[[int, bytes], bool]) -> int:
         size = 0
         for row in whole_lines(ahead):
-            told, tab, line = row.partition(b"\t")
-            if not (tab and told.isdigit() and fits(int(told), line)):
+            index_text, tab, line = row.partition(b"\t")
+            if not (tab and index_text.isdigit() and fits(int(index_text), line)):
                 break
             size += len(row)
-            if int(told) >= self.num_lines:
-                self.early[int(told)] = line
+            if int(index_text) >= self.num_lines:
+                self.early[int(index_text)] = line
         return size
 
     def add(self, index: int, line: bytes) -> None:
-        """One result, with its line end; InputError when it cannot be written."""
+        """Writes one result, with its line end; InputError if it cannot be written."""
         if index != self.num_lines:
             self._ahead.add(b"%d\t%s" % (index, line))
             self.early[index] = line
@@ -101,7 +101,7 @@ class Part:
         self.num_lines += 1
 
     def copy_to(self, file: BinaryIO) -> None:
-        """All that is there, in order, with gaps where results are missing."""
+        """Writes all results, in order, with gaps for missing ones."""
         for line in whole_lines(self._lines.path):
             file.write(line)
         for _, line in sorted(self.early.items()):
@@ -113,13 +113,13 @@ class Part:
             os.fsync(self._lines.file.fileno())
 
     def close(self) -> None:
-        """The files stay."""
+        """Closes the files, which stay."""
         for lines in (self._lines, self._ahead):
             lines.file.close()
 
 
 def _in_order(path: Path, base: int, fits: Callable[[int, bytes], bool]) -> tuple[int, int]:
-    """How many lines behind `base` are results 0, 1, 2 ..., and the size of the file up to there."""
+    """(number of lines after `base` that are results 0, 1, 2 ..., size of the file up to there)."""
     count, size = 0, base
     for line in whole_lines(path, base):
         if not fits(count, line):

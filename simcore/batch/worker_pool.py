@@ -1,9 +1,9 @@
-"""Worker processes, each with a pipe of its own, over which it gets a few tasks and sends each answer as it is made.
+"""A pool of worker processes, each with a separate pipe for a few tasks at a time and for each answer.
 
-The parent knows what every worker has, so one that dies (out of memory, a crash in a library) costs the task that it
-was at, once: that task is tried again, and the rest of its tasks goes back to the others. The worker alone holds its
-end of the pipe, so the pipe ends with it, and the parent never waits for a dead one. A worker ends with its parent,
-however that ends: while it waits the pipe tells it, while it works a thread that watches the parent does.
+The parent knows the tasks of every worker, so a worker that dies (out of memory, a crash in a library) interrupts one
+task: it is tried again, and its other tasks go to other workers. Only the worker holds its end of the pipe, so the pipe
+closes with it, and the parent never waits for a dead worker. A worker ends with its parent in every case: while it
+waits, the pipe closes; while it works, a thread watches the parent.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ Task = TypeVar("Task")
 Answer = TypeVar("Answer")
 
 _CHUNK: Final = 8
-"""Most tasks in one message to a worker: few enough that none idles long at the end."""
+"""Most tasks in one message to a worker: few enough that no worker idles long at the end."""
 
 _TRIES: Final = 3
-"""Deaths of workers at one task before it is given up. The last try waits until no other worker is at work."""
+"""Deaths of workers at one task before it is given up. The last try waits until all other workers are idle."""
 
 _STARTS: Final = 5
-"""Workers in a row that end before they are ready, after which no more are started."""
+"""Number of consecutive workers that end before they are ready, after which no more are started."""
 
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """The answer to a task at which workers died `_TRIES` times."""
+    """Answer to a task at which workers died `_TRIES` times."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unsent:
-    """The answer to a task that could not be sent to a worker, or whose answer could not be sent back."""
+    """Answer to a task that could not be sent to a worker, or whose answer could not be sent back."""
 
     why: str
 
 
 @dataclass(slots=True)
 class _Worker:
-    """One process; `has`: the tasks that it was sent and has not answered, the one that it is at first."""
+    """One process; `has`: tasks that were sent to it and are not answered, the current one first."""
 
     process: multiprocessing.process.BaseProcess
     pipe: Connection
@@ -59,14 +59,14 @@ class _Worker:
 
 
 class Crew(Generic[Task, Answer]):
-    """Does `work` to tasks with up to `size` workers; a context, at whose end no worker is left.
+    """Runs `work` on tasks with up to `size` workers; a context at whose end all workers have ended.
 
     `work` must be picklable, and must not raise.
     """
 
     def __init__(self, tasks: Sequence[Task], work: Callable[[Task], Answer], size: int, asked: Interrupts) -> None:
         self._tasks, self._work, self._size, self._asked = tasks, work, size, asked
-        # Several chunks a worker, so that none idles long at the end.
+        # Several chunks a worker, so that no worker idles long at the end.
         chunk = max(1, min(_CHUNK, len(tasks) // (4 * size)))
         self._todo = deque([*range(i, min(i + chunk, len(tasks)))] for i in range(0, len(tasks), chunk))
         self._alone: deque[int] = deque()
@@ -86,9 +86,9 @@ class Crew(Generic[Task, Answer]):
         self._workers.clear()
 
     def answers(self) -> Iterator[tuple[int, Answer | Died | Unsent]]:
-        """Each task's index and answer, as they come; ends early once `asked` was signalled, with all that was made.
+        """Index and answer of each task, as they come; ends after a signal in `asked`, with all finished answers.
 
-        Also ends early, with `left` to do, where no process can be started.
+        It also ends, with tasks in `left`, if no process can be started.
         """
         while not self._asked.number:
             yield from self._hand_out()
@@ -101,11 +101,11 @@ class Crew(Generic[Task, Answer]):
 
     @property
     def left(self) -> list[int]:
-        """Tasks that no worker got, in order."""
+        """Tasks that no worker received, in order."""
         return sorted(index for chunk in (*self._todo, self._alone) for index in chunk)
 
     def _hand_out(self) -> Iterator[tuple[int, Unsent]]:
-        """Gives every idle worker something to do, if there is; starts workers while there is more to do than they."""
+        """Sends tasks to idle workers, and starts workers while there are more tasks than workers."""
         for worker in [worker for worker in self._workers if worker.ready and not worker.has]:
             yield from self._send(worker)
             if not worker.has:
@@ -119,7 +119,7 @@ class Crew(Generic[Task, Answer]):
         while chunk := self._next():
             try:
                 worker.pipe.send([(index, self._tasks[index]) for index in chunk])
-            except OSError:  # it is dead; what it has is given to others when its pipe is seen to end
+            except OSError:  # it is dead; its tasks go to others when its pipe ends
                 pass
             except Exception as error:  # noqa: BLE001 - whatever pickling says
                 if len(chunk) == 1:
@@ -138,7 +138,7 @@ class Crew(Generic[Task, Answer]):
         return []
 
     def _received(self, worker: _Worker) -> Iterator[tuple[int, Answer | Died | Unsent]]:
-        """Everything that a worker has sent; when its pipe has ended, what becomes of what it had."""
+        """Answers that a worker has sent; when its pipe has ended, its unanswered tasks are handed out again."""
         try:
             while worker.pipe.poll():
                 got: tuple[int, Answer | Unsent] | None = worker.pipe.recv()
@@ -152,7 +152,7 @@ class Crew(Generic[Task, Answer]):
             yield from self._settled(worker.has)
 
     def _settled(self, has: deque[int]) -> Iterator[tuple[int, Died]]:
-        """The first is what the worker was at when it died; the others it had not begun."""
+        """Hands out the tasks of a dead worker; the first is the one that it was working on."""
         if not has or self._asked.number:
             return
         at, *rest = has
@@ -172,7 +172,7 @@ class Crew(Generic[Task, Answer]):
         except OSError:  # no more open files are allowed
             self._unready += 1
             return
-        # `spawn` is the same everywhere, and safe beside the threads of numerical libraries.
+        # `spawn` is the same on all systems, and safe with the threads of numerical libraries.
         started = multiprocessing.get_context("spawn")
         process = started.Process(target=_serve, args=(its, self._work, gc.get_threshold()), daemon=True)
         try:
@@ -194,7 +194,7 @@ class Crew(Generic[Task, Answer]):
 
 
 def _serve(pipe: Connection, work: Callable[[Any], Any], thresholds: tuple[int, int, int]) -> None:
-    """A worker's whole life."""
+    """Main function of a worker."""
     deaf()
     threading.Thread(target=_watch_parent, daemon=True).start()
     gc.set_threshold(*thresholds)
@@ -215,7 +215,7 @@ def _answer(pipe: Connection, index: int, answer: object) -> None:
 
 
 def _watch_parent() -> None:
-    """Ends this process when the one that started it has ended, whatever it is at."""
+    """Ends this process when its parent has ended."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -16,14 +16,14 @@ __all__ = ["attention", "attention_efficient", "attention_flash2", "attention_tr
 
 
 def attention(bench: Bench) -> Iterator[Reading]:
-    """By cuDNN's kernel; NotMeasured without a GPU."""
+    """Readings of cuDNN's kernel; NotMeasured without a GPU."""
     if not bench.machine.is_gpu:
         raise NotMeasured("cuDNN's attention needs a GPU")
     return _over_lengths(bench, "attention", "SDPA by cuDNN", _sdpa(bench, "CUDNN_ATTENTION"))
 
 
 def attention_flash2(bench: Bench) -> Iterator[Reading]:
-    """flash-attention 2 where it is installed, else torch's own."""
+    """Readings of flash-attention 2 if it is installed, else of torch's own flash kernel."""
     flash = optional("flash_attn") if bench.machine.is_gpu else None
     if flash is not None:
         return _over_lengths(bench, "attention_flash2", f"flash-attn {flash.__version__}", _flash(flash))
@@ -31,7 +31,7 @@ def attention_flash2(bench: Bench) -> Iterator[Reading]:
 
 
 def attention_efficient(bench: Bench) -> Iterator[Reading]:
-    """Torch's memory-efficient kernel; NotMeasured without a GPU."""
+    """Readings of torch's memory-efficient kernel; NotMeasured without a GPU."""
     if not bench.machine.is_gpu:
         raise NotMeasured("torch's memory-efficient attention needs a GPU")
     return _over_lengths(bench, "attention_efficient", "SDPA by torch's memory-efficient kernel",
@@ -39,12 +39,15 @@ def attention_efficient(bench: Bench) -> Iterator[Reading]:
 
 
 def attention_triton(_bench: Bench) -> Iterator[Reading]:
-    """Always NotMeasured: flash-attention 1.0.9 in Triton runs with the Triton of its year alone."""
+    """Always NotMeasured: flash-attention 1.0.9 in Triton needs the Triton release of its year."""
     raise NotMeasured("the first flash-attention in Triton needs triton 2.0 pre-MLIR, which no torch of today takes")
 
 
 def _over_lengths(bench: Bench, kernel: str, by: str, run: Callable[..., Any]) -> Iterator[Reading]:
-    """Keys are repeated for every head: a few bytes more, and every kernel takes them."""
+    """Readings at several lengths.
+
+    Keys are repeated for every head, which every kernel accepts for a few more bytes.
+    """
     core = bench.sizes.core
     if core is None:
         raise NotMeasured("the model has no attention")
@@ -56,7 +59,7 @@ def _over_lengths(bench: Bench, kernel: str, by: str, run: Callable[..., Any]) -
 
 
 def work_of(core: Core, seq: int) -> Work:
-    """As `aten.scaled_dot_product_attention` of `simcore/operators/` counts, with keys for every head."""
+    """Work of attention, as `scaled_dot_product_attention` of `operators/` counts it, with keys for every head."""
     q, v = 2 * seq * core.heads * core.dim, 2 * seq * core.heads * core.value
     flops, moved = seq * seq * core.heads * (core.dim + core.value), 2 * q + v
     packed = shape_of_heads(core.dim, core.value), shape_of_heads(core.dim, core.value, backward=True)

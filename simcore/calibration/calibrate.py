@@ -1,4 +1,4 @@
-"""The whole way: everything that this machine can measure, by the keys of the files that it goes into."""
+"""The calibration: everything that this machine can measure, by the keys of the written files."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _NEVER: Final = {"host.collective": "ranks that wait for one another are in it, 
                  "host.graphed": _IN_A_STEP, "host.filling": _IN_A_STEP, "host.step": _IN_A_STEP,
                  "host.permutation": "what a dispatcher does on the host besides is in it", "overlap": _IN_A_STEP,
                  "low_precision.fp4": "fp4 is not timed"}
-"""What is taken over whatever the machine is, and why."""
+"""Reasons for values that are taken over on every machine, by key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was read, and what became of it.
+    """Readings of a machine, and the values derived from them.
 
-    `efficiency`, `topology`: values by dotted key of either file. `reasons`: by the beginning of a key, why there are
-    none below it. `allocator`: what blocks of fixed sizes made torch reserve.
+    `efficiency`, `topology`: values by dotted key of either file. `reasons`: reason why a key, or all keys below it,
+    have no value. `allocator`: bytes that torch reserved for blocks of fixed sizes.
     """
 
     efficiency: dict[str, Value] = field(default_factory=dict)
@@ -43,12 +43,12 @@ class Calibration:
     allocator: dict[str, int] = field(default_factory=dict)
 
     def as_json(self, told: str) -> str:
-        """All of it and the machine, `told`, as one JSON object."""
+        """Everything and the machine's description `told` as one JSON object."""
         return json.dumps({"machine": told, **asdict(self)})
 
 
 def calibrate(bench: Bench, topology: Topology, tell: Tell) -> Calibration:
-    """Measure all that this machine can; `tell` is given a line for each part, when it is done."""
+    """Measures everything that this machine can; `tell` is called with a line for each finished part."""
     done = Calibration()
     _efficiency(bench, topology, done, tell)
     _topology(bench, topology, done, tell)
@@ -59,10 +59,10 @@ def _efficiency(bench: Bench, topology: Topology, done: Calibration, tell: Tell)
     def kernel(name: str) -> dict[str, Value]:
         readings, stopped = collected(bench, KERNELS[name])
         done.readings.extend(readings)
-        found = kernel_values(bench, topology, name, readings, floor, stopped)
-        if f"kernels.{name}.memory" not in found:
+        values = kernel_values(bench, topology, name, readings, floor, stopped)
+        if f"kernels.{name}.memory" not in values:
             done.reasons[f"kernels.{name}.memory"] = "FLOPs for a byte vary too little to tell it from the arithmetic"
-        return found
+        return values
 
     def fp8() -> dict[str, Value]:
         gemm = done.efficiency.get("kernels.gemm.compute")
@@ -101,15 +101,15 @@ def _topology(bench: Bench, topology: Topology, done: Calibration, tell: Tell) -
 
 def _part(key: str, measure: Callable[[], Mapping[str, Value]], into: dict[str, Value], done: Calibration,
           tell: Tell) -> None:
-    """One part: its values, or why there are none."""
+    """Measures one part: records its values, or the reason why there are none."""
     try:
-        found = measure()
+        values = measure()
     except Exception as error:  # noqa: BLE001 - whatever a library says, the other parts are still measured
         done.reasons[key] = reason_of(error)
         tell(f"{key}: not measured: {done.reasons[key]}")
         return
-    into.update(found)
-    for name, value in found.items():
+    into.update(values)
+    for name, value in values.items():
         tell(f"{name}: {value.value}")
 
 

@@ -18,13 +18,13 @@ def host_link(bench: Bench) -> dict[str, Value]:
     if not bench.machine.is_gpu:
         raise NotMeasured("no GPU")
     down, up = _lines(bench)
-    told = f"{_BYTES[0]} B to {_BYTES[-1] >> 20} MiB of pinned memory; {bench.machine.told}"
-    return {"to_device": Value(_rate(down[1]), "fitted", told), "to_host": Value(_rate(up[1]), "fitted", told),
-            "latency": Value(f"{max(down[0], up[0]) * 1e6:.3g} us", "fitted", told)}
+    source = f"{_BYTES[0]} B to {_BYTES[-1] >> 20} MiB of pinned memory; {bench.machine.told}"
+    return {"to_device": Value(_rate(down[1]), "fitted", source), "to_host": Value(_rate(up[1]), "fitted", source),
+            "latency": Value(f"{max(down[0], up[0]) * 1e6:.3g} us", "fitted", source)}
 
 
 def _lines(bench: Bench) -> tuple[tuple[float, float], tuple[float, float]]:
-    """(latency, rate) to the device and to the host."""
+    """((latency, rate) to the device, (latency, rate) to the host)."""
     torch, down, up = bench.torch, list[tuple[float, float]](), list[tuple[float, float]]()
     for size in _BYTES:
         there: Any = torch.empty(size, dtype=torch.int8, device="cuda")

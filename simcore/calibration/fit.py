@@ -1,10 +1,10 @@
-"""From times to shares of the peaks: least squares of the cost model's own form.
+"""Shares of the peaks from measured times: least squares of the cost model's equation.
 
 [Note: fit] The model is seconds = flops / (peak x compute) + bytes / (bandwidth x memory) (`simcore.timing.kernel`,
 [Note: shapes]). With u = 1 / compute and v = 1 / memory it is linear. Errors are relative, so each reading is divided
-by its seconds; neither share may pass 100%, so u and v are at least 1. The least of a convex sum of squares over such a
-corner lies inside it, on one of its edges or at its tip: all are tried. Where all readings have about the same FLOPs
-for a byte the two cannot be told apart: then the memory's share is the one that is given.
+by its seconds; neither share may pass 100%, so u and v are at least 1. The minimum of a convex sum of squares over such
+a region lies inside it, on one of its edges or at its corner: all are tried. If all readings have about the same FLOPs
+per byte, the two shares cannot be separated: then the memory's share is an argument.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from simcore.calibration.reading import NotMeasured, Reading
 __all__ = ["Shares", "above_floor", "fit_both", "fit_line", "fit_memory"]
 
 _SPREAD: Final = 4.0
-"""How far FLOPs for a byte must vary for two shares to be told apart; assumed, a guard against noise."""
+"""Least ratio of FLOPs per byte at which two shares can be separated; assumed, a guard against noise."""
 _FLOORS: Final = 2.0
-"""Readings up to so many times the shortest kernel are launches, not work; assumed."""
+"""Readings up to this multiple of the shortest kernel are launches, not work; assumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What was fitted, from 0 to 1. `told_apart`: the memory's share too. `error`: median of the relative errors."""
+    """Fitted shares, from 0 to 1. `told_apart`: the memory's share was fitted too. `error`: median relative error."""
 
     compute: float | None
     memory: float
@@ -36,30 +36,33 @@ class Shares:
 
 
 def above_floor(readings: Sequence[Reading], shortest: float) -> list[Reading]:
-    """Readings that are more than a launch of `shortest` seconds; NotMeasured when there is none."""
-    kept = [one for one in readings if one.seconds > _FLOORS * shortest]
+    """Readings that are longer than a launch of `shortest` seconds; NotMeasured if there are none."""
+    kept = [reading for reading in readings if reading.seconds > _FLOORS * shortest]
     if not kept:
         raise NotMeasured(f"every reading is within {_FLOORS:g} times the shortest kernel")
     return kept
 
 
 def fit_both(readings: Sequence[Reading], peak: float, bandwidth: float, memory: float) -> Shares:
-    """Both shares of a kernel with arithmetic; `memory` is the share where readings cannot tell.
+    """Both shares of a kernel with arithmetic; `memory` is the share if readings cannot separate the two.
 
     `peak` in FLOP/s, `bandwidth` in bytes/s. See [Note: fit].
     """
-    rows = [(one.flops / peak / one.seconds, one.moved / bandwidth / one.seconds) for one in readings]
+    rows = [(reading.flops / peak / reading.seconds,
+             reading.moved / bandwidth / reading.seconds) for reading in readings]
     per_byte = [x / y for x, y in rows]
-    told = max(per_byte) >= _SPREAD * min(per_byte)
-    u, v = _corner(rows) if told else (_edge([x for x, _ in rows], [1 - y / memory for _, y in rows]), 1 / memory)
-    if not told and v > min(1 / y for _, y in rows):  # faster than the given share allows: it does not hold here
+    separated = max(per_byte) >= _SPREAD * min(per_byte)
+    u, v = _corner(rows) if separated else (_edge([x for x, _ in rows], [1 - y / memory for _, y in rows]), 1 / memory)
+    if not separated and v > min(1 / y for _,
+                                 y in rows):  # faster than the given memory share allows, so it does not apply
         u, v = _corner(rows)
-    return Shares(1 / u, 1 / v, told, median(abs(u * x + v * y - 1) for x, y in rows), len(rows))
+    return Shares(1 / u, 1 / v, separated, median(abs(u * x + v * y - 1) for x, y in rows), len(rows))
 
 
 def fit_memory(readings: Sequence[Reading], vector_peak: float, bandwidth: float) -> Shares:
-    """The share of a kernel without matrix products: its arithmetic runs at the whole `vector_peak`."""
-    rows = [(one.flops / vector_peak / one.seconds, one.moved / bandwidth / one.seconds) for one in readings]
+    """Share of a kernel without matrix products: its arithmetic runs at the full `vector_peak`."""
+    rows = [(reading.flops / vector_peak / reading.seconds,
+             reading.moved / bandwidth / reading.seconds) for reading in readings]
     v = _edge([y for _, y in rows], [1 - x for x, _ in rows])
     return Shares(None, 1 / v, told_apart=True, error=median(abs(x + v * y - 1) for x, y in rows), used=len(rows))
 
@@ -79,14 +82,14 @@ def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def _corner(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Both u and v, at least 1, of the least sum of (u x + v y - 1)^2."""
+    """(u, v), each at least 1, with the least sum of (u x + v y - 1)^2."""
     xs, ys = [x for x, _ in rows], [y for _, y in rows]
     tried = [_free(rows), (_edge(xs, [1 - y for y in ys]), 1.0), (1.0, _edge(ys, [1 - x for x in xs])), (1.0, 1.0)]
     return min((pair for pair in tried if min(pair) >= 1), key=lambda pair: _squares(rows, *pair))
 
 
 def _free(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The same without bounds; (0, 0) where the rows are on one line."""
+    """(u, v) without bounds; (0, 0) if the rows are on one line."""
     xx, xy, yy = (sum(r[i] * r[j] for r in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
     x, y = (sum(r[i] for r in rows) for i in (0, 1))
     determinant = xx * yy - xy * xy

@@ -1,4 +1,4 @@
-"""How long the host is busy with one kernel, by the library that issues it, and the shortest kernel there is."""
+"""Host time of one kernel, by the library that issues it, and the time of the shortest kernel."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from simcore.calibration.reading import NotMeasured, Value
 __all__ = ["module", "operator", "shortest"]
 
 _CHAIN: Final = 64
-"""Operators in a row: enough to see past the first call, few enough for the queue of launches to hold (1024)."""
+"""Operators in a row: enough to amortise the first call, few enough for the queue of launches (1024)."""
 _SIDE: Final = 128
-"""Of the tensors: work that is nothing beside the call."""
+"""Side of the tensors: small enough that the call dominates."""
 
 
 def shortest(bench: Bench) -> Value:
-    """Of kernels that follow each other, each of one number."""
-    one = bench.random(1)
+    """Time of consecutive kernels on one number each."""
+    number = bench.random(1)
 
     def row() -> None:
         for _ in range(_CHAIN):
-            one.neg()
+            number.neg()
 
     seconds = bench.stopwatch.seconds(row) / _CHAIN
     return _value(bench, seconds, f"torch.neg of one number, {_CHAIN} in a row")
 
 
 def operator(bench: Bench) -> Value:
-    """With one kernel of torch's own in eager training: a product and the two of its gradient, each in autograd."""
+    """Host time of one kernel of torch in eager training: a product and the two of its gradient, with autograd."""
     weights = [bench.random(_SIDE, grad=True) for _ in range(_CHAIN)]
     start = bench.random(_SIDE, grad=True)
 
@@ -44,7 +44,10 @@ def operator(bench: Bench) -> Value:
 
 
 def module(bench: Bench) -> Value:
-    """With one kernel of TransformerEngine's LayerNormLinear (two forward, three backward); NotMeasured without."""
+    """Host time of one kernel of TransformerEngine's LayerNormLinear (2 forward, 3 backward).
+
+    NotMeasured without it.
+    """
     engine = optional("transformer_engine.pytorch") if bench.machine.is_gpu else None
     if engine is None:
         raise NotMeasured("TransformerEngine is not there" if bench.machine.is_gpu else "no GPU")

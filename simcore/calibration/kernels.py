@@ -1,4 +1,4 @@
-"""Every kernel of an efficiency file: who times it, and the shares that are fitted to its readings."""
+"""Every kernel of an efficiency file: the function that times it, and the shares fitted to its readings."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ KERNELS: Final[dict[str, Measure]] = {
     "elementwise_eager": passes.elementwise_eager, "permute": passes.permute, "loss": passes.loss,
     "embedding": passes.embedding, "optimizer": passes.optimizer, "copy": passes.copy,
 }
-"""In the order in which they are measured: products first, while their inputs fit beside nothing else."""
+"""Measuring functions in their order: products first, while no other tensors take memory."""
 
 
 def collected(bench: Bench, measure: Measure) -> tuple[list[Reading], str]:
-    """All that could be read, and why it stopped early, if it did; NotMeasured when nothing could."""
-    found: list[Reading] = []
+    """(readings, reason why they ended early or ""); NotMeasured if there are none."""
+    readings: list[Reading] = []
     try:
-        found.extend(measure(bench))  # `extend` keeps what came before an error
-    except Exception as error:  # whatever a library of kernels says, what was read is kept
-        if not found:
+        readings.extend(measure(bench))  # `extend` keeps what came before an error
+    except Exception as error:  # readings are kept, whatever error a library raises
+        if not readings:
             raise NotMeasured(reason_of(error)) from error
-        return found, reason_of(error)
-    return found, ""
+        return readings, reason_of(error)
+    return readings, ""
 
 
 def kernel_values(bench: Bench, topology: Topology, kernel: str, readings: Sequence[Reading], floor: float,
                   stopped: str = "") -> dict[str, Value]:
-    """Values by key of the file that readings of one kernel give; `floor`: seconds of the shortest one.
+    """Values by key of the file, from readings of one kernel; `floor`: seconds of the shortest kernel.
 
-    NotMeasured: all are at the floor.
+    NotMeasured if all readings are at the floor.
     """
     device = topology.device
     used = _as_worked(device, above_floor(readings, floor))
@@ -59,16 +59,16 @@ def kernel_values(bench: Bench, topology: Topology, kernel: str, readings: Seque
     else:
         shares = fit_both(used, device.products.si, rate, base.memory.si)
     source = f"{_about(used, len(readings), shares, stopped)}; {bench.machine.told}"
-    found = {}
+    values = {}
     if shares.compute is not None:
-        found[f"kernels.{kernel}.compute"] = _share(shares.compute, source)
+        values[f"kernels.{kernel}.compute"] = _share(shares.compute, source)
     if shares.told_apart:
-        found[f"kernels.{kernel}.memory"] = _share(shares.memory, source)
-    return found
+        values[f"kernels.{kernel}.memory"] = _share(shares.memory, source)
+    return values
 
 
 def fp8_kept(bench: Bench, topology: Topology, gemm: float) -> Value:
-    """What fp8 keeps of the share `gemm` of products in 16 bits; NotMeasured where it cannot be told."""
+    """Factor of fp8 on the share `gemm` of products in 16 bits; NotMeasured if it cannot be measured."""
     peak = topology.device.peak.fp8
     if peak is None:
         raise NotMeasured(f"{topology.device.name} has no fp8")
@@ -82,10 +82,10 @@ def fp8_kept(bench: Bench, topology: Topology, gemm: float) -> Value:
 
 
 def _as_worked(device: Device, readings: Sequence[Reading]) -> list[Reading]:
-    """With FLOPs as the device works them off: a share is of these."""
-    columns = np.array([(MODELLED.index(one.kernel), one.flops, DTYPES.index(one.dtype), one.packed)
-                        for one in readings], dtype=np.int64).reshape(-1, 4).T
-    return [replace(one, flops=round(flops)) for one, flops in
+    """Readings with the FLOPs that the device works off, to which shares refer."""
+    columns = np.array([(MODELLED.index(reading.kernel), reading.flops, DTYPES.index(reading.dtype), reading.packed)
+                        for reading in readings], dtype=np.int64).reshape(-1, 4).T
+    return [replace(reading, flops=round(flops)) for reading, flops in
             zip(readings, worked_flops(device, *columns).tolist(), strict=True)]
 
 
@@ -95,9 +95,9 @@ def _share(share: float, source: str) -> Value:
 
 
 def _about(used: Sequence[Reading], asked: int, shares: Shares, stopped: str) -> str:
-    """What ran on what, of how many readings the rest is at the floor, and how well the line fits."""
-    names = ", ".join(dict.fromkeys(one.by for one in used))
-    given = "" if shares.told_apart else f", memory taken as {100 * shares.memory:.3g}%"
+    """Description of the kernels, the number of readings above the floor, and the error of the fit."""
+    names = ", ".join(dict.fromkeys(reading.by for reading in used))
+    memory_note = "" if shares.told_apart else f", memory taken as {100 * shares.memory:.3g}%"
     ended = f", stopped by {stopped}" if stopped else ""
     return (f"{names}: {shares.used} of {asked} readings, {used[0].shape} to {used[-1].shape}, "
-            f"median error {shares.error:.1%}{given}{ended}")
+            f"median error {shares.error:.1%}{memory_note}{ended}")

@@ -1,4 +1,4 @@
-"""The machine that is measured, and the one door to PyTorch: it is imported when somebody asks for a machine."""
+"""The measured machine, and the only import of PyTorch, which runs when a machine is requested."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from simcore.hardware.topology import Topology
 
 __all__ = ["Machine", "find_machine", "optional"]
 
-_DRIVER: Final = Path("/proc/driver/nvidia/version")  # the kernel module's own words; nothing need be started
+_DRIVER: Final = Path("/proc/driver/nvidia/version")  # text of the kernel module, without starting a process
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """`device` is cuda or cpu; `name` of the GPU or processor; `told` is all of it, for the source of a number.
+    """The measured machine. `device`: cuda or cpu; `name` of the GPU or processor; `told`: description for sources.
 
-    `count`: GPUs that there are; on a CPU the processes that collectives are tried with.
+    `count`: number of GPUs; on a CPU the number of processes that collectives are tested with.
     """
 
     torch: Any
@@ -32,13 +32,14 @@ class Machine:
 
     @property
     def is_gpu(self) -> bool:
+        """True if the device is a GPU."""
         return self.device == "cuda"
 
 
 def find_machine(device: str, topology: Topology, date: str) -> Machine:
-    """The machine we run on, which must have a GPU of the topology's generation if `device` is cuda.
+    """The machine this process runs on; with `device` cuda its GPU must be of the topology's generation.
 
-    InputError: no PyTorch, no GPU that it can use, or another generation than the one whose peaks shares are of.
+    InputError: no PyTorch, no usable GPU, or another generation than that of the peaks.
     """
     torch = optional("torch")
     if torch is None:
@@ -58,24 +59,24 @@ def _gpu(torch: Any, topology: Topology, date: str) -> Machine:
         raise InputError(Problem("--topology", (
             f"{topology.name} has {topology.device.name} (compute capability {topology.device.compute_capability}), "
             f"this machine {name} ({capability}): shares of another GPU's peaks mean nothing")))
-    told = f"{name}, driver {_driver()}, torch {torch.__version__}, CUDA {torch.version.cuda}, {date}"
-    return Machine(torch, "cuda", name, torch.cuda.device_count(), told)
+    description = f"{name}, driver {_driver()}, torch {torch.__version__}, CUDA {torch.version.cuda}, {date}"
+    return Machine(torch, "cuda", name, torch.cuda.device_count(), description)
 
 
 def _driver() -> str:
-    """As `NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15 ...` says it."""
+    """Driver version from a line such as `NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15 ...`."""
     try:
-        found = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", _DRIVER.read_text(encoding="utf-8"))
+        version = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", _DRIVER.read_text(encoding="utf-8"))
     except OSError:
-        found = None
-    return found[1] if found else "unknown"
+        version = None
+    return version[1] if version else "unknown"
 
 
 def optional(name: str) -> Any:
-    """A module, or None where it is not installed or cannot be loaded here."""
+    """A module, or None if it is not installed or cannot be loaded here."""
     try:
         return importlib.import_module(name)
-    except (ImportError, OSError):  # OSError: a library of CUDA that is not there
+    except (ImportError, OSError):  # OSError: a missing CUDA library
         return None
 
 

@@ -16,14 +16,14 @@ __all__ = ["conv", "conv_work", "mamba_scan", "scan_work"]
 
 
 def mamba_scan(bench: Bench) -> Iterator[Reading]:
-    """The scan over one sequence without its convolution; NotMeasured: the model has no Mamba-2 layers."""
+    """Readings of the scan over one sequence without its convolution; NotMeasured without Mamba-2 layers."""
     block = _block(bench)
     by, run = _scanner(bench, block)
     for seq in bench.extent.tokens:
-        whole = max(block.chunk, seq // block.chunk * block.chunk)
-        parts = _inputs(bench, block, whole)
-        shape = f"{whole} tokens, {block.num_heads} heads of {block.head_dim}, state {block.state}"
-        yield from bench.read_both("mamba_scan", by, shape, scan_work(block, whole), partial(run, *parts), parts)
+        length = max(block.chunk, seq // block.chunk * block.chunk)
+        parts = _inputs(bench, block, length)
+        shape = f"{length} tokens, {block.num_heads} heads of {block.head_dim}, state {block.state}"
+        yield from bench.read_both("mamba_scan", by, shape, scan_work(block, length), partial(run, *parts), parts)
 
 
 def _block(bench: Bench) -> Mamba2:
@@ -33,7 +33,7 @@ def _block(bench: Bench) -> Mamba2:
 
 
 def _inputs(bench: Bench, block: Mamba2, seq: int) -> tuple[Any, ...]:
-    """x, dt, a, b, c: steps are positive, decays negative."""
+    """(x, dt, a, b, c): steps are positive, decays negative."""
     torch, device = bench.torch, bench.machine.device
     x = bench.random(1, seq, block.num_heads, block.head_dim, grad=True)
     dt = torch.rand(1, seq, block.num_heads, device=device, dtype=torch.bfloat16).requires_grad_()
@@ -43,7 +43,7 @@ def _inputs(bench: Bench, block: Mamba2, seq: int) -> tuple[Any, ...]:
 
 
 def _scanner(bench: Bench, block: Mamba2) -> tuple[str, Callable[..., Any]]:
-    """By mamba_ssm 2 `ops/triton/ssd_combined.py`, or our own."""
+    """(name, function) of mamba_ssm 2 `ops/triton/ssd_combined.py`, or of our own scan."""
     kernels = optional("mamba_ssm.ops.triton.ssd_combined") if bench.machine.is_gpu else None
     if kernels is not None:
         version = optional("mamba_ssm").__version__
@@ -52,7 +52,7 @@ def _scanner(bench: Bench, block: Mamba2) -> tuple[str, Callable[..., Any]]:
 
 
 def scan_work(block: Mamba2, seq: int) -> Work:
-    """As `_scan` and `_scan_backward` of `simcore/operators/megatron/mamba.py` count, in bf16."""
+    """Work of the scan, as `_scan` and `_scan_backward` of `simcore/operators/megatron/mamba.py` count it, in bf16."""
     inner, chunks = block.inner, -(-seq // block.chunk)
     states, products = chunks * inner * block.state, 4 * seq * block.num_groups * block.chunk
     wide, narrow = 2 * block.state * inner * seq, 2 * block.chunk * block.state * block.num_groups * seq
@@ -63,12 +63,12 @@ def scan_work(block: Mamba2, seq: int) -> Work:
 
 
 def conv(bench: Bench) -> Iterator[Reading]:
-    """The causal convolution with its SiLU; NotMeasured: the model has no Mamba-2 layers."""
+    """Readings of the causal convolution with its SiLU; NotMeasured without Mamba-2 layers."""
     block = _block(bench)
     by, run = _convolver(bench, block)
     weight, bias = bench.random(block.conv_dim, block.conv_kernel, grad=True), bench.random(block.conv_dim, grad=True)
     for seq in bench.extent.tokens:
-        x = bench.random(1, seq, block.conv_dim, grad=True)  # channels last, as the input projection leaves them
+        x = bench.random(1, seq, block.conv_dim, grad=True)  # channels last, as in the input projection's output
         shape = f"{seq} tokens, {block.conv_dim} channels, {block.conv_kernel} taps"
         yield from bench.read_both("conv", by, shape, conv_work(block, seq), partial(run, x, weight, bias),
                                    (x, weight, bias))
@@ -82,13 +82,13 @@ def _convolver(bench: Bench, block: Mamba2) -> tuple[str, Callable[[Any, Any, An
     functional, before = bench.torch.nn.functional, block.conv_kernel - 1
 
     def run(x: Any, weight: Any, bias: Any) -> Any:
-        whole = functional.conv1d(x.transpose(1, 2), weight[:, None], bias, padding=before, groups=block.conv_dim)
-        return functional.silu(whole[..., :x.shape[1]])
+        padded = functional.conv1d(x.transpose(1, 2), weight[:, None], bias, padding=before, groups=block.conv_dim)
+        return functional.silu(padded[..., :x.shape[1]])
 
     return "torch's conv1d and silu", run
 
 
 def conv_work(block: Mamba2, seq: int) -> Work:
-    """As `operators/megatron/mamba.py` counts: 2 FLOPs a tap; backward reads the gradient too, writes twice."""
+    """Work as `operators/megatron/mamba.py` counts: 2 FLOPs a tap; backward reads the gradient too, writes twice."""
     size, flops = 2 * seq * block.conv_dim, 2 * block.conv_kernel * seq * block.conv_dim
     return Work((flops, 2 * size), (2 * flops, 4 * size))

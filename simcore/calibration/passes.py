@@ -1,7 +1,7 @@
-"""Kernels that memory bounds: norms, sums, gathers of rows, the loss, the embedding, the optimizer, copies.
+"""Kernels bound by memory: norms, sums, gathers of rows, the loss, the embedding, the optimizer, copies.
 
 Bytes are those that a kernel has to move, as `operators/megatron` posts them (`ops/context.py`, elementwise;
-`dispatch_alltoall.py`, permutation; `head.py`, embedding): what a library moves besides lowers its share.
+`dispatch_alltoall.py`, permutation; `head.py`, embedding): further bytes that a library moves lower its share.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["copy", "elementwise", "elementwise_eager", "embedding", "loss", "nor
 
 
 def norm(bench: Bench) -> Iterator[Reading]:
-    """RMSNorm, by TransformerEngine where it is there, else torch's own."""
+    """Readings of RMSNorm, by TransformerEngine if it is installed, else by torch."""
     width = bench.sizes.hidden
     engine = optional("transformer_engine.pytorch") if bench.machine.is_gpu else None
     if engine is not None:
@@ -34,7 +34,7 @@ def norm(bench: Bench) -> Iterator[Reading]:
 
 
 def elementwise(bench: Bench) -> Iterator[Reading]:
-    """A sum of two, and a SiLU."""
+    """Readings of a sum of two tensors, and of a SiLU."""
     torch, width = bench.torch, bench.sizes.hidden
     for tokens in bench.extent.tokens:
         a, b, size = bench.random(tokens, width), bench.random(tokens, width), tokens * width
@@ -45,7 +45,7 @@ def elementwise(bench: Bench) -> Iterator[Reading]:
 
 
 def elementwise_eager(bench: Bench) -> Iterator[Reading]:
-    """A sum of two and a cast to fp32, over halves that lie as a transposed view: torch's operators, one by one."""
+    """Readings of a sum and of a cast to fp32, over halves of a transposed view: separate operators of torch."""
     torch, half = bench.torch, bench.sizes.hidden // 2
     for tokens in bench.extent.tokens:
         a, b = (bench.random(tokens, 2 * half).view(tokens, 2, half).transpose(0, 1) for _ in range(2))
@@ -55,7 +55,10 @@ def elementwise_eager(bench: Bench) -> Iterator[Reading]:
 
 
 def permute(bench: Bench) -> Iterator[Reading]:
-    """Rows of tokens copied for their experts, and the sum of them back; NotMeasured: the model has no experts."""
+    """Readings of rows of tokens copied for their experts, and of their sum.
+
+    NotMeasured for a model without experts.
+    """
     moe, torch = bench.sizes.moe, bench.torch
     if moe is None:
         raise NotMeasured("the model has no experts")
@@ -69,7 +72,7 @@ def permute(bench: Bench) -> Iterator[Reading]:
 
 
 def loss(bench: Bench) -> Iterator[Reading]:
-    """Cross entropy of fp32 logits: reads them and writes the logarithm of the softmax; back, reads it and writes."""
+    """Readings of cross entropy of fp32 logits: reads them and writes the log-softmax; backward reads it and writes."""
     torch, vocab = bench.torch, bench.sizes.vocab
     for tokens in bench.extent.tokens[:2]:  # the logits of more fill a GPU
         logits = bench.random(tokens, vocab, dtype="float32", grad=True)
@@ -80,7 +83,7 @@ def loss(bench: Bench) -> Iterator[Reading]:
 
 
 def embedding(bench: Bench) -> Iterator[Reading]:
-    """A row a token; its gradient is dense."""
+    """Readings of an embedding, a row a token; its gradient is dense."""
     torch, vocab, width = bench.torch, bench.sizes.vocab, bench.sizes.hidden
     table = bench.random(vocab, width, grad=True)
     for tokens in bench.extent.tokens:
@@ -91,7 +94,7 @@ def embedding(bench: Bench) -> Iterator[Reading]:
 
 
 def optimizer(bench: Bench) -> Iterator[Reading]:
-    """AdamW of fp32 weights of the model's linears, fused in one kernel where torch has it, else foreach.
+    """Readings of AdamW on fp32 weights of the model's linears, fused in one kernel if torch has it, else foreach.
 
     It reads and writes weight and both moments, and reads the gradient: 28 bytes and 12 FLOPs an element, as
     `simcore/placement/optimizer_step.py` counts.
@@ -107,17 +110,17 @@ def optimizer(bench: Bench) -> Iterator[Reading]:
 
 
 def _adam(bench: Bench, weights: list[Any]) -> tuple[str, Any]:
-    made = bench.torch.optim.AdamW
+    optimizer_class = bench.torch.optim.AdamW
     try:
-        fused = made(weights, fused=True)
+        fused = optimizer_class(weights, fused=True)
         fused.step()
     except RuntimeError:  # not on this device
-        return "torch's AdamW, foreach", made(weights, foreach=True).step
+        return "torch's AdamW, foreach", optimizer_class(weights, foreach=True).step
     return "torch's AdamW, fused", fused.step
 
 
 def copy(bench: Bench) -> Iterator[Reading]:
-    """A clone on the device."""
+    """Readings of a clone on the device."""
     width = bench.sizes.hidden
     for tokens in bench.extent.tokens:
         x, size = bench.random(tokens, width), tokens * width

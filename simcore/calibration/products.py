@@ -1,4 +1,4 @@
-"""Matrix products at the model's own sizes: linears, those of experts with few rows each, and linears in 8 bits."""
+"""Matrix products at the model's sizes: linears, linears of experts with few rows each, and linears in 8 bits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _Multiply = Callable[[Any, Any], Any]
 
 
 def gemm(bench: Bench) -> Iterator[Reading]:
-    """Every linear at every number of rows: forward, gradient of the input, gradient of the weight."""
+    """Readings of every linear at every number of rows: forward, gradient of the input, gradient of the weight."""
     for product in _distinct(bench.sizes.products):
         for rows in bench.extent.rows:
             yield from _linear(bench, product, rows)
@@ -41,14 +41,14 @@ def _linear(bench: Bench, product: Product, m: int) -> Iterator[Reading]:
 
 
 def _work(m: int, n: int, k: int, weights: int = 1) -> tuple[int, int]:
-    """As `Context.gemm` of `simcore/operators/megatron/ops/context.py` counts: m rows of all experts together."""
+    """(FLOPs, bytes) as `Context.gemm` of `operators/megatron/ops/context.py`: m rows of all experts together."""
     return 2 * m * n * k, _SIZE * (m * k + m * n + weights * n * k)
 
 
 def grouped_gemm(bench: Bench) -> Iterator[Reading]:
-    """Products of experts that get equal rows, forward; of at most `Extent.experts` of them.
+    """Readings of products of at most `Extent.experts` experts with equal rows, forward.
 
-    NotMeasured: the model has no experts.
+    NotMeasured for a model without experts.
     """
     if bench.sizes.moe is None:
         raise NotMeasured("the model has no experts")
@@ -65,7 +65,7 @@ def grouped_gemm(bench: Bench) -> Iterator[Reading]:
 
 
 def _grouped(bench: Bench, x: Any, weight: Any) -> tuple[str, _Multiply]:
-    """The grouped product of torch where this device has it, else a product an expert: its name, and what runs it."""
+    """(name, function) of torch's grouped product if this device has it, else of a product an expert."""
     count, each = weight.shape[0], x.shape[0] // weight.shape[0]
     torch, bounds = bench.torch, range(0, x.shape[0] + 1, each)
     ends = torch.tensor(bounds[1:], dtype=torch.int32, device=bench.machine.device)
@@ -84,19 +84,19 @@ def _grouped(bench: Bench, x: Any, weight: Any) -> tuple[str, _Multiply]:
 
 
 def fp8_gemm(bench: Bench) -> Iterator[Reading]:
-    """Linears of 8-bit operands with one scale a tensor, forward, where arithmetic bounds them.
+    """Readings of linears of 8-bit operands with one scale a tensor, forward, where arithmetic bounds them.
 
-    NotMeasured: no GPU that computes in 8 bits (compute capability 8.9 and later).
+    NotMeasured without a GPU that computes in 8 bits (compute capability 8.9 and later).
     """
     if not bench.machine.is_gpu or bench.torch.cuda.get_device_capability(0) < (8, 9):
         raise NotMeasured("no GPU that computes in fp8")
     torch, m = bench.torch, bench.extent.rows[-1]
-    one = torch.ones((), device="cuda")
+    unit_scale = torch.ones((), device="cuda")
     for product in _distinct(bench.sizes.products):
-        if product.n % 16 or product.k % 16:  # torch `_scaled_mm` asks for it
+        if product.n % 16 or product.k % 16:  # torch `_scaled_mm` requires multiples of 16
             continue
         x, weight = (bench.random(rows, product.k).to(torch.float8_e4m3fn) for rows in (m, product.n))
         work = 2 * m * product.n * product.k, m * product.k + product.n * product.k + _SIZE * m * product.n
         yield bench.read("gemm", "torch._scaled_mm", f"{product.name} {m}x{product.n}x{product.k}", work,
-                         partial(torch._scaled_mm, x, weight.t(), one, one, out_dtype=torch.bfloat16), "fp8",
-                         shape_of(m, product.n))
+                         partial(torch._scaled_mm, x, weight.t(), unit_scale, unit_scale, out_dtype=torch.bfloat16),
+                         "fp8", shape_of(m, product.n))

@@ -1,4 +1,4 @@
-"""Collectives between the GPUs of this node: their curves, and what the cost model makes of them.
+"""Collectives between the GPUs of this node: their curves, and the cost model's constants from them.
 
 [Note: curves] Each collective runs in groups of 2, 4, 8 ... ranks at several payloads. A group's curve is a latency and
 a bus bandwidth, as nccl-tests defines it: bytes on the wire over seconds (`simcore.timing.collective.wire_factor`).
@@ -45,17 +45,17 @@ class Point:
 
 
 def curves(bench: Bench) -> list[Point]:
-    """By NCCL on GPUs, by gloo on a CPU; NotMeasured with one GPU, or where processes cannot be started."""
+    """Points of NCCL on GPUs, of gloo on a CPU; NotMeasured with one GPU, or if processes cannot be started."""
     if bench.machine.count < 2:
         raise NotMeasured("one GPU")
-    backend, found = "nccl" if bench.machine.is_gpu else "gloo", list[Point]()
+    backend, points = "nccl" if bench.machine.is_gpu else "gloo", list[Point]()
     for ranks in (2**power for power in range(1, bench.machine.count.bit_length())):
-        found += _group(bench.torch, backend, ranks)
-    return found
+        points += _group(bench.torch, backend, ranks)
+    return points
 
 
 def library(bench: Bench) -> str:
-    """NCCL's version, or what runs in its place."""
+    """NCCL's version, or the name of its replacement."""
     return ".".join(map(str, bench.torch.cuda.nccl.version())) if bench.machine.is_gpu else "gloo, not NCCL"
 
 
@@ -67,7 +67,7 @@ def _group(torch: Any, backend: str, ranks: int) -> list[Point]:
 
 
 def _rank(rank: int, ranks: int, backend: str, folder: str) -> None:
-    """One process of the group; the first one writes what it read."""
+    """Main function of one process of the group; the first one writes the readings."""
     torch = optional("torch")
     device = f"cuda:{rank}" if backend == "nccl" else "cpu"
     if backend == "nccl":
@@ -82,14 +82,14 @@ def _rank(rank: int, ranks: int, backend: str, folder: str) -> None:
 
 def _points(torch: Any, device: str, ranks: int, payloads: Sequence[int]) -> Iterator[tuple[str, int, int, float]]:
     for payload in payloads:
-        whole = torch.zeros(payload // 2, dtype=torch.bfloat16, device=device)
+        buffer = torch.zeros(payload // 2, dtype=torch.bfloat16, device=device)
         part = torch.zeros(payload // 2 // ranks, dtype=torch.bfloat16, device=device)
-        for name, call in _calls(torch.distributed, whole, part).items():
+        for name, call in _calls(torch.distributed, buffer, part).items():
             yield name, ranks, payload, _seconds(torch, device, call)
 
 
 def _calls(ranks: Any, whole: Any, part: Any) -> Mapping[str, Callable[[], object]]:
-    """Every collective, at the payload that `whole` is."""
+    """Every collective, with the payload of `whole`."""
     other = whole.clone()
     # torch 2.13 has new names for two of them and warns of the old ones.
     gather = getattr(ranks, "all_gather_single", None) or ranks.all_gather_into_tensor
@@ -104,7 +104,7 @@ def _calls(ranks: Any, whole: Any, part: Any) -> Mapping[str, Callable[[], objec
 
 
 def _message(ranks: Any, whole: Any) -> None:
-    """From the first rank to the second."""
+    """Sends from the first rank to the second."""
     if ranks.get_rank() == 0:
         ranks.send(whole, 1)
     elif ranks.get_rank() == 1:
@@ -112,7 +112,7 @@ def _message(ranks: Any, whole: Any) -> None:
 
 
 def _seconds(torch: Any, device: str, call: Callable[[], object]) -> float:
-    """Of one of several calls in a row, as nccl-tests times them; the first two rows warm up."""
+    """Time of one of several calls in a row, as nccl-tests times them; the first two rows warm up."""
     row = _row_on_cpu if device == "cpu" else _row_on_gpu
     times = []
     for _ in range(_REPEATS + 2):
@@ -129,7 +129,7 @@ def _row_on_cpu(_torch: Any, call: Callable[[], object]) -> float:
 
 
 def _row_on_gpu(torch: Any, call: Callable[[], object]) -> float:
-    """The stream that issues a collective waits for the one that it runs on, so events see its end."""
+    """Seconds of a row of calls; the issuing stream waits for the collective's stream, so events include its end."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(_IN_A_ROW):
@@ -139,24 +139,24 @@ def _row_on_gpu(torch: Any, call: Callable[[], object]) -> float:
     return float(begin.elapsed_time(end)) / 1e3
 
 
-def fabric(points: Sequence[Point], told: str) -> dict[str, Value]:
+def fabric(points: Sequence[Point], machine: str) -> dict[str, Value]:
     """Values by key of a topology's link between GPUs, see [Note: curves]."""
     lines = {key: fit_line(line) for key, line in _by_group(points).items()}
     most = max(ranks for _, ranks in lines)
-    found = {f"bus_bandwidth.{name}": Value(f"{rate / 1e9:.4g} GB/s", "fitted", f"{name}, {ranks} ranks; {told}")
+    values = {f"bus_bandwidth.{name}": Value(f"{rate / 1e9:.4g} GB/s", "fitted", f"{name}, {ranks} ranks; {machine}")
              for (name, ranks), (_, rate) in lines.items() if ranks == most}
     hops = [(float(_RINGS[name] * min(ranks - 1, _MOST_HOPS)), max(latency, 1e-9))
             for (name, ranks), (latency, _) in lines.items() if name in _RINGS]
     latency, per_hop = fit_line(hops)
-    rings = f"{', '.join(_RINGS)} of {', '.join(str(n) for n in sorted({r for _, r in lines}))} ranks; {told}"
-    found["latency"] = Value(f"{latency * 1e6:.3g} us", "fitted", rings)
-    found["hop_latency"] = Value(f"{1e6 / per_hop:.3g} us", "fitted", rings)
-    return found
+    rings = f"{', '.join(_RINGS)} of {', '.join(str(n) for n in sorted({r for _, r in lines}))} ranks; {machine}"
+    values["latency"] = Value(f"{latency * 1e6:.3g} us", "fitted", rings)
+    values["hop_latency"] = Value(f"{1e6 / per_hop:.3g} us", "fitted", rings)
+    return values
 
 
 def _by_group(points: Sequence[Point]) -> dict[tuple[str, int], list[tuple[float, float]]]:
-    found: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+    lines: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     for point in points:
         wire = point.payload * wire_factor(point.collective, point.ranks)
-        found[point.collective, point.ranks].append((wire, point.seconds))
-    return dict(found)
+        lines[point.collective, point.ranks].append((wire, point.seconds))
+    return dict(lines)

@@ -1,4 +1,4 @@
-"""One kernel that was timed, and what the cost model counts of it."""
+"""The reading of one timed kernel, with its FLOPs and bytes in the cost model."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ __all__ = ["NotMeasured", "Reading", "Value", "reason_of"]
 
 
 class NotMeasured(Exception):
-    """This machine or its libraries cannot run what was to be timed; the message says why."""
+    """Raised for a kernel that this machine or its libraries cannot run; the message says why."""
 
 
 def reason_of(error: Exception) -> str:
-    """What a library says of its error, in one line."""
+    """Text of an error, in one line."""
     if isinstance(error, NotMeasured):
         return str(error)
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -20,11 +20,13 @@ def reason_of(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A median of repeats. `kernel` is one of `simcore.timing.kernel.KERNELS`; `by` names what ran, `shape` on what.
+    """A median of repeats. `kernel` is one of `simcore.timing.kernel.KERNELS`.
+
+    `by` names its library, `shape` its sizes.
 
     `flops` counts two for a multiply-add, `moved` is bytes read plus written, `packed` the shape of a product or of
     attention (`simcore/recording/kernel_shape.py`): all as operators post them, so that a share that is fitted here
-    means what the cost model takes it for.
+    has the meaning that the cost model gives it.
     """
 
     kernel: str

@@ -1,4 +1,4 @@
-"""The sizes at which a model runs its kernels, read from its layers."""
+"""Sizes of a model's kernels, read from its layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """Attention without its projections: heads, those of keys, and the width of a query's and of a value's head."""
+    """Attention without its projections: query heads, key heads, and the widths of a query's and of a value's head."""
 
     heads: int
     kv_heads: int
@@ -31,7 +31,7 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Of a model; what it does not have is None or empty. `grouped`: the products of one expert."""
+    """Sizes of a model; parts that it lacks are None or empty. `grouped`: the products of one expert."""
 
     hidden: int
     vocab: int
@@ -43,7 +43,7 @@ class Sizes:
 
 
 def sizes_of(model: str, where: str = "model") -> Sizes:
-    """Sizes of the preset or `config.json` that `model` names; InputError for one that is not known."""
+    """Sizes of the preset or `config.json` that `model` names; InputError if it is unknown."""
     kinds = layer_kinds(model_config(model, None, where), where)
     blocks = [branch.block for kind in kinds for branch in kind.branches]
     head = next(kind.block for kind in kinds if isinstance(kind.block, Head))
@@ -56,10 +56,10 @@ def sizes_of(model: str, where: str = "model") -> Sizes:
 
 
 def _products(kind: LayerKind) -> list[Product]:
-    found = [product for branch in kind.branches for product in _of_block(branch.block)]
+    products = [product for branch in kind.branches for product in _of_block(branch.block)]
     if isinstance(kind.block, Head):
-        found.append(Product("head", kind.block.vocab, kind.block.hidden))
-    return found
+        products.append(Product("head", kind.block.vocab, kind.block.hidden))
+    return products
 
 
 def _of_block(block: Mixer) -> tuple[Product, ...]:

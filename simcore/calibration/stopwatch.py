@@ -1,4 +1,4 @@
-"""How long a call takes: the median of repeats after warm-up, by CUDA events on a GPU, by the clock on a CPU."""
+"""Time of a call: the median of repeats after warm-up, by CUDA events on a GPU, by the clock on a CPU."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["Call", "Stopwatch"]
 Call = Callable[[], object]
 
 _CACHE_BYTES: Final = 2**28
-"""More than the L2 cache of any GPU that is described here (126 MB on Blackwell): training finds its inputs cold."""
+"""More than the L2 cache of any GPU that is described here (126 MB on Blackwell): in training inputs are not cached."""
 _HEAD_START: Final = 2_000_000
-"""Cycles, about a millisecond, for which the GPU is kept busy so that the host has issued the call before it starts."""
+"""Cycles, about a millisecond, that keep the GPU busy until the host has issued the call."""
 
 
 @dataclass(frozen=True)
 class Stopwatch:
-    """`warmup` calls are not counted, of `repeats` the median is taken."""
+    """Times calls: `warmup` calls are not counted, the median of `repeats` is the result."""
 
     machine: Machine
     warmup: int
@@ -31,24 +31,24 @@ class Stopwatch:
     _cache: list[Any] = field(default_factory=list, repr=False)
 
     def seconds(self, call: Call) -> float:
-        """Of one call, alone on the device, with cold caches on a GPU."""
+        """Seconds of one call on an idle device, with cold caches on a GPU."""
         return self.seconds_after(lambda: None, lambda _none: call())
 
     def seconds_after(self, prepare: Call, call: Callable[[Any], object]) -> float:
-        """The same of a call with what `prepare` gives it, made anew each time and not counted."""
+        """Seconds of a call on the result of `prepare`, which is called each time and not counted."""
         once = self._on_gpu if self.machine.is_gpu else self._on_cpu
         times = [once(partial(call, prepare())) for _ in range(self.warmup + self.repeats)]
         return median(times[self.warmup:])
 
     def host_seconds(self, call: Call) -> float:
-        """For which the host is busy with one call; on a GPU it does not wait for what it issued."""
+        """Seconds for which the host is busy with one call; on a GPU it does not wait for the device."""
         for _ in range(self.warmup):
             call()
         self.wait()
         return median(self._issued(call) for _ in range(self.repeats))
 
     def wait(self) -> None:
-        """Until the GPU has done all that was issued."""
+        """Waits until the GPU has finished all issued work."""
         if self.machine.is_gpu:
             self.machine.torch.cuda.synchronize()
 
@@ -63,13 +63,16 @@ class Stopwatch:
         return perf_counter() - begin
 
     def _on_gpu(self, call: Call) -> float:
-        """As triton's do_bench flushes the cache (triton 3 `testing.py`); the wait before hides the host's time."""
+        """Seconds with flushed caches, as triton's do_bench (triton 3 `testing.py`).
+
+        The wait before hides the host's time.
+        """
         cuda = self.machine.torch.cuda
         if not self._cache:
             self._cache.append(self.machine.torch.empty(_CACHE_BYTES, dtype=self.machine.torch.int8, device="cuda"))
         begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
         self._cache[0].zero_()
-        cuda._sleep(_HEAD_START)  # torch has no public way to do it; its own tests of streams use this
+        cuda._sleep(_HEAD_START)  # torch has no public function for this; its own tests of streams use it
         begin.record()
         call()
         end.record()

@@ -1,4 +1,4 @@
-"""The files that a calibration is written to: an efficiency file, a copy of the topology that names it, and curves."""
+"""Files of a calibration: an efficiency file, a copy of the topology that names it, and curves."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ Leaf = Mapping[str, str] | str | int
 
 def efficiency_text(name: str, base: Efficiency, found: Mapping[str, Value], reasons: Mapping[str, str],
                     told: str) -> str:
-    """The text of an efficiency file called `name`, measured on the machine that `told` names.
+    """Text of an efficiency file called `name`, measured on the machine that `told` describes.
 
-    `found`: values by dotted key, such as `kernels.gemm.compute`; a key that `base` lacks is written too. What was not
-    measured is taken over from `base`: it is assumed, its source says so. `reasons`: why, by the beginning of a key.
+    `found`: values by dotted key, such as `kernels.gemm.compute`; a key that `base` lacks is written too. Values that
+    were not measured are taken over from `base` as assumed, and their source says so. `reasons`: why, by the start of a
+    key.
     """
     values: dict[str, Leaf] = {"name": name}
     for key, old in _leaves(base):
@@ -44,10 +45,10 @@ def efficiency_text(name: str, base: Efficiency, found: Mapping[str, Value], rea
 
 def topology_text(name: str, base: Topology, efficiency: str, curves: str, found: Mapping[str, Value],
                   told: str) -> str:
-    """The text of a topology file called `name`: `base` with what was measured.
+    """Text of a topology file called `name`: `base` with the measured values.
 
-    `efficiency`, `curves`: files that it names; without `curves` it keeps those that it has. What was not measured
-    stays as `base` has it, with its own kind and source.
+    `efficiency`, `curves`: files that it names; without `curves` it keeps those of `base`. Values that were not
+    measured stay as in `base`, with their kind and source.
     """
     values: dict[str, Leaf] = {}
     for key, old in _leaves(base):
@@ -61,13 +62,13 @@ def topology_text(name: str, base: Topology, efficiency: str, curves: str, found
 
 
 def _named(path: str) -> str:
-    """The name of curves that come along, else their path."""
+    """Name of shipped curves, else their path."""
     name = Path(path).stem
     return name if name in curve_names() and find_curves(name) == Path(path) else str(Path(path).resolve())
 
 
 def curves_text(points: Sequence[Point], machine: str, library: str, told: str) -> str:
-    """Text of a file of curves (`simcore.hardware.collective_curves`); `library`: NCCL's version or another's."""
+    """Text of a file of curves (`simcore.hardware.collective_curves`); `library`: version of NCCL or of another one."""
     tables = {f"curves.{name}": LiteralScalarString(_table([p for p in points if p.collective == name]))
               for name in _TABLED}
     head = {"machine": machine, "nccl": library, "source": f"rankscope calibrate: {told}"}
@@ -83,7 +84,8 @@ def _table(points: Sequence[Point]) -> str:
 
 
 def _plain(found: Mapping[str, Value]) -> dict[str, Leaf]:
-    return {key: {"value": one.value, "kind": one.kind, "source": one.source} for key, one in found.items()}
+    return {key: {"value": measured.value, "kind": measured.kind, "source": measured.source} for key,
+            measured in found.items()}
 
 
 def _reason(key: str, reasons: Mapping[str, str]) -> str:
@@ -91,7 +93,7 @@ def _reason(key: str, reasons: Mapping[str, str]) -> str:
 
 
 def _leaves(part: BaseModel, path: str = "") -> Iterator[tuple[str, Quantity | str | int]]:
-    """Everything in a part of a file, by its dotted key as files spell it; of an efficiency in a topology its name."""
+    """All values of a part of a file, by dotted key as in files; of an efficiency in a topology its name."""
     for field, info in type(part).model_fields.items():
         value, key = getattr(part, field), f"{path}{info.alias or field}"
         if isinstance(value, Quantity | str | int):

@@ -1,4 +1,4 @@
-"""The command line: reads arguments, calls the engine, prints. What it prints is made in `output`, `table`, `finding`.
+"""The command line: reads arguments, calls the engine, prints with `output`, `tables` and `summary`.
 
 The engine is imported inside the commands, so that `--help` and completion start at once.
 """
@@ -39,11 +39,11 @@ app = typer.Typer(
 
 Paths = Annotated[list[str], typer.Argument(metavar="PATH...", help="Scenario files, folders or globs.")]
 OptionalPaths = Annotated[list[str] | None, typer.Argument(metavar="PATH...", help="Scenario files, folders or globs.")]
-Rows = Annotated[list[str] | None, typer.Argument(metavar="PATH...", help="Measured rows; none: those that come.")]
+Rows = Annotated[list[str] | None, typer.Argument(metavar="PATH...", help="Measured rows (default: the shipped ones).")]
 Json = Annotated[bool, typer.Option("--json", help="Print a list of results as JSON, nothing else.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key, e.g. mesh.ep=4.")]
 Rank = Annotated[int | None, typer.Option("--rank", min=0, help="Only this rank, exactly.")]
-Advise = Annotated[bool | None, typer.Option(help="Say what would make it fit; omitted: of up to 8 scenarios.")]
+Advise = Annotated[bool | None, typer.Option(help="Find changes that make it fit; omitted: up to 8 scenarios.")]
 Output = Annotated[Path | None, typer.Option(
     "-o", "--output", metavar="DIR", help="Write DIR/results.jsonl. The same batch started again goes on where it was "
     "or, if it is finished, is read; another one is refused.")]
@@ -52,13 +52,13 @@ Jobs = Annotated[int | None, typer.Option(
 
 
 def _print_version(asked: bool) -> None:  # noqa: FBT001  a typer callback takes the value by position
-    """Prints name and version of the installed distribution, and ends."""
+    """Prints name and version of the installed distribution, and exits."""
     if asked:
         from importlib.metadata import PackageNotFoundError, version
 
         try:
             typer.echo(f"rankscope {version('rankscope')}")
-        except PackageNotFoundError:  # run from a folder of sources that nobody installed
+        except PackageNotFoundError:  # run from sources that are not installed
             typer.echo("rankscope, not installed")
         raise typer.Exit
 
@@ -73,7 +73,7 @@ def rankscope(
 
 
 class Format(StrEnum):
-    """How a build server wants to be told."""
+    """Output format for a build server."""
 
     GITHUB = "github"
     JUNIT = "junit"
@@ -85,13 +85,13 @@ def run(
     *,
     example: Annotated[list[str] | None, typer.Option(help="A scenario that comes with rankscope.")] = None,
     output: Output = None,
-    append: Annotated[bool, typer.Option("--append", help="Of -o: add to the results of other batches.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Of -o: compute anew, replace what is there.")] = False,
+    append: Annotated[bool, typer.Option("--append", help="With -o: add to the results of other batches.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="With -o: replace old results.")] = False,
     jobs: Jobs = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page to look at.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page.")] = None,
     max_fill: Annotated[str | None, typer.Option(help="Allowed share of the capacity, e.g. 92%.")] = None,
     baseline: Annotated[Path | None, typer.Option(help="Earlier --json output; worse by over 1 % is exit 1.")] = None,
-    report_format: Annotated[Format | None, typer.Option("--format", help="Tell a build server.")] = None,
+    report_format: Annotated[Format | None, typer.Option("--format", help="CI output format.")] = None,
     advise: Advise = None,
     json: Json = False,
     overrides: Set = None,
@@ -107,8 +107,8 @@ def run(
     asked = gates(max_fill, baseline)
     existing = _existing(output, append=append, overwrite=overwrite)
     entries = _entries([*(paths or ()), *map(example_path, example or ())], overrides)
-    if baseline is not None and (told := unmatched([entry.name for entry in entries], baseline)):
-        say(f"{baseline}: {told}")
+    if baseline is not None and (message := unmatched([entry.name for entry in entries], baseline)):
+        say(f"{baseline}: {message}")
     shown = not (json or output or report_format)
     chosen = partial(work(len(entries), asked=advise, drawn=html is not None, shown=shown), rank=rank)
     ran = run_entries(entries, chosen, jobs, output, existing)
@@ -175,13 +175,13 @@ def validate(paths: Rows = None, *, jobs: Jobs = None, json: Json = False, overr
     if ran.ended:
         raise typer.Exit(ran.ended)
     reports = {layout_of(entry): outcome.report for entry, outcome in zip(entries, ran.outcomes, strict=True)}
-    found = judge(measured, reports)
-    print_validation(found, json=json)
-    raise typer.Exit(max([2 * bool(problems), int(not found.is_within), *(3 for o in ran.outcomes if o.code == 3)]))
+    judged = judge(measured, reports)
+    print_validation(judged, json=json)
+    raise typer.Exit(max([2 * bool(problems), int(not judged.is_within), *(3 for o in ran.outcomes if o.code == 3)]))
 
 
 @app.command()
-def schema(*, result: Annotated[bool, typer.Option("--result", help="Of results, not scenarios.")] = False,
+def schema(*, result: Annotated[bool, typer.Option("--result", help="Schema of results, not of scenarios.")] = False,
            json: Json = False) -> None:
     """Print the JSON Schema of scenario files, for editors."""
     from simcore.cli.output import print_schema
@@ -241,19 +241,19 @@ def _existing(output: Path | None, *, append: bool, overwrite: bool) -> Existing
 
 def _show(ran: Ran, *, json: bool, asked: Sequence[Gate] | None = None, report_format: Format | None = None,
           summary: bool = True) -> int:
-    """Prints everything; the exit code is the highest of the scenarios, or says what ended the batch early."""
+    """Prints everything; returns the highest exit code of the scenarios, or the code that ended the batch early."""
     from simcore.batch.gate import gates
     from simcore.cli import output
 
     reports = [o.report for o in ran.outcomes]
-    findings = [found for o in ran.outcomes for gate in asked or gates() for found in gate(o)]
+    findings = [finding for o in ran.outcomes for gate in asked or gates() for finding in gate(o)]
     if report_format is not None:
         typer.echo(output.ci_text(report_format, [r.name for r in reports], findings), nl=False)
     elif json:
         output.print_json(reports)
     elif summary:
         output.print_summary(reports)
-    findings.sort(key=lambda found: -found.code)
+    findings.sort(key=lambda finding: -finding.code)
     output.complain([*findings, *ran.problems])
     if ran.ended:
         kept = f"; {ran.where} has them, and the same run goes on from there" if ran.where else ""
@@ -262,7 +262,7 @@ def _show(ran: Ran, *, json: bool, asked: Sequence[Gate] | None = None, report_f
 
 
 def _written(page: Path, reports: Sequence[Report]) -> int:
-    """Writes a page; 2 when it cannot be written, which costs the page alone."""
+    """Writes a page; 2 if it cannot be written, which does not affect the other output."""
     from simcore.cli.output import complain, write_page
 
     try:
@@ -274,7 +274,7 @@ def _written(page: Path, reports: Sequence[Report]) -> int:
 
 
 def _result(path: str, overrides: Sequence[str] | None) -> Report:
-    """Of the one scenario in a file, simulated, or of an earlier `run --json`."""
+    """Result of the one scenario in a file, simulated, or of an earlier `run --json`."""
     from simcore.batch.gate import read_results
     from simcore.cli.session import run_entries
     from simcore.simulate import simulate
@@ -292,5 +292,5 @@ def _result(path: str, overrides: Sequence[str] | None) -> Report:
 
 
 def main() -> NoReturn:
-    """The command `rankscope`; ends the process with the published exit codes."""
+    """Runs the command `rankscope`; ends the process with the published exit codes."""
     ended(app)

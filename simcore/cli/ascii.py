@@ -1,4 +1,4 @@
-"""What stands for a sign that a terminal or pipe cannot hold, because its encoding is not UTF-8."""
+"""ASCII replacements of signs that a terminal or pipe cannot represent, because its encoding is not UTF-8."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ASCII: Final = dict(zip(LEVELS, "_.:-=+*#", strict=True)) | {
 
 
 def replace_signs(*streams: object) -> None:
-    """What these cannot hold of our own signs becomes ASCII, any other a question mark: the numbers are there."""
+    """Replaces our own signs that a stream cannot represent by ASCII, and all others by a question mark."""
     codecs.register_error("rankscope", _replaced)
     for stream in streams:
         if isinstance(stream, TextIOWrapper):

@@ -20,7 +20,7 @@ __all__ = ["calibrate"]
 
 
 class On(StrEnum):
-    """What is measured."""
+    """Device that is measured."""
 
     CUDA = "cuda"
     CPU = "cpu"
@@ -30,8 +30,8 @@ def calibrate(
     *,
     out: Annotated[Path, typer.Option(help="The efficiency file to write; a topology names it.")],
     topology_out: Annotated[Path | None, typer.Option(help="A copy of the topology that names it, links too.")] = None,
-    model: Annotated[str, typer.Option(help="Whose shapes are measured.")] = "nemotron-3-nano-30b-a3b",
-    topology: Annotated[str, typer.Option(help="Whose peaks shares are of.")] = "dgx-h100",
+    model: Annotated[str, typer.Option(help="Model whose shapes are measured.")] = "nemotron-3-nano-30b-a3b",
+    topology: Annotated[str, typer.Option(help="Topology with the peaks that shares refer to.")] = "dgx-h100",
     device: Annotated[On, typer.Option(help="cpu: only to try the path out.")] = On.CUDA,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer shapes and repeats.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,
@@ -50,7 +50,7 @@ def calibrate(
 
 
 def _check_free(*asked: Path | None, force: bool) -> None:
-    """Before minutes are spent on what could not be written."""
+    """Raises InputError for outputs that cannot be written, before minutes are spent on measuring."""
     paths = [path for path in asked if path]
     problems = [Problem(str(path), f"there is no folder {path.parent}") for path in paths if not is_dir(path.parent)]
     problems += [Problem(str(path), f"cannot be written: {why}") for path in paths if (why := unusable(path))]
@@ -64,7 +64,7 @@ def _check_free(*asked: Path | None, force: bool) -> None:
 
 
 def _curves_beside(topology_out: Path | None) -> Path | None:
-    """Where measured curves of collectives go, if a topology is written that can name them."""
+    """Path for measured curves of collectives, next to a written topology that can name them."""
     return topology_out and topology_out.with_name(f"{topology_out.stem}-curves.yaml")
 
 
@@ -83,23 +83,23 @@ def _bench(model: str, base: Topology, device: str, *, quick: bool) -> Bench:
 
 
 def _write(out: Path, topology_out: Path | None, base: Topology, done: Calibration, bench: Bench) -> list[Path]:
-    """The files that were written."""
+    """Writes the files and returns their paths."""
     from simcore.calibration.ranks import library
     from simcore.calibration.write import curves_text, efficiency_text, topology_text
 
-    told = bench.machine.told
-    texts = {out: efficiency_text(out.stem, base.efficiency, done.efficiency, done.reasons, told)}
+    machine = bench.machine.told
+    texts = {out: efficiency_text(out.stem, base.efficiency, done.efficiency, done.reasons, machine)}
     curves = _curves_beside(topology_out) if done.points else None
     if curves is not None:
-        texts[curves] = curves_text(done.points, bench.machine.name, library(bench), told)
+        texts[curves] = curves_text(done.points, bench.machine.name, library(bench), machine)
     if topology_out is not None:
         texts[topology_out] = topology_text(topology_out.stem, base, _from(topology_out, out),
-                                            curves.name if curves else "", done.topology, told)
+                                            curves.name if curves else "", done.topology, machine)
     return _put_down(texts)
 
 
 def _from(file: Path, other: Path) -> str:
-    """How `file` names `other`: relative where it lies beside it."""
+    """Name of `other` inside `file`: relative if both are in one folder."""
     return other.name if file.resolve().parent == other.resolve().parent else str(other.resolve())
 
 

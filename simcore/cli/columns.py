@@ -1,4 +1,4 @@
-"""Columns of text, laid out by hand: as wide as they must be, cut into tables that fit, for one row or a thousand."""
+"""Columns of text with computed widths, split into tables that fit the terminal, for one row or a thousand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GAP = 2
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Cells by report, under a heading of one or two lines. `coloured`: by the row's style."""
+    """Function that gives a report's cell, and a heading of one or two lines. `coloured`: in the row's style."""
 
     heading: str
     cell: Callable[[Report], str]
@@ -32,7 +32,7 @@ class Column:
     coloured: bool = False
 
     def filled(self, reports: Sequence[Report]) -> Filled:
-        """With the cells of all reports."""
+        """The column with the cells of all reports."""
         cells = [self.heading.split("\n"), *(self.cell(r).split("\n") for r in reports)]
         width = max(cell_len(line) for cell in cells for line in cell)
         return Filled(cells, width, self.justify == "left", self.coloured)
@@ -48,7 +48,10 @@ class Filled:
     coloured: bool
 
     def line(self, row: int, line: int, height: int) -> str:
-        """One of the `height` lines of a row, as wide as the column; headings stand at the bottom, cells at the top."""
+        """One of the `height` lines of a row, padded to the column's width.
+
+        Headings are bottom-aligned, cells top-aligned.
+        """
         cell = self.cells[row]
         at = line if row else line - height + len(cell)
         text = cell[at] if 0 <= at < len(cell) else ""
@@ -58,7 +61,7 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Laid out here, where widths are known: rich measures and wraps every cell, seconds for a thousand rows."""
+    """A table with known widths, printed without rich's layout, which takes seconds for a thousand rows."""
 
     columns: Sequence[Filled]
     styles: Sequence[Style]
@@ -81,14 +84,14 @@ class Grid:
 
 
 def grids(columns: Sequence[Column], reports: Sequence[Report], styles: Sequence[Style], width: int) -> list[Grid]:
-    """A row a report. What does not fit beside the names in `width` characters follows in another grid below."""
+    """Grids with a row a report; columns that do not fit into `width` characters follow in another grid below."""
     name = Column("scenario", partial(_name, limit=max(24, width // 4)), "left").filled(reports)
     parts = _cut(name, [column.filled(reports) for column in columns], width)
     return [Grid((name, *part), styles) for part in parts]
 
 
 def _cut(name: Filled, columns: Sequence[Filled], width: int) -> list[list[Filled]]:
-    """The columns, cut before they would pass `width`, with room for the names before each part."""
+    """Columns, split before they would exceed `width`, with room for the names before each part."""
     parts: list[list[Filled]] = [[]]
     used = name.width
     for column in columns:
@@ -102,12 +105,12 @@ def _cut(name: Filled, columns: Sequence[Filled], width: int) -> list[list[Fille
 
 
 def _name(report: Report, limit: int) -> str:
-    """Long names, as sweeps make them, go on below."""
+    """Name of a report; long names, as of sweeps, are continued on further lines."""
     return "\n".join(_folded(plain(report.name), limit))
 
 
 def _folded(name: str, limit: int) -> Iterator[str]:
-    """Cut behind a comma, bracket or dash where there is one."""
+    """Lines of a name, cut after a comma, bracket or dash if there is one."""
     line = ""
     for piece in re.findall(r"[^-,\[]*[-,\[]?", name):
         if line.strip() and len(line) + len(piece) > limit:

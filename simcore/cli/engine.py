@@ -1,4 +1,4 @@
-"""What an engine that generates does with its memory, for a terminal: one line a scenario, decoding of one alone."""
+"""Memory of inference engines, for a terminal: one line a scenario; for a single scenario its decoding too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["servesheet"]
 
 
 def servesheet(reports: Sequence[Report], width: int) -> list[RenderableType]:
-    """The table of scenarios that generate, and why an engine does not start; of a single one, its decoding below."""
+    """Table of scenarios with an engine, and why an engine does not start; for a single one, its decoding below."""
     served = [report for report in reports if report.serving is not None]
     if not served:
         return []
@@ -43,28 +43,28 @@ def _heads(found: Serving) -> str:
 
 
 _COLUMNS = (
-    Column("engine", _of(lambda one: f"{one.engine} {one.version}"), "left"),
-    Column("asks for\nGiB", _of(lambda one: _gib(one.requested_bytes))),
-    Column("weights\nGiB", _of(lambda one: _gib(one.weight_bytes))),
-    Column("LoRA\nbuffers", _of(lambda one: format_bytes(one.adapter_buffer_bytes) if one.adapter_buffer_bytes
+    Column("engine", _of(lambda s: f"{s.engine} {s.version}"), "left"),
+    Column("asks for\nGiB", _of(lambda s: _gib(s.requested_bytes))),
+    Column("weights\nGiB", _of(lambda s: _gib(s.weight_bytes))),
+    Column("LoRA\nbuffers", _of(lambda s: format_bytes(s.adapter_buffer_bytes) if s.adapter_buffer_bytes
                                    else "-")),
-    Column("profile\nGiB", _of(lambda one: _gib(one.activation_bytes))),
-    Column("cache\nGiB", _of(lambda one: _gib(one.cache_bytes))),
+    Column("profile\nGiB", _of(lambda s: _gib(s.activation_bytes))),
+    Column("cache\nGiB", _of(lambda s: _gib(s.cache_bytes))),
     Column("KV heads\na rank", _of(_heads)),
-    Column("KV bytes\na token", _of(lambda one: f"{one.kv_bytes_per_token:,} {one.kv_dtype}")),
-    Column("state of a\nsequence", _of(lambda one: f"{format_bytes(one.state_bytes)} {one.ssm_dtype}" if one.state_bytes
+    Column("KV bytes\na token", _of(lambda s: f"{s.kv_bytes_per_token:,} {s.kv_dtype}")),
+    Column("state of a\nsequence", _of(lambda s: f"{format_bytes(s.state_bytes)} {s.ssm_dtype}" if s.state_bytes
                                        else "-")),
-    Column("blocks", _of(lambda one: f"{one.num_blocks:,} x {one.block_size}")),
-    Column("tokens\nin cache", _of(lambda one: f"{one.cache_tokens:,}")),
-    Column("sequences of\nfull length", _of(lambda one: f"{one.concurrency:,.2f} x {one.max_model_len:,}")),
+    Column("blocks", _of(lambda s: f"{s.num_blocks:,} x {s.block_size}")),
+    Column("tokens\nin cache", _of(lambda s: f"{s.cache_tokens:,}")),
+    Column("sequences of\nfull length", _of(lambda s: f"{s.concurrency:,.2f} x {s.max_model_len:,}")),
 )
 
 
-def _decoding(found: Serving) -> Iterator[RenderableType]:
-    if not found.decode:
+def _decoding(serving: Serving) -> Iterator[RenderableType]:
+    if not serving.decode:
         return
     table = plain_table("decoding (a bound from bytes)", "context", "read by a rank", "a token", "tokens/s")
-    for one in found.decode:
-        table.add_row(f"{one.sequences:,} sequences", f"{one.context_tokens:,}", format_bytes(one.bytes_read),
-                      format_seconds(one.seconds), f"{one.tokens_per_s:,.0f}")
+    for decode in serving.decode:
+        table.add_row(f"{decode.sequences:,} sequences", f"{decode.context_tokens:,}", format_bytes(decode.bytes_read),
+                      format_seconds(decode.seconds), f"{decode.tokens_per_s:,.0f}")
     yield from ("", table)

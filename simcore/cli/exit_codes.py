@@ -1,4 +1,4 @@
-"""How the process ends: whatever happens has an exit code, one line for a person, and no traceback."""
+"""The end of the process: every outcome has an exit code, one line for the user, and no traceback."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["ended"]
 
 _INTERRUPTED = 130
 _USED_UP = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-"""What a system says that has no more open files or memory to give."""
+"""Error numbers of a system that is out of file descriptors or memory."""
 
 
 def ended(command: Callable[[], object]) -> NoReturn:
@@ -35,7 +35,7 @@ def ended(command: Callable[[], object]) -> NoReturn:
 
 
 def _terminated(number: int, _frame: object) -> None:
-    """Files that are being written are put away on the way out."""
+    """Exits, so that files being written are cleaned up."""
     sys.exit(128 + number)
 
 
@@ -59,13 +59,13 @@ def _code_of(command: Callable[[], object]) -> int:
 
         say(f"{error.filename or 'the system refuses'}: {error.strerror}")
         return 2
-    except Exception as error:  # noqa: BLE001 - whatever it is, a person sees one line and a way to report it
+    except Exception as error:  # noqa: BLE001 - the user sees one line and a way to report it
         return _bug(error)
     return 0
 
 
 def _expect_text(arguments: Sequence[str]) -> None:
-    """InputError for bytes that are no text in this locale: no result could name them."""
+    """Raises InputError for arguments that are not text in this locale, because no result could name them."""
     for number, argument in enumerate(arguments, 1):
         if not is_text(argument):
             raise InputError(Problem(f"argument {number}", f"expected text, got other bytes: {escaped(argument)}"))
@@ -82,7 +82,7 @@ def _bug(error: Exception) -> int:
 
 
 def _flushed(code: int) -> int:
-    """What could not be printed is told, where that can be; the highest code counts."""
+    """Exit code after flushing standard output; at least 2, with a message, if output was lost."""
     why = lost(sys.stdout)
     if why:
         sys.stderr.write(f"rankscope: standard output cannot be written: {why}\n")

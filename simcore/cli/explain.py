@@ -1,4 +1,4 @@
-"""`rankscope explain`: why a number is what it is, with memory as bars and a line. Imports the engine when called."""
+"""`rankscope explain`: steps from a number to its parts, with memory as bars and a line. Imports the engine late."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BRANCH, _LAST, _TRUNK = "\u251c\u2500 ", "\u2514\u2500 ", "\u2502  "
 
 
 class What(StrEnum):
-    """Which number."""
+    """Number that is explained."""
 
     PEAK = "peak"
     TRAINABLE = "trainable"
@@ -31,9 +31,9 @@ class What(StrEnum):
 
 def explain(
     scenario: str,
-    what: Annotated[What, typer.Argument(help="Which number.")] = What.PEAK,
+    what: Annotated[What, typer.Argument(help="Number to explain.")] = What.PEAK,
     *,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Whose; omitted: the fullest.")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Rank to explain; omitted: the fullest.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the steps as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE")] = None,
 ) -> None:
@@ -56,34 +56,34 @@ def _simulated(path: str, overrides: Sequence[str]) -> Report:
 
     scenarios = load(path, overrides)
     if len(scenarios) != 1:
-        told = f"explains one scenario, this has {len(scenarios)}: --set sweep=null, and --set for what it sweeps"
-        raise InputError(Problem(path, told))
-    found = simulate(scenarios[0], detail=True)
-    if found.status != "ok":
-        raise InputError([Problem(row.where, row.message, row.rule) for row in found.problems])
-    if found.detail is None:
-        told = f"{found.scenario['workload']}: has no single step to explain; expected train"
-        raise InputError(Problem(scenarios[0].where("workload"), told))
-    return found
+        message = f"explains one scenario, this has {len(scenarios)}: --set sweep=null, and --set for what it sweeps"
+        raise InputError(Problem(path, message))
+    report = simulate(scenarios[0], detail=True)
+    if report.status != "ok":
+        raise InputError([Problem(row.where, row.message, row.rule) for row in report.problems])
+    if report.detail is None:
+        message = f"{report.scenario['workload']}: has no single step to explain; expected train"
+        raise InputError(Problem(scenarios[0].where("workload"), message))
+    return report
 
 
 def _explained(report: Report, what: What, rank: int | None) -> tuple[Step, list[Bars | Spark | str]]:
     from simcore.cli.memory import Bars, Spark
     from simcore.simulation.explanation import class_of, explain_peak, explain_step, explain_trainable
 
-    found, detail = class_of(report, rank)
+    rank_class, detail = class_of(report, rank)
     if what is What.TRAINABLE:
-        return explain_trainable(report, found, detail), []
+        return explain_trainable(report, rank_class, detail), []
     if what is What.STEP:
         return explain_step(report), []
     pictures: list[Bars | Spark | str] = [Bars(report), ""]
-    if found.memory:
-        pictures += [Spark(found.memory), ""]
-    return explain_peak(report, found, detail), pictures
+    if rank_class.memory:
+        pictures += [Spark(rank_class.memory), ""]
+    return explain_peak(report, rank_class, detail), pictures
 
 
 def tree(step: Step) -> Iterator[str]:
-    """The step, and below it what it is made of."""
+    """Lines of a step, and below it of its parts."""
     from simcore.cli.tables import plain
 
     tail = "  ".join(filter(None, (f"= {step.how}" if step.how else "", f"[{step.source}]" if step.source else "")))

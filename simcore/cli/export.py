@@ -1,8 +1,8 @@
 """`rankscope export`: a scenario, or results as a table, as a file for other tools. Imports the engine when called.
 
-A format is one function of this file: it takes the scenario and where to write, writes, and returns a line for each
-thing that a reader might miss in the file, which go to standard error. `_WRITERS` names it, `_OF_RANKS` too if it can
-be asked for single ranks; `_TABLES` those of tables, which take many results.
+A format is one function of this file: it takes the scenario and a path, writes, and returns a line for standard error
+about each thing that is missing in the file. It is listed in `_WRITERS`, and in `_OF_RANKS` if it can be written for
+single ranks; formats of tables, which take many results, are in `_TABLES`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["MAX_EXPORTED", "export"]
 
 MAX_EXPORTED: Final = 100_000
-"""Spans of a timeline, of all classes of ranks: some 30 MB, which every reader of such files takes at once."""
+"""Spans of a timeline, of all classes of ranks: some 30 MB, which every reader of such files can load."""
 
 
 class Format(StrEnum):
-    """What is written."""
+    """Format that is written."""
 
     CHROME = "chrome"
     KINETO = "kineto"
@@ -38,7 +38,7 @@ class Format(StrEnum):
 
 
 class Rows(StrEnum):
-    """What a row of a table is."""
+    """Object that a row of a table stands for."""
 
     SCENARIOS = "scenarios"
     RANKS = "ranks"
@@ -62,60 +62,60 @@ def export(
     if ranks and form not in _OF_RANKS:
         raise InputError(Problem("--rank", f"is of {' and '.join(_OF_RANKS)}; {form} is of all ranks"))
     if form in _TABLES:
-        told = _table(form, paths, overrides or (), rows or Rows.SCENARIOS, output)
+        notes = _table(form, paths, overrides or (), rows or Rows.SCENARIOS, output)
     elif rows is not None:
         raise InputError(Problem("--table", f"is of csv and parquet, {form} has no rows"))
     else:
-        found = _scenario(paths, overrides or ())
-        told = _OF_RANKS[form](found, output, ranks) if ranks else _WRITERS[form](found, output)
+        loaded = _scenario(paths, overrides or ())
+        notes = _OF_RANKS[form](loaded, output, ranks) if ranks else _WRITERS[form](loaded, output)
     from simcore.cli.output import say
 
-    for line in told:
+    for line in notes:
         say(line)
     if json:
-        typer.echo(_as_json(form, output, told))
+        typer.echo(_as_json(form, output, notes))
     else:
         typer.echo(f"wrote {output}")
 
 
-def _as_json(form: Format, output: Path, told: Sequence[str]) -> str:
+def _as_json(form: Format, output: Path, notes: Sequence[str]) -> str:
     from json import dumps
 
-    return dumps([{"format": form, "written": str(output), "notes": list(told)}])
+    return dumps([{"format": form, "written": str(output), "notes": list(notes)}])
 
 
 def _scenario(paths: Sequence[str], overrides: Sequence[str]) -> Scenario:
     from simcore.inputs.loading import load
 
-    scenarios = [one for path in paths for one in load(path, overrides)]
+    scenarios = [scenario for path in paths for scenario in load(path, overrides)]
     if len(scenarios) != 1:
-        told = f"exports one scenario, this has {len(scenarios)}: --set sweep=null, and --set for what it sweeps"
-        raise InputError(Problem(", ".join(paths), told))
+        message = f"exports one scenario, this has {len(scenarios)}: --set sweep=null, and --set for what it sweeps"
+        raise InputError(Problem(", ".join(paths), message))
     return scenarios[0]
 
 
 def _drawn(scenario: Scenario, ranks: Sequence[int]) -> Report:
-    """Its result with what pictures show; InputError where there is no result, or not all of these ranks.
+    """Report with the detail of figures; InputError without a result, or if some of these ranks do not exist.
 
-    All microbatches are written out where that is no more than `MAX_EXPORTED` spans, else a few of them.
+    All microbatches are simulated if they have at most `MAX_EXPORTED` spans, else a few of them.
     """
     from simcore.simulate import simulate
 
     if scenario.workload == "serve":
-        told = "serve: an engine that serves has no step, so nothing lies over time; expected train, dpo or grpo"
-        raise InputError(Problem(scenario.where("workload"), told))
-    found = simulate(scenario, detail=True, spans=MAX_EXPORTED)
-    if found.status != "ok":
-        raise InputError([Problem(row.where, row.message, row.rule) for row in found.problems])
-    world = sum(rank.num_ranks for rank in found.ranks)
+        message = "serve: an engine that serves has no step, so nothing lies over time; expected train, dpo or grpo"
+        raise InputError(Problem(scenario.where("workload"), message))
+    report = simulate(scenario, detail=True, spans=MAX_EXPORTED)
+    if report.status != "ok":
+        raise InputError([Problem(row.where, row.message, row.rule) for row in report.problems])
+    world = sum(rank.num_ranks for rank in report.ranks)
     if ranks and max(ranks) >= world:
         raise InputError(Problem("--rank", f"expected at most {world - 1}, the last rank, got {max(ranks)}"))
-    detail = found.detail
+    detail = report.detail
     if detail is None or detail.written_out == detail.num_microbatches:
-        return found
-    spans = sum(span.count for one in detail.classes for span in one.spans)
+        return report
+    spans = sum(span.count for rank_class in detail.classes for span in rank_class.spans)
     if spans * detail.num_microbatches > MAX_EXPORTED * detail.written_out:
-        return found
+        return report
     return simulate(scenario, detail=True, spans=MAX_EXPORTED, whole=True)
 
 
@@ -123,30 +123,30 @@ def _chrome(scenario: Scenario, output: Path, ranks: Sequence[int] = ()) -> Sequ
     from simcore.inputs.paths import write_whole, writing
     from viz.exports.chrome import chrome_trace
 
-    text, told = chrome_trace(_drawn(scenario, ranks), ranks)
+    text, notes = chrome_trace(_drawn(scenario, ranks), ranks)
     with writing(output):
         write_whole(output, text)
-    return told
+    return notes
 
 
 def _kineto(scenario: Scenario, output: Path, ranks: Sequence[int] = ()) -> Sequence[str]:
-    """A folder, with a file for each rank."""
+    """Writes a folder with a file for each rank."""
     from simcore.inputs.paths import write_whole, writing
     from viz.exports.kineto import kineto_traces
 
     if scenario.workload != "train":
         why = f"not yet: {scenario.workload}, whose phases have no kernels; expected train (chrome takes phases too)"
         raise NotYet(Problem(scenario.where("workload"), why))
-    texts, told = kineto_traces(_drawn(scenario, ranks), ranks)
+    texts, notes = kineto_traces(_drawn(scenario, ranks), ranks)
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             write_whole(output / name, text)
-    return [*told, *_of_others(output, texts)]
+    return [*notes, *_of_others(output, texts)]
 
 
 def _of_others(folder: Path, names: Collection[str]) -> Iterator[str]:
-    """Readers take every trace of a folder for a rank of one job."""
+    """Warning about other traces in the folder, because readers take each of them for a rank of one job."""
     others = sorted(path.name for path in folder.glob("*.json*") if path.name not in names)
     if others:
         yield (f"{folder} held other traces already, which readers take for ranks of this job: {len(others):,}, such as"
@@ -154,21 +154,21 @@ def _of_others(folder: Path, names: Collection[str]) -> Iterator[str]:
 
 
 def _snapshot(scenario: Scenario, output: Path) -> Sequence[str]:
-    """PyTorch's memory snapshot of every class of ranks."""
+    """Writes PyTorch's memory snapshot of every class of ranks."""
     from simcore.inputs.paths import write_whole, writing
     from simcore.simulate import simulate
     from viz.exports.snapshot import MAX_POSTINGS, notes, pickled, whole_fits
 
     if scenario.workload != "train":
         raise NotYet(Problem(scenario.where("workload"), f"not yet: a memory snapshot of {scenario.workload}"))
-    found = simulate(scenario, detail=True, postings=MAX_POSTINGS)
-    if found.status != "ok":
-        raise InputError([Problem(row.where, row.message, row.rule) for row in found.problems])
-    if whole_fits(found):
-        found = simulate(scenario, detail=True, postings=MAX_POSTINGS, whole=True)
+    report = simulate(scenario, detail=True, postings=MAX_POSTINGS)
+    if report.status != "ok":
+        raise InputError([Problem(row.where, row.message, row.rule) for row in report.problems])
+    if whole_fits(report):
+        report = simulate(scenario, detail=True, postings=MAX_POSTINGS, whole=True)
     with writing(output):
-        write_whole(output, pickled(found))
-    return notes(found)
+        write_whole(output, pickled(report))
+    return notes(report)
 
 
 _WRITERS: Final[dict[Format, Callable[[Scenario, Path], Sequence[str]]]] = {
@@ -190,23 +190,23 @@ def _table(form: Format, paths: Sequence[str], overrides: Sequence[str], rows: R
 
     if form is Format.PARQUET:
         check_parquet()  # before anything is simulated
-    made = table([one for path in paths for one in results_of(Path(path), overrides)], ranks=rows is Rows.RANKS)
+    frame = table([report for path in paths for report in results_of(Path(path), overrides)], ranks=rows is Rows.RANKS)
     with writing(output):
-        return _TABLES[form](output, made)
+        return _TABLES[form](output, frame)
 
 
-def _csv(output: Path, made: Frame) -> Sequence[str]:
+def _csv(output: Path, frame: Frame) -> Sequence[str]:
     from simcore.batch.frame_file import write_csv
 
-    changed = write_csv(output, made)
-    told = f"an apostrophe stands before what a spreadsheet would take for a formula, in texts: {changed:,}"
-    return [told] if changed else []
+    changed = write_csv(output, frame)
+    note = f"an apostrophe stands before what a spreadsheet would take for a formula, in texts: {changed:,}"
+    return [note] if changed else []
 
 
-def _parquet(output: Path, made: Frame) -> Sequence[str]:
+def _parquet(output: Path, frame: Frame) -> Sequence[str]:
     from simcore.batch.frame_file import write_parquet
 
-    write_parquet(output, made)
+    write_parquet(output, frame)
     return []
 
 

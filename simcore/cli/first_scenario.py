@@ -1,4 +1,4 @@
-"""The first scenario that a person gets: every main key, and a comment beside it."""
+"""The file that `init` writes: every main key of a scenario, with a comment."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ limits: {{usable_memory: auto, max_fill: 1.0}}  # device memory the job may use,
 
 
 def starter_text(name: str, model: str, framework: str, topology: str) -> str:
-    """Write a scenario file that loads as it is; what YAML could read as something else than text is quoted."""
-    given = {"name": name, "model": model, "framework": framework, "topology": topology}
-    return _TEXT.format(**{key: _quoted(value) for key, value in given.items()})
+    """Text of a scenario file that loads unchanged; values that YAML could read as another type are quoted."""
+    values = {"name": name, "model": model, "framework": framework, "topology": topology}
+    return _TEXT.format(**{key: _quoted(value) for key, value in values.items()})
 
 
 def expect_readable(text: str, path: str) -> None:
-    """InputError for a scenario that nothing can read; an illegal layout is a beginning too."""
+    """Raises InputError for a scenario that cannot be read; an illegal layout is accepted as a start."""
     checked = check(parse_scenario(parse_document(text, path)))
     if checked.status == "error":
         raise InputError([Problem(row.where, row.message, row.rule) for row in checked.problems])

@@ -1,7 +1,7 @@
-"""Memory as pictures for a terminal: a bar for each class of ranks, and a line of memory over the step.
+"""Memory as figures for a terminal: a bar for each class of ranks, and a line of memory over the step.
 
-They take the width that there is. Colour only repeats what the numbers say; `signs.py` says what stands for blocks that
-a terminal cannot show.
+They fit the terminal's width. Colour only repeats the numbers; `ascii.py` has the replacements of blocks that a
+terminal cannot show.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from simcore.units import format_bytes
 __all__ = ["Bars", "Spark", "memorysheet"]
 
 _LINE: Final = 72
-"""Most signs of the line."""
+"""Most characters of the line."""
 _BAR: Final = (8, 48)
-"""Fewest and most signs of a bar."""
+"""Fewest and most characters of a bar."""
 _MOST_CLASSES: Final = 12
 _NAME: Final = 24
 _REST, _MORE, _ROOM, _END = "\u2588", "\u2593", "\u2591", "\u2502"
 
 
 def memorysheet(reports: Sequence[Report]) -> list[RenderableType]:
-    """Of a single scenario with a peak: bars, and the line where memory over the step is known; else nothing."""
+    """Bars of a single scenario with a peak, and the line if memory over the step is known; else empty."""
     if len(reports) != 1 or reports[0].peak_rank is None:
         return []
     rank = reports[0].peak_rank
@@ -61,8 +61,8 @@ class Bars:
     def _row(self, name: str, rank: RankReport, width: int) -> Text:
         used = rank.peak.device_bytes if rank.peak else 0
         capacity = self.report.capacity_bytes or 0
-        whole = max(capacity, *(one.peak.device_bytes for one in self.report.ranks if one.peak), 1)
-        rest, full, end = (round(width * n / whole) for n in (min(rank.at_rest_bytes(), used), used, capacity))
+        full_scale = max(capacity, *(other.peak.device_bytes for other in self.report.ranks if other.peak), 1)
+        rest, full, end = (round(width * n / full_scale) for n in (min(rank.at_rest_bytes(), used), used, capacity))
         cells = _REST * rest + _MORE * (full - rest) + _ROOM * (width - full)
         colour = "" if not capacity else "green" if used <= capacity else "bold red"
         share = f" {used / capacity:4.0%}" if capacity else ""
@@ -71,9 +71,9 @@ class Bars:
 
 
 def _fullest(report: Report) -> list[RankReport]:
-    """Of very many classes those with the highest peaks, in the order of the result."""
-    held = [(rank.peak.device_bytes, -n) for n, rank in enumerate(report.ranks) if rank.peak]
-    kept = sorted(-n for _, n in sorted(held, reverse=True)[:_MOST_CLASSES])
+    """Classes with the highest peaks if there are many, in the order of the result."""
+    sizes = [(rank.peak.device_bytes, -n) for n, rank in enumerate(report.ranks) if rank.peak]
+    kept = sorted(-n for _, n in sorted(sizes, reverse=True)[:_MOST_CLASSES])
     return [report.ranks[n] for n in kept]
 
 
@@ -85,7 +85,7 @@ def _name(rank: RankReport) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Spark:
-    """Memory over the step in one line of blocks, between its lowest and highest moment, and the phases below it."""
+    """Memory over the step as one line of blocks, between its lowest and highest moment, with the phases below it."""
 
     memory: MemorySeries
 
@@ -110,8 +110,8 @@ def _line(tops: Sequence[int], low: int) -> str:
 
 
 def _letters(phases: Sequence[str]) -> dict[str, str]:
-    """A letter for each phase, the first of its name that no earlier phase has; where it begins it stands."""
-    found: dict[str, str] = {}
+    """Letter of each phase: the first of its name that no earlier phase has; it is shown where the phase begins."""
+    letters: dict[str, str] = {}
     for name in dict.fromkeys(phases):
-        found[name] = next((sign for sign in name.upper() if sign not in found.values()), "*")
-    return found
+        letters[name] = next((sign for sign in name.upper() if sign not in letters.values()), "*")
+    return letters

@@ -1,4 +1,4 @@
-"""Where things go: results to standard output or files, problems and progress to standard error."""
+"""Output: results to standard output or files, problems and progress to standard error."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ class _Json(Protocol):
 
 
 def print_json(results: Sequence[_Json]) -> None:
-    """A list, one result a line."""
+    """Prints a list, one result a line."""
     sys.stdout.write("[\n" + ",\n".join(result.model_dump_json() for result in results) + "\n]\n")
 
 
 def print_summary(reports: Sequence[Report]) -> None:
-    """The tables of all scenarios, and advice; a terminal narrower than a line wraps it, nothing is cut off."""
+    """Prints the tables of all scenarios, and advice; a narrow terminal wraps lines, nothing is cut off."""
     from simcore.cli.engine import servesheet
     from simcore.cli.memory import memorysheet
     from simcore.cli.phases import phasesheet
@@ -60,31 +60,32 @@ def print_summary(reports: Sequence[Report]) -> None:
     from simcore.cli.time import timesheet
 
     screen = console(sys.stdout)
-    told = [["", *lines] for report in reports for lines in (drawn(report), hosts(report), advice(report)) if lines]
+    lines_below = [["", *lines] for report in reports for lines in (drawn(report), hosts(report),
+                                                                    advice(report)) if lines]
     of_time, of_engine = timesheet(reports, screen.width), servesheet(reports, screen.width)
-    made = (memorysheet(reports), of_time, phasesheet(reports), of_engine)
-    sheets = [["", *sheet] for sheet in made if sheet]
+    sheets_of_kind = (memorysheet(reports), of_time, phasesheet(reports), of_engine)
+    sheets = [["", *sheet] for sheet in sheets_of_kind if sheet]
     screen.print(*summary(reports, screen.width), *(line for sheet in sheets for line in sheet),
-                 *(line for lines in told for line in lines), sep="\n", soft_wrap=True)
+                 *(line for lines in lines_below for line in lines), sep="\n", soft_wrap=True)
 
 
 def print_shown(*shown: RenderableType) -> None:
-    """Tables and lines, below each other."""
+    """Prints tables and lines, below each other."""
     from simcore.cli.tables import console
 
     console(sys.stdout).print(*shown, sep="\n")
 
 
 def print_schema(*, result: bool) -> None:
-    """The JSON Schema of results, or of scenario files."""
+    """Prints the JSON Schema of results, or of scenario files."""
     from simcore.inputs.scenario import scenario_schema
 
-    found = Report.model_json_schema(mode="serialization") if result else scenario_schema()
-    sys.stdout.write(json_text.dumps(found, indent=2) + "\n")
+    schema = Report.model_json_schema(mode="serialization") if result else scenario_schema()
+    sys.stdout.write(json_text.dumps(schema, indent=2) + "\n")
 
 
 def print_validation(found: Validation, *, json: bool) -> None:
-    """What a comparison with measured runs found: tables, or all of it as JSON."""
+    """Prints a comparison with measured runs: tables, or everything as JSON."""
     if json:
         print_json([found])
         return
@@ -94,7 +95,7 @@ def print_validation(found: Validation, *, json: bool) -> None:
 
 
 def say(line: str) -> None:
-    """One line on standard error, without the control characters that a name may bring."""
+    """Prints one line on standard error, without control characters that a name may contain."""
     sys.stderr.write(f"rankscope: {_printable(line)}\n")
 
 
@@ -103,22 +104,22 @@ def _printable(line: str) -> str:
 
 
 def complain(problems: Sequence[Problem | Finding]) -> None:
-    """One line each, on standard error, equal ones together; of very many, the first."""
-    told = Counter(map(str, problems))
-    for line, times in islice(told.items(), _MOST_LINES):
+    """Prints problems on standard error, one line each, equal ones together; the first of very many."""
+    counts = Counter(map(str, problems))
+    for line, times in islice(counts.items(), _MOST_LINES):
         sys.stderr.write(f"rankscope: {_printable(line)}{f' ({times:,} times)' if times > 1 else ''}\n")
-    if len(told) > _MOST_LINES:
-        sys.stderr.write(f"rankscope: and {len(told) - _MOST_LINES:,} more\n")
+    if len(counts) > _MOST_LINES:
+        sys.stderr.write(f"rankscope: and {len(counts) - _MOST_LINES:,} more\n")
 
 
 def ci_text(report_format: str, names: Sequence[str], findings: Sequence[Finding]) -> str:
-    """What a build server reads: `github` or `junit`."""
+    """Text for a build server: `github` or `junit`."""
     return {"github": lambda: github(findings), "junit": lambda: junit(names, findings)}[report_format]()
 
 
 @contextmanager
 def progress(total: int, done: int = 0) -> Iterator[Callable[[], None]]:
-    """Gives what advances a bar by one scenario; there is a bar only for a long batch on a terminal."""
+    """Yields a function that advances a bar by one scenario; there is a bar only for a long batch on a terminal."""
     if total < _LONG or not sys.stderr.isatty():
         yield lambda: None
         return
@@ -131,7 +132,7 @@ def progress(total: int, done: int = 0) -> Iterator[Callable[[], None]]:
 
 
 def write_page(path: Path, reports: Sequence[Report]) -> None:
-    """A page to look at; InputError when it cannot be written."""
+    """Writes the HTML page; InputError if it cannot be written."""
     from viz.pages.page import render
 
     text = render(reports)
@@ -140,9 +141,9 @@ def write_page(path: Path, reports: Sequence[Report]) -> None:
 
 
 def write_figures(folder: Path, reports: Sequence[Report], *, png: bool) -> list[Path]:
-    """Each picture in a file of its own, as SVG and if asked as PNG; InputError when that cannot be.
+    """Writes each figure to a separate file, as SVG and with `png` as PNG; InputError if that fails.
 
-    One that cannot be written costs that alone: the others are tried.
+    If one cannot be written, the others are still tried.
     """
     from viz.exports.figures import as_png, figures
 
@@ -164,7 +165,7 @@ def write_figures(folder: Path, reports: Sequence[Report], *, png: bool) -> list
 
 
 def write_new(path: Path, text: str, *, force: bool) -> None:
-    """A file that is not there yet, or may be overwritten; InputError otherwise, or when it cannot be written."""
+    """Writes a file that does not exist, or with `force` any; InputError otherwise, or if it cannot be written."""
     if exists(path) and not force:
         raise InputError(Problem(str(path), "exists already; --force overwrites it"))
     with writing(path):

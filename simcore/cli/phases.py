@@ -1,4 +1,4 @@
-"""Phases of a step of reinforcement learning, for a terminal: when, how long, how full device and host are."""
+"""Phases of a reinforcement-learning step, for a terminal: begin, duration, memory of device and host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OWNERS = 3
 
 
 def phasesheet(reports: Sequence[Report]) -> list[RenderableType]:
-    """A table for each scenario that has phases, of its fullest rank."""
+    """Table for each scenario that has phases, of its fullest rank."""
     return [line for report in reports if report.phases for line in (*_table(report), "")][:-1]
 
 

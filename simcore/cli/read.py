@@ -1,4 +1,4 @@
-"""`rankscope read`: a measured run beside its scenario. Imports the engine when called."""
+"""`rankscope read`: a measured run next to its scenario. Imports the engine when called."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ def read(
         help="A memory snapshot of PyTorch (.pickle), or a log of torchtitan, Megatron-LM or Megatron-Bridge.")],
     scenario: str,
     *,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Whose memory; omitted: the fullest.")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Rank to compare; omitted: the fullest.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print both as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
 ) -> None:
-    """Show what was measured beside what is simulated: memory, step time and throughput, where there."""
+    """Compare a measured run with its scenario: memory, step time and throughput, as far as measured."""
     from simcore.cli.output import print_json
 
-    found = _found(measured, scenario, rank, overrides or ())
+    comparison = _compared(measured, scenario, rank, overrides or ())
     if json:
-        print_json([found])
+        print_json([comparison])
         return
-    for line in sheet(found):
+    for line in sheet(comparison):
         typer.echo(line)
 
 
-def _found(measured: Path, scenario: str, rank: int | None, overrides: Sequence[str]) -> SideBySide:
-    """The file is read first: what is wrong with it is told before anything is simulated."""
+def _compared(measured: Path, scenario: str, rank: int | None, overrides: Sequence[str]) -> SideBySide:
+    """Comparison of both; the file is read first, so that its problems are reported before anything is simulated."""
     from simcore.inputs.document import read_bytes
     from simcore.validation.memory_snapshot import MAX_BYTES, read_dump
     from simcore.validation.plain_pickle import is_pickle
@@ -51,10 +51,10 @@ def _found(measured: Path, scenario: str, rank: int | None, overrides: Sequence[
         return beside_dump(str(measured), dump, _simulated(scenario, overrides), rank)
     log = read_log(content.decode("utf-8", errors="replace"))
     if log is None:
-        told = ("expected a pickled memory snapshot of PyTorch, or a log with lines of torchtitan (step: 1 .. memory: "
-                "12.3GiB(..)) or Megatron ([Rank 0] (after 1 iterations) memory (MB) | .., elapsed time per iteration "
-                "(ms): ..); got neither")
-        raise InputError(Problem(str(measured), told))
+        message = ("expected a pickled memory snapshot of PyTorch, or a log with lines of torchtitan (step: 1 .. "
+                   "memory: 12.3GiB(..)) or Megatron ([Rank 0] (after 1 iterations) memory (MB) | .., "
+                   "elapsed time per iteration (ms): ..); got neither")
+        raise InputError(Problem(str(measured), message))
     return beside_log(str(measured), log, _simulated(scenario, overrides), rank)
 
 
@@ -64,30 +64,31 @@ def _simulated(path: str, overrides: Sequence[str]) -> Report:
 
     scenarios = load(path, overrides)
     if len(scenarios) != 1:
-        told = f"reads beside one scenario, this has {len(scenarios)}: --set sweep=null, and --set for what it sweeps"
-        raise InputError(Problem(path, told))
-    found = simulate(scenarios[0])
-    if found.status != "ok":
-        raise InputError([Problem(row.where, row.message, row.rule) for row in found.problems])
-    return found
+        message = (f"reads beside one scenario, this has {len(scenarios)}: --set sweep=null, "
+                   "and --set for what it sweeps")
+        raise InputError(Problem(path, message))
+    report = simulate(scenarios[0])
+    if report.status != "ok":
+        raise InputError([Problem(row.where, row.message, row.rule) for row in report.problems])
+    return report
 
 
-def sheet(found: SideBySide) -> Iterator[str]:
-    """For a terminal."""
+def sheet(compared: SideBySide) -> Iterator[str]:
+    """Lines of a comparison, for a terminal."""
     from simcore.cli.tables import plain
 
-    yield plain(f"{found.source} {found.measured} beside {found.scenario}, ranks {', '.join(found.ranks)}")
-    yield from _table(("", "measured", "simulated", "difference", ""), found.quantities)
-    if found.groups:
+    yield plain(f"{compared.source} {compared.measured} beside {compared.scenario}, ranks {', '.join(compared.ranks)}")
+    yield from _table(("", "measured", "simulated", "difference", ""), compared.quantities)
+    if compared.groups:
         yield ""
-        yield from _table(("at the highest moment", "measured", "simulated", "difference", ""), found.groups)
-    if found.notes:
+        yield from _table(("at the highest moment", "measured", "simulated", "difference", ""), compared.groups)
+    if compared.notes:
         yield ""
-    yield from (plain(note) for note in found.notes)
+    yield from (plain(note) for note in compared.notes)
 
 
 def _table(heads: Sequence[str], rows: Sequence[Beside]) -> Iterator[str]:
-    """Columns as wide as their widest cell; numbers to the right."""
+    """Lines of a table with columns as wide as their widest cell; numbers are right-aligned."""
     from simcore.cli.tables import plain
 
     cells = [heads, *([plain(text) for text in _cells(row)] for row in rows)]

@@ -1,7 +1,7 @@
-"""`rankscope report`: results as one page to look at, and as figures. The engine is imported when it is called.
+"""`rankscope report`: results as one HTML page, and as figures. Imports the engine when called.
 
-Results hold no pictures' data, so few of them are simulated once more, from the scenario that each holds. Where that
-gives other numbers (another version wrote them), the results stand as they are, and the page says less.
+Results have no data for figures, so a few of them are simulated again, from the scenario in each. If that gives other
+numbers (another version wrote them), the results are shown unchanged, without detail.
 """
 
 from __future__ import annotations
@@ -32,35 +32,36 @@ def report(
     figures: Annotated[Path | None, typer.Option(help="A folder for each picture as SVG.")] = None,
     png: Annotated[bool, typer.Option("--png", help="Figures as PNG too (needs rankscope[figures]).")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print what was drawn as JSON, nothing else.")] = False,
-    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Of scenarios.")] = None,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
 ) -> None:
     """Draw results: one page that needs nothing else, and with --figures each picture by itself."""
     from simcore.cli.output import print_json, write_figures, write_page
     from simcore.results.detail import MAX_DETAILED
 
     _check_png(figures, png=png)
-    found = [one for path in results for one in results_of(Path(path), overrides or ())]
-    if len(found) <= MAX_DETAILED:
-        found = [_closer(one) for one in found]
-    told, problems = list[str](), list[Problem]()
+    reports = [result for path in results for result in results_of(Path(path), overrides or ())]
+    if len(reports) <= MAX_DETAILED:
+        reports = [_closer(result) for result in reports]
+    lines, problems = list[str](), list[Problem]()
     with _apart(problems):
-        write_page(output, found)
-        told.append(f"wrote {output}: {len(found):,} scenario{'' if len(found) == 1 else 's'}")
+        write_page(output, reports)
+        lines.append(f"wrote {output}: {len(reports):,} scenario{'' if len(reports) == 1 else 's'}")
     with _apart(problems):
         if figures is not None:
-            told.append(f"wrote {len(write_figures(figures, found, png=png)):,} figures to {figures}")
-            told += ["no font was found: the PNGs have no letters; the SVGs have theirs"] * (png and not _has_letters())
+            lines.append(f"wrote {len(write_figures(figures, reports, png=png)):,} figures to {figures}")
+            if png and not _has_letters():
+                lines.append("no font was found: the PNGs have no letters; the SVGs have theirs")
     if json:
-        print_json(found)
+        print_json(reports)
     else:
-        typer.echo("".join(f"{line}\n" for line in told), nl=False)
+        typer.echo("".join(f"{line}\n" for line in lines), nl=False)
     if problems:
         raise InputError(problems)
 
 
 @contextmanager
 def _apart(problems: list[Problem]) -> Iterator[None]:
-    """What cannot be written costs that alone."""
+    """Collects the problems of one output, so that the others are still written."""
     try:
         yield
     except InputError as error:
@@ -68,7 +69,7 @@ def _apart(problems: list[Problem]) -> Iterator[None]:
 
 
 def _check_png(figures: Path | None, *, png: bool) -> None:
-    """Before anything is simulated."""
+    """Raises InputError for PNGs that cannot be made, before anything is simulated."""
     if png and figures is None:
         raise InputError(Problem("--png", "expected --figures DIR too: the folder that they go to"))
     if png and not _has_png():
@@ -89,17 +90,17 @@ def _has_png() -> bool:
 
 
 def results_of(path: Path, overrides: Sequence[str]) -> Iterator[Report]:
-    """Results as they are; scenarios are simulated. InputError for what is neither, and to override a result."""
+    """Results unchanged; scenarios simulated. InputError for other files, and for overrides of a result."""
     from simcore.batch.gate import read_results
     from simcore.cli.output import say
 
-    held = next((path / name for name in (RESULTS, PART) if is_file(path / name)), path)
+    file = next((path / name for name in (RESULTS, PART) if is_file(path / name)), path)
     if is_file(path / PART):
         say(f"{path}: its last batch is not finished; the same run goes on with it")
-    if held.suffix in (".json", ".jsonl", ".part"):
+    if file.suffix in (".json", ".jsonl", ".part"):
         if overrides:
-            raise InputError(Problem("--set", f"expected a scenario whose keys to override, {held} holds results"))
-        yield from read_results(held)
+            raise InputError(Problem("--set", f"expected a scenario whose keys to override, {file} holds results"))
+        yield from read_results(file)
     else:
         yield from _simulated(path, overrides)
 
@@ -119,31 +120,31 @@ def _simulated(path: Path, overrides: Sequence[str]) -> Iterator[Report]:
     yield from (outcome.report for outcome in ran.outcomes)
 
 
-def _closer(found: Report) -> Report:
-    """The same result with what pictures show, if this version still comes to it."""
+def _closer(result: Report) -> Report:
+    """Result with the detail of figures, if this version still computes the same numbers; else unchanged."""
     from simcore.inputs.document import Document
     from simcore.inputs.scenario import parse_scenario
     from simcore.simulate import simulate
 
-    if found.detail is not None or found.status != "ok" or not found.ranks:
-        return found
+    if result.detail is not None or result.status != "ok" or not result.ranks:
+        return result
     try:
-        again = simulate(parse_scenario(Document(found.name, found.scenario)), detail=True)
+        again = simulate(parse_scenario(Document(result.name, result.scenario)), detail=True)
     except InputError as error:
-        return _told(found, f"its scenario cannot be simulated again: {error.problems[0].message}")
-    if _bare(again) != _bare(found):
-        return _told(found, "this version comes to other numbers, so it is shown without tensors and streams")
-    return again.model_copy(update={"advice": found.advice})
+        return _told(result, f"its scenario cannot be simulated again: {error.problems[0].message}")
+    if _bare(again) != _bare(result):
+        return _told(result, "this version comes to other numbers, so it is shown without tensors and streams")
+    return again.model_copy(update={"advice": result.advice})
 
 
-def _told(found: Report, why: str) -> Report:
+def _told(result: Report, why: str) -> Report:
     from simcore.cli.output import say
 
-    say(f"{found.name}: {why}")
-    return found
+    say(f"{result.name}: {why}")
+    return result
 
 
-def _bare(found: Report) -> Report:
-    """What two runs of one version must agree in."""
-    ranks = tuple(rank.model_copy(update={"memory": None}) for rank in found.ranks)
-    return found.model_copy(update={"ranks": ranks, "detail": None, "advice": ()})
+def _bare(result: Report) -> Report:
+    """The fields of a result that two runs of one version must agree in."""
+    ranks = tuple(rank.model_copy(update={"memory": None}) for rank in result.ranks)
+    return result.model_copy(update={"ranks": ranks, "detail": None, "advice": ()})

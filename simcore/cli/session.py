@@ -1,4 +1,4 @@
-"""One command's batch: simulated, written down as results come if there is a folder for them, and what ended it."""
+"""One command's batch: simulated, written to a folder as results come if there is one, and the reason of its end."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["Ran", "run_entries"]
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """Outcomes in order of the entries. Of a batch that ended early: the exit code, and problems if these ended it.
+    """Outcomes in order of the entries. For a batch that ended early: `ended` its exit code, `problems` that ended it.
 
-    `where` is the file that has the results, if there is one.
+    `where`: the file with the results, if there is one.
     """
 
     outcomes: Sequence[Outcome]
@@ -34,9 +34,9 @@ class Ran:
 
 def run_entries(entries: Sequence[Entry], work: Work, jobs: int | None = None, folder: Path | None = None,
                 existing: Existing = Existing.REFUSE) -> Ran:
-    """Does `work` to all entries, and to those alone that a folder has no results of.
+    """Runs `work` on all entries, or with a folder only on those without a result in it.
 
-    InputError where the folder cannot be used; it is not even opened where nothing can be read of what is asked.
+    InputError if the folder cannot be used; it is not opened if no entry has a scenario.
     """
     if folder is None or not any(entry.scenario for entry in entries):
         return _run(entries, work, jobs)
@@ -48,20 +48,20 @@ def run_entries(entries: Sequence[Entry], work: Work, jobs: int | None = None, f
 
 
 def _into(kept: Folder, entries: Sequence[Entry], work: Work, jobs: int | None) -> Ran:
-    """What is known already is not simulated again."""
+    """Runs the batch into a folder; entries with known results are not simulated again."""
     if kept.told:
         complain([Problem(str(kept.folder), kept.told)])
     known, problems = dict(kept.known), list[Problem]()
-    left = [index for index in range(len(entries)) if index not in known]
-    made: dict[int, Outcome] = {}
+    remaining = [index for index in range(len(entries)) if index not in known]
+    outcomes_by_place: dict[int, Outcome] = {}
 
     def arrived(at: int, outcome: Outcome) -> None:
-        made[at] = outcome
-        kept.add(left[at], outcome)
+        outcomes_by_place[at] = outcome
+        kept.add(remaining[at], outcome)
 
     ran = Ran(())
     try:
-        ran = _run([entries[index] for index in left], work, jobs, arrived, num_known=len(known))
+        ran = _run([entries[index] for index in remaining], work, jobs, arrived, num_known=len(known))
     except InputError as error:  # the disk is full
         problems += error.problems
     try:
@@ -69,7 +69,7 @@ def _into(kept: Folder, entries: Sequence[Entry], work: Work, jobs: int | None) 
     except InputError as error:
         problems += error.problems
         where = ""
-    outcomes = known | {left[at]: outcome for at, outcome in made.items()}
+    outcomes = known | {remaining[at]: outcome for at, outcome in outcomes_by_place.items()}
     return Ran([outcomes[index] for index in sorted(outcomes)], 2 if problems else ran.ended, problems, where)
 
 
@@ -78,11 +78,11 @@ def _run(entries: Sequence[Entry], work: Work, jobs: int | None, arrived: Arrive
     outcomes: list[Outcome] = []
     with interrupts() as asked, progress(num_known + len(entries), num_known) as advance:
 
-        def told(index: int, outcome: Outcome) -> None:
+        def on_arrival(index: int, outcome: Outcome) -> None:
             advance()
             if arrived is not None:
                 arrived(index, outcome)
 
-        finished = run_batch(entries, work, outcomes.append, workers=jobs or num_workers(len(entries)), arrived=told,
-                             asked=asked)
+        finished = run_batch(entries, work, outcomes.append, workers=jobs or num_workers(len(entries)),
+                             arrived=on_arrival, asked=asked)
     return Ran(outcomes, 0 if finished else asked.code)

@@ -1,6 +1,6 @@
 """Standard output and error that may be closed, full, or no longer read: the exit code is that of the work.
 
-What cannot be written is dropped, and its first error remembered, so that nothing on the way to a stream has to ask.
+Output that cannot be written is dropped, and the first error is kept, so that no caller has to check for errors.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["lost", "open_streams"]
 
 
 class _Kept(FileIO):
-    """A descriptor that takes everything; `error`: the first that it met, after which it drops what comes."""
+    """A descriptor that accepts everything; `error`: its first error, after which it drops all output."""
 
     error: OSError | None = None
 
@@ -39,7 +39,7 @@ class _Kept(FileIO):
 
 
 def open_streams() -> None:
-    """Makes the three standard streams usable: closed ones lead nowhere, and output never raises."""
+    """Makes the three standard streams usable: closed ones go to the null device, and output never raises."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -69,9 +69,9 @@ def _number(stream: TextIO) -> int:
 
 
 def lost(stream: TextIO) -> str:
-    """Writes out what is buffered; why part of the output was lost, empty if it was not.
+    """Flushes a stream; returns the reason why output was lost, empty if none was.
 
-    A reader that has left (`| head`) wanted no more: that is no loss.
+    A reader that closed the pipe (`| head`) counts as no loss.
     """
     stream.flush()
     raw = stream.buffer.raw if isinstance(stream, TextIOWrapper) and isinstance(stream.buffer, BufferedWriter) else None

@@ -1,4 +1,4 @@
-"""One line a scenario: what it is, whether it fits, where the peak is, what is sent, how long a step takes.
+"""Summary of scenarios, one line each: layout, verdict, peak, traffic, time of a step.
 
 A verdict is always a word, colour only repeats it.
 """
@@ -29,13 +29,13 @@ _STYLE = {
     "error": "bold red",
 }
 _BAR = 8
-"""Characters of a full one."""
+"""Characters of a full bar."""
 _PLACE = 24
 """Characters of a module path at most."""
 
 
 def verdict(report: Report) -> str:
-    """One word: fits, OOM, illegal, error; placed or legal when nothing more was asked."""
+    """One word: fits, OOM, illegal, error; placed or legal if no more was computed."""
     if report.status != "ok":
         return report.status
     if report.verdict:
@@ -44,7 +44,7 @@ def verdict(report: Report) -> str:
 
 
 def summary(reports: Sequence[Report], width: int) -> list[RenderableType]:
-    """The table. What does not fit beside the names in `width` characters follows in another one below."""
+    """Table of all scenarios; columns that do not fit into `width` characters follow in another table below."""
     styles = [Style.parse(_STYLE[verdict(report)]) for report in reports]
     shown: list[RenderableType] = [*grids(_columns(reports), reports, styles, width)]
     if len(reports) > 1:
@@ -64,14 +64,14 @@ def _is_unsure(report: Report) -> bool:
 
 
 def _columns(reports: Sequence[Report]) -> tuple[Column, ...]:
-    """Those that have something to say."""
+    """Columns that have values."""
     if any(r.peak_rank for r in reports):
         return (*_WHAT, _AT_REST, *_MEMORY, _VERDICT, *_STEP)
     return (*_WHAT, _AT_REST, _VERDICT) if any(r.ranks for r in reports) else (*_WHAT, _VERDICT)
 
 
 def _count(reports: Sequence[Report]) -> Text:
-    """`14 scenarios: 12 fits, 2 OOM`."""
+    """Counts of verdicts, such as `14 scenarios: 12 fits, 2 OOM`."""
     words = Counter(map(verdict, reports))
     return Text(f"{len(reports):,} scenarios: " + ", ".join(f"{words[w]:,} {w}" for w in _STYLE if words[w]))
 
@@ -88,7 +88,7 @@ def _axis(report: Report, axis: str) -> int:
 
 
 def _layout(report: Report) -> str:
-    """Axes of more than one rank, `pp2 dp2x4 ep8`: dp is `replicas x shards`, or the one of them that there is."""
+    """Axes of more than one rank, such as `pp2 dp2x4 ep8`: dp is `replicas x shards`, or one size if the other is 1."""
     if "mesh" not in report.scenario:
         return ""
     replicate, shard = _axis(report, "dp_replicate"), _axis(report, "dp_shard")
@@ -117,7 +117,7 @@ def _method(report: Report) -> str:
 
 
 def _gib(num_bytes: float) -> str:
-    """Under a heading that says GiB, so that points stand below each other; what is there is never shown as none."""
+    """Number for a column of GiB, with aligned decimal points; a small number is never shown as zero."""
     return "<0.01" if 0 < num_bytes < 2**30 / 200 else f"{num_bytes / 2**30:,.2f}"
 
 
@@ -127,7 +127,7 @@ def _at_rest(report: Report) -> str:
 
 
 def _of_peak(show: Callable[[Peak], str]) -> Callable[[Report], str]:
-    """A cell about the peak of the worst rank; empty when there is none."""
+    """Function for a cell about the peak of the worst rank; empty without a peak."""
 
     def cell(report: Report) -> str:
         rank = report.peak_rank
@@ -137,7 +137,7 @@ def _of_peak(show: Callable[[Peak], str]) -> Callable[[Report], str]:
 
 
 def _peak_at(peak: Peak) -> str:
-    """`backward, layers.51`: shortened from the front, where long module paths are alike."""
+    """Place of the peak, such as `backward, layers.51`; long module paths are cut at the front."""
     place = plain(peak.layer or peak.event)
     if place == peak.phase:
         return plain(place)
@@ -149,7 +149,7 @@ def _capacity(report: Report) -> str:
 
 
 def _fill(report: Report) -> str:
-    """A bar and the share of the capacity; the bar is full at 100 %, the number goes on."""
+    """A bar and the share of the capacity; the bar is full at 100 %, the number may exceed it."""
     rank = report.peak_rank
     if not (rank and rank.peak and report.capacity_bytes):
         return ""
@@ -159,7 +159,7 @@ def _fill(report: Report) -> str:
 
 
 def _traffic(*collectives: str) -> Callable[[Report], str]:
-    """Bytes that leave the worst rank in one step; without names, all that is not named by the other columns."""
+    """Function for a cell of bytes that leave the worst rank in one step; without names, all other collectives."""
 
     def cell(report: Report) -> str:
         rank = worst_rank(report)

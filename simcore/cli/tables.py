@@ -1,4 +1,4 @@
-"""Tables that a person reads at a glance, on a terminal or through a pipe.
+"""Tables and lines of results, for a terminal or a pipe.
 
 Names come from files, so nothing in them is markup.
 """
@@ -31,27 +31,27 @@ __all__ = ["advice", "comparison", "console", "drawn", "hosts", "placement", "pl
 
 _MOST_CLASSES = 16
 _MOST_GAPS, _REASON = 25, 110
-"""Reasons that are shown, and columns of one."""
+"""Number of reasons that are shown, and characters of one."""
 _PIPE = 240
-"""Columns of a pipe or file that does not say how many it has."""
+"""Width of a pipe or file if `COLUMNS` is not set."""
 
 
 def console(stream: IO[str]) -> Console:
-    """For `stream`; a pipe or file is as wide as `COLUMNS` says, or as most tables want."""
+    """Console for `stream`; a pipe or file is as wide as `COLUMNS` says, or wide enough for most tables."""
     columns = os.environ.get("COLUMNS", "")
     width = None if stream.isatty() else int(columns) if columns.isdecimal() and int(columns) else _PIPE
     return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
 
 
 def plain(text: str) -> str:
-    """Without control characters: a name from a file must not steer the terminal."""
+    """Text without control characters, because a name from a file must not control the terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def placement(report: Report) -> list[RenderableType]:
-    """What lies on each class of ranks, component by component; of very many classes, the first."""
+    """Tables of the components on each class of ranks; the first classes of very many."""
     shown: list[RenderableType] = []
     for rank in report.ranks[:_MOST_CLASSES]:
         shown += [_rank_line(report, rank), _rank_table(rank)]
@@ -94,50 +94,52 @@ def _total(rank: RankReport) -> AtRest:
 
 
 def advice(report: Report) -> list[RenderableType]:
-    """What to change where it does not fit, one line a change, to be pasted behind the command; empty without any."""
+    """Changes that would make it fit, one line each, to be appended to the command; empty without advice."""
     if not report.advice:
         return []
-    fits = any(one.verdict == "fits" for one in report.advice)
-    told = "what would make it fit, the smallest change first" if fits else "one or two changes are not enough; nearest"
-    return [Text(plain(f"{report.name}: {told}:")), *map(_advised, report.advice)]
+    fits = any(change.verdict == "fits" for change in report.advice)
+    heading = ("what would make it fit, the smallest change first" if fits
+               else "one or two changes are not enough; nearest")
+    return [Text(plain(f"{report.name}: {heading}:")), *map(_advised, report.advice)]
 
 
-def _advised(one: Advice) -> Text:
-    numbers = f"peak {format_bytes(one.peak_bytes):>10}, left {format_bytes(one.headroom_bytes):>10}"
-    numbers += "" if one.step_s is None else f", step {format_seconds(one.step_s):>8}"
-    return Text(plain(f"  {one.verdict:<4}  {numbers}  {' '.join(starmap(setting, one.changes.items()))}"))
+def _advised(change: Advice) -> Text:
+    numbers = f"peak {format_bytes(change.peak_bytes):>10}, left {format_bytes(change.headroom_bytes):>10}"
+    numbers += "" if change.step_s is None else f", step {format_seconds(change.step_s):>8}"
+    return Text(plain(f"  {change.verdict:<4}  {numbers}  {' '.join(starmap(setting, change.changes.items()))}"))
 
 
 def drawn(report: Report) -> list[RenderableType]:
-    """What draws make of the highest rank, a line for lengths and one for routing; empty where nothing was drawn."""
+    """Quantiles of the highest rank over random draws, a line for lengths and one for routing; empty without draws."""
     return [line for line in (_lengths(report), _routing(report)) if line is not None]
 
 
 def _lengths(report: Report) -> Text | None:
-    """Padded lengths, and the device's peak at each."""
-    found = report.lengths
-    if found is None:
+    """Line with padded lengths, and the device's peak at each."""
+    lengths = report.lengths
+    if lengths is None:
         return None
-    sizes = zip(found.step.model_dump().items(), found.peak.device_bytes.model_dump().values(), strict=True)
+    sizes = zip(lengths.step.model_dump().items(), lengths.peak.device_bytes.model_dump().values(), strict=True)
     each = ", ".join(f"{name} {length:,} tokens: {format_bytes(size)}" for (name, length), size in sizes)
-    return Text(plain(f"{report.name}: longest of a step, {found.draws:,} drawn (seed {found.seed}): {each}"))
+    return Text(plain(f"{report.name}: longest of a step, {lengths.draws:,} drawn (seed {lengths.seed}): {each}"))
 
 
 def _routing(report: Report) -> Text | None:
-    found = report.drawn
-    if found is None:
+    routing = report.drawn
+    if routing is None:
         return None
-    sizes = ", ".join(f"{name} {format_bytes(size)}" for name, size in found.hottest.device_bytes.model_dump().items())
-    told = f"{report.name}: routing drawn {found.draws:,} times (seed {found.seed}): highest rank {sizes}; "
-    return Text(plain(f"{told}does not fit in {found.oom_probability:.1%} of the draws"))
+    sizes = ", ".join(f"{name} {format_bytes(size)}" for name,
+                      size in routing.hottest.device_bytes.model_dump().items())
+    words = f"{report.name}: routing drawn {routing.draws:,} times (seed {routing.seed}): highest rank {sizes}; "
+    return Text(plain(f"{words}does not fit in {routing.oom_probability:.1%} of the draws"))
 
 
 def hosts(report: Report) -> list[RenderableType]:
-    """Phases in which a host runs out of memory, or a device does beside the step; empty where all fits."""
+    """Phases in which a host runs out of memory, or a device outside the step; empty if everything fits."""
     if report.host is None:
         return []
-    return [Text(plain(f"{report.name}: {told}")) for phase in report.host.phases
-            for told in _phase(phase, report.host)]
+    return [Text(plain(f"{report.name}: {line}")) for phase in report.host.phases
+            for line in _phase(phase, report.host)]
 
 
 def _phase(phase: HostPhase, host: Host) -> Iterator[str]:
@@ -150,13 +152,13 @@ def _phase(phase: HostPhase, host: Host) -> Iterator[str]:
 
 
 def setting(key: str, value: object) -> str:
-    """`--set KEY=VALUE`, quoted for a shell where it has to be."""
-    told = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-    return f"--set {shlex.quote(f'{key}={told}')}"
+    """`--set KEY=VALUE`, quoted for a shell if necessary."""
+    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    return f"--set {shlex.quote(f'{key}={text}')}"
 
 
 def comparison(both: Comparison) -> Table:
-    """Two results side by side, difference as bytes or seconds and as a share of the first."""
+    """Table of two results side by side; differences in bytes or seconds and as a share of the first."""
     table = plain_table("on the worst rank", both.a, both.b, "difference", "%")
     _section(table, "at rest (flat shards: their mean)", both.at_rest, format_bytes)
     _section(table, "at the peak", both.peak, format_bytes)
@@ -175,7 +177,7 @@ def _section(table: Table, heading: str, rows: Sequence[Row], show: Callable[[fl
 
 
 def validation(found: Validation) -> list[RenderableType]:
-    """Errors by group and quantity, verdicts, the worst observations, what has no answer, tolerances; then of time."""
+    """Tables of errors by group and quantity, verdicts, worst observations, gaps, tolerances; then of time."""
     memory = [_errors(found.summaries), _told(found.verdicts), _worst(found.worst), _gaps(found.gaps),
               _tolerances(found.judged)]
     time = found.time
@@ -188,66 +190,69 @@ def _laps(summaries: Sequence[TimingSummary]) -> Table:
     words = ("group", "topology", "precision", "of row")
     heads = ("rows", "distinct", "modelled", "told oom", "median", "90 %", "bias", "group out", "GPU out", "worst")
     table = plain_table("step time", *words[:-1], *heads, words[-1], left=words)
-    for one in summaries:
-        counts = one.num_rows, one.num_distinct, one.num_modelled, one.num_oom
-        table.add_row(one.kind, one.group, plain(one.topology), one.precision, *map(str, counts),
-                      *map(_percent, (one.median, one.percentile_90)), _signed(one.bias),
-                      *map(_percent, (one.group_left_out, one.topology_left_out)), _signed(one.worst_error),
-                      plain(one.worst))
+    for summary in summaries:
+        counts = summary.num_rows, summary.num_distinct, summary.num_modelled, summary.num_oom
+        table.add_row(summary.kind, summary.group, plain(summary.topology), summary.precision, *map(str, counts),
+                      *map(_percent, (summary.median, summary.percentile_90)), _signed(summary.bias),
+                      *map(_percent, (summary.group_left_out, summary.topology_left_out)), _signed(summary.worst_error),
+                      plain(summary.worst))
     return table
 
 
 def _worst_laps(worst: Sequence[Timed]) -> Table:
     table = plain_table("worst step time", "release", "measured", "simulated", "error")
-    for one in worst:
-        table.add_row(plain(one.rows[0]), plain(one.release or ""), format_seconds(one.measured_s),
-                      format_seconds(one.simulated_s), _signed(one.error))
+    for row in worst:
+        table.add_row(plain(row.rows[0]), plain(row.release or ""), format_seconds(row.measured_s),
+                      format_seconds(row.simulated_s), _signed(row.error))
     return table
 
 
 def _errors(summaries: Sequence[Summary]) -> Table:
     heads = ("quantity", "readings", "distinct", "modelled", "median", "90 %", "bias", "worst", "of row")
     table = plain_table("group", *heads, left=("quantity", "of row"))
-    for one in summaries:
-        table.add_row(one.group, one.quantity, *map(str, (one.num_readings, one.num_distinct, one.num_modelled)),
-                      *map(_percent, (one.median, one.percentile_90)), *map(_signed, (one.bias, one.worst_error)),
-                      plain(one.worst))
+    for summary in summaries:
+        table.add_row(summary.group, summary.quantity, *map(str,
+                                                            (summary.num_readings, summary.num_distinct,
+                                                             summary.num_modelled)),
+                      *map(_percent, (summary.median, summary.percentile_90)),
+                      *map(_signed, (summary.bias, summary.worst_error)), plain(summary.worst))
     return table
 
 
 def _told(verdicts: Sequence[Verdicts]) -> Table:
     table = plain_table("measured", "told fits", "told oom", "not modelled", "wrong", left=("wrong",))
-    for one in verdicts:
-        table.add_row(one.measured, *map(str, (one.told_fits, one.told_oom, one.not_modelled)),
-                      plain(", ".join(one.wrong)))
+    for row in verdicts:
+        table.add_row(row.measured, *map(str, (row.told_fits, row.told_oom, row.not_modelled)),
+                      plain(", ".join(row.wrong)))
     return table
 
 
 def _worst(worst: Sequence[Compared]) -> Table:
     table = plain_table("worst", "quantity", "rank", "measured", "simulated", "error", left=("quantity",))
-    for one in worst:
-        table.add_row(plain(one.rows[0]), one.quantity, str(one.rank), format_bytes(one.measured_bytes),
-                      format_bytes(one.simulated_bytes), _signed(one.error))
+    for row in worst:
+        table.add_row(plain(row.rows[0]), row.quantity, str(row.rank), format_bytes(row.measured_bytes),
+                      format_bytes(row.simulated_bytes), _signed(row.error))
     return table
 
 
 def _gaps(gaps: Sequence[Gap]) -> Table:
-    """The most frequent reasons, each in a line; `--json` has them all, in full."""
+    """Table of the most frequent reasons, a line each; `--json` has all of them in full."""
     table = plain_table("no answer, because", "rows", "groups", left=("groups",))
-    for one in gaps[:_MOST_GAPS]:
-        told = one.reason if len(one.reason) <= _REASON else f"{one.reason[:_REASON - 3]}..."
-        table.add_row(plain(told), str(one.num_rows), plain(", ".join(one.groups)))
+    for gap in gaps[:_MOST_GAPS]:
+        reason = gap.reason if len(gap.reason) <= _REASON else f"{gap.reason[:_REASON - 3]}..."
+        table.add_row(plain(reason), str(gap.num_rows), plain(", ".join(gap.groups)))
     if len(gaps) > _MOST_GAPS:
-        left = gaps[_MOST_GAPS:]
-        table.add_row(f"and {len(left)} more reasons: --json has them", str(sum(one.num_rows for one in left)), "")
+        omitted = gaps[_MOST_GAPS:]
+        table.add_row(f"and {len(omitted)} more reasons: --json has them", str(sum(gap.num_rows for gap in omitted)),
+                      "")
     return table
 
 
 def _tolerances(judged: Sequence[Judged]) -> Table:
     table = plain_table("tolerance", "observations", "allowed", "found", "")
-    for one in judged:
-        table.add_row(one.what, str(one.num), *map(_percent, (one.allowed, one.found)),
-                      "kept" if one.is_kept else "NOT KEPT")
+    for row in judged:
+        table.add_row(row.what, str(row.num), *map(_percent, (row.allowed, row.found)),
+                      "kept" if row.is_kept else "NOT KEPT")
     return table
 
 
@@ -260,7 +265,7 @@ def _signed(share: float | None) -> str:
 
 
 def plain_table(first: str, *others: str, left: Sequence[str] = ()) -> Table:
-    """A table of columns of numbers, after a first one of names; `left`: those of words."""
+    """Table with a first column of names, and columns of numbers; `left`: columns of words."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column(Text(plain(first)), overflow="fold")
     for heading in others:

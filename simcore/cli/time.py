@@ -1,4 +1,4 @@
-"""Where the time of a step goes, for a terminal: one line a scenario, and for one scenario alone what it is made of."""
+"""Breakdown of a step's time, for a terminal: one line a scenario, and for a single scenario its parts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST = 8
 
 
 def timesheet(reports: Sequence[Report], width: int) -> list[RenderableType]:
-    """The table, of scenarios whose time is known; of a single one, its communication and kernels below."""
+    """Table of scenarios whose time is known; for a single one, its communication and kernels below."""
     timed = [report for report in reports if report.time is not None and report.time.parts]
     if not timed:
         return []
@@ -36,7 +36,7 @@ def _of(show: Callable[[StepTime], str]) -> Callable[[Report], str]:
 
 
 def _share(*parts: str) -> Callable[[Report], str]:
-    """Of the step, in percent; what is there is never shown as none."""
+    """Function for a cell with the parts' share of the step in percent; a small share is never shown as zero."""
 
     def cell(time: StepTime) -> str:
         spent = sum(time.parts.get(part, 0.0) for part in parts)
@@ -46,15 +46,15 @@ def _share(*parts: str) -> Callable[[Report], str]:
 
 
 def _limit(time: StepTime) -> str:
-    found = time.roofline
-    return f"{format_seconds(found.limit_s)} {found.limit}" if found else ""
+    roofline = time.roofline
+    return f"{format_seconds(roofline.limit_s)} {roofline.limit}" if roofline else ""
 
 
 def _money(amount: Callable[[Cost], float | None]) -> Callable[[StepTime], str]:
-    """Never 0 where nobody named a price."""
+    """Function for a cell with a cost; "no price" without a price, never 0."""
     def cell(time: StepTime) -> str:
-        found = None if time.cost is None else amount(time.cost)
-        return "no price" if found is None else f"{found:,.3g}"
+        usd = None if time.cost is None else amount(time.cost)
+        return "no price" if usd is None else f"{usd:,.3g}"
 
     return cell
 
@@ -85,37 +85,37 @@ def _details(time: StepTime) -> Iterator[RenderableType]:
 
 
 def _communication(time: StepTime) -> RenderableType:
-    """The collectives that are waited for longest."""
+    """Table of the collectives that are waited for longest."""
     table = plain_table("communication of a step", "axis", "over", "calls", "alone", "exposed", "hidden",
                         left=("axis", "over"))
-    for one in sorted(time.communication, key=lambda one: (-one.exposed_s, -one.alone_s))[:_MOST]:
-        table.add_row(one.collective, plain(one.axis), one.link, f"{one.calls:,}",
-                      *map(format_seconds, (one.alone_s, one.exposed_s, one.hidden_s)))
+    for row in sorted(time.communication, key=lambda row: (-row.exposed_s, -row.alone_s))[:_MOST]:
+        table.add_row(row.collective, plain(row.axis), row.link, f"{row.calls:,}",
+                      *map(format_seconds, (row.alone_s, row.exposed_s, row.hidden_s)))
     return table
 
 
 def _kernels(time: StepTime) -> RenderableType:
-    """The kernels that take longest together; those that a machine of any speed takes no time for are left out."""
+    """Table of the kernels that take longest in total; those that take no time are left out."""
     table = plain_table("kernels of a step", "forward", "backward", "optimizer", "of the step", "TFLOP/s", "GB/s")
-    every = [(one.forward_s + one.backward_s + one.optimizer_s, one) for one in time.kernels]
-    for seconds, one in sorted((each for each in every if each[0]), key=lambda each: -each[0])[:_MOST]:
-        table.add_row(f"{one.kernel} {one.dtype}",
-                      *(format_seconds(part) if part else "" for part in (one.forward_s, one.backward_s,
-                                                                         one.optimizer_s)),
-                      f"{seconds / time.step_s:.1%}", f"{one.flops / seconds / 1e12:,.1f}",
-                      f"{one.bytes_moved / seconds / 1e9:,.0f}")
+    every = [(kernel.forward_s + kernel.backward_s + kernel.optimizer_s, kernel) for kernel in time.kernels]
+    for seconds, kernel in sorted((each for each in every if each[0]), key=lambda each: -each[0])[:_MOST]:
+        table.add_row(f"{kernel.kernel} {kernel.dtype}",
+                      *(format_seconds(part) if part else "" for part in (kernel.forward_s, kernel.backward_s,
+                                                                         kernel.optimizer_s)),
+                      f"{seconds / time.step_s:.1%}", f"{kernel.flops / seconds / 1e12:,.1f}",
+                      f"{kernel.bytes_moved / seconds / 1e9:,.0f}")
     return table
 
 
 def _told(time: StepTime) -> str:
-    """What the numbers are of."""
+    """Line about the ranks, the peak and the price of the numbers above."""
     first = f"of ranks {', '.join(time.ranks)}, which end last; MFU of {time.peak_tflops or 0:,.1f} TFLOP/s dense"
-    found = time.cost
-    if found is None:
+    cost = time.cost
+    if cost is None:
         return f"{first} {time.peak_dtype}"
-    run = f"; the run: {found.run_s / 3600:,.1f} h, {found.gpu_hours:,.0f} GPU hours" if found.run_s is not None and (
-        found.gpu_hours is not None) else ""
-    if found.per_run is not None:
-        run += f", {found.per_run:,.2f} USD"
-    price = found.note or f"{found.price_per_gpu_hour:,.2f} USD per GPU hour ({found.price_date})"
+    run = f"; the run: {cost.run_s / 3600:,.1f} h, {cost.gpu_hours:,.0f} GPU hours" if cost.run_s is not None and (
+        cost.gpu_hours is not None) else ""
+    if cost.per_run is not None:
+        run += f", {cost.per_run:,.2f} USD"
+    price = cost.note or f"{cost.price_per_gpu_hour:,.2f} USD per GPU hour ({cost.price_date})"
     return f"{first} {time.peak_dtype}; {price}{run}"

@@ -3,7 +3,8 @@
     python -m simcore.docgen.glossary > docs/glossary.md          the whole glossary
     python -m simcore.docgen.glossary docs/scenario.md            the keys between the two markers of a page
 
-What the code has no words for (what a category or a component *is*) is written here; a test holds it against programs.
+Descriptions that the code does not have (of categories and components) are written here; a test compares their names
+with those of programs.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ AXES: Final = {
     "expert_dp_replicate": "copies of that, with several optimizer instances",
     "world": "all ranks",
 }
-"""What the axes are that no scenario sets; the scenario's own words say it of the others."""
+"""Descriptions of the axes that no scenario sets; those of the others are the scenario schema's."""
 
 COMPONENTS: Final = {
     "embedding": "token embedding and learned positions; a tied head counts here",
@@ -114,7 +115,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def glossary() -> str:
-    """The whole page."""
+    """Text of the glossary page."""
     head = ("# Glossary\n\nMade by `python -m simcore.docgen.glossary` from the code's own tables; edit those, not "
             "this page.")
     parts = (_axes(), _components(), _categories(), _phases(), _collectives(), _ops(), _streams(), _moments(),
@@ -123,8 +124,8 @@ def glossary() -> str:
 
 
 def _axes() -> tuple[str, str]:
-    told = {name: _lower(str(field.description)) for name, field in Degrees.model_fields.items()} | AXES
-    rows = [(f"`{name}`", f"`{size}`", f"`{stride}`", told[name]) for name, size, stride in _digits()]
+    descriptions = {name: _lower(str(field.description)) for name, field in Degrees.model_fields.items()} | AXES
+    rows = [(f"`{name}`", f"`{size}`", f"`{stride}`", descriptions[name]) for name, size, stride in _digits()]
     note = ("An axis is a digit of the rank: `rank // stride % size`. `NAME/4` is a part of an axis: groups of 4 "
             "neighbours on it.")
     return "Mesh axes", f"{note}\n\n{table(('axis', 'size', 'stride', 'is'), rows)}"
@@ -135,7 +136,7 @@ def _lower(sentence: str) -> str:
 
 
 def _digits() -> Iterator[tuple[str, str, str]]:
-    """(axis, size, stride) as `Mesh` writes them down."""
+    """(axis, size, stride) of every axis, as they are written in the source of `Mesh.digit`."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(Mesh.digit)))
     digits = next(node for node in ast.walk(tree) if isinstance(node, ast.Dict))
     for key, value in zip(digits.keys, digits.values, strict=True):
@@ -177,11 +178,11 @@ def _ops() -> tuple[str, str]:
 
 
 def _commented(enum: type[Enum]) -> Iterator[tuple[str, str]]:
-    """(name, comment beside it) of an enumeration."""
+    """(name, trailing comment) of every member of an enumeration."""
     for line in inspect.getsource(enum).splitlines():
-        found = re.fullmatch(r"\s+([A-Z_]+) = \d+(?:\s+# (.*))?", line)
-        if found:
-            yield found[1], found[2] or ""
+        member = re.fullmatch(r"\s+([A-Z_]+) = \d+(?:\s+# (.*))?", line)
+        if member:
+            yield member[1], member[2] or ""
 
 
 def _streams() -> tuple[str, str]:
@@ -212,7 +213,7 @@ def _events() -> tuple[str, str]:
 
 
 def events() -> tuple[str, ...]:
-    """The hooks that a small FSDP2 job passes, in the order in which it first passes them."""
+    """Hooks that a small FSDP2 job passes, in the order in which it first passes them."""
     program = _sample()
     hooks, columns = list(program.tables.hooks), program.columns
     passed = (hooks[hook] for hook in columns[columns[:, OP] == Op.MARK, SLOT].tolist())
@@ -224,22 +225,22 @@ def _event(hook: str) -> str:
 
 
 def _sample() -> Program:
-    """A job that passes every hook: experts that are a unit of their own, checkpoints, two microbatches."""
-    asked = {"name": "events", "model": "nemotron-3-tiny", "framework": "fsdp2", "topology": "dgx-h100",
+    """Program of a job that passes every hook: experts in a separate unit, checkpoints, two microbatches."""
+    scenario = {"name": "events", "model": "nemotron-3-tiny", "framework": "fsdp2", "topology": "dgx-h100",
              "mesh": {"dp_shard": 4, "ep": 2},
              "training": {"seq_len": 128, "global_batch_size": 8, "recompute": "full"}}
-    job, framework = prepare(parse_scenario(parse_document(json.dumps(asked), "events")))
+    job, framework = prepare(parse_scenario(parse_document(json.dumps(scenario), "events")))
     plan = place(job.graph, job.mesh, framework, 0)
     return lower(plan, Workload(1, 128, 1 << 16), actions(framework.schedule, 0, 2), hooks_of(framework))
 
 
 def scenario_keys() -> str:
-    """Every key of a scenario file, as its schema describes it."""
+    """Table of every key of a scenario file, as its schema describes it."""
     return table(("key", "value", "left out", "what it says"), list(key_rows()))
 
 
 def filled(page: str) -> str:
-    """A page with the scenario's keys between its two markers."""
+    """A page with the table of keys between its two markers."""
     before, _, rest = page.partition(_BEGIN)
     _, _, after = rest.partition(_END)
     assert after, f"expected the lines {_BEGIN} and {_END}"
@@ -247,7 +248,7 @@ def filled(page: str) -> str:
 
 
 def main(pages: Sequence[str]) -> None:
-    """Print the glossary, or fill the pages named."""
+    """Prints the glossary, or fills the named pages."""
     for page in map(Path, pages):
         page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
     if not pages:

@@ -1,6 +1,6 @@
-"""The built-in machines as a page, made from their files.
+"""The page of built-in machines, made from their files.
 
-    python -m simcore.docgen.machines > docs/machines.md
+python -m simcore.docgen.machines > docs/machines.md
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from other GPUs. They are: """
 
 
 def machines() -> str:
-    """The whole page."""
-    found = [load_topology(name) for name in topology_names()]
+    """Text of the page of machines."""
+    topologies = [load_topology(name) for name in topology_names()]
     gpus = table(("GPU", "capability", "SMs", "memory", "usable", "GB/s", *_formats(), "W"),
-                 {one.device.name: _gpu(one) for one in found}.values())
+                 {topology.device.name: _gpu(topology) for topology in topologies}.values())
     nodes = table(("machine", "GPUs a node", "GPU", "between GPUs", "network", "nodes", "host GB", "host link", "price",
-                   "kernels"), map(_machine, found))
+                   "kernels"), map(_machine, topologies))
     shares = _SHARES + ", ".join(f"`{name}`" for name in efficiency_names()) + "."
     parts = (_HEAD, "## GPUs", _GPUS, gpus, "## Nodes and networks", _NODES, nodes, "## Kernels", shares)
     return "\n\n".join(parts) + "\n"
@@ -51,24 +51,25 @@ def _formats() -> tuple[str, ...]:
 
 def _gpu(machine: Topology) -> tuple[str, ...]:
     device = machine.device
-    peaks = (_told(getattr(device.peak, name), 1e12) or "-" for name in _formats())
-    return (device.name, device.compute_capability, _told(device.num_sms), _told(device.memory.total, 2**30),
-            _told(device.memory.usable, 2**30), _told(device.memory_bandwidth, 1e9), *peaks, _told(device.power))
+    peaks = (_formatted(getattr(device.peak, name), 1e12) or "-" for name in _formats())
+    return (device.name, device.compute_capability, _formatted(device.num_sms), _formatted(device.memory.total, 2**30),
+            _formatted(device.memory.usable, 2**30), _formatted(device.memory_bandwidth, 1e9), *peaks,
+            _formatted(device.power))
 
 
 def _machine(machine: Topology) -> tuple[str, ...]:
     node, price = machine.node, machine.price_per_gpu_hour
     pcie = "PCIe " * bool(node.pcie)
     hosts = f", {machine.gpus_per_host} a host" if node.gpus_per_host else ""
-    links = [f"{_told(link.bandwidth, 1e9)} ({_told(link.bus_bandwidth.all_gather, 1e9)})" if link else ""
+    links = [f"{_formatted(link.bandwidth, 1e9)} ({_formatted(link.bus_bandwidth.all_gather, 1e9)})" if link else ""
              for link in (node.fabric, machine.network)]
-    return (f"`{machine.name}`", f"{_told(node.gpus)}{hosts}", machine.device.name, f"{pcie}{links[0]}", links[1],
-            str(machine.num_nodes or ("as needed" if machine.network else "1")), _told(node.host_memory, 1e9),
-            _told(node.host_link.bandwidth, 1e9), f"{_told(price)} ({price.date})" if price else "",
+    return (f"`{machine.name}`", f"{_formatted(node.gpus)}{hosts}", machine.device.name, f"{pcie}{links[0]}", links[1],
+            str(machine.num_nodes or ("as needed" if machine.network else "1")), _formatted(node.host_memory, 1e9),
+            _formatted(node.host_link.bandwidth, 1e9), f"{_formatted(price)} ({price.date})" if price else "",
             f"`{machine.efficiency.name}`")
 
 
-def _told(quantity: Quantity | None, scale: float = 1) -> str:
+def _formatted(quantity: Quantity | None, scale: float = 1) -> str:
     if quantity is None:
         return ""
     value = f"{quantity.si / scale:.2f}".rstrip("0").rstrip(".")

@@ -1,6 +1,6 @@
-"""The built-in models as a page, made from their configurations.
+"""The page of built-in models, made from their configurations.
 
-    python -m simcore.docgen.models > docs/models.md
+python -m simcore.docgen.models > docs/models.md
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ preset restates, without fields that change no size; what is assumed says so, he
 
 
 def presets() -> str:
-    """The whole page."""
+    """Text of the page of models."""
     families = textwrap.fill(", ".join(f"`{name}`" for name in known_families()) + ".", 120, break_on_hyphens=False)
     rows = table(("preset", "`model_type`", "parameters", "layers", "from"), map(_row, known_presets()))
     return f"{_HEAD}\n{families}\n\n{_TABLE}\n\n{rows}\n"
 
 
 def graph_of(name: str) -> ModelGraph:
-    """A preset as transformers builds it."""
+    """Model graph of a preset, as transformers builds it."""
     return build(model_config(name, None, name), "hf", name)
 
 

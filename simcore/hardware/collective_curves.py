@@ -1,10 +1,10 @@
 """Measured times of collectives, read from `topologies/nccl/*.yaml` or a file of one's own: one file a machine.
 
 [Note: what is measured]
-A file holds a table for each collective: microseconds by message (rows) and by ranks (columns), of NCCL alone on one
-host, every rank on a GPU of its own. The bytes of a message are those of a report's `payload_bytes`: the gathered
-output, the whole input of a reduce-scatter, the buffer of an all-reduce or all-to-all. Where NCCL of that version sums
-in the switch (NVLS), the table has that in it.
+A file holds a table for each collective: microseconds by message (rows) and number of ranks (columns), of NCCL with
+nothing else running, on one host, with one GPU a rank. The bytes of a message are those of a report's `payload_bytes`:
+the gathered output, the whole input of a reduce-scatter, the buffer of an all-reduce or all-to-all. If NCCL of that
+version sums in the switch (NVLS), the table has that in it.
 
 [Note: between the points]
 A straight line in logarithms: exact at the points, and where a table falls (NCCL changes its algorithm and protocol
@@ -32,22 +32,22 @@ from simcore.inputs.shipped import data_folder, find_file
 __all__ = ["Curve", "Curves", "curve_names", "find_curves", "load_curves"]
 
 _MOST: Final = 2**60
-"""Nanoseconds, and bytes: 36 years, and an EiB."""
+"""Nanoseconds, and bytes: the largest accepted values, 36 years and one EiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Nanoseconds of one collective on one number of ranks, by bytes; sizes rise."""
+    """Measured times of one collective on one number of ranks: `sizes` in bytes, rising, and `times` in ns."""
 
     sizes: tuple[int, ...]
     times: tuple[int, ...]
 
     def covers(self, num_bytes: int) -> bool:
-        """Whether it was measured up to there and from there."""
+        """True if `num_bytes` lies between the smallest and the largest measured message."""
         return self.sizes[0] <= num_bytes <= self.sizes[-1]
 
     def ns(self, num_bytes: float) -> int:
-        """Nanoseconds of a message, see [Note: between the points]."""
+        """Time in ns of a message of `num_bytes`, interpolated or extrapolated, see [Note: between the points]."""
         if num_bytes >= self.sizes[-1]:
             return round(self.times[-1] * num_bytes / self.sizes[-1])
         at = bisect_left(self.sizes, num_bytes)
@@ -58,18 +58,18 @@ class Curve:
         return round(before * math.pow(after / before, share))
 
     def rising(self) -> Curve:
-        """Its running maximum, for models: more bytes never take less time."""
+        """Running maximum of the curve, for models that need more bytes never to take less time."""
         return Curve(self.sizes, tuple(accumulate(self.times, max)))
 
     def left_out(self) -> Iterator[float]:
-        """For each inner point, how far (relative) the line between its neighbours is from it: an upper bound."""
+        """Relative error at each inner point of the curve without that point: an upper bound of the interpolation's."""
         for at in range(1, len(self.sizes) - 1):
             rest = Curve(self.sizes[:at] + self.sizes[at + 1:], self.times[:at] + self.times[at + 1:])
             yield rest.ns(self.sizes[at]) / self.times[at] - 1
 
 
 class Curves(Frozen):
-    """One file. `machine`: what it was measured on; `nccl`: the version."""
+    """One file of measured curves. `machine`: the machine it was measured on; `nccl`: the version of NCCL."""
 
     machine: str
     nccl: str
@@ -85,15 +85,15 @@ class Curves(Frozen):
 
     @cached_property
     def by_ranks(self) -> dict[tuple[str, int], Curve]:
-        """Curves by (collective, ranks)."""
+        """Curves by (collective, number of ranks)."""
         return {(name, ranks): curve for name, text in self.curves.items() for ranks, curve in _columns(text).items()}
 
     def measured(self, collective: str, ranks: int) -> Curve | None:
-        """The curve of a collective on so many ranks, where there is one."""
+        """Curve of a collective on that number of ranks; None if it was not measured."""
         return self.by_ranks.get((collective, ranks))
 
     def most_ranks(self, collective: str) -> int:
-        """The largest number of ranks on which a collective was measured; 0 where it was not."""
+        """Largest number of ranks on which a collective was measured; 0 if it was not."""
         return max((ranks for name, ranks in self.by_ranks if name == collective), default=0)
 
 
@@ -105,7 +105,7 @@ def _ns(microseconds: str) -> int:
 
 
 def _columns(text: str) -> dict[int, Curve]:
-    """A table: a line of `bytes` and numbers of ranks, then lines of bytes and microseconds; ValueError."""
+    """Curves by number of ranks of a table: a line of `bytes` and ranks, then bytes and microseconds; ValueError."""
     head, *rows = [line.split() for line in text.splitlines() if line.strip()] or [[]]
     if head[:1] != ["bytes"] or len(head) < 2 or len(rows) < 2:
         raise ValueError("expected a line of `bytes` and numbers of ranks, and two or more lines of bytes and times")
@@ -121,7 +121,7 @@ def _columns(text: str) -> dict[int, Curve]:
 
 
 def curve_names() -> tuple[str, ...]:
-    """Names of the built-in files, sorted."""
+    """Names of the built-in files of curves, sorted."""
     return tuple(_built_in())
 
 
@@ -131,11 +131,11 @@ def _built_in() -> dict[str, Path]:
 
 
 def find_curves(ref: str, where: str = "curves", folder: Path = Path()) -> Path:
-    """The built-in file of that name, or the file at that path, which starts from `folder`; InputError at `where`."""
+    """Path of the built-in file of that name, or of the file at that path (from `folder`); InputError at `where`."""
     return find_file("curves", ref, _built_in(), where, folder)
 
 
 @lru_cache(maxsize=64)
 def load_curves(path: str | Path) -> Curves:
-    """Read a file, once. InputError with `file:line` of every key that is wrong, and of tables that are none."""
+    """Reads a file once. InputError with `file:line` of each wrong key and of each text that is not a table."""
     return read_values(Curves, read_document(path))

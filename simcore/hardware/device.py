@@ -1,6 +1,6 @@
 """One GPU: its memory and its peaks, as the driver and the datasheet give them.
 
-What kernels reach of the peaks is `simcore/hardware/efficiency.py`.
+The shares of these peaks that kernels reach are in `simcore/hardware/efficiency.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Device", "Memory", "Peaks"]
 
 
 class Memory(Frozen):
-    """Three readings of the same memory.
+    """Three sizes of one GPU's memory.
 
     `total` as nvidia-smi prints it; `usable` as the driver reports it to a program (PyTorch's total capacity; ECC and
     the driver keep the rest); `context` the part of `usable` that a process takes before its first tensor.
@@ -50,7 +50,7 @@ class Peaks(Frozen):
 
 
 class Device(Frozen):
-    """One GPU. `compute_capability`: as PyTorch tells it, which it does of AMD's GPUs too (gfx942 is 9.4)."""
+    """One GPU. `compute_capability`: as PyTorch reports it, also for AMD's GPUs (gfx942 is 9.4)."""
 
     name: str
     compute_capability: str = Field(pattern=r"^\d+\.\d+$")
@@ -62,30 +62,30 @@ class Device(Frozen):
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """Formats that it computes in."""
+        """Number formats that the tensor cores take, those with a peak."""
         return tuple(name for name in Peaks.model_fields if getattr(self.peak, name) is not None)
 
     @property
     def products(self) -> FlopRate:
-        """Peak of products as they are usually asked for: in bf16, or in what the GPU has instead."""
+        """Peak of matrix products in bf16, else in fp16, else in fp32."""
         return self.peak.bf16 or self.peak.fp16 or self.peak.fp32
 
     @property
     def architecture(self) -> int:
-        """The major compute capability: 7 Volta and Turing, 8 Ampere and Ada, 9 Hopper, 10 and 12 Blackwell."""
+        """Major compute capability: 7 Volta and Turing, 8 Ampere and Ada, 9 Hopper, 10 and 12 Blackwell."""
         return int(self.compute_capability.partition(".")[0])
 
     @property
     def memory_bytes(self) -> int:
-        """Total as nvidia-smi prints it."""
+        """Total memory in bytes, as nvidia-smi prints it."""
         return int(self.memory.total)
 
     @property
     def usable_bytes(self) -> int:
-        """What the driver reports to a program, before the CUDA context."""
+        """Memory in bytes that the driver reports to a program, before the CUDA context."""
         return int(self.memory.usable)
 
     @property
     def context_bytes(self) -> int:
-        """CUDA context and runtime of one process, out of `usable_bytes`; NCCL is not in it."""
+        """Bytes of one process's CUDA context and runtime, a part of `usable_bytes`; NCCL is not included."""
         return int(self.memory.context)

@@ -1,7 +1,7 @@
-"""What kernels reach of a GPU's peaks, read from `topologies/efficiency/*.yaml` or a file of one's own.
+"""Shares of a GPU's peaks that kernels reach, read from `topologies/efficiency/*.yaml` or from the user's file.
 
-A topology file names one. Datasheets and measurements stay apart, so that shares measured on one machine can be put in
-the place of ours without touching what the machine is.
+A topology file names one such file. Datasheet values and measured shares are in separate files, so that shares measured
+on one machine can replace the shipped ones while the description of the machine stays as it is.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ __all__ = ["Efficiency", "Host", "KernelShare", "Kernels", "LowPrecision", "Over
 
 
 class LowPrecision(Frozen):
-    """What is left of a kernel's compute share when it runs in a low-precision format."""
+    """Factor on a kernel's compute share when it runs in a low-precision format."""
 
     fp8: Share | None = None
     fp4: Share | None = None
 
 
 class KernelShare(Frozen):
-    """What a kernel reaches of the peak (None: it runs on the fp32 vector units) and of the memory bandwidth."""
+    """Shares of the peak (None: it runs on the fp32 vector units) and of the memory bandwidth that a kernel reaches."""
 
     compute: Share | None = None
     memory: Share
 
 
 class Kernels(Frozen):
-    """The closed set of kernel classes; order is that of `simcore.timing.kernel.KERNELS`.
+    """Shares of every kernel class; their order is that of `simcore.timing.kernel.KERNELS`.
 
-    `attention` is what cuDNN and flash-attention 3 reach where the GPU has them, `attention_flash2` what
-    flash-attention 2 and torch's own do, `attention_triton` what the first flash-attention in Triton does,
-    `attention_efficient` what torch's memory-efficient kernel (CUTLASS's of xformers) does.
-    `elementwise_eager`: passes of torch's own operators, one each, over views as they lie, where nothing compiles them.
+    `attention`: cuDNN and flash-attention 3, on GPUs that have them; `attention_flash2`: flash-attention 2 and torch's
+    own; `attention_triton`: the first flash-attention in Triton; `attention_efficient`: torch's memory-efficient kernel
+    (CUTLASS's, from xformers). `elementwise_eager`: torch's own operators without a compiler, one pass each, over
+    views with the strides that they have.
     """
 
     gemm: KernelShare
@@ -61,14 +61,14 @@ class Kernels(Frozen):
 
 
 class Host(Frozen):
-    """How long the host of such a GPU is busy: what bounds a step of small kernels.
+    """Time that the host of such a GPU spends on launches: the bound of a step of small kernels.
 
-    `module`: with one kernel of a Megatron-Core or TransformerEngine module; `operator`: with one of torch's own;
-    `permutation`: with one permutation of a Megatron dispatcher, and the counts, maps and splits that go with it;
-    `collective`: with one collective, or a message that it does not stop for, what ranks lose by waiting for one
-    another included. `graphed`: the share that is left inside a CUDA graph. `filling`: by this share modules take
-    longer where deterministic algorithms fill what they allocate. `step`: once a step (Megatron's loop, clipping,
-    logging), not hidden.
+    `module`: for one kernel of a Megatron-Core or TransformerEngine module; `operator`: for one of torch's own;
+    `permutation`: for one permutation of a Megatron dispatcher, with its counts, maps and splits; `collective`: for one
+    collective or message that does not block the host, including what ranks lose by waiting for one another. `graphed`:
+    the share of these times that remains inside a CUDA graph. `filling`: the share by which modules take longer where
+    deterministic algorithms fill the memory they allocate. `step`: once a step (Megatron's loop, clipping, logging),
+    never hidden behind kernels.
     """
 
     module: Duration
@@ -81,11 +81,11 @@ class Host(Frozen):
 
 
 class Overlap(Frozen):
-    """What is left of communication that runs beside kernels.
+    """Cost that remains of communication that runs at the same time as kernels.
 
-    `contention`: by this share of the time that both run, kernels beside a collective take longer (NCCL takes
-    multiprocessors and memory bandwidth). `tensor`, `expert`: the share that stays exposed where the framework
-    overlaps the collectives of tensor or expert parallelism inside a layer.
+    `contention`: the share of the common time by which kernels take longer next to a collective (NCCL takes
+    multiprocessors and memory bandwidth). `tensor`, `expert`: the share that stays exposed where the framework overlaps
+    the collectives of tensor or expert parallelism inside a layer.
     """
 
     contention: Share
@@ -94,7 +94,7 @@ class Overlap(Frozen):
 
 
 class Efficiency(Frozen):
-    """Of one kind of GPU and the hosts it comes with. `shortest`: the least time that a kernel takes."""
+    """Efficiencies of one kind of GPU and of its hosts. `shortest`: the least time that a kernel takes."""
 
     name: str
     low_precision: LowPrecision = LowPrecision()
@@ -105,7 +105,7 @@ class Efficiency(Frozen):
 
 
 def efficiency_names() -> tuple[str, ...]:
-    """Names of the built-in files, sorted."""
+    """Names of the built-in files of efficiencies, sorted."""
     return tuple(sorted(_built_in()))
 
 
@@ -115,7 +115,7 @@ def _built_in() -> dict[str, Path]:
 
 
 def load_efficiency(ref: str | Path, where: str = "efficiency", folder: Path = Path()) -> Efficiency:
-    """Load the built-in file of that name, or the file at that path, which starts from `folder`.
+    """Loads the built-in file of that name, or the file at that path, relative to `folder`.
 
     InputError: unknown name or file (asked for at `where`), a key or a quantity that is wrong (all of them at once).
     """
@@ -125,5 +125,5 @@ def load_efficiency(ref: str | Path, where: str = "efficiency", folder: Path = P
 
 
 def find_efficiency(ref: str | Path, where: str = "efficiency", folder: Path = Path()) -> Path:
-    """The built-in file of that name, or the file at that path, which starts from `folder`; InputError at `where`."""
+    """Path of the built-in file of that name, or of the file at that path (from `folder`); InputError at `where`."""
     return find_file("efficiency", ref, _built_in(), where, folder)

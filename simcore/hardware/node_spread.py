@@ -1,4 +1,4 @@
-"""Nodes that the groups of a mesh axis span; nodes hold consecutive ranks."""
+"""Number of nodes that the groups of a mesh axis span; nodes hold consecutive ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["worst_spread"]
 
 @cache
 def worst_spread(group_size: int, stride: int, world_size: int, gpus_per_node: int) -> tuple[int, int]:
-    """(nodes, fewest members in one of them) of the worst-off group of an axis."""
+    """(number of nodes, fewest members in one of them) of the axis's group with the worst spread."""
     block = group_size * stride
     num_alignments = min(max(world_size // block, 1), gpus_per_node // math.gcd(block, gpus_per_node))
     offsets = range(min(stride, gpus_per_node))
@@ -20,11 +20,11 @@ def worst_spread(group_size: int, stride: int, world_size: int, gpus_per_node: i
 
 
 def _spread(start: int, group_size: int, stride: int, gpus_per_node: int) -> tuple[int, int]:
-    """(nodes, fewest members in one of them) of the ranks start, start + stride, ...; 0 <= start < gpus_per_node."""
+    """(number of nodes, fewest members in one) of ranks start, start + stride, ...; 0 <= start < gpus_per_node."""
     if stride >= gpus_per_node:
         return group_size, 1
     last_node = (start + (group_size - 1) * stride) // gpus_per_node
-    # Full nodes repeat after `stride` of them, so the first `stride` and the last tell all.
+    # The counts of full nodes repeat after `stride` nodes, so the first `stride` nodes and the last are enough.
     nodes = {*range(min(last_node, stride + 1)), last_node}
     return last_node + 1, min(_members(node, start, group_size, stride, gpus_per_node) for node in nodes)
 

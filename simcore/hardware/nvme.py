@@ -25,27 +25,27 @@ ALIGNED: Final = 1024 // FP32
 
 
 class Nvme(Frozen):
-    """What all drives of a host reach together, reading and writing; its ranks share them evenly."""
+    """Bandwidths that all drives of a host reach together; the ranks of the host share them evenly."""
 
     read: Rate
     write: Rate
 
 
 def is_swapped(numel: int) -> bool:
-    """Whether fp32 tensors of so many elements become files."""
+    """True if an fp32 tensor of `numel` elements becomes a file."""
     return FP32 * numel >= MIN_BYTES
 
 
 def aligned(numel: int) -> int:
-    """Elements of a buffer for so many."""
+    """Elements of the buffer for a tensor of `numel` elements: `numel` rounded up to the alignment of requests."""
     return -(-numel // ALIGNED) * ALIGNED
 
 
 def whole_pieces(numel: int) -> int:
-    """Elements of a gradient of so many that become a file."""
+    """Elements of a gradient that are written to a file: `numel` rounded down to the alignment of requests."""
     return numel // ALIGNED * ALIGNED
 
 
 def stays_on_device(numel: int) -> bool:
-    """Whether a gradient of so many elements waits there."""
+    """True if a gradient of `numel` elements, or its unaligned rest, waits on the device."""
     return not is_swapped(numel) or numel % ALIGNED > 0

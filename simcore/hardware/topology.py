@@ -1,6 +1,7 @@
-"""The machine: nodes of GPUs and the links between them, read from `topologies/*.yaml`.
+"""A cluster: nodes of GPUs and the links between them, read from `topologies/*.yaml`.
 
-A *node* here is what NVLink joins (8 GPUs of a DGX, 72 of an NVL72); a *host* is what shares one host memory.
+A *node* here is a group of GPUs joined by NVLink (8 of a DGX, 72 of an NVL72); a *host* is a group of GPUs that share
+one host memory.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ class BusBandwidth(Frozen):
 
 
 class Fabric(Frozen):
-    """Links of one level.
+    """Links of one level: inside a node, or between nodes.
 
     `bandwidth`: one GPU, one way, datasheet; of a network, its share of the node's NICs. `latency`: of a call;
-    `hop_latency`: more per hop of a ring inside a node, per square root of the number of nodes across nodes. `curves`:
+    `hop_latency`: added per hop of a ring inside a node, per square root of the number of nodes across nodes. `curves`:
     measured times inside one host, the name of a file (`curves.py`) or a path. `sums_in_switch`: the switch reduces
-    what passes through it (NVLS), so that of an all-reduce every byte is sent once, and its bus bandwidth, which counts
-    it twice, may be up to twice the link's. No other is above it.
+    data on their way (NVLS), so every byte of an all-reduce is sent once, and its bus bandwidth, which counts it
+    twice, may be up to twice the link's. No other collective may exceed the link.
     """
 
     bandwidth: Rate
@@ -57,7 +58,7 @@ class Fabric(Frozen):
     @classmethod
     def _passes(cls, reached: BusBandwidth, info: ValidationInfo) -> BusBandwidth:
         link: Rate | None = info.data.get("bandwidth")
-        if link is None:  # which is told already
+        if link is None:  # refused already
             return reached
         for name in BusBandwidth.model_fields:
             most = link.si * (2 if name == "all_reduce" and info.data.get("sums_in_switch") else 1)
@@ -68,7 +69,7 @@ class Fabric(Frozen):
 
 
 class HostLink(Frozen):
-    """GPU to host memory, one GPU, one way: datasheet `bandwidth`, and what a pinned copy reaches."""
+    """Link between a GPU and its host's memory, one GPU, one way: datasheet `bandwidth` and measured pinned copies."""
 
     bandwidth: Rate
     to_device: Rate
@@ -76,16 +77,16 @@ class HostLink(Frozen):
     latency: Duration
 
     def way(self, direction: str) -> Link:
-        """`to_host` or `to_device`. Of pinned memory; where a framework's is pageable the same is assumed."""
+        """Link `to_host` or `to_device`, measured with pinned memory; pageable memory is assumed to be as fast."""
         return Link("host", int(self.to_device if direction == "to_device" else self.to_host), self.latency.si, 1, 1)
 
 
 class Node(Frozen):
-    """What one fabric joins; `host_memory` is per host, and a node of several hosts says `gpus_per_host`.
+    """GPUs joined by one fabric; `host_memory` is per host, and a node of several hosts sets `gpus_per_host`.
 
-    `host_bandwidth`: of a host's memory, all of its channels; without it no optimizer is timed on a CPU.
-    `unified`: where it stands that host and device share one memory, if they do. `nvme`: its drives, if known.
-    `nvlink`: NVLink, or AMD's Infinity Fabric; `pcie`: the GPUs have nothing better between them.
+    `host_bandwidth`: bandwidth of a host's memory over all channels; without it no optimizer on a CPU is timed.
+    `unified`: the source that says that host and device share one memory, if they do. `nvme`: the host's drives, if
+    known. `nvlink`: NVLink, or AMD's Infinity Fabric; `pcie`: for GPUs that have no faster link to each other.
     """
 
     gpus: GpuCount
@@ -108,18 +109,19 @@ class Node(Frozen):
 
     @property
     def fabric(self) -> Fabric | None:
-        """Between its GPUs; None where there is one."""
+        """Fabric between the GPUs of the node; None for a node of one GPU."""
         return self.nvlink or self.pcie
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What a communicator crosses at worst.
+    """Slowest link that a communicator crosses.
 
-    `bytes_per_s`: one rank, one way, datasheet; `latency_s` of a call. `ranks_per_node`: the fewest members that a node
-    with any member holds; `num_nodes`: nodes with a member; `num_hosts`: hosts, of which a node may have several.
-    `local` is the level inside the node of a network link. "nvlink" is that level, also where it is PCIe.
-    "host": between a GPU and its host's memory. Without a `fabric` every collective reaches `bytes_per_s`.
+    `bytes_per_s`: one rank, one way, datasheet; `latency_s`: of a call. `ranks_per_node`: the fewest members on any
+    node that has a member; `num_nodes`, `num_hosts`: nodes and hosts with a member (a node may have several hosts).
+    `fabric`: the level that is crossed; without it every collective reaches `bytes_per_s`. `local`: the level inside
+    the node, for a network link. `name`: "nvlink" is the level inside a node, also where it is PCIe; "host" is between
+    a GPU and its host's memory.
     """
 
     name: Literal["nvlink", "network", "self", "host"]
@@ -133,7 +135,7 @@ class Link:
 
 
 class Topology(Frozen):
-    """A cluster of equal nodes; `num_nodes` None: as many as the mesh needs; no price: none was found."""
+    """A cluster of equal nodes; `num_nodes` None: as many as the mesh needs; `price_per_gpu_hour` None: unknown."""
 
     name: str
     device: Device
@@ -145,43 +147,44 @@ class Topology(Frozen):
 
     @property
     def gpus_per_node(self) -> int:
-        """GPUs that NVLink joins."""
+        """Number of GPUs joined by NVLink."""
         return int(self.node.gpus)
 
     @property
     def gpus_per_host(self) -> int:
-        """GPUs that share one `node.host_memory`."""
+        """Number of GPUs that share one `node.host_memory`."""
         return int(self.node.gpus_per_host or self.node.gpus)
 
     @property
     def max_gpus(self) -> int | None:
-        """GPUs that there are; None when not bounded."""
+        """Number of GPUs of the cluster; None if it is not bounded."""
         return None if self.num_nodes is None else self.num_nodes * self.gpus_per_node
 
     def gpus_taken(self, world_size: int) -> int:
-        """GPUs of each node that a job takes: all; of several NVLink domains of many hosts, the same hosts of each.
+        """GPUs of each node that a job takes: all, or the same number of hosts from each of several NVLink domains.
 
-        As Megatron-Bridge asks Slurm for (`--segment`, 067f987d scripts/performance/utils/executors.py:168): the most
-        hosts of a domain that divide the job's, so 256 GPUs of GB200 are 64 in each of four domains of 72. Where that
-        is less than half of a domain, whole domains are taken.
+        Megatron-Bridge's rule (`--segment` of Slurm, 067f987d scripts/performance/utils/executors.py:168): the largest
+        number of a domain's hosts that divides the job's, so 256 GPUs of GB200 are 64 in each of four domains of 72.
+        If that is less than half of a domain, whole domains are taken.
         """
-        hosts, left = divmod(world_size, self.gpus_per_host)
-        if left or world_size <= self.gpus_per_node or self.gpus_per_host == self.gpus_per_node:
+        hosts, remainder = divmod(world_size, self.gpus_per_host)
+        if remainder or world_size <= self.gpus_per_node or self.gpus_per_host == self.gpus_per_node:
             return self.gpus_per_node
-        most = self.gpus_per_node // self.gpus_per_host
-        there = self.num_nodes or hosts
-        even = (taken for taken in range(most, most // 2 - 1, -1) if hosts % taken == 0 and hosts <= taken * there)
-        return next(even, most) * self.gpus_per_host
+        hosts_per_node = self.gpus_per_node // self.gpus_per_host
+        max_nodes = self.num_nodes or hosts
+        even = (taken for taken in range(hosts_per_node, hosts_per_node // 2 - 1, -1)
+                if hosts % taken == 0 and hosts <= taken * max_nodes)
+        return next(even, hosts_per_node) * self.gpus_per_host
 
     def bounded(self, num_nodes: int, where: str = "topology") -> Topology:
-        """Bound the number of nodes; InputError when it is less than one or more than there are."""
+        """Copy with `num_nodes` nodes; InputError if that is less than one or more than the cluster has."""
         if not 1 <= num_nodes <= (self.num_nodes or num_nodes):
             there = self.num_nodes or "one or more"
             raise _problem(where, f"num_nodes: {self.name} has {there} node(s), not {num_nodes}")
         return self.model_copy(update={"num_nodes": num_nodes})
 
     def narrowed(self, gpus_per_node: int) -> Topology:
-        """A part of each node, as a queue gives out a large NVLink domain; InputError for what is no part of one."""
+        """Copy with a part of each node, as a queue gives out a large NVLink domain; InputError if it is not a part."""
         node, host = self.node, self.gpus_per_host
         if not 1 <= gpus_per_node <= self.gpus_per_node or (gpus_per_node % host and gpus_per_node > host):
             raise _problem("topology.gpus_per_node", f"{gpus_per_node}: expected at most {self.gpus_per_node}, in "
@@ -191,7 +194,7 @@ class Topology(Frozen):
         return self.model_copy(update={"node": node.model_copy(update={"gpus": kept, "gpus_per_host": hosts})})
 
     def check_world_size(self, world_size: int, where: str = "mesh") -> None:
-        """InputError when the job needs more GPUs than there are, or a second node with no network to it."""
+        """Raises InputError if the job needs more GPUs than there are, or several nodes without a network."""
         if self.max_gpus is not None and world_size > self.max_gpus:
             raise _problem(where, f"{world_size} ranks do not fit on {self.name}: {self.num_nodes} node(s) of "
                                   f"{self.gpus_per_node} GPU(s) = {self.max_gpus}")
@@ -199,10 +202,10 @@ class Topology(Frozen):
             raise _problem(where, f"{world_size} ranks need several nodes, and {self.name} has no network")
 
     def link(self, group_size: int, stride: int, world_size: int | None = None) -> Link:
-        """Find what a communicator of ranks base, base + stride, ... crosses; nodes hold consecutive ranks.
+        """Slowest link of a communicator of ranks base, base + stride, ...; nodes hold consecutive ranks.
 
-        Of all the groups that the axis cuts from `world_size` ranks (None: the least, group_size * stride) it is the
-        one that is worst off: most nodes, fewest members in one. InputError when there are not so many GPUs.
+        Among the groups into which the axis cuts `world_size` ranks (None: one group, group_size * stride ranks) it is
+        that of the worst spread: most nodes, fewest members in one. InputError when there are too few GPUs.
         """
         if group_size < 1 or stride < 1:
             raise ValueError(f"group of {group_size} with stride {stride}")
@@ -232,7 +235,7 @@ def topology_names() -> tuple[str, ...]:
 
 
 def load_topology(ref: str | Path, num_nodes: int | None = None, where: str = "topology") -> Topology:
-    """Load the built-in topology of that name, or the file at that path; `num_nodes` bounds it.
+    """Loads the built-in topology of that name, or the file at that path; `num_nodes` bounds it.
 
     InputError: unknown name or file (asked for at `where`), a key or a quantity that is wrong (all of them at once),
     fewer nodes than asked. A file is read once, and again when it, or a file that it names, has changed.
@@ -244,7 +247,7 @@ def load_topology(ref: str | Path, num_nodes: int | None = None, where: str = "t
 
 
 def _parsed(path: Path) -> tuple[Topology, list[Path]]:
-    """A topology, and the files that it names: their contents are part of it, or are read when a time is asked for."""
+    """Topology of a file, and the other files that it names, whose change changes the topology or its times."""
     load_curves.cache_clear()
     document = read_document(path)
     named = {"efficiency": _efficiency(document)} if "efficiency" in document.data else {}
@@ -259,13 +262,13 @@ _read = FileCache(_parsed)
 
 
 def _with_curves(topology: Topology, document: Document) -> Topology:
-    """Names of measured curves become the files that they mean; those are read when somebody asks for a time."""
+    """Replaces the name of a file of measured curves by its path; the file is read when a time is needed."""
     fabric, level = topology.node.fabric, "nvlink" if topology.node.nvlink else "pcie"
     if fabric is None or fabric.curves is None:
         return topology
     path = find_curves(fabric.curves, document.where(("node", level, "curves")), document.folder)
-    found = fabric.model_copy(update={"curves": str(path)})
-    return topology.model_copy(update={"node": topology.node.model_copy(update={level: found})})
+    level_fabric = fabric.model_copy(update={"curves": str(path)})
+    return topology.model_copy(update={"node": topology.node.model_copy(update={level: level_fabric})})
 
 
 def _efficiency(document: Document) -> Efficiency:

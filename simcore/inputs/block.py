@@ -1,7 +1,7 @@
-"""A block: a closed, frozen part of an input file, and the words in which its mistakes are told.
+"""A block: a closed, frozen part of an input file, and the wording of its problems.
 
-A value that may be a word *or* a mapping (`lengths: fixed`, `lengths: {mean: 900, max: 2048}`) is a union tagged by
-its shape, so that a mistake is told about the branch that was meant and not about all of them.
+A value that may be a word *or* a mapping (`lengths: fixed`, `lengths: {mean: 900, max: 2048}`) is a union tagged by its
+shape, so that a problem is reported for the branch that was meant and not for all of them.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ Names = Annotated[tuple[Name, ...], Field(strict=False)]
 """A list of names; not strict, because a file gives a list where a frozen value keeps a tuple."""
 Count = Annotated[int, Field(ge=1, le=2**31)]
 Many = Annotated[int, Field(ge=1, le=2**63 - 1), BeforeValidator(
-    lambda given: int(given) if isinstance(given, float) and given.is_integer() else given)]
-"""A number that people write as `1e9`: YAML reads a float, which is as whole as an integer."""
+    lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)]
+"""A count that is often written as `1e9`, which YAML reads as a float; it must have no fraction."""
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -87,7 +87,7 @@ def _leaves(value: object, key_path: KeyPath) -> Iterator[tuple[KeyPath, object]
 
 
 OpenMap = Annotated[dict[str, Any], AfterValidator(_finite)]
-"""A mapping whose keys somebody else closes; its values are what JSON can say."""
+"""A mapping whose keys are checked elsewhere (by a framework or a model family); its values are those of JSON."""
 
 
 def _shape(value: object) -> str:
@@ -103,25 +103,25 @@ BY_SHAPE = Discriminator(_shape)
 
 
 def problems_of(error: ValidationError, block: type[Block], where: Callable[[KeyPath], str]) -> list[Problem]:
-    """Tell what pydantic found in `block`, in our words; `where` gives the place of a key path."""
-    return [_problem(found, block, where) for found in error.errors(include_url=False)]
+    """Problems that pydantic reports of `block`, in our words; `where` gives the place of a key path."""
+    return [_problem(details, block, where) for details in error.errors(include_url=False)]
 
 
-def _problem(found: Any, block: type[Block], where: Callable[[KeyPath], str]) -> Problem:
-    key_path = tuple(_keys_of(found["loc"], block))
-    place = where(key_path[:-1] if found["type"] == "missing" else key_path)
+def _problem(details: Any, block: type[Block], where: Callable[[KeyPath], str]) -> Problem:
+    key_path = tuple(_keys_of(details["loc"], block))
+    place = where(key_path[:-1] if details["type"] == "missing" else key_path)
     annotation: Any = block
     for part in key_path[:-1]:
         annotation = _step(annotation, part)
-    if found["type"] == "extra_forbidden":
+    if details["type"] == "extra_forbidden":
         return Problem(place, f"unknown key {dotted(key_path)!r}{_suggestion(str(key_path[-1]), _keys(annotation))}")
-    expected = _expected(found, _step(annotation, key_path[-1]) if key_path else block)
-    got = "" if found["type"] == "missing" else _got(found)
+    expected = _expected(details, _step(annotation, key_path[-1]) if key_path else block)
+    got = "" if details["type"] == "missing" else _got(details)
     return Problem(place, f"{dotted(key_path)}: {expected}{got}" if key_path else f"{expected}{got}")
 
 
 def _keys_of(location: KeyPath, annotation: Any) -> Iterator[str | int]:
-    """The keys in pydantic's location of a mistake, which names the branches of tagged unions too."""
+    """Keys in pydantic's location of a problem, which also names the branches of tagged unions."""
     for part in location:
         branch = dict(_tagged(annotation)).get(part)
         if branch is None:
@@ -130,9 +130,9 @@ def _keys_of(location: KeyPath, annotation: Any) -> Iterator[str | int]:
 
 
 def _tagged(annotation: Any) -> Iterator[tuple[str | int, Any]]:
-    """Tags of a union's branches, and the branches."""
-    inner, *told = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
-    tag = next((one.tag for one in told if isinstance(one, Tag)), None)
+    """(tag, branch) of every tagged branch of a union."""
+    inner, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    tag = next((item.tag for item in metadata if isinstance(item, Tag)), None)
     if tag is not None:
         yield tag, inner
     elif get_origin(inner) in (Union, UnionType):
@@ -140,18 +140,18 @@ def _tagged(annotation: Any) -> Iterator[tuple[str | int, Any]]:
             yield from _tagged(branch)
 
 
-def _got(found: Any) -> str:
-    return "" if found["type"] == "value_error" else f", got {shorten(found['input'])}"
+def _got(details: Any) -> str:
+    return "" if details["type"] == "value_error" else f", got {shorten(details['input'])}"
 
 
 def shorten(value: object) -> str:
-    """Spell a value as its file does, cut to fit a line."""
-    told = repr(value)
+    """Spelling of a value as in its file, cut to 60 characters."""
+    text = repr(value)
     if value is None or isinstance(value, bool):
-        told = {None: "null", True: "true", False: "false"}[value]
-    elif isinstance(value, dict) and len(told) > 60:
-        told = "a mapping"
-    return told if len(told) <= 60 else f"{told[:56]}..."
+        text = {None: "null", True: "true", False: "false"}[value]
+    elif isinstance(value, dict) and len(text) > 60:
+        text = "a mapping"
+    return text if len(text) <= 60 else f"{text[:56]}..."
 
 
 _BOUNDS: Final = {
@@ -160,8 +160,8 @@ _BOUNDS: Final = {
 }  # fmt: skip
 
 
-def _expected(found: Any, annotation: Any) -> str:
-    kind, context = found["type"], found.get("ctx", {})
+def _expected(details: Any, annotation: Any) -> str:
+    kind, context = details["type"], details.get("ctx", {})
     if kind == "missing":
         return f"expected {_described(annotation)}, the key is missing"
     if kind in _BOUNDS:
@@ -177,28 +177,28 @@ def _expected(found: Any, annotation: Any) -> str:
         return "expected text without control characters"
     if kind == "finite_number":
         return "expected a finite number"
-    hint = "text in quotes" if kind == "string_type" and isinstance(found["input"], int | float) else ""
-    return f"expected {hint or _described(annotation)}{_meant(found['input'], annotation)}"
+    hint = "text in quotes" if kind == "string_type" and isinstance(details["input"], int | float) else ""
+    return f"expected {hint or _described(annotation)}{_meant(details['input'], annotation)}"
 
 
-def _meant(given: object, annotation: Any) -> str:
+def _meant(value: object, annotation: Any) -> str:
     words = [word for kind in _kinds(annotation) if get_origin(kind) is Literal for word in get_args(kind)
              if isinstance(word, str)]
-    close = difflib.get_close_matches(given, words, 1) if isinstance(given, str) else []
+    close = difflib.get_close_matches(value, words, 1) if isinstance(value, str) else []
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def _suggestion(given: str, keys: list[str]) -> str:
-    if given in keys:
+def _suggestion(key: str, keys: list[str]) -> str:
+    if key in keys:
         return ": it does not go with the other keys here"
-    close = difflib.get_close_matches(given, keys, 1)
+    close = difflib.get_close_matches(key, keys, 1)
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; the keys here are {', '.join(keys)}" if keys else ""
 
 
 def _kinds(annotation: Any) -> Iterator[Any]:
-    """Take unions and `Annotated` apart into branches."""
+    """Branches of unions and of `Annotated`."""
     if get_origin(annotation) is Annotated:
         yield from _kinds(get_args(annotation)[0])
     elif get_origin(annotation) in (Union, UnionType):
@@ -217,7 +217,7 @@ def _keys(annotation: Any) -> list[str]:
 
 
 def _step(annotation: Any, part: str | int) -> Any:
-    """Find the annotation of a key or of a list's items, Any where nothing is known about it."""
+    """Annotation of a key or of a list's items; Any if it is unknown."""
     for kind in _kinds(annotation):
         if isinstance(part, int) and get_origin(kind) is tuple:
             return get_args(kind)[0]

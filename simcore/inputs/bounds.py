@@ -1,7 +1,7 @@
-"""The largest values that a file may ask for, each far above what anybody has published, and the work of a scenario.
+"""Largest values that a file may ask for, each far above any published one, and bounds on the work of a scenario.
 
-They keep a slip of a key, or a hostile file, from taking the machine: within them any answer or refusal comes in
-seconds and in less than a GiB. What is published, and by how much a limit passes it, stands beside each.
+They keep a typing error, or a hostile file, from exhausting the machine: within them any answer or refusal takes
+seconds and less than a GiB of memory. Each limit is documented with the published value that it exceeds.
 """
 
 from __future__ import annotations
@@ -47,45 +47,45 @@ MAX_RESULTS: Final = 2**32
 RANKS: Final = 2**22
 """World size. Clusters of 100,000 to 200,000 GPUs have been announced (xAI Colossus, 2024 and 2025): 20 times that."""
 DEGREE: Final = 2**20
-"""Of one axis, nodes, GPUs of a node, and engines: the widest groups are data parallel, see `RANKS`."""
+"""Size of one axis; number of nodes, GPUs of a node, engines: the widest groups are data parallel, see `RANKS`."""
 STAGES: Final = 2**10
-"""Of a pipeline. A model of 1,008 billion parameters was run on 64 (Narayanan et al., 2021)."""
+"""Stages of a pipeline. A model of 1,008 billion parameters was run on 64 (Narayanan et al., 2021)."""
 LAYERS: Final = 10_000
 """DeepNet has 1,000 (Wang et al., 2022), the deepest published language model 162 (Llama-3.1-Nemotron-Ultra-253B)."""
 SEQ_LEN: Final = 2**22
 """Tokens of a sequence. Trained were up to a million; UltraLong-8B was extended to these four (Xu et al., 2025)."""
 TOKENS: Final = 2**26
-"""Of one microbatch, or one forward pass of an engine: 16 of the longest sequences."""
+"""Tokens of one microbatch, or of one forward pass of an engine: 16 of the longest sequences."""
 BATCH: Final = 2**24
 """Sequences of a step. BERT was trained with 65,536 (You et al., 2019) and with 2 million (Anil et al., 2021)."""
 PROMPTS: Final = 2**20
-"""Of one step of reinforcement learning: recipes have 64 to 8,192."""
+"""Prompts of one step of reinforcement learning: recipes have 64 to 8,192."""
 GENERATIONS: Final = 2**16
-"""For one prompt: recipes have 8 to 64, studies of sampling up to 10,000 (Brown et al., 2024)."""
+"""Generations for one prompt: recipes have 8 to 64, studies of sampling up to 10,000 (Brown et al., 2024)."""
 SEQUENCES: Final = 2**20
-"""That an engine runs at once: vLLM's own limits are 256 to 1,024."""
+"""Sequences that an engine runs at once: vLLM's limits are 256 to 1,024."""
 LORA_RANK: Final = 2**16
-"""Recipes have 8 to 256."""
+"""Rank of LoRA adapters. Recipes have 8 to 256."""
 BLOCK: Final = 2**16
-"""Values that share a scale: bitsandbytes has 32 to 4,096."""
+"""Quantized values that share a scale: bitsandbytes has 32 to 4,096."""
 FACTOR: Final = 2**14
-"""Of an expert's load or capacity over the mean: no more than there are experts, see `CONFIG`."""
+"""Load or capacity of an expert over the mean: at most the number of experts, see `CONFIG`."""
 
 # ---- a model's configuration ---------------------------------------------------------------------------------------
 _WIDTH: Final = 2**18
-"""MT-NLG 530B has a hidden size of 20,480 (Smith et al., 2022)."""
+"""Hidden size: MT-NLG 530B has 20,480 (Smith et al., 2022)."""
 _FFN: Final = 2**20
-"""MT-NLG 530B: 81,920."""
+"""Width of feed-forward layers: MT-NLG 530B has 81,920."""
 _HEADS: Final = 2**12
-"""MT-NLG 530B and DeepSeek-V3 have 128 of attention, Nemotron-H-56B 256 of Mamba."""
+"""Heads: MT-NLG 530B and DeepSeek-V3 have 128 of attention, Nemotron-H-56B 256 of Mamba."""
 _HEAD_DIM: Final = 2**13
-"""Gemma 3 has 256; with latent attention DeepSeek-V3's heads have 192, its ranks 512 and 1,536."""
+"""Size of a head: Gemma 3 has 256; with latent attention DeepSeek-V3's heads have 192, its ranks 512 and 1,536."""
 _EXPERTS: Final = 2**15
-"""Switch-C has 2,048 (Fedus et al., 2021)."""
+"""Experts: Switch-C has 2,048 (Fedus et al., 2021)."""
 _POSITIONS: Final = 2**27
-"""Llama 4 Scout has 10 million."""
+"""Positions: Llama 4 Scout has 10 million."""
 _STATE: Final = 2**12
-"""Of Mamba: 128, codestral 128, Falcon-H1 256."""
+"""State size of Mamba: 128, codestral 128, Falcon-H1 256."""
 _FEW: Final = 2**7
 """Widths of convolutions and factors of expansion: 4 and 2 in every published Mamba; predicted tokens: 1 to 4."""
 
@@ -110,13 +110,13 @@ _FIELDS: Final[tuple[tuple[int, tuple[str, ...]], ...]] = (
 )
 CONFIG: Final[Mapping[str, int]] = MappingProxyType(
     {name: most for most, names in _FIELDS for name in names})
-"""By the name of a field of a `config.json`."""
+"""Largest value by the name of a field of a `config.json`."""
 OTHERS: Final = 2**16
-"""Of a field that no family has yet."""
+"""Largest value of a field that no model family has yet."""
 SHARED: Final = 2**8
-"""Layers that use shared ones, with adapters of their own: Zamba2-7B has 13."""
+"""Layers that use a shared block, each with its adapters: Zamba2-7B has 13."""
 KINDS: Final = 512
-"""Layers that differ, each of which is described by itself: Llama-3.1-Nemotron-Ultra-253B has some forty."""
+"""Kinds of layers, each described separately: Llama-3.1-Nemotron-Ultra-253B has some forty."""
 
 # ---- a topology ----------------------------------------------------------------------------------------------------
 QUANTITIES: Final[Mapping[str, tuple[float, float]]] = MappingProxyType({
@@ -130,22 +130,22 @@ QUANTITIES: Final[Mapping[str, tuple[float, float]]] = MappingProxyType({
     "W": (1e-3, 1e6),  # WSE-3: 23 kW
     "USD/h": (1e-9, 1e6),
 })
-"""Least and most of a quantity, by its unit."""
+"""(smallest, largest) value of a quantity, by its unit."""
 
 # ---- work ----------------------------------------------------------------------------------------------------------
 ROWS: Final = 4_000_000
-"""Rows of all programs of a step, as they are written out at first: about 200 bytes and two microseconds each.
+"""Rows of all programs of a step, as they are first lowered: about 200 bytes and two microseconds each.
 
 A step of Llama 3.1 405B on 16 stages of 8 virtual ones has 1.5 million, one of 64 stages of two 6 million.
 """
 ADVISED_ROWS: Final = 300_000
-"""Of a step for which changes are tried, which takes dozens of simulations."""
+"""Rows of a step for which advice tries changes, which takes dozens of simulations."""
 ADVISED_LOADS: Final = 2**21
-"""Loads of ranks, at random or not: draws times ranks, for which changes are tried; each takes about a microsecond in
-every simulation, and a step without random routing counts as one of `ADVISED_DRAWS`."""
+"""Loads of ranks (draws times ranks, with or without random routing) for which advice tries changes; each takes about a
+microsecond in every simulation, and a step without random routing counts as `ADVISED_DRAWS` draws."""
 ADVISED_DRAWS: Final = 16
 
 
 def most_of(field: str) -> int:
-    """The largest value of a field of a `config.json`."""
+    """Largest value of a field of a `config.json`."""
     return CONFIG.get(field, OTHERS)

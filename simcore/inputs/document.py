@@ -1,7 +1,7 @@
 """One file of input: plain values, and the place of every one of them.
 
-This is the only door for files that a person names: size and kind are judged before anything is read (a test looks
-for others), and YAML and JSON by `yaml_parser`. Nothing here knows what a scenario is.
+Only this module opens files that the user names: size and kind are checked before anything is read (a test looks for
+other readers), and YAML and JSON are parsed by `yaml_parser`. Nothing here depends on what a scenario is.
 """
 
 from __future__ import annotations
@@ -23,58 +23,58 @@ __all__ = ["MAX_BYTES", "Document", "named_at", "parse_document", "parse_value",
            "read_text"]  # fmt: skip
 
 MAX_BYTES: Final = 2**18
-"""Of one file. The scanner takes time that grows with the square of a token: at this size, a second or two."""
+"""Size of one file. The scanner's time grows with the square of a token's length: at this size, a second or two."""
 _FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-"""A pipe that takes a file's place is not waited for. Windows has no such flag, and one for bytes as they are."""
+"""Flags that open a pipe without waiting for its writer (Windows has none), and bytes unchanged (on Windows)."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """A parsed file: plain values (shared where the file used an alias: never change them), and where each stands."""
+    """A parsed file: plain values (shared where the file used an alias: never change them), and the place of each."""
 
     path: str
     data: dict[str, Any]
     lines: Mapping[KeyPath, int] = field(default_factory=dict, repr=False)
     places: Mapping[KeyPath, str] = field(default_factory=dict, repr=False)
-    """Where values that `with_value` put in come from."""
+    """Places of the values that `with_value` set, by key path."""
 
     @cached_property
     def folder(self) -> Path:
-        """The folder that relative paths in it start from."""
+        """Folder that relative paths in the file start from."""
         return Path(self.path).parent
 
     def line_of(self, key_path: KeyPath) -> int:
-        """Line (from 1) of a key; of the nearest enclosing key when the path itself is not in the file."""
-        line = self.lines.get(key_path)  # most keys are there
+        """Line (from 1) of a key, or of the nearest enclosing key if the path is not in the file."""
+        line = self.lines.get(key_path)  # the usual case
         return line or next((self.lines[part] for part in _prefixes(key_path) if part in self.lines), 1)
 
     def where(self, key_path: KeyPath) -> str:
-        """`file:line` of a key, or the place that was given for a value put in later."""
-        told = (self.places[part] for part in _prefixes(key_path) if part in self.places)
-        put_in = next(told, None) if self.places else None
+        """`file:line` of a key, or the place that was given with a value set later."""
+        places = (self.places[part] for part in _prefixes(key_path) if part in self.places)
+        put_in = next(places, None) if self.places else None
         return put_in or f"{self.path}:{self.line_of(key_path)}"
 
     def with_value(self, key_path: KeyPath, value: object, place: str) -> Document:
-        """Copy, with one value set; mappings on the way are made where absent, and only they are copied.
+        """Copy with one value set; missing mappings on the way are added, and only changed ones are copied.
 
-        InputError when something on the way is there and is no mapping.
+        InputError if a value on the way exists and is not a mapping.
         """
         if len(key_path) > MAX_DEPTH:
             raise InputError(Problem(place, f"expected a key of at most {MAX_DEPTH} levels, got {len(key_path):,}"))
         data = dict(self.data)
-        inner, made = data, None
+        inner, first_new = data, None
         for depth, key in enumerate(key_path[:-1], 1):
             step = inner.get(str(key))
             if step is not None and not isinstance(step, dict):
-                told = dotted(key_path[:depth])
-                raise InputError(Problem(place, f"cannot set {dotted(key_path)}: {told} is {step!r}, not a mapping"))
-            made = made or (key_path[:depth] if step is None else None)
+                prefix = dotted(key_path[:depth])
+                raise InputError(Problem(place, f"cannot set {dotted(key_path)}: {prefix} is {step!r}, not a mapping"))
+            first_new = first_new or (key_path[:depth] if step is None else None)
             inner[str(key)] = inner = dict(step or {})
         inner[str(key_path[-1])] = value
-        return replace(self, data=data, places={**self.places, (made or key_path): place, key_path: place})
+        return replace(self, data=data, places={**self.places, (first_new or key_path): place, key_path: place})
 
     def without(self, key: str) -> Document:
-        """Copy, without one top-level key."""
+        """Copy without one top-level key."""
         return replace(self, data={name: value for name, value in self.data.items() if name != key})
 
 
@@ -83,12 +83,12 @@ def _prefixes(key_path: KeyPath) -> Iterator[KeyPath]:
 
 
 def read_document(path: str | os.PathLike[str]) -> Document:
-    """Read one YAML or JSON file; InputError (with `file:line`) for whatever is wrong with it."""
+    """Reads one YAML or JSON file; InputError (with `file:line`) for every problem in it."""
     return parse_document(read_text(Path(path)), str(path))
 
 
 def parse_document(text: str, path: str) -> Document:
-    """Parse the text of one document whose top level is a mapping; `path` names it in messages; InputError."""
+    """Parses the text of one document whose top level is a mapping; `path` names it in messages; InputError."""
     builder = Parser(text, path)
     data = builder.document()
     if isinstance(data, dict):
@@ -98,7 +98,7 @@ def parse_document(text: str, path: str) -> Document:
 
 
 def parse_value(text: str, where: str) -> Any:
-    """Parse a single value as it would stand after `key:`, within the same bounds; InputError at `where`."""
+    """Parses a single value as it would stand after `key:`, within the same bounds; InputError at `where`."""
     try:
         return Parser(text, where).document()
     except InputError as error:
@@ -106,20 +106,20 @@ def parse_value(text: str, where: str) -> Any:
 
 
 def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """All of a regular file; InputError where it is none, cannot be read, or has more than `limit` bytes."""
+    """Content of a regular file; InputError if it is not one, cannot be read, or has more than `limit` bytes."""
     content = b"".join(_blocks(path, limit, lambda file: iter([file.read(limit + 1)])))
-    if problem := _too_large(len(content), limit):  # it has grown, or lied about its size
+    if problem := _too_large(len(content), limit):  # it grew while it was read, or its reported size was wrong
         raise InputError(Problem(str(path), problem))
     return content
 
 
 def read_text(path: Path, limit: int = MAX_BYTES) -> str:
-    """All of a regular file of UTF-8 text, as `read_bytes`; InputError with the line for other bytes."""
+    """Text of a regular UTF-8 file, within the bounds of `read_bytes`; InputError with the line for other bytes."""
     return _text(read_bytes(path, limit), str(path))
 
 
 def read_lines(path: Path, limit: int) -> Iterator[str]:
-    """Lines of a regular file of UTF-8 text, ends kept, one at a time; each, and all, within bounds as `read_bytes`."""
+    """Lines of a regular UTF-8 file, ends kept, one by one; each line and their sum are bounded, as in `read_bytes`."""
     taken = 0
     for number, line in enumerate(_blocks(path, limit, lambda file: iter(lambda: file.readline(MAX_LINE + 1), b"")), 1):
         taken += len(line)
@@ -130,16 +130,16 @@ def read_lines(path: Path, limit: int) -> Iterator[str]:
 
 @contextmanager
 def named_at(where: str, path: Path) -> Iterator[None]:
-    """Says where a file was named that cannot be read at all; what is wrong inside a file has a line of its own."""
+    """Reports a file that cannot be read at the place that named it; problems inside a file keep their own lines."""
     try:
         yield
     except InputError as error:
-        raise InputError(Problem(where, f"{path}: {told.message}") if told.where == str(path) else told
-                         for told in error.problems) from None
+        raise InputError(Problem(where, f"{path}: {problem.message}") if problem.where == str(path) else problem
+                         for problem in error.problems) from None
 
 
 def _blocks(path: Path, limit: int, read: Callable[[BinaryIO], Iterator[bytes]]) -> Iterator[bytes]:
-    """What `read` makes of a file that is judged before it is opened (a device may act on that), and once it is."""
+    """Blocks that `read` yields; the file is checked before it is opened (opening a device may act on it) and after."""
     try:
         problem = _unfit(path.stat(), limit)
         if not problem:
@@ -169,10 +169,10 @@ def _too_large(num_bytes: int, limit: int) -> str:
 
 
 def _text(content: bytes, path: str, first: int = 1) -> str:
-    """`first`: the number of the line that it begins with."""
+    """Decoded `content`; `first` is the number of the line that it begins with."""
     try:
         return content.decode("utf-8-sig" if first == 1 else "utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + first
-        told = f"expected UTF-8 text, got byte 0x{error.object[error.start]:02x} at byte {error.start}"
-        raise InputError(Problem(f"{path}:{line}", told)) from None
+        message = f"expected UTF-8 text, got byte 0x{error.object[error.start]:02x} at byte {error.start}"
+        raise InputError(Problem(f"{path}:{line}", message)) from None

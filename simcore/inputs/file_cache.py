@@ -1,4 +1,4 @@
-"""Values read from files, kept until one of the files changes."""
+"""A cache of values read from files, each valid until one of its files changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, Generic, TypeVar
 
-from simcore.inputs.paths import stamp
+from simcore.inputs.paths import Stamp, stamp
 
 __all__ = ["FileCache"]
 
@@ -16,15 +16,15 @@ _MOST: Final = 64
 
 
 class FileCache(Generic[T]):
-    """Reads each path once, and again after it, or a file that its value came from, was written, moved or removed."""
+    """Reads each path once, and again after it or a file that its value depends on was written, moved or removed."""
 
     def __init__(self, read: Callable[[Path], tuple[T, Iterable[Path]]]) -> None:
-        """`read` returns the value of a path and the other files that it came from."""
+        """Takes `read`, which returns the value of a path and the other files that the value depends on."""
         self._read = read
-        self._kept: dict[str, tuple[T, dict[str, tuple[int, int, int]]]] = {}
+        self._kept: dict[str, tuple[T, dict[str, Stamp]]] = {}
 
     def __call__(self, path: Path) -> T:
-        """The value of the file that is there now. Raises what `read` raises."""
+        """Value of the file as it is now. Raises what `read` raises."""
         key = os.path.abspath(path)  # noqa: PTH100 - a relative path means another file in another folder
         kept = self._kept.get(key)
         if kept is not None and all(stamp(file) == before for file, before in kept[1].items()):

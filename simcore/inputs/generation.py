@@ -1,4 +1,4 @@
-"""What generates tokens, and one step of reinforcement learning: the blocks `generation` and `rl` of a scenario."""
+"""The blocks `generation` and `rl` of a scenario: the inference engine, and one step of reinforcement learning."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Rl(Block):
 
 
 class Generation(Block):
-    """The engine that generates."""
+    """The inference engine."""
 
     engine: Name = Field(default="vllm", description="Inference engine")
     version: Literal["auto", "0.12.0", "0.25.1"] = Field(

@@ -1,4 +1,4 @@
-"""From what a person names (files, folders, globs, `--set`) to scenarios; one bad file costs only itself."""
+"""Scenarios of the files, folders and globs that the user names; a bad file makes only its own entry fail."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SUFFIXES: Final = (".yaml", ".yml")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One scenario of a batch, or what is wrong with it; `where` is `file:line`, or the path that gave nothing."""
+    """One scenario of a batch, or its problems; `where` is `file:line`, or the path that gave no scenario."""
 
     name: str
     where: str
@@ -41,7 +41,7 @@ class _Override:
 
 
 def read(paths: Iterable[str | os.PathLike[str]], overrides: Sequence[str] = ()) -> list[Entry]:
-    """Read every scenario of `paths` (files, folders, globs), sweeps expanded, in order.
+    """Reads every scenario of `paths` (files, folders, globs), sweeps expanded, in order.
 
     A mistake in a file is a problem of its entry. InputError only for `overrides` that cannot be read.
     """
@@ -61,7 +61,7 @@ def read(paths: Iterable[str | os.PathLike[str]], overrides: Sequence[str] = ())
 
 
 def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> list[Scenario]:
-    """Read scenarios like `read`; InputError with every problem when there is any."""
+    """Reads scenarios like `read`; InputError with all problems if there are any."""
     entries = read([path], overrides)
     problems = [problem for entry in entries for problem in entry.problems]
     if problems:
@@ -70,7 +70,7 @@ def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> list[Sc
 
 
 def entry_of(document: Document, overrides: Sequence[str] = ()) -> Entry:
-    """The scenario of one document that was read elsewhere; a sweep in it is a problem of its own."""
+    """Scenario of a document that was read elsewhere; a `sweep` in it is a problem."""
     settings = [_override(text) for text in overrides]
     if document.data.get("sweep") is not None:
         return _failed(document, document.path, (Problem(document.where(("sweep",)), "no sweep is expected here"),))
@@ -81,7 +81,7 @@ def entry_of(document: Document, overrides: Sequence[str] = ()) -> Entry:
 
 
 def changed(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
-    """The same question with some keys set, as `--set` does; InputError for a value that no scenario may have."""
+    """Copy of a scenario with some keys set, as `--set` does; InputError for a value that no scenario may have."""
     document = scenario.document
     for key, value in values.items():
         document = document.with_value(split_key(key), value, f"--set {key}")
@@ -106,22 +106,22 @@ def _override(text: str) -> _Override:
 def _real(path: str) -> Path:
     try:
         return Path(path).resolve()
-    except (OSError, RuntimeError, ValueError):  # a loop of links, or a NUL: reading it says what is wrong
+    except (OSError, RuntimeError, ValueError):  # a loop of links, or a NUL: reading the file reports it
         return Path(path)
 
 
 def _files(named: str) -> Iterator[str | Entry]:
-    """Files that a path stands for, or the entry that says why there are none."""
+    """Files that a path stands for, or an entry that says why there are none."""
     exists = os.path.lexists(named) if "\0" not in named else False
     if exists and is_dir(named):
         yield from _in_folder(named)
     elif exists or not glob.has_magic(named):
         yield named
     else:
-        found = sorted(glob.glob(named, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute patterns
-        if not found:
+        matches = sorted(glob.glob(named, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute patterns
+        if not matches:
             yield _fault(named, "no file matches")
-        for path in found:
+        for path in matches:
             if is_dir(path):
                 yield from _walk(path)
             elif _is_scenario(Path(path)):
@@ -129,14 +129,14 @@ def _files(named: str) -> Iterator[str | Entry]:
 
 
 def _in_folder(folder: str) -> Iterator[str | Entry]:
-    found = list(_walk(folder))
-    yield from found
-    if not found:
+    entries = list(_walk(folder))
+    yield from entries
+    if not entries:
         yield _fault(folder, f"the folder holds no scenario ({', '.join('*' + end for end in _SUFFIXES)})")
 
 
 def _walk(folder: str) -> Iterator[str | Entry]:
-    """Scenario files in order; a folder that cannot be read costs itself."""
+    """Scenario files under a folder, in order; a folder that cannot be read is one entry with a problem."""
     unread: list[OSError] = []
     for root, folders, files in os.walk(folder, onerror=unread.append):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "answers")
@@ -184,7 +184,7 @@ def _entry(part: Member, *, swept: bool) -> Entry:
 
 
 def _together(document: Document, entries: list[Entry]) -> list[Entry]:
-    """Say once, for the file, what is wrong with every part of a sweep."""
+    """Reports problems common to all members of a sweep once, for the file."""
     if len(entries) < 2:
         return entries
     common = set(entries[0].problems).intersection(*(entry.problems for entry in entries))
@@ -196,13 +196,13 @@ def _together(document: Document, entries: list[Entry]) -> list[Entry]:
 
 
 def _unique(entries: list[Entry]) -> list[Entry]:
-    """Refuse the second scenario of a name; what could not be read has no name yet."""
+    """Refuses the second scenario of the same name; entries that could not be read have no name yet."""
     first: dict[str, Entry] = {}
     for index, entry in enumerate(entries):
         if entry.scenario is None:
             continue
         earlier = first.setdefault(entry.name, entry)
         if earlier is not entry:
-            told = f"name: {entry.name!r} is already the name of the scenario at {earlier.where}"
-            entries[index] = replace(entry, scenario=None, problems=(Problem(entry.where, told),))
+            message = f"name: {entry.name!r} is already the name of the scenario at {earlier.where}"
+            entries[index] = replace(entry, scenario=None, problems=(Problem(entry.where, message),))
     return entries

@@ -1,6 +1,6 @@
-"""What the file system says of a path, and every file that is written whole or not at all.
+"""Questions to the file system about a path, and files that are written completely or not at all.
 
-Asking never raises: a path that is too long, or in a folder that may not be searched, names nothing that can be used.
+Asking never raises: a path that is too long, or in a folder that may not be searched, is treated as absent.
 """
 
 from __future__ import annotations
@@ -13,51 +13,59 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, NamedTuple
 
 from simcore.errors import InputError, Problem
 
-__all__ = ["escaped", "exists", "is_dir", "is_file", "is_text", "remove_unfinished", "stamp", "unusable", "whole",
-           "write_whole", "writing"]
+__all__ = ["Stamp", "escaped", "exists", "is_dir", "is_file", "is_text", "remove_unfinished", "stamp", "unusable",
+           "whole", "write_whole", "writing"]
 
 _STREAMS: Final = ("/dev/fd/", "/dev/stdout", "/dev/stderr", "/proc/")
-"""Names of open streams: those are written to, never replaced, also where a regular file is behind them."""
+"""Names of open streams: they are written to, never replaced, even if a regular file is behind them."""
 
 _LONG_NAME: Final = 200
 
 
 def is_text(name: str) -> bool:
-    """Whether a name from the command line or a folder is text; Python keeps other bytes as lone surrogates."""
+    """True if a name from the command line or a folder is text; Python keeps other bytes as lone surrogates."""
     return name.isascii() or not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def escaped(name: str) -> str:
-    """A name that is no text as text, for a message."""
+    """Printable form of a name that is not text, for a message."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
 def exists(path: str | os.PathLike[str]) -> bool:
-    """Whether the path names anything; False where that cannot be told."""
+    """True if the path exists; False also where the file system does not answer."""
     return _mode(path) is not None
 
 
 def is_dir(path: str | os.PathLike[str]) -> bool:
-    """Whether the path is a folder, links followed; False where that cannot be told."""
+    """True if the path is a folder, links followed; False also where the file system does not answer."""
     return stat.S_ISDIR(_mode(path) or 0)
 
 
 def is_file(path: str | os.PathLike[str]) -> bool:
-    """Whether the path is a regular file, links followed; False where that cannot be told."""
+    """True if the path is a regular file, links followed; False also where the file system does not answer."""
     return stat.S_ISREG(_mode(path) or 0)
 
 
-def stamp(path: str | os.PathLike[str]) -> tuple[int, int, int]:
-    """What changes with a file's contents: when it was written, its size, its number; zeros where there is none."""
+class Stamp(NamedTuple):
+    """Values of a file that change with its contents: time of writing, size in bytes, inode number."""
+
+    written_ns: int
+    size: int
+    inode: int
+
+
+def stamp(path: str | os.PathLike[str]) -> Stamp:
+    """Stamp of a file; zeros if it does not exist."""
     try:
-        found = os.stat(path)  # noqa: PTH116 - a path is made for each call of a simulation
+        status = os.stat(path)  # noqa: PTH116 - a path is made for each call of a simulation
     except (OSError, ValueError):
-        return 0, 0, 0
-    return found.st_mtime_ns, found.st_size, found.st_ino
+        return Stamp(0, 0, 0)
+    return Stamp(status.st_mtime_ns, status.st_size, status.st_ino)
 
 
 def _mode(path: str | os.PathLike[str]) -> int | None:
@@ -68,7 +76,7 @@ def _mode(path: str | os.PathLike[str]) -> int | None:
 
 
 def unusable(path: Path) -> str:
-    """Why nothing can be there, such as a name that is too long; empty where something is, or could be."""
+    """Reason why no file can be at the path, such as a name that is too long; empty if one is or could be there."""
     try:
         path.lstat()
     except FileNotFoundError:
@@ -80,7 +88,7 @@ def unusable(path: Path) -> str:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns what the file system says into an InputError about `path`."""
+    """Turns an error of the file system into an InputError about `path`."""
     try:
         yield
     except OSError as error:
@@ -88,17 +96,17 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """All of `content` (text as UTF-8) in a file, or nothing: see `whole`."""
+    """Writes all of `content` (text as UTF-8) to a file, or nothing: see `whole`."""
     with whole(path) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 @contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
-    """Gives a file beside `path`, which is on the disk and takes the place of `path` when the block ends.
+    """Yields a temporary file in the folder of `path`, which replaces `path`, synced to disk, when the block ends.
 
-    Where the block or the disk fails, an older file at `path` stays as it was, and no other is left. OSError. A pipe or
-    a device is written to as it is; a link stays, and what it leads to is replaced.
+    If the block or the disk fails (OSError), an older file at `path` stays unchanged and the temporary file is removed.
+    A pipe or a device is written to directly; a link stays, and its target is replaced.
     """
     mode = _mode(path)
     if mode is not None and (not stat.S_ISREG(mode) or str(path.absolute()).startswith(_STREAMS)):
@@ -106,35 +114,35 @@ def whole(path: Path) -> Iterator[BinaryIO]:
             yield stream
         return
     target = Path(os.path.realpath(path))
-    beside = target.with_name(f"{_unfinished(target)}{secrets.token_hex(8)}.tmp")
+    temporary = target.with_name(f"{_unfinished(target)}{secrets.token_hex(8)}.tmp")
     try:
-        with beside.open("xb") as file:
+        with temporary.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         if mode is not None:
-            beside.chmod(stat.S_IMODE(mode))
-        beside.replace(target)
+            temporary.chmod(stat.S_IMODE(mode))
+        temporary.replace(target)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
     _settle(target.parent)
 
 
 def remove_unfinished(path: Path) -> None:
-    """Takes away what a process that was killed inside `whole(path)` left; no other may be writing it."""
+    """Removes the temporary files of a process that was killed inside `whole(path)`; none may be running."""
     with suppress(OSError):
         for left in path.parent.glob(glob.escape(_unfinished(path)) + "[0-9a-f]" * 16 + ".tmp"):
             left.unlink(missing_ok=True)
 
 
 def _unfinished(path: Path) -> str:
-    """How the name of a file begins that is to become `path`; names have at most 255 bytes."""
+    """First part of the name of a temporary file that is to become `path`; names have at most 255 bytes."""
     return f".{path.name}." if len(os.fsencode(path.name)) < _LONG_NAME else "."
 
 
 def _settle(folder: Path) -> None:
-    """Puts names of a folder on the disk, where the system knows how to: without it a power cut may bring old ones."""
+    """Syncs the entries of a folder to disk where the system can: without it a power cut may bring old ones back."""
     if sys.platform == "win32":
         return
     with suppress(OSError):

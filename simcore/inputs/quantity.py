@@ -1,4 +1,4 @@
-"""A number in a topology file: its unit, how far it can be trusted, and where it comes from."""
+"""A number in a topology file: its unit, its reliability, and its source."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _MESSAGES: Final = {"extra_forbidden": "unknown key", "missing": "is missing"}
 
 
 class Frozen(BaseModel):
-    """A part of a file: immutable, hashable, closed to keys it does not know."""
+    """A part of a file: immutable, hashable, closed to unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Quantity(Frozen):
-    """In a file: `"450 GB/s"`, or `{value: "450 GB/s", kind: datasheet, source: "..."}`.
+    """A number with a unit; in a file `"450 GB/s"`, or `{value: "450 GB/s", kind: datasheet, source: "..."}`.
 
     datasheet: the vendor says so; measured: a named source measured it; fitted: calibrated, `source` names the rows;
-    assumed: neither, `source` says why. Zero, another unit and what is not in `bounds.QUANTITIES` are refused.
+    assumed: none of these, `source` says why. Zero, another unit and values outside `bounds.QUANTITIES` are refused.
     """
 
     unit: ClassVar[str]
@@ -56,7 +56,7 @@ class Quantity(Frozen):
 
     @cached_property
     def si(self) -> float:
-        """In bytes, bytes/s, FLOP/s, seconds, or a plain count; a share is 0 to 1."""
+        """Value in bytes, bytes/s, FLOP/s, seconds, or a plain count; a share is from 0 to 1."""
         return parse_quantity(self.value, self.unit)
 
     def __int__(self) -> int:
@@ -64,55 +64,55 @@ class Quantity(Frozen):
 
 
 class Bytes(Quantity):
-    """Of memory."""
+    """Size of a memory."""
 
     unit = "B"
 
 
 class Rate(Quantity):
-    """Of a link or a memory, one way."""
+    """Bandwidth of a link or a memory, one way."""
 
     unit = "B/s"
 
 
 class FlopRate(Quantity):
-    """Of a GPU; two for a multiply-add."""
+    """Floating-point operations per second of a GPU; a multiply-add counts as two."""
 
     unit = "FLOP/s"
 
 
 class Share(Quantity):
-    """Of a peak, more than 0 and at most 100%."""
+    """Share of a peak, more than 0 and at most 100%."""
 
     unit = "%"
 
 
 class Duration(Quantity):
-    """Of a latency; zero is allowed."""
+    """A latency or another short time; zero is allowed."""
 
     unit = "s"
 
 
 class GpuCount(Quantity):
-    """Of a node."""
+    """Number of GPUs of a node."""
 
     unit = "GPU"
 
 
 class SmCount(Quantity):
-    """Streaming multiprocessors of a GPU; compute units of AMD's."""
+    """Number of streaming multiprocessors of a GPU; of compute units of an AMD GPU."""
 
     unit = "SM"
 
 
 class Power(Quantity):
-    """That a GPU may draw."""
+    """Power that a GPU may draw."""
 
     unit = "W"
 
 
 class Price(Quantity):
-    """Of one GPU for an hour, as `source` gave it on `date` (a day, or a month): prices move, so both are told."""
+    """Price of one GPU for an hour, as `source` gave it on `date` (a day or a month), because prices change."""
 
     unit = "USD/h"
     date: str
@@ -129,9 +129,9 @@ FileKind = TypeVar("FileKind", bound=Frozen)
 
 
 def read_values(kind: type[FileKind], document: Document, **loaded: object) -> FileKind:
-    """What a file says, as a `kind`; `loaded` are values that take the place of keys.
+    """Values of a file, as a `kind`; `loaded` are values that replace those of keys.
 
-    InputError with `file:line` of every key and quantity that is wrong.
+    InputError with `file:line` of every wrong key and quantity.
     """
     try:
         return kind.model_validate({**document.data, **loaded})

@@ -1,4 +1,4 @@
-"""What a person asks: model, framework, layout, training. Strict, and every value knows where it was written."""
+"""A scenario: model, framework, layout, training. Validation is strict, and every value knows its file and line."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Environment(Block):
 
 
 class Checkpoint(Block):
-    """How files get into memory and out of it."""
+    """Reading and writing of the model's files."""
 
     load: Literal["auto", "every_rank", "rank0", "sharded", "none"] = Field(
         default="auto", description="Who reads the model: every rank all of it, rank 0, each its own part, nobody"
@@ -104,7 +104,7 @@ class Checkpoint(Block):
 
 
 class Limits(Block):
-    """How much of a device may be used."""
+    """Limits on the use of a device."""
 
     usable_memory: Annotated[Text, AfterValidator(_bytes_or_auto)] = Field(
         default="auto", description="Device memory that the job may use, such as 79 GiB; auto: what the topology says"
@@ -153,31 +153,31 @@ class Scenario(Block):
     @model_validator(mode="before")
     @classmethod
     def _served(cls, data: Any) -> Any:
-        """What is served is not trained: framework, training and mesh left out follow from the engine."""
+        """Fills in framework, training and mesh of a scenario that serves, from its engine."""
         return _of_engine(data) if isinstance(data, dict) and data.get("workload") == "serve" else data
 
     _document: Document | None = PrivateAttr(default=None)
     _swept: bool = PrivateAttr(default=False)
 
     def __eq__(self, other: object) -> bool:
-        """Equal when they ask the same; where it was written does not matter."""
+        """True if both ask the same; the files they come from do not matter."""
         return isinstance(other, Scenario) and self.normalised() == other.normalised()
 
     __hash__ = None  # type: ignore[assignment]
 
     @property
     def swept(self) -> bool:
-        """Whether a sweep made this scenario: an illegal layout is then an answer and no mistake."""
+        """True if a sweep made this scenario: an illegal layout is then an answer and not an error."""
         return self._swept
 
     @property
     def document(self) -> Document:
-        """What it was read from; of one that nobody wrote down, all its keys."""
+        """Document that it was read from; for a scenario made in Python, one with all its keys."""
         return self._document or Document(self.name, self.normalised())
 
     @property
     def folder(self) -> Path:
-        """The folder that relative paths in the scenario start from."""
+        """Folder that relative paths in the scenario start from."""
         return self._document.folder if self._document else Path()
 
     @property
@@ -187,46 +187,46 @@ class Scenario(Block):
 
     @property
     def num_microbatches(self) -> int:
-        """Microbatches of one optimizer step on each rank; InputError when the batch does not divide."""
+        """Microbatches of one optimizer step on each rank; InputError if the batch does not divide."""
         training, mesh = self.training, self.mesh
         replicas = mesh.dp_replicate * mesh.dp_shard
         per_pass = training.micro_batch_size * replicas
         if training.global_batch_size is None:
             return 1
         if training.global_batch_size % per_pass:
-            told = (
+            message = (
                 f"training.global_batch_size: expected a multiple of {per_pass} (micro_batch_size "
                 f"{training.micro_batch_size} x dp_replicate {mesh.dp_replicate} x dp_shard {mesh.dp_shard}), "
                 f"got {training.global_batch_size}"
             )
-            raise InputError(Problem(self.where("training", "global_batch_size"), told))
+            raise InputError(Problem(self.where("training", "global_batch_size"), message))
         return training.global_batch_size // per_pass
 
     def where(self, *key_path: str | int) -> str:
-        """`file:line` of a key (or of what encloses it); the dotted key itself when nobody wrote a file."""
+        """`file:line` of a key (or of the key that encloses it); the dotted key for a scenario made in Python."""
         return self._document.where(key_path) if self._document else dotted(key_path)
 
     def normalised(self) -> dict[str, Any]:
-        """Give every key, defaults filled in, as JSON has it; reading that back gives an equal scenario."""
+        """Every key as JSON has it, defaults filled in; reading it back gives an equal scenario."""
         return self.model_dump(mode="json", exclude={"sweep"})
 
 
 def _of_engine(data: dict[str, Any]) -> dict[str, Any]:
-    """`data` of a scenario that serves, with what the blocks `generation` and `mesh` say of each other filled in."""
-    given, mesh = data.get("generation") or {}, data.get("mesh") or {}
-    if not isinstance(given, dict) or not isinstance(mesh, dict):
+    """Copy of `data` of a scenario that serves, in which `generation` and `mesh` complete each other."""
+    generation, mesh = data.get("generation") or {}, data.get("mesh") or {}
+    if not isinstance(generation, dict) or not isinstance(mesh, dict):
         return data
-    if "max_model_len" not in given and not data.get("training"):
+    if "max_model_len" not in generation and not data.get("training"):
         raise ValueError("generation.max_model_len: expected a whole number of tokens, the key is missing (vLLM "
                          "itself would take the length of the model's configuration)")
-    tp = given.get("tp", mesh.get("tp", 1))
-    filled = {"generation": {**given, "tp": tp}, "mesh": {**mesh, "tp": mesh.get("tp", tp)}}
-    length = {"seq_len": given["max_model_len"]} if "max_model_len" in given else {}
-    return {"framework": given.get("engine", "vllm"), "training": length, **data, **filled}
+    tp = generation.get("tp", mesh.get("tp", 1))
+    filled = {"generation": {**generation, "tp": tp}, "mesh": {**mesh, "tp": mesh.get("tp", tp)}}
+    length = {"seq_len": generation["max_model_len"]} if "max_model_len" in generation else {}
+    return {"framework": generation.get("engine", "vllm"), "training": length, **data, **filled}
 
 
 def parse_scenario(document: Document, *, swept: bool = False) -> Scenario:
-    """Validate one document (its `sweep`, if any, is left out); InputError with every problem that it has."""
+    """Validates one document (without its `sweep`, if any); InputError with every problem in it."""
     data = {key: value for key, value in document.data.items() if key != "sweep"}
     try:
         scenario = Scenario.model_validate(data)
@@ -240,16 +240,16 @@ def parse_scenario(document: Document, *, swept: bool = False) -> Scenario:
 
 def _check_world_size(scenario: Scenario) -> None:
     if scenario.world_size > MAX_RANKS:
-        told = f"mesh: expected at most {MAX_RANKS} ranks, got {scenario.world_size}"
-        raise InputError(Problem(scenario.where("mesh"), told))
+        message = f"mesh: expected at most {MAX_RANKS} ranks, got {scenario.world_size}"
+        raise InputError(Problem(scenario.where("mesh"), message))
 
 
 def scenario_schema() -> dict[str, Any]:
     """JSON Schema (draft 2020-12) of a scenario file, for editors; descriptions are those of the fields."""
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "rankscope scenario"}
-    found = Scenario.model_json_schema()
-    trains = [key for key in found["required"] if key in ("framework", "training")]
+    schema = Scenario.model_json_schema()
+    trains = [key for key in schema["required"] if key in ("framework", "training")]
     serves = {"properties": {"workload": {"const": "serve"}}, "required": ["workload"]}
-    needed = {"required": [key for key in found["required"] if key not in trains],
+    needed = {"required": [key for key in schema["required"] if key not in trains],
               "if": serves, "else": {"required": trains}}
-    return {**found, **needed, **head}
+    return {**schema, **needed, **head}

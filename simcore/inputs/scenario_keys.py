@@ -1,4 +1,4 @@
-"""Every key of a scenario file, as its schema describes it: for the page about them."""
+"""Rows for the page of all keys of a scenario file, from its schema."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["key_rows"]
 
 
 def key_rows() -> Iterator[tuple[str, str, str, str]]:
-    """Of each key its name, its values, what it is when left out, and what it says, as Markdown."""
+    """(name, values, default, description) of every key, as Markdown."""
     schema = scenario_schema()
     for key, field, required in _keys(schema, schema["$defs"], ""):
         yield f"`{key}`", _values(field, schema["$defs"]), _left_out(field, required=required), field["description"]
@@ -52,7 +52,7 @@ def _value(branch: dict[str, Any], known: dict[str, Any]) -> str:
 
 
 def _between(branch: dict[str, Any]) -> str:
-    """The most that a number may be, or that each of a list may."""
+    """Largest value of a number, or of each number of a list, as text."""
     each, most = "", branch.get("maximum")
     if most is None:
         each, most = "each ", branch.get("items", {}).get("maximum")

@@ -1,4 +1,4 @@
-"""Where the data that comes with rankscope lies: topologies, example scenarios, measured runs."""
+"""Paths of the data that comes with rankscope: topologies, example scenarios, measured runs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["Kind", "data_folder", "example", "find_file"]
 
 Kind = Literal["topologies", "scenarios", "measured"]
 _IN_CHECKOUT: Final[dict[Kind, str]] = {"measured": "tests/truth/measured"}
-"""Of those that do not lie at the top."""
+"""Folders that are not at the top of a checkout, by kind."""
 
 
 def data_folder(kind: Kind) -> Path:
-    """The folder of that kind, inside the installed package or in a checkout."""
+    """Folder of that kind of data, in the installed package or in a checkout."""
     return _folder(__file__, kind)
 
 
@@ -31,17 +31,17 @@ def _folder(file: str, kind: Kind) -> Path:
 
 
 def example(name: str) -> Path:
-    """The scenario file, or folder of them, that comes with rankscope under that name; InputError lists the names."""
-    found = {path.stem: path for path in sorted(data_folder("scenarios").glob("*")) if not path.name.startswith(".")}
-    if name not in found:
-        raise InputError(Problem(f"example {name}", f"is none of: {', '.join(found)}"))
-    return found[name]
+    """Scenario file, or folder of them, shipped under that name; InputError lists the names."""
+    examples = {path.stem: path for path in sorted(data_folder("scenarios").glob("*")) if not path.name.startswith(".")}
+    if name not in examples:
+        raise InputError(Problem(f"example {name}", f"is none of: {', '.join(examples)}"))
+    return examples[name]
 
 
 def find_file(what: str, ref: str | Path, known: Mapping[str, Path], where: str, folder: Path = Path()) -> Path:
-    """The file that `known` has under the name `ref`, else the file at that path, which starts from `folder`.
+    """File that `known` has under the name `ref`, else the file at that path, relative to `folder`.
 
-    InputError at `where` when there is neither, with the nearest name.
+    InputError at `where`, with the nearest name, if there is neither.
     """
     if str(ref) in known:
         return known[str(ref)]
@@ -49,5 +49,5 @@ def find_file(what: str, ref: str | Path, known: Mapping[str, Path], where: str,
         return folder / ref
     near = difflib.get_close_matches(str(ref), known, n=1)
     hint = f"; did you mean {near[0]}?" if near else "."
-    told = f"no {what} {str(ref)!r}{hint} Known: {', '.join(sorted(known))}, or the path of a file"
-    raise InputError(Problem(where, told))
+    message = f"no {what} {str(ref)!r}{hint} Known: {', '.join(sorted(known))}, or the path of a file"
+    raise InputError(Problem(where, message))

@@ -3,7 +3,7 @@
     sweep: {mesh.ep: [1, 2, 4], mesh.tp: [1, 2]}                 every combination, the last key fastest
     sweep: [{mesh.ep: 4, mesh.tp: 2}, {mesh.ep: [8, 16]}]        keys that move together; a list inside is a product
 
-The document is parsed once; a part copies only the mappings that it changes.
+The document is parsed once; a member copies only the mappings that it changes.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _MAX_NAME: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One document that a sweep made; `problems` when its keys could not be set."""
+    """One document of a sweep; `problems` if its keys could not be set."""
 
     document: Document
     problems: tuple[Problem, ...] = ()
 
 
 def split_key(key: str) -> KeyPath:
-    """`mesh.ep` as a path; the names of framework options have points of their own."""
+    """Key path of `mesh.ep`; the name of a framework option is one part, because it may contain dots."""
     block, point, option = key.partition(".")
     return (block, option) if point and block == "framework_options" else tuple(key.split("."))
 
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """A swept key with its values, and where it is written in the file."""
+    """A swept key, its values, and its place in the file."""
 
     key: str
     values: Sequence[Any]
@@ -57,7 +57,7 @@ class _Key:
 
 
 def members(document: Document) -> list[Member]:
-    """Expand `sweep` in file order (no sweep: the document itself); InputError when the sweep itself is wrong."""
+    """Documents of `sweep` in file order (without a sweep: the document itself); InputError for a wrong sweep."""
     sweep, plain = document.data.get("sweep"), document.without("sweep")
     if sweep is None:
         return [Member(plain)]
@@ -80,7 +80,7 @@ def _product(group: list[_Key]) -> Iterator[tuple[Any, ...]]:
 
 
 def _groups(document: Document, sweep: object) -> list[list[_Key]]:
-    """Lists of keys whose values are multiplied; the groups follow one another."""
+    """Groups of keys whose values are multiplied; the groups follow one another."""
     if isinstance(sweep, dict) and sweep:
         return [[_Key(key, value, document.where(("sweep", key))) for key, value in sweep.items()]]
     if isinstance(sweep, list) and sweep and all(isinstance(entry, dict) and entry for entry in sweep):
@@ -91,8 +91,8 @@ def _groups(document: Document, sweep: object) -> list[list[_Key]]:
             ]
             for index, entry in enumerate(sweep)
         ]
-    told = "sweep: expected a mapping of keys to lists of values, or a list of mappings, none of them empty"
-    raise InputError(Problem(document.where(("sweep",)), told))
+    message = "sweep: expected a mapping of keys to lists of values, or a list of mappings, none of them empty"
+    raise InputError(Problem(document.where(("sweep",)), message))
 
 
 def _unfit(document: Document, group: list[_Key]) -> Iterator[Problem]:
@@ -103,13 +103,14 @@ def _unfit(document: Document, group: list[_Key]) -> Iterator[Problem]:
             yield Problem(key.place, f"sweep: expected a key such as mesh.ep, got {key.key!r}")
         for put_in, place in document.places.items():
             if _lost(document.data, put_in, key.key_path):
-                told = f"sweep: {key.key!r} is also set by {place}: give it in one place (--set sweep=null drops this)"
-                yield Problem(key.place, told)
+                message = (f"sweep: {key.key!r} is also set by {place}: give it in one place "
+                           "(--set sweep=null drops this)")
+                yield Problem(key.place, message)
     yield from _overlapping(group)
 
 
 def _overlapping(group: list[_Key]) -> Iterator[Problem]:
-    """Keys that set a part of what another one sets."""
+    """Problems of keys that set a part of another key's value."""
     by_path = {key.key_path: key for key in reversed(group)}
     for key in group:
         for length in range(1, len(key.key_path) + 1):
@@ -118,12 +119,12 @@ def _overlapping(group: list[_Key]) -> Iterator[Problem]:
                 yield Problem(key.place, f"sweep: {key.key!r} and {other.key!r} set the same key")
 
 
-def _begins(one: KeyPath, other: KeyPath) -> bool:
-    return other[: len(one)] == one
+def _begins(prefix: KeyPath, key_path: KeyPath) -> bool:
+    return key_path[: len(prefix)] == prefix
 
 
 def _lost(data: dict[str, Any], put_in: KeyPath, swept: KeyPath) -> bool:
-    """Whether sweeping `swept` would overwrite what was put in at `put_in`."""
+    """True if sweeping `swept` would overwrite the value that was set at `put_in`."""
     if not _begins(put_in, swept):
         return _begins(swept, put_in)
     inner: Any = data
@@ -148,7 +149,7 @@ def _member(plain: Document, chosen: list[tuple[_Key, Any]], index: int) -> Memb
 
 
 def _name(base: str, chosen: list[tuple[_Key, Any]], index: int) -> str:
-    """`base[mesh.ep=4,mesh.tp=2]`; what would be too long for a name is cut and numbered."""
+    """Name such as `base[mesh.ep=4,mesh.tp=2]`; a name that would be too long is cut and numbered."""
     inside = ",".join(f"{key.key}={_spelled(value)}" for key, value in chosen)
     name = f"{base}[{inside}]"
     return name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 12]}...#{index}]"

@@ -1,4 +1,4 @@
-"""How a model is trained: the `training` block of a scenario. Batches count sequences, lengths count tokens."""
+"""The `training` block of a scenario: how a model is trained. Batches count sequences, lengths count tokens."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["Capacity", "DType", "Draws", "Imbalance", "Lengths", "Lora", "Observ
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 DType = Literal["auto", "fp32", "bf16", "fp16", "fp8"]
 MAX_TOKENS: Final = TOKENS
-"""Of one microbatch."""
+"""Tokens of one microbatch."""
 
 
 Number = Annotated[int, Field(ge=1, le=2**17)]
-"""Of draws."""
+"""Number of draws."""
 Length = Annotated[int, Field(ge=1, le=SEQ_LEN)]
 """Tokens of a sequence."""
 Sequences = Annotated[int, Field(ge=1, le=BATCH)]
@@ -28,7 +28,7 @@ LayerCount = Annotated[int, Field(ge=1, le=LAYERS)]
 
 
 class Lengths(Block):
-    """Sequences of unequal length, drawn; a microbatch is padded to its longest."""
+    """Sequences of unequal length, drawn at random; a microbatch is padded to its longest."""
 
     mean: Count = Field(description="Mean length of a sequence, in tokens, before it is cut")
     max: Count = Field(description="Longest sequence, in tokens: what is longer is cut")
@@ -49,7 +49,7 @@ class Lengths(Block):
 
 
 class Observed(Block):
-    """Lengths of a data set, of which steps are drawn; a microbatch is padded to its longest."""
+    """Lengths of a data set, from which steps are drawn; a microbatch is padded to its longest."""
 
     observed: Annotated[tuple[Count, ...], Field(strict=False, min_length=1, max_length=2**20)] = Field(
         description="Lengths of sequences, in tokens, each as likely as the others"
@@ -66,7 +66,7 @@ def _lengths_kind(value: object) -> str:
 
 
 class Recompute(Block):
-    """Which activations are made again in backward."""
+    """Activations that are recomputed in backward."""
 
     mode: Literal["uniform", "block", "per_op"] = Field(description="How layers are chosen")
     num_layers: LayerCount = Field(
@@ -76,7 +76,7 @@ class Recompute(Block):
 
 
 class Pipeline(Block):
-    """How pipeline stages are cut and scheduled."""
+    """Cut and schedule of pipeline stages."""
 
     schedule: Name = Field(default="1f1b", description="1f1b, gpipe, or zero bubble: zb_h1, interleaved_zb, zbv")
     virtual_stages: LayerCount = Field(
@@ -90,20 +90,20 @@ class Pipeline(Block):
 
 
 class Imbalance(Block):
-    """The busiest expert gets this many times the mean."""
+    """Routing in which the busiest rank gets this many times the mean load."""
 
     imbalance: Annotated[float, Field(ge=1, le=FACTOR)] = Field(
         description="Load of the fullest rank over the mean; of ep ranks at most ep times")
 
 
 class Capacity(Block):
-    """Experts take tokens up to a capacity and drop the rest."""
+    """Routing in which experts take tokens up to a capacity and drop the rest."""
 
     capacity_factor: Annotated[float, Field(gt=0, le=FACTOR)] = Field(description="Capacity over mean load")
 
 
 class Draws(Block):
-    """Loads drawn at random."""
+    """Routing with expert loads drawn at random."""
 
     seed: Seed = Field(description="Seed of the draws")
     draws: Number = Field(default=1000, description="Number of draws")
@@ -126,11 +126,11 @@ Routing = Annotated[
     | Annotated[Draws, Tag("<draws>")],
     Discriminator(_routing_kind),
 ]
-"""How tokens fall on experts; auto: balanced, unless the framework's own untrained router was seen to do otherwise."""
+"""Distribution of tokens over experts; auto: balanced, or as a framework's untrained router was measured."""
 
 
 class Precision(Block):
-    """Formats of what is stored, computed and reduced."""
+    """Formats of stored, computed and reduced tensors."""
 
     params: DType = Field(default="auto", description="Format in which parameters are stored")
     experts: DType = Field(default="auto", description="Format in which routed experts are stored")
@@ -159,7 +159,7 @@ class Optimizer(Block):
 
 
 class OffloadPart(Block):
-    """A part of a tensor class that lies elsewhere."""
+    """A tensor class of which a fraction is kept outside the device."""
 
     space: Literal["host", "nvme"] = Field(description="Where it lies")
     fraction: Fraction = Field(default=1.0, description="Fraction that lies there, in (0, 1]")
@@ -171,7 +171,7 @@ _Offloaded = Annotated[
 
 
 class Offload(Block):
-    """What does not stay on the device."""
+    """Tensors kept outside the device."""
 
     params: _Offloaded = Field(default="none", description="Parameters")
     optimizer: _Offloaded = Field(default="none", description="Optimizer states")
@@ -179,11 +179,11 @@ class Offload(Block):
     activations: _Offloaded = Field(default="none", description="Activations kept for backward")
 
     def part(self, name: str) -> tuple[str, float]:
-        """(space, fraction) of what lies outside the device; fraction 0 where all of it stays."""
-        given = getattr(self, name)
-        if isinstance(given, OffloadPart):
-            return given.space, given.fraction
-        return given, 0.0 if given == "none" else 1.0
+        """(space, fraction) of the part of a tensor class outside the device; fraction 0 if there is none."""
+        offloaded = getattr(self, name)
+        if isinstance(offloaded, OffloadPart):
+            return offloaded.space, offloaded.fraction
+        return offloaded, 0.0 if offloaded == "none" else 1.0
 
 
 class Lora(Block):
@@ -215,7 +215,7 @@ class Quantization(Block):
 
 
 class Training(Block):
-    """What one optimizer step does."""
+    """The work of one optimizer step."""
 
     method: Literal["full", "lora", "qlora"] = Field(default="full", description="What is trained")
     seq_len: Length = Field(description="Tokens of one sequence, before cp splits it")
@@ -263,8 +263,8 @@ class Training(Block):
 
     @model_validator(mode="after")
     def _countable(self) -> Training:
-        """Bytes and operations of one microbatch are counted in 64 bits."""
+        """Bounds the tokens of a microbatch, whose bytes and operations are counted in 64 bits."""
         if self.seq_len * self.micro_batch_size > MAX_TOKENS:
-            told = f"seq_len {self.seq_len} x micro_batch_size {self.micro_batch_size}"
-            raise ValueError(f"expected at most {MAX_TOKENS} tokens in one microbatch, got {told}")
+            factors = f"seq_len {self.seq_len} x micro_batch_size {self.micro_batch_size}"
+            raise ValueError(f"expected at most {MAX_TOKENS} tokens in one microbatch, got {factors}")
         return self

@@ -1,8 +1,8 @@
-"""YAML text (JSON is part of it) to plain values: bounded, checked, and every value knows its line.
+"""Parser of YAML text (and so of JSON) into plain values, bounded and checked, with the line of every value.
 
 The text becomes events (ruamel.yaml, pure Python), and one pass over the events builds the values and a map from key
 path to line. Scalars follow the YAML 1.2 core schema, so `no` and `1:30` are text, and dates stay text. Building from
-events instead of nodes means that depth, size and cycles are judged before anything is made of them.
+events instead of nodes means that depth, size and cycles are checked before a value is built.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ _MAX_DIGITS: Final = 400
 
 
 def dotted(key_path: KeyPath) -> str:
-    """`("mesh", "ep")` -> `"mesh.ep"`."""
+    """Key path as text: `("mesh", "ep")` -> `"mesh.ep"`."""
     return ".".join(map(str, key_path))
 
 
 @dataclass(frozen=True, slots=True)
 class _Built:
-    """A value with the number of values in it and how deep it goes, aliases expanded."""
+    """A value, the number of values in it and its depth, aliases expanded."""
 
     value: Any
     num_nodes: int = 1
@@ -80,7 +80,7 @@ class Parser:
         self.events = self._events()
 
     def document(self) -> Any:
-        """Build the one document of the text, None when there is none; InputError with all that is wrong."""
+        """Value of the one document of the text, None if it is empty; InputError with all problems."""
         if match := _SURROGATE.search(self.text):
             self._refuse(self.text.count("\n", 0, match.start()), "expected UTF-8 text, got other bytes")
         if match := _CONTROL.search(self.text):
@@ -109,17 +109,17 @@ class Parser:
             self._refuse(0, f"cannot be read as YAML: {error}")
 
     def _refuse(self, line: int, message: str) -> NoReturn:
-        """Stop here (lines from 0, as ruamel counts)."""
+        """Raises InputError with all problems up to this line (lines from 0, as ruamel counts)."""
         raise InputError([*self.problems, Problem(f"{self.path}:{line + 1}", message)])
 
     def _note(self, event: Event, message: str) -> None:
-        """Remember a problem that does not hinder reading the rest."""
+        """Records a problem that does not hinder reading the rest."""
         self.problems.append(Problem(f"{self.path}:{event.start_mark.line + 1}", message))
         if len(self.problems) == _MAX_PROBLEMS:
             self._refuse(event.start_mark.line, f"{_MAX_PROBLEMS:,} problems: the rest was not read")
 
     def _node(self, event: Any, key_path: KeyPath, depth: int) -> _Built:
-        """Build the value that starts with `event`."""
+        """Value that starts with `event`."""
         line = event.start_mark.line
         self.lines.setdefault(key_path, line + 1)
         if isinstance(event, AliasEvent):
@@ -206,7 +206,7 @@ def _container(value: Any, parts: list[_Built]) -> _Built:
 
 
 def _plain(text: str) -> Any:
-    """Read an unquoted scalar by the YAML 1.2 core schema (and `1_000` as people write it)."""
+    """Value of an unquoted scalar by the YAML 1.2 core schema (which includes `1_000`, as people write it)."""
     if text in _WORDS:
         return _WORDS[text]
     if len(text) > _MAX_DIGITS or text[0] not in "+-.0123456789":
@@ -221,8 +221,8 @@ def _plain(text: str) -> Any:
 
 
 def _syntax(error: MarkedYAMLError, language: str) -> str:
-    told = " ".join(f"{error.problem or error.context or 'not YAML'}".split())
-    if "'\\t'" in told:
+    reason = " ".join(f"{error.problem or error.context or 'not YAML'}".split())
+    if "'\\t'" in reason:
         return "a tab where YAML expects spaces: indent with spaces"
     context = " ".join(f"{error.context}".split()) if error.context and error.problem else ""
-    return f"not valid {language}: {told}" + (f" ({context})" if context else "")
+    return f"not valid {language}: {reason}" + (f" ({context})" if context else "")

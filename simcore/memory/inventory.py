@@ -1,8 +1,8 @@
-"""What lies on one rank, tensor by tensor, and who holds its bytes at the peak: rows for people to look through.
+"""Tensors of one rank and the owners of the bytes at its peak, as rows of the report's `detail`.
 
-Layers of one kind hold the same tensors, so a row stands for all of them. Comes in: a `Plan`, or a `MemoryPeak` with
-all of its owners. Goes out: rows of `detail`. Sums over rows are those that the report tells, but for flat cuts, where
-a row is its class's mean.
+Input: a `Plan`, or a `MemoryPeak` with all of its owners. Output: rows of `detail`. Layers of one kind hold the same
+tensors, so a row stands for all of them. Sums over rows equal those of the report, except for flat shards, where a row
+is the mean of its class.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def _row(layers: str, count: int, placed: Placed, mesh: Mesh) -> TensorRow:
 
 
 def _cuts(placements: Placements, mesh: Mesh) -> Iterator[str]:
-    """`ep 8: copies`, `tp 2: dim 0`, `dp_cp 4: flat in its buffer`; axes of one rank cut nothing."""
+    """Cuts of a tensor, such as `ep 8: copies`, `tp 2: dim 0`, `dp_cp 4: flat in its buffer`.
+
+    Axes of size 1 have none.
+    """
     for name, placement in placements:
         size = mesh.axis(name).size
         if size > 1 and isinstance(placement, Shard):
@@ -52,12 +55,12 @@ def _cuts(placements: Placements, mesh: Mesh) -> Iterator[str]:
 
 
 def kinds_by_path(plan: Plan) -> dict[str, str]:
-    """Paths of all layers, to the name of their kind."""
+    """Names of layer kinds by the paths of layers."""
     return {layer.path: plan.graph.kinds[layer.kind].name for layer in plan.graph.layers}
 
 
 def holders(balance: MemoryPeak, kinds: Mapping[str, str]) -> tuple[Holder, ...]:
-    """Owners at the peak, those of one name in layers of one kind together, largest first."""
+    """Owners of bytes at the peak, summed by name over layers of one kind, largest first."""
     sizes: Counter[tuple[str, str, str]] = Counter()
     counts: Counter[tuple[str, str, str]] = Counter()
     for owner, category, num_bytes in balance.top:

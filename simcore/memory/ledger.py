@@ -1,14 +1,15 @@
-"""The ledger: postings of a program on its issue clock, by owner. Peak = the maximum of a running sum.
+"""The ledger: allocations and frees of a program in order of issue, by owner; the peak is the maximum of a running sum.
 
-Comes in: a `Program`. Goes out: `MemoryPeak`: the highest moment, who is there, the peak of each phase. Allocated bytes
-depend on the order of issue alone (PyTorch lowers them in `free()` on the host), so no clock is needed. Sums run over
-pieces; only the piece that holds the peak is looked into.
+Input: a `Program`. Output: `MemoryPeak`: the highest moment, the owners of its bytes, the peak of each phase. Allocated
+bytes depend only on the order of issue (PyTorch lowers them in `free()` on the host), so no clock is needed. Sums run
+over pieces of the program; only the piece with the peak is expanded.
 
 [Note: the first step]
-States of the optimizer are made in its turn. And mamba_ssm's scans are Triton kernels with `@triton.autotune`
-(`ops/triton/ssd_state_passing.py` and its neighbours): at their first call, forward and backward, every configuration
-is timed, with a buffer of 256 MiB that empties the L2 cache (triton 3 `testing.py` do_bench, `third_party/nvidia/
-backend/driver.py` get_empty_cache_for_benchmark). It is torch's memory, and goes before the next kernel.
+States of the optimizer are allocated in its first step. Also, mamba_ssm's scans are Triton kernels with
+`@triton.autotune` (`ops/triton/ssd_state_passing.py` and its neighbours): at their first call, forward and backward,
+every configuration is timed, with a buffer of 256 MiB that empties the L2 cache (triton 3 `testing.py` do_bench,
+`third_party/nvidia/ backend/driver.py` get_empty_cache_for_benchmark). It is allocated by torch, and freed before the
+next kernel.
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ TRIAL_BYTES: Final = 256 * 2**20
 
 @dataclass(frozen=True, eq=False)
 class MemoryPeak:
-    """The highest moment of a step."""
+    """The highest moment of a step: its place in the program and the owners of its bytes.
+
+    `top`: (owner, category, bytes), largest first. `by_phase`: peak of each phase. `end_bytes`: allocated after the
+    last row. `first_scan_bytes`: the most while the first Mamba scans run; None without any.
+    """
 
     peak_bytes: int
     phase: str
@@ -47,7 +52,7 @@ class MemoryPeak:
 
 
 def first_step(balance: MemoryPeak, born_in_step: int) -> int:
-    """Peak of the very first step: [Note: the first step]."""
+    """Peak in bytes of the very first step, see [Note: the first step]; `born_in_step`: bytes of optimizer states."""
     before = max((size for phase, size in balance.by_phase.items() if phase != "optimizer"), default=0)
     if balance.first_scan_bytes is not None:
         before = max(before, balance.first_scan_bytes + TRIAL_BYTES)
@@ -55,15 +60,15 @@ def first_step(balance: MemoryPeak, born_in_step: int) -> int:
 
 
 def running(program: Program) -> IntArray:
-    """Allocated bytes after each row."""
+    """Allocated bytes after each row of the program."""
     return np.cumsum(fitting(posted_bytes(program.columns)))
 
 
 def balance(program: Program, num_top: int = 12) -> MemoryPeak:
-    """Peak, owners at the peak, and the peak of each phase."""
+    """Peak of a program, its `num_top` largest owners, and the peak of each phase."""
     sums = _Sums(program)
     piece, row = sums.peak()
-    held = _held(program, piece, row)
+    alive = _held(program, piece, row)
     at = program.outline.pieces[piece]
     in_replay = at.tile >= 0 and bool(program.tiles[at.tile].replay[row])
     rows = program.outline.loose if at.tile < 0 else program.tiles[at.tile].rows
@@ -71,12 +76,12 @@ def balance(program: Program, num_top: int = 12) -> MemoryPeak:
     return MemoryPeak(
         sums.peak_bytes(piece), (Phase.RECOMPUTE if in_replay else Phase(at.phase)).name.lower(),
         _event(program, piece, row), program.layer_paths[layer] if 0 <= layer < len(program.layer_paths) else "",
-        at.microbatch, _by_category(program, held), sums.by_phase(), _owners(program, held, num_top), sums.end(),
+        at.microbatch, _by_category(program, alive), sums.by_phase(), _owners(program, alive, num_top), sums.end(),
         sums.first_scan())
 
 
 class _Sums:
-    """Bytes at the borders of pieces, and the most inside each."""
+    """Bytes at the borders of pieces, and the most inside each piece."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -89,7 +94,7 @@ class _Sums:
         self.peaks = self.base + tops
 
     def peak(self) -> tuple[int, int]:
-        """(piece, row): a tile's own row, or a loose row's number."""
+        """(piece, row) of the peak: a row of the piece's tile, or the number of a loose row."""
         number = int(np.argmax(self.peaks))
         piece = self.program.outline.pieces[number]
         if piece.tile >= 0:
@@ -103,7 +108,7 @@ class _Sums:
         return int(self.after[-1])
 
     def first_scan(self) -> int | None:
-        """The highest moment while the first Mamba scans of forward and of backward run."""
+        """Most bytes while the first Mamba scans of forward and of backward run; None without any."""
         tops = {number: top for number, tile in enumerate(self.program.tiles) if (top := tile.top_of_scan) is not None}
         firsts = self.program.outline.firsts
         pieces = (min((at[number] for number in tops if number in at), default=None)
@@ -111,17 +116,17 @@ class _Sums:
         return max((int(self.base[at]) + tops[int(self.tile[at])] for at in pieces if at is not None), default=None)
 
     def by_phase(self) -> dict[str, int]:
-        """A phase begins with what was there before."""
-        found = {name: max(int(self.base[inside[0]]), int(self.peaks[inside].max()))
+        """Peak of each phase; a phase begins with the bytes that the phase before left."""
+        peaks = {name: max(int(self.base[inside[0]]), int(self.peaks[inside].max()))
                  for name, inside in self.program.outline.groups.items()}
         replays = [int(self.base[self.tile == number].max()) + tile.top_of_replay
                    for number, tile in enumerate(self.program.tiles) if tile.replayed]
         inside_tiles = max(replays, default=0)
-        return found | ({"recompute": max(inside_tiles, found.get("recompute", 0))} if replays else {})
+        return peaks | ({"recompute": max(inside_tiles, peaks.get("recompute", 0))} if replays else {})
 
 
 def _event(program: Program, piece: int, row: int) -> str:
-    """The last hook passed at or before a row, in upstream's spelling."""
+    """Name of the last hook passed at or before a row, in upstream's spelling."""
     loose = program.outline.loose
     for number in range(piece, -1, -1):
         at = program.outline.pieces[number]
@@ -156,20 +161,20 @@ def _held(program: Program, piece: int, row: int) -> IntArray:
     return sums.astype(np.int64).reshape(shape)
 
 
-def _by_category(program: Program, held: IntArray) -> dict[str, int]:
+def _by_category(program: Program, alive: IntArray) -> dict[str, int]:
     names, numbers = program.outline.categories
-    sums = np.bincount(numbers, weights=held.sum(axis=0), minlength=len(names)).astype(np.int64)  # exact, see _held
-    found = {name: size for name, size in zip(names, sums.tolist(), strict=True) if size}
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+    sums = np.bincount(numbers, weights=alive.sum(axis=0), minlength=len(names)).astype(np.int64)  # exact, see _held
+    sizes = {name: size for name, size in zip(names, sums.tolist(), strict=True) if size}
+    return dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _owners(program: Program, held: IntArray, limit: int) -> tuple[tuple[str, str, int], ...]:
-    """(owner, category, bytes), largest first; equal ones by layer, then in the order in which they first appear."""
-    flat = held.ravel()
-    found = np.flatnonzero(flat > 0)
-    if len(found) > limit:
-        found = found[flat[found] >= np.partition(flat[found], -limit)[-limit]]
-    largest = found[np.argsort(-flat[found], kind="stable")[:limit]]
-    layers, slots = np.divmod(largest, held.shape[1])
+def _owners(program: Program, alive: IntArray, limit: int) -> tuple[tuple[str, str, int], ...]:
+    """(owner, category, bytes), largest first; equal ones by layer, then in the order of their first rows."""
+    flat = alive.ravel()
+    owners = np.flatnonzero(flat > 0)
+    if len(owners) > limit:
+        owners = owners[flat[owners] >= np.partition(flat[owners], -limit)[-limit]]
+    largest = owners[np.argsort(-flat[owners], kind="stable")[:limit]]
+    layers, slots = np.divmod(largest, alive.shape[1])
     return tuple((*program.owner(layer - 1, slot), size) for layer, slot, size in
                  zip(layers.tolist(), slots.tolist(), flat[largest].tolist(), strict=True))

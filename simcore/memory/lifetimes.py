@@ -1,8 +1,8 @@
-"""Lifetimes: every allocation of a program, when it is born and when it dies, for those who show each of them.
+"""Lifetimes: birth and death of every allocation of a program, for tools that draw each of them.
 
-Comes in: a `Program`. Goes out: columns of `detail.Lifetimes`, in issue order. What rests from before the step is born
-first. A row of a program frees bytes of an owner, not a block of it: of the owner's blocks that goes which has this
-size and is youngest; where none has, blocks are told as the parts that they go in. All sums are those of the ledger.
+Input: a `Program`. Output: columns of `detail.Lifetimes`, in order of issue. Tensors that persist from before the step
+are born first. A row of a program frees bytes of an owner, not a certain block: the owner's youngest block of that size
+is freed; without one, blocks are split into the parts that are freed. All sums are those of the ledger.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from simcore.results.detail import Lifetimes
 __all__ = ["lifetimes"]
 
 TOGETHER = "many tensors"
-"""The name of a block that stands for several."""
+"""Name of a block that stands for several."""
 
 _FINEST = 1 << 14
-"""Stretches of a step that are tried first where tensors are told together."""
+"""Number of stretches of a step that is tried first when tensors are merged."""
 
 
 def lifetimes(program: Program, row_ns: IntArray | None, limit: int) -> Lifetimes:
-    """At most `limit` births and deaths; above that, what a layer holds of a category is told as one.
+    """Lifetimes with at most `limit` births and deaths; above that, a layer's tensors of one category are merged.
 
-    `row_ns` dates rows (None: all zero). Either way the highest moment is kept to the byte.
+    `row_ns`: time of each row in ns (None: all zero). The highest moment is exact to the byte in both cases.
     """
     rows = np.flatnonzero(program.columns[:, OP] <= Op.FREE)
     posted = program.columns[rows]
@@ -47,14 +47,14 @@ def lifetimes(program: Program, row_ns: IntArray | None, limit: int) -> Lifetime
 
 
 def _named(program: Program, layer: int, slot: int) -> tuple[str, str, str]:
-    """(layer, tensor, category)."""
+    """(layer path, tensor, category) of an owner."""
     owner, category = program.owner(layer, slot)
     path, _, name = owner.partition("/")
     return path, name, category
 
 
 def _groups(program: Program, posted: IntArray) -> tuple[tuple[tuple[str, str, str], ...], IntArray]:
-    """Layers with the categories that they hold, and the number of each posting's."""
+    """Pairs of layer and category, as owners, and the number of the group of each posting."""
     categories, of_slot = program.outline.categories
     pairs = np.stack([posted[:, LAYER], of_slot[posted[:, SLOT]]], axis=1)
     owners, of_row = np.unique(pairs, axis=0, return_inverse=True)
@@ -66,9 +66,9 @@ def _groups(program: Program, posted: IntArray) -> tuple[tuple[tuple[str, str, s
 
 def _thinned(amounts: IntArray, first: int, groups: IntArray, limit: int) -> tuple[
         IntArray, Iterator[tuple[int, int, int]]]:
-    """The highest posting of each stretch, and (its number, group, bytes more or less than at the one before).
+    """Highest posting of each stretch, and (its index, group, change in bytes since the one before).
 
-    Between two such moments what shrinks goes first, so nothing is higher than the higher of both.
+    Between two such moments groups that shrink come first, so no sum in between exceeds the higher of the two.
     """
     total, num_groups, stretches = np.cumsum(amounts), int(groups.max()) + 1, _FINEST
     while True:
@@ -89,7 +89,7 @@ def _thinned(amounts: IntArray, first: int, groups: IntArray, limit: int) -> tup
 
 
 class _Blocks:
-    """Blocks of owners: `rows` of (born, died, owner, bytes), each moment a number; -1 for what lives on."""
+    """Blocks of owners: `rows` of (born, died, owner, bytes); moments are numbers, died is -1 for blocks that stay."""
 
     def __init__(self, steps: Iterator[tuple[int, int, int]]) -> None:
         self.rows: list[list[int]] = []
@@ -108,7 +108,7 @@ class _Blocks:
         same = next((place for place in range(len(live) - 1, -1, -1) if self.rows[live[place]][3] == amount), None)
         while amount:
             row = self.rows[live.pop(-1 if same is None else same)]
-            if row[3] > amount:  # the rest of it lives on
+            if row[3] > amount:  # the rest of the block stays
                 self._add([row[0], -1, row[2], row[3] - amount])
                 row[3] = amount
             row[1] = moment
@@ -117,7 +117,7 @@ class _Blocks:
 
 def _table(program: Program, rows: IntArray, row_ns: IntArray | None, names: tuple[tuple[str, str, str], ...],
            blocks: _Blocks, merged: int) -> Lifetimes:
-    """`rows`: those of the program at each moment."""
+    """Columns of the blocks; `rows`: the program's row at each moment."""
     ordered = sorted(blocks.rows, key=lambda row: row[0])
     born, died, owner, size = (tuple(column) for column in zip(*ordered, strict=True)) if ordered else ((),) * 4
     dates = np.zeros(len(rows), dtype=np.int64) if row_ns is None else np.maximum.accumulate(row_ns[rows]) // 1000

@@ -1,13 +1,13 @@
-"""What a process holds on the GPU outside torch's allocator: the CUDA context, NCCL's buffers, the token dispatcher's.
+"""Memory of a process on the GPU outside torch's allocator: the CUDA context, buffers of NCCL and token dispatchers.
 
 [Note: NCCL's buffers]
-A communicator for rings and trees is taken whole, as read: on A100 544 MiB of two ranks and 688 MiB of more (nccl
+A communicator for rings and trees is counted as measured: on A100 544 MiB for two ranks and 688 MiB for more (nccl
 issue 964: four A100 on NVLink, one all-reduce in each group); on later GPUs 342 and 392 MiB (aiconfigurator 095f58a5,
 system files). Sends and receives connect every pair by 32 channels with 14 MiB each: 3.28 GB with seven peers (nccl
 issue 1685: first all-to-all of eight H100), without NVLink by 2 (`graph/paths.cc`, ncclTopoGetNchannels); one buffer
 of 10 MiB is 4 MiB Simple, 4.7 MiB LL128 and 0.5 MiB LL in pages of 2 MiB (nccl 5067397c `init.cc:810`), the rest is
-on the sender's side. Peers in other nodes share buffers and are not counted; of a larger node no reading is known, so
-seven peers are the most that is counted.
+on the sender's side. Peers in other nodes share buffers and are not counted; no measurement of a
+larger node is known, so at most seven peers are counted.
 
 [Note: DeepEP's buffer]
 DeepEP dd758ca `csrc/legacy/config.hpp` `get_nvl_buffer_size_hint` and `get_rdma_buffer_size_hint`, with the settings of
@@ -31,21 +31,21 @@ __all__ = ["CommSetup", "OutsideMemory", "deepep_bytes", "outside", "paged"]
 MIB: Final = 2**20
 AMPERE: Final = 8
 _RINGS: Final = {True: (544, 688), False: (342, 392)}
-"""MiB of a communicator of (two, more) ranks, on Ampere and later."""
+"""MiB of a communicator of (two, more) ranks; True: Ampere and older, False: later architectures."""
 _PER_CHANNEL: Final = 14 * MIB
 _NVLINK_CHANNELS, _PCIE_CHANNELS, _MOST_PEERS = 32, 2, 7
 _PAIRWISE: Final = {"all_to_all": _MOST_PEERS, "send_recv": 2}
-"""Collectives of sends and receives, and how many peers a rank has at most."""
+"""Collectives made of sends and receives, and the largest number of peers of a rank."""
 
 _DEEPEP_CHANNELS: Final = 10
 _DEEPEP_RECEIVED: Final = {8: 256, 16: 288, 24: 288, 32: 288, 48: 288, 64: 288, 96: 480, 128: 560, 144: 720, 160: 720}
-"""Ranks (up to) -> tokens that a channel receives over NVLink; over RDMA always 128."""
+"""Tokens that a channel receives over NVLink, by the number of ranks (up to); over RDMA always 128."""
 _DEEPEP_RDMA_RECEIVED: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
 class OutsideMemory:
-    """Bytes of one category, and how far the number can be trusted."""
+    """Bytes of one category, the kind of evidence for the number, and its source."""
 
     category: Literal["context", "nccl", "dispatcher", "workspace", "paged_states"]
     num_bytes: int
@@ -55,9 +55,9 @@ class OutsideMemory:
 
 @dataclass(frozen=True, slots=True)
 class CommSetup:
-    """What buffers depend on: the layout, the machine, tokens of a microbatch on this rank and their width.
+    """Inputs of buffer sizes: the layout, the machine, tokens of a microbatch on this rank and their width.
 
-    `expert_hidden`: of the rows that are sent to experts.
+    `hidden`, `expert_hidden`: width of a token, and of the rows that are sent to experts.
     """
 
     mesh: Mesh
@@ -69,23 +69,23 @@ class CommSetup:
 
 
 def outside(site: CommSetup, traffic: Iterable[TrafficRow]) -> tuple[OutsideMemory, ...]:
-    """All that a rank with this traffic holds; what is 0 is left out."""
+    """Memory outside the allocator of a rank with this traffic; categories of 0 bytes are omitted."""
     context = site.topology.device.memory.context
     kind: Literal["calibrated", "assumed"] = "assumed" if context.kind == "assumed" else "calibrated"
-    found = (OutsideMemory("context", int(context), kind, context.source), _nccl(site, list(traffic)),
+    parts = (OutsideMemory("context", int(context), kind, context.source), _nccl(site, list(traffic)),
              _dispatcher(site), _user_buffers(site))
-    return tuple(held for held in found if held.num_bytes)
+    return tuple(part for part in parts if part.num_bytes)
 
 
 def paged(num_bytes: int) -> tuple[OutsideMemory, ...]:
-    """Managed memory of optimizer states: on the device as long as nothing else needs the room."""
+    """Managed memory of optimizer states, which stays on the device as long as nothing else needs the room."""
     source = "bitsandbytes 95f9af30 functional.py get_paged: cudaMallocManaged; counted as resident on the device"
     return (OutsideMemory("paged_states", num_bytes, "assumed", source),) * bool(num_bytes)
 
 
 # ---- NCCL -----------------------------------------------------------------------------------------------------------
 def _nccl(site: CommSetup, traffic: list[TrafficRow]) -> OutsideMemory:
-    """Of collectives; what is copied to the host and back is none of NCCL's."""
+    """Buffers of NCCL's communicators; copies to the host and back do not use NCCL."""
     traffic = [row for row in traffic if row.collective != "copy"]
     rings = {row.axis: row.group_size for row in traffic if row.collective not in _PAIRWISE}
     if site.mesh.size not in (1, *rings.values()):
@@ -103,7 +103,7 @@ def _rings(site: CommSetup, size: int) -> int:
 
 
 def _pairs(site: CommSetup, axis: str, collective: str) -> int:
-    """Experts' tokens go through the dispatcher's own buffers, if it has any."""
+    """Buffers for sends and receives; tokens of experts go through the dispatcher's own buffers, if it has any."""
     if collective == "all_to_all" and axis == "ep" and site.libraries.dispatcher != "nccl":
         return 0
     group = site.mesh.axis(axis)
@@ -114,7 +114,7 @@ def _pairs(site: CommSetup, axis: str, collective: str) -> int:
 
 # ---- TransformerEngine's user buffers --------------------------------------------------------------------------------
 def _user_buffers(site: CommSetup) -> OutsideMemory:
-    """Six that are gathered into and four that are summed in, each of the size of a layer's whole input."""
+    """Ten user buffers of the size of a layer's full input: six to gather into, four to reduce in."""
     return OutsideMemory("workspace", site.libraries.user_buffer_bytes * site.tokens * site.hidden, "assumed",
                 "TransformerEngine 2.18 pytorch/module/base.py initialize_ub: memory of its own, outside torch")
 
@@ -133,8 +133,8 @@ def _dispatcher(site: CommSetup) -> OutsideMemory:
 
 
 def deepep_bytes(hidden: int, ep: int) -> int:
-    """NVLink and RDMA buffers of a group of `ep` ranks for bf16 tokens, and the workspace."""
-    row = 2 * hidden + 8 + 128 * (8 + 4 + 4)  # the token, where it comes from, room for 128 choices and scales
+    """Bytes of DeepEP's NVLink and RDMA buffers of a group of `ep` ranks for bf16 tokens, and of its workspace."""
+    row = 2 * hidden + 8 + 128 * (8 + 4 + 4)  # the token, its source, room for 128 choices and scales
     received = _DEEPEP_RECEIVED[min((size for size in _DEEPEP_RECEIVED if size >= ep), default=160)]
     near, far = min(ep, 8), ep // 8
     nvlink = _DEEPEP_CHANNELS * near * (4 * (2 * max(far, 1) + 3) + received * row)

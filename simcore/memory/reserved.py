@@ -1,25 +1,25 @@
-"""What torch's allocator reserves for what is allocated.
+"""Memory that torch's caching allocator reserves for the allocated bytes.
 
 [Note: reserved]
 Derived: segments come in 2 MiB for requests up to 1 MiB, in 20 MiB up to 10 MiB, in multiples of 2 MiB above (torch
 `c10/core/AllocatorConfig.h`, `c10/cuda/CUDACachingAllocator.cpp`), and all of them hold at least what is allocated.
-That is the low end. How much more is kept depends on the order in which blocks of different sizes come free.
+That is the low end. How much more is reserved depends on the order in which blocks of different sizes come free.
 Calibrated: the middle and the high end are shares of what was allocated, over all readings of both on one rank:
 simumax-b200 (11 distinct) and mbridge-card (6) of `tests/truth/measured`: median 3.3%, 90% quantile 7.3%. The middle
 from one group misses the other by 1.1% and 1.2% (median of errors, at most 6.5%); see `tests/memory/test_reserved.py`.
 Assumed: no row says whether segments were expandable. A replay of the allocator (`tests/replay.py`) on the programs of
 the simumax-b200 rows that can be simulated keeps 0.2 to 4.2% with ordinary segments, where 2.0 to 7.3% were measured,
-and 0.1 to 0.9% with expandable ones. So those rows had ordinary segments; with expandable ones, what the replay keeps
-(median 0.3%, at most 0.9%) and what it misses (median 1.5%, at most 6.1%) are added up.
-Calibrated: where parameters are gathered, on readings beside what is simulated, whose events are torchtitan's own:
+and 0.1 to 0.9% with expandable ones. So those rows had ordinary segments; with expandable ones, the replay's
+result (median 0.3%, at most 0.9%) and its error (median 1.5%, at most 6.1%) are added up.
+Calibrated: where parameters are gathered, on measured against simulated bytes, for torchtitan's own log lines:
 torchtitan (2) and torchtitan-log (3), eager ones: median 22.6%, largest 31.33%, rounded up. The middle from one group
 misses the other by 5.8% and 6.2% (median of errors, at most 10%). Compiled rows, rows in fp8, with context parallelism
-or with stages came later and are in no constant: of these 17 the middle misses 2.5% (median), and 15 lie inside (which
-side of a commit the runs of December 2024 are on was dated when their readings had been seen; two rows are not theirs).
-FSDP2 allocates its buffers on streams of their own, whose blocks no other stream may take, and moments are cut out of
-what the first step's activations left: a replay of that order, which knows no reading, keeps 14 to 30% on the eager
-rows. Torch gives whole free segments back before it fails, so what is kept beyond `ORDINARY` is cache, no need: it
-never fills more than the room that there is.
+or with stages were added later and are not in the constants: of these 17 the middle misses 2.5% (median), and 15 lie
+inside (which side of a commit the runs of December 2024 are on was dated when their readings had been seen; two rows
+are not theirs). FSDP2 allocates its buffers on separate streams, whose blocks other streams cannot reuse, and moments
+are allocated in the free blocks of the first step's activations: a replay of that order, which uses no reading, keeps
+14 to 30% on the eager rows. Torch frees unused segments before it fails, so reserved memory beyond `ORDINARY` is cache
+and not needed: it never exceeds the device.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SEGMENT: Final = 2 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class ReservedModel:
-    """Of what is allocated, kept beyond it: the median and the high end."""
+    """Shares of the allocated bytes that are reserved beyond them: the median and the high end."""
 
     middle: float
     high: float
@@ -47,7 +47,7 @@ GATHERED: Final = ReservedModel(0.226, 0.314)
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Bytes that the allocator holds at the peak: between `low` and `high`, most likely about `middle`."""
+    """Bytes that the allocator reserves at the peak: between `low` and `high`, most likely about `middle`."""
 
     low: int
     middle: int
@@ -55,12 +55,12 @@ class Reserved:
 
 
 def needed(allocated: int, shares: ReservedModel, usual: ReservedModel = ORDINARY) -> Reserved:
-    """What must be there for a peak of `allocated` bytes: blocks that do not fit together (`usual`), and no cache."""
+    """Reserved bytes that a peak of `allocated` bytes needs: fragmentation (`usual`), without cache."""
     return reserved(allocated, ReservedModel(min(shares.middle, usual.middle), min(shares.high, usual.high)))
 
 
 def reserved(allocated: int, shares: ReservedModel = ORDINARY, room: int | None = None) -> Reserved:
-    """What the allocator is seen to hold. `room`: cache fills no more than that."""
+    """Reserved bytes as they are observed. `room`: bytes of the device; cache never exceeds it."""
     ends = [_segments(allocated * (1 + share)) for share in (0, shares.middle, shares.high)]
     if room is None:
         return Reserved(*ends)

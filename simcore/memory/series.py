@@ -1,4 +1,4 @@
-"""Memory over the step, thinned for pictures: the highest moment of each stretch of the program, by owner."""
+"""Memory over the step, thinned for figures: the highest moment of each stretch of the program, by owner."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MAX_SAMPLES = 600
 
 
 def memory_series(program: Program, row_ns: IntArray | None) -> MemorySeries:
-    """At most `MAX_SAMPLES` moments; the peak is one of them. `row_ns` dates rows (None: all zero)."""
+    """Series of at most `MAX_SAMPLES` moments, the peak among them. `row_ns`: times of rows in ns (None: all zero)."""
     return _series(program, row_ns, lambda posted: [program.outline.owners[slot][1] for slot in posted[:, 1].tolist()])
 
 
 def memory_by_part(program: Program, row_ns: IntArray | None, kinds: Mapping[str, str]) -> MemorySeries:
-    """The same moments, stacked by the kind of layer that holds the bytes. `kinds`: by a layer's path."""
+    """Series at the same moments, by the kind of layer that holds the bytes. `kinds`: kind by a layer's path."""
     names = [kinds[path] for path in program.layer_paths]
 
     def part_of(posted: IntArray) -> list[str]:
@@ -36,7 +36,7 @@ def memory_by_part(program: Program, row_ns: IntArray | None, kinds: Mapping[str
 
 
 def _series(program: Program, row_ns: IntArray | None, name_of: Callable[[IntArray], list[str]]) -> MemorySeries:
-    """`name_of`: names for owners, each a row of layer and slot."""
+    """Samples of memory; `name_of` gives names for owners, each a row of (layer, slot)."""
     total = running(program)
     first = int(np.argmax(program.phase != Phase.BUILD))
     rows = _highest_rows(total, first)
@@ -50,7 +50,7 @@ def _series(program: Program, row_ns: IntArray | None, name_of: Callable[[IntArr
 
 
 def _layers(program: Program, rows: IntArray) -> Iterator[str]:
-    """The layer whose section is at work at each row; between layers the empty text."""
+    """Path of the layer whose section runs at each row; empty between layers."""
     outline = program.outline
     ends = np.cumsum(outline.num_rows)
     for piece in np.searchsorted(ends, rows, side="right").tolist():
@@ -59,7 +59,7 @@ def _layers(program: Program, rows: IntArray) -> Iterator[str]:
 
 
 def _highest_rows(total: IntArray, first: int) -> IntArray:
-    """The row with most bytes in each of `MAX_SAMPLES` equal stretches after `first`."""
+    """Row with most bytes in each of `MAX_SAMPLES` equal stretches after `first`."""
     edges = np.unique(np.linspace(first, len(total), MAX_SAMPLES + 1).astype(np.int64))
     picks = [int(a) + int(np.argmax(total[a:b])) for a, b in pairwise(edges)]
     return np.array(picks, dtype=np.int64)
@@ -67,7 +67,7 @@ def _highest_rows(total: IntArray, first: int) -> IntArray:
 
 def _by_name(program: Program, rows: IntArray, name_of: Callable[[IntArray], list[str]]
              ) -> tuple[list[str], IntArray]:
-    """Names by their largest value, and bytes of each at `rows`: [name, sample]."""
+    """Names by their largest value, and the bytes of each at `rows`: [name, sample]."""
     columns = program.columns
     posted = np.flatnonzero(columns[:, OP] <= Op.FREE)
     owners, which = _distinct(columns[posted][:, [LAYER, SLOT]])
@@ -84,7 +84,7 @@ def _by_name(program: Program, rows: IntArray, name_of: Callable[[IntArray], lis
 
 
 def _distinct(pairs: IntArray) -> tuple[IntArray, IntArray]:
-    """What `np.unique(pairs, axis=0, return_inverse=True)` gives, counted and not sorted: both numbers are small."""
+    """Result of `np.unique(pairs, axis=0, return_inverse=True)`, by counting instead of sorting small numbers."""
     if not len(pairs):
         return pairs, np.zeros(0, dtype=np.int64)
     low = pairs.min(axis=0)

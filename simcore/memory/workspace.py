@@ -1,15 +1,15 @@
-"""What GEMM libraries and frameworks keep for themselves in torch's allocator, from one step to the next.
+"""Workspaces of GEMM libraries and frameworks in torch's allocator, which they keep from one step to the next.
 
 [Note: which workspaces there are]
 torch hands cuBLAS a workspace for each thread and stream that multiplies matrices: forward runs in the main thread,
 backward in autograd's, so there are two (torch `aten/src/ATen/cuda/CublasHandlePool.cpp`, cuBLASLt shares them).
 TransformerEngine keeps one for its linears, four more for grouped GEMMs, three more for user buffers under tensor
 parallel overlap (TE d0067d0d `pytorch/cpp_extensions/gemm.py`, `get_cublas_workspace`; four streams:
-`common/util/multi_stream.cpp`). Megatron-Core has one global buffer, as large as its largest user wants (0.16.1
+`common/util/multi_stream.cpp`). Megatron-Core has one global buffer, as large as its largest user needs (0.16.1
 `utils.py:617`): the output layer's gathered input (`tensor_parallel/layers.py:482`), the tokens of all expert parallel
-ranks (`transformer/moe/token_dispatcher.py:275`, the all-gather dispatcher), what its own attention gives `baddbmm`
-beside the scores (`transformer/dot_product_attention.py:185`). It caches the angles of rotary embeddings
-(`models/common/embeddings/rotary_pos_embedding.py:177`, `yarn_rotary_pos_embedding.py:159`: 32 entries).
+ranks (`transformer/moe/token_dispatcher.py:275`, the all-gather dispatcher), the input that its own attention gives
+`baddbmm` in addition to the scores (`transformer/dot_product_attention.py:185`). It caches the angles of rotary
+embeddings (`models/common/embeddings/rotary_pos_embedding.py:177`, `yarn_rotary_pos_embedding.py:159`: 32 entries).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _TORCH: Final = "torch aten/src/ATen/cuda/CublasHandlePool.cpp parseChosenWorksp
 _TE: Final = "TransformerEngine d0067d0d pytorch/cpp_extensions/gemm.py get_cublas_workspace"
 _BLACKWELL: Final = 10, 12
 _WIDE_ON_BLACKWELL: Final = "2026-03"
-"""torch since PR 175344 (2026-02): 32 MiB on compute capability 10 and 12 too."""
+"""Date of torch with PR 175344 (2026-02): 32 MiB on compute capability 10 and 12 too."""
 _TE_TAIL: Final = "2025-10"
-"""TE since 3f5b4754 (2025-09-29): 1,024 B more, for scales."""
+"""Date of TE with 3f5b4754 (2025-09-29): 1,024 B more, for scales."""
 _ROPE_ENTRIES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """One workspace: name, bytes, and how far the number can be trusted."""
+    """One workspace: its name, size in bytes, kind of evidence, and source."""
 
     name: str
     num_bytes: int
@@ -48,9 +48,9 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceInputs:
-    """What workspaces depend on beside the plan: the GPU's major compute capability, cuBLAS's setting, positions.
+    """Inputs of workspace sizes besides the plan: compute capability (major), cuBLAS's setting, positions.
 
-    `cublas_bytes`: of one workspace, None for torch's default. `batch` sequences of `seq` positions on this rank.
+    `cublas_bytes`: size of one workspace, None for torch's default. `batch` sequences of `seq` positions on this rank.
     """
 
     capability: int
@@ -60,10 +60,10 @@ class WorkspaceInputs:
 
 
 def spaces(plan: Plan, setting: WorkspaceInputs) -> tuple[Workspace, ...]:
-    """The workspaces of the plan's rank; those of 0 bytes are left out."""
+    """Workspaces of the plan's rank; those of 0 bytes are omitted."""
     libraries = plan.framework.libraries
-    found = (*_torch(plan, setting), *_te(plan, setting, libraries), *_core(plan, setting, libraries))
-    return tuple(space for space in found if space.num_bytes)
+    workspaces = (*_torch(plan, setting), *_te(plan, setting, libraries), *_core(plan, setting, libraries))
+    return tuple(space for space in workspaces if space.num_bytes)
 
 
 # ---- torch ----------------------------------------------------------------------------------------------------------
@@ -75,13 +75,13 @@ def _torch(plan: Plan, setting: WorkspaceInputs) -> tuple[Workspace, ...]:
 
 
 def _runs_torch_gemms(plan: Plan) -> bool:
-    """Where TE runs all linears, torch multiplies for the output layer and for routers alone."""
+    """True if torch multiplies matrices: where TE runs all linears, only for the output layer and for routers."""
     return not plan.framework.libraries.te_linears or any(
         isinstance(kind.block, Head) or _has(kind, Moe) for kind in _kinds(plan))
 
 
 def _cublas_default(libraries: KernelLibraries, setting: WorkspaceInputs) -> int:
-    """32 MiB on Hopper, and on Blackwell since 2026-02; else two of 4 MiB and eight of 16 KiB."""
+    """Bytes of one workspace: 32 MiB on Hopper, and on Blackwell since 2026-02; else 2 of 4 MiB and 8 of 16 KiB."""
     wide = setting.capability == 9 or (setting.capability in _BLACKWELL and libraries.date >= _WIDE_ON_BLACKWELL)
     return 32 * MIB if wide else 2 * 4096 * 1024 + 8 * 16 * 1024
 
@@ -114,7 +114,7 @@ def _core(plan: Plan, setting: WorkspaceInputs, libraries: KernelLibraries) -> t
 
 
 def _gathered_input(plan: Plan, setting: WorkspaceInputs) -> int:
-    """Only a trained output layer gathers into it (`linear_with_frozen_weight` gathers into an ordinary tensor)."""
+    """Bytes of a trained output layer's gathered input (`linear_with_frozen_weight` gathers into another tensor)."""
     if not plan.framework.sequence_parallel or plan.mesh.tp == 1:
         return 0
     heads = [kind.block for kind in _kinds(plan) if isinstance(kind.block, Head)]
@@ -125,7 +125,7 @@ def _gathered_input(plan: Plan, setting: WorkspaceInputs) -> int:
 
 
 def _scores_input(plan: Plan, setting: WorkspaceInputs, libraries: KernelLibraries) -> int:
-    """As large as the scores, for good; no product reads it (beta is 0)."""
+    """Bytes of a persistent tensor as large as the scores; no kernel reads it (beta of `baddbmm` is 0)."""
     if not libraries.core_attention:
         return 0
     heads = max((b.block.num_heads for kind in _kinds(plan) for b in kind.branches if isinstance(b.block, Attention)),
@@ -135,7 +135,7 @@ def _scores_input(plan: Plan, setting: WorkspaceInputs, libraries: KernelLibrari
 
 
 def _gathered_tokens(plan: Plan, setting: WorkspaceInputs) -> int:
-    """The tokens of all ranks of ep and etp, before the dispatcher picks those of its experts."""
+    """Bytes of the tokens of all ranks of ep and etp, before the dispatcher picks those of its experts."""
     hidden = max((branch.block.expert_hidden for kind in _kinds(plan) for branch in kind.branches
                   if isinstance(branch.block, Moe)), default=0)
     ranks = plan.mesh.ep * plan.mesh.etp
@@ -148,7 +148,7 @@ def _gathered_tokens(plan: Plan, setting: WorkspaceInputs) -> int:
 
 
 def _angles(plan: Plan, setting: WorkspaceInputs) -> int:
-    """One table a model; latent attention has one a layer, the cache keeps 32 of them."""
+    """Bytes of rotary angles: one table a model; latent attention has one a layer, of which the cache keeps 32."""
     blocks = [(branch.block, count) for number, count in plan.kind_counts
               for branch in plan.graph.kinds[number].branches]
     shared = max((b.head_dim for b, _ in blocks if isinstance(b, Attention) and b.rotary), default=0)
@@ -158,7 +158,7 @@ def _angles(plan: Plan, setting: WorkspaceInputs) -> int:
 
 
 def _kinds(plan: Plan) -> list[LayerKind]:
-    """Of the plan's stage."""
+    """Layer kinds of the plan's stage."""
     return [plan.graph.kinds[number] for number, _ in plan.kind_counts]
 
 

@@ -1,7 +1,7 @@
 """GPipe: all forward passes, then all backward passes, in the same order.
 
 Source: torch 2.13 `distributed/pipelining/schedules.py` (ScheduleGPipe._step_microbatches). All microbatches of a step
-are in flight at once, so none stands for others: all are written out.
+are in flight at once, so no microbatch can stand for others: all are simulated.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["order"]
 
 
 def order(_schedule: Schedule, _stage: int, num_microbatches: int) -> tuple[Action, ...]:
-    """The passes of a stage, in order: the same on all stages."""
+    """Passes of a stage, in order: the same on all stages."""
     last = num_microbatches - 1
     return tuple(Action(forward=forward, microbatch=i, is_last=i == last)
                  for forward in (True, False) for i in range(num_microbatches))

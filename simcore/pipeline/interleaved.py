@@ -9,19 +9,19 @@ Passes are numbered: `group` microbatches through chunk 0, the same through chun
 (`training/comm_overlap.py:453`) and Megatron-LM set with virtual stages, the input of a rank's next forward pass is
 received while a backward pass runs, and the other way round (:1575-1725). The first stage, in forward, is p - 1 passes
 ahead of the last, which feeds it; so it receives what the last one makes p - 1 passes later, and with groups of more
-than p microbatches that waits in a buffer (recv_tensor_from_previous_stage, :1120). The last stage, in backward, alike.
-A tensor that was sent is freed before the next forward pass, hence after a backward pass, except in warm-up (:1522,
-:1600). Gradients of a chunk are reduced when all stages are done with it, so that ranks do not disturb each other:
-stage s waits s passes (`grad_sync_func`, :1280; Bridge `training/config.py:133` align_grad_reduce).
+than p microbatches that waits in a buffer (recv_tensor_from_previous_stage, :1120). The last stage does the same in
+backward. A tensor that was sent is freed before the next forward pass, hence after a backward pass, except in warm-up
+(:1522, :1600). Gradients of a chunk are reduced when all stages are done with it, so that ranks do not disturb each
+other: stage s waits s passes (`grad_sync_func`, :1280; Bridge `training/config.py:133` align_grad_reduce).
 
 [Note: combined 1F1B]
 Under `overlap_moe_expert_parallel_comm` a forward and a backward pass run layer by layer in turn, so that the exchange
-of tokens of one hides behind the other's GEMMs (`combined_1f1b.py`, `models/common/model_chunk_schedule_plan.py`). They
-must not depend on each other, hence one more forward pass ahead (:778): F F (F B) (F B) B where there was F (F B) (F B)
-(F B). Laid one after the other with the backward pass first, that is the order of passes without it, and so it is laid.
-Assumed: what a layer of the backward pass gives back is what one of the forward pass takes. Upstream begins a pair with
-the forward pass's attention, so it has at most that of one layer more at a time. With one stage the order is plain
-gradient accumulation in the same way (`combined_1f1b.py:44`).
+of tokens of one overlaps with the other's GEMMs (`combined_1f1b.py`, `models/common/model_chunk_schedule_plan.py`).
+They must not depend on each other, hence one more forward pass ahead (:778): F F (F B) (F B) B where there was F (F B)
+(F B) (F B). One after the other, with the backward pass first, that is the order of passes without it, and so it is
+simulated. Assumed: a layer of the backward pass frees as much as a layer of the forward pass allocates. Upstream begins
+a pair with the forward pass's attention, so at a time it has at most the attention of one layer more. With one stage
+the order is plain gradient accumulation in the same way (`combined_1f1b.py:44`).
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ __all__ = ["order", "passes"]
 
 
 def order(schedule: Schedule, stage: int, num_microbatches: int) -> tuple[Action, ...]:
-    """The passes of a stage, in order."""
+    """Passes of a stage, in order."""
     forward, backward = (passes(schedule, num_microbatches, forward=way) for way in (True, False))
     total = len(forward)
     ahead = min(2 * (schedule.num_stages - stage - 1) + (schedule.num_chunks - 1) * schedule.group, total)
-    made = [_forward(schedule, stage, num_microbatches, k, forward, ahead) for k in range(total)]
-    out = made[:ahead]
+    forward_actions = [_forward(schedule, stage, num_microbatches, k, forward, ahead) for k in range(total)]
+    actions = forward_actions[:ahead]
     for k in range(total):
-        out += made[k + ahead:k + ahead + 1]
-        out.append(_backward(schedule, stage, num_microbatches, k, backward))
-    return tuple(out)
+        actions += forward_actions[k + ahead:k + ahead + 1]
+        actions.append(_backward(schedule, stage, num_microbatches, k, backward))
+    return tuple(actions)
 
 
 def passes(schedule: Schedule, num_microbatches: int, *, forward: bool) -> list[Pass]:
@@ -55,7 +55,7 @@ def passes(schedule: Schedule, num_microbatches: int, *, forward: bool) -> list[
 
 
 def _received_after(schedule: Schedule, passes: Sequence[Pass], k: int, *, is_leading: bool) -> tuple[Pass, ...]:
-    """Whose input begins to arrive when pass `k` is over. The leading stage is the first in forward, the last back."""
+    """Passes whose input begins to arrive after pass `k`; the leading stage is the first in forward, else the last."""
     if not is_leading:
         return tuple(passes[k + 1:k + 2])
     at = k - (schedule.num_stages - 1)

@@ -1,8 +1,8 @@
-"""PyTorch's interleaved 1F1B: the passes of Megatron's, in groups of as many microbatches as a round has.
+"""PyTorch's interleaved 1F1B: the passes of Megatron's, in groups of one round's microbatches.
 
 Source: torch 2.13 `distributed/pipelining/schedules.py` (ScheduleInterleaved1F1B): `microbatches_per_round`, and
-warm-up of (v - 1) rounds and two passes for each stage behind (_get_warmup_ops). What is received lies in buffers
-that are there all the time, so it does not matter when it begins to arrive: here when its pass begins. Gradients of a
+warm-up of (v - 1) rounds and two passes for each stage behind (_get_warmup_ops). Received tensors lie in buffers
+that are never freed, so it does not matter when they begin to arrive: here when their pass begins. Gradients of a
 chunk are reduced when its last backward pass is over (REDUCE_GRAD).
 """
 
@@ -17,6 +17,6 @@ __all__ = ["order"]
 
 
 def order(schedule: Schedule, stage: int, num_microbatches: int) -> tuple[Action, ...]:
-    """The passes of a stage, in order."""
+    """Passes of a stage, in order."""
     return tuple(replace(action, ahead=(), keeps_output=False, reduces=())
                  for action in interleaved.order(schedule, stage, num_microbatches))

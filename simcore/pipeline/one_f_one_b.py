@@ -12,12 +12,12 @@ __all__ = ["order"]
 
 
 def order(schedule: Schedule, stage: int, num_microbatches: int) -> tuple[Action, ...]:
-    """The passes of a stage, in order."""
+    """Passes of a stage, in order."""
     ahead = min(schedule.num_stages - stage - 1, num_microbatches)
     last = num_microbatches - 1
     forward = [Action(forward=True, microbatch=i, is_last=i == last) for i in range(num_microbatches)]
-    out = forward[:ahead]
+    actions = forward[:ahead]
     for i in range(num_microbatches):
-        out += forward[i + ahead:i + ahead + 1]
-        out.append(Action(forward=False, microbatch=i, is_last=i == last))
-    return tuple(out)
+        actions += forward[i + ahead:i + ahead + 1]
+        actions.append(Action(forward=False, microbatch=i, is_last=i == last))
+    return tuple(actions)

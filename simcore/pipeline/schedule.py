@@ -1,4 +1,4 @@
-"""The order of passes on a pipeline stage; each schedule is a file of `simcore/schedules`."""
+"""The order of passes on a pipeline stage; each schedule is a module of `simcore/pipeline`."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ __all__ = ["SCHEDULES", "ZERO_BUBBLE", "Action", "Part", "Pass", "Schedule", "ac
            "steady_microbatches"]
 
 Pass = tuple[bool, int, int]
-"""Forward (or backward), chunk, microbatch."""
+"""(True for forward or False for backward, chunk, microbatch)."""
 
 Part = Literal["whole", "input", "weight"]
-"""Of a pass: all of it, or of a backward pass the gradient of the chunk's input, or those of its parameters."""
+"""Part of a pass: all of it or, in a backward pass, the gradient of the chunk's input or those of its parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How passes are ordered. A rank holds `num_chunks` parts of the model.
+    """Order of the passes of a pipeline. A rank holds `num_chunks` parts of the model.
 
-    `group`: microbatches that a chunk takes in a row before the rank's next chunk has its turn; a step repeats itself
-    group by group.
+    `group`: number of microbatches that a chunk takes in a row before the rank's next chunk does; the order of a step
+    repeats from group to group.
     """
 
     name: str = "1f1b"
@@ -31,11 +31,11 @@ class Schedule:
 
     @property
     def splits_backward(self) -> bool:
-        """Whether gradients of inputs and those of parameters are made in passes of their own."""
+        """True if gradients of inputs and gradients of parameters are made in separate passes."""
         return self.name in ZERO_BUBBLE
 
     def parts_of(self, rank: int) -> tuple[int, ...]:
-        """The numbers of the parts of the model that a rank holds, its chunks: in turn, or down the model and up."""
+        """Indices of the model's parts (chunks) of a rank: round robin, or under zbv down the model and back up."""
         if self.name == "zbv":
             return rank, 2 * self.num_stages - 1 - rank
         return tuple(range(rank, self.num_stages * self.num_chunks, self.num_stages))
@@ -43,12 +43,12 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One entry: forward or backward of a microbatch through a chunk; `is_last`: of the step, through this chunk.
+    """One pass: forward or backward of a microbatch through a chunk; `is_last`: the chunk's last one of the step.
 
     `ahead`: passes whose input the rank begins to receive when this one is over (others: when they begin).
-    `keeps_output`: what it sends is freed when the backward pass after it is over, not at once. `reduces`: chunks whose
-    gradients are reduced when it is over. `part`: of a backward pass that is split; what comes from another rank comes
-    for its first half.
+    `keeps_output`: the sent tensor is freed when the backward pass after it is over, not at once. `reduces`: chunks
+    whose gradients are reduced when it is over. `part`: the part of a split backward pass; the gradient from another
+    rank arrives for its first part.
     """
 
     forward: bool
@@ -62,22 +62,22 @@ class Action:
 
     @property
     def key(self) -> Pass:
-        """The pass itself."""
+        """The pass itself: (forward, chunk, microbatch)."""
         return self.forward, self.chunk, self.microbatch
 
 
 def actions(schedule: Schedule, stage: int, num_microbatches: int) -> tuple[Action, ...]:
-    """The passes of one stage."""
+    """Passes of one stage, in order."""
     module = importlib.import_module(f"simcore.pipeline.{_MODULE[schedule.name]}")
     order: tuple[Action, ...] = module.order(schedule, stage, num_microbatches)
     return order
 
 
 ZERO_BUBBLE = ("zb_h1", "interleaved_zb", "zbv")
-"""Those whose backward passes are split."""
+"""Schedules whose backward passes are split."""
 
 SCHEDULES = ("1f1b", "gpipe", *ZERO_BUBBLE)
-"""What a scenario may ask for; virtual stages make 1f1b interleaved."""
+"""Schedules that a scenario may ask for; with virtual stages 1f1b is interleaved."""
 
 _MODULE = {"1f1b": "one_f_one_b", "gpipe": "gpipe", "interleaved": "interleaved", "looped": "looped",
            "zb_h1": "zero_bubble", "interleaved_zb": "zero_bubble", "zbv": "zbv"}
@@ -87,11 +87,11 @@ WRITTEN_OUT = ("gpipe",)
 
 
 def lowered_microbatches(schedule: Schedule, num_microbatches: int, doublings: int = 0) -> int:
-    """How many microbatches are written out at first: the first, a steady one, the last; more to fill a pipeline.
+    """Number of microbatches that are simulated first: the first, a steady one, the last, more to fill a pipeline.
 
-    Whole groups, and what is left over of the step's last one. An interleaved stage is in warm-up for less than two
-    groups, and in cool-down; under zbv for twice as long as with one chunk. If the steady ones do not take the same
-    time, twice as many are written out.
+    Full groups, and the remainder of the step's last group. Warm-up and cool-down of an interleaved stage take less
+    than two groups each; under zbv twice as long as with one chunk. If the steady microbatches do not take the same
+    time, twice as many are simulated (`doublings`).
     """
     if schedule.name in WRITTEN_OUT:
         return num_microbatches
@@ -101,6 +101,6 @@ def lowered_microbatches(schedule: Schedule, num_microbatches: int, doublings: i
 
 
 def steady_microbatches(schedule: Schedule, num_lowered: int) -> range:
-    """Of those written out, the group that stands for all that are not: on no stage in warm-up or cool-down."""
+    """Group of simulated microbatches that stands for the omitted ones: on no stage in warm-up or cool-down."""
     first = num_lowered // schedule.group // 2 * schedule.group
     return range(first, first + schedule.group)

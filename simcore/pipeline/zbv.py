@@ -1,8 +1,8 @@
-"""ZB-V: a rank holds a stage on the way down the model and one on the way back up: ranks fill and drain at once.
+"""ZB-V: a rank holds one stage on the way down the model and one on the way back up, so ranks fill and drain at once.
 
 Source: Qi et al., "Zero Bubble Pipeline Parallelism" (arXiv 2401.10241), section 6; torch 2.13
 `distributed/pipelining/schedules.py`, ScheduleZBVZeroBubble._calculate_single_rank_operations. Rank r of p has stages r
-and 2p - 1 - r. There is no bubble but what fills the pipeline if a pass forward, the gradient of an input and that of
+and 2p - 1 - r. Filling the pipeline is the only bubble if a forward pass, the gradient of an input and that of
 weights take the same time. The two chunks of the last rank are neighbours: nothing is sent between them.
 """
 
@@ -16,25 +16,25 @@ from simcore.pipeline.schedule import Action, Part, Schedule
 __all__ = ["order"]
 
 Letter = tuple[str, int]
-"""F, B (gradient of the input) or W, and the chunk; microbatches of each come in order."""
+"""F, B (gradient of the input) or W (gradient of the weights), and the chunk; microbatches of each come in order."""
 
 _PARTS: Final[dict[str, Part]] = {"F": "whole", "B": "input", "W": "weight"}
 
 
 def order(schedule: Schedule, stage: int, num_microbatches: int) -> tuple[Action, ...]:
-    """The passes of a rank, in order: those of a step that is long enough, without microbatches that there are not."""
-    last, taken, out = num_microbatches - 1, dict[Letter, int](), list[Action]()
+    """Passes of a rank, in order: those of a step long enough for the pattern, without surplus microbatches."""
+    last, next_microbatch, actions = num_microbatches - 1, dict[Letter, int](), list[Action]()
     for letter, chunk in _letters(schedule.num_stages, stage, max(2 * schedule.num_stages - 1, num_microbatches)):
-        microbatch = taken[letter, chunk] = taken.get((letter, chunk), -1) + 1
+        microbatch = next_microbatch[letter, chunk] = next_microbatch.get((letter, chunk), -1) + 1
         if microbatch <= last:
-            out.append(Action(forward=letter == "F", microbatch=microbatch, chunk=chunk,
+            actions.append(Action(forward=letter == "F", microbatch=microbatch, chunk=chunk,
                               is_last=letter != "B" and microbatch == last,
                               part=_PARTS[letter]))
-    return tuple(out)
+    return tuple(actions)
 
 
 def _letters(num_stages: int, stage: int, count: int) -> Iterator[Letter]:
-    """Warm-up, steady turns and cool-down."""
+    """Warm-up, steady turns and cool-down of a rank."""
     behind = num_stages - stage
     yield from [("F", 0)] * (2 * behind - 1)
     yield from [("F", 1), ("F", 0)] * stage

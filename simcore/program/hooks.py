@@ -1,4 +1,4 @@
-"""What lowering asks of a framework at every border of the walk; `flows/*.py` answer."""
+"""The interface between lowering and a framework: calls at every border of the walk, implemented by its `hooks.py`."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ __all__ = ["HooksFactory", "MemoryHooks"]
 
 
 class MemoryHooks(Protocol):
-    """What a framework does at the borders. Layers are numbers of the graph."""
+    """A framework's work at the borders of layers and passes. Layers are indices of the graph."""
 
     def rest(self) -> None:
-        """Post everything that lives across steps."""
+        """Posts all bytes that live across steps."""
 
     def begin_microbatch(self, action: Action) -> None:
-        """A forward or backward pass begins."""
+        """Runs before a forward or backward pass."""
 
     def forward_begin(self, layer: int) -> None:
-        """Before the layer's forward."""
+        """Runs before the layer's forward."""
 
     def forward_end(self, layer: int) -> None:
-        """After it."""
+        """Runs after the layer's forward."""
 
     def backward_begin(self, layer: int) -> None:
-        """Before the layer's backward."""
+        """Runs before the layer's backward."""
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
-        """After it; `grads` exist now."""
+        """Runs after the layer's backward; `grads`: the (parameter, slot, bytes) that exist now."""
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """A border of an experts module that is a unit of its own, or the layer's first gradient of a parameter."""
+        """Runs at a border of an experts unit, or before the layer's first gradient of a parameter (`mark`)."""
 
     def end_pass(self, action: Action) -> None:
-        """The pass over the stage is done."""
+        """Runs after the pass over the stage."""
 
     def optimize(self) -> None:
-        """The optimizer's step."""
+        """Posts the optimizer's step."""
 
 
 class HooksFactory(Protocol):
-    """Makes the framework's flow for one program."""
+    """Makes the framework's hooks for one program."""
 
     def __call__(self, plan: Plan, tables: Tables, builder: Builder) -> MemoryHooks:
-        """A fresh flow."""
+        """New hooks that write to `builder`."""
 
     def __hash__(self) -> int:
-        """Outlines are kept by it."""
+        """Hash, because step templates are cached by the factory."""

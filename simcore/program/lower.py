@@ -1,8 +1,8 @@
 """Lowering: the program of one rank class.
 
-Comes in: a plan (how this class holds every tensor) and the workload. Goes out: `Program`. The walk is the same for all
-frameworks: microbatches in the order of the pipeline schedule, layers in the order of the graph; at each border the
-framework's flow (`flows/*.py`) writes what it brings, drops and reduces. Layers are recorded once per kind.
+Input: a plan (the layout of every tensor on this class) and the workload. Output: a `Program`. The walk is the same for
+all frameworks: microbatches in the order of the pipeline schedule, layers in the order of the graph; at each border the
+framework's hooks post what they gather, free and reduce. Layers are recorded once per kind.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["lower"]
 
 
 def lower(plan: Plan, workload: Workload, actions: Iterable[Action], hooks_of: HooksFactory) -> Program:
-    """The program of the plan's rank for the given order of passes."""
+    """Program of the plan's rank for the given order of passes."""
     order = tuple(actions)
     recording = record_layers(plan, workload, several=any(action.microbatch for action in order))
     outline, places = _outline(plan, recording, order, hooks_of)
@@ -38,10 +38,10 @@ def lower(plan: Plan, workload: Workload, actions: Iterable[Action], hooks_of: H
 @held(maxsize=64)
 def _outline(plan: Plan, recording: RecordedLayers, actions: tuple[Action, ...], hooks_of: HooksFactory) -> tuple[
         StepTemplate, tuple[int, ...]]:
-    """The outline, and for each of its tiles the number in `recording.tiles`, or -1 for a tile of the flow.
+    """The step template, and the index in `recording.tiles` of each of its tiles, or -1 for a tile of the hooks.
 
-    The walk and the flow look at the plan, at the order of passes and at the recording's shape, which are the key; what
-    a layer takes is inside its tiles alone.
+    The walk and the hooks read only the plan, the order of passes and the recording's shape, which are the cache's key;
+    bytes and FLOPs of layers are only in their tiles.
     """
     tables = _own_copy(recording.tables)
     builder = Builder(tables)
@@ -60,17 +60,17 @@ def _outline(plan: Plan, recording: RecordedLayers, actions: tuple[Action, ...],
 
 
 def _own_copy(tables: Tables) -> Tables:
-    mine = Tables()
-    mine.slots, mine.comms = dict(tables.slots), dict(tables.comms)
-    return mine
+    copy = Tables()
+    copy.slots, copy.comms = dict(tables.slots), dict(tables.comms)
+    return copy
 
 
 # ---- the walk -------------------------------------------------------------------------------------------------------
 class _Chunk:
     """One of the rank's parts of the model: its layers, and whether the model begins or ends with it.
 
-    Groups of layers that are replayed together: by their last layer, that layer by the first, and layers whose input
-    nobody keeps.
+    Groups of layers that are replayed together: `replayed_at`: group by its last layer; `last_of`: last layer by the
+    first; `unkept`: layers whose input is not saved.
     """
 
     def __init__(self, plan: Plan, number: int) -> None:
@@ -94,7 +94,7 @@ def _kind(plan: Plan, layer: int) -> str:
 
 
 def _past(plan: Plan) -> type[StageInput] | type[StageInputs] | type[StageBuffers]:
-    """What keeps count of things that crossed a border."""
+    """Class of the tracker for tensors received across stage boundaries."""
     if plan.framework.buffered_microbatches:
         return StageBuffers
     return StageInput if len(plan.chunks) == 1 else StageInputs
@@ -118,13 +118,13 @@ class _Walk:
         self.waiting = 0
 
     def rest(self) -> None:
-        """What the step before has left: of layers, and of what crossed the stage's borders."""
+        """Posts what the previous step left: of layers, and received across stage boundaries."""
         for layer, tiles in self.tiles.items():
             self.out.tile(tiles.rest, layer)
         self.past.rest()
 
     def step(self, actions: Sequence[Action]) -> None:
-        """All passes, in order."""
+        """Walks all passes, in order."""
         self.past.begin_step(1 + max(action.microbatch for action in actions))
         for action in actions:
             chunk, phase = self.chunks[action.chunk], Phase.FORWARD if action.forward else Phase.BACKWARD
@@ -174,19 +174,22 @@ class _Walk:
         hooks.end_pass(action)
 
     def backward(self, action: Action, chunk: _Chunk) -> None:
-        """The model's first part does nothing in a first half but receive, and all in the second (`zero_bubble.py`)."""
+        """Backward of a chunk.
+
+        A split backward of the model's first chunk runs in its second part (`zero_bubble.py`).
+        """
         self.out.mark(self.begin[False])
-        mine = replace(action, part="whole") if chunk.is_first and action.part == "weight" else action
-        self.hooks.begin_microbatch(mine)
+        actual = replace(action, part="whole") if chunk.is_first and action.part == "weight" else action
+        self.hooks.begin_microbatch(actual)
         if action.part != "weight":
             self._take_in(action, chunk)
-        if mine.part == "weight":
-            self._weights(mine, chunk)
-        elif mine.part == "whole" or not chunk.is_first:
-            self._down(mine, chunk)
+        if actual.part == "weight":
+            self._weights(actual, chunk)
+        elif actual.part == "whole" or not chunk.is_first:
+            self._down(actual, chunk)
 
     def _down(self, action: Action, chunk: _Chunk) -> None:
-        """From the gradient of the chunk's output to that of its input."""
+        """Walks from the gradient of the chunk's output to that of its input."""
         out, hooks, tiles = self.out, self.hooks, self._backward_tiles(action)
         for layer in reversed(chunk.layers):
             for again in chunk.replayed_at.get(layer, ()):
@@ -213,18 +216,18 @@ class _Walk:
             self._let_go(action, chunk)
 
     def _release(self, action: Action, chunk: _Chunk) -> None:
-        """What the graph alone has held goes with it; of a first half it is still there."""
+        """Frees tensors that only the graph refers to; the first part of a split backward keeps them."""
         for layer in chunk.layers if action.part == "whole" else ():
             if len(self.tiles[layer].release.rows):
                 self.out.tile(self.tiles[layer].release, layer)
 
     def _weights(self, action: Action, chunk: _Chunk) -> None:
-        """Gradients of parameters, in the order of layers; then the graph goes (`halves.py`)."""
+        """Gradients of parameters, in the order of layers; then the graph is freed (`recording/split_backward.py`)."""
         tiles = self._backward_tiles(action)
         for layer in chunk.layers:
             self.out.tile(tiles[layer].weight, layer)
             self.hooks.backward_end(layer, tiles[layer].outer_grads)
-            if layer == chunk.first:  # it has let go of the chunk's input, whose buffer stays
+            if layer == chunk.first:  # it has released the chunk's input, whose buffer stays
                 self.out.tile(self._behind(layer - 1).keep_hidden, layer - 1)
         for layer in chunk.layers:
             self.out.tile(tiles[layer].release, layer)
@@ -233,24 +236,24 @@ class _Walk:
         self._let_go(action, chunk)
 
     def _let_go(self, action: Action, chunk: _Chunk) -> None:
-        """What the schedule has held of a microbatch until its backward pass was over."""
+        """Frees what the schedule kept of a microbatch until its backward pass was over."""
         if not (chunk.is_last or chunk.precedes or self.plan.framework.frees_sent_output):
             self.out.tile(self._behind(chunk.last).drop_hidden, chunk.last)
         self.out.tile(self.edges.drop_tokens, chunk.first)
 
     def finish(self) -> None:
-        """What has waited for the end of the step (core 0.16.1 `schedules.py`, finish_embedding_wgrad_compute)."""
+        """Frees what waited for the end of the step (core 0.16.1 `schedules.py`, finish_embedding_wgrad_compute)."""
         for _ in range(self.waiting):
             self.out.tile(self.edges.drop_deferred, self.chunks[-1].head)
         self.past.finish()
 
     # ---- what crosses borders ---------------------------------------------------------------------------------------
     def _behind(self, layer: int) -> Edges:
-        """Of the border behind a layer, as wide as the outputs that pass it."""
+        """Edges of the border after a layer, as wide as the outputs that pass it."""
         return self.wide if layer >= 0 and self.plan.graph.passing[layer] > 1 else self.edges
 
     def _take_in(self, action: Action, chunk: _Chunk) -> None:
-        """The pass's input from the neighbouring stage, which may have begun to arrive long ago."""
+        """Waits for the pass's input from the neighbouring stage, which may have begun to arrive earlier."""
         if (chunk.is_first or chunk.follows) if action.forward else (chunk.is_last or chunk.precedes):
             return
         if action.key not in self.received:
@@ -280,7 +283,7 @@ class _Walk:
 
     # ---- layers -----------------------------------------------------------------------------------------------------
     def _backward_tiles(self, action: Action) -> dict[int, LayerPasses]:
-        """Those of the chunk's first gradients of parameters, or of later ones."""
+        """Passes of layers for the chunk's first gradients of parameters, or for later ones."""
         tiles = self.later if action.chunk in self.have_grads else self.tiles
         if action.part != "input":
             self.have_grads.add(action.chunk)

@@ -1,7 +1,7 @@
-"""An outline: a step of one rank without what happens inside layers. It does not know the workload.
+"""The step template: a step of one rank without the rows inside layers. It does not depend on the workload.
 
-Which tiles are laid where, and the rows between them that a framework's flow writes, follow from the placement, the
-schedule and which gradients exist. Scenarios of other lengths, batches or hardware share it; a `Program` fills it in.
+The order of tiles, and the rows of a framework's hooks between them, follow from the placement, the schedule and which
+gradients exist. Scenarios of other lengths, batches or hardware share a template; a `Program` adds the tiles.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["BACKWARD_GATHER", "BUCKET_GATHER", "FORWARD_GATHER", "Phase", "StepT
 
 TAPE_MARKS = ("bwd:recompute_begin", "bwd:recompute_end", "experts:forward_begin", "experts:forward_end",
               "experts:backward_begin", "experts:backward_end", "bwd:gradients_begin")
-"""What the marks mean that a tape makes by number."""
+"""Texts of the marks that a tape makes by number."""
 
 
 class Phase(IntEnum):
@@ -39,14 +39,14 @@ class Phase(IntEnum):
 FORWARD_GATHER, BACKWARD_GATHER = 0, 1
 """Handles of a unit's all-gathers, by the pass that issues them."""
 BUCKET_GATHER = 4
-"""Handle of an all-gather that starts when the kernels issued before it are done."""
+"""Handle of an all-gather that starts when all kernels issued before it are done."""
 
 
 class Tables:
-    """Row numbers -> what they are, shared by all sections of one program.
+    """Names by the indices in rows, shared by all sections of one program.
 
-    `hooks` are texts with a place for a unit's name ("fwd:pre_forward_begin:{}"); `units` those names. A mark's SLOT is
-    its hook, its AMOUNT the unit.
+    `hooks` are texts with a placeholder for a unit's name ("fwd:pre_forward_begin:{}"); `units` are those names. Column
+    SLOT of a mark is its hook, column AMOUNT the unit.
     """
 
     def __init__(self) -> None:
@@ -56,20 +56,20 @@ class Tables:
         self.units: list[str] = []
 
     def slot(self, name: str, category: str) -> int:
-        """The row of an owner."""
+        """Index of an owner."""
         return self.slots.setdefault((name, category), len(self.slots))
 
     def comm(self, collective: str, axis: str, dtype: str) -> int:
-        """The row of a kind of communication."""
+        """Index of a kind of communication."""
         return self.comms.setdefault((collective, axis, dtype), len(self.comms))
 
     def hook(self, text: str) -> int:
-        """The row of a hook's name."""
+        """Index of a hook's name."""
         return self.hooks.setdefault(text, len(self.hooks))
 
 
 class TemplateSegment(NamedTuple):
-    """A stretch of the step: tile number `tile` at a layer, or, if that is -1, loose rows `start` to `end`."""
+    """A segment of the step: tile number `tile` at a layer, or, if that is -1, loose rows `start` to `end`."""
 
     tile: int
     start: int
@@ -81,9 +81,10 @@ class TemplateSegment(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StepTemplate:
-    """Pieces in order, and the rows that are no tile's. `tiles`: those it was written with, in order of number.
+    """Segments in order (`pieces`), and the rows that belong to no tile (`loose`).
 
-    `layer_paths` name layers, `tables` the rest. What needs no tile's bytes or FLOPs is worked out here, once.
+    `tiles`: the tiles that it was built with, in order of number. `layer_paths` are the names of layers; `tables` has
+    the other names. Values that do not depend on bytes or FLOPs of tiles are computed here, once.
     """
 
     pieces: tuple[TemplateSegment, ...]
@@ -99,14 +100,14 @@ class StepTemplate:
 
     @cached_property
     def categories(self) -> tuple[tuple[str, ...], IntArray]:
-        """Their names, and the number of each slot's."""
+        """(names of categories, index of each slot's category)."""
         names = tuple(dict.fromkeys(category for _, category in self.owners))
         numbers = {name: number for number, name in enumerate(names)}
         return names, np.array([numbers[category] for _, category in self.owners], dtype=np.int64)
 
     @cached_property
     def groups(self) -> dict[str, IntArray]:
-        """Pieces by the phases that a ledger tells; the loss is part of forward too, a replay part of backward too."""
+        """Indices of pieces by the ledger's phases; the loss is also part of forward, a replay part of backward."""
         phases = self.columns[4]
         groups = {"forward": (phases == Phase.FORWARD) | (phases == Phase.LOSS), "loss": phases == Phase.LOSS,
                   "backward": (phases == Phase.BACKWARD) | (phases == Phase.RECOMPUTE),
@@ -115,19 +116,19 @@ class StepTemplate:
 
     @cached_property
     def columns(self) -> IntArray:
-        """The pieces' fields, a row each, in `TemplateSegment`'s order; tile numbers of loose rows are -1."""
+        """Fields of the pieces, [field, piece], in `TemplateSegment`'s order; tile numbers of loose rows are -1."""
         columns: IntArray = np.array(self.pieces, dtype=np.int64).reshape(-1, 6).T
         return columns
 
     @cached_property
     def is_loose(self) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-        """Which pieces are loose rows."""
+        """Mask of the pieces that are loose rows."""
         loose: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] = self.columns[0] < 0
         return loose
 
     @cached_property
     def running(self) -> IntArray:
-        """Bytes that loose rows have added up to, after each of them."""
+        """Running sum of the loose rows' bytes, after each of them."""
         return np.cumsum(fitting(posted_bytes(self.loose)))
 
     @cached_property
@@ -140,7 +141,7 @@ class StepTemplate:
 
     @cached_property
     def tops(self) -> IntArray:
-        """The most that each loose piece adds at any of its rows; 0 for tiles."""
+        """Most bytes that each loose piece adds at any of its rows; 0 for tiles."""
         tops = np.zeros(len(self.pieces), dtype=np.int64)
         starts = self.columns[1, self.is_loose]
         if len(starts):
@@ -153,16 +154,16 @@ class StepTemplate:
 
     @cached_property
     def firsts(self) -> dict[Phase, dict[int, int]]:
-        """By phase, the first piece of each tile that is laid in it."""
-        found: dict[Phase, dict[int, int]] = {phase: {} for phase in Phase}
+        """Index of the first piece of each tile, by phase."""
+        firsts: dict[Phase, dict[int, int]] = {phase: {} for phase in Phase}
         for place, piece in enumerate(self.pieces):
-            found[Phase(piece.phase)].setdefault(piece.tile, place)
-        return found
+            firsts[Phase(piece.phase)].setdefault(piece.tile, place)
+        return firsts
 
     # ---- all rows of the step, those of tiles too -----------------------------------------------------------------
     @cached_property
     def num_rows(self) -> IntArray:
-        """Of each piece."""
+        """Number of rows of each piece."""
         tile, start, end, *_ = self.columns
         lengths = np.array([*(len(tile.rows) for tile in self.tiles), 0], dtype=np.int64)
         num_rows: IntArray = end - start + lengths[tile]
@@ -170,7 +171,7 @@ class StepTemplate:
 
     @cached_property
     def places(self) -> IntArray:
-        """For each row of the step its number among the rows of all tiles and the loose ones, once each."""
+        """Index of each row of the step among the distinct rows: those of all tiles, then the loose ones."""
         tile, start, *_ = self.columns
         firsts = np.cumsum([0, *(len(tile.rows) for tile in self.tiles)])[tile]
         first = firsts + start - (np.cumsum(self.num_rows) - self.num_rows)
@@ -179,7 +180,7 @@ class StepTemplate:
 
     @cached_property
     def phase(self) -> IntArray:
-        """The phase of each row."""
+        """Phase of each row of the step."""
         phase = self.spread(4)
         ends = np.cumsum(self.num_rows)
         for number, tile in enumerate(self.tiles):
@@ -190,16 +191,16 @@ class StepTemplate:
 
     @cached_property
     def microbatch(self) -> IntArray:
-        """The microbatch of each row."""
+        """Microbatch of each row of the step."""
         return self.spread(5)
 
     def spread(self, field: int) -> IntArray:
-        """A piece's field, for each row of the step."""
+        """Field of a row's piece, for each row of the step."""
         return np.repeat(self.columns[field], self.num_rows)
 
     @cached_property
     def calls(self) -> IntArray:
-        """Collectives, copies and what is sent: (communication row, payload bytes, phase, microbatch) of loose rows."""
+        """(communication row, payload bytes, phase, microbatch) of collectives, copies and sends in loose rows."""
         op = self.loose[:, OP]
         at = np.flatnonzero(((op == Op.COLLECTIVE) | (op == Op.COPY)) & (self.loose[:, STREAM] != Stream.RECEIVE))
         _, starts, _, _, phase, microbatch = self.columns[:, self.is_loose]
@@ -208,15 +209,15 @@ class StepTemplate:
 
     @cached_property
     def tile_calls(self) -> IntArray:
-        """The same of tiles, but not yet how many bytes: which of the calls of all tiles, laid end to end, each is."""
+        """Rows as `calls` for tiles, with the index of the call among those of all tiles in place of its bytes."""
         calls = [tile.calls for tile in self.tiles]
         firsts = np.cumsum([0, *map(len, calls)])
         pieces = [p for p in self.pieces if p.tile >= 0 and len(calls[p.tile])]
         if not pieces:
             return np.zeros((0, 4), dtype=np.int64)
-        made = np.concatenate([calls[p.tile] for p in pieces])
+        calls_of_pieces = np.concatenate([calls[p.tile] for p in pieces])
         numbers = np.concatenate([np.arange(firsts[p.tile], firsts[p.tile + 1]) for p in pieces])
         phase, microbatch = (np.repeat([p[field] for p in pieces], [len(calls[p.tile]) for p in pieces])
                              for field in (4, 5))
-        phase[made[:, 2] == 1] = Phase.RECOMPUTE
-        return np.stack([made[:, 0], numbers, phase, microbatch], axis=1)
+        phase[calls_of_pieces[:, 2] == 1] = Phase.RECOMPUTE
+        return np.stack([calls_of_pieces[:, 0], numbers, phase, microbatch], axis=1)

@@ -1,7 +1,7 @@
-"""A Program: what one class of ranks does in one step, in the order in which its host issues it. No times in it.
+"""A Program: all operations of one class of ranks in one step, in the order in which its host issues them, untimed.
 
-Rows are integer columns (`OP LAYER SLOT AMOUNT STREAM AUX`, see `tape.Op`). Layers are tiles of recorded sections, so a
-step of a thousand layers is a handful of array copies; names are looked up only for what is shown.
+Rows are integer columns (`OP LAYER SLOT AMOUNT STREAM AUX`, see `recording.rows.Op`). Layers are tiles of recorded
+sections, so a step of a thousand layers is a handful of array copies; names are looked up only where they are shown.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = ["Program"]
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """One step: an outline whose tiles are `tiles`, in order of number.
+    """One step: a template with its tiles, in order of their numbers.
 
-    `columns`, `phase` and `microbatch` write all rows out, for those who need each of them.
+    `columns`, `phase` and `microbatch` have an entry for every row of the step.
     """
 
     outline: StepTemplate
@@ -31,50 +31,50 @@ class Program:
 
     @property
     def tables(self) -> Tables:
-        """What the numbers in rows are."""
+        """Names by the indices in rows."""
         return self.outline.tables
 
     @property
     def layer_paths(self) -> tuple[str, ...]:
-        """Names of layers."""
+        """Paths of all layers of the model."""
         return self.outline.layer_paths
 
     @cached_property
     def distinct(self) -> IntArray:
-        """Rows of all tiles and the loose ones, once each; whole columns are read, so columns are contiguous."""
+        """Rows of all tiles and the loose ones, once each, in Fortran order, because whole columns are read."""
         rows = np.concatenate([*(tile.rows for tile in self.tiles), self.outline.loose])
         return np.asfortranarray(rows)
 
     @property
     def places(self) -> IntArray:
-        """For each row of the step its number in `distinct`: what does not depend on the layer is worked out there."""
+        """Index in `distinct` of each row of the step; values that do not depend on the layer are computed there."""
         return self.outline.places
 
     def rows(self, at: IntArray) -> IntArray:
-        """The rows with these numbers."""
+        """Rows of the step with these indices."""
         rows = self.distinct[self.places[at]]
         rows[:, LAYER] += self.outline.spread(3)[at]
         return rows
 
     @cached_property
     def columns(self) -> IntArray:
-        """All rows."""
+        """All rows of the step."""
         columns: IntArray = self.distinct.T[:, self.places].T
         columns[:, LAYER] += self.outline.spread(3)
         return columns
 
     @property
     def phase(self) -> IntArray:
-        """The phase of each row."""
+        """Phase of each row."""
         return self.outline.phase
 
     @property
     def microbatch(self) -> IntArray:
-        """The microbatch of each row."""
+        """Microbatch of each row."""
         return self.outline.microbatch
 
     def of_tiles(self, values: list[int]) -> IntArray:
-        """One value a tile, to be looked up by tile number: that of loose rows, -1, finds 0."""
+        """Array of one value a tile, indexed by tile number; index -1, of loose rows, gives 0."""
         return np.array([*values, 0], dtype=np.int64)
 
     def payloads(self) -> IntArray:
@@ -82,24 +82,24 @@ class Program:
         return np.concatenate([self.outline.calls[:, 1], *(tile.calls[:, 1] for tile in self.tiles)])
 
     def calls(self) -> IntArray:
-        """Collectives, copies and what is sent, not received: (communication row, payload bytes, phase, microbatch)."""
-        laid = self.outline.tile_calls.copy()
-        laid[:, 1] = self.payloads()[len(self.outline.calls) + laid[:, 1]]
-        return np.concatenate([self.outline.calls, laid])
+        """(communication row, payload bytes, phase, microbatch) of collectives, copies and sends, without receives."""
+        rows = self.outline.tile_calls.copy()
+        rows[:, 1] = self.payloads()[len(self.outline.calls) + rows[:, 1]]
+        return np.concatenate([self.outline.calls, rows])
 
     def check(self) -> None:
-        """Our own promises: no owner goes below zero, frees are negative, allocations positive."""
+        """Asserts that no owner goes below zero bytes, frees are negative and allocations positive."""
         op, amount = self.columns[:, OP], self.columns[:, AMOUNT]
         assert (amount[op == Op.ALLOC] > 0).all(), "an allocation of nothing"
         assert (amount[op == Op.FREE] < 0).all(), "a free of nothing"
-        held: dict[tuple[int, int], int] = {}
+        allocated: dict[tuple[int, int], int] = {}
         for row in self.columns[op <= Op.FREE]:
             key = (int(row[LAYER]), int(row[SLOT]))
-            held[key] = held.get(key, 0) + int(row[AMOUNT])
-            assert held[key] >= 0, f"{self.owner(*key)} holds {held[key]} bytes"
+            allocated[key] = allocated.get(key, 0) + int(row[AMOUNT])
+            assert allocated[key] >= 0, f"{self.owner(*key)} holds {allocated[key]} bytes"
 
     def event(self, mark: IntArray, layer: int) -> str:
-        """The text of a mark's row; `layer` is its piece's."""
+        """Text of a mark's row; `layer`: the layer of its piece."""
         hook, unit = int(mark[SLOT]), int(mark[AMOUNT])
         text = list(self.tables.hooks)[hook]
         if hook in (RECOMPUTE_BEGIN, RECOMPUTE_END):

@@ -1,8 +1,8 @@
 """Recording: each kind of layer once, cut into tiles that a program lays end to end.
 
-Comes in: a plan (what parameters look like on this rank) and the workload. Goes out: a `RecordedLayers`: tiles of every
-kind of layer of the stage and of its borders, and the tables that their rows point into. Equal layers, and equal jobs,
-share their recording.
+Input: a plan (the parameters' layouts on this rank) and the workload. Output: `RecordedLayers`: tiles of every kind of
+layer of the stage and of its borders, and the tables that their rows refer to. Equal layers, and equal jobs, share a
+recording.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from simcore.recording.tape import HIDDEN, Op, Param
 __all__ = ["LayerPasses", "RecordedLayers", "Shape", "Workload", "adds_in_place", "keys_of", "record_layers", "run_of"]
 
 TIED_HEAD = 1 << 30
-"""Layer offset of rows that belong to a tied head, wherever it is."""
+"""Layer offset of rows that belong to a tied head, replaced by the head's index."""
 
 _MARK = int(Op.MARK)
 EXPERTS_MARKS = range(2, 6)
-"""Marks that a tape puts around an experts module that is a unit of its own; passes are cut there and at later ones."""
+"""Marks that a tape puts around an experts module that is a separate unit; passes are cut there and at later marks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What one rank computes per microbatch. `seq`: its own positions; rows of experts: see `recording.LayerWorkload`.
+    """Sizes of one microbatch on one rank. `seq`: its positions; rows of experts: see `recording.LayerWorkload`.
 
     `spaces`: workspaces of libraries, as (name, bytes). `packed`: (sequences, attended), `packing.Packing`.
     """
@@ -55,7 +55,8 @@ class Workload:
 class LayerPasses:
     """A recorded kind as tiles; passes are cut where an experts unit begins or ends: (tile, mark or 0, in replay).
 
-    `rest`: before a step. `again`: the replay of a layer that is not replayed alone; others are part of `backward`.
+    `rest`: before a step. `again`: the replay of a layer in a group of replayed layers; other replays are part of
+    `backward`.
     `weight`, `release`, `casts`: see `recording.RecordedLayer`.
     """
 
@@ -73,44 +74,45 @@ class LayerPasses:
 
     @property
     def tiles(self) -> tuple[LayerRows, ...]:
-        """All of them, in a fixed order."""
+        """All tiles, in a fixed order."""
         passes = (t for t, _, _ in (*self.forward, *self.backward))
         return (*passes, self.after, self.late, self.seed, self.again, self.rest, self.weight, self.release,
                 self.casts)
 
     @cached_property
     def expert_grads(self) -> tuple[tuple[Param, int, int], ...]:
-        """Those of `grads` that are of experts."""
+        """Gradients of experts, a part of `grads`."""
         return tuple(grad for grad in self.grads if ".experts." in f".{grad[0].name}")
 
     @cached_property
     def outer_grads(self) -> tuple[tuple[Param, int, int], ...]:
-        """Those of `grads` that are of no unit inside the layer."""
+        """Gradients that belong to no unit inside the layer, a part of `grads`."""
         has_inner = any(mark for _, mark, _ in self.backward)
         return tuple(grad for grad in self.grads if not (has_inner and grad in self.expert_grads))
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """All but bytes and FLOPs: where passes are cut, which rows they have, which gradients they leave."""
+        """Everything but bytes and FLOPs: cuts of passes, structure of rows, gradients that remain."""
         cuts = tuple(tuple(cut[1:] for cut in cuts) for cuts in (self.forward, self.backward))
         return cuts, tuple(t.structure for t in self.tiles), self.grads
 
 
 Key = tuple[int, bool, bool, str, bool, int]
-"""A kind of layer, whether it is the first block, whether its input carries a gradient, what is recomputed of it,
-whether its backward pass is split (not on the first stage, see [Note: zero bubble] in `pipeline/zero_bubble.py`), and
-how far above the stem it is if it lets go what the stem made for all layers, else 0."""
+"""(kind of layer, whether it is the first block, whether its input carries a gradient, what is recomputed of it,
+whether its backward pass is split (not on the first stage, see [Note: zero bubble] in `pipeline/zero_bubble.py`),
+number of layers down to the stem if it releases the stem's shared tensors, else 0)."""
 
 
 class Shape:
-    """What an outline sees of a recording. Recordings of one shape differ in bytes and FLOPs alone."""
+    """Identity of a recording's structure. Recordings of one shape differ only in bytes and FLOPs."""
 
 
 @dataclass(frozen=True)
 class RecordedLayers:
-    """Recorded kinds, by key; equal if of one shape. `standing`: what no layer can post; `wide`: edges of two parts.
+    """Recorded kinds, by key; equal if they have the same shape.
 
-    `later`: kinds whose backward pass differs where an earlier microbatch has left gradients.
+    `standing`: persistent tensors that belong to no layer; `edges`, `wide`: stage borders of one and of two hidden
+    states. `later`: kinds whose backward pass differs because an earlier microbatch has left gradients.
     """
 
     shape: Shape
@@ -129,19 +131,19 @@ class RecordedLayers:
 
 
 def keys_of(plan: Plan) -> dict[int, Key]:
-    """Which recorded kind each layer of the plan's stage is."""
+    """Key of the recorded kind of each layer of the plan's stage."""
     first_block = plan.layers[0] + 1 if plan.stage == 0 else -1
     below = _trained_below(plan)
     framework, spared = plan.framework, set(plan.framework.kept_whole)
     splits, lowest = framework.schedule.splits_backward, last_user(plan, below) if plan.stage == 0 else -1
-    whole = {layer for chunk in plan.chunks if chunk[0] == 0 or not splits for layer in chunk}
+    unsplit = {layer for chunk in plan.chunks if chunk[0] == 0 or not splits for layer in chunk}
     return {layer: (plan.graph.layers[layer].kind, layer == first_block, below[layer],
-                    "none" if layer in spared else framework.checkpoint, layer not in whole,
+                    "none" if layer in spared else framework.checkpoint, layer not in unsplit,
                     layer - plan.layers[0] if layer == lowest else 0) for layer in plan.layers}
 
 
 def record_layers(plan: Plan, workload: Workload, *, several: bool = False) -> RecordedLayers:
-    """Every kind of layer of the plan's stage; `several`: the step has more than one microbatch."""
+    """Recordings of every kind of layer of the plan's stage; `several`: the step has several microbatches."""
     keys = tuple(dict.fromkeys(keys_of(plan).values()))
     runs = tuple((key, run_of(plan, key, workload)) for key in keys)
     later = tuple((key, run_of(plan, key, workload, later=True)) for key in keys
@@ -150,7 +152,7 @@ def record_layers(plan: Plan, workload: Workload, *, several: bool = False) -> R
 
 
 def run_of(plan: Plan, key: Key, workload: Workload, *, later: bool = False) -> LayerWorkload:
-    """What an implementation is told of one kind of layer. `later`: an earlier microbatch has left gradients."""
+    """Workload of one kind of layer for its implementation. `later`: an earlier microbatch has left gradients."""
     framework, mesh = plan.framework, plan.mesh
     tied = key[0] in plan.graph.tied_kinds
     params = _params(plan.kinds[key[0]], plan.graph.used_twice, framework.optimizer.implementation,
@@ -173,11 +175,11 @@ class _Params(dict[str, Param]):
 
 @lru_cache(maxsize=1024)
 def adds_in_place(plan: Plan, kind: int) -> frozenset[int]:
-    """Numbers of a kind's tensors to whose gradients autograd adds those of the step's later microbatches.
+    """Indices of a kind's tensors to whose gradients autograd adds those of later microbatches of the step.
 
-    Those of no unit keep theirs until the optimizer's step. Those of a unit that does not reduce keep theirs if they
-    have the type that is reduced; FSDP2 moves any other gradient into a copy of that type (torch 2.13 `_fsdp_param.py`,
-    to_accumulated_grad_if_needed), and autograd makes a new one.
+    Tensors of no unit keep their gradients until the optimizer's step. Tensors of a unit that does not reduce keep them
+    if they have the type that is reduced; FSDP2 moves any other gradient into a copy of that type (torch 2.13
+    `_fsdp_param.py`, to_accumulated_grad_if_needed), and autograd makes a new one.
     """
     sync = plan.framework.strategy.unit_sync
     if not sync:
@@ -193,7 +195,7 @@ def adds_in_place(plan: Plan, kind: int) -> frozenset[int]:
 
 @lru_cache(maxsize=1024)
 def _params(kind: PlacedKind, twice: frozenset[str], optimizer: str, there: frozenset[int], *, tied: bool) -> _Params:
-    """`there`: numbers of those that have a gradient already."""
+    """Parameters of a kind; `there`: indices of those that already have a gradient."""
     return _Params(tuple(_param(p, optimizer, there=number in there, tied=tied or p.spec.name in twice)
                          for number, p in enumerate(kind) if not p.spec.is_buffer))
 
@@ -209,7 +211,7 @@ def _param(placed: Placed, optimizer: str, *, there: bool, tied: bool) -> Param:
 
 
 def _trained_below(plan: Plan) -> dict[int, bool]:
-    """For each layer of the stage, whether its input carries a gradient."""
+    """True for each layer of the stage whose input carries a gradient."""
     kind_of = [layer.kind for layer in plan.graph.layers]
     trains = [kind.is_trained for kind in plan.kinds]
     first = next((layer for layer, kind in enumerate(kind_of) if trains[kind]), len(kind_of))
@@ -229,13 +231,13 @@ def _record(graph: ModelGraph, runs: tuple[tuple[Key, LayerWorkload], ...],
     edges, wide = (edges_of(runs[0][1], [graph.kinds[key[0]].block for key, _ in runs],
                             graph.architecture.hidden * width, tables) for width in (1, 2))
     shape = _shape(tuple(tables.slots), tuple(tables.comms), tuple(t.structure for t in (kept, *edges.tiles)),
-                   tuple((key, kind.shape) for found in (tiles, then) for key, kind in found.items()))
+                   tuple((key, kind.shape) for recorded in (tiles, then) for key, kind in recorded.items()))
     return RecordedLayers(shape, tables, tiles, then, edges, wide, kept)
 
 
 def _recorded(operators: Implementation, graph: ModelGraph, key: Key, run: LayerWorkload,
               tables: Tables) -> LayerPasses:
-    """One kind of layer."""
+    """Recording of one kind of layer."""
     kind: LayerKind = graph.kinds[key[0]]
     grouped = key[3] == "uniform" and kind.block is None
     tapes = [operators.record(kind, replace(run, checkpoint=how) if grouped else run, tables.slots, tables.comms)
@@ -249,7 +251,7 @@ def _shape(*parts: object) -> Shape:
 
 
 def _tiles(tape: RecordedLayer, head: int) -> LayerPasses:
-    """`head`: where rows of the embedding that are a tied head's point to."""
+    """Tiles of a recorded layer; `head`: the layer index for rows of the embedding that belong to a tied head."""
     backward = LayerRows.of(tape.backward)
     backward.rows[backward.rows[:, 1] >= TIED_HEAD, 1] = head
     after, late, seed, rest, weight, release, casts = (LayerRows.of(part) if part.rows else small_tile() for part in (
@@ -259,25 +261,27 @@ def _tiles(tape: RecordedLayer, head: int) -> LayerPasses:
                       weight, release, casts)
 
 
-def _together(lean: LayerPasses, whole: LayerPasses) -> LayerPasses:
-    """A layer of a group that is replayed as one: `lean` as it runs first, then forward and backward of `whole`.
+def _together(lean: LayerPasses, kept_all: LayerPasses) -> LayerPasses:
+    """Passes of a layer in a replayed group: `lean` runs first, then forward and backward of `whole` in backward.
 
-    What the module itself still holds of the first run goes when the replay has put its own there.
+    Tensors of the first run that the module itself still holds are freed when the replay has replaced them.
     """
-    left: dict[int, int] = {}
+    remaining: dict[int, int] = {}
     for tile in (*(t for t, _, _ in lean.forward), lean.after, lean.late):
         for layer, slot, size in tile.nets.tolist():
             if layer == 0 and slot != HIDDEN:
-                left[slot] = left.get(slot, 0) + size
-    freed = small_tile(*((Op.FREE, slot, -size) for slot, size in left.items() if size))
-    rows = np.concatenate([*(t.rows for t, _, _ in whole.forward), whole.after.rows, whole.late.rows, freed.rows])
+                remaining[slot] = remaining.get(slot, 0) + size
+    freed = small_tile(*((Op.FREE, slot, -size) for slot, size in remaining.items() if size))
+    rows = np.concatenate([*(t.rows for t, _, _ in kept_all.forward), kept_all.after.rows, kept_all.late.rows,
+                           freed.rows])
     again = LayerRows(rows, np.ones(len(rows), dtype=np.int64))
-    return LayerPasses(lean.forward, whole.backward, lean.after, lean.late, whole.seed, again, whole.grads, lean.rest,
-                      whole.weight, whole.release, whole.casts)
+    return LayerPasses(lean.forward, kept_all.backward, lean.after, lean.late, kept_all.seed, again, kept_all.grads,
+                       lean.rest,
+                      kept_all.weight, kept_all.release, kept_all.casts)
 
 
 def _cut(tile: LayerRows) -> tuple[tuple[LayerRows, int, bool], ...]:
-    """Split a pass at the borders of an experts unit, and at its first gradient where that is marked."""
+    """Pieces of a pass, cut at the borders of an experts unit, and at its first gradient where that is marked."""
     rows, pieces, start = tile.rows, [], 0
     at = np.flatnonzero((rows[:, 0] == _MARK) & (rows[:, 2] >= EXPERTS_MARKS.start))
     if not len(at):

@@ -1,4 +1,4 @@
-"""Results as long as a step, which are held for scenarios like it, and let go of before they fill the memory."""
+"""Caches of results as long as a step, shared by similar scenarios and cleared before they fill the memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class _Held:
-    """Caches, and the rows of steps that have gone through them since they were empty."""
+    """Functions that clear caches, and the number of rows of the steps that used them since they were empty."""
 
     def __init__(self) -> None:
         self.clear: list[Callable[[], None]] = []
@@ -28,7 +28,7 @@ _ALL: Final = _Held()
 
 
 def held(maxsize: int) -> Callable[[Callable[..., T]], _lru_cache_wrapper[T]]:
-    """As `lru_cache`, of what has rows."""
+    """`lru_cache` for results that consist of rows."""
     def decorated(function: Callable[..., T]) -> _lru_cache_wrapper[T]:
         cached = lru_cache(maxsize=maxsize)(function)
         _ALL.clear.append(cached.cache_clear)
@@ -38,7 +38,7 @@ def held(maxsize: int) -> Callable[[Callable[..., T]], _lru_cache_wrapper[T]]:
 
 
 def taken(rows: int) -> None:
-    """A step of so many rows is over; all is forgotten when they add up to those of the longest step."""
+    """Counts the rows of a finished step; clears all caches when their sum exceeds the rows of the longest step."""
     _ALL.rows += rows
     if _ALL.rows > ROWS:
         _ALL.rows = 0

@@ -1,7 +1,7 @@
-"""What crosses the borders of a rank's part of the model, as tiles: tokens and labels, hidden states, their gradients.
+"""Tiles for the borders of a rank's part of the model: tokens and labels, hidden states, gradients of hidden states.
 
-Comes in: what an implementation is told of a layer (`recording.LayerWorkload`). Goes out: `Edges`, which the walk over
-a pass lays between the layers.
+Input: the workload of a layer (`recording.LayerWorkload`). Output: `Edges`, which the walk over a pass places between
+the layers.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from simcore.units import dtype_bytes
 __all__ = ["BORDER_HANDLES", "Edges", "edges_of"]
 
 BORDER_HANDLES = 8, 9
-"""Handles of what crosses a stage border: in forward, in backward."""
+"""Handles of messages across a stage border: in forward, in backward."""
 
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """What a pass brings in and hands on: tokens and labels; hidden states, or their gradient, between stages.
+    """Tiles that a pass takes in and passes on: tokens and labels; between stages hidden states or their gradients.
 
-    `mask` is there while forward runs. `keep_hidden`, `keep_grad`: somebody besides the layers holds what crossed.
-    `keep_output`: somebody holds the model's output. `defer`: the head's input and the gradient of its output wait.
+    `mask` exists while forward runs. `keep_hidden`, `keep_grad`: a received tensor that is kept beyond the layers' use.
+    `keep_output`: the kept output of the model. `defer`: the head's input and the gradient of its output wait.
     """
 
     tokens: LayerRows
@@ -51,15 +51,16 @@ class Edges:
 
     @property
     def tiles(self) -> tuple[LayerRows, ...]:
-        """All of them, in a fixed order."""
-        return tuple(getattr(self, one.name) for one in fields(self))
+        """All tiles, in a fixed order."""
+        return tuple(getattr(self, edge.name) for edge in fields(self))
 
 
 def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: Tables) -> Edges:
-    """Tokens and labels are int64, once more of the `whole_batch` that they are cut out of with their int32 positions.
+    """Edges of a rank's part of the model.
 
-    Hidden states are cut over tp where the framework keeps sequences parallel.
-    Stages with an embedding or a loss get the data loader's mask, a byte for each pair of positions.
+    Tokens and labels are int64; with the option `whole_batch` the batch of all cp ranks, from which they are sliced,
+    exists as well, and their int32 positions. Hidden states are split over tp if the framework runs sequence
+    parallelism. Stages with an embedding or a loss receive the data loader's mask, a byte for each pair of positions.
     """
     tokens, border = tables.slot("input_ids_and_labels", "input"), tables.comm("send_recv", "pp", run.compute)
     of_tokens = 2 * 8 * run.tokens + (4 + 2 * 8 * run.cp) * run.tokens * run.options.loads_whole_sequences
@@ -86,6 +87,6 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
 
 
 def _messages(comm: int, size: int, handle: int) -> tuple[tuple[int, ...], ...]:
-    """(receive, wait for it, send)."""
+    """(receive, wait for the received tensor, send)."""
     return ((Op.COLLECTIVE, comm, size, Stream.RECEIVE, handle), (Op.WAIT, 0, 0, 0, handle),
             (Op.COLLECTIVE, comm, size, Stream.SEND, handle))

@@ -1,13 +1,13 @@
-"""What a pipeline stage of PyTorch's holds besides its layers: buffers to receive into, and outputs that it returns.
+"""Tensors that a pipeline stage of PyTorch holds besides its layers: receive buffers, and outputs that it returns.
 
 torch 2.13 `distributed/pipelining/stage.py`: a stage makes a buffer for every microbatch's input, and one for every
 microbatch's gradient of its output, before the first step, and keeps them (_setup_forward_recv_info,
-_setup_backward_recv_info). `schedules.py`, `step(return_outputs=True)`: what the last stage puts out for each
-microbatch is kept until the next step begins, and joined when a step ends.
+_setup_backward_recv_info). `schedules.py`, `step(return_outputs=True)`: the last stage's output for each
+microbatch is kept until the next step begins, and all are concatenated when a step ends.
 
 Where backward is split, the gradient of every microbatch's input stays the input's `.grad` until the next step begins
-(`_backward.py`, stage_backward_input; clear_runtime_states). Where a rank's two chunks are neighbours, what one puts
-out takes the place of the other's buffer (set_local_fwd_input, set_local_bwd_input).
+(`_backward.py`, stage_backward_input; clear_runtime_states). Where a rank's two chunks are neighbours, the output of
+one replaces the buffer of the other (set_local_fwd_input, set_local_bwd_input).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["StageBuffers"]
 
 
 class StageBuffers:
-    """Buffers are the layers' while a microbatch is in them, and the stage's again when its backward pass is over."""
+    """Receive buffers: owned by the layers while a microbatch is in them, by the stage after its backward pass."""
 
     def __init__(self, plan: Plan, builder: Builder, borders: tuple[Edges, ...]) -> None:
         self.out, (self.edges, *_) = builder, borders
@@ -38,7 +38,7 @@ class StageBuffers:
         self.returning = last if ends else -1
 
     def rest(self) -> None:
-        """All buffers, and the outputs of the step before."""
+        """Posts all buffers, and the outputs of the previous step."""
         for first in self.inputs:
             self._repeat(self.edges.keep_hidden, first - 1, self.count)
         for final in self.outputs:
@@ -47,7 +47,7 @@ class StageBuffers:
         self._returned(self.count)
 
     def begin_step(self, written: int) -> None:
-        """Outputs go, and gradients; those of microbatches that are not written out are there from the start."""
+        """Frees outputs and gradients of the previous step; those of omitted microbatches are kept."""
         if self.returning >= 0:
             self._repeat(self.edges.drop_output, self.returning, self.count)
         self._returned(self.count - written)
@@ -55,25 +55,26 @@ class StageBuffers:
         self._held(self.edges.keep_grad, self.count - written)
 
     def take(self, key: Pass) -> None:
-        """A microbatch is received into its buffer."""
+        """Receives a microbatch into its buffer."""
         forward, chunk, _ = key
         layers = self.chunks[chunk]
         tile, layer = ((self.edges.drop_hidden, layers[0] - 1) if forward else (self.edges.drop_grad, layers[-1] + 1))
         self.out.tile(tile, layer)
 
     def begin_forward(self, _chunk: int) -> None:
-        """Nothing of the microbatch before stands in the way."""
+        """Posts nothing: no tensor of the previous microbatch is in the way."""
 
     def end_forward(self, action: Action) -> None:
-        """Layers hold the input until backward is over. An output for the rank itself takes a buffer's place."""
+        """Posts the end of a forward pass: an output for the rank itself replaces a buffer; layers hold the input."""
         final = self.chunks[action.chunk][-1]
         if final + 1 in self.within:
             self.out.tile(self.edges.drop_hidden, final)
 
     def grad(self, action: Action) -> None:
-        """It is no buffer, and was sent: 1F1B holds the message until the next one. Layers have let go of the input.
+        """Posts the sent gradient, which has no buffer: 1F1B keeps the message until the next one is sent.
 
-        `schedules.py`, Schedule1F1B: `bwd_sends`. Schedules of several chunks keep no name for it.
+        `schedules.py`, Schedule1F1B: `bwd_sends`. Schedules of several chunks keep no reference to it. Layers have
+        released the input, whose buffer is the stage's again.
         """
         first = self.chunks[action.chunk][0]
         if self.splits:
@@ -85,7 +86,7 @@ class StageBuffers:
         self.out.tile(self.edges.keep_hidden, first - 1)
 
     def end_backward(self, action: Action) -> None:
-        """Layers have let go of the output's gradient; the model's output, which only its loss needed, is kept."""
+        """Posts the end of a backward pass: the output's gradient returns to its buffer, the model's output is kept."""
         final = self.chunks[action.chunk][-1]
         if final in self.outputs:
             self._repeat(self.edges.keep_grad, final + 1, action.part != "input")
@@ -93,7 +94,7 @@ class StageBuffers:
             self._returned(1)
 
     def finish(self) -> None:
-        """The last message goes; outputs are joined, and nobody wants the result."""
+        """Frees the last message; outputs are concatenated, and the result is unused."""
         if self.sent >= 0:
             self.out.tile(self.edges.drop_grad, self.sent)
         self._returned(self.count)

@@ -1,7 +1,7 @@
-"""What a pipeline stage holds of microbatches that are over: what it received, besides its layers' own references.
+"""Received tensors of finished microbatches that a pipeline stage of Megatron keeps, besides its layers' references.
 
 megatron-core 0.16.1 `pipeline_parallel/schedules.py`, `transformer/transformer_block.py`. A block's input is an
-attribute of it (set_input_tensor) until its next forward pass; where that is a leaf its `.grad` lives as long.
+attribute of it (set_input_tensor) until its next forward pass; if it is a leaf, its `.grad` lives as long.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ __all__ = ["StageInput", "StageInputs"]
 
 
 class StageInput:
-    """What a stage with one chunk holds.
+    """Received tensors of a stage with one chunk.
 
     Megatron's schedule (core 0.16.1 `pipeline_parallel/schedules.py`) keeps the last output until forward returns the
-    next: its graph, though used up, ends in the input that was received. It keeps that input's gradient, which is sent
-    back, until the next is there. Between steps the last input, with its `.grad`, is the block's attribute
-    (`transformer/transformer_block.py`, input_tensor). Others drop a gradient when it is sent.
+    next one; the graph of that output refers to the received input. It keeps that input's gradient, which is sent
+    back, until the next one exists. Between steps the last input, with its `.grad`, is the block's attribute
+    (`transformer/transformer_block.py`, input_tensor). Other frameworks drop a gradient when it is sent.
     """
 
     def __init__(self, plan: Plan, builder: Builder, borders: tuple[Edges, ...]) -> None:
@@ -32,30 +32,30 @@ class StageInput:
         self.newest = -1
 
     def begin_step(self, written: int) -> None:
-        """Nothing changes before the first pass."""
+        """Posts nothing: nothing changes before the first pass."""
 
     def take(self, key: Pass) -> None:
-        """What is received is new."""
+        """Posts nothing: a received tensor is new."""
 
     def end_backward(self, action: Action) -> None:
-        """Layers have let go of the output's gradient."""
+        """Posts nothing: layers have released the output's gradient."""
 
     def rest(self) -> None:
-        """Those of the step before."""
+        """Posts the input and its gradient that the previous step left."""
         if self.keeps:
             self.out.tile(self.edges.keep_hidden, self.first - 1)
             self.out.tile(self.edges.keep_grad, self.first)
             self.has_input = self.has_grad = True
 
     def begin_forward(self, _chunk: int) -> None:
-        """An input is there: the first of a step replaces the last step's, with its gradient."""
+        """Replaces the last step's input, with its gradient, by the first input of this step."""
         if self.newest < 0 and self.has_grad:
             self.out.tile(self.edges.drop_grad, self.first)
             self.has_grad = False
             self._drop_input()
 
     def end_forward(self, action: Action) -> None:
-        """The next output is there. Where a head's input waits, so does the graph that it ends."""
+        """Releases the previous input when the next output exists; an input that waits for its head stays."""
         if self.has_input and 0 <= self.newest < self.deferred:
             self.has_input, self.waiting = False, self.waiting + 1
         self._drop_input()
@@ -67,7 +67,7 @@ class StageInput:
         self.has_input = False
 
     def grad(self, action: Action) -> None:
-        """The next gradient is there and sent; layers have let go of the input."""
+        """Releases the previous gradient when the next one exists and is sent; layers have released the input."""
         waits = 0 < action.microbatch <= self.deferred
         if (self.has_grad and not waits) or not self.keeps:
             self.out.tile(self.edges.drop_grad, self.first)
@@ -77,16 +77,17 @@ class StageInput:
             self.has_input = True
 
     def finish(self) -> None:
-        """Heads get their weight gradients, and let go."""
+        """Computes the deferred weight gradients of heads, and releases their inputs."""
         for _ in range(self.waiting):
             self.out.tile(self.edges.drop_hidden, self.first - 1)
             self.out.tile(self.edges.drop_grad, self.first)
 
 
 class StageInputs:
-    """What a stage with virtual stages holds: for each chunk the newest input and, after its backward, the gradient.
+    """Received tensors of a stage with virtual stages: each chunk's newest input and, after backward, its gradient.
 
-    Lists of the interleaved schedule let go of both when they are sent. Others drop a gradient when it is sent.
+    The lists of the interleaved schedule drop both when they are sent. Other frameworks drop a gradient when it is
+    sent.
     """
 
     def __init__(self, plan: Plan, builder: Builder, borders: tuple[Edges, ...]) -> None:
@@ -98,16 +99,16 @@ class StageInputs:
         self.held: set[int] = set()
 
     def begin_step(self, written: int) -> None:
-        """Nothing changes before the first pass."""
+        """Posts nothing: nothing changes before the first pass."""
 
     def take(self, key: Pass) -> None:
-        """What is received is new."""
+        """Posts nothing: a received tensor is new."""
 
     def end_backward(self, action: Action) -> None:
-        """Layers have let go of the output's gradient."""
+        """Posts nothing: layers have released the output's gradient."""
 
     def rest(self) -> None:
-        """Those of the step before."""
+        """Posts the inputs and gradients that the previous step left."""
         for chunk, receives in enumerate(self.receives):
             if self.keeps and receives:
                 self._hold(chunk, with_grad=True)
@@ -120,7 +121,7 @@ class StageInputs:
         self.held.add(chunk)
 
     def begin_forward(self, chunk: int) -> None:
-        """The next input takes the attribute's place."""
+        """Replaces the chunk's input, with its gradient, by the next input."""
         if chunk in self.held:
             first, edges = self.at[chunk]
             self.out.tile(edges.drop_grad, first)
@@ -128,11 +129,11 @@ class StageInputs:
             self.held.remove(chunk)
 
     def end_forward(self, action: Action) -> None:
-        """Layers hold the input until backward is over."""
+        """Records the newest microbatch of the chunk; layers hold its input until backward is over."""
         self.newest[action.chunk] = action.microbatch
 
     def grad(self, action: Action) -> None:
-        """It was sent; layers have let go of the input."""
+        """Posts the gradient, which was sent; layers have released the input."""
         if self.keeps and self.newest[action.chunk] == action.microbatch:
             self._hold(action.chunk, with_grad=False)
         else:
@@ -140,4 +141,4 @@ class StageInputs:
             self.out.tile(edges.drop_grad, first)
 
     def finish(self) -> None:
-        """Heads that waited let go of their own; nothing of what was received waits here."""
+        """Posts nothing: deferred heads release their own tensors."""

@@ -1,4 +1,4 @@
-"""What the stem makes for all layers (rotary tables, position ids), and which layer lets it go."""
+"""Tensors that the stem makes for all layers (rotary tables, position ids), and the layer that releases them."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _TURNED = re.compile(r"\b(q|k|qkv|query_key_value)(_proj|_norm)?\.")
 
 
 def last_user(plan: Plan, below: dict[int, bool]) -> int:
-    """The layer whose backward is the last that needs the stem's tables: the lowest that keeps them.
+    """Layer whose backward is the last that needs the stem's tables: the lowest that saves them.
 
-    A replayed layer keeps all its inputs; another keeps tables if gradients flow to queries or keys. Where none does,
-    the first block stands for the stem.
+    A replayed layer saves all its inputs; other layers save the tables if gradients flow to queries or keys. If no
+    layer does, it is the first block; -1 on a stage without blocks.
     """
     blocks = [layer for layer in plan.chunks[0] if plan.graph.kinds[plan.graph.layers[layer].kind].block is None]
-    replays, whole = plan.framework.checkpoint != "none", plan.framework.kept_whole
+    replays, unreplayed = plan.framework.checkpoint != "none", plan.framework.kept_whole
     for layer in blocks:
         number = plan.graph.layers[layer].kind
-        if replays and layer not in whole:
+        if replays and layer not in unreplayed:
             keeps = below[layer] or plan.kinds[number].is_trained
         else:
             keeps = _turns_gradients(plan.graph.kinds[number], plan.kinds[number], carries=below[layer])
@@ -33,7 +33,7 @@ def last_user(plan: Plan, below: dict[int, bool]) -> int:
 
 
 def _turns_gradients(kind: LayerKind, placed: PlacedKind, *, carries: bool) -> bool:
-    """Whether gradients flow back to queries or keys; `carries`: the layer's input has one."""
+    """True if gradients flow back to queries or keys; `carries`: the layer's input has a gradient."""
     trained = tuple(p.spec.name for p in placed if p.trainable)
     for branch in kind.branches:
         own = [name for name in trained if name.startswith(f"{branch.name}.")]

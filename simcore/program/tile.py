@@ -1,7 +1,7 @@
-"""A recorded section as an array, ready to be laid at any layer, with what it adds up to.
+"""A recorded section as an array that can be placed at any layer, with its sums.
 
-A step is a few hundred tiles; what a tile adds, its highest moment and its calls are worked out once, so that a step of
-twenty thousand rows is weighed in a few hundred.
+A step has a few hundred tiles; the bytes that a tile adds, its highest moment and its calls are computed once, so that
+a step of twenty thousand rows is summed in a few hundred operations.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ OP, LAYER, SLOT, AMOUNT, STREAM, AUX = range(6)
 _NOTHING = -(1 << 62)
 _FREE, _COMPUTE, _COLLECTIVE, _COPY, _MARK = (int(op) for op in (Op.FREE, Op.COMPUTE, Op.COLLECTIVE, Op.COPY, Op.MARK))
 _RECEIVE, _SCAN = int(Stream.RECEIVE), int(Kernel.MAMBA_SCAN)
-"""Plain integers: these are looked up for every row, and numpy takes an IntEnum for an object."""
+"""Plain integers, because they are compared with every row, and numpy treats an IntEnum as an object."""
 
 
 def posted_bytes(rows: IntArray) -> IntArray:
-    """Signed bytes of each row; 0 where it posts nothing."""
+    """Signed bytes of each row; 0 for rows that are not allocations or frees."""
     amounts: IntArray = np.where(rows[:, OP] <= _FREE, rows[:, AMOUNT], 0)
     return amounts
 
 
 @dataclass(frozen=True, eq=False)
 class LayerRows:
-    """Rows with layers as offsets; `replay` marks those of a checkpoint's replay."""
+    """Rows with layers as offsets; `replay` is 1 for rows of a checkpoint's replay."""
 
     rows: IntArray
     replay: IntArray
 
     @classmethod
     def of(cls, section: Section) -> LayerRows:
-        """The tile of a recorded section; the marks of a replay become its flags."""
+        """Tile of a recorded section; the marks of a replay become its flags."""
         kept: list[Row] = []
         replay: list[int] = []
         inside = 0
@@ -54,7 +54,7 @@ class LayerRows:
 
     @cached_property
     def structure(self) -> bytes:
-        """A digest of the rows without their bytes, FLOPs and shapes: what streams and phases are made of."""
+        """Digest of the rows without their bytes, FLOPs and shapes, on which streams and phases depend."""
         rows = self.rows.copy()
         rows[:, AMOUNT] = 0
         is_kernel = rows[:, OP] == _COMPUTE
@@ -64,52 +64,52 @@ class LayerRows:
 
     @cached_property
     def replayed(self) -> bool:
-        """Whether any of it is a replay."""
+        """True if any row belongs to a replay."""
         return bool(self.replay.any())
 
     @cached_property
     def prefix(self) -> IntArray:
-        """Bytes added after each row."""
+        """Running sum of bytes after each row."""
         return np.cumsum(fitting(posted_bytes(self.rows)))
 
     @cached_property
     def net(self) -> int:
-        """Bytes added in all."""
+        """Bytes that the tile adds in total."""
         return int(self.prefix[-1])
 
     @cached_property
     def highest(self) -> int:
-        """The row after which most is added."""
+        """Row after which the running sum is highest."""
         return int(np.argmax(self.prefix))
 
     @cached_property
     def top(self) -> int:
-        """Bytes added then."""
+        """Highest running sum of bytes."""
         return int(self.prefix[self.highest])
 
     @cached_property
     def top_of_replay(self) -> int:
-        """The most that is added inside the replay."""
+        """Highest running sum of bytes inside the replay."""
         return int(self.prefix[self.replay == 1].max()) if self.replayed else _NOTHING
 
     @cached_property
     def top_of_scan(self) -> int | None:
-        """The most that is added until a Mamba scan is over; None where there is none."""
+        """Highest running sum of bytes until the last Mamba scan; None without a scan."""
         scans = np.flatnonzero((self.rows[:, OP] == _COMPUTE) & (self.rows[:, SLOT] == _SCAN))
         return int(self.prefix[:scans[-1] + 1].max()) if len(scans) else None
 
     @cached_property
     def nets(self) -> IntArray:
-        """What each owner holds more or less in the end: rows of (layer offset, slot, bytes)."""
+        """Net bytes of each owner: rows of (layer offset, slot, bytes)."""
         return _by_owner(self.rows)
 
     def nets_until(self, row: int) -> IntArray:
-        """`nets` after a row."""
+        """Net bytes of each owner after a row, as `nets`."""
         return _by_owner(self.rows[:row + 1])
 
     @cached_property
     def calls(self) -> IntArray:
-        """Collectives, copies and what is sent, not received: rows of (communication row, payload bytes, is replay)."""
+        """Collectives, copies and sends, without receives: rows of (communication row, payload bytes, is replay)."""
         op = self.rows[:, OP]
         sent = ((op == _COLLECTIVE) | (op == _COPY)) & (self.rows[:, STREAM] != _RECEIVE)
         at = np.flatnonzero(sent)
@@ -118,16 +118,16 @@ class LayerRows:
 
 @lru_cache(maxsize=1024)
 def small_tile(*rows: tuple[int, ...]) -> LayerRows:
-    """Rows of (op, slot, amount, stream, handle), of the layer where the tile is laid; what is left out is 0.
+    """Tile of rows (op, slot, amount, stream, handle) of the layer where it is placed; omitted columns are 0.
 
-    Equal ones are one tile, and nobody changes its rows: those of stage borders do not depend on what a layer is.
+    Equal tiles are one object, whose rows must not be changed.
     """
     full: list[Row] = [(op, 0, slot, amount, *(rest or (0, 0))) for op, slot, amount, *rest in rows]
     return LayerRows.of(Section(tuple(full)))
 
 
 def _by_owner(rows: IntArray) -> IntArray:
-    """Rows of (layer offset, slot, bytes) that are not zero; a dictionary is faster than numpy on so few rows."""
+    """Rows of (layer offset, slot, bytes) that are not zero; for few rows a dictionary is faster than numpy."""
     sums: dict[tuple[int, int], int] = {}
     for op, layer, slot, amount, _, _ in rows.tolist():
         if op <= _FREE:

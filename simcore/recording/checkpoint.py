@@ -1,8 +1,8 @@
-"""A checkpointed region: how it is run again, what its nodes saved, and which outputs were kept from the first run.
+"""A checkpointed region: how it is replayed, what its nodes saved, and which outputs were kept from the first run.
 
-torch 2.13 `torch/utils/checkpoint.py`: a replay stops at the last thing that any node saves, unless `early_stop=False`.
-Selective checkpointing (`create_selective_checkpoint_contexts`) keeps the outputs of chosen operators in forward; the
-replay takes them in the same order instead of running the operator.
+torch 2.13 `torch/utils/checkpoint.py`: a replay stops at the last tensor that any node saves, unless
+`early_stop=False`. Selective checkpointing (`create_selective_checkpoint_contexts`) keeps the outputs of chosen
+operators in forward; the replay takes them in the same order instead of running the operator.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from weakref import ref
 __all__ = ["Frame", "Keeps", "StopReplay"]
 
 Keeps = Callable[[str], bool]
-"""Whether the output of the operator that runs next is kept; asked once for each operator, in order."""
+"""True if the output of the operator that runs next is kept; called once for each operator, in order."""
 
 
 class StopReplay(Exception):
-    """Everything that somebody saved is there again."""
+    """Ends a replay when every saved tensor exists again."""
 
 
 @dataclass(slots=True, eq=False)
 class Frame:
-    """`run` keeps the region's inputs. `kept`: for each operator that was asked about, its outputs or None.
+    """A checkpointed region. `run` runs it and refers to its inputs.
 
-    `nested`: the replay makes a graph of its own, run to its end (a reentrant checkpoint), and does not hand what it
-    saves to the nodes of the first run.
+    `kept`: outputs (or None) of every operator that `keeps` was called for. `nested`: the replay makes a separate graph
+    and runs to its end (a reentrant checkpoint), so what it saves does not go to the nodes of the first run.
     """
 
     run: Callable[[], object]
@@ -40,17 +40,17 @@ class Frame:
     kept: list[Any] = field(default_factory=list)
 
     def outputs(self, operator: str, make: Callable[[], Sequence[Any]], *, replay: bool) -> Sequence[Any]:
-        """What `operator` puts out: made, or in a replay what was kept of it."""
+        """Outputs of `operator`: computed, or in a replay those kept in forward."""
         if self.keeps is None:
             return make()
         if replay:
             kept: Sequence[Any] | None = self.kept.pop(0)
             return make() if kept is None else kept
-        made = make()
-        self.kept.append([x.detach() for x in made] if self.keeps(operator) else None)
-        return made
+        computed = make()
+        self.kept.append([x.detach() for x in computed] if self.keeps(operator) else None)
+        return computed
 
     @property
     def is_complete(self) -> bool:
-        """A replay may stop here."""
+        """True if a replay may stop here."""
         return self.early_stop and not self.nested and self.position == len(self.owners)

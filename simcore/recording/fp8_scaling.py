@@ -1,4 +1,4 @@
-"""How a matrix lies in 8 or 4 bits: its data, and the scales that give it back, by recipe.
+"""Storage of a matrix in 8 or 4 bits, by recipe: its data, and the scales that restore its values.
 
 TransformerEngine 2.18 `pytorch/tensor/{float8,float8_blockwise,mxfp8,nvfp4}_tensor.py`, `pytorch/csrc/quantizer.cpp`:
 
@@ -6,7 +6,7 @@ TransformerEngine 2.18 `pytorch/tensor/{float8,float8_blockwise,mxfp8,nvfp4}_ten
  * blockwise: an fp32 scale for 128 values in a line, for weights for 128 x 128, padded to multiples of 4;
  * mxfp8: a byte (e8m0) for 32 values in a line, padded to 128 x 4;
  * nvfp4: two values a byte, a byte (e4m3) for 16 values in a line, padded to 128 x 4, and an fp32 maximum a tensor. For
-   weights 16 x 16 share a scale, which is written for each line all the same.
+   weights 16 x 16 share a scale, which is still written for each line.
 
 A product reads both operands along the dimension that it sums over. Backward sums over the other one, so a tensor is
 quantised twice, along its rows and along its columns. Where GEMMs take either layout (Blackwell), a tensor with one
@@ -24,20 +24,21 @@ __all__ = ["RECIPES", "Scaling", "in_model", "matched"]
 RECIPES: Final = ("tensorwise", "delayed", "blockwise", "mxfp8", "nvfp4")
 _BLOCK = 128
 _LINES = {"mxfp8": 32, "nvfp4": 16}
-"""Values that share a scale, where scales are bytes."""
+"""Values that share a scale, for recipes whose scales are bytes."""
 _ALIGNED = {"mxfp8": 32, "nvfp4": 128}
-"""Rows that an expert is filled up to (core 0.16.1 `fp8_utils.py` get_fp8_align_size, `fp4_utils.py`; TE the same)."""
+"""Multiple to which an expert's rows are padded (core 0.16.1 `fp8_utils.py` get_fp8_align_size, `fp4_utils.py`, TE)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """A recipe on a device. `transposes`: its GEMMs read fp8 along contiguous rows alone (Hopper)."""
+    """A recipe on a device. `transposes`: its GEMMs read fp8 only along contiguous rows (Hopper)."""
 
     recipe: str
     transposes: bool
 
     @property
     def is_per_tensor(self) -> bool:
+        """True for one scale a tensor."""
         return self.recipe in ("delayed", "tensorwise")
 
     @property
@@ -48,25 +49,25 @@ class Scaling:
 
     @property
     def takes_maximum(self) -> bool:
-        """Whether a tensor is read once for its maximum before it is read to be quantised."""
+        """True if a tensor is read once for its maximum before it is read to be quantised."""
         return self.recipe in ("tensorwise", "nvfp4")
 
     @property
     def has_columns(self) -> bool:
-        """Whether columns are a copy of their own."""
+        """True if the copy along columns is separate from that along rows."""
         return self.transposes or not self.is_per_tensor
 
     def padded_rows(self, rows: int, experts: int) -> int:
-        """`rows` spread evenly over experts, each filled up to what a product asks."""
+        """`rows` spread evenly over experts, with each expert padded to the alignment of a product."""
         return experts * _up(-(-rows // experts), _ALIGNED.get(self.recipe, 16))
 
     def copy_bytes(self, rows: int, columns: int, *, along_columns: bool = False, squares: bool = False) -> int:
-        """Data and scales of one copy of a (rows, columns) matrix. `squares`: blocks of 128 x 128, as weights have."""
+        """Bytes of data and scales of one copy of a (rows, columns) matrix; `squares`: blocks of 128 x 128."""
         scales = self._scale_bytes(rows, columns, along_columns=along_columns, squares=squares)
         return self.data_bytes(rows * columns) + scales
 
     def data_bytes(self, numel: int) -> int:
-        """Of values without their scales."""
+        """Bytes of `numel` values without their scales."""
         return numel // 2 if self.recipe == "nvfp4" else numel
 
     def _scale_bytes(self, rows: int, columns: int, *, along_columns: bool, squares: bool) -> int:
@@ -82,16 +83,16 @@ class Scaling:
 
 
 def in_model(path: str, *, further: bool) -> str:
-    """A module of a layer as core names it in the model; `further`: of multi-token prediction."""
+    """Name of a layer's module in Megatron-Core's model; `further`: a module of multi-token prediction."""
     return f"{'mtp' if further else 'decoder'}.layers.0.{path}"
 
 
 def matched(matchers: str, name: str) -> str:
-    """The recipe that the first pattern gives a module, or ""; `matchers`: "pattern=recipe;...".
+    """Recipe of the first pattern that matches a module, or ""; `matchers`: "pattern=recipe;...".
 
-    Core 0.16.1 `quantization/quant_config.py`, RecipeConfig.match, of matchers by glob.
+    Core 0.16.1 `quantization/quant_config.py`, RecipeConfig.match, with glob matchers.
     """
-    pairs = (one.partition("=") for one in matchers.split(";"))
+    pairs = (matcher.partition("=") for matcher in matchers.split(";"))
     return next((recipe for pattern, _, recipe in pairs if fnmatchcase(name, pattern)), "")
 
 

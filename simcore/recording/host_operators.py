@@ -1,10 +1,9 @@
-"""The host's time in Python code, counted in operators of torch: one row for each call that was timed.
+"""Host time of Python code, counted in operators of torch: one row for each call that was timed.
 
 The unit: see `host.operator` and `timing/host_launch.py`. An operator is 16 us of Python and C++ and a launch of 5 us
-(where both come from: `tests/truth/fit_priors.py`); how long it takes on a kind of host is calibrated as one. What
-probes time has no launches in it, those come on top: one of torch's kernels as above, one of Triton's 18 us (triton
-pull request 3648). Calls were run with kernels that do nothing and groups that send nothing; the files are in
-`tests/truth/host/`.
+(source of both: `tests/truth/fit_priors.py`); its time on a kind of host is calibrated as one number. Times measured by
+probes contain no launches, which are added: 5 us for a kernel of torch, 18 us for one of Triton (triton pull request
+3648). Calls were run with kernels that do nothing and groups that send nothing; the files are in `tests/truth/host/`.
 """
 
 from __future__ import annotations
@@ -22,32 +21,32 @@ _TRITON_US: Final = 18
 
 
 def operators(timed: float, torch: int = 0, triton: int = 0) -> int:
-    """Number of operators that keep the host as long as `timed` of them without launches, and these launches."""
+    """Number of torch operators whose host time is that of `timed` operators and of the given launches."""
     launches_us = _TORCH_US * torch + _TRITON_US * triton
     return round((_PYTHON_US * timed + launches_us) / (_PYTHON_US + _TORCH_US))
 
 
 class Operators(NamedTuple):
-    """Operators of a call, and of its way back."""
+    """Host time of a call and of its backward, in operators of torch."""
 
     forward: int
     backward: int
 
 
 class UnitOperators(NamedTuple):
-    """Operators of a hook around a unit: a straight line, a quarter above or below what was timed at most."""
+    """Operators of a hook around a unit: linear in its parameters, within a quarter of the measured times."""
 
     unit: float
     param: float
     copies: int
 
     def operators(self, num_params: int) -> int:
-        """Operators for a unit of so many parameters, with a launch of each copy."""
+        """Operators for a unit of `num_params` parameters, with a launch of each copy."""
         return operators(self.unit + self.param * num_params, torch=self.copies)
 
 
 class _Pass(NamedTuple):
-    """One pass as timed. `rows`: kernels with rows of their own, which count as an operator each elsewhere."""
+    """Measured pass. `rows`: kernels with separate rows, each of which counts as an operator elsewhere."""
 
     timed: float
     torch: int = 0
@@ -56,7 +55,7 @@ class _Pass(NamedTuple):
 
 
 def _call(forward: _Pass, backward: _Pass) -> Operators:
-    return Operators(*(operators(one.timed - one.rows, one.torch, one.triton) for one in (forward, backward)))
+    return Operators(*(operators(timed.timed - timed.rows, timed.torch, timed.triton) for timed in (forward, backward)))
 
 
 # ---- Mamba-2 by mamba_ssm's Triton kernels ---------------------------------------------------------------------------
@@ -90,7 +89,7 @@ AUTOMODEL_ATTENTION: Final = _call(_Pass(66.3, rows=7), _Pass(46.6, rows=14))
 AUTOMODEL_MLP: Final = _call(_Pass(42.9, rows=6), _Pass(24.3, rows=11))
 AUTOMODEL_MOE: Final = _call(_Pass(178.3, rows=28), _Pass(131.2, rows=33))
 AUTOMODEL_LOCAL_MOE: Final = _call(_Pass(201.0, rows=44), _Pass(107.0, rows=41))
-"""Experts that are not spread over ranks, which have neither DTensors nor DeepEP."""
+"""Experts that are not sharded over ranks, which have neither DTensors nor DeepEP."""
 
 # ---- hooks of torch 2.13 `distributed/fsdp/_fully_shard` (fully-shard-torch-2.13.json) -------------------------------
 # So much by unit, and so much by parameter, each of which Python puts into its module and takes out of it. The

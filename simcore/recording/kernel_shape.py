@@ -1,17 +1,19 @@
-"""The shape of a matrix product, or of attention, in one number, beside the module in column STREAM of a kernel's row.
+"""Shape of a matrix product, or of attention, as one integer in column STREAM of a kernel's row, with its module.
 
-What it is for stands in `waves.py` and `exponentials.py`: how long they take depends on more than their FLOPs. With the
-FLOPs, of two a multiply-add, two sides and the number of products tell the third side. Of pointwise kernels, norms,
-copies, scans and permutations it is how many operators of torch a row stands for, see `launch.py`; a pointwise kernel
-that says one is one whatever compiles.
+Times depend on it beyond the FLOPs: see `timing/gemm_waves.py` and `timing/attention_softmax.py`. Two sides and the
+number of products are stored; the FLOPs, two for a multiply-add, give the third side. For pointwise kernels, norms,
+copies, scans and permutations the integer is the number of torch operators that a row stands for, see
+`timing/host_launch.py`; a pointwise kernel with the number 1 stays a separate kernel even if a compiler runs.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MODULE_BITS", "groups_in", "module_of", "shape_of", "shape_of_heads", "shapes_in", "unpacked"]
+__all__ = ["MODULE_BITS", "Products", "groups_in", "module_of", "shape_of", "shape_of_heads", "shapes_in", "unpacked"]
 
 _Ints = NDArray[np.int64]
 MODULE_BITS = 3
@@ -20,9 +22,10 @@ _LARGEST = (1 << _SIDE_BITS) - 1
 
 
 def shape_of(m: int, n: int, groups: int = 1, *, sums_rows: bool = False) -> int:
-    """A product whose output is (m, n); 0 if that is nothing, or of more groups than a number has room for.
+    """Shape of products with an (m, n) output; 0 for an empty output or for more groups than fit into the integer.
 
-    `groups` products share rows out by chance: `m` counts those of all, or, if `sums_rows`, rows are what is summed.
+    Rows are distributed over `groups` products: `m` counts the rows of all. With `sums_rows` rows are the dimension
+    that is summed over, and `m` is a side of each output.
     """
     each = m if sums_rows else -(-m // groups)
     sides = min(each, _LARGEST) << _SIDE_BITS | min(n, _LARGEST)
@@ -30,31 +33,40 @@ def shape_of(m: int, n: int, groups: int = 1, *, sums_rows: bool = False) -> int
 
 
 def shape_of_heads(keys: int, values: int, *, backward: bool = False) -> int:
-    """Attention whose heads have so many numbers of a key and of a value: FLOPs of an exponential, by those of 128.
+    """Shape of attention with `keys` and `values` elements a head: FLOPs per exponential, relative to heads of 128.
 
-    Forward two products a score, backward five.
+    Forward has two products a score, backward five.
     """
     products = 5 if backward else 2
     return shape_of(products * (keys + values), products * 256)
 
 
-def unpacked(shapes: _Ints) -> tuple[_Ints, _Ints, _Ints, NDArray[np.bool_]]:
-    """Rows and columns of each product's output, how many products there are, and whether rows are what is summed."""
+class Products(NamedTuple):
+    """Unpacked shapes of products: sides of the output, number of products, and whether the sum runs over rows."""
+
+    rows: _Ints
+    columns: _Ints
+    groups: _Ints
+    sums_rows: NDArray[np.bool_]
+
+
+def unpacked(shapes: _Ints) -> Products:
+    """Shapes that `shape_of` packed, as columns."""
     sides = shapes >> _GROUP_BITS + 1
     groups = shapes >> 1 & (1 << _GROUP_BITS) - 1
-    return sides >> _SIDE_BITS, sides & _LARGEST, groups, (shapes & 1).astype(np.bool_)
+    return Products(sides >> _SIDE_BITS, sides & _LARGEST, groups, (shapes & 1).astype(np.bool_))
 
 
 def module_of(streams: _Ints) -> _Ints:
-    """The module, of column STREAM of kernels."""
+    """Modules in column STREAM of kernels."""
     return streams & (1 << MODULE_BITS) - 1
 
 
 def groups_in(streams: _Ints) -> _Ints:
-    """How many products a kernel does, of column STREAM of products."""
-    return unpacked(shapes_in(streams))[2]
+    """Numbers of products of kernels, from column STREAM of products."""
+    return unpacked(shapes_in(streams)).groups
 
 
 def shapes_in(streams: _Ints) -> _Ints:
-    """Shapes of products, of column STREAM of kernels; 0 where a kernel is none."""
+    """Shapes of products in column STREAM of kernels; 0 for other kernels."""
     return streams >> MODULE_BITS

@@ -1,4 +1,4 @@
-"""What an implementation is told before it records a layer, and what it gives back."""
+"""Input and output of an implementation that records a layer: `LayerWorkload` and `RecordedLayer`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ class LayerWorkload:
 
     `seq`: tokens of one sequence on this rank, after context parallelism, before sequence parallelism.
     `rows_per_token`: routed rows that this rank's experts receive per token of this rank, times 2**16, rounded
-    (top_k x 2**16 when routing is balanced). `sent_per_token`: those that it sends, 0 for top_k of them.
+    (top_k x 2**16 when routing is balanced). `sent_per_token`: rows that it sends, 0 for top_k.
     `first`: the layer's input is the stem's output, which the stem holds until the last layer is done.
-    `input_requires_grad`: something below the layer is trained.
-    `split`: gradients of parameters are made in a pass of their own.
-    `stem`: layers down to the stem, if this is the layer that lets go what the stem made for all layers; else 0.
-    `sequences`: packed in the microbatch, 0 where each fills its row; a token sees `attended` positions, 0 for all.
+    `input_requires_grad`: a tensor below the layer is trained.
+    `split`: gradients of parameters are made in a separate pass.
+    `stem`: layers down to the stem, if this layer releases the tensors that the stem made for all layers; else 0.
+    `sequences`: number packed in the microbatch, 0 if each fills its row; `attended`: positions that a token attends
+    to, 0 for all.
     """
 
     batch: int
@@ -51,25 +52,26 @@ class LayerWorkload:
 
     @property
     def tokens(self) -> int:
+        """Tokens of the microbatch on this rank, before sequence parallelism."""
         return self.batch * self.seq
 
     @property
     def pairs(self) -> int:
-        """Of a query and a key in one sequence, over this rank's queries; causal attention needs half of them."""
+        """Pairs of a query on this rank and a key of the same sequence; causal attention computes half of them."""
         return self.tokens * (self.attended or self.seq * self.cp)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedLayer:
-    """One layer on the tape.
+    """One layer on the tape, in sections.
 
-    `rest`: what is there before the first pass of a step, held over from the last; `forward`: until the module returns;
-    `after`: what its caller then drops (after the unit's post-forward hook);
-    `late`: what the stem drops after the last layer; `seed`: before the first backward hook (the loss only);
-    `backward`: until the gradient of the layer's input is there; `grads`: the parameter gradients alive at the end of
+    `rest`: tensors kept from the previous step; `forward`: until the module returns;
+    `after`: tensors that its caller then drops (after the unit's post-forward hook);
+    `late`: tensors that the stem drops after the last layer; `seed`: before the first backward hook (the loss only);
+    `backward`: until the gradient of the layer's input exists; `grads`: the parameter gradients alive at the end of
     `backward`, as (parameter, slot, bytes).
-    `weight`: gradients of parameters, where `backward` makes none; `release`: what the graph has held, when backward is
-    over. `casts`: what autocast drops when the model's forward is over.
+    `weight`: gradients of parameters, if `backward` makes none; `release`: tensors that only the graph refers to, freed
+    after backward. `casts`: tensors that autocast drops when the model's forward is over.
     """
 
     forward: Section

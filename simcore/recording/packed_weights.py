@@ -1,14 +1,14 @@
-"""How a frozen matrix lies in 4 or 8 bits, and the constants that give its values back.
+"""Storage of a frozen matrix in 4 or 8 bits, and of the constants that restore its values.
 
 [Note: a matrix in 4 bits]
 bitsandbytes 0.50.2 `functional.py`, quantize_4bit, `nn/modules.py`, Params4bit: values of NF4 or FP4 lie two in a byte,
-as a column of the storage type (uint8, or the type that FSDP cuts). Constants are attributes of the weight, no
-parameters: nobody cuts them. A block of values has an fp32 maximum; double quantisation makes it a byte, with an fp32
-maximum for 256 of those, their offset, and a table of 256 fp32 values that each weight has for itself
-(quantize_blockwise copies it). A table of 16 fp32 values is each weight's own too.
-torchao 0.18 `quantization/quantize_/workflows/nf4/nf4_tensor.py`, NF4Tensor: always quantised twice; maxima are bytes,
-their factors, one for 256 of them, the mean and the table of 16 have the weight's own type of 16 bits. All of it is one
-tensor that knows the weight's shape: FSDP cuts its rows, factors and all.
+as a column of the storage type (uint8, or the type that FSDP cuts). Constants are attributes of the weight, not
+parameters, so they are not sharded. A block of values has an fp32 maximum; double quantisation makes it a byte, with an
+fp32 maximum for 256 of those, their offset, and a table of 256 fp32 values for each weight (quantize_blockwise copies
+it). Each weight also has a table of 16 fp32 values. torchao 0.18 `quantization/quantize_/workflows/nf4/nf4_tensor.py`,
+NF4Tensor: always quantised twice; maxima are bytes, their factors, one for 256 of them, the mean and the table of 16
+have the weight's own type of 16 bits. All of it is one tensor that knows the weight's shape: FSDP cuts its rows,
+factors and all.
 
 [Note: LLM.int8()]
 bitsandbytes 0.50.2 `nn/modules.py`, Int8Params: the matrix itself in int8, and the maximum of each row in fp32, which
@@ -26,16 +26,16 @@ from simcore.units import dtype_bytes
 __all__ = ["PackedWeights"]
 
 _NESTED: Final = 256
-"""Maxima that share one, and values of the table that gives them back."""
+"""Maxima that share a second maximum, and entries of the table that restores them."""
 _TABLE: Final = 16
-"""Values that 4 bits tell apart."""
+"""Number of different values of 4 bits."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedWeights:
-    """A format of 4 bits, or int8. `block_size`: values that share a maximum; `storage`: the type of what is stored.
+    """A format of 4 bits, or int8. `block_size`: values that share a maximum; `storage`: the stored dtype.
 
-    `is_tensor`: torchao's, one tensor with its constants. [Note: LLM.int8()] has rows for blocks.
+    `is_tensor`: torchao's format, one tensor with its constants. In [Note: LLM.int8()] a block is a row.
     """
 
     format: str
@@ -46,16 +46,17 @@ class PackedWeights:
 
     @property
     def is_int8(self) -> bool:
+        """True for LLM.int8()."""
         return self.format == "int8"
 
     @property
     def is_column(self) -> bool:
-        """Whether what is stored has another shape than the matrix."""
+        """True if the stored tensor has another shape than the matrix."""
         return not (self.is_tensor or self.is_int8)
 
     @property
     def values_a_row(self) -> int:
-        """Values in one element of what a layout cuts: of the packed column, or of the weight itself."""
+        """Values in one element that a layout shards: of the packed column, or of the weight itself."""
         return 2 * dtype_bytes(self.storage) if self.is_column else 1
 
     def rows(self, numel: int) -> int:
@@ -63,13 +64,13 @@ class PackedWeights:
         return -(-numel // self.values_a_row)
 
     def data_bytes(self, numel: int) -> int:
-        """Of the packed values, with the constants that are cut with them."""
+        """Bytes of the packed values of a matrix, with the constants that are sharded with them."""
         if self.is_tensor:
             return numel // 2 + self.blocks(numel) + 2 * math.ceil(self.blocks(numel) / _NESTED)
         return self.rows(numel) * dtype_bytes(self.storage)
 
     def constant_bytes(self, shape: tuple[int, ...]) -> int:
-        """Of what gives the values of a matrix back: maxima, their own constants, tables; whole on every rank."""
+        """Bytes of unsharded constants that restore a matrix: maxima, their own constants, tables."""
         if self.is_tensor:
             return 2 * _TABLE + 2
         if self.is_int8:
@@ -81,5 +82,5 @@ class PackedWeights:
         return blocks + 4 * math.ceil(blocks / _NESTED) + 4 * _NESTED + 4 + tables
 
     def blocks(self, numel: int) -> int:
-        """Maxima of `numel` values."""
+        """Number of maxima of `numel` values."""
         return -(-numel // self.block_size)

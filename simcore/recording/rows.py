@@ -1,7 +1,7 @@
-"""What a recording is made of: operations as integer rows, and storages that post their birth and death.
+"""The parts of a recording: operations as integer rows, and storages that post their allocation and their free.
 
-Every row has six integers; `Op` says what its columns mean. Owners, communications and labels are numbers of shared
-tables, so rows of different layers can be laid side by side.
+Every row has six integers; `Op` documents its columns. Owners, communications and labels are indices of shared
+tables, so rows of different layers can be concatenated.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ class Stream(IntEnum):
 
 
 class Module(IntEnum):
-    """Modules of a layer that a CUDA graph may hold apart from others.
+    """Modules of a layer that a CUDA graph may hold separately.
 
     Megatron's names for them (main 2026-08-22 `transformer/enums.py`, CudaGraphModule), norm and residual included;
-    MOE: what experts have beyond the parts before it; a shared expert is by itself, for it may run elsewhere.
+    MOE: the rest of an MoE layer; a shared expert is separate, because it may run on another stream.
     """
 
     NONE = 0
@@ -90,7 +90,7 @@ class Module(IntEnum):
 
 
 Row = tuple[int, int, int, int, int, int]
-"""(op, layer offset, slot, amount, stream, aux); the offset says whose layer the slot is counted from."""
+"""(op, layer offset, slot, amount, stream, aux); the slot belongs to the layer at that offset."""
 
 HIDDEN = 0
 """Slot of a layer's output."""
@@ -103,9 +103,9 @@ INNER_FORWARD_BEGIN, INNER_FORWARD_END, INNER_BACKWARD_BEGIN, INNER_BACKWARD_END
 GRADIENTS_BEGIN = 6
 """Mark where a layer's first gradient of a parameter is about to be made."""
 HOST_STOPS = 31
-"""Handle of a wait in which the host, not a stream, waits for what was issued: it must know what the device found."""
+"""Handle of a wait in which the host, not a stream, waits for the issued work, because it needs the device's result."""
 HOST_DRAINS = 30
-"""The same at the end of a microbatch: no gather of a later one starts before it."""
+"""Handle of such a wait at the end of a microbatch: no all-gather of a later one starts before it."""
 COMPUTE_STREAM = int(Stream.COMPUTE)
 CATEGORY_OF_PHASE = {"forward": "activation", "recompute": "recompute", "backward": "backward_temp"}
 _ALLOC, _FREE, _COMPUTE, _COLLECTIVE, _MARK = (
@@ -113,10 +113,10 @@ _ALLOC, _FREE, _COMPUTE, _COLLECTIVE, _MARK = (
 
 
 class Storage:
-    """Bytes that live from creation until the last `Tensor` that refers to them goes.
+    """Bytes that live from creation until the last `Tensor` that refers to them is deleted.
 
-    `born`: False where another layer has posted the birth. Set `num_bytes` to 0 and the death is another's to post.
-    `held`: a storage whose bytes are this one's too, and live as long as either.
+    `born`: False if another layer has posted the allocation. With `num_bytes` set to 0 another layer posts the free.
+    `held`: a storage that this one refers to, which lives at least as long.
     """
 
     __slots__ = ("birth", "held", "num_bytes", "offset", "slot", "tape")
@@ -135,7 +135,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The optimizer's step of one parameter: bytes that it needs for a moment, FLOPs, bytes read and written."""
+    """Optimizer step of one parameter: temporary bytes, FLOPs, bytes read and written."""
 
     held: int
     flops: int
@@ -144,14 +144,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A parameter as an operator sees it: gathered, in the dtype it computes in.
+    """A parameter as an operator sees it: gathered, in the dtype in which it is computed.
 
-    `grad_category`: what its gradient is posted as.
-    `grad_exists`: it has a gradient already, the new one is added in place and dies.
+    `grad_category`: category of its gradient.
+    `grad_exists`: a gradient exists already; the new one is added in place and freed.
     `tied`: two modules use it, the output head and the embedding; the head's gradient waits for the embedding's, then
     both are added into a new one.
-    `step`: runs when the gradient is there, which then dies. `packed`: it is there in 4 bits; `dtype` is what it is
-    made for a product.
+    `step`: optimizer step that runs when the gradient exists, and then frees it. `packed`: stored format of a quantized
+    weight; `dtype` is that of its dequantized values.
     """
 
     name: str
@@ -166,10 +166,12 @@ class Param:
 
     @property
     def numel(self) -> int:
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
+        """Size in bytes in the compute dtype."""
         return self.numel * DTYPE_BYTES[self.dtype]
 
 
@@ -181,10 +183,10 @@ class Section:
 
 
 class Recorder:
-    """Rows in the making. `slots` and `comms` are shared tables: row number -> what it is.
+    """Appends rows. `slots` and `comms` are shared tables: the index of each owner and of each communication.
 
-    `casts`: tensors by parameter that autocast keeps until its region ends. `graph`: attributes of its nodes.
-    `is_alone`: no compiler joins the pointwise kernels that come now.
+    `casts`: tensors by parameter that autocast keeps until its region ends. `graph`: tensors that are attributes of
+    nodes. `is_alone`: no compiler fuses the pointwise kernels of the following operators.
     """
 
     def __init__(self, slots: dict[tuple[str, str], int], comms: dict[tuple[str, str, str], int]) -> None:
@@ -198,55 +200,56 @@ class Recorder:
         self.is_alone = False
 
     def slot(self, name: str, category: str) -> int:
-        """The row of an owner in the shared table."""
+        """Index of an owner in the shared table."""
         return self.slots.setdefault((name, category), len(self.slots))
 
     def compute(self, kernel: Kernel, flops: int, moved_bytes: int, shape: int = 0) -> None:
-        """One kernel on the compute stream; its shape, if it has one (`product`)."""
+        """Posts one kernel on the compute stream; `shape`: see `kernel_shape`."""
         if self.is_alone and kernel == Kernel.ELEMENTWISE:
             shape = shape or 1
         self.rows.append((_COMPUTE, 0, kernel, flops, self.module | shape << MODULE_BITS, moved_bytes))
 
     def python(self, operators: int) -> None:
-        """The host is busy for as long as so many operators of torch; nothing runs on the device."""
+        """Posts host time of `operators` operators of torch, with nothing on the device."""
         self.compute(Kernel.ELEMENTWISE, 0, 0, operators)
 
     def collective(self, collective: str, axis: str, payload: int, dtype: str) -> None:
-        """A collective that the layer itself calls and waits for (token dispatch, tensor parallelism)."""
+        """Posts a collective that the layer itself calls and waits for (token dispatch, tensor parallelism)."""
         row = self.comms.setdefault((collective, axis, dtype), len(self.comms))
         self.rows.append((_COLLECTIVE, 0, row, payload, COMPUTE_STREAM, self.module))
 
     def copy(self, direction: str, num_bytes: int, dtype: str) -> None:
-        """A copy to_host or to_device, in line with kernels."""
+        """Posts a copy `to_host` or `to_device` on the compute stream."""
         row = self.comms.setdefault(("copy", direction, dtype), len(self.comms))
         self.rows.append((Op.COPY, 0, row, num_bytes, COMPUTE_STREAM, self.module))
 
     def update(self, step: Step) -> None:
-        """The optimizer's step of one parameter."""
+        """Posts the optimizer's step of one parameter."""
         slot = self.slot("sqrt_exp_avg_sq", "optim_temp")
-        held = Storage(self, step.held, slot)
+        temporary = Storage(self, step.held, slot)
         self.compute(Kernel.OPTIMIZER, step.flops, step.moved)
-        del held
+        del temporary
 
     def attach(self, node: Any, x: Any) -> None:
-        """An attribute of the node's context, which no checkpoint takes: it is there as long as the graph is."""
+        """Keeps an attribute of the node's context, which no checkpoint drops: it lives as long as the graph."""
         if node is not None:
             (node.saved if self.phase == "recompute" else self.graph).append(x.detach())
 
     def stop(self) -> None:
-        """The host waits here for what was issued; without CUDA graphs of the whole step, which know no such place."""
+        """Posts a wait of the host for the issued work; absent in CUDA graphs of the whole step."""
         self.rows.append((Op.WAIT, 0, 0, 0, COMPUTE_STREAM, HOST_STOPS))
 
     def mark(self, label: int) -> None:
+        """Posts a mark."""
         self.rows.append((_MARK, 0, label, 0, COMPUTE_STREAM, 0))
 
     def cut(self) -> Section:
-        """Everything since the last cut; what was born before can no longer be renamed."""
+        """Rows since the last cut, as a section; storages born before can no longer be renamed."""
         rows, self.rows = tuple(self.rows), []
         return Section(rows)
 
     def rename(self, storage: Storage | None, slot: int) -> None:
-        """Say whose a storage is that was born since the last cut: it was so from its birth."""
+        """Changes the owner of a storage that was born since the last cut, from its birth."""
         assert storage is not None
         op, offset, _, amount, stream, aux = self.rows[storage.birth]
         assert (op, amount) == (_ALLOC, storage.num_bytes), "renamed a storage that was not born in this section"

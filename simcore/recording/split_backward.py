@@ -1,10 +1,10 @@
-"""A layer's backward pass in two halves: the gradient of its input, and later those of its parameters.
+"""A layer's backward pass in two parts: the gradient of its input, and later those of its parameters.
 
-torch 2.13 `distributed/pipelining/_backward.py`. The first half (stage_backward_input) is `autograd.grad` of the input
-with `retain_graph`: it makes no gradient of a parameter and frees nothing that was saved. Of every node that a
-parameter flows into it keeps the gradient that came in. The second (stage_backward_weight) runs these nodes again, each
-for its parameters alone, in the order in which the module has its parameters; a node lets go of what it saved when it
-has run. Nodes keep those below them, so that what others saved stays until the last of a stage has run.
+torch 2.13 `distributed/pipelining/_backward.py`. The first part (stage_backward_input) is `autograd.grad` of the input
+with `retain_graph`: it makes no gradient of a parameter and frees no saved tensor. It keeps the incoming gradient of
+every node that takes a parameter. The second part (stage_backward_weight) runs these nodes again, each only for its
+parameters, in the order of the module's parameters; a node frees its saved tensors when it has run. Nodes refer to
+those below them, so saved tensors of other nodes stay until the last node of a stage has run.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ __all__ = ["SplitBackward"]
 
 
 class SplitBackward:
-    """Backward of what a tape has recorded; gradients are seeded already."""
+    """Backward of the operators on a tape; gradients of its outputs are already set."""
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
-        self.nodes = [node for node in (made() for made in tape.nodes) if node is not None]
+        self.nodes = [node for node in (reference() for reference in tape.nodes) if node is not None]
         tape.nodes.clear()
 
     def run_input(self) -> None:
-        """Everything but gradients of parameters."""
+        """Runs backward without the gradients of parameters."""
         self.tape.phase, self.tape.half = "backward", "input"
         for node in reversed(self.nodes):
             if node.grads:
@@ -33,7 +33,7 @@ class SplitBackward:
         self.tape.half = ""
 
     def run_weights(self, params: tuple[str, ...]) -> None:
-        """Gradients of parameters; `params`: their names, in order."""
+        """Computes gradients of parameters; `params`: their names, in the module's order."""
         self.tape.half = "weight"
         places = {name: place for place, name in enumerate(params)}
         waiting = [node for node in self.nodes if _params(node)]
@@ -48,13 +48,13 @@ class SplitBackward:
         self.tape.half = ""
 
     def release(self) -> None:
-        """The graph goes."""
+        """Frees the graph and its saved tensors."""
         for node in self.nodes:
             node.saved.clear()
         self.nodes.clear()
 
     def _outputs(self, node: Node) -> list[Tensor | None]:
-        """What the node's function returns; it may let go of its arguments, which are others' too."""
+        """Gradients that the node's function returns; arguments that other nodes share may be freed."""
         assert node.backward is not None
         assert node.frame is None, "no checkpoints in a backward pass of two halves"
         self.tape.scope = node.scope

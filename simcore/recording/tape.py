@@ -1,20 +1,22 @@
-"""A tape records what one layer allocates, keeps, frees, computes and sends, in the order in which PyTorch would.
+"""The tape: records what one layer allocates, saves, frees, computes and sends, in the order in which PyTorch does.
 
-Comes in: operator functions (`operators/*.py`) written like eager model code over `Tensor`s that have a size and no
-values. Goes out: `Section`s, integer rows (`rows.py`) that `lower.py` tiles over layers and microbatches.
+Input: operator functions (`operators/`) written like eager model code over `Tensor`s that have a size and no values.
+Output: `Section`s, integer rows (`rows.py`) that `program/lower.py` tiles over layers and microbatches.
 
 [Note: lifetimes are reference counts]
 PyTorch frees a storage when the last reference to it goes, on the host, in program order. CPython counts references
 the same way, so the operator functions *are* the lifetime model: a local variable that is rebound frees its storage at
-that line, an autograd node keeps what it saves until it has run, and a node that nothing leads to dies with what it
-saved. Nodes run in reverse order of creation (torch 2.13, `torch/csrc/autograd/engine.cpp`: the ready queue is ordered
-by sequence number), the gradients given to a node go before what the node saved, and two gradients for one tensor are
-added into a new one. Parameters take their gradient after the node has handed on all others.
+that line, an autograd node keeps what it saves until it has run, and a node without references is
+deleted with its saved tensors. Nodes run in reverse order of creation (torch 2.13, `torch/csrc/autograd/engine.cpp`:
+the ready queue is ordered by sequence number), the incoming gradients of a node are freed before its saved tensors, and
+two gradients for one tensor are added into a new one. Parameters take their gradient after the node has passed on all
+others.
 
 [Note: checkpointing]
-Inside a non-reentrant checkpoint nodes keep nothing but the region's inputs. The first node that needs something runs
-the region again; the replay stops at the last thing that any node saves (torch 2.13, `torch/utils/checkpoint.py`, early
-stop), and what it made dies as the nodes that saved it run. What nodes saved that have died since is not kept again.
+Inside a non-reentrant checkpoint nodes save only the region's inputs. The first node that needs a saved tensor runs the
+region again; the replay stops at the last tensor that any node saves (torch 2.13, `torch/utils/checkpoint.py`, early
+stop), and its tensors are freed as the nodes that saved them run. Tensors of nodes that are deleted are not saved
+again.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ __all__ = ["COMPUTE_STREAM", "GRADIENTS_BEGIN", "GRAD_HIDDEN", "HIDDEN", "INNER_
 
 @dataclass(slots=True, eq=False)
 class Tensor:
-    """A view of a storage: a shape, a dtype, and the node that made it (None: nothing flows back)."""
+    """A view of a storage: a shape, a dtype, and the node that made it (None: no gradient flows back)."""
 
     storage: Storage | None
     shape: tuple[int, ...]
@@ -66,33 +68,35 @@ class Tensor:
 
     @property
     def numel(self) -> int:
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
+        """Size in bytes."""
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     def detach(self) -> Tensor:
-        """The same storage without the graph."""
+        """View of the same storage without the graph."""
         return Tensor(self.storage, self.shape, self.dtype)
 
     def disown(self) -> None:
-        """Its death is for another layer to post."""
+        """Leaves the free of the storage to be posted by another layer."""
         assert self.storage is not None
         self.storage.num_bytes = 0
 
     def view(self, *shape: int) -> Tensor:
-        """The same storage and graph under another shape (views cost nothing and gradients pass through)."""
+        """View of the same storage and graph under another shape (views cost nothing and gradients pass through)."""
         return Tensor(self.storage, shape, self.dtype, self.node, self.output)
 
 
 Backward = Callable[["Tape", list[Tensor | None], list[Tensor]], Sequence[Tensor | None]]
-"""(tape, gradients of the node's outputs, what it saved) -> gradients of its inputs."""
+"""(tape, gradients of the node's outputs, saved tensors) -> gradients of the node's inputs."""
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Node:
-    """One autograd node: to whom its gradients go, what it keeps, and what it does in backward."""
+    """One autograd node: targets of its gradients, saved tensors, and its backward function."""
 
     edges: tuple[Node | Param | None, ...] = ()
     outputs_of: tuple[int, ...] = ()
@@ -107,26 +111,26 @@ class Node:
 
 
 class Tape(Recorder):
-    """Records one layer."""
+    """Records one layer, with its autograd graph."""
 
     def __init__(self, slots: dict[tuple[str, str], int], comms: dict[tuple[str, str, str], int]) -> None:
         super().__init__(slots, comms)
         self.nodes: list[ref[Node]] = []
         self.frame: Frame | None = None
-        self.half = ""  # of a backward pass in two halves: the one that runs, "input" or "weight"
+        self.half = ""  # part of a split backward pass that runs, "input" or "weight"
         self.grads: list[tuple[Param, Tensor]] = []
         for name, category in (("hidden_states", "activation"), ("grad_hidden_states", "backward_temp")):
             slots.setdefault((name, category), len(slots))
 
     # ---- tensors ------------------------------------------------------------------------------------------------
     def empty(self, shape: Sequence[int], dtype: str, name: str, category: str = "") -> Tensor:
-        """A new storage, uninitialised; `category` defaults to the phase's own."""
+        """A new storage, uninitialised; `category` defaults to that of the phase."""
         slot = self.slot(self.scope + name, category or CATEGORY_OF_PHASE[self.phase])
         shape = tuple(shape)
         return Tensor(Storage(self, math.prod(shape) * DTYPE_BYTES[dtype], slot), shape, dtype)
 
     def external(self, shape: Sequence[int], dtype: str, slot: int, offset: int) -> Tensor:
-        """A tensor that another layer made; its death is posted here."""
+        """A tensor that another layer made; its free is posted here."""
         tensor = Tensor(None, tuple(shape), dtype)
         tensor.storage = Storage(self, tensor.nbytes, slot, offset, born=False)
         return tensor
@@ -135,9 +139,9 @@ class Tape(Recorder):
     def node(self, inputs: Sequence[Tensor | Param | None], save: Sequence[Tensor | Param | None],
              backward: Backward, reduce_to: tuple[tuple[int, ...], ...] = (),
              cast_to: tuple[str, ...] = ()) -> Node | None:
-        """An autograd node, or None when nothing that flows in needs a gradient.
+        """A new autograd node, or None if no input needs a gradient.
 
-        `save` is what the node keeps: saved *before* the operator allocates its output, as PyTorch does for inputs.
+        `save`: tensors that the node saves, *before* the operator allocates its output, as PyTorch does for inputs.
         `reduce_to`: shapes of inputs that were broadcast; the engine sums their gradients when the node has returned,
         and casts them to `cast_to` where the operator worked in a wider type (`validate_outputs`).
         """
@@ -151,10 +155,10 @@ class Tape(Recorder):
         return node
 
     def save(self, node: Node | None, *things: Tensor | Param | None) -> None:
-        """Keep tensors for `node`. Parameters are kept by their owner and scalars (None) weigh nothing: they count."""
+        """Saves tensors for `node`. Parameters (kept by their owner) and scalars (None) take no bytes, but count."""
         if node is None:
             return
-        if self.frame is None or self.phase == "recompute":  # a replay's own graph keeps things while it lasts
+        if self.frame is None or self.phase == "recompute":  # the graph of a replay saves tensors while it lives
             node.saved.extend([x.detach() for x in things if isinstance(x, Tensor)])
         if self.frame is None or not things:
             return
@@ -176,7 +180,7 @@ class Tape(Recorder):
 
     def checkpoint(self, run: Callable[[], Tensor], keeps: Keeps | None = None, *, early_stop: bool = True,
                    nested: bool = False) -> Tensor:
-        """Run a region whose nodes keep nothing but its inputs (what `run` refers to); it is run again in backward."""
+        """Runs a region whose nodes save only its inputs (those that `run` refers to); it is replayed in backward."""
         assert self.frame is None, "checkpoints are not nested"
         self.frame = Frame(run, keeps, early_stop, nested)
         try:
@@ -185,17 +189,17 @@ class Tape(Recorder):
             self.frame = None
 
     def outputs(self, operator: str, make: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
-        """The outputs of an operator that a selective checkpoint may keep."""
+        """Outputs of an operator that a selective checkpoint may keep."""
         return self.frame.outputs(operator, make, replay=self.phase == "recompute") if self.frame else make()
 
     # ---- backward -----------------------------------------------------------------------------------------------
     def seed(self, tensor: Tensor, grad: Tensor) -> None:
-        """Give `tensor` its gradient."""
+        """Sets the gradient of `tensor`."""
         if tensor.node is not None:
             tensor.node.grads[tensor.output] = grad
 
     def backward(self, until: int = 0) -> None:
-        """Run nodes from the last created down to number `until`."""
+        """Runs nodes from the last created down to number `until`."""
         self.phase = "backward"
         while len(self.nodes) > until:
             if (node := self.nodes.pop()()) is not None and node.grads:
@@ -206,12 +210,12 @@ class Tape(Recorder):
         if node.frame is not None and not node.frame.replayed:
             self.replay(node.frame)
         self.scope = node.scope
-        given, node.grads = node.grads, {}
-        grads = [given.get(i) for i in range(max(given) + 1)]
-        given.clear()
+        incoming, node.grads = node.grads, {}
+        grads = [incoming.get(i) for i in range(max(incoming) + 1)]
+        incoming.clear()
         assert node.backward is not None
         outputs = list(node.backward(self, grads, node.saved))
-        # A checkpoint hands saved tensors to the function itself, which is over.
+        # A checkpoint passes saved tensors to the function itself, which has returned.
         if node.frame is not None and not node.frame.nested:
             node.saved.clear()
         for i, shape in enumerate(node.reduce_to):
@@ -222,7 +226,7 @@ class Tape(Recorder):
         self._hand_on(node, outputs)
 
     def _hand_on(self, node: Node, outputs: list[Tensor | None]) -> None:
-        """Gradients go to the nodes at once, to parameters (AccumulateGrad) when all nodes have theirs."""
+        """Passes gradients to nodes at once, and to parameters (AccumulateGrad) when all nodes have theirs."""
         params: list[tuple[Param, Tensor]] = []
         for i, edge in enumerate(node.edges):
             grad, outputs[i] = outputs[i], None
@@ -251,7 +255,7 @@ class Tape(Recorder):
         return cast
 
     def replay(self, frame: Frame) -> None:
-        """Run a region again; its nodes get what they keep."""
+        """Runs a checkpointed region again; its nodes get their saved tensors."""
         nodes, phase, scope, module = self.nodes, self.phase, self.scope, self.module
         self.nodes, self.phase, self.frame, frame.replayed = [], "recompute", frame, True
         self.mark(RECOMPUTE_BEGIN)
@@ -264,17 +268,17 @@ class Tape(Recorder):
         edge.grads[output] = self.add_grads(edge.grads[output], grad) if output in edge.grads else grad
 
     def add_grads(self, first: Tensor, second: Tensor) -> Tensor:
-        """Two gradients for one tensor, in a new one."""
+        """Sum of two gradients of one tensor, in a new one."""
         total = self.empty(first.shape, first.dtype, "grad_sum")
         self.compute(Kernel.ELEMENTWISE, first.numel, first.nbytes + second.nbytes + total.nbytes, 1)
         return total
 
     def give_param(self, param: Param, grad: Tensor) -> None:
-        """A parameter takes a gradient."""
-        if param.tied:  # the recorder says what becomes of it
+        """Gives a parameter its gradient (AccumulateGrad)."""
+        if param.tied:  # the implementation adds it to the other gradient
             self.grads.append((param, grad))
             return
-        if param.grad_exists:  # AccumulateGrad adds in place, the new gradient dies here
+        if param.grad_exists:  # AccumulateGrad adds in place, the new gradient is freed here
             self.compute(Kernel.ELEMENTWISE, grad.numel, 3 * grad.nbytes, 1)
             return
         self.rename(grad.storage, self.slot(f"{param.name}.grad", param.grad_category))
@@ -284,7 +288,7 @@ class Tape(Recorder):
         self.grads.append((param, grad))
 
     def release_grads(self) -> tuple[tuple[Param, int, int], ...]:
-        """The parameter gradients that are alive now: (parameter, slot, bytes). They are no longer the tape's."""
+        """Parameter gradients that are alive now, as (parameter, slot, bytes); other code posts their frees."""
         alive = []
         for param, grad in self.grads:
             assert grad.storage is not None

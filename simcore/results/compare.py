@@ -1,4 +1,4 @@
-"""Two results side by side: what differs on the worst rank of each, by how much."""
+"""A comparison of two results: differences between the worst rank of each."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["Comparison", "Row", "compare", "worst_rank"]
 
 
 class Row(BaseModel):
-    """One quantity of both results; `difference` is b - a, `percent` that share of a (None when a is zero).
+    """One quantity of both results; `difference` is b - a, `percent` is it as a share of a (None if a is zero).
 
-    A side that has no such quantity counts as zero.
+    A result without that quantity counts as zero.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -29,7 +29,7 @@ class Row(BaseModel):
 
 
 class Comparison(BaseModel):
-    """The worst rank of `a` beside the worst rank of `b`: bytes in the first three, seconds in `time`."""
+    """The worst rank of `a` and the worst rank of `b`: bytes in the first three, seconds in `time`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -41,7 +41,7 @@ class Comparison(BaseModel):
     time: tuple[Row, ...]
 
     def __repr__(self) -> str:
-        """One line: the two that people ask for first."""
+        """One line with device memory and step time."""
         device = [f"device {format_bytes(row.a)} -> {format_bytes(row.b)}" for row in self.peak if row.what == "device"]
         step = [f"step {format_seconds(row.a)} -> {format_seconds(row.b)}" for row in self.time if row.what == "step"]
         return f"<Comparison {self.a!r} -> {self.b!r}: {', '.join((*device, *step)) or 'nothing to compare'}>"
@@ -49,28 +49,28 @@ class Comparison(BaseModel):
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        """What a notebook shows; see `Report`."""
+        """HTML that a notebook shows; see `Report`."""
         from viz.notebook.comparison import comparison_html
 
         return comparison_html(self)
 
 
 def compare(a: Report, b: Report) -> Comparison:
-    """Both results side by side; a result without ranks or time counts as zero there."""
-    one, other = worst_rank(a), worst_rank(b)
-    at_rest, traffic = (_at_rest(one), _at_rest(other)), (_traffic(one), _traffic(other))
+    """Comparison of two results; a result without ranks or time counts as zero there."""
+    rank_a, rank_b = worst_rank(a), worst_rank(b)
+    at_rest, traffic = (_at_rest(rank_a), _at_rest(rank_b)), (_traffic(rank_a), _traffic(rank_b))
     return Comparison(
         a=a.name,
         b=b.name,
         at_rest=_rows(*at_rest) + _total(*at_rest),
-        peak=_rows(_peak(one), _peak(other)) + _rows(_device(one), _device(other)),
+        peak=_rows(_peak(rank_a), _peak(rank_b)) + _rows(_device(rank_a), _device(rank_b)),
         traffic=_rows(*traffic) + _total(*traffic),
         time=_rows(_time(a), _time(b)),
     )
 
 
 def worst_rank(report: Report) -> RankReport | None:
-    """The ranks with the highest peak; before any peak is known, those with the most at rest; None without ranks."""
+    """Ranks with the highest peak; without peaks, those with most bytes at rest; None without ranks."""
     return report.peak_rank or max(report.ranks, key=RankReport.at_rest_bytes, default=None)
 
 
@@ -85,7 +85,7 @@ def _peak(rank: RankReport | None) -> dict[str, int]:
 
 
 def _device(rank: RankReport | None) -> dict[str, int]:
-    """What the categories add up to, with the allocator's cache, and with what lies outside the allocator."""
+    """Sum of the categories, then with the allocator's cache, then with memory outside the allocator."""
     if rank is None or rank.peak is None:
         return {}
     peak = rank.peak
@@ -119,7 +119,7 @@ def _total(a: Mapping[str, int], b: Mapping[str, int]) -> tuple[Row, ...]:
 
 
 def _rows(a: Mapping[str, int | float], b: Mapping[str, int | float]) -> tuple[Row, ...]:
-    """In the order of a, then what only b has."""
+    """Rows in the order of `a`, then those that only `b` has."""
     return tuple(_row(what, a.get(what, 0), b.get(what, 0)) for what in dict.fromkeys((*a, *b)))
 
 

@@ -1,6 +1,6 @@
-"""What pictures show beyond the answer, JSON in and out: tensors of a rank, who holds the peak, streams over time.
+"""The optional `detail` of a report, for figures: tensors of a rank, owners at the peak, spans of streams over time.
 
-It is made only when somebody asks for it. Classes of ranks stand in the order of the report's `ranks`.
+It is made only on request. Classes of ranks are in the order of the report's `ranks`. JSON in and out.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["MAX_DETAILED", "AxisDigit", "ClassDetail", "Detail", "Holder", "Life
            "TensorRow"]
 
 MAX_DETAILED: Final = 8
-"""Scenarios up to which a page tells everything about each."""
+"""Number of scenarios up to which a page shows the detail of each."""
 
 
 class _Frozen(BaseModel):
@@ -23,8 +23,8 @@ class _Frozen(BaseModel):
 class MemorySeries(_Frozen):
     """Allocated bytes over the step by category, thinned: `values[i]` belongs to `categories[i]`.
 
-    `event_index` numbers the postings of the program (the issue clock); `time_s` dates them on the timeline. `layers`:
-    the layer at work at each sample, empty between layers.
+    `event_index`: index of the program's row (order of issue); `time_s`: its time on the timeline. `layers`: the layer
+    that runs at each sample, empty between layers.
     """
 
     categories: tuple[str, ...]
@@ -36,7 +36,7 @@ class MemorySeries(_Frozen):
 
 
 class AxisDigit(_Frozen):
-    """An axis of the mesh: a rank stands at `rank // stride % size` on it."""
+    """An axis of the mesh: the coordinate of a rank on it is `rank // stride % size`."""
 
     name: str
     size: int
@@ -44,10 +44,10 @@ class AxisDigit(_Frozen):
 
 
 class TensorRow(_Frozen):
-    """A tensor that is alike in `num_layers` layers of one kind, on one rank; bytes are of all of them together.
+    """A tensor that is the same in `num_layers` layers of one kind, on one rank; bytes are of all of them together.
 
-    `shape` and `copies`: before anybody splits it. `num_elements`: of one layer, on this rank. `cut`: by which axes.
-    `life`: its name in the framework's table.
+    `shape` and `copies`: before sharding. `num_elements`: of one layer, on this rank. `cut`: axes that shard it.
+    `life`: name of its policy in the framework's table.
     """
 
     layers: str
@@ -67,7 +67,7 @@ class TensorRow(_Frozen):
 
 
 class Holder(_Frozen):
-    """Who holds bytes at the peak: a tensor's name, in `num_layers` layers of a kind; bytes of all of them."""
+    """Owner of bytes at the peak: a tensor's name, in `num_layers` layers of a kind; bytes of all of them."""
 
     owner: str
     layers: str
@@ -77,12 +77,12 @@ class Holder(_Frozen):
 
 
 class Span(_Frozen):
-    """Something on a stream of one rank, from `start_s` to `end_s`.
+    """An interval on a stream of one rank, from `start_s` to `end_s`.
 
-    Lane `compute`: kernels of a phase (`label`: their layer), or what they wait for: `host`, `bubble`, `communication`.
-    Other lanes: a collective or copy (`kind`) on an axis (`label`), called by `layer`, with its payload's `bytes` and
-    `dtype`; of its end `exposed_s` were waited for. `meets`: the same text in spans of other classes that are the other
-    ends of it. `count`: of so many that were drawn together; their bytes are summed.
+    Lane `compute`: kernels of a phase (`label`: their layer), or the reason of a wait: `host`, `bubble`,
+    `communication`. Other lanes: a collective or copy (`kind`) on an axis (`label`), called by `layer`, with its
+    payload's `bytes` and `dtype`; the compute stream waited for the last `exposed_s` of it. `meets`: text common to the
+    spans of all classes that take part in the call. `count`: number of merged spans; their bytes are summed.
     """
 
     lane: str
@@ -100,11 +100,11 @@ class Span(_Frozen):
 
 
 class Lifetimes(_Frozen):
-    """Allocations of one rank in a steady step, a row of the first columns each: what rests comes first.
+    """Allocations of one rank in a steady step, a row of the first columns each; persistent tensors come first.
 
-    `owner`: a number of `owners`, (layer, tensor, category). `born`, `died`: numbers of moments, -1 if it lives on; a
-    moment has a date, a phase and a microbatch (of those that were written out). At one moment deaths come before
-    births. `merged`: so many allocations are told together, by layer and category; 0: each by itself.
+    `owner`: index in `owners`, (layer, tensor, category). `born`, `died`: indices of moments, -1 if it is not freed; a
+    moment has a time, a phase and a microbatch (of the simulated ones). At one moment frees come before allocations.
+    `merged`: number of allocations that were merged by layer and category; 0: each is separate.
     """
 
     owners: tuple[tuple[str, str, str], ...]
@@ -119,9 +119,9 @@ class Lifetimes(_Frozen):
 
 
 class ClassDetail(_Frozen):
-    """Of one class of ranks. `by_part`: memory over the step by the part of the model that holds it.
+    """Detail of one class of ranks. `by_part`: memory over the step by the part of the model that holds it.
 
-    `lifetimes`: for a snapshot of memory, where that was asked for.
+    `lifetimes`: for a memory snapshot, on request.
     """
 
     tensors: tuple[TensorRow, ...] = ()
@@ -132,9 +132,9 @@ class ClassDetail(_Frozen):
 
 
 class Detail(_Frozen):
-    """`layers`: the kind of each layer, by its path.
+    """Detail of a report. `layers`: kind of each layer, by its path.
 
-    `written_out` of `num_microbatches` are in the spans, which end at `end_s`; the others repeat the steady ones.
+    Spans have the first `written_out` of `num_microbatches` and end at `end_s`; the others repeat the steady ones.
     """
 
     axes: tuple[AxisDigit, ...]

@@ -1,4 +1,4 @@
-"""What an engine that generates holds on a rank, and how fast it decodes: a part of a result, JSON in and out."""
+"""Memory of an inference engine on a rank, and its decoding rate: a part of a result, JSON in and out."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ class _Frozen(BaseModel):
 
 
 class Decode(_Frozen):
-    """One token of every sequence, `assumed`: a bound from memory traffic, without arithmetic, collectives and host.
+    """Decoding of one token of every sequence: an assumed bound from memory traffic only.
 
-    `bytes_read`: of weights, caches and states on a rank; `seconds`: at the bandwidth that products reach.
+    Arithmetic, collectives and the host take no time. `bytes_read`: of weights, caches and states on a rank; `seconds`:
+    at the bandwidth that matrix products reach.
     """
 
     sequences: int
@@ -27,10 +28,11 @@ class Decode(_Frozen):
 class Serving(_Frozen):
     """The engine's memory, all bytes of one rank.
 
-    `requested_bytes`: the utilisation's share of what the driver reports. `cache_bytes`: what blocks take of the
-    `cache_budget_bytes` that are left of it. `kv_bytes_per_token`: over all attention layers; `state_bytes`: of one
+    `requested_bytes`: the utilisation's share of the memory that the driver reports. `cache_bytes`: bytes of blocks,
+    out of the remaining `cache_budget_bytes`. `kv_bytes_per_token`: over all attention layers; `state_bytes`: of one
     sequence over all Mamba layers, without the padding to a page. `cache_tokens`: as the engine logs it. `concurrency`:
-    sequences of `max_model_len`; `longest`: tokens of the longest that is let in. `refusal`: why it does not start.
+    sequences of `max_model_len`; `longest`: tokens of the longest that is admitted. `refusal`: why the engine does not
+    start.
     """
 
     engine: str

@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 UNITS: Final = {"_bytes": "B", "_s": "s", "_usd": "USD", "_tflops_per_gpu": "TFLOP/s", "_tokens": "tokens",
                 "tokens_per_s_per_gpu": "tokens/s"}
-"""The unit that the end of a column's name tells."""
+"""Unit by the end of a column's name."""
 
 _INT64: Final = 2**63
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`unit` is "" for counts, shares and words."""
+    """A column; `unit` is "" for counts, shares and words."""
 
     name: str
     dtype: Dtype
@@ -36,7 +36,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Field(Generic[T]):
-    """A column, and how its value is read from what a row is about."""
+    """A column, and the function that reads its value from a row's object."""
 
     column: Column
     value: Callable[[T], Value]
@@ -46,7 +46,7 @@ class Field(Generic[T]):
 class Frame:
     """A table of results. `rows[i][j]` belongs to `columns[j]`.
 
-    `pandas.DataFrame(frame.to_dict())` takes it as it is; in a notebook it shows itself.
+    `pandas.DataFrame(frame.to_dict())` accepts it; in a notebook it is shown as a table.
     """
 
     kind: Kind
@@ -55,12 +55,12 @@ class Frame:
 
     @property
     def records(self) -> list[dict[str, Value]]:
-        """One mapping from names of columns to values for each row."""
+        """Rows as mappings from names of columns to values."""
         names = [column.name for column in self.columns]
         return [dict(zip(names, row, strict=True)) for row in self.rows]
 
     def to_dict(self) -> dict[str, list[Value]]:
-        """Names of columns, each with its values from the first row to the last."""
+        """Values by the name of their column, from the first row to the last."""
         return {column.name: [row[place] for row in self.rows] for place, column in enumerate(self.columns)}
 
     def __len__(self) -> int:
@@ -76,20 +76,20 @@ class Frame:
 
 
 def unit_of(name: str) -> str:
-    """What the end of a column's name says."""
+    """Unit of a column, by the end of its name."""
     return next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
 
 
 def _printable(text: str) -> str:
-    """Without control characters and halves of characters: one row stays one line, and any file can hold it."""
+    """Text without control characters and lone surrogates, so that a row is one line in any file."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def typed(name: str, words: str, values: Iterable[Any]) -> tuple[Column, list[Value]]:
-    """A column of values that are not known before: of their common type, and of text where they have none."""
-    held = list(values)
-    dtype = _dtype([value for value in held if value is not None])
-    return Column(_printable(name), dtype, unit_of(name), words), [_as(dtype, value) for value in held]
+    """A column of values of unknown types: of their common type, or of text if they have none."""
+    listed = list(values)
+    dtype = _dtype([value for value in listed if value is not None])
+    return Column(_printable(name), dtype, unit_of(name), words), [_as(dtype, value) for value in listed]
 
 
 def _dtype(values: Sequence[Any]) -> Dtype:
@@ -109,17 +109,17 @@ def _as(dtype: Dtype, value: Any) -> Value:
 
 
 def _spelled(value: Any) -> str:
-    """Text as it is, anything else as JSON writes it."""
+    """Text unchanged, other values as JSON."""
     return _printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True))
 
 
 def frame(kind: Kind, fields: Sequence[Field[T]], items: Sequence[T], further: Mapping[str, tuple[str, list[Any]]]
           ) -> Frame:
-    """All fields of all items, then columns that only these items have: name, words, a value for each item."""
-    known = [[_clean(one.value(item)) for one in fields] for item in items]
+    """Table of all fields of all items, then columns of these items only: name, words, a value for each item."""
+    known = [[_clean(field.value(item)) for field in fields] for item in items]
     more = [typed(name, words, values) for name, (words, values) in further.items()]
     rows = (tuple(row) + tuple(values[n] for _, values in more) for n, row in enumerate(known))
-    return Frame(kind, (*(one.column for one in fields), *(column for column, _ in more)), tuple(rows))
+    return Frame(kind, (*(field.column for field in fields), *(column for column, _ in more)), tuple(rows))
 
 
 def _clean(value: Value) -> Value:
@@ -127,7 +127,10 @@ def _clean(value: Value) -> Value:
 
 
 def flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """`{"mesh": {"tp": 2}}` -> `("mesh.tp", 2)`; a list stays one value, an empty block is none."""
+    """Pairs of dotted key and value: `{"mesh": {"tp": 2}}` -> `("mesh.tp", 2)`.
+
+    Lists are values, empty blocks vanish.
+    """
     for key, inner in value.items():
         if isinstance(inner, Mapping):
             yield from flat(inner, f"{before}{key}.")

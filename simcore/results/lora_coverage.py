@@ -1,7 +1,7 @@
-"""What LoRA really does to a model: which modules have adapters, which targets hit nothing, which adapters never learn.
+"""LoRA's coverage of a model: modules with adapters, targets without a match, adapters without a gradient.
 
-An adapter learns only if its gradient is there after backward. Where a kernel takes a module's weight itself instead of
-calling the module (Mamba's fused kernel and `out_proj`), its adapter is bypassed: found here in what was recorded.
+An adapter learns only if its gradient exists after backward. If a kernel reads a module's weight instead of calling the
+module (Mamba's fused kernel and `out_proj`), its adapter is bypassed; this is read from the recorded layers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ADAPTER = re.compile(r"(?:^|\.)(?:lora_|adapter\.)")
 
 
 def adapted_modules(graph: ModelGraph) -> dict[str, int]:
-    """Module path inside a layer -> layers in which it has an adapter, in order of the layers."""
+    """Number of layers in which a module has an adapter, by its path inside a layer, in order of the layers."""
     counts: Counter[str] = Counter()
     for layer in graph.layers:
         names = (t.name for t in graph.tensors[layer.kind] if t.module == "adapter")
@@ -29,10 +29,10 @@ def adapted_modules(graph: ModelGraph) -> dict[str, int]:
 
 
 def modules_without_gradient(recorded: Iterable[tuple[Plan, RecordedLayers]]) -> dict[str, int]:
-    """Adapted modules -> layers in which the adapter gets no gradient.
+    """Number of layers in which an adapter gets no gradient, by the path of its module.
 
-    Asked of FSDP2's hooks: Megatron's GEMMs add weight gradients into buffers and leave none to be seen, and nothing is
-    said of DDP's and DeepSpeed's.
+    Only under FSDP2: Megatron's GEMMs add weight gradients into buffers, so none are recorded, and DDP and DeepSpeed
+    are not covered.
     """
     counts: Counter[str] = Counter()
     for plan, recording in recorded:
@@ -45,5 +45,5 @@ def modules_without_gradient(recorded: Iterable[tuple[Plan, RecordedLayers]]) ->
 
 
 def _modules(names: Iterable[str], layer: str) -> tuple[str, ...]:
-    """Paths inside the layer, in order; the layer's own where it is the module."""
+    """Paths inside the layer, in order; the layer's path if the layer is the module."""
     return tuple(dict.fromkeys(_ADAPTER.split(name)[0] or layer for name in names))

@@ -1,4 +1,4 @@
-"""A step of several phases, as reinforcement learning has them: a part of a result, JSON in and out."""
+"""Phases of a reinforcement-learning step: a part of a result, JSON in and out."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PHASES: dict[PhaseName, str] = {
 
 
 class PhaseReport(BaseModel):
-    """One phase of the step, of one rank at its highest moment; phases follow each other.
+    """One phase of the step, at its highest moment on one rank; phases follow each other.
 
-    `start_s`, `seconds`: on the step's clock. `device_bytes`: all processes on the GPU together, `by_owner` of whom;
-    `host_bytes`: of this rank, `host_by_owner` of whom. `event`: what happens at the highest moment.
+    `start_s`, `seconds`: begin and duration within the step. `device_bytes`: all processes on the GPU together,
+    `by_owner` of each; `host_bytes`: of this rank, `host_by_owner` of each owner. `event`: event at the highest moment.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

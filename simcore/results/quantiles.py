@@ -1,4 +1,4 @@
-"""What many draws come to, as results give it: of lengths, of routing, of peaks."""
+"""Quantiles over random draws in results: of lengths, of routing, of peaks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Drawn", "DrawnLengths", "DrawnPeak", "DrawnRows", "Quantiles", "quan
 
 
 class Quantiles(Frozen):
-    """Of many draws: half, 90 and 99 in a hundred are at most this; `max` is the highest of all."""
+    """Quantiles over draws: 50, 90 and 99 percent of the draws are at most this; `max` is the highest."""
 
     p50: int
     p90: int
@@ -36,10 +36,10 @@ class DrawnRows(Frozen):
 
 
 class Drawn(Frozen):
-    """A step at routing drawn at random; see `simcore.simulation.expert_loads`.
+    """A step with randomly drawn routing; see `simcore.simulation.expert_loads`.
 
     `hottest`: the highest rank of each draw, of `num_groups` expert groups a stage. `oom_probability`: share of draws
-    in which some rank does not fit. `exact`: peaks are those of a full simulation to the byte, else but for rounding.
+    in which some rank does not fit. `exact`: peaks equal those of a full simulation to the byte, else up to rounding.
     """
 
     seed: int
@@ -57,8 +57,8 @@ class Drawn(Frozen):
 class DrawnLengths(Frozen):
     """Padded lengths drawn from a distribution; see `simcore.simulation.random_lengths`.
 
-    `batch`: of one microbatch; `step`: the longest of all ranks' in one step. `peak`: of the fullest rank at the four
-    lengths of `step`, each simulated; `fits`: those of them that fit.
+    `batch`: length of one microbatch; `step`: longest length on any rank in one step. `peak`: of the fullest rank at
+    the four lengths of `step`, each simulated; `fits`: those of them that fit.
     """
 
     seed: int
@@ -70,7 +70,7 @@ class DrawnLengths(Frozen):
 
 
 def quantiles(values: IntArray) -> Quantiles:
-    """By nearest rank: each is one of the values."""
+    """Quantiles by nearest rank: each is one of the values."""
     ordered, (p50, p90, p99) = np.sort(values, axis=None), map(partial(_nearest, values.size), (50, 90, 99))
     return Quantiles(p50=int(ordered[p50]), p90=int(ordered[p90]), p99=int(ordered[p99]), max=int(ordered[-1]))
 

@@ -50,7 +50,7 @@ class ProblemRow(_Frozen):
 
 
 class Assumption(_Frozen):
-    """A value that was not written in the scenario, or not proved; `kind` says how far it can be trusted."""
+    """A value that is neither in the scenario nor proved; `kind` says how reliable it is."""
 
     what: str
     value: str
@@ -66,7 +66,7 @@ class Communicator(_Frozen):
 
 
 class AtRest(_Frozen):
-    """What lives across layers just before `optimizer.step` of a steady step, of one component on one rank."""
+    """Bytes of one component on one rank that live across layers just before `optimizer.step` of a steady step."""
 
     params_bytes: int = 0
     grads_bytes: int = 0
@@ -76,7 +76,7 @@ class AtRest(_Frozen):
 
 
 class Owner(_Frozen):
-    """Who holds bytes at the peak: `layer/tensor` and its category."""
+    """Owner of bytes at the peak: `layer/tensor` and its category."""
 
     owner: str
     category: str
@@ -86,15 +86,14 @@ class Owner(_Frozen):
 class Peak(_Frozen):
     """The highest moment of the step on this rank.
 
-    `first_step_bytes`: allocated in the very first step: its optimizer has yet to make its states, and Mamba's kernels
-    are timed beside a buffer of 256 MiB.
-    Allocated: tensors, and under Megatron the workspaces of libraries. Reserved: what the allocator is seen to hold,
-    most likely, and between which ends; where parameters are gathered, much of that is cache, which it gives back
-    before it fails. Device: what must be there, blocks that do not fit together counted and cache not, with what lies
-    beside (`outside`: `context`, `nccl`, `dispatcher`, paged optimizer states, and where parameters are gathered
-    `workspace`: allocated is then what a trace of tensors counts). `host_bytes`: what the job moved to the host's
-    memory, for this rank.
-    `band_bytes`: where measured runs of such layouts put the device.
+    `first_step_bytes`: allocated in the very first step, in which the optimizer allocates its states, and Mamba's
+    kernels are tuned with a buffer of 256 MiB. Allocated: tensors, and under Megatron the workspaces of libraries.
+    Reserved: what the allocator most likely holds, with its range; where parameters are gathered, much of that is
+    cache, which it gives back before it fails. Device: memory that the step needs, with fragmentation and without
+    cache, plus memory outside the allocator (`outside`: `context`, `nccl`, `dispatcher`, paged optimizer states, and
+    where parameters are gathered `workspace`: allocated is then what a trace of tensors counts). `host_bytes`: what the
+    job moved to the host's memory, for this rank. `band_bytes`: range of device memory by measured runs of such
+    layouts.
     """
 
     allocated_bytes: int
@@ -119,9 +118,9 @@ class TrafficRow(_Frozen):
     """All collectives of one kind in one step of one rank.
 
     `payload_bytes`: full gathered output (all-gather), full input (reduce-scatter), buffer (all-reduce, all-to-all),
-    message (send_recv), what is copied (copy, whose axis is its direction: to_host or to_device). `wire_bytes`: what
-    leaves the rank, over NVLink or over the network, and what is copied. `timing`: how the time of
-    its calls is known, "measured" where that of each is; see `docs/collectives.md`.
+    message (send_recv), copied tensor (copy, whose axis is its direction: to_host or to_device). `wire_bytes`: bytes
+    that leave the rank, over NVLink or over the network, or are copied. `timing`: source of the calls' times,
+    "measured" if that of each is; see `docs/collectives.md`.
     """
 
     collective: str
@@ -139,9 +138,9 @@ class TrafficRow(_Frozen):
 
 
 class HostPhase(_Frozen):
-    """Reading the model, the first step, or writing the model: of the fullest host and of the fullest GPU.
+    """Reading the model, the first step, or writing the model: memory of the fullest host and of the fullest GPU.
 
-    `by_owner`: what lies on that host. `source`: where the framework does so; empty for the step.
+    `by_owner`: bytes on that host. `source`: the framework's code; empty for the step.
     """
 
     phase: Literal["load", "first_step", "save"] | PhaseName
@@ -162,12 +161,12 @@ class Host(_Frozen):
 
 
 class RankReport(_Frozen):
-    """One class of ranks that hold and do the same. `end_bytes`: allocated when the step has ended.
+    """One class of ranks with equal memory and work. `end_bytes`: allocated at the end of the step.
 
-    `at_rest` counts the elements that a rank owns; `padding_bytes` is what storage of parameters adds to them, and
-    `grads_padding_bytes` what storage of gradients adds. `apportioned`: the ranks have equal parts of flat buffers, of
-    which `at_rest` tells the mean; a part holds more of one tensor and less of another.
-    `drawn`: any of them over all draws, where routing is drawn at random; `peak` is then that of balanced routing.
+    `at_rest` counts the elements that a rank owns; `padding_bytes` is the padding of parameters, and
+    `grads_padding_bytes` that of gradients. `apportioned`: the ranks have equal parts of flat buffers, of which
+    `at_rest` has the mean; a part holds more of one tensor and less of another. `drawn`: peaks of any rank of the class
+    over all draws of random routing; `peak` is then that of balanced routing.
     """
 
     ranks: tuple[str, ...]
@@ -186,7 +185,7 @@ class RankReport(_Frozen):
     memory: MemorySeries | None = None
 
     def has_rank(self, rank: int) -> bool:
-        """Whether it is one of these: `7`, `0-62` or `0-131071:64`."""
+        """True if the rank is one of `ranks`, which are written as `7`, `0-62` or `0-131071:64`."""
         for text in self.ranks:
             ends, _, step = text.partition(":")
             first, _, last = ends.partition("-")
@@ -195,14 +194,14 @@ class RankReport(_Frozen):
         return False
 
     def at_rest_bytes(self) -> int:
-        """Parameters, gradients and optimizer states of all components, without padding."""
+        """Bytes of parameters, gradients and optimizer states of all components, without padding."""
         return sum(c.params_bytes + c.grads_bytes + c.optimizer_bytes for c in self.at_rest.values())
 
 
 class Adapters(_Frozen):
-    """What LoRA does to the model: modules by their path in a layer, and in how many layers.
+    """LoRA's coverage of the model: number of layers in which a module has an adapter, by its path in a layer.
 
-    `unmatched_targets`: patterns that the framework's own matcher finds nothing for. `without_gradient`: adapters that
+    `unmatched_targets`: patterns without a match by the framework's own rule. `without_gradient`: adapters that
     a fused kernel bypasses; they are stored and stepped, and never learn.
     """
 
@@ -212,9 +211,9 @@ class Adapters(_Frozen):
 
 
 class Advice(_Frozen):
-    """Keys that could be changed (as `--set` takes them), and what comes out then, on the fullest rank.
+    """Changes of keys (as `--set` takes them), and their result on the fullest rank.
 
-    `step_s`: of a step then, where it is timed.
+    `step_s`: time of a step with the changes, if it is timed.
     """
 
     changes: dict[str, Any]
@@ -225,11 +224,11 @@ class Advice(_Frozen):
 
 
 class Report(_Frozen):
-    """The result of one scenario. `advice`: of one that does not fit, the smallest changes first.
+    """The result of one scenario. `advice`: for one that does not fit, the smallest changes first.
 
-    `drawn`: where routing is drawn at random; the verdict is then that of the highest draw, because a step that does
-    not fit ends the job, and `headroom_bytes` what it leaves. `lengths`: where lengths are drawn; all else is then at
-    the longest. `detail`: for pictures, where it was asked for.
+    `drawn`: for random routing; the verdict and `headroom_bytes` are then those of the highest draw, because a step
+    that does not fit ends the job. `lengths`: for random lengths; all other fields are then at the longest. `detail`:
+    for figures, on request.
     """
 
     schema_version: str = SCHEMA_VERSION
@@ -255,29 +254,29 @@ class Report(_Frozen):
 
     @property
     def peak_rank(self) -> RankReport | None:
-        """The class of ranks with the highest device memory; None before any peak is known."""
+        """Class of ranks with the highest device memory; None without peaks."""
         with_peak = [r for r in self.ranks if r.peak is not None]
         return max(with_peak, key=lambda r: r.peak.device_bytes if r.peak else 0, default=None)
 
     @property
     def highest_bytes(self) -> int | None:
-        """Device memory that the verdict rests on: of the fullest rank, in the highest draw if there are any."""
+        """Device memory that decides the verdict: of the fullest rank, in the highest draw if there are any."""
         rank = self.peak_rank
         peak = rank.peak.device_bytes if rank and rank.peak else None
         return self.drawn.hottest.device_bytes.max if self.drawn else peak
 
     def __repr__(self) -> str:
-        """One line, for a terminal: all of it is what `model_dump_json` is for."""
+        """One line for a terminal; `model_dump_json` has everything."""
         used, step, end = self.highest_bytes, self.time and self.time.step_s, self.capacity_bytes
         peak = f"peak {format_bytes(used)}" + (f" of {format_bytes(end)}" if end else "") if used is not None else ""
         word = (self.verdict or "ok") if self.status == "ok" else self.status
-        told = (word, peak, f"step {format_seconds(step)}" if step else "", *(p.message for p in self.problems[:1]))
-        return f"<Report {self.name!r}: {', '.join(filter(None, told))}>"
+        words = (word, peak, f"step {format_seconds(step)}" if step else "", *(p.message for p in self.problems[:1]))
+        return f"<Report {self.name!r}: {', '.join(filter(None, words))}>"
 
     __str__ = __repr__
 
     def _repr_html_(self) -> str:
-        """What a notebook shows. Pictures are made from reports, so `viz` comes in only when it is asked."""
+        """HTML that a notebook shows; `viz`, which draws reports, is imported only here."""
         from viz.notebook.report import report_html
 
         return report_html(self)

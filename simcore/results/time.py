@@ -1,4 +1,4 @@
-"""How fast one step is, and what it is made of: the part of a result that is about time, JSON in and out."""
+"""Time of one step and its parts: the part of a result that is about time, JSON in and out."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class _Frozen(BaseModel):
 
 
 class CommunicationTime(_Frozen):
-    """Collectives of one kind on one axis. `alone_s`: that they take with nothing beside them.
+    """Collectives of one kind on one axis. `alone_s`: their time without anything at the same time.
 
-    `exposed_s`: kernels waited for them, other ranks that come late included; `hidden_s`: what of `alone_s` nobody
-    waited for. Of messages between stages, those that the rank receives.
+    `exposed_s`: time that kernels waited for them, including waiting for late ranks; `hidden_s`: the part of `alone_s`
+    without waiting. Messages between stages are those that the rank receives.
     """
 
     collective: str
@@ -30,7 +30,7 @@ class CommunicationTime(_Frozen):
 
 
 class KernelTime(_Frozen):
-    """Kernels of one class and format, as long as they take alone; backward with recomputation."""
+    """Kernels of one class and format: their time on an idle device; backward includes recomputation."""
 
     kernel: str
     dtype: str
@@ -42,11 +42,11 @@ class KernelTime(_Frozen):
 
 
 class Roofline(_Frozen):
-    """What bounds the step, and how fast it could be.
+    """The bound of the step, and lower limits of its time.
 
-    `seconds`: the step once more, by what it waits for: arithmetic, memory traffic, kernels too small for either,
-    communication by the link that it crosses at worst (inside a node, over the network, to the host), kernels that
-    take longer beside it, the host, other stages; `bound`: the largest. `limits`: seconds that it takes at least: all
+    `seconds`: the step divided by the reason of its time: arithmetic, memory traffic, kernels too small for either,
+    communication by the link that it crosses at worst (inside a node, over the network, to the host), longer
+    kernels during communication, the host, other stages; `bound`: the largest. `limits`: lower limits in seconds: all
     FLOPs at the dense peak of their format (those of vector units not counted), all bytes of memory, of NVLink, of the
     network and of copies to the host at the datasheets' bandwidths; `limit_s`: the longest of them, `limit` which.
     """
@@ -60,10 +60,9 @@ class Roofline(_Frozen):
 
 
 class Cost(_Frozen):
-    """What the GPUs cost, in USD; without a price, `note` says so and nothing has a cost.
+    """Cost of the GPUs, in USD; without a price, `note` says so and all costs are None.
 
-    `per_step`: of one step on all GPUs. `run_s`, `gpu_hours`: of a whole run of `training.num_tokens`, where that is
-    given.
+    `per_step`: of one step on all GPUs. `run_s`, `gpu_hours`: of a run of `training.num_tokens`, if given.
     """
 
     price_per_gpu_hour: float | None = None
@@ -80,11 +79,11 @@ class Cost(_Frozen):
 class StepTime(_Frozen):
     """Time of one steady step.
 
-    `forward_s`, `backward_s`, `optimizer_s`: from the first of a pass to its end, waiting included. `parts`: the step
-    by what the device does, on `ranks`, which end last; they add up to `step_s` (`simcore/timing/breakdown.py` says
-    what they are). `model_tflops_per_gpu`: as `convention` counts a token's FLOPs ("rankscope": three times forward's
-    products, attention and scan, twice where the base is frozen); `mfu` of the dense peak of `peak_dtype`.
-    `executed_tflops_per_gpu`: what the matrix units of `ranks` do, recomputation included.
+    `forward_s`, `backward_s`, `optimizer_s`: time in each, waiting included. `parts`: the step by activity of the
+    device, on `ranks`, which end last; they add up to `step_s` (defined in `simcore/timing/breakdown.py`).
+    `model_tflops_per_gpu`: as `convention` counts a token's FLOPs ("rankscope": three times forward's products,
+    attention and scan, twice where the base is frozen); `mfu` of the dense peak of `peak_dtype`.
+    `executed_tflops_per_gpu`: rate of the matrix units of `ranks`, recomputation included.
     """
 
     step_s: float = Field(gt=0)

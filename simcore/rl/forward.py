@@ -1,7 +1,7 @@
-"""A forward pass that nobody differentiates: log-probabilities of tokens under the policy, or the reference policy.
+"""A forward pass without gradients: log-probabilities of tokens under the policy, or under the reference policy.
 
-The job of the training step with all tensors frozen is lowered as a program of forward passes alone: nothing is saved,
-and the framework's hooks gather what they gather. What follows the model is not the training's loss.
+The job of the training step with all tensors frozen is lowered as a program of forward passes only: nothing is saved,
+and the framework's hooks gather as usual. After the model come log-probabilities instead of the training's loss.
 
 [Note: log-probabilities]
 NeMo RL main of 2026-08-22 (7ea279ab) `models/automodel/train.py` LogprobsPostProcessor._compute_local_logprobs: logits
@@ -36,15 +36,15 @@ from simcore.units import dtype_bytes
 __all__ = ["Passes", "passes", "resting"]
 
 _WRITTEN: Final = 2
-"""Passes that are written out: those after the first take as long as the second."""
+"""Passes that are simulated: all after the first take as long as the second."""
 _FP32: Final = 4
 
 
 @dataclass(frozen=True, eq=False)
 class Passes:
-    """Forward passes of every class of ranks. `rest`, `above`: bytes by category at rest, and beside it at the peak.
+    """Forward passes of every class of ranks. `rest`, `above`: bytes by category at rest, and in addition at the peak.
 
-    `ns`: of the first pass, and of each one more.
+    `ns`: time of the first pass, and of each further one.
     """
 
     rest: tuple[dict[str, int], ...]
@@ -52,12 +52,12 @@ class Passes:
     ns: tuple[int, int]
 
     def total_ns(self, count: int) -> int:
-        """Of so many passes in a row."""
+        """Time in ns of `count` passes in a row."""
         return self.ns[0] + (count - 1) * self.ns[1]
 
 
 def passes(simulation: Simulation) -> Passes:
-    """Of the parts of a training step whose micro-batch is that of the passes."""
+    """Forward passes of a simulation whose micro-batch is that of the passes."""
     frozen = simulation.job.graph.with_tensors(_frozen)
     plans = [place(frozen, simulation.job.mesh, simulation.framework, c.representative) for c in simulation.classes]
     written = [[_program(simulation, plan, count) for plan in plans] for count in range(1, _WRITTEN + 1)]
@@ -88,30 +88,30 @@ def _held(program: Program, rows: int) -> dict[str, int]:
     posted = columns[columns[:, OP] <= Op.FREE]
     slots = [category for _, category in program.tables.slots]
     sums = np.bincount(posted[:, SLOT], weights=posted[:, AMOUNT], minlength=len(slots)).astype(np.int64)
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for category, size in zip(slots, sums.tolist(), strict=True):
-        found[category] = found.get(category, 0) + size
-    return {category: size for category, size in found.items() if size}
+        sizes[category] = sizes.get(category, 0) + size
+    return {category: size for category, size in sizes.items() if size}
 
 
 def _above(program: Program, rest: dict[str, int], simulation: Simulation) -> dict[str, int]:
-    """At the highest moment: inside the model, or where logits become log-probabilities."""
+    """Bytes above those at rest at the highest moment: inside the model, or where logits become log-probabilities."""
     first_loss = int(np.flatnonzero(program.phase == Phase.LOSS)[0])
     highest = int(np.argmax(running(program)[:first_loss]))
     inside, after = (_beside(_held(program, rows), rest) for rows in (highest + 1, first_loss))
     training, own = simulation.job.scenario.training, dtype_bytes(simulation.framework.compute_dtype)
     cut = simulation.job.mesh.cp * (1 if _is_whole(simulation) else simulation.job.mesh.tp)
     logits = training.micro_batch_size * training.seq_len * simulation.job.graph.architecture.vocab // cut
-    # a cast makes wide logits of the model's own, which are gone when log_softmax begins
+    # the cast to fp32 keeps the model's logits until it ends; they are freed before log_softmax begins
     wide = max(own + _FP32, _FP32 * (2 if _is_whole(simulation) and training.micro_batch_size == 1 else 3))
     after["activation"] = after.get("activation", 0) + (wide - own) * logits
     return max(inside, after, key=lambda sizes: sum(sizes.values()))
 
 
 def _is_whole(simulation: Simulation) -> bool:
-    """Whether a rank has logits of the whole vocabulary."""
+    """True if a rank has logits of the full vocabulary."""
     return simulation.framework.strategy.rl_worker == "dtensor"
 
 
-def _beside(held: dict[str, int], rest: dict[str, int]) -> dict[str, int]:
-    return {name: size - rest.get(name, 0) for name, size in held.items() if size > rest.get(name, 0)}
+def _beside(total: dict[str, int], rest: dict[str, int]) -> dict[str, int]:
+    return {name: size - rest.get(name, 0) for name, size in total.items() if size > rest.get(name, 0)}

@@ -1,20 +1,20 @@
-"""Phases of reinforcement learning, laid end to end for one class of ranks: who moves what, and how long it takes.
+"""Phases of a reinforcement-learning step of one class of ranks, in order: tensors that move, and the time of each.
 
 [Note: the order of a step]
-NeMo RL main of 2026-08-22 (7ea279ab); what of a policy moves is `policy.py`. GRPO, `algorithms/grpo.py` grpo_train and
-refit_policy_generation: the optimizer goes to the host (offload_before_refit), the engine's weights wake, the policy's
-are streamed into them (`refit.py`), then the policy's parameters go to the host too (offload_after_refit) and the cache
-wakes. Tokens are generated; the engine sleeps. Parameters come back (prepare_for_lp_inference), log-probabilities are
-made; for the reference policy the parameters are copied to pinned host memory, overwritten in place by the copy that
-has lain on the host since the start (use_reference_model), and written back. The optimizer comes back
-(prepare_for_training), and the policy trains. Beside GPUs that generate for themselves nothing of the policy leaves its
-GPUs. DPO, `algorithms/dpo.py`: each batch passes the reference policy first, in the same worker and in the same way;
-optimizer states stay where they are.
+NeMo RL main of 2026-08-22 (7ea279ab); the parts of a policy that move are in `policy.py`. GRPO, `algorithms/grpo.py`
+grpo_train and refit_policy_generation: the optimizer goes to the host (offload_before_refit), the engine's weights
+wake, the policy's are streamed into them (`refit.py`), then the policy's parameters go to the host too
+(offload_after_refit) and the cache is allocated. Tokens are generated; the engine sleeps. Parameters come back
+(prepare_for_lp_inference), log-probabilities are made; for the reference policy the parameters are copied to pinned
+host memory, overwritten in place by the reference copy that is kept on the host (use_reference_model), and written
+back. The optimizer comes back (prepare_for_training), and the policy trains. With separate GPUs for generation the
+policy stays on its GPUs. DPO, `algorithms/dpo.py`: each batch passes the reference policy first, in the same worker and
+in the same way; optimizer states stay where they are.
 
 [Note: asleep]
-vLLM `v1/worker/gpu_worker.py` sleep, `device_allocator/cumem.py`: at level 1 what `load_model` made is copied to pinned
-host memory, at level 2 it is dropped, the cache is dropped at both; at level 0 nothing sleeps. CUDA graphs, cuBLAS's
-workspace, the context and NCCL's buffers stay. NeMo RL sleeps at level 1 (`vllm_worker.py:1309`).
+vLLM `v1/worker/gpu_worker.py` sleep, `device_allocator/cumem.py`: at level 1 the tensors of `load_model` are copied to
+pinned host memory, at level 2 they are freed, the cache is freed at both; at level 0 nothing is freed. CUDA graphs,
+cuBLAS's workspace, the context and NCCL's buffers stay. NeMo RL sleeps at level 1 (`vllm_worker.py:1309`).
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ __all__ = ["ENGINE", "FIXED", "POLICY", "REFERENCE", "REFIT", "GrpoStep", "categ
 
 POLICY, FIXED, ENGINE, REFERENCE, REFIT = "policy", "policy, fixed", "engine", "reference policy", "refit"
 _OUTSIDE: Final = "outside the allocator: "
-"""Before a category's name, where the memory is not torch's. Dispatchers and workspaces may be on either side."""
+"""Prefix of categories of memory outside torch's allocator. Dispatchers and workspaces may be inside or outside."""
 _COPIES: Final = 4
-"""Of all weights while they are streamed: read and written into a buffer, read and written by the engine."""
+"""Times that streamed weights cross device memory: read and written into a buffer, read and written by the engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrpoStep:
-    """What a step of GRPO does beside training. `has_reference`: a reference policy is asked for its opinion.
+    """The parts of a GRPO step besides training. `has_reference`: log-probabilities of a reference policy are computed.
 
-    `generate_ns`: decoding; `refit_share`: of free memory for refit buffers.
+    `generate_ns`: time of decoding; `refit_share`: share of free memory for refit buffers.
     """
 
     engine: Engine
@@ -55,12 +55,12 @@ class GrpoStep:
 
 
 def is_outside(category: str) -> bool:
-    """Whether a journal's category is of memory outside torch's allocator."""
+    """True if a journal's category is memory outside torch's allocator."""
     return category.startswith(_OUTSIDE)
 
 
 def category_name(category: str) -> str:
-    """The published name of a journal's category."""
+    """Published name of a journal's category."""
     return category.removeprefix(_OUTSIDE)
 
 
@@ -88,7 +88,7 @@ def _logprob(journal: Journal, policy: Policy) -> None:
 
 
 def _reference(journal: Journal, policy: Policy, topology: Topology) -> None:
-    """The policy waits on the host while the reference's parameters lie in its place."""
+    """Adds the reference policy's pass: the policy waits on the host while the reference replaces its parameters."""
     journal.begin("reference")
     size = sum(policy.copied.values())
     journal.put(f"{POLICY}, copied", policy.copied, "host", "policy copied to the host")
@@ -102,7 +102,7 @@ def _training(journal: Journal, policy: Policy) -> None:
 
 
 def dpo_step(policy: Policy, topology: Topology) -> Journal:
-    """The reference policy's pass, then the training step; [Note: the order of a step]."""
+    """Journal of a DPO step: the reference policy's pass, then training; [Note: the order of a step]."""
     journal = _start(policy, has_reference=True)
     _reference(journal, policy, topology)
     journal.begin("training")
@@ -110,24 +110,24 @@ def dpo_step(policy: Policy, topology: Topology) -> Journal:
     return journal
 
 
-def grpo_step(policy: Policy, turn: GrpoStep, topology: Topology) -> Journal:
-    """A steady step on a GPU that trains; [Note: the order of a step]."""
-    journal = _start(policy, has_reference=turn.has_reference)
-    colocated = turn.engine.generation.colocated
+def grpo_step(policy: Policy, step: GrpoStep, topology: Topology) -> Journal:
+    """Journal of a steady GRPO step on a GPU that trains; [Note: the order of a step]."""
+    journal = _start(policy, has_reference=step.has_reference)
+    colocated = step.engine.generation.colocated
     if colocated:
-        _asleep(journal, turn.engine)
+        _asleep(journal, step.engine)
     journal.begin("refit")
-    (_refit if colocated else _broadcast)(journal, policy, turn, topology)
+    (_refit if colocated else _broadcast)(journal, policy, step, topology)
     journal.begin("generation")
     if colocated:
-        journal.spike(ENGINE, {"activation": turn.engine.profile.highest}, "prefill of the most tokens")
-    journal.take(turn.generate_ns)
+        journal.spike(ENGINE, {"activation": step.engine.profile.highest}, "prefill of the most tokens")
+    journal.take(step.generate_ns)
     if colocated:
-        _sleep(journal, turn.engine, topology)
+        _sleep(journal, step.engine, topology)
     journal.begin("logprob")
     _back(journal, policy.params, topology)
     _logprob(journal, policy)
-    if turn.has_reference:
+    if step.has_reference:
         _reference(journal, policy, topology)
     journal.begin("training")
     _back(journal, policy.states, topology)
@@ -136,7 +136,7 @@ def grpo_step(policy: Policy, turn: GrpoStep, topology: Topology) -> Journal:
 
 
 def _back(journal: Journal, sizes: Mapping[str, int], topology: Topology) -> None:
-    """What lies on the host comes back to the device; nothing where it never left."""
+    """Moves tensors from the host back to the device; 0 ns if they never left."""
     journal.take(_copied(topology, journal.move(POLICY, "host", "device", sizes), to_host=False))
 
 
@@ -144,37 +144,37 @@ def _away(journal: Journal, sizes: Mapping[str, int], topology: Topology) -> Non
     journal.take(_copied(topology, journal.move(POLICY, "device", "host", sizes), to_host=True))
 
 
-def _refit(journal: Journal, policy: Policy, turn: GrpoStep, topology: Topology) -> None:
+def _refit(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology) -> None:
     _away(journal, policy.states, topology)
-    _wake(journal, turn.engine, topology)
+    _wake(journal, step.engine, topology)
     free = topology.device.usable_bytes - journal.size("device")
-    buffers = ipc_buffers(max(0, free), turn.refit_share, turn.gathered.largest)
-    _stream(journal, turn, topology, buffers)
+    buffers = ipc_buffers(max(0, free), step.refit_share, step.gathered.largest)
+    _stream(journal, step, topology, buffers)
     _away(journal, policy.params, topology)
-    if turn.engine.generation.sleep_level:
-        journal.put(ENGINE, {"kv_cache": turn.engine.cache.num_bytes}, event="cache wakes")
+    if step.engine.generation.sleep_level:
+        journal.put(ENGINE, {"kv_cache": step.engine.cache.num_bytes}, event="cache wakes")
 
 
-def _broadcast(journal: Journal, policy: Policy, turn: GrpoStep, topology: Topology) -> None:
-    _stream(journal, turn, topology, broadcast_buffers(topology.device.usable_bytes, turn.gathered.largest,
+def _broadcast(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology) -> None:
+    _stream(journal, step, topology, broadcast_buffers(topology.device.usable_bytes, step.gathered.largest,
                                                         sends=True))
 
 
-def _stream(journal: Journal, turn: GrpoStep, topology: Topology, buffers: Mapping[str, int]) -> None:
-    sizes = {**buffers, "all_gather_output": turn.gathered.transient}
+def _stream(journal: Journal, step: GrpoStep, topology: Topology, buffers: Mapping[str, int]) -> None:
+    sizes = {**buffers, "all_gather_output": step.gathered.transient}
     rate = topology.device.memory_bandwidth.si * topology.efficiency.kernels.copy_.memory.si
-    packing = round(_COPIES * turn.gathered.total / rate * 1e9)
-    journal.spike(REFIT, sizes, "weights are streamed", turn.gathered.ns + packing)
+    packing = round(_COPIES * step.gathered.total / rate * 1e9)
+    journal.spike(REFIT, sizes, "weights are streamed", step.gathered.ns + packing)
 
 
 # ---- the engine ------------------------------------------------------------------------------------------------------
 def _loaded(engine: Engine) -> dict[str, int]:
-    """What `load_model` made."""
+    """Bytes by category of the tensors of `load_model`."""
     return {"sharded_param": sum(engine.by_component.values()), "buffer": engine.buffers + engine.adapter_bytes}
 
 
 def _asleep(journal: Journal, engine: Engine) -> None:
-    """As the step before has left it."""
+    """Adds the engine as the previous step left it."""
     stays = {"graph_pool": engine.graph_bytes, "workspace": engine.workspace_bytes}
     journal.put(ENGINE, {**_outside(engine.outside()), **stays})
     level = engine.generation.sleep_level
@@ -201,15 +201,15 @@ def _sleep(journal: Journal, engine: Engine, topology: Topology) -> None:
         journal.drop(ENGINE, "device", _loaded(engine))
 
 
-def engine_step(turn: GrpoStep, topology: Topology, waiting: Mapping[str, int]) -> Journal:
-    """A steady step on a GPU that only generates. `waiting`: ns of each phase on those that train."""
-    journal, engine = Journal(), turn.engine
+def engine_step(step: GrpoStep, topology: Topology, waiting: Mapping[str, int]) -> Journal:
+    """Journal of a steady step on a GPU that only generates. `waiting`: ns of each phase on those that train."""
+    journal, engine = Journal(), step.engine
     journal.put(ENGINE, {**_outside(engine.outside()), **_loaded(engine), "graph_pool": engine.graph_bytes,
                          "workspace": engine.workspace_bytes, "kv_cache": engine.cache.num_bytes})
     for phase, ns in waiting.items():
         journal.begin(phase)
         if phase == "refit":
-            journal.spike(REFIT, broadcast_buffers(topology.device.usable_bytes, turn.gathered.largest, sends=False),
+            journal.spike(REFIT, broadcast_buffers(topology.device.usable_bytes, step.gathered.largest, sends=False),
                           "weights are received")
         elif phase == "generation":
             journal.spike(ENGINE, {"activation": engine.profile.highest}, "prefill of the most tokens")

@@ -1,11 +1,11 @@
-"""What one class of ranks holds of a policy, and what of it moves between the device and the host.
+"""Bytes of a policy on one class of ranks, and the parts that move between the device and the host.
 
 [Note: what moves]
 NeMo RL main of 2026-08-22 (7ea279ab). DTensor workers (`models/policy/workers/dtensor_policy_worker_v2.py`) move the
 whole module, and every tensor of the optimizer's state. Megatron workers (`megatron_policy_worker.py` move_model,
 move_optimizer) move the buffers of Megatron's DDP: parameters that learn. Frozen parameters, a LoRA base among them,
-are in no such buffer and stay on the device; so do masters that are no state of the optimizer, which they are where it
-is precision-aware. Gradient buffers are let go. Workspaces of libraries stay.
+are in no such buffer and stay on the device; so do master parameters, unless they are states of a precision-aware
+optimizer. Gradient buffers are freed. Workspaces of libraries stay.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ _PRECISE = "use_precision_aware_optimizer"
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Bytes by category.
+    """Bytes of a policy by category.
 
-    `params`: parameters and buffers that move; `states`: of the optimizer, that move; `fixed`: what never leaves the
-    device; `copied`: all parameters, as a reference policy has them; `outside`: context, NCCL, dispatcher;
-    `passing`: beside all parameters at the highest moment of a forward pass; `training`: beside these and the states at
-    that of a training step. `passing_ns`, `training_ns`: of all passes, of all steps.
+    `params`: parameters and buffers that move; `states`: optimizer states that move; `fixed`: bytes that never leave
+    the device; `copied`: all parameters, as a reference policy has them; `outside`: context, NCCL, dispatcher;
+    `passing`: bytes in addition to all parameters at the highest moment of a forward pass; `training`: bytes in
+    addition to these and the states at that of a training step. `passing_ns`, `training_ns`: time of all passes, of all
+    steps.
     """
 
     params: Mapping[str, int]
@@ -46,16 +47,19 @@ class Policy:
 
 def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapping[str, int], simulation: Simulation,
               ns: tuple[int, int]) -> Policy:
-    """Of a rank whose training step is known. `rest`, `above`: of its forward passes; `ns`: of them, of all steps."""
+    """Policy of a rank from its training step. `rest`, `above`: of its forward passes.
+
+    `ns`: of the passes, of all steps.
+    """
     peak, states = rank.peak, _states(plan)
     assert peak is not None
-    held = {category: rest.get(category, 0) + states.get(category, 0) for category in (*rest, *states)}
-    beside = {category: max(0, size - held.get(category, 0)) for category, size in peak.by_category.items()}
+    resting = {category: rest.get(category, 0) + states.get(category, 0) for category in (*rest, *states)}
+    beside = {category: max(0, size - resting.get(category, 0)) for category, size in peak.by_category.items()}
     loose = peak.device_bytes - peak.allocated_bytes - sum(peak.outside.values())
     passing = sum(rest.values()) + sum(above.values())
     fragments = simulation.needed(passing).middle - passing
     moving = _moving(plan, simulation, rest, states)
-    fixed = {category: size - moving.get(category, 0) for category, size in held.items()}
+    fixed = {category: size - moving.get(category, 0) for category, size in resting.items()}
     return Policy(
         {category: size for category, size in moving.items() if category in rest},
         {category: size for category, size in moving.items() if category in states},
@@ -65,7 +69,7 @@ def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapp
 
 
 def _states(plan: Plan) -> dict[str, int]:
-    """Of the optimizer, on the device."""
+    """Bytes of optimizer states on the device, by category."""
     states: dict[str, int] = {}
     for kind, count in plan.kind_counts:
         for name, size in plan.kinds[kind].state_bytes.items():
@@ -75,7 +79,7 @@ def _states(plan: Plan) -> dict[str, int]:
 
 
 def _moving(plan: Plan, simulation: Simulation, rest: Mapping[str, int], states: Mapping[str, int]) -> dict[str, int]:
-    """[Note: what moves]."""
+    """Bytes by category that move, see [Note: what moves]."""
     if plan.framework.strategy.rl_worker == "dtensor":
         return {category: size for category, size in {**rest, **states}.items() if category != _WORKSPACE}
     learns = sum(count * placed.rest_bytes for kind, count in plan.kind_counts
@@ -86,6 +90,6 @@ def _moving(plan: Plan, simulation: Simulation, rest: Mapping[str, int], states:
 
 
 def _is_precise(simulation: Simulation) -> bool:
-    """Whether masters are states of the optimizer."""
-    given = simulation.job.scenario.framework_options.get(_PRECISE)
-    return bool(given) if given is not None else simulation.framework.default(f"framework_options.{_PRECISE}") == "true"
+    """True if master parameters are states of the optimizer."""
+    requested, key = simulation.job.scenario.framework_options.get(_PRECISE), f"framework_options.{_PRECISE}"
+    return bool(requested) if requested is not None else simulation.framework.default(key) == "true"

@@ -1,17 +1,17 @@
-"""How the policy's weights get to the engine: tensors gathered one after the other, packed into buffers it can read.
+"""Transfer of the policy's weights to the engine: tensors gathered one after the other, packed into shared buffers.
 
 [Note: refit]
 NeMo RL main of 2026-08-22 (7ea279ab) `algorithms/grpo.py` refit_policy_generation, `models/policy/utils.py`
 stream_weights_via_ipc_zmq_impl, `models/policy/workers/dtensor_policy_worker_v2.py` dtensor_params_generator. On shared
 GPUs: a share of the memory that is free when the engine has its weights back (NRL_REFIT_BUFFER_MEMORY_RATIO, 0.3) goes
-to two buffers that take turns; the engine reads them through IPC handles, without a copy of its own; a tensor that no
-buffer holds gets one for itself. On GPUs of its own: two buffers that are broadcast, each filled until it passes 2% of
-the device, at most 5 GiB, made of tensors that wait and then of their concatenation (`utils/packed_tensor.py`). Every
-entry of the state dict is gathered whole in the dtype that it rests in, an adapter's product is added (a product and a
-sum of the weight's size beside it), and cast to the engine's dtype; experts that are one tensor are gathered as one.
-Automodel's own layers then hand on one expert after the other (`convert_single_tensor_to_hf`). A Megatron policy is
+to two buffers that take turns; the engine reads them through IPC handles, without copying; a tensor that does not fit
+gets a separate buffer. On separate GPUs: two buffers that are broadcast, each filled until it passes 2% of
+the device, at most 5 GiB, made of collected tensors and then of their concatenation (`utils/packed_tensor.py`). Every
+entry of the state dict is gathered in the dtype in which it rests, an adapter's product is added (a product and a sum,
+each of the weight's size), and cast to the engine's dtype; experts in one tensor are gathered together. Automodel's own
+layers then pass on one expert after the other (`convert_single_tensor_to_hf`). A Megatron policy is
 exported by Megatron-Bridge (`megatron_policy_worker.py` _iter_params_with_optional_kv_scales): parts of one matrix are
-gathered and put together; adapters are merged before, which is not counted.
+gathered and concatenated; adapters are merged before, which is not counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Gathered", "broadcast_buffers", "gathered", "ipc_buffers"]
 
 _ADAPTER: Final = re.compile(r"\.?lora_.*")
 _SENT: Final = 2
-"""Bytes of an element that the engine is sent: `policy.precision` bfloat16."""
+"""Bytes of an element sent to the engine: `policy.precision` bfloat16."""
 _SPLITS: Final = "automodel"
 _ALIGNED: Final = 512
 _PACKED_SHARE, _PACKED_MOST = 0.02, 5 * 2**30
@@ -36,9 +36,10 @@ _PACKED_SHARE, _PACKED_MOST = 0.02, 5 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """`transient`: most bytes that gathering one tensor takes; `largest`: of one as it is sent; `total`: of all.
+    """Sizes in bytes and time of gathering the parameters of a rank's stage.
 
-    `ns`: of all gathers, one after the other.
+    `transient`: most bytes that gathering one tensor takes; `largest`: of one tensor as it is sent; `total`: of all as
+    they are sent. `ns`: time of all gathers, one after the other.
     """
 
     transient: int
@@ -48,12 +49,12 @@ class Gathered:
 
 
 def gathered(plan: Plan, routes: Routes) -> Gathered:
-    """All parameters of the plan's stage but for adapters, whole."""
+    """Gathering of all parameters of the plan's stage except adapters."""
     return (_by_unit if plan.framework.strategy.rl_worker == "dtensor" else _exported)(plan, routes)
 
 
 def _by_unit(plan: Plan, routes: Routes) -> Gathered:
-    """Over the axis on which most ranks shard; a rank that shares with nobody gathers nothing."""
+    """Gathers over the axis on which most ranks shard; without sharding there is no gather."""
     axes = sorted({unit.shard_axis for unit in plan.framework.units})
     sizes = [(placed, count * placed.spec.copies, placed.spec.numel) for kind, count in plan.kind_counts
              for placed in plan.kinds[kind] if placed.spec.is_owned and placed.spec.module != "adapter"]
@@ -70,7 +71,7 @@ def _by_unit(plan: Plan, routes: Routes) -> Gathered:
 
 
 def _exported(plan: Plan, routes: Routes) -> Gathered:
-    """Megatron-Bridge's export: a matrix over tp, an expert's over ep, as parts and as what is made of them."""
+    """Megatron-Bridge's export: a matrix gathered over tp, an expert's over ep, as parts and as their concatenation."""
     tp, ep = plan.mesh.tp, plan.mesh.ep
     sizes = [(placed, count) for kind, count in plan.kind_counts for placed in plan.kinds[kind]
              if placed.spec.is_owned and placed.spec.module != "adapter"]
@@ -90,23 +91,23 @@ def _adapted(kind: PlacedKind) -> frozenset[str]:
 
 
 def _parts(placed: Placed, *, splits: bool) -> int:
-    """Tensors that one entry of the state dict becomes."""
+    """Number of tensors that one entry of the state dict becomes."""
     return placed.spec.shape[0] if splits and placed.spec.module == "grouped" else 1
 
 
 def _transient(placed: Placed, parts: int, *, gathers: bool, adapted: bool) -> int:
-    """The gathered weight, an adapter's product and their sum, and what is sent."""
+    """Bytes of the gathered weight, an adapter's product and their sum, and the tensor that is sent."""
     numel, width = placed.spec.numel, dtype_bytes(placed.policy.at_rest.dtype)
     return numel * width * (gathers + 2 * adapted) + numel // parts * _SENT
 
 
 def ipc_buffers(free: int, ratio: float, largest: int) -> dict[str, int]:
-    """Two that take turns; one more for a tensor that neither holds."""
+    """Bytes of two alternating buffers, and of a third for a tensor that does not fit into them."""
     each = -(-int(free * ratio) // 2 // _ALIGNED) * _ALIGNED
     return {"buffer": 2 * each + (largest if largest > each else 0)}
 
 
 def broadcast_buffers(device_bytes: int, largest: int, *, sends: bool) -> dict[str, int]:
-    """Two, on who sends each as tensors that wait and as their concatenation; the last tensor takes it past its aim."""
-    each = min(int(device_bytes * _PACKED_SHARE), _PACKED_MOST) + largest
+    """Bytes of two buffers, on the sender twice each: collected tensors and their concatenation."""
+    each = min(int(device_bytes * _PACKED_SHARE), _PACKED_MOST) + largest  # the last tensor exceeds the limit
     return {"buffer": 2 * each * (1 + sends)}

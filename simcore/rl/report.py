@@ -1,4 +1,4 @@
-"""From phases to a report: the training step's, with what the other phases add to ranks, hosts and the clock."""
+"""The report of a step with phases: the training step's, plus memory, host memory and time of the other phases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOOSE: Final = "fragmentation"
 
 @dataclass(frozen=True, eq=False)
 class Laid:
-    """Phases of every class of ranks that train, in the order of `trained.ranks`, and of those that only generate."""
+    """Phases of every class of ranks that train, in the order of `trained.ranks`, and of ranks that only generate."""
 
     scenario: Scenario
     trained: Report
@@ -34,12 +34,12 @@ class Laid:
 
     @property
     def limit(self) -> int:
-        """Bytes that a device may hold."""
+        """Bytes of a device that may be used."""
         return int((self.trained.capacity_bytes or 0) * self.scenario.limits.max_fill)
 
 
-def phase_report(laid: Laid, told: Sequence[Assumption]) -> Report:
-    """The answer, with phases of the fullest rank."""
+def phase_report(laid: Laid, further: Sequence[Assumption]) -> Report:
+    """Report of the step, with the phases of the fullest rank."""
     ranks = [_rank(rank, journal) for rank, journal in zip(laid.trained.ranks, laid.journals, strict=True)]
     journals = list(laid.journals)
     if laid.engine is not None:
@@ -50,7 +50,7 @@ def phase_report(laid: Laid, told: Sequence[Assumption]) -> Report:
     return laid.trained.model_copy(update={
         "name": laid.scenario.name, "scenario": laid.scenario.normalised(), "ranks": tuple(ranks),
         "verdict": "fits" if worst <= laid.limit else "oom", "headroom_bytes": laid.limit - worst,
-        "assumptions": (*laid.trained.assumptions, *told), "phases": _phases(journals[fullest], laid),
+        "assumptions": (*laid.trained.assumptions, *further), "phases": _phases(journals[fullest], laid),
         "time": _time(laid), "host": _host(laid)})
 
 
@@ -78,26 +78,27 @@ def _highest(journal: Journal) -> Moment:
 
 
 def _by_category(moment: Moment) -> Counter[str]:
-    found: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     for (_, category), size in moment.device.items():
-        found[category_name(category)] += size
-    return found
+        sizes[category_name(category)] += size
+    return sizes
 
 
 def _allocated(moment: Moment) -> int:
-    """Inside allocators, blocks that do not fit together left out."""
+    """Bytes inside allocators, without fragmentation."""
     return sum(size for (_, category), size in moment.device.items()
                if category != _LOOSE and not is_outside(category))
 
 
 def _with_neighbour(peak: Peak, moment: Moment) -> Peak:
-    """The training step's own peak, with what else lies on the device."""
-    made, more = _peak(moment), moment.bytes_on("device") - peak.device_bytes
-    inside = made.allocated_bytes - peak.allocated_bytes
+    """Peak of the training step, plus the other owners on the device."""
+    combined, more = _peak(moment), moment.bytes_on("device") - peak.device_bytes
+    inside = combined.allocated_bytes - peak.allocated_bytes
     return peak.model_copy(update={
-        "allocated_bytes": made.allocated_bytes, "reserved_bytes": peak.reserved_bytes + inside,
-        "device_bytes": made.device_bytes, "by_category": made.by_category, "outside": made.outside, "top": made.top,
-        "reserved_band_bytes": _moved(peak.reserved_band_bytes, inside), "band_bytes": _moved(peak.band_bytes, more)})
+        "allocated_bytes": combined.allocated_bytes, "reserved_bytes": peak.reserved_bytes + inside,
+        "device_bytes": combined.device_bytes, "by_category": combined.by_category, "outside": combined.outside,
+        "top": combined.top, "reserved_band_bytes": _moved(peak.reserved_band_bytes, inside),
+        "band_bytes": _moved(peak.band_bytes, more)})
 
 
 def _moved(ends: tuple[int, int], by: int) -> tuple[int, int]:
@@ -111,7 +112,7 @@ def _peak(moment: Moment) -> Peak:
     loose = categories.pop(_LOOSE, 0)
     allocated = sum(categories.values())
     top = sorted(((owner, name, size) for (owner, name), size in moment.device.items()
-                  if name != _LOOSE and not is_outside(name)), key=lambda one: (-one[2], one[:2]))
+                  if name != _LOOSE and not is_outside(name)), key=lambda row: (-row[2], row[:2]))
     return Peak(
         allocated_bytes=allocated, reserved_bytes=allocated + loose, device_bytes=device, phase=moment.phase,
         event=moment.event, layer="", microbatch=0, by_category=dict(categories.most_common()), by_phase={},
@@ -130,51 +131,51 @@ def _engine_rank(journal: Journal, first: int, count: int) -> RankReport:
 
 # ---- phases, clock, hosts --------------------------------------------------------------------------------------------
 def _phases(journal: Journal, laid: Laid) -> tuple[PhaseReport, ...]:
-    found, start = [], 0
+    rows, start = [], 0
     for moment in journal.phases:
         device = moment.bytes_on("device")
-        found.append(PhaseReport.model_validate({
+        rows.append(PhaseReport.model_validate({
             "phase": moment.phase, "start_s": start / 1e9, "seconds": moment.ns / 1e9, "device_bytes": device,
             "host_bytes": moment.bytes_on("host"), "event": moment.event,
             "by_category": dict(_by_category(moment).most_common()), "by_owner": _by_owner(moment.device),
             "host_by_owner": _by_owner(moment.host), "device_verdict": "fits" if device <= laid.limit else "oom"}))
         start += moment.ns
-    return tuple(found)
+    return tuple(rows)
 
 
 def _by_owner(held: Counter[tuple[str, str]]) -> dict[str, int]:
-    found: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     for (owner, _), size in held.items():
-        found[owner] += size
-    return dict(found.most_common())
+        sizes[owner] += size
+    return dict(sizes.most_common())
 
 
 def _slowest(laid: Laid) -> Journal:
-    return max(laid.journals, key=lambda one: sum(phase.ns for phase in one.phases))
+    return max(laid.journals, key=lambda journal: sum(phase.ns for phase in journal.phases))
 
 
 def _time(laid: Laid) -> StepTime | None:
-    """The training step's time, with all phases: rates are of the whole step, and nothing is told of what bounds it."""
+    """Time of the training step extended to all phases: rates are of the full step, without a roofline."""
     time = laid.trained.time
     if time is None:
         return None
     phases = {phase.phase: phase.ns / 1e9 for phase in _slowest(laid).phases}
-    whole = sum(phases.values())
+    total_s = sum(phases.values())
     others = {name: seconds for name, seconds in phases.items() if name != "training"}
     parts = time.parts | others | {"host copies": phases["training"] - time.step_s}
-    share = time.step_s / whole
+    share = time.step_s / total_s
     return time.model_copy(update={
-        "step_s": whole, "parts": parts, "tokens_per_s_per_gpu": time.tokens_per_s_per_gpu * share,
+        "step_s": total_s, "parts": parts, "tokens_per_s_per_gpu": time.tokens_per_s_per_gpu * share,
         "model_tflops_per_gpu": time.model_tflops_per_gpu * share, "mfu": time.mfu * share,
         "executed_tflops_per_gpu": None, "bubble_share": None, "roofline": None, "cost": None})
 
 
 def _host(laid: Laid) -> Host | None:
-    """Reading and writing as they are, and each phase in the step's place."""
+    """Host memory: reading and writing unchanged, and a row for each phase in the place of the step's."""
     host = laid.trained.host
     if host is None:
         return None
-    fullest = max(laid.journals, key=lambda one: max(phase.bytes_on("host") for phase in one.phases))
+    fullest = max(laid.journals, key=lambda journal: max(phase.bytes_on("host") for phase in journal.phases))
     read = tuple(phase for phase in host.phases if phase.phase == "load")
     written = tuple(phase for phase in host.phases if phase.phase == "save")
     return host.model_copy(update={"phases": (*read, *(_host_phase(m, host, laid) for m in fullest.phases), *written)})
@@ -183,7 +184,7 @@ def _host(laid: Laid) -> Host | None:
 def _host_phase(moment: Moment, host: Host, laid: Laid) -> HostPhase:
     size, device = moment.bytes_on("host") * host.ranks_per_host, moment.bytes_on("device")
     verdict: Literal["fits", "oom"] = "fits" if size <= host.capacity_bytes else "oom"
-    owners = {name: one * host.ranks_per_host for name, one in _by_owner(moment.host).items()}
+    owners = {name: num_bytes * host.ranks_per_host for name, num_bytes in _by_owner(moment.host).items()}
     return HostPhase.model_validate({
         "phase": moment.phase, "host_bytes": size, "device_bytes": device, "host_verdict": verdict,
         "device_verdict": "fits" if device <= laid.limit else "oom", "by_owner": owners,

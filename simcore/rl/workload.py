@@ -1,8 +1,8 @@
 """The workloads `dpo` and `grpo`: a scenario becomes training steps, forward passes and an engine, phase by phase.
 
-Nothing of the engine that simulates a training step knows of phases: the training step is a scenario of its own, a
-forward pass is one with everything frozen (`forward.py`), the engine that generates is `simcore/vllm/`. Here they are
-derived from the one scenario, and laid end to end (`laid.py`).
+The simulation of a training step does not depend on phases: the training step is a separate scenario, a forward pass is
+one with all tensors frozen (`forward.py`), the engine that generates is `simcore/vllm/`. Here they are derived from the
+user's scenario, and put in order (`phases.py`).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _PAIR = 2
 
 
 def in_phases(scenario: Scenario, *, series: bool) -> Report:
-    """One steady step of the scenario's workload. Refusals as of the training step, and of the engine."""
+    """Report of a steady step of the scenario's workload. Refused as the training step and the engine are."""
     return {"dpo": _dpo, "grpo": _grpo}[scenario.workload](scenario, Request(series=series))
 
 
 def legal(scenario: Scenario) -> None:
-    """Raises what would refuse the engine or the phases, beside what the training step's own check finds."""
+    """Raises the refusals of the engine and of the phases that the training step's check does not raise."""
     if scenario.workload == "grpo":
         rl, engine = _asked(scenario)
         _num_steps(scenario, rl.prompts * rl.generations)
@@ -49,20 +49,20 @@ def legal(scenario: Scenario) -> None:
 
 # ---- the scenarios inside --------------------------------------------------------------------------------------------
 def _training(scenario: Scenario, **changed: Any) -> Scenario:
-    """The same job as a training step alone, with other batch sizes."""
+    """Scenario of the training step only, with other batch sizes."""
     training = scenario.training.model_copy(update=changed)
     return scenario.model_copy(update={"workload": "train", "rl": None, "generation": None, "training": training})
 
 
 def _passes_of(scenario: Scenario, passing: Scenario) -> Simulation:
-    """Of the forward passes; refused but for what phases are described for."""
+    """Simulation of the forward passes; refused for workers other than those that are described."""
     simulation = placed_simulation(passing)
     _check_worker(scenario, simulation)
     return simulation
 
 
 def _check_worker(scenario: Scenario, simulation: Simulation) -> None:
-    """NotYet but for NeMo RL's two kinds of workers, on one stage; IllegalLayout for what its own refuse."""
+    """NotYet except for NeMo RL's two kinds of workers on one stage; IllegalLayout for what the workers refuse."""
     workload, worker = scenario.workload, simulation.framework.strategy.rl_worker
     if not worker:
         raise NotYet(Problem(scenario.where("framework"), f"not yet: {workload} under {scenario.framework} (served: "
@@ -84,7 +84,7 @@ def _check_worker(scenario: Scenario, simulation: Simulation) -> None:
 
 def _policies(scenario: Scenario, trained: Report, passing: Scenario, simulation: Simulation,
               steps: int) -> list[Policy]:
-    """Of every class of ranks, in the report's order. `parts`: of `passing`."""
+    """Policies of every class of ranks, in the report's order. `simulation`: that of `passing`."""
     forward = passes(simulation)
     step_ns = round((trained.time.step_s if trained.time else 0.0) * 1e9)
     ns = forward.total_ns(passing.num_microbatches), steps * step_ns
@@ -98,19 +98,19 @@ def _dpo(scenario: Scenario, request: Request) -> Report:
     if scenario.generation is not None:
         raise InputError(Problem(scenario.where("generation"), "generation: nothing is generated in dpo"))
     training = scenario.training
-    given = training.global_batch_size
+    batch = training.global_batch_size
     doubled = {"micro_batch_size": _PAIR * training.micro_batch_size,
-               "global_batch_size": None if given is None else _PAIR * given}
+               "global_batch_size": None if batch is None else _PAIR * batch}
     passing = _training(scenario, **doubled, recompute="none")
     simulation = _passes_of(scenario, passing)
     trained = training_step(_training(scenario, **doubled), request)
     policies = _policies(scenario, trained, passing, simulation, 1)
     journals = [dpo_step(policy, simulation.topology) for policy in policies]
-    told = [Assumption(what="training.micro_batch_size, global_batch_size", value="counted in pairs, doubled to "
+    further = [Assumption(what="training.micro_batch_size, global_batch_size", value="counted in pairs, doubled to "
                        "sequences", kind="derived", source="NeMo RL 7ea279ab algorithms/dpo.py:602"),
             Assumption(what="reference policy", value="on the host, swapped in for its pass", kind="derived",
                        source="NeMo RL 7ea279ab dtensor_policy_worker_v2.py use_reference_model"), _LOSS]
-    return phase_report(Laid(scenario, trained, tuple(journals), simulation), told)
+    return phase_report(Laid(scenario, trained, tuple(journals), simulation), further)
 
 
 _LOSS = Assumption(what="training.loss", value="a cross entropy stands in for the loss of log-probabilities",
@@ -128,26 +128,28 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
     simulation = _passes_of(scenario, passing)
     trained = training_step(_training(scenario, global_batch_size=sequences // steps), request)
     policies = _policies(scenario, trained, passing, simulation, steps)
-    turn = GrpoStep(engine, gathered(simulation.plans[0], simulation.routes),
+    step = GrpoStep(engine, gathered(simulation.plans[0], simulation.routes),
                 rl.reference != "none", _generate_ns(engine, rl, -(-sequences // engines)), rl.refit_buffer)
-    journals = [grpo_step(policy, turn, simulation.topology) for policy in policies]
-    beside = None if engine.generation.colocated else _beside(turn, journals, simulation)
-    laid = Laid(scenario, trained, tuple(journals), simulation, beside, engines * engine.tp if beside else 0)
-    told = [*assumptions(engine), *_told(rl, engine, turn), _LOSS]
-    found = phase_report(laid, told)
-    return found.model_copy(update={"serving": serving(engine), "verdict": "oom" if engine.refusal else found.verdict})
+    journals = [grpo_step(policy, step, simulation.topology) for policy in policies]
+    engine_journal = None if engine.generation.colocated else _beside(step, journals, simulation)
+    laid = Laid(scenario, trained, tuple(journals), simulation, engine_journal,
+                engines * engine.tp if engine_journal else 0)
+    further = [*assumptions(engine), *_told(rl, engine, step), _LOSS]
+    report = phase_report(laid, further)
+    return report.model_copy(update={"serving": serving(engine),
+                                     "verdict": "oom" if engine.refusal else report.verdict})
 
 
 def _asked(scenario: Scenario) -> tuple[Rl, Engine]:
-    rl, given = scenario.rl, scenario.generation
-    missing = [name for name, block in (("rl", rl), ("generation", given)) if block is None]
-    if rl is None or given is None:
+    rl, generation = scenario.rl, scenario.generation
+    missing = [name for name, block in (("rl", rl), ("generation", generation)) if block is None]
+    if rl is None or generation is None:
         raise InputError(Problem(scenario.where("workload"), f"grpo: missing the block {' and '.join(missing)}"))
     if rl.reference == "device":
         raise IllegalLayout(Problem(scenario.where("rl", "reference"), "reference: device: the reference policy lies "
                                     "on the host and is swapped in", "NeMo RL 7ea279ab models/automodel/setup.py "
                                     "setup_reference_model_state: a pinned copy in host memory"))
-    engine = engine_of(scenario, given, topology_of(scenario), "library")
+    engine = engine_of(scenario, generation, topology_of(scenario), "library")
     if rl.prompt_tokens >= engine.max_model_len:
         raise InputError(Problem(scenario.where("rl", "prompt_tokens"), f"prompt_tokens: expected fewer than the "
                                  f"{engine.max_model_len:,} tokens of a sequence, got {rl.prompt_tokens:,}"))
@@ -155,7 +157,7 @@ def _asked(scenario: Scenario) -> tuple[Rl, Engine]:
 
 
 def _num_steps(scenario: Scenario, sequences: int) -> int:
-    """Optimizer steps on what was generated; whole batches on whole passes."""
+    """Optimizer steps on the generated sequences; batches and passes must divide evenly."""
     batch, mesh = scenario.training.global_batch_size or sequences, scenario.mesh
     assert scenario.rl is not None
     width = mesh.dp_replicate * mesh.dp_shard * scenario.rl.logprob_batch_size
@@ -170,10 +172,10 @@ def _num_steps(scenario: Scenario, sequences: int) -> int:
 
 
 def _num_engines(scenario: Scenario, engine: Engine) -> int:
-    """Engines beside each other: on all GPUs that train, or on those of their own."""
+    """Number of engines: on all GPUs that train, or on separate ones."""
     if not engine.generation.colocated:
-        beside = engine.generation.engines * engine.tp
-        engine.topology.check_world_size(scenario.world_size + beside, scenario.where("generation", "engines"))
+        num_gpus = engine.generation.engines * engine.tp
+        engine.topology.check_world_size(scenario.world_size + num_gpus, scenario.where("generation", "engines"))
         return engine.generation.engines
     if scenario.world_size % engine.tp:
         raise InputError(Problem(scenario.where("generation", "tp"), f"tp: expected a divisor of {scenario.world_size} "
@@ -182,31 +184,32 @@ def _num_engines(scenario: Scenario, engine: Engine) -> int:
 
 
 def _generate_ns(engine: Engine, rl: Rl, sequences: int) -> int:
-    """Of one engine: as many at once as it lets in and its cache holds at full length, the rest after them."""
+    """Time in ns of one engine: as many sequences at once as its limits and cache allow, in several rounds."""
     most = max(1, min(engine.limits.seqs, math.floor(engine.cache.concurrency(engine.max_model_len))))
-    full, left = divmod(sequences, most)
-    whole, rest = (decode_seconds(engine, one, rl.prompt_tokens, engine.max_model_len) if one else 0.0
-                   for one in (most, left))
-    return round(1e9 * (full * whole + rest))
+    full, remainder = divmod(sequences, most)
+    full_s, remainder_s = (decode_seconds(engine, sequences_at_once, rl.prompt_tokens,
+                                          engine.max_model_len) if sequences_at_once else 0.0
+                   for sequences_at_once in (most, remainder))
+    return round(1e9 * (full * full_s + remainder_s))
 
 
-def _beside(turn: GrpoStep, journals: list[Journal], simulation: Simulation) -> Journal:
-    """The GPUs that only generate."""
-    slowest = max(journals, key=lambda one: sum(phase.ns for phase in one.phases))
-    return engine_step(turn, simulation.topology, {phase.phase: phase.ns for phase in slowest.phases})
+def _beside(step: GrpoStep, journals: list[Journal], simulation: Simulation) -> Journal:
+    """Journal of the GPUs that only generate."""
+    slowest = max(journals, key=lambda journal: sum(phase.ns for phase in journal.phases))
+    return engine_step(step, simulation.topology, {phase.phase: phase.ns for phase in slowest.phases})
 
 
-def _told(rl: Rl, engine: Engine, turn: GrpoStep) -> list[Assumption]:
-    """How generation and refit are timed, and what a reference costs."""
-    found = [
+def _told(rl: Rl, engine: Engine, step: GrpoStep) -> list[Assumption]:
+    """Assumptions on the time of generation and refit, and on a reference policy's cost."""
+    rows = [
         Assumption(what="generation", value=f"every sequence goes from {rl.prompt_tokens:,} to "
                    f"{engine.max_model_len:,} tokens", kind="assumed", source="prompt_tokens and max_model_len; no "
                    "answer ends early, prefill takes no time"),
-        Assumption(what="refit", value=f"gathers alone {turn.gathered.ns / 1e9:.3g} s", kind="assumed", source="one "
+        Assumption(what="refit", value=f"gathers alone {step.gathered.ns / 1e9:.3g} s", kind="assumed", source="one "
                    "tensor after the other, NeMo RL 7ea279ab dtensor_params_generator; packing by bytes"),
         Assumption(what="copies to and from the host", value="at the rate of pinned copies", kind="assumed",
                    source="module.to('cpu') is not pinned in NeMo RL 7ea279ab, and slower")]
     if engine.generation.colocated and engine.generation.sleep_level != 1:
-        found.append(Assumption(what="generation.sleep_level", value=str(engine.generation.sleep_level), kind="assumed",
+        rows.append(Assumption(what="generation.sleep_level", value=str(engine.generation.sleep_level), kind="assumed",
                                 source="NeMo RL 7ea279ab vllm_worker.py:1309 always sleeps at level 1"))
-    return found
+    return rows

@@ -1,13 +1,13 @@
-"""How much longer attention takes for heads of other sizes than 128: each score needs an exponential as well.
+"""Extra time of attention for heads of other sizes than 128, because each score also needs an exponential.
 
 [Note: exponentials]
-Of a score the tensor cores do four FLOPs for every number of a head (two products of a multiply-add), backward ten, and
-the special function units one exponential each time (flash-attention computes it again in backward). A multiprocessor
-has 16 of those a cycle (FlashAttention-3, arXiv 2407.08608, section 3: 3.9 TFLOPS of special functions beside 989 of
-products on H100), Blackwell Ultra twice as many (NVIDIA, "Making Softmax More Efficient with NVIDIA Blackwell Ultra").
-Both are added, as arithmetic and traffic are (`cost.py`). Shares of peaks were measured with heads of 128
-(`tests/truth/fit_priors.py`), so what is told here is the ratio to those: small heads are slower for their FLOPs, wide
-ones faster, and 8-bit products save nothing of the exponentials.
+For a score the tensor cores do four FLOPs per element of a head (two products of a multiply-add), ten in backward, and
+the special function units one exponential in each pass (flash-attention computes it again in backward). A
+multiprocessor has 16 of those a cycle (FlashAttention-3, arXiv 2407.08608, section 3: 3.9 TFLOPS of special functions
+and 989 of products on H100), Blackwell Ultra twice as many (NVIDIA, "Making Softmax More Efficient with NVIDIA
+Blackwell Ultra"). Both times are added, as arithmetic and traffic are (`kernel.py`). Shares of peaks were measured with
+heads of 128 (`tests/truth/fit_priors.py`), so the result is the ratio to those: small heads are slower for their FLOPs,
+wide heads faster, and 8-bit products do not shorten the exponentials.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ _OTHERS: Final = 16
 
 def softmax_stretch(device: Device, shapes: IntArray, operand_bits: IntArray, *,
                     older: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """By how much each kernel of attention takes longer for its FLOPs than with heads of 128 in 16 bits.
+    """Factor by which each attention kernel takes longer for its FLOPs than with heads of 128 in 16 bits.
 
-    `shapes`: FLOPs of an exponential by those that heads of 128 have, as `product.shape_of_heads` packs them (0: of
-    unknown heads: 1). `older`: products are issued as on Ampere.
+    `shapes`: FLOPs per exponential, relative to heads of 128, as `kernel_shape.shape_of_heads` packs them (0: unknown
+    heads, factor 1). `older`: kernels that issue products as on Ampere.
     """
     out = np.ones(len(shapes))
     at = np.flatnonzero(shapes)
     if len(at):
-        of_one, of_128, _, _ = unpacked(shapes[at])
+        packed = unpacked(shapes[at])
         adds = np.where(older[at], multiply_adds(device, as_on_ampere=True), multiply_adds(device))
-        beside = 2 * adds / _A_CYCLE.get(device.compute_capability, _OTHERS)
-        out[at] = (1 + beside * 16 / operand_bits[at] / of_one) / (1 + beside / of_128)
+        exponential_flops = 2 * adds / _A_CYCLE.get(device.compute_capability, _OTHERS)
+        out[at] = ((1 + exponential_flops * 16 / operand_bits[at] / packed.rows)
+                   / (1 + exponential_flops / packed.columns))
     return out

@@ -1,16 +1,16 @@
-"""Where the time of a step goes on one rank, in whole nanoseconds: parts that add up to the step.
+"""Breakdown of a step's time on one rank into parts that add up to the step, in integer nanoseconds.
 
-Comes in: a program that was run on the timeline, and how often each of its microbatches happens. Goes out: a
-`Breakdown`. It is of the rank that ends last: another rank's waiting is not the step's.
+Input: a program that was run on the timeline, and the number of repetitions of each microbatch. Output: a `Breakdown`
+of the rank that ends last, because waiting on other ranks does not lengthen the step.
 
 [Note: parts of a step]
-The device computes, or it waits; `PARTS` says for what. Other ranks that come late are communication, also where their
-layers take longer; a stage that has more to do than its neighbours is bubble, as the order of passes is. A collective
-is hidden as far as nobody waits for it, or, inside a layer, as far as its kernels run beside it.
+The device computes, or it waits; `PARTS` lists the reasons. Waiting for ranks that are late is communication, also
+where their layers take longer; waiting for a stage with more work is bubble, as is waiting due to the order of passes.
+A collective is hidden while no stream waits for it, or, inside a layer, while kernels run at the same time.
 
 [Note: what bounds kernels]
-A kernel takes the time of its arithmetic and of its memory traffic, added (see `cost.py`), so each has its share of a
-step. What is left are kernels so small that they take the least time that a kernel takes.
+A kernel takes the sum of the times of its arithmetic and of its memory traffic (see `kernel.py`), so each has its share
+of a step. The rest are kernels so small that they take the shortest time of any kernel.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _SEND, _RECEIVE = int(Stream.SEND), int(Stream.RECEIVE)
 
 
 class Kernels(NamedTuple):
-    """Kernels among a program's distinct rows: where they stand, what they are, and ns of each alone.
+    """Kernels among a program's distinct rows: their rows, classes, formats, and ns of each on an idle device.
 
-    `compute_ns`, `memory_ns`: of its arithmetic and of its traffic, not rounded; what is left is too short to matter.
+    `compute_ns`, `memory_ns`: times of its arithmetic and of its traffic, not rounded; the rest of `ns` is the minimum.
     """
 
     rows: IntArray
@@ -81,7 +81,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """All calls of a kind on an axis: ns that they take alone, that somebody waited for them, and that nobody did."""
+    """All calls of a collective on an axis: ns without contention, ns that a stream waited for them, ns hidden."""
 
     collective: str
     axis: str
@@ -93,7 +93,7 @@ class Sent:
 
 @dataclass(frozen=True, eq=False)
 class Breakdown:
-    """`parts`: ns by `PARTS`."""
+    """Time of a step by reason. `parts`: ns by `PARTS`."""
 
     parts: dict[str, int]
     work: tuple[Work, ...]
@@ -102,14 +102,18 @@ class Breakdown:
 
 def breakdown(program: Program, track: RankStreams, times: ClassTimes, weight: IntArray, kernels: Kernels,
               alone_ns: Callable[[int, int], int], once: int) -> Breakdown:
-    """`weight`: how often each microbatch happens; `alone_ns(comm, payload)`; `once`: ns of the host once a step."""
+    """Breakdown of a class. `weight`: repetitions of each microbatch; `alone_ns(comm, payload)`.
+
+    `once`: host ns a step.
+    """
     work = _work(program, weight, kernels)
     rows = np.minimum(track.skeleton.item_rows, len(program.places) - 1)
     of_item = weight[program.microbatch[rows]]
     waits = _Waits(track, times)
     clock = track.item_clock
     late = np.array(track.item_ns, dtype=np.int64) - np.diff(clock, prepend=0)
-    parts = {part: sum(one.ns[number] for one in work) for number, part in enumerate(_COMPUTE)}
+    parts = {part: sum(kernels_of_class.ns[number] for kernels_of_class in work) for number,
+             part in enumerate(_COMPUTE)}
     parts["contention"] = dot(late, of_item)
     parts["communication"] = dot(waits.exposed, of_item) + waits.trailing
     parts["bubble"] = dot(waits.waited - waits.exposed, of_item)
@@ -126,20 +130,20 @@ def _work(program: Program, weight: IntArray, kernels: Kernels) -> tuple[Work, .
     ns, flops, moved = (countable(column[order], times) for column in kernels[3:6])
     columns = [ns, flops, moved, *(column[order] for column in kernels[6:])]
     numbers, starts = np.unique(classes[order], return_index=True)
-    made = []
+    work = []
     for number, start, end in zip(numbers.tolist(), starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True):
         ns, flops, moved, compute, memory = (column[start:end] for column in columns)
         of = times[start:end]
         if of.any():
-            made.append(Work(KERNELS[number // len(DTYPES)], DTYPES[number % len(DTYPES)],
+            work.append(Work(KERNELS[number // len(DTYPES)], DTYPES[number % len(DTYPES)],
                              tuple((ns @ counts[start:end]).tolist()), int(flops @ of), int(moved @ of),
                              float(compute @ of), float(memory @ of)))
-    return tuple(made)
+    return tuple(work)
 
 
 @held(maxsize=64)
 def _often(outline: StepTemplate, weight: bytes, num_rows: int) -> IntArray:
-    """How often each of `num_rows` distinct rows happens in each part. `weight`: int64, for each microbatch."""
+    """Number of times that each of `num_rows` distinct rows runs in each part. `weight`: int64, by microbatch."""
     bins = outline.places * len(_COMPUTE) + _PART_OF[outline.phase]
     weights = np.frombuffer(weight, dtype=np.int64)[outline.microbatch]
     often = np.bincount(bins, weights=weights, minlength=num_rows * len(_COMPUTE))
@@ -147,9 +151,9 @@ def _often(outline: StepTemplate, weight: bytes, num_rows: int) -> IntArray:
 
 
 class _Waits:
-    """What the compute stream waited for: `waited` ns at each item, of them `exposed` for communication.
+    """Waiting of the compute stream: `waited` ns at each item, `exposed` the part of it due to communication.
 
-    `of_call`: exposed ns by call. `trailing`: ns for which a last call runs when the compute stream has ended.
+    `of_call`: exposed ns by call. `trailing`: ns for which the last call runs after the compute stream has ended.
     """
 
     def __init__(self, track: RankStreams, times: ClassTimes) -> None:
@@ -165,13 +169,13 @@ class _Waits:
         np.add.at(self.of_call, numbers, self.exposed[places])
         self.trailing = times.end - (times.item_ends[-1] if times.item_ends else 0)
         if self.trailing:
-            last, _, _ = max(times.calls, key=lambda made: made[2])
+            last, _, _ = max(times.calls, key=lambda timed: timed[2])
             self.of_call[last.number] += self.trailing
 
 
 def _sent(program: Program, track: RankStreams, weight: IntArray, waits: _Waits,
           alone_ns: Callable[[int, int], int]) -> tuple[Sent, ...]:
-    """By collective and axis. Of a message only who receives it is asked: it is sent beside whatever is computed."""
+    """Calls by collective and axis. Only the receiver of a message is counted: sending runs next to any computation."""
     call_rows = track.skeleton.call_rows
     calls = program.distinct[program.places[call_rows]]
     pairs = list(zip(calls[:, SLOT].tolist(), calls[:, AMOUNT].tolist(), strict=True))
@@ -187,7 +191,7 @@ def _kinds_of_calls(program: Program, comms: IntArray, often: IntArray, columns:
     sums: dict[tuple[str, str], list[int]] = {}
     for number, (collective, axis, _) in enumerate(program.tables.comms):
         of = comms == number
-        made = [int(often[of].sum()), *(dot(column[of], often[of]) for column in columns)]
-        sums[collective, axis] = [sum(pair) for pair in zip(sums.get((collective, axis), [0] * 4), made, strict=True)]
-    return [Sent(collective, axis, *made) for (collective, axis), made in sorted(sums.items())
-            if made[1] or made[2]]
+        totals = [int(often[of].sum()), *(dot(column[of], often[of]) for column in columns)]
+        sums[collective, axis] = [sum(pair) for pair in zip(sums.get((collective, axis), [0] * 4), totals, strict=True)]
+    return [Sent(collective, axis, *totals) for (collective, axis), totals in sorted(sums.items())
+            if totals[1] or totals[2]]

@@ -1,16 +1,17 @@
-"""How long one collective takes alone, in whole nanoseconds, and which bytes of it leave a rank over which links.
+"""Time of one collective without contention, in integer nanoseconds, and the bytes that leave a rank over each link.
 
 [Note: measured or model]
-A collective that was measured on so many ranks of one host takes the time of the table (`curves.py`), within its sizes.
+A collective that was measured on that number of ranks of one host takes the time of the table (`collective_curves.py`),
+within its sizes.
 Everything else is a model: alpha plus bytes over the bus bandwidth of the topology file. A host's table holds for any
-of its ranks, because a switch joins them. In an NVLink domain of several hosts (NVL72) the table of one host is taken
-for what crosses to others: at the bytes that a rank sends, its running maximum, and the hops of the larger ring more.
+of its ranks, because a switch joins them. In an NVLink domain of several hosts (NVL72) the table of one host is used
+across hosts: its running maximum at the bytes that a rank sends, plus the additional hops of the larger ring.
 
 [Note: across nodes]
 A ring crosses the border of each node once for each of its channels, and there are as many channels as NICs: it goes at
 the rate of a NIC times the ranks of the group in the node that has fewest, or at NVLink's pace (nccl 5067397c
 `graph/tuning.cc`: bwInter of all channels). All-gather and reduce-scatter are rings there; without a network that
-computes, NCCL allows them nothing else but PAT, for one rank a node. An all-reduce on exactly two nodes whose switches
+reduces, NCCL allows only PAT besides, for one rank a node. An all-reduce on exactly two nodes whose switches
 sum is a tree between them, so each node sends the buffer once and not nearly twice: NCCL doubles their rate (NVLSTree,
 nNodes <= 2); on more nodes it counts the tree as fast as the ring, and so does this. All-to-all is pairwise, each rank
 through its own NIC; a message takes one NIC.
@@ -33,7 +34,7 @@ COLLECTIVES: Final = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all"
                       "send_recv")
 Timing = Literal["measured", "model"]
 
-# Whose bus bandwidth a collective without a measurement of its own takes.
+# The collective whose bus bandwidth stands for one that was not measured.
 _MEASURED_AS: Final = {"broadcast": "all_gather", "reduce": "reduce_scatter", "gather": "send_recv"}
 _CHAINS: Final = ("broadcast", "reduce")
 _PAIRWISE: Final = ("all_to_all", "gather")
@@ -44,14 +45,14 @@ _MAX_HOPS: Final = 7
 
 
 class Crossing(NamedTuple):
-    """Of the payload, what leaves a rank, and what of that goes over the network: the mean over the group."""
+    """Shares of the payload that leave a rank (`wire`) and that cross the network, the mean over the group."""
 
     wire: float
     network: float
 
     @property
     def nvlink(self) -> float:
-        """What stays in the node."""
+        """Share of the payload that leaves the rank but not the node."""
         return self.wire - self.network
 
 
@@ -66,9 +67,9 @@ def wire_bytes(collective: str, payload_bytes: int, group_size: int) -> int:
 
 
 def wire_factor(collective: str, group_size: int) -> float:
-    """Of the payload, the share that leaves one rank on a ring, the mean over the group. KeyError: no such collective.
+    """Share of the payload that leaves one rank on a ring, the mean over the group. KeyError: no such collective.
 
-    What is gathered comes from all but one rank, a part from each.
+    In a gather all ranks but one send, a part each.
     """
     if collective not in COLLECTIVES:
         raise KeyError(collective)
@@ -81,7 +82,7 @@ def wire_factor(collective: str, group_size: int) -> float:
 
 
 def algorithm(collective: str, link: Link, dispatch: Dispatch | None = None) -> str:
-    """How it sends: ring, tree, chain, pairwise, two_level or direct."""
+    """Algorithm of a collective: ring, tree, chain, pairwise, two_level or direct."""
     if collective == "all_to_all":
         return "two_level" if dispatch is not None and link.num_nodes > 1 else "pairwise"
     if collective in ("send_recv", "gather", "copy"):
@@ -90,10 +91,10 @@ def algorithm(collective: str, link: Link, dispatch: Dispatch | None = None) -> 
 
 
 def crossing(collective: str, group_size: int, link: Link, dispatch: Dispatch | None = None) -> Crossing:
-    """By which links the payload leaves a rank, the mean over the group. KeyError: no such collective.
+    """Shares of the payload by the links that they cross, the mean over the group. KeyError: no such collective.
 
-    Members are counted as if the nodes held equal parts. What leaves is `wire_factor`, but for a dispatch across nodes.
-    A message goes to the next rank of the group, round the ring.
+    Members are counted as if the nodes held equal parts. The share that leaves a rank is `wire_factor`, except for a
+    dispatch across nodes. A message goes to the next rank of the group, around the ring.
     """
     if link.name == "host":
         return Crossing(1.0, 0.0)
@@ -107,7 +108,7 @@ def crossing(collective: str, group_size: int, link: Link, dispatch: Dispatch | 
 
 
 def _network_factor(collective: str, factor: float, group_size: int, link: Link) -> float:
-    """Of the payload, what leaves a rank's node too; `factor`: what leaves the rank."""
+    """Share of the payload that also leaves a rank's node; `factor`: share that leaves the rank."""
     if collective in _PAIRWISE:
         return factor * (group_size - group_size / link.num_nodes) / (group_size - 1)
     if collective in _CHAINS:
@@ -116,12 +117,12 @@ def _network_factor(collective: str, factor: float, group_size: int, link: Link)
 
 
 def _over_the_border(collective: str, factor: float, link: Link) -> float:
-    """Of the payload, what leaves a node: as much as leaves each rank of a ring, the payload once up or down a tree."""
+    """Share of the payload that leaves a node: that of each rank in a ring, 1 up or down a tree."""
     return 1.0 if _is_tree(collective, link) else factor
 
 
 def _is_tree(collective: str, link: Link) -> bool:
-    """NCCL calls a host a node, so racks of many hosts never are two."""
+    """True if an all-reduce is a tree between two nodes; NCCL's nodes are hosts, so racks of many hosts never are."""
     sums = link.local is not None and link.local.sums_in_switch
     return collective == "all_reduce" and sums and link.num_hosts == 2 and link.ranks_per_node > 1
 
@@ -129,21 +130,21 @@ def _is_tree(collective: str, link: Link) -> bool:
 # ---- time -----------------------------------------------------------------------------------------------------------
 def timing(collective: str, payload_bytes: int, group_size: int, link: Link,
            dispatch: Dispatch | None = None) -> Timing:
-    """How `collective_ns` finds its time, see [Note: measured or model]."""
+    """Source of the time of `collective_ns`, see [Note: measured or model]."""
     return "measured" if payload_bytes in measured_sizes(collective, group_size, link, dispatch) else "model"
 
 
 def measured_sizes(collective: str, group_size: int, link: Link, dispatch: Dispatch | None = None) -> range:
-    """Payloads whose time is that of a table; none: an empty range."""
+    """Payloads whose time is taken from a table; an empty range if there are none."""
     curve = _measured(collective, group_size, link) if dispatch is None and link.num_hosts == 1 else None
     return range(0) if curve is None else range(curve.sizes[0], curve.sizes[-1] + 1)
 
 
 def collective_ns(collective: str, payload_bytes: int, group_size: int, link: Link,
                   dispatch: Dispatch | None = None) -> int:
-    """Nanoseconds of one call, see [Note: measured or model]; 0 in a group of one. KeyError: no such collective.
+    """Time in ns of one call, see [Note: measured or model]; 0 in a group of one. KeyError: no such collective.
 
-    A copy between a GPU and its host takes the link's latency and its bytes at the link's rate; none for no bytes.
+    A copy between a GPU and its host takes the link's latency plus its bytes at the link's rate; 0 bytes take 0 ns.
     """
     if link.name == "host":
         return math.ceil((link.latency_s + payload_bytes / link.bytes_per_s) * 1e9) if payload_bytes else 0
@@ -160,14 +161,14 @@ def collective_ns(collective: str, payload_bytes: int, group_size: int, link: Li
 
 def _model_ns(collective: str, payload_bytes: int, group_size: int, link: Link, factor: float,
               dispatch: Dispatch | None = None) -> int:
-    """Alpha plus bytes over bus bandwidth. A chain passes every byte on; all that is gathered ends at one rank."""
+    """Alpha plus bytes over bus bandwidth. A chain forwards every byte; all parts of a gather arrive at one rank."""
     factor = 1.0 if collective in _CHAINS else factor * (group_size if collective == "gather" else 1)
     busy = payload_bytes * _seconds_per_byte(collective, factor, group_size, link, dispatch)
     return math.ceil((_latency_s(collective, group_size, link) + busy) * 1e9)
 
 
 def _domain_ns(collective: str, payload_bytes: int, group_size: int, link: Link) -> int:
-    """Over NVLink from host to host: as many bytes leave a rank, and a larger ring has more hops."""
+    """Time in ns over NVLink between hosts: the same bytes leave a rank, and a larger ring has more hops."""
     factor = wire_factor(collective, group_size)
     ranks = min(group_size, _most_ranks(collective, link))
     curve = _measured(collective, ranks, link)
@@ -189,7 +190,7 @@ def _most_ranks(collective: str, link: Link) -> int:
 
 def _seconds_per_byte(collective: str, factor: float, group_size: int, link: Link,
                       dispatch: Dispatch | None) -> float:
-    """At the pace of the slowest level, see [Note: across nodes]."""
+    """Seconds per byte of the payload on the slowest level, see [Note: across nodes]."""
     rate = _bus_bandwidth(link.fabric, collective) or link.bytes_per_s
     if link.name == "nvlink":
         return factor / rate
@@ -203,7 +204,7 @@ def _seconds_per_byte(collective: str, factor: float, group_size: int, link: Lin
 
 
 def _bus_bandwidth(fabric: Fabric | None, collective: str) -> float:
-    """Bytes/s in place; 0 when nothing is known."""
+    """Bus bandwidth in bytes/s; 0 if it is unknown."""
     if fabric is None:
         return 0.0
     rate: Rate = getattr(fabric.bus_bandwidth, _MEASURED_AS.get(collective, collective))

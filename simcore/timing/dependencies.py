@@ -1,17 +1,17 @@
-"""What a device executes of an outline, in order, and what waits for what; nothing has a length yet.
+"""The execution graph: the items that a device executes of a step template, and their dependencies, without durations.
 
-Comes in: an `StepTemplate`. Goes out: a `ExecutionGraph`, which programs share. Kernels of one pass with nothing to
-wait for between them are one item.
+Input: a `StepTemplate`. Output: an `ExecutionGraph`, which programs share. Kernels of one pass without a wait between
+them are one item.
 
-[Note: who waits]
+[Note: dependencies]
 The host issues everything ahead. A reduction starts when the kernels before it are done
 (`reduce_scatter_stream.wait_stream(current_stream)`); a gather when the copy-out of an earlier gather is done, which
 freed its buffer: the last in backward, the one before in forward (torch 2.13 `_fsdp_param_group.py`, wait_for_unshard);
 none before the end of an earlier microbatch at which the host waited for the device (`HOST_DRAINS`). A gather of
 Megatron-FSDP starts, as a reduction does, when the kernels before it are done
 (`all_gather_stream.wait_stream(current_stream)`, core 0.16.1 param_and_grad_buffer.py:3604). A kernel starts when the
-collective that its `wait` names is done. Collectives that a layer calls itself are in line with its kernels. Copies
-from and to the host are calls that no other rank joins.
+collective that its `wait` names is done. Collectives that a layer calls itself run on the compute stream, in order with
+its kernels. Copies from and to the host are calls that no other rank joins.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ __all__ = ["CollectiveCall", "ComputeItem", "ExecutionGraph", "execution_graph"]
 
 _COMPUTE, _GATHER, _SEND, _RECEIVE = map(int, (Stream.COMPUTE, Stream.ALL_GATHER, Stream.SEND, Stream.RECEIVE))
 _PASS = np.array([{Phase.LOSS: Phase.FORWARD, Phase.RECOMPUTE: Phase.BACKWARD}.get(phase, phase) for phase in Phase])
-"""What a phase is part of."""
+"""The pass that a phase is part of."""
 
 
 class CollectiveCall(NamedTuple):
     """One collective.
 
     `gate`: the compute item after which it may start (-1: at once). `serial`: its number among the calls of this kind,
-    so that the ranks of a group find each other. `after`: the compute item behind which it was issued.
+    which matches the calls of the ranks of a group. `after`: the compute item after which it was issued.
     """
 
     number: int
@@ -59,7 +59,7 @@ class CollectiveCall(NamedTuple):
 
 
 class ComputeItem(NamedTuple):
-    """One thing on the compute stream: kernels up to a row, then maybe an in-line call or a wait for `wait_for`.
+    """An item of the compute stream: kernels up to a row, then possibly an in-line call or a wait for `wait_for`.
 
     `stops_host`: the host waits until they are done. `message`: the call between stages that is sent or arrives here.
     """
@@ -73,7 +73,7 @@ class ComputeItem(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ExecutionGraph:
-    """The compute stream's items and, for every other stream, its calls in issue order; nothing has a length yet."""
+    """Items of the compute stream and, for every other stream, its calls in order of issue, without durations."""
 
     items: tuple[ComputeItem, ...]
     calls: dict[int, tuple[CollectiveCall, ...]]
@@ -81,26 +81,26 @@ class ExecutionGraph:
 
     @cached_property
     def item_rows(self) -> IntArray:
-        """The row of each item."""
+        """Row of each item."""
         return np.array([item.row for item in self.items], dtype=np.int64)
 
     @cached_property
     def awaited(self) -> tuple[IntArray, IntArray]:
-        """Items that wait for a call, and the number of the call."""
+        """(items that wait for a call, index of the call)."""
         named = np.array([i.call.number if i.call is not None else i.wait_for for i in self.items], dtype=np.int64)
         return np.flatnonzero(named >= 0), named[named >= 0]
 
     @cached_property
     def watched(self) -> frozenset[int]:
-        """Items that some call waits for."""
+        """Items that are the gate of a call."""
         return frozenset(call.gate for calls in self.calls.values() for call in calls)
 
 
 @held(maxsize=64)
 def execution_graph(outline: StepTemplate) -> ExecutionGraph:
-    """What runs, in order, and who waits for whom, is the same for all programs of an outline.
+    """Execution graph of a step template; all programs of the template share it.
 
-    Outlines of ranks that differ in sizes alone have one too: what is seen of an outline is the key.
+    Templates of ranks that differ only in sizes share a graph too: the fields of a template that are used are the key.
     """
     rows = np.concatenate([*(tile.rows for tile in outline.tiles), outline.loose])
     is_kernel = rows[:, OP] == Op.COMPUTE
@@ -119,7 +119,7 @@ def execution_graph(outline: StepTemplate) -> ExecutionGraph:
 
 @held(maxsize=64)
 def _compiled(seen: bytes, num_rows: int) -> ExecutionGraph:
-    """`seen`, by row: number, fields (`tile.LayerRows`) without an amount, microbatch, kernels so far, flags."""
+    """Execution graph of the rows in `seen`: index, fields without amount, microbatch, kernels so far, flags."""
     compiler = _Compiler()
     for row, *values, microbatch, before, is_seen, is_end in (
             np.frombuffer(seen, dtype=np.int64).reshape(-1, 11).tolist()):
@@ -134,18 +134,19 @@ def _compiled(seen: bytes, num_rows: int) -> ExecutionGraph:
 
 
 def _ends_of_passes(outline: StepTemplate) -> NDArray[np.bool_]:
-    """Whether a row is the last of a microbatch's forward or backward pass, or of the optimizer's part of it.
+    """True for the last row of a microbatch's forward or backward pass, or of its part of the optimizer's.
 
-    No item goes on behind it: what is idle or waited for belongs to one pass, and repeats with it.
+    No item continues after it, so idle time and waiting belong to one pass, and repeat with it.
     """
     passes = outline.microbatch * len(Phase) + _PASS[outline.phase]
     return np.append(np.diff(passes) != 0, False)
 
 
 class _Compiler:
-    """`kernels`: how many were issued so far; `itemised`: how many of them are in an item.
+    """Builds the execution graph row by row.
 
-    `drained`: the last item behind which the host waited for all that was issued.
+    `kernels`: number of kernels issued so far; `itemised`: number of them that are in an item. `drained`: the last item
+    after which the host waited for all issued work.
     """
 
     def __init__(self) -> None:
@@ -182,28 +183,28 @@ class _Compiler:
             self.copies_out = handle in (FORWARD_GATHER, BACKWARD_GATHER)
 
     def copy(self, row: int) -> None:
-        """The copy-out of the gather that was waited for: a later gather may start when it is done."""
+        """Handles the copy-out of the gather that was waited for: a later gather may start after it."""
         if self.copies_out:
             self.item(row)
             self.copy_outs = [self.copy_outs[1], len(self.items) - 1]
             self.copies_out = False
 
-    def call(self, made: CollectiveCall) -> None:
-        kind = (made.comm, made.stream)
+    def call(self, issued: CollectiveCall) -> None:
+        kind = (issued.comm, issued.stream)
         serial = self.serials.get(kind, 0)
         self.serials[kind] = serial + 1
-        made = made._replace(gate=self._gate(made), serial=serial, after=len(self.items) - 1)
-        self.call_rows.append(made.row)
-        if made.stream == _COMPUTE:
-            self.item(made.row, call=made)
+        issued = issued._replace(gate=self._gate(issued), serial=serial, after=len(self.items) - 1)
+        self.call_rows.append(issued.row)
+        if issued.stream == _COMPUTE:
+            self.item(issued.row, call=issued)
             return
-        self.calls.setdefault(made.stream, []).append(made)
-        self.open[self._name(made.layer, made.handle, made.microbatch)] = made.number
-        if made.stream == _SEND:
-            self.item(made.row, message=made.number)
+        self.calls.setdefault(issued.stream, []).append(issued)
+        self.open[self._name(issued.layer, issued.handle, issued.microbatch)] = issued.number
+        if issued.stream == _SEND:
+            self.item(issued.row, message=issued.number)
 
     def _name(self, layer: int, handle: int, microbatch: int) -> tuple[int, int, int]:
-        """What a wait says of its call. A stage may have several microbatches on their way at one border."""
+        """Key that links a wait to its call; several microbatches may be in transit at one stage border."""
         return layer, handle, microbatch if handle in BORDER_HANDLES else 0
 
     def _gate(self, call: CollectiveCall) -> int:

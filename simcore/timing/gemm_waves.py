@@ -1,31 +1,31 @@
-"""How much longer a product takes because a device works it off in tiles, a wave of multiprocessors at a time.
+"""Extra time of a matrix product because a device computes it in tiles, one wave of multiprocessors after another.
 
-A product of (m, k) and (k, n) is cut into tiles of its output. A tile that hangs over the edge costs as much as a whole
-one, and while the last wave runs, multiprocessors that got no tile of it wait. Which tiles cuBLAS chooses is its
-secret; DeepGEMM (10747d47, `csrc/jit_kernels/heuristics/sm90.hpp`, get_layout_info) writes its rule down: of the tiles
-that the instructions allow, those that take the fewest cycles with all waves. So it is here.
+A product of (m, k) and (k, n) is cut into tiles of its output. A tile that exceeds the edge costs as much as a full
+one, and while the last wave runs, multiprocessors without a tile wait. The tiles that cuBLAS chooses are not published;
+DeepGEMM (10747d47, `csrc/jit_kernels/heuristics/sm90.hpp`, get_layout_info) documents its rule, which is used here: of
+the tiles that the instructions allow, those that take the fewest cycles over all waves.
 
 [Note: a tile's time]
-For each element of k a tile takes as many cycles as its multiply-adds, or as its operands need on their way: out of the
-second cache, where tiles of a cluster read once what they share, and through shared memory, which they are written to
-and read from. So small tiles are slower for their size. Traffic of device memory is not here: `cost.py` adds it, and
-what it takes to fill and empty a tile with it. Along k a product is worked off in steps of 128 bytes.
+For each element of k a tile takes the cycles of its multiply-adds, or those that its operands need to arrive: from the
+L2 cache, where the tiles of a cluster read shared operands once, and through shared memory, to which they are written
+and from which they are read. So small tiles are slower for their size. Traffic of device memory is not included:
+`kernel.py` adds it, and with it the time to fill and empty a tile. Along k a product is computed in steps of 128 bytes.
 
 [Note: sums in parts]
-Where there are fewer tiles than multiprocessors, k is cut too: each part writes its sums in fp32, and they are read
+If there are fewer tiles than multiprocessors, k is split too: each part writes its sums in fp32, and they are read
 again to be added (CUTLASS 4, `media/docs/cpp/efficient_gemm.md`, split-K).
 
 [Note: groups]
 Products of a group share waves: TransformerEngine 2.18 spreads them over four streams (`common/gemm/cublaslt_gemm.cu`,
-multi_stream_cublas_gemm), CUTLASS and DeepGEMM do them in one kernel. How many rows a group has is chance: on average
-its last tile is half full, or, where rows are what is summed, its last step.
+multi_stream_cublas_gemm), CUTLASS and DeepGEMM do them in one kernel. The number of rows of a group is random: on
+average its last tile is half full, or, if the sum runs over rows, its last step.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,18 +39,26 @@ __all__ = ["multiply_adds", "stretch"]
 Floats = NDArray[np.float64]
 _STEP_BYTES: Final = 128
 _SHARED_BYTES: Final = 128
-"""Of shared memory in a cycle: DeepGEMM 10747d47 `heuristics/sm90.hpp`, l1_bandwidth_per_cycle."""
+"""Bytes of shared memory read in a cycle: DeepGEMM 10747d47 `heuristics/sm90.hpp`, l1_bandwidth_per_cycle."""
 _SPLITS: Final = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32], dtype=np.float64)
 _SUM_BYTES: Final = 8  # an fp32 sum is written and read
 
 
+class _Tiles(NamedTuple):
+    """Sides of every tile, and its cycles for one element of k, see [Note: a tile's time]."""
+
+    rows: Floats
+    columns: Floats
+    cycles: Floats
+
+
 @dataclass(frozen=True)
 class _Machine:
-    """What a multiprocessor of a generation does.
+    """Rates of a multiprocessor of one generation.
 
-    `adds`: multiply-adds of 16-bit numbers in a cycle. `l2_bytes`: what it reads of the second cache in a cycle.
-    `rows`, `columns`: sides of its tiles. `most`: sums that it holds. `cluster`: tiles that share what they read, at
-    most. `pair`: multiprocessors that hold one half each of what both multiply with.
+    `adds`: multiply-adds of 16-bit numbers in a cycle. `l2_bytes`: bytes that it reads from the L2 cache in a cycle.
+    `rows`, `columns`: sides of its tiles. `most`: largest number of sums in a tile. `cluster`: largest number of tiles
+    that share operands. `pair`: multiprocessors that hold one half each of a common operand.
     """
 
     adds: int
@@ -62,29 +70,31 @@ class _Machine:
     pair: int
 
     @cached_property
-    def tiles(self) -> tuple[Floats, Floats, Floats]:
-        """Rows and columns of every tile, and its cycles for one element of k: see [Note: a tile's time]."""
+    def tiles(self) -> _Tiles:
+        """Every tile of the multiprocessor."""
         pairs = [(m, n) for m in self.rows for n in self.columns if m * n <= self.most]
         m, n = np.array(pairs, dtype=np.float64).T
         ways = [2 * (m / across + n * across / self.cluster) for across in (1, 2, 4) if self.cluster % across == 0]
         shared = 4 * (m + n / self.pair) / _SHARED_BYTES
-        return m, n, np.maximum.reduce([m * n / self.adds, np.minimum.reduce(ways) / self.l2_bytes, shared])
+        cycles = np.maximum.reduce([m * n / self.adds, np.minimum.reduce(ways) / self.l2_bytes, shared])
+        return _Tiles(m, n, cycles)
 
 
 _AMPERE: Final = _Machine(1024, 5120 / 108, (64, 128, 256), (64, 128, 256), 128 * 256, 1, 1)
 """CUTLASS 4 `python/cutlass_library/generator.py`, GenerateSM80_TensorOp_16816; A100 whitepaper: 312 TFLOP/s at 1.41
-GHz, 5,120 bytes of the second cache in a cycle."""
+GHz, 5,120 bytes of the L2 cache in a cycle."""
 _HOPPER: Final = _Machine(2048, 8e6 / 1.3e3 / 132, (64, 128, 256), tuple(range(16, 257, 16)), 128 * 256, 2, 1)
 """DeepGEMM 10747d47 `heuristics/sm90.hpp`: get_layout_candidates, l2_bandwidth_per_cycle."""
 _BLACKWELL: Final = _Machine(4096, 64.0, (128,), tuple(range(32, 257, 32)), 128 * 256, 4, 2)
 """DeepGEMM 0274ad7b `heuristics/sm100.hpp`: get_layout_candidates; two multiprocessors multiply 256 by 256 together.
-Clusters of four: CUTLASS 4 `generator.py`, GenerateSM100_TensorOp_16b_UMMA_gemm. Bytes of the second cache: assumed."""
+Clusters of four: CUTLASS 4 `generator.py`, GenerateSM100_TensorOp_16b_UMMA_gemm. Bytes of the L2 cache: assumed."""
 
 
 def stretch(device: Device, shapes: IntArray, flops: IntArray, operand_bits: IntArray) -> Floats:
-    """By how much each product takes longer than if no multiprocessor ever waited or worked for nothing; at least 1.
+    """Factor by which each product takes longer than with no waiting multiprocessor and full tiles; at least 1.
 
-    `shapes` as `product.shape_of` packs them (0: no product, or of unknown shape: 1); `operand_bits` of one number.
+    `shapes` as `kernel_shape.shape_of` packs them (0: no product or an unknown shape, factor 1); `operand_bits`: bits
+    of an element.
     """
     out = np.ones(len(shapes))
     at = np.flatnonzero(shapes)
@@ -95,31 +105,30 @@ def stretch(device: Device, shapes: IntArray, flops: IntArray, operand_bits: Int
 
 
 def multiply_adds(device: Device, *, as_on_ampere: bool = False) -> int:
-    """Of 16-bit numbers, that a multiprocessor does in a cycle; with older instructions fewer."""
+    """Multiply-adds of 16-bit numbers of a multiprocessor in a cycle; fewer with older instructions."""
     return (_AMPERE if as_on_ampere else _machine(device)).adds
 
 
 def _machine(device: Device) -> _Machine:
-    """By compute capability. What is none of NVIDIA's GPUs for servers has units like Ampere's: assumed."""
+    """Generation by compute capability; for GPUs other than NVIDIA's server GPUs Ampere's: assumed."""
     return {"9.0": _HOPPER, "10.0": _BLACKWELL, "10.3": _BLACKWELL}.get(device.compute_capability, _AMPERE)
 
 
 @lru_cache(maxsize=1024)
 def _stretch(machine: _Machine, num_sms: int, kinds: bytes) -> Floats:
-    """Of products (shape, FLOPs, bits of a number), a row each."""
+    """Factors of products, given as rows of (shape, FLOPs, bits of an element)."""
     distinct, places = np.unique(np.frombuffer(kinds, dtype=np.int64).reshape(-1, 3), axis=0, return_inverse=True)
     m, n, groups, sums_rows = unpacked(distinct[:, 0])
     k = -(-distinct[:, 1] // (2 * m * n * groups))
     step = 8 * _STEP_BYTES / distinct[:, 2]
     ideal = distinct[:, 1] / 2 / machine.adds / num_sms
     is_group = groups > 1
-    across, down, cycles = machine.tiles
-    rows = _pieces(m[:, None] / across, is_group & ~sums_rows)
-    tiles = groups[:, None] * rows * np.ceil(n[:, None] / down)
+    rows = _pieces(m[:, None] / machine.tiles.rows, is_group & ~sums_rows)
+    tiles = groups[:, None] * rows * np.ceil(n[:, None] / machine.tiles.columns)
     steps = _pieces((k / step)[:, None], is_group & sums_rows)
     waves = np.ceil(tiles[..., None] * _SPLITS / num_sms)
     each = np.where(_SPLITS > 1, np.ceil(steps[..., None] / _SPLITS), steps[..., None])
-    busy = waves * each * (step[:, None] * cycles)[..., None]
+    busy = waves * each * (step[:, None] * machine.tiles.cycles)[..., None]
     parts = np.where(_SPLITS > 1, _SPLITS, 0) * _SUM_BYTES / machine.l2_bytes / num_sms
     added = (groups * m * n * 16 / distinct[:, 2])[:, None, None] * parts
     result: Floats = ((busy + added).min(axis=(1, 2)) / ideal)[places.ravel()]
@@ -127,5 +136,5 @@ def _stretch(machine: _Machine, num_sms: int, kinds: bytes) -> Floats:
 
 
 def _pieces(amount: Floats, by_chance: NDArray[np.bool_]) -> Floats:
-    """Whole pieces, or on average half of one more."""
+    """Number of full pieces, rounded up, or with random amounts half a piece more on average."""
     return np.where(by_chance[:, None], np.maximum(amount + 0.5, 1), np.ceil(amount))

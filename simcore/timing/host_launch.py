@@ -1,7 +1,7 @@
-"""How long the host is busy with what it issues: the other clock of a step.
+"""Host time of the rows that it issues, the second clock of a step.
 
 Kernels smaller than the call that launches them leave the device waiting, so small models and small batches run at the
-pace of Python. What it costs is calibrated, see `topologies/efficiency`.
+pace of Python. Host times are calibrated, see `topologies/efficiency`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from simcore.program.tile import AUX, OP, SLOT, STREAM
 from simcore.recording.kernel_shape import groups_in, module_of, shapes_in
 from simcore.recording.rows import Module
 from simcore.recording.tape import Kernel, Op, Stream
-from simcore.timing.kernel import KERNELS
+from simcore.timing.kernel import KERNELS, HostRates
 
 __all__ = ["launch_ns"]
 
@@ -28,16 +28,16 @@ _GROUPED: Final = KERNELS.index("grouped_gemm")
 _SEND, _RECEIVE = int(Stream.SEND), int(Stream.RECEIVE)
 _COUNTED: Final = tuple(KERNELS.index(name) for name in
                         ("elementwise", "elementwise_eager", "mamba_scan", "copy", "norm"))
-"""Whose shape is a number of operators."""
+"""Kernel classes whose shape is a number of operators."""
 _MODULE_OF: Final = {module.name.lower(): int(module) for module in Module}
 
 
 def launch_ns(host: Host, rows: IntArray, kernel_rows: IntArray, kernels: IntArray, libraries: KernelLibraries,
-              bytes_per_s: tuple[float, float, float]) -> IntArray:
-    """Nanoseconds for which the host is busy with each row. `kernels`: the classes of `kernel_rows`.
+              bytes_per_s: HostRates) -> IntArray:
+    """Host time in ns of each row. `kernels`: the classes of `kernel_rows`.
 
-    In a CUDA graph a share of it is left. `bytes_per_s`: at which the host reads and writes its memory, reads drives
-    and writes them: `host_rates`.
+    In a CUDA graph a share of it remains. `bytes_per_s`: rates of the host's memory, of reading drives and of writing
+    them, as `host_rates` returns them.
     """
     each = np.zeros(len(rows), dtype=np.float64)
     each[kernel_rows] = _kernel_s(host, rows[kernel_rows], kernels, libraries)
@@ -53,54 +53,55 @@ def launch_ns(host: Host, rows: IntArray, kernel_rows: IntArray, kernels: IntArr
 
 
 def _kernel_s(host: Host, rows: IntArray, kernels: IntArray, libraries: KernelLibraries) -> NDArray[np.float64]:
-    """Seconds of each kernel's row: a module, an operator of torch, or as many operators as the row stands for.
+    """Host seconds of each kernel's row: a module, an operator of torch, or the row's number of operators.
 
-    A convolution costs nothing: what calls the scan calls it, and was timed with it (`operators/ssd.py`).
-    A group's products that are launched one by one (`KernelLibraries.launches_each`) cost an operator each but for the
-    first: assumed, for what TransformerEngine does for each is C++ in one loop, and Python for its weight and its
-    gradient. Deterministic algorithms fill what a module allocates (`KernelLibraries.fills`); torch's own operators
-    fill nothing, and that the kernels which fill write memory too is not counted.
+    A convolution takes no time: it is called and was timed with the scan (`operators/shared/mamba_scan_cost.py`).
+    Products of a group that are launched one by one (`KernelLibraries.launches_each`) take an operator each, except the
+    first. This is assumed, because TransformerEngine runs a C++ loop over them, and Python for each weight and
+    gradient. Deterministic algorithms fill the memory that a module allocates (`KernelLibraries.fills`), but not that
+    of torch's own operators; memory traffic of the filling kernels is not counted.
     """
     filling = host.filling.si if libraries.fills else 0.0
-    found = np.full(len(rows), host.module.si * (1.0 + filling) if libraries.module_calls else host.operator.si)
+    seconds = np.full(len(rows), host.module.si * (1.0 + filling) if libraries.module_calls else host.operator.si)
     if libraries.module_calls:
         permutes = kernels == _PERMUTE
-        found[permutes] = host.permutation.si + shapes_in(rows[permutes, STREAM]) * host.operator.si
+        seconds[permutes] = host.permutation.si + shapes_in(rows[permutes, STREAM]) * host.operator.si
         if libraries.launches_each:
             grouped = kernels == _GROUPED
-            found[grouped] += np.maximum(groups_in(rows[grouped, STREAM]) - 1, 0) * host.operator.si
+            seconds[grouped] += np.maximum(groups_in(rows[grouped, STREAM]) - 1, 0) * host.operator.si
     for kernel, module in libraries.te_calls:
-        found[(kernels == KERNELS.index(kernel)) & (module_of(rows[:, STREAM]) == _MODULE_OF[module])] = host.module.si
-    found[kernels == _COPY] = host.operator.si
-    found[kernels == _CONV] = 0.0
+        seconds[(kernels == KERNELS.index(kernel)) & (module_of(rows[:,
+                                                                     STREAM]) == _MODULE_OF[module])] = host.module.si
+    seconds[kernels == _COPY] = host.operator.si
+    seconds[kernels == _CONV] = 0.0
     some = np.isin(kernels, _COUNTED if libraries.module_calls else (*_COUNTED, _PERMUTE))
     operators = shapes_in(rows[some, STREAM])
-    found[some] = np.where(operators > 0, operators * host.operator.si, found[some])
-    return found
+    seconds[some] = np.where(operators > 0, operators * host.operator.si, seconds[some])
+    return seconds
 
 
 def _call_s(host: Host, streams: IntArray, libraries: KernelLibraries) -> NDArray[np.float64]:
-    """Seconds of each collective. A message that the host stops for is a module's call, what it waits for besides.
+    """Host seconds of each collective. A message for which the host stops costs a module's call, plus its waiting.
 
-    The last is assumed: nobody has timed `batch_isend_irecv` alone. A stage sends in the batch in which it receives
-    (core 0.16.1 `p2p_communication.py`, send_forward_recv_backward and its like), so that sending costs nothing more;
-    the few batches of the first and the last passes that only send are left out.
+    This is assumed: no timing of `batch_isend_irecv` is known. A stage sends in the batch in which it receives
+    (core 0.16.1 `p2p_communication.py`, send_forward_recv_backward and its like), so sending adds no time;
+    the few batches of the first and the last passes that only send are ignored.
     """
-    found = np.full(len(streams), host.collective.si)
+    seconds = np.full(len(streams), host.collective.si)
     if libraries.waits_for_messages:
-        found[streams == _RECEIVE] = host.module.si
-        found[streams == _SEND] = 0.0
-    return found
+        seconds[streams == _RECEIVE] = host.module.si
+        seconds[streams == _SEND] = 0.0
+    return seconds
 
 
 def _graphed(rows: IntArray, graphs: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Which rows lie in a graph: those of its modules, or all but the optimizer's kernels."""
+    """True for rows inside a CUDA graph: those of its modules, or all but the optimizer's kernels."""
     is_kernel = rows[:, OP] == Op.COMPUTE
-    held: NDArray[np.bool_]
+    inside: NDArray[np.bool_]
     if FULL_ITERATION in graphs:
-        held = ~(is_kernel & (rows[:, SLOT] == Kernel.OPTIMIZER))
-        return held
+        inside = ~(is_kernel & (rows[:, SLOT] == Kernel.OPTIMIZER))
+        return inside
     in_line = (rows[:, OP] == Op.COLLECTIVE) & (rows[:, STREAM] == Stream.COMPUTE)
     module = np.where(is_kernel, module_of(rows[:, STREAM]), np.where(in_line, rows[:, AUX], Module.NONE))
-    held = np.isin(module, [_MODULE_OF[name] for name in graphs])
-    return held
+    inside = np.isin(module, [_MODULE_OF[name] for name in graphs])
+    return inside

@@ -1,7 +1,7 @@
-"""How long a kernel takes alone, in whole nanoseconds, and how fast a CPU is; collectives, copies: `collective.py`.
+"""Time of a kernel on an idle device, in integer nanoseconds, and rates of a CPU; collectives, copies: `collective.py`.
 
 The only floats of the engine: rates come from the topology, shares from its efficiency, the result is rounded up once.
-Overlap, queues and shared links are not here. Every function is deterministic and never falls when bytes or FLOPs grow.
+Overlap, queues and shared links are not included. Every function is deterministic and monotonic in bytes and FLOPs.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from simcore.placement.mesh import IntArray
 from simcore.timing.attention_softmax import softmax_stretch
 from simcore.timing.gemm_waves import stretch
 
-__all__ = ["DTYPES", "KERNELS", "added_ns", "busy_ns", "compute_ns", "cpu_rate", "exposed_share", "host_rates",
-           "on_matrix_units",
+__all__ = ["DTYPES", "KERNELS", "HostRates", "added_ns", "busy_ns", "compute_ns", "cpu_rate", "exposed_share",
+           "host_rates", "on_matrix_units",
            "worked_flops"]
 
 KERNELS: Final = ("gemm", "grouped_gemm", "attention", "mamba_scan", "conv", "norm", "elementwise", "permute", "loss",
                   "embedding", "optimizer", "copy", "attention_flash2", "attention_triton", "elementwise_eager",
                   "attention_efficient")
 CPU_SHARE: Final = 0.7
-"""Of the memory bandwidth of a host's datasheet, what an optimizer's operators reach on all its cores: assumed. Copies
-between large arrays reach about 0.8 on two sockets; torch's operators go over many tensors, some of them small."""
+"""Share of a host's datasheet memory bandwidth that an optimizer's operators reach on all its cores: assumed. Copies
+between large arrays reach about 0.8 on two sockets; torch's operators process many tensors, some of them small."""
 DTYPES: Final = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
 _BITS: Final = np.array([{"fp32": 32, "tf32": 32, "fp8": 8, "fp4": 4}.get(name, 16) for name in DTYPES])
 _LAST_PRODUCT: Final = KERNELS.index("grouped_gemm")
@@ -45,25 +45,25 @@ class _KernelTable(NamedTuple):
 
 def compute_ns(device: Device, efficiency: Efficiency, kernel_ids: ArrayLike, flops: ArrayLike, bytes_moved: ArrayLike,
                dtype_ids: ArrayLike) -> NDArray[np.int64]:
-    """Nanoseconds of each kernel: its arithmetic and its memory traffic, at least the shortest that a kernel takes.
+    """Time in ns of each kernel: its arithmetic plus its memory traffic, at least the shortest time of a kernel.
 
     `kernel_ids` index `KERNELS`, `dtype_ids` index `DTYPES` (the format of the operands); `flops` counts two for a
-    multiply-add; `bytes_moved` is read plus written. InputError when the device has no such format.
+    multiply-add; `bytes_moved` is read plus written. InputError if the device has no such format.
 
     [Note: shapes]
-    Arithmetic and traffic are added, so a kernel reaches less of the peak the fewer FLOPs it has for a byte. For a
-    product of (m, k) and (k, n) in 16 bits bytes over FLOPs are 1/m + 1/n + 1/k: what is lost grows with the smallest
-    of the three, as tables of isolated products show. So does attention over short sequences, and a grouped product
-    with few rows an expert. What whole tiles, waves and exponentials take is in the FLOPs, see `worked_flops`.
+    Arithmetic and traffic are added, so a kernel with fewer FLOPs per byte reaches less of the peak. For a product of
+    (m, k) and (k, n) in 16 bits bytes over FLOPs are 1/m + 1/n + 1/k, dominated by the smallest of the three, which
+    agrees with tables of isolated products. The same holds for attention over short sequences, and for a grouped
+    product with few rows an expert. The cost of full tiles, waves and exponentials is in the FLOPs, see `worked_flops`.
     """
     return added_ns(efficiency, *busy_ns(device, efficiency, kernel_ids, flops, bytes_moved, dtype_ids))
 
 
 def worked_flops(device: Device, kernel_ids: IntArray, flops: IntArray, dtype_ids: IntArray,
                  shapes: IntArray) -> NDArray[np.float64]:
-    """FLOPs of each kernel as the device works them off: with what shapes lose (`waves.py`, `exponentials.py`).
+    """FLOPs of each kernel multiplied by the losses of its shape (`gemm_waves.py`, `attention_softmax.py`).
 
-    `shapes` of products and of attention, as `product.py` packs them; those of other kernels are not looked at.
+    `shapes` of products and of attention, as `kernel_shape.py` packs them; those of other kernels are ignored.
     """
     bits = _BITS[dtype_ids]
     products = np.where(kernel_ids <= _LAST_PRODUCT, shapes, 0)
@@ -74,7 +74,7 @@ def worked_flops(device: Device, kernel_ids: IntArray, flops: IntArray, dtype_id
 
 
 def added_ns(efficiency: Efficiency, of_flops: NDArray[np.float64], of_bytes: NDArray[np.float64]) -> NDArray[np.int64]:
-    """`compute_ns` from its two parts. Where there is neither nothing runs: a row that is of the host alone."""
+    """`compute_ns` from its two parts; 0 for a row without FLOPs and bytes, which is only of the host."""
     work = of_flops + of_bytes
     if float(work.sum()) >= 2.0**62:
         raise OverflowError("kernels take longer than 64 bits can count")
@@ -85,7 +85,7 @@ def added_ns(efficiency: Efficiency, of_flops: NDArray[np.float64], of_bytes: ND
 
 def busy_ns(device: Device, efficiency: Efficiency, kernel_ids: ArrayLike, flops: ArrayLike, bytes_moved: ArrayLike,
             dtype_ids: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The two parts of `compute_ns`, neither rounded nor held up: of arithmetic, and of memory traffic."""
+    """The two parts of `compute_ns`, of arithmetic and of memory traffic, neither rounded nor with a minimum."""
     table = _kernel_table(device, efficiency)
     kernels, dtypes = np.asarray(kernel_ids), np.asarray(dtype_ids)
     ns_per_flop = table.ns_per_flop[kernels, dtypes]
@@ -109,7 +109,7 @@ def _share(efficiency: Efficiency, kernel: str) -> KernelShare:
 
 
 def on_matrix_units(efficiency: Efficiency, kernel: str) -> bool:
-    """Whether kernels of that class reach a share of the peak of their format; others run on the vector units."""
+    """True if kernels of that class reach a share of the peak of their format; others run on the vector units."""
     return _share(efficiency, kernel).compute is not None
 
 
@@ -121,7 +121,7 @@ def _ns_per_flop(device: Device, efficiency: Efficiency, share: KernelShare, dty
 
 
 def exposed_share(overlap: Overlap, axis: str, overlapped: Sequence[str]) -> float:
-    """Of the time of a collective inside a layer, what its kernels do not hide."""
+    """Share of the time of a collective inside a layer that kernels do not hide."""
     if axis not in overlapped:
         return 1.0
     return overlap.tensor.si if axis == "tp" else overlap.expert.si
@@ -130,7 +130,7 @@ def exposed_share(overlap: Overlap, axis: str, overlapped: Sequence[str]) -> flo
 def cpu_rate(topology: Topology, world_size: int) -> float:
     """Bytes/s at which the CPU cores of one rank read and write host memory; ranks of a host share it evenly.
 
-    InputError when the topology does not say how fast it is.
+    InputError if the topology has no `node.host_bandwidth`.
     """
     bandwidth = topology.node.host_bandwidth
     if bandwidth is None:
@@ -139,8 +139,16 @@ def cpu_rate(topology: Topology, world_size: int) -> float:
     return bandwidth.si * CPU_SHARE / min(world_size, topology.gpus_per_host)
 
 
-def host_rates(topology: Topology, world_size: int) -> tuple[float, float, float]:
-    """Bytes/s of a rank's work on its host: in memory, read from NVMe, written to it (0 where there is none)."""
+class HostRates(NamedTuple):
+    """Bytes/s of one rank's work on its host: in memory, reading NVMe, writing NVMe."""
+
+    memory: float
+    read: float
+    write: float
+
+
+def host_rates(topology: Topology, world_size: int) -> HostRates:
+    """Rates of a rank on its host; ranks of a host share them evenly. 0 without drives."""
     nvme, ranks = topology.node.nvme, min(world_size, topology.gpus_per_host)
     drives = (nvme.read.si / ranks, nvme.write.si / ranks) if nvme else (0.0, 0.0)
-    return cpu_rate(topology, world_size), *drives
+    return HostRates(cpu_rate(topology, world_size), *drives)

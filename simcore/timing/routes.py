@@ -1,7 +1,7 @@
-"""Which way each communication of a job goes: its link, how long a call takes, what crosses which link.
+"""Routes of a job: the link of each collective, the time of a call, the share of a payload that crosses each link.
 
 [Note: messages between stages]
-A stage sends activations up and gradients down, as many of each, so half of its messages go to each neighbour; with
+A stage sends equal numbers of activations up and gradients down, so half of its messages go to each neighbour; with
 several chunks a stage the last stage's up go to the first. In a ring (context parallelism) every rank sends to the
 next. Where nodes and stages do not divide each other, ranks of a class differ in which neighbours are near: the
 share that leaves the node is the mean over the class, and over the whole of each ring. Other collectives are counted in
@@ -25,12 +25,15 @@ from simcore.timing.collective import Crossing, algorithm, collective_ns, crossi
 __all__ = ["HOST_WAYS", "Route", "Routes"]
 
 HOST_WAYS: Final = ("to_host", "to_device")
-"""What stands where an axis would, of a copy."""
+"""Directions of copies, in the place of an axis."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Of one collective on one axis. `link`: of its calls; a message crosses nodes where any two neighbours do."""
+    """A collective on one axis. `link`: of its calls.
+
+    A message crosses nodes if any two neighbours are on different ones.
+    """
 
     collective: str
     group_size: int
@@ -39,27 +42,27 @@ class Route:
 
     @property
     def leaves(self) -> bool:
-        """Whether anything leaves the rank."""
+        """True if any byte leaves the rank."""
         return self.group_size > 1 or self.link.name == "host"
 
     @property
     def algorithm(self) -> str:
-        """How it sends."""
+        """Name of the algorithm."""
         return algorithm(self.collective, self.link, self.dispatch)
 
     @property
     def measured(self) -> range:
-        """Payloads whose time was measured."""
+        """Payloads in bytes whose time was measured."""
         return measured_sizes(self.collective, self.group_size, self.link, self.dispatch)
 
     def ns(self, payload_bytes: int) -> int:
-        """Nanoseconds of one call, alone."""
+        """Time in ns of one call, without contention."""
         size = 2 if self.collective == "send_recv" else self.group_size
         return collective_ns(self.collective, payload_bytes, size, self.link, self.dispatch)
 
 
 class Routes:
-    """Of a job on a machine."""
+    """Routes of a job on a machine, made when they are first asked for."""
 
     def __init__(self, job: Job, framework: Framework, topology: Topology) -> None:
         self.mesh, self.topology, self.schedule = job.mesh, topology, framework.schedule
@@ -68,7 +71,7 @@ class Routes:
         self.known: dict[tuple[str, str], Route] = {}
 
     def of(self, collective: str, axis_name: str) -> Route:
-        """The route of a collective on an axis, or of a copy `to_host` or `to_device`."""
+        """Route of a collective on an axis, or of a copy `to_host` or `to_device`."""
         if (collective, axis_name) not in self.known and collective == "copy":
             self.known[collective, axis_name] = Route(collective, 1, self.topology.node.host_link.way(axis_name), None)
         if (collective, axis_name) not in self.known:
@@ -79,14 +82,14 @@ class Routes:
         return self.known[collective, axis_name]
 
     def crossing(self, collective: str, axis_name: str, ranks: IntArray) -> Crossing:
-        """By which links a payload leaves the ranks of a class: the mean over them."""
+        """Shares of a payload by the links that they cross, the mean over the ranks of a class."""
         route = self.of(collective, axis_name)
         if collective != "send_recv" or route.group_size == 1:
             return crossing(collective, route.group_size, route.link, route.dispatch)
         return Crossing(1.0, self._up_and_down(ranks) if axis_name == "pp" else self._round(axis_name, ranks))
 
     def _up_and_down(self, ranks: IntArray) -> float:
-        """Of a stage's messages, the share that goes to other nodes."""
+        """Share of a stage's messages that goes to other nodes."""
         stage, size, stages = int(ranks[0]) // self.mesh.stage_size, self.mesh.stage_size, self.mesh.pp
         if self.per_node % size == 0 or size % self.per_node == 0:
             ranks = ranks[:1]  # all have the same neighbours
@@ -98,13 +101,13 @@ class Routes:
         return share / num
 
     def _round(self, axis_name: str, ranks: IntArray) -> float:
-        """Of a ring's messages, the share that goes to other nodes."""
+        """Share of a ring's messages that goes to other nodes."""
         axis = self.mesh.axis(axis_name)
         rings = np.unique(ranks - axis.coordinates(ranks) * axis.stride)
         nodes = (rings[:, None] + np.arange(axis.size) * axis.stride) // self.per_node
         return float(np.mean(nodes != np.roll(nodes, -1, axis=1)))
 
     def _sent(self, stage: int) -> tuple[tuple[int, int], ...]:
-        """Steps along the stages, and how many messages of a microbatch: one a chunk, but for the model's ends."""
+        """(step along the stages, messages of a microbatch): one message a chunk, except at the model's ends."""
         chunks = 1 if self.schedule.name == "zbv" else self.schedule.num_chunks
         return (1, chunks - (stage == self.schedule.num_stages - 1)), (-1, chunks - (stage == 0))

@@ -1,8 +1,8 @@
-"""Kernels of a shared expert beside the exchanges of tokens: what of an exchange they hide.
+"""Fraction of each all-to-all that the kernels of a shared expert hide.
 
-Where a framework gives the shared expert a stream of its own (`KernelLibraries.shared_beside`), its kernels need no
-result of an exchange and none of theirs is needed before the sum. In a recording they are in line; so what they hide is
-taken off the exchanges of the same pass of the same layer.
+If a framework runs the shared expert on a separate stream (`KernelLibraries.shared_beside`), its kernels do not depend
+on an all-to-all, and their results are needed only for the sum. In a recording they are on the compute stream, so the
+hidden time is subtracted from the all-to-alls of the same pass of the same layer.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ __all__ = ["hidden_shares"]
 
 def hidden_shares(program: Program, kernel_ns: IntArray, call_ns: Callable[[int, int], int],
                   contention: float) -> NDArray[np.float64]:
-    """For each distinct row the share of its call that a shared expert hides; 0 where it is no exchange.
+    """Share of each distinct row's call that a shared expert hides; 0 for rows that are not an all-to-all.
 
-    `kernel_ns`: of each distinct row alone; `call_ns(comm, payload)`. The shorter of both is hidden, less `contention`,
-    by which kernels beside a collective take longer.
+    `kernel_ns`: time of each distinct row; `call_ns(comm, payload)`: of a call. The shorter of the two is hidden, less
+    `contention`, the share by which kernels next to a collective take longer.
     """
     rows = program.distinct
     exchanges = np.array([collective == "all_to_all" for collective, _, _ in program.tables.comms], dtype=np.bool_)

@@ -1,12 +1,12 @@
-"""What the streams of one class of ranks do, and when: a timeline for people to look at.
+"""Spans of the streams of one class of ranks, for drawings of the timeline.
 
-Comes in: a program that was run on the timeline. Goes out: `Span`s by lane, no more than a page can bear.
+Input: a program that was run on the timeline. Output: `Span`s by lane, at most as many as a page can hold.
 
 [Note: where waiting is drawn]
-The timeline knows of each item of the compute stream how long its kernels waited for the host, and how long it waited
-behind them for a call. The first is drawn before the kernels, the second behind them, as `StepTiming.row_ns` has them;
-of waiting for a message from another stage, what is longer than the message is a bubble (see `breakdown`). A message is
-drawn while it travels, not from when somebody was ready to receive it.
+For each item of the compute stream the timeline has the time that its kernels waited for the host, and the time after
+them that it waited for a call. The first is drawn before the kernels, the second after them, as in `StepTiming.row_ns`;
+the part of waiting for another stage's message that exceeds the message is a bubble (see `breakdown`). A message is
+drawn while it travels, not from the time when the receiver was ready.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from simcore.timing.timeline import ClassTimes
 __all__ = ["MAX_SPANS", "spans"]
 
 MAX_SPANS: Final = 12_000
-"""Of all classes. Beyond, neighbours of one kind that are too short to be seen apart are drawn together."""
+"""Spans of all classes. Above it, adjacent spans of one kind that are too short to be distinguished are merged."""
 
 _LANES: Final = {Stream.COMPUTE: "in_layers", Stream.ALL_GATHER: "all_gather", Stream.REDUCE: "reduce",
                  Stream.ALL_REDUCE: "all_reduce", Stream.SEND: "send", Stream.RECEIVE: "receive", Stream.COPY: "copy"}
@@ -57,7 +57,7 @@ class _Bar:
 
 def spans(program: Program, track: RankStreams, times: ClassTimes, row_ns: IntArray, most: int,
           meets: Callable[[CollectiveCall], str]) -> tuple[Span, ...]:
-    """All lanes, the compute lane first; `most` spans in all. `meets`: what `detail.Span` calls so, of a call."""
+    """Spans of all lanes, the compute lane first; at most `most`. `meets`: `detail.Span.meets` of a call."""
     waits = list(_waits(track, times))
     lanes: dict[str, list[_Bar]] = {"compute": [*_beside(_kernels(program, row_ns), waits), *waits]}
     lanes |= {lane: [] for stream, lane in _LANES.items() if any(c.stream == stream for c, _, _ in times.calls)}
@@ -83,7 +83,7 @@ def _calls(program: Program, track: RankStreams, times: ClassTimes, meets: Calla
 
 
 def _kernels(program: Program, row_ns: IntArray) -> Iterator[_Bar]:
-    """Stretches of kernels of one phase, layer and microbatch. What waits inside is drawn over them."""
+    """Spans of kernels of one phase, layer and microbatch. Waiting inside is drawn over them."""
     outline = program.outline
     layer = np.where(outline.spread(0) < 0, -1, outline.spread(3))
     marks = np.stack([outline.phase, layer, outline.microbatch])
@@ -97,7 +97,7 @@ def _kernels(program: Program, row_ns: IntArray) -> Iterator[_Bar]:
 
 
 def _beside(bars: Iterable[_Bar], waits: Sequence[_Bar]) -> Iterator[_Bar]:
-    """Without the waiting at their ends; what waits in their midst is drawn over them."""
+    """Spans without the waiting at their ends; waiting inside is drawn over them."""
     starts, ends = [wait.start for wait in waits], {wait.end: wait.start for wait in waits}
     for bar in bars:
         start, end = bar.start, bar.end
@@ -128,18 +128,18 @@ def _waits(track: RankStreams, times: ClassTimes) -> Iterator[_Bar]:
 
 
 def _exposed(track: RankStreams, times: ClassTimes) -> dict[int, int]:
-    """By call, ns for which the compute stream waited for it, at its end."""
-    found = {}
+    """Time in ns that the compute stream waited for each call, at its end."""
+    exposed = {}
     for item, waited in zip(track.skeleton.items, times.waited_at, strict=True):
         number = item.call.number if item.call is not None else item.wait_for
         if number >= 0 and waited:
-            found[number] = waited
+            exposed[number] = waited
     last = times.item_ends[-1] if times.item_ends else 0
-    return found | {call.number: end - max(start, last) for call, start, end in times.calls if end > last}
+    return exposed | {call.number: end - max(start, last) for call, start, end in times.calls if end > last}
 
 
 def _thinned(lanes: Mapping[str, list[_Bar]], most: int, last: int) -> dict[str, list[_Bar]]:
-    """In order of their start; the least width is doubled until there are few enough."""
+    """Bars by lane in order of start; the minimum width is doubled until they are at most `most`."""
     kept = {lane: sorted(bars, key=lambda bar: (bar.start, bar.end)) for lane, bars in lanes.items()}
     width = max(1, last // 8000)
     while sum(map(len, kept.values())) > most and width < last:
@@ -149,24 +149,25 @@ def _thinned(lanes: Mapping[str, list[_Bar]], most: int, last: int) -> dict[str,
 
 
 def _joined(bars: Iterable[_Bar], width: int) -> list[_Bar]:
-    """Neighbours of one kind become one where all of them are shorter than `width`, and so are the gaps."""
-    made: list[_Bar] = []
+    """Bars in which adjacent ones of one kind are merged if all of them, and the gaps, are shorter than `width`."""
+    merged: list[_Bar] = []
     latest: dict[str, int] = {}
     for bar in bars:
         at = latest.get(bar.kind)
-        before = made[at] if at is not None else None
+        before = merged[at] if at is not None else None
         if (before is not None and at is not None and bar.end - before.start <= width
                 and bar.start - before.end <= width):
-            made[at] = _both(before, bar)
+            merged[at] = _both(before, bar)
         else:
-            latest[bar.kind] = len(made)
-            made.append(bar)
-    return made
+            latest[bar.kind] = len(merged)
+            merged.append(bar)
+    return merged
 
 
-def _both(one: _Bar, other: _Bar) -> _Bar:
-    """As one bar, which says what they have in common."""
+def _both(first: _Bar, second: _Bar) -> _Bar:
+    """Two bars as one, with the fields that they have in common."""
     label, layer, dtype = (a if a == b else "" for a, b in (
-        (one.label, other.label), (one.layer, other.layer), (one.dtype, other.dtype)))
-    return replace(one, label=label, layer=layer, dtype=dtype, meets="", end=max(one.end, other.end),
-                   exposed=one.exposed + other.exposed, bytes=one.bytes + other.bytes, count=one.count + other.count)
+        (first.label, second.label), (first.layer, second.layer), (first.dtype, second.dtype)))
+    return replace(first, label=label, layer=layer, dtype=dtype, meets="", end=max(first.end, second.end),
+                   exposed=first.exposed + second.exposed, bytes=first.bytes + second.bytes,
+                   count=first.count + second.count)

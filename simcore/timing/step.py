@@ -1,4 +1,4 @@
-"""Step time: programs of all classes costed, run on the timeline, extrapolated to all microbatches."""
+"""Step time: the programs of all classes are costed, run on the timeline, and extrapolated to all microbatches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from simcore.recording.tape import Kernel, Op
 from simcore.timing.breakdown import Breakdown, Kernels, breakdown
 from simcore.timing.dependencies import ComputeItem
 from simcore.timing.host_launch import launch_ns
-from simcore.timing.kernel import DTYPES, KERNELS, added_ns, busy_ns, exposed_share, host_rates, worked_flops
+from simcore.timing.kernel import DTYPES, KERNELS, HostRates, added_ns, busy_ns, exposed_share, host_rates, worked_flops
 from simcore.timing.routes import HOST_WAYS, Routes
 from simcore.timing.shared_expert_overlap import hidden_shares
 from simcore.timing.streams import RankStreams, tracks
@@ -42,9 +42,9 @@ class StepTiming:
     """Times of one step, in ns.
 
     `steady`: microbatches around the steady ones take the same time on every rank (or nothing is extrapolated).
-    `spending`: where the time goes on the ranks that end last, the class number `worst`.
-    `row_ns`: for each class, when each row of its program was reached on the compute stream. `tracks`: what ran, and
-    `wiring` how it was connected.
+    `spending`: breakdown of the ranks that end last, those of class number `worst`.
+    `row_ns`: for each class, when each row of its program was reached on the compute stream. `tracks`: streams of each
+    class; `wiring`: its communicators.
     """
 
     step_ns: int
@@ -61,7 +61,7 @@ class StepTiming:
 
 def time_step(programs: Sequence[Program], classes: Sequence[RankClass], routes: Routes, framework: Framework,
           steady_ones: range, extra_microbatches: int) -> StepTiming:
-    """Run programs that wrote out some microbatches; `extra_microbatches` more are like the steady ones."""
+    """Runs programs with a few microbatches each; `extra_microbatches` more take as long as the steady ones."""
     kernels = [_kernels(program, routes.topology, framework) for program in programs]
     alone = [_alone(program, routes) for program in programs]
     compiled = [_track(*each, routes, framework) for each in zip(programs, kernels, alone, strict=True)]
@@ -90,31 +90,32 @@ def time_step(programs: Sequence[Program], classes: Sequence[RankClass], routes:
 
 
 def forward_ns(programs: Sequence[Program], classes: Sequence[RankClass], routes: Routes, framework: Framework) -> int:
-    """Nanoseconds until the last rank ends, of programs without backward passes."""
+    """Time in ns until the last rank ends, of programs without backward passes."""
     compiled = [_track(program, _kernels(program, routes.topology, framework), _alone(program, routes),
                        routes, framework) for program in programs]
     return max(times.end for times in run(compiled, _Wires(programs, classes, routes)))
 
 
-def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], hosts: Sequence[IntArray], ones: range) -> bool:
-    """The steady microbatches take as long as their neighbours: from backward to backward on all ranks, and by phase.
+def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], hosts: Sequence[IntArray],
+               steady: range) -> bool:
+    """True if the steady microbatches take as long as their neighbours: on all ranks, and in each phase.
 
-    The host issues them in no more time: one that needs more loses its lead, and later ones wait for it.
+    The host must not need more time to issue them: else its lead shrinks, and later microbatches wait for it.
 
-    A period is also all that their own passes take: where a pass still waits for the microbatch before it, its copies
-    would not add up to the step. The step's last microbatch reduces gradients, so phases are not compared with it.
+    A period must also equal the time of their own passes: if a pass still waits for the microbatch before it, repeating
+    it would not add up to the step. The step's last microbatch reduces gradients, so phases are not compared with it.
     """
-    first, group = ones.start, len(ones)
-    if first < group or ones.stop + group > len(starts[0]):
+    first, group = steady.start, len(steady)
+    if first < group or steady.stop + group > len(starts[0]):
         return False
-    windows = [s[first - group:ones.stop + group] for s in starts]
+    windows = [s[first - group:steady.stop + group] for s in starts]
     periods = {int(p) for window in windows for p in window[group:] - window[:-group]}
-    periods |= {int(s[first:ones.stop].sum()) for s in spent}
-    is_last = ones.stop + group == len(starts[0])
-    following = slice(ones.stop, ones.stop + group)
-    if any(host[first:ones.stop].sum() > min(periods) for host in hosts):
+    periods |= {int(s[first:steady.stop].sum()) for s in spent}
+    is_last = steady.stop + group == len(starts[0])
+    following = slice(steady.stop, steady.stop + group)
+    if any(host[first:steady.stop].sum() > min(periods) for host in hosts):
         return False
-    return len(periods) == 1 and (is_last or all((s[first:ones.stop] == s[following]).all() for s in spent))
+    return len(periods) == 1 and (is_last or all((s[first:steady.stop] == s[following]).all() for s in spent))
 
 
 def _track(program: Program, kernels: Kernels, alone: Callable[[int, int], int], routes: Routes,
@@ -123,7 +124,7 @@ def _track(program: Program, kernels: Kernels, alone: Callable[[int, int], int],
     ns = np.zeros(len(rows), dtype=np.int64)
     ns[kernels.rows] = kernels.ns
     has_work = (rows[:, OP] == Op.HOST).any()
-    updates = host_rates(routes.topology, routes.mesh.size) if has_work else (math.inf, math.inf, math.inf)
+    updates = host_rates(routes.topology, routes.mesh.size) if has_work else HostRates(math.inf, math.inf, math.inf)
     host = launch_ns(efficiency.host, rows, kernels.rows, kernels.kinds, libraries, updates)
     comms = list(program.tables.comms)
 
@@ -138,7 +139,7 @@ def _track(program: Program, kernels: Kernels, alone: Callable[[int, int], int],
 
 
 def _kernels(program: Program, topology: Topology, framework: Framework) -> Kernels:
-    """Of the program's distinct rows, and how long each takes alone."""
+    """Kernels among the program's distinct rows, and the time of each on an idle device."""
     at = np.flatnonzero(program.distinct[:, OP] == Op.COMPUTE)
     rows = program.distinct[at]
     kinds, dtypes = _kinds(rows[:, SLOT], framework.compute_dtype)
@@ -155,7 +156,7 @@ def _kernels(program: Program, topology: Topology, framework: Framework) -> Kern
 
 
 def _alone(program: Program, routes: Routes) -> Callable[[int, int], int]:
-    """Ns of a call by the number of its communicator and its payload."""
+    """Function that gives ns of a call by the index of its communicator and its payload."""
     comms = list(program.tables.comms)
 
     @cache
@@ -166,7 +167,7 @@ def _alone(program: Program, routes: Routes) -> Callable[[int, int], int]:
 
 
 def _kinds(slots: IntArray, compute: str) -> tuple[IntArray, IntArray]:
-    """Class and format of kernels: those of 8-bit and of 4-bit operands have numbers of their own."""
+    """Class and format of kernels: those of 8-bit and of 4-bit operands have separate codes."""
     formats = np.array([_DTYPE_ID[dtype] for dtype in (compute, "fp8", "fp4")])
     slots = np.where(slots == int(Kernel.GRAD_GEMM), int(Kernel.GEMM), slots)
     narrow = np.searchsorted([Kernel.FP8_GEMM, Kernel.FP4_GEMM], slots, side="right")
@@ -174,7 +175,7 @@ def _kinds(slots: IntArray, compute: str) -> tuple[IntArray, IntArray]:
 
 
 class _Wires:
-    """Implements `timeline.Communicators`: communicators by the numbers that each class's own program gave them."""
+    """Implements `timeline.Communicators` with the indices that each class's program gives communicators."""
 
     def __init__(self, programs: Sequence[Program], classes: Sequence[RankClass], routes: Routes) -> None:
         self.mesh, self.classes, self.topology = routes.mesh, tuple(classes), routes.topology
@@ -184,16 +185,16 @@ class _Wires:
 
     def meets(self, number: int, comm: int) -> tuple[int, ...]:
         _, axis, _ = self.comms[number][comm]
-        alone = not self.many or axis in HOST_WAYS  # one class a stage meets only itself
+        alone = not self.many or axis in HOST_WAYS  # with one class a stage its ranks meet only each other
         return (number,) if alone else _met(self.classes, self.mesh, number, axis)
 
     def name(self, number: int, comm: int) -> str:
-        """Collective, axis and dtype."""
+        """Collective, axis and dtype, as text."""
         return " ".join(self.comms[number][comm])
 
     def link(self, number: int, comm: int) -> str:
         _, name, _ = self.comms[number][comm]
-        if name not in self.links and name not in HOST_WAYS:  # those go both ways at once
+        if name not in self.links and name not in HOST_WAYS:  # copies run in both directions at once
             axis = self.mesh.axis(name)
             self.links[name] = self.topology.link(axis.size, axis.stride, self.mesh.size).name
         return self.links.get(name, name)
@@ -204,26 +205,26 @@ class _Wires:
 
 @lru_cache(maxsize=1024)
 def _met(classes: tuple[RankClass, ...], mesh: Mesh, number: int, axis: str) -> tuple[int, ...]:
-    """The classes in a class's communicator on an axis."""
-    mine = classes[number]
-    group = mesh.group(mine.representative, axis)
+    """Classes in a class's communicator on an axis."""
+    own_class = classes[number]
+    group = mesh.group(own_class.representative, axis)
     ranks = np.arange(group.start, group.stop, group.step, dtype=np.int64)
-    places = ranks % mesh.stage_size % mine.period
-    return tuple(np.flatnonzero(np.bincount(_class_at(classes, mine.stage)[places])).tolist())
+    places = ranks % mesh.stage_size % own_class.period
+    return tuple(np.flatnonzero(np.bincount(_class_at(classes, own_class.stage)[places])).tolist())
 
 
 @lru_cache(maxsize=16)
 def _class_at(classes: tuple[RankClass, ...], stage: int) -> IntArray:
-    """The number of the class at each place of a period of a stage."""
+    """Index of the class at each position of a period of a stage."""
     at = np.zeros(next(c.period for c in classes if c.stage == stage), dtype=np.int64)
-    for number, found in enumerate(classes):
-        if found.stage == stage:
-            at[found.offsets] = number
+    for number, rank_class in enumerate(classes):
+        if rank_class.stage == stage:
+            at[rank_class.offsets] = number
     return at
 
 
 def _backward_starts(program: Program, rows: IntArray) -> IntArray:
-    """When each microbatch's backward pass begins."""
+    """Time at which each microbatch's backward pass begins, in ns."""
     return rows[_first_backward_rows(program.outline)]
 
 
@@ -236,37 +237,37 @@ def _first_backward_rows(outline: StepTemplate) -> IntArray:
 
 
 def _spent(program: Program, rows: IntArray) -> IntArray:
-    """Compute-stream time by [microbatch, phase]; before the first microbatch counts as its own."""
+    """Compute-stream time by [microbatch, phase]; time before the first microbatch counts as the first's."""
     bins, num_bins = _bins(program.outline)
     sums = np.bincount(bins, weights=np.diff(rows, prepend=0), minlength=num_bins)
     return sums.astype(np.int64).reshape(-1, len(Phase))
 
 
 def _host_by_microbatch(program: Program, track: RankStreams) -> IntArray:
-    """Ns that the host is busy with each microbatch, by its number."""
+    """Host time in ns by microbatch."""
     rows, outline = np.minimum(track.skeleton.item_rows, len(program.places) - 1), program.outline
     sums = np.bincount(outline.microbatch[rows], weights=track.host_ns, minlength=int(outline.microbatch.max()) + 1)
     return sums.astype(np.int64)
 
 
-def _with_lead(program: Program, track: RankStreams, times: ClassTimes, ones: range, repeats: int) -> RankStreams:
-    """The streams with the lead that the host gains in `repeats` more microbatches like `ones`.
+def _with_lead(program: Program, track: RankStreams, times: ClassTimes, steady: range, repeats: int) -> RankStreams:
+    """Streams with the lead that the host gains in `repeats` more microbatches like the steady ones.
 
-    Where the host issues a microbatch in less time than it takes, and nothing in it makes the host stop, each more of
-    them lets the host be ahead by the difference. That is as if it had issued the last steady one in less time.
+    If the host issues a microbatch in less time than it takes, and nothing in it makes the host stop, each further
+    microbatch adds the difference to its lead. This equals a last steady microbatch issued in that much less time.
     """
     if not repeats:
         return track
     microbatch = program.outline.microbatch[np.minimum(track.skeleton.item_rows, len(program.places) - 1)]
-    inside = np.flatnonzero((microbatch >= ones.start) & (microbatch < ones.stop))
+    inside = np.flatnonzero((microbatch >= steady.start) & (microbatch < steady.stop))
     at = int(inside[-1])
     items = track.skeleton.items
     if not any(times.idle_at[at + 1:]) or any(_stops(track, items[n]) for n in inside.tolist()):
         return track
     busy, ends = np.array(track.host_ns, dtype=np.int64), np.array(times.item_ends, dtype=np.int64)
-    before = np.flatnonzero(microbatch < ones.start)
-    took = int(ends[at] - ends[before[-1]]) if len(before) else 0
-    gain = (took - int(busy[inside].sum())) * repeats
+    before = np.flatnonzero(microbatch < steady.start)
+    period = int(ends[at] - ends[before[-1]]) if len(before) else 0
+    gain = (period - int(busy[inside].sum())) * repeats
     if gain <= 0:
         return track
     busy[at] -= gain
@@ -279,15 +280,15 @@ def _stops(track: RankStreams, item: ComputeItem) -> bool:
 
 @held(maxsize=64)
 def _bins(outline: StepTemplate) -> tuple[IntArray, int]:
-    """For each row its place in a table of [microbatch, phase], and the places of that table."""
+    """(position of each row in a table of [microbatch, phase], size of that table)."""
     num_microbatches = int(outline.microbatch.max()) + 1
     return outline.microbatch * len(Phase) + outline.phase, num_microbatches * len(Phase)
 
 
 def _row_ns(track: RankStreams, times: ClassTimes, num_rows: int) -> IntArray:
-    """When the compute stream reaches each row.
+    """Time at which the compute stream reaches each row, in ns.
 
-    What has added up when an item's kernels run is an idle host and contention before them; it waits behind them.
+    Delays by the host and by contention are before an item's kernels; waiting for a call is after them.
     """
     clock = track.item_clock
     late = np.array(times.item_ends, dtype=np.int64) - clock
@@ -301,9 +302,9 @@ def _row_ns(track: RankStreams, times: ClassTimes, num_rows: int) -> IntArray:
 
 
 def _phases(spent: NDArray[Any], once: int) -> dict[str, int]:
-    """By the three phases that a report has; recompute counts as backward, the loss as forward.
+    """Time by the three phases of a report; recompute counts as backward, the loss as forward.
 
-    `once`: what the host does once a step is the optimizer's.
+    `once`: host time once a step, counted as the optimizer's.
     """
     groups = {"forward": (Phase.FORWARD, Phase.LOSS), "backward": (Phase.BACKWARD, Phase.RECOMPUTE),
               "optimizer": (Phase.OPTIMIZER,)}
@@ -311,7 +312,7 @@ def _phases(spent: NDArray[Any], once: int) -> dict[str, int]:
 
 
 def _forward_flops(program: Program, weight: IntArray) -> int:
-    """FLOPs of one rank's forward passes, all in tiles. `weight`: how often each microbatch happens."""
+    """FLOPs of one rank's forward passes, all in tiles. `weight`: number of repetitions of each microbatch."""
     tile, _, _, _, phase, microbatch = program.outline.columns
     forward = (phase == Phase.FORWARD) | (phase == Phase.LOSS)
     times = np.bincount(tile[forward] + 1, weights=weight[microbatch[forward]], minlength=len(program.tiles) + 1)
@@ -321,7 +322,7 @@ def _forward_flops(program: Program, weight: IntArray) -> int:
 
 @lru_cache(maxsize=4096)
 def _model_flops(tile: LayerRows) -> int:
-    """FLOPs of the kernels that the model itself asks for."""
+    """FLOPs of the kernels that the model's forward itself requires."""
     rows = tile.rows[tile.rows[:, OP] == int(Op.COMPUTE)]
     return sum(rows[_IS_MODELS[rows[:, SLOT]], AMOUNT].tolist())
 

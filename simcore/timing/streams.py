@@ -1,15 +1,16 @@
-"""A program as the streams of a device see it: how long what they execute takes.
+"""Durations of the items that the streams of a device execute, for one program.
 
-Comes in: a `Program` and the cost of its rows. Goes out: a `RankStreams` for the timeline; what runs, in order, is its
+Input: a `Program` and the cost of its rows. Output: `RankStreams` for the timeline, with the program's
 `ExecutionGraph`.
 
 [Note: the host]
-The host issues kernels and calls one after another, each for some time, and a kernel does not start before it was
-issued. In an item the last kernel ends at the latest when the device has done all of them, or when the host has issued
-one of them and the device has done that one and all behind it: `host_tail` is the largest of the second kind, counted
-from where the host stood before the item. While it works on its own memory it issues nothing. Where it needs a number
-from the device (rows of each expert) it stops until the device is there; at a message too, where Megatron overlaps none
-(core 0.16.1 `p2p_communication.py:395`: `torch.cuda.synchronize()` where batch_p2p_comm and batch_p2p_sync).
+The host issues kernels and calls one after another, each takes some time, and a kernel does not start before it was
+issued. The last kernel of an item ends when the device has run all of them, or when the host has issued one of them and
+the device has run that one and all after it, whichever is latest: `host_tail` is the largest of the second kind,
+counted from where the host stood before the item. While it works on its own memory it issues nothing. Where it needs a
+number from the device (rows of each expert) it stops until the device is there; at a message too, where Megatron
+overlaps none (core 0.16.1 `p2p_communication.py:395`: `torch.cuda.synchronize()` where batch_p2p_comm and
+batch_p2p_sync).
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from simcore.timing.dependencies import ExecutionGraph, execution_graph
 __all__ = ["RankStreams", "tracks"]
 
 _BESIDE = (int(Stream.ALL_GATHER), int(Stream.REDUCE), int(Stream.ALL_REDUCE))
-"""Streams of collectives that run beside kernels."""
+"""Streams of collectives that run at the same time as kernels."""
 
 
 @dataclass(frozen=True, eq=False)
 class RankStreams:
-    """A skeleton with lengths: ns of kernels of each item, of each call by number. `clock`: kernel ns by row.
+    """An execution graph with durations: ns of kernels of each item, of each call. `clock`: running kernel ns by row.
 
-    `host_ns`: how long the host is busy with an item; `host_tail`, `stops`, `stops_at_messages`: [Note: the host].
+    `host_ns`: host time of each item; `host_tail`, `stops`, `stops_at_messages`: [Note: the host].
     """
 
     skeleton: ExecutionGraph
@@ -58,10 +59,10 @@ class RankStreams:
 def tracks(program: Program, kernel_ns: IntArray, host_ns: IntArray, call_ns: Callable[[int, int], int],
            contention: float, *, stops: bool, stops_at_messages: bool = False,
            hidden: NDArray[np.float64] | None = None) -> RankStreams:
-    """Compile a program. `kernel_ns`, `host_ns`: per row, 0 where no kernel; `call_ns(comm, payload)` in nanoseconds.
+    """Compiles a program. `kernel_ns`, `host_ns`: per row, 0 without a kernel; `call_ns(comm, payload)` in nanoseconds.
 
-    `contention`: of the time that kernels and a collective run together, the share by which the kernels take longer.
-    `stops`, `stops_at_messages`: [Note: the host]. `hidden`: of each distinct row (`beside.py`).
+    `contention`: share of the common time by which kernels next to a collective take longer. `stops`,
+    `stops_at_messages`: [Note: the host]. `hidden`: share of each distinct row (`shared_expert_overlap.py`).
     """
     skeleton = execution_graph(program.outline)
     clock, at = np.cumsum(fitting(kernel_ns)), program.places[skeleton.call_rows]
@@ -70,7 +71,7 @@ def tracks(program: Program, kernel_ns: IntArray, host_ns: IntArray, call_ns: Ca
     full = np.array([lengths[pair] for pair in pairs], dtype=np.int64)
     call_lengths = tuple((full if hidden is None else (full * (1.0 - hidden[at])).astype(np.int64)).tolist())
     items = np.diff(clock[np.minimum(skeleton.item_rows, len(clock) - 1)], prepend=0)
-    items += _slowed(skeleton, clock, call_lengths, [contention * (one[0] != "copy") for one in program.tables.comms])
+    items += _slowed(skeleton, clock, call_lengths, [contention * (comm[0] != "copy") for comm in program.tables.comms])
     advance, tail = _hosted(skeleton.item_rows, clock, np.cumsum(fitting(host_ns)))
     return RankStreams(skeleton, tuple(items.tolist()), call_lengths, clock, tuple(advance.tolist()),
                        tuple(tail.tolist()),
@@ -78,10 +79,10 @@ def tracks(program: Program, kernel_ns: IntArray, host_ns: IntArray, call_ns: Ca
 
 
 def _slowed(skeleton: ExecutionGraph, clock: IntArray, call_ns: Sequence[int], shares: Sequence[float]) -> IntArray:
-    """Ns that each item takes longer because of calls that run beside it. `clock`: kernel ns by row.
+    """Additional ns of each item because calls run at the same time. `clock`: running kernel ns by row.
 
-    Beside a call are the kernels from when it may start (behind its gate, or where it was issued) until one waits for
-    it; the shorter of the two counts. `shares`: of it, by communication; copies take no multiprocessors.
+    A call runs next to the kernels from its earliest start (after its gate, or where it was issued) until an item waits
+    for it; the shorter of the two counts. `shares`: slowdown by communication; copies take no multiprocessors.
     """
     beside = [call for stream, calls in skeleton.calls.items() if stream in _BESIDE for call in calls]
     late, numbers = np.zeros(len(skeleton.items), dtype=np.int64), np.array([call.number for call in beside])
@@ -98,12 +99,12 @@ def _slowed(skeleton: ExecutionGraph, clock: IntArray, call_ns: Sequence[int], s
 
 
 def _hosted(item_rows: IntArray, clock: IntArray, host: IntArray) -> tuple[IntArray, IntArray]:
-    """For each item: ns that the host is busy, and its tail. `clock`, `host`: running sums over all rows."""
+    """(host ns of each item, its tail). `clock`, `host`: running sums over all rows."""
     ends = np.minimum(item_rows, len(clock) - 1)
     starts = np.concatenate([[0], ends[:-1] + 1])
     host_ends = host[ends]
     host_starts = np.concatenate([[0], host_ends[:-1]])
-    lead = host - np.concatenate([[0], clock[:-1]])  # issued, less what the device has done before it
+    lead = host - np.concatenate([[0], clock[:-1]])  # time of issue, less the device time of the kernels before it
     filled = ends >= starts
     highest = np.zeros(len(ends), dtype=np.int64)
     if filled.any():

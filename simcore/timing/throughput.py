@@ -1,4 +1,4 @@
-"""From the time of a step to rates: tokens, TFLOP/s, MFU, what bounds the step, what it costs."""
+"""Rates from the time of a step: tokens/s, TFLOP/s, MFU, the bound of the step, its cost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LINKS: Final = {"nvlink": "nvlink", "self": "nvlink", "network": "network", "ho
 
 def step_time(job: Job, framework: Framework, routes: Routes, clocked: StepTiming, ranks: Sequence[str],
               traffic: Sequence[TrafficRow]) -> StepTime:
-    """The step of a job as `clocked` found it. `ranks`: those that end last; `traffic`: of one of them."""
+    """`StepTime` of a report. `ranks`: those that end last; `traffic`: rows of one of them."""
     seconds, spending, topology = clocked.step_ns / 1e9, clocked.spending, routes.topology
     tokens = _tokens(job)
     convention, per_token = _counted(job, framework, clocked)
@@ -42,41 +42,41 @@ def step_time(job: Job, framework: Framework, routes: Routes, clocked: StepTimin
         optimizer_s=clocked.phase_ns["optimizer"] / 1e9, exposed_communication_s=parts["communication"],
         tokens_per_s_per_gpu=tokens / seconds / job.mesh.size, model_tflops_per_gpu=achieved / 1e12,
         mfu=achieved / peak if peak else 0.0, convention=convention,
-        executed_tflops_per_gpu=sum(one.flops for one in products) / seconds / 1e12,
+        executed_tflops_per_gpu=sum(row.flops for row in products) / seconds / 1e12,
         peak_tflops=peak / 1e12 if peak else None, peak_dtype=dtype, ranks=tuple(ranks), parts=parts,
         bubble_share=parts["bubble"] / seconds,
-        communication=tuple(_communication(one, routes) for one in spending.sent),
-        kernels=tuple(_kernel(one) for one in spending.work), roofline=_roofline(spending, routes, traffic),
+        communication=tuple(_communication(row, routes) for row in spending.sent),
+        kernels=tuple(_kernel(row) for row in spending.work), roofline=_roofline(spending, routes, traffic),
         cost=cost(topology, seconds, tokens, job.mesh.size, job.scenario.training.num_tokens))
 
 
 def _tokens(job: Job) -> int:
-    """Of one step, padding included."""
+    """Tokens of one step, padding included."""
     training, mesh = job.scenario.training, job.mesh
     sequences = job.scenario.num_microbatches * training.micro_batch_size * mesh.dp_replicate * mesh.dp_shard
     return sequences * training.seq_len
 
 
 def _counted(job: Job, framework: Framework, clocked: StepTiming) -> tuple[str, float]:
-    """Whose convention the framework prints by, and FLOPs of a token; ours where it prints nothing of such a model."""
+    """(name of the framework's FLOPs convention, FLOPs of a token); ours if the framework has none for the model."""
     training, graph = job.scenario.training, job.graph
     asked = Asked(graph, training.seq_len, pack_sequences(training).attended, job.mesh.tp,
                   None if training.method == "full" else _adapted(graph))
-    found = convention_of((graph.implementation, framework.name), framework.version)
-    if found is not None and found.knows(asked):
-        return found.name, found.per_token(asked)
+    convention = convention_of((graph.implementation, framework.name), framework.version)
+    if convention is not None and convention.knows(asked):
+        return convention.name, convention.per_token(asked)
     passes = 3 if training.method == "full" else 2
     return _OWN, passes * clocked.forward_flops / _tokens(job)
 
 
 def _adapted(graph: ModelGraph) -> float:
-    """Parameters that are trained, for each that is frozen."""
+    """Number of trained parameters per frozen parameter."""
     trained = graph.count(trainable=True)
     return trained / (graph.count() - trained)
 
 
 def _peak(job: Job, framework: Framework, device: Device) -> tuple[str, float]:
-    """The format that products are asked to be in, and FLOP/s of the device in it, dense; 0: it has none."""
+    """Format in which products are asked for, and the device's dense FLOP/s in it; 0 if it has no such format."""
     dtype = job.narrow or framework.compute_dtype
     return dtype, _dense_peak(device, dtype)
 
@@ -87,26 +87,26 @@ def _dense_peak(device: Device, dtype: str) -> float:
 
 
 # ---- what it is made of ---------------------------------------------------------------------------------------------
-def _communication(one: Sent, routes: Routes) -> CommunicationTime:
+def _communication(sent: Sent, routes: Routes) -> CommunicationTime:
     return CommunicationTime(
-        collective=one.collective, axis=one.axis, link=routes.of(one.collective, one.axis).link.name, calls=one.calls,
-        alone_s=one.alone_ns / 1e9, exposed_s=one.exposed_ns / 1e9, hidden_s=one.hidden_ns / 1e9)
+        collective=sent.collective, axis=sent.axis, link=routes.of(sent.collective, sent.axis).link.name,
+        calls=sent.calls, alone_s=sent.alone_ns / 1e9, exposed_s=sent.exposed_ns / 1e9, hidden_s=sent.hidden_ns / 1e9)
 
 
-def _kernel(one: Work) -> KernelTime:
-    forward, backward, optimizer = (ns / 1e9 for ns in one.ns)
-    return KernelTime(kernel=one.kernel, dtype=one.dtype, forward_s=forward, backward_s=backward, optimizer_s=optimizer,
-                      flops=one.flops, bytes_moved=one.bytes_moved)
+def _kernel(work: Work) -> KernelTime:
+    forward, backward, optimizer = (ns / 1e9 for ns in work.ns)
+    return KernelTime(kernel=work.kernel, dtype=work.dtype, forward_s=forward, backward_s=backward,
+                      optimizer_s=optimizer, flops=work.flops, bytes_moved=work.bytes_moved)
 
 
 def _on_matrix_units(work: Sequence[Work], efficiency: Efficiency) -> list[Work]:
-    return [one for one in work if on_matrix_units(efficiency, one.kernel)]
+    return [row for row in work if on_matrix_units(efficiency, row.kernel)]
 
 
 def _roofline(spending: Breakdown, routes: Routes, traffic: Sequence[TrafficRow]) -> Roofline:
     parts, work = spending.parts, spending.work
     kernels = parts["forward"] + parts["backward"] + parts["optimizer"]
-    compute, memory = (sum(getattr(one, name) for one in work) / 1e9 for name in ("compute_ns", "memory_ns"))
+    compute, memory = (sum(getattr(row, name) for row in work) / 1e9 for name in ("compute_ns", "memory_ns"))
     seconds = {"compute": compute, "memory": memory, "small_kernels": kernels / 1e9 - compute - memory,
                **_by_link(spending, routes), **{name: parts[name] / 1e9 for name in ("contention", "host", "bubble")}}
     limits = _limits(work, routes.topology, traffic)
@@ -116,23 +116,23 @@ def _roofline(spending: Breakdown, routes: Routes, traffic: Sequence[TrafficRow]
 
 
 def _by_link(spending: Breakdown, routes: Routes) -> dict[str, float]:
-    """Seconds of the part `communication` by the link that was waited for, as what is exposed divides it."""
+    """Seconds of the part `communication` by link, divided in proportion to exposed time."""
     exposed = dict.fromkeys(_LINKS.values(), 0)
-    for one in spending.sent:
-        exposed[_LINKS[routes.of(one.collective, one.axis).link.name]] += one.exposed_ns
+    for sent in spending.sent:
+        exposed[_LINKS[routes.of(sent.collective, sent.axis).link.name]] += sent.exposed_ns
     total = sum(exposed.values())
     return {name: spending.parts["communication"] / 1e9 * (ns / total if total else name == "nvlink")
             for name, ns in exposed.items()}
 
 
 def _limits(work: Sequence[Work], topology: Topology, traffic: Sequence[TrafficRow]) -> dict[str, float]:
-    """Seconds that the step takes at least: at the peaks and bandwidths of the datasheets, each for itself."""
+    """Lower bounds of the step in seconds: at the datasheets' peaks and bandwidths, each separately."""
     device, inside, outside = topology.device, topology.node.fabric, topology.network
     products = _on_matrix_units(work, topology.efficiency)
     near, far = sum(row.nvlink_bytes for row in traffic), sum(row.network_bytes for row in traffic)
     copied = [sum(row.wire_bytes for row in traffic if row.axis == way) for way in HOST_WAYS]
-    return {"compute": sum(one.flops / _dense_peak(device, one.dtype) for one in products),
-            "memory": sum(one.bytes_moved for one in work) / device.memory_bandwidth.si,
+    return {"compute": sum(row.flops / _dense_peak(device, row.dtype) for row in products),
+            "memory": sum(row.bytes_moved for row in work) / device.memory_bandwidth.si,
             "nvlink": near / inside.bandwidth.si if inside else 0.0,
             "network": far / outside.bandwidth.si if outside else 0.0,
             "host_link": max(copied) / topology.node.host_link.bandwidth.si}
@@ -140,7 +140,7 @@ def _limits(work: Sequence[Work], topology: Topology, traffic: Sequence[TrafficR
 
 # ---- money ----------------------------------------------------------------------------------------------------------
 def cost(topology: Topology, step_s: float, tokens: int, num_gpus: int, num_tokens: int | None) -> Cost:
-    """Of a step of `tokens` tokens, and of a whole run of `num_tokens`, in whole steps."""
+    """Cost of a step of `tokens` tokens, and of a run of `num_tokens`, rounded up to full steps."""
     run_s = None if num_tokens is None else -(-num_tokens // tokens) * step_s
     gpu_hours = None if run_s is None else run_s * num_gpus / 3600
     price = topology.price_per_gpu_hour

@@ -1,8 +1,7 @@
 """The timeline: tracks of all rank classes run on concurrent streams and shared links, in simpy.
 
-Comes in: a `RankStreams` per class, and a `Communicators` that says which classes meet in which communicator and over
-which links. Goes out: `ClassTimes` in whole nanoseconds. One process a stream; a `_Link` only where two streams of a
-rank share one.
+Input: `RankStreams` per class, and `Communicators`: which classes meet in which communicator, and over which links.
+Output: `ClassTimes` in integer nanoseconds. One process a stream; a `_Link` only where two streams of a rank share one.
 """
 
 from __future__ import annotations
@@ -31,27 +30,27 @@ Name = TypeVar("Name")
 
 
 class Communicators(Protocol):
-    """How classes are connected. `comm` is the number that the class's own program gives a communicator."""
+    """Connections of classes. `comm` is the index that the class's own program gives a communicator."""
 
     def meets(self, number: int, comm: int) -> tuple[int, ...]:
         """Classes in that communicator of a class."""
 
     def name(self, number: int, comm: int) -> str:
-        """What all classes that meet there call that communicator: each program counts its own in order of use."""
+        """Name of that communicator, common to its classes, because each program numbers its own in order of use."""
 
     def link(self, number: int, comm: int) -> str:
-        """The link that it crosses."""
+        """Name of the link that the communicator crosses."""
 
     def lane(self, number: int) -> int:
-        """Classes of the same lane send each other what crosses a stage border."""
+        """Position of the class in its stage: classes of the same lane exchange messages across stage borders."""
 
 
 @dataclass(eq=False)
 class ClassTimes:
-    """What one class did.
+    """Times of one class, in ns.
 
-    `item_ends`: when each compute item ended; `waited_at`: ns that it waited there for a call, `idle_at` before for the
-    host; `calls`: (call, start, end).
+    `item_ends`: end of each compute item; `waited_at`: ns that it waited for a call at its end; `idle_at`: ns that it
+    waited for the host before it; `calls`: (call, start, end).
     """
 
     item_ends: list[int] = field(default_factory=list)
@@ -61,17 +60,17 @@ class ClassTimes:
 
     @cached_property
     def end(self) -> int:
-        """When everything of this class is done; asked for when the timeline has run."""
+        """End of all streams of this class; valid when the timeline has run."""
         last_call = max((end for _, _, end in self.calls), default=0)
         return max(self.item_ends[-1] if self.item_ends else 0, last_call)
 
 
 class Deadlock(AssertionError):
-    """Streams that wait for something that never happens: a fault of the tracks or of the wiring, not of the input."""
+    """Streams wait for an event that never happens: a fault of execution graphs or communicators, not of the input."""
 
 
 def run(tracks: Sequence[RankStreams], wiring: Communicators) -> list[ClassTimes]:
-    """Run all classes to the end of all their streams. Raises `Deadlock` where some of them cannot end."""
+    """Runs all classes to the end of all their streams. Raises `Deadlock` if some of them cannot end."""
     machine = _Machine(tracks, wiring)
     machine.environment.run()
     waiting = [f"class {number}, stream {Stream(stream).name.lower()}: waits for {_awaited(process.target)}"
@@ -87,9 +86,9 @@ def _awaited(event: simpy.Event | None) -> str:
 
 
 def rendezvous_key(wiring: Communicators, number: int, call: CollectiveCall) -> str:
-    """The same text for all ends of a call that are not in one class; empty where no other class has part in it.
+    """Text common to all classes that take part in a call; empty if only one class does.
 
-    It says of a call what `_Machine` finds its other ends by.
+    `_Machine` matches the parts of a call by the same values.
     """
     if call.stream in _MESSAGES:
         return f"message {wiring.lane(number)} {call.layer} {call.handle} {call.microbatch}"
@@ -118,7 +117,7 @@ class _Machine:
         self.streams[number, int(Stream.COMPUTE)] = begin(self._compute(number, track, done, gates))
 
     def _shared_links(self, number: int, track: RankStreams) -> dict[int, _Link]:
-        """Links on which more than one stream of a rank sends, by the communicators that cross them."""
+        """Links on which several streams of a rank send, by the communicators that cross them."""
         users: dict[str, set[int]] = {}
         crossed: dict[int, str] = {}
         for stream, calls in track.skeleton.calls.items():
@@ -130,7 +129,7 @@ class _Machine:
 
     # ---- processes ----------------------------------------------------------------------------------------------
     def _compute(self, number: int, track: RankStreams, done: _Dates[int], gates: _Dates[int]) -> Process:
-        """Kernels one after another."""
+        """Runs the items of the compute stream one after another."""
         times, watched, known, now, host = self.times[number], track.skeleton.watched, done.known, 0, 0
         for place, (ns, busy, tail, (_, call, wait_for, stops, message)) in enumerate(zip(
                 track.item_ns, track.host_ns, track.host_tail, track.skeleton.items, strict=True)):
@@ -162,8 +161,8 @@ class _Machine:
 
     def _calls(self, number: int, calls: Sequence[CollectiveCall], call_ns: Sequence[int], done: _Dates[int],
                gates: _Dates[int], shared: dict[int, _Link]) -> Process:
-        """Collectives one after another. A link that is shared is asked for when it is due: others may be first."""
-        now, known, made = 0, gates.known, self.times[number].calls
+        """Runs collectives one after another. A shared link is requested when it is due, as others may come first."""
+        now, known, finished = 0, gates.known, self.times[number].calls
         for call in calls:
             gate = call.gate
             if gate >= 0:
@@ -183,11 +182,11 @@ class _Machine:
                 now = yield from self._together(number, call, call_ns[call.number], start)
             if link is not None:
                 link.leave(now)
-            made.append((call, start, now))
+            finished.append((call, start, now))
             done.tell(call.number, now)
 
     def _together(self, number: int, call: CollectiveCall, ns: int, ready: int) -> Generator[simpy.Event, Any, int]:
-        """When a collective ends. It starts when the last class of its communicator is ready."""
+        """Time at which a collective ends. It starts when the last class of its communicator is ready."""
         classes = self.meets(number, call.comm)
         key = (self.wiring.name(number, call.comm), call.stream, call.serial, classes)
         if (meeting := self.meetings.get(key)) is None:
@@ -202,7 +201,7 @@ class _Machine:
 
     def _messages(self, number: int, calls: Sequence[CollectiveCall], call_ns: Sequence[int], done: _Dates[int],
                   gates: _Dates[int], _: object) -> Process:
-        """Send and receive between neighbouring stages: the receiver has it when the sender is done."""
+        """Sends and receives between neighbouring stages: a message has arrived when its sender is done."""
         now, lane = 0, self.wiring.lane(number)
         for call in calls:
             if call.gate >= 0:
@@ -222,7 +221,7 @@ class _Machine:
 
 
 class _Awaited(simpy.Event):
-    """An event that can say what it is, for those that never happen."""
+    """An event with a description, for the message of a deadlock."""
 
     def __init__(self, environment: simpy.Environment, what: Callable[[], str]) -> None:
         super().__init__(environment)
@@ -231,7 +230,7 @@ class _Awaited(simpy.Event):
 
 @dataclass(eq=False)
 class _Meeting:
-    """`key`: communicator, stream, serial number and the classes that meet. `ns`: that of the largest part."""
+    """A collective of several classes. `key`: communicator, stream, serial, classes. `ns`: that of the largest part."""
 
     environment: simpy.Environment
     key: tuple[str, int, int, tuple[int, ...]]
@@ -248,7 +247,7 @@ class _Meeting:
 
 
 class _Due(simpy.Event):
-    """A date comes. What is due at one moment comes in the order in which it was issued, after all news of that moment.
+    """An event at a date. Events due at one moment run in order of issue, after all notifications of that moment.
 
     Written like `simpy.Timeout`, which has no priority (simpy 4.1 `events.py`, `core.py` schedule).
     """
@@ -259,7 +258,7 @@ class _Due(simpy.Event):
 
 
 class _Link:
-    """One call at a time, first come first served. Taken: by a call whose end nobody knows yet."""
+    """A link with one call at a time, first come first served. Taken: by a call whose end is not yet known."""
 
     def __init__(self, environment: simpy.Environment) -> None:
         self.environment = environment
@@ -272,7 +271,7 @@ class _Link:
         return self.queue[-1]
 
     def leave(self, end: int) -> None:
-        """The end is known; the next in the queue goes on behind it."""
+        """Frees the link at `end`, now known, for the next call in the queue."""
         self.free_at = end
         self.is_taken = bool(self.queue)
         if self.queue:
@@ -280,9 +279,10 @@ class _Link:
 
 
 class _Dates(Generic[Name]):
-    """When things happen that happen once. A date is told as soon as it is known, often before its time has come.
+    """Dates of events that happen once. A date is recorded as soon as it is known, often before its time has come.
 
-    So a stream that depends on known dates alone runs ahead, and simpy hears only of streams that must wait for news.
+    So a stream that depends only on known dates runs ahead, and simpy schedules only streams that wait for unknown
+    dates.
     """
 
     def __init__(self, environment: simpy.Environment, kind: str) -> None:

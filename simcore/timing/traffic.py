@@ -1,7 +1,6 @@
-"""Traffic of one step of one rank: collectives of a program, counted and weighed.
+"""Traffic of one step of one rank: number of calls and bytes of a program's collectives.
 
-A program writes out a few microbatches (`schedule.lowered_microbatches`); the steady ones stand for all that repeat
-them.
+A program has a few microbatches (`schedule.lowered_microbatches`); the steady ones stand for all omitted ones.
 """
 
 from __future__ import annotations
@@ -24,39 +23,39 @@ __all__ = ["traffic"]
 
 
 def traffic(program: Program, routes: Routes, ranks: IntArray, steady: range, repeats: int) -> tuple[TrafficRow, ...]:
-    """Rows of a class of ranks, by collective, axis, phase and dtype.
+    """Traffic of a class of ranks, by collective, axis, phase and dtype.
 
-    `repeats`: how often microbatches of `steady` happen.
+    `repeats`: number of times that microbatches of `steady` happen.
     """
     counted = _counted(program.outline, steady, repeats)
     if not counted.keys:
         return ()
     comms = list(program.tables.comms)
     ways = [routes.of(kind, axis) for kind, axis, _ in comms]
-    crossings = {(kind, axis): routes.crossing(kind, axis, ranks) for kind, axis in {one[:2]: None for one in comms}}
-    shares = np.array([crossings[one[:2]] for one in comms])[counted.comms]
+    crossings = {(kind, axis): routes.crossing(kind, axis, ranks) for kind, axis in {comm[:2]: None for comm in comms}}
+    shares = np.array([crossings[comm[:2]] for comm in comms])[counted.comms]
     sizes = program.payloads()[counted.numbers]
     wires = np.rint(sizes * shares[:, 0]).astype(np.int64)  # each call rounded, halves to even
     away = np.rint(sizes * shares[:, 1]).astype(np.int64)
     sums = (np.add.reduceat(countable(each, counted.times) * counted.times, counted.starts).tolist()
             for each in (np.ones_like(sizes), sizes, wires, away, 1 - _measured(ways, counted.comms, sizes)))
-    rows = [_row(comms[key // len(Phase)], ways[key // len(Phase)], key % len(Phase), *found)
-            for key, *found in zip(counted.keys, *sums, strict=True) if ways[key // len(Phase)].leaves]
+    rows = [_row(comms[key // len(Phase)], ways[key // len(Phase)], key % len(Phase), *sums_of_row)
+            for key, *sums_of_row in zip(counted.keys, *sums, strict=True) if ways[key // len(Phase)].leaves]
     return tuple(sorted(rows, key=lambda r: (r.collective, r.axis, r.phase, r.dtype)))
 
 
 def _measured(ways: Sequence[Route], comms: IntArray, sizes: IntArray) -> NDArray[np.bool_]:
-    """Whether a call's time was measured."""
+    """True for each call whose time was measured."""
     bounds = np.array([(way.measured.start, way.measured.stop) for way in ways])[comms]
-    found: NDArray[np.bool_] = (sizes >= bounds[:, 0]) & (sizes < bounds[:, 1])
-    return found
+    measured: NDArray[np.bool_] = (sizes >= bounds[:, 0]) & (sizes < bounds[:, 1])
+    return measured
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Counted:
-    """Calls of a step that are the same, counted: which of `Program.payloads`, how often, of which communication.
+    """Equal calls of a step, counted: index in `Program.payloads`, number of times, communication.
 
-    `keys`: communication row and phase; those with one key stand together from `starts` on.
+    `keys`: communication row and phase; calls of one key are adjacent, from `starts` on.
     """
 
     keys: tuple[int, ...]
@@ -68,7 +67,7 @@ class _Counted:
 
 @held(maxsize=64)
 def _counted(outline: StepTemplate, steady: range, repeats: int) -> _Counted:
-    """The loss is part of forward."""
+    """Calls of a step template, counted; the loss is part of forward."""
     loose, tiles = outline.calls, outline.tile_calls
     numbers = np.concatenate([np.arange(len(loose)), len(loose) + tiles[:, 1]])
     comm_of, phase, microbatch = np.concatenate([loose, tiles])[:, [0, 2, 3]].T

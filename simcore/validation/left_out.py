@@ -1,7 +1,7 @@
-"""How far step times are off on rows that the fit of constants did not see, read from `measured/left_out.json`.
+"""Errors of step time on rows that the fit of constants did not use, read from `measured/left_out.json`.
 
 `tests/truth/fit_time.py --left-out` writes it: for each group, and each kind of machine, constants are fitted on all
-other rows and asked for these.
+other rows and tested on these.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["left_out"]
 
 
 def left_out(what: str, name: str) -> float | None:
-    """The median error of a group ("group") or of a topology's rows ("gpu") when left out; None when nobody tried."""
-    found: float | None = _read().get(what, {}).get(name, {}).get("median")
-    return found
+    """Median error of a group ("group") or of a topology's rows ("gpu") when left out; None if it was not tested."""
+    error: float | None = _read().get(what, {}).get(name, {}).get("median")
+    return error
 
 
 @lru_cache(maxsize=1)
 def _read() -> dict[str, dict[str, dict[str, float]]]:
     path = data_folder("measured") / "left_out.json"
-    told: dict[str, dict[str, dict[str, float]]] = json.loads(read_text(path)) if path.exists() else {}
-    return told
+    errors: dict[str, dict[str, dict[str, float]]] = json.loads(read_text(path)) if path.exists() else {}
+    return errors

@@ -1,16 +1,16 @@
-"""A memory snapshot of PyTorch, read back: the peak of what it recorded, and what was there then.
+"""Reader of PyTorch's memory snapshots: the peak of the recorded window, and the allocations at that moment.
 
-Comes in: bytes that `torch.cuda.memory._dump_snapshot` wrote, or a trainer's profiler. Goes out: a `Dump`. It is read
-without running anything, see `plain_pickle`.
+Input: bytes that `torch.cuda.memory._dump_snapshot` or a trainer's profiler wrote. Output: a `Dump`. The file is read
+without running any code, see `plain_pickle`.
 
 [Note: the recorded window]
-Events are a ring: the oldest are lost, and what was allocated before them is known by the blocks that are still there,
-or by its free alone. So the peak is that of the window, backwards from the blocks at its end. Events carry the bytes
-that were asked for (torch 2.13 `c10/cuda/CUDACachingAllocator.cpp`: `orig_size` in ALLOC, `requested_size` in FREE),
-as the ledger does; `torch.cuda.max_memory_allocated` counts blocks of whole 512 B, which are a little more. Bytes are
-free when they are requested to be, as in torch's own count. States of a block are those that
-`torch/csrc/cuda/memory_snapshot.cpp` writes: active_allocated, active_pending_free (in the docstring of
-`torch/cuda/memory.py` it is called active_awaiting_free), inactive.
+Events are a ring buffer: the oldest are lost, and earlier allocations are known only from the blocks that still exist,
+or from their free. So the peak is that of the window, backwards from the blocks at its end. Events have the requested
+bytes (torch 2.13 `c10/cuda/CUDACachingAllocator.cpp`: `orig_size` in ALLOC, `requested_size` in FREE), as the ledger
+does; `torch.cuda.max_memory_allocated` counts blocks in multiples of 512 B, which are a little more. Bytes are free
+when the free is requested, as in torch's count. States of a block are those that `torch/csrc/cuda/memory_snapshot.cpp`
+writes: active_allocated, active_pending_free (in the docstring of `torch/cuda/memory.py` it is called
+active_awaiting_free), inactive.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from simcore.validation.stack_frames import OTHER, group_of, group_of_category, 
 __all__ = ["MAX_BYTES", "Dump", "read_dump"]
 
 MAX_BYTES: Final = 2**29
-"""Of one file. Assumed: half of what is reported to end the viewer's browser."""
+"""Size of one file. Assumed: half of the size that is reported to crash the viewer's browser."""
 
 _TAKEN: Final = ("alloc",)
 _GIVEN: Final = ("free_requested", "free", "free_completed")
@@ -37,9 +37,10 @@ _GROWN: Final = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segm
 
 @dataclass(frozen=True)
 class Dump:
-    """What one device of a snapshot tells. Bytes are of its fullest moment, `end_bytes` of its end.
+    """Data of one device of a snapshot. Bytes are of its fullest moment, `end_bytes` of its end.
 
-    `groups`: of `frames`, at the fullest moment. `ours`: rankscope wrote it. `refused`: an allocation failed.
+    `groups`: bytes by group of `stack_frames`, at the fullest moment. `ours`: rankscope wrote it. `refused`: an
+    allocation failed.
     """
 
     device: int
@@ -56,7 +57,7 @@ class Dump:
 
 @dataclass(slots=True)
 class _Life:
-    """An allocation; `born` -1: before the window, `died` None: not in it."""
+    """An allocation; `born` -1: before the window, `died` None: not in the window."""
 
     born: int
     died: int | None
@@ -65,21 +66,21 @@ class _Life:
 
 
 def read_dump(content: bytes, where: str) -> Dump:
-    """The device with the highest peak, of a file's bytes. InputError for what is no snapshot, or damaged."""
+    """Data of the device with the highest peak, from a file's bytes. InputError for other or damaged files."""
     shape = _Shape(where)
-    whole = shape.mapping(unpickled(content, where), "the file")
-    missing = [key for key in ("segments", "device_traces") if key not in whole]
+    snapshot = shape.mapping(unpickled(content, where), "the file")
+    missing = [key for key in ("segments", "device_traces") if key not in snapshot]
     if missing:
         shape.refuse(f"is no memory snapshot: it has no {' and no '.join(missing)}")
-    segments = [shape.mapping(one, "a segment") for one in shape.list(whole["segments"], "segments")]
-    traces = [shape.list(one, "a device's trace") for one in shape.list(whole["device_traces"], "device_traces")]
-    numbers = sorted({shape.number(one, "device", "a segment") for one in segments}
+    segments = [shape.mapping(item, "a segment") for item in shape.list(snapshot["segments"], "segments")]
+    traces = [shape.list(item, "a device's trace") for item in shape.list(snapshot["device_traces"], "device_traces")]
+    numbers = sorted({shape.number(item, "device", "a segment") for item in segments}
                      | {number for number, trace in enumerate(traces) if trace})
     if not numbers:
         shape.refuse("is a memory snapshot of nothing: no segments and no events; was recording on?")
-    found = [_Device(shape, number, segments, traces[number] if number < len(traces) else []).dump(
-        ours="rankscope" in whole, devices=tuple(numbers)) for number in numbers]
-    return max(found, key=lambda one: one.peak_bytes)
+    dumps = [_Device(shape, number, segments, traces[number] if number < len(traces) else []).dump(
+        ours="rankscope" in snapshot, devices=tuple(numbers)) for number in numbers]
+    return max(dumps, key=lambda item: item.peak_bytes)
 
 
 class _Device:
@@ -87,10 +88,10 @@ class _Device:
 
     def __init__(self, shape: _Shape, number: int, segments: list[dict[str, Any]], trace: list[Any]) -> None:
         self.shape, self.number = shape, number
-        self.segments = [one for one in segments if shape.number(one, "device", "a segment") == number]
+        self.segments = [segment for segment in segments if shape.number(segment, "device", "a segment") == number]
         self.events = [shape.mapping(event, "an event") for event in trace]
         self.lives = self._lived()
-        self.told: dict[tuple[int, bool], str] = {}
+        self.group_by_stack: dict[tuple[int, bool], str] = {}
 
     def dump(self, *, ours: bool, devices: tuple[int, ...]) -> Dump:
         change = [0] * (len(self.events) + 1)
@@ -106,7 +107,7 @@ class _Device:
                     any(event.get("action") == "oom" for event in self.events))
 
     def _lived(self) -> list[_Life]:
-        """Allocations of the window, and those from before it that are still there or that die in it."""
+        """Allocations of the window, and earlier ones that still exist or are freed in it."""
         lives: list[_Life] = []
         live: dict[int, _Life] = {}
         asked: set[int] = set()
@@ -129,7 +130,7 @@ class _Device:
 
     def _give(self, at: int, event: dict[str, Any], live: dict[int, _Life], asked: set[int], lives: list[_Life]
               ) -> None:
-        """A free takes effect when it is requested; its completion says nothing new."""
+        """Handles a free, which takes effect when it is requested; its completion is ignored."""
         address = self.shape.number(event, "addr", "an event")
         life = live.pop(address, None)
         if life is not None:
@@ -139,7 +140,7 @@ class _Device:
         asked.add(address)
 
     def _blocks(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """(address, block) of all that is allocated at the end."""
+        """(address, block) of all blocks that are allocated at the end."""
         for segment in self.segments:
             address = self.shape.number(segment, "address", "a segment")
             for value in self.shape.list(segment.get("blocks", []), "a segment's blocks"):
@@ -149,8 +150,8 @@ class _Device:
                 address += self.shape.number(block, "size", "a block")
 
     def _reserved(self) -> int:
-        """The most that segments came to, backwards from the end."""
-        now = most = sum(self.shape.number(one, "total_size", "a segment") for one in self.segments)
+        """Largest sum of segments, backwards from the end."""
+        now = most = sum(self.shape.number(segment, "total_size", "a segment") for segment in self.segments)
         for event in reversed(self.events):
             if sign := _GROWN.get(said(event, "action"), 0):
                 now -= sign * self.shape.number(event, "size", "an event")
@@ -171,22 +172,22 @@ class _Device:
         frames = self.shape.list(life.source.get("frames", []), "frames")
         if not frames and not has_frames:
             return OTHER
-        key = (id(frames), life.born >= 0)  # a snapshot has equal stacks once
-        if key not in self.told:
+        key = (id(frames), life.born >= 0)  # equal stacks are one object in a snapshot
+        if key not in self.group_by_stack:
             if not all(isinstance(frame, dict) for frame in frames):
                 self.shape.refuse("frames: expected dictionaries")
-            self.told[key] = group_of(frames, recorded=has_frames and life.born >= 0)
-        return self.told[key]
+            self.group_by_stack[key] = group_of(frames, recorded=has_frames and life.born >= 0)
+        return self.group_by_stack[key]
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """What the file's values must be."""
+    """Checks of the file's values, which raise InputError."""
 
     where: str
 
-    def refuse(self, told: str) -> NoReturn:
-        raise InputError(Problem(self.where, told))
+    def refuse(self, message: str) -> NoReturn:
+        raise InputError(Problem(self.where, message))
 
     def mapping(self, value: object, what: str) -> dict[str, Any]:
         if not isinstance(value, dict):

@@ -1,12 +1,12 @@
-"""A pickle of plain data, read without running anything: dictionaries, lists, text, numbers, pairs of numbers.
+"""Reader of pickles of plain data that runs no code: dictionaries, lists, text, numbers, pairs of numbers.
 
-Python's own unpickler calls what a pickle names. Here every opcode is looked at before it is asked: those that look up,
-call or build anything are refused by name, and so is what would make it take more memory than the file's size allows.
-Behind that stands an unpickler that looks up no global at all.
+Python's own unpickler calls functions that a pickle names. Here every opcode is checked first: those that look up, call
+or build objects are refused by name, and so are those that would take more memory than the file's size allows. Then an
+unpickler without any global names reads the data.
 
 [Note: tuples]
-A tuple may be a key, and a key is hashed whole: each time, through all that is in it. A small file can have one that
-takes for ever, or that is nested deeper than the interpreter's own stack. So a tuple has up to three numbers, and
+A tuple may be a key, and a key is hashed with all that it contains, every time. A small file can have a tuple whose
+hash takes forever, or which is nested deeper than the interpreter's stack. So a tuple may have up to three numbers and
 nothing else; those of a snapshot are pairs (of a pool).
 """
 
@@ -22,14 +22,14 @@ from simcore.errors import InputError, Problem
 __all__ = ["MAX_OPCODES", "is_pickle", "unpickled"]
 
 MAX_OPCODES: Final = 50_000_000
-"""Of one file. A snapshot of PyTorch takes some 40 for an event; of events, trainers keep 100,000 (Megatron-LM main of
-2026-08-22 `training/utils/utils.py`) to a million (torchtitan b5bcd76c `tools/profiler.py`)."""
+"""Opcodes of one file. A snapshot of PyTorch takes some 40 for an event; trainers keep 100,000 events (Megatron-LM main
+of 2026-08-22 `training/utils/utils.py`) to a million (torchtitan b5bcd76c `tools/profiler.py`)."""
 
 MAX_CONTAINERS: Final = 4_000_000
-"""Lists and dictionaries, which take far more memory than their opcode: one for an event, and those of frames."""
+"""Lists and dictionaries, which take far more memory than their opcode: one for an event, and those of its frames."""
 
 MAX_DEPTH: Final = 64
-"""Of containers that are open at once; a snapshot has nine."""
+"""Containers that are open at once; a snapshot has nine."""
 
 MAX_DIGITS: Final = 16
 """Bytes of a whole number; addresses take eight."""
@@ -42,13 +42,13 @@ _PLAIN: Final = frozenset({
     "STOP", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"})
 _NUMBERS: Final = ("BINFLOAT", "BININT", "BININT1", "BININT2", "LONG1", "NEWFALSE", "NEWTRUE", "NONE")
 _TUPLES: Final = {"TUPLE": MAX_OPCODES, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-"""Numbers that have to stand before it; before that of any length more than there can be."""
+"""Numbers that must precede a tuple opcode; for tuples of any length more than a file can have."""
 
 _NAMES: Final = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 _FIXED: Final = {"BINFLOAT": 8, "BINGET": 1, "BININT": 4, "BININT1": 1, "BININT2": 2, "BINPUT": 1, "FRAME": 8,
                  "LONG_BINGET": 4, "LONG_BINPUT": 4, "PROTO": 1}
 _PREFIXED: Final = {"BINUNICODE": 4, "BINUNICODE8": 8, "LONG1": 1, "SHORT_BINUNICODE": 1}
-"""Bytes of an argument: so many, or so many that tell the length of the rest."""
+"""Bytes of an argument, or of the length of the argument, by opcode."""
 _CLOSING: Final = ("APPENDS", "DICT", "LIST", "POP_MARK", "SETITEMS", "TUPLE")
 
 _MADE: Final = ("EMPTY_DICT", "EMPTY_LIST", "DICT", "LIST")
@@ -63,27 +63,27 @@ def _skipped(name: str) -> int:
 
 
 _SKIP: Final = tuple(_skipped(_NAMES.get(code, "")) for code in range(256))
-"""By opcode: bytes behind it that are passed over at once; -1 where it has to be looked at."""
+"""Bytes after each opcode that can be skipped; -1 for opcodes that must be checked."""
 
 
 def is_pickle(content: bytes) -> bool:
-    """Whether it begins as a pickle of protocol 2 or later does."""
+    """True if the content begins like a pickle of protocol 2 or later."""
     return content[:1] == b"\x80"
 
 
 def unpickled(content: bytes, where: str) -> object:
-    """The value; InputError for what is no whole pickle, is too much, or is more than data."""
+    """Value of a pickle; InputError if it is incomplete, too large, or not plain data."""
     _Look(content, where).through()
     try:
         return _Nothing(io.BytesIO(content)).load()
     except InputError:
         raise
-    except Exception as error:  # noqa: BLE001 - an unpickler fails with whatever a damaged file makes it do
+    except Exception as error:  # noqa: BLE001 - a damaged file can make an unpickler raise anything
         raise InputError(Problem(where, f"cannot be unpickled, it is damaged: {error}")) from None
 
 
 class _Nothing(pickle.Unpickler):
-    """Looks up no class, no function and no persistent object."""
+    """Unpickler that looks up no class, no function and no persistent object."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise InputError(Problem("pickle", f"asks for {module}.{name}: nothing that a pickle names is looked up"))
@@ -93,14 +93,14 @@ class _Nothing(pickle.Unpickler):
 
 
 class _Look:
-    """One pass over opcodes, without building anything."""
+    """One pass over opcodes, without building any object."""
 
     def __init__(self, content: bytes, where: str) -> None:
         self.content, self.where = content, where
         self.depth = self.made = self.since = 0
 
     def through(self) -> None:
-        """To the end; InputError for the first thing that is refused."""
+        """Checks all opcodes; InputError for the first one that is refused."""
         content, at, end, skip, count = self.content, 0, len(self.content), _SKIP, 0
         while at < end:
             code = content[at]
@@ -115,7 +115,7 @@ class _Look:
         self._refuse(f"ends in the middle, after {len(self.content):,} bytes: it is truncated")
 
     def _one(self, code: int, at: int, count: int) -> int:
-        """Where the next opcode is; -1 behind the last."""
+        """Position of the next opcode; -1 after the last."""
         name = _NAMES.get(code, "")
         if name not in _PLAIN:
             self._refuse(f"has opcode {name or hex(code)} at byte {at - 1:,}, which is no plain data; a memory"
@@ -144,13 +144,13 @@ class _Look:
         return at + width + length
 
     def _numbers_before(self, end: int) -> int:
-        """How many numbers stand directly before, after the last opcode that was looked at and is none."""
-        at, found = self.since, 0
+        """Number of consecutive numbers directly before `end`, since the last opcode that is not a number."""
+        at, count = self.since, 0
         while at < end:
             name = _NAMES[self.content[at]]
-            found = found + 1 if name in _NUMBERS else 0
+            count = count + 1 if name in _NUMBERS else 0
             at += 1 + (1 + self.content[at + 1] if name == "LONG1" else _FIXED.get(name, 0))
-        return found
+        return count
 
     def _open_or_close(self, name: str) -> None:
         if name == "MARK":
@@ -168,5 +168,5 @@ class _Look:
     def _number(self, at: int, width: int) -> int:
         return int.from_bytes(self.content[at:at + width], "little")
 
-    def _refuse(self, told: str) -> NoReturn:
-        raise InputError(Problem(self.where, told))
+    def _refuse(self, message: str) -> NoReturn:
+        raise InputError(Problem(self.where, message))

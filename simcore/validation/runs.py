@@ -1,7 +1,7 @@
-"""Measured runs: what somebody read off real GPUs, and the scenario that was run.
+"""Measured runs: readings from real GPUs, and the scenario that was run.
 
-A file holds one row a line, each a JSON object. A row that is wrong costs only itself: its problem names file, line and
-id, and all others are read.
+A file has one row a line, each a JSON object. A wrong row does not affect the others: its problem names file, line and
+id.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from simcore.inputs.yaml_parser import dotted
 __all__ = ["QUANTITIES", "Kind", "Measured", "Reading", "Row", "layout_of", "read_measured"]
 
 MAX_BYTES: Final = 2**24
-"""Of one file."""
+"""Size of one file."""
 
 QUANTITIES: Final = ("allocated_peak", "allocated_peak_first", "allocated_end", "reserved_peak", "device_peak")
 Quantity = Literal["allocated_peak", "allocated_peak_first", "allocated_end", "reserved_peak", "device_peak"]
 Rank = Annotated[int, Field(ge=0)] | Literal["last", "max"]
 Kind = Literal["tuned", "untuned"]
-"""Of a run: whether somebody made it fast (a recipe or table of performance), or it is an example or a test."""
+"""Kind of a run: tuned for speed (a recipe or table of performance), or an example or a test."""
 
 
 class Reading(Block):
-    """One number that was read. `rank`: the rank it was read on, `last` of the world, or the `max` over all ranks.
+    """One measured number. `rank`: the rank it was read on, `last` of the world, or the `max` over all ranks.
 
     `allocated_peak_first` is the peak of the very first step, `allocated_end` what is allocated after a step.
     """
@@ -46,10 +46,10 @@ class Reading(Block):
 
 
 class Row(Block):
-    """One run: either its scenario, without a name, or why none can be written.
+    """One run: either its scenario, without a name, or the reason why none can be written.
 
-    `step_s`: seconds of a step, or of what `timed` says. `release`: of the software, where it is known; in another the
-    same layout may be faster.
+    `step_s`: seconds of a step, or of the part that `timed` names. `release`: of the software, if known; another
+    release may be faster.
     """
 
     id: Name
@@ -74,31 +74,31 @@ class Row(Block):
 
     @property
     def read_memory(self) -> bool:
-        """Whether anything is said of memory: bytes, or that it did or did not fit."""
+        """True if the row has memory readings, or says that the run did or did not fit."""
         return bool(self.readings) or self.verdict is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A row, and its scenario ready to be simulated (None where there is none)."""
+    """A row, and its scenario ready to be simulated (None without one)."""
 
     row: Row
     entry: Entry | None
 
 
 def layout_of(entry: Entry) -> str:
-    """The scenario without its name: equal for two that ask the same."""
+    """Text of the scenario without its name: equal for equal layouts."""
     assert entry.scenario is not None
     scenario = entry.scenario.normalised()
     return json.dumps({key: value for key, value in scenario.items() if key != "name"}, sort_keys=True)
 
 
 def read_measured(paths: Iterable[str] = (), overrides: Sequence[str] = ()) -> tuple[list[Measured], list[Problem]]:
-    """Rows of files, or of all files in folders, in order, and what is wrong with the others.
+    """(rows of files, or of all files in folders, in order; problems of wrong rows).
 
-    Without paths: the rows that come with rankscope. InputError for a path that cannot be read.
+    Without paths: the shipped rows. InputError for a path that cannot be read.
     """
-    found: list[Measured] = []
+    rows: list[Measured] = []
     problems: list[Problem] = []
     seen: set[str] = set()
     for file in _files(list(paths) or [str(data_folder("measured"))]):
@@ -109,8 +109,8 @@ def read_measured(paths: Iterable[str] = (), overrides: Sequence[str] = ()) -> t
                 except InputError as error:
                     problems += error.problems
                 else:
-                    found.append(measured)
-    return found, problems
+                    rows.append(measured)
+    return rows, problems
 
 
 def _files(paths: Sequence[str]) -> Iterator[Path]:
@@ -159,6 +159,6 @@ def _entry(row: Row, scenario: dict[str, Any], where: str, overrides: Sequence[s
 
 
 def _about(row_id: object, where: str, problems: Sequence[Problem]) -> InputError:
-    """Everything that is wrong with one row, as one problem."""
-    told = "; ".join(problem.message for problem in problems)
-    return InputError(Problem(where, f"row {row_id or 'without an id'}: {told}"))
+    """All problems of one row, as one problem."""
+    messages = "; ".join(problem.message for problem in problems)
+    return InputError(Problem(where, f"row {row_id or 'without an id'}: {messages}"))

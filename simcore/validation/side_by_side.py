@@ -1,13 +1,13 @@
-"""What was measured beside what is simulated: one run, quantity by quantity and, of a snapshot, group by group.
+"""A measured run next to the simulated one: by quantity and, for a snapshot, by group of allocations.
 
-Comes in: a `Dump` or a `Log`, and the report of the scenario that was run. Goes out: `SideBySide`, JSON in and out.
+Input: a `Dump` or a `Log`, and the report of the scenario that was run. Output: `SideBySide`, JSON in and out.
 
 [Note: the same quantity]
-The highest allocation of a log is of the whole run, so it stands beside the higher of the first step and a later one;
-that after the first iteration beside the first step's (as `validate` does). Reserved is what the allocator is seen to
-hold. A snapshot counts all that torch's allocator gave out, workspaces of cuBLAS too; where the report counts these
-beside tensors, they are added, but not for a snapshot that rankscope wrote. Megatron's buffers hold parameters and
-gradients in one function, so where they were seen these two are compared as one.
+The highest allocation of a log is of the full run, so it is compared with the higher of the first step and a later one;
+that after the first iteration with the first step's (as `validate` does). Reserved is compared with the report's. A
+snapshot counts all memory that torch's allocator handed out, with workspaces of cuBLAS; if the report counts these
+outside of tensors, they are added, but not for a snapshot that rankscope wrote. Megatron's buffers hold parameters and
+gradients in one function, so if a snapshot has them, these two are compared together.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class _Frozen(BaseModel):
 
 
 class Beside(_Frozen):
-    """One number of both; None: there is none on that side.
+    """One number of both sides; None if that side has none.
 
-    `difference`: simulated less measured; `error` that as a share of what was measured. `told`: what to know of it.
+    `difference`: simulated less measured; `error`: it as a share of the measured value. `told`: a remark.
     """
 
     what: str
@@ -49,9 +49,9 @@ class Beside(_Frozen):
 
 
 class SideBySide(_Frozen):
-    """One measured run beside the scenario; `ranks`: those whose memory is compared.
+    """One measured run next to the scenario; `ranks`: those whose memory is compared.
 
-    `groups`: bytes at the fullest moment of each side, the largest difference first; of snapshots with frames alone.
+    `groups`: bytes at the fullest moment of each side, the largest difference first; only for snapshots with frames.
     """
 
     measured: str
@@ -65,45 +65,46 @@ class SideBySide(_Frozen):
 
 
 def beside_dump(name: str, dump: Dump, report: Report, rank: int | None) -> SideBySide:
-    """A snapshot's fullest device beside a rank; None: the fullest."""
-    found, peak = _of_rank(report, rank)
+    """Comparison of a snapshot's fullest device with a rank; None: the fullest."""
+    rank_class, peak = _of_rank(report, rank)
     apart = 0 if dump.ours else peak.outside.get("workspace", 0)
     added = "with workspaces, which the report counts beside tensors" if apart else ""
     quantities = (
         _beside("peak allocated", "bytes", dump.peak_bytes, peak.allocated_bytes + apart, added),
         _beside("allocated at the end", "bytes", dump.end_bytes,
-                None if found.end_bytes is None else found.end_bytes + apart),
+                None if rank_class.end_bytes is None else rank_class.end_bytes + apart),
         _beside("reserved", "bytes", dump.reserved_bytes, peak.reserved_bytes, _band(peak)))
-    return SideBySide(measured=name, source="memory snapshot", scenario=report.name, ranks=found.ranks,
+    return SideBySide(measured=name, source="memory snapshot", scenario=report.name, ranks=rank_class.ranks,
                       verdict=report.verdict or "", quantities=quantities, groups=tuple(_groups(dump, peak, apart)),
                       notes=tuple(_of_dump(dump)))
 
 
 def beside_log(name: str, log: Log, report: Report, rank: int | None) -> SideBySide:
-    """A log beside a rank; None: the one that read most, or the fullest where the log does not say whose it is."""
-    memory = [one for one in log.readings if one.rank is not None]
+    """Comparison of a log with a rank; None: that of the highest reading, or the fullest if the log names no rank."""
+    memory = [reading for reading in log.readings if reading.rank is not None]
     if rank is None and memory:
-        rank = max(memory, key=lambda one: (one.of == "allocated_peak", one.value)).rank
-    found, _ = _of_rank(report, rank)
-    mine = [one for one in log.readings if one.rank is None or found.has_rank(one.rank)]
-    if memory and not any(one.rank is not None for one in mine):
-        others = ", ".join(sorted({str(one.rank) for one in memory}))
-        raise InputError(Problem(name, f"has no reading of ranks {', '.join(found.ranks)}, only of {others}"))
-    return SideBySide(measured=name, source=f"log of {log.trainer}", scenario=report.name, ranks=found.ranks,
+        rank = max(memory, key=lambda reading: (reading.of == "allocated_peak", reading.value)).rank
+    rank_class, _ = _of_rank(report, rank)
+    rank_readings = [reading for reading in log.readings if reading.rank is None or rank_class.has_rank(reading.rank)]
+    if memory and not any(reading.rank is not None for reading in rank_readings):
+        others = ", ".join(sorted({str(reading.rank) for reading in memory}))
+        raise InputError(Problem(name, f"has no reading of ranks {', '.join(rank_class.ranks)}, only of {others}"))
+    return SideBySide(measured=name, source=f"log of {log.trainer}", scenario=report.name, ranks=rank_class.ranks,
                       verdict=report.verdict or "",
-                      quantities=(*_of_log(mine, report, found), *_derived(log, mine, report)),
+                      quantities=(*_of_log(rank_readings, report, rank_class), *_derived(log, rank_readings, report)),
                       notes=tuple(_of_batch(log, report)))
 
 
 def _of_rank(report: Report, rank: int | None) -> tuple[RankReport, Peak]:
-    """Its class, or the fullest, and its peak."""
-    found = report.peak_rank if rank is None else next((one for one in report.ranks if one.has_rank(rank)), None)
-    if found is None and rank is not None:
-        many = sum(one.num_ranks for one in report.ranks)
+    """(class of the rank or the fullest class, its peak)."""
+    rank_class = (report.peak_rank if rank is None
+                  else next((candidate for candidate in report.ranks if candidate.has_rank(rank)), None))
+    if rank_class is None and rank is not None:
+        many = sum(candidate.num_ranks for candidate in report.ranks)
         raise InputError(Problem(report.name, f"has no rank {rank}: it has {many}"))
-    if found is None or found.peak is None:
+    if rank_class is None or rank_class.peak is None:
         raise NotYet(Problem(report.name, "not yet: measured beside a workload that has no training step alone"))
-    return found, found.peak
+    return rank_class, rank_class.peak
 
 
 def _beside(what: str, unit: Unit, measured: float | None, simulated: float | None, told: str = "") -> Beside:
@@ -163,11 +164,11 @@ _OF_MEMORY: Final[dict[str, Callable[[RankReport, Peak], float | None]]] = {
 
 
 def _of_log(readings: list[Reading], report: Report, rank: RankReport) -> Iterator[Beside]:
-    """In the order of `_WORDS`; of several readings of one quantity the highest."""
+    """Comparisons in the order of `_WORDS`; of several readings of one quantity the highest."""
     for of, (what, unit) in _WORDS.items():
-        mine = [one for one in readings if one.of == of]
-        if mine:
-            highest = max(mine, key=lambda one: one.value)
+        matching = [reading for reading in readings if reading.of == of]
+        if matching:
+            highest = max(matching, key=lambda reading: reading.value)
             yield _beside(what, unit, highest.value, _simulated(of, report, rank), _told(highest, rank, report))
 
 
@@ -183,7 +184,7 @@ def _simulated(of: str, report: Report, rank: RankReport) -> float | None:
 
 
 def _told(reading: Reading, rank: RankReport, report: Report) -> str:
-    """Which lines stand behind it."""
+    """Remark on the lines from which a reading comes."""
     if reading.rank is not None:
         return f"rank {reading.rank}, after iteration {reading.after}"
     if reading.of == "reserved_peak":
@@ -195,12 +196,12 @@ def _told(reading: Reading, rank: RankReport, report: Report) -> str:
 
 
 def _derived(log: Log, readings: list[Reading], report: Report) -> Iterator[Beside]:
-    """A step's time from tokens a second, or the other way round, where the log's batch is the scenario's."""
+    """Step time from tokens a second, or the other way round, if the log's batch is the scenario's."""
     time = report.time
     if time is None or any(_of_batch(log, report)):
         return
     tokens = time.step_s * time.tokens_per_s_per_gpu  # of a step, by GPU
-    read = {one.of: one.value for one in readings}
+    read = {reading.of: reading.value for reading in readings}
     if (rate := read.get("tokens_per_s_per_gpu")) and "step_s" not in read:
         yield _beside("step", "seconds", tokens / rate, time.step_s, "from tokens a second, of the scenario's batch")
     if (took := read.get("step_s")) and "tokens_per_s_per_gpu" not in read:

@@ -1,12 +1,12 @@
-"""Python frames of an allocation: what the memory is for, by the file and function of a framework that asked for it.
+"""Purpose of an allocation, by the files and functions of a framework in its Python stack frames.
 
-Comes in: the frames that torch records with an allocation, innermost first. Goes out: a group; what cannot be told is
-`other`. Simulated categories are put into the same groups, which is as fine as frames can tell.
+Input: the frames that torch records with an allocation, innermost first. Output: a group; `other` if it is unknown.
+Simulated categories are mapped to the same groups, which are as fine as frames can distinguish.
 
-[Note: what frames can tell]
-Kernels of backward run on autograd's own thread, below no Python code: their allocations have no frames (or, where C++
-frames were recorded, the engine's), so gradients and temporaries of backward are one group. Functions of a framework
-that run in backward (hooks, recomputation) have frames. Where no allocation at all has frames, none were recorded.
+[Note: information in frames]
+Kernels of backward run on autograd's own thread, without Python callers: their allocations have no frames (or, where
+C++ frames were recorded, the engine's), so gradients and temporaries of backward are one group. Functions of a
+framework that run in backward (hooks, recomputation) have frames. If no allocation has frames, none were recorded.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ GROUP_OF: Final = {
     # torch 2.13 torch/profiler/_memory_profiler.py, Category
     "parameter": PARAMETERS, "optimizer_state": STATES, "gradient": BACKWARD, "autograd_detail": ACTIVATIONS,
 }
-"""Of categories: the simulated ones, and those of snapshots that torch's profiler makes."""
+"""Group by category: the simulated ones, and those in snapshots of torch's profiler."""
 
 _Rule = tuple[str, str, tuple[str, ...]]
 
@@ -84,7 +84,7 @@ _RULES: Final[tuple[_Rule, ...]] = (
     (ACTIVATIONS, "torch/nn/modules/module.py", ("_call_impl", "_wrapped_call_impl")),
     (ACTIVATIONS, "torch/nn/functional.py", ()),
 )
-"""(group, part of the file's path, functions; none: any). The first rule that any frame fits."""
+"""(group, part of the file's path, functions or () for any). The first rule that matches any frame applies."""
 
 _OF_BACKWARD: Final = ("torch::autograd::Engine", "torch::autograd::Node")
 _OF_BLAS: Final = ("CUDABlas", "CublasLt")
@@ -92,7 +92,7 @@ _OF_BLAS: Final = ("CUDABlas", "CublasLt")
 
 
 def group_of(frames: Sequence[dict[str, Any]], *, recorded: bool) -> str:
-    """The group of an allocation. `recorded`: it was made while frames were recorded, so none means backward."""
+    """Group of an allocation. `recorded`: it was made while frames were recorded, so no frames mean backward."""
     if not frames:
         return BACKWARD if recorded else OTHER
     places = [(said(f, "filename").replace("\\", "/"), said(f, "name")) for f in frames]
@@ -105,11 +105,11 @@ def group_of(frames: Sequence[dict[str, Any]], *, recorded: bool) -> str:
 
 
 def said(inside: Mapping[str, Any], key: str) -> str:
-    """The text that is there; empty for anything else, which in a file of somebody's may be nested without end."""
+    """Text under a key; empty for other values, which in a foreign file may be nested to any depth."""
     value = inside.get(key)
     return value if isinstance(value, str) else ""
 
 
 def group_of_category(category: str) -> str:
-    """The group of a simulated category, or of one that torch's profiler told."""
+    """Group of a simulated category, or of one of torch's profiler."""
     return GROUP_OF.get(category, OTHER)

@@ -1,6 +1,6 @@
-"""What a training log tells of memory and speed: lines that torchtitan, Megatron-LM and Megatron-Bridge print.
+"""Memory and speed in training logs: lines that torchtitan, Megatron-LM and Megatron-Bridge print.
 
-Comes in: the log's text. Goes out: a `Log`, in bytes and seconds. Nothing else of the log is looked at.
+Input: the log's text. Output: a `Log`, in bytes and seconds. All other lines of the log are ignored.
 
 [Note: units of logs]
 torchtitan b5bcd76c `components/metrics.py`: `memory` is the most that the allocator reserved since the line before, in
@@ -15,8 +15,8 @@ five digits, under the names of `MEMORY_KEYS`; `Step Time` is in seconds.
 Iteration lines of both are in ms, with TFLOP/s of one GPU where asked for.
 
 [Note: which lines count]
-The first line of times is left out where there are others: it has what happens once (compilation, autotuning, the
-first collectives). Of the others the median counts. Of memory the highest counts.
+The first line of times is left out if there are others, because it includes one-time work (compilation, autotuning, the
+first collectives). The median of the others counts. For memory the highest value counts.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ __all__ = ["Log", "Reading", "read_log"]
 _MIB, _GIB, _GB = 2**20, 2**30, 10**9
 _NUMBER: Final = r"([0-9][0-9,]{0,30}(?:\.[0-9]+)?)"
 _COUNT: Final = r"([0-9]{1,15})"
-"""Of no more digits than a run can have: Python converts very many slowly or not at all."""
+"""A count with a limited number of digits, because Python converts very long numbers slowly or not at all."""
 _ESCAPES: Final = re.compile(r"\x1b\[[0-9;]*m")
 
-# Each pattern is one thing, so that no line, however long, takes more than one pass for each.
+# Each pattern matches one value, so that even a very long line takes at most one pass for each.
 _TITAN_STEP: Final = re.compile(rf"(?<!validate )\bstep: *{_COUNT} ")
 _TITAN: Final = re.compile(rf"\bmemory: *{_NUMBER}GiB *\(")
 _TITAN_SPEED: Final = {"tokens_per_s_per_gpu": re.compile(rf"\b(?:tps|wps): *{_NUMBER}"),
@@ -54,9 +54,9 @@ _OF_BRIDGE: Final = {"mem-allocated-gigabytes": "allocated_end", "mem-max-alloca
 
 @dataclass(frozen=True)
 class Reading:
-    """A number that was read. Bytes, seconds, tokens or TFLOP a second, a share (`mfu`); `rank` where it is known.
+    """A measured number. Bytes, seconds, tokens or TFLOP a second, a share (`mfu`); `rank` if it is known.
 
-    `after`: the iteration or step of the line. `num_lines`: so many lines stand behind it.
+    `after`: the iteration or step of the line. `num_lines`: number of lines from which it comes.
     """
 
     of: str
@@ -68,7 +68,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Log:
-    """`trainer`: whose lines they are. `batch`: the global batch size that they tell, in sequences."""
+    """Readings of a log. `trainer`: program that printed it. `batch`: global batch size in sequences, if printed."""
 
     trainer: str
     readings: tuple[Reading, ...]
@@ -76,7 +76,7 @@ class Log:
 
 
 def read_log(text: str) -> Log | None:
-    """The readings of a log; None where no line is one of a known trainer."""
+    """Readings of a log; None if no line is from a known trainer."""
     plain = _ESCAPES.sub("", text)
     lines = plain.splitlines()
     titan = _of_titan(lines)
@@ -86,26 +86,26 @@ def read_log(text: str) -> Log | None:
     if not megatron:
         return None
     is_bridge = any("memory (GB)" in line or _STEP_TIME.search(line) for line in lines)
-    batches = {int(found[1]) for line in lines if (found := _BATCH.search(line))}
+    batches = {int(match[1]) for line in lines if (match := _BATCH.search(line))}
     return Log("Megatron-Bridge" if is_bridge else "Megatron-LM", tuple(megatron),
                batches.pop() if len(batches) == 1 else None)
 
 
 def _of_titan(lines: Sequence[str]) -> list[Reading]:
-    found = [(int(step[1]), _number(memory[1]), line) for line in lines
+    lines_read = [(int(step[1]), _number(memory[1]), line) for line in lines
              if (memory := _TITAN.search(line)) and (step := _TITAN_STEP.search(line))]
-    if not found:
+    if not lines_read:
         return []
-    highest = max(found, key=lambda one: one[1])
-    readings = [Reading("reserved_peak", highest[1] * _GIB, after=highest[0], num_lines=len(found))]
+    highest = max(lines_read, key=lambda row: row[1])
+    readings = [Reading("reserved_peak", highest[1] * _GIB, after=highest[0], num_lines=len(lines_read))]
     for what, pattern in _TITAN_SPEED.items():
-        values = [_number(match[1]) for _, _, line in found if (match := pattern.search(line))]
+        values = [_number(match[1]) for _, _, line in lines_read if (match := pattern.search(line))]
         readings += _steady(what, [value / 100 for value in values] if what == "mfu" else values)
     return readings
 
 
 def _of_memory(lines: Sequence[str]) -> Iterator[Reading]:
-    """Of each rank what was told last: maxima only grow. What the first iteration told is told apart."""
+    """Last readings of each rank, as maxima only grow; those of the first iteration are separate readings."""
     first: dict[tuple[int, str], Reading] = {}
     last: dict[tuple[int, str], Reading] = {}
     for line in lines:
@@ -122,21 +122,21 @@ def _of_memory(lines: Sequence[str]) -> Iterator[Reading]:
 def _values(text: str, names: dict[str, str], unit: int) -> Iterator[tuple[str, float]]:
     for part in text.split("|"):
         name, _, value = part.partition(":")
-        if name.strip() in names and (found := re.match(rf" *{_NUMBER}", value)):
-            yield names[name.strip()], _number(found[1]) * unit
+        if name.strip() in names and (number := re.match(rf" *{_NUMBER}", value)):
+            yield names[name.strip()], _number(number[1]) * unit
 
 
 def _of_iterations(lines: Sequence[str]) -> Iterator[Reading]:
-    found = [line for line in lines if _ITERATION.search(line)]
-    times = [_number(match[1]) / 1000 for line in found if (match := _ITERATION.search(line))]
-    rates = [_number(match[1]) for line in found if (match := _THROUGHPUT.search(line))]
-    told = [match for line in lines if (match := _STEP_TIME.search(line))]
-    yield from _steady("step_s", times or [_number(match[1]) for match in told])
-    yield from _steady("tflops_per_gpu", rates or [_number(match[2]) for match in told])
+    iteration_lines = [line for line in lines if _ITERATION.search(line)]
+    times = [_number(match[1]) / 1000 for line in iteration_lines if (match := _ITERATION.search(line))]
+    rates = [_number(match[1]) for line in iteration_lines if (match := _THROUGHPUT.search(line))]
+    step_lines = [match for line in lines if (match := _STEP_TIME.search(line))]
+    yield from _steady("step_s", times or [_number(match[1]) for match in step_lines])
+    yield from _steady("tflops_per_gpu", rates or [_number(match[2]) for match in step_lines])
 
 
 def _steady(what: str, values: Sequence[float]) -> list[Reading]:
-    """The median of all but the first."""
+    """Median of all values but the first."""
     later = values[1:] or values
     return [Reading(what, median(later), num_lines=len(later))] if later else []
 

@@ -1,8 +1,8 @@
-"""What was measured beside what is simulated: errors by group and quantity, verdicts, and what has no answer yet.
+"""Validation: errors of simulated memory against measured runs, by group and quantity, verdicts, and gaps.
 
 [Note: what counts once]
-Rows whose scenarios differ in nothing but the number of microbatches, and that read the same bytes, are one
-observation: some sources read memory once and print it beside several batch sizes. Equal scenarios are simulated once.
+Rows whose scenarios differ only in the number of microbatches, and that have the same bytes, are one observation: some
+sources read memory once and print it with several batch sizes. Equal scenarios are simulated once.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -54,9 +54,9 @@ class Compared(_Frozen):
 
 
 class Summary(_Frozen):
-    """A quantity of a group: errors are shares of what was measured, `bias` is their median with its sign.
+    """Errors of a quantity of a group, as shares of the measured value; `bias` is their median with its sign.
 
-    `num_readings` were made, `num_distinct` of them are different, `num_modelled` of these could be compared.
+    `num_readings`: readings of all rows; `num_distinct`: of different observations; `num_modelled`: of these, compared.
     """
 
     group: str
@@ -72,7 +72,7 @@ class Summary(_Frozen):
 
 
 class Verdicts(_Frozen):
-    """Observations with one measured verdict, by what we say of them."""
+    """Observations with one measured verdict, by our verdict."""
 
     measured: Literal["fits", "oom"]
     told_fits: int
@@ -82,7 +82,7 @@ class Verdicts(_Frozen):
 
 
 class Validation(_Frozen):
-    """Everything that a comparison with measured runs found: of memory, and of `time`."""
+    """Result of a comparison with measured runs: of memory, and of `time`."""
 
     summaries: tuple[Summary, ...]
     verdicts: tuple[Verdicts, ...]
@@ -94,14 +94,14 @@ class Validation(_Frozen):
 
     @property
     def is_within(self) -> bool:
-        """Whether every tolerance that could be judged is kept; False when none could be."""
+        """True if every tolerance that could be judged is kept; False if none could be."""
         judged = (*self.judged, *self.time.judged)
-        return bool(judged) and all(one.is_kept for one in judged)
+        return bool(judged) and all(judged_tolerance.is_kept for judged_tolerance in judged)
 
 
 @dataclass(frozen=True, slots=True)
 class _Observation:
-    """Rows that count once; `report` is of their scenario, None where there is none."""
+    """Rows that count once; `report` is of their scenario, None without one."""
 
     rows: tuple[Measured, ...]
     report: Report | None
@@ -115,13 +115,13 @@ class _Observation:
         return tuple(measured.row.id for measured in self.rows)
 
     def readings(self) -> Iterator[tuple[Reading, Compared | None]]:
-        """Every reading, with what we say beside it."""
+        """Every reading with its comparison, None without one."""
         for reading in self.first.row.readings:
             yield reading, _compared(self, reading)
 
 
 def layouts(measured: Sequence[Measured]) -> list[Entry]:
-    """The scenarios to simulate: one of each observation of memory, and all whose time was measured, each once."""
+    """Scenarios to simulate: one of each observation of memory, and all whose time was measured, each once."""
     distinct: dict[str, Entry] = {}
     for rows in _together(measured):
         if rows[0].entry:
@@ -132,10 +132,10 @@ def layouts(measured: Sequence[Measured]) -> list[Entry]:
 
 
 def validate(measured: Sequence[Measured], reports: Mapping[str, Report]) -> Validation:
-    """Compare rows with the reports of `layouts`, by `layout_of`."""
+    """Comparison of rows with the reports of `layouts`, by `layout_of`."""
     observations = [_Observation(rows, reports[layout_of(rows[0].entry)] if rows[0].entry else None)
                     for rows in _together(measured)]
-    compared = [found for one in observations for _, found in one.readings() if found]
+    compared = [comparison for observation in observations for _, comparison in observation.readings() if comparison]
     verdicts = tuple(_verdicts(observations, word) for word in _WORDS)
     return Validation(
         summaries=tuple(_summaries(observations)), verdicts=verdicts, judged=tuple(_judged(compared, verdicts)),
@@ -148,13 +148,13 @@ _WORDS: Final[tuple[Literal["fits", "oom"], ...]] = ("oom", "fits")
 
 def _together(measured: Iterable[Measured]) -> list[tuple[Measured, ...]]:
     groups: dict[tuple[object, ...], list[Measured]] = defaultdict(list)
-    for one in (each for each in measured if each.row.read_memory):
-        groups[one.row.group, _microbatch(one), one.row.readings, one.row.verdict].append(one)
+    for row in (each for each in measured if each.row.read_memory):
+        groups[row.row.group, _microbatch(row), row.row.readings, row.row.verdict].append(row)
     return [tuple(rows) for rows in groups.values()]
 
 
 def _microbatch(measured: Measured) -> str:
-    """The scenario without its number of microbatches; a row without a scenario is like no other."""
+    """Text of the scenario without its number of microbatches; a row without a scenario is unique."""
     if measured.entry is None or measured.entry.scenario is None:
         return measured.row.id
     scenario = json.loads(layout_of(measured.entry))
@@ -162,23 +162,30 @@ def _microbatch(measured: Measured) -> str:
     return json.dumps(scenario)
 
 
+class _Interval(NamedTuple):
+    """Our interval for a quantity, in bytes; `middle`: the most likely value."""
+
+    low: int
+    middle: int
+    high: int
+
+
 # ---- one reading ----------------------------------------------------------------------------------------------------
 def _compared(observation: _Observation, reading: Reading) -> Compared | None:
     report = observation.report
-    found = _simulated(report, reading) if report else None
-    if report is None or found is None:
+    interval = _simulated(report, reading) if report else None
+    if report is None or interval is None:
         return None
-    low, middle, high = found
     return Compared(
         group=observation.first.row.group, quantity=reading.of, framework=str(report.scenario["framework"]),
-        rows=observation.ids, rank=reading.rank, measured_bytes=reading.bytes, simulated_bytes=middle, low_bytes=low,
-        high_bytes=high, error=middle / reading.bytes - 1)
+        rows=observation.ids, rank=reading.rank, measured_bytes=reading.bytes, simulated_bytes=interval.middle,
+        low_bytes=interval.low, high_bytes=interval.high, error=interval.middle / reading.bytes - 1)
 
 
-def _simulated(report: Report, reading: Reading) -> tuple[int, int, int] | None:
-    """Low, middle and high of the same quantity on the same rank; None where a result has no such number."""
-    found = [number for rank in _ranks(report, reading.rank) if (number := _NUMBER[reading.of](rank))]
-    return max(found, key=lambda number: number[1], default=None)
+def _simulated(report: Report, reading: Reading) -> _Interval | None:
+    """Interval of the same quantity on the same rank; None if a result has no such number."""
+    intervals = [interval for rank in _ranks(report, reading.rank) if (interval := _INTERVALS[reading.of](rank))]
+    return max(intervals, key=lambda interval: interval.middle, default=None)
 
 
 def _ranks(report: Report, wanted: int | str) -> list[RankReport]:
@@ -190,42 +197,46 @@ def _ranks(report: Report, wanted: int | str) -> list[RankReport]:
 
 
 def _span(text: str) -> range:
-    """`7`, `0-62` or `0-131071:64`, as reports write ranks."""
+    """Ranks of a text such as `7`, `0-62` or `0-131071:64`."""
     ends, _, stride = text.partition(":")
     first, _, last = ends.partition("-")
     step = int(stride or 1)
     return range(int(first), int(first) + (int(last or first) - int(first)) // step * step + 1, step)
 
 
-def _allocated(rank: RankReport) -> tuple[int, int, int] | None:
-    """Of a whole run: of a later step, or of the first one."""
-    return (max(rank.peak.allocated_bytes, rank.peak.first_step_bytes or 0),) * 3 if rank.peak else None
+def _exactly(num_bytes: int) -> _Interval:
+    return _Interval(num_bytes, num_bytes, num_bytes)
 
 
-def _end(rank: RankReport) -> tuple[int, int, int] | None:
-    return None if rank.end_bytes is None else (rank.end_bytes,) * 3
+def _allocated(rank: RankReport) -> _Interval | None:
+    """Allocated peak of a full run: of a later step, or of the first one."""
+    return _exactly(max(rank.peak.allocated_bytes, rank.peak.first_step_bytes or 0)) if rank.peak else None
 
 
-def _device(rank: RankReport) -> tuple[int, int, int] | None:
+def _end(rank: RankReport) -> _Interval | None:
+    return None if rank.end_bytes is None else _exactly(rank.end_bytes)
+
+
+def _device(rank: RankReport) -> _Interval | None:
     if rank.peak is None:
         return None
     peak = rank.peak
     cache = max(0, peak.reserved_bytes + sum(peak.outside.values()) - peak.device_bytes)  # a driver counts it too
-    return peak.band_bytes[0], peak.device_bytes + cache, peak.band_bytes[1] + cache
+    return _Interval(peak.band_bytes[0], peak.device_bytes + cache, peak.band_bytes[1] + cache)
 
 
-def _reserved(rank: RankReport) -> tuple[int, int, int] | None:
+def _reserved(rank: RankReport) -> _Interval | None:
     if rank.peak is None:
         return None
     low, high = rank.peak.reserved_band_bytes
-    return low, rank.peak.reserved_bytes, high
+    return _Interval(low, rank.peak.reserved_bytes, high)
 
 
-def _first(rank: RankReport) -> tuple[int, int, int] | None:
-    return (rank.peak.first_step_bytes,) * 3 if rank.peak and rank.peak.first_step_bytes else None
+def _first(rank: RankReport) -> _Interval | None:
+    return _exactly(rank.peak.first_step_bytes) if rank.peak and rank.peak.first_step_bytes else None
 
 
-_NUMBER: Final[dict[str, Callable[[RankReport], tuple[int, int, int] | None]]] = {
+_INTERVALS: Final[dict[str, Callable[[RankReport], _Interval | None]]] = {
     "allocated_peak": _allocated, "allocated_peak_first": _first, "allocated_end": _end,
     "reserved_peak": _reserved, "device_peak": _device}
 
@@ -233,40 +244,41 @@ _NUMBER: Final[dict[str, Callable[[RankReport], tuple[int, int, int] | None]]] =
 # ---- many -----------------------------------------------------------------------------------------------------------
 def _summaries(observations: Sequence[_Observation]) -> Iterator[Summary]:
     read: dict[tuple[str, str], list[tuple[int, Compared | None]]] = defaultdict(list)
-    for one in observations:
-        for reading, found in one.readings():
-            read[one.first.row.group, reading.of].append((len(one.rows), found))
+    for observation in observations:
+        for reading, comparison in observation.readings():
+            read[observation.first.row.group, reading.of].append((len(observation.rows), comparison))
     for group, quantity in sorted(read, key=lambda key: (key[0], QUANTITIES.index(key[1]))):
         yield _summary(group, quantity, read[group, quantity])
 
 
 def _summary(group: str, quantity: str, read: Sequence[tuple[int, Compared | None]]) -> Summary:
-    found = [compared for _, compared in read if compared]
-    errors = [compared.error for compared in found]
+    comparisons = [compared for _, compared in read if compared]
+    errors = [compared.error for compared in comparisons]
     sizes = [abs(error) for error in errors]
-    worst = max(found, key=lambda compared: abs(compared.error), default=None)
+    worst = max(comparisons, key=lambda compared: abs(compared.error), default=None)
     return Summary(
         group=group, quantity=quantity, num_readings=sum(rows for rows, _ in read), num_distinct=len(read),
-        num_modelled=len(found), median=median(sizes), percentile_90=percentile(sizes, 90), bias=median(errors),
+        num_modelled=len(comparisons), median=median(sizes), percentile_90=percentile(sizes, 90), bias=median(errors),
         worst=worst.rows[0] if worst else "", worst_error=worst.error if worst else None)
 
 
 def _verdicts(observations: Sequence[_Observation], word: Literal["fits", "oom"]) -> Verdicts:
-    asked = [one for one in observations if one.first.row.verdict == word]
-    told = Counter(one.report.verdict if one.report else None for one in asked)
-    wrong = [one.ids[0] for one in asked if one.report and one.report.verdict not in (word, None)]
-    return Verdicts(measured=word, told_fits=told["fits"], told_oom=told["oom"], not_modelled=told[None],
+    asked = [observation for observation in observations if observation.first.row.verdict == word]
+    counts = Counter(observation.report.verdict if observation.report else None for observation in asked)
+    wrong = [observation.ids[0] for observation in asked
+             if observation.report and observation.report.verdict not in (word, None)]
+    return Verdicts(measured=word, told_fits=counts["fits"], told_oom=counts["oom"], not_modelled=counts[None],
                     wrong=tuple(wrong))
 
 
 def _gaps(observations: Sequence[_Observation]) -> Iterator[Gap]:
-    """The most frequent reasons first; a row counts under each of its reasons."""
+    """Gaps, the most frequent reasons first; a row counts under each of its reasons."""
     rows: Counter[str] = Counter()
     groups: dict[str, set[str]] = defaultdict(set)
-    for one in observations:
-        for reason in _reasons(one):
-            rows[reason] += len(one.rows)
-            groups[reason].add(one.first.row.group)
+    for observation in observations:
+        for reason in _reasons(observation):
+            rows[reason] += len(observation.rows)
+            groups[reason].add(observation.first.row.group)
     for reason, num_rows in rows.most_common():
         yield Gap(reason=reason, num_rows=num_rows, groups=tuple(sorted(groups[reason])))
 
@@ -277,19 +289,21 @@ def _reasons(observation: _Observation) -> list[str]:
         return [f"no scenario: {row.not_modelled}"]
     if report.status == "ok":
         return sorted({f"{reading.of}: a result has no such number"
-                       for reading, found in observation.readings() if found is None})
+                       for reading, comparison in observation.readings() if comparison is None})
     start = "" if report.status == "error" else f"{report.status}: "
     return [f"{start}{problem.message}" for problem in report.problems]
 
 
 def _judged(compared: Sequence[Compared], verdicts: Sequence[Verdicts]) -> Iterator[Judged]:
     read: dict[str, list[Pair]] = defaultdict(list)
-    for one in compared:
-        read[one.quantity].append(
-            Pair(one.framework, one.measured_bytes, one.simulated_bytes, one.low_bytes, one.high_bytes))
+    for comparison in compared:
+        read[comparison.quantity].append(
+            Pair(comparison.framework, comparison.measured_bytes, comparison.simulated_bytes, comparison.low_bytes,
+                 comparison.high_bytes))
     for quantity, pairs in read.items():
         if quantity.startswith("allocated"):
             yield from judge_allocated(quantity, pairs)
     yield from judge_reserved(read["reserved_peak"])
-    counted = {one.measured: (len(one.wrong), one.told_fits + one.told_oom) for one in verdicts}
+    counted = {comparison.measured: (len(comparison.wrong),
+                                     comparison.told_fits + comparison.told_oom) for comparison in verdicts}
     yield from judge_verdicts(counted["oom"], counted["fits"])

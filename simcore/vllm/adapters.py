@@ -1,10 +1,10 @@
-"""Buffers of LoRA serving: as many adapters as asked for, of one rank, for every linear there is.
+"""Buffers of LoRA serving: `max_loras` adapters of one LoRA rank, for every linear of the model.
 
 vLLM 0.12.0 `lora/utils.py` get_supported_lora_modules (all linear layers, embedding, head, fused experts),
 `lora/layers/base_linear.py`, `column_parallel_linear.py`, `fused_moe.py`, `vocal_parallel_embedding.py`,
 `logits_processor.py`: zeros of [max_loras, 1, rank, in] and [max_loras, 1, out, rank] for every slice; the input side
-is whole where the layer's input is, whatever tp says, and vocabularies are never cut. The buffers are there whether an
-adapter is loaded or not.
+is unsharded where the layer's input is, for any tp, and vocabularies are never sharded. The buffers are allocated
+whether an adapter is loaded or not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SLICES_OF_EXPERTS: Final = 2
 
 
 def adapter_elements(architecture: Architecture, tp: int, rank: int) -> int:
-    """Elements that one adapter's place takes on a rank, in the model's dtype."""
+    """Elements of the buffers for one adapter on a rank, in the model's dtype."""
     return sum(_of(linear, rank) for linear in _all(architecture, tp)) + rank * _ends(architecture)
 
 
@@ -39,6 +39,6 @@ def _of(linear: Linear, rank: int) -> int:
 
 
 def _ends(architecture: Architecture) -> int:
-    """Rows of the embedding's and the head's pairs."""
+    """Elements per LoRA rank of the embedding's and the head's pairs."""
     rows = {Embedding: architecture.vocab + architecture.hidden, Head: architecture.hidden + architecture.vocab}
     return sum(rows.get(type(kind.block), 0) for _, kind in layers_of(architecture))

@@ -1,9 +1,9 @@
-"""The KV cache of a rank: pages of one size for attention and Mamba layers, blocks, how many sequences they hold.
+"""The KV cache of a rank: pages of one size for attention and Mamba layers, blocks, and the sequences that fit.
 
 [Note: pages]
 vLLM 0.12.0 and 0.25.1. A page holds one layer's keys and values of `block_size` tokens, or one Mamba state
-(`v1/kv_cache_interface.py` FullAttentionSpec, MambaSpec). All pages have one size, so of a hybrid the block grows until
-a page of attention holds a state, in steps of 16 tokens, and the state is padded to that page (0.12.0
+(`v1/kv_cache_interface.py` FullAttentionSpec, MambaSpec). All pages have one size, so the block of a hybrid grows
+until a page of attention holds a state, in steps of 16 tokens, and the state is padded to that page (0.12.0
 `model_executor/models/config.py` HybridAttentionMambaModelConfig, 0.25.1 `platforms/interface.py`). Layers form groups
 of equal number, the least of any kind (or the most, where that is not many more); layers of a group share a block
 table, groups share memory, and a block is a page of each layer of a group (`v1/core/kv_cache_utils.py`
@@ -27,7 +27,7 @@ from simcore.vllm.weights import kv_heads, layers_of
 __all__ = ["Cache", "Formats", "Pages", "pages"]
 
 _ALIGNED: Final = 16
-"""Tokens of a block where nobody asks for more: FlashAttention takes multiples of it."""
+"""Tokens of a block by default: FlashAttention takes multiples of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,10 @@ class Formats:
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Bytes of a rank. `token_bytes`: keys and values of one token in one layer; `state_bytes`: of one Mamba layer.
+    """Layout of a rank's cache in bytes. `token_bytes`: keys and values of one token in one layer.
 
-    `group_size`: layers that a block has a page for. A sequence needs blocks in `attention_groups` by its length, and
-    in `mamba_groups` by `states`. `by_group`: see `Release`.
+    `state_bytes`: state of one Mamba layer. `group_size`: layers that a block has a page for. A sequence needs blocks
+    in `attention_groups` by its length, and in `mamba_groups` by `states`. `by_group`: see `Release`.
     """
 
     token_bytes: int
@@ -61,65 +61,65 @@ class Pages:
 
     @property
     def block_bytes(self) -> int:
-        """Of one block: a page for each layer of a group."""
+        """Bytes of one block: a page for each layer of a group."""
         return self.page_bytes * self.group_size
 
     def blocks_of(self, tokens: int) -> int:
-        """Blocks that a sequence of so many tokens takes; the first token makes the first block."""
+        """Blocks of a sequence of `tokens` tokens; the first token allocates the first block."""
         each, fixed = self._pages(self.attention_groups, self.mamba_groups)
         return each * -(-max(1, tokens) // self.block_size) + fixed
 
     def _pages(self, attention: int, mamba: int) -> tuple[int, int]:
-        """For each block of tokens, and for each sequence, where so many layers or groups are counted."""
+        """(pages for each block of tokens, pages for each sequence) of these numbers of layers or groups."""
         return {"one": (attention, mamba), "last": (attention, 2 * mamba), "every": (attention + mamba, 0)}[self.states]
 
     def _counted(self) -> tuple[int, int]:
-        """Pages for each block of tokens, and for each sequence, as the engine asks for them."""
+        """(pages for each block of tokens, pages for each sequence), as the engine counts them."""
         if not self.by_group:
             return self._pages(self.attention_layers, self.mamba_layers)
         each, fixed = self._pages(self.attention_groups, self.mamba_groups)
         return each * self.group_size, fixed * self.group_size
 
     def needed(self, tokens: int) -> int:
-        """Bytes that one sequence of so many tokens asks for (`check_enough_kv_cache_memory`)."""
+        """Bytes that one sequence of `tokens` tokens needs (`check_enough_kv_cache_memory`)."""
         each, fixed = self._counted()
         return self.page_bytes * (each * -(-tokens // self.block_size) + fixed)
 
     def longest(self, num_bytes: int) -> int:
-        """Tokens of the longest single sequence that is let in (`estimate_max_model_len`)."""
+        """Tokens of the longest single sequence that is admitted (`estimate_max_model_len`)."""
         each, fixed = self._counted()
         return max(0, num_bytes // self.page_bytes - fixed) // each * self.block_size
 
     def fill(self, num_bytes: int) -> Cache:
-        """The cache that fits into `num_bytes`."""
+        """Largest cache that fits into `num_bytes`."""
         return Cache(self, max(0, num_bytes // self.page_bytes // self.group_size))
 
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Blocks of these pages."""
+    """Blocks of these pages on a rank."""
 
     pages: Pages
     num_blocks: int
 
     @property
     def num_bytes(self) -> int:
-        """What is allocated."""
+        """Allocated bytes."""
         return self.num_blocks * self.pages.block_bytes
 
     def tokens(self, longest: int) -> int:
-        """"GPU KV cache size", as the engine logs it where sequences have at most so many tokens."""
+        """"GPU KV cache size", as the engine logs it for sequences of at most `longest` tokens."""
         if self.pages.by_group:
             return int(self.concurrency(longest) * longest)
         return self.num_blocks // (self.pages.attention_groups + self.pages.mamba_groups) * self.pages.block_size
 
     def concurrency(self, tokens: int) -> float:
-        """Sequences of so many tokens that the cache holds ("Maximum concurrency")."""
+        """Number of sequences of `tokens` tokens that the cache holds ("Maximum concurrency")."""
         return self.num_blocks / self.pages.blocks_of(tokens)
 
 
 def pages(architecture: Architecture, tp: int, formats: Formats, release: Release, *, cached: bool = False) -> Pages:
-    """Pages of a model on a rank; the model has attention layers that are alike. `cached`: with prefix caching."""
+    """Pages of a model on a rank; its attention layers have equal widths. `cached`: with prefix caching."""
     blocks = [branch.block for _, kind in layers_of(architecture) for branch in kind.branches]
     attention = [block for block in blocks if isinstance(block, Attention)]
     mamba = [block for block in blocks if isinstance(block, Mamba2)]
@@ -134,9 +134,9 @@ def pages(architecture: Architecture, tp: int, formats: Formats, release: Releas
 
 
 def _state(block: Mamba2, tp: int, formats: Formats) -> int:
-    """Of one sequence in one layer: the last inputs of the convolution, and a matrix a head.
+    """Bytes of one sequence in one Mamba layer: the last inputs of the convolution, and a matrix a head.
 
-    `mamba/mamba_utils.py` mamba2_state_shape; one group that tp does not divide is given to every rank.
+    `mamba/mamba_utils.py` mamba2_state_shape; a single group is replicated on every rank.
     """
     groups = block.num_groups if block.num_groups % tp == 0 else tp
     conv = (block.conv_kernel - 1) * (block.inner + 2 * groups * block.state) // tp
@@ -145,6 +145,6 @@ def _state(block: Mamba2, tp: int, formats: Formats) -> int:
 
 
 def _group_size(counts: list[int], padded_below: float) -> int:
-    """Layers of a group; [Note: pages]."""
+    """Number of layers of a group; [Note: pages]."""
     fewest, most = min(counts), max(counts)
     return most if most < fewest * padded_below else fewest

@@ -1,9 +1,9 @@
-"""How long one decoded token takes: what a rank reads for it, over the bandwidth of its memory.
+"""Time of one decoded token: bytes that a rank reads for it, over the bandwidth of its memory.
 
-A stated model, assumed: every weight that a token of the batch visits is read once, keys and values of every sequence
-are read once, states are read and written. Experts: of E, k drawn by each of B tokens, alike and without regard to each
-other, E (1 - (1 - k/E)^B) are visited. Arithmetic, collectives of tensor parallelism, sampling and the host take no
-time, so a small batch takes longer in truth.
+An assumed model: every weight that a token of the batch uses is read once, keys and values of every sequence are read
+once, states are read and written. Experts: if each of B tokens draws k of E experts uniformly and independently,
+E (1 - (1 - k/E)^B) of them are used. Arithmetic, collectives of tensor parallelism, sampling and the host take no
+time, so a small batch takes longer in reality.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["bytes_read", "decode_seconds", "seconds"]
 
 
 def bytes_read(engine: Engine, sequences: int, context: int) -> int:
-    """Of a rank, for one token of each sequence with so many tokens behind it."""
+    """Bytes that a rank reads for one token of each sequence with `context` tokens before it."""
     share = _visited(engine, sequences)
     weights = sum(round(engine.bytes_of(weight) * (share if weight.routed else 1)) for weight in engine.weights
                   if weight.component != "embedding" or engine.architecture.tied)
@@ -25,22 +25,22 @@ def bytes_read(engine: Engine, sequences: int, context: int) -> int:
 
 
 def _visited(engine: Engine, tokens: int) -> float:
-    """Share of the experts that so many tokens visit."""
+    """Expected share of the experts that `tokens` tokens use."""
     blocks = [branch.block for _, kind in engine.architecture.parts for branch in kind.branches]
-    found = next((block for block in blocks if isinstance(block, Moe)), None)
-    return 1.0 if found is None else 1 - (1 - found.top_k / found.num_experts) ** tokens
+    moe = next((block for block in blocks if isinstance(block, Moe)), None)
+    return 1.0 if moe is None else 1 - (1 - moe.top_k / moe.num_experts) ** tokens
 
 
 def seconds(engine: Engine, num_bytes: int) -> float:
-    """To read them, at the share of the bandwidth that products reach."""
+    """Time to read `num_bytes`, at the share of the bandwidth that matrix products reach."""
     topology = engine.topology
     return num_bytes / (topology.device.memory_bandwidth.si * topology.efficiency.kernels.gemm.memory.si)
 
 
 def decode_seconds(engine: Engine, sequences: int, prompt: int, last: int) -> float:
-    """From `prompt` tokens to `last`, one token of every sequence after the other.
+    """Time to decode from `prompt` to `last` tokens, one token of every sequence after the other.
 
-    What is read grows by as much with every token, so the mean is that of both ends.
+    The bytes grow linearly with the tokens, so their mean is that of both ends.
     """
     steps = last - prompt
     first, final = (bytes_read(engine, sequences, context) for context in (prompt, last))

@@ -1,11 +1,11 @@
-"""One engine on its ranks: what it holds before, while and after it takes its memory, and what is left for the cache.
+"""One engine on its ranks: its memory before, during and after the profile run, and the memory left for the cache.
 
 [Note: the budget]
 vLLM 0.12.0 `v1/worker/gpu_worker.py` init_device, determine_available_memory. NCCL is opened first, then free memory
-is read: context and NCCL lie outside of what the engine asks for, `gpu_memory_utilization` of what the driver reports
-in all. Of that, weights, the profile run's highest moment and what the process took outside torch meanwhile go first;
-the cache gets the rest. CUDA graphs are captured after it and come on top (0.12.0), or an estimate of them is taken off
-the cache (0.25.1). So the device holds more than the utilisation says.
+is read: context and NCCL are not part of the requested memory, which is `gpu_memory_utilization` times the memory that
+the driver reports. From it, weights, the profile run's highest moment and memory that the process took outside torch
+are subtracted; the cache gets the rest. CUDA graphs are captured after it and come on top (0.12.0), or an estimate of
+them is subtracted from the cache (0.25.1). So the device holds more than the utilisation says.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ MODEL_DTYPE: Final = "bf16"
 """`dtype: auto` is the checkpoint's; all presets are published in bf16."""
 
 CUBLAS_BYTES: Final = {9: 32 * _MIB}
-"""Major compute capability -> torch's workspace of one thread (`CublasHandlePool.cpp`); else 8 MiB and 128 KiB."""
+"""Torch's workspace of one thread by major compute capability (`CublasHandlePool.cpp`); else 8 MiB and 128 KiB."""
 _CUBLAS_ELSE: Final = 8 * _MIB + 128 * 1024
 GRAPH_BYTES: Final = _GIB
-"""Assumed. vLLM 0.6 `worker/model_runner.py` capture_model says of itself that graphs take 1 to 3 GiB; the low end."""
+"""Bytes of CUDA graphs, assumed: vLLM 0.6 `worker/model_runner.py` capture_model documents 1 to 3 GiB; the low end."""
 _REDUCE_BYTES: Final = 2 * 8 * _MIB
 """Custom all-reduce of more than one rank: two buffers of 8 MiB (`custom_all_reduce.py`), before memory is read."""
 _NCCL: Final = {True: (544, 688), False: (342, 392)}
@@ -45,14 +45,14 @@ _LARGE: Final = 70 * _GIB
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Most tokens of a pass, and most sequences at once."""
+    """Largest number of tokens of a pass, and of sequences at once."""
 
     tokens: int
     seqs: int
 
 
 def default_limits(topology: Topology, use: Literal["server", "library"], longest: int) -> Limits:
-    """`engine/arg_utils.py` get_batch_defaults: of GPUs with 70 GiB and more (A100 left out), and of others.
+    """`engine/arg_utils.py` get_batch_defaults: for GPUs with 70 GiB and more (without A100), and for others.
 
     `use`: `vllm serve`, or the class LLM, as NeMo RL calls it.
     """
@@ -65,10 +65,10 @@ def default_limits(topology: Topology, use: Literal["server", "library"], longes
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine of `generation.tp` ranks that are alike. `buffers`: bytes of the model's tables on each.
+    """An engine of `generation.tp` equal ranks. `buffers`: bytes of the model's tables on each.
 
-    `caches_prefixes`: blocks are kept for prompts that begin alike. `utilization`: of what the driver reports, the part
-    that the engine asks for.
+    `caches_prefixes`: blocks are kept for prompts with a common prefix. `utilization`: share of the memory that the
+    driver reports which the engine requests.
     """
 
     architecture: Architecture
@@ -83,42 +83,43 @@ class Engine:
 
     @property
     def tp(self) -> int:
+        """Tensor-parallel degree."""
         return self.generation.tp
 
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
-        """Of one rank."""
+        """Weights of one rank."""
         return tuple(weights(self.architecture, self.tp))
 
     def bytes_of(self, weight: Weight) -> int:
-        """Of one weight on a rank."""
+        """Bytes of one weight on a rank."""
         return weight.numel * (weight.width or dtype_bytes(MODEL_DTYPE))
 
     @cached_property
     def by_component(self) -> dict[str, int]:
-        """Bytes of weights on a rank."""
-        found: Counter[str] = Counter()
+        """Bytes of weights on a rank, by component."""
+        sizes: Counter[str] = Counter()
         for weight in self.weights:
-            found[weight.component] += self.bytes_of(weight)
-        return {name: size for name, size in found.items() if size}
+            sizes[weight.component] += self.bytes_of(weight)
+        return {name: size for name, size in sizes.items() if size}
 
     @property
     def weight_bytes(self) -> int:
-        """What `load_model` allocates beside LoRA: parameters, and buffers such as the rotary table."""
+        """Bytes that `load_model` allocates besides LoRA: parameters, and buffers such as the rotary table."""
         return sum(self.by_component.values()) + self.buffers
 
     @cached_property
     def adapter_bytes(self) -> int:
-        """Buffers of LoRA serving."""
-        given = self.generation
-        if not given.max_loras:
+        """Bytes of LoRA serving's buffers."""
+        generation = self.generation
+        if not generation.max_loras:
             return 0
-        places = given.max_loras * adapter_elements(self.architecture, self.tp, given.max_lora_rank)
+        places = generation.max_loras * adapter_elements(self.architecture, self.tp, generation.max_lora_rank)
         return places * dtype_bytes(MODEL_DTYPE)
 
     @cached_property
     def formats(self) -> Formats:
-        """Of what is cached."""
+        """Dtypes of the cache."""
         kv, ssm = self.generation.kv_dtype, self.generation.ssm_dtype
         hybrid = self.release.hybrid_state if self.architecture.family == "nemotron_h" else ""
         return Formats(MODEL_DTYPE if kv == "auto" else kv, MODEL_DTYPE,
@@ -126,28 +127,28 @@ class Engine:
 
     @cached_property
     def pages(self) -> Pages:
-        """Of the cache, on a rank."""
+        """Pages of the cache, on a rank."""
         return pages(self.architecture, self.tp, self.formats, self.release, cached=self.caches_prefixes)
 
     @cached_property
     def profile(self) -> Profile:
-        """Of the profile run, on a rank."""
+        """Memory of the profile run, on a rank."""
         return profile(self.architecture, self.tp, self.limits.tokens, self.limits.seqs, dtype_bytes(MODEL_DTYPE),
                        self.release.sampled)
 
     @property
     def workspace_bytes(self) -> int:
-        """cuBLAS's, which torch allocates in the profile run and keeps."""
+        """Bytes of cuBLAS's workspace, which torch allocates in the profile run and keeps."""
         return CUBLAS_BYTES.get(self.topology.device.architecture, _CUBLAS_ELSE)
 
     @property
     def graph_bytes(self) -> int:
-        """CUDA graphs of all captured sizes together."""
+        """Bytes of the CUDA graphs of all captured sizes."""
         return 0 if self.generation.enforce_eager else GRAPH_BYTES
 
     @property
     def nccl_bytes(self) -> int:
-        """One communicator over the engine's ranks, and the buffers of the custom all-reduce."""
+        """Bytes of one communicator over the engine's ranks, and of the custom all-reduce's buffers."""
         if self.tp == 1:
             return 0
         two, more = _NCCL[self.topology.device.architecture <= 8]
@@ -155,29 +156,29 @@ class Engine:
 
     @property
     def requested_bytes(self) -> int:
-        """The utilisation's share of what the driver reports."""
+        """The utilisation's share of the memory that the driver reports."""
         return int(self.topology.device.usable_bytes * self.utilization)
 
     @property
     def free_at_start(self) -> int:
-        """Of an empty device, once the process and NCCL are there."""
+        """Free bytes of an empty device after the process and NCCL have started."""
         return self.topology.device.usable_bytes - self.topology.device.context_bytes - self.nccl_bytes
 
     @property
     def cache_budget(self) -> int:
-        """What the cache may fill; below zero where the rest alone is too much."""
+        """Bytes that the cache may fill; below zero if the other memory exceeds the request."""
         graphs = self.graph_bytes if self.release.graphs_in_budget else 0
         taken = self.weight_bytes + self.adapter_bytes + self.profile.highest + self.workspace_bytes
         return self.requested_bytes - taken - graphs
 
     @cached_property
     def cache(self) -> Cache:
-        """As many blocks as fit."""
+        """Cache of as many blocks as fit."""
         return self.pages.fill(max(0, self.cache_budget))
 
     @property
     def refusal(self) -> str:
-        """Why it does not start on an empty device; empty where it does."""
+        """Reason why the engine does not start on an empty device; empty if it starts."""
         if self.free_at_start < self.requested_bytes:
             return (f"free memory on startup ({self.free_at_start / _GIB:.2f} GiB) is less than the utilisation asks "
                     f"for ({self.requested_bytes / _GIB:.2f} GiB)")
@@ -191,17 +192,17 @@ class Engine:
 
     def held(self) -> dict[str, int]:
         """Bytes on a rank's device while it generates, by category."""
-        found = {"sharded_param": sum(self.by_component.values()), "buffer": self.buffers + self.adapter_bytes,
+        sizes = {"sharded_param": sum(self.by_component.values()), "buffer": self.buffers + self.adapter_bytes,
                  "kv_cache": self.cache.num_bytes, "activation": self.profile.highest,
                  "workspace": self.workspace_bytes, "graph_pool": self.graph_bytes}
-        return {name: size for name, size in found.items() if size}
+        return {name: size for name, size in sizes.items() if size}
 
     def outside(self) -> dict[str, int]:
-        """Beside torch's allocator."""
-        found = {"context": self.topology.device.context_bytes, "nccl": self.nccl_bytes}
-        return {name: size for name, size in found.items() if size}
+        """Bytes outside torch's allocator, by category."""
+        sizes = {"context": self.topology.device.context_bytes, "nccl": self.nccl_bytes}
+        return {name: size for name, size in sizes.items() if size}
 
 
 def release_of(generation: Generation, default: str) -> Release:
-    """The version that runs."""
+    """Version of vLLM that runs."""
     return RELEASES[default if generation.version == "auto" else generation.version]

@@ -1,13 +1,13 @@
-"""What the profile run finds at its highest moment: the forward pass of the most tokens, or the sampler after it.
+"""Highest memory of vLLM's profile run: the forward pass of the most tokens, or the sampler after it.
 
 [Note: profile run]
 vLLM `v1/worker/gpu_model_runner.py` profile_run: `max_num_batched_tokens` dummy tokens through the model without
 a cache (attention and Mamba return early), then the sampler on one row of logits for each of at most `max_num_seqs`
-sequences, with top-k and top-p. What is counted, assumed to live together because torch.compile's plan is not known:
-the residual stream and the norm's output; of the fattest layer the inputs and outputs of its linears, with experts
+sequences, with top-k and top-p. Counted, and assumed to be alive together because torch.compile's plan is not known:
+the residual stream and the norm's output; of the largest layer the inputs and outputs of its linears, with experts
 `cache13` and `cache2` of `fused_moe.py` fused_experts_impl (each token `top_k` times, 16,384 tokens a chunk) and the
-router's logits and inputs in fp32. The sampler: logits in the model's dtype, gathered whole, and what `Release` says
-that a version makes of them.
+router's logits and inputs in fp32. The sampler: gathered logits in the model's dtype, and the copies of
+them that a version makes (`Release.sampled`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from simcore.vllm.weights import layers_of, linears
 __all__ = ["Profile", "profile"]
 
 _CHUNK: Final = 16 * 1024
-"""Tokens that experts take at once (`VLLM_FUSED_MOE_CHUNK_SIZE`)."""
+"""Tokens that experts process at once (`VLLM_FUSED_MOE_CHUNK_SIZE`)."""
 _FP32: Final = 4
 
 
@@ -35,20 +35,20 @@ class Profile:
 
     @property
     def highest(self) -> int:
-        """What is kept free of the cache."""
+        """Bytes that are kept free of the cache."""
         return max(self.forward, self.sampler)
 
 
 def profile(architecture: Architecture, tp: int, tokens: int, seqs: int, width: int, sampled: int) -> Profile:
-    """Of so many tokens in one pass, and rows of logits.
+    """Memory of a pass of `tokens` tokens and of the sampler.
 
-    `width`: bytes of an element of the model; `sampled`: of a logit in the sampler, beside them.
+    `width`: bytes of an element of the model; `sampled`: additional bytes of a logit in the sampler.
     """
     stream = 2 * tokens * architecture.hidden * width
-    fattest = max(_of_block(branch, tp, tokens, width) for _, kind in layers_of(architecture)
+    largest = max(_of_block(branch, tp, tokens, width) for _, kind in layers_of(architecture)
                   for branch in kind.branches)
     logits = min(seqs, tokens) * architecture.vocab * (width + sampled)
-    return Profile(stream + fattest, tokens * architecture.hidden * width + logits)
+    return Profile(stream + largest, tokens * architecture.hidden * width + logits)
 
 
 def _of_block(branch: Branch, tp: int, tokens: int, width: int) -> int:

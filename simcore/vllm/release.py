@@ -1,4 +1,4 @@
-"""What differs between versions of vLLM, as far as it moves a number here.
+"""Differences between versions of vLLM that change a number here.
 
 vLLM 0.12.0 and 0.25.1, the wheels' sources: `v1/worker/gpu_worker.py` determine_available_memory; `v1/core/
 kv_cache_utils.py`; `model_executor/models/config.py` MambaModelConfig and NemotronHForCausalLMConfig (which 0.12.0 does
@@ -13,22 +13,22 @@ from typing import Literal
 __all__ = ["RELEASES", "Release", "States"]
 
 States = Literal["one", "last", "every"]
-"""Mamba states of a sequence: one; with prefix caching the last two blocks' ("align"), or every block's ("all")."""
+"""Mamba states of a sequence: one; with prefix caching those of the last two blocks ("align") or of all ("all")."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """One version.
+    """One version of vLLM.
 
-    `graphs_in_budget`: an estimate of CUDA graphs is taken off what the cache may fill; before, they come on top.
-    `hybrid_state`: format of Nemotron-H's recurrent state where nobody asks for one; "" that of the model.
-    `padded_below`: layers of two kinds are grouped by the more numerous kind where it is less than so many times as
-    numerous. `by_group`: what a sequence needs is counted in blocks of groups, before in pages of layers.
-    `sampled`: bytes of each logit in the sampler, beside the model's own: 0.12.0 a copy in fp32, its sorted values with
-    indices in int64, and as much again for the sort; 0.25.1 a copy that a kernel masks in place, log-probabilities
-    (which NeMo RL asks for), probabilities and their noise, in fp32 each (`v1/sample/ops/topk_topp_sampler.py`).
-    `caches_states`: families whose states are cached block by block; `else_last`: others with the last blocks alone
-    (before, prefix caching is off for them).
+    `graphs_in_budget`: an estimate of CUDA graphs is subtracted from the cache's memory; in older versions they are
+    additional. `hybrid_state`: default format of Nemotron-H's recurrent state; "" that of the model.
+    `padded_below`: layers of two kinds are grouped by the more numerous kind if its number is less than this factor
+    times the other's. `by_group`: the need of a sequence is counted in blocks of groups, in older versions in pages of
+    layers. `sampled`: bytes of each logit in the sampler, in addition to the model's own: 0.12.0 a copy in fp32, its
+    sorted values with indices in int64, and the same again for the sort; 0.25.1 a copy that a kernel masks in place,
+    log-probabilities (which NeMo RL asks for), probabilities and their noise, in fp32 each
+    (`v1/sample/ops/topk_topp_sampler.py`). `caches_states`: families whose states are cached block by block;
+    `else_last`: other families cache only the last blocks (in older versions prefix caching is off for them).
     """
 
     name: str
@@ -41,7 +41,7 @@ class Release:
     else_last: bool
 
     def states(self, family: str, *, cached: bool) -> States:
-        """Of a family of hybrids, with prefix caching or without."""
+        """Mamba states that a sequence of a hybrid family has, with prefix caching or without."""
         if not cached:
             return "one"
         return "every" if family in self.caches_states else "last" if self.else_last else "one"

@@ -1,4 +1,4 @@
-"""What a rank of vLLM holds of the model: linears cut by tensor parallelism, as its layers are written.
+"""Weights of the model on a rank of vLLM: linears sharded by tensor parallelism, as in vLLM's layers.
 
 vLLM 0.12.0: `model_executor/layers/linear.py` (column and row parallel, QKVParallelLinear with KV heads replicated),
 `layers/vocab_parallel_embedding.py` (rows padded to 64), `layers/fused_moe/layer.py`, `layers/mamba/mamba_mixer2.py`,
@@ -17,14 +17,14 @@ from simcore.models.config import Architecture
 __all__ = ["Linear", "Weight", "kv_heads", "layers_of", "linears", "refusals", "unserved", "weights"]
 
 _PADDING: Final = 64
-"""Rows of the vocabulary are padded to a multiple of it (`DEFAULT_VOCAB_PADDING_SIZE`)."""
+"""Multiple to which rows of the vocabulary are padded (`DEFAULT_VOCAB_PADDING_SIZE`)."""
 _FP32: Final = 4
 _SERVED: Final = (Attention, Mamba2, Moe, Mlp)
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """Elements of one component on a rank; `width`: bytes of each, 0 that of the model. `routed`: of experts."""
+    """Elements of one component on a rank; `width`: bytes of each, 0 that of the model. `routed`: of routed experts."""
 
     component: str
     numel: int
@@ -34,7 +34,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A linear as a rank has it. `inputs`, `outputs`: of one of `copies`; `slices`: matrices that share the input."""
+    """A linear's shard on a rank. `inputs`, `outputs`: of one of `copies`; `slices`: matrices that share the input."""
 
     name: str
     inputs: int
@@ -44,7 +44,7 @@ class Linear:
 
 
 def kv_heads(block: Attention, tp: int) -> int:
-    """KV heads of a rank: at least one, so that fewer heads than ranks are replicated (`get_num_kv_heads`)."""
+    """KV heads of a rank: at least one, so fewer heads than ranks are replicated (`get_num_kv_heads`)."""
     return max(1, block.num_kv_heads // tp)
 
 
@@ -53,11 +53,11 @@ _DIVIDE: Final = "vLLM 0.12.0 distributed/utils.py divide: not divisible"
 
 
 def refusals(architecture: Architecture, tp: int) -> list[tuple[str, str]]:
-    """(message, rule) of everything that tp cannot cut; empty where it can."""
+    """(message, rule) of everything that tp cannot shard; empty if it can."""
     blocks = dict.fromkeys(branch.block for kind in _kinds(architecture) for branch in kind.branches)
-    found = [told for block in blocks if type(block) in _REFUSED for told in _REFUSED[type(block)](block, tp)]
+    problems = [problem for block in blocks if type(block) in _REFUSED for problem in _REFUSED[type(block)](block, tp)]
     rows = _padded(architecture.vocab)
-    return found + [(f"a vocabulary of {rows} padded rows is not divisible by tp {tp}", _DIVIDE)] * bool(rows % tp)
+    return problems + [(f"a vocabulary of {rows} padded rows is not divisible by tp {tp}", _DIVIDE)] * bool(rows % tp)
 
 
 def _uncut_attention(block: Attention, tp: int) -> Iterator[tuple[str, str]]:
@@ -96,7 +96,7 @@ _REFUSED: Final[dict[type, Callable[[Any, int], Iterator[tuple[str, str]]]]] = {
 
 # ---- the model on a rank ---------------------------------------------------------------------------------------------
 def layers_of(architecture: Architecture) -> Iterator[tuple[str, LayerKind]]:
-    """Layers that the engine runs: modules of multi-token prediction are left out, for nobody speculates."""
+    """Layers that the engine runs: multi-token prediction is left out, as speculative decoding is not used."""
     return ((path, kind) for path, kind in architecture.parts if not isinstance(kind.block, Mtp))
 
 
@@ -105,7 +105,7 @@ def _kinds(architecture: Architecture) -> tuple[LayerKind, ...]:
 
 
 def unserved(architecture: Architecture) -> str:
-    """What of the model is not described here; empty where all is."""
+    """Part of the model that is not described here; empty if all is."""
     if any(kind.shared for kind in _kinds(architecture)):
         return "layers that share a transformer"
     blocks = [branch.block for kind in _kinds(architecture) for branch in kind.branches]
@@ -122,7 +122,7 @@ def unserved(architecture: Architecture) -> str:
 
 
 def weights(architecture: Architecture, tp: int) -> list[Weight]:
-    """All that rank 0 holds, layer by layer; ranks hold alike."""
+    """Weights of rank 0, layer by layer; all ranks have the same sizes."""
     of_kind = {kind: list(_of_kind(kind, architecture, tp)) for kind in _kinds(architecture)}
     return [weight for _, kind in layers_of(architecture) for weight in of_kind[kind]]
 
@@ -171,7 +171,7 @@ def _component(block: object, linear: Linear) -> str:
 
 
 def _beside_attention(block: Attention, tp: int) -> Iterator[Weight]:
-    """Biases of the projections in, whole ones of the projection out, norms of heads."""
+    """Biases of the input projections, the unsharded bias of the output projection, norms of heads."""
     if block.bias:
         rows = (block.num_heads // tp + 2 * kv_heads(block, tp)) * block.head_dim
         yield Weight("attention", rows + block.hidden * (block.bias == "all"))
@@ -180,7 +180,7 @@ def _beside_attention(block: Attention, tp: int) -> Iterator[Weight]:
 
 
 def _beside_mamba(block: Mamba2, tp: int) -> Iterator[Weight]:
-    """The convolution's bias, D, dt_bias and the gated norm; A in fp32; biases of the projections, out's whole."""
+    """The convolution's bias, D, dt_bias and the gated norm; A in fp32; biases of the projections, out's unsharded."""
     heads, rows = block.num_heads // tp, _conv_rows(block, tp)
     yield Weight("mamba", rows * block.conv_bias + 2 * heads + block.inner // tp)
     yield Weight("mamba", heads, _FP32)
@@ -189,7 +189,7 @@ def _beside_mamba(block: Mamba2, tp: int) -> Iterator[Weight]:
 
 
 def _router(block: Moe, kind: LayerKind) -> Iterator[Weight]:
-    """Whole on every rank. Nemotron-H's is fp32; the correction of a sigmoid router is a parameter, fp32."""
+    """Router, unsharded on every rank: fp32 in Nemotron-H; a sigmoid router's correction is a parameter in fp32."""
     yield Weight("router", block.num_experts * block.hidden, _FP32 if kind.family == "nemotron_h" else 0)
     if block.router == "sigmoid":
         yield Weight("router", block.num_experts, _FP32)
@@ -199,7 +199,7 @@ def _router(block: Moe, kind: LayerKind) -> Iterator[Weight]:
 
 # ---- its linears -----------------------------------------------------------------------------------------------------
 def linears(branch: Branch, tp: int) -> list[Linear]:
-    """Linears of a layer's block as a rank has them; the router is no such linear."""
+    """Linears of a layer's block on a rank, without the router."""
     return list(_LINEARS[type(branch.block)](branch.block, tp))
 
 
@@ -210,7 +210,7 @@ def _of_attention(block: Attention, tp: int) -> Iterator[Linear]:
 
 
 def _groups(block: Mamba2, tp: int) -> int:
-    """Of all ranks: one group that tp does not divide is given to every rank."""
+    """Groups of all ranks: a single group that tp does not divide is replicated on every rank."""
     return block.num_groups if block.num_groups % tp == 0 else tp
 
 

@@ -1,4 +1,4 @@
-"""The workload `serve`: an engine alone on its GPUs, from a scenario to a report."""
+"""The workload `serve`: an engine with no trainer on its GPUs, from a scenario to a report."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ __all__ = ["assumptions", "engine_of", "serve", "serving"]
 
 _CACHING = 8
 _OLDEST = 7
-"""Major compute capabilities: of NeMo RL's prefix caching, of vLLM itself."""
+"""Least major compute capabilities: of NeMo RL's prefix caching, of vLLM itself."""
 _UTILIZATION = {"server": 0.9, "library": 0.6}
 """vLLM 0.12.0 `config/cache.py`; NeMo RL 7ea279ab `examples/configs/grpo_math_1B.yaml`."""
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len")
 _BATCHES = (1, 16, 64, 256)
-"""Sequences at once for which decoding is told, as far as the cache holds them at full length."""
+"""Numbers of sequences for which decoding is reported, as far as the cache holds them."""
 
 
 def serve(scenario: Scenario, *, ranks: bool = True) -> Report:
-    """The report of an engine that serves. `ranks` False: legality alone.
+    """Report of an engine that serves. `ranks` False: only its legality.
 
-    Raises InputError for a mesh that an engine has no use for, IllegalLayout for what the engine refuses, NotYet for
-    models that are not described.
+    Raises InputError for a mesh that does not match the engine, IllegalLayout for a layout that the engine refuses,
+    NotYet for models that are not described.
     """
-    given = scenario.generation or Generation()
+    generation = scenario.generation or Generation()
     topology = topology_of(scenario)
-    _check_mesh(scenario, given)
+    _check_mesh(scenario, generation)
     topology.check_world_size(scenario.world_size, scenario.where("mesh"))
-    engine = engine_of(scenario, given, topology, "server")
-    shown = Report(name=scenario.name, scenario=scenario.normalised(), status="ok", capacity_bytes=_usable(scenario,
+    engine = engine_of(scenario, generation, topology, "server")
+    report = Report(name=scenario.name, scenario=scenario.normalised(), status="ok", capacity_bytes=_usable(scenario,
                    topology), assumptions=tuple(assumptions(engine)), serving=serving(engine))
-    return _with_ranks(shown, scenario, engine) if ranks else shown
+    return _with_ranks(report, scenario, engine) if ranks else report
 
 
 def _usable(scenario: Scenario, topology: Topology) -> int:
@@ -56,7 +56,7 @@ def _usable(scenario: Scenario, topology: Topology) -> int:
 
 
 def _check_mesh(scenario: Scenario, given: Generation) -> None:
-    """Ranks are those of engines: tp of each, dp_replicate engines."""
+    """Refuses a mesh other than tp ranks of each of dp_replicate engines."""
     mesh = scenario.mesh
     problems = [Problem(scenario.where("mesh", axis), f"not yet: {axis} of an engine that serves (served: tp, and "
                         "dp_replicate engines beside each other)")
@@ -69,7 +69,7 @@ def _check_mesh(scenario: Scenario, given: Generation) -> None:
 
 
 def engine_of(scenario: Scenario, given: Generation, topology: Topology, use: Literal["server", "library"]) -> Engine:
-    """The engine that a scenario's `generation` asks for."""
+    """Engine that a scenario's `generation` asks for."""
     if given.engine != "vllm":
         raise NotYet(Problem(scenario.where("generation", "engine"), f"not yet: the engine {given.engine} (served: "
                              "vllm)"))
@@ -89,8 +89,8 @@ def engine_of(scenario: Scenario, given: Generation, topology: Topology, use: Li
     tokens = given.max_num_batched_tokens or usual.tokens
     limits = Limits(tokens, given.max_num_seqs or min(usual.seqs, tokens))
     release = release_of(given, "0.12.0" if use == "server" else "0.25.1")
-    # without a word NeMo RL caches prefixes on compute capability 8 and later (7ea279ab vllm_worker.py:84), vLLM does
-    # not where there are Mamba layers; to the bytes of other models it is nothing
+    # by default NeMo RL caches prefixes on compute capability 8 and later (7ea279ab vllm_worker.py:84), vLLM does
+    # not with Mamba layers; it does not change the bytes of other models
     caches = given.prefix_caching if given.prefix_caching is not None else (
         use == "library" and topology.device.architecture >= _CACHING)
     return Engine(architecture, given, topology, longest, release, limits, _rotary_bytes(architecture, fields), caches,
@@ -102,13 +102,13 @@ def _check_model(scenario: Scenario, architecture: Architecture, tp: int) -> Non
         raise NotYet(Problem(scenario.where("model"), f"not yet: serving {missing}"))
     if not any(isinstance(b.block, Attention) for _, kind in architecture.parts for b in kind.branches):
         raise NotYet(Problem(scenario.where("model"), "not yet: serving a model without attention layers"))
-    if found := refusals(architecture, tp):
+    if problems := refusals(architecture, tp):
         at = scenario.where(*_cut_at(scenario))
-        raise IllegalLayout(Problem(at, f"tp: {message}", rule) for message, rule in found)
+        raise IllegalLayout(Problem(at, f"tp: {message}", rule) for message, rule in problems)
 
 
 def _check_length(scenario: Scenario, fields: Mapping[str, Any], longest: int) -> None:
-    """No longer than the configuration says; one that scales its rotation may be, and is left to vLLM."""
+    """Refuses a length above the configuration's, unless the configuration scales the rotation (vLLM decides)."""
     known = [fields[name] for name in _POSITIONS if isinstance(fields.get(name), int)]
     if known and longest > min(known) and not (fields.get("rope_scaling") or fields.get("rope_parameters")):
         written = scenario.generation is not None and scenario.generation.max_model_len
@@ -119,13 +119,13 @@ def _check_length(scenario: Scenario, fields: Mapping[str, Any], longest: int) -
 
 
 def _cut_at(scenario: Scenario) -> tuple[str, str]:
-    """The key that says how many ranks an engine has."""
-    given = scenario.document.data.get("generation")
-    return ("generation" if isinstance(given, dict) and "tp" in given else "mesh"), "tp"
+    """Key that says how many ranks an engine has."""
+    generation = scenario.document.data.get("generation")
+    return ("generation" if isinstance(generation, dict) and "tp" in generation else "mesh"), "tp"
 
 
 def _rotary_bytes(architecture: Architecture, fields: Any) -> int:
-    """Cosine and sine of every position, one table (vLLM 0.12.0 `rotary_embedding/base.py`, in the model's dtype)."""
+    """Bytes of cosine and sine of every position, one table (vLLM 0.12.0 `rotary_embedding/base.py`)."""
     stems = [kind.block for _, kind in architecture.parts if isinstance(kind.block, Embedding)]
     positions = fields.get("max_position_embeddings")
     return 2 * stems[0].rotary_dim * positions if stems and isinstance(positions, int) else 0
@@ -150,26 +150,27 @@ def _at_rest(engine: Engine) -> dict[str, AtRest]:
     counts: Counter[str] = Counter()
     for weight in engine.weights:
         counts[weight.component] += weight.numel
-    found = {name: AtRest(params_bytes=size, num_params=counts[name]) for name, size in engine.by_component.items()}
-    return found | ({"adapters": AtRest(params_bytes=engine.adapter_bytes)} if engine.adapter_bytes else {})
+    components = {name: AtRest(params_bytes=size, num_params=counts[name]) for name,
+                  size in engine.by_component.items()}
+    return components | ({"adapters": AtRest(params_bytes=engine.adapter_bytes)} if engine.adapter_bytes else {})
 
 
 def _peak(engine: Engine) -> Peak:
-    """While it generates, with the cache full."""
-    held, outside = engine.held(), engine.outside()
-    allocated = sum(held.values())
+    """Memory while the engine generates, with a full cache."""
+    sizes, outside = engine.held(), engine.outside()
+    allocated = sum(sizes.values())
     device = allocated + sum(outside.values())
     return Peak(
         allocated_bytes=allocated, reserved_bytes=allocated, device_bytes=device, phase="generation",
-        event="generation", layer="", microbatch=0, by_category=dict(sorted(held.items(), key=lambda item: -item[1])),
+        event="generation", layer="", microbatch=0, by_category=dict(sorted(sizes.items(), key=lambda item: -item[1])),
         by_phase={"generation": allocated},
         top=tuple(Owner(owner=f"engine/{name}", category=name, bytes=size) for name, size in
-                  sorted(held.items(), key=lambda item: -item[1])),
+                  sorted(sizes.items(), key=lambda item: -item[1])),
         reserved_band_bytes=(allocated, allocated), outside=outside, band_bytes=(device, device))
 
 
 def serving(engine: Engine) -> Serving:
-    """What the engine says of itself."""
+    """Result of the engine: memory, cache, decoding."""
     pages, cache = engine.pages, engine.cache
     attention = next(branch.block for _, kind in engine.architecture.parts for branch in kind.branches
                      if isinstance(branch.block, Attention))
@@ -190,7 +191,7 @@ def serving(engine: Engine) -> Serving:
 
 
 def _decodes(engine: Engine) -> Iterator[Decode]:
-    """Of a few batches, with half of the longest sequence behind each token."""
+    """Decoding of a few batches, with half of the longest sequence before each token."""
     context = engine.max_model_len // 2
     for batch in _BATCHES:
         if batch <= min(engine.limits.seqs, max(1, int(engine.cache.concurrency(context)))):
@@ -201,20 +202,20 @@ def _decodes(engine: Engine) -> Iterator[Decode]:
 
 
 def assumptions(engine: Engine) -> Iterator[Assumption]:
-    """What was filled in, and what nobody has measured."""
-    version, given = engine.release.name, engine.generation
-    if given.max_num_batched_tokens is None or given.max_num_seqs is None:
-        told = f"{engine.limits.tokens:,} tokens a pass, {engine.limits.seqs:,} sequences"
-        yield Assumption(what="generation.max_num_batched_tokens, max_num_seqs", value=told, kind="default",
+    """Assumptions on defaults and on numbers that were not measured."""
+    version, generation = engine.release.name, engine.generation
+    if generation.max_num_batched_tokens is None or generation.max_num_seqs is None:
+        limits = f"{engine.limits.tokens:,} tokens a pass, {engine.limits.seqs:,} sequences"
+        yield Assumption(what="generation.max_num_batched_tokens, max_num_seqs", value=limits, kind="default",
                          source=f"vLLM {version} engine/arg_utils.py get_batch_defaults, by memory of the device")
-    if given.gpu_memory_utilization is None:
+    if generation.gpu_memory_utilization is None:
         yield Assumption(what="generation.gpu_memory_utilization", value=f"{engine.utilization:g}", kind="default",
                          source="vLLM 0.12.0 config/cache.py: 0.9; NeMo RL 7ea279ab grpo_math_1B.yaml: 0.6")
-    if engine.pages.mamba_layers and given.prefix_caching is None:
+    if engine.pages.mamba_layers and generation.prefix_caching is None:
         yield Assumption(what="generation.prefix_caching", value=str(engine.caches_prefixes).lower(), kind="default",
                          source="vLLM 0.12.0 and 0.25.1 config/model.py is_prefix_caching_supported: not for hybrids; "
                          "NeMo RL 7ea279ab vllm_worker.py:84 asks for it")
-    if engine.pages.mamba_layers and given.ssm_dtype == "auto":
+    if engine.pages.mamba_layers and generation.ssm_dtype == "auto":
         yield Assumption(what="generation.ssm_dtype", value=engine.formats.ssm, kind="default",
                          source=f"vLLM {version} model_executor/models/config.py: 0.25.1 has fp32 for Nemotron-H, "
                          "0.12.0 the model's dtype")

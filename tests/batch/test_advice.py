@@ -1,4 +1,4 @@
-"""What would make a scenario fit: every change is one that the engine was asked about."""
+"""Advice for a scenario that does not fit: every reported change is one that the engine was asked about."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def limited(framework: str, share: float, mesh: dict[str, int] | None = None, **
 
 def test_the_framework_s_own_options_come_before_another_layout() -> None:
     found = advise(kept())
-    assert [one.verdict for one in found] == ["fits"] * len(found)
+    assert [row.verdict for row in found] == ["fits"] * len(found)
     assert 3 <= len(found) <= 5
-    assert [list(one.changes) for one in found[:2]] == [["framework_options.defer_fsdp_grad_sync"],
+    assert [list(row.changes) for row in found[:2]] == [["framework_options.defer_fsdp_grad_sync"],
                                                         ["framework_options.moe.reshard_after_forward"]]
 
 
@@ -79,7 +79,7 @@ def test_only_what_lowers_the_peak_is_told(framework: str) -> None:
     assert before.peak is not None
     found = advise(asked)
     assert found
-    assert all(one.peak_bytes < before.peak.device_bytes for one in found)
+    assert all(row.peak_bytes < before.peak.device_bytes for row in found)
 
 
 def test_the_global_batch_stays_when_the_micro_batch_is_halved() -> None:
@@ -111,8 +111,8 @@ def test_two_changes_may_keep_the_same_global_batch() -> None:
 def test_where_nothing_is_enough_the_nearest_are_told_as_such() -> None:
     asked = load(SCENARIOS / "nano-ep4" / "megatron-4gpu.yaml", [*FULL, "limits.max_fill=0.4"])[0]
     found = advise(asked)
-    assert [one.verdict for one in found] == ["oom"] * 3
-    assert [one.headroom_bytes for one in found] == sorted((one.headroom_bytes for one in found), reverse=True)
+    assert [row.verdict for row in found] == ["oom"] * 3
+    assert [row.headroom_bytes for row in found] == sorted((row.headroom_bytes for row in found), reverse=True)
 
 
 def test_twice_the_gpus_bring_nodes_and_a_batch_for_all() -> None:
@@ -179,9 +179,9 @@ def test_an_engine_that_does_not_start_is_told_how_it_would() -> None:
     scenario = Scenario.model_validate(asked)
     assert simulate(scenario).verdict == "oom"
     found = advise(scenario)
-    assert {"generation.tp": 2, "mesh.tp": 2} in [one.changes for one in found]
-    for one in found:
-        assert simulate(changed(scenario, one.changes)).verdict == one.verdict == "fits"
+    assert {"generation.tp": 2, "mesh.tp": 2} in [row.changes for row in found]
+    for row in found:
+        assert simulate(changed(scenario, row.changes)).verdict == row.verdict == "fits"
 
 
 def test_few_scenarios_of_a_page_are_looked_at_closely() -> None:

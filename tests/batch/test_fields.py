@@ -43,12 +43,12 @@ def test_a_row_says_what_its_result_says(staged: Report) -> None:
 
 
 def test_traffic_adds_up(staged: Report) -> None:
-    found = row(staged)
-    parts = {name: value for name, value in found.items() if name.startswith("sent_") and name.count("_") > 2}
+    values = row(staged)
+    parts = {name: value for name, value in values.items() if name.startswith("sent_") and name.count("_") > 2}
     assert "sent_send_recv_pp_bytes" in parts
     worst = staged.peak_rank
     assert worst is not None
-    assert sum(int(value or 0) for value in parts.values()) == found["sent_bytes"] == sum(
+    assert sum(int(value or 0) for value in parts.values()) == values["sent_bytes"] == sum(
         one.wire_bytes for one in worst.traffic)
 
 
@@ -74,6 +74,6 @@ def test_a_row_for_each_class_of_ranks(staged: Report) -> None:
 
 
 def test_every_axis_has_a_column() -> None:
-    names = {one.column.name for one in SCENARIO_FIELDS}
+    names = {field.column.name for field in SCENARIO_FIELDS}
     assert set(Mesh.model_fields) <= names
-    assert set(PLACES) <= {one.column.name for one in RANK_FIELDS}
+    assert set(PLACES) <= {field.column.name for field in RANK_FIELDS}

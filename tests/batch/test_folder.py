@@ -331,11 +331,11 @@ def test_the_same_at_any_number_of_workers(tmp_path: Path, undisturbed: bytes) -
 
 
 def test_a_result_read_back_is_the_one_that_was_written() -> None:
-    """What a run goes on with is printed, too, as if it had been computed."""
+    """Results taken over from an earlier run are printed like computed ones."""
     from small import scenario
 
-    made = simulate(scenario("fsdp2", {"dp_shard": 8}))
-    assert Report.model_validate_json(made.model_dump_json()).model_dump_json() == made.model_dump_json()
+    result = simulate(scenario("fsdp2", {"dp_shard": 8}))
+    assert Report.model_validate_json(result.model_dump_json()).model_dump_json() == result.model_dump_json()
 
 
 @pytest.mark.parametrize("name", ["results.jsonl", "results.jsonl.part", ".batch/lock", ".batch/contents.json",
@@ -419,9 +419,9 @@ def test_a_file_that_scenarios_name_makes_another_batch(tmp_path: Path, topology
         (tmp_path / f"{efficiency}.yaml").write_text(f"x: {price}\n")
         _forget()
         made.append(fingerprint(read([tmp_path / "a.yaml"]), simulate))
-    assert len({json.dumps(one) for one in made}) == 3
-    assert len({one["scenarios"] for one in made}) == 1
-    assert len({one["files"] for one in made}) == 3
+    assert len({json.dumps(row) for row in made}) == 3
+    assert len({row["scenarios"] for row in made}) == 1
+    assert len({row["files"] for row in made}) == 3
 
 
 def _forget() -> None:

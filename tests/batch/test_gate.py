@@ -1,4 +1,4 @@
-"""What a gate says of refused answers, and of a baseline that fits the run only in part."""
+"""Findings of gates on refused answers, and on a baseline that fits the run only in part."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_adapters_that_never_learn_are_told_and_pass() -> None:
 
 
 def test_what_a_sweep_made_and_a_framework_refuses_is_told_and_passes() -> None:
-    (told,) = [found for gate in gates() for found in gate(Outcome(REFUSED, "a.yaml:1", 0))]
+    (told,) = [finding for gate in gates() for finding in gate(Outcome(REFUSED, "a.yaml:1", 0))]
     assert (told.kind, told.code) == ("refused", 0)
     assert told.message.startswith("illegal: ")
     assert github([told]).startswith("::notice ")
@@ -46,7 +46,7 @@ def test_what_a_sweep_made_and_a_framework_refuses_is_told_and_passes() -> None:
 
 
 def test_the_same_layout_written_by_hand_is_a_problem() -> None:
-    (told,) = [found for gate in gates() for found in gate(Outcome(REFUSED, "a.yaml:1", 2))]
+    (told,) = [finding for gate in gates() for finding in gate(Outcome(REFUSED, "a.yaml:1", 2))]
     assert (told.kind, told.code) == ("problem", 2)
 
 
@@ -82,9 +82,9 @@ def test_numbers_without_end_are_told(tmp_path: Path) -> None:
     timed = simulate(small.scenario("fsdp2", {"dp_shard": 6}))
     assert timed.time is not None
     path = _stored(tmp_path / "results.jsonl", timed)
-    whole = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
     for odd in ("NaN", "1e999", "-Infinity"):
-        path.write_text(whole.replace(f'"step_s":{timed.time.step_s}', f'"step_s":{odd}'), encoding="utf-8")
+        path.write_text(text.replace(f'"step_s":{timed.time.step_s}', f'"step_s":{odd}'), encoding="utf-8")
         with pytest.raises(InputError, match="is no result"):
             read_results(path)
 
@@ -123,11 +123,11 @@ def test_the_highest_draw_is_what_fills_a_device() -> None:
     assert drawn.highest_bytes is not None
     capacity = 2 * (drawn.peak_rank.peak.device_bytes + drawn.highest_bytes)  # a quarter lies between both
     outcome = Outcome(drawn.model_copy(update={"capacity_bytes": capacity}), "a.yaml:1", 0)
-    (told,) = [found for gate in gates("25%") for found in gate(outcome)]
+    (told,) = [finding for gate in gates("25%") for finding in gate(outcome)]
     assert told.kind == "fill"
     assert "in the highest draw" in told.message
     balanced = outcome.report.model_copy(update={"drawn": None})
-    assert [found for gate in gates("25%") for found in gate(Outcome(balanced, "a.yaml:1", 0))] == []
+    assert [finding for gate in gates("25%") for finding in gate(Outcome(balanced, "a.yaml:1", 0))] == []
 
 
 def test_a_host_that_cannot_hold_what_is_read_fails_a_gate() -> None:
@@ -137,7 +137,7 @@ def test_a_host_that_cannot_hold_what_is_read_fails_a_gate() -> None:
         phase.model_copy(update={"host_verdict": "oom" if phase.phase == "load" else "fits"})
         for phase in report.host.phases)})
     outcome = Outcome(report.model_copy(update={"host": small_host}), "a.yaml:1", 0)
-    (told,) = [found for gate in gates() for found in gate(outcome)]
+    (told,) = [finding for gate in gates() for finding in gate(outcome)]
     assert (told.kind, told.code) == ("host", 1)
     assert told.message.startswith("load: does not fit on the host")
 

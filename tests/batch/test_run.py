@@ -139,7 +139,7 @@ def test_where_no_more_files_may_be_open_the_batch_runs_without(
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
 @pytest.mark.parametrize("does", ["slow:600", "busy"])
 def test_workers_end_with_their_parent(tmp_path: Path, does: str) -> None:
-    """Whether they wait, sleep or compute."""
+    """Workers that wait, sleep or compute."""
     code = ("import sys; from pathlib import Path; from fakes import entry, work\n"
             "from simcore.batch.run import run_batch\n"
             "if __name__ == '__main__':\n"

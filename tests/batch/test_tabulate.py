@@ -58,7 +58,7 @@ def test_columns_stand_in_one_order_whatever_comes_first() -> None:
     results = [fakes.report("a"), fakes.report("b", 100), fakes.illegal("c")]
     names = [[column.name for column in table(order).columns] for order in (results, results[::-1])]
     assert names[0] == names[1]
-    fixed = [one.column.name for one in SCENARIO_FIELDS]
+    fixed = [field.column.name for field in SCENARIO_FIELDS]
     assert names[0][: len(fixed)] == fixed
     assert len(set(names[0])) == len(names[0])
 

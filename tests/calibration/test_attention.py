@@ -14,7 +14,7 @@ from simcore.calibration.reading import NotMeasured
 
 
 def plain(torch: Any, q: Any, k: Any, v: Any) -> Any:
-    """Of q, k, v [1, tokens, heads, width], as textbooks have it."""
+    """Attention of q, k, v [1, tokens, heads, width], as textbooks define it."""
     scores = torch.einsum("zihd,zjhd->zhij", q, k) / q.shape[-1]**0.5
     later = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool).triu(1)
     return torch.einsum("zhij,zjhd->zihd", scores.masked_fill(later, float("-inf")).softmax(-1), v)
@@ -42,8 +42,8 @@ def test_flash_attn_runs_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(bench.machine), "is_gpu", property(lambda machine: True))
     monkeypatch.setattr(type(bench.stopwatch), "_on_gpu", lambda watch, call: watch._on_cpu(call))
     readings = list(attention_flash2(bench))
-    assert {one.by for one in readings} == {"flash-attn 2.8.3"}
-    assert {one.shape.endswith("backward") for one in readings} == {True, False}
+    assert {reading.by for reading in readings} == {"flash-attn 2.8.3"}
+    assert {reading.shape.endswith("backward") for reading in readings} == {True, False}
     assert all(calls)
 
 

@@ -94,4 +94,4 @@ def test_all_of_it_is_one_json_object(bench: Bench) -> None:
     told = json.loads(done.as_json(TOLD))
     assert told["machine"] == TOLD
     assert told["efficiency"]["kernels.gemm.compute"]["value"] == "25%"
-    assert [one["flops"] for one in told["readings"]] == [10**12, 10**10]
+    assert [reading["flops"] for reading in told["readings"]] == [10**12, 10**10]

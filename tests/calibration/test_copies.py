@@ -10,10 +10,10 @@ from simcore.calibration.reading import NotMeasured
 
 
 def test_a_line_gives_latency_and_rates() -> None:
-    found = host_link(fake_gpu(FakeCuda()))
-    assert {key: value.value for key, value in found.items()} == {
+    values = host_link(fake_gpu(FakeCuda()))
+    assert {key: value.value for key, value in values.items()} == {
         "to_device": "50 GB/s", "to_host": "50 GB/s", "latency": "8 us"}
-    assert all(TOLD in value.source and value.kind == "fitted" for value in found.values())
+    assert all(TOLD in value.source and value.kind == "fitted" for value in values.values())
 
 
 def test_without_a_gpu_there_is_none() -> None:

@@ -1,4 +1,4 @@
-"""What is timed of every kernel: PyTorch runs it, and its FLOPs and bytes are those that the cost model counts."""
+"""Timed kernels: PyTorch runs each of them, and its FLOPs and bytes are those that the cost model counts."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_an_optimizer_without_a_fused_kernel_runs_foreach(monkeypatch: pytest.Mo
 
 
 def reading(flops: int, moved: int, kernel: str = "gemm") -> Reading:
-    """Of a machine that reaches half of the peaks."""
+    """Reading of a machine that reaches half of the peaks."""
     device = DGX.device
     peak = device.products if kernel == "gemm" else device.peak.fp32
     seconds = flops / (peak.si * (0.5 if kernel == "gemm" else 1)) + moved / (device.memory_bandwidth.si * 0.5)
@@ -124,20 +124,20 @@ def reading(flops: int, moved: int, kernel: str = "gemm") -> Reading:
 
 def test_values_are_the_shares_of_the_topologys_peaks() -> None:
     bench = cpu_bench(None)
-    found = kernel_values(bench, DGX, "gemm", [reading(10**12, 10**9), reading(10**10, 10**9)], 1e-6)
-    assert {key: value.value for key, value in found.items()} == {
+    values = kernel_values(bench, DGX, "gemm", [reading(10**12, 10**9), reading(10**10, 10**9)], 1e-6)
+    assert {key: value.value for key, value in values.items()} == {
         "kernels.gemm.compute": "50%", "kernels.gemm.memory": "50%"}
     assert all(value.source == f"torch.mm: 2 of 2 readings, 1000000000000 to 10000000000, median error 0.0%; {TOLD}"
-               for value in found.values())
+               for value in values.values())
     copied = kernel_values(bench, DGX, "copy", [reading(10**9, 10**9, "copy")], 1e-6)
     assert {key: value.value for key, value in copied.items()} == {"kernels.copy.memory": "50%"}
 
 
 def test_readings_of_one_intensity_say_which_memory_share_they_took() -> None:
-    found = kernel_values(cpu_bench(None), DGX, "gemm", [reading(10**12, 10**8), reading(10**13, 10**9)], 1e-6)
-    assert set(found) == {"kernels.gemm.compute"}
+    values = kernel_values(cpu_bench(None), DGX, "gemm", [reading(10**12, 10**8), reading(10**13, 10**9)], 1e-6)
+    assert set(values) == {"kernels.gemm.compute"}
     taken = DGX.efficiency.kernels.gemm.memory.value
-    assert f"memory taken as {taken}" in found["kernels.gemm.compute"].source
+    assert f"memory taken as {taken}" in values["kernels.gemm.compute"].source
 
 
 def test_what_came_before_an_error_is_kept_and_the_error_told() -> None:
@@ -148,8 +148,8 @@ def test_what_came_before_an_error_is_kept_and_the_error_told() -> None:
     readings, stopped = collected(cpu_bench(None), broken)
     assert len(readings) == 1
     assert stopped == "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB"
-    found = kernel_values(cpu_bench(None), DGX, "gemm", readings, 1e-6, stopped)
-    assert "stopped by RuntimeError" in found["kernels.gemm.compute"].source
+    values = kernel_values(cpu_bench(None), DGX, "gemm", readings, 1e-6, stopped)
+    assert "stopped by RuntimeError" in values["kernels.gemm.compute"].source
 
 
 def test_nothing_read_is_not_measured() -> None:

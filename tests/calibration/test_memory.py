@@ -1,4 +1,4 @@
-"""What a process takes of a GPU, and what the allocator reserves for a probe."""
+"""GPU memory that a process takes, and memory that the allocator reserves for a probe."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def beside(taken: int, **gpu: int) -> tuple[Bench, FakeCuda]:
 def test_a_context_is_what_another_process_takes_but_for_its_tensors_segment() -> None:
     bench, cuda = beside(CONTEXT + SEGMENT)
     before = cuda.free
-    found = device_memory(bench, DGX)
-    assert found["context"].value == f"{CONTEXT} B"
-    assert found["usable"].value == "84942979072 B"
+    values = device_memory(bench, DGX)
+    assert values["context"].value == f"{CONTEXT} B"
+    assert values["usable"].value == "84942979072 B"
     assert cuda.free == before  # the other process has ended
 
 

@@ -1,4 +1,4 @@
-"""What claims ask of the engine: counts, bytes at rest, peaks; GB is 1e9 bytes, as the documents have it."""
+"""Questions of claims to the engine: counts, bytes at rest, peaks; GB is 1e9 bytes, as in the documents."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def fullest(report: Report) -> RankReport:
 
 
 def peak_gb(report: Report) -> float:
-    """Of the device, on the fullest rank."""
+    """Peak of the device on the fullest rank, in GB."""
     peak = fullest(report).peak
     assert peak is not None
     return peak.device_bytes / GB

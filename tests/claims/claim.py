@@ -1,4 +1,4 @@
-"""What a public document says, what follows from its own rule, and what the engine says.
+"""Claims: a value in a public document, the value by its own rule, and the engine's.
 
 [Note: verdicts]
 `reproduced`: the engine's figures agree with all that are published. `refuted`: with at least one they do not.
@@ -37,7 +37,7 @@ class Figure:
     within: float = 0.02
 
     def agrees(self, value: Value) -> bool:
-        """Whether a value is what was published."""
+        """True if a value equals the published one within the tolerance."""
         if isinstance(value, str) or isinstance(self.published, str):
             return value == self.published
         return abs(value - self.published) <= self.within * abs(self.published)

@@ -1,4 +1,4 @@
-"""What the documents say against each other, X1 to X12; decided by what the frameworks do."""
+"""Contradictions between the documents, X1 to X12, decided by the code of the frameworks."""
 
 from __future__ import annotations
 

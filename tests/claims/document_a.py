@@ -302,7 +302,7 @@ def _by_layer_kind() -> Sequence[Figure]:
 
 
 def _calculator() -> Sequence[Figure]:
-    """What Bridge 0.3.1's formula gives for full fine-tuning on 8 GPUs: 18 bytes a parameter, whole."""
+    """Figures of Bridge 0.3.1's formula for full fine-tuning on 8 GPUs: 18 bytes a parameter, unsharded."""
     full = ran(scenario("megatron", {"dp_shard": 8, "ep": 8, "etp": 1}, options=FLEX))
     at_rest = at_rest_gb(full)
     return [Figure("without ep, of what is there", 8.0, 18 * sum(num_params().values()) / GB / at_rest, unit="times",

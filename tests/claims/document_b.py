@@ -27,7 +27,7 @@ def _experts_per_token() -> Sequence[Figure]:
 
 
 def _full_on_two_nodes() -> Sequence[Figure]:
-    """What rests on a GPU before any activation, on one node and on two."""
+    """Bytes at rest on a GPU before any activation, on one node and on two."""
     one, two = (ran(scenario("megatron", {"dp_shard": ranks, "ep": 8})) for ranks in (8, 16))
     return [Figure("8 GPUs", "does not fit", "fits" if one.verdict == "fits" else "does not fit"),
             Figure("16 GPUs", "fits", "fits" if two.verdict == "fits" else "does not fit"),

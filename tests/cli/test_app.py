@@ -244,8 +244,8 @@ def test_usage_errors_are_exit_2(ran: Run) -> None:
 
 def test_version_is_that_of_the_project(ran: Run) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    told = ran("--version")
-    assert (told.code, told.out, told.err) == (0, f"{project['name']} {project['version']}\n", "")
+    completed = ran("--version")
+    assert (completed.code, completed.out, completed.err) == (0, f"{project['name']} {project['version']}\n", "")
 
 
 def test_version_of_sources_that_are_not_installed(ran: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,8 +36,8 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
 def test_without_pytorch_one_line_says_what_to_install(
         capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(machine, "optional", lambda name: None)
-    told = refusal(capsys, "--out", tmp_path / "mine.yaml")
-    assert told.splitlines() == [
+    text = refusal(capsys, "--out", tmp_path / "mine.yaml")
+    assert text.splitlines() == [
         "rankscope: --device: calibrate runs PyTorch, which is not there: pip install 'rankscope[calibrate]'"]
     assert not (tmp_path / "mine.yaml").exists()
 
@@ -46,9 +46,9 @@ def test_without_a_gpu_one_line_says_so(capsys: pytest.CaptureFixture[str], tmp_
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    told = refusal(capsys, "--out", tmp_path / "mine.yaml")
-    assert told.startswith("rankscope: --device: PyTorch finds no GPU here")
-    assert len(told.splitlines()) == 1
+    text = refusal(capsys, "--out", tmp_path / "mine.yaml")
+    assert text.startswith("rankscope: --device: PyTorch finds no GPU here")
+    assert len(text.splitlines()) == 1
 
 
 def test_wrong_names_are_told_before_anything_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -77,8 +77,8 @@ def test_what_could_not_be_written_is_told_before_anything_is_measured(
 def test_every_file_that_is_there_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for name in ("mine.yaml", "machine.yaml"):
         (tmp_path / name).touch()
-    told = refusal(capsys, "--out", tmp_path / "mine.yaml", "--topology-out", tmp_path / "machine.yaml")
-    assert len(told.splitlines()) == 2
+    text = refusal(capsys, "--out", tmp_path / "mine.yaml", "--topology-out", tmp_path / "machine.yaml")
+    assert len(text.splitlines()) == 2
 
 
 @pytest.mark.slow
@@ -88,13 +88,13 @@ def test_the_files_that_are_written_run_a_scenario(capsys: pytest.CaptureFixture
     code, told, err = ran(capsys, "--device", "cpu", "--model", "nemotron-3-tiny", "--out", out,
                           "--topology-out", machine_out, "--json")
     assert code == 0, err
-    mine = load_efficiency(out)
-    for name, share in mine.kernels:
+    efficiency = load_efficiency(out)
+    for name, share in efficiency.kernels:
         value = share.compute or share.memory
         assert value.kind == "fitted" or "within 2 times the shortest" in value.source or name == "attention"
-    assert "our own chunked scan" in mine.kernels.mamba_scan.compute.source  # type: ignore[union-attr]
-    assert mine.host.operator.kind == "measured"
-    assert mine.kernels.attention.compute.source.startswith("taken over from h100: ")  # type: ignore[union-attr]
+    assert "our own chunked scan" in efficiency.kernels.mamba_scan.compute.source  # type: ignore[union-attr]
+    assert efficiency.host.operator.kind == "measured"
+    assert efficiency.kernels.attention.compute.source.startswith("taken over from h100: ")  # type: ignore[union-attr]
     assert set(json.loads(told)) >= {"machine", "efficiency", "topology", "readings", "points"}
     assert load_curves(tmp_path / "machine-curves.yaml").most_ranks("all_reduce") == 2
     (tmp_path / "job.yaml").write_text(

@@ -29,12 +29,12 @@ def test_nothing_of_the_summary_is_cut_off(capsys: pytest.CaptureFixture[str], m
 
 
 def test_advice_stands_below_the_table_and_in_json(capsys: pytest.CaptureFixture[str]) -> None:
-    made = Advice(changes={"mesh.ep": 8}, verdict="fits", peak_bytes=2**30, headroom_bytes=2**30)
-    oom = report("big", 100, advice=(made,))
+    advice = Advice(changes={"mesh.ep": 8}, verdict="fits", peak_bytes=2**30, headroom_bytes=2**30)
+    oom = report("big", 100, advice=(advice,))
     output.print_summary([report("small"), oom])
     assert capsys.readouterr().out.splitlines()[-1].endswith("--set mesh.ep=8")
     output.print_json([oom])
-    assert json.loads(capsys.readouterr().out)[0]["advice"] == [made.model_dump()]
+    assert json.loads(capsys.readouterr().out)[0]["advice"] == [advice.model_dump()]
 
 
 def test_of_very_many_problems_the_first_are_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -38,24 +38,24 @@ def dumped(value: Any = None) -> str:
 
 
 def test_a_snapshot(ran: Run) -> None:
-    made = ran("read", dumped(), "small.yaml")
-    assert made.code == 0
-    first, heads, peak, *_ = made.out.splitlines()
+    completed = ran("read", dumped(), "small.yaml")
+    assert completed.code == 0
+    first, heads, peak, *_ = completed.out.splitlines()
     assert first == "memory snapshot mem.pickle beside small, ranks 0-3"
     assert heads.split() == ["measured", "simulated", "difference"]
     assert peak.startswith("peak allocated")
     assert "35.00 MiB" in peak
-    assert "at the highest moment" in made.out
-    assert "optimizer states" in made.out
-    assert made.err == ""
+    assert "at the highest moment" in completed.out
+    assert "optimizer states" in completed.out
+    assert completed.err == ""
 
 
 def test_a_log(ran: Run) -> None:
     Path("run.log").write_text(LOG, encoding="utf-8")
-    made = ran("read", "run.log", "small.yaml")
-    assert made.code == 0
-    assert made.out.startswith("log of Megatron-LM run.log beside small, ranks 0-3\n")
-    assert "20.00 MiB" in made.out
+    completed = ran("read", "run.log", "small.yaml")
+    assert completed.code == 0
+    assert completed.out.startswith("log of Megatron-LM run.log beside small, ranks 0-3\n")
+    assert "20.00 MiB" in completed.out
 
 
 def test_json_is_alone_on_standard_output(ran: Run) -> None:
@@ -76,9 +76,9 @@ class Payload:
 
 
 def test_a_pickle_that_runs_something_is_refused_and_runs_nothing(ran: Run) -> None:
-    made = ran("read", dumped({"segments": [Payload()], "device_traces": []}), "small.yaml")
-    assert (made.code, made.out) == (2, "")
-    assert "nothing of the file was run" in made.err
+    completed = ran("read", dumped({"segments": [Payload()], "device_traces": []}), "small.yaml")
+    assert (completed.code, completed.out) == (2, "")
+    assert "nothing of the file was run" in completed.err
     assert not Path("made").exists()
 
 
@@ -89,26 +89,26 @@ def test_a_pickle_that_runs_something_is_refused_and_runs_nothing(ran: Run) -> N
     (b"PK\x03\x04", "got neither"), (b'{"segments": []}', "got neither"), (pickle.dumps(1, protocol=0), "got neither")])
 def test_what_cannot_be_read_is_one_line(ran: Run, content: bytes, told: str) -> None:
     Path("file").write_bytes(content)
-    made = ran("read", "file", "small.yaml")
-    assert (made.code, made.out) == (2, "")
-    assert made.err.startswith("rankscope: file: ")
-    assert made.err.count("\n") == 1
-    assert told in made.err
+    completed = ran("read", "file", "small.yaml")
+    assert (completed.code, completed.out) == (2, "")
+    assert completed.err.startswith("rankscope: file: ")
+    assert completed.err.count("\n") == 1
+    assert told in completed.err
 
 
 def test_files_that_are_none_and_files_that_are_too_large(ran: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "no such file" in ran("read", "missing", "small.yaml").err
     assert "got a directory" in ran("read", ".", "small.yaml").err
     monkeypatch.setattr("simcore.validation.memory_snapshot.MAX_BYTES", 1000)
-    made = ran("read", dumped(), "small.yaml")
-    assert made.code == 2
-    assert "expected at most 1,000 bytes" in made.err
+    completed = ran("read", dumped(), "small.yaml")
+    assert completed.code == 2
+    assert "expected at most 1,000 bytes" in completed.err
 
 
 def test_scenarios_that_are_wrong(ran: Run) -> None:
     assert ran("read", dumped(), "missing.yaml").code == 2
-    made = ran("read", dumped(), "small.yaml", "--set", "mesh.tp=3")
-    assert (made.code, made.out) == (2, "")
+    completed = ran("read", dumped(), "small.yaml", "--set", "mesh.tp=3")
+    assert (completed.code, completed.out) == (2, "")
     assert ran("read", dumped(), "small.yaml", "--rank", "9").err == "rankscope: small: has no rank 9: it has 4\n"
     with Path("small.yaml").open("a", encoding="utf-8") as file:
         file.write("sweep: {training.seq_len: [64, 128]}\n")

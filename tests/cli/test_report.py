@@ -24,13 +24,13 @@ def asked(**training: Any) -> Scenario:
 
 def results(tmp_path: Path, *scenarios: Scenario) -> Path:
     path = tmp_path / "results.jsonl"
-    path.write_text("".join(simulate(one).model_dump_json() + "\n" for one in scenarios), encoding="utf-8")
+    path.write_text("".join(simulate(scenario).model_dump_json() + "\n" for scenario in scenarios), encoding="utf-8")
     return path
 
 
 def test_a_page_of_results_shows_what_results_do_not_hold(ran: Run, tmp_path: Path) -> None:
-    made = ran("report", results(tmp_path, asked()), "-o", "page.html")
-    assert (made.code, made.out, made.err) == (0, "wrote page.html: 1 scenario\n", "")
+    completed = ran("report", results(tmp_path, asked()), "-o", "page.html")
+    assert (completed.code, completed.out, completed.err) == (0, "wrote page.html: 1 scenario\n", "")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert all(words in page for words in ("Streams over one step", "Tensors of ranks 0-3", 'class="chart map"'))
 
@@ -48,9 +48,9 @@ def test_results_of_another_version_stand_as_they_are(ran: Run, tmp_path: Path) 
     old = json.loads(path.read_text(encoding="utf-8"))
     old["time"]["step_s"] *= 2
     path.write_text(json.dumps(old) + "\n", encoding="utf-8")
-    made = ran("report", path)
-    assert made.code == 0
-    assert "comes to other numbers" in made.err
+    completed = ran("report", path)
+    assert completed.code == 0
+    assert "comes to other numbers" in completed.err
     assert "Streams over one step" not in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
@@ -70,8 +70,8 @@ def test_a_model_that_is_gone_leaves_a_page(ran: Run, tmp_path: Path) -> None:
     old = json.loads(path.read_text(encoding="utf-8"))
     old["scenario"]["model"] = "no/such/config.json"
     path.write_text(json.dumps(old) + "\n", encoding="utf-8")
-    made = ran("report", path)
-    assert (made.code, "without tensors" in made.err) == (0, True)
+    completed = ran("report", path)
+    assert (completed.code, "without tensors" in completed.err) == (0, True)
 
 
 @pytest.mark.parametrize(("name", "text", "told"), [
@@ -82,24 +82,24 @@ def test_wrong_input_is_refused_with_its_place(ran: Run, tmp_path: Path, name: s
                                                ) -> None:
     if text is not None:
         (tmp_path / name).write_text(text, encoding="utf-8")
-    made = ran("report", name)
-    assert made.code == 2
-    assert told in made.err.lower() or name in made.err
-    assert "Traceback" not in made.err
+    completed = ran("report", name)
+    assert completed.code == 2
+    assert told in completed.err.lower() or name in completed.err
+    assert "Traceback" not in completed.err
     assert not (tmp_path / "report.html").exists()
 
 
 def test_what_cannot_be_written_is_told(ran: Run, tmp_path: Path) -> None:
-    made = ran("report", results(tmp_path, asked()), "-o", "no/such/folder/page.html")
-    assert (made.code, "cannot be written" in made.err) == (2, True)
+    completed = ran("report", results(tmp_path, asked()), "-o", "no/such/folder/page.html")
+    assert (completed.code, "cannot be written" in completed.err) == (2, True)
 
 
 def test_figures_are_files(ran: Run, tmp_path: Path) -> None:
-    made = ran("report", results(tmp_path, asked()), "--figures", "figures")
+    completed = ran("report", results(tmp_path, asked()), "--figures", "figures")
     names = {path.name.removeprefix("01-small-") for path in (tmp_path / "figures").iterdir()}
     assert names == {"placement.svg", "streams.svg", "memory-0.svg", "memory-0-time.svg", "memory-0-parts.svg",
                      "peak-0.svg", "traffic-0.svg"}
-    assert made.out.endswith(f"wrote {len(names)} figures to figures\n")
+    assert completed.out.endswith(f"wrote {len(names)} figures to figures\n")
 
 
 def test_json_is_what_was_drawn(ran: Run, tmp_path: Path) -> None:
@@ -109,15 +109,15 @@ def test_json_is_what_was_drawn(ran: Run, tmp_path: Path) -> None:
 
 
 def test_png_needs_a_folder(ran: Run, tmp_path: Path) -> None:
-    made = ran("report", results(tmp_path, asked()), "--png")
-    assert (made.code, "--figures" in made.err) == (2, True)
+    completed = ran("report", results(tmp_path, asked()), "--png")
+    assert (completed.code, "--figures" in completed.err) == (2, True)
 
 
 def test_png_without_its_library_is_one_line(ran: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "resvg_py", None)
-    made = ran("report", results(tmp_path, asked()), "--figures", "figures", "--png")
-    assert made.code == 2
-    assert "rankscope[figures]" in made.err
+    completed = ran("report", results(tmp_path, asked()), "--figures", "figures", "--png")
+    assert completed.code == 2
+    assert "rankscope[figures]" in completed.err
 
 
 def test_figures_are_png_too(ran: Run, tmp_path: Path) -> None:
@@ -133,13 +133,13 @@ def test_a_machine_without_fonts_is_told_that_pngs_have_no_letters(ran: Run, tmp
     pytest.importorskip("resvg_py")
     monkeypatch.setattr("viz.exports.figures._FAMILIES", ("of nobody",))
     letters.cache_clear()
-    made = ran("report", results(tmp_path, asked()), "--figures", "figures", "--png")
+    completed = ran("report", results(tmp_path, asked()), "--figures", "figures", "--png")
     letters.cache_clear()
-    assert "no font was found: the PNGs have no letters" in made.out
+    assert "no font was found: the PNGs have no letters" in completed.out
 
 
 
 def test_a_result_is_not_overridden(ran: Run, tmp_path: Path) -> None:
-    made = ran("report", results(tmp_path, asked()), "--set", "mesh.ep=2")
-    assert made.code == 2
-    assert "--set: expected a scenario whose keys to override" in made.err
+    completed = ran("report", results(tmp_path, asked()), "--set", "mesh.ep=2")
+    assert completed.code == 2
+    assert "--set: expected a scenario whose keys to override" in completed.err

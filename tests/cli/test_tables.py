@@ -1,4 +1,4 @@
-"""What lies on a rank and two results side by side, as a person sees them."""
+"""Tables of placement and of two results side by side, as they are printed."""
 
 from __future__ import annotations
 

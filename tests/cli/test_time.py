@@ -1,4 +1,4 @@
-"""Where the time goes, as a person reads it."""
+"""Breakdown of time, as it is printed."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def test_one_rank_sends_nothing() -> None:
 
 def test_kernels_that_take_no_time_have_no_pace() -> None:
     """On a machine whose file says that it is faster than a nanosecond can tell."""
-    made = simulate(small.scenario("fsdp2", model="llama-tiny"))
-    assert made.time is not None
-    first, *others = made.time.kernels
+    result = simulate(small.scenario("fsdp2", model="llama-tiny"))
+    assert result.time is not None
+    first, *others = result.time.kernels
     none = first.model_copy(update={"kernel": "no_time", "forward_s": 0.0, "backward_s": 0.0, "optimizer_s": 0.0})
-    changed = made.model_copy(update={"time": made.time.model_copy(update={"kernels": (none, *others)})})
+    changed = result.model_copy(update={"time": result.time.model_copy(update={"kernels": (none, *others)})})
     assert "no_time" not in shown(changed)
     assert others[0].kernel in shown(changed)
 

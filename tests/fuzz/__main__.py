@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def _survives(count: int, seed: int) -> bool:
-    """Whether a batch's results are the same after `count` kills of each kind."""
+    """True if a batch's results are the same after `count` kills of each kind."""
     if not count:
         return True
     each = [word for kind in ("parent", "worker", "interrupt", "full") for word in (f"--{kind}", str(count))]

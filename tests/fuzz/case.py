@@ -20,7 +20,7 @@ _NUMBERS: Final = re.compile(r"(?<=[ \[])(?:NaN|-?Infinity)(?=,?$)", re.MULTILIN
 
 
 class Special(NamedTuple):
-    """What is no plain file: a pipe, a link, a folder, or a file of `size` bytes that are nowhere on the disk."""
+    """A special file: a pipe, a link, a folder, or a sparse file of `size` bytes."""
 
     how: Literal["pipe", "link", "folder", "sparse"]
     to: str = ""

@@ -73,7 +73,7 @@ def judge(given: Input, found: Findings) -> None:
 
 
 def expect_answers(given: Input, said: Said, found: Findings) -> None:
-    """What holds of every call, whatever it was given."""
+    """Checks the invariants of every call."""
     if said.code == 3:
         found.expect(f"no bug: {_where(said.err)}", holds=False, told=_last(said.err))
         return
@@ -114,7 +114,7 @@ def _expect_message(given: Input, said: Said, found: Findings) -> None:
 
 
 def _is_placed(line: str, given: Input) -> bool:
-    """Whether it names a line of a file that is there, a file, or an option that was given."""
+    """True if the line names a line of an existing file, a file, or an option of the call."""
     if match := _OPTION.match(line):
         return match["option"] in given.arguments
     if match := _LINE.match(line):

@@ -33,7 +33,7 @@ _ALONE: Final = 20.0
 
 @dataclass(frozen=True)
 class Job:
-    """What is asked of a run: until `seconds` have passed or `cases` were judged."""
+    """Limits of a run: it ends after `seconds`, or when `cases` were judged."""
 
     seed: int
     seconds: float = float("inf")
@@ -53,7 +53,7 @@ class Found(NamedTuple):
 
 @dataclass
 class Summary:
-    """What a run came to. `faults`: the first of each signature; `times`: how often each came."""
+    """Result of a run. `faults`: the first of each signature; `times`: the number of times of each."""
 
     inputs: Counter[str] = field(default_factory=Counter)
     checks: int = 0
@@ -238,7 +238,7 @@ def _started(seed: int, number: int | None) -> _Worker | None:
 
 
 def _collected(worker: _Worker, seed: int) -> _Answer | None:
-    """What a worker has to say of its case, or that it says nothing any more; None where it is still at work."""
+    """Answer of a worker on its case, or its silence if it has died; None while it is at work."""
     case = case_of(seed, worker.number)
     try:
         if not worker.pipe.poll():

@@ -1,4 +1,4 @@
-"""What holds of one answer, whatever was asked."""
+"""Invariants of one answer to any input."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def numbers_of(value: Any, key: str) -> Iterator[tuple[str, float]]:
 
 
 def verdict_agrees_with_capacity(report: Report, found: Findings) -> None:
-    """What fits leaves room, what does not leaves none; `highest_bytes` is what the verdict rests on."""
+    """A verdict of fits has headroom, oom has none; `highest_bytes` decides the verdict."""
     if report.verdict is None or report.headroom_bytes is None or report.serving is not None:
         return
     found.expect("what fits leaves room", (report.verdict == "fits") == (report.headroom_bytes >= 0),
@@ -103,7 +103,7 @@ def numbers(text: str) -> range:
 
 
 def parts_add_up_to_the_peak(report: Report, found: Findings) -> None:
-    """Of every class, by category and by phase."""
+    """Sums of every class, by category and by phase."""
     for rank, peak in _peaks(report):
         of = rank.ranks[0]
         total = sum(peak.by_category.values())
@@ -163,7 +163,7 @@ def what_rests_is_within_the_peak(report: Report, found: Findings) -> None:
 
 
 def sent_bytes_have_a_link(report: Report, found: Findings) -> None:
-    """What leaves a rank crosses NVLink or the network; n - 1 of n parts come from others."""
+    """Bytes that leave a rank cross NVLink or the network; n - 1 of n parts come from other ranks."""
     for rank in report.ranks:
         for row in rank.traffic:
             told = f"{row.collective} over {row.axis}: {row.payload_bytes} B, {row.wire_bytes} on the wire"

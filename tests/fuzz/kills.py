@@ -158,19 +158,19 @@ class Batch:
         return len(self.whole) if self._is_over() else 0
 
     def _is_over(self) -> bool:
-        """Whether all results are in place; others may have stood there before."""
+        """True if all results are in place; others may have been there before."""
         with suppress(OSError):
             return (self.out / "results.jsonl").stat().st_size == len(self.whole)
         return False
 
     def has_begun(self) -> bool:
-        """Whether the run that is under way is at its batch: the lock of the folder tells its process then."""
+        """True if the run has begun its batch: the lock of the folder then has its process number."""
         with suppress(OSError):
             return (self.out / ".batch" / "lock").read_text().strip() == str(self.start().pid)
         return False
 
     def died_in_time(self, *, had_begun: bool) -> bool:
-        """Whether a signal may have ended the run by itself: before its batch, or after, as Python ends."""
+        """True if a signal may have ended the run by itself: before its batch, or after it, while Python exits."""
         return not had_begun or (self._is_over() and not (self.out / "results.jsonl.part").exists())
 
     def ended(self, codes: set[int]) -> None:
@@ -197,7 +197,7 @@ class Batch:
         self.check_lines()
 
     def check_lines(self) -> None:
-        """What a reader sees now: whole lines of the undisturbed batch and nothing else."""
+        """Checks what a reader sees now: complete lines of the undisturbed batch and nothing else."""
         with suppress(FileNotFoundError):
             content = (self.out / "results.jsonl").read_bytes()
             if self.how.word == "--overwrite" and content == self.old:
@@ -303,7 +303,7 @@ def disturb(batch: Batch, kinds: list[str], done: Counter[str]) -> list[str]:
 
 
 def undisturbed(scenario: Path, folder: Path) -> dict[str, How]:
-    """What each way of running a batch comes to when nothing happens to it."""
+    """Results of each way of running a batch without any disturbance."""
     few, other = folder / "few.yaml", folder / "other"
     few.write_text(SCENARIO.format(lengths=[8 * (i + 1) for i in range(40)]).replace("many", "few"), encoding="utf-8")
     _start(few, other, "", workers=1).communicate()

@@ -33,7 +33,7 @@ KEYS: Final = ("", " ", "x", "<<", "<unknown>", "a.b", "name", "\u0430", "__clas
 
 # ---- trees ----------------------------------------------------------------------------------------------------------
 def paths(value: Any, path: Path = ()) -> Iterator[Path]:
-    """Of everything in a tree but its root."""
+    """Paths of all values in a tree except its root."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
         yield (*path, key)

@@ -1,4 +1,4 @@
-"""What holds between two answers: to one question asked in two ways, or to two questions of which one is larger.
+"""Invariants of two answers: to one question asked in two ways, or to two questions of which one is larger.
 
 [Note: what more ranks may change]
 More ranks hold no more of what is split over them, and more copies change nothing on a rank. Left aside is what a
@@ -112,7 +112,7 @@ def _payloads(rank: RankReport) -> tuple[Any, ...]:
 
 
 def _is_assumed(report: Report) -> bool:
-    """Whether the answer says that its microbatches do not all last as long: too long a step to be written out."""
+    """True if the report says that its microbatches differ in time, because the step is too long to simulate all."""
     return any(one.what == "step_s" for one in report.assumptions)
 
 
@@ -268,7 +268,7 @@ def _splits_over_copies(report: Report) -> bool:
 
 
 def _defaults(report: Report) -> dict[str, str]:
-    """What was left to the framework, and what it became."""
+    """Values that the framework chose for `auto`, by key."""
     return {one.what: one.value for one in report.assumptions if one.kind == "default"}
 
 

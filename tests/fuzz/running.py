@@ -14,7 +14,7 @@ __all__ = ["judged", "write"]
 
 
 def judged(kind: Kind, given: Input, seconds: float = SECONDS) -> Findings:
-    """What was found, in a folder that holds the input's files and nothing else."""
+    """Findings on an input, run in a folder that has only the input's files."""
     found, back = Findings(), Path.cwd()
     with TemporaryDirectory(prefix="fuzz-") as folder:
         inner = Path(folder) / "in" / "here"  # what is written to `..` stays inside, too

@@ -43,13 +43,13 @@ def shipped(folder: str) -> tuple[Path, ...]:
 
 @cache
 def tree_of(path: Path) -> Tree:
-    """What a shipped file holds."""
+    """Content of a shipped file."""
     return read_document(path).data
 
 
 @cache
 def results() -> tuple[Tree, ...]:
-    """Of `run --json`: what fits, what does not, what is refused."""
+    """Results of `run --json`: one that fits, one that does not, one that is refused."""
     made = (simulate(parsed({**PLAIN, **other})) for other in ({}, *_OTHERS))
     return tuple(json.loads(report.model_dump_json()) for report in made)
 

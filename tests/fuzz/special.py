@@ -1,4 +1,4 @@
-"""What lies where a person's files are expected: odd keys and names, pipes, links, huge files, zeroes.
+"""Special files in the place of the user's: odd keys and names, pipes, links, huge files, zeroes.
 
 Each of these once stood for a defect that was found by hand, and that mutations of files do not come to by chance.
 """

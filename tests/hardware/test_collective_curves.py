@@ -53,11 +53,11 @@ def points(name: str) -> list[tuple[str, int, int, str]]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_measured_point_is_returned_exactly(name: str) -> None:
-    found = curves(name)
+    measured_curves = curves(name)
     rows = points(name)
     assert len(rows) in {4 * 3 * 21, 4 * 2 * 21}
     for collective, ranks, size, us in rows:
-        curve = found.measured(collective, ranks)
+        curve = measured_curves.measured(collective, ranks)
         assert curve is not None
         assert curve.ns(size) == round(float(us) * 1000)
         assert curve.covers(size)
@@ -73,9 +73,9 @@ def test_tables_stand_in_the_right_columns(picked: tuple[str, str, int]) -> None
 
 @pytest.mark.parametrize("name", NAMES)
 def test_files_name_their_source_and_version(name: str) -> None:
-    found = curves(name)
-    assert re.fullmatch(r"2\.\d+(\.\d+)?", found.nccl)
-    assert found.nccl in found.source
+    measured_curves = curves(name)
+    assert re.fullmatch(r"2\.\d+(\.\d+)?", measured_curves.nccl)
+    assert measured_curves.nccl in measured_curves.source
 
 
 @given(size=st.integers(2**9, 2**29))
@@ -103,10 +103,10 @@ def test_the_running_maximum_never_falls() -> None:
 
 
 def test_an_unmeasured_number_of_ranks_has_no_curve() -> None:
-    found = curves("h100-sxm")
-    assert [found.measured("all_gather", ranks) is None for ranks in (1, 2, 3, 6, 8, 16)] == [
+    measured_curves = curves("h100-sxm")
+    assert [measured_curves.measured("all_gather", ranks) is None for ranks in (1, 2, 3, 6, 8, 16)] == [
         True, False, True, True, False, True]
-    assert (found.most_ranks("all_gather"), found.most_ranks("send_recv")) == (8, 0)
+    assert (measured_curves.most_ranks("all_gather"), measured_curves.most_ranks("send_recv")) == (8, 0)
 
 
 def test_leaving_a_point_out_tells_how_far_the_line_is_off() -> None:
@@ -170,10 +170,11 @@ def measured() -> str:
     collectives = list(curves(NAMES[0]).curves)
     lines = [f"| file | machine | NCCL | ranks | {' | '.join(collectives)} |", "|---" * (4 + len(collectives)) + "|"]
     for name in NAMES:
-        found = curves(name)
-        ranks = [n for kind, n in found.by_ranks if kind == collectives[0]]
-        rates = [", ".join(bus_bandwidth(kind, n, found.by_ranks[kind, n]) for n in ranks) for kind in collectives]
-        cells = [name, found.machine, found.nccl, ", ".join(map(str, ranks)), *rates]
+        measured_curves = curves(name)
+        ranks = [n for kind, n in measured_curves.by_ranks if kind == collectives[0]]
+        rates = [", ".join(bus_bandwidth(kind, n, measured_curves.by_ranks[kind,
+                                                                           n]) for n in ranks) for kind in collectives]
+        cells = [name, measured_curves.machine, measured_curves.nccl, ", ".join(map(str, ranks)), *rates]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

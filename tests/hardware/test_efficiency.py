@@ -1,4 +1,4 @@
-"""What kernels reach: the built-in files, and files of one's own.
+"""Efficiencies of kernels: the built-in files, and files of the user.
 
 `python -m tests.hardware.test_efficiency --write` takes numbers over anew where a file has them from another.
 """

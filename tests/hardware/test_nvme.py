@@ -57,12 +57,12 @@ def test_what_is_small_or_leaves_a_rest_is_no_file() -> None:
 
 def test_states_are_files_and_the_host_has_buffers(drives: str) -> None:
     """Four as long as the largest sub-group; 16-bit gradients rest there as without drives."""
-    made = plan(drives, options={"sub_group_size": 10**8})
-    held, elements = beside_tensors(made, rounded=False), made.graph.count() // 2
+    placed = plan(drives, options={"sub_group_size": 10**8})
+    held, elements = beside_tensors(placed, rounded=False), placed.graph.count() // 2
     away = {what: size for what, size in held.items() if size}
-    assert made.elsewhere()["nvme"] == 3 * 4 * elements
+    assert placed.elsewhere()["nvme"] == 3 * 4 * elements
     assert away["buffers of drives"] >= 4 * 4 * 10**8
-    assert made.elsewhere()["host"] == 2 * elements
+    assert placed.elsewhere()["host"] == 2 * elements
     left = held["gradients"] // 4  # a last sub-group that is too small to be files
     assert 0 < left < 2**18
     assert held["optimizer states"] == 12 * left
@@ -85,8 +85,8 @@ def test_the_step_waits_for_drives(drives: str) -> None:
 
 def test_small_gradients_wait_on_the_device(drives: str) -> None:
     program = small.program_of("zero3", {"dp_shard": 2}, **asked(drives))
-    made = plan(drives)
-    small_ones = sum(p.padded for layer in made.layers for p in made.of_layer(layer)
+    placed = plan(drives)
+    small_ones = sum(p.padded for layer in placed.layers for p in placed.of_layer(layer)
                      if p.trainable and stays_on_device(p.padded))
     born = [size for _, phase, size in small.postings(program, "unswapped_grads") if phase != "optimizer"]
     assert sum(born) == 4 * small_ones > 0
@@ -108,8 +108,8 @@ def test_bytes_of_files_are_deepspeeds(name: str, drives: str) -> None:
     assert moved == {way: sum(size for name, size in every if name == way) for way in ("read", "write")}
     waiting = [size for *_, size in small.postings(program, "unswapped_grads") if size > 0]
     assert sum(waiting) == 4 * sum(found["unswapped"])
-    made = small.plan_of("zero3", {"dp_shard": case["ranks"]}, **given)
-    assert beside_tensors(made, rounded=False)["buffers of drives"] == sum(found["buffers"])
+    placed = small.plan_of("zero3", {"dp_shard": case["ranks"]}, **given)
+    assert beside_tensors(placed, rounded=False)["buffers of drives"] == sum(found["buffers"])
 
 
 @pytest.mark.parametrize(("framework", "given", "kind", "told"), [

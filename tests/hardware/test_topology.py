@@ -73,7 +73,7 @@ QUANTITY = r"-?[0-9.]+ ?(%|GPU|SM|W|USD/h|[mun]?s|[MGT]i?B|[GT]B/s|TFLOP/s)"
 
 
 def leaves(data: object, key: str = "") -> Iterator[tuple[str, object]]:
-    """What a file says at last: quantities as mappings, all else as it stands."""
+    """Leaves of a file by dotted key: quantities as mappings, all other values unchanged."""
     if isinstance(data, dict) and "value" not in data:
         for name, inner in data.items():
             yield from leaves(inner, f"{key}.{name}")
@@ -454,9 +454,9 @@ def test_a_file_that_has_changed_is_read_again(tmp_path: Path, monkeypatch: pyte
             old, new = changed.get(name[0], ("", ""))
             assert old in text
             Path(name).write_text(text.replace(old, new, 1), encoding="utf-8")
-        found = load_topology("t.yaml")
-        time = collective_ns("all_gather", 2**20, 8, found.link(8, 1, 8))
-        return found.device.name, found.efficiency.overlap.contention.si, time
+        topology = load_topology("t.yaml")
+        time = collective_ns("all_gather", 2**20, 8, topology.link(8, 1, 8))
+        return topology.device.name, topology.efficiency.overlap.contention.si, time
 
     first = answers("a")
     assert answers("a") == first

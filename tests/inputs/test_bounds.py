@@ -165,8 +165,8 @@ def test_microbatches_that_never_are_alike_are_told(monkeypatch: pytest.MonkeyPa
     free = simulate(asked)
     monkeypatch.setattr("simcore.timing.step._is_steady", lambda *_: False)
     monkeypatch.setattr(SIMULATION, "ROWS", 0)
-    told = simulate(asked)
-    found = [one for one in told.assumptions if one.what == "step_s"]
+    report = simulate(asked)
+    found = [one for one in report.assumptions if one.what == "step_s"]
     assert [one.value for one in found] == ["236 of 256 microbatches taken to last as long as one of the 20 that were "
                                             "written out"]
     assert not [one for one in free.assumptions if one.what == "step_s"]
@@ -174,8 +174,8 @@ def test_microbatches_that_never_are_alike_are_told(monkeypatch: pytest.MonkeyPa
 
 def test_a_depth_beyond_the_layers_changes_nothing() -> None:
     def of(depth: int) -> Report:
-        found = simulate(small.scenario("fsdp2", {"dp_shard": 8}, model="llama-3.1-8b", options={"prefetch": depth}))
-        return found.model_copy(update={"scenario": {}})
+        report = simulate(small.scenario("fsdp2", {"dp_shard": 8}, model="llama-3.1-8b", options={"prefetch": depth}))
+        return report.model_copy(update={"scenario": {}})
 
     assert of(32) == of(10**12)
     assert of(31) != of(1)

@@ -27,54 +27,54 @@ def names(found: list[Entry]) -> list[str]:
 
 
 def test_product_in_file_order(tmp_path: Path) -> None:
-    found = entries(tmp_path, "sweep: {mesh.ep: [1, 2], mesh.tp: [4, 8]}")
-    assert names(found) == [f"n[mesh.ep={ep},mesh.tp={tp}]" for ep in (1, 2) for tp in (4, 8)]
-    scenarios = [entry.scenario for entry in found]
+    loaded = entries(tmp_path, "sweep: {mesh.ep: [1, 2], mesh.tp: [4, 8]}")
+    assert names(loaded) == [f"n[mesh.ep={ep},mesh.tp={tp}]" for ep in (1, 2) for tp in (4, 8)]
+    scenarios = [entry.scenario for entry in loaded]
     assert all(scenario is not None and scenario.swept for scenario in scenarios)
     assert [(s.mesh.ep, s.mesh.tp) for s in scenarios if s] == [(1, 4), (1, 8), (2, 4), (2, 8)]
-    assert [s.name for s in scenarios if s] == names(found)
+    assert [s.name for s in scenarios if s] == names(loaded)
     assert not any("sweep" in s.normalised() for s in scenarios if s)
 
 
 def test_keys_that_move_together(tmp_path: Path) -> None:
     text = "sweep:\n  - {mesh.ep: 2, mesh.tp: 4}\n  - mesh.ep: [8, 16]\n    training.recompute: [full, [moe]]\n"
-    found = entries(tmp_path, text)
-    assert names(found) == [
+    loaded = entries(tmp_path, text)
+    assert names(loaded) == [
         "n[mesh.ep=2,mesh.tp=4]",
         "n[mesh.ep=8,training.recompute=full]", 'n[mesh.ep=8,training.recompute=["moe"]]',
         "n[mesh.ep=16,training.recompute=full]", 'n[mesh.ep=16,training.recompute=["moe"]]',
     ]  # fmt: skip
-    assert [entry.where.rpartition(":")[2] for entry in found] == ["7", "8", "8", "8", "8"]
-    assert all(entry.scenario for entry in found)
+    assert [entry.where.rpartition(":")[2] for entry in loaded] == ["7", "8", "8", "8", "8"]
+    assert all(entry.scenario for entry in loaded)
 
 
 def test_whole_blocks_and_words(tmp_path: Path) -> None:
-    found = entries(tmp_path, "sweep: {mesh: [{dp_shard: 2}, null], framework: [fsdp2]}")
-    assert names(found) == ['n[mesh={"dp_shard":2},framework=fsdp2]', "n[mesh=null,framework=fsdp2]"]
-    assert found[0].scenario is not None
-    assert found[0].scenario.mesh.dp_shard == 2
-    assert found[1].problems[0].message.startswith("mesh: expected a mapping")
+    loaded = entries(tmp_path, "sweep: {mesh: [{dp_shard: 2}, null], framework: [fsdp2]}")
+    assert names(loaded) == ['n[mesh={"dp_shard":2},framework=fsdp2]', "n[mesh=null,framework=fsdp2]"]
+    assert loaded[0].scenario is not None
+    assert loaded[0].scenario.mesh.dp_shard == 2
+    assert loaded[1].problems[0].message.startswith("mesh: expected a mapping")
 
 
 def test_an_invalid_value_costs_only_its_member(tmp_path: Path) -> None:
-    found = entries(tmp_path, "sweep:\n  mesh.tp: [1, 0, true, 2]\n  mesh.cp: [1]\n")
-    assert [entry.scenario is not None for entry in found] == [True, False, False, True]
-    assert names(found)[1] == "n[mesh.tp=0,mesh.cp=1]"
-    told = [(problem.where.rpartition(":")[2], problem.message) for entry in found for problem in entry.problems]
+    loaded = entries(tmp_path, "sweep:\n  mesh.tp: [1, 0, true, 2]\n  mesh.cp: [1]\n")
+    assert [entry.scenario is not None for entry in loaded] == [True, False, False, True]
+    assert names(loaded)[1] == "n[mesh.tp=0,mesh.cp=1]"
+    told = [(problem.where.rpartition(":")[2], problem.message) for entry in loaded for problem in entry.problems]
     assert told == [("7", "mesh.tp: expected at least 1, got 0"), ("7", "mesh.tp: expected a whole number, got true")]
 
 
 def test_a_batch_that_does_not_divide_costs_only_its_member(tmp_path: Path) -> None:
-    found = entries(tmp_path, "sweep: {mesh.dp_shard: [1, 3, 64, 128]}")
-    assert [entry.scenario is not None for entry in found] == [True, False, True, False]
-    assert "64" in found[1].problems[0].message
+    loaded = entries(tmp_path, "sweep: {mesh.dp_shard: [1, 3, 64, 128]}")
+    assert [entry.scenario is not None for entry in loaded] == [True, False, True, False]
+    assert "64" in loaded[1].problems[0].message
 
 
 def test_what_is_wrong_with_every_part_is_told_once(tmp_path: Path) -> None:
-    found = entries(tmp_path, "meesh: {}\nsweep: {mesh.tp: [1, 0, 2]}")
-    assert names(found) == ["n", "n[mesh.tp=0]"]
-    assert [len(entry.problems) for entry in found] == [1, 1]
-    assert "'meesh'" in found[0].problems[0].message
+    loaded = entries(tmp_path, "meesh: {}\nsweep: {mesh.tp: [1, 0, 2]}")
+    assert names(loaded) == ["n", "n[mesh.tp=0]"]
+    assert [len(entry.problems) for entry in loaded] == [1, 1]
+    assert "'meesh'" in loaded[0].problems[0].message
     assert names(entries(tmp_path, "sweep: {mesh.tpp: [1, 2, 3]}")) == ["n"]
 
 
@@ -85,9 +85,9 @@ def test_the_base_may_lack_what_the_sweep_gives(tmp_path: Path) -> None:
 
 
 def test_two_equal_members_share_a_name(tmp_path: Path) -> None:
-    found = entries(tmp_path, "sweep: {mesh.tp: [2, 2]}")
-    assert [entry.scenario is not None for entry in found] == [True, False]
-    assert "already the name" in found[1].problems[0].message
+    loaded = entries(tmp_path, "sweep: {mesh.tp: [2, 2]}")
+    assert [entry.scenario is not None for entry in loaded] == [True, False]
+    assert "already the name" in loaded[1].problems[0].message
 
 
 @pytest.mark.parametrize(
@@ -136,9 +136,9 @@ def test_budget() -> None:
 
 
 def test_overrides_come_before_the_sweep(tmp_path: Path) -> None:
-    found = entries(tmp_path, "sweep: {mesh.ep: [1, 2]}", "mesh.tp=4", "name=other")
-    assert names(found) == ["other[mesh.ep=1]", "other[mesh.ep=2]"]
-    assert [entry.scenario.mesh.tp for entry in found if entry.scenario] == [4, 4]
+    loaded = entries(tmp_path, "sweep: {mesh.ep: [1, 2]}", "mesh.tp=4", "name=other")
+    assert names(loaded) == ["other[mesh.ep=1]", "other[mesh.ep=2]"]
+    assert [entry.scenario.mesh.tp for entry in loaded if entry.scenario] == [4, 4]
     assert names(entries(tmp_path, "sweep: {mesh.ep: [1, 2]}", "sweep={mesh.tp: [2]}")) == ["n[mesh.tp=2]"]
     assert names(entries(tmp_path, "sweep: {mesh.ep: [1, 2]}", "sweep=null", "mesh.ep=8")) == ["n"]
 
@@ -156,9 +156,9 @@ def test_long_names_are_cut_and_stay_unique(tmp_path: Path) -> None:
     keys = ["lengths", "recompute", "routing", "loss", "sequence_parallel", "micro_batch_size", "num_tokens", "method"]
     values = ["fixed", "none", "balanced", "auto", "auto", "1", "null", "full"]
     sweep = ", ".join(f"training.{key}: [{value}]" for key, value in zip(keys, values, strict=True))
-    found = entries(tmp_path, f"sweep: {{{sweep}, mesh.ep: [1, 2]}}")
-    assert all(entry.scenario and len(entry.name) <= 200 for entry in found)
-    assert len(set(names(found))) == 2
+    loaded = entries(tmp_path, f"sweep: {{{sweep}, mesh.ep: [1, 2]}}")
+    assert all(entry.scenario and len(entry.name) <= 200 for entry in loaded)
+    assert len(set(names(loaded))) == 2
 
 
 def test_the_document_is_not_changed() -> None:
@@ -185,5 +185,5 @@ def test_every_combination_once(lists: list[list[int]]) -> None:
 
 def test_a_thousand_members(tmp_path: Path) -> None:
     text = f"sweep: {{mesh.tp: {list(range(1, 11))}, mesh.cp: {list(range(1, 11))}, mesh.ep: {list(range(1, 11))}}}"
-    found = entries(tmp_path, text)
-    assert sum(entry.scenario is not None for entry in found) == 1000
+    loaded = entries(tmp_path, text)
+    assert sum(entry.scenario is not None for entry in loaded) == 1000

@@ -61,7 +61,7 @@ def test_the_stored_table_holds_the_residuals_of_today() -> None:
     """Not so: make it again, and say in the commit what moved."""
     for name, found in residuals().items():
         band = read_bands()[name]
-        held = [one for one in found if band.low - 5e-4 <= one <= band.high + 5e-4]
+        held = [row for row in found if band.low - 5e-4 <= row <= band.high + 5e-4]
         assert len(held) >= HELD * len(found), f"{name}: {len(held)} of {len(found)} in {band}"
         assert band.low <= 1 <= band.high
 

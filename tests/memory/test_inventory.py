@@ -56,14 +56,14 @@ def test_owners_of_one_name_in_layers_of_one_kind_are_one_holder() -> None:
 
 
 def test_every_byte_at_the_peak_has_a_holder() -> None:
-    made = simulate(small.scenario("automodel", {"dp_shard": 2, "pp": 5}, microbatches=5), detail=True)
-    assert made.detail is not None
-    for rank, detail in zip(made.ranks, made.detail.classes, strict=True):
+    report = simulate(small.scenario("automodel", {"dp_shard": 2, "pp": 5}, microbatches=5), detail=True)
+    assert report.detail is not None
+    for rank, detail in zip(report.ranks, report.detail.classes, strict=True):
         assert rank.peak is not None
-        assert sum(one.bytes for one in detail.holders) == rank.peak.allocated_bytes
+        assert sum(holder.bytes for holder in detail.holders) == rank.peak.allocated_bytes
         by_category: dict[str, int] = {}
-        for one in detail.holders:
-            by_category[one.category] = by_category.get(one.category, 0) + one.bytes
+        for holder in detail.holders:
+            by_category[holder.category] = by_category.get(holder.category, 0) + holder.bytes
         assert by_category == rank.peak.by_category
 
 

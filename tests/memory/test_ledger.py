@@ -38,13 +38,13 @@ def program() -> Program:
 
 
 def test_the_highest_moment() -> None:
-    found = balance(program())
-    assert (found.peak_bytes, found.phase, found.event, found.layer, found.microbatch) == (
+    peak = balance(program())
+    assert (peak.peak_bytes, peak.phase, peak.event, peak.layer, peak.microbatch) == (
         155, "backward", "bwd:begin", "layers.1", 0)
-    assert found.by_category == {"sharded_param": 100, "activation": 30, "backward_temp": 25}
-    assert found.top == (("embedding/w", "sharded_param", 100), ("layers.1/x", "activation", 30),
+    assert peak.by_category == {"sharded_param": 100, "activation": 30, "backward_temp": 25}
+    assert peak.top == (("embedding/w", "sharded_param", 100), ("layers.1/x", "activation", 30),
                          ("layers.1/grad", "backward_temp", 25))
-    assert found.end_bytes == 100
+    assert peak.end_bytes == 100
 
 
 def test_a_phase_begins_with_what_was_there() -> None:
@@ -72,16 +72,16 @@ def test_the_first_scans_are_timed_beside_a_buffer(recompute: str) -> None:
         last = [at for at in inside if real.columns[at, LAYER] == layer and real.microbatch[at] == 0][-1]
         marks = np.flatnonzero(real.columns[:last, LAYER] != layer)
         tops.append(int(sums[marks[-1] + 1:last + 1].max()))
-    found = balance(real)
-    assert found.first_scan_bytes is not None
-    assert found.first_scan_bytes >= max(tops)
-    assert found.first_scan_bytes <= found.peak_bytes
-    assert first_step(found, 7) == max(found.first_scan_bytes + 256 * 2**20 - 7, found.by_phase["optimizer"])
+    peak = balance(real)
+    assert peak.first_scan_bytes is not None
+    assert peak.first_scan_bytes >= max(tops)
+    assert peak.first_scan_bytes <= peak.peak_bytes
+    assert first_step(peak, 7) == max(peak.first_scan_bytes + 256 * 2**20 - 7, peak.by_phase["optimizer"])
 
 
 def test_a_model_without_mamba_times_nothing() -> None:
-    found = balance(small.program_of("megatron", {"dp_shard": 2}, model="llama-tiny"))
-    assert found.first_scan_bytes is None
+    peak = balance(small.program_of("megatron", {"dp_shard": 2}, model="llama-tiny"))
+    assert peak.first_scan_bytes is None
 
 
 def test_top_is_cut() -> None:
@@ -91,7 +91,7 @@ def test_top_is_cut() -> None:
 @pytest.mark.parametrize("name", small.FRAMEWORKS)
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_sums_over_tiles_are_sums_over_rows(name: str, recompute: str) -> None:
-    """What is summed piece by piece must be what every row, taken alone, adds up to."""
+    """Sums over pieces must equal the sum over all single rows."""
     mesh = {"dp_shard": 4, "ep": 2}
     real = small.program_of(name, mesh, microbatches=2, recompute=recompute)
     total, found = running(real), balance(real)
@@ -99,12 +99,12 @@ def test_sums_over_tiles_are_sums_over_rows(name: str, recompute: str) -> None:
     assert found.peak_bytes == total[row]
     assert found.phase == Phase(int(real.phase[row])).name.lower()
     assert found.microbatch == real.microbatch[row]
-    held: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     categories = [category for _, category in real.tables.slots]
     for op, _, slot, amount, _, _ in real.columns[:row + 1].tolist():
         if op in (Op.ALLOC, Op.FREE):
-            held[categories[slot]] = held.get(categories[slot], 0) + amount
-    assert found.by_category == {name: size for name, size in held.items() if size}
+            sizes[categories[slot]] = sizes.get(categories[slot], 0) + amount
+    assert found.by_category == {name: size for name, size in sizes.items() if size}
     assert sum(found.by_category.values()) == found.peak_bytes
     assert found.by_phase["forward"] >= max(total[real.phase == Phase.FORWARD])
     assert found.by_phase["backward"] == max(total[np.isin(real.phase, (Phase.BACKWARD, Phase.RECOMPUTE))])

@@ -1,4 +1,4 @@
-"""What lies outside the allocator: sums written down by hand from the readings and from DeepEP's source."""
+"""Memory outside the allocator: sums written down by hand from the readings and from DeepEP's source."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ def test_peers_in_other_nodes_do_not_count() -> None:
 
 def test_deepep_replaces_the_sends_of_experts() -> None:
     options = {"moe_token_dispatcher_type": "flex"}
-    found = held(simulated("megatron", {"dp_shard": 4, "ep": 4, "etp": 1}, options=options))
-    assert found["nccl"] == 392 * MIB
+    sizes = held(simulated("megatron", {"dp_shard": 4, "ep": 4, "etp": 1}, options=options))
+    assert sizes["nccl"] == 392 * MIB
     hidden = prepare(small.scenario("megatron"))[0].graph.architecture.hidden
-    assert found["dispatcher"] == deepep_bytes(hidden, 4)
+    assert sizes["dispatcher"] == deepep_bytes(hidden, 4)
 
 
 def test_deepep_inside_a_node() -> None:

@@ -36,11 +36,11 @@ def shares() -> dict[str, list[float]]:
     torchtune's one row with both was read before training: it says nothing about blocks that come free.
     """
     found: dict[str, set[tuple[int, int]]] = defaultdict(set)
-    for one in read_measured()[0]:
-        read = {(reading.of, reading.rank): reading.bytes for reading in one.row.readings}
+    for measured_row in read_measured()[0]:
+        read = {(reading.of, reading.rank): reading.bytes for reading in measured_row.row.readings}
         for (what, rank), size in read.items():
-            if what == "reserved_peak" and ("allocated_peak", rank) in read and one.row.group in GROUPS:
-                found[one.row.group].add((read["allocated_peak", rank], size))
+            if what == "reserved_peak" and ("allocated_peak", rank) in read and measured_row.row.group in GROUPS:
+                found[measured_row.row.group].add((read["allocated_peak", rank], size))
     return {group: sorted(size / allocated - 1 for allocated, size in pairs) for group, pairs in found.items()}
 
 
@@ -71,11 +71,11 @@ def test_most_readings_lie_in_the_interval() -> None:
 @pytest.mark.parametrize("shares", [ORDINARY, EXPANDABLE, GATHERED])
 @pytest.mark.parametrize("allocated", [1, 2 * MIB, 5 * MIB + 1, 80 * 2**30])
 def test_whole_segments_from_what_is_allocated_up(allocated: int, shares: ReservedModel) -> None:
-    found = reserved(allocated, shares)
-    assert allocated <= found.low < allocated + 2 * MIB
-    assert found.low <= found.middle <= found.high
-    assert {size % (2 * MIB) for size in (found.low, found.middle, found.high)} == {0}
-    assert found.middle - allocated * (1 + shares.middle) < 2 * MIB
+    kept_bytes = reserved(allocated, shares)
+    assert allocated <= kept_bytes.low < allocated + 2 * MIB
+    assert kept_bytes.low <= kept_bytes.middle <= kept_bytes.high
+    assert {size % (2 * MIB) for size in (kept_bytes.low, kept_bytes.middle, kept_bytes.high)} == {0}
+    assert kept_bytes.middle - allocated * (1 + shares.middle) < 2 * MIB
 
 
 # ---- the replay -----------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def test_the_measured_runs_had_ordinary_segments() -> None:
 
 
 def test_expandable_segments_keep_what_the_replay_keeps_and_misses() -> None:
-    """Of the dense rows alone both are smaller: the stored shares take in the rows with experts too."""
+    """Dense rows have smaller values: the stored shares are larger because rows with experts are included."""
     missed = [measured - ordinary for measured, ordinary, _ in replays()]
     kept = [expandable for *_, expandable in replays()]
     assert median(missed) + median(kept) == pytest.approx(EXPANDABLE.middle, abs=5e-3)
@@ -133,16 +133,17 @@ def is_calibrated(scenario: Scenario) -> bool:
 def gathered() -> dict[str, list[tuple[float, float]]]:
     """(measured share, the replay's) of torchtitan's eager rows, over what is simulated on the same rank."""
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for one in read_measured()[0]:
-        scenario = one.entry.scenario if one.entry else None
-        if one.row.group not in ("torchtitan", "torchtitan-log") or not one.row.readings or scenario is None:
+    for measured_row in read_measured()[0]:
+        scenario = measured_row.entry.scenario if measured_row.entry else None
+        if measured_row.row.group not in ("torchtitan",
+                                          "torchtitan-log") or not measured_row.row.readings or scenario is None:
             continue
         if not is_calibrated(scenario):
             continue
         program = _program(scenario, 0)
         if program:
-            share = one.row.readings[0].bytes / int(running(program).max()) - 1
-            found[one.row.group].append((share, fragmentation(program, expandable=False)))
+            share = measured_row.row.readings[0].bytes / int(running(program).max()) - 1
+            found[measured_row.row.group].append((share, fragmentation(program, expandable=False)))
     return found
 
 
@@ -168,14 +169,14 @@ def test_the_middle_of_one_group_of_torchtitan_s_is_near_the_other(kept: str, le
 def test_rows_that_came_later_lie_where_the_constants_say() -> None:
     """Compiled, in fp8, with context parallelism or stages: in no constant. Two lie outside, 18 and 26% too low."""
     errors, inside = [], 0
-    for one in read_measured()[0]:
-        scenario = one.entry.scenario if one.entry else None
-        late = one.row.group in ("torchtitan", "torchtitan-log") and one.row.readings
+    for measured_row in read_measured()[0]:
+        scenario = measured_row.entry.scenario if measured_row.entry else None
+        late = measured_row.row.group in ("torchtitan", "torchtitan-log") and measured_row.row.readings
         if not late or scenario is None or is_calibrated(scenario):
             continue
         peaks = [rank.peak for rank in simulate(scenario, timed=False).ranks if rank.peak]
         if peaks:
-            fullest, reading = max(peaks, key=lambda peak: peak.reserved_bytes), one.row.readings[0].bytes
+            fullest, reading = max(peaks, key=lambda peak: peak.reserved_bytes), measured_row.row.readings[0].bytes
             errors.append(abs(fullest.reserved_bytes / reading - 1))
             inside += fullest.reserved_band_bytes[0] <= reading <= fullest.reserved_band_bytes[1]
     assert (len(errors), inside) == (17, 15)

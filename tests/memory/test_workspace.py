@@ -38,13 +38,13 @@ def sizes(plan: Plan, setting: WorkspaceInputs = HOPPER) -> dict[str, int]:
     (8, "2026-08", OLD_DEFAULT), (9, "2025-01", 32 * MIB), (10, "2026-01", OLD_DEFAULT), (10, "2026-07", 32 * MIB),
     (12, "2026-07", 32 * MIB)])
 def test_torch_gives_cublas_one_for_each_thread(capability: int, date: str, size: int) -> None:
-    found = sizes(plan(small.scenario("fsdp2"), date=date), replace(HOPPER, capability=capability))
-    assert found == {"cublas_workspace.forward": size, "cublas_workspace.backward": size}
+    num_bytes = sizes(plan(small.scenario("fsdp2"), date=date), replace(HOPPER, capability=capability))
+    assert num_bytes == {"cublas_workspace.forward": size, "cublas_workspace.backward": size}
 
 
 def test_the_variable_beats_the_default() -> None:
-    found = sizes(plan(small.scenario("fsdp2")), replace(HOPPER, cublas_bytes=parse_cublas(":4096:2:16:8")))
-    assert found["cublas_workspace.backward"] == OLD_DEFAULT
+    num_bytes = sizes(plan(small.scenario("fsdp2")), replace(HOPPER, cublas_bytes=parse_cublas(":4096:2:16:8")))
+    assert num_bytes["cublas_workspace.backward"] == OLD_DEFAULT
 
 
 @pytest.mark.parametrize(("text", "size"), [(":4096:8", 32 * MIB), (":4096:2:16:8", OLD_DEFAULT)])
@@ -61,10 +61,10 @@ def test_another_spelling_is_refused(text: str) -> None:
 @pytest.mark.parametrize(("capability", "date", "size"), [(8, "2026-08", 4 * MIB), (9, "2026-01", TE),
                                                           (10, "2026-01", TE), (9, "2025-09", 32 * MIB)])
 def test_te_has_one_and_four_for_experts(capability: int, date: str, size: int) -> None:
-    made = plan(small.scenario("megatron"), date=date)
-    found = sizes(made, replace(HOPPER, capability=capability))
-    assert (found["te_workspace"], found["te_workspace.grouped_gemm"]) == (size, 4 * size)
-    assert "te_workspace.user_buffers" not in found
+    placed = plan(small.scenario("megatron"), date=date)
+    num_bytes = sizes(placed, replace(HOPPER, capability=capability))
+    assert (num_bytes["te_workspace"], num_bytes["te_workspace.grouped_gemm"]) == (size, 4 * size)
+    assert "te_workspace.user_buffers" not in num_bytes
 
 
 def test_user_buffers_take_three_more() -> None:
@@ -99,8 +99,8 @@ def test_sequence_parallel_gathers_the_output_layers_input_into_a_global_buffer(
 def test_cores_own_attention_has_its_scores_input_in_the_global_buffer(tp: int, square: int) -> None:
     """Four heads over tp, two sequences of 64, bf16; the buffer is one, as large as its largest user wants."""
     local = {"transformer_impl": "local", "cross_entropy_loss_fusion": False}
-    made = plan(small.scenario("megatron", {"tp": tp}, model=GPT, options=local))
-    assert sizes(made)["global_memory_buffer"] == max(2 * square * 64 * 64 * 2, 2 * 64 * 256 * 2 * (tp > 1))
+    placed = plan(small.scenario("megatron", {"tp": tp}, model=GPT, options=local))
+    assert sizes(placed)["global_memory_buffer"] == max(2 * square * 64 * 64 * 2, 2 * 64 * 256 * 2 * (tp > 1))
     assert "global_memory_buffer" not in sizes(plan(small.scenario("megatron", model=GPT)))
 
 
@@ -108,16 +108,16 @@ def test_the_all_gather_dispatcher_gathers_tokens_into_the_global_buffer() -> No
     """Two sequences of 64 tokens from each of four ranks, 256 wide, bf16; not where nothing is gathered."""
     options = {"moe_token_dispatcher_type": "allgather"}
     for mesh, ranks in (({"dp_shard": 4, "ep": 4}, 4), ({"dp_shard": 4}, 0)):
-        found = sizes(plan(small.scenario("megatron", mesh, options=options)))
-        assert found.get("global_memory_buffer", 0) == ranks * 2 * 64 * 256 * 2
+        num_bytes = sizes(plan(small.scenario("megatron", mesh, options=options)))
+        assert num_bytes.get("global_memory_buffer", 0) == ranks * 2 * 64 * 256 * 2
     assert "global_memory_buffer" not in sizes(plan(small.scenario("megatron", {"dp_shard": 4, "ep": 4})))
 
 
 def test_angles_are_cached_where_a_model_turns_heads() -> None:
-    made = plan(small.scenario("megatron", model=LLAMA))
-    blocks = [branch.block for kind in made.graph.kinds for branch in kind.branches]
+    placed = plan(small.scenario("megatron", model=LLAMA))
+    blocks = [branch.block for kind in placed.graph.kinds for branch in kind.branches]
     (head_dim,) = {block.head_dim for block in blocks if isinstance(block, Attention)}
-    assert sizes(made)["rope_cache"] == 64 * head_dim * 4
+    assert sizes(placed)["rope_cache"] == 64 * head_dim * 4
     assert "rope_cache" not in sizes(plan(small.scenario("megatron")))
 
 

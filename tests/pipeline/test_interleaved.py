@@ -54,8 +54,8 @@ def _between_passes(words: list[str]) -> list[list[str]]:
 @pytest.mark.parametrize(("row", "stage"), CASES)
 def test_a_stage_does_what_cores_own_function_does(row: dict[str, Any], stage: int) -> None:
     schedule = Schedule("interleaved", row["stages"], row["chunks"], row["group"])
-    found = _words(schedule, stage, row["microbatches"])
-    assert _between_passes(found) == _between_passes(row["steps"][stage].split())
+    lines = _words(schedule, stage, row["microbatches"])
+    assert _between_passes(lines) == _between_passes(row["steps"][stage].split())
 
 
 def test_the_truth_has_groups_of_several_sizes_and_steps_of_warm_up_alone() -> None:

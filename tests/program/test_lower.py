@@ -40,7 +40,7 @@ def test_a_step_begins_with_building_and_ends_with_the_optimizer() -> None:
 
 @pytest.mark.parametrize("name", small.FRAMEWORKS)
 def test_equal_layers_do_equal_work(name: str) -> None:
-    """Of four Llama layers the second and the third: the first has the stem's output, the last may keep weights."""
+    """Compares layers 2 and 3 of 4 Llama layers: the first has the stem's output, the last may keep weights."""
     program = small.program_of(name, model="llama-tiny")
     kernels = program.columns[program.columns[:, OP] == Op.COMPUTE]
     second, third = (kernels[kernels[:, LAYER] == layer][:, 2:].tolist() for layer in (2, 3))

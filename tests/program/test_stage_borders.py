@@ -1,4 +1,4 @@
-"""What crosses the borders of a rank's part of the model."""
+"""Tiles at the borders of a rank's part of the model."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def posted(tile: LayerRows) -> int:
 
 
 def test_tokens_and_labels_are_int64() -> None:
-    made = edges()
-    assert posted(made.tokens) == 2 * 2 * 8 * 8 == -posted(made.drop_tokens)
+    borders = edges()
+    assert posted(borders.tokens) == 2 * 2 * 8 * 8 == -posted(borders.drop_tokens)
 
 
 @pytest.mark.parametrize(("tp", "sequence_parallel", "cut"), [(1, False, 1), (4, False, 1), (4, True, 4)])
 def test_hidden_states_are_cut_where_sequences_are_parallel(tp: int, sequence_parallel: bool, cut: int) -> None:
-    made = edges(tp=tp, sequence_parallel=sequence_parallel)
-    assert posted(made.receive_hidden) == 2 * 8 // cut * HIDDEN_SIZE * 2 == posted(made.keep_grad)
+    borders = edges(tp=tp, sequence_parallel=sequence_parallel)
+    assert posted(borders.receive_hidden) == 2 * 8 // cut * HIDDEN_SIZE * 2 == posted(borders.keep_grad)
 
 
 def test_a_mask_has_a_byte_for_each_pair_of_positions() -> None:

@@ -1,4 +1,4 @@
-"""What a stage still holds of what it received, between steps and within one; small runs under Megatron."""
+"""Received tensors that a stage keeps, between steps and within one; small runs under Megatron."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tile adds up to, against its rows."""
+"""Sums of a tile, against its rows."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def tile(found: list[tuple[int, int, int, bool]]) -> LayerRows:
 
 @given(POSTINGS)
 def test_sums(found: list[tuple[int, int, int, bool]]) -> None:
-    made = tile(found)
+    laid_rows = tile(found)
     amounts = [size if born else -size for *_, size, born in found]
     sums = [sum(amounts[:i + 1]) for i in range(len(amounts))]
-    assert (made.net, made.top) == (sums[-1], max(sums))
-    assert made.highest == sums.index(max(sums))
-    assert posted_bytes(made.rows).tolist() == amounts
+    assert (laid_rows.net, laid_rows.top) == (sums[-1], max(sums))
+    assert laid_rows.highest == sums.index(max(sums))
+    assert posted_bytes(laid_rows.rows).tolist() == amounts
 
 
 @given(POSTINGS, st.integers(0, 19))
 def test_what_owners_hold(found: list[tuple[int, int, int, bool]], row: int) -> None:
-    made = tile(found)
+    laid_rows = tile(found)
     held: dict[tuple[int, int], int] = {}
     for layer, slot, size, born in found[:row + 1]:
         held[layer, slot] = held.get((layer, slot), 0) + (size if born else -size)
-    nets = {(layer, slot): size for layer, slot, size in made.nets_until(row).tolist()}
+    nets = {(layer, slot): size for layer, slot, size in laid_rows.nets_until(row).tolist()}
     assert nets == {owner: size for owner, size in held.items() if size}
 
 

@@ -51,17 +51,18 @@ JOBS: dict[str, tuple[str, dict[str, int], str]] = {
 
 def stepped(name: str, num_microbatches: int) -> Report:
     framework, mesh, model = JOBS[name]
-    found = simulate(small.scenario(framework, mesh, model=model, microbatches=num_microbatches, seq_len=32768))
-    assert found.status == "ok", found.problems
-    return found
+    report = simulate(small.scenario(framework, mesh, model=model, microbatches=num_microbatches, seq_len=32768))
+    assert report.status == "ok", report.problems
+    return report
 
 
 def counts(report: Report) -> dict[tuple[object, ...], int]:
     """FLOPs and bytes that are sums over microbatches."""
     assert report.time is not None
     found: dict[tuple[object, ...], int] = {}
-    for one in report.time.kernels:
-        found[one.kernel, one.dtype, "flops"], found[one.kernel, one.dtype, "moved"] = one.flops, one.bytes_moved
+    for kernel in report.time.kernels:
+        found[kernel.kernel, kernel.dtype, "flops"], found[kernel.kernel, kernel.dtype,
+                                                           "moved"] = kernel.flops, kernel.bytes_moved
     for number, rank in enumerate(report.ranks):
         for row in rank.traffic:
             key = (number, row.collective, row.axis, row.phase, row.dtype)
@@ -86,7 +87,7 @@ def test_a_long_step_passes_64_bits_and_is_told() -> None:
     time = report.time
     assert time is not None
     assert time.roofline is not None
-    flops = sum(one.flops for one in time.kernels)
+    flops = sum(kernel.flops for kernel in time.kernels)
     assert flops > 2**63
     assert time.executed_tflops_per_gpu is not None
     assert time.executed_tflops_per_gpu >= time.model_tflops_per_gpu * 0.99

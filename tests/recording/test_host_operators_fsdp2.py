@@ -1,4 +1,4 @@
-"""What Python does around a unit of FSDP2, as it was timed."""
+"""Host time of Python's hooks around a unit of FSDP2, as measured."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def copies(**mesh: int) -> dict[str, list[int]]:
 
 
 def hooks(**given: Any) -> list[int]:
-    """Of the hooks after each unit's backward."""
+    """Operators of the hooks after each unit's backward."""
     return counted(small.program_of("fsdp2", {"dp_shard": 2}, **given), Kernel.ELEMENTWISE)["backward"]
 
 
@@ -78,7 +78,7 @@ def test_frozen_parameters_are_released_and_not_reduced() -> None:
 
 
 def parameters(implementation: str, **options: bool) -> int:
-    """Of the largest unit, by what its gathering takes."""
+    """Number of parameters of the largest unit, from the operators of its all-gather."""
     model = "mixtral-8x7b" if implementation == "kempnerforge" else small.TINY
     program = small.program_of("fsdp2", {"dp_shard": 2}, implementation=implementation, options=dict(options),
                                model=model)

@@ -25,7 +25,7 @@ CONVOLUTIONS = {"forward": 1, "backward": 2}
 
 
 def operators(framework: str, **mesh: int) -> Counter[str]:
-    """Of all rows of the scan, by pass; a row that says nothing is one."""
+    """Operators of all rows of the scan, by pass; a row without a number counts as one."""
     program = small.program_of(framework, mesh)
     rows, phases = np.array(program.columns.tolist()), program.outline.phase
     scans = (rows[:, 0] == Op.COMPUTE) & (rows[:, 2] == Kernel.MAMBA_SCAN)

@@ -68,7 +68,7 @@ def test_both_leave_the_same() -> None:
 
 
 def test_the_first_frees_nothing_that_was_saved() -> None:
-    """What it frees it has made, but for the gradient that came in, which the last linear keeps too."""
+    """It frees only its own tensors, and the incoming gradient, which the last linear keeps too."""
     split = _layer(split=True)
     made: dict[tuple[int, int], int] = {}
     for row in split.backward.rows:
@@ -109,6 +109,6 @@ def test_a_step_is_simulated(schedule: str, chunks: int) -> None:
     ("zb_h1", 1, {"mesh": {"pp": 2, "dp_shard": 2, "tp": 2}}, "two halves"),
     ("interleaved_zb", 2, {"microbatches": 7}, "multiple of the number of rounds")])
 def test_what_is_refused(schedule: str, chunks: int, given: dict[str, Any], told: str) -> None:
-    found = simulate(_asked(schedule, chunks, **given))
-    assert found.status in ("illegal", "error")
-    assert told in found.problems[0].message
+    report = simulate(_asked(schedule, chunks, **given))
+    assert report.status in ("illegal", "error")
+    assert told in report.problems[0].message

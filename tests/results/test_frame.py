@@ -33,17 +33,17 @@ def test_a_name_ends_with_its_unit() -> None:
 
 def test_text_is_one_line_that_any_file_can_hold() -> None:
     column = Column("name", "string", "", "")
-    made = frame("scenarios", [Field(column, lambda item: item)], ["a\nb\x1b[31m\ud800é"], {})
-    assert made.rows == (("a\ufffdb\ufffd[31m\ufffdé",),)
+    results = frame("scenarios", [Field(column, lambda item: item)], ["a\nb\x1b[31m\ud800é"], {})
+    assert results.rows == (("a\ufffdb\ufffd[31m\ufffdé",),)
 
 
 def test_columns_of_this_batch_follow_the_others() -> None:
     column = Column("n", "int64", "", "")
-    made = frame("scenarios", [Field(column, lambda item: item)], [1, 2], {"k": ("a key", [None, "x"])})
-    assert made.records == [{"n": 1, "k": None}, {"n": 2, "k": "x"}]
-    assert made.to_dict() == {"n": [1, 2], "k": [None, "x"]}
-    assert len(made) == 2
-    assert repr(made) == "<table of scenarios: 2 rows, 2 columns>"
+    results = frame("scenarios", [Field(column, lambda item: item)], [1, 2], {"k": ("a key", [None, "x"])})
+    assert results.records == [{"n": 1, "k": None}, {"n": 2, "k": "x"}]
+    assert results.to_dict() == {"n": [1, 2], "k": [None, "x"]}
+    assert len(results) == 2
+    assert repr(results) == "<table of scenarios: 2 rows, 2 columns>"
 
 
 def test_keys_are_spelled_as_they_are_set() -> None:
@@ -52,6 +52,6 @@ def test_keys_are_spelled_as_they_are_set() -> None:
 
 
 def test_an_empty_table_has_its_columns() -> None:
-    made = frame("ranks", [Field(Column("n", "int64", "", ""), len)], [], {})
-    assert made == Frame("ranks", (Column("n", "int64", "", ""),), ())
-    assert made.to_dict() == {"n": []}
+    results = frame("ranks", [Field(Column("n", "int64", "", ""), len)], [], {})
+    assert results == Frame("ranks", (Column("n", "int64", "", ""),), ())
+    assert results.to_dict() == {"n": []}

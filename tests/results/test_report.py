@@ -13,8 +13,8 @@ from simcore.simulate import simulate
 
 @pytest.mark.parametrize("name", small.FRAMEWORKS)
 def test_through_json_and_back(name: str) -> None:
-    made = simulate(small.scenario(name, {"dp_shard": 2}), series=True)
-    assert Report.model_validate_json(made.model_dump_json()) == made
+    result = simulate(small.scenario(name, {"dp_shard": 2}), series=True)
+    assert Report.model_validate_json(result.model_dump_json()) == result
 
 
 def test_nothing_can_be_changed_or_added() -> None:
@@ -33,5 +33,6 @@ def test_the_peak_rank_is_the_fullest() -> None:
 
 
 def test_at_rest_is_parameters_gradients_and_states() -> None:
-    held = rank(at_rest={"a": AtRest(params_bytes=1, grads_bytes=2, optimizer_bytes=4), "b": AtRest(params_bytes=8)})
-    assert held.at_rest_bytes() == 15
+    rank_report = rank(at_rest={"a": AtRest(params_bytes=1, grads_bytes=2, optimizer_bytes=4),
+                                "b": AtRest(params_bytes=8)})
+    assert rank_report.at_rest_bytes() == 15

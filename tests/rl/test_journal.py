@@ -1,4 +1,4 @@
-"""What is put, moved and dropped adds up, and each phase knows its highest moment."""
+"""Sums of tensors that are put, moved and dropped, and the highest moment of each phase."""
 
 from __future__ import annotations
 

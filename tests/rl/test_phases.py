@@ -34,9 +34,9 @@ def owned(journal: Journal, phase: str, owner: str, space: str = "device") -> in
 
 
 def test_phases_follow_each_other_in_the_trainers_order() -> None:
-    assert [one.phase for one in step().phases] == ["refit", "generation", "logprob", "reference", "training"]
-    assert [one.phase for one in step(has_reference=False).phases] == ["refit", "generation", "logprob", "training"]
-    assert [one.phase for one in dpo_step(POLICY_OF, H100).phases] == ["reference", "training"]
+    assert [phase.phase for phase in step().phases] == ["refit", "generation", "logprob", "reference", "training"]
+    assert [phase.phase for phase in step(has_reference=False).phases] == ["refit", "generation", "logprob", "training"]
+    assert [phase.phase for phase in dpo_step(POLICY_OF, H100).phases] == ["reference", "training"]
 
 
 def test_nothing_but_its_context_is_left_of_the_policy_while_tokens_are_generated() -> None:
@@ -49,7 +49,7 @@ def test_nothing_but_its_context_is_left_of_the_policy_while_tokens_are_generate
 def test_what_is_fixed_never_leaves() -> None:
     fixed = replace(POLICY_OF, fixed={"sharded_param": 4 * GIB}, copied={"sharded_param": 7 * GIB})
     journal = grpo_step(fixed, turn(), H100)
-    assert {owned(journal, one.phase, FIXED) for one in journal.phases} == {4 * GIB}
+    assert {owned(journal, phase.phase, FIXED) for phase in journal.phases} == {4 * GIB}
     assert owned(journal, "generation", REFERENCE, "host") == 7 * GIB
 
 
@@ -70,7 +70,7 @@ def test_optimizer_states_come_back_for_training_alone() -> None:
 
 def test_the_reference_waits_on_the_host_and_the_policy_while_it_speaks() -> None:
     journal = step()
-    assert {owned(journal, one.phase, REFERENCE, "host") for one in journal.phases} == {3 * GIB}
+    assert {owned(journal, phase.phase, REFERENCE, "host") for phase in journal.phases} == {3 * GIB}
     assert owned(journal, "reference", f"{POLICY}, copied", "host") == 3 * GIB
     assert owned(journal, "training", f"{POLICY}, copied", "host") == 0
     assert owned(journal, "reference", POLICY) == owned(journal, "logprob", POLICY)
@@ -96,15 +96,15 @@ def test_on_gpus_of_their_own_nobody_moves() -> None:
     alone = turn(colocated=False)
     journal = grpo_step(POLICY_OF, alone, H100)
     assert owned(journal, "generation", POLICY) == (1 + 3 + 6) * GIB
-    assert {owned(journal, one.phase, ENGINE) for one in journal.phases} == {0}
-    beside = engine_step(alone, H100, {one.phase: one.ns for one in journal.phases})
-    least = min(one.bytes_on("device") for one in beside.phases)
+    assert {owned(journal, phase.phase, ENGINE) for phase in journal.phases} == {0}
+    beside = engine_step(alone, H100, {phase.phase: phase.ns for phase in journal.phases})
+    least = min(phase.bytes_on("device") for phase in beside.phases)
     assert least >= alone.engine.weight_bytes + alone.engine.cache.num_bytes
-    assert [one.ns for one in beside.phases] == [one.ns for one in journal.phases]
+    assert [phase.ns for phase in beside.phases] == [phase.ns for phase in journal.phases]
 
 
 def test_what_takes_time_is_in_its_phase() -> None:
-    ns = {one.phase: one.ns for one in step().phases}
+    ns = {phase.phase: phase.ns for phase in step().phases}
     to_host, to_device = (getattr(H100.node.host_link, name).si for name in ("to_host", "to_device"))
     assert ns["generation"] == pytest.approx(7000 + turn().engine.weight_bytes / to_host * 1e9, rel=0.01)
     assert ns["training"] == pytest.approx(5000 + 6 * GIB / to_device * 1e9, rel=0.01)

@@ -1,4 +1,4 @@
-"""What of a policy moves, by the trainer's two kinds of workers."""
+"""Parts of a policy that move, for the trainer's two kinds of workers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ def policy(framework: str, **training: Any) -> Policy:
 @pytest.mark.parametrize("framework", ["fsdp2", "automodel", "megatron"])
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_all_that_is_held_moves_or_stays(framework: str, method: str) -> None:
-    made = policy(framework, method=method)
-    assert sum(made.copied.values()) > 0
-    moving = sum(made.params.values()) + sum(made.states.values())
-    weights = sum(made.copied.values()) + made.fixed.get("workspace", 0)
-    assert moving + sum(made.fixed.values()) >= weights
-    assert all(size > 0 for size in (*made.params.values(), *made.states.values(), *made.fixed.values()))
+    rank_policy = policy(framework, method=method)
+    assert sum(rank_policy.copied.values()) > 0
+    moving = sum(rank_policy.params.values()) + sum(rank_policy.states.values())
+    weights = sum(rank_policy.copied.values()) + rank_policy.fixed.get("workspace", 0)
+    assert moving + sum(rank_policy.fixed.values()) >= weights
+    assert all(size > 0 for size in (*rank_policy.params.values(), *rank_policy.states.values(),
+                                     *rank_policy.fixed.values()))
 
 
 def test_a_module_moves_whole_and_a_buffer_as_far_as_it_learns() -> None:
@@ -51,7 +52,7 @@ def test_masters_move_where_they_are_states_of_the_optimizer() -> None:
 def test_training_takes_what_its_own_peak_says() -> None:
     scenario = parts("fsdp2").job.scenario
     peak = simulate(scenario).ranks[0].peak
-    made = policy("fsdp2")
+    rank_policy = policy("fsdp2")
     assert peak is not None
-    together = (made.params, made.states, made.fixed, made.outside, made.training)
+    together = (rank_policy.params, rank_policy.states, rank_policy.fixed, rank_policy.outside, rank_policy.training)
     assert sum(sum(sizes.values()) for sizes in together) == pytest.approx(peak.device_bytes, rel=1e-3)

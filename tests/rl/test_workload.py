@@ -34,32 +34,32 @@ def seconds(found: Report) -> dict[str, float]:
 
 
 def test_phases_lie_end_to_end_and_add_up_to_the_step() -> None:
-    found = report()
-    assert found.time is not None
-    ends = [phase.start_s + phase.seconds for phase in found.phases]
-    assert [phase.start_s for phase in found.phases] == pytest.approx([0.0, *ends[:-1]])
-    assert found.time.step_s == pytest.approx(ends[-1])
-    assert sum(found.time.parts.values()) == pytest.approx(found.time.step_s)
+    result = report()
+    assert result.time is not None
+    ends = [phase.start_s + phase.seconds for phase in result.phases]
+    assert [phase.start_s for phase in result.phases] == pytest.approx([0.0, *ends[:-1]])
+    assert result.time.step_s == pytest.approx(ends[-1])
+    assert sum(result.time.parts.values()) == pytest.approx(result.time.step_s)
 
 
 def test_the_peak_is_the_highest_phase_and_every_byte_has_a_category() -> None:
-    found = report()
-    rank = found.ranks[0]
+    result = report()
+    rank = result.ranks[0]
     assert rank.peak is not None
-    highest = max(found.phases, key=lambda phase: phase.device_bytes)
+    highest = max(result.phases, key=lambda phase: phase.device_bytes)
     assert (rank.peak.device_bytes, rank.peak.phase) == (highest.device_bytes, highest.phase) == (
         rank.peak.device_bytes, "generation")
     assert sum(rank.peak.by_category.values()) == rank.peak.allocated_bytes
     assert set(rank.peak.by_phase) >= {"refit", "generation", "logprob", "reference", "forward", "backward"}
-    for phase in found.phases:
+    for phase in result.phases:
         assert sum(phase.by_category.values()) == sum(phase.by_owner.values()) == phase.device_bytes
 
 
 def test_training_is_the_training_step_beside_an_engine_asleep() -> None:
     alone = simulate(parse_scenario(parse_document(json.dumps(
         {key: value for key, value in GRPO.items() if key not in ("workload", "rl", "generation")}), "t.json")))
-    found = report()
-    training = next(phase for phase in found.phases if phase.phase == "training")
+    result = report()
+    training = next(phase for phase in result.phases if phase.phase == "training")
     assert alone.ranks[0].peak is not None
     assert training.by_owner["policy"] == alone.ranks[0].peak.device_bytes
     assert training.by_owner["engine"] > 2**30
@@ -96,23 +96,23 @@ def test_prompts_are_not_decoded() -> None:
 
 
 def test_hosts_hold_every_rank_of_each_phase() -> None:
-    found = report()
-    assert found.host is not None
-    by_phase = {phase.phase: phase for phase in found.host.phases}
+    result = report()
+    assert result.host is not None
+    by_phase = {phase.phase: phase for phase in result.host.phases}
     assert list(by_phase) == ["load", "refit", "generation", "logprob", "reference", "training", "save"]
-    each = {phase.phase: phase.host_bytes for phase in found.phases}
+    each = {phase.phase: phase.host_bytes for phase in result.phases}
     assert by_phase["reference"].host_bytes == 8 * each["reference"] > 0
-    assert found.ranks[0].peak is not None
-    assert found.ranks[0].peak.host_bytes == max(each.values())
+    assert result.ranks[0].peak is not None
+    assert result.ranks[0].peak.host_bytes == max(each.values())
 
 
 def test_on_gpus_of_its_own_the_engine_has_ranks_of_its_own() -> None:
-    found = report(generation=GRPO["generation"] | {"colocated": False, "engines": 2, "tp": 2})
-    assert [rank.ranks for rank in found.ranks][-1] == ("8-11",)
-    assert found.ranks[-1].peak is not None
-    assert found.ranks[-1].peak.by_phase["training"] < found.ranks[-1].peak.by_phase["generation"]
-    assert found.ranks[0].peak is not None
-    assert found.ranks[0].peak.host_bytes > 0  # the reference policy
+    result = report(generation=GRPO["generation"] | {"colocated": False, "engines": 2, "tp": 2})
+    assert [rank.ranks for rank in result.ranks][-1] == ("8-11",)
+    assert result.ranks[-1].peak is not None
+    assert result.ranks[-1].peak.by_phase["training"] < result.ranks[-1].peak.by_phase["generation"]
+    assert result.ranks[0].peak is not None
+    assert result.ranks[0].peak.host_bytes > 0  # the reference policy
 
 
 def test_a_preference_is_two_sequences() -> None:
@@ -154,35 +154,35 @@ def test_what_is_refused(changed: dict[str, Any], status: str, told: str) -> Non
 @pytest.mark.parametrize("framework", ["automodel", "fsdp2"])
 def test_one_gpu_is_a_job_too(framework: str) -> None:
     """Trained, and generated on, by a GPU that shares its weights with nobody."""
-    found = report(framework=framework, model="llama-tiny", mesh={"dp_shard": 1},
+    result = report(framework=framework, model="llama-tiny", mesh={"dp_shard": 1},
                    generation={"tp": 1, "max_model_len": 256})
-    assert found.status == "ok", found.problems
-    assert all(phase.seconds > 0 for phase in found.phases)
+    assert result.status == "ok", result.problems
+    assert all(phase.seconds > 0 for phase in result.phases)
 
 
 def test_an_engine_does_not_cut_the_gpus() -> None:
-    found = report(model="qwen3-8b", mesh={"dp_shard": 4}, generation={"tp": 8, "max_model_len": 256})
-    assert any("expected a divisor of 4 ranks" in row.message for row in found.problems)
+    result = report(model="qwen3-8b", mesh={"dp_shard": 4}, generation={"tp": 8, "max_model_len": 256})
+    assert any("expected a divisor of 4 ranks" in row.message for row in result.problems)
 
 
 def test_gpus_of_their_own_must_be_there() -> None:
     few = {"file": "dgx-h100", "num_nodes": 1}
-    found = report(topology=few, generation=GRPO["generation"] | {"colocated": False})
-    assert any("9 ranks do not fit" in row.message for row in found.problems)
+    result = report(topology=few, generation=GRPO["generation"] | {"colocated": False})
+    assert any("9 ranks do not fit" in row.message for row in result.problems)
 
 
 def test_an_engine_that_does_not_start_does_not_fit() -> None:
-    found = report(generation=GRPO["generation"] | {"gpu_memory_utilization": 1.0})
-    assert found.serving is not None
-    assert found.verdict == "oom"
-    assert found.serving.refusal
+    result = report(generation=GRPO["generation"] | {"gpu_memory_utilization": 1.0})
+    assert result.serving is not None
+    assert result.verdict == "oom"
+    assert result.serving.refusal
 
 
 def test_an_engine_of_a_trainer_asks_for_less_where_nobody_says() -> None:
-    found = report(generation={"tp": 1, "max_model_len": 256})
-    assert found.serving is not None
-    assert found.serving.requested_bytes == pytest.approx(0.6 * 79.11 * 2**30, rel=1e-6)
-    assert "generation.gpu_memory_utilization" in {one.what for one in found.assumptions}
+    result = report(generation={"tp": 1, "max_model_len": 256})
+    assert result.serving is not None
+    assert result.serving.requested_bytes == pytest.approx(0.6 * 79.11 * 2**30, rel=1e-6)
+    assert "generation.gpu_memory_utilization" in {assumption.what for assumption in result.assumptions}
 
 
 def test_one_rank_alone_is_not_asked_for() -> None:

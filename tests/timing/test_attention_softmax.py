@@ -46,7 +46,7 @@ def test_older_instructions_hide_more_of_them() -> None:
 
 
 def test_8_bits_save_nothing_of_them() -> None:
-    """Of twice the peak: 2 x as fast at most, and 1.33 x on B200."""
+    """At twice the peak: at most 2 x as fast, and 1.33 x on B200."""
     assert of(B200, 128, bits=8) == pytest.approx((1 + 2) / (1 + 1))
     assert of(B300, 192, 128, bits=8) < of(B300, 128, bits=8) < of(B200, 128, bits=8)
 

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: parts add up to it, whatever is run; who waits for what, counted by hand."""
+"""Breakdown of a step: parts add up to it in every run; waiting and its reasons, counted by hand."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ def test_kernels_by_pass() -> None:
             out.compute(Kernel.GEMM, 7, ns)
     out.at(Phase.OPTIMIZER, 1)
     out.compute(Kernel.OPTIMIZER, 0, 3)
-    found = of(out, (1, 3), once=2)
-    assert parts(found) == {"forward": 44, "backward": 100, "optimizer": 9, "host": 2}
-    gemm, step = found.work
+    split_up = of(out, (1, 3), once=2)
+    assert parts(split_up) == {"forward": 44, "backward": 100, "optimizer": 9, "host": 2}
+    gemm, step = split_up.work
     assert (gemm.kernel, gemm.dtype, gemm.ns, gemm.flops, gemm.bytes_moved, gemm.memory_ns) == (
         "gemm", "bf16", (44, 100, 0), 16 * 7, 144, 144.0)
     assert (step.kernel, step.ns) == ("optimizer", (0, 0, 9))
@@ -90,9 +90,9 @@ def test_kernels_by_pass() -> None:
 def test_a_gather_is_hidden_as_far_as_nobody_waits() -> None:
     out = builder()
     small.gather_beside(out, "dp_shard", 40, 15, 5)
-    found = of(out)
-    assert parts(found) == {"forward": 20, "communication": 25}
-    assert found.sent == (Sent("all_gather", "dp_shard", 1, 40, 25, 15),)
+    split_up = of(out)
+    assert parts(split_up) == {"forward": 20, "communication": 25}
+    assert split_up.sent == (Sent("all_gather", "dp_shard", 1, 40, 25, 15),)
 
 
 def test_kernels_that_a_collective_slows() -> None:
@@ -105,22 +105,22 @@ def test_kernels_that_a_collective_slows() -> None:
 
 
 def test_a_call_inside_a_layer_is_hidden_by_its_kernels_alone() -> None:
-    """Of 10 ns a part of 0.4 is left in line."""
+    """A share of 0.4 of 10 ns stays exposed."""
     out = builder()
     out.compute(Kernel.GEMM, 0, 7)
     out.collective(0, out.tables.comm("all_to_all", "ep", "bf16"), 10, Stream.COMPUTE, 0)
-    found = of(out, shown=0.4)
-    assert parts(found) == {"forward": 7, "communication": 4}
-    assert found.sent == (Sent("all_to_all", "ep", 1, 10, 4, 6),)
+    split_up = of(out, shown=0.4)
+    assert parts(split_up) == {"forward": 7, "communication": 4}
+    assert split_up.sent == (Sent("all_to_all", "ep", 1, 10, 4, 6),)
 
 
 def test_what_runs_when_kernels_have_ended_is_exposed() -> None:
     out = builder()
     out.compute(Kernel.GEMM, 0, 7)
     out.collective(0, out.tables.comm("reduce_scatter", "dp_shard", "fp32"), 10, Stream.REDUCE, REDUCE)
-    found = of(out)
-    assert parts(found) == {"forward": 7, "communication": 10}
-    assert found.sent == (Sent("reduce_scatter", "dp_shard", 1, 10, 10, 0),)
+    split_up = of(out)
+    assert parts(split_up) == {"forward": 7, "communication": 10}
+    assert split_up.sent == (Sent("reduce_scatter", "dp_shard", 1, 10, 10, 0),)
 
 
 def test_a_host_that_is_slower_than_the_device() -> None:
@@ -159,7 +159,7 @@ def test_parts_add_up_to_the_step(layout: Layout, microbatches: int, recompute: 
 
 @pytest.mark.parametrize("name", ["automodel", "megatron"])
 def test_more_microbatches_fill_the_bubble(name: str) -> None:
-    """Of p stages and m microbatches at least (p - 1) / (m + p - 1): the last stage has the head too, others wait."""
+    """The bubble of p stages and m microbatches is at least (p - 1) / (m + p - 1): the last stage has the head too."""
     shares = []
     for microbatches in (4, 8, 16):
         share = time_of(small.scenario(name, {"pp": 4}, model="llama-3-8b", seq_len=4096,
@@ -175,6 +175,6 @@ def test_without_stages_there_is_no_bubble() -> None:
 
 
 def test_classes_are_told_by_their_published_names() -> None:
-    found = {one.kernel for one in time_of(small.scenario("fsdp2", {"dp_shard": 2})).kernels}
+    found = {kernel.kernel for kernel in time_of(small.scenario("fsdp2", {"dp_shard": 2})).kernels}
     assert found <= set(KERNELS)
     assert {"gemm", "attention", "mamba_scan", "optimizer"} <= found

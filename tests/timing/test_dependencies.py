@@ -60,10 +60,10 @@ def test_a_gather_of_buckets_starts_when_the_kernels_before_it_are_done() -> Non
     out.collective(0, gather, 1, Stream.ALL_GATHER, 9)
     out.collective(1, gather, 1, Stream.ALL_GATHER, BUCKET_GATHER)
     out.compute(Kernel.GEMM, 0, 5)
-    made = skeleton(out)
-    (calls,) = made.calls.values()
+    graph = skeleton(out)
+    (calls,) = graph.calls.values()
     assert [call.gate for call in calls] == [-1, 0]
-    assert [item.row for item in made.items] == [2, 4]
+    assert [item.row for item in graph.items] == [2, 4]
 
 
 def test_messages_are_items_of_their_own() -> None:
@@ -86,6 +86,6 @@ def test_a_gather_behind_the_end_of_a_microbatch_waits_for_it() -> None:
         out.collective(0, gather, 8, Stream.ALL_GATHER, handle)
         out.compute(Kernel.GEMM, 0, 10)
         out.wait(0, stop)
-    made = skeleton(out)
-    assert [call.gate for call in made.calls[int(Stream.ALL_GATHER)]] == [-1, -1, 1]
-    assert [item.stops_host for item in made.items[:3]] == [True] * 3
+    graph = skeleton(out)
+    assert [call.gate for call in graph.calls[int(Stream.ALL_GATHER)]] == [-1, -1, 1]
+    assert [item.stops_host for item in graph.items[:3]] == [True] * 3

@@ -19,7 +19,7 @@ sides = st.integers(1, 40_000)
 
 def of(device: Device = H100, m: int = 8192, n: int = 8192, k: int = 8192, groups: int = 1, *,
        sums_rows: bool = False, bits: int = 16) -> float:
-    """Of `groups` products of (m, k) and (k, n)."""
+    """Stretch of `groups` products of (m, k) and (k, n)."""
     rows = m if sums_rows else m * groups
     [found] = stretch(device, np.array([shape_of(rows, n, groups, sums_rows=sums_rows)]),
                       np.array([2 * m * n * k * groups]), np.array([bits]))

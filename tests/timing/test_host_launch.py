@@ -11,8 +11,10 @@ from simcore.recording.kernel_shape import MODULE_BITS, shape_of
 from simcore.recording.rows import Module
 from simcore.recording.tape import Kernel, Op, Stream
 from simcore.timing.host_launch import launch_ns
+from simcore.timing.kernel import HostRates
 
 HOST = load_efficiency("h100").host
+NO_DRIVES = HostRates(1e12, 0.0, 0.0)
 ROWS = np.array([
     (Op.COMPUTE, 0, Kernel.GEMM, 1, Module.ATTN, 1), (Op.COMPUTE, 0, Kernel.PERMUTE, 1, Module.MOE_PREPROCESS, 1),
     (Op.COLLECTIVE, 0, 0, 1, Stream.COMPUTE, Module.ATTN), (Op.COMPUTE, 0, Kernel.GROUPED_GEMM, 1, Module.MOE, 1),
@@ -23,7 +25,7 @@ ROWS = np.array([
 def ns(**libraries: object) -> list[int]:
     """A product, a permutation, a collective in line, a grouped product, nothing, a reduction beside, an optimizer."""
     at = np.flatnonzero(ROWS[:, 0] == Op.COMPUTE)
-    found: list[int] = launch_ns(HOST, ROWS, at, ROWS[at, 2], KernelLibraries(**libraries), (1e12, 0.0, 0.0)).tolist()  # type: ignore[arg-type]
+    found: list[int] = launch_ns(HOST, ROWS, at, ROWS[at, 2], KernelLibraries(**libraries), NO_DRIVES).tolist()  # type: ignore[arg-type]
     return found
 
 
@@ -45,7 +47,7 @@ def test_a_row_of_several_operators_costs_each_of_them() -> None:
                      (Op.COMPUTE, 0, Kernel.ELEMENTWISE, 1, Module.MOE, 1),
                      (Op.COMPUTE, 0, Kernel.GEMM, 1, shape_of(8, 8) << MODULE_BITS, 1)])
     at = np.arange(3)
-    found = [launch_ns(HOST, rows, at, rows[:, 2], KernelLibraries(module_calls=calls), (1e12, 0.0, 0.0)).tolist()
+    found = [launch_ns(HOST, rows, at, rows[:, 2], KernelLibraries(module_calls=calls), NO_DRIVES).tolist()
              for calls in (True, False)]
     assert found[0] == of(98 * HOST.operator.si, HOST.module.si, HOST.module.si)
     assert found[1] == of(98 * HOST.operator.si, HOST.operator.si, HOST.operator.si)
@@ -55,7 +57,7 @@ def test_products_of_a_group_that_are_launched_one_by_one_cost_an_operator_each(
     rows = np.array([(Op.COMPUTE, 0, Kernel.GROUPED_GEMM, 1, Module.MOE | shape_of(64, 8, count) << MODULE_BITS, 1)
                      for count in (1, 16)])
     found = [launch_ns(HOST, rows, np.arange(2), rows[:, 2], KernelLibraries(module_calls=True, launches_each=each),
-                       (1e12, 0.0, 0.0)).tolist() for each in (True, False)]
+                       NO_DRIVES).tolist() for each in (True, False)]
     assert found[0] == of(HOST.module.si, HOST.module.si + 15 * HOST.operator.si)
     assert found[1] == of(HOST.module.si, HOST.module.si)
 
@@ -73,13 +75,13 @@ def test_what_the_host_does_with_its_own_memory_takes_its_bytes() -> None:
     rows = np.array([(Op.HOST, 0, 0, 0, Stream.COMPUTE, 5 * 10**9), (Op.COPY, 0, 0, 10**9, Stream.COMPUTE, 0)])
     none = rows[:0, 0]
     for libraries in (KernelLibraries(), KernelLibraries(graphs=("full_iteration",))):
-        found = launch_ns(HOST, rows, none, none, libraries, (1e11, 2e11, 5e11)).tolist()
+        found = launch_ns(HOST, rows, none, none, libraries, HostRates(1e11, 2e11, 5e11)).tolist()
         assert found[0] == 5 * 10**7
         for drives, ns in ((1, 25 * 10**6), (2, 10**7)):  # read, written
             there = rows[:1] + np.array([(0, 0, drives, 0, 0, 0)])
-            assert launch_ns(HOST, there, none, none, libraries, (1e11, 2e11, 5e11)).tolist() == [ns]
+            assert launch_ns(HOST, there, none, none, libraries, HostRates(1e11, 2e11, 5e11)).tolist() == [ns]
     assert launch_ns(HOST, rows, none, none, KernelLibraries(),
-                     (1e11, 2e11, 5e11)).tolist()[1] == int(HOST.operator.si * 1e9)
+                     HostRates(1e11, 2e11, 5e11)).tolist()[1] == int(HOST.operator.si * 1e9)
 
 
 def test_deterministic_algorithms_fill_what_a_module_allocates() -> None:
@@ -94,23 +96,23 @@ def test_deterministic_algorithms_fill_what_a_module_allocates() -> None:
 def test_a_copy_is_one_operator_of_torch_in_a_module_too() -> None:
     rows = np.array([(Op.COMPUTE, 0, Kernel.COPY, 1, Module.ATTN, 1)])
     at = np.zeros(1, dtype=np.int64)
-    found = launch_ns(HOST, rows, at, rows[:, 2], KernelLibraries(module_calls=True), (1e12, 0.0, 0.0)).tolist()
+    found = launch_ns(HOST, rows, at, rows[:, 2], KernelLibraries(module_calls=True), NO_DRIVES).tolist()
     assert found == of(HOST.operator.si)
 
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_nobody_is_waited_for_in_the_call_of_a_message(waits: bool) -> None:
-    """What ranks lose by waiting for one another is in a collective's time; a host that stops loses it there.
+    """Waiting of ranks for one another is in a collective's time; with a host that stops it is part of the stop.
 
     It sends and receives in one batch.
     """
     rows = np.array([(Op.COLLECTIVE, 0, 0, 1, stream, 0) for stream in (Stream.SEND, Stream.RECEIVE, Stream.REDUCE)])
     none = np.zeros(0, dtype=np.int64)
-    found = launch_ns(HOST, rows, none, none, KernelLibraries(module_calls=True, waits_for_messages=waits),
-                      (1e12, 0.0, 0.0))
+    values = launch_ns(HOST, rows, none, none, KernelLibraries(module_calls=True, waits_for_messages=waits),
+                      NO_DRIVES)
     collective = HOST.collective.si
     sent, received = (0.0, HOST.module.si) if waits else (collective, collective)
-    assert found.tolist() == of(sent, received, collective)
+    assert values.tolist() == of(sent, received, collective)
 
 
 def test_a_copy_or_a_norm_is_as_many_operators_as_it_says() -> None:
@@ -118,14 +120,14 @@ def test_a_copy_or_a_norm_is_as_many_operators_as_it_says() -> None:
     kernels = [Kernel.COPY, Kernel.COPY, Kernel.NORM, Kernel.NORM]
     rows = np.array([(Op.COMPUTE, 0, kernel, 0, count << MODULE_BITS, 1)
                      for kernel, count in zip(kernels, (0, 70, 0, 44), strict=True)])
-    found = launch_ns(HOST, rows, np.arange(4), rows[:, 2], KernelLibraries(), (1e12, 0.0, 0.0)).tolist()
+    found = launch_ns(HOST, rows, np.arange(4), rows[:, 2], KernelLibraries(), NO_DRIVES).tolist()
     assert found == of(*(count * HOST.operator.si for count in (1, 70, 1, 44)))
 
 
 def test_a_permutation_has_a_number_of_its_own_under_megatron_alone() -> None:
     rows = np.array([(Op.COMPUTE, 0, Kernel.PERMUTE, 0, 8 << MODULE_BITS, 1)])
     found = [launch_ns(HOST, rows, np.arange(1), rows[:, 2], KernelLibraries(module_calls=calls),
-                       (1e12, 0.0, 0.0)).tolist()
+                       NO_DRIVES).tolist()
              for calls in (True, False)]
     assert found == [of(HOST.permutation.si + 8 * HOST.operator.si), of(8 * HOST.operator.si)]
 
@@ -136,6 +138,6 @@ def test_products_and_attention_of_transformer_engine_are_calls_of_modules() -> 
              (Kernel.GEMM, Module.NONE)]
     rows = np.array([(Op.COMPUTE, 0, kernel, 1, module, 1) for kernel, module in cases])
     calls = (("gemm", "attn"), ("attention", "attn"), ("gemm", "mlp"))
-    found = launch_ns(HOST, rows, np.arange(4), rows[:, 2], KernelLibraries(te_calls=calls), (1e12, 0.0, 0.0))
+    values = launch_ns(HOST, rows, np.arange(4), rows[:, 2], KernelLibraries(te_calls=calls), NO_DRIVES)
     module, operator = HOST.module.si, HOST.operator.si
-    assert found.tolist() == of(module, module, operator, operator)
+    assert values.tolist() == of(module, module, operator, operator)

@@ -33,7 +33,7 @@ def test_the_tables_name_what_the_files_hold() -> None:
 
 
 def test_a_large_gemm_runs_at_its_share_of_the_peak() -> None:
-    """What it takes longer is its memory traffic."""
+    """The additional time is its memory traffic."""
     share = H100.efficiency.kernels.gemm
     assert share.compute is not None
     [ns] = kernel_ns(H100, [GEMM], [2 * 8192**3], [3 * 2 * 8192**2], [BF16])
@@ -49,7 +49,7 @@ def test_fewer_rows_reach_less_of_the_peak() -> None:
 
 
 def test_shapes_are_of_products_and_of_attention_alone() -> None:
-    """What stands in their place in other kernels, a number of operators, adds no FLOPs."""
+    """The number of operators that other kernels have in its place adds no FLOPs."""
     kinds = np.arange(len(KERNELS))
     flops = np.full(len(KERNELS), 10**12)
     shapes = np.full(len(KERNELS), shape_of_heads(64, 64))

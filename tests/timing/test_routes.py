@@ -24,18 +24,18 @@ def ranks(*numbers: int) -> IntArray:
 
 
 def test_an_axis_takes_the_link_of_its_groups() -> None:
-    found = routes("megatron", {"tp": 2, "dp_shard": 16})
-    inside, across = found.of("all_gather", "tp"), found.of("reduce_scatter", "dp_cp")
+    job_routes = routes("megatron", {"tp": 2, "dp_shard": 16})
+    inside, across = job_routes.of("all_gather", "tp"), job_routes.of("reduce_scatter", "dp_cp")
     assert (inside.link.name, inside.group_size, len(inside.measured) > 0) == ("nvlink", 2, True)
     assert (across.link.name, across.group_size, len(across.measured)) == ("network", 16, 0)
     assert across.ns(2**30) > inside.ns(2**30)
 
 
 def test_only_tokens_for_experts_are_dispatched() -> None:
-    found = routes("automodel", {"dp_shard": 16, "ep": 8}, options={"dispatcher": "deepep"})
-    assert found.of("all_to_all", "ep").dispatch is not None
-    assert found.of("all_to_all", "dp_shard_cp").dispatch is None
-    assert found.of("all_gather", "ep").dispatch is None
+    job_routes = routes("automodel", {"dp_shard": 16, "ep": 8}, options={"dispatcher": "deepep"})
+    assert job_routes.of("all_to_all", "ep").dispatch is not None
+    assert job_routes.of("all_to_all", "dp_shard_cp").dispatch is None
+    assert job_routes.of("all_gather", "ep").dispatch is None
 
 
 def test_tokens_take_two_levels_where_experts_span_nodes() -> None:
@@ -60,25 +60,25 @@ LAYERS = {"config": "llama-tiny", "overrides": {"num_hidden_layers": 24}}
 ])
 def test_messages_leave_the_node_where_the_neighbour_is_in_another(stages: int, tp: int, chunks: int,
                                                                   away: list[float]) -> None:
-    found = routes("megatron", {"pp": stages, "tp": tp}, model=LAYERS, microbatches=8,
+    job_routes = routes("megatron", {"pp": stages, "tp": tp}, model=LAYERS, microbatches=8,
                    pipeline={"virtual_stages": chunks})
     for stage, share in enumerate(away):
-        told = found.crossing("send_recv", "pp", ranks(stage * tp))
+        told = job_routes.crossing("send_recv", "pp", ranks(stage * tp))
         assert tuple(told) == pytest.approx((1, share))
 
 
 def test_a_single_stage_sends_nothing_anywhere() -> None:
     """Two cards of two hosts: there are no four ranks for two stages."""
-    found = routes("fsdp2", {"dp_shard": 2}, topology="dgx-spark", model="llama-tiny")
-    assert (found.of("send_recv", "pp").link.name, found.of("send_recv", "pp").ns(2**20)) == ("self", 0)
-    assert found.crossing("send_recv", "pp", ranks(0)) == (0, 0)
+    job_routes = routes("fsdp2", {"dp_shard": 2}, topology="dgx-spark", model="llama-tiny")
+    assert (job_routes.of("send_recv", "pp").link.name, job_routes.of("send_recv", "pp").ns(2**20)) == ("self", 0)
+    assert job_routes.crossing("send_recv", "pp", ranks(0)) == (0, 0)
 
 
 def test_domains_that_are_not_taken_whole_are_nodes_of_what_is_taken() -> None:
     """256 GPUs of GB200 are 64 in each of four domains, so four stages of 64 lie in one each."""
-    found = routes("megatron", {"pp": 4, "dp_shard": 64}, topology="gb200-nvl72", model=LAYERS)
-    assert found.of("all_gather", "dp_cp").link.name == "nvlink"
-    assert [found.crossing("send_recv", "pp", ranks(stage * 64)).network for stage in range(4)] == [1, 1, 1, 1]
+    job_routes = routes("megatron", {"pp": 4, "dp_shard": 64}, topology="gb200-nvl72", model=LAYERS)
+    assert job_routes.of("all_gather", "dp_cp").link.name == "nvlink"
+    assert [job_routes.crossing("send_recv", "pp", ranks(stage * 64)).network for stage in range(4)] == [1, 1, 1, 1]
     within = routes("megatron", {"pp": 8, "dp_shard": 32}, topology="gb200-nvl72", model=LAYERS)
     shares = [within.crossing("send_recv", "pp", ranks(stage * 32)).network for stage in range(4)]
     assert shares == [0, 1 / 2, 1 / 2, 1 / 2]
@@ -86,36 +86,36 @@ def test_domains_that_are_not_taken_whole_are_nodes_of_what_is_taken() -> None:
 
 def test_messages_of_a_ring_go_to_the_next_rank() -> None:
     """Two of its ranks stand in each node, so half of them have their next rank in the other."""
-    found = routes("megatron", {"cp": 4, "tp": 4}, model="llama-tiny")
-    assert [found.crossing("send_recv", "cp", ranks(rank)).network for rank in (0, 4, 8, 12)] == [1 / 2] * 4
+    job_routes = routes("megatron", {"cp": 4, "tp": 4}, model="llama-tiny")
+    assert [job_routes.crossing("send_recv", "cp", ranks(rank)).network for rank in (0, 4, 8, 12)] == [1 / 2] * 4
 
 
 def test_a_class_has_the_mean_of_its_ranks_where_stages_straddle_nodes() -> None:
     """Stages of seven on nodes of eight: rank 0 has its neighbour 7 in its node, ranks 1 to 6 theirs in the next."""
-    found = routes("automodel", {"pp": 2, "dp_shard": 7}, model="llama-tiny", microbatches=2)
-    assert found.crossing("send_recv", "pp", np.arange(7)).network == pytest.approx(6 / 7)
-    assert [found.crossing("send_recv", "pp", ranks(rank)).network for rank in (0, 1, 7, 8)] == [0, 1, 0, 1]
+    job_routes = routes("automodel", {"pp": 2, "dp_shard": 7}, model="llama-tiny", microbatches=2)
+    assert job_routes.crossing("send_recv", "pp", np.arange(7)).network == pytest.approx(6 / 7)
+    assert [job_routes.crossing("send_recv", "pp", ranks(rank)).network for rank in (0, 1, 7, 8)] == [0, 1, 0, 1]
 
 
 def test_rings_that_straddle_nodes_differently_are_told_as_their_mean() -> None:
     """Rings of three on nodes of eight: of 0-2 none leaves, of 6-8 two do."""
-    found = routes("megatron", {"cp": 3, "dp_shard": 8}, model="llama-tiny", seq_len=96)
-    rings = [found.crossing("send_recv", "cp", ranks(rank)).network for rank in range(0, 24, 3)]
+    job_routes = routes("megatron", {"cp": 3, "dp_shard": 8}, model="llama-tiny", seq_len=96)
+    rings = [job_routes.crossing("send_recv", "cp", ranks(rank)).network for rank in range(0, 24, 3)]
     assert rings == pytest.approx([0, 0, 2 / 3, 0, 0, 2 / 3, 0, 0])
-    assert found.crossing("send_recv", "cp", np.arange(24)).network == pytest.approx(sum(rings) / 8)
+    assert job_routes.crossing("send_recv", "cp", np.arange(24)).network == pytest.approx(sum(rings) / 8)
 
 
 def test_other_collectives_cross_as_their_group_does() -> None:
-    found = routes("megatron", {"tp": 2, "dp_shard": 16})
-    route = found.of("all_gather", "dp_cp")
-    assert found.crossing("all_gather", "dp_cp", ranks(5)) == crossing("all_gather", 16, route.link)
+    job_routes = routes("megatron", {"tp": 2, "dp_shard": 16})
+    route = job_routes.of("all_gather", "dp_cp")
+    assert job_routes.crossing("all_gather", "dp_cp", ranks(5)) == crossing("all_gather", 16, route.link)
 
 
 def test_copies_go_over_the_host_link_each_way_at_its_own_pace() -> None:
-    found = routes("fsdp2", {"dp_shard": 2})
-    down, up = (found.of("copy", way) for way in HOST_WAYS)
+    job_routes = routes("fsdp2", {"dp_shard": 2})
+    down, up = (job_routes.of("copy", way) for way in HOST_WAYS)
     assert (down.link.name, down.group_size, down.leaves, down.algorithm) == ("host", 1, True, "direct")
     assert up.ns(10**10) == math.ceil(1e10 / 55.4e9 * 1e9 + 5000)
     assert down.ns(10**10) == math.ceil(1e10 / 55.1e9 * 1e9 + 5000)
     assert down.ns(0) == 0
-    assert found.crossing("copy", "to_host", ranks(0)) == (1.0, 0.0)
+    assert job_routes.crossing("copy", "to_host", ranks(0)) == (1.0, 0.0)

@@ -1,4 +1,4 @@
-"""What a shared expert hides of the exchanges of its layer, counted by hand and in a whole step."""
+"""Fractions of all-to-alls that a shared expert hides, counted by hand and in a full step."""
 
 from __future__ import annotations
 

@@ -33,24 +33,24 @@ CASES = [("fsdp2", {"dp_shard": 8}, 1), ("automodel", {"dp_shard": 4, "ep": 2}, 
 @pytest.mark.parametrize(("framework", "mesh", "microbatches"), CASES)
 def test_the_compute_lane_adds_up_to_the_parts_of_the_step(
         framework: str, mesh: dict[str, int], microbatches: int) -> None:
-    made = closeup(framework, mesh, microbatches)
-    assert made.detail is not None
-    assert made.time is not None
-    if made.detail.written_out < made.detail.num_microbatches:
+    report = closeup(framework, mesh, microbatches)
+    assert report.detail is not None
+    assert report.time is not None
+    if report.detail.written_out < report.detail.num_microbatches:
         pytest.skip("some microbatches are not written out")
     sums: dict[str, float] = {}
     covered = 0.0
-    for span in of_worst(made):
+    for span in of_worst(report):
         if span.lane == "compute":
             sums[PARTS.get(span.kind, span.kind)] = sums.get(PARTS.get(span.kind, span.kind), 0) + (
                 span.end_s - span.start_s)
             covered = max(covered, span.end_s)
     waits = sum(sums.get(kind, 0) for kind in ("communication", "bubble", "host"))
     for part in ("communication", "bubble"):
-        assert sums.get(part, 0.0) == pytest.approx(made.time.parts[part], abs=1e-9 * len(of_worst(made)))
-    assert covered == pytest.approx(made.detail.end_s)
+        assert sums.get(part, 0.0) == pytest.approx(report.time.parts[part], abs=1e-9 * len(of_worst(report)))
+    assert covered == pytest.approx(report.detail.end_s)
     # Kernels are drawn with what waits in their midst, so they are at least as long as they take alone.
-    kernels = sum(made.time.parts[part] for part in ("forward", "backward", "optimizer"))
+    kernels = sum(report.time.parts[part] for part in ("forward", "backward", "optimizer"))
     assert kernels <= sum(sums[part] for part in set(PARTS.values()) if part in sums) + 1e-7
     assert waits < covered
 
@@ -69,17 +69,17 @@ def test_collectives_follow_each_other_on_a_lane(framework: str, mesh: dict[str,
 
 
 def test_what_is_waited_for_is_what_the_report_calls_exposed() -> None:
-    made = closeup("fsdp2", {"dp_shard": 8}, 1)
-    assert made.time is not None
-    exposed = sum(span.exposed_s for span in of_worst(made))
-    assert exposed == pytest.approx(made.time.exposed_communication_s, rel=1e-6)
+    report = closeup("fsdp2", {"dp_shard": 8}, 1)
+    assert report.time is not None
+    exposed = sum(span.exposed_s for span in of_worst(report))
+    assert exposed == pytest.approx(report.time.exposed_communication_s, rel=1e-6)
     assert exposed > 0
 
 
 def test_a_stage_that_waits_for_another_shows_a_bubble() -> None:
-    made = closeup("automodel", {"dp_shard": 2, "pp": 5}, 5)
-    assert made.detail is not None
-    last = made.detail.classes[-1].spans
+    report = closeup("automodel", {"dp_shard": 2, "pp": 5}, 5)
+    assert report.detail is not None
+    last = report.detail.classes[-1].spans
     bubble = next(span for span in last if span.kind == "bubble")
     first_kernel = min(span.start_s for span in last if span.kind == "forward")
     assert bubble.start_s < bubble.end_s <= first_kernel
@@ -87,21 +87,21 @@ def test_a_stage_that_waits_for_another_shows_a_bubble() -> None:
 
 
 def test_many_spans_are_drawn_together_and_lose_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = closeup("fsdp2", {"dp_shard": 8}, 2)
+    report = closeup("fsdp2", {"dp_shard": 8}, 2)
     monkeypatch.setattr("simcore.simulation.detail.MAX_SPANS", 60)
     monkeypatch.setattr("simcore.simulation.detail._FEWEST", 1)
     few = closeup("fsdp2", {"dp_shard": 8}, 2)
-    assert len(of_worst(few)) <= 60 < len(of_worst(whole))
-    assert max(span.end_s for span in of_worst(few)) == max(span.end_s for span in of_worst(whole))
-    assert sum(span.count for span in of_worst(few)) == len(of_worst(whole))
+    assert len(of_worst(few)) <= 60 < len(of_worst(report))
+    assert max(span.end_s for span in of_worst(few)) == max(span.end_s for span in of_worst(report))
+    assert sum(span.count for span in of_worst(few)) == len(of_worst(report))
 
 
 def test_ends_of_one_call_have_one_name_in_all_classes() -> None:
-    made = closeup("fsdp2", {"dp_shard": 3}, 1)
-    assert made.detail is not None
-    assert len(made.ranks) > 1
-    named = [{span.meets: (span.kind, span.label, span.layer, span.end_s) for span in one.spans if span.meets}
-             for one in made.detail.classes]
+    report = closeup("fsdp2", {"dp_shard": 3}, 1)
+    assert report.detail is not None
+    assert len(report.ranks) > 1
+    named = [{span.meets: (span.kind, span.label, span.layer, span.end_s) for span in rank_class.spans if span.meets}
+             for rank_class in report.detail.classes]
     assert named[0]
     assert all(names == named[0] for names in named)
     alone = closeup("fsdp2", {"dp_shard": 8}, 1)

@@ -31,24 +31,24 @@ def exposed(made: StepTiming) -> int:
 
 
 def once(name: str) -> int:
-    """What Megatron's loop does once a step."""
+    """Host time of Megatron's loop once a step."""
     return int(load_topology("dgx-h100").efficiency.host.step.si * 1e9) if name.startswith("megatron") else 0
 
 
 @pytest.mark.parametrize("name", small.FRAMEWORKS)
 def test_phases_of_the_slowest_rank_are_the_step(name: str) -> None:
     """Whatever a compute stream does, it does in a phase; communication may trail behind it."""
-    made = clocked(name, {"dp_shard": 4, "ep": 2})
-    last = max(int(rows[-1]) for rows in made.row_ns) + once(name)
-    assert sum(made.phase_ns.values()) <= made.step_ns
-    assert abs(sum(made.phase_ns.values()) - last) <= last // 100
-    assert all(part > 0 for part in made.phase_ns.values())
+    timing = clocked(name, {"dp_shard": 4, "ep": 2})
+    last = max(int(rows[-1]) for rows in timing.row_ns) + once(name)
+    assert sum(timing.phase_ns.values()) <= timing.step_ns
+    assert abs(sum(timing.phase_ns.values()) - last) <= last // 100
+    assert all(part > 0 for part in timing.phase_ns.values())
 
 
 @pytest.mark.parametrize("name", small.FRAMEWORKS)
 def test_one_rank_never_waits(name: str) -> None:
-    made = clocked(name, {})
-    assert (exposed(made), made.step_ns) == (0, sum(made.phase_ns.values()))
+    timing = clocked(name, {})
+    assert (exposed(timing), timing.step_ns) == (0, sum(timing.phase_ns.values()))
 
 
 def test_time_never_runs_backwards() -> None:
@@ -57,9 +57,9 @@ def test_time_never_runs_backwards() -> None:
 
 
 def test_waiting_is_part_of_the_step() -> None:
-    made = clocked("fsdp2", {"dp_shard": 8})
+    timing = clocked("fsdp2", {"dp_shard": 8})
     alone = clocked("fsdp2", {})
-    assert 0 < exposed(made) < made.step_ns
+    assert 0 < exposed(timing) < timing.step_ns
     assert exposed(alone) == 0
 
 
@@ -80,8 +80,8 @@ def test_forward_flops_of_a_dense_model() -> None:
 def test_every_kernel_takes_time() -> None:
     """A row that does nothing is the host's alone."""
     program = small.program_of("fsdp2")
-    made = clocked("fsdp2", {}, microbatches=1)
+    timing = clocked("fsdp2", {}, microbatches=1)
     kernels = (program.columns[:, OP] == Op.COMPUTE) & (program.columns[:, AMOUNT] + program.columns[:, AUX] > 0)
-    spent = np.diff(np.concatenate([[0], made.row_ns[0]]))
+    spent = np.diff(np.concatenate([[0], timing.row_ns[0]]))
     assert (spent[kernels] > 0).all()
     assert (spent[~kernels] == 0).all()

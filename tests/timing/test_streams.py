@@ -99,7 +99,7 @@ def test_results_go_to_their_folder_whatever_becomes_of_the_output() -> None:
 
 
 def test_a_full_disk_in_the_middle_of_a_batch(folder: Path) -> None:
-    """What was computed is printed, what was written is whole, and the batch goes on when there is room."""
+    """Computed results are printed, written lines are complete, and the batch continues when there is room."""
     for jobs in ("1", "2"):
         out = folder / jobs
         done = limited(400_000, "run", "many.yaml", "-o", str(out), "--json", "-j", jobs)

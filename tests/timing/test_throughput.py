@@ -71,9 +71,10 @@ def test_the_limit_is_the_longer_of_arithmetic_and_traffic() -> None:
     time = time_of(small.scenario("fsdp2", {}, model="llama-3-8b", seq_len=8192))
     roofline = time.roofline
     assert roofline is not None
-    flops = sum(one.flops for one in time.kernels if one.kernel in ("gemm", "attention"))
+    flops = sum(kernel.flops for kernel in time.kernels if kernel.kernel in ("gemm", "attention"))
     assert roofline.limits["compute"] == pytest.approx(flops / 989.4e12)
-    assert roofline.limits["memory"] == pytest.approx(sum(one.bytes_moved for one in time.kernels) / 3.35e12, rel=0.01)
+    assert roofline.limits["memory"] == pytest.approx(sum(kernel.bytes_moved for kernel in time.kernels) / 3.35e12,
+                                                      rel=0.01)
     assert roofline.limit_s == max(roofline.limits.values()) < time.step_s
     assert (roofline.limit, roofline.limits["nvlink"]) == ("compute", 0)
 
@@ -92,11 +93,11 @@ def test_bytes_of_links_are_a_limit_too() -> None:
 def test_waiting_is_told_by_the_link_that_is_waited_for() -> None:
     """Tensor parallelism inside a node, data parallelism over two, inputs of layers on the host."""
     def waited(mesh: dict[str, int], **given: Any) -> dict[str, float]:
-        found = time_of(small.scenario("fsdp2", mesh, model="llama-3-8b", seq_len=256, **given))
-        assert found.roofline is not None
-        assert sum(found.roofline.seconds.values()) == pytest.approx(found.step_s)
-        links = {name: found.roofline.seconds[name] for name in ("nvlink", "network", "host_link")}
-        assert sum(links.values()) == pytest.approx(found.exposed_communication_s)
+        time = time_of(small.scenario("fsdp2", mesh, model="llama-3-8b", seq_len=256, **given))
+        assert time.roofline is not None
+        assert sum(time.roofline.seconds.values()) == pytest.approx(time.step_s)
+        links = {name: time.roofline.seconds[name] for name in ("nvlink", "network", "host_link")}
+        assert sum(links.values()) == pytest.approx(time.exposed_communication_s)
         return {name: seconds for name, seconds in links.items() if seconds}
 
     assert set(waited({"dp_shard": 8})) == {"nvlink"}

@@ -197,10 +197,10 @@ def test_a_host_that_waits_for_messages_issues_nothing_until_one_is_sent(stops: 
     sent, length = call(0, 10, Stream.SEND, gate=0)
     nothing = np.zeros(0, dtype=np.int64)
     items = (ComputeItem(0), ComputeItem(0, message=0), ComputeItem(1))
-    made = RankStreams(ExecutionGraph(items, {int(Stream.SEND): (sent,)}, nothing), (10, 0, 10), (length,), nothing,
+    streams = RankStreams(ExecutionGraph(items, {int(Stream.SEND): (sent,)}, nothing), (10, 0, 10), (length,), nothing,
                        (0, 0, 1),
                  (0, 0, 11), stops=True, stops_at_messages=stops)
-    [times] = run([made], Wires())
+    [times] = run([streams], Wires())
     assert [times.item_ends[0], times.item_ends[2]] == ends
 
 

@@ -28,14 +28,14 @@ def refused(value: object) -> str:
 
 
 def test_the_peak_of_the_window_and_what_was_there() -> None:
-    found = read(recorded.step())
-    assert found.peak_bytes == 35 * MIB - 100
-    assert found.end_bytes == 25 * MIB
-    assert found.groups == {
+    dump = read(recorded.step())
+    assert dump.peak_bytes == 35 * MIB - 100
+    assert dump.end_bytes == 25 * MIB
+    assert dump.groups == {
         "parameters": 10 * MIB, "activations": 8 * MIB, "backward: gradients and temporaries": 6 * MIB,
         "reduced gradients and their buffers": 5 * MIB - 100, "gathered parameters": 4 * MIB, "other": 2 * MIB}
-    assert (found.reserved_bytes, found.device, found.devices, found.num_events) == (64 * MIB, 0, (0,), 17)
-    assert (found.ours, found.has_frames, found.refused) == (False, True, False)
+    assert (dump.reserved_bytes, dump.device, dump.devices, dump.num_events) == (64 * MIB, 0, (0,), 17)
+    assert (dump.ours, dump.has_frames, dump.refused) == (False, True, False)
 
 
 def test_what_is_waiting_to_be_freed_is_free_as_torch_counts() -> None:
@@ -46,14 +46,14 @@ def test_what_is_waiting_to_be_freed_is_free_as_torch_counts() -> None:
 
 def test_a_completion_whose_request_was_lost_changes_nothing() -> None:
     events = [("free_completed", 7, 3 * MIB, []), ("alloc", 7, MIB, FORWARD)]
-    found = read(recorded.snapshot(events, [(7, MIB, FORWARD)]))
-    assert (found.peak_bytes, found.end_bytes) == (MIB, MIB)
+    dump = read(recorded.snapshot(events, [(7, MIB, FORWARD)]))
+    assert (dump.peak_bytes, dump.end_bytes) == (MIB, MIB)
 
 
 def test_a_lost_free_is_found_when_its_address_is_used_again() -> None:
     events = [("alloc", 7, 3 * MIB, FORWARD), ("alloc", 7, MIB, FORWARD)]
-    found = read(recorded.snapshot(events, [(7, MIB, FORWARD)]))
-    assert (found.peak_bytes, found.end_bytes) == (3 * MIB, MIB)
+    dump = read(recorded.snapshot(events, [(7, MIB, FORWARD)]))
+    assert (dump.peak_bytes, dump.end_bytes) == (3 * MIB, MIB)
 
 
 def test_segments_that_were_given_back_were_reserved() -> None:
@@ -64,20 +64,20 @@ def test_segments_that_were_given_back_were_reserved() -> None:
 
 def test_an_allocation_that_failed_is_told() -> None:
     events = [("alloc", 1, MIB, FORWARD), ("oom", 3, 9 * MIB, FORWARD)]
-    found = read(recorded.snapshot(events, [(1, MIB, FORWARD)]))
-    assert found.refused
-    assert found.peak_bytes == MIB
+    dump = read(recorded.snapshot(events, [(1, MIB, FORWARD)]))
+    assert dump.refused
+    assert dump.peak_bytes == MIB
 
 
 def test_of_several_devices_the_fullest() -> None:
     low, high = (recorded.snapshot([], [(0, size * MIB, LOADED)], device=device) for size, device in ((3, 2), (9, 5)))
-    found = read({**low, "segments": low["segments"] + high["segments"]})
-    assert (found.device, found.devices, found.peak_bytes) == (5, (2, 5), 9 * MIB)
+    dump = read({**low, "segments": low["segments"] + high["segments"]})
+    assert (dump.device, dump.devices, dump.peak_bytes) == (5, (2, 5), 9 * MIB)
 
 
 def test_without_any_frames_nothing_is_told_apart() -> None:
-    found = read(recorded.snapshot([("alloc", 1, MIB, BACKWARD)], [(1, MIB, BACKWARD)]))
-    assert (found.has_frames, found.groups) == (False, {"other": MIB})
+    dump = read(recorded.snapshot([("alloc", 1, MIB, BACKWARD)], [(1, MIB, BACKWARD)]))
+    assert (dump.has_frames, dump.groups) == (False, {"other": MIB})
 
 
 def test_blocks_of_old_snapshots_have_no_address() -> None:
@@ -91,14 +91,14 @@ def test_blocks_of_old_snapshots_have_no_address() -> None:
 
 def test_our_own_comes_back_by_category() -> None:
     report = simulate(small.scenario("megatron", {"dp_shard": 2, "tp": 2}), detail=True, postings=MAX_POSTINGS)
-    found = read_dump(pickled(report), "ours")
+    dump = read_dump(pickled(report), "ours")
     (rank,) = report.ranks
     assert rank.peak is not None
-    assert found.ours
-    assert found.peak_bytes == rank.peak.allocated_bytes
-    assert found.end_bytes == rank.end_bytes
-    assert found.groups["optimizer states"] == rank.peak.by_category["opt_state"] + rank.peak.by_category["main_param"]
-    assert sum(found.groups.values()) == found.peak_bytes
+    assert dump.ours
+    assert dump.peak_bytes == rank.peak.allocated_bytes
+    assert dump.end_bytes == rank.end_bytes
+    assert dump.groups["optimizer states"] == rank.peak.by_category["opt_state"] + rank.peak.by_category["main_param"]
+    assert sum(dump.groups.values()) == dump.peak_bytes
 
 
 def test_files_that_are_damaged_anywhere_are_told_without_a_traceback() -> None:
@@ -124,9 +124,9 @@ def test_what_is_no_text_is_never_spelled_out() -> None:
     grown = {"action": endless, "addr": 1, "size": 1, "category": endless,
              "frames": [{"filename": endless, "name": endless}]}
     held = {**grown, "action": "alloc"}
-    found = read({"segments": [], "device_traces": [[held, {**held, "addr": 2, "category": "activation"}, grown, {
+    dump = read({"segments": [], "device_traces": [[held, {**held, "addr": 2, "category": "activation"}, grown, {
         key: value for key, value in held.items() if key != "category"} | {"addr": 3}]]})
-    assert found.groups == {"other": 2, "activations": 1}
+    assert dump.groups == {"other": 2, "activations": 1}
 
 
 def traced(**event: object) -> dict[str, Any]:

@@ -48,10 +48,10 @@ def test_plain_data_comes_back(protocol: int) -> None:
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_a_pickle_that_calls_a_function_is_refused_and_calls_nothing(protocol: int, tmp_path: Path) -> None:
     made = tmp_path / "made"
-    told = refused(pickle.dumps({"segments": [Payload(made)]}, protocol=protocol))
-    assert "no plain data" in told
-    assert "nothing of the file was run" in told
-    assert ("STACK_GLOBAL" if protocol > 3 else "GLOBAL") in told
+    text = refused(pickle.dumps({"segments": [Payload(made)]}, protocol=protocol))
+    assert "no plain data" in text
+    assert "nothing of the file was run" in text
+    assert ("STACK_GLOBAL" if protocol > 3 else "GLOBAL") in text
     assert not made.exists()
     pickle.loads(pickle.dumps(Payload(made)))  # noqa: S301 - and it would have run
     assert made.exists()

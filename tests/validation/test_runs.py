@@ -30,7 +30,7 @@ def file_of(folder: Path, *rows: dict[str, Any] | str) -> str:
 
 
 def problem_of(folder: Path, wrong: dict[str, Any] | str, *overrides: str) -> str:
-    """What is said of a wrong row in the second line; those around it are read."""
+    """Message about a wrong row in the second line; the rows around it are read."""
     path = file_of(folder, row("before"), wrong, row("after"))
     found, problems = read_measured([path], overrides)
     assert [one.row.id for one in found] == ["before", "after"]
@@ -101,7 +101,7 @@ def test_a_folder_is_read_file_by_file(tmp_path: Path) -> None:
     for name in ("b", "a"):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps(row(name)), encoding="utf-8")
     (tmp_path / "c.txt").write_text("no rows", encoding="utf-8")
-    assert [one.row.id for one in read_measured([str(tmp_path)])[0]] == ["a", "b"]
+    assert [measured_row.row.id for measured_row in read_measured([str(tmp_path)])[0]] == ["a", "b"]
 
 
 @pytest.mark.parametrize(("name", "told"), [
@@ -124,19 +124,20 @@ def test_all_rows_that_come_along_are_whole() -> None:
 
 def test_a_file_holds_one_group_under_its_name() -> None:
     for path in data_folder("measured").glob("*.jsonl"):
-        assert {one.row.group for one in read_measured([str(path)])[0]} == {path.stem}
+        assert {measured_row.row.group for measured_row in read_measured([str(path)])[0]} == {path.stem}
 
 
 def test_a_reading_is_on_a_rank_that_there_is() -> None:
-    for one in read_measured()[0]:
-        if one.entry and one.entry.scenario:
-            ranks = [reading.rank for reading in one.row.readings if isinstance(reading.rank, int)]
-            assert max(ranks, default=0) < one.entry.scenario.world_size, one.row.id
+    for measured_row in read_measured()[0]:
+        if measured_row.entry and measured_row.entry.scenario:
+            ranks = [reading.rank for reading in measured_row.row.readings if isinstance(reading.rank, int)]
+            assert max(ranks, default=0) < measured_row.entry.scenario.world_size, measured_row.row.id
 
 
 def test_a_published_reading_is_restated_in_bytes() -> None:
     """63.639 GB as printed (1e9), 59.268 GiB in the collection; 16 GPUs, every expert twice."""
-    rows = {one.row.id: one for one in read_measured([str(data_folder("measured") / "mbridge-skill.jsonl")])[0]}
+    measured, _ = read_measured([str(data_folder("measured") / "mbridge-skill.jsonl")])
+    rows = {measured_row.row.id: measured_row for measured_row in measured}
     found = rows["mbskill-nemotron3nano-h100-16g-moe_layernorm"]
     assert [(r.of, r.rank, round(r.bytes / 1e9, 2)) for r in found.row.readings] == [("allocated_peak", 0, 63.64)]
     assert found.entry is not None

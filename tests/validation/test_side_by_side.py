@@ -37,27 +37,27 @@ def rows(found: SideBySide) -> dict[str, Beside]:
 
 
 def test_our_own_snapshot_differs_in_nothing(report: Report) -> None:
-    found = beside_dump("ours", read_dump(pickled(report), "ours"), report, None)
-    assert found.groups
-    assert {row.difference for row in found.groups} == {0}
-    assert [row.difference for row in found.quantities[:2]] == [0, 0]
-    assert found.notes == ("rankscope wrote this snapshot: simulated stands beside simulated",)
+    comparison = beside_dump("ours", read_dump(pickled(report), "ours"), report, None)
+    assert comparison.groups
+    assert {row.difference for row in comparison.groups} == {0}
+    assert [row.difference for row in comparison.quantities[:2]] == [0, 0]
+    assert comparison.notes == ("rankscope wrote this snapshot: simulated stands beside simulated",)
 
 
 def test_a_snapshot_beside_a_rank(report: Report, dump: Dump) -> None:
-    found = beside_dump("mem.pickle", dump, report, 2)
+    comparison = beside_dump("mem.pickle", dump, report, 2)
     (rank,) = report.ranks
     assert rank.peak is not None
     apart = rank.peak.outside["workspace"]
-    row = rows(found)["peak allocated"]
+    row = rows(comparison)["peak allocated"]
     assert (row.measured, row.simulated) == (35 * MIB - 100, rank.peak.allocated_bytes + apart)
     gap = rank.peak.allocated_bytes + apart - (35 * MIB - 100)
     assert row.difference == gap
     assert row.error == pytest.approx(gap / (35 * MIB - 100))
     assert "workspaces" in row.told
-    assert rows(found)["workspaces of libraries"].simulated == apart
-    assert rows(found)["optimizer states"].measured == 0
-    assert sum(row.simulated or 0 for row in found.groups) == rank.peak.allocated_bytes + apart
+    assert rows(comparison)["workspaces of libraries"].simulated == apart
+    assert rows(comparison)["optimizer states"].measured == 0
+    assert sum(row.simulated or 0 for row in comparison.groups) == rank.peak.allocated_bytes + apart
 
 
 def test_groups_are_named_the_largest_difference_first(report: Report, dump: Dump) -> None:
@@ -80,10 +80,10 @@ def test_megatrons_buffers_are_parameters_and_gradients_as_one(dump: Dump) -> No
 
 def test_what_a_snapshot_cannot_tell_is_said(report: Report, dump: Dump) -> None:
     bare = replace(dump, has_frames=False, refused=True, devices=(0, 3), device=3)
-    found = beside_dump("x", bare, report, None)
-    assert found.groups == ()
+    comparison = beside_dump("x", bare, report, None)
+    assert comparison.groups == ()
     for told in ("17 events", "device 3, the fullest", "an allocation failed", "no frames"):
-        assert any(told in note for note in found.notes), told
+        assert any(told in note for note in comparison.notes), told
 
 
 def log(*readings: Reading, batch: int | None = None) -> Log:
@@ -93,11 +93,11 @@ def log(*readings: Reading, batch: int | None = None) -> Log:
 def test_a_log_beside_the_rank_that_read_most() -> None:
     report = simulate(small.scenario("automodel", {"dp_shard": 2, "pp": 2}, microbatches=4))
     low, high = (Reading("allocated_peak", value, rank, 2) for value, rank in ((100, 0), (300, 3)))
-    found = beside_log("x", log(low, high), report, None)
+    comparison = beside_log("x", log(low, high), report, None)
     last = next(rank for rank in report.ranks if rank.has_rank(3))
     assert last.peak is not None
-    assert found.ranks == last.ranks
-    row = rows(found)["peak allocated"]
+    assert comparison.ranks == last.ranks
+    row = rows(comparison)["peak allocated"]
     assert (row.measured, row.told) == (300, "rank 3, after iteration 2")
     assert row.simulated == max(last.peak.allocated_bytes, last.peak.first_step_bytes or 0)
     assert rows(beside_log("x", log(low, high), report, 0))["peak allocated"].measured == 100
@@ -126,10 +126,10 @@ def test_times_and_what_follows_from_them(report: Report) -> None:
 
 
 def test_another_batch_is_said_and_nothing_follows_from_it(report: Report) -> None:
-    found = beside_log("x", log(Reading("step_s", 0.5), batch=BATCH * 2), report, None)
-    (note,) = found.notes
+    comparison = beside_log("x", log(Reading("step_s", 0.5), batch=BATCH * 2), report, None)
+    (note,) = comparison.notes
     assert note == f"the log's global batch size is {BATCH * 2}, the scenario's {BATCH}: times are of different work"
-    assert "tokens a second and GPU" not in rows(found)
+    assert "tokens a second and GPU" not in rows(comparison)
 
 
 def test_a_rank_that_nobody_has(report: Report, dump: Dump) -> None:
@@ -151,5 +151,5 @@ def test_without_a_peak_there_is_nothing_to_stand_beside(dump: Dump) -> None:
 
 
 def test_it_is_json(report: Report, dump: Dump) -> None:
-    found = beside_dump("mem.pickle", dump, report, None)
-    assert SideBySide.model_validate_json(found.model_dump_json()) == found
+    comparison = beside_dump("mem.pickle", dump, report, None)
+    assert SideBySide.model_validate_json(comparison.model_dump_json()) == comparison

@@ -1,4 +1,4 @@
-"""What a stack says an allocation is for."""
+"""Purpose of an allocation by its stack frames."""
 
 from __future__ import annotations
 

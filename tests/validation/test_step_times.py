@@ -48,12 +48,12 @@ def only(found: Timing) -> TimingSummary:
 
 # ---- what counts once -----------------------------------------------------------------------------------------------
 def test_rows_of_one_layout_and_release_are_one_observation(measured: Callable[..., list[Measured]]) -> None:
-    """Of the median of their times: 1, 2 and 4 seconds are 2 seconds."""
-    found = timed(measured(row("a", 1), row("b", 2), row("c", 4), row("other release", 1, release="26.02"),
+    """Its time is the median: that of 1, 2 and 4 seconds is 2 seconds."""
+    timings = timed(measured(row("a", 1), row("b", 2), row("c", 4), row("other release", 1, release="26.02"),
                            row("other layout", 1, SLOWER), row("other group", 1, group="h")))
-    assert [(one.rows, one.measured_s) for one in found.timed] == [
+    assert [(one.rows, one.measured_s) for one in timings.timed] == [
         (("a", "b", "c"), 2), (("other release",), 1), (("other layout",), 1), (("other group",), 1)]
-    assert [(one.group, one.num_rows, one.num_distinct, one.num_modelled) for one in found.summaries] == [
+    assert [(one.group, one.num_rows, one.num_distinct, one.num_modelled) for one in timings.summaries] == [
         ("g", 5, 3, 3), ("h", 1, 1, 1)]
 
 
@@ -67,24 +67,24 @@ def test_each_layout_is_simulated_once(measured: Callable[..., list[Measured]]) 
 def test_a_configuration_is_stable_where_its_releases_are_near(
     measured: Callable[..., list[Measured]], slowest: float, stable: bool
 ) -> None:
-    found = timed(measured(row("a", 1, release="1"), row("b", slowest, release="2"), row("c", 9, SLOWER)))
-    assert [one.stable for one in found.timed] == [stable, stable, True]
+    timings = timed(measured(row("a", 1, release="1"), row("b", slowest, release="2"), row("c", 9, SLOWER)))
+    assert [observation.stable for observation in timings.timed] == [stable, stable, True]
 
 
 # ---- one step -------------------------------------------------------------------------------------------------------
 def test_an_error_is_a_share_of_what_was_measured(measured: Callable[..., list[Measured]]) -> None:
     """0.5 s are simulated; without the optimizer's 0.1 s, 0.4 s."""
-    found = timed(measured(row("a", 0.4), row("b", 1.0, SLOWER, timed="forward_backward")))
-    assert [one.error for one in found.timed] == pytest.approx([0.25, -0.6])
+    timings = timed(measured(row("a", 0.4), row("b", 1.0, SLOWER, timed="forward_backward")))
+    assert [observation.error for observation in timings.timed] == pytest.approx([0.25, -0.6])
 
 
 def test_a_place_is_a_topology_and_a_format(measured: Callable[..., list[Measured]]) -> None:
     fp8, fp4 = ({"training": {"seq_len": 64, "precision": {"compute": compute}}} for compute in ("fp8", "fp4"))
-    found = timed(measured(
+    timings = timed(measured(
         row("a"), row("b", scenario=fp8), row("c", scenario={**fp8, "framework_options": {"fp8_recipe": "mxfp8"}}),
         row("d", scenario={"topology": {"file": "dgx-b200", "num_nodes": 2}}),
         row("e", scenario={"topology": "dgx-b200", **fp4})))
-    assert {(one.topology, one.precision) for one in found.summaries} == {
+    assert {(summary.topology, summary.precision) for summary in timings.summaries} == {
         ("dgx-h100", "bf16"), ("dgx-h100", "fp8"), ("dgx-h100", "mxfp8"), ("dgx-b200", "bf16"),
         ("dgx-b200", "nvfp4")}
 
@@ -95,12 +95,13 @@ def test_what_has_no_answer_is_counted_with_its_reason(measured: Callable[..., l
     refused = Report.model_validate({"name": "x", "scenario": {}, "status": "error",
                                      "problems": [{"where": "x", "message": "not yet: this"}]})
     keys = [layout_of(entry) for entry in timed_layouts(rows)]
-    found = timing(rows, {keys[0]: refused, keys[1]: answer(time=None)})
-    assert [(gap.reason, gap.num_rows) for gap in found.gaps] == [
+    timings = timing(rows, {keys[0]: refused, keys[1]: answer(time=None)})
+    assert [(gap.reason, gap.num_rows) for gap in timings.gaps] == [
         ("not yet: this", 2), ("simulated without its time", 1), ("no scenario: why", 1)]
-    assert [(one.topology, one.num_distinct, one.num_modelled, one.median) for one in found.summaries] == [
+    assert [(summary.topology, summary.num_distinct, summary.num_modelled,
+             summary.median) for summary in timings.summaries] == [
         ("", 1, 0, None), ("dgx-h100", 2, 0, None)]
-    assert found.judged == ()
+    assert timings.judged == ()
 
 
 # ---- many -----------------------------------------------------------------------------------------------------------
@@ -116,8 +117,9 @@ def test_errors_are_summed_up_with_and_without_their_sign(measured: Callable[...
 def test_golden_runs_and_nemotrons_are_told_by_their_names(measured: Callable[..., list[Measured]]) -> None:
     other = {"model": {"config": "llama-tiny", "overrides": {}}}
     rows = row("a", group="mcore-golden-gpt", kind="untuned"), row("b", kind="untuned", scenario=other)
-    found = timed(measured(*rows))
-    counted = {one.what.removeprefix("step time, ").removesuffix(": median error"): one.num for one in found.judged}
+    timings = timed(measured(*rows))
+    counted = {judgement.what.removeprefix("step time, ").removesuffix(": median error"): judgement.num
+               for judgement in timings.judged}
     assert counted == {"bf16": 2, "bf16, without golden runs": 1, "Nemotron": 1, "untuned": 2,
                        "untuned, without golden runs": 1}
 

@@ -79,8 +79,8 @@ def test_reserved_is_judged_by_its_interval_and_the_middle_of_it() -> None:
 
 
 def test_no_run_that_ran_out_of_memory_may_be_told_to_fit() -> None:
-    assert [one.is_kept for one in judge_verdicts((0, 9), (3, 100))] == [True, True]
-    assert [one.is_kept for one in judge_verdicts((1, 900), (4, 100))] == [False, False]
+    assert [judgement.is_kept for judgement in judge_verdicts((0, 9), (3, 100))] == [True, True]
+    assert [judgement.is_kept for judgement in judge_verdicts((1, 900), (4, 100))] == [False, False]
     assert list(judge_verdicts((0, 0), (0, 0))) == []
 
 
@@ -95,12 +95,13 @@ def lap(error: float, kind: str = "untuned", precision: str = "bf16", **told: bo
     (lap(0, "tuned", "mxfp8"), "fp8, mxfp8 and nvfp4", 0.1), (lap(0, "tuned", "nvfp4"), "fp8, mxfp8 and nvfp4", 0.1)])
 def test_each_family_of_steps_has_its_median(one: Lap, family: str, most: float) -> None:
     for error, kept in ((most, True), (most + 0.01, False)):
-        (found,) = [told for told in judge_times([replace(one, error=error)]) if "median" in told.what]
+        (found,) = [judgement for judgement in judge_times([replace(one, error=error)]) if "median" in judgement.what]
         assert (found.what, found.is_kept) == (f"step time, {family}: median error", kept)
 
 
 def test_golden_runs_do_not_drown_the_others() -> None:
-    found = {one.what: (one.num, one.is_kept) for one in judge_times([lap(0.1, golden=True)] * 9 + [lap(0.2)] * 3)}
+    judged = judge_times([lap(0.1, golden=True)] * 9 + [lap(0.2)] * 3)
+    found = {judgement.what: (judgement.num, judgement.is_kept) for judgement in judged}
     assert found["step time, untuned: median error"] == (12, True)
     assert found["step time, untuned, without golden runs: median error"] == (3, False)
 
@@ -110,7 +111,7 @@ def test_one_tuned_step_in_ten_may_be_far(far: int, kept: bool) -> None:
     """Runs that nobody made fast, and configurations whose releases differ, are not asked."""
     laps = [lap(0.16, "tuned")] * far + [lap(0.15, "tuned")] * (10 - far)
     others = [lap(9, "untuned"), lap(9, "tuned", stable=False)]
-    (found,) = [one for one in judge_times([*laps, *others]) if "within 15%" in one.what]
+    (found,) = [judgement for judgement in judge_times([*laps, *others]) if "within 15%" in judgement.what]
     assert (found.num, found.is_kept) == (10, kept)
     assert found.found == pytest.approx(1 - far / 10)
 

@@ -63,15 +63,15 @@ def read(text: str) -> Log:
 
 
 def values(log: Log, rank: int | None = None) -> dict[str, float]:
-    return {one.of: one.value for one in log.readings if one.rank == rank}
+    return {reading.of: reading.value for reading in log.readings if reading.rank == rank}
 
 
 def test_torchtitan() -> None:
     log = read(TITAN)
     assert (log.trainer, log.batch) == ("torchtitan", None)
-    found = values(log)
-    assert found.pop("reserved_peak") == pytest.approx(48.87 * GIB)
-    assert found == {"tokens_per_s_per_gpu": 4200, "tflops_per_gpu": 260, "mfu": pytest.approx(0.26)}
+    shares = values(log)
+    assert shares.pop("reserved_peak") == pytest.approx(48.87 * GIB)
+    assert shares == {"tokens_per_s_per_gpu": 4200, "tflops_per_gpu": 260, "mfu": pytest.approx(0.26)}
     (memory, *_) = log.readings
     assert (memory.after, memory.num_lines) == (10, 4)
 

@@ -26,12 +26,13 @@ def pages_of(model: str, tp: int, kv: str = "bf16", ssm: str = "bf16", version: 
 
 @pytest.mark.parametrize(("version", "row"), ROWS, ids=[f"{version}-{row['name']}" for version, row in ROWS])
 def test_blocks_are_the_engines_own(version: str, row: dict[str, Any]) -> None:
-    made = pages_of(row["model"], row["tp"], DTYPES[row["kv"]], DTYPES[row["ssm"]], version, cached=row["cached"])
-    cache = made.fill(row["bytes"])
-    assert (made.block_size, made.page_bytes) == (row["block_size"], row["page_bytes"])
-    assert made.attention_groups + made.mamba_groups == row["groups"]
+    cache_pages = pages_of(row["model"], row["tp"], DTYPES[row["kv"]], DTYPES[row["ssm"]], version,
+                           cached=row["cached"])
+    cache = cache_pages.fill(row["bytes"])
+    assert (cache_pages.block_size, cache_pages.page_bytes) == (row["block_size"], row["page_bytes"])
+    assert cache_pages.attention_groups + cache_pages.mamba_groups == row["groups"]
     assert (cache.num_blocks, cache.num_bytes) == (row["num_blocks"], row["cache_bytes"])
-    assert made.needed(row["len"]) == row["needed_bytes"]
+    assert cache_pages.needed(row["len"]) == row["needed_bytes"]
     assert cache.concurrency(row["len"]) == pytest.approx(row["concurrency"], rel=1e-12)
 
 
@@ -48,12 +49,12 @@ def test_kv_heads_that_tp_exceeds_are_replicated() -> None:
 @pytest.mark.parametrize("version", RELEASES)
 @pytest.mark.parametrize("cached", [False, True])
 def test_the_longest_that_is_let_in_is_the_longest_that_fits(version: str, *, cached: bool) -> None:
-    made = pages_of("nemotron-3-nano-30b-a3b", 4, version=version, cached=cached)
-    budget = made.needed(50_000)
-    longest = made.longest(budget)
+    cache_pages = pages_of("nemotron-3-nano-30b-a3b", 4, version=version, cached=cached)
+    budget = cache_pages.needed(50_000)
+    longest = cache_pages.longest(budget)
     assert longest >= 50_000
-    assert made.needed(longest) <= budget < made.needed(longest + 1)
-    assert made.longest(0) == 0
+    assert cache_pages.needed(longest) <= budget < cache_pages.needed(longest + 1)
+    assert cache_pages.longest(0) == 0
 
 
 def test_prefixes_cost_a_state_for_every_block() -> None:

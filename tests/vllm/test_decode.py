@@ -1,4 +1,4 @@
-"""What one decoded token reads."""
+"""Bytes that one decoded token reads."""
 
 from __future__ import annotations
 

@@ -25,11 +25,11 @@ def engine(length: int = 262144, **given: object) -> Engine:
 
 
 def test_everything_asked_for_is_used_but_for_less_than_a_block() -> None:
-    made = engine()
-    held = made.held()
+    serving_engine = engine()
+    held = serving_engine.held()
     inside = sum(held.values()) - held["graph_pool"]
-    assert 0 <= made.requested_bytes - inside < made.pages.block_bytes
-    assert made.requested_bytes == int(0.9 * H100.device.usable_bytes)
+    assert 0 <= serving_engine.requested_bytes - inside < serving_engine.pages.block_bytes
+    assert serving_engine.requested_bytes == int(0.9 * H100.device.usable_bytes)
 
 
 def test_graphs_come_on_top_or_out_of_the_budget_by_version() -> None:

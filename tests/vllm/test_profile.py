@@ -35,5 +35,5 @@ def test_experts_take_each_token_often_and_no_more_than_a_chunk_at_once() -> Non
 
 
 def test_the_highest_is_the_higher_of_both() -> None:
-    found = profile(NANO, 4, 8192, 1024, 2, 28)
-    assert found.highest == found.sampler > found.forward
+    memory = profile(NANO, 4, 8192, 1024, 2, 28)
+    assert memory.highest == memory.sampler > memory.forward

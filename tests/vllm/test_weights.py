@@ -1,4 +1,4 @@
-"""What a rank holds: at tp 1 the whole model, at more what vLLM's layers leave of it."""
+"""Weights on a rank: the full model at tp 1, the shards of vLLM's layers above it."""
 
 from __future__ import annotations
 

@@ -110,5 +110,5 @@ def test_a_check_has_no_ranks_and_a_place_has() -> None:
 def test_a_gate_says_why_an_engine_does_not_start() -> None:
     report = served(generation={"tp": 4, "max_model_len": 262144, "gpu_memory_utilization": 0.2})
     found = [finding for gate in gates() for finding in gate(Outcome(report, "s.json:1", 1))]
-    assert [(one.kind, one.code) for one in found] == [("oom", 1)]
+    assert [(row.kind, row.code) for row in found] == [("oom", 1)]
     assert "the engine does not start: no memory is left" in found[0].message

@@ -1,4 +1,4 @@
-"""torch's DistributedDataParallel as the engine sees it."""
+"""Adapter of torch's DistributedDataParallel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The flow of whole parameters whose gradients are autograd's own: [Note: the reducer]."""
+"""Memory hooks of DDP: unsharded parameters, gradients made by autograd, see [Note: the reducer]."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HANDLE = 16
 
 
 class DdpHooks:
-    """Implements `lower.MemoryHooks`; buckets are filled in the order in which gradients are ready."""
+    """Implements `program.hooks.MemoryHooks`; buckets are filled in the order in which gradients are ready."""
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
         self.plan, self.tables, self.out = plan, tables, builder
@@ -32,29 +32,31 @@ class DdpHooks:
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def rest(self) -> None:
+        """Posts unsharded parameters and states, and the buckets."""
         post_rest(self.plan, self.tables, self.out, rest_postings)
         if self.strategy.axis:
             self.out.alloc(self.plan.layers[0], self.tables.slot("buckets", "main_grad"), self._bucket_bytes())
 
     def _bucket_bytes(self) -> int:
-        """One element for each of every gradient."""
+        """Bytes of all buckets: one element for each of every gradient."""
         return sum(count * sum(p.local * dtype_bytes(p.policy.grad.dtype) for p in self.plan.kinds[kind] if p.trainable)
                    for kind, count in self.plan.kind_counts)
 
     def begin_microbatch(self, action: Action) -> None:
+        """Records whether the microbatch is the last of the step."""
         self.is_last = action.is_last
 
     def forward_begin(self, layer: int) -> None:
-        """Nothing: parameters stay whole."""
+        """Posts nothing: parameters are never sharded."""
 
     def forward_end(self, layer: int) -> None:
-        """Nothing."""
+        """Posts nothing."""
 
     def backward_begin(self, layer: int) -> None:
-        """Nothing."""
+        """Posts nothing."""
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
-        """New gradients are added to those that are there; in the last microbatch they fill buckets."""
+        """Adds new gradients to existing ones; in the last microbatch gradients are copied into buckets."""
         for param, slot, num_bytes in grads:
             if (layer, slot) in self.grads or (self.strategy.axis and self.strategy.is_view):
                 self.out.free(layer, slot, num_bytes)
@@ -64,7 +66,7 @@ class DdpHooks:
                 self._fill(layer, param.dtype, num_bytes)
 
     def _fill(self, layer: int, dtype: str, num_bytes: int) -> None:
-        """Into the bucket of its dtype, which is reduced as soon as it has reached its cap."""
+        """Copies a gradient into the bucket of its dtype, which is reduced as soon as it has reached its cap."""
         self.out.compute(Kernel.COPY, 0, 2 * num_bytes)
         self.filled[dtype] = self.filled.get(dtype, 0) + num_bytes
         if self.filled[dtype] >= self.caps.setdefault(dtype, self.strategy.first_bytes):
@@ -76,10 +78,10 @@ class DdpHooks:
         self.filled[dtype], self.caps[dtype] = 0, self.strategy.bucket_bytes
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """Never: experts are not a unit of their own here."""
+        """Posts nothing: experts are no separate unit here."""
 
     def end_pass(self, action: Action) -> None:
-        """The last buckets are reduced, then every gradient is copied back."""
+        """Reduces the last buckets, then copies every gradient back."""
         if action.forward or not self.is_last or not self.strategy.axis:
             return
         first = self.plan.layers[0]
@@ -90,7 +92,7 @@ class DdpHooks:
             self.out.compute(Kernel.COPY, 0, 2 * sum(self.grads.values()))
 
     def optimize(self) -> None:
-        """The step; then zero_grad drops gradients, but no pieces of buckets."""
+        """Posts the step; then zero_grad frees gradients, but not views of buckets."""
         begin, end, step_end = self.marks
         self.out.mark(begin)
         optimizer_temporaries(self.plan, self.tables, self.out)

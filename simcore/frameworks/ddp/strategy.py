@@ -1,12 +1,12 @@
-"""Whole parameters, gradients that autograd made, all-reduced bucket by bucket: torch's DistributedDataParallel.
+"""Parallel strategy of torch's DistributedDataParallel: unsharded parameters, gradients all-reduced in buckets.
 
 [Note: the reducer] torch 2.13 `nn/parallel/distributed.py`, `csrc/distributed/c10d/reducer.cpp`. Buckets are flat
-tensors that rest beside the parameters, one for each gradient's bytes. From the second step on they follow the order in
+persistent tensors, with an element for each element of every gradient. From the second step on they follow the order in
 which gradients became ready (`should_rebuild_buckets`): a bucket closes when it has reached its cap, the first one of
 each dtype at `_DEFAULT_FIRST_BUCKET_BYTES` (`compute_bucket_assignment_by_size`). Without `gradient_as_bucket_view` a
 gradient is copied in when it is ready and back when all are reduced (`mark_variable_ready_dense`,
-`finalize_bucket_dense`), and rests beside its bucket until zero_grad drops it; with it a gradient is a piece of its
-bucket, and what autograd made dies at once.
+`finalize_bucket_dense`), and exists besides its bucket until zero_grad frees it; with it a gradient is a view of its
+bucket, and the gradient that autograd made is freed at once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FIRST_BUCKET_BYTES: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class DdpStrategy(ParallelStrategy):
-    """`axis` "": one process, which has neither buckets nor traffic. Caps in bytes. `is_view`: see above."""
+    """DDP's settings. `axis` "": one process, without buckets and traffic. Caps in bytes. `is_view`: see the note."""
 
     axis: str = ""
     first_bytes: int = FIRST_BUCKET_BYTES
@@ -33,15 +33,15 @@ class DdpStrategy(ParallelStrategy):
 
     @property
     def holds_whole_parameters(self) -> bool:
-        """DDP replicates the model."""
+        """True: DDP replicates the model."""
         return True
 
     @property
     def holds_whole_states(self) -> bool:
-        """Every replica has its own optimizer."""
+        """True: every replica has a full optimizer state."""
         return True
 
     @property
     def is_flat(self) -> bool:
-        """Nothing is cut."""
+        """False: nothing is sharded."""
         return False

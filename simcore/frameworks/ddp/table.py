@@ -1,9 +1,9 @@
 """torch's DistributedDataParallel, torch 2.13, around Hugging Face models; on one GPU plain training without it.
 
-Parameters, gradients and states are whole on every rank, in the dtype of the products (`model.to(dtype)`): nothing is
-cast. The mesh is `dp_replicate` alone. Rules: `torch/nn/parallel/distributed.py`, see [Note: the reducer] in
-`simcore/frameworks/ddp/strategy.py`. Buffers that are broadcast before forward (`broadcast_buffers`) are in no traffic:
-rotary frequencies.
+Parameters, gradients and states are unsharded on every rank, in the dtype of the products (`model.to(dtype)`): nothing
+is cast. The only axis of the mesh is `dp_replicate`. Rules: `torch/nn/parallel/distributed.py`, see [Note: the reducer]
+in `simcore/frameworks/ddp/strategy.py`. Buffers that are broadcast before forward (`broadcast_buffers`, rotary
+frequencies) are not counted as traffic.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "chunked")
 
 
 def table(job: Draft) -> Framework:
-    """DDP applied to a job."""
+    """Framework of a job under DDP."""
     options = job.options(OPTIONS)
     _check(job, options)
     mixed = _mixed(job, options)
@@ -117,7 +117,7 @@ def _check(job: Draft, options: dict[str, Any]) -> None:
 
 
 def _check_sinks(job: Job, options: dict[str, Any]) -> None:
-    """flash-attn's sinks get no gradient, and then a bucket is never full."""
+    """Refuses flash-attn with sinks, which get no gradient, so that a bucket is never full."""
     unused = str(options.get("attn_implementation", "")).startswith(("flash", "kernels"))
     sinks = any(isinstance(b.block, Attention) and b.block.sinks for kind in job.graph.kinds for b in kind.branches)
     if unused and sinks and job.mesh.dp_replicate > 1 and job.scenario.training.method == "full":
@@ -127,10 +127,10 @@ def _check_sinks(job: Job, options: dict[str, Any]) -> None:
 
 
 def _mixed(job: Draft, options: dict[str, Any]) -> Mixed:
-    """Gradients are reduced as parameters are stored."""
-    mixed, given = mixed_of(job, options), job.scenario.training.precision.grad_reduce
-    if given not in ("auto", mixed.stored):
-        raise job.not_yet("training.precision.grad_reduce", f"gradients reduced in {given} by a hook")
+    """Dtypes of mixed precision; gradients are reduced in the dtype in which parameters are stored."""
+    mixed, requested = mixed_of(job, options), job.scenario.training.precision.grad_reduce
+    if requested not in ("auto", mixed.stored):
+        raise job.not_yet("training.precision.grad_reduce", f"gradients reduced in {requested} by a hook")
     return mixed
 
 
@@ -138,14 +138,14 @@ def _reducer(job: Draft, options: dict[str, Any]) -> DdpStrategy:
     if job.mesh.dp_replicate == 1:
         return DdpStrategy()
     view = job.flag(options, "gradient_as_bucket_view", f"{RULE}: gradient_as_bucket_view=False", default=False)
-    given = options.get("bucket_cap_mb")
-    cap = job.auto("framework_options.bucket_cap_mb", "auto" if given is None else str(given), "25",
+    requested_mb = options.get("bucket_cap_mb")
+    cap = job.auto("framework_options.bucket_cap_mb", "auto" if requested_mb is None else str(requested_mb), "25",
                    f"{RULE}: _set_bucket_cap_mb, 25 MiB; the first bucket 1 MiB if none is given")
-    return DdpStrategy("dp_replicate", MIB if given is None else int(cap) * MIB, int(cap) * MIB, view)
+    return DdpStrategy("dp_replicate", MIB if requested_mb is None else int(cap) * MIB, int(cap) * MIB, view)
 
 
 def _layer_options(job: Draft, options: dict[str, Any], mixed: Mixed) -> HfOptions:
-    """Options of the layers; of kernels that are one if compiled, bytes are known for torchao's weights alone."""
+    """Options of the layers; bytes of kernels that are fused if compiled are known for torchao's weights only."""
     return replace(
         _transformers.options_of(job, _attention(options)),
         embeddings_require_grad=_transformers.replayed(job), autocast=mixed.autocast,
@@ -155,7 +155,10 @@ def _layer_options(job: Draft, options: dict[str, Any], mixed: Mixed) -> HfOptio
 
 
 def _attention(options: dict[str, Any]) -> dict[str, Any]:
-    """FlexAttention keeps what flash-attn keeps: query, key, value, output and the log-sum-exp of each row."""
+    """Options of attention.
+
+    FlexAttention keeps what flash-attn keeps: query, key, value, output and log-sum-exp of rows.
+    """
     if options.get("attn_implementation") != "flex_attention":
         return options
     return options | {"attn_implementation": "flash_attention_2"}
@@ -163,30 +166,30 @@ def _attention(options: dict[str, Any]) -> dict[str, Any]:
 
 def _assumptions(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str, str, str], ...]:
     training = job.scenario.training
-    found = [OUTLIERS] if training.method == "qlora" and training.quantization.format == "int8" else []
+    rows = [OUTLIERS] if training.method == "qlora" and training.quantization.format == "int8" else []
     if options.get("compile"):
-        found.append(("framework_options.compile", "layers as if they were eager, a chunked loss as compiled; "
+        rows.append(("framework_options.compile", "layers as if they were eager, a chunked loss as compiled; "
                       f"their pointwise kernels move {FUSED} of the bytes", "assumed",
                       "not modelled: a compiled layer keeps no more than an eager one, and launches less"))
     if options.get("attn_implementation") == "flex_attention":
-        found.append(("framework_options.attn_implementation", "keeps and needs what flash-attn does", "assumed",
+        rows.append(("framework_options.attn_implementation", "keeps and needs what flash-attn does", "assumed",
                       "torch 2.13 nn/attention/flex_attention.py: out and logsumexp; its block mask is not counted"))
-    return tuple(found)
+    return tuple(rows)
 
 
 @lru_cache(maxsize=64)
 def _rules(stored: str, adapter: str, compute: str, kept: States, packed: PackedWeights | None,
            updated: UpdateTime) -> tuple[Rule, ...]:
-    """Everything whole; adapters may have another dtype, frozen linears may lie in 4 bits."""
+    """Rules of unsharded tensors; adapters may have another dtype, frozen linears may be in 4 bits."""
     rest = TensorLayout((), "fp32")
     buffer = TensorPolicy("buffer", rest, rest, rest, rest, at_rest_category="buffer", updated=UpdateTime.NEVER)
-    whole = _policy("whole", stored, kept, updated)
+    unsharded = _policy("whole", stored, kept, updated)
     in_bits = () if packed is None else (Rule(is_packed, replace(
-        whole, name="packed", at_rest=TensorLayout((), packed.storage, packed=packed),
+        unsharded, name="packed", at_rest=TensorLayout((), packed.storage, packed=packed),
         in_use=TensorLayout((), compute))),)
     return (Rule(lambda t: t.is_buffer, buffer), *in_bits,
             Rule(lambda t: t.module == "adapter", _policy("adapters", adapter, kept, updated)),
-            Rule(lambda t: True, whole))
+            Rule(lambda t: True, unsharded))
 
 
 def _policy(name: str, stored: str, kept: States, updated: UpdateTime) -> TensorPolicy:

@@ -1,7 +1,7 @@
-"""Unsloth's `FastLanguageModel` around transformers' Llama: what it needs, what it sets.
+"""Unsloth's `FastLanguageModel` around transformers' Llama: its requirements and its settings.
 
-unsloth 015bdef0 `models/llama.py`, patch_peft_model: its functions of layers take over where every linear of attention
-and MLP has an adapter without dropout or bias; else they fall back, module by module. unsloth-zoo ce232d6c
+unsloth 015bdef0 `models/llama.py`, patch_peft_model: its layer functions replace the model's if every linear of
+attention and MLP has an adapter without dropout or bias; else they fall back, module by module. unsloth-zoo ce232d6c
 `training_utils.py`, prepare_model_for_training: adapters are fp32, everything else stays as it is loaded.
 `use_gradient_checkpointing: unsloth` is recompute: full with offload.activations: host.
 """
@@ -17,12 +17,12 @@ __all__ = ["FAST_OPTION", "FAST_RELEASES", "adapter_dtype", "fast_layers"]
 
 FAST_OPTION: Final = "FastLanguageModel"
 FAST_RELEASES: Final[tuple[Any, ...]] = (True, False, "2024.12", 2024.12)
-"""True: the newest that is described."""
+"""Releases; True: the newest that is described."""
 _LINEARS: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
 
 
 def fast_layers(job: Job, options: dict[str, Any]) -> UnslothRelease:
-    """The release of its layers, where they are asked for."""
+    """Release of Unsloth whose layers are asked for, or ""."""
     if not options.get(FAST_OPTION):
         return ""
     at, training = f"framework_options.{FAST_OPTION}", job.scenario.training
@@ -47,9 +47,9 @@ def fast_layers(job: Job, options: dict[str, Any]) -> UnslothRelease:
 
 
 def adapter_dtype(job: Draft, options: dict[str, Any], stored: str) -> str:
-    """As asked; fp32 under Unsloth, else as everything is stored."""
-    given = job.scenario.training.lora.dtype
+    """Dtype of adapters: as asked, else fp32 under Unsloth, else that of the stored weights."""
+    requested = job.scenario.training.lora.dtype
     if not options.get(FAST_OPTION):
-        return stored if given == "auto" else given
-    return job.auto("training.lora.dtype", given, "fp32", "unsloth-zoo ce232d6c training_utils.py "
+        return stored if requested == "auto" else requested
+    return job.auto("training.lora.dtype", requested, "fp32", "unsloth-zoo ce232d6c training_utils.py "
                     "prepare_model_for_training: float32_mixed_precision")

@@ -1,4 +1,4 @@
-"""The three stages of DeepSpeed's ZeRO as the engine sees them."""
+"""Adapters of the three stages of DeepSpeed's ZeRO."""
 
 from __future__ import annotations
 

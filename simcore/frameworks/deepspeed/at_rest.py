@@ -1,4 +1,4 @@
-"""Bytes at rest under ZeRO: what lies in a rank's own part, and what storage adds to it."""
+"""Bytes at rest under ZeRO: those of a rank's partition, and its padding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ __all__ = ["exact_in_pieces", "partition_padding", "piece_padding"]
 def partition_padding(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]:
     """Bytes of (parameters, gradients) that ZeRO-1 and 2 hold beyond `components`.
 
-    Parameters are whole in one padded flat buffer; gradients are those, whole, of all that touches the rank's part.
+    Parameters are unsharded in one padded flat buffer; gradients are kept for each parameter that has elements in the
+    rank's partition.
     """
     strategy = plan.framework.strategy_as(ZeroStrategy)
     size = dtype_bytes(plan.framework.compute_dtype)
@@ -25,19 +26,19 @@ def partition_padding(plan: Plan, components: Mapping[str, AtRestBytes], *, exac
 
 
 def piece_padding(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]:
-    """Bytes of (parameters, gradients) by which ZeRO-3 rounds its piece of every tensor up."""
+    """Bytes of (parameters, gradients) by which ZeRO-3 rounds up its shard of every tensor."""
     size = dtype_bytes(plan.framework.compute_dtype)
-    mine = [(count, p) for kind, count in plan.kind_counts for p in plan.kinds[kind] if p.spec.is_owned]
-    stored = sum(count * p.rest_bytes for count, p in mine)
-    parts = sum(count * p.padded for count, p in mine if p.trainable and p.policy.grad.space == "device")
+    owned = [(count, p) for kind, count in plan.kind_counts for p in plan.kinds[kind] if p.spec.is_owned]
+    stored = sum(count * p.rest_bytes for count, p in owned)
+    parts = sum(count * p.padded for count, p in owned if p.trainable and p.policy.grad.space == "device")
     return (stored - sum(c.params_bytes for c in components.values()),
             parts * size - sum(c.grads_bytes for c in components.values()))
 
 
 def exact_in_pieces(plan: Plan) -> dict[str, AtRestBytes]:
-    """Bytes by component where every tensor is cut by itself; the last ranks have what is left of it (ZeRO-3).
+    """Bytes by component where every tensor is sharded separately; the last ranks have the remainder (ZeRO-3).
 
-    Optimizer states are as long as the padded piece.
+    Optimizer states are as long as the padded shard.
     """
     strategy = plan.framework.strategy_as(ZeroStrategy)
     at, totals = plan.mesh.axis(strategy.axis).coordinate(plan.rank), dict[str, AtRestBytes]()
@@ -49,7 +50,7 @@ def exact_in_pieces(plan: Plan) -> dict[str, AtRestBytes]:
 
 
 def _piece(placed: Placed, at: int) -> AtRestBytes:
-    """Bytes of piece number `at` of a tensor, in whole elements of what is stored."""
+    """Bytes of shard number `at` of a tensor, in units of stored elements."""
     rest, grad, spec = placed.policy.at_rest, placed.policy.grad, placed.spec
     piece = placed.padded // rest.values
     stored = spec.copies * math.prod(rest.stored_shape(spec.shape))

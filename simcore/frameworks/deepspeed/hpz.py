@@ -1,4 +1,4 @@
-"""Second parts of parameters, cut over fewer ranks: [Note: hpZ]."""
+"""Secondary partitions of parameters, over fewer ranks: [Note: hpZ]."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Key = tuple[int, int]
 
 
 class HpzShards:
-    """Which parameters have one, and its rows; of nothing where hpZ is not asked for."""
+    """Tracks hpZ secondary shards; inactive unless `zero_hpz_partition_size` > 1."""
 
     def __init__(self, plan: Plan, tables: Tables, out: Builder, strategy: ZeroStrategy) -> None:
         self.out, self.parts = out, strategy.secondary
@@ -24,17 +24,17 @@ class HpzShards:
         self.kept: dict[Key, int] = {}
 
     def has(self, key: Key) -> bool:
-        """Whether it is gathered from its second parts."""
+        """True if the parameter is gathered from its secondary shards."""
         return key in self.kept
 
     def keep(self, key: Key, num_bytes: int) -> None:
-        """The first time that a whole parameter of so many bytes is released."""
+        """Keeps a secondary shard when a gathered parameter of `num_bytes` is released for the first time in a step."""
         if self.parts and key not in self.kept:
             self.kept[key] = num_bytes // self.parts
             self.out.alloc(key[0], self.slot, self.kept[key])
 
     def drop(self) -> None:
-        """The step has updated what they are copies of."""
+        """Frees the shards after the step, which has updated the parameters."""
         for (layer, _), num_bytes in self.kept.items():
             self.out.free(layer, self.slot, num_bytes)
         self.kept.clear()

@@ -1,4 +1,4 @@
-"""What lies on the host beside tensors: [Note: ZeRO on the host]."""
+"""Host memory of ZeRO besides the tensors: [Note: ZeRO on the host]."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ FP32 = 4
 
 
 def beside_tensors(plan: Plan, *, rounded: bool) -> Counter[str]:
-    """Bytes by owner beyond tensors themselves: alignment, buffers, and, `rounded`, what pinned blocks add.
+    """Bytes by owner beyond the tensors: alignment, buffers and, if `rounded`, the rounding of pinned blocks.
 
     Pinned blocks are powers of two (torch 2.13 ATen/core/CachingHostAllocator.h:300); flat buffers are one block each.
     """
     strategy = plan.framework.strategy_as(ZeroStrategy)
     if not (strategy.states_on_host or strategy.params_on_host):
         return Counter()
-    held = Counter[str]()
+    sizes = Counter[str]()
     for owner, num_bytes, pinned in _buffers(plan, strategy):
-        held[owner] += _block(num_bytes) if rounded and pinned and strategy.pinned else num_bytes
+        sizes[owner] += _block(num_bytes) if rounded and pinned and strategy.pinned else num_bytes
     for owner, size in _of_tensors(plan).items():
-        held[owner] -= size
-    return held
+        sizes[owner] -= size
+    return sizes
 
 
 def _block(num_bytes: int) -> int:
@@ -38,12 +38,12 @@ def _block(num_bytes: int) -> int:
 
 
 def _of_tensors(plan: Plan) -> Counter[str]:
-    """What `Placed.elsewhere` counts of them."""
-    held = Counter[str]()
+    """Bytes by owner that `Placed.elsewhere` counts."""
+    sizes = Counter[str]()
     for kind, count in plan.kind_counts:
-        for owner, space, num_bytes in (one for placed in plan.kinds[kind] for one in placed.elsewhere):
-            held[owner] += count * num_bytes * (space != "nvme")
-    return held
+        for owner, space, num_bytes in (entry for placed in plan.kinds[kind] for entry in placed.elsewhere):
+            sizes[owner] += count * num_bytes * (space != "nvme")
+    return sizes
 
 
 def _buffers(plan: Plan, strategy: ZeroStrategy) -> Iterator[tuple[str, int, bool]]:
@@ -68,28 +68,28 @@ def _buffers(plan: Plan, strategy: ZeroStrategy) -> Iterator[tuple[str, int, boo
 
 
 def _beside_drives(plan: Plan, strategy: ZeroStrategy, gradients: int) -> Iterator[tuple[str, int, bool]]:
-    """16-bit gradients, buffers (which torch does not round), and sub-groups that are too small to be files."""
+    """16-bit gradients, buffers (which torch does not round), and sub-groups that are too small to become files."""
     groups = list(sub_groups([placed.padded for placed in trained(plan)], strategy.sub_group))
-    left = sum(numel for numel in groups if not is_swapped(numel))
-    yield from (("gradients", gradients, True), ("gradients", FP32 * left, True),
-                ("optimizer states", FP32 * (1 + num_moments(plan)) * left, False),
+    unswapped = sum(numel for numel in groups if not is_swapped(numel))
+    yield from (("gradients", gradients, True), ("gradients", FP32 * unswapped, True),
+                ("optimizer states", FP32 * (1 + num_moments(plan)) * unswapped, False),
                 ("buffers of drives", FP32 * strategy.swap_buffers * aligned_to_drives(max(groups, default=0)), False))
 
 
 def sub_groups(parts: Sequence[int], size: int) -> Iterator[int]:
-    """Elements of each: one is closed when it has reached its size (`_create_fp16_sub_groups`)."""
-    held = 0
+    """Elements of each sub-group: one is closed when it has reached `size` (`_create_fp16_sub_groups`)."""
+    filled = 0
     for part in parts:
-        held += part
-        if held >= size:
-            yield held
-            held = 0
-    if held:
-        yield held
+        filled += part
+        if filled >= size:
+            yield filled
+            filled = 0
+    if filled:
+        yield filled
 
 
 def num_moments(plan: Plan) -> int:
-    """Beside the master of a parameter."""
+    """Number of optimizer states of a parameter besides its master."""
     policies = [placed.policy for placed in trained(plan)]
     return sum(name not in ("master_param", "grad_copy") for name, _ in policies[0].optimizer_states) if policies else 0
 
@@ -99,7 +99,7 @@ def _owned(plan: Plan) -> Iterator[Placed]:
 
 
 def trained(plan: Plan) -> Iterator[Placed]:
-    """Parameters that are, in order."""
+    """Trained parameters, in order."""
     return (placed for placed in _owned(plan) if placed.trainable)
 
 
@@ -108,5 +108,5 @@ def _largest(plan: Plan) -> int:
 
 
 def touched(plan: Plan, strategy: ZeroStrategy) -> list[int]:
-    """Elements of every parameter of which some lies in this rank's part, whole."""
+    """Elements of every parameter that has elements in this rank's partition."""
     return touching(plan, plan.mesh.axis(strategy.axis).coordinate(plan.rank))

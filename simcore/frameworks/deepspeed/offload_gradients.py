@@ -1,4 +1,4 @@
-"""Gradients of ZeRO-3's parts that rest on the host, and the step there: [Note: ZeRO on the host]."""
+"""Gradients of ZeRO-3's shards on the host, and the step there: [Note: ZeRO on the host]."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ READ, WRITE = 1, 2
 
 
 class GradientsOnHost:
-    """Rows of copies and of what they need on the device; nothing where states are there."""
+    """Posts copies and their temporary bytes on the device; inactive if states are on the device."""
 
     def __init__(self, plan: Plan, tables: Tables, out: Builder, strategy: ZeroStrategy) -> None:
         self.plan, self.tables, self.out, self.strategy, self.first = plan, tables, out, strategy, plan.layers[0]
@@ -30,9 +30,9 @@ class GradientsOnHost:
         self.waiting, self.num_waiting, self.num_written = tables.slot("unswapped_grads", "main_grad"), 0, 0
 
     def send(self, each: Sequence[int], *, is_last: bool) -> None:
-        """A bucket's parts go there and come back one by one, in the last microbatch to be sent in fp32.
+        """Copies a bucket's shards to the host and back one by one; in the last microbatch they are sent in fp32.
 
-        `each`: their elements. To drives they go in fp32 together, but for those that wait on the device.
+        `each`: elements of the shards. With NVMe they are sent in fp32 together, except those that wait on the device.
         """
         if not self.strategy.states_on_host:
             return
@@ -50,10 +50,10 @@ class GradientsOnHost:
         self.out.free(self.first, self.slot, taken)
 
     def step(self, groups: Sequence[int]) -> None:
-        """All groups, of drives too; the way back is none where parameters rest there too."""
+        """Posts the step of all groups, with NVMe; parameters are copied back unless they rest on the host too."""
         elements = sum(groups)
         swapped = FP32 * sum(map(aligned, filter(is_swapped, groups))) * (self.strategy.swap_buffers > 0)
-        if swapped:  # gradients are waited for when they are read again
+        if swapped:  # gradients must be written before they are read again
             self.out.host(self.num_written, WRITE)
             self.out.host(self.num_states * swapped + self.num_written, READ)
         updated_on_host(self.plan, elements, self.out)

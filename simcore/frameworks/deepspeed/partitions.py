@@ -1,4 +1,4 @@
-"""Parts of the flat group of trained parameters under ZeRO-1 and 2: [Note: ZeRO-1 and ZeRO-2]."""
+"""Partitions of the flat group of trained parameters under ZeRO-1 and 2: [Note: ZeRO-1 and ZeRO-2]."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from simcore.units import dtype_bytes
 __all__ = ["aligned", "exact_in_parts", "flat_padding", "gradient_elements", "places", "touching", "trained_of"]
 
 ALIGN = 2
-"""Elements a rank: nccl_start_alignment_factor."""
+"""Alignment in elements for each rank: nccl_start_alignment_factor."""
 
 
 def trained_of(plan: Plan, layer: int) -> list[tuple[int, int]]:
-    """(number, elements on this rank while it is used) of the layer's trained parameters."""
+    """(number, elements on this rank in use) of the layer's trained parameters."""
     return [(number, placed.used) for number, placed in enumerate(plan.of_layer(layer)) if placed.trainable]
 
 
 def flat_padding(plan: Plan) -> int:
-    """Elements of the flat parameters that belong to none."""
+    """Elements of the flat buffer that belong to no parameter."""
     return aligned(plan) - _trained(plan)
 
 
@@ -31,28 +31,28 @@ def _trained(plan: Plan) -> int:
 
 
 def aligned(plan: Plan) -> int:
-    """Elements of the flat parameters, so that parts are equal."""
+    """Elements of the flat buffer, so that partitions are equal."""
     strategy = plan.framework.strategy_as(ZeroStrategy)
     unit = ALIGN * plan.mesh.axis(strategy.axis).size
     return math.ceil(_trained(plan) / unit) * unit
 
 
 def places(plan: Plan) -> dict[tuple[int, int], tuple[int, int]]:
-    """(layer, number) -> first and last element of each trained parameter in the flat buffer, as one group.
+    """(first element, end) of each trained parameter in the flat buffer, by (layer, number), as one group.
 
-    In the order of registration, or dealt out to the ranks one by one (`_round_robin_reorder`).
+    The order is that of registration, or round robin over the ranks (`_round_robin_reorder`).
     """
-    strategy, found, at = plan.framework.strategy_as(ZeroStrategy), {}, 0
+    strategy, ranges, at = plan.framework.strategy_as(ZeroStrategy), {}, 0
     every = [(layer, number, numel) for layer in plan.layers for number, numel in trained_of(plan, layer)]
     ranks = plan.mesh.axis(strategy.axis).size if strategy.round_robin else 1
-    for layer, number, numel in (one for rank in range(ranks) for one in every[rank::ranks]):
-        found[layer, number] = (at, at + numel)
+    for layer, number, numel in (entry for rank in range(ranks) for entry in every[rank::ranks]):
+        ranges[layer, number] = (at, at + numel)
         at += numel
-    return found
+    return ranges
 
 
 def touching(plan: Plan, coordinate: int) -> list[int]:
-    """Elements of every parameter of which some lies in the part of the rank at `coordinate`, whole."""
+    """Elements of every parameter that has elements in the partition of the rank at `coordinate`."""
     strategy = plan.framework.strategy_as(ZeroStrategy)
     part = aligned(plan) // plan.mesh.axis(strategy.axis).size
     low = coordinate * part
@@ -60,10 +60,10 @@ def touching(plan: Plan, coordinate: int) -> list[int]:
 
 
 def gradient_elements(plan: Plan, *, exact: bool = False) -> int:
-    """How long the rank's own averaged gradients are: all of every parameter that touches its part.
+    """Elements of the rank's averaged gradients: all of every parameter with elements in its partition.
 
     DeepSpeed 0.19.6 `stage_1_and_2.py`:1680, copy_grads_in_partition: the sum of `param_in_partition.numel()`. Without
-    `exact` as on the rank with the most; one that no parameter touches has zeros of a part (get_flat_partition).
+    `exact` that of the rank with the most; a rank without parameters has a partition of zeros (get_flat_partition).
     """
     strategy = plan.framework.strategy_as(ZeroStrategy)
     axis, part = plan.mesh.axis(strategy.axis), aligned(plan) // plan.mesh.axis(strategy.axis).size
@@ -72,15 +72,15 @@ def gradient_elements(plan: Plan, *, exact: bool = False) -> int:
     ends = np.array(sorted(places(plan).values()), dtype=np.int64).reshape(-1, 2)
     lows = np.arange(axis.size, dtype=np.int64) * part
     first = np.searchsorted(ends[:, 1], lows, side="right")
-    behind = np.searchsorted(ends[:, 0], lows + part, side="left")
+    ends_after = np.searchsorted(ends[:, 0], lows + part, side="left")
     summed = np.concatenate([[0], np.cumsum(ends[:, 1] - ends[:, 0])])
-    return int(np.maximum(summed[behind] - summed[first], part * (behind == first)).max(initial=0))
+    return int(np.maximum(summed[ends_after] - summed[first], part * (ends_after == first)).max(initial=0))
 
 
 def exact_in_parts(plan: Plan) -> dict[str, AtRestBytes]:
-    """`Plan.at_rest` with states and gradients of what lies in this rank's own part.
+    """`Plan.at_rest` with states and gradients of the elements in this rank's partition.
 
-    Tensors lie in the order of registration, as one parameter group (`bit16_groups_flat`).
+    Tensors are in the order of registration, as one parameter group (`bit16_groups_flat`).
     """
     strategy, totals, where = plan.framework.strategy_as(ZeroStrategy), dict[str, AtRestBytes](), places(plan)
     axis = plan.mesh.axis(strategy.axis)

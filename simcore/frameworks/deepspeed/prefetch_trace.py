@@ -1,13 +1,13 @@
-"""The record of ZeRO-3: which parameters each call of a module needs, and what becomes of frozen ones.
+"""The trace of ZeRO-3: parameters that each call of a module needs, and the lifetime of frozen ones.
 
 [Note: ZeRO-3 and frozen parameters] DeepSpeed 0.19.6 `runtime/zero/partitioned_param_coordinator.py`,
-update_recompute_parameters and release_sub_module: what a replay gathers of frozen parameters is the module's whose
-backward began last; it stays until that is over and is then released, used again soon or not. Backward gathers it once
-more, each when its module is called.
+update_recompute_parameters and release_sub_module: frozen parameters that a replay gathers belong to the module
+whose backward began last; they stay until that is over and are then released, even if used again soon. Backward gathers
+them again, each when its module is called.
 
 [Note: ZeRO-3 and weights in 4 bits] bitsandbytes 0.50.2 `autograd/_functions.py`, MatMul4Bit: `ctx.tensors` is a view
-of what was gathered. DeepSpeed drops its own reference (`free_param`), so the first gathered copy of a microbatch is
-there until the graph goes: with the loss, when backward is over (transformers 5.23 `trainer.py`, training_step),
+of the gathered weight. DeepSpeed drops its own reference (`free_param`), so the first gathered copy of a microbatch
+exists until the graph is freed: with the loss, when backward is over (transformers 5.23 `trainer.py`, training_step),
 whether layers are replayed or not.
 """
 
@@ -25,11 +25,14 @@ __all__ = ["LivePackedWeights", "bytes_by_dtype", "recorded", "seen_by_nodes"]
 
 
 def bytes_by_dtype(params: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Bytes of each dtype, of (dtype, bytes) of parameters; each is a gather (`_all_gather_coalesced`, sort_dtypes)."""
-    found = Counter[str]()
+    """Bytes of each dtype, from (dtype, bytes) of parameters.
+
+    Each is a gather (`_all_gather_coalesced`, sort_dtypes).
+    """
+    sizes = Counter[str]()
     for dtype, num_bytes in params:
-        found[dtype] += num_bytes
-    return sorted(found.items())
+        sizes[dtype] += num_bytes
+    return sorted(sizes.items())
 
 
 def recorded(plan: Plan) -> Iterator[list[Key]]:
@@ -44,8 +47,8 @@ def recorded(plan: Plan) -> Iterator[list[Key]]:
 def _keys(plan: Plan, layer: int, calls: Calls) -> list[list[Key]]:
     """Parameters that are fetched for calls; a tied head uses the embedding's."""
     owners = plan.graph.owners
-    found = [[owners.get((layer, number), (layer, number)) for number in call] for call in calls]
-    return [[key for key in keys if _placed(plan, key).policy.name != PERSISTENT] for keys in found]
+    calls_keys = [[owners.get((layer, number), (layer, number)) for number in call] for call in calls]
+    return [[key for key in keys if _placed(plan, key).policy.name != PERSISTENT] for keys in calls_keys]
 
 
 def _placed(plan: Plan, key: Key) -> Placed:
@@ -53,14 +56,15 @@ def _placed(plan: Plan, key: Key) -> Placed:
 
 
 def seen_by_nodes(plan: Plan) -> Set[Key]:
-    """Packed weights of which nodes of the graph hold a view: those that backward calls."""
-    found = (key for layer in plan.layers for calls in backward_calls(plan, layer)
+    """Packed weights of which graph nodes hold a view: those of backward calls."""
+    keys_of_calls = (key for layer in plan.layers for calls in backward_calls(plan, layer)
              for keys in _keys(plan, layer, calls) for key in keys)
-    return {key for key in found if (packed := _placed(plan, key).policy.at_rest.packed) and not packed.is_tensor}
+    return {key for key in keys_of_calls if (packed := _placed(plan,
+                                                               key).policy.at_rest.packed) and not packed.is_tensor}
 
 
 class LivePackedWeights:
-    """Frozen parameters that a replay has called: [Note: ZeRO-3 and frozen parameters]. Calls are numbered."""
+    """Frozen parameters called in a replay: [Note: ZeRO-3 and frozen parameters]. Calls are numbered."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.pinned, windows = plan, set[Key](), list(_replays(plan))
@@ -68,19 +72,19 @@ class LivePackedWeights:
         self.ends = {end for _, end in windows}
 
     def called(self, at: int, keys: list[Key]) -> None:
-        """Call number `at` needs `keys`."""
+        """Pins frozen parameters of call number `at` if it belongs to a replay."""
         if at in self.replaying:
             self.pinned.update(key for key in keys if not _placed(self.plan, key).trainable)
 
     def released(self, at: int) -> Set[Key]:
-        """What goes before call number `at`, whatever comes."""
+        """Parameters that are released before call number `at`."""
         gone = frozenset(self.pinned) if at in self.ends else frozenset[Key]()
         self.pinned -= gone
         return gone
 
 
 def _replays(plan: Plan) -> Iterator[tuple[range, int]]:
-    """Numbers of the calls of a replay, and of the call before which what it pins goes."""
+    """(numbers of the calls of a replay, number of the call before which its pinned parameters are released)."""
     at = sum(len(forward_calls(plan, layer)) for layer in plan.layers)
     for layer in reversed(plan.layers):
         replay, rest = backward_calls(plan, layer)

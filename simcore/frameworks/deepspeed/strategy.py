@@ -1,51 +1,51 @@
 """DeepSpeed's ZeRO (0.19.6, edaa72212 `deepspeed/runtime/zero/`): optimizer states, gradients, parameters in parts.
 
-[Note: ZeRO-1 and ZeRO-2] `stage_1_and_2.py`. Parameters are whole pieces of one flat 16-bit buffer, aligned to two
-elements a rank; each rank has the fp32 master and moments of an equal part. A gradient is copied into a bucket of
+[Note: ZeRO-1 and ZeRO-2] `stage_1_and_2.py`. Parameters are views of one flat 16-bit buffer, aligned to two
+elements a rank; each rank has the fp32 master and moments of an equal partition. A gradient is copied into a bucket of
 `reduce_bucket_size` elements as soon as autograd has made it (ZeRO-1: when the last microbatch is over), a larger one
-stays as it is. A full bucket is all-reduced, in a flat copy if parts of several ranks lie in it (`average_tensor`);
-pieces of the rank's own part are copied out (`copy_grads_in_partition`), the rest is dropped. The bucket lives from the
-first gradient of a microbatch to its end (`setup_buckets`, `_release_ipg_buffers`); a further microbatch has a part of
-its own, which is then added to the first. The step: infinities and norms, tensor by tensor; a flat copy of the part,
-its copy in fp32, then the first ones go; the update; one all-gather into the flat parameters
-(`all_gather_into_tensor_dp_groups`, whatever the bucket size).
+stays unchanged. A full bucket is all-reduced, in a flat copy if it has elements of several ranks' partitions
+(`average_tensor`); those of the rank's partition are copied out (`copy_grads_in_partition`), the rest is freed. The
+bucket lives from the first gradient of a microbatch to its end (`setup_buckets`, `_release_ipg_buffers`); the partition
+of a further microbatch is separate, and then added to the first. The step: infinities and norms, tensor by tensor; a
+flat copy of the partition, its copy in fp32, then the former are freed; the update; one all-gather into the flat
+parameters (`all_gather_into_tensor_dp_groups`, whatever the bucket size).
 
-[Note: ZeRO-3] `stage3.py`, `partition_parameters.py`, `partitioned_param_coordinator.py`. Every parameter is cut into
-equal flat parts, the last one padded. Small ones (`stage3_param_persistence_threshold`) stay gathered beside their
-part. Others are gathered when their module runs, and released unless the recorded order uses them again within
-`stage3_max_reuse_distance` elements; after what runs now further ones are gathered ahead, until
-`stage3_prefetch_bucket_size` elements are under way or `stage3_max_live_parameters` are there. One alone becomes the
-parameter where it was gathered; several are copied out of a flat buffer when the first is waited for, which stays until
-each of them was asked for by its own module (`simcore/frameworks/deepspeed/zero12_copies.py`). The bucket and
-the 16-bit gradients of the rank's parts rest for good; each bucket is reduce-scattered from a copy, unless it is one
-tensor that leaves no remainder. The step goes through groups of `sub_group_size` elements of the rank.
+[Note: ZeRO-3] `stage3.py`, `partition_parameters.py`, `partitioned_param_coordinator.py`. Every parameter is split into
+equal flat shards, the last one padded. Small ones (`stage3_param_persistence_threshold`) stay gathered in addition to
+their shard. Others are gathered when their module runs, and released unless the recorded order uses them again within
+`stage3_max_reuse_distance` elements; further ones are prefetched, until
+`stage3_prefetch_bucket_size` elements are in flight or `stage3_max_live_parameters` are gathered. A single parameter is
+used where it was gathered; several are copied out of a flat buffer when the first is waited for, which stays until each
+of them was requested by its own module (`simcore/frameworks/deepspeed/zero12_copies.py`). The bucket and
+the 16-bit gradients of the rank's shards are persistent; each bucket is reduce-scattered from a copy, unless it is one
+tensor without a remainder. The step goes through groups of `sub_group_size` elements of the rank.
 
 [Note: hpZ] `zero_hpz_partition_size`: when a parameter is released for the first time in a step, each rank
-keeps a part of it by the ranks of a smaller group, from which it is gathered from then on, until the step
+keeps a shard of it over the ranks of a smaller group, from which it is gathered from then on, until the step
 (`_partition_param_sec`, invalidate_secondary_tensor).
 
-[Note: ZeRO and frozen parameters] Stage 1 and 2 leave them whole: their optimizer holds what is trained. Stage 3
-cuts them all, packed columns of bitsandbytes too, whose elements are those of the column; constants are attributes and
-whole. What a coalesced gather has of each type is a collective of its own. A gathered column is freed late: see
+[Note: ZeRO and frozen parameters] Stage 1 and 2 do not shard them: their optimizer has only trained parameters. Stage
+3 shards all, packed columns of bitsandbytes too, in elements of the column; constants are attributes and not sharded. A
+coalesced gather is a separate collective for each dtype. A gathered column is freed late: see
 [Note: ZeRO-3 and weights in 4 bits] in `simcore/frameworks/deepspeed/prefetch_trace.py`. transformers 5.23
-`modeling_utils.py` (get_init_context) does not begin ZeRO-3 before a packed model is loaded: every rank has all of it
-then.
+`modeling_utils.py` (get_init_context) starts ZeRO-3 after a packed model is loaded: every rank has all of it
+until then.
 
 [Note: gradients apart] Without `contiguous_gradients` there is no bucket: gradients stay where autograd made them, and
-what a bucket would hold is sent from one flat copy, if it is more than one. Then ZeRO-3 drops them. ZeRO-2 drops those
-of which nothing lies in the rank's part, behind the next reduction with overlap_comm; ZeRO-1 when the microbatch is
-over. The others stay whole until the step (`stage_1_and_2.py`, reduce_ipg_grads, get_all_grad_tensors), of a further
-microbatch until they are added to the first's. With offload_optimizer stages 1 and 2 have the bucket all the same.
+a bucket's worth of several is sent from one flat copy. Then ZeRO-3 frees them. ZeRO-2 frees those without elements in
+the rank's partition, with overlap_comm after the next reduction; ZeRO-1 at the end of the microbatch. The others stay
+unsharded until the step (`stage_1_and_2.py`, reduce_ipg_grads, get_all_grad_tensors), those of a further microbatch
+until they are added to the first's. With offload_optimizer stages 1 and 2 still have the bucket.
 
 [Note: ZeRO on the host] With `offload_optimizer` the CPU keeps masters, moments and gradients in fp32 of the rank's
-part, and steps. ZeRO-1 and 2 (`stage_1_and_2.py`, copy_grads_in_partition): no part of gradients is on the device; of a
-reduced bucket each tensor of the part is looked at, cast to fp32 and copied. Beside them: a 16-bit copy of the part on
-the way back, a buffer as long as the largest parameter on either side; under accumulation the 16-bit gradients of all
-parameters that touch the part, whole, which every microbatch fetches, adds to and sends back.
-ZeRO-3 (`stage3.py`, partition_grads): the 16-bit gradients of the parts lie on the host, and a copy of each comes back
-to the device for the norm and the cast. `offload_param` (ZeRO-3 alone): parts lie on the host, and are copied whenever
+part, and steps. ZeRO-1 and 2 (`stage_1_and_2.py`, copy_grads_in_partition): no partition of gradients is on the device;
+in a reduced bucket each tensor of the partition is checked, cast to fp32 and copied. In addition: a 16-bit copy of the
+partition on its way back, a buffer as long as the largest parameter on either side; under accumulation the 16-bit
+gradients of all parameters with elements in the partition, which every microbatch fetches, adds to and sends back.
+ZeRO-3 (`stage3.py`, partition_grads): the 16-bit gradients of the shards are on the host, and a copy of each comes back
+to the device for the norm and the cast. `offload_param` (ZeRO-3 only): shards are on the host, and are copied whenever
 they are gathered (`partition_parameters.py`, _all_gather_dtype). Buffers are flat, and pinned but for moments, and for
-masters of ZeRO-3. `buffer_count`, `buffer_size`, `max_in_cpu`, `fast_init` and pipelining are about NVMe alone.
+masters of ZeRO-3. `buffer_count`, `buffer_size`, `max_in_cpu`, `fast_init` and pipelining are about NVMe only.
 """
 
 from __future__ import annotations
@@ -57,18 +57,19 @@ from simcore.placement.strategy import ParallelStrategy
 __all__ = ["PERSISTENT", "ZeroStrategy"]
 
 PERSISTENT = "persistent"
-"""Name of the life of parameters that stay gathered."""
+"""Name of the policy of parameters that stay gathered."""
 
 
 @dataclass(frozen=True, slots=True)
 class ZeroStrategy(ParallelStrategy):
-    """Sizes in elements. `bucket`: reduce_bucket_size; `num_buffers`: two with overlap_comm under ZeRO-1 and 2.
+    """Settings of ZeRO; sizes in elements.
 
-    Of ZeRO-3 alone: `ahead`, stage3_prefetch_bucket_size; `live`, stage3_max_live_parameters; `reuse`,
+    `bucket`: reduce_bucket_size; `num_buffers`: two with overlap_comm under ZeRO-1 and 2.
+    Only of ZeRO-3: `ahead`, stage3_prefetch_bucket_size; `live`, stage3_max_live_parameters; `reuse`,
     stage3_max_reuse_distance; `sub_group`, sub_group_size; `secondary`, zero_hpz_partition_size or 0. `states_on_host`,
     `params_on_host`: offload_optimizer and offload_param; `pinned`: their pin_memory; `accumulates`: a step has several
     microbatches, and states on the host. `round_robin`: round_robin_gradients. `is_apart`: gradients have no bucket.
-    `swap_buffers`: of states on NVMe, 0 where they are not: [Note: ZeRO-3 and NVMe] in `simcore/hardware/nvme.py`.
+    `swap_buffers`: buffers of states on NVMe, 0 without it: [Note: ZeRO-3 and NVMe] in `simcore/hardware/nvme.py`.
     """
 
     stage: int
@@ -90,7 +91,7 @@ class ZeroStrategy(ParallelStrategy):
 
     @property
     def holds_whole_parameters(self) -> bool:
-        """ZeRO-1 and ZeRO-2 shard no parameters."""
+        """True for ZeRO-1 and ZeRO-2, which shard no parameters."""
         return self.stage < 3
 
     @property

@@ -1,4 +1,4 @@
-"""What the three stages of DeepSpeed's ZeRO share: options and their defaults, refusals, lives.
+"""Table of the three stages of DeepSpeed's ZeRO: options and their defaults, refusals, tensor policies.
 
 DeepSpeed 0.19.6 (edaa72212): `runtime/zero/config.py`; "auto": transformers 5.23 `integrations/deepspeed.py`,
 trainer_config_finalize. bf16 without `data_types.grad_accum_dtype`: gradients are accumulated as they are computed, and
@@ -52,11 +52,11 @@ _OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
     STORAGE_OPTION: STORAGES,
 }
 _OFFLOADED: Final[dict[str, tuple[Any, ...]]] = {"device": ("cpu",), "pin_memory": (True, False)}
-"""Of the blocks offload_optimizer and offload_param, what changes anything without NVMe."""
+"""Options of the blocks offload_optimizer and offload_param that have an effect without NVMe."""
 _TO_NVME: Final[dict[str, tuple[Any, ...]]] = {
     "device": ("nvme",), "pin_memory": (True, False), "nvme_path": (str,), "buffer_count": (int,),
     "fast_init": (True, False), "pipeline_read": (False,), "pipeline_write": (False,)}
-"""Of offload_optimizer with it: [Note: ZeRO-3 and NVMe]."""
+"""Options of offload_optimizer with NVMe: [Note: ZeRO-3 and NVMe]."""
 _OF_NVME: Final = ("nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "fast_init", "pipeline_read",
                    "pipeline_write")
 _OF_3: Final[dict[str, tuple[Any, ...]]] = {
@@ -85,7 +85,7 @@ def options_of_stage(stage: int) -> dict[str, tuple[Any, ...]]:
 
 
 def zero_table(job: Draft, stage: int) -> Framework:
-    """ZeRO applied to a job."""
+    """Framework of a job under a stage of ZeRO."""
     options = job.options(options_of_stage(stage))
     _check(job)
     _check_shards(job, stage)
@@ -134,7 +134,7 @@ def _check(job: Draft) -> None:
 
 
 def _packed(job: Draft, options: dict[str, Any]) -> PackedWeights | None:
-    """A column of bytes stays as it is; one of another floating type than the model's would be cast, value by value."""
+    """Format of packed weights; another floating storage type than the model's would be cast, value by value."""
     packed = packed_of(job, options)
     if packed and packed.storage not in ("uint8", job.compute):
         raise job.illegal(f"framework_options.{STORAGE_OPTION}", f"packed values in {packed.storage} would be cast to "
@@ -163,10 +163,10 @@ def _strategy(job: Draft, options: dict[str, Any], stage: int) -> ZeroStrategy:
 
 
 def _check_shards(job: Job, stage: int) -> None:
-    """Copies of shards would be MiCS.
+    """Refuses copies of shards, which would be MiCS.
 
-    Run (`tests/truth/deepspeed/shards-0.19.6.json`), 0.19.6 scatters MiCS's gradients over all ranks and not over a
-    shard's, so that parts get pieces of half their length; 0.19.8 has no MiCS.
+    As measured (`tests/truth/deepspeed/shards-0.19.6.json`), 0.19.6 scatters MiCS's gradients over all ranks and not
+    over a shard's, so that shards get pieces of half their length; 0.19.8 has no MiCS.
     """
     if job.mesh.dp_replicate > 1 and stage < 3:
         raise job.illegal("mesh.dp_replicate", f"stage {stage} cuts over all ranks: they are dp_shard", CONFIG)
@@ -178,13 +178,13 @@ def _check_shards(job: Job, stage: int) -> None:
 
 
 def _communicators(job: Job, strategy: ZeroStrategy) -> tuple[str, ...]:
-    """All ranks, and the fewer that second parts of parameters are cut over."""
+    """Axes of all ranks, and of the fewer ranks that share secondary shards of parameters."""
     names = (AXIS, *((f"{AXIS}/{strategy.secondary}",) if strategy.secondary else ()))
     return tuple(name for name in names if job.mesh.axis(name).size > 1)
 
 
 def _secondary(job: Job, options: dict[str, Any]) -> int:
-    """zero_hpz_partition_size, 0 where it changes nothing."""
+    """zero_hpz_partition_size, 0 if it has no effect."""
     size, ranks, at = options.get("zero_hpz_partition_size") or 1, job.mesh.dp_shard, "zero_hpz_partition_size"
     if ranks % min(size, ranks):
         raise job.illegal(f"framework_options.{at}", f"{ranks} is not divisible by {size}",
@@ -196,7 +196,7 @@ def _secondary(job: Job, options: dict[str, Any]) -> int:
 
 # ---- what lies on the host ------------------------------------------------------------------------------------------
 def _offloaded(job: Job, options: dict[str, Any], stage: int) -> tuple[bool, bool]:
-    """(offload_optimizer, offload_param), as `training.offload` says; the options hold details of them."""
+    """(offload_optimizer, offload_param), as `training.offload` says; the options have their details."""
     parts = {name: _part(job, name) for name in ("optimizer", "params", "gradients")}
     if parts["params"] and stage < 3:
         raise job.illegal("training.offload.params", f"offload_param is valid only with stage 3, and this is {stage}",
@@ -210,7 +210,7 @@ def _offloaded(job: Job, options: dict[str, Any], stage: int) -> tuple[bool, boo
 
 
 def _swap_buffers(job: Draft, options: dict[str, Any], stage: int) -> int:
-    """`buffer_count` of states on NVMe, 0 where they are not. As many as a sub-group has tensors and its gradient."""
+    """`buffer_count` of states on NVMe, 0 without it; at least one for each tensor of a sub-group and its gradient."""
     if job.scenario.training.offload.part("optimizer")[0] != "nvme":
         return 0
     topology, at = topology_of(job.scenario), "training.offload.optimizer"
@@ -220,9 +220,9 @@ def _swap_buffers(job: Draft, options: dict[str, Any], stage: int) -> int:
     if topology.node.nvme is None:
         raise InputError(Problem(job.scenario.where("topology"), f"{topology.name} does not say node.nvme (read, "
                                  "write), at which states would be swapped: no shipped machine does, drives differ"))
-    given = options.get("offload_optimizer", {}).get("buffer_count")
-    count = int(job.auto("framework_options.offload_optimizer.buffer_count", "auto" if given is None else str(given),
-                         "4", OFFLOAD))
+    requested_count = options.get("offload_optimizer", {}).get("buffer_count")
+    count = int(job.auto("framework_options.offload_optimizer.buffer_count",
+                         "auto" if requested_count is None else str(requested_count), "4", OFFLOAD))
     if count < 2 + len(_states(job)):
         raise job.illegal("framework_options.offload_optimizer", f"buffer_count {count}: a master, {len(_states(job))} "
                           "moments and a gradient are read together", "deepspeed 0.19.6 runtime/swap_tensor/"
@@ -231,7 +231,7 @@ def _swap_buffers(job: Draft, options: dict[str, Any], stage: int) -> int:
 
 
 def _part(job: Job, name: str) -> bool:
-    """Whether it lies on the host, or its drives: all of it."""
+    """True if all of it is on the host or its drives."""
     space, fraction = job.scenario.training.offload.part(name)
     job.one_of(f"training.offload.{name}", space, ("none", "host", *(("nvme",) if name == "optimizer" else ())))
     if 0 < fraction < 1:
@@ -241,7 +241,7 @@ def _part(job: Job, name: str) -> bool:
 
 
 def _check_block(job: Job, options: dict[str, Any], key: str, *, is_on: bool) -> None:
-    """Closed, like all options."""
+    """Refuses unknown options and values in the block."""
     at, part = f"framework_options.{key}", "optimizer" if key == "offload_optimizer" else "params"
     if key in options and not is_on:
         raise InputError(Problem(job.scenario.where(*at.split(".")), f"{key}: changes nothing without "
@@ -253,14 +253,16 @@ def _check_block(job: Job, options: dict[str, Any], key: str, *, is_on: bool) ->
             raise InputError(Problem(where, f"{key}.{name}: is about NVMe alone", OFFLOAD))
         if name not in known:
             raise InputError(Problem(where, f"unknown option {name!r} of {key}: it knows {', '.join(known)}"))
-        if not any(type(value) is (one if isinstance(one, type) else type(one)) and one in (value, type(value))
-                   for one in known[name]):
-            wanted = " or ".join(one.__name__ if isinstance(one, type) else repr(one) for one in known[name])
+        if not any(type(value) is (choice if isinstance(choice, type) else type(choice)) and choice in (value,
+                                                                                                        type(value))
+                   for choice in known[name]):
+            wanted = " or ".join(choice.__name__ if isinstance(choice,
+                                                               type) else repr(choice) for choice in known[name])
             raise InputError(Problem(where, f"{key}.{name}: expected {wanted}, got {value!r}"))
 
 
 def _optimizer(job: Draft, strategy: ZeroStrategy) -> Optimizer:
-    """On the host it is DeepSpeedCPUAdam, whatever was asked for (`zero_force_ds_cpu_optimizer`)."""
+    """Optimizer of the job; on the host it is always DeepSpeedCPUAdam (`zero_force_ds_cpu_optimizer`)."""
     if not strategy.states_on_host:
         return torch_optimizer(job, "transformers 5.23 training_args.py: adamw_torch_fused from torch 2.8 on",
                                "fused", plain=True)
@@ -285,18 +287,19 @@ def _of_host(strategy: ZeroStrategy) -> tuple[tuple[str, str, str, str], ...]:
 
 
 def _size(job: Draft, options: dict[str, Any], name: str, default: int) -> int:
-    """In elements: as given, DeepSpeed's own default, or what transformers writes for "auto"."""
+    """Size in elements: as given, DeepSpeed's default, or the value that transformers writes for "auto"."""
     hidden = job.graph.architecture.hidden
     filled = {"reduce_bucket_size": hidden * hidden, "stage3_prefetch_bucket_size": int(0.9 * hidden * hidden),
               "stage3_param_persistence_threshold": 10 * hidden}
-    given = options.get(name)
-    if given == "auto":
+    requested = options.get(name)
+    if requested == "auto":
         return int(job.auto(f"framework_options.{name}", "auto", str(filled[name]), FILLED))
-    return int(job.auto(f"framework_options.{name}", "auto" if given is None else str(given), str(default), CONFIG))
+    return int(job.auto(f"framework_options.{name}", "auto" if requested is None else str(requested), str(default),
+                        CONFIG))
 
 
 def _states(job: Job) -> tuple[str, ...]:
-    """What the optimizer keeps beside the masters."""
+    """Names of the optimizer's states besides the masters."""
     optimizer = job.scenario.training.optimizer
     if optimizer.name == "sgd":
         return ("momentum_buffer",) if optimizer.momentum else ()
@@ -316,26 +319,26 @@ def _spaces(strategy: ZeroStrategy) -> tuple[str, str]:
 @lru_cache(maxsize=64)
 def _rules(stage: int, stored: str, threshold: int, kept: tuple[str, ...], spaces: tuple[str, str],
            packed: PackedWeights | None, *, apart: bool) -> tuple[Rule, ...]:
-    """16-bit parameters and gradients, masters and moments in fp32; on the host, gradients are in fp32 too.
+    """Rules of 16-bit parameters and gradients, fp32 masters and moments; gradients on the host are fp32 too.
 
-    `spaces`: of states and of parameters, as if nothing were pinned: what is, is flat buffers, which
+    `spaces`: of states and of parameters, without pinning: pinned memory is in flat buffers, which
     `simcore/frameworks/deepspeed/offload_buffers.py` counts.
     """
     away, states_away = spaces[0], spaces[0] != "device"
-    whole = TensorLayout((), stored)
+    unsharded = TensorLayout((), stored)
     part: Placements = ((AXIS, Flat("tensor" if stage == 3 else "group")),)
     states = tuple((name, TensorLayout(part, "fp32", away)) for name in ("master_param", *kept))
-    rest = TensorLayout(part, stored, spaces[1]) if stage == 3 else whole
+    rest = TensorLayout(part, stored, spaces[1]) if stage == 3 else unsharded
     grad = TensorLayout(part, stored)
     if states_away:
         grad = TensorLayout(part, stored if stage == 3 else "fp32", "host")
         states += (("grad_copy", TensorLayout(part, "fp32", "host")),) * (stage == 3 and away == "host")
-    made = TensorLayout(((AXIS, Partial()),), stored)
+    unreduced = TensorLayout(((AXIS, Partial()),), stored)
     fp32 = TensorLayout((), "fp32")
     buffer = TensorPolicy("buffer", fp32, fp32, fp32, fp32, at_rest_category="buffer", updated=UpdateTime.NEVER)
 
     def policy(name: str) -> TensorPolicy:
-        return TensorPolicy(name, rest, whole, made, grad, states,
+        return TensorPolicy(name, rest, unsharded, unreduced, grad, states,
                             grads_persist=stage == 3 and not states_away,
                             unreduced_grad_category="unsharded_grad" if stage == 1 or apart else "")
 

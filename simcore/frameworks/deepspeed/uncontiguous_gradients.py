@@ -12,9 +12,9 @@ __all__ = ["UnbucketedGradients"]
 
 
 class UnbucketedGradients:
-    """Where they lie, as (slot, bytes). `is_mine`: whether something of it lies in the rank's part.
+    """Gradients as (slot, bytes). `is_mine`: True if the parameter has elements in the rank's partition.
 
-    `behind`: others go behind the next reduction, not this one.
+    `behind`: other gradients are freed after the next reduction, not this one.
     """
 
     def __init__(self, out: Builder, is_mine: Callable[[Key], bool], *, behind: bool) -> None:
@@ -24,35 +24,35 @@ class UnbucketedGradients:
         self.before: list[Key] = []
 
     def made(self, key: Key, slot: int, num_bytes: int) -> None:
-        """By autograd: one that is there is added to."""
+        """Adds a gradient of autograd, which is accumulated into an existing one."""
         if key in self.fresh:
             self.out.free(key[0], slot, num_bytes)
         self.fresh.setdefault(key, (slot, num_bytes))
 
     def sent(self, key: Key) -> None:
-        """It is in a bucket."""
+        """Frees a gradient that was copied into a bucket."""
         self._drop([key])
 
     def reduced(self, keys: Iterable[Key]) -> None:
-        """A bucket's worth has been sent."""
+        """Frees gradients after a bucket's worth has been reduced."""
         self._drop(self.before)
         self.before = [key for key in keys if not self.is_mine(key)]
         if not self.behind:
             self._drop(self.before)
 
     def end_microbatch(self) -> None:
-        """The rank's own are kept, or added to what it has kept."""
+        """Keeps the rank's gradients, or adds them to the kept ones."""
         self._drop([key for key in self.fresh if not self.is_mine(key)])
         self.before = []
         if not self.kept:
             self.kept, self.fresh = self.fresh, {}
             return
-        held = sum(num_bytes for _, num_bytes in self.fresh.values())
-        self.out.compute(Kernel.ELEMENTWISE, held // 2, 3 * held)
+        num_bytes_kept = sum(num_bytes for _, num_bytes in self.fresh.values())
+        self.out.compute(Kernel.ELEMENTWISE, num_bytes_kept // 2, 3 * num_bytes_kept)
         self._drop(list(self.fresh))
 
     def drop_kept(self) -> None:
-        """The step has a copy in fp32."""
+        """Frees the kept gradients, of which the step has a copy in fp32."""
         for (layer, _), (slot, num_bytes) in self.kept.items():
             self.out.free(layer, slot, num_bytes)
         self.kept.clear()

@@ -1,4 +1,4 @@
-"""The flow of ZeRO-1 and ZeRO-2: [Note: ZeRO-1 and ZeRO-2]."""
+"""Memory hooks of ZeRO-1 and ZeRO-2: [Note: ZeRO-1 and ZeRO-2]."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["Zero12Hooks"]
 
 REDUCE_HANDLE = 16
 LOOKED_AT = 11
-"""Bytes an element: fp32, its absolute value and three masks while infinities are looked for (`_has_inf_or_nan`)."""
+"""Bytes an element in the search for infinities: fp32, its absolute value and three masks (`_has_inf_or_nan`)."""
 
 
 class Zero12Hooks:
-    """Implements `lower.MemoryHooks`. Of ZeRO-2 gradients die where autograd made them: they are in the bucket."""
+    """Implements `program.hooks.MemoryHooks`. ZeRO-2 frees gradients at once: they are in the bucket."""
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
         self.plan, self.tables, self.out = plan, tables, builder
@@ -51,15 +51,16 @@ class Zero12Hooks:
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def rest(self) -> None:
-        """Whole parameters, and this rank's part of master and moments, alignment included."""
+        """Posts unsharded parameters, and this rank's partition of master and moments, alignment included."""
         post_rest(self.plan, self.tables, self.out, rest_postings)
         self._alloc("flat_buffer.padding", "sharded_param", self.size * flat_padding(self.plan))
         if self.strategy.states_on_host:
             self._alloc("grad_buffer_for_offload", "reduce_scatter_input", self.size * self.largest)
             return
         for name, category in (("master_param", "main_param"), *((n, "opt_state") for n in self._moments())):
-            held = sum(count * self.plan.kinds[kind].state_bytes.get(name, 0) for kind, count in self.plan.kind_counts)
-            self._alloc(f"flat_partition.{name}", category, 4 * self.part - held)
+            counted = sum(count * self.plan.kinds[kind].state_bytes.get(name, 0) for kind,
+                          count in self.plan.kind_counts)
+            self._alloc(f"flat_partition.{name}", category, 4 * self.part - counted)
 
     def _moments(self) -> list[str]:
         policies = [p.policy for kind, _ in self.plan.kind_counts for p in self.plan.kinds[kind] if p.trainable]
@@ -69,16 +70,17 @@ class Zero12Hooks:
         self.out.alloc(self.first, self.tables.slot(name, category), num_bytes)
 
     def begin_microbatch(self, action: Action) -> None:
+        """Records the microbatch, and whether it is the last of the step."""
         self.is_last, self.microbatch = action.is_last, action.microbatch
 
     def forward_begin(self, layer: int) -> None:
-        """Nothing: parameters stay whole."""
+        """Posts nothing: parameters are never sharded."""
 
     def forward_end(self, layer: int) -> None:
-        """Nothing."""
+        """Posts nothing."""
 
     def backward_begin(self, layer: int) -> None:
-        """The first gradient of a microbatch finds the bucket."""
+        """Allocates the bucket before the first gradient of a microbatch."""
         if not (self.has_bucket or self.strategy.is_apart) and trained_of(self.plan, layer):
             self.out.alloc(self.first, self.slots["ipg_bucket"], self._bucket_bytes())
             self.has_bucket = True
@@ -87,7 +89,7 @@ class Zero12Hooks:
         return self.strategy.num_buffers * self.strategy.bucket * self.size
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
-        """ZeRO-1 keeps whole gradients, ZeRO-2 has put them into the bucket."""
+        """Keeps gradients under ZeRO-1, copies them into the bucket under ZeRO-2."""
         numbers = {placed.spec.name: number for number, placed in enumerate(self.plan.of_layer(layer))}
         for param, slot, num_bytes in grads:
             self.apart.made((layer, numbers[param.name]), slot, num_bytes)
@@ -96,14 +98,14 @@ class Zero12Hooks:
                 self._put((layer, number))
 
     def _put_whole(self) -> None:
-        """ZeRO-1's, in the order of the parameters (`reduce_gradients`)."""
+        """Puts ZeRO-1's gradients into the bucket, in the order of the parameters (`reduce_gradients`)."""
         for key in sorted(self.apart.fresh) if self.strategy.stage == 1 or not self.strategy.is_apart else ():
             self._put(key)
             if not self.strategy.is_apart:
                 self.apart.sent(key)
 
     def _put(self, key: tuple[int, int]) -> None:
-        """Into the bucket, which is reduced first if there is no room."""
+        """Puts a gradient into the bucket, which is reduced first if there is no room."""
         start, end = self.places[key]
         numel = end - start
         copied = not self.strategy.is_apart
@@ -123,9 +125,9 @@ class Zero12Hooks:
             self.slices.append((owner, piece))
 
     def _reduce(self) -> None:
-        """All-reduce, in a flat copy if pieces of several ranks' parts lie in the bucket; own ones are copied out.
+        """All-reduces the bucket, in a flat copy if it has pieces of several partitions; own pieces are copied out.
 
-        The rank's own part is there from the first reduction on, as on the rank that is the first to have some of it.
+        The rank's partition exists from the first reduction on, as on the rank whose partition is filled first.
         """
         if not self.filled:
             return
@@ -148,27 +150,29 @@ class Zero12Hooks:
         self.in_bucket.clear()
 
     def _is_mine(self, key: tuple[int, int]) -> bool:
-        """Whether something of the parameter lies in the rank's part."""
+        """True if the parameter has elements in the rank's partition."""
         start, end = self.places[key]
         return start < (self.own + 1) * self.part and end > self.own * self.part
 
     def _together(self) -> list[list[int]]:
-        """Pieces that are sent as one: until they are more than a bucket (`allreduce_and_scatter`)."""
-        found: list[list[int]] = [[]]
+        """Pieces that are sent together: until they exceed a bucket (`allreduce_and_scatter`)."""
+        groups: list[list[int]] = [[]]
         filled = 0
         for _, piece in self.slices:
             if not self.strategy.is_apart and filled > self.strategy.bucket:
-                found.append([])
+                groups.append([])
                 filled = 0
-            found[-1].append(piece)
+            groups[-1].append(piece)
             filled += piece
-        return found
+        return groups
 
     def _send_to_host(self) -> None:
-        """What of the bucket is the rank's own; in the last microbatch in fp32, each tensor looked at before.
+        """Copies the rank's pieces of the bucket to the host.
 
-        That takes as much as on the rank that has the largest tensor. With several microbatches all that touches the
-        part goes there whole, after it was fetched and added to.
+        In the last microbatch in fp32, each tensor checked first.
+
+        Temporary bytes are those of the rank with the largest tensor. With several microbatches every parameter with
+        elements in the partition is fetched, added to and sent back.
         """
         if self.is_last:
             taken = LOOKED_AT * self.largest_in_bucket
@@ -184,10 +188,10 @@ class Zero12Hooks:
             copied(self.first, direction, dtype, num_bytes, self.tables, self.out)
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """Never: experts are not a unit of their own here."""
+        """Posts nothing: experts are no separate unit here."""
 
     def end_pass(self, action: Action) -> None:
-        """The last bucket is reduced, and the part of a further microbatch added to that of the first."""
+        """Reduces the last bucket; the partition of a further microbatch is added to that of the first."""
         if action.forward or (self.strategy.stage == 1 and not self.is_last):
             return
         self._put_whole()
@@ -204,7 +208,7 @@ class Zero12Hooks:
         self.has_bucket = self.has_part = False
 
     def optimize(self) -> None:
-        """Norms, the part in fp32, the update, and one all-gather into the flat parameters, which nothing overlaps.
+        """Posts norms, the fp32 copy of the partition, the update, and one all-gather that nothing overlaps.
 
         DeepSpeed 0.19.6 runtime/zero/stage_1_and_2.py step, all_gather_dp_groups: calls that the stream waits for.
         """
@@ -222,7 +226,7 @@ class Zero12Hooks:
         self.out.mark(step_end)
 
     def _drop_part(self) -> None:
-        """Averaged gradients go when their copy in fp32 is there."""
+        """Frees averaged gradients when their fp32 copy exists."""
         self.out.free(self.first, self.slots["grads_in_partition"], self.kept * self.parts)
         self.apart.drop_kept()
         self.parts = 0

@@ -1,9 +1,9 @@
-"""The flow of ZeRO-3: [Note: ZeRO-3].
+"""Memory hooks of ZeRO-3: [Note: ZeRO-3].
 
 Upstream's hooks are those of modules, and so is the order in which parameters are gathered here; but a layer's are
-all gathered when it begins (in backward: up to the end of its replay), and their bytes go when it ends: up to a layer
-more than upstream in forward. Gradients die where autograd made them: those of a bucket lie in it, a larger one is
-counted until then.
+all gathered when it begins (in backward: up to the end of its replay), and their bytes are freed when it ends: up to a
+layer more than upstream in forward. Gradients are freed when autograd has made them, because they are copied into the
+bucket; one that is larger than the bucket is counted until then.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GATHER_HANDLE = 17
 
 
 class Zero3Hooks:
-    """Implements `lower.MemoryHooks` over a recorded order of calls, which is the same in every microbatch."""
+    """Implements `program.hooks.MemoryHooks` over a recorded order of calls, equal in every microbatch."""
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
         self.plan, self.tables, self.out = plan, tables, builder
@@ -47,7 +47,8 @@ class Zero3Hooks:
         self.pins = LivePackedWeights(plan)
         self.trace = [(at, key) for at, keys in enumerate(self.calls) for key in keys]
         placed = {key: self._placed(key) for _, key in self.trace}
-        self.elements = {key: -(-one.used // one.policy.at_rest.values) for key, one in placed.items()}  # as stored
+        self.elements = {key: -(-parameter.used // parameter.policy.at_rest.values) for key,
+                         parameter in placed.items()}  # as stored
         self.upto = [0, *accumulate(sum(self.elements[key] for key in keys) for keys in self.calls)]
         self.needed_at: dict[Key, list[int]] = {}
         for at, key in self.trace:
@@ -60,7 +61,8 @@ class Zero3Hooks:
         self.held: dict[Key, int] = {}
         self.seen_by_nodes = seen_by_nodes(plan)
         self.at = self.cursor = self.filled = self.num_in_bucket = self.padded = 0
-        stored = sorted({one.policy.at_rest.dtype for one in placed.values()} | {plan.framework.compute_dtype})
+        stored = sorted({parameter.policy.at_rest.dtype for parameter in placed.values()}
+                        | {plan.framework.compute_dtype})
         self.gather = {dtype: tables.comm("all_gather", self.strategy.axis, dtype) for dtype in stored}
         self.reduce = tables.comm("reduce_scatter", self.strategy.axis, plan.framework.compute_dtype)
         self.slots = [tables.slot(name, category) for name, category in (
@@ -85,7 +87,7 @@ class Zero3Hooks:
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def rest(self) -> None:
-        """Parts of parameters, masters, moments and gradients; the bucket; small parameters whole."""
+        """Posts shards of parameters, masters, moments and gradients; the bucket; small parameters unsharded."""
         post_rest(self.plan, self.tables, self.out, rest_postings)
         for name, category, num_bytes in (
                 ("grad_partitions", "main_grad", self.size * sum(self._parts()) * (not self.strategy.states_on_host)),
@@ -94,53 +96,56 @@ class Zero3Hooks:
             self.out.alloc(self.first, self.tables.slot(name, category), num_bytes)
 
     def _parts(self) -> list[int]:
-        """Elements on this rank of every trained parameter, in order."""
+        """Elements of this rank's shard of every trained parameter, in order."""
         return [self.plan.of_layer(layer)[number].padded for layer in self.plan.layers
                 for number, _ in trained_of(self.plan, layer)]
 
     def _persistent(self, *, padded: bool = False) -> int:
-        """Bytes of small parameters, as they lie there or as they are gathered."""
+        """Bytes of small parameters, as they are stored or (`padded`) as they are gathered."""
         return sum(count * sum(p.policy.at_rest.num_bytes(p.padded * self.ranks if padded else p.used)
                                for p in self.plan.kinds[kind] if p.policy.name == PERSISTENT and p.spec.is_owned)
                    for kind, count in self.plan.kind_counts)
 
     def begin_microbatch(self, action: Action) -> None:
-        """The record of what ran is read from its beginning (`reset_step`)."""
+        """Starts the trace from its beginning (`reset_step`)."""
         self.is_last = action.is_last
         if action.forward:
             self.at = self.cursor = 0
             self.promised.clear()
 
     def forward_begin(self, layer: int) -> None:
+        """Calls the modules of the layer."""
         self._call(len(forward_calls(self.plan, layer)))
 
     def forward_end(self, layer: int) -> None:
+        """Frees the parameters that the layer's calls released."""
         self._leave()
 
     def backward_begin(self, layer: int) -> None:
-        """Until the replay is over; without one all of the layer is needed now."""
+        """Calls the modules of the replay; without a replay all of the layer."""
         replay, rest = backward_calls(self.plan, layer)
         self._call(len(replay) or len(rest))
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
-        """Gradients are in the bucket, parameters go."""
+        """Puts gradients into the bucket, and releases parameters."""
         replay, rest = backward_calls(self.plan, layer)
         if not self.strategy.is_apart:
             for _, slot, num_bytes in grads:
                 self.out.free(layer, slot, num_bytes)
-        made = {param.name: [(layer, slot, num_bytes)] for param, slot, num_bytes in grads if self.strategy.is_apart}
+        grads_by_name = {param.name: [(layer, slot, num_bytes)] for param, slot,
+                         num_bytes in grads if self.strategy.is_apart}
         for number in readiness(self.plan, layer, weight_first=True):
             placed = self.plan.of_layer(layer)[number]
             self._put(placed.used, placed.padded * self.ranks)
-            self.waiting += made.get(placed.spec.name, [])
+            self.waiting += grads_by_name.get(placed.spec.name, [])
         self._call(len(rest) if replay else 0)
         self._leave()
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """Never: experts are not a unit of their own here."""
+        """Posts nothing: experts are no separate unit here."""
 
     def end_pass(self, action: Action) -> None:
-        """The host waits for the last reduction: nothing of the next microbatch runs beside this one.
+        """Waits on the host for the last reduction: nothing of the next microbatch overlaps with this one.
 
         DeepSpeed 0.19.6 stage3.py:1368, independent_gradient_partition_epilogue: `stream.synchronize()`.
         """
@@ -153,7 +158,7 @@ class Zero3Hooks:
             self.held.clear()
 
     def optimize(self) -> None:
-        """Small parameters go, parts are updated in groups, small parameters are gathered again."""
+        """Frees small parameters, updates shards in groups, gathers small parameters again."""
         begin, end, step_end = self.marks
         small = self._persistent()
         self.out.mark(begin)
@@ -176,7 +181,7 @@ class Zero3Hooks:
 
     # ---- parameters ---------------------------------------------------------------------------------------------
     def _call(self, count: int) -> None:
-        """So many calls of modules: each fetches, gathers ahead and releases; bytes go at the layer's end."""
+        """Runs `count` calls of modules: each fetches, prefetches and releases; bytes are freed at the layer's end."""
         for _ in range(count):
             keys = self.calls[self.at]
             self._fetch(keys)
@@ -190,7 +195,7 @@ class Zero3Hooks:
                 self._drop(key)
 
     def _fetch(self, keys: list[Key]) -> None:
-        """What the module needs now: on its way already, or gathered for it."""
+        """Gathers the parameters that the module needs, or waits for those in flight."""
         for key in keys:
             if key in self.coming:
                 self._arrive(self.coming[key])
@@ -202,7 +207,7 @@ class Zero3Hooks:
 
     def _gather(self, group: list[Key]) -> None:
         num_bytes = sum(map(self._whole, group))
-        for key in group:  # what is gathered again has gone before
+        for key in group:  # it was released, and is freed before it is gathered again
             self._free(key)
         self.coming.update(dict.fromkeys(group, group))
         self.live += sum(self.elements[key] for key in group)
@@ -217,7 +222,7 @@ class Zero3Hooks:
             self.out.collective(group[0][0], comm, size, Stream.ALL_GATHER, GATHER_HANDLE)
 
     def _fetch_ahead(self) -> None:
-        """Whole parameters, until as many elements are under way as are allowed (`_fetch_sub_module_impl`)."""
+        """Prefetches parameters, until the allowed number of elements is in flight (`_fetch_sub_module_impl`)."""
         room = min(self.strategy.live - self.live, self.strategy.ahead)
         group: dict[Key, None] = {}
         while self.cursor < len(self.trace) and room > 0:
@@ -231,7 +236,7 @@ class Zero3Hooks:
             self._gather(list(group))
 
     def _arrive(self, group: list[Key]) -> None:
-        """One parameter stays where it was gathered, several are copied out of the flat buffer."""
+        """Waits for a gather: a single parameter stays in its buffer, several are copied out of the flat buffer."""
         self.out.wait(group[0][0], GATHER_HANDLE)
         is_alone = len(group) == 1
         for key in group:
@@ -244,14 +249,14 @@ class Zero3Hooks:
             self.flat.arrived(group, group[0][0], sum(map(self._whole, group)))
 
     def _release(self, keys: list[Key]) -> None:
-        """What is not called again soon (`__params_to_release`); `at`: the next call."""
+        """Releases parameters that are not used again soon (`__params_to_release`); `self.at` is the next call."""
         for key in keys:
             if (key in self.there and not self._is_used_soon(key) and key not in self.pins.pinned
                     and self.promised.get(key, 0) <= self.at):
                 self._drop(key)
 
     def _is_used_soon(self, key: Key) -> bool:
-        """Within so many elements of the calls that follow; the call that passes the limit counts."""
+        """True if it is used within `reuse` elements of the following calls; the call that passes the limit counts."""
         calls = self.needed_at[key]
         following = bisect_left(calls, self.at)
         return following < len(calls) and self.upto[calls[following]] - self.upto[self.at] < self.strategy.reuse
@@ -272,7 +277,7 @@ class Zero3Hooks:
 
     # ---- gradients ----------------------------------------------------------------------------------------------
     def _put(self, numel: int, padded: int) -> None:
-        """Into the bucket, which is reduced first if there is no room."""
+        """Puts a gradient into the bucket, which is reduced first if there is no room."""
         if self.filled and self.filled + numel > self.strategy.bucket:
             self._reduce()
         self.out.compute(Kernel.COPY, 0, 2 * numel * self.size * (not self.strategy.is_apart))
@@ -282,7 +287,7 @@ class Zero3Hooks:
         self.in_bucket.append(padded // self.ranks)
 
     def _reduce(self) -> None:
-        """`reduce_scatter_coalesced`: laid out by ranks in a copy, unless that changes nothing."""
+        """Reduces the bucket (`reduce_scatter_coalesced`), from a copy ordered by ranks if the order differs."""
         if not self.filled:
             return
         num_bytes = self.padded * self.size

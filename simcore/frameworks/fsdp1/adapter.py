@@ -1,4 +1,4 @@
-"""torch's FullyShardedDataParallel as the engine sees it."""
+"""Adapter of torch's FullyShardedDataParallel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the flat parameters of FSDP1's units are: [Note: FSDP1] in `strategy.py`."""
+"""Lengths of the flat parameters of FSDP1's units: [Note: FSDP1] in `strategy.py`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["FlatUnit", "exact_in_units", "flat_policy", "flat_units", "mean_in_u
            "unit_padding_bytes"]
 
 ALIGN = 16
-"""Bytes at whose multiples parameters begin (`_get_aligned_numel`)."""
+"""Alignment of parameters in bytes (`_get_aligned_numel`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlatUnit:
-    """Elements: of the flat parameter, of a rank's part of it; `trains`: its gradient exists.
+    """A unit's flat parameter: its elements, those of a rank's shard, and whether it has a gradient (`trains`).
 
-    `places`: of each parameter, (layer, number in its layer, first element).
+    `places`: (layer, number in its layer, first element) of each parameter.
     """
 
     numel: int
@@ -32,17 +32,17 @@ class FlatUnit:
 
 
 def flat_units(plan: Plan) -> list[FlatUnit]:
-    """Of the units that the rank has, in the framework's order."""
+    """Flat parameters of the rank's units, in the framework's order."""
     return [_flat_unit(plan, unit) for unit in plan.framework.units]
 
 
 def flat_policy(plan: Plan) -> TensorPolicy:
-    """Of parameters in flat ones, which are updated; an optimizer may keep no states of them (SGD)."""
+    """Policy of updated flat parameters; an optimizer may keep no states of them (SGD)."""
     return next(rule.policy for rule in plan.framework.rules if rule.policy.updated is not UpdateTime.NEVER)
 
 
 def parts_of(plan: Plan) -> int:
-    """How many ranks share a flat parameter."""
+    """Number of ranks that share a flat parameter."""
     strategy = plan.framework.strategy_as(Fsdp1Strategy)
     return 1 if strategy.sharding_strategy == "NO_SHARD" else plan.mesh.axis(strategy.axis).size
 
@@ -61,11 +61,11 @@ def _flat_unit(plan: Plan, unit: Unit) -> FlatUnit:
 
 
 def _members(plan: Plan, unit: Unit) -> Iterator[tuple[int, int, Placed]]:
-    """In the order of modules: an adapter is inside the linear that it adapts, behind its weight."""
+    """Members in the order of modules: an adapter is inside the linear that it adapts, after its weight."""
     for layer, numbers in unit.members:
         placed = plan.of_layer(layer)
-        behind = {p.spec.name: number for number, p in enumerate(placed)}
-        for number in sorted(numbers, key=lambda n: behind.get(_adapted(placed[n].spec.name), n)):
+        number_of = {p.spec.name: number for number, p in enumerate(placed)}
+        for number in sorted(numbers, key=lambda n: number_of.get(_adapted(placed[n].spec.name), n)):
             yield layer, number, placed[number]
 
 
@@ -75,16 +75,16 @@ def _adapted(name: str) -> str:
 
 
 def unit_padding(plan: Plan) -> int:
-    """Elements of a rank's parts beyond the class mean of what `Plan` counts of parameters."""
-    held = sum(count * sum(p.local for p in plan.kinds[kind] if p.spec.is_owned) for kind, count in plan.kind_counts)
-    return sum(unit.shard for unit in flat_units(plan)) - held
+    """Elements of a rank's shards beyond the class mean that `Plan` counts."""
+    counted = sum(count * sum(p.local for p in plan.kinds[kind] if p.spec.is_owned) for kind, count in plan.kind_counts)
+    return sum(unit.shard for unit in flat_units(plan)) - counted
 
 
 def unit_padding_bytes(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]:
-    """Bytes on the device that a rank's parts of (parameters, gradients) have beyond `components`.
+    """Bytes on the device that a rank's shards of (parameters, gradients) have beyond `components`.
 
-    The gradient of a flat parameter is whole: with `use_orig_params` those of the parameters are views of it, and it is
-    there on ranks too whose part holds none of them (torch 2.13 `_flat_param.py`, prepare_gradient_for_optim).
+    A flat parameter has one gradient: with `use_orig_params` those of the parameters are views of it, and it exists
+    also on ranks whose shard has none of them (torch 2.13 `_flat_param.py`, prepare_gradient_for_optim).
     """
     policy, units = flat_policy(plan), flat_units(plan)
     params = sum(u.shard for u in units) * dtype_bytes(policy.at_rest.dtype) * (policy.at_rest.space == "device")
@@ -94,7 +94,7 @@ def unit_padding_bytes(plan: Plan, components: Mapping[str, AtRestBytes], *, exa
 
 
 def mean_in_units(plan: Plan) -> dict[str, AtRestBytes]:
-    """`Plan.at_rest` with gradients of all that is in a unit of which something is trained."""
+    """`Plan.at_rest` with gradients of all parameters of each unit that has a trained one."""
     totals = plan.at_rest()
     for unit in flat_units(plan):
         for placed in (plan.of_layer(layer)[number] for layer, number, _ in unit.places if unit.trains):
@@ -105,9 +105,9 @@ def mean_in_units(plan: Plan) -> dict[str, AtRestBytes]:
 
 
 def exact_in_units(plan: Plan) -> dict[str, AtRestBytes]:
-    """`Plan.at_rest` of what lies in this rank's own part of every flat parameter.
+    """`Plan.at_rest` of the elements in this rank's shard of every flat parameter.
 
-    The gradient of a unit is whole: where some of it is trained, all of it has one.
+    A unit has one gradient: if any parameter of it is trained, all of its elements have one.
     """
     strategy, totals = plan.framework.strategy_as(Fsdp1Strategy), dict[str, AtRestBytes]()
     at = plan.mesh.axis(strategy.axis).coordinate(plan.rank) if parts_of(plan) > 1 else 0

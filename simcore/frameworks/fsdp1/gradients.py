@@ -1,4 +1,4 @@
-"""Flat gradients of FSDP1's units, the gradient half of [Note: FSDP1] in `strategy.py`."""
+"""Flat gradients of FSDP1's units: the gradients in [Note: FSDP1] in `strategy.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REDUCE_HANDLE, TO_HOST = 16, 17
 
 
 class FlatGradients:
-    """From a unit's own gradients to a rank's part of their sum, in bytes; one object runs through one step."""
+    """Posts gradients of units from autograd's to a rank's shard of the reduced sum; one object for one step."""
 
     def __init__(self, plan: Plan, tables: Tables, out: Builder, flats: Sequence[FlatUnit]) -> None:
         self.strategy = plan.framework.strategy_as(Fsdp1Strategy)
@@ -42,11 +42,11 @@ class FlatGradients:
                                   self.strategy.reduce_dtype) if hybrid else -1
 
     def add(self, u: int, grads: Sequence[tuple[int, int, int]]) -> None:
-        """They wait for the unit's others."""
+        """Keeps gradients until those of the whole unit exist."""
         self.single[u] += grads
 
     def lay_together(self, u: int, layer: int) -> None:
-        """The split's backward: one `torch.cat`, or an addition to the flat gradient of earlier microbatches."""
+        """Backward of the split: one `torch.cat`, or an addition to the flat gradient of earlier microbatches."""
         if not self.single[u]:
             return
         num_bytes = self.flats[u].numel * self.made
@@ -61,7 +61,7 @@ class FlatGradients:
         self.flat[u] = True
 
     def reduce(self, u: int, layer: int) -> None:
-        """Cast, pad, send; what comes of it is cast and added to what is there. Then the flat gradient goes."""
+        """Casts, pads and reduces the flat gradient; the shard is cast and accumulated, the flat gradient freed."""
         if not self.flat[u]:
             return
         self.flat[u] = False
@@ -89,7 +89,7 @@ class FlatGradients:
             self.out.free(layer, to_reduce, num_bytes)
 
     def _sum(self, u: int, layer: int) -> None:
-        """NO_SHARD: in place, all of it."""
+        """Reduces in place under NO_SHARD, without shards."""
         numel = self.flats[u].numel
         part = self.slots["flat_grad_part" if self.sent == self.stored else "flat_grad_to_reduce"]
         self.out.alloc(layer, part, numel * self.sent)
@@ -100,20 +100,20 @@ class FlatGradients:
         self._keep(u, layer, numel * self.stored)
 
     def _cast_part(self, layer: int, part: int, numel: int) -> None:
-        """To the dtype in which parameters rest (`_cast_grad_to_param_dtype`)."""
+        """Casts to the dtype in which parameters rest (`_cast_grad_to_param_dtype`)."""
         if self.sent != self.stored:
             self.out.alloc(layer, self.slots["flat_grad_part"], numel * self.stored)
             self.out.compute(Kernel.COPY, 0, numel * (self.sent + self.stored))
             self.out.free(layer, part, numel * self.sent)
 
     def _keep(self, u: int, layer: int, num_bytes: int) -> None:
-        """Until zero_grad, or until it has been copied to the host; or it is added to what is kept."""
+        """Keeps the shard until zero_grad or its copy to the host, or adds it to the kept one."""
         if u in self.reduced:
             self.out.free(layer, self.slots["flat_grad_part"], num_bytes)
         self.reduced[u] = (layer, num_bytes)
 
     def wait(self) -> None:
-        """Backward is over when reductions are; what the host has got goes."""
+        """Waits for reductions at the end of backward; shards that were copied to the host are freed."""
         if self.comm >= 0:
             self.out.wait(self.first, REDUCE_HANDLE)
         if self.strategy.on_host:
@@ -121,7 +121,7 @@ class FlatGradients:
             self.drop()
 
     def drop(self) -> None:
-        """zero_grad."""
+        """Frees gradients (zero_grad)."""
         for layer, num_bytes in self.reduced.values():
             self.out.free(layer, self.slots["flat_grad_part"], num_bytes)
         self.reduced.clear()

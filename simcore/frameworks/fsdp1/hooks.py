@@ -1,4 +1,4 @@
-"""The flow of torch's FullyShardedDataParallel: [Note: FSDP1] in `strategy.py`."""
+"""Memory hooks of torch's FullyShardedDataParallel: [Note: FSDP1] in `strategy.py`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Fsdp1Hooks"]
 
 
 class Fsdp1Hooks:
-    """Implements `lower.MemoryHooks` over units; the root is the first of them and holds what no layer has."""
+    """Implements `program.hooks.MemoryHooks` over units; the first is the root, with the parameters of no layer."""
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
         self.plan, self.tables, self.out = plan, tables, builder
@@ -48,7 +48,7 @@ class Fsdp1Hooks:
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def rest(self) -> None:
-        """A rank's parts, alignment included."""
+        """Posts a rank's shards, alignment included."""
         post_rest(self.plan, self.tables, self.out, rest_postings)
         if not self.strategy.on_host:
             padding, first = unit_padding(self.plan), self.plan.layers[0]
@@ -57,10 +57,11 @@ class Fsdp1Hooks:
             self.out.alloc(first, self.tables.slot("flat_param.padding.states", "opt_state"), states * padding)
 
     def begin_microbatch(self, action: Action) -> None:
+        """Records whether gradients are reduced after this microbatch."""
         self.syncs = self.strategy.sync == "every" or action.is_last
 
     def forward_begin(self, layer: int) -> None:
-        """The root is gathered before the embedding runs, a layer's unit before the layer."""
+        """Unshards the root before the embedding, and a layer's unit before the layer."""
         if layer == self.units[0].first:
             self._unshard(0, FORWARD_GATHER)
         u = self._own(layer)
@@ -70,7 +71,7 @@ class Fsdp1Hooks:
             self._unshard(self._neighbour(u, +1), FORWARD_GATHER, waits=False)
 
     def forward_end(self, layer: int) -> None:
-        """A low-precision copy that is the parameter goes whatever the strategy says of the unit."""
+        """Frees the unit; a low-precision copy is freed under every strategy."""
         u = self._own(layer)
         if u and self.strategy.sharding_strategy != "SHARD_GRAD_OP":
             self._free(u)
@@ -78,7 +79,8 @@ class Fsdp1Hooks:
             self._free(0)
 
     def backward_begin(self, layer: int) -> None:
-        if layer < self.first_trained:  # the layer's output carries no gradient: no hook on it
+        """Unshards the root before the last layer's backward, and a layer's unit before the layer's."""
+        if layer < self.first_trained:  # the layer's output has no gradient, so there is no hook on it
             return
         if layer == self.units[0].last:
             self._pre_backward(0)
@@ -86,22 +88,23 @@ class Fsdp1Hooks:
             self._pre_backward(self._own(layer))
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
+        """Collects gradients, and runs the post-backward hooks of the units that are complete."""
         u = self.unit_of.get(layer, 0)
         self.grads.add(u, [(layer, slot, num_bytes) for _, slot, num_bytes in grads])
         due = [u] if self._own(layer) and layer not in self.again else []
-        if self.strategy.ahead:  # split when the unit before was about to run: that unit's backward is first
+        if self.strategy.ahead:  # its views were made before the previous unit ran, so that unit's backward is first
             due, self.due = self.due, due
         if layer == self.units[0].first:
             due += [*self.due, 0]
             self.due = []
-        for one in due:
-            self._post_backward(one)
+        for unit in due:
+            self._post_backward(unit)
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """Never: experts are in their layer's unit."""
+        """Posts nothing: experts are in their layer's unit."""
 
     def end_pass(self, action: Action) -> None:
-        """What had no hook goes (`_catch_all_reshard`), and the reductions are waited for."""
+        """Frees units without a hook (`_catch_all_reshard`), and waits for the reductions."""
         if action.forward:
             return
         for u in range(len(self.units)):
@@ -111,7 +114,7 @@ class Fsdp1Hooks:
             self.grads.wait()
 
     def optimize(self) -> None:
-        """The step over parts; then their gradients go."""
+        """Posts the step over shards; then their gradients are freed."""
         begin, end, step_end = self.marks
         self.out.mark(begin)
         updated(self.plan, self.out)
@@ -122,17 +125,17 @@ class Fsdp1Hooks:
 
     # ---- units --------------------------------------------------------------------------------------------------
     def _own(self, layer: int) -> int:
-        """The unit that is this layer, or whose weight it uses again; 0 for layers that are the root's.
+        """Unit of the layer, or the unit whose weight it uses again; 0 for layers of the root.
 
-        A tied head calls the embedding's unit, whose gradient is whole after the embedding's backward alone
-        (`_post_backward_hook` is AccumulateGrad's): it is gathered for either, and stays from one to the other.
+        A tied head calls the embedding's unit, whose gradient is complete only after the embedding's backward
+        (`_post_backward_hook` is AccumulateGrad's): it is unsharded for either, and stays from one to the other.
         """
         return self.unit_of.get(layer, self.again.get(layer, 0))
 
     def _neighbour(self, u: int, step: int) -> int:
-        """The unit whose forward runs next or ran before; -1 for none. The root's forward begins first and ends last.
+        """Unit that runs next in forward (`step` 1) or before (-1); -1 for none. The root begins first and ends last.
 
-        So the last layer is before it in backward, or the unit that the head uses again.
+        So the unit before the root is the last layer's, or the one that the head uses again.
         """
         if u == 0:
             last = [*self.order[-1:], *self.again.values()]
@@ -141,7 +144,7 @@ class Fsdp1Hooks:
         return self.order[at] if 0 <= at < len(self.order) else -1
 
     def _unshard(self, u: int, handle: int, *, waits: bool = True) -> None:
-        """Cast, gather, wait; nothing if the unit is there."""
+        """Casts, gathers and waits; posts nothing if the unit is unsharded."""
         if u < 0 or not self.flats[u].places:
             return
         layer, flat = self.units[u].first, self.flats[u]
@@ -152,7 +155,7 @@ class Fsdp1Hooks:
             self.out.wait(layer, handle)
 
     def _gather(self, layer: int, shard: int, handle: int) -> None:
-        """Under NO_SHARD the copy in low precision is the parameter; without one there is nothing to do."""
+        """Gathers a unit; under NO_SHARD the low-precision copy is the parameter, if there is one."""
         low, staged = self.slots["low_precision_shard"], self.slots["copy_from_host"]
         from_host = shard * self.stored * (self.strategy.on_host and self.stored != self.size)
         self.out.alloc(layer, staged, from_host)
@@ -164,21 +167,24 @@ class Fsdp1Hooks:
             self.out.compute(Kernel.COPY, 0, shard * (self.size + self.stored))
         self.out.free(layer, staged, from_host)
         if self.parts > 1:
-            whole = shard * self.parts * self.size
-            self.out.alloc(layer, self.slots["flat_param"], whole)
+            gathered_bytes = shard * self.parts * self.size
+            self.out.alloc(layer, self.slots["flat_param"], gathered_bytes)
             if self.strategy.on_host:  # in the stream that gathers, before it (`_runtime_utils.py`, _unshard)
                 self.out.copy(layer, self.from_host, shard * self.stored, Stream.ALL_GATHER, handle)
-            self.out.collective(layer, self.gather, whole, Stream.ALL_GATHER, handle)
+            self.out.collective(layer, self.gather, gathered_bytes, Stream.ALL_GATHER, handle)
             self.out.free(layer, low, shard * self.size * self.is_cast)
 
     def _free(self, u: int) -> None:
         if self.whole[u]:
             self.whole[u] = False
-            held = self.flats[u].shard * self.parts * self.size * (self.parts > 1 or self.is_cast)
-            self.out.free(self.units[u].first, self.slots["flat_param"], held)
+            gathered_bytes = self.flats[u].shard * self.parts * self.size * (self.parts > 1 or self.is_cast)
+            self.out.free(self.units[u].first, self.slots["flat_param"], gathered_bytes)
 
     def _is_freed(self) -> bool:
-        """After backward: always, but without a reduction only what forward frees too (`_should_free_in_backward`)."""
+        """True if backward frees units.
+
+        Without a reduction only those that forward frees (`_should_free_in_backward`).
+        """
         return self.syncs or self.strategy.sharding_strategy != "SHARD_GRAD_OP"
 
     def _pre_backward(self, u: int) -> None:
@@ -187,13 +193,13 @@ class Fsdp1Hooks:
             self._prefetch(u)
 
     def _prefetch(self, u: int) -> None:
-        """The unit before it in forward, if anything flows back to it."""
+        """Unshards the unit before it in forward, if any gradient flows back to it."""
         before = self._neighbour(u, -1)
         if before >= 0 and self.units[before].first >= self.first_trained:
             self._unshard(before, BACKWARD_GATHER, waits=False)
 
     def _post_backward(self, u: int) -> None:
-        """One flat gradient, the parameters go, the gradient is reduced."""
+        """Concatenates the unit's gradients, frees its parameters, reduces the gradient."""
         layer = self.units[u].first
         self.grads.lay_together(u, layer)
         if self._is_freed():
@@ -205,5 +211,5 @@ class Fsdp1Hooks:
 
 
 def _states(plan: Plan) -> list[TensorLayout]:
-    """Of the optimizer, which knows the flat parameter, padding and all, unless it knows those in it."""
+    """Layouts of the optimizer's unquantized states, which include the padding of the flat parameter."""
     return [layout for rule in plan.framework.rules for _, layout in rule.policy.optimizer_states if not layout.blocks]

@@ -1,9 +1,9 @@
 """torch's FullyShardedDataParallel (FSDP1, HSDP), torch 2.13, around Hugging Face models.
 
-What it does with every unit: [Note: FSDP1] in `simcore/frameworks/fsdp1/strategy.py`. Defaults are the class's own
+Treatment of a unit: [Note: FSDP1] in `simcore/frameworks/fsdp1/strategy.py`. Defaults are the class's own
 (`torch/distributed/fsdp/fully_sharded_data_parallel.py`); those of trainers around it are scenarios. Parameters rest in
 fp32 and are used in the compute dtype (MixedPrecision(param_dtype)), as accelerate 1.15 makes it. Every layer is a
-unit, the root is one of all that no layer has (transformer_auto_wrap_policy); `wrap: root` leaves out the policy.
+unit, the root is the unit of all other parameters (transformer_auto_wrap_policy); `wrap: root` is without the policy.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ _CLASS: Final[dict[str, tuple[Any, str]]] = {
     "backward_prefetch": ("BACKWARD_PRE", f"{RULE}: backward_prefetch=BACKWARD_PRE"),
     "wrap": ("layers_root", "transformer_auto_wrap_policy over the model's layers, which trainers ask for"),
 }
-"""The class's own defaults."""
+"""Defaults of the class, which a trainer may replace."""
 ASKED: Final = {"hf": _CLASS, "llmfoundry": _CLASS | _llmfoundry.FSDP1}
-"""Those of the trainer around each implementation."""
+"""Defaults under the trainer around each implementation."""
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger")
 WITHIN: Final[dict[str, ShardingStrategy]] = {"FULL_SHARD": "FULL_SHARD", "HYBRID_SHARD": "FULL_SHARD",
                                       "SHARD_GRAD_OP": "SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2": "SHARD_GRAD_OP",
@@ -74,13 +74,13 @@ PREFETCH: Final = {"BACKWARD_PRE": "pre", "BACKWARD_POST": "post", "NO_PREFETCH"
 
 
 def table(job: Draft) -> Framework:
-    """FSDP1 applied to a job."""
+    """Framework of a job under FSDP1."""
     trainer = TRAINERS[job.graph.implementation]
-    options, given = job.options(trainer.options), trainer.defaults
+    options, defaults = job.options(trainer.options), trainer.defaults
     _check(job, options)
     precision = job.scenario.training.precision
-    stored = job.auto("training.precision.params", precision.params, *given.stored)
-    reduce = job.auto("training.precision.grad_reduce", precision.grad_reduce, job.compute, given.reduce[1])
+    stored = job.auto("training.precision.params", precision.params, *defaults.stored)
+    reduce = job.auto("training.precision.grad_reduce", precision.grad_reduce, job.compute, defaults.reduce[1])
     strategy = _strategy(job, options, reduce)
     _check_offload(job, strategy)
     return Framework(
@@ -88,10 +88,10 @@ def table(job: Draft) -> Framework:
         rules=_rules(stored, job.compute, states_of(job, plain=True), strategy),
         units=_units(job, options, reduce),
         strategy=strategy,
-        optimizer=torch_optimizer(job, *reversed(given.optimizer), plain=True),
+        optimizer=torch_optimizer(job, *reversed(defaults.optimizer), plain=True),
         compute_dtype=job.compute,
         checkpoint=all_or_no_checkpoint(job),
-        loss=job.auto("training.loss", job.scenario.training.loss, *loss_with(options, given.loss)),
+        loss=job.auto("training.loss", job.scenario.training.loss, *loss_with(options, defaults.loss)),
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
         options=trainer.layer_options(job, options),
@@ -103,7 +103,7 @@ def table(job: Draft) -> Framework:
 
 
 def in_fp8(job: Draft) -> ModelGraph:
-    """The job's model where linears compute in fp8."""
+    """Model graph of the job with linears that compute in fp8."""
     trainer = TRAINERS[job.graph.implementation]
     if trainer.in_fp8 is None:
         raise job.not_yet("training.precision.compute", f"compute in fp8 in the layers of {job.graph.implementation}")
@@ -142,8 +142,9 @@ def _strategy(job: Draft, options: dict[str, Any], reduce: str) -> Fsdp1Strategy
     original, source = asked["use_orig_params"]
     aligned = job.flag(options, "use_orig_params", source, default=bool(original))
     _check_adapters(job, options, aligned=aligned)
-    given = options.get("backward_prefetch")
-    prefetch = job.auto("framework_options.backward_prefetch", given or "auto", *asked["backward_prefetch"])
+    requested_prefetch = options.get("backward_prefetch")
+    prefetch = job.auto("framework_options.backward_prefetch", requested_prefetch or "auto",
+                        *asked["backward_prefetch"])
     job.flag(options, "limit_all_gathers", f"{RULE}: limit_all_gathers=True", default=True)
     sync = job.auto("framework_options.sync_gradients", options.get("sync_gradients") or "auto", "every",
                     f"{RULE}: gradients are reduced after every backward outside no_sync()")
@@ -154,7 +155,7 @@ def _strategy(job: Draft, options: dict[str, Any], reduce: str) -> Fsdp1Strategy
 
 
 def _sharding_strategy(job: Draft, options: dict[str, Any]) -> ShardingStrategy:
-    """The one that is asked for, on the axes that it has; a second axis makes it a hybrid one."""
+    """Strategy among the ranks of dp_shard, as asked or by default; a second axis makes it a hybrid one."""
     mesh, at = job.mesh, "framework_options.sharding_strategy"
     hybrid = mesh.dp_shard > 1 and mesh.dp_replicate > 1
     default = "HYBRID_SHARD" if hybrid else "NO_SHARD" if mesh.dp_shard == 1 else "FULL_SHARD"
@@ -174,7 +175,7 @@ def _sharding_strategy(job: Draft, options: dict[str, Any]) -> ShardingStrategy:
 
 
 def _check_adapters(job: Draft, options: dict[str, Any], *, aligned: bool) -> None:
-    """A flat parameter is trained or not, unless it knows the parameters in it."""
+    """Refuses adapters without `use_orig_params`: a flat parameter is either trained or frozen."""
     if job.scenario.training.method == "full":
         return
     check_named_adapters(job)
@@ -188,7 +189,7 @@ def _check_adapters(job: Draft, options: dict[str, Any], *, aligned: bool) -> No
 
 
 def _check_offload(job: Job, strategy: Fsdp1Strategy) -> None:
-    """CPUOffload(offload_params=True): parameters, and with them gradients and the step."""
+    """Refusals of CPUOffload(offload_params=True): parameters, and with them gradients and the step."""
     offloaded_together(job, "offload_params moves parameters, and with them gradients and optimizer states",
                        "torch 2.13 torch/distributed/fsdp/api.py CPUOffload")
     if strategy.on_host and strategy.sync == "every" and job.scenario.num_microbatches > 1:
@@ -201,7 +202,7 @@ def _check_offload(job: Job, strategy: Fsdp1Strategy) -> None:
 
 # ---- the table ------------------------------------------------------------------------------------------------------
 def _units(job: Draft, options: dict[str, Any], reduce: str) -> tuple[Unit, ...]:
-    """The root first, then every layer, unless all is one unit."""
+    """Units of the job, the root first, then every layer, unless all parameters are one unit."""
     stages = (tuple(range(len(job.graph.layers))),)
     wrapping = Wrapping(root=False, layers=True, last=True, head=False, experts=True, separate=False,
                         loss_inside=TRAINERS[job.graph.implementation].defaults.loss_inside, experts_unit=False,
@@ -209,17 +210,17 @@ def _units(job: Draft, options: dict[str, Any], reduce: str) -> tuple[Unit, ...]
                         checkpointed=False, compute=job.compute, reduce=reduce)
     asked = ASKED[job.graph.implementation]
     wrap = job.auto("framework_options.wrap", options.get("wrap") or "auto", *asked["wrap"])
-    found = tuple(replace(unit, shard_axis="dp_shard") for unit in units(job.graph, stages, wrapping))
+    wrapped = tuple(replace(unit, shard_axis="dp_shard") for unit in units(job.graph, stages, wrapping))
     if wrap == "separate_embedding":
-        return _with_embedding(job, found)
+        return _with_embedding(job, wrapped)
     if wrap == "layers_root":
-        return found
-    members = sorted(member for unit in found for member in unit.members)
-    return (replace(found[0], members=tuple(members)),)
+        return wrapped
+    members = sorted(member for unit in wrapped for member in unit.members)
+    return (replace(wrapped[0], members=tuple(members)),)
 
 
 def _with_embedding(job: Job, units_: tuple[Unit, ...]) -> tuple[Unit, ...]:
-    """The token embedding, which a tied head calls again, is a unit; positions and norm stay the root's."""
+    """Units with one for the token embedding, which a tied head calls again; positions and norm stay in the root."""
     root, *layers = units_
     (stem, numbers), *rest = root.members
     members = ((stem, numbers[1:]), *rest) if numbers[1:] else tuple(rest)
@@ -238,16 +239,16 @@ def _assumptions(strategy: Fsdp1Strategy) -> tuple[tuple[str, str, str, str], ..
 
 @lru_cache(maxsize=64)
 def _rules(stored: str, compute: str, kept: States, strategy: Fsdp1Strategy) -> tuple[Rule, ...]:
-    """Parts of flat parameters; all of a unit is stored in one dtype."""
+    """Rules of shards of flat parameters; all parameters of a unit are stored in one dtype."""
     cut: Placements = () if strategy.sharding_strategy == "NO_SHARD" else ((strategy.axis, Flat("unit")),)
     space = "host_pinned" if strategy.on_host else "device"
-    rest, whole = TensorLayout(cut, stored, space), TensorLayout((), compute)
-    made = TensorLayout(((strategy.axis, Partial()),), compute)
+    rest, unsharded = TensorLayout(cut, stored, space), TensorLayout((), compute)
+    unreduced = TensorLayout(((strategy.axis, Partial()),), compute)
     plain = TensorLayout((), "fp32")
     buffer = TensorPolicy("buffer", plain, plain, plain, plain, at_rest_category="buffer", updated=UpdateTime.NEVER)
     states = kept.of(cut, stored, "host" if strategy.on_host else "device")
     if not strategy.aligned:  # the optimizer sees flat parameters, large enough for blocks and paging
         states = tuple((name, replace(layout, least_away=0, blocks=layout.blocks and replace(layout.blocks, least=0)))
                        for name, layout in states)
-    policy = TensorPolicy("flat", rest, whole, made, rest, states)
+    policy = TensorPolicy("flat", rest, unsharded, unreduced, rest, states)
     return Rule(lambda t: t.is_buffer, buffer), Rule(lambda t: True, policy)

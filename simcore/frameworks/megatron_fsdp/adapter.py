@@ -1,4 +1,4 @@
-"""Megatron-FSDP as the engine sees it: Megatron's layers in flat buckets that are sharded."""
+"""Adapter of Megatron-FSDP: Megatron's layers with parameters in sharded flat buckets."""
 
 from __future__ import annotations
 

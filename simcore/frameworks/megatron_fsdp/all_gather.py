@@ -1,4 +1,4 @@
-"""Gathering buckets ahead of their use: the parameter half of [Note: Megatron-FSDP hand-over] in `hooks.py`."""
+"""Prefetch of buckets: the parameters in [Note: Megatron-FSDP hand-over] of `hooks.py`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["ParameterPrefetch"]
 
 
 class ParameterPrefetch:
-    """Which buckets are whole, and which of them may go (AllGatherPipeline).
+    """State of buckets: gathered or not, and free to be released (AllGatherPipeline).
 
-    Columns of fp8 weights, which backward gathers, have numbers behind all buckets: [Note: fp8 weights in buckets] in
+    Columns of fp8 weights, which backward gathers, are numbered after all buckets: [Note: fp8 weights in buckets] in
     `frameworks/megatron_fsdp/table.py`.
     """
 
@@ -43,10 +43,10 @@ class ParameterPrefetch:
         self.pending: set[int] = set()
 
     def gather(self, wanted: Sequence[int], direction: int, *, columns: bool = False) -> None:
-        """Those that are asked for and those ahead of them (direction 0: none), as far as they are not whole."""
+        """Gathers requested buckets and those ahead of them (direction 0: none), if they are not gathered."""
         self.may_go.difference_update(self._for(wanted, columns=columns))
-        whole = self.whole_backward if columns else self.whole
-        empty = self._for(_zeros(whole, self._with_ahead(wanted, direction)), columns=columns)
+        gathered = self.whole_backward if columns else self.whole
+        empty = self._for(_zeros(gathered, self._with_ahead(wanted, direction)), columns=columns)
         by_group: dict[int, list[int]] = {}
         for b in empty:
             by_group.setdefault(self.groups[b % self.count][0], []).append(b)
@@ -61,7 +61,7 @@ class ParameterPrefetch:
                 self.pending.add(b)
 
     def _set(self, key: int, *, is_whole: bool) -> None:
-        """Backward asks for columns where there are any, forward for rows."""
+        """Records a bucket's state; backward asks for columns if there are any, forward for rows."""
         self.whole[key] = is_whole
         if key >= self.count or key not in self.columns:
             self.whole_backward[key % self.count] = is_whole
@@ -70,7 +70,7 @@ class ParameterPrefetch:
         return [self.columns.get(b, b) if columns else b for b in wanted]
 
     def rest(self) -> None:
-        """What stays whole, and what units share."""
+        """Posts buckets that stay gathered, and the buffers that units share."""
         for b in self.kept:
             self.out.alloc(self.layers[b], self.slot, self.sizes[b])
         keys = (*range(self.count), *self.columns.values())
@@ -78,7 +78,7 @@ class ParameterPrefetch:
             self.out.alloc(self.layers[b], self.slot, min(POOL, len(self.pooled)) * self.sizes[b])
 
     def _with_ahead(self, wanted: Sequence[int], direction: int) -> Sequence[int]:
-        """All-gather order: by number."""
+        """Requested buckets and those ahead, in the order of their numbers."""
         first, last = min(wanted), max(wanted)
         is_run = self.are_runs and last - first + 1 == len(wanted)
         reaches_back = self.groups[last][0] < first if direction > 0 else self.groups[first][-1] > last
@@ -87,7 +87,7 @@ class ParameterPrefetch:
         return self._one_by_one(wanted, direction)
 
     def _run(self, first: int, last: int, direction: int) -> range:
-        """What `_one_by_one` finds for buckets first to last, where the groups that follow bring none before them."""
+        """Result of `_one_by_one` for buckets first to last, if the following groups have no buckets before them."""
         if direction > 0:
             stop = bisect_left(self.until, self.until[last + 1] + self.ahead, last + 1)
             return range(first, self.groups[min(stop, self.count) - 1][-1] + 1)
@@ -96,26 +96,26 @@ class ParameterPrefetch:
 
     @cached_property
     def are_runs(self) -> bool:
-        """Whether the members of each group have numbers that follow each other."""
+        """True if the members of each group have consecutive numbers."""
         return all(group[-1] - group[0] + 1 == len(group) for group in self.groups)
 
     def _one_by_one(self, wanted: Sequence[int], direction: int) -> list[int]:
-        found, size = sorted(wanted), 0
+        buckets, size = sorted(wanted), 0
         units = {self.buckets[b].unit for b in wanted} & self.pooled
         while direction and size < self.ahead:
-            after = _beside(found, direction)
+            after = _beside(buckets, direction)
             if not 0 <= after < self.count:
                 break
             units.add(self.buckets[after].unit)
             if self.pooled and len(units) > POOL:
                 break
-            more = [b for b in self.groups[after] if b not in found]
+            more = [b for b in self.groups[after] if b not in buckets]
             size += sum(self.buckets[b].numel for b in more)
-            found = sorted([*found, *more])
-        return found
+            buckets = sorted([*buckets, *more])
+        return buckets
 
     def wait(self, wanted: Sequence[int]) -> None:
-        """They are about to be used."""
+        """Waits for buckets before they are used."""
         for b in self._with_columns(wanted):
             self._wait(b)
 
@@ -128,7 +128,7 @@ class ParameterPrefetch:
         return [key for b in buckets for key in ((b, self.columns[b]) if b in self.columns else (b,))]
 
     def release(self, buckets: Sequence[int]) -> None:
-        """They are freed."""
+        """Frees buckets."""
         self._free(self._with_columns(buckets))
 
     def _free(self, keys: Sequence[int]) -> None:
@@ -140,7 +140,7 @@ class ParameterPrefetch:
                     self.out.free(self.layers[b], self.slot, self.sizes[b])
 
     def let_go(self, buckets: Sequence[int]) -> None:
-        """They are freed when anything is gathered next."""
+        """Marks buckets that are freed when anything is gathered next."""
         self.may_go.update(buckets)
 
     def _recycle(self) -> None:
@@ -149,28 +149,28 @@ class ParameterPrefetch:
             self.may_go.clear()
 
     def reset(self) -> None:
-        """Everything is freed, or at least out of date."""
+        """Frees all buckets, whose contents are out of date."""
         self.release(range(self.count))
         self.may_go.clear()
 
 
 def _zeros(flags: bytearray, numbers: Sequence[int]) -> list[int]:
-    """Those of the numbers, in order, whose flag is 0."""
+    """Numbers whose flag is 0, in order."""
     if not isinstance(numbers, range):
         return [number for number in numbers if not flags[number]]
-    found, at = [], flags.find(0, numbers.start, numbers.stop)
+    clear, at = [], flags.find(0, numbers.start, numbers.stop)
     while at >= 0:
-        found.append(at)
+        clear.append(at)
         at = flags.find(0, at + 1, numbers.stop)
-    return found
+    return clear
 
 
-def _beside(found: Sequence[int], direction: int) -> int:
-    """The number after the first run of numbers in a row, or before the last run."""
-    at, rest = (found[0], found[1:]) if direction > 0 else (found[-1], found[-2::-1])
+def _beside(numbers: Sequence[int], direction: int) -> int:
+    """Number after the first run of consecutive numbers, or before the last run."""
+    at, rest = (numbers[0], numbers[1:]) if direction > 0 else (numbers[-1], numbers[-2::-1])
     at += direction
-    for one in rest:
-        if one != at:
+    for number in rest:
+        if number != at:
             break
         at += direction
     return at

@@ -1,8 +1,8 @@
-"""A rank's parameters in buckets that are gathered and reduced whole: [Note: Megatron-FSDP buckets] in `chunks.py`.
+"""A rank's parameters in buckets, the units of gathers and reductions: [Note: Megatron-FSDP buckets] in `chunks.py`.
 
-Tensors are together that are of one unit (or of none), of one dtype, experts' or not, trained or not; buckets are
+A bucket has the tensors of one unit (or of no unit), of one dtype, experts' or not, trained or not; buckets are
 numbered in the order in which their first tensor is registered (core 0.16.1 `param_and_grad_buffer.py`,
-`_get_parameter_groups`). What is in no unit is closed at `MegatronFsdpStrategy.bucket_numel` elements.
+`_get_parameter_groups`). A bucket of no unit is closed at `MegatronFsdpStrategy.bucket_numel` elements.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["POOL", "Bucket", "bucket_padding", "bucket_padding_bytes", "exact_in
            "shared_units", "together"]
 
 POOL = 2
-"""Buffers that units share (core 0.16.1 param_and_grad_buffer.py, UB_BUFFER_NUM)."""
+"""Number of buffers that units share (core 0.16.1 param_and_grad_buffer.py, UB_BUFFER_NUM)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """`unit`: number of its unit, -1 of none. `members`: (layer, tensor number) of every parameter, experts one by one.
+    """A bucket. `unit`: number of its unit, or -1. `members`: (layer, tensor number) of every parameter and expert.
 
     `numel` elements with padding, of which each of `parts` ranks keeps one part.
     """
@@ -40,6 +40,7 @@ class Bucket:
 
     @property
     def numel(self) -> int:
+        """Elements of the bucket, padding included."""
         return self.chunked.numel
 
     @property
@@ -49,7 +50,7 @@ class Bucket:
 
     @property
     def first_layer(self) -> int:
-        """The lowest layer in it: the last to finish its gradients."""
+        """Lowest layer of its members: the last one to finish its gradients."""
         return min(layer for layer, _ in self.members)
 
 
@@ -75,15 +76,15 @@ def rank_buckets(plan: Plan) -> tuple[Bucket, ...]:
 
 
 def _closed(entries: Sequence[_Entry], limit: int) -> Iterator[list[_Entry]]:
-    """Pieces that hold at least `limit` elements, the last one what is left."""
+    """Groups with at least `limit` elements; the last one has the remainder."""
     piece: list[_Entry] = []
-    held = 0
+    numel = 0
     for entry in entries:
         piece.append(entry)
-        held += _numel(entry[2])
-        if limit and held >= limit:
+        numel += _numel(entry[2])
+        if limit and numel >= limit:
             yield piece
-            piece, held = [], 0
+            piece, numel = [], 0
     if piece:
         yield piece
 
@@ -103,13 +104,13 @@ def _bucket(plan: Plan, key: _Key, entries: Sequence[_Entry]) -> Bucket:
 
 
 def _bucket_storage(plan: Plan) -> tuple[int, int]:
-    """(bytes of parameters, elements of trained parameters) of the rank's parts of buckets, padding included."""
+    """(bytes of parameters, elements of trained parameters) of the rank's shards of buckets, padding included."""
     buckets = rank_buckets(plan)
     return sum(b.shard * dtype_bytes(b.dtype) for b in buckets), sum(b.shard for b in buckets if b.trainable)
 
 
 def bucket_padding(plan: Plan) -> tuple[int, int]:
-    """The same beyond the class mean of what tensors own."""
+    """(bytes of parameters, elements of trained parameters) of the buckets beyond the class mean of the tensors."""
     params, trained = _bucket_storage(plan)
     owned = [(count, p) for kind, count in plan.kind_counts for p in plan.kinds[kind]
              if p.spec.is_owned and not p.spec.is_buffer]
@@ -118,7 +119,7 @@ def bucket_padding(plan: Plan) -> tuple[int, int]:
 
 
 def bucket_padding_bytes(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]:
-    """Bytes of (parameters, gradients) that the rank's parts of buckets have beyond `components`."""
+    """Bytes of (parameters, gradients) that the rank's shards of buckets have beyond `components`."""
     params, trained = _bucket_storage(plan)
     grads = trained * dtype_bytes(plan.framework.strategy_as(MegatronFsdpStrategy).grad_dtype)
     return (params - sum(c.params_bytes for c in components.values()),
@@ -126,14 +127,14 @@ def bucket_padding_bytes(plan: Plan, components: Mapping[str, AtRestBytes], *, e
 
 
 def exact_in_buckets(plan: Plan) -> dict[str, AtRestBytes]:
-    """`Plan.at_rest` with what really lies inside this rank's own part of every bucket."""
-    found: dict[tuple[int, int], int] = {}
+    """`Plan.at_rest` with the elements in this rank's shard of every bucket."""
+    elements: dict[tuple[int, int], int] = {}
     for bucket in rank_buckets(plan):
         index = plan.mesh.axis(bucket.axis).coordinate(plan.rank)
         for member, inside in zip(bucket.members, bucket.chunked.part(index, bucket.parts), strict=True):
-            found[member] = found.get(member, 0) + inside
+            elements[member] = elements.get(member, 0) + inside
     totals = {name: AtRestBytes() for name in plan.at_rest()}
-    for (layer, number), inside in found.items():
+    for (layer, number), inside in elements.items():
         placed = plan.of_layer(layer)[number]
         component = placed.spec.component
         totals[component] = totals[component] + _at_rest(placed, inside)
@@ -148,17 +149,17 @@ def _at_rest(placed: Placed, inside: int) -> AtRestBytes:
 
 
 def together(buckets: Sequence[Bucket]) -> list[list[int]]:
-    """For each bucket those that travel with it: of the same unit over the same ranks."""
-    found: dict[tuple[int, str], list[int]] = {}
+    """Buckets that are gathered together with each bucket: those of the same unit over the same ranks."""
+    groups: dict[tuple[int, str], list[int]] = {}
     for b, bucket in enumerate(buckets):
-        found.setdefault((bucket.unit, bucket.axis), []).append(b)
-    return [found[bucket.unit, bucket.axis] if bucket.unit >= 0 else [b] for b, bucket in enumerate(buckets)]
+        groups.setdefault((bucket.unit, bucket.axis), []).append(b)
+    return [groups[bucket.unit, bucket.axis] if bucket.unit >= 0 else [b] for b, bucket in enumerate(buckets)]
 
 
 def shared_units(buckets: Sequence[Bucket]) -> frozenset[int]:
-    """The largest set of units whose buckets are alike in dtype and elements, the first of equally large ones."""
-    alike: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    """Largest set of units whose buckets are equal in dtype and elements, the first of equally large ones."""
+    units_by_shape: dict[tuple[tuple[str, int], ...], list[int]] = {}
     for unit in dict.fromkeys(b.unit for b in buckets if b.unit >= 0):
         key = tuple((b.dtype, sum(b.chunked.sizes)) for b in buckets if b.unit == unit)
-        alike.setdefault(key, []).append(unit)
-    return frozenset(max(alike.values(), key=len) if alike else ())
+        units_by_shape.setdefault(key, []).append(unit)
+    return frozenset(max(units_by_shape.values(), key=len) if units_by_shape else ())

@@ -1,12 +1,12 @@
-"""Flat buckets in which every rank's part ends at the end of a row: tensors on a grid of chunks.
+"""Flat buckets in which every rank's shard ends at the end of a row: tensors on a grid of chunks.
 
 [Note: Megatron-FSDP buckets]
 Megatron-Core 0.16.1 `distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py`, `_get_parameter_groups` step 3 and
 `build_data_parallel_buffer_index`. Tensors are sorted by the elements of a row (all dimensions but the first), longest
 first. A chunk is the longest row, made a common multiple with each row that does not fit. A tensor starts at the start
-of a chunk; one that leaves part of its last chunk free shares it with the next tensor whose own rest fits there,
-laid so that it ends a chunk; tensors shorter than a chunk fill what is free, the others follow at the end. The whole is
-padded to ranks x chunk.
+of a chunk; if it leaves a part of its last chunk free, the next tensor whose remainder fits there is placed so that it
+ends at a chunk's end; tensors shorter than a chunk fill free space, the others follow at the end. The bucket is padded
+to ranks x chunk.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Chunked:
-    """`starts` of tensors in the order they were given, and `sizes`; `numel`: the bucket with its padding. Elements."""
+    """Layout of a bucket in elements: `starts` and `sizes` of tensors in the given order, `numel` with padding."""
 
     starts: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -31,7 +31,7 @@ class Chunked:
     numel: int
 
     def part(self, index: int, parts: int) -> tuple[int, ...]:
-        """Elements of each tensor inside part `index` of the bucket."""
+        """Elements of each tensor inside shard `index` of the bucket."""
         low = index * (self.numel // parts)
         high = low + self.numel // parts
         return tuple(max(0, min(start + size, high) - max(start, low))
@@ -40,7 +40,7 @@ class Chunked:
 
 @lru_cache(maxsize=256)
 def lay_in_chunks(shapes: tuple[Shape, ...], parts: int) -> Chunked:
-    """One bucket of tensors, cut over `parts` ranks."""
+    """Layout of one bucket of tensors, sharded over `parts` ranks."""
     sizes = [math.prod(shape) for shape in shapes]
     order = sorted(range(len(shapes)), key=lambda i: -_row(shapes[i]))
     chunk = _chunk([shapes[i] for i in order])
@@ -55,7 +55,7 @@ def _row(shape: Shape) -> int:
 
 
 def _chunk(shapes: Sequence[Shape]) -> int:
-    """Of tensors whose longest row comes first."""
+    """Elements of a chunk for tensors sorted by row, the longest first."""
     chunk = _row(shapes[0])
     for shape in shapes:
         row, size = _row(shape), math.prod(shape)
@@ -65,14 +65,14 @@ def _chunk(shapes: Sequence[Shape]) -> int:
 
 
 class _Grid:
-    """Where tensors start; `end` is the first free chunk."""
+    """Starts of tensors; `end` is the first free chunk."""
 
     def __init__(self, sizes: Sequence[int], chunk: int) -> None:
         self.sizes, self.chunk, self.end = sizes, chunk, 0
         self.starts = [0] * len(sizes)
 
     def lay(self, long: list[int], short: list[int]) -> None:
-        """`short` ones are shorter than a chunk; both lists are used up."""
+        """Places tensors; `short` ones are shorter than a chunk; both lists are consumed."""
         while long:
             first = long.pop(0)
             self.starts[first] = self.end
@@ -86,7 +86,7 @@ class _Grid:
             self.end += self.sizes[last]
 
     def _share(self, long: list[int], rest: int) -> int:
-        """The next tensor that fits behind `rest` elements of the last chunk; gives what is left free of it."""
+        """Places the next tensor that fits after `rest` elements of the last chunk; returns the elements still free."""
         for other in long:
             over = self.sizes[other] % self.chunk
             if over and rest + over <= self.chunk:
@@ -97,9 +97,9 @@ class _Grid:
         return self.chunk - rest
 
     def _fill(self, short: list[int], gap: int, space: int) -> None:
-        for one in list(short):
-            if self.sizes[one] <= space:
-                self.starts[one] = gap
-                gap += self.sizes[one]
-                space -= self.sizes[one]
-                short.remove(one)
+        for tensor in list(short):
+            if self.sizes[tensor] <= space:
+                self.starts[tensor] = gap
+                gap += self.sizes[tensor]
+                space -= self.sizes[tensor]
+                short.remove(tensor)

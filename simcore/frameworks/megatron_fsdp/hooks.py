@@ -1,24 +1,24 @@
-"""Megatron-FSDP: buckets of whole units, gathered ahead of their use, reduced into a queue.
+"""Memory hooks of Megatron-FSDP: buckets of units, gathered ahead of their use, reduced into a queue.
 
 [Note: Megatron-FSDP hand-over]
 Megatron-Core 0.16.1 `distributed/fsdp/src/megatron_fsdp/`, `megatron_fsdp.py` (hooks) and `param_and_grad_buffer.py`
 (AllGatherPipeline, GradReducePipeline). Before a unit runs, its buckets are gathered, and with them the buckets that
 follow (in backward: come before) by number, as long as those make fewer than `ahead` elements; empty ones are really
-gathered. After the unit its buckets are freed. What is in no unit (embedding, last norm, head) is gathered module by
-module in forward and stays until the step's gradients are there: so the last norm, whose bucket comes first, gathers
+gathered. After the unit its buckets are freed. Parameters of no unit (embedding, last norm, head) are gathered module
+by module in forward and stay until the step's gradients exist: so the last norm, whose bucket comes first, gathers
 the first units again. At the start of backward units that are still gathered may go as soon as anything is gathered.
-A gradient bucket is made, whole, when its unit's first gradient is there; when the last one is there, queued buckets go
+A gradient bucket is allocated, unsharded, at its unit's first gradient; at the last one, queued buckets are freed
 from the front while they make more than `waiting` elements, and the bucket is reduce-scattered into a new shard, which
-is added to the rank's part and dies. All that still waits goes when the microbatch's backward is over. After the step
-the first bucket is gathered, with what follows it, for the next one. A unit that is recomputed is gathered alone for
-its replay.
+is added to the rank's shard and freed. All that still waits is freed at the end of the microbatch's backward. After the
+step the first bucket is gathered, with what follows it, for the next one. A unit that is recomputed is gathered without
+prefetch for its replay.
 
-On the main branch of 2026-08-22 buckets of no unit stay whole from step to step (and are gathered again in place),
-bring nothing ahead in forward, and a reduced shard is a piece of its bucket. With `fsdp_double_buffer` the largest set
-of units with equal buckets shares two of each, for good (FixedPoolAllocator): no more than two units are gathered, or
-wait.
+On the main branch of 2026-08-22 buckets of no unit stay gathered from step to step (and are gathered again in place),
+prefetch nothing in forward, and a reduced shard is a view of its bucket. With `fsdp_double_buffer` the largest set of
+units with equal buckets shares two persistent buffers of each (FixedPoolAllocator): no more than two units are
+gathered, or wait.
 
-Weights in fp8 may have columns besides their rows, in buckets of their own that backward gathers instead.
+Weights in fp8 may have columns besides their rows, in separate buckets that backward gathers instead.
 
 `simcore/frameworks/megatron_fsdp/all_gather.py` has the gathers, `simcore/frameworks/megatron_fsdp/reduce_scatter.py`
 the gradients.
@@ -44,7 +44,7 @@ __all__ = ["MegatronFsdpHooks"]
 
 
 class MegatronFsdpHooks:
-    """Implements `lower.MemoryHooks` over buckets."""
+    """Implements `program.hooks.MemoryHooks` over buckets."""
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
         self.plan, self.tables, self.out = plan, tables, builder
@@ -60,7 +60,10 @@ class MegatronFsdpHooks:
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def rest(self) -> None:
-        """Parts of parameters, masters, moments and main gradients; and what the last step's end has gathered."""
+        """Posts shards of parameters, masters, moments and main gradients.
+
+        And buckets gathered at the last step's end.
+        """
         post_rest(self.plan, self.tables, self.out, self._postings)
         params, trained = bucket_padding(self.plan)
         layer = self.plan.layers[0]
@@ -90,19 +93,23 @@ class MegatronFsdpHooks:
         return [(name, policy.at_rest_category, placed.rest_bytes), (f"{name}.main_grad", "main_grad", grads), *states]
 
     def begin_microbatch(self, action: Action) -> None:
+        """Records whether the microbatch is the last, and the start of its backward."""
         self.is_last, self.is_fresh = action.is_last, not action.forward
 
     def forward_begin(self, layer: int) -> None:
+        """Gathers the layer's buckets, and those ahead of them."""
         ahead = 0 if self.strategy.keeps_outside and layer not in self.units else +1
         for wanted in self.uses[layer]:
             self.gathers.gather(wanted, ahead)
             self.gathers.wait(wanted)
 
     def forward_end(self, layer: int) -> None:
+        """Frees the buckets of the layer's unit."""
         if layer in self.units:
             self.gathers.release(self.uses[layer][0])
 
     def backward_begin(self, layer: int) -> None:
+        """Gathers the buckets of the layer's unit, for the replay or for backward."""
         if self.is_fresh:
             self.gathers.let_go([b for at in self.units for b in self.uses[at][0]])
             self.is_fresh = False
@@ -111,10 +118,11 @@ class MegatronFsdpHooks:
             replays = layer in self.replayed
             self.gathers.gather(wanted, 0 if replays else -1, columns=not replays)
             self.gathers.wait(wanted)
-            if replays:  # its forward hooks run again: nothing ahead, and freed only when others come
+            if replays:  # its forward hooks run again: no prefetch, and freed only by the next gather
                 self.gathers.let_go(wanted)
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
+        """Copies gradients into buckets, reduces complete buckets, and frees the unit's parameters."""
         for _, slot, num_bytes in grads:
             self.out.free(layer, slot, num_bytes)
         self._open(layer)
@@ -123,7 +131,7 @@ class MegatronFsdpHooks:
             self.gathers.release(self.uses[layer][0])
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """The layer's first gradient: experts are buckets of their layer's unit, so there is no other mark."""
+        """Opens buckets at the layer's first gradient, the only mark: experts are in buckets of their layer's unit."""
         if layer in self.replayed:
             self.gathers.gather(self.uses[layer][0], -1, columns=True)
         self._open(layer)
@@ -133,7 +141,10 @@ class MegatronFsdpHooks:
             self.reductions.open(wanted)
 
     def end_pass(self, action: Action) -> None:
-        """After backward nothing waits; after the step's last one gradients are handed over and all is freed."""
+        """Drains the queue after backward.
+
+        After the step's last backward gradients are handed over and buckets freed.
+        """
         if action.forward:
             return
         self.reductions.drain()
@@ -144,12 +155,13 @@ class MegatronFsdpHooks:
             self.gathers.reset()
 
     def optimize(self) -> None:
-        """The step, and the gathers for the next one."""
+        """Posts the step, and the gathers for the next one."""
         begin, end, step_end = self.marks
         elements = bucket_elements(self.plan)
-        held = sum(count * sum(p.state_bytes for p in self.plan.kinds[kind]) for kind, count in self.plan.kind_counts)
+        state_bytes = sum(count * sum(p.state_bytes for p in self.plan.kinds[kind]) for kind,
+                          count in self.plan.kind_counts)
         self.out.mark(begin)
-        moved = 2 * held + (dtype_bytes(self.strategy.grad_dtype) + 2) * elements
+        moved = 2 * state_bytes + (dtype_bytes(self.strategy.grad_dtype) + 2) * elements
         self.out.compute(Kernel.OPTIMIZER, 12 * elements, moved)
         self.out.mark(end)
         self.gathers.gather([0], +1)
@@ -164,12 +176,12 @@ def bucket_elements(plan: Plan) -> int:
 
 
 def _uses(plan: Plan, buckets: Sequence[Bucket]) -> dict[int, list[list[int]]]:
-    """Layer -> buckets that are asked for together: all of a unit's at once, of others one after the other."""
-    found: dict[int, list[list[int]]] = {layer: [] for layer in plan.layers}
+    """Groups of buckets that each layer requests: one group for a unit, separate ones for other parameters."""
+    uses: dict[int, list[list[int]]] = {layer: [] for layer in plan.layers}
     for b, bucket in enumerate(buckets):
         for layer in dict.fromkeys(layer for layer, _ in bucket.members):
-            if bucket.unit >= 0 and found[layer]:
-                found[layer][0].append(b)
+            if bucket.unit >= 0 and uses[layer]:
+                uses[layer][0].append(b)
             else:
-                found[layer].append([b])
-    return found
+                uses[layer].append([b])
+    return uses

@@ -1,4 +1,4 @@
-"""Whole gradients in a queue: the gradient half of [Note: Megatron-FSDP hand-over] in `hooks.py`."""
+"""Queue of unsharded gradients: the gradients in [Note: Megatron-FSDP hand-over] of `hooks.py`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REDUCE_HANDLE, REPLICATE_HANDLE = 2, 3
 
 
 class ReduceScatterQueue:
-    """Whole gradient buckets: being filled, or reduced and waiting (GradReducePipeline)."""
+    """Unsharded gradient buckets: being filled, or reduced and waiting (GradReducePipeline)."""
 
     def __init__(self, buckets: Sequence[Bucket], strategy: MegatronFsdpStrategy, tables: Tables, out: Builder) -> None:
         self.buckets, self.waiting, self.out = buckets, strategy.waiting, out
@@ -42,7 +42,7 @@ class ReduceScatterQueue:
         self.waiting_numel = 0
 
     def open(self, buckets: Sequence[int]) -> None:
-        """Their first gradients are about to be there."""
+        """Allocates buckets before their first gradients."""
         for b in buckets:
             if self.buckets[b].trainable and not self.is_open[b]:
                 self._make_room([b])
@@ -50,16 +50,16 @@ class ReduceScatterQueue:
                 self.out.alloc(self.layers[b], self.whole, self._own(b))
 
     def rest(self) -> None:
-        """What units share."""
+        """Posts the buffers that units share."""
         for b in (b for b, bucket in enumerate(self.buckets) if self.pooled and bucket.unit == min(self.pooled)):
             self.out.alloc(self.layers[b], self.whole, min(POOL, len(self.pooled)) * self.sizes[b])
 
     def _own(self, b: int) -> int:
-        """Bytes of a bucket that has no shared buffer."""
+        """Bytes of a bucket; 0 if its unit uses shared buffers."""
         return 0 if self.buckets[b].unit in self.pooled else self.sizes[b]
 
     def _make_room(self, group: Sequence[int]) -> None:
-        """No more units wait than share buffers (_enforce_double_buffer_limit)."""
+        """Frees queued buckets so that no more units wait than share buffers (_enforce_double_buffer_limit)."""
         units = {self.buckets[b].unit for b in group} & self.pooled
         stay = len(self.queue) if self.pooled else 0
         for b in reversed(self.queue if self.pooled else []):
@@ -69,7 +69,7 @@ class ReduceScatterQueue:
             self._drop(self.queue.pop(0))
 
     def finish(self, layer: int, *, is_last: bool) -> None:
-        """Buckets whose last gradients this layer has made are reduced; copies of the model in the last microbatch."""
+        """Reduces buckets whose last gradients this layer has made; over copies of the model in the last microbatch."""
         for group in reversed(self.ending.get(layer, [])):
             while self.waiting_numel > self.waiting:
                 self._drop(self.queue.pop(0))
@@ -86,13 +86,13 @@ class ReduceScatterQueue:
             self.waiting_numel += sum(self.buckets[b].numel for b in group)
 
     def drain(self) -> None:
-        """Nothing waits any longer."""
+        """Frees all queued buckets."""
         for b in self.queue:
             self._drop(b)
         self.queue.clear()
 
     def _drop(self, b: int) -> None:
-        """Of a bucket that was queued: its whole gradients are freed."""
+        """Frees the unsharded gradients of a queued bucket."""
         self.waiting_numel -= self.buckets[b].numel
         if self.sizes[b]:
             self.out.wait(b, REDUCE_HANDLE)

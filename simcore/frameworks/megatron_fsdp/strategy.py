@@ -1,4 +1,4 @@
-"""How Megatron-FSDP shards flat buckets: what is gathered ahead, what waits for its reduction."""
+"""Parallel strategy of Megatron-FSDP: sharded flat buckets, their prefetch and the queue of reductions."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["MegatronFsdpStrategy"]
 class MegatronFsdpStrategy(ParallelStrategy):
     """Flat buckets that are gathered ahead of their use and reduced into a queue, both counted in elements.
 
-    `ahead`: gathered beyond what is asked for; `waiting`: reduced, and kept whole until more than this many wait.
-    `bucket_numel` closes a bucket of tensors that are in no unit, 0 never does. `axes`: (dense, expert).
-    `frees_at_end`: what is gathered after the step is freed before the next one. `keeps_outside`: buckets of no unit
-    stay whole for good and bring nothing ahead in forward. `reduces_in_place`: a reduced part is a piece of its bucket.
-    `double_buffer`: units that are alike share two buffers. `replicate_axis`: reduced parts are summed over it in the
-    last microbatch. `has_columns`: weights in fp8 lie in two buffers, rows for forward and columns for backward.
+    `ahead`: elements gathered beyond the requested ones; `waiting`: reduced elements that are kept unsharded until more
+    wait. `bucket_numel`: elements at which a bucket of tensors of no unit is closed, 0 for never. `axes`: (dense,
+    expert). `frees_at_end`: buckets gathered after the step are freed before the next one. `keeps_outside`: buckets of
+    no unit stay gathered and prefetch nothing in forward. `reduces_in_place`: a reduced shard is a view of its bucket.
+    `double_buffer`: equal units share two buffers. `replicate_axis`: reduced shards are summed over it in the last
+    microbatch. `has_columns`: weights in fp8 are in two buffers, rows for forward and columns for backward.
     """
 
     ahead: int

@@ -1,16 +1,16 @@
-"""Megatron-FSDP: Megatron's layers and meshes, with parameters, gradients and states cut over data parallel ranks.
+"""Megatron-FSDP: Megatron's layers and meshes, with parameters, gradients and states sharded over data-parallel ranks.
 
 Rules: core 0.16.1, and main of 2026-08-22 (d98e8a64): `distributed/fsdp/mcore_fsdp_adapter.py` and
-`distributed/fsdp/src/megatron_fsdp/`. All but the hand-over is `megatron`'s: layers, checks, checkpoints, losses. A
-unit is a `TransformerLayer`; Mamba layers are none in 0.16.1, so there they stay gathered with the embedding, the last
-norm and the head. Parameters rest as bf16 parts of buckets, beside fp32 parts of masters (`preserve_fp32_weights`),
-moments and main gradients.
+`distributed/fsdp/src/megatron_fsdp/`. Everything but the hand-over is `megatron`'s: layers, checks, checkpoints,
+losses. A unit is a `TransformerLayer`; Mamba layers are no units in 0.16.1, so they stay gathered with the embedding,
+the last norm and the head. Parameters rest as bf16 shards of buckets, with fp32 shards of masters
+(`preserve_fp32_weights`), moments and main gradients.
 
 [Note: fp8 weights in buckets]
-With fp8_param_gather weights are buckets of their own, a byte an element (param_and_grad_buffer.py,
+With fp8_param_gather weights are in separate buckets, a byte an element (param_and_grad_buffer.py,
 _get_parameter_groups: dtype float8). Mxfp8 has a second such buffer with columns (`transpose_weight_buffer`): forward
-gathers rows, backward columns in their place (`get_bucket_key`); the others have rows alone, which Blackwell's products
-take either way. Scales are no part of a bucket: every rank has those of whole weights.
+gathers rows, backward columns in their place (`get_bucket_key`); the others have only rows, which Blackwell's products
+take in either layout. Scales are not in a bucket: every rank has those of unsharded weights.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ __all__ = ["OPTIONS", "VERSIONS", "in_fp8", "table"]
 VERSIONS = ("core 0.16.1", "main 2026-08-22")
 SOURCE = "core 0.16.1 distributed/fsdp/src/megatron_fsdp"
 EXPERTS = "expert_dp"
-"""Routed experts have a group of their own with and without expert parallelism (".experts." in the name,
+"""Routed experts have a separate group with and without expert parallelism (".experts." in the name,
 param_and_grad_buffer.py `_get_parameter_groups`)."""
 LEAST_AHEAD = 1_000_000_000
-"""Elements: what upstream calls a cap is a `max` (megatron_fsdp.py, suggested_communication_unit_size)."""
+"""Least elements ahead: upstream's cap is a `max` (megatron_fsdp.py, suggested_communication_unit_size)."""
 _OWN = {
     "data_parallel_sharding_strategy": ("no_shard", "optim", "optim_grads", "optim_grads_params"),
     "outer_dp_sharding_strategy": ("no_shard", "optim", "optim_grads", "optim_grads_params"),
@@ -59,27 +59,27 @@ OPTIONS = MEGATRON_OPTIONS | _OWN
 
 
 def in_fp8(job: Draft) -> ModelGraph:
-    """The job's model where linears compute in fp8."""
-    made = _fp8(job, _shared(job.options(OPTIONS)))
-    if made is None:
+    """Model graph of the job with linears that compute in fp8."""
+    fp8 = _fp8(job, _shared(job.options(OPTIONS)))
+    if fp8 is None:
         return job.graph
-    graph = quantized(job.graph, job.mesh, made, cut=True)
-    check_shapes(job, made, graph)
+    graph = quantized(job.graph, job.mesh, fp8, cut=True)
+    check_shapes(job, fp8, graph)
     return graph
 
 
 def _fp8(job: Draft, shared: dict[str, object]) -> Fp8 | None:
-    """Served as parameters alone, and where backward makes no copy of the whole weight for itself."""
+    """Format of fp8; only as parameters, and if backward makes no copy of the full weight."""
     if job.narrow == "fp4":
         raise job.not_yet("training.precision.compute", "compute in fp4 under megatron_fsdp")
-    made = fp8_of(job, shared)
-    if made and not made.params:
+    fp8 = fp8_of(job, shared)
+    if fp8 and not fp8.params:
         raise job.not_yet("framework_options.fp8_param_gather", "weights in bf16 that compute in fp8, under "
                           "megatron_fsdp")
-    if made and (made.scaling.recipe in ("delayed", "blockwise") or made.scaling.transposes):
-        raise job.not_yet("framework_options.fp8_recipe", f"fp8_recipe {made.scaling.recipe} under megatron_fsdp "
+    if fp8 and (fp8.scaling.recipe in ("delayed", "blockwise") or fp8.scaling.transposes):
+        raise job.not_yet("framework_options.fp8_recipe", f"fp8_recipe {fp8.scaling.recipe} under megatron_fsdp "
                           "(served: mxfp8, and tensorwise on Blackwell)")
-    return made
+    return fp8
 
 
 def _shared(options: dict[str, object]) -> dict[str, object]:
@@ -87,16 +87,16 @@ def _shared(options: dict[str, object]) -> dict[str, object]:
 
 
 def table(job: Draft) -> Framework:
-    """Megatron-FSDP applied to a job."""
+    """Framework of a job under Megatron-FSDP."""
     options = job.options(OPTIONS)
     _check(job, options)
     shared = _shared(options)
-    base, made, fp8 = table_of(job, shared), formats(job, shared), _fp8(job, shared)
+    base, dtypes, fp8 = table_of(job, shared), formats(job, shared), _fp8(job, shared)
     return replace(
         base, name="megatron_fsdp", version=VERSIONS[_is_main(job)],
-        rules=_rules(job.graph, _choice(job, made)),
+        rules=_rules(job.graph, _choice(job, dtypes)),
         units=_units(job),
-        strategy=_queues(job, options, made, has_columns=fp8 is not None and fp8.scaling.has_columns),
+        strategy=_queues(job, options, dtypes, has_columns=fp8 is not None and fp8.scaling.has_columns),
         files=megatron_fsdp_files(job),
         options=replace(MegatronOptions.of(base.options), gradient_buckets=True),
         communicators=tuple(dict.fromkeys((*base.communicators, *_communicators(job)))),
@@ -108,7 +108,7 @@ _OVERLAPPED: dict[str, object] = {"overlap_grad_reduce": True, "overlap_param_ga
 
 
 def _check(job: Draft, options: dict[str, object]) -> None:
-    """What Megatron-FSDP can and this version of rankscope cannot."""
+    """Refuses options of Megatron-FSDP that this version of rankscope does not model."""
     job.refuse_offload()
     strategy = str(options.get("data_parallel_sharding_strategy", "auto"))
     strategy = job.auto("framework_options.data_parallel_sharding_strategy", strategy, "optim_grads_params",
@@ -138,10 +138,10 @@ def _check(job: Draft, options: dict[str, object]) -> None:
 
 
 def _queues(job: Draft, options: dict[str, object], made: Formats, *, has_columns: bool) -> MegatronFsdpStrategy:
-    """Twice a unit's elements, but no less than a billion; half of it is gathered ahead."""
-    given = options.get("suggested_communication_unit_size")
-    waiting = int(str(given)) if given is not None else max(LEAST_AHEAD, 2 * _mean_unit(job))
-    if given is None:
+    """Strategy: twice a unit's elements, but no less than a billion, wait; half of it is gathered ahead."""
+    requested = options.get("suggested_communication_unit_size")
+    waiting = int(str(requested)) if requested is not None else max(LEAST_AHEAD, 2 * _mean_unit(job))
+    if requested is None:
         job.auto("framework_options.suggested_communication_unit_size", "auto", str(waiting),
                  f"{SOURCE}/megatron_fsdp.py: max(1e9, twice a unit's elements)")
     double = job.flag(options, "fsdp_double_buffer", "core 0.16.1 distributed/distributed_data_parallel_config.py:117",
@@ -157,33 +157,36 @@ def _communicators(job: Job) -> list[str]:
 
 
 def _axes(job: Job) -> tuple[str, str]:
-    """(dense, expert). Several optimizer instances (`num_distributed_optimizer_instances`) cut a part of the ranks."""
+    """(dense, expert) axes.
+
+    Several optimizer instances (`num_distributed_optimizer_instances`) shard over fewer ranks.
+    """
     return "dp_cp" if job.mesh.dp_replicate == 1 else "dp_shard_cp", EXPERTS
 
 
 def _is_main(job: Job) -> bool:
-    """Commit d98e8a64; between the two, megatron_fsdp.py `_root_pre_backward` and `reset(preserve_non_fsdp_units)`."""
+    """True for main (d98e8a64): other `_root_pre_backward` and `reset(preserve_non_fsdp_units)` in megatron_fsdp.py."""
     return job.scenario.framework_version == VERSIONS[1]
 
 
 def _frees_at_end(job: Draft, options: dict[str, object]) -> bool:
-    """The norm of the parameters is taken of parts: what the step has gathered goes (`stop_communication`)."""
+    """True if the norm of parameters is taken of shards, which frees gathered buckets (`stop_communication`)."""
     return job.flag(options, "log_params_norm", "Megatron-LM training/arguments.py; training/utils.py "
                     "calc_params_l2_norm", default=False)
 
 
 def _bucket_size(job: Draft, options: dict[str, object]) -> int:
-    """Of what is in no unit. Megatron-LM training/training.py get_model: none without overlap_grad_reduce."""
+    """Elements of a bucket of no unit. Megatron-LM training/training.py get_model: 0 without overlap_grad_reduce."""
     if options.get("overlap_grad_reduce") is False:
         return 0
     default = max(40_000_000, 1_000_000 * job.mesh.axis("dp_cp").size)
-    given = options.get("bucket_size")
-    return int(job.auto("framework_options.bucket_size", "auto" if given is None else str(given), str(default),
+    requested = options.get("bucket_size")
+    return int(job.auto("framework_options.bucket_size", "auto" if requested is None else str(requested), str(default),
                         "Megatron-LM training/training.py get_model: max(40e6, 1e6 x dp)"))
 
 
 def _unit_layers(job: Job) -> list[int]:
-    """mcore_fsdp_adapter.py, fsdp_unit_modules: TransformerLayer, on main MambaLayer too."""
+    """Layers that are units (mcore_fsdp_adapter.py, fsdp_unit_modules): TransformerLayer, on main MambaLayer too."""
     kinds = job.graph.kinds
     return [layer.index for layer in job.graph.layers if kinds[layer.kind].block is None
             and (_is_main(job) or not any(isinstance(branch.block, Mamba2) for branch in kinds[layer.kind].branches))]
@@ -196,7 +199,7 @@ def _units(job: Job) -> tuple[Unit, ...]:
 
 
 def _mean_unit(job: Job) -> int:
-    """Elements of the mean unit on one rank, before data parallel ranks cut it."""
+    """Elements of the mean unit on one rank, before data-parallel sharding."""
     graph, layers = job.graph, _unit_layers(job)
     sizes = {kind: sum(_whole_numel(job, spec) for spec in graph.tensors[kind] if not spec.is_buffer)
              for kind in {graph.layers[layer].kind for layer in layers}}
@@ -212,7 +215,7 @@ def _whole_numel(job: Job, spec: TensorSpec) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What lives depend on besides the tensor."""
+    """Inputs of policies besides the tensor."""
 
     made: Formats
     compute: str
@@ -230,18 +233,18 @@ def _rules(graph: ModelGraph, choice: _Choice) -> tuple[Rule, ...]:
 
 
 def _policy(spec: TensorSpec, choice: _Choice) -> TensorPolicy:
-    whole, made = whole_layout(spec), choice.made
+    unsharded, dtypes = whole_layout(spec), choice.made
     if spec.is_buffer:
-        layout = TensorLayout((), spec.stored or made.params)
+        layout = TensorLayout((), spec.stored or dtypes.params)
         return TensorPolicy("buffer", layout, layout, layout, layout, at_rest_category="buffer")
     expert = spec.component == "routed_experts" or spec.copies > 1
     axis = choice.axes[expert]
-    cut: Placements = (*whole, (axis, Flat("bucket")))
-    stored, used = spec.stored or made.params, spec.stored or choice.compute
+    cut: Placements = (*unsharded, (axis, Flat("bucket")))
+    stored, used = spec.stored or dtypes.params, spec.stored or choice.compute
     return TensorPolicy(
-        "expert" if expert else "dense", TensorLayout(cut, stored), TensorLayout(whole, used),
-        TensorLayout((*whole, (axis, Partial())), made.grads), TensorLayout(cut, made.grads), _states(cut, choice),
-        grads_persist=True,
+        "expert" if expert else "dense", TensorLayout(cut, stored), TensorLayout(unsharded, used),
+        TensorLayout((*unsharded, (axis, Partial())), dtypes.grads), TensorLayout(cut, dtypes.grads),
+        _states(cut, choice), grads_persist=True,
         unreduced_grad_category="")
 
 
