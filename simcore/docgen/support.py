@@ -1,0 +1,116 @@
+"""What each framework serves as a page: every cell is asked of the framework's own table.
+
+    python -m simcore.docgen.support > docs/support.md
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, Final
+
+from simcore.docgen.glossary import table
+from simcore.errors import IllegalLayout, NotYet, RankscopeError
+from simcore.frameworks.registry import framework_adapter, known_frameworks
+from simcore.frameworks.setup import prepare
+from simcore.inputs.document import parse_document
+from simcore.inputs.scenario import Scenario, parse_scenario
+
+__all__ = ["support"]
+
+_HEAD: Final = """# What is supported
+
+Made by `python -m simcore.docgen.support`: each cell is a small scenario that was put to the framework's table.
+`yes`: answered for at least one of the models that were asked. `refused`: the framework itself refuses it for all of
+them; `rankscope check` says by which rule. `not yet`: the framework may have it, this version does not model it.
+Models: """
+_MODELS: Final = ("llama-tiny", "nemotron-3-tiny", "mixtral-8x7b", "deepseek-v2-lite", "mpt-7b")
+_MESHES: Final[dict[str, dict[str, int]]] = {
+    "dp_replicate": {"dp_replicate": 2}, "dp_shard": {"dp_shard": 2}, "HSDP": {"dp_replicate": 2, "dp_shard": 2},
+    "tp": {"tp": 2}, "cp": {"cp": 2}, "pp": {"pp": 2}, "ep": {"ep": 2},
+}
+_HOST: Final = {"offload": {"params": "host", "optimizer": "host", "gradients": "host"}}
+_FEATURES: Final[dict[str, tuple[dict[str, Any], ...]]] = {
+    "lora": ({"training": {"method": "lora"}},
+             {"training": {"method": "lora"}, "framework_options": {"use_orig_params": True}}),
+    "qlora": ({"training": {"method": "qlora"}},),
+    "fp8": ({"training": {"precision": {"compute": "fp8"}}},
+            {"training": {"precision": {"compute": "fp8"}, "recompute": "full"},
+             "framework_options": {"compile": True}},
+            {"training": {"precision": {"compute": "fp8"}}, "topology": "dgx-b200",
+             "framework_options": {"fp8_recipe": "mxfp8", "fp8_param_gather": True}}),
+    "packed": ({"training": {"lengths": "packed"}},),
+    "recompute": ({"training": {"recompute": "full"}},),
+    "8-bit Adam": ({"training": {"optimizer": {"moments": "int8"}}},),
+    "Muon": ({"training": {"optimizer": {"name": "muon"}}}, {"training": {"optimizer": {"name": "dist_muon"}}}),
+    "virtual stages": ({"mesh": {"pp": 2}, "training": {"pipeline": {"virtual_stages": 2}}},),
+    "zero bubble": ({"mesh": {"pp": 2}, "training": {"pipeline": {"schedule": "zb_h1"}}},),
+    "params on host": ({"training": {"offload": {"params": "host"}}}, {"training": _HOST}),
+    "states on host": ({"training": {"offload": {"optimizer": "host"}}}, {"training": _HOST}),
+    "activations on host": ({"training": {"offload": {"activations": "host"}, "recompute": "full"}},),
+}
+"""What is asked of each framework: the ways in which a scenario may ask for a feature; one that is served is enough."""
+_WORDS: Final = {NotYet: "not yet", IllegalLayout: "refused"}
+
+
+def support() -> str:
+    """The whole page."""
+    rows = [(framework, implementation) for framework in known_frameworks()
+            for implementation in framework_adapter(framework).implementations]
+    axes = table(("framework", "layers", *_MESHES), [(f"`{f}`", f"`{i}`", *_meshes(f, i)) for f, i in rows])
+    rest = table(("framework", "layers", *_FEATURES), [(f"`{f}`", f"`{i}`", *_features(f, i)) for f, i in rows])
+    models = ", ".join(f"`{name}`" for name in _MODELS)
+    return f"{_HEAD}{models}.\n\n## Parallelism\n\n{axes}\n\n## Methods, formats, memory\n\n{rest}\n"
+
+
+def _meshes(framework: str, implementation: str) -> Iterator[str]:
+    for mesh in _MESHES.values():
+        is_data = mesh.keys() <= {"dp_replicate", "dp_shard"}
+        shapes = [mesh] if is_data else [mesh | {"dp_shard": 2}, mesh | {"dp_replicate": 2}, mesh]
+        yield _answer(framework, implementation, [{"mesh": shape} for shape in shapes])
+
+
+def _features(framework: str, implementation: str) -> Iterator[str]:
+    for ways in _FEATURES.values():
+        yield _answer(framework, implementation, [way | {"mesh": way.get("mesh", {}) | data} for way in ways
+                                                  for data in ({"dp_shard": 2}, {"dp_replicate": 2})])
+
+
+def _answer(framework: str, implementation: str, ways: list[dict[str, Any]]) -> str:
+    """The best answer over ways to ask and models: yes, then not yet, then refused."""
+    words = {"-"}
+    for way in ways:
+        for model in _runnable(framework, implementation):
+            words.add(word := _asked({"framework": framework, "implementation": implementation, "model": model, **way}))
+            if word == "yes":
+                return word
+    return next(word for word in ("not yet", "refused", "-") if word in words)
+
+
+@lru_cache
+def _runnable(framework: str, implementation: str) -> tuple[str, ...]:
+    """The models that are answered without any feature: what others lack is not the feature's."""
+    base = {"framework": framework, "implementation": implementation}
+    return tuple(model for model in _MODELS if any(_asked({**base, "model": model, "mesh": mesh}) == "yes"
+                                                   for mesh in ({"dp_shard": 2}, {"dp_replicate": 2})))
+
+
+def _asked(keys: dict[str, Any]) -> str:
+    try:
+        prepare(_scenario(keys))
+    except RankscopeError as error:
+        return _WORDS.get(type(error), "-")
+    return "yes"
+
+
+def _scenario(keys: dict[str, Any]) -> Scenario:
+    batch = {"global_batch_size": 16} if keys.get("mesh", {}).get("pp", 1) > 1 else {}  # stages need microbatches
+    training = {"seq_len": 64, **batch, **keys.get("training", {})}
+    asked = {"name": "support", "topology": "dgx-h100", **keys, "training": training}
+    return parse_scenario(parse_document(json.dumps(asked), "support"))
+
+
+if __name__ == "__main__":
+    sys.stdout.write(support())
