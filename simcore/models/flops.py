@@ -239,7 +239,7 @@ def _num_attentions(asked: Asked) -> int:
 # ---- which there are -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """How somebody counts. `per_token`: FLOPs of training a token.
+    """A framework's way of counting FLOPs. `per_token`: FLOPs of training a token.
 
     `families`: models that it knows, all if empty; `mixers`: blocks that it knows. `peaks`: TFLOP/s that it divides by
     for MFU, in 16 and in 8 bits, by a part of the GPU's name, the first that is found.
@@ -253,12 +253,12 @@ class Convention:
     peaks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def knows(self, asked: Asked) -> bool:
-        """Whether it has a formula for the model."""
+        """Tells whether the convention has a formula for the model."""
         family = not self.families or asked.family in self.families
         return family and all(isinstance(mixer, self.mixers) for mixer, _ in asked.mixers)
 
     def peak_tflops(self, device: str, *, fp8: bool = False) -> float | None:
-        """What MFU is a share of on a GPU of that name; None where the convention does not say."""
+        """Peak TFLOP/s that MFU is a share of on a GPU of that name; None where the convention does not say."""
         return next((peaks[fp8] for part, peaks in self.peaks.items() if part in device), None)
 
 
@@ -288,7 +288,10 @@ _SPELLED: Final = {"llmfoundry": "llm-foundry"}  # by the implementation, which 
 
 
 def convention_of(whose: tuple[str, ...], version: str) -> Convention | None:
-    """What a framework prints, by the first name (of its layers, of itself) that has a convention; None: nothing."""
+    """Convention by which a framework prints FLOPs; None: it prints none.
+
+    `whose`: names of the framework's layers and of the framework itself; the first that has a convention counts.
+    """
     name = next((name for name in (_SPELLED.get(one, one) for one in whose) if name in CONVENTIONS), None)
     if name is None:
         return None

@@ -93,7 +93,7 @@ class ModelGraph:
         return self._ends[kind]
 
     def leads(self, kind: Edge, layer: int) -> bool:
-        """Whether an edge of a kind leads to a layer."""
+        """Tells whether an edge of a kind leads to a layer."""
         return any(second == layer for _, second in self.ends(kind))
 
     @cached_property
@@ -121,7 +121,7 @@ class ModelGraph:
     # ---- weights ------------------------------------------------------------------------------------------------
     @cached_property
     def has_tied_head(self) -> bool:
-        """Whether the output projection uses the embedding's weight."""
+        """Tells whether the output projection uses the embedding's weight."""
         return self.leads(Edge.TIED, self.head)
 
     @cached_property
@@ -236,7 +236,7 @@ _OPTIONAL_FIELDS = ("num_hidden_layers", "tie_word_embeddings", "head_dim", "chu
 
 
 def _further_fields(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a family reads besides what its shipped configurations say."""
+    """Names of fields that a family reads, but that its shipped configurations leave out."""
     family = str(fields.get("model_type"))
     return family_of(family).further_fields if family in known_families() else ()
 

@@ -1,4 +1,4 @@
-"""What a person asks of LoRA; which modules that hits is each framework's own matcher's decision."""
+"""Choice of LoRA in a scenario; each framework's own matcher decides which modules get adapters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ __all__ = ["LoraChoice"]
 
 @dataclass(frozen=True, slots=True)
 class LoraChoice:
-    """`target_modules`/`exclude_modules` empty means: not given. `expert_adapters`: auto, none, shared, per_expert."""
+    """Rank of the adapters, and names that a framework's matcher reads.
+
+    `target_modules`/`exclude_modules` empty means: not given. `expert_adapters`: auto, none, shared, per_expert.
+    """
 
     rank: int
     target_modules: tuple[str, ...] = ()

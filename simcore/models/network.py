@@ -28,7 +28,7 @@ _Edge: TypeAlias = "tuple[str, str, Edge, Weights]"
 
 
 class Edge(StrEnum):
-    """What an edge says; the key of the edge.
+    """Kind of an edge, and its key in the network.
 
     FLOW: hidden states go to the next layer. RESIDUAL: an output passes layers by and is used again (the embedding's,
     by each shared transformer of Zamba2). BRANCH: into a module of multi-token prediction, and from it to the head.

@@ -1,4 +1,4 @@
-"""What a tensor of the model is, before anybody splits it."""
+"""Description of one tensor of the model, before a framework splits it."""
 
 from __future__ import annotations
 

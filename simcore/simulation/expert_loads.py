@@ -26,9 +26,10 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ExpertLoad:
-    """What is drawn. `tokens` that each of `ep * etp` ranks sends; `num_groups` of them, and microbatches, each anew.
+    """Parameters of a draw of routing.
 
-    `concentration` None: experts are alike popular.
+    `tokens`: sent by each of the `ep * etp` ranks of a group. `num_groups`, `num_microbatches`: for each of them rows
+    are drawn independently. `concentration`: of the Dirichlet distribution of experts' popularity; None: all alike.
     """
 
     seed: int
@@ -44,12 +45,12 @@ class ExpertLoad:
 
     @property
     def balanced(self) -> int:
-        """Rows that a rank receives when all experts get as many."""
+        """Number of rows that a rank receives when all experts get equally many."""
         return self.tokens * self.top_k
 
     @property
     def most(self) -> int:
-        """Rows that a rank receives when every token chooses all it can of its experts."""
+        """Number of rows that a rank receives when every token chooses as many of the rank's experts as it can."""
         return self.tokens * self.ep * min(self.top_k, self.num_experts // self.ep)
 
 

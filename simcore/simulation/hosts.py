@@ -77,7 +77,7 @@ def _phase(simulation: Simulation, report: Report, phase: _Phase, held: dict[str
 @lru_cache(maxsize=256)
 def _fullest(plans: tuple[Plan, ...], classes: tuple[RankClass, ...], files: Files, per_host: int,
              tokens: int) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """What lies on the fullest host in each phase, by owner. Scenarios that place alike share it."""
+    """(owner, bytes) on the fullest host in each phase; scenarios with the same placement share it."""
     return tuple(_fullest_in([_of_rank(plan, phase, _transfer(files, phase), tokens) for plan in plans], plans,
                              classes, _transfer(files, phase), per_host) for phase in _PHASES)
 
@@ -115,7 +115,7 @@ def _windows(mesh: Mesh, classes: Iterable[RankClass], per_host: int) -> Iterato
 
 
 def _readers(transfer: Transfer | None, first: int, num: IntArray) -> IntArray:
-    """Of `num` ranks on each host, those that hold the whole model; rank `first` is the first of all."""
+    """Number of ranks on each host that hold the whole model, of `num` [host]; `first`: the first of these ranks."""
     if transfer is not None and transfer.whole_on == "every_rank":
         return num
     readers = np.zeros_like(num)
@@ -124,7 +124,7 @@ def _readers(transfer: Transfer | None, first: int, num: IntArray) -> IntArray:
 
 
 def _of_rank(plan: Plan, phase: _Phase, transfer: Transfer | None, tokens: int) -> Counter[str]:
-    """What one rank holds on the host, the whole model aside. `tokens`: of its microbatch."""
+    """Bytes that one rank holds on the host, by owner, without the whole model. `tokens`: of its microbatch."""
     held = Counter({"parameters": 0, "gradients": 0, "optimizer states": 0, "activations": 0, "checkpoint": 0})
     held["activations"] = waiting_bytes(plan, tokens) if phase == "first_step" else 0
     there = {"load": ("parameters",), "first_step": ("parameters", "gradients", "optimizer states"),
@@ -223,7 +223,7 @@ def _device(simulation: Simulation, plan: Plan, rank: RankReport, phase: _Phase,
 
 
 def _loaded(plan: Plan, rank: RankReport) -> int:
-    """What rests on the device before the first step: parameters, gradient buffers, states that are made early."""
+    """Bytes on the device before the first step: parameters, gradient buffers, states that are made early."""
     grads = sum(r.grads_bytes for r in rank.at_rest.values()) + rank.grads_padding_bytes if rank.grads_persist else 0
     return _built(plan) + grads
 

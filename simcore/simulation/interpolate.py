@@ -106,7 +106,7 @@ def _at(line: _Line, knots: tuple[int, ...], rows: IntArray) -> tuple[Floats, li
 
 
 def _line(prefix: Floats) -> _Line:
-    """Of the sums after each row, [knot, row], those that are the highest somewhere between two knots."""
+    """Last of the sums after each row, [knot, row], and those sums that are the highest somewhere between two knots."""
     ends = np.minimum(np.arange(len(prefix)) + 1, len(prefix) - 1)
     kept = np.zeros(prefix.shape[1], dtype=bool)
     for left, right in zip(prefix, prefix[ends], strict=True):
@@ -139,7 +139,7 @@ def spread(program_at: Callable[[int], Program], fewest: int, most: int, slack: 
 
 
 def _straight(low: Program, middle: Program, high: Program, share: float, slack: float) -> tuple[bool, bool]:
-    """Whether what the middle posts lies on the line between both ends: to the byte, or but for rounding."""
+    """Tells whether the middle's posted bytes are on the line between both ends: (to the byte, but for rounding)."""
     assert low.outline is middle.outline is high.outline, "what is received changes what a step does"
     exact = fine = True
     for tiles in zip(low.tiles, middle.tiles, high.tiles, strict=True):

@@ -34,7 +34,7 @@ _BEFORE_ONE: Final = 1 - 2**-53
 
 
 def is_drawn(scenario: Scenario) -> bool:
-    """Whether lengths have a distribution."""
+    """Tells whether lengths have a distribution."""
     return isinstance(scenario.training.lengths, Lengths | Observed)
 
 
@@ -99,7 +99,7 @@ def with_lengths(scenario: Scenario, padding: Padding, simulated: Callable[[Scen
 
 
 def _peaks(step: Quantiles, reports: dict[int, Report]) -> DrawnPeak:
-    """Of the fullest rank at each of the step's lengths."""
+    """Peaks of the fullest rank, in bytes, at each of the step's lengths."""
     ranks = {size: one.peak_rank for size, one in reports.items()}
     peaks = {size: rank.peak for size, rank in ranks.items() if rank is not None and rank.peak is not None}
     at = step.model_dump()

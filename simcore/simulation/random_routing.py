@@ -42,7 +42,7 @@ _COLUMNS: Final = 1 << 15
 
 @dataclass(frozen=True, eq=False)
 class _Stage:
-    """What is drawn for one pipeline stage: rows[layer][microbatch, draw, group, ep coordinate]."""
+    """Received rows drawn for one pipeline stage: rows[layer][microbatch, draw, group, ep coordinate]."""
 
     loads: ExpertLoad
     rows: dict[int, IntArray]
@@ -169,7 +169,7 @@ def _peak(simulation: Simulation, rank: RankReport, allocated: IntArray) -> Draw
 
 
 def _assumption(simulation: Simulation, found: Drawn) -> Assumption:
-    """What the draws stand for, and what they leave out."""
+    """Assumption of the report: popularity, seed and number of the draws, and what they leave out."""
     popularity = "all experts alike" if found.concentration is None else f"Dirichlet({found.concentration:g})"
     mesh, count = simulation.job.mesh, simulation.job.scenario.num_microbatches
     value = (f"{popularity}, seed {found.seed}, {found.draws:,} steps of {found.num_microbatches} of {count} "

@@ -42,12 +42,13 @@ class Asked(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to simulate of a step, and how much of it the report keeps.
+    """Extent of a simulation: which ranks and quantities of a step, and how much of it the report keeps.
 
-    `series`: memory over the step too. `detail`: that, and all else that pictures show. `fold` False simulates every
-    rank by itself. `rank`: that rank alone, exactly, without time. `timed` False: memory and traffic only. `spans`:
-    spans that the detail keeps, None for as many as a page can bear. `whole`: every microbatch is written out.
-    `postings`: with the detail, lifetimes of allocations too, at most so many births and deaths.
+    `series`: keeps memory over the step too. `detail`: keeps the series and everything else that pictures show.
+    `fold` False simulates each rank separately. `rank`: simulates only this rank, exactly, without time. `timed`
+    False: memory and traffic only. `spans`: number of spans that the detail keeps, None for as many as a page can
+    bear. `whole`: every microbatch is written out. `postings`: with the detail, lifetimes of allocations too; the
+    number is the upper limit of their births and deaths.
     """
 
     series: bool = False

@@ -1,4 +1,4 @@
-"""What decoders with rotary positions share: attention and SwiGLU behind RMSNorms, and the parts around the layers.
+"""Shared parts of decoders with rotary positions: attention and SwiGLU behind RMSNorms, and what is around the layers.
 
 Names of modules are those of transformers 5.23 (`models/llama`, `models/qwen2`, `models/qwen3_moe`, `models/mixtral`,
 `models/mistral`, `models/deepseek_v3`, `models/gpt_oss`).

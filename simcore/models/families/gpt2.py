@@ -61,7 +61,7 @@ def _further(config: Config, positions: int) -> int:
 
 
 def _turns(config: Config) -> bool:
-    """Whether positions are told by turning query and key, and not by vectors of their own."""
+    """Tells whether query and key are rotated by their positions, instead of adding learned position vectors."""
     return config.choice("position_embedding_type", ("learned_absolute", "rope")) == "rope"
 
 

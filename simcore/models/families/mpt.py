@@ -38,7 +38,7 @@ def architecture(config: Config) -> Architecture:
 
 
 def _refuse_variants(config: Config, inner: Config) -> None:
-    """What llm-foundry builds in another way, and this version does not know."""
+    """InputError for variants that llm-foundry builds in another way and that are not modelled."""
     config.choice("norm_type", ("low_precision_layernorm",))
     if config.fields.get("embedding_fraction", 1) != 1:
         raise config.fail("embedding_fraction", "not modelled yet")

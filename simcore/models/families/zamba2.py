@@ -44,7 +44,7 @@ def _types(config: Config) -> tuple[str, ...]:
 
 
 def _plain(config: Config) -> LayerKind:
-    """What is rotated in hybrid layers passes by here; the model makes the tables where no layer is hybrid, too."""
+    """A Mamba layer; rotary tables for hybrid layers pass by it, and are made even where no layer is hybrid."""
     rotary = config.boolean("use_mem_rope", default=False)
     return LayerKind("mamba", "zamba2", config.integer("hidden_size"), (
         Branch("input_layernorm", "mamba", _mamba(config)),), tables=_head_dim(config) if rotary else 0)

@@ -98,7 +98,7 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
 
 
 def _input(env: Env, shape: tuple[int, ...], dtype: str) -> Tensor:
-    """What the layer before has made; its node collects the gradient."""
+    """Output of the layer before; its node collects the gradient."""
     hidden = env.tape.external(shape, dtype, HIDDEN, BEFORE)
     hidden.node = Node() if env.run.input_requires_grad else None
     return hidden

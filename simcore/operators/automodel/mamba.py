@@ -50,9 +50,9 @@ def mamba(env: Env, x: Tensor, block: Mamba2, path: str) -> Tensor:
 
 
 def _sequence_numbers(env: Env) -> tuple[Tensor, ...]:
-    """Of every token in a pack (`layers.py`, seq_idx), which the kernel keeps, and positions, until the mixer returns.
+    """Sequence number of every token in a pack (`layers.py`, seq_idx), and its position; () without packing.
 
-    Every layer makes them anew.
+    The kernel keeps the sequence numbers; positions are held until the mixer returns. Each layer makes both.
     """
     if not env.run.sequences:
         return ()

@@ -81,7 +81,7 @@ def _experts(env: Env, x: Tensor, weights: Tensor, indices: Tensor, block: Moe, 
 
 
 def _border(tape: Tape, inputs: tuple[Tensor, ...], label: int) -> tuple[Tensor, ...]:
-    """Where a data-parallel unit's hooks sit in backward: one node that all its inputs (or outputs) go through."""
+    """Node of a data-parallel unit's hooks in backward, through which all its inputs (or outputs) go."""
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         tape.mark(label)

@@ -1,9 +1,9 @@
-"""What Python does in Automodel's own layers beside their kernels: for how many operators of torch it keeps the host.
+"""Host time of Python in Automodel's own layers besides their kernels, counted in operators of torch.
 
 Layers of nemo-automodel 0.7.0 were run with kernels that do nothing (`tests/truth/host/automodel-0.7.0.json`): calls of
 modules, the guards of what torch compiled, hand-overs between DTensors and their parts, Automodel's side of DeepEP. A
-kernel that is told of by itself is one of a layer's operators; the others are these. Timed on Nemotron-H; other
-families, whose norms, experts and linear layers are the same, and HybridEP are assumed alike.
+kernel that the layer records is counted there as one operator; this module counts the rest. Timed on Nemotron-H; other
+families, whose norms, experts and linear layers are the same, and HybridEP are assumed to take as long.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ALONE: Final = AUTOMODEL_LOCAL_MOE
 
 
 def around(tape: Tape, x: Tensor, num: Operators) -> Tensor:
-    """The block's input, with that much of the host's time before it is used and when its gradient is there."""
+    """The block's input; the host spends `num` operators before it is used and again when its gradient is there."""
     tape.python(num.forward)
     if x.node is None:
         return x

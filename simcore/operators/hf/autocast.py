@@ -19,12 +19,12 @@ __all__ = ["is_autocast", "narrowed", "product"]
 
 
 def is_autocast(run: LayerWorkload) -> bool:
-    """Whether forward runs under autocast to the type of the products."""
+    """Tells whether forward runs under autocast to the type of the products."""
     return HfOptions.of(run.options).autocast
 
 
 def narrowed(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
-    """What an operator of autocast's list takes of `x`."""
+    """`x` as an operator of autocast's list reads it: cast to the type of the products under autocast."""
     return aten.cast(tape, x, run.compute) if is_autocast(run) else x
 
 

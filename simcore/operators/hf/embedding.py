@@ -91,7 +91,7 @@ def _added_masks(tape: Tape, run: LayerWorkload) -> Tensor:
 
 
 def _positions(tape: Tape, run: LayerWorkload, family: str) -> Tensor:
-    """What a cache has seen already is added, a zero, unless the family leaves that out."""
+    """Position ids [seq] in int64: the cached length, 0 here, is added unless the family leaves that out."""
     count = aten.new(tape, (run.seq,), "int64", "arange")
     if not of_family(family).adds_cached_positions:
         return count

@@ -1,7 +1,7 @@
-"""What transformers 5.23's GraniteMoeHybrid does behind its mixers (`models/granitemoehybrid`).
+"""Experts and shared MLP behind the mixers of transformers 5.23's GraniteMoeHybrid (`models/granitemoehybrid`).
 
-The router's softmax is of the chosen logits, in fp32. An MLP whose gate and up are one matrix stands beside the
-experts; what the experts put out is held until the layer returns.
+The router's softmax is of the chosen logits, in fp32. The output of an MLP whose gate and up are one matrix is added to
+that of the experts, which is held until the layer returns.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["moe", "shared_mlp"]
 
 
 def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Experts and the shared MLP of x [b, s, h], and what the experts put out."""
+    """Sum of the experts' and the shared MLP's output for x [b, s, h], and the experts' output by itself."""
     block = branch.block
     assert isinstance(block, Moe)
     chosen = _experts(tape, run, branch.name, block, x)

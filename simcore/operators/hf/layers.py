@@ -24,7 +24,7 @@ __all__ = ["Inputs", "attention", "core_of", "has_eager_attention", "has_flash_a
 
 
 class Inputs(NamedTuple):
-    """What the stem hands to a layer: the hidden state, the rotary tables, position ids that nobody reads, a mask."""
+    """Tensors that the stem passes to a layer: hidden state, rotary tables, position ids that stay unread, a mask."""
 
     hidden: Tensor
     cos: Tensor | None
@@ -91,17 +91,17 @@ def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, tu
 
 
 def has_eager_attention(run: LayerWorkload) -> bool:
-    """Whether attention is matrix products of torch's (attn_implementation)."""
+    """Tells whether attention is torch's matrix products (attn_implementation)."""
     return HfOptions.of(run.options).attn_implementation == "eager"
 
 
 def has_flash_attention(run: LayerWorkload) -> bool:
-    """Whether attention is flash-attn's own and not torch's SDPA (attn_implementation)."""
+    """Tells whether attention is flash-attn's kernel instead of torch's SDPA (attn_implementation)."""
     return HfOptions.of(run.options).attn_implementation == "flash_attention_2"
 
 
 def is_of_hub(run: LayerWorkload) -> bool:
-    """Whether the layers are those of the model's own repository."""
+    """Tells whether the layers are those of the model's own repository."""
     return HfOptions.of(run.options).is_of_hub
 
 

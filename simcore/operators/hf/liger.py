@@ -20,7 +20,7 @@ _NUM_SMS: Final = 132  # an H100's: each sums a part of the weight's gradient
 
 
 def has_liger(run: LayerWorkload) -> bool:
-    """Whether Liger's kernels stand in the layers' place."""
+    """Tells whether Liger's kernels replace those of the layers."""
     return HfOptions.of(run.options).liger
 
 

@@ -85,7 +85,7 @@ def _product(tape: Tape, run: LayerWorkload, x: Tensor, weight: Param, label: st
 
 
 def _beside(tape: Tape, run: LayerWorkload, weight: Param) -> Tensor | None:
-    """What is made before the weight: maxima in fp32, if they were quantised; torchao's halves and indices."""
+    """Tensor made before the weight: maxima in fp32, if they were quantised; torchao's halves and indices; or None."""
     assert weight.packed is not None
     blocks = weight.packed.blocks(weight.numel)
     if weight.packed.is_tensor:

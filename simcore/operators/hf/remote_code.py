@@ -1,9 +1,9 @@
-"""What `modeling_nemotron_h.py` of Nemotron-3-Nano's repository computes otherwise than transformers 5.23.
+"""Operators of `modeling_nemotron_h.py` of Nemotron-3-Nano's repository that differ from those of transformers 5.23.
 
 [Note: eager attention of the hub's code]
 Its class for `eager` is not eager: it repeats keys and values for every head and calls SDPA, and so does that for
-`sdpa`. The causal mask that the model makes is never given to it (NemotronHBlock.forward calls the mixer with the
-hidden state and positions alone), so SDPA is told `is_causal` and runs flash attention. No probabilities are kept.
+`sdpa`. The causal mask that the model makes is never passed to it (NemotronHBlock.forward calls the mixer with only the
+hidden state and positions), so SDPA is called with `is_causal` and runs flash attention. No probabilities are kept.
 
 [Note: the hub's experts]
 NemotronHMOE.moe loops over all experts, as the first DeepSeek-V3 did. Sums and weighted rows are in fp32, the type of

@@ -79,7 +79,7 @@ def _embedding(block: Embedding) -> tuple[TensorSpec, ...]:
 
 
 def _scale() -> tuple[TensorSpec, ...]:
-    """What Gemma's embedding is multiplied by is a buffer (`Gemma2TextScaledWordEmbedding`)."""
+    """Buffer by which Gemma multiplies its embedding (`Gemma2TextScaledWordEmbedding`)."""
     return (TensorSpec("embed_scale", (), (), "embedding", "buffer", "fp32", is_buffer=True, trainable=False),)
 
 

@@ -31,12 +31,12 @@ __all__ = ["fast_norm", "has_fast_layers", "unsloth_layer", "weight_buffer"]
 
 
 def has_fast_layers(run: LayerWorkload) -> bool:
-    """Whether Unsloth's functions run the layers."""
+    """Tells whether Unsloth's functions run the layers."""
     return HfOptions.of(run.options).unsloth != ""
 
 
 def _has_sums(run: LayerWorkload) -> bool:
-    """Whether parts are added as tensors of their own."""
+    """Tells whether adapters' parts, and parts of an input's gradient, are separate tensors before they are added."""
     return HfOptions.of(run.options).unsloth == "2024.12"
 
 

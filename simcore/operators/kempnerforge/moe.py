@@ -33,7 +33,7 @@ Operand = Tensor | Param
 
 @dataclass(slots=True)
 class Router:
-    """What a router module holds of its last forward: (a tensor with its graph, or what is left of the last step)."""
+    """Losses that a router module holds of its last forward: with their graphs, or as what the last step left over."""
 
     balance: Sequence[Tensor] = ()
     z: Sequence[Tensor] = ()

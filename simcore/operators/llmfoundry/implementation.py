@@ -101,7 +101,7 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
 
 
 def _stem(tape: Tape, run: LayerWorkload, width: int) -> list[Tensor]:
-    """What the embedding made and the stem's local variables hold; nothing but in the first layer.
+    """Outputs of the embeddings that the stem's local variables hold; [] except in the first layer.
 
     Without learned positions the embedding of tokens is the first layer's input itself.
     """

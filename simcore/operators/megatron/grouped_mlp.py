@@ -115,7 +115,7 @@ def _unfused_second(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor
 
 
 def _fuses_experts(c: Context, block: Moe) -> bool:
-    """Whether activation and probabilities are one kernel: SwiGLU, and relu^2 where it is asked for."""
+    """Tells whether activation and probabilities are one kernel: SwiGLU, and relu^2 where an option turns that on."""
     relu = c.options.use_fused_weighted_squared_relu
     return c.fuses_activation if block.gated else relu and not block.gelu
 

@@ -1,4 +1,4 @@
-"""What stands around Megatron-Core's layers: embedding, final norm, output layer, vocabulary-parallel cross entropy.
+"""Parts around Megatron-Core's layers: embedding, final norm, output layer, vocabulary-parallel cross entropy.
 
 megatron-core 0.16.1: `tensor_parallel/layers.py`, `fusions/fused_cross_entropy.py`,
 `models/common/embeddings/language_model_embedding.py`; TransformerEngine `pytorch/cross_entropy.py` of 2.17.1 and 2.18.
@@ -9,7 +9,7 @@ In bytes per token and entry of this rank's vocabulary (bf16 logits are 2):
    writes the gradient into it, and autograd casts that to the logits' dtype: both ways peak at 6. Logits in fp32 are
    not copied: they become the softmax and then the gradient, 4.
  * `megatron`, native fused (torch.compile): keeps the fp32 softmax, 4. Forward peaks at 6 with the logits, backward at
-   10: the index update clones the softmax, and the bf16 gradient comes besides it.
+   10: the index update clones the softmax, and the bf16 gradient takes another 2.
  * `te`, TE 2.18 and later: keeps an fp32 gradient, 4; both ways peak at 6.
  * `te_inplace`, TE up to 2.17.1: writes the gradient over the logits, 2.
 

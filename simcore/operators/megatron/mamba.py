@@ -122,7 +122,7 @@ def _batch_first(c: Context, x: Tensor, name: str) -> Tensor:
 
 
 def _sequence_numbers(c: Context) -> tuple[Tensor, ...]:
-    """Of every token in a pack, made anew by each layer (`_create_packed_seq_idx`); the scan keeps them."""
+    """Sequence number of every token in a pack, made by each layer (`_create_packed_seq_idx`); the scan keeps it."""
     if not c.run.sequences:
         return ()
     wide = c.new(c.tokens, 1, "mixer.seq_idx_int64", "int64")

@@ -1,4 +1,4 @@
-"""What a layer needs beyond the plain blocks, in words: an implementation serves some and refuses the others."""
+"""Features that a layer needs beyond the plain blocks, in words: an implementation serves some, refuses the others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def refuse(kind: LayerKind, served: frozenset[str], code: str) -> None:
 
 
 def refuse_megatrons(kind: LayerKind, *, ties: bool = True) -> None:
-    """NotYet for a hybrid that Megatron alone builds: transformers' and Automodel's Nemotron-H read no such fields.
+    """NotYet for a hybrid that only Megatron builds: transformers' and Automodel's Nemotron-H read no such fields.
 
     transformers 5.23 `models/nemotron_h/modeling_nemotron_h.py`, nemo-automodel 0.7.0
     `components/models/nemotron_v3/model.py`. `ties`: a tied head is refused here too, and not by the framework.

@@ -1,4 +1,4 @@
-"""What crosses the borders of a layer under eager PyTorch: the hidden state down, its gradient up."""
+"""Tensors that cross the borders of a layer under eager PyTorch: the hidden state down, its gradient up."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ AFTER: Final = 1
 
 
 def stream_dtype(run: LayerWorkload) -> str:
-    """The type of what layers hand on: that of the products, unless the options say another."""
+    """Type of the hidden state between layers: that of the products, unless the options name another."""
     return run.options.hidden or run.compute
 
 
 def hidden_state(tape: Tape, run: LayerWorkload, seq: int, width: int, dtype: str = "") -> Tensor:
-    """The input, which the layer before has made; its node collects the gradient. `dtype`: if not the stream's."""
+    """Input [batch, seq, width], made by the layer before; its node collects the gradient. `dtype`: "" the stream's."""
     hidden = tape.external((run.batch, seq, width), dtype or stream_dtype(run), HIDDEN, BEFORE)
     hidden.node = Node() if run.input_requires_grad else None
     return hidden
@@ -115,7 +115,7 @@ def simple_part(tape: Tape, run: LayerWorkload, finish: Callable[[Tape], None], 
 
 def run_halves(tape: Tape, run: LayerWorkload, out: Tensor, inputs: Node | None,
                recorded: RecordedLayer) -> RecordedLayer:
-    """`recorded` with a backward pass whose gradients of parameters are a pass of their own (`halves.py`)."""
+    """`recorded` with its backward pass in halves: gradients of parameters are a separate pass (`halves.py`)."""
     assert inputs is not None, "there is no first half without a gradient of the input"
     tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, AFTER))
     halves = SplitBackward(tape)
@@ -148,7 +148,7 @@ def nothing(_tape: Tape) -> None:
 
 
 def leave_waiting(tape: Tape) -> None:
-    """A tied head's gradient lies in the engine's input buffer of the weight until the embedding's is there."""
+    """Keeps a tied head's gradient in the engine's input buffer of the weight until the embedding's is there."""
     for _, grad in tape.grads:
         tape.rename(grad.storage, tape.slot("tied.grad", "backward_temp"))
         grad.disown()
@@ -156,7 +156,7 @@ def leave_waiting(tape: Tape) -> None:
 
 
 def meet_waiting(tape: Tape, *, in_place: bool = False) -> None:
-    """The embedding's own gradient is added to it: in a new one, or in place where nobody else has it."""
+    """Adds the embedding's gradient to it: in a new tensor, or in place where nothing else refers to it."""
     if not tape.grads:
         return
     param, grad = tape.grads.pop()

@@ -28,7 +28,7 @@ def rotary_buffer(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, 
 
 
 def _turned_size(block: Attention | LatentAttention) -> int:
-    """Of a head."""
+    """Number of dimensions of a head that are rotated."""
     return block.head_dim if isinstance(block, Attention) else block.rope
 
 

@@ -96,7 +96,9 @@ class _Code:
 
     @property
     def kept(self) -> frozenset[str]:
-        """What forward hands to backward: per operator what is scattered too, in `_op_sac_save_list`.
+        """Names of the tensors that forward keeps for backward.
+
+        With checkpointing per operator these include the scattered output of `wo` (`_op_sac_save_list`).
 
         Heads before rotation are kept only where their norm's backward reads them.
         """
@@ -126,7 +128,7 @@ class _Code:
         return aten.new(self.tape, grad.shape, grad.dtype, "grad_norm", 3 * grad.nbytes, Kernel.NORM)
 
     def read(self, x: Tensor, name: str) -> Tensor:
-        """What a product reads of x: in fp8 a copy in the order that it wants, else x itself."""
+        """Operand that a product reads for x: in fp8 a copy in the order that the product needs, else x itself."""
         return self.fused(x, name, "fp8") if self.fp8 else x
 
     def product(self, name: str, x: Tensor) -> Tensor:
@@ -215,7 +217,7 @@ class _Code:
 
     @property
     def key_bytes(self) -> int:
-        """Of all keys."""
+        """Size in bytes of this rank's keys, in 16 bits."""
         return 2 * self.run.tokens * self.mixer.kv_size // self.run.tp
 
 
@@ -245,7 +247,7 @@ def _attention(code: _Code, keeps: frozenset[str], kept: Made, x: Tensor) -> Ten
 
 
 def _mixed(code: _Code, heads: Tensor) -> Tensor:
-    """What attention adds to the residual stream."""
+    """Tensor that attention adds to the residual stream: the output projection of `heads`, scattered."""
     return code.scattered(code.product("wo", code.read(heads, "attention_fp8")), "attention_out")
 
 
@@ -264,7 +266,7 @@ def _gate(code: _Code, keeps: frozenset[str], kept: Made, x: Tensor) -> tuple[Te
 
 
 def _product(code: _Code, keeps: frozenset[str], kept: Made, x: Tensor) -> Tensor:
-    """What w2 reads: written over w3's output, unless that is kept or w2 reads fp8."""
+    """Input of w2: written over w3's output, unless that is kept or w2 reads fp8."""
     gate, up = _gate(code, keeps, kept, x)
     if code.fp8:
         return code.read(gate, "product_fp8")

@@ -24,18 +24,18 @@ _ADAPTER = "adapter.linear_{}.weight"
 
 
 def fuses_wgrad(run: LayerWorkload) -> bool:
-    """Whether a weight gradient is added to main_grad by its GEMM (gradient_accumulation_fusion)."""
+    """Tells whether a weight gradient is added to main_grad by its GEMM (gradient_accumulation_fusion)."""
     return MegatronOptions.of(run.options).gradient_accumulation_fusion
 
 
 @dataclass(slots=True)
 class Context:
-    """What every operator needs: the tape, the workload, and how the tokens are split.
+    """Inputs that every operator needs: the tape, the workload, and how the tokens are split.
 
-    `tokens`: of this rank after context parallelism; `local`: of them, those in the residual stream of this rank.
-    `held`: tensors that a module holds as attributes. `locals`: those that a variable of the caller holds.
-    `recipe`: of one linear, if it is not that of all. `flags`: `inside`, a recomputed region is being run, and
-    `has_gradients`, one of a parameter is there.
+    `tokens`: number of this rank's tokens after context parallelism; `local`: number of them in this rank's residual
+    stream. `held`: tensors that a module holds as attributes. `locals`: tensors that a variable of the caller holds.
+    `recipe`: the linear's recipe where it differs from that of all linears. `flags`: `inside`, a recomputed region is
+    being run, and `has_gradients`, a parameter's gradient exists.
     """
 
     tape: Tape
@@ -47,7 +47,7 @@ class Context:
     flags: set[str] = field(default_factory=set)
 
     def of(self, path: str) -> Context:
-        """The same for the linear at `path`, which may have a recipe of its own (quant_recipe)."""
+        """The same context for the linear at `path`, with the recipe that quant_recipe gives to it, if any."""
         matchers = self.options.quant_recipe
         found = matched(matchers, in_model(path, further=isinstance(self.kind.block, Mtp))) if matchers else ""
         return replace(self, recipe=found) if found else self
@@ -82,17 +82,18 @@ class Context:
 
     @property
     def fuses_activation(self) -> bool:
-        """Whether a gated activation is one kernel (`transformer_config.py`, bias_activation_fusion)."""
+        """Tells whether a gated activation is one kernel (`transformer_config.py`, bias_activation_fusion)."""
         return self.options.bias_activation_fusion
 
     @property
     def has_unfused_attention(self) -> bool:
-        """Whether attention keeps its square of probabilities (attention_backend unfused or local, local layers)."""
+        """Tells whether attention keeps its square of probabilities (attention_backend unfused or local, local layers).
+        """
         return self.options.attention_backend == "unfused"
 
     @property
     def fuses_permutation(self) -> bool:
-        """Whether TE permutes (moe_permute_fusion); else torch selects rows by their places."""
+        """Tells whether TE permutes (moe_permute_fusion); else torch selects rows by their indices."""
         return self.options.moe_permute_fusion
 
     @property
@@ -106,17 +107,17 @@ class Context:
 
     @property
     def is_deterministic(self) -> bool:
-        """Whether torch.use_deterministic_algorithms is on (deterministic_mode)."""
+        """Tells whether torch.use_deterministic_algorithms is on (deterministic_mode)."""
         return self.options.deterministic_mode
 
     @property
     def is_cut_into_nodes(self) -> bool:
-        """Whether a layer is run node by node, each with a backward of its own (overlap_moe_expert_parallel_comm)."""
+        """Tells whether a layer runs as nodes with separate backward passes (overlap_moe_expert_parallel_comm)."""
         return self.options.overlap_moe_expert_parallel_comm
 
     @property
     def overlaps_tp(self) -> bool:
-        """Whether linears gather and reduce through user buffers, outside torch's allocator (tp_comm_overlap)."""
+        """Tells whether linears gather and reduce through user buffers, outside torch's allocator (tp_comm_overlap)."""
         return self.sp > 1 and self.options.tp_comm_overlap
 
     @property
@@ -134,21 +135,22 @@ class Context:
 
     @property
     def attends_in_fp8(self) -> bool:
-        """Whether attention's products are of 8-bit numbers (fp8_dot_product_attention)."""
+        """Tells whether attention's products are of 8-bit numbers (fp8_dot_product_attention)."""
         return self.kind.fp8 and self.options.fp8_dot_product_attention
 
     @property
     def pads_routing(self) -> bool:
-        """Whether the router fills every expert's rows up to what 8-bit products ask for."""
+        """Tells whether the router pads every expert's rows to a count that 8-bit products require."""
         return self.kind.fp8 and self.options.moe_router_padding_for_quantization
 
     @property
     def keeps_fp8_weights(self) -> bool:
-        """Whether fp8 weights outlast a pass: cached for the step's microbatches, or the parameters themselves."""
+        """Tells whether fp8 weights outlast a pass: cached for the step's microbatches, or the parameters themselves.
+        """
         return self.options.keeps_fp8_weights
 
     def keeps_original(self, path: str) -> bool:
-        """Whether a linear keeps its bf16 input: core 0.16.1 calls set_save_original_input for these.
+        """Tells whether a linear keeps its bf16 input: core 0.16.1 calls set_save_original_input for these.
 
         `attention.py:379`, `multi_latent_attention.py:199`; `moe/experts.py:595`, `moe/moe_layer.py:466`,
         `multi_latent_attention.py:974` where the input is made again in backward. Delayed scaling keeps fp8.
@@ -163,16 +165,16 @@ class Context:
 
     @property
     def swaps_heads(self) -> bool:
-        """Whether context parallel ranks swap positions for heads around attention (cp_comm_type)."""
+        """Tells whether context parallel ranks swap positions for heads around attention (cp_comm_type)."""
         return self.run.cp > 1 and "a2a" in self.options.cp_comm_type
 
     @property
     def has_flash_attention(self) -> bool:
-        """Whether attention is flash-attn's and not cuDNN's: it works on sequences one after the other."""
+        """Tells whether attention is flash-attn's and not cuDNN's: it works on sequences one after the other."""
         return self.options.attention_backend == "flash"
 
     def recomputes(self, module: str) -> bool:
-        """Whether Megatron's selective recompute names `module` (`transformer_config.py`, recompute_modules)."""
+        """Tells whether Megatron's selective recompute names `module` (`transformer_config.py`, recompute_modules)."""
         return module in [m.strip() for m in self.run.checkpoint.split(",")]
 
     def param(self, name: str) -> Param:
@@ -257,7 +259,7 @@ class Context:
         return out
 
     def _begin_gradients(self) -> None:
-        """Where main gradients are made bucket by bucket, the layer's first one makes its bucket."""
+        """Marks the layer's first gradient: where main gradients are made bucket by bucket, it makes its bucket."""
         if "has_gradients" not in self.flags and self.options.gradient_buckets:
             self.tape.mark(GRADIENTS_BEGIN)
         self.flags.add("has_gradients")

@@ -120,7 +120,7 @@ def _weight(c: Context, path: str, weight: Param) -> tuple[Tensor, ...]:
 
 
 def _wgrad_input(c: Context, saved: tuple[int, int], name: str, *, is_gathered: bool) -> Quantized | None:
-    """What the weight gradient reads of a gathered input; without gathering the kept copy is it."""
+    """Gathered input that the weight gradient reads; None without gathering, where it reads the kept copy."""
     if not is_gathered:
         return None
     assert c.scaling is not None
@@ -184,7 +184,7 @@ def _norm_output(c: Context, path: str, rows: int, columns: int, *, is_gathered:
 
 
 def _with_adapter(c: Context, grad: Tensor, grads: Grads, h: int) -> Tensor:
-    """What an adapter sends to the norm's output is added into another tensor."""
+    """Gradient of the norm's output, to which an adapter's part, where there is one, is added in another tensor."""
     if len(grads) < 2 or grads[1] is None:
         return grad
     total = c.new(c.tokens, h, "grad_ln_out_sum")
@@ -252,7 +252,7 @@ def column_fp8(c: Context, path: str, x: Tensor) -> Tensor:
 
 
 def _kept(x: Tensor, made: Quantized, *, original: bool, trains: bool) -> tuple[Tensor, ...]:
-    """Of its input a linear keeps nothing if its weight is frozen."""
+    """Tensors that a linear keeps of its input: none if its weight is frozen."""
     return ((x,) if original else made.kept) if trains else ()
 
 

@@ -26,7 +26,7 @@ def all_gather(c: Context, x: Tensor, name: str) -> Tensor:
 
 
 def gathered_input(c: Context, x: Tensor, name: str) -> Tensor:
-    """What a linear gathers for itself: under tp_comm_overlap it lies in a user buffer."""
+    """Input gathered over tp for one linear, [sp * rows, width]; under tp_comm_overlap it is in a user buffer."""
     if not c.overlaps_tp:
         return all_gather(c, x, name)
     out = Tensor(None, (x.shape[0] * c.sp, x.shape[1]), x.dtype)
