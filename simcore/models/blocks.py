@@ -19,7 +19,7 @@ class Attention:
     `bias`: "" none, "qkv" of query, key and value, "all" of the output projection too. `qk_norm`: an RMSNorm over each
     head of q and of k. `sinks`: one learned number a head in the softmax. `window`: tokens seen, 0 all. `dropout`: some
     of the softmax is dropped. `alibi`: a bias that falls with the distance of two tokens is added to their score.
-    `rotated`: of a head's dimensions so many are rotated, 0 all. `capped`: scores are kept below a number.
+    `rotated`: number of a head's dimensions that are rotated, 0 all. `capped`: scores are kept below a limit.
     """
 
     hidden: int
@@ -158,9 +158,10 @@ class Mlp:
 class SharedTransformer:
     """Attention and a gated GELU MLP whose weights several layers use, with low-rank adapters of each (Zamba2).
 
-    It sees the layer's input beside the embedding's output, 2h columns, and ends in a projection that is the layer's
-    own. `places`: numbers of the adapters that it holds, one a layer that uses it; `rank`: theirs, of query, key and
-    value too where `adapts_attention`. `name`: the module inside each of those layers; equal ones are the same module.
+    It reads the layer's input and the embedding's output, concatenated to 2h columns, and ends in a projection that
+    belongs to the layer. `places`: numbers of the adapters that it holds, one a layer that uses it; `rank`: theirs, of
+    query, key and value too where `adapts_attention`. `name`: the module inside each of those layers; equal ones are
+    the same module.
     """
 
     hidden: int
@@ -179,8 +180,8 @@ class SharedTransformer:
 class Embedding:
     """The token embedding. `rotary_dim` > 0: the stem makes cos and sin tables for the layers.
 
-    `positions` > 0: so many learned position vectors besides. `shared`: multi-token prediction looks tokens up too.
-    `window` > 0: a mask for layers that see so many tokens, where there are as many or more.
+    `positions`: number of learned position vectors, 0 none. `shared`: multi-token prediction looks tokens up too.
+    `window` > 0: the stem makes a mask for layers that see this many tokens, if sequences are as long or longer.
     """
 
     vocab: int
@@ -204,8 +205,9 @@ class FinalNorm:
 class Mtp:
     """A module that predicts one token further: two norms, a projection of both halves, one layer, a final norm.
 
-    `modules`: so many in a row. `depths`: each is run so often, on what it made before (mtp_use_repeated_layer). The
-    layer is its kind's branches, in a hybrid several layers; embedding and output projection are the model's own.
+    `modules`: number of modules in a row. `depths`: number of times that each runs, on its previous output
+    (mtp_use_repeated_layer). The layer is its kind's branches, in a hybrid several layers; embedding and output
+    projection are those of the model.
     """
 
     hidden: int
@@ -216,7 +218,7 @@ class Mtp:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The output projection; `tied`: its weight is the embedding's. `shared`: so often further tokens run it too."""
+    """The output projection; `tied`: its weight is the embedding's. `shared`: number of its runs for further tokens."""
 
     vocab: int
     hidden: int
@@ -261,7 +263,7 @@ class LayerKind:
     compute in 8 bits (a framework may leave the first and last layers in 16). `scaled`: what a block adds is multiplied
     by a number first, or the embedding's output, or the logits. `wide`: the residual stream is fp32. `tables`: columns
     of the rotary tables that pass by for other layers. `shared`: a transformer in front of the branches, whose output
-    the first of them sees besides.
+    the first of them reads too.
     """
 
     name: str

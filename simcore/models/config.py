@@ -16,11 +16,12 @@ __all__ = ["Architecture", "Config", "ModelFamily"]
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """`parts`: (module path, kind) from embedding to loss; `tied`: the head uses the embedding's weight.
+    """Layers that a configuration describes.
 
-    `buffers`: replicated bytes outside the layers, as (name, bytes) (rotary tables). `assumed`: why the shape is as it
-    is, where nobody has published it. `ignored`: (field, what is done instead, source) of what a configuration says and
-    the layers' code does not do.
+    `parts`: (module path, kind) from embedding to loss; `tied`: the head uses the embedding's weight. `buffers`:
+    replicated bytes outside the layers, as (name, bytes) (rotary tables). `assumed`: why the shape is as it is, where
+    it is not published. `ignored`: (field, what is done instead, source) of what a configuration says and the layers'
+    code does not do.
     """
 
     family: str

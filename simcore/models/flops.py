@@ -1,6 +1,6 @@
 """FLOPs of training one token as each framework prints them, from the model's architecture.
 
-Comes in: a model and the lengths that were asked for. Goes out: FLOPs per token. None of it knows about recompute, and
+Comes in: a model and the lengths of a scenario. Goes out: FLOPs per token. No convention counts recompute, and
 no two agree: step time and tokens per second compare between frameworks, TFLOP/s and MFU do not.
 
 [Note: what conventions leave out]
@@ -13,7 +13,7 @@ no two agree: step time and tokens per second compare between frameworks, TFLOP/
 | KempnerForge, llm-foundry | the whole square | - | no; llm-foundry all, the embedding too | - |
 
 LoRA: Automodel scales by (2 + trainable / frozen) / 3 (`recipes/llm/benchmark.py`). Megatron-Bridge prints the FLOPs of
-full training, but of Llama 3 70B in packs two thirds of them, and attention twice (upstream: on SQuAD alone).
+full training, but of Llama 3 70B in packs two thirds of them, and attention twice (upstream: only on SQuAD).
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class Asked:
 
     @cached_property
     def own(self) -> tuple[Mixer, ...]:
-        """Those of the layers alone."""
+        """Mixers of the layers, without those of multi-token prediction."""
         return tuple(mixer for mixer, further in self.mixers if not further)
 
     @cached_property
     def num_further(self) -> int:
-        """Tokens that are predicted besides the next."""
+        """Number of tokens predicted in addition to the next."""
         kinds = (self.graph.kinds[self.graph.layers[layer].kind] for layer in self.graph.branches)
         return sum(kind.block.depths for kind in kinds if isinstance(kind.block, Mtp))
 

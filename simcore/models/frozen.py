@@ -23,7 +23,7 @@ __all__ = ["with_frozen"]
 def with_frozen(graph: ModelGraph, patterns: tuple[str, ...]) -> tuple[ModelGraph, tuple[str, ...]]:
     """The model with what the patterns name frozen, and the patterns that match nothing.
 
-    Layers of one kind that are frozen otherwise become kinds of their own, behind the others.
+    Layers of one kind with different frozen tensors become separate kinds, numbered after the others.
     """
     hits = _Hits(patterns)
     kinds, tensors, hit = list(graph.kinds), list(graph.tensors), set[str]()

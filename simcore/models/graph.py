@@ -178,9 +178,9 @@ class ModelGraph:
         return replace(self, kinds=tuple(kinds), tensors=tuple(tensors), network=renumbered(self.network, of_path))
 
     def with_network(self, network: Network) -> ModelGraph:
-        """The same layers under other edges, which say what weights each layer owns.
+        """The same layers under other edges, which decide what weights each layer owns.
 
-        Layers of one kind that own different weights become kinds of their own. Kinds are numbered in running order.
+        Layers of one kind that own different weights become separate kinds. Kinds are numbered in running order.
         """
         kinds: list[LayerKind] = []
         tensors: list[tuple[TensorSpec, ...]] = []

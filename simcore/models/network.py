@@ -2,7 +2,7 @@
 
 A node is the module path of a layer, with the number of its `kind`. Edges of `weights` name tensors in pairs: (name in
 the layer that the edge leaves, name in the layer to which it leads). Networks are frozen: a changed one is a copy.
-networkx is imported here alone, and only when a model is built.
+networkx is imported only in this module, and only when a model is built.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A closer look at a simulation that is done: what its pictures need, put beside the report."""
+"""Detail of a finished simulation: data that its pictures need, added to the report."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _FEWEST: Final = 1200
 
 
 def with_detail(simulation: Simulation, report: Report, most: int | None = None, postings: int = 0) -> Report:
-    """The same report with `detail`. `most`: spans of all classes, instead of as many as a page can bear.
+    """The same report with `detail`. `most`: limit of spans of all classes; None for as many as a page can bear.
 
-    `postings`: lifetimes of allocations too, at most so many births and deaths of all classes.
+    `postings` > 0: keeps lifetimes of allocations too; the limit of births and deaths of all classes.
     """
     mesh, clocked = simulation.job.mesh, simulation.timing
     axes = (mesh.axis(name) for name in _AXES)

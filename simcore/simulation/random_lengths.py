@@ -5,7 +5,7 @@ A microbatch is padded to its longest sequence, and all ranks of a job need memo
 them: that is the longest of a whole global batch. Lengths are drawn independently of each other, so the longest of n is
 found from one uniform number: it is the quantile u ** (1/n) of a single length. What is longer than `seq_len` is cut.
 A drawn step is simulated with all its microbatches as long as its longest, which pads too much where a pipeline holds
-several at once. Peaks need not be affine in the length (attention, recompute), so each is a simulation of its own, at
+several at once. Peaks need not be affine in the length (attention, recompute), so each is a separate simulation, at
 the lengths that the result names.
 """
 

@@ -1,7 +1,7 @@
 """Memory when routing is drawn at random: peaks of every class of ranks over all draws, and how often one is too high.
 
 Comes in: what was simulated with balanced routing. Goes out: the same report with `drawn`, its verdict that of the
-highest draw. How loads are drawn is told in `simcore.simulation.expert_loads`, how peaks are found in
+highest draw. How loads are drawn is described in `simcore.simulation.expert_loads`, how peaks are found in
 `simcore.simulation.interpolate`.
 """
 

@@ -34,10 +34,10 @@ EXACT_RANKS: Final = 64
 
 @dataclass(eq=False)
 class Simulation:
-    """One simulated step, before it is put into a report: what it was made from, and what was made so far.
+    """One simulated step, before it is put into a report: its inputs, and the results so far.
 
     `classes` and `plans`: one plan for the representative of each class of ranks. `is_exact`: classes are single ranks,
-    so that what lies in flat shards is counted and not averaged. `num_written`: microbatches that programs write out.
+    so that bytes in flat shards are counted and not averaged. `num_written`: microbatches that programs write out.
     `programs`, `workspaces`: by representative rank. `timing`: None until the step was timed.
     """
 

@@ -1,7 +1,7 @@
-"""How long a step is when it is written out, told before it is: what would take the machine is refused.
+"""Length of a step that is to be written out, estimated beforehand: a step that the machine cannot hold is refused.
 
-Comes in: the parts of a simulation. Goes out: rows, of all classes of ranks. The recordings of layers are there by
-then; what flows and borders add is estimated.
+Comes in: the parts of a simulation. Goes out: the number of rows of all classes of ranks. Layers are recorded by then;
+rows that flows and borders add are estimated.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def check_rows(simulation: Simulation) -> None:
 
 
 def unlike(simulation: Simulation, report: Report) -> Report:
-    """The report; told, where so much of a step as can be written out has no two microbatches that take as long."""
+    """The report, with an assumption if no two microbatches of the part that was written out take equally long."""
     count = simulation.job.scenario.num_microbatches
     if simulation.timing is None or simulation.timing.steady or simulation.num_written == count:
         return report

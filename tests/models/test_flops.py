@@ -46,7 +46,10 @@ def asked_of(row: dict[str, Any]) -> Asked:
 
 @cache
 def adapted(model: str) -> float:
-    """Of Automodel's benchmark: rank 16 on every projection (examples/llm_benchmark/qwen/*_peft_benchmark.yaml)."""
+    """Ratio of trained to frozen parameters in Automodel's benchmark.
+
+    Rank 16 on every projection (examples/llm_benchmark/qwen/*_peft_benchmark.yaml).
+    """
     given = json.loads(model) if model.startswith("{") else model
     lora = {"rank": 16, "target_modules": ["*_proj"]}
     graph = small.prepared("automodel", model=given, method="lora", lora=lora)[0].graph

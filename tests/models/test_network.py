@@ -162,7 +162,7 @@ def test_a_pipeline_is_cut_where_nothing_is_shared() -> None:
 
 # ---- weights --------------------------------------------------------------------------------------------------------
 def staged(graph: ModelGraph, *counts: int) -> list[Plan]:
-    """What the first rank of each stage holds under DDP, cut behind so many layers."""
+    """Plans of the first rank of each stage under DDP; `counts`: number of layers in each stage."""
     _, table = small.prepared("ddp", {})
     ends = [sum(counts[:i]) for i in range(len(counts) + 1)]
     table = replace(table, stages=tuple(tuple(range(*pair)) for pair in pairwise(ends)),

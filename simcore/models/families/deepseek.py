@@ -6,7 +6,7 @@ MLP of `n_shared_experts` times the width. V2 routes by softmax, V3 (and Moonlig
 [Note: multi-token prediction]
 Published configurations say `num_nextn_predict_layers: 1`, and neither transformers nor Megatron-Bridge 0.3.1 builds
 the module (`modeling_deepseek_v3.py`, `_keys_to_ignore_on_load_unexpected`; `deepseek_v3_bridge.py`, `mtp_num_layers =
-None`). Here it is asked for in Megatron's word, `mtp_num_layers`.
+None`). Here Megatron's option `mtp_num_layers` adds it.
 """
 
 from __future__ import annotations

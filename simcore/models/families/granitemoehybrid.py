@@ -1,7 +1,7 @@
 """Granite 4: Mamba-2 or attention, then experts with a shared MLP, as transformers 5.23 `models/granitemoehybrid`.
 
-Without experts (`num_local_experts: 0`) the shared MLP is the layer's own. Attention knows positions with
-`position_embedding_type: rope` alone. Embedding, residual branches and logits are multiplied by numbers; a one is a
+Without experts (`num_local_experts: 0`) the shared MLP is the layer's own. Attention knows positions only
+with `position_embedding_type: rope`. Embedding, residual branches and logits are multiplied by numbers; a one is a
 product too.
 """
 

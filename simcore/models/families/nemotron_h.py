@@ -1,12 +1,12 @@
 """The Nemotron-H family: Mamba-2, MoE, attention and MLP layers in a pattern, as transformers 5.23 `models/nemotron_h`.
 
 Both spellings of the pattern are read: `hybrid_override_pattern` ("MEM*-") and `layers_block_type` / `layer_types`.
-What Megatron's hybrids can be besides (megatron-core 0.16.1 `models/mamba/mamba_model.py`, `mamba_layer_specs.py`) is
-said in Megatron's words; Mamba's own projections never have biases (`ssm/mamba_mixer.py:301`).
+Further features of Megatron's hybrids (megatron-core 0.16.1 `models/mamba/mamba_model.py`, `mamba_layer_specs.py`) have
+Megatron's names; Mamba's own projections never have biases (`ssm/mamba_mixer.py:301`).
 
-[Note: predicted tokens] A published configuration names the tokens that are predicted besides the next
-(`num_nextn_predict_layers`); Bridge's main takes it for mtp_num_layers and runs one module for all of them unless told
-otherwise (`models/nemotronh/nemotron_h_bridge.py:_hf_mtp_config`). Recipes choose another number than the file, so the
+[Note: predicted tokens] A published configuration gives the number of tokens that are predicted after the next
+(`num_nextn_predict_layers`); Bridge's main takes it for mtp_num_layers and by default runs one module for all of them
+(`models/nemotronh/nemotron_h_bridge.py:_hf_mtp_config`). Recipes choose another number than the file, so the
 presets of Super and Ultra leave it out: `mtp_num_layers` adds the module.
 """
 

@@ -2,7 +2,7 @@
 
 Qwen2 has biases on query, key and value; Qwen3 has none, and a norm over each head of query and key. The models with
 experts have them in every layer but those of `mlp_only_layers` and those that `decoder_sparse_step` skips; Qwen2-MoE
-has a shared expert with a gate besides.
+also has a shared expert with a gate.
 """
 
 from __future__ import annotations

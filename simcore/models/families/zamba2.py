@@ -1,6 +1,6 @@
 """Zamba2: Mamba-2 layers, some of them with a transformer in front whose weights layers share (`models/zamba2`).
 
-Hybrid layers take `num_mem_blocks` shared transformers in turn, and each adds adapters of its own to them; the first
+Hybrid layers take `num_mem_blocks` shared transformers in turn, and each adds separate adapters to them; the first
 layer of each holds the weights, all its adapters with them (transformers 5.23 `Zamba2Model.get_layers`).
 """
 

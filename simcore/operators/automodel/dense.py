@@ -1,8 +1,8 @@
 """Attention and norms of NeMo Automodel's dense Llama, Qwen2 and Qwen3 (nemo-automodel 0.7.0).
 
 `components/models/{llama,qwen2,qwen3}/model.py`, `components/models/llama/rope_utils.py`. Llama and Qwen2 keep the
-projections' outputs in names of their own until attention returns. Qwen3's decoder layer, norms and MLP are those of
-transformers, its attention differs in the rotation alone.
+projections' outputs in separate variables until attention returns. Qwen3's decoder layer, norms and MLP are those of
+transformers, its attention differs only in the rotation.
 
 [Note: rotation in fp32] `apply_rotary_pos_emb` casts query and key up, rotates both with fp32 tables and casts them
 back when both are done; `BackendConfig.__post_init__` switches TE's fused kernel off.

@@ -12,7 +12,7 @@
 `cut` and `chunked` take the head's weight, not its module: they run where the head is, its adapters get no gradient.
 Labels come shifted from the data loader.
 
-[Note: who holds the logits] 0.7.0 drops the model's output before backward (`recipes/llm/train_ft.py`: `del out`);
+[Note: how long logits are held] 0.7.0 drops the model's output before backward (`recipes/llm/train_ft.py`: `del out`);
 earlier snapshots held it until the step was over: `keeps_logits`, with which activations were measured.
 """
 

@@ -5,7 +5,7 @@ Layers: `layers`, `mamba`, `dense`, `latent`, `moe`, `qwen3_moe`; head and losse
 `LayerWorkload.checkpoint`: "none" or "full". With expert parallelism every block is wrapped whole and saves the
 router's product and its top-k (`components/moe/parallelizer.py`, `apply_ac`); without it Nemotron-H wraps its Mamba and
 MLP blocks only (`models/nemotron_v3/parallelization.py`), and each norm, attention and MLP of all others is a
-checkpoint of its own: layers whose class is Automodel's are no case of `_should_use_hf_native_gradient_checkpointing`
+separate checkpoint: layers whose class is Automodel's are no case of `_should_use_hf_native_gradient_checkpointing`
 (`components/distributed/{parallelizer,activation_checkpointing}.py`, apply_submodule_checkpointing).
 """
 

@@ -2,10 +2,10 @@
 
 nemo-automodel 0.7.0 `components/models/deepseek_v3/{layers,rope_utils}.py`, `components/models/common/rope_triton.py`,
 `components/attention/utils.py`, `components/models/common/utils.py` (BackendConfig: attention by TE where it is
-installed). `_forward_impl` keeps every name until it returns, so the projections that were split stay beside what was
-put together from them.
+installed). `_forward_impl` keeps every variable until it returns, so the projections that were split live as long as
+the tensors that were put together from them.
 
-Rotation is one Triton kernel on CUDA that keeps the frequencies alone, which are the stem's; 0.7.0 switches TE's fused
+Rotation is one Triton kernel on CUDA that keeps only the frequencies, which are the stem's; 0.7.0 switches TE's fused
 one off (BackendConfig.__post_init__), which would keep as much.
 """
 

@@ -6,7 +6,7 @@ Source: nemo-automodel 0.7.0, `components/moe/layers.py`.
 `deepep`: a token travels once to every rank that holds one of its experts, is permuted there, and comes home the same
 way. `torch`: every rank gathers *all* tokens of the group, works on the rows of its own experts, adds them into an fp32
 tensor of all tokens, and all ranks sum those tensors. Both directions of backward are all-reduces too, because a
-reduce-scatter deadlocked upstream (`_AllGatherConcatVarlenFn`). `hybridep`: sends like DeepEP, in buffers of its own
+reduce-scatter deadlocked upstream (`_AllGatherConcatVarlenFn`). `hybridep`: sends like DeepEP, in buffers
 outside torch, and copies rows in the order of the experts from there (DeepEP branch hybrid-ep at 94a9f8f).
 """
 

@@ -16,8 +16,8 @@ Dispatcher = Literal["deepep", "hybridep", "torch"]
 class AutomodelOptions(ImplementationOptions):
     """Options of Automodel's own layers.
 
-    `dispatcher`: without expert parallelism it is torch. `linear`: TE's linear layers keep x A of their adapters.
-    `experts_unit`: the experts are an FSDP2 unit of their own. `fake_balanced_gate`: experts in turn with equal
+    `dispatcher`: without expert parallelism it is torch. `linear`: with "te", linear layers keep x A of their adapters.
+    `experts_unit`: the experts are a separate FSDP2 unit. `fake_balanced_gate`: experts in turn with equal
     weights. Of versions: `keeps_norm_rstd`: norms keep the reciprocal root; `fuses_lora_mlp`: an MLP with adapters is
     one node; `keeps_logits`: the training loop holds them until the step is over; `replays_dispatch`: a checkpoint
     keeps what the dispatch received; `keeps_router`: a checkpoint keeps the router's product and its top-k.

@@ -1,8 +1,8 @@
 """Attention of NeMo Automodel's Qwen3-MoE (nemo-automodel 0.7.0, `components/models/qwen3_moe/layers.py`).
 
 Grouped-query attention by TE where it is installed, with a norm over each head of query and key. Query and key are
-rotated in one compiled function (`components/models/gpt_oss/rope_utils.py`, apply_rotary_emb_qk), which keeps its
-tables alone, and they are the stem's.
+rotated in one compiled function (`components/models/gpt_oss/rope_utils.py`, apply_rotary_emb_qk), which keeps
+only its tables, and they are the stem's.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ def sigmoid_gate(env: Env, x: Tensor, block: Moe, path: str, dtype: str) -> tupl
 def softmax_gate(env: Env, x: Tensor, block: Moe, path: str) -> tuple[Tensor, Tensor]:
     """`Gate.forward` of x [tokens, h] with `softmax_before_topk` and no `gate_precision`, as Qwen3-MoE sets them.
 
-    The product in the compute dtype, scores in fp32, weights in the input's. What a balancing loss works on is kept
-    beside what the choice needs.
+    The product in the compute dtype, scores in fp32, weights in the input's. Tensors that a balancing loss reads are
+    kept in addition to those that the choice needs.
     """
     tape = env.tape
     logits = _project(env, x, env.param(f"{path}.weight"))

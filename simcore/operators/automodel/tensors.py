@@ -8,7 +8,7 @@ parallelism and FSDP2 split them:
 
  * routed experts are two 3-D tensors, input dimension before output dimension; dimension 0 is what expert parallelism
    splits, dimension 1 what FSDP2 splits over `ep_shard` (`components/moe/parallelizer.py`, `_moe_shard_placement`);
- * dt_bias, A_log and D sit in a holder of their own, `_fp32_params`, stored and computed in fp32;
+ * dt_bias, A_log and D belong to a separate module, `_fp32_params`, stored and computed in fp32;
  * Automodel's `MLP` registers up before gate, its Llama and dense Qwen the other way round;
  * all but Nemotron-H's layers register their norms after attention and MLP.
 """

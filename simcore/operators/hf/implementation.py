@@ -1,11 +1,12 @@
 """transformers 5.23 models on eager PyTorch 2.13: tensors and tapes.
 
-What crosses the border between layers:
+Tensors that cross the border between layers:
 
  * the stem's rotary tables and position ids belong to the embedding, which makes them; the layer with `run.stem` posts
-   their deaths (row offset -stem) in its backward; what nobody keeps that with `run.first` does, in `late`;
- * the head's input, where nobody keeps it, dies when the causal model returns: `after` of the head belongs behind the
-   loss;
+   their deaths (row offset -stem) in its backward; for tensors that no layer keeps, the layer with `run.first` does so,
+   in `late`;
+ * the head's input, where no operator keeps it, dies when the causal model returns: `after` of the head belongs behind
+   the loss;
  * `late` of the loss is what the training loop holds until backward is over: the loss, its gradient, and the logits if
    it keeps the output object;
  * a tied head's gradient waits in the engine for the embedding's; the embedding posts its death with offset TIED_HEAD.

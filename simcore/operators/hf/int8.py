@@ -1,8 +1,8 @@
-"""A linear whose frozen weight lies in int8, as bitsandbytes' LLM.int8() multiplies it.
+"""A linear whose frozen weight is stored in int8, as bitsandbytes' LLM.int8() multiplies it.
 
 [Note: a product of LLM.int8()]
 bitsandbytes 0.50.2 `autograd/_functions.py`, MatMul8bitLt, and `backends/cuda/ops.py`: the input is cast to fp16 and
-quantised by rows; where a threshold is set, a copy of its absolute values and a mask are made beside, and the host asks
+quantised by rows; where a threshold is set, a copy of its absolute values and a mask are made too, and the host asks
 whether there is any outlier. The product is int32, then fp16, then of the input's type, all three alive at once.
 Columns with outliers would be multiplied apart, in the input's type: none are counted. Backward makes the weight in the
 input's type. The node keeps the input, which it does not need, as an attribute: so no checkpoint takes it away, and it

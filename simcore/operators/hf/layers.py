@@ -107,9 +107,10 @@ def is_of_hub(run: LayerWorkload) -> bool:
 
 def core_of(tape: Tape, run: LayerWorkload, block: Attention, parts: tuple[Tensor, Tensor, Tensor],
             mask: Tensor | None) -> Tensor:
-    """Attention itself; a mask of packed sequences or of a window is read by a kernel of its own.
+    """Attention without its projections; with a mask of packed sequences or of a window torch runs another kernel.
 
-    Within a window a query meets so many keys, whole: half of twice as many, as causal pairs are counted.
+    Kernels count half of `pairs`, as attention is causal. Within a window a query meets all of its `block.window` keys,
+    so twice as many are passed.
     """
     pairs = min(run.pairs, 2 * block.window * run.tokens) if block.window else run.pairs
     if block.sinks:

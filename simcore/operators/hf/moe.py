@@ -74,7 +74,7 @@ def _with_gated_shared(tape: Tape, run: LayerWorkload, name: str, block: Moe, x:
 
 
 def as_rows(tape: Tape, x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A view with a node of its own: gradients of `x` meet behind it."""
+    """A view of `x` with a separate autograd node, behind which the gradients of `x` are added up."""
     whole = x.shape
 
     def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:

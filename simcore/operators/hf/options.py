@@ -18,7 +18,7 @@ UnslothRelease = Literal["", "newest", "2024.12"]
 class HfOptions(ImplementationOptions):
     """Options of transformers' layers; names of upstream's own options are kept.
 
-    `experts_unit`: the experts are a data-parallel unit of their own. `grouped_experts`: transformers' grouped products
+    `experts_unit`: the experts are a separate data-parallel unit. `grouped_experts`: transformers' grouped products
     (experts_implementation: grouped_mm) instead of batched ones over equal groups of rows. `inv_freq`: stored dtype of
     the rotary frequencies. `casts_stream`: FSDP2's hook casts a hidden state in fp32 to the compute dtype before each
     layer. `is_of_hub`: the layers are those of the model's own repository. `automodel`: NeMo Automodel trains the

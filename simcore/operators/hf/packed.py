@@ -1,4 +1,4 @@
-"""A linear whose frozen weight lies in 4 bits, and PEFT's adapter of it.
+"""A linear whose frozen weight is stored in 4 bits, and PEFT's adapter of it.
 
 [Note: a product with 4 bits]
 bitsandbytes 0.50.2 `autograd/_functions.py`, MatMul4Bit, and `backends/cuda/ops.py`, _dequant_linear_fallback: forward
@@ -11,7 +11,7 @@ PEFT 0.21.2 `tuners/lora/bnb.py`, Linear4bit: copies the output before the adapt
 adapter's input is cast to its type, its output back. Automodel's adapter (0.7.0 `components/_peft/lora.py`,
 patch_linear_module: super_fwd) adds the output in place to its own.
 torchao 0.18 `nf4_tensor.py`, get_original_weight: eager, 12 bytes a value (indices of 8 bytes, halves in 16 bits) and
-the maxima in 16 bits lie beside the result when it is made; compiled it is one kernel. LinearNF4 is such a function
+the maxima in 16 bits exist with the result when it is made; compiled it is one kernel. LinearNF4 is such a function
 too, torchtune's adapter adds nothing but sums.
 """
 

@@ -1,7 +1,7 @@
 """Phi-3 in transformers 5.23 (`models/phi3/modeling_phi3.py`): what differs from Llama.
 
 Query, key and value are slices of one product, whose gradients are each written into zeros of the whole. What is
-rotated is joined with what is not, even where that is nothing, and lies by heads from then on.
+rotated is joined with what is not, even where that is nothing; the result is in the order of heads.
 """
 
 from __future__ import annotations

@@ -6,14 +6,14 @@ LoRA_QKV, LoRA_W, LoRA_MLP; `kernels/rms_layernorm.py`; `kernels/rope_embedding.
 
  * a norm keeps its input and an fp32 number a row; its gradient is written over the one that came in;
  * query, key and value keep their one input, which their input's gradient is written over; so does the MLP, which keeps
-   gate and up as well: backward writes all that lies between over them and over one tensor of their size;
+   gate and up as well: backward writes all tensors between over them and over one tensor of their size;
  * rotary embeddings are written in place;
  * forward makes 4-bit weights in one buffer that stays, as large as the largest (`kernels/utils.py`, fast_dequantize
    with use_global_buffer), backward each anew, with its maxima. Adapters are cast to the type of the products for each
    use, their gradients come in that type.
 
-Until 4f166026 (2025-03-01; read at c67183f1, 2024.12) there was no such buffer: forward made each weight anew too. An
-adapter's part was a tensor of its own before it was added, as was each further part of an input's gradient.
+Until 4f166026 (2025-03-01; read at c67183f1, 2024.12) there was no such buffer: forward made each weight in a new
+tensor too. An adapter's part was a separate tensor before it was added, as was each other part of an input's gradient.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ __all__ = ["IMPLEMENTATION", "record", "tensors"]
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
-    """Those of transformers 5.23, but experts' matrices are modules of their own."""
+    """Tensors of transformers 5.23's layer, with experts' matrices as separate modules; NotYet but for Nemotron-H."""
     if kind.family != "nemotron_h":
         raise NotYet(Problem("implementation", f"not yet: {kind.family} in the layers of its own repository (served: "
                              "nemotron_h)"))

@@ -10,11 +10,11 @@ loss. In a pipeline stage (`run.sequence_parallel` false) all sequences are whol
 The training loop (`scripts/train.py`) drops logits only when the next forward has returned: those of the step before
 are there when a step begins.
 
-`run.checkpoint`: none, full, or per_module: attention alone.
+`run.checkpoint`: none, full, or per_module: only attention.
 
 [Note: compiled gathers] torch.compile finds that linears of one input gather the same and gathers it once (counted on
 KempnerForge's model with torch 2.13, without checkpoints: two gathers a layer and forward pass, where eager has five);
-in backward each of them scatters its own gradient, as before. All else of a compiled layer is told as eager.
+in backward each of them scatters its own gradient, as before. The rest of a compiled layer is recorded as eager.
 """
 
 from __future__ import annotations

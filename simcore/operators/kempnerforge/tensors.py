@@ -1,6 +1,6 @@
 """Parameters that KempnerForge 5666d0d16153 registers (`model/transformer.py`), in the order of registration.
 
-Experts are a module each with three matrices; `moe_packed_experts` stacks those of one name into one parameter, whose
+Each expert is a module with three matrices; `moe_packed_experts` stacks those of one name into one parameter, whose
 first dimension counts experts.
 """
 

@@ -1,7 +1,7 @@
 """A linear of TransformerEngine 0.10 inside fp8_autocast, as llm-foundry 0.3.0 builds it (`fc_type: te`).
 
 TransformerEngine 0.10 `pytorch/module/linear.py`, `base.py` (grad_output_preprocess): one scale a tensor, delayed
-(Composer 0.16.4 `core/precision.py`: HYBRID, a history of 16). Nobody says which microbatch is the first, so each
+(Composer 0.16.4 `core/precision.py`: HYBRID, a history of 16). It is not marked which microbatch is the first, so each
 forward casts the weight, along rows and along columns. Kept for backward: columns of the input and of the weight.
 """
 

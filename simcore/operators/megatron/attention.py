@@ -142,10 +142,10 @@ def _is_plain(block: Attention) -> bool:
 
 def core(c: Context, num_heads: int, q: Tensor, k: Tensor, v: Tensor, columns: int = 0, *,
          plain: bool = False, dropout: bool = False) -> Tensor:
-    """Causal attention, recomputed where that is asked for.
+    """Causal attention, recomputed in backward where recompute_modules names core_attn.
 
-    `columns` of the output, if not those of q. `plain`: q, k and v are used where they lie, in one tensor. `dropout`
-    costs a fused kernel no memory: it keeps the state of the random numbers.
+    `columns`: width of the output where it is not that of q. `plain`: q, k and v are read in place, as parts of one
+    tensor. `dropout` costs a fused kernel no memory: it keeps the state of the random numbers.
     """
     def run() -> Tensor:
         if c.has_unfused_attention:

@@ -55,7 +55,7 @@ def _clamp(c: Context, x: Tensor) -> Tensor:
 
 
 def with_second_bias(c: Context, path: str, x: Tensor, probs: Tensor, experts: int) -> Tensor:
-    """`_apply_bias`: x + bias * probabilities, in the wider type, each expert's rows in a tensor of their own first."""
+    """`_apply_bias`: x + bias * probabilities, in the wider type, each expert's rows in a separate tensor first."""
     bias = c.param(f"{path}.bias")
     (rows, columns), each = x.shape, -(-x.shape[0] // experts)
     wide, probs_dtype = "fp32" if "fp32" in (x.dtype, probs.dtype) else x.dtype, probs.dtype

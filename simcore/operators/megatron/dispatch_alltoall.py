@@ -24,7 +24,7 @@ def gather_counts(c: Context, block: Moe) -> None:
 
 
 def permute(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Copies of the tokens in expert order, with their probabilities; keeps only the row map, held besides."""
+    """Copies of the tokens in expert order, with their probabilities; keeps only the row map, which a module holds."""
     h, t, e, dtype = block.expert_hidden, rows.tokens, block.num_experts, probs.dtype
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:

@@ -84,7 +84,7 @@ def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
 
 def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
            comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
-    """One layer of `kind`, forward and backward, on a tape of its own."""
+    """Records one layer of `kind`, forward and backward, on a new tape; NotYet for what it does not serve."""
     refuse(kind, SERVED, "megatron")
     c = Context(Tape(slots, comms), run, kind)
     if c.is_cut_into_nodes:

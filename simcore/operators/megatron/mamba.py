@@ -2,7 +2,7 @@
 
 megatron-core 0.16.1 `ssm/mamba_mixer.py` (`_ssm_training`) and mamba_ssm main of August 2026
 (`ops/triton/ssd_combined.py`, `layernorm_gated.py`). Training always calls `mamba_split_conv1d_scan_combined` without
-norm and output projection, so z gates inside it and the gated norm is a node of its own.
+norm and output projection, so z gates inside it and the gated norm is a separate node.
 
 [Note: context parallelism of Mamba]
 `ssm/mamba_context_parallel.py`: before the convolution every rank gives positions for heads, part by part (z, x, B, C,

@@ -4,7 +4,7 @@ megatron-core 0.16.1 `transformer/multi_token_prediction.py`, `models/gpt/gpt_mo
 `tensor_parallel/mappings.py`. The module stands after the decoder's final norm and before the output layer. It looks up
 the embedding of the tokens moved by one, norms both, projects them to one stream, runs a layer and a norm. What it made
 is laid behind what the decoder made, in one tensor, which the output layer gets in parts: it runs twice, and the loss
-with it, the module's first. The model's own loss is a layer of its own, the module's is part of the output layer here.
+with it, the module's first. The model's own loss is a separate layer, the module's is part of the output layer here.
 
 [Note: what multi-token prediction holds]
  * The module's logits are a local variable of GPTModel._postprocess: they go when the model's own loss is there. Those

@@ -7,7 +7,7 @@ Order, names and shapes are those of `named_parameters()` of `MambaModel` and `G
  * `Attention` builds `linear_proj` before `SelfAttention` builds `linear_qkv` (`transformer/attention.py`);
  * TE's `LayerNormLinear` registers `layer_norm_weight` before `weight` (TransformerEngine 2.18,
    `pytorch/module/layernorm_linear.py`);
- * latent attention has a norm of its own before it, and its down projections lie whole on every tp rank
+ * latent attention has a separate norm before it, and its down projections are whole on every tp rank
    (`transformer/multi_latent_attention.py`, parallel_mode "duplicated"); the layer spec with qk_layernorm, which Bridge
    sets for DeepSeek, fuses the inner norms into the projections up, the one without has none.
 

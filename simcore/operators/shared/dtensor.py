@@ -21,7 +21,7 @@ Grads = list[Tensor | None]
 def gather_sequence(tape: Tape, run: LayerWorkload, x: Tensor, name: str, made: Tensor | None = None) -> Tensor:
     """[b, s / tp, k] to [b, s, k] on every rank; the gradients are summed and scattered.
 
-    `made`: what was gathered of x before; a compiler takes it again, each use scatters a gradient of its own.
+    `made`: x as it was gathered before; a compiler uses it again, and each use scatters a separate gradient.
     """
     if run.tp == 1:
         return x

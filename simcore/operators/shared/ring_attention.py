@@ -6,9 +6,9 @@ added up in fp32 (`convert_to_f32`), around one kernel a step.
 
 [Note: the first rank of a ring]
 In step i rank r asks with all queries for the first half of rank r - i's keys, or, if i > r, with its second half of
-the queries for all keys. The second writes the merged output anew in the order of heads, which is copied before it is
-projected; every rank but the last does so at least once, so the last alone keeps an output less. What is recorded is
-the first rank, which does it in every step.
+the queries for all keys. The second writes the merged output again in the order of heads, which is copied before it is
+projected; every rank but the last does so at least once, so only the last keeps one output less. The recording is that
+of the first rank, which does it in every step.
 """
 
 from __future__ import annotations

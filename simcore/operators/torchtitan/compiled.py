@@ -11,7 +11,7 @@ again. What a product reads is cast into one byte an element, in the order that 
 gathered so; gradients of weights are bf16. Scales weigh a few bytes and are left out.
 
 Assumed: Inductor's CUDA backend cuts and orders kernels as its CPU one does, which was measured. It may cast weights
-later, so casts are here made where they are read. Not measured: context parallelism, whose ring is here the eager one,
+later, so casts are here made where they are read. Not measured: context parallelism, whose ring is the eager one here,
 and versions before 0.2.2.
 """
 

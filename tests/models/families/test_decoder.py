@@ -1,4 +1,4 @@
-"""What rotary decoders share: the chain around the layers, its rotary tables, and fields that are read strictly."""
+"""Shared parts of rotary decoders: the chain around the layers, its rotary tables, fields that are read strictly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Python does in Automodel's layers, as it was timed: with a layer's kernels it is as long as the layer was."""
+"""Host time of Python in Automodel's layers, as it was timed: with a layer's kernels it is as long as the layer was."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ VOCAB, HIDDEN, TOKENS = 5000, 64, 128
 
 
 def tapes(*, trainable: bool = True) -> dict[str, RecordedLayer]:
-    """Of embedding and head, which share a weight."""
+    """Recordings of embedding and head, which share a weight, by name."""
     graph = build(model_config("llama-3.2-3b", {"vocab_size": VOCAB, "hidden_size": HIDDEN, "num_attention_heads": 2,
                                                 "num_key_value_heads": 1, "head_dim": 32}, "test"), "hf")
     weight = Param("weight", (VOCAB, HIDDEN), "bf16", trainable, tied=True)

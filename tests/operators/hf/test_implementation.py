@@ -53,7 +53,7 @@ class Model:
             trains = trains or any(p.trainable for p in params.values())
 
     def keeps(self, specs: Sequence[TensorSpec], params: dict[str, Param], *, trained_below: bool) -> bool:
-        """Whether the layer keeps what the stem made for all layers until its backward."""
+        """Tells whether the layer keeps until its backward the tensors that the stem made for all layers."""
         if self.case.get("checkpoint"):
             return trained_below or any(p.trainable for p in params.values())
         turned = any(p.trainable and (".q_proj" in name or ".k_proj" in name) for name, p in params.items())
@@ -245,7 +245,7 @@ def _named(model: Model, *sections: Section) -> list[tuple[int, str]]:
 
 
 def _layer(**more: Any) -> tuple[int, list[tuple[int, str]], int]:
-    """What the first layer keeps, what its backward makes, and the FLOPs of attention in forward."""
+    """Bytes that the first layer keeps, (bytes, name) that its backward makes, FLOPs of attention in forward."""
     model = Model(LLAMA | more)
     tape = model.tapes[1]
     made = [(size, name) for size, name in _named(model, tape.backward) if size > 0]

@@ -124,8 +124,8 @@ def kept(section: Section, names: dict[int, str]) -> dict[str, int]:
 
 
 def test_what_the_loop_over_experts_keeps() -> None:
-    """Of 128 rows: input, both of relu squared, output; in fp32 the weights and the weighted rows, which index_add_
-    keeps; two indices an entry."""
+    """Keeps of 128 rows: input, both of relu squared, output; in fp32 the weights and the weighted rows, which
+    index_add_ keeps; two indices an entry."""
     tape, names = moe_tape()
     left, rows = kept(tape.forward, names), 2 * TOKENS
     assert {name.removeprefix("mixer."): size for name, size in left.items() if name.removeprefix("mixer.") in (

@@ -87,7 +87,7 @@ def test_sinks_need_a_kernel_that_has_them() -> None:
 
 @pytest.mark.parametrize(("cp", "kind", "copies"), [(2, "a2a", 1), (2, "a2a+p2p", 1), (1, "a2a", 0), (2, "p2p", 0)])
 def test_ranks_that_swap_heads_keep_the_output_twice(cp: int, kind: ContextParallelComm, copies: int) -> None:
-    """Of LLAMA's 4096 columns, bf16."""
+    """Copies are of LLAMA's 4096 columns, bf16."""
     kept = [kept_in(LLAMA, run_of(LLAMA, cp=cp, options=options))
             for options in (MegatronOptions(cp_comm_type=kind), PLAIN)]
     assert kept[0] - kept[1] == copies * 2 * 4096 * T

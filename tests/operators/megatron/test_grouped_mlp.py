@@ -34,7 +34,7 @@ def test_experts_with_gelu_keep_what_both_factors_read() -> None:
     (QWEN3, MegatronOptions(bias_activation_fusion=False), 8 * 4 * 2 * 768)])
 def test_an_unfused_activation_is_made_again_too(kind: LayerKind, options: MegatronOptions,
                                                  dropped: int) -> None:
-    """Of a row GELU's output and its product with the probability; of SwiGLU its two halves, theirs, and that too.
+    """Drops of a row GELU's output and its product with the probability; of SwiGLU its halves, theirs, and that too.
 
     Two rows a token, and eight.
     """

@@ -81,7 +81,7 @@ def _modules(section: Section, op: Op = Op.COMPUTE) -> dict[Module, set[int]]:
 
 @pytest.mark.parametrize("checkpoint", ["none", "full", "moe_act"])
 def test_kernels_know_their_module(checkpoint: str) -> None:
-    """What a CUDA graph may hold: forward, replays and backward are alike."""
+    """Kernels name the modules that a CUDA graph may hold: forward, replays and backward are alike."""
     tape = record(MOE, run_of(MOE, checkpoint=checkpoint, ep=8), {}, {})
     for found in (_modules(tape.forward), _modules(tape.backward)):
         assert set(found) == {Module.MOE_ROUTER, Module.SHARED_EXPERTS, Module.MOE_PREPROCESS, Module.MOE}

@@ -43,7 +43,7 @@ def test_the_way_up_is_made_again_before_attentions_backward() -> None:
 
 
 def test_a_fused_rotation_writes_over_the_query_and_splits_key_and_value_in_one_kernel() -> None:
-    """Of 128 heads: 64 rotated columns of the query; 128 + 128 columns become 192 and 128."""
+    """Sizes of 128 heads: 64 rotated columns of the query; 128 + 128 columns become 192 and 128."""
     passes = Kernel.ELEMENTWISE, Kernel.COPY
     fused, apart = (moved_by(V3, passes, options=options)
                     for options in (MegatronOptions(apply_rope_fusion=True), PLAIN))

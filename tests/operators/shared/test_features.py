@@ -1,4 +1,4 @@
-"""What layers need beyond the plain blocks, by name; nothing of it is ignored by an implementation."""
+"""Features that layers need beyond the plain blocks, by name; an implementation ignores none of them."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Model:
         return found
 
     def cast_first(self, layer: RecordedLayer) -> tuple[Events, Events]:
-        """What FSDP2's hook casts before the layer begins (Qwen3's rotary table), and the rest of forward."""
+        """Casts of FSDP2's hook before the layer begins (Qwen3's rotary table), and the rest of forward."""
         events = self.events(layer.forward)
         cast = int("head_dim" in self.case["model"] and self.case.get("compute", "bf16") != "fp32")
         return events[:cast], events[cast:]

@@ -87,8 +87,7 @@ class Context:
 
     @property
     def has_unfused_attention(self) -> bool:
-        """Tells whether attention keeps its square of probabilities (attention_backend unfused or local, local layers).
-        """
+        """Tells whether attention keeps all its probabilities (attention_backend unfused or local, local layers)."""
         return self.options.attention_backend == "unfused"
 
     @property
@@ -145,8 +144,7 @@ class Context:
 
     @property
     def keeps_fp8_weights(self) -> bool:
-        """Tells whether fp8 weights outlast a pass: cached for the step's microbatches, or the parameters themselves.
-        """
+        """Tells whether fp8 weights outlast a pass: cached for the step's microbatches, or parameters themselves."""
         return self.options.keeps_fp8_weights
 
     def keeps_original(self, path: str) -> bool:
@@ -243,7 +241,7 @@ class Context:
         return None
 
     def after_gradients(self, x: Tensor) -> Tensor:
-        """`x`, whose gradient comes when the node that it goes into is over: then hooks of parameters run.
+        """`x` behind a node that runs in backward when the node that reads `x` is over: then hooks of parameters run.
 
         Megatron-FSDP makes a bucket there unless the product adds into main_grad itself (megatron_fsdp.py, _grad_acc).
         """

@@ -9,7 +9,7 @@ Inputs and outputs are bf16. The input is quantised along rows for the product o
 weight gradient; of both only the columns are kept. Tensors with one scale cannot be gathered along columns: under
 sequence parallelism a column-parallel linear keeps its local rows and transposes what backward gathers. The gradient of
 the output is quantised along both, and lives until the function returns. Where core says so (`set_save_original_input`)
-the bf16 input is kept, because somebody else keeps it anyway or will make it again, and is quantised in backward.
+the bf16 input is kept, because another operator keeps it anyway or will make it again, and is quantised in backward.
 Weights: a copy made by the first microbatch and kept for good, or made by each forward and kept until its backward
 (disable_parameter_transpose_cache), or the parameter itself (fp8_param_gather); the lasting ones are buffers.
 Attention's core, embedding, output head, router and norms stay in 16 bits.
@@ -135,10 +135,10 @@ def _transposed(c: Context, whole: Quantized | None, rows: int, columns: int, na
 
 
 def norm_linear_fp8(c: Context, path: str, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """LayerNormLinear: keeps its bf16 input, the norm's statistics and the norm's output in fp8 alone.
+    """LayerNormLinear: keeps its bf16 input, the norm's statistics and, only in fp8, the norm's output.
 
-    Second comes the bf16 output of the norm, gathered, for an adapter to read; then it is made in bf16 and quantised
-    twice, and its local rows are kept in fp8 though nobody needs them (`layernorm_linear.py`, return_layernorm_output).
+    The second result is the bf16 output of the norm, gathered, for an adapter to read; then it is made in bf16 and
+    quantised twice, and its local rows are kept in fp8 though unused (`layernorm_linear.py`, return_layernorm_output).
     """
     weight, gamma = c.param(f"{path}.weight"), c.param(f"{path}.layer_norm_weight")
     beta, added = c.run.params.get(f"{path}.layer_norm_bias"), c.run.params.get(f"{path}.bias")
@@ -309,7 +309,7 @@ def _gathered_grad(c: Context, grad: Tensor, path: str, *, trains: bool) -> Quan
 
 
 def plain_fp8(c: Context, path: str, x: Tensor) -> Tensor:
-    """Linear that lies whole on every tp rank (parallel_mode "duplicated"), over this rank's tokens."""
+    """Linear whose whole weight is on every tp rank (parallel_mode "duplicated"), over this rank's tokens."""
     weight, (rows, h) = c.param(f"{path}.weight"), x.shape
     trains = weight.trainable
     original = trains and c.keeps_original(path)

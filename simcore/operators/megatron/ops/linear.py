@@ -160,7 +160,7 @@ def _row(c: Context, path: str, x: Tensor) -> Tensor:
 
 
 def whole(c: Context, path: str, x: Tensor) -> Tensor:
-    """TE Linear that lies whole on every tp rank (parallel_mode "duplicated"), over this rank's tokens; no adapter."""
+    """TE Linear without adapter, whose weight is whole on every tp rank ("duplicated"), over this rank's tokens."""
     c = c.of(path)
     return (_whole if c.scaling is None else plain_fp8)(c, path, x)
 

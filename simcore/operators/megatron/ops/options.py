@@ -21,7 +21,7 @@ class MegatronOptions(ImplementationOptions):
 
     `dispatcher`: moe_token_dispatcher_type. `moe_router_dtype`: of logits and probabilities of routers by softmax.
     `main_grad_bytes`: size of an element of main gradients. `gradient_buckets`: main gradients are made bucket by
-    bucket in backward (Megatron-FSDP). `apply_rope_fusion`: None where nothing is said: rotary embeddings of dense
+    bucket in backward (Megatron-FSDP). `apply_rope_fusion`: None where it is not set: rotary embeddings of dense
     attention are fused then, those of latent attention are not. `core_attention`: attention that is not fused is core's
     own, not TransformerEngine's. `shares_recomputed`: outputs computed again take the place of discarded ones without a
     copy (core 0.17). Of fp8 and fp4: `fp8_transposes`: columns of quantised weights are kept beside the rows;

@@ -54,5 +54,5 @@ def unary(tape: Tape, x: Operand, name: str, save: str = "", *, dtype: str = "",
 
 
 def pass_on(tape: Tape, grads: Grads, saved: Saved) -> Grads:
-    """Backward of an operator whose input gets the output's gradient itself."""
+    """Backward of an operator that returns the output's gradient, unchanged, as its input's."""
     return [grads[0]]
