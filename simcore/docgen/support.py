@@ -1,4 +1,4 @@
-"""What each framework serves as a page: every cell is asked of the framework's own table.
+"""Page of what each framework serves: every cell is asked of the framework's own table.
 
     python -m simcore.docgen.support > docs/support.md
 """
