@@ -21,7 +21,7 @@ PACKAGES = ("pipeline", "recording", "inputs", "hardware", "models", "operators"
             "calibration", "batch", "cli")
 
 # Packages whose docstrings may still begin with Of, What, Whether, Who or Where; the list only shrinks.
-OPEN_RIDDLES = {"operators", "models", "frameworks", "placement", "simulation"}
+OPEN_RIDDLES = {"operators", "models", "frameworks", "simulation"}
 
 # Folders of `viz`, and those from which each imports; any of them may import the modules in the root.
 VIZ_FOLDERS: dict[str, set[str]] = {"charts": set(), "exports": {"charts"}, "pages": {"charts"},

@@ -1,8 +1,8 @@
-"""Folding: ranks that hold and meet the same are one class.
+"""Folding: ranks that hold equal tensors and communicate with equal ranks are one class.
 
-Comes in: mesh and the cuts of every tensor. Goes out: `RankClass`es. Facts are sizes at an axis coordinate, known by
-their breakpoints (`layout.shard_intervals`); ranks are looked at only along the digits on which something changes, and
-classes are refined until members of one class meet the same classes in every group (coarsest equitable partition).
+Input: mesh and the cuts of every tensor. Output: `RankClass`es. Sizes of tensors change only at breakpoints of an axis
+coordinate (`layout.shard_intervals`); ranks are compared only along the axes on which something changes, and classes
+are refined until members of one class meet the same classes in every group (coarsest equitable partition).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CLOSE = 8
 
 @dataclass(frozen=True, eq=False)
 class RankClass:
-    """Equal ranks of one stage. `offsets`: places inside a period of the stage's ranks, which repeats."""
+    """Equal ranks of one stage. `offsets`: their positions in a period of the stage's ranks; the period repeats."""
 
     stage: int
     representative: int
@@ -46,7 +46,7 @@ class RankClass:
         return base
 
     def rank_text(self, mesh: Mesh) -> tuple[str, ...]:
-        """All ranks as ranges; neither a whole stage nor long runs are written out first."""
+        """Returns all ranks as ranges, without listing the ranks of a whole stage or of long runs first."""
         first = self.stage * mesh.stage_size
         if len(self.offsets) == self.period and mesh.stage_size > 1:
             return (f"{first}-{first + mesh.stage_size - 1}",)
@@ -61,7 +61,10 @@ class RankClass:
         return _runs(self.offsets)
 
     def coordinates(self, mesh: Mesh, axis: Axis) -> int | str:
-        """Where the ranks stand on an axis: a number, or ranges as text. An axis wider than the period is met whole."""
+        """Returns the ranks' coordinates on an axis: a number, or ranges as text.
+
+        Ranks are at every coordinate of an axis whose stride is a multiple of the period.
+        """
         return _coordinates(self, mesh, axis)
 
 

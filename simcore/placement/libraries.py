@@ -1,4 +1,4 @@
-"""Whose kernels run, and how: what a framework says of the libraries below it."""
+"""The libraries below a framework: whose kernels run, and how."""
 
 from __future__ import annotations
 
