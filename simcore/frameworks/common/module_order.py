@@ -158,7 +158,7 @@ def _linears(plan: Plan, layer: int, branch: str) -> list[_Linear]:
 
 
 def asks_inputs(plan: Plan, layer: int) -> bool:
-    """Whether backward goes through the layer to what is below it."""
+    """Tells whether backward computes gradients of the layer's inputs, for trained layers below it."""
     return plan.framework.options.embeddings_require_grad or any(
         plan.of_layer(below).is_trained for below in plan.layers if below < layer)
 

@@ -56,9 +56,9 @@ class FlatBuffer:
 
 def lay_out(sizes: Sequence[int], *, bucket_numel: int, align_param: int, align_bucket: int,
             alone: Collection[int] = ()) -> FlatBuffer:
-    """Lay parameters out in reverse of the given (registration) order. `bucket_numel` 0: one bucket.
+    """Lays parameters out in reverse of the given (registration) order. `bucket_numel` 0: one bucket.
 
-    `alone`: indices of parameters that have a bucket of their own (`_does_param_require_new_bucket`).
+    `alone`: indices of parameters that have a separate bucket each (`_does_param_require_new_bucket`).
     """
     return _lay_out(tuple(sizes), bucket_numel, align_param, align_bucket, frozenset(alone))
 

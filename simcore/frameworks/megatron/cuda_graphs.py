@@ -60,9 +60,10 @@ def graphs_of(job: Job, options: dict[str, object]) -> tuple[str, ...]:
 
 
 def assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, str, str], ...]:
-    """Graphs are captured after some ordinary steps, the second of which has all that a step can have.
+    """Returns the assumptions about CUDA graphs: (key, value, kind, source).
 
-    What lives inside a graph is not allocated while it is replayed, so peaks are those of the steps before.
+    Graphs are captured after some ordinary steps, the second of which has all tensors that a step can have. Tensors
+    inside a graph are not allocated while it is replayed, so peaks are those of the steps before.
     """
     found = graphs_of(job, options)
     if not found:
@@ -128,7 +129,7 @@ def _check(job: Job, options: dict[str, object], implementation: str, scope: tup
 
 
 def _check_modules(job: Job, scope: tuple[str, ...]) -> None:
-    """What the scope names must go together, and be in the model."""
+    """Raises IllegalLayout if modules of the scope exclude or miss one another, or are not in the model."""
     named, dense = set(scope), Module.MLP in _present(job)
     refused = {
         "cuda_graph_scope must not contain both moe and moe_router.": ({"moe", "moe_router"} <= named, 1746),
@@ -145,7 +146,7 @@ def _check_modules(job: Job, scope: tuple[str, ...]) -> None:
 
 
 def _check_with(job: Job, options: dict[str, object], implementation: str, scope: tuple[str, ...]) -> None:
-    """What other options rule out."""
+    """Raises IllegalLayout if recomputation or the overlap of expert exchanges excludes the scope."""
     recompute, key = job.scenario.training.recompute, "framework_options.cuda_graph_scope"
     selective = recompute == "none" or isinstance(recompute, list | tuple)
     if not selective and FULL_ITERATION not in (implementation, *scope):

@@ -1,4 +1,4 @@
-"""The flow of frameworks whose parameters are whole on every rank: flat buffers, buckets, a sharded optimizer.
+"""Hooks of frameworks whose parameters are whole on every rank: flat buffers, buckets, a sharded optimizer.
 
 [Note: Megatron's buckets]
 Megatron-Core 0.16.1 `distributed/param_and_grad_buffer.py`, `distributed_data_parallel.py`: weight gradients are added
@@ -109,7 +109,7 @@ class MegatronHooks:
                     self._reduce(b, buffer, bucket)
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """Never: experts are not a unit of their own here."""
+        """Does nothing: experts are not a separate unit here."""
 
     def end_pass(self, action: Action) -> None:
         """After its first forward a chunk is gathered; after the step's last backward everything is reduced."""

@@ -27,9 +27,10 @@ RECIPE = "Bridge 0.3.1 recipes/nemotronh/nemotron_3_nano.py:387"
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """`master` is what is stored of it; `scatter`: the distributed optimizer; `offloaded`: share that the CPU updates.
+    """Dtypes of parameters, gradients, `master` (its stored part) and moments.
 
-    `precise`: the optimizer is precision-aware and holds its masters itself ([Note: who holds the master]).
+    `scatter`: the distributed optimizer; `offloaded`: fraction that the CPU updates. `precise`: the optimizer is
+    precision-aware and holds its masters itself ([Note: who holds the master]).
     """
 
     params: str
@@ -42,7 +43,7 @@ class Formats:
 
 
 def formats(job: Draft, options: dict[str, object]) -> Formats:
-    """What was asked, checked, with the recipes' defaults."""
+    """Returns the dtypes that the scenario asks for, checked, with the recipes' defaults."""
     offloaded = _offloaded(job)
     precise = job.flag(options, "use_precision_aware_optimizer", ALONG if offloaded else RECIPE,
                        default=offloaded > 0)
