@@ -17,7 +17,7 @@ from house_figures import Tree, riddles, riddles_of_tests
 # Packages of `simcore`, each of which imports only from those before it. Modules that are still in the root have no
 # place here; they take part in the search for cycles.
 PACKAGES = ("pipeline", "recording", "inputs", "hardware", "models", "operators", "placement", "program",
-            "results", "memory", "timing", "validation", "vllm", "docgen", "simulation", "rl",
+            "frameworks", "results", "memory", "timing", "validation", "vllm", "docgen", "simulation", "rl",
             "calibration", "batch", "cli")
 
 # Packages whose docstrings may still begin with Of, What, Whether, Who or Where; the list only shrinks.
