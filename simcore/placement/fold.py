@@ -24,7 +24,7 @@ __all__ = ["RankClass", "coordinate_text", "fold", "format_ranks", "joined", "un
 
 
 _MANY = 256
-"""Runs of ranks that are still told one by one."""
+"""The largest number of runs of ranks that are still listed one by one."""
 _CLOSE = 8
 """Values up to so many times their number are counted, others sorted."""
 
@@ -213,10 +213,10 @@ def _in_order(labels: IntArray) -> list[int]:
 
 
 def format_ranks(ranks: IntArray) -> tuple[str, ...]:
-    """[0, 1, 2, 3] -> ("0-3",); [0, 64, 128] -> ("0-128:64",); runs are found greedily from the left.
+    """Returns ranks as ranges: [0, 1, 2, 3] -> ("0-3",); [0, 64, 128] -> ("0-128:64",).
 
-    Very many runs that are alike, [0, 1, 4, 5, 8, 9, ...], are told once for each of their places: ("0-800:4",
-    "1-801:4").
+    Runs are found greedily from the left. More than 256 equal runs at equal distances, [0, 1, 4, 5, 8, 9, ...], become
+    one range for each position in a run: ("0-800:4", "1-801:4").
     """
     starts, ends = _runs(ranks)
     if len(starts) > _MANY and len(np.unique(ends - starts)) == len(np.unique(np.diff(starts))) == 1:

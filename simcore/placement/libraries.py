@@ -12,7 +12,7 @@ FULL_ITERATION: Final = "full_iteration"
 
 @dataclass(frozen=True, slots=True)
 class KernelLibraries:
-    """Whose matrix products run, and what the framework caches; their workspaces are in `simcore/memory/workspace.py`.
+    """Libraries of matrix products, and the framework's caches; their workspaces: `simcore/memory/workspace.py`.
 
     `date`: the month of torch and TransformerEngine, whose defaults changed. `te_linears`: TransformerEngine's linears
     and not torch's; `te_grouped`: its grouped GEMM for experts; `te_overlap`: user buffers of tensor parallel overlap,

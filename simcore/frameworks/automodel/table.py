@@ -1,6 +1,6 @@
 """NeMo Automodel 0.7.0: FSDP2 units over a dense mesh, experts over their own (ep_shard x ep) mesh.
 
-`main 2026-06-08` is a snapshot before it (77f112399), for DeepSeek-V3 alone.
+`main 2026-06-08` is a snapshot before it (77f112399), only for DeepSeek-V3.
 
 [Note: Automodel's two paths]
 With ep > 1 `moe/parallelizer.py` wraps experts (when ep_shard > 1), the fp32 Mamba holder, the block, embedding, head

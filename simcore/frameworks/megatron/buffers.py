@@ -3,9 +3,9 @@
 [Note: Megatron buffers]
 Megatron-Core 0.16.1 `distributed/param_and_grad_buffer.py`: parameters in reverse registration order, each start padded
 to 64 elements; a bucket closes when it holds `bucket_size` elements and its end is padded to lcm(dp, 128); with the
-distributed optimizer an embedding that first and last stage share has a bucket of its own; each rank
-owns `1 / dp` of every bucket (`optimizer/distrib_optimizer.py`, `_build_model_gbuf_range`). What lies inside a rank's
-part is worked out for one rank, on request.
+distributed optimizer an embedding that first and last stage share has a separate bucket; each rank owns `1 / dp` of
+every bucket (`optimizer/distrib_optimizer.py`, `_build_model_gbuf_range`). The elements of each parameter in a rank's
+part are computed for one rank, on request.
 """
 
 from __future__ import annotations

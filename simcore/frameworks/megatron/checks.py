@@ -52,7 +52,7 @@ def check_overlap(job: Job, options: dict[str, object], *, sequence_parallel: bo
 
 
 def check_shared_overlap(job: Job, options: dict[str, object]) -> None:
-    """The shared expert beside the exchange of tokens."""
+    """Checks the overlap of the shared expert with the exchange of tokens."""
     key = "moe_shared_expert_overlap"
     if not options.get(key):
         return

@@ -1,4 +1,4 @@
-"""Fp8 and NVFP4 under Megatron-Core: which recipe, which layers, and the copies of weights that last.
+"""Fp8 and NVFP4 under Megatron-Core: recipes, layers in bf16, and the copies of weights that outlast a pass.
 
 Core 0.16.1 `transformer/transformer_config.py` (fp8 related, fp4 related), `fp8_utils.py`, `fp4_utils.py`,
 `extensions/transformer_engine.py`; TransformerEngine 2.18. [Note: fp8 linears] in
@@ -6,18 +6,19 @@ Core 0.16.1 `transformer/transformer_config.py` (fp8 related, fp4 related), `fp8
 
 [Note: fp8 weights]
 With bf16 parameters each linear casts its weight in the step's first microbatch into a workspace that it never frees;
-with disable_parameter_transpose_cache every forward casts anew. With fp8_param_gather the parameter is the rows, a byte
-each in a buffer of its own, and is what data-parallel ranks gather; columns, where they are a copy, lie beside it for
-good (`post_all_gather_processing`). Delayed scaling keeps a history of maxima for the five tensors of each GEMM.
+with disable_parameter_transpose_cache every forward casts anew. With fp8_param_gather the parameter is the row-wise
+data, a byte an element in a separate buffer, which data-parallel ranks gather; column-wise data, where they are a copy,
+stay allocated too (`post_all_gather_processing`). Delayed scaling keeps a history of maxima for the five tensors of
+each GEMM.
 
 [Note: nvfp4 weights]
 Core computes in fp8 or in fp4, not in both; a recipe of TransformerEngine does either for all linears of a layer, so
 layers in bf16 are chosen as for fp8, by default none (Bridge `training/mixed_precision.py` bf16_with_nvfp4_mixed).
-There are bf16 parameters and a lasting copy, unless fp4_param_gather (main alone; Bridge v0.5.0's preset) makes the
-rows the parameter: half a byte an element in the buffer that is gathered; scales and columns beside it (main
+There are bf16 parameters and a lasting copy, unless fp4_param_gather (only main; Bridge v0.5.0's preset) makes the
+row-wise data the parameter: half a byte an element in the gathered buffer; scales and columns are outside it (main
 `distributed/param_and_grad_buffer.py`, _compute_nvfp4_packed_layout). How shards get the scales of their whole tensor
-is left out. Single linears may have a recipe of their own, or bf16 (`quant_recipe`, patterns of their names, first
-fit counts); in layers that stay in bf16 they have none (override_nonquantized_autocast is off).
+is left out. Single linears may have another recipe, or bf16 (`quant_recipe`, patterns of their names, the first match
+counts); in layers that stay in bf16 they have none (override_nonquantized_autocast is off).
 """
 
 from __future__ import annotations

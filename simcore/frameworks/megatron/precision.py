@@ -7,7 +7,7 @@ it keeps the 16 bits that a bf16 parameter lacks (`store_param_remainders`), unl
 Core holds fp32 masters, and fp32 copies of gradients, as without that optimizer, where the optimizer's own fp8_recipe
 is neither None nor "delayed" (`use_precision_aware_optimizer_no_fp8_or_ds_fp8`): casting to 8 bits is core's then.
 With `optimizer_cpu_offload` the optimizer holds them whatever the recipe.
-Bridge's mixed precision tells the optimizer its fp8_recipe, "tensorwise" if nobody chose, in bf16 runs too (0.3.1
+Bridge's mixed precision sets the optimizer's fp8_recipe, by default "tensorwise", in bf16 runs too (0.3.1
 `training/mixed_precision.py` setup; `training/config.py` finalizes the optimizer afterwards). Megatron-LM's arguments
 have "delayed" there: `framework_options.fp8_recipe: delayed` says so of a bf16 run.
 """

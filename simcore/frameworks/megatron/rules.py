@@ -47,14 +47,14 @@ def _rules(graph: ModelGraph, choice: _Choice) -> tuple[Rule, ...]:
     return rules_of(graph, lambda spec: _policy(spec, choice))
 
 
-def rules_of(graph: ModelGraph, life_of: Callable[[TensorSpec], TensorPolicy]) -> tuple[Rule, ...]:
+def rules_of(graph: ModelGraph, policy_of: Callable[[TensorSpec], TensorPolicy]) -> tuple[Rule, ...]:
     """Returns one rule for each set of tensors that are cut alike: the policy of the first of them."""
     made_of: dict[_Key, Rule] = {}
     for specs in graph.tensors:
         for spec in specs:
             key = _key(spec)
             if key not in made_of:
-                made_of[key] = Rule(_same(key), life_of(spec))
+                made_of[key] = Rule(_same(key), policy_of(spec))
     return tuple(made_of.values())
 
 
