@@ -76,7 +76,8 @@ def replayed(plan: Plan, layer: int) -> tuple[int, int | None]:
 def released_after(plan: Plan, layer: int) -> int:
     """Returns the number of calls after the recomputation, until the frozen parameters that it gathered are released.
 
-    They are released then in any case.
+    They are released then even if they are used again soon.
+
     DeepSpeed 0.19.6 `partitioned_param_coordinator.py`, update_recompute_parameters: they belong to the module of which
     backward began last and is not over: the last linear, or, if that saves nothing, the container that it is in.
     """

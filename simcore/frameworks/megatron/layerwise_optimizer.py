@@ -5,10 +5,10 @@ turn, forth and back, dense ones over data and context parallel ranks, experts o
 keeps master and states only of its own parameters, and all gather the updated ones. Gradients are all-reduced, whole.
 
 [Note: layer-wise parts of buffers]
-Main of 2026-08-22 (d98e8a64) lays what Muon updates in buffers whose equal parts hold whole matrices, and gathers them
-in place (`_compute_per_buffer_param_layout`; `training/arguments.py`, use_layer_wise_param_layout). What Adam updates
-is cut by elements, as the distributed optimizer does. Matrices go, the dearest to orthogonalise first, to the rank with
-the least work so far, while a rank has at most 1.3 times the mean of elements.
+Main of 2026-08-22 (d98e8a64) puts Muon's parameters in buffers whose equal parts hold whole matrices, and gathers them
+in place (`_compute_per_buffer_param_layout`; `training/arguments.py`, use_layer_wise_param_layout). Adam's parameters
+are cut by elements, as the distributed optimizer does. Matrices, in falling order of their work to orthogonalise, go to
+the rank with the least work until then, as long as it has at most 1.3 times the mean of elements.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fp8 under Megatron: which layers and weights it takes, what lies beside them, what is refused by which rule."""
+"""Fp8 under Megatron: its layers and weights, the buffers stored with them, and refusals with their rules."""
 
 from __future__ import annotations
 
