@@ -14,7 +14,7 @@ FULL_ITERATION: Final = "full_iteration"
 class KernelLibraries:
     """Libraries of matrix products, and the framework's caches; their workspaces: `simcore/memory/workspace.py`.
 
-    `date`: the month of torch and TransformerEngine, whose defaults changed. `te_linears`: TransformerEngine's linears
+    `date`: the month of torch and TransformerEngine, whose defaults changed. `te_linears`: TransformerEngine's linears,
     not torch's; `te_grouped`: its grouped GEMM for experts; `te_overlap`: user buffers of tensor parallel overlap,
     with `user_buffer_bytes` for each element of a layer's whole input. `core_buffers`: Megatron-Core's global buffer
     and rotary cache; `core_attention`: its own attention, whose scores have a part of the global buffer. `dispatcher`:
