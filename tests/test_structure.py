@@ -20,9 +20,6 @@ PACKAGES = ("pipeline", "recording", "inputs", "hardware", "models", "operators"
             "frameworks", "results", "memory", "timing", "validation", "vllm", "docgen", "simulation", "rl",
             "calibration", "batch", "cli")
 
-# Packages whose docstrings may still begin with Of, What, Whether, Who or Where; the list only shrinks.
-OPEN_RIDDLES = {"frameworks", "placement"}
-
 # Folders of `viz`, and those from which each imports; any of them may import the modules in the root.
 VIZ_FOLDERS: dict[str, set[str]] = {"charts": set(), "exports": {"charts"}, "pages": {"charts"},
                                     "notebook": {"charts", "pages"}}
@@ -336,7 +333,7 @@ def test_most_functions_are_read_at_a_glance() -> None:
 def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
     tree = Tree(ROOT)
     places = [*riddles(tree), *riddles_of_tests(tree)]
-    assert [place for place in places if place.partition(":")[0].split("/")[1] not in OPEN_RIDDLES] == []
+    assert places == []
 
 
 @pytest.mark.parametrize("path", files("simcore"), ids=name_of)

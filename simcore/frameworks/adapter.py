@@ -72,9 +72,9 @@ def _undivided(degrees: Degrees) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkAdapter:
-    """One framework: how a job becomes its table, and what else the engine asks before and after.
+    """One framework: functions that the engine calls to make its table, and before and after, and their settings.
 
-    `write_table`: the framework applied to a job. `hooks`: makes what runs at the borders of layers. `lora_tensors`:
+    `write_table`: the framework applied to a job. `hooks`: makes the hooks at the borders of layers. `lora_tensors`:
     the adapters of a kind of layer. `versions`: releases, the default first. `implementations`: model code that it can
     train. `implementation_of`: the one for (model family, training method) if the scenario names none. `options`: the
     framework options that it takes around the layers of an implementation.
@@ -105,12 +105,15 @@ class FrameworkAdapter:
     host_buffers: _HostBuffers = _no_buffers
 
     def table(self, job: Job) -> Framework:
-        """The framework applied to a job, a pure function of it; with the defaults that were chosen."""
+        """Returns the framework's table for a job, a pure function of it, with the defaults that were chosen."""
         draft = Draft(job)
         return replace(self.write_table(draft), defaults=draft.defaults)
 
     def in_low_precision(self, job: Job) -> tuple[ModelGraph, Defaults]:
-        """The model whose linears compute in 8 or 4 bits, and the defaults that were chosen for it."""
+        """Returns the model with linears that compute in 8 or 4 bits, and the defaults chosen for it.
+
+        Raises NotYet if the framework has no `quantize`.
+        """
         if self.quantize is None:
             raise job.not_yet("training.precision.compute", f"compute in fp8 under {job.scenario.framework}, by "
                               "torchao's Float8Linear (tensorwise) or by a recipe of TransformerEngine")

@@ -132,7 +132,7 @@ def _with_copies(graph: ModelGraph) -> ModelGraph:
 
 
 def _check_host(job: Job) -> None:
-    """Where the host's memory is the device's, what lies on the host lies on the device."""
+    """Raises IllegalLayout for offload to the host where host and device share one memory."""
     topology = topology_of(job.scenario)
     away = [name for name in ("params", "optimizer", "gradients", "activations")
             if job.scenario.training.offload.part(name)[0] == "host"]
@@ -159,7 +159,7 @@ def _graph(scenario: Scenario, adapter: FrameworkAdapter) -> ModelGraph:
 
 
 def configuration(scenario: Scenario) -> Mapping[str, Any]:
-    """Fields of the model that a scenario names: a preset's, or those of a file beside the scenario."""
+    """Returns the fields of the model that a scenario names: a preset's, or those of a file in its folder."""
     reference, overrides = (scenario.model, None) if isinstance(scenario.model, str) else _model_file(scenario.model)
     if reference.endswith(".json") and scenario.folder is not None:
         reference = str(scenario.folder / reference)

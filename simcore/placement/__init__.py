@@ -1,12 +1,12 @@
-"""Where tensors are: mesh, layouts, the record of a framework, the plan of a rank, ranks folded into classes.
+"""Placement of tensors: mesh, layouts, the record of a framework, the plan of a rank, ranks folded into classes.
 
 Input: a `ModelGraph`, a `Mesh` and a `Framework` (the table that a module of `frameworks/` returns for a `Job`).
 Output: a `Plan` a rank (each tensor in elements and bytes: parameters, gradients, optimizer states), `RankClass`es.
-Start: `plan.place`, `fold.fold`. The words of a framework's table: `framework.Framework`.
+Start: `plan.place`, `fold.fold`. The fields of a framework's table: `framework.Framework`.
 
 `job`: a scenario with its graph and mesh, the argument of every table. `mesh`: axes as digits of the rank. `layout`:
 `TensorLayout` of a tensor (shard, flat, replicate, partial; dtype; device or host). `framework`: `TensorPolicy`, rules,
-units. `strategy`: what the engine asks of a framework's `ParallelStrategy`. `libraries`: whose kernels run.
+units. `strategy`: what the engine asks of a framework's `ParallelStrategy`. `libraries`: those whose kernels run.
 `checkpoint_files`: host memory of checkpoint reading and writing. `stages`: layers of a pipeline stage. `packing`:
 packed sequences. `routing`: rows that experts receive. `token_dispatch`: copies of a token that cross ranks.
 `optimizer_step`: the optimizer's step of one parameter. `on_host`: what a rank keeps in host memory.

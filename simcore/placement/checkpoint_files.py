@@ -1,6 +1,7 @@
-"""What reading and writing a checkpoint takes of hosts: words of a framework's table.
+"""Records of the memory that reading and writing a checkpoint needs: `Framework.files`.
 
-Which rule is whose, with its source, is in `frameworks/_files.py`; what it comes to on a node in `host.py`.
+Each framework's values, with their sources, are in `frameworks/common/checkpoint_files.py`; `simulation/hosts.py` adds
+them up for a node.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ __all__ = ["Files", "Transfer"]
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What a checkpoint takes of the host's memory on its way, and of the device's beside what rests there.
+    """Memory that a checkpoint needs while it is read or written: on the host, and on the device beyond the layouts.
 
-    `whole_on`: ranks that hold all of the model. `params`, `states`: how many copies of what a rank holds itself lie on
-    the host at once; `shared`: (dense, expert) axes whose ranks share what all of them hold. `in_flight`: at least so
-    many whole tensors. `trained_only`: frozen parameters are left out. `on_device`: a whole "tensor" or "unit" for a
-    moment, or all of the "model" as it rests, before any of it is cut.
+    `whole_on`: ranks that hold the whole model. `params`, `states`: number of copies of a rank's own parameters and
+    optimizer states that are on the host at once; `shared`: (dense, expert) axes whose ranks divide among themselves
+    what all of them hold. `in_flight`: the least number of whole tensors on the host. `trained_only`: frozen parameters
+    are left out. `on_device`: a whole "tensor" or "unit" for a moment, or all of the "model" in its layout at rest,
+    before any of it is cut. `source`: upstream file and version.
     """
 
     source: str
@@ -33,7 +35,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """How a job's checkpoint is read and written; None: it is not."""
+    """The transfers with which a job's checkpoint is read (`load`) and written (`save`); None: it is not."""
 
     load: Transfer | None = None
     save: Transfer | None = None

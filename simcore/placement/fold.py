@@ -1,8 +1,8 @@
-"""Folding: ranks that hold and meet the same are one class.
+"""Folding: ranks that hold equal tensors and communicate with equal ranks are one class.
 
-Comes in: mesh and the cuts of every tensor. Goes out: `RankClass`es. Facts are sizes at an axis coordinate, known by
-their breakpoints (`layout.shard_intervals`); ranks are looked at only along the digits on which something changes, and
-classes are refined until members of one class meet the same classes in every group (coarsest equitable partition).
+Input: mesh and the cuts of every tensor. Output: `RankClass`es. Sizes of tensors change only at breakpoints of an axis
+coordinate (`layout.shard_intervals`); ranks are compared only along the axes on which something changes, and classes
+are refined until members of one class meet the same classes in every group (coarsest equitable partition).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ __all__ = ["RankClass", "coordinate_text", "fold", "format_ranks", "joined", "un
 
 
 _MANY = 256
-"""Runs of ranks that are still told one by one."""
+"""The largest number of runs of ranks that are still listed one by one."""
 _CLOSE = 8
 """Values up to so many times their number are counted, others sorted."""
 
 
 @dataclass(frozen=True, eq=False)
 class RankClass:
-    """Equal ranks of one stage. `offsets`: places inside a period of the stage's ranks, which repeats."""
+    """Equal ranks of one stage. `offsets`: their positions in a period of the stage's ranks; the period repeats."""
 
     stage: int
     representative: int
@@ -46,7 +46,7 @@ class RankClass:
         return base
 
     def rank_text(self, mesh: Mesh) -> tuple[str, ...]:
-        """All ranks as ranges; neither a whole stage nor long runs are written out first."""
+        """Returns all ranks as ranges, without listing the ranks of a whole stage or of long runs first."""
         first = self.stage * mesh.stage_size
         if len(self.offsets) == self.period and mesh.stage_size > 1:
             return (f"{first}-{first + mesh.stage_size - 1}",)
@@ -61,7 +61,10 @@ class RankClass:
         return _runs(self.offsets)
 
     def coordinates(self, mesh: Mesh, axis: Axis) -> int | str:
-        """Where the ranks stand on an axis: a number, or ranges as text. An axis wider than the period is met whole."""
+        """Returns the ranks' coordinates on an axis: a number, or ranges as text.
+
+        Ranks are at every coordinate of an axis whose stride is a multiple of the period.
+        """
         return _coordinates(self, mesh, axis)
 
 
@@ -210,10 +213,10 @@ def _in_order(labels: IntArray) -> list[int]:
 
 
 def format_ranks(ranks: IntArray) -> tuple[str, ...]:
-    """[0, 1, 2, 3] -> ("0-3",); [0, 64, 128] -> ("0-128:64",); runs are found greedily from the left.
+    """Returns ranks as ranges: [0, 1, 2, 3] -> ("0-3",); [0, 64, 128] -> ("0-128:64",).
 
-    Very many runs that are alike, [0, 1, 4, 5, 8, 9, ...], are told once for each of their places: ("0-800:4",
-    "1-801:4").
+    Runs are found greedily from the left. More than 256 equal runs at equal distances, [0, 1, 4, 5, 8, 9, ...], become
+    one range for each position in a run: ("0-800:4", "1-801:4").
     """
     starts, ends = _runs(ranks)
     if len(starts) > _MANY and len(np.unique(ends - starts)) == len(np.unique(np.diff(starts))) == 1:

@@ -84,11 +84,11 @@ class TensorPolicies:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A group of tensors that is brought, used and reduced together.
+    """A group of tensors that is gathered, used and reduced together.
 
     `name` as upstream prints it in hooks. `members`: (layer number, tensor numbers of the layer's kind), in parameter
-    order. `first`..`last`: the layers between whose forward begin and end it is used; `inner`: it wraps a submodule
-    inside the layer (the experts). `reshard_after_forward`: True, False, or ranks of the smaller group.
+    order. It is used from the begin of forward of layer `first` to its end in layer `last`; `inner`: it wraps a
+    submodule inside the layer (the experts). `reshard_after_forward`: True, False, or ranks of the smaller group.
     `explicit`: takes part in explicit prefetch. `joins_copies`: a tensor's copies are one parameter. `param_dtype` ""
     gathers in the stored dtype; mixed stored dtypes are gathered as raw bytes.
     """
@@ -110,17 +110,18 @@ class Unit:
 
     @property
     def kept_axis(self) -> str:
-        """The axis over which it is cut between forward and backward: a part of `shard_axis` in a smaller group."""
+        """The axis that shards the unit between forward and backward: a part of `shard_axis` in a smaller group."""
         policy = self.reshard_after_forward
         return self.shard_axis if isinstance(policy, bool) else f"{self.shard_axis}/{policy}"
 
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """`implementation`: foreach, fused, for_loop, te. `grad_copy`: 16-bit gradients are copied to fp32 for the step.
+    """The optimizer and the way it runs. `implementation`: foreach, fused, for_loop, te, or a library of 8-bit kernels.
 
-    `late_master`: the master, like the moments, is made in the first step, not when the optimizer is built.
-    `groups_apart`: parameters that sharding leaves alone are a parameter group of their own.
+    `grad_copy`: 16-bit gradients are copied to fp32 for the step. `late_master`: the fp32 master, like the moments, is
+    made in the first step, not when the optimizer is built. `groups_apart`: parameters that are not sharded are a
+    separate parameter group.
     """
 
     name: str
@@ -132,10 +133,10 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True)
 class LayerwiseShards:
-    """Parameters that are updated whole by one rank each, on one pipeline rank.
+    """Parameters of one pipeline rank, each of which one data-parallel rank updates whole.
 
-    `axes`: (dense, expert) over whose ranks they are dealt out; `shares`: for each, by coordinate, elements that Muon
-    and that Adam updates. `in_place`: what was updated is gathered in the buffers, without flat copies.
+    `axes`: (dense, expert) axes whose ranks the parameters are assigned to; `shares`: for each axis, by coordinate,
+    (Muon's, Adam's) elements. `in_place`: updated parameters are gathered in the buffers, without flat copies.
     """
 
     axes: tuple[str, str]
@@ -143,13 +144,13 @@ class LayerwiseShards:
     in_place: bool = False
 
     def heaviest(self) -> int:
-        """The coordinate of the dense ranks that keeps the most: 8 bytes an element of Muon's, 12 of Adam's."""
+        """Returns the dense coordinate with the most bytes: 8 for each element of Muon's, 12 for each of Adam's."""
         return max(range(len(self.shares[0])), key=lambda at: 8 * self.shares[0][at][0] + 12 * self.shares[0][at][1])
 
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """To what multiple a collator rounds the longest sequence of a microbatch up, and where it says so."""
+    """The multiple to which a collator rounds up the longest sequence of a microbatch, and its source."""
 
     multiple: int = 1
     source: str = "transformers 5.23 data/data_collator.py: padding to the longest, pad_to_multiple_of None"
@@ -160,15 +161,15 @@ class Framework:
     """A framework applied to one job: ready to place and to lower.
 
     `stages`: layers of each pipeline stage, in the order of the model; stage number k is a chunk of rank k mod pp.
-    `kept_whole`: layers that `checkpoint` spares. `recomputed_together`: so many layers keep one input ("uniform").
-    What is not compared has no part in lowering: rules are seen in what they placed. `frees_sent_output`: a stage drops
-    what it has sent on; `keeps_received`: it keeps the last input that it received, and that input's gradient, until
-    the next ones are there. `buffered_microbatches`: it has a buffer for what it receives of each of so many;
-    `returns_outputs`: the last stage keeps what the model puts out for each of them. `deferred_heads`: so many
-    microbatches of a step keep what the weight gradient of the output head needs until the end of the step. `dealt`:
-    for each pipeline rank, where optimizer states are not cut but dealt out. `communicators`: every axis of more than
-    one rank on which a rank calls others; ranks are folded into classes that meet the same classes on each of them.
-    `defaults`: see `job.Defaults`.
+    `kept_whole`: layers that are not recomputed whatever `checkpoint` says. `recomputed_together`: number of layers
+    that keep one input ("uniform"). Fields that are not compared do not change the lowering; rules act through the plan
+    that they give. `frees_sent_output`: a stage frees an output once it is sent; `keeps_received`: it keeps the last
+    received input, and that input's gradient, until the next ones arrive. `buffered_microbatches`: number of
+    microbatches for which a stage has a receive buffer; `returns_outputs`: the last stage keeps the model's output of
+    each microbatch. `deferred_heads`: number of microbatches of a step that keep the inputs of the output head's weight
+    gradient until the end of the step. `dealt`: for each pipeline rank, the whole parameters that each rank updates,
+    where optimizer states are not cut. `communicators`: every axis of more than one rank with a collective or a
+    transfer; ranks are folded into classes that meet the same classes on each axis. `defaults`: see `job.Defaults`.
     """
 
     name: str
@@ -209,11 +210,11 @@ class Framework:
         return self.strategy
 
     def policy(self, spec: TensorSpec) -> TensorPolicy:
-        """That of the first rule that matches."""
+        """Returns the policy of the first rule that matches the tensor."""
         return _first_match(self.rules, spec).policy
 
     def policies(self, graph: ModelGraph) -> TensorPolicies:
-        """Of every tensor of every kind of layer. Tables with one tuple of rules share them."""
+        """Returns the policies of every tensor of every kind of layer. Frameworks with equal rules share the result."""
         return _policies(self.rules, graph)
 
 

@@ -1,4 +1,4 @@
-"""One scenario, ready for the engine: its graph, its mesh, and what `auto` became."""
+"""One scenario, ready for the engine: its graph, its mesh, and the values that `auto` stands for."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST = 2**63 - 1
 
 
 def topology_of(scenario: Scenario) -> Topology:
-    """The machines that a scenario names: shipped ones, or a file beside it."""
+    """Returns the topology that a scenario names: a shipped one, or a YAML file in the scenario's folder."""
     given = scenario.topology
     name, nodes, gpus = (given, None, None) if isinstance(given, str) else (
         given.file, given.num_nodes, given.gpus_per_node)
@@ -39,10 +39,10 @@ def topology_of(scenario: Scenario) -> Topology:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """What a framework's table is made from.
+    """Scenario, graph and mesh: the argument from which a framework's table is made.
 
-    `unmatched_targets`: LoRA targets that hit no module. `casts_parameters`: the framework uses
-    parameters in another type than they rest in.
+    `unmatched_targets`: LoRA targets that match no module. `casts_parameters`: the framework uses parameters in another
+    dtype than they have at rest.
     """
 
     scenario: Scenario
@@ -55,8 +55,8 @@ class Job:
     def compute(self) -> str:
         """The dtype of forward and backward; auto is bf16.
 
-        So is what lies between linears that compute in 8 or 4 bits, unless all other parameters are fp32 where they
-        are used.
+        With linears that compute in 8 or 4 bits, it is the dtype of all other operators: bf16, or fp32 if the other
+        parameters are fp32 where they are used.
         """
         precision = self.scenario.training.precision
         if self.narrow and precision.params == "fp32" and not self.casts_parameters:
@@ -71,21 +71,24 @@ class Job:
 
     @cached_property
     def compute_capability(self) -> tuple[int, ...]:
-        """Of the GPUs: 8, 0 is Ampere's A100, 9, 0 Hopper."""
+        """The CUDA compute capability of the GPUs, (major, minor): (8, 0) is Ampere's A100, (9, 0) Hopper."""
         return tuple(int(part) for part in topology_of(self.scenario).device.compute_capability.split("."))
 
     @property
     def has_experts(self) -> bool:
-        """Whether any layer of the model is a mixture of experts."""
+        """Tells whether any layer of the model is a mixture of experts."""
         return any(isinstance(b.block, Moe) for kind in self.graph.kinds for b in kind.branches)
 
     def one_of(self, key: str, given: str, served: tuple[str, ...]) -> None:
-        """NotYet unless this framework's table serves the value."""
+        """Raises NotYet unless this framework's table serves the value `given` of `key`."""
         if given not in served:
             raise self.not_yet(key, f"{given} under {self.scenario.framework} (served: {', '.join(served)})")
 
     def refuse_given(self, keys: Mapping[str, str]) -> None:
-        """NotYet for keys that a person wrote and that this framework's table has no use for: key -> ignored value."""
+        """Raises NotYet for keys that the table cannot use and the scenario sets. `keys`: key -> value without effect.
+
+        "auto" is accepted too.
+        """
         for key, idle in keys.items():
             value: Any = self.scenario
             for part in key.split("."):
@@ -94,27 +97,30 @@ class Job:
                 raise self.not_yet(key, f"{value} under {self.scenario.framework}")
 
     def refuse_offload(self, *served: str) -> None:
-        """NotYet for parts that would lie outside the device, but for those that are served."""
+        """Raises NotYet for offloaded parts (params, optimizer, gradients, activations) that are not in `served`."""
         for part in ("params", "optimizer", "gradients", "activations"):
             if self.scenario.training.offload.part(part)[1] and part not in served:
                 raise self.not_yet(f"training.offload.{part}", f"{part} outside the device under "
                                    f"{self.scenario.framework}")
 
     def refuse_capacity(self, rule: str) -> None:
-        """IllegalLayout for a capacity that the framework's dispatchers do not have."""
+        """Raises IllegalLayout, with `rule`, for a capacity of experts: the framework's dispatchers have none."""
         if isinstance(self.scenario.training.routing, Capacity):
             raise self.illegal("training.routing", "capacity_factor: this framework has no expert capacity", rule)
 
     def illegal(self, key: str, message: str, rule: str) -> IllegalLayout:
-        """The framework refuses; `rule` cites file and version."""
+        """Returns the error for a job that the framework itself refuses; `rule` cites upstream file and version."""
         return IllegalLayout(Problem(self.scenario.where(*key.split(".")), message, rule))
 
     def not_yet(self, key: str, message: str) -> NotYet:
-        """The framework would accept it; this version of rankscope cannot model it."""
+        """Returns the error for a job that the framework accepts and this version of rankscope cannot model."""
         return NotYet(Problem(self.scenario.where(*key.split(".")), f"not yet: {message}"))
 
     def options(self, known: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-        """`framework_options`, closed: name -> allowed values (a type, or literals). Unknown keys are refused."""
+        """Returns `framework_options`, checked. `known`: name -> allowed values, a type or literals.
+
+        Raises InputError with all unknown names and values that are not allowed.
+        """
         given = {key: _whole(value, known.get(key, ())) for key, value in self.scenario.framework_options.items()}
         problems = [self._option_problem(key, value, known) for key, value in given.items()]
         if any(problems):
@@ -122,7 +128,7 @@ class Job:
         return given
 
     def refuse_idle(self, options: Mapping[str, Any], name: str, where: str) -> None:
-        """InputError for an option that is switched on where it changes nothing."""
+        """Raises InputError for an option that is switched on where it changes nothing; `where` says where."""
         if options.get(name):
             at = self.scenario.where("framework_options", name)
             raise InputError(Problem(at, f"{name}: changes nothing {where}"))
@@ -152,7 +158,7 @@ class Draft(Job):
 
     @property
     def defaults(self) -> Defaults:
-        """What was noted so far."""
+        """Key, value and source of each default noted until now."""
         return tuple((key, value, source) for key, (value, source) in self._chosen.items())
 
     def note(self, key: str, value: str, source: str) -> None:
@@ -174,7 +180,7 @@ class Draft(Job):
 
 
 def _whole(value: Any, allowed: tuple[Any, ...]) -> Any:
-    """5e8 is a whole number where one is asked for."""
+    """Returns a float with an integral value, such as 5e8, as an int where an int is allowed."""
     return int(value) if int in allowed and type(value) is float and value.is_integer() else value
 
 

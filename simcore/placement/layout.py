@@ -1,7 +1,7 @@
-"""How a tensor lies on the mesh: its placements, dtype and memory space.
+"""Layout of a tensor on the mesh: its placements, dtype and memory space.
 
-Layouts are DTensor's (torch 2.13 `tensor/placement_types.py`) and two that DTensor has no word for: `Flat`, a
-one-dimensional cut of many tensors laid end to end (Megatron, ZeRO, FSDP1), and `Local`, unrelated copies.
+Placements are DTensor's (torch 2.13 `tensor/placement_types.py`) and two that DTensor lacks: `Flat`, a one-dimensional
+cut of many tensors laid end to end (Megatron, ZeRO, FSDP1), and `Local`, unrelated copies.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ Placements = tuple[tuple[str, Placement], ...]
 class Blocks:
     """A format in which `size` values share one fp32 scale, and a tensor has a table of `table` bytes.
 
-    Tensors of fewer than `least` values stay in the dtype `otherwise`; if `whole`, those that leave a remainder too.
-    `part`: "values" or "scales" alone, where they do not lie together.
+    Tensors of fewer than `least` values stay in the dtype `otherwise`; if `whole`, so do those whose number of values
+    is no multiple of `size`. `part`: "values" or "scales" if only these are counted, because they are stored apart.
     """
 
     size: int
@@ -86,7 +86,7 @@ class Blocks:
     part: str = ""
 
     def num_bytes(self, numel: int, dtype: str) -> int:
-        """Bytes of a tensor of `numel` values, each stored in `dtype`."""
+        """Returns the bytes of a tensor of `numel` values, each stored in `dtype`."""
         if numel < self.least or (self.whole and numel % self.size):
             return numel * dtype_bytes(self.otherwise) * (self.part != "scales")
         values, scales = numel * dtype_bytes(dtype), 4 * -(-numel // self.size) + self.table
@@ -95,10 +95,11 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """Where and how a tensor lies. `share` of its elements is in `space`: device, managed, host_pinned, host, ...
+    """Placements, dtype and memory space of a tensor. `share`: the fraction of its elements that is in `space`.
 
-    `packed`: values lie in 4 or 8 bits; `dtype` is then that of what is stored, which `layout` cuts. `least_away`: a
-    tensor of fewer elements is on the device all the same.
+    `space`: device, managed, host_pinned, host, ... `packed`: values are packed in 4 or 8 bits; `dtype` is then that of
+    the stored tensor, which the placements cut. `least_away`: a tensor of fewer elements is on the device whatever
+    `space` is.
     """
 
     placements: Placements
@@ -110,35 +111,35 @@ class TensorLayout:
     least_away: int = 0
 
     def space_of(self, numel: int) -> str:
-        """Where a tensor of `numel` elements lies."""
+        """Returns the memory space of a tensor of `numel` elements."""
         return self.space if numel >= self.least_away else "device"
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """What a layout cuts of a tensor of `shape`."""
+        """Returns the shape that the placements cut: [rows, 1] for a packed column, otherwise `shape`."""
         return (self.packed.rows(math.prod(shape)), 1) if self.packed and self.packed.is_column else shape
 
     @property
     def values(self) -> int:
-        """Elements of the tensor in one element of what is stored."""
+        """Elements of the tensor that one stored element holds; 1 unless values are packed."""
         return 1 if self.packed is None else self.packed.values_a_row
 
     def num_bytes(self, numel: int) -> int:
-        """Of `numel` elements of the tensor, without constants that packed values need."""
+        """Returns the bytes of `numel` elements of the tensor, without the constants of packed values."""
         return packed_bytes(numel, self.dtype) if self.packed is None else self.packed.data_bytes(numel)
 
     def constants(self, shape: tuple[int, ...]) -> int:
-        """Bytes that packed values of a tensor of `shape` come with."""
+        """Returns the bytes of the quantization constants of a packed tensor of `shape`; 0 if it is not packed."""
         return 0 if self.packed is None else self.packed.constant_bytes(shape)
 
 
 def shard_rows(size: int, parts: int, coordinate: int) -> int:
-    """Rows of a dimension of `size` on one of `parts` ranks (torch.chunk: the last ones may be empty)."""
+    """Returns the rows of a dimension of `size` on one of `parts` ranks (torch.chunk: the last ranks may have none)."""
     chunk = -(-size // parts)
     return max(0, min(chunk, size - coordinate * chunk))
 
 
 def shard_intervals(size: int, parts: int) -> tuple[int, ...]:
-    """Coordinates at which `shard_rows` changes: first coordinates of the partial and of the empty ranks."""
+    """Returns the coordinates at which `shard_rows` changes: the first of the partial and of the empty ranks."""
     chunk = -(-size // parts)
     full, rest = divmod(size, chunk)
     edges = (full, full + 1) if rest else (full,)
@@ -146,7 +147,7 @@ def shard_intervals(size: int, parts: int) -> tuple[int, ...]:
 
 
 def local_shape(copies: int, shape: tuple[int, ...], placements: Placements, mesh: Mesh, rank: int) -> tuple[int, ...]:
-    """(copies, dimensions...) of `rank`'s own part, without padding; Flat cuts are not applied here."""
+    """Returns (copies, dimensions...) of `rank`'s part, without padding; Flat cuts are not applied here."""
     local = [copies, *shape]
     for name, placement in placements:
         if isinstance(placement, Shard):
@@ -157,7 +158,7 @@ def local_shape(copies: int, shape: tuple[int, ...], placements: Placements, mes
 
 
 def padded_numel(copies: int, shape: tuple[int, ...], placements: Placements, mesh: Mesh) -> int:
-    """Elements of storage on every rank: each cut dimension rounded up."""
+    """Returns the elements of storage on every rank: each cut dimension is rounded up."""
     local = [copies, *shape]
     for name, placement in placements:
         if isinstance(placement, Shard):
@@ -166,7 +167,7 @@ def padded_numel(copies: int, shape: tuple[int, ...], placements: Placements, me
 
 
 def require_even(name: str, shape: tuple[int, ...], copies: int, placements: Placements, mesh: Mesh, rule: str) -> None:
-    """IllegalLayout when an `even` cut leaves a remainder."""
+    """Raises IllegalLayout, with `rule`, when an `even` cut leaves a remainder. `name`: of the tensor."""
     local = [copies, *shape]
     for axis_name, placement in placements:
         if not isinstance(placement, Shard):
@@ -179,7 +180,7 @@ def require_even(name: str, shape: tuple[int, ...], copies: int, placements: Pla
 
 
 def collective(source: Placement, destination: Placement) -> str | None:
-    """The collective that turns one placement into another on the same axis; None when nothing crosses.
+    """Returns the collective that turns one placement into another on the same axis; None when no data moves.
 
     Shard -> Replicate all-gather, Partial -> Shard reduce-scatter, Partial -> Replicate all-reduce,
     Shard(i) -> Shard(j) all-to-all; Flat cuts behave like Shard. Source: torch 2.13 DTensor `tensor/_redistribute.py`.

@@ -1,4 +1,4 @@
-"""Whose kernels run, and how: what a framework says of the libraries below it."""
+"""The libraries below a framework: whose kernels run, and how."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ FULL_ITERATION: Final = "full_iteration"
 
 @dataclass(frozen=True, slots=True)
 class KernelLibraries:
-    """Whose matrix products run, and what the framework caches; their workspaces are in `simcore/memory/workspace.py`.
+    """Libraries of matrix products, and the framework's caches; their workspaces: `simcore/memory/workspace.py`.
 
-    `date`: the month of torch and TransformerEngine, whose defaults changed. `te_linears`: TransformerEngine's linears
-    and not torch's; `te_grouped`: its grouped GEMM for experts; `te_overlap`: user buffers of tensor parallel overlap,
+    `date`: the month of torch and TransformerEngine, whose defaults changed. `te_linears`: TransformerEngine's linears,
+    not torch's; `te_grouped`: its grouped GEMM for experts; `te_overlap`: user buffers of tensor parallel overlap,
     with `user_buffer_bytes` for each element of a layer's whole input. `core_buffers`: Megatron-Core's global buffer
     and rotary cache; `core_attention`: its own attention, whose scores have a part of the global buffer. `dispatcher`:
     "nccl", "deepep", "hybridep".
@@ -29,10 +29,10 @@ class KernelLibraries:
     `common/gemm/cublaslt_gemm.cu`, multi_stream_cublas_gemm), and not one kernel; `graphs`: modules that lie in CUDA
     graphs, or FULL_ITERATION: forward and backward of the step; `fills`: torch's deterministic algorithms are on, and
     each `empty` of a module launches a kernel that fills it (torch 2.13 `utils/deterministic.py`,
-    fill_uninitialized_memory; operators of torch fill nothing of their own); `waits_for_messages`: between stages the
-    host sends and receives, and goes on when the device is there; `overlapped`: axes whose collectives inside a layer
-    run beside kernels of the same layer or of another microbatch; `shared_beside`: the kernels of a shared expert
-    (`rows.Module`) run on a stream of their own, beside the exchanges.
+    fill_uninitialized_memory; operators of torch fill no such tensors); `waits_for_messages`: the host waits at each
+    send and receive between stages until the device has reached it; `overlapped`: axes whose collectives inside a layer
+    run at the same time as kernels of that layer or of another microbatch; `shared_beside`: the kernels of a shared
+    expert (`rows.Module`) run on a separate stream, at the same time as the exchanges.
     """
 
     date: str = "2026-07"

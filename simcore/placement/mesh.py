@@ -27,7 +27,7 @@ class Axis:
     stride: int
 
     def coordinate(self, rank: int) -> int:
-        """Where `rank` stands on this axis."""
+        """Returns the coordinate of `rank` on this axis."""
         return rank // self.stride % self.size
 
     def coordinates(self, ranks: IntArray) -> IntArray:

@@ -1,4 +1,4 @@
-"""What a rank has on the host during a step: tensors that rest there, and inputs of layers that wait for a replay."""
+"""Bytes that a rank keeps on the host during a step: offloaded tensors, and inputs of layers that are recomputed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["host_bytes", "waiting_bytes"]
 
 
 def waiting_bytes(plan: Plan, tokens: int) -> int:
-    """Inputs of a microbatch's replayed layers that wait on the host: [tokens, hidden] each, not pinned."""
+    """Returns the bytes of a microbatch's recomputed layers' inputs on the host: [tokens, hidden] each, not pinned."""
     if not plan.framework.options.inputs_on_host:
         return 0
     layers = sum(plan.graph.kinds[plan.graph.layers[layer].kind].block is None for layer in plan.layers)
@@ -17,6 +17,6 @@ def waiting_bytes(plan: Plan, tokens: int) -> int:
 
 
 def host_bytes(plan: Plan, tokens: int) -> int:
-    """All of it while a microbatch of so many tokens runs."""
+    """Returns all bytes of the rank on the host while a microbatch of `tokens` tokens runs."""
     rests = sum(size for space, size in plan.elsewhere().items() if space.startswith("host"))
     return rests + waiting_bytes(plan, tokens)

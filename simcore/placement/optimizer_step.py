@@ -1,4 +1,4 @@
-"""What the optimizer's step of one parameter needs and does, where it runs as soon as the gradient is there.
+"""The optimizer's step of one parameter: its bytes and operations, and whether it runs inside backward.
 
 [Note: optimizer in backward] torch's `Tensor.register_post_accumulate_grad_hook`: one optimizer a parameter, whose hook
 steps and drops the gradient (torchtune bd2a0fc7 `training/memory.py`, register_optim_in_bwd_hooks). Of a plain
@@ -18,21 +18,22 @@ __all__ = ["is_updated_in_backward", "made_after_backward", "moment_dtype", "ste
 
 
 def is_updated_in_backward(placed: Placed) -> bool:
-    """Whether its optimizer's step runs before the optimizer's own turn."""
+    """Tells whether the optimizer updates this tensor inside backward, before `optimizer.step()`."""
     return placed.trainable and placed.policy.updated in (UpdateTime.GRADIENT_READY, UpdateTime.AFTER_REDUCE)
 
 
 def made_after_backward(plan: Plan) -> int:
-    """Bytes of optimizer states that the very first step makes when its backward is over; the first peak lacks them."""
+    """Returns the bytes of optimizer states that the first step makes after backward; its own peak lacks them."""
     if any(is_updated_in_backward(placed) for kind in plan.kinds for placed in kind):
         return 0  # an upper bound of that peak: they are made one by one
     return plan.born_in_step()
 
 
 def step_of(placed: Placed, implementation: str) -> Step:
-    """Adam's step of this parameter alone (torch 2.13 `optim/adam.py`).
+    """Returns Adam's step of one parameter (torch 2.13 `optim/adam.py`).
 
-    foreach: a square root of the second moment; for_loop: a quotient besides; fused and those of 8 bits: nothing.
+    Temporaries: with foreach the square root of the second moment; with for_loop a quotient of the same size too; none
+    in fused kernels and in those of 8-bit states.
     """
     size = placed.local * dtype_bytes(moment_dtype(placed))
     held = {"foreach": size, "for_loop": 2 * size}.get(implementation, 0)
@@ -41,6 +42,6 @@ def step_of(placed: Placed, implementation: str) -> Step:
 
 
 def moment_dtype(placed: Placed) -> str:
-    """Of the second moment."""
+    """Returns the dtype of the second moment; without one, of the parameter at rest."""
     return next((layout.dtype for name, layout in placed.policy.optimizer_states if name == "exp_avg_sq"),
                 placed.policy.at_rest.dtype)

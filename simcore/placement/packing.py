@@ -1,4 +1,4 @@
-"""Packed sequences: what lies in a row of tokens, and over how many positions attention goes.
+"""Packed sequences: the sequences in a row of tokens, and the number of positions that a token attends to.
 
 [Note: packing]
 A microbatch of packs is one row of all its tokens: TransformerEngine's layout thd, flash-attn's `varlen` functions, in
@@ -30,7 +30,7 @@ class Packing:
 
 
 def pack_sequences(training: Training) -> Packing:
-    """The rows that one microbatch is: packed sequences are of one length, the last of a pack is what is left."""
+    """Returns the rows of one microbatch. Packed sequences have one length; the last of a pack has the remainder."""
     batch, seq = training.micro_batch_size, training.seq_len
     if training.lengths != "packed":
         return Packing(batch, seq, 0, seq)
@@ -41,7 +41,7 @@ def pack_sequences(training: Training) -> Packing:
 
 
 def assumptions(training: Training) -> tuple[tuple[str, str, str, str], ...]:
-    """What nobody wrote down about lengths: (what, value, kind, source)."""
+    """Returns assumptions about sequence lengths that the scenario does not state: (key, value, kind, source)."""
     if training.lengths != "packed" or training.packed_length is not None:
         return ()
     return (("training.packed_length", f"one sequence of {training.seq_len} tokens fills each pack", "assumed",

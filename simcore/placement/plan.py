@@ -1,7 +1,7 @@
-"""Placement: what each tensor of each kind of layer is on a rank, in elements and bytes.
+"""Placement: elements and bytes of each tensor of each kind of layer on a rank.
 
-Comes in: graph, mesh, framework. Goes out: `Plan` for one rank (a class's representative). Nothing here walks ranks:
-a plan is a function of the rank's coordinates on the axes that split something.
+Input: graph, mesh, framework. Output: the `Plan` of one rank (a class's representative). No function here loops over
+ranks: a plan is a function of the rank's coordinates on the axes that split something.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ __all__ = ["AtRestBytes", "Placed", "PlacedKind", "Plan", "check_even", "place"]
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One tensor on one rank, in elements. `states`: (name, bytes) of this rank. Flat cuts as the class mean.
+    """One tensor on one rank, in elements. `states`: (name, bytes) of this rank. Flat cuts count the class mean.
 
-    `elsewhere`: (what, space, bytes) of parameters, gradients and optimizer states that do not lie on the device.
-    `grad_parts`: reduced gradients are cut into so many more parts. `constants`: bytes that packed values come with.
+    `elsewhere`: (what, space, bytes) of parameters, gradients and optimizer states outside device memory.
+    `grad_parts`: number of further parts that reduced gradients are cut into, beyond the cut of the parameter.
+    `constants`: bytes of the quantization constants of packed values.
     """
 
     spec: TensorSpec
@@ -57,7 +58,7 @@ class Placed:
 
     @property
     def rests_here(self) -> bool:
-        """Whether the parameter rests on the device."""
+        """Tells whether the parameter at rest is in device memory."""
         return self.policy.at_rest.space == "device"
 
     @property
@@ -87,7 +88,7 @@ class AtRestBytes:
 
 
 class PlacedKind(tuple[Placed, ...]):
-    """The tensors of one kind of layer on one rank, and their sums. Made once, and so equal to itself alone."""
+    """The tensors of one kind of layer on one rank, and their sums. Compared by identity: each is made only once."""
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -107,7 +108,7 @@ class PlacedKind(tuple[Placed, ...]):
 
     @cached_property
     def state_bytes(self) -> dict[str, int]:
-        """Of the optimizer's states, by their name."""
+        """Bytes of the optimizer states on the device, by the state's name."""
         sums: dict[str, int] = {}
         for name, num_bytes in (state for placed in self for state in placed.states):
             sums[name] = sums.get(name, 0) + num_bytes
@@ -120,12 +121,12 @@ class PlacedKind(tuple[Placed, ...]):
 
     @cached_property
     def padding_bytes(self) -> int:
-        """What storage adds to the parameters."""
+        """Bytes of padding in the parameters' storage on the device."""
         return sum(p.policy.at_rest.num_bytes(p.padded - p.local) * p.rests_here for p in self)
 
     @cached_property
     def elsewhere(self) -> dict[str, int]:
-        """Bytes that do not lie on the device, by space."""
+        """Bytes outside device memory, by space."""
         sums: dict[str, int] = {}
         for _, space, num_bytes in (one for placed in self for one in placed.elsewhere):
             sums[space] = sums.get(space, 0) + num_bytes
@@ -133,7 +134,7 @@ class PlacedKind(tuple[Placed, ...]):
 
     @cached_property
     def is_trained(self) -> bool:
-        """Whether any of them is."""
+        """Tells whether any of the tensors is trained."""
         return any(placed.trainable for placed in self)
 
 
@@ -151,11 +152,11 @@ class Plan:
 
     @cached_property
     def layers(self) -> tuple[int, ...]:
-        """Those of all chunks, in order."""
+        """Layer numbers of all chunks, in order."""
         return tuple(layer for chunk in self.chunks for layer in chunk)
 
     def __hash__(self) -> int:
-        """Of a part, for speed: a plan is looked up several times a scenario."""
+        """Hashes only some fields, for speed: a plan is looked up several times in a scenario."""
         return hash((self.graph, self.mesh, self.rank, self.chunks, self.framework.strategy))
 
     def of_layer(self, layer: int) -> PlacedKind:
@@ -164,7 +165,7 @@ class Plan:
 
     @cached_property
     def kind_counts(self) -> tuple[tuple[int, int], ...]:
-        """(kind, how many of the stage's layers are of it)."""
+        """(kind, number of the rank's layers of this kind)."""
         return _kind_counts(self.graph, self.layers)
 
     def at_rest(self) -> dict[str, AtRestBytes]:
@@ -177,7 +178,7 @@ class Plan:
 
     @cached_property
     def dealt(self) -> tuple[int, int]:
-        """Elements that Muon and that Adam updates on this rank alone, where parameters are dealt out."""
+        """(Muon's, Adam's) elements that only this rank updates, where whole parameters are assigned to ranks."""
         mine = self.framework.dealt[self.stage]
         shares = [share[self.mesh.axis(axis).coordinate(self.rank)]
                   for axis, share in zip(mine.axes, mine.shares, strict=True)]
@@ -192,7 +193,7 @@ class Plan:
                    for name, size in self.kinds[kind].state_bytes.items() if late or name != "master_param")
 
     def elsewhere(self) -> dict[str, int]:
-        """Bytes of this rank that do not lie on the device, by space."""
+        """Returns this rank's bytes outside device memory, by space."""
         found: dict[str, int] = {}
         for kind, count in self.kind_counts:
             for space, num_bytes in self.kinds[kind].elsewhere.items():
@@ -200,7 +201,7 @@ class Plan:
         return found
 
     def padding_bytes(self) -> int:
-        """What storage adds to the parameters that the rank owns (even cuts; flat buffers count their own)."""
+        """Returns the bytes of padding in this rank's parameter storage; flat buffers count theirs elsewhere."""
         return sum(count * self.kinds[kind].padding_bytes for kind, count in self.kind_counts)
 
 

@@ -1,4 +1,4 @@
-"""How many rows a rank's experts get: what `training.routing` means in numbers.
+"""Number of rows that a rank's experts receive: the numbers behind `training.routing`.
 
 A token is sent to `top_k` experts. The mean over ranks of the rows that a rank receives per token it sends is `top_k`;
 the answer is for the busiest rank, because it decides whether a job fits. Rows are in units of 2**-16.

@@ -1,4 +1,4 @@
-"""Which layers a pipeline stage holds: contiguous slices, embedding first, final norm, head and loss last."""
+"""Layers of each pipeline stage: contiguous slices, embedding first, final norm, head and loss last."""
 
 from __future__ import annotations
 

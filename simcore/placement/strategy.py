@@ -1,4 +1,4 @@
-"""What code outside a framework's folder may ask of how that framework spreads a model over data-parallel ranks."""
+"""The interface of a framework's data-parallel strategy: all that code outside the framework's folder may ask of it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ParallelStrategy:
 
     @property
     def is_placed_by_rank(self) -> bool:
-        """Tells whether `place` looks at every rank by itself, because bytes at rest may differ inside a class."""
+        """Tells whether `place` runs for every rank, because bytes at rest may differ inside a class."""
         return True
 
     @property
@@ -43,7 +43,7 @@ class ParallelStrategy:
 
     @property
     def gathers_on_side_streams(self) -> bool:
-        """Tells whether hooks all-gather on streams of their own, so that the caching allocator keeps more."""
+        """Tells whether hooks all-gather on separate CUDA streams, so that the caching allocator keeps more."""
         return False
 
     @property
@@ -53,7 +53,7 @@ class ParallelStrategy:
 
     @property
     def unit_sync(self) -> str:
-        """When units reduce gradients that autograd hands over one by one ("every", "last", "end"), or ""."""
+        """The time at which units reduce gradients that autograd yields one by one ("every", "last", "end"), or ""."""
         return ""
 
     @property

@@ -26,15 +26,15 @@ class Dispatch(NamedTuple):
     top_k: int
 
     def places(self, number: int) -> float:
-        """Of so many equal parts of the experts, how many a token's choices meet on average."""
+        """Returns the mean number of parts that hold an expert of a token, of `number` equal parts of the experts."""
         others = self.num_experts - self.num_experts // number
         missed = math.prod((others - i) / (self.num_experts - i) for i in range(self.top_k))
         return number * (1 - missed)
 
     def crossing(self, group_size: int, num_nodes: int) -> tuple[float, float]:
-        """Of the payload, what leaves a rank over NVLink and over the network, the mean over the group.
+        """Returns the fractions of the payload that leave a rank over (NVLink, the network), as means over the group.
 
-        Over NVLink go copies to own neighbours, and copies for others that came over the network and are handed on.
+        NVLink carries copies to ranks of the same node, and copies that came over the network and are forwarded.
         """
         in_node = group_size / num_nodes
         copies = self.places(num_nodes) / self.places(group_size)
@@ -43,7 +43,7 @@ class Dispatch(NamedTuple):
 
 
 def dispatch_of(graph: ModelGraph, libraries: KernelLibraries) -> Dispatch | None:
-    """How tokens go to experts; None where a choice is a copy (NCCL's all-to-all), or there are no experts."""
+    """Returns a token's choices of experts; None if each choice is a copy (NCCL's all-to-all) or without experts."""
     if libraries.dispatcher == "nccl":
         return None
     blocks = (branch.block for kind in graph.kinds for branch in kind.branches)

@@ -1,4 +1,4 @@
-"""What ranks own of what rests on them: the same in `run`, in `place` and of one rank alone; the rest is padding."""
+"""Bytes at rest that a rank owns: equal in `run`, in `place` and for a single rank; the rest is padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which life a tensor gets: the first rule that matches."""
+"""Policies of tensors: the first rule that matches gives them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What auto became, options that are closed, and refusals that know their line."""
+"""Jobs: values that stand for auto, options that are closed, and refusals that name the scenario's line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank has on the host during a step, against sizes by hand."""
+"""Bytes that a rank keeps on the host during a step, against sizes by hand."""
 
 from __future__ import annotations
 

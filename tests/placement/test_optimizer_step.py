@@ -39,7 +39,7 @@ def test_moments_that_are_backward() -> None:
 
 
 def test_a_gradient_dies_when_its_parameter_is_updated() -> None:
-    """[4, 8] in bf16; the step's temporary lives within the gradient's life."""
+    """[4, 8] in bf16; the step's temporary is allocated and freed while the gradient is allocated."""
     tape = Tape({}, {})
     param = Param("weight", (4, 8), "bf16", trainable=True, step=Step(64, 12, 99))
     grad: Tensor | None = tape.empty((4, 8), "bf16", "grad_weight")

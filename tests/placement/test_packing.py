@@ -51,7 +51,7 @@ def test_a_pack_of_two_is_one_row_of_twice_the_tokens() -> None:
 
 
 def test_context_parallel_ranks_have_their_part_of_a_pack() -> None:
-    """Of 16 sequences each: half of the queries, which see all keys of their own."""
+    """Both ranks have half of the queries of each of 16 sequences; they see all keys of their sequence."""
     reports = [ran(lengths="packed", packed_length=64, seq_len=1024, model="llama-tiny", mesh={"cp": cp})
                for cp in (1, 2)]
     peaks = [report.ranks[0].peak for report in reports]

@@ -1,4 +1,4 @@
-"""What one rank holds of each tensor, by hand for a tiny model."""
+"""The part of each tensor that one rank holds, by hand for a tiny model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NeMo Automodel 0.7.0: FSDP2 over a dense mesh, experts over a mesh of their own (ep_shard x ep).
+"""NeMo Automodel 0.7.0: FSDP2 over a dense mesh, experts over a separate mesh (ep_shard x ep).
 
 Input: a `Job`. Output: a `Framework` with an `Fsdp2Strategy` and `Unit`s; the hooks are those of `frameworks/fsdp2`.
 Start: `table.table`; its [Note: Automodel's two paths] says how wrapping depends on expert parallelism.

@@ -1,4 +1,4 @@
-"""What NeMo Automodel 0.7.0 refuses, each with its rule."""
+"""Checks of a job under NeMo Automodel 0.7.0: the jobs that it refuses, each with its rule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["QUANTISED", "check"]
 QUANTISED = "0.7.0 _transformers/model_init.py __init_model"
 
 def check(job: Job) -> None:
-    """IllegalLayout for the first rule that is broken."""
+    """Raises IllegalLayout for the first rule that the job breaks, NotYet for what is not modelled."""
     _check_packed(job)
     _check_hf(job)
     _check_mesh(job)
@@ -31,7 +31,7 @@ def check(job: Job) -> None:
 
 
 def _check_packed(job: Job) -> None:
-    """What transformers' loader reads is packed, and Automodel's adapters are put on that."""
+    """Refuses qlora but for transformers' dense layers: its loader packs them, and Automodel adds its adapters."""
     if job.scenario.training.method != "qlora":
         return
     if job.graph.implementation != "hf":

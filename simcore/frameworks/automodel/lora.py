@@ -33,7 +33,10 @@ _OWN_EXPERTS: Final = "_projs"
 
 
 def adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -> tuple[TensorSpec, ...]:
-    """The adapters of `kind`, in registration order, unsplit."""
+    """Returns the adapters of `kind`, in registration order, with the shapes that they have before any cut.
+
+    Raises IllegalLayout or InputError for targets that Automodel refuses, NotYet for those not modelled.
+    """
     _refuse(lora)
     inside = "" if kind.block is not None else "model.layers.0."
     grouped = _grouped(specs, lora, inside)
@@ -76,7 +79,7 @@ def _refuse(lora: LoraChoice) -> None:
 
 
 def matches(path: str, module: str, lora: LoraChoice) -> bool:
-    """Whether Automodel's matcher hits the module at `path`; `module` is linear or grouped."""
+    """Tells whether Automodel's matcher hits the module at `path`; `module` is linear or grouped."""
     targets = lora.target_modules or (() if lora.exclude_modules else DEFAULT_TARGETS)
     if targets:
         return any(_fits(pattern, path) for pattern in targets)

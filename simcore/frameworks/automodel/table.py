@@ -1,6 +1,6 @@
 """NeMo Automodel 0.7.0: FSDP2 units over a dense mesh, experts over their own (ep_shard x ep) mesh.
 
-`main 2026-06-08` is a snapshot before it (77f112399), for DeepSeek-V3 alone.
+`main 2026-06-08` is a snapshot before it (77f112399), only for DeepSeek-V3.
 
 [Note: Automodel's two paths]
 With ep > 1 `moe/parallelizer.py` wraps experts (when ep_shard > 1), the fp32 Mamba holder, the block, embedding, head
@@ -70,7 +70,10 @@ OPTIONS = {
 
 
 def implementation_of(family: str, method: str) -> str:
-    """What Automodel runs of itself: own code wherever its registry has some, but for what bitsandbytes packs."""
+    """Returns the layers that Automodel runs by default: transformers' (hf) for mixtral and qlora, else its own code.
+
+    Its registry lacks own code of mixtral; bitsandbytes packs transformers' layers only.
+    """
     return "hf" if family == "mixtral" or method == "qlora" else "automodel"
 
 
@@ -112,7 +115,7 @@ def table(job: Draft) -> Framework:
 
 
 def _note_defaults(job: Draft, stored: str) -> None:
-    """What nobody asked for; `stored`: the format of parameters."""
+    """Notes the defaults of values that the scenario leaves open; `stored`: the format of parameters."""
     training = job.scenario.training
     if training.method != "full" and stored == "fp32":
         source = "0.7.0 _transformers/infrastructure.py:683: PEFT stores them in the compute dtype"
@@ -257,13 +260,13 @@ def _stages(job: Job) -> tuple[tuple[int, ...], ...]:
     return stage_layers(job.graph, contiguous(counts))
 
 
-# ---- lives ----------------------------------------------------------------------------------------------------------
+# ---- rules ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What lives depend on besides the tensor.
+    """Settings that tensor policies depend on, apart from the tensor itself.
 
-    `stored`: dtype of trained ones; `frozen`: of the base's; `kept`: what the optimizer keeps. `experts_dp`: ranks
-    that share an expert.
+    `stored`: dtype of trained parameters; `frozen`: of the base's; `kept`: the optimizer's states. `experts_dp`: ranks
+    that shard an expert.
     """
 
     stored: str

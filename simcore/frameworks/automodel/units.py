@@ -104,7 +104,7 @@ class _Maker:
         self.known: dict[tuple[int, Choose | None], tuple[int, ...]] = {}
 
     def expert_parallel(self, stage: tuple[int, ...]) -> list[Unit]:
-        """With ep > 1 nothing reshards by default; the outer model has no parameters of its own."""
+        """Returns the units with ep > 1: by default none reshards; the outer model has no parameters."""
         reshard = bool(self.asked)
         kinds = {layer: self._kind(layer) for layer in stage}
         blocks = [layer for layer in stage if kinds[layer] not in ("embedding", "final_norm", "head", "loss")]
@@ -122,11 +122,13 @@ class _Maker:
         return [unit for unit in out if unit.members or unit.is_root]
 
     def dense(self, stage: tuple[int, ...]) -> list[Unit]:
-        """With ep = 1 layers reshard; embedding and head are units only if they train; the rest is the root's.
+        """Returns the units with ep = 1: layers reshard; embedding and head are units only if they train.
+
+        The root has all other tensors.
 
         0.7.0 distributed/parallelizer.py, `ModelParallelizer`: tied tables stay with the root
         (_fully_shard_untied_input_output_embeddings), the last layer reshards only where it is asked for
-        (apply_fsdp2_sharding_recursively). Nemotron-H has a parallelizer of its own.
+        (apply_fsdp2_sharding_recursively). Nemotron-H has a separate parallelizer.
         """
         children = True if self.asked is None else self.asked
         generic = self.graph.architecture.family != "nemotron_h"

@@ -1,4 +1,4 @@
-"""The optimizer's step on the host: gradients go there, a CPU updates, parameters come back.
+"""The optimizer's step on the host: gradients are copied to it, a CPU updates, parameters are copied back.
 
 torch 2.13 `optim/adamw.py`, `optim/adam.py` (_single_tensor_adam), `optim/sgd.py` (_single_tensor_sgd): on a CPU the
 default is neither foreach nor fused, so each operator reads and writes whole tensors. Counted, in passes over the
@@ -24,25 +24,25 @@ _ADAM, _FUSED = 20, 7
 
 
 def cpu_bytes(optimizer: str, implementation: str, elements: int, size: int) -> int:
-    """Bytes that the CPU reads and writes in a step over elements of `size` bytes; what its caches spare is not."""
+    """Returns the bytes that the CPU reads and writes in a step over elements of `size` bytes, as if uncached."""
     passes = _FUSED if implementation == "fused" else _PASSES.get(optimizer, _ADAM)
     return passes * elements * size
 
 
 def share_on_host(plan: Plan) -> float:
-    """Of the optimizer's states, those that a CPU updates: the same of every trained tensor."""
+    """Returns the fraction of optimizer states that a CPU updates, equal for every trained tensor; 0: none."""
     policies = (placed.policy for kind, _ in plan.kind_counts for placed in plan.kinds[kind] if placed.trainable)
     return max((layout.share for policy in policies for _, layout in policy.optimizer_states if layout.space == "host"),
                default=0.0)
 
 
 def copied(layer: int, direction: str, dtype: str, num_bytes: int, tables: Tables, builder: Builder) -> None:
-    """A copy in line with kernels. `direction`: to_host or to_device."""
+    """Writes a copy on the compute stream, in order with kernels. `direction`: to_host or to_device."""
     builder.copy(layer, tables.comm("copy", direction, dtype), num_bytes, Stream.COMPUTE, int(Module.NONE))
 
 
 def updated(plan: Plan, builder: Builder) -> None:
-    """Sharded parameters that rest on the host are updated there, once their gradients have come."""
+    """Writes the CPU's update of sharded parameters that rest on the host, once their gradients are copied to it."""
     optimizer = plan.framework.optimizer
     away = [(placed, count) for kind, count in plan.kind_counts for placed in plan.kinds[kind]
             if placed.trainable and not placed.rests_here]
@@ -53,12 +53,14 @@ def updated(plan: Plan, builder: Builder) -> None:
 
 
 def waits_for_device(layer: int, builder: Builder) -> None:
-    """The host waits until everything before is done, copies to it too."""
+    """Writes a wait of the host until all earlier operations, copies to the host included, are done."""
     builder.wait(layer, HOST_STOPS)
 
 
 def updated_on_host(plan: Plan, elements: int, builder: Builder) -> None:
-    """DeepSpeedCPUAdam, a fused step in fp32, once gradients are there; then a cast to 16 bits, from 4 bytes to 2.
+    """Writes the step of DeepSpeedCPUAdam, fused and in fp32, and the cast of its results from 4 bytes to 2.
+
+    The host waits for the gradients first.
 
     DeepSpeed 0.19.6 `ops/adam/cpu_adam.py`, `csrc/includes/cpu_adam.h`.
     """

@@ -1,4 +1,4 @@
-"""Whose kernels torch runs, which time alone knows: of attention, and whether something compiles its operators."""
+"""Kernels that torch runs, for times only: the backend of attention, and whether operators are compiled."""
 
 from __future__ import annotations
 

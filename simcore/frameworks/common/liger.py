@@ -1,4 +1,4 @@
-"""Whether Liger's kernels stand in transformers' layers (`use_liger_kernel`), and the loss that comes with them."""
+"""Liger's kernels in transformers' layers (`use_liger_kernel`), and the loss that comes with them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _RULE: Final = "Liger-Kernel 0.7.0 transformers/monkey_patch.py"
 
 
 def has_liger(job: Job, options: Mapping[str, Any]) -> bool:
-    """Tells whether they are asked for. NotYet where they are not described."""
+    """Tells whether the options ask for Liger's kernels. Raises NotYet where they are not modelled."""
     if not options.get(LIGER_OPTION):
         return False
     at, family = f"framework_options.{LIGER_OPTION}", job.graph.architecture.family
@@ -29,5 +29,5 @@ def has_liger(job: Job, options: Mapping[str, Any]) -> bool:
 
 
 def loss_with(options: Mapping[str, Any], default: tuple[str, str]) -> tuple[str, str]:
-    """The loss where nobody names one, and its source: fused_linear_cross_entropy comes with the kernels."""
+    """Returns the default loss and its source: Liger's fused_linear_cross_entropy with its kernels, else `default`."""
     return ("liger", f"{_RULE}: fused_linear_cross_entropy=True") if options.get(LIGER_OPTION) else default

@@ -1,4 +1,4 @@
-"""What llm-foundry 0.3.0 under Composer 0.16 adds to FSDP: its precision, prefetches, optimizer, refusals.
+"""The trainer llm-foundry 0.3.0 with Composer 0.16 on FSDP: precision, prefetches, optimizer, refusals.
 
 Sources: llm-foundry `models/mpt/modeling_mpt.py`, `scripts/train/yamls/pretrain/mpt-*.yaml`, Composer
 `trainer/dist_strategy.py`, `trainer/mosaic_fsdp_utils.py`, `optim/decoupled_weight_decay.py`.
@@ -51,7 +51,7 @@ FSDP1: dict[str, tuple[Any, str]] = {
 
 
 def check(job: Job, options: dict[str, Any]) -> None:
-    """Refuses by name what is not modelled."""
+    """Raises NotYet, with the scenario's key, for what is not modelled, IllegalLayout for what llm-foundry refuses."""
     mesh, training = job.mesh, job.scenario.training
     if job.graph.architecture.family != "mpt":
         raise job.not_yet("implementation", f"{job.graph.architecture.family} in the layers of llm-foundry (served: "

@@ -1,6 +1,6 @@
-"""In which order the modules of transformers' layers are called: what hooks on modules see.
+"""The order in which modules of transformers' layers are called, as hooks on modules see it.
 
-A call is the numbers of the parameters that the module has itself; most containers and activations have none. Backward
+A call is a tuple of numbers of the module's direct parameters; most containers and activations have none. Backward
 runs in reverse, a container before what it holds. A checkpointed layer is replayed when the first of its modules needs
 what it has saved: the last linear (torch 2.13 `utils/checkpoint.py`, use_reentrant=False). The layer itself is not
 called again: its `forward` is checkpointed, within its hooks (transformers 5.23 `modeling_layers.py`).
@@ -66,7 +66,7 @@ def _around(plan: Plan) -> Calls:
 
 
 def replayed(plan: Plan, layer: int) -> tuple[int, int | None]:
-    """Calls of backward before the replay begins, and calls of forward in it."""
+    """Returns the number of backward calls before the recomputation, and the end of its slice of forward calls."""
     part = _parts(plan, layer)[-1]
     if part.last.adapters:  # its module, and lora_B
         return 4, None
@@ -74,9 +74,11 @@ def replayed(plan: Plan, layer: int) -> tuple[int, int | None]:
 
 
 def released_after(plan: Plan, layer: int) -> int:
-    """Calls after the replay, behind which frozen parameters that it has gathered are released whatever comes.
+    """Returns the number of calls after the recomputation, until the frozen parameters that it gathered are released.
 
-    DeepSpeed 0.19.6 `partitioned_param_coordinator.py`, update_recompute_parameters: they are the module's whose
+    They are released then even if they are used again soon.
+
+    DeepSpeed 0.19.6 `partitioned_param_coordinator.py`, update_recompute_parameters: they belong to the module of which
     backward began last and is not over: the last linear, or, if that saves nothing, the container that it is in.
     """
     part = _parts(plan, layer, is_backward=True)[-1]
@@ -158,7 +160,7 @@ def _linears(plan: Plan, layer: int, branch: str) -> list[_Linear]:
 
 
 def asks_inputs(plan: Plan, layer: int) -> bool:
-    """Whether backward goes through the layer to what is below it."""
+    """Tells whether backward computes gradients of the layer's inputs, for trained layers below it."""
     return plan.framework.options.embeddings_require_grad or any(
         plan.of_layer(below).is_trained for below in plan.layers if below < layer)
 

@@ -1,4 +1,4 @@
-"""What lives across steps, and what the optimizer's step needs for a moment."""
+"""Tensors that stay allocated across steps, and temporaries of the optimizer's step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ Posting = tuple[str, str, int]
 
 
 def post_rest(plan: Plan, tables: Tables, builder: Builder, of: Callable[[Placed], list[Posting]]) -> None:
-    """Post what `of` says of each tensor, layer by layer; layers of a kind are tiles."""
+    """Allocates tensors at rest, layer by layer; layers of a kind share a tile.
+
+    `of`: (name, category, bytes) of each allocation of a tensor. The model's buffers are on the first stage.
+    """
     builder.at(Phase.BUILD)
     tiles: dict[int, LayerRows] = {}
     for layer in plan.layers:
@@ -40,7 +43,7 @@ def post_rest(plan: Plan, tables: Tables, builder: Builder, of: Callable[[Placed
 
 
 def rest_postings(placed: Placed) -> list[Posting]:
-    """Parameters and optimizer states; buffers by their own category."""
+    """Returns (name, category, bytes) of a parameter and its optimizer states, or of a buffer."""
     name = placed.spec.name
     if placed.spec.is_buffer:
         return [(name, "buffer", placed.local * dtype_bytes(placed.policy.at_rest.dtype))]
@@ -50,10 +53,10 @@ def rest_postings(placed: Placed) -> list[Posting]:
 
 
 def optimizer_temporaries(plan: Plan, tables: Tables, builder: Builder) -> None:
-    """Adam's temporaries (torch 2.13 `optim/adam.py`), or Muon's where they are more: one runs after the other.
+    """Writes Adam's temporaries (torch 2.13 `optim/adam.py`), or Muon's where they are more: one runs after the other.
 
-    foreach: a square root of every second moment of a parameter group at once; for_loop: a square root and a quotient
-    of one tensor beside the quotient of the one before; fused, te and those of 8 bits: none.
+    foreach: the square roots of all second moments of a parameter group at once; for_loop: a square root and a quotient
+    of one tensor, and the quotient of the tensor before; fused, te and kernels of 8-bit states: none.
     """
     layer, slot = plan.layers[0], tables.slot("sqrt_exp_avg_sq", "optim_temp")
     per_kind = {kind: [p for p in plan.kinds[kind] if p.trainable and p.rests_here and not is_updated_in_backward(p)]
@@ -127,7 +130,7 @@ def step_temporaries(plan: Plan, tables: Tables, builder: Builder, sizes: tuple[
 
 
 def muon_transient(plan: Plan) -> int:
-    """Bytes that Megatron's Muon needs besides one matrix at a time: [Note: Muon's step] in `megatron/hooks.py`."""
+    """Returns the most bytes that Megatron's Muon needs for one matrix: [Note: Muon's step] in `megatron/hooks.py`."""
     return max((_muon_bytes(plan, kind, p) for kind, _ in plan.kind_counts for p in plan.kinds[kind]
                 if any(name == "momentum_buffer" for name, _ in p.states)), default=0)
 

@@ -13,7 +13,10 @@ _SPLIT = "torchtitan 0.2.2 distributed/pipeline_parallel.py generate_llm_fqn_per
 
 
 def pipeline_schedule(job: Draft) -> Schedule:
-    """Of the mesh's stages; a rank takes as many microbatches through a chunk in a row as a round has."""
+    """Returns the schedule of the mesh's stages; a rank runs all microbatches of a round through a chunk in a row.
+
+    Raises IllegalLayout for a number of microbatches that torch's schedule refuses.
+    """
     pipeline, pp, count = job.scenario.training.pipeline, job.mesh.pp, job.scenario.num_microbatches
     if pp == 1:
         return Schedule()
@@ -37,7 +40,10 @@ def pipeline_schedule(job: Draft) -> Schedule:
 
 
 def check_schedule(job: Job, *, splits: bool) -> None:
-    """What a zero-bubble schedule asks for. `splits`: layers know a backward pass in two halves."""
+    """Raises IllegalLayout or NotYet unless a zero-bubble schedule fits the job; NotYet for others than 1F1B.
+
+    `splits`: backward of the layers can run in two halves, for inputs and for weights.
+    """
     pipeline, at = job.scenario.training.pipeline, "training.pipeline.schedule"
     if pipeline.schedule not in ZERO_BUBBLE:
         job.refuse_given({at: "1f1b"})

@@ -35,7 +35,7 @@ _COLUMN: Final = ("uint8", "transformers 5.23 utils/quantization_config.py BitsA
 
 
 def packed_of(job: Draft, options: dict[str, Any], default: tuple[str, str] = _COLUMN) -> PackedWeights | None:
-    """How frozen linears lie; None where the method is another one. `default`: the column's type, and who says so."""
+    """Returns how frozen linears are packed; None without qlora. `default`: the column's dtype, and its source."""
     asked, at = job.scenario.training.quantization, "training.quantization"
     if job.scenario.training.method != "qlora":
         for name in (STORAGE_OPTION, TUNE_OPTION, THRESHOLD_OPTION):

@@ -1,4 +1,4 @@
-"""What tables around plain PyTorch share: defaults of a trainer, optimizers, and checkpointing of whole layers."""
+"""Rules that tables around plain PyTorch share: a trainer's defaults, optimizers, checkpointing of whole layers."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ Sourced = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What the trainer around a model's code sets where a scenario does not. "compute": the type of the products.
+    """Defaults of the trainer around a model's code, for values that a scenario leaves open.
 
-    `stored`: parameters at rest; `reduce`: gradients while they are reduced; `sync`: after which microbatches.
-    `root_resharded`: whether a root unit that wraps all but the layers reshards after forward; `last_follows`: whether
-    a unit of norm and head does what `reshard_after_forward: true` says. `reshard`: the default in words.
-    `loss_inside`: the model itself computes the loss, so the root's hooks run around it. `axes`: of the mesh, that are
-    served beyond those of data, tensors and experts; `split_backward`: layers know backward in two halves. With
-    pipeline stages: `reshard_in_stages` is `reshard`; `whole_in_stages`: components that tensor parallelism leaves
-    whole, if there are any it leaves sequences whole too; `returns_outputs`: the last stage keeps what the model puts
-    out.
+    `stored`: dtype of parameters at rest; `reduce`: of gradients while they are reduced ("compute": the compute dtype);
+    `sync`: microbatches after which gradients are reduced. `root_resharded`: a root unit that wraps all but the layers
+    reshards after forward; `last_follows`: a unit of norm and head obeys `reshard_after_forward: true`. `reshard`: the
+    default in words. `loss_inside`: the model itself computes the loss, so the root's hooks run around it. `axes`: mesh
+    axes that are served beyond those of data, tensors and experts. With pipeline stages: `reshard_in_stages` replaces
+    `reshard`; `whole_in_stages`: components that tensor parallelism does not cut (if there are any, sequences are not
+    cut either); `returns_outputs`: the last stage keeps the model's outputs.
     """
 
     stored: Sourced
@@ -53,7 +52,10 @@ class Defaults:
 
 
 def offloaded_together(job: Job, told: str, rule: str) -> bool:
-    """Whether parameters, gradients and states rest on the host; IllegalLayout, with `told`, for some or parts."""
+    """Tells whether parameters, gradients and optimizer states are all on the host.
+
+    Raises IllegalLayout, with the message `told` and `rule`, if only some of the three or only fractions are.
+    """
     parts = {name: job.scenario.training.offload.part(name) for name in ("params", "gradients", "optimizer")}
     for name, (space, fraction) in parts.items():
         job.one_of(f"training.offload.{name}", space, ("none", "host"))
@@ -64,9 +66,10 @@ def offloaded_together(job: Job, told: str, rule: str) -> bool:
 
 def torch_optimizer(job: Draft, source: str, default: str = "foreach", *, plain: bool = False,
                     muon: bool = False) -> Optimizer:
-    """`torch.optim`, by default of the framework's kind (`source` says where); SGD has no temporaries, as if fused.
+    """Returns the optimizer of `torch.optim` or of a library of 8-bit kernels; NotYet for others.
 
-    `plain`: parameters are ordinary tensors, and no DTensors. `muon`: the framework's table has lives for it.
+    `default`: the framework's implementation, with its `source`; SGD has no temporaries, as if fused. `plain`:
+    parameters are ordinary tensors, not DTensors. `muon`: the framework's table has policies for Muon.
     """
     optimizer, framework = job.scenario.training.optimizer, job.scenario.framework
     if optimizer.name not in ("adamw", "adam", "sgd", *(("muon",) if muon else ())):
@@ -110,7 +113,7 @@ def _checked_low_bit(job: Draft, *, plain: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """What an optimizer keeps of a parameter. `low_bit`: whose kernels update states of 8 bits, or paged ones."""
+    """States that an optimizer keeps of a parameter. `low_bit`: library of kernels for 8-bit or paged states, or ""."""
 
     name: str
     moments: str
@@ -120,10 +123,10 @@ class States:
 
     def of(self, placements: Placements, stored: str, space: str = "device", *,
            hidden: bool = False) -> tuple[tuple[str, TensorLayout], ...]:
-        """Of a parameter that is stored in `stored`, like its gradient.
+        """Returns (name, layout) of each state of a parameter whose dtype, like its gradient's, is `stored`.
 
-        SGD keeps a buffer if it has momentum, which it has not unless asked (torch 2.13 `optim/sgd.py`); Muon keeps one
-        of each matrix that is `hidden`, and AdamW updates all others (`optim/_muon.py`).
+        SGD keeps a buffer only with momentum, whose default is 0 (torch 2.13 `optim/sgd.py`); Muon keeps one for each
+        `hidden` matrix, and AdamW updates all other parameters (`optim/_muon.py`).
         """
         if self.name == "sgd" or (self.name == "muon" and hidden):
             kept = self.has_momentum or self.name == "muon"
@@ -155,14 +158,14 @@ class States:
 
 
 def states_of(job: Job, *, plain: bool = False) -> States:
-    """As the scenario asks. `plain`: parameters are ordinary tensors, and no DTensors."""
+    """Returns the states of the scenario's optimizer. `plain`: parameters are ordinary tensors, not DTensors."""
     optimizer = job.scenario.training.optimizer
     return States(optimizer.name, optimizer.moments, _low_bit(job, plain=plain), optimizer.paged,
                   bool(optimizer.momentum))
 
 
 def all_or_no_checkpoint(job: Job) -> str:
-    """`none` or `full`: every layer whole, or none."""
+    """Returns `full`, if every layer is recomputed whole, or `none`; raises NotYet for selective checkpointing."""
     recompute = job.scenario.training.recompute
     if recompute in ("none", "full"):
         return str(recompute)
@@ -170,7 +173,10 @@ def all_or_no_checkpoint(job: Job) -> str:
 
 
 def check_optimizer_in_backward(job: Job) -> None:
-    """`optimizer_in_bwd`, in torchtune's word: one microbatch a step, Adam on the device, no packed base."""
+    """Checks `optimizer_in_bwd` (torchtune's name): one microbatch a step, Adam on the device, no packed base.
+
+    Raises IllegalLayout with several microbatches, NotYet for the other conditions.
+    """
     at, training = "framework_options.optimizer_in_bwd", job.scenario.training
     if job.scenario.num_microbatches > 1:
         raise job.illegal(at, "Gradient accumulation is not supported with optimizer in bwd", f"{_TUNE}:157")
@@ -181,13 +187,13 @@ def check_optimizer_in_backward(job: Job) -> None:
 
 
 def refuse_virtual_stages(job: Job) -> None:
-    """NotYet: torch has such schedules, with FSDP2 units of several stages on a rank."""
+    """Raises NotYet for virtual stages: torch has such schedules, with FSDP2 units of several stages on a rank."""
     if job.scenario.training.pipeline.virtual_stages > 1:
         raise job.not_yet("training.pipeline.virtual_stages", f"virtual stages under {job.scenario.framework}")
 
 
 def check_named_adapters(job: Draft) -> None:
-    """What adapters by name (`simcore/frameworks/common/lora.py`) do not serve."""
+    """Raises NotYet for what adapters by name (`simcore/frameworks/common/lora.py`) lack; notes default targets."""
     job.refuse_given({"training.lora.expert_adapters": "none"})
     if job.scenario.training.lora.target_modules == "auto":
         job.auto("training.lora.target_modules", "auto", ", ".join(DEFAULT_TARGETS), "linears of attention and of MLPs "

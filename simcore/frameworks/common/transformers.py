@@ -1,4 +1,4 @@
-"""What transformers 5.23's layers under plain FSDP2 default to, and what is served of them."""
+"""The trainer of transformers 5.23's layers under plain FSDP2: options, defaults, and checks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ DEFAULTS = Defaults(
 
 
 def check(job: Job, options: dict[str, Any]) -> None:
-    """Losses that the layers have; no tensor parallelism, no capacity of experts."""
+    """Raises NotYet for tensor parallelism and other losses than the layers have, IllegalLayout for a capacity."""
     check_layers(job, options)
     job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
     job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits", "cut", "liger"))
@@ -58,7 +58,7 @@ def check(job: Job, options: dict[str, Any]) -> None:
 
 
 def check_layers(job: Job, options: dict[str, Any]) -> None:
-    """What no framework around these layers serves: layers from the kernels' hub, some ways to offload."""
+    """Raises NotYet for what no framework serves around these layers: hub kernels, some ways to offload."""
     if options.get("use_kernels"):
         raise job.not_yet("framework_options.use_kernels", "layers that transformers 5.23 integrations/hub_kernels.py "
                           "replaces (MegaBlocks' experts, Liger's norms)")
@@ -68,7 +68,7 @@ def check_layers(job: Job, options: dict[str, Any]) -> None:
 
 
 def _check_activations(job: Job) -> None:
-    """What replayed layers keep, their inputs, may wait on the host."""
+    """Raises NotYet for activations on the host, unless they are the inputs of recomputed layers."""
     space, fraction = job.scenario.training.offload.part("activations")
     if not fraction:
         return
@@ -92,7 +92,7 @@ def _by_transformers(job: Job, options: dict[str, Any]) -> bool:
 
 
 def options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
-    """Options of the layers: transformers' own grouped products, or the stand-in that expert parallelism needs."""
+    """Returns the options of the layers, with transformers' grouped products of experts or a balanced stand-in."""
     unit = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
     apart = HfOptions(experts_unit=unit, inputs_on_host=job.scenario.training.offload.part("activations")[1] > 0,
                       attn_implementation=_attention(job, options), liger=has_liger(job, options),

@@ -5,8 +5,8 @@ persistent tensors, with an element for each element of every gradient. From the
 which gradients became ready (`should_rebuild_buckets`): a bucket closes when it has reached its cap, the first one of
 each dtype at `_DEFAULT_FIRST_BUCKET_BYTES` (`compute_bucket_assignment_by_size`). Without `gradient_as_bucket_view` a
 gradient is copied in when it is ready and back when all are reduced (`mark_variable_ready_dense`,
-`finalize_bucket_dense`), and exists besides its bucket until zero_grad frees it; with it a gradient is a view of its
-bucket, and the gradient that autograd made is freed at once.
+`finalize_bucket_dense`), and exists in addition to its bucket until zero_grad frees it; with it a gradient is a view of
+its bucket, and the gradient that autograd made is freed at once.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _LINEARS: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj"
 
 
 def fast_layers(job: Job, options: dict[str, Any]) -> UnslothRelease:
-    """Release of Unsloth whose layers are asked for, or ""."""
+    """Returns the release of Unsloth whose layers the options ask for, or ""."""
     if not options.get(FAST_OPTION):
         return ""
     at, training = f"framework_options.{FAST_OPTION}", job.scenario.training

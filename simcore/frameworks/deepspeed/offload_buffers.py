@@ -1,4 +1,4 @@
-"""Host memory of ZeRO besides the tensors: [Note: ZeRO on the host]."""
+"""Host memory of ZeRO beyond its tensors: [Note: ZeRO on the host]."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def sub_groups(parts: Sequence[int], size: int) -> Iterator[int]:
 
 
 def num_moments(plan: Plan) -> int:
-    """Number of optimizer states of a parameter besides its master."""
+    """Returns the number of optimizer states of a parameter, without its master."""
     policies = [placed.policy for placed in trained(plan)]
     return sum(name not in ("master_param", "grad_copy") for name, _ in policies[0].optimizer_states) if policies else 0
 

@@ -96,13 +96,13 @@ class Gathers:
             self.unsharded[u], self.kept[u] = False, True
 
     def drop_held(self) -> None:
-        """The gathered buffer that was kept goes."""
+        """Frees the gathered buffer that was kept."""
         if self.held >= 0:
             self.out.free(self.layers[self.held], self.slots[self.held].gathered, self.held_bytes)
         self.held = -1
 
     def drop_pending(self, u: int) -> None:
-        """A gathered buffer that nobody waited for goes."""
+        """Frees a gathered buffer that no unit waited for."""
         self.out.free(self.layers[u], self.slots[u].gathered, self.pending[u])
         self.pending[u] = 0
 

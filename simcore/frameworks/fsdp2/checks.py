@@ -79,7 +79,7 @@ def check_shared(job: Job, *, separate: bool) -> None:
 
 
 def check_units(job: Job, made: tuple[Unit, ...]) -> None:
-    """DTensors, which experts of `fully_shard` are, are kept in no group that is smaller than theirs."""
+    """Raises IllegalLayout for experts kept in a smaller group: under `fully_shard` they are DTensors."""
     kept = next((unit for unit in made if unit.inner and unit.kept_axis != unit.shard_axis), None)
     if kept is not None:
         raise job.illegal("framework_options.reshard_after_forward", "Resharding to smaller mesh is not supported for "
@@ -88,9 +88,10 @@ def check_units(job: Job, made: tuple[Unit, ...]) -> None:
 
 
 def check_last_backward(job: Job, options: dict[str, Any]) -> None:
-    """A unit whose output carries no gradient is gathered ahead in backward, and nobody waits for it.
+    """Refuses a unit without output gradient in a smaller group: it is gathered ahead in backward, and never awaited.
 
-    `set_is_last_backward(False)` leaves that to the next forward: of a unit that a smaller group keeps it is too short.
+    `set_is_last_backward(False)` leaves that buffer to the next forward, for which it is too short if a smaller group
+    keeps the unit.
     """
     asked, shards = options.get("reshard_after_forward"), job.mesh.axis("dp_shard_cp").size
     small = type(asked) is int and 1 < asked < shards

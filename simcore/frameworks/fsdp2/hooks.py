@@ -1,4 +1,4 @@
-"""The flow of frameworks that gather units for use: which hooks run at which border of the layers."""
+"""Hooks of frameworks that gather units for use: the work at each border of the layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What layers of a model's own repository under plain FSDP2 default to: transformers 4 loads and runs them."""
+"""The trainer of layers from a model's own repository, which transformers 4 loads and runs, under plain FSDP2."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULTS = replace(_transformers.DEFAULTS, loss=("hf", f"{_FILE}: CrossEntropyLo
 
 
 def check(job: Job, options: dict[str, Any]) -> None:
-    """Data parallel alone, whole sequences, balanced routing."""
+    """Raises NotYet unless the job has data parallelism only, whole sequences, balanced routing and a known loss."""
     training = job.scenario.training
     if job.mesh.tp > 1 or job.mesh.ep > 1:
         raise job.not_yet("mesh", f"tensor and expert parallelism of {_FILE}")

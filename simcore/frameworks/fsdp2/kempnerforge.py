@@ -1,4 +1,4 @@
-"""What KempnerForge 5666d0d16153 adds to FSDP2: its wrapping and precision, and its tensor parallel plan.
+"""The trainer KempnerForge 5666d0d16153 on FSDP2: its wrapping, its precision, and its tensor parallel plan.
 
 Sources: `distributed/parallel.py`, `distributed/tensor_parallel.py`, `distributed/setup.py`, `config/training.py`,
 `training/grad.py`, `training/optimizer.py`, `scripts/train.py`.
@@ -49,7 +49,7 @@ _CHECKPOINTED = ("training.recompute", "compiled all the same", "assumed", "torc
 
 
 def check(job: Job, options: dict[str, Any]) -> None:
-    """Refuses what KempnerForge refuses, and by name what is not modelled."""
+    """Raises IllegalLayout for what KempnerForge refuses, and NotYet, with the key, for what is not modelled."""
     mesh, training = job.mesh, job.scenario.training
     family = job.graph.architecture.family
     if family not in ("llama", "mixtral"):
@@ -79,7 +79,7 @@ def check(job: Job, options: dict[str, Any]) -> None:
 
 
 def assumptions(job: Job, options: dict[str, Any]) -> tuple[tuple[str, str, str, str], ...]:
-    """What is said of compiled layers."""
+    """Returns the assumptions about compiled layers: (key, value, kind, source); none if they are not compiled."""
     if not options.get("compile"):
         return ()
     checkpoints = job.mesh.tp > 1 and job.scenario.training.recompute != "none"
@@ -123,7 +123,7 @@ def _check_packed(job: Job) -> None:
 
 
 def checkpoint(job: Job) -> str:
-    """`LayerWorkload.checkpoint`: none, full, or per_module ("selective": attention alone)."""
+    """`LayerWorkload.checkpoint`: none, full, or per_module ("selective": only attention)."""
     recompute = job.scenario.training.recompute
     if recompute in ("none", "full"):
         return str(recompute)

@@ -44,7 +44,9 @@ def _reshard_policy(job: Job, reshard: object, shards: int) -> bool | int:
 
 
 def wrapping(job: Job, options: dict[str, Any], reduce: str, packed: PackedWeights | None, *, fully: bool) -> Wrapping:
-    """By default children reshard; whether the root does its code says (torch 2.13 left alone: it does not).
+    """Returns the wrapping: units, with their reshard policies, and dtypes.
+
+    By default children reshard, and the trainer decides for the root, which torch 2.13 itself does not reshard.
 
     `set_reshard_after_forward` of the last layer is of all units inside it too (`_fully_shard.py`, recurse).
     """

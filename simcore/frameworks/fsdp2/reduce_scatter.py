@@ -46,7 +46,7 @@ class Reductions:
         self.comms = [known[unit.shard_axis, unit.replicate_axis, unit.reduce_dtype] for unit in units]
 
     def add(self, u: int, place: int, grad: Grad) -> None:
-        """A gradient of the unit's parameter number `place` exists now. Where one waits already, it is added to that.
+        """Takes a new gradient of the unit's parameter number `place`; adds it to one that is waiting already.
 
         torch 2.13 `distributed/pipelining/_backward.py`, stage_backward_weight: `weight.grad += dw`.
         """
@@ -57,7 +57,7 @@ class Reductions:
         self.places[u] = (*self.places[u], place)
 
     def has_grads(self, u: int) -> bool:
-        """Whether a parameter of the unit has a gradient: a new one, or one that autograd has added to."""
+        """Tells whether a parameter of the unit has a gradient: a new one, or one that autograd has added to."""
         return bool(self.grads[u] or (self.accumulated[u] and self.in_place[u]))
 
     def add_in_place(self, u: int) -> None:

@@ -25,7 +25,7 @@ __all__ = ["packed_weights", "rules_of"]
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What lives depend on besides the tensor. `kept`: what the optimizer keeps.
+    """Settings that tensor policies depend on, apart from the tensor itself. `kept`: the optimizer's states.
 
     `on_host`: sharded tensors rest there; `pin_memory` is the policy's default, states are not pinned.
     `in_backward`: [Note: optimizer in backward] in `simcore/placement/optimizer_step.py`.

@@ -44,7 +44,7 @@ class Fsdp2Strategy(ParallelStrategy):
 
     @property
     def counts_workspaces(self) -> bool:
-        """The event traces that FSDP2 is held against list tensors alone."""
+        """False: the event traces that FSDP2 is compared with list only tensors."""
         return False
 
     @property

@@ -90,7 +90,7 @@ def _of_host(job: Job) -> tuple[tuple[str, str, str, str], ...]:
 
 
 def _of_muon(job: Job) -> tuple[tuple[str, str, str, str], ...]:
-    """Which tensors it updates, and what is not in traffic."""
+    """Returns the assumption about Muon: the tensors that it updates, and the traffic that is not counted."""
     if job.scenario.training.optimizer.name != "muon":
         return ()
     return (("training.optimizer.name", "muon for matrices of hidden layers, adamw for all else", "assumed",
@@ -112,7 +112,7 @@ def _grouped(job: Job, optimizer: Optimizer, *, mixes: bool) -> Optimizer:
 
 
 def _of_groups(optimizer: Optimizer) -> tuple[tuple[str, str, str, str], ...]:
-    """Of whom [Note: plain slices beside shards] is true."""
+    """Returns the assumption of two parameter groups, if [Note: plain slices beside shards] applies."""
     return (("training.optimizer", "two parameter groups: the experts' slices, and shards", "assumed",
              "torch 2.13 distributed/tensor/_dispatch.py: one group of both, in one type, raises \"got mixed "
              "torch.Tensor and DTensor\" in the first step"),) * optimizer.groups_apart
@@ -131,7 +131,7 @@ def _cast_stream(job: Job, options: ImplementationOptions) -> ImplementationOpti
 
 
 def _note_defaults(job: Draft, options: dict[str, object]) -> None:
-    """What is decided tensor by tensor or unit by unit further down."""
+    """Notes the defaults of settings that are chosen tensor by tensor or unit by unit."""
     if options.get("reshard_after_forward") is None:
         given = TRAINERS[job.graph.implementation].defaults
         job.auto("framework_options.reshard_after_forward", "auto",

@@ -1,4 +1,4 @@
-"""What torchtitan 0.2.2 adds to FSDP2: its own options, checkpointing by operator, and its tensor parallel plan.
+"""The trainer torchtitan 0.2.2 on FSDP2: its options, checkpointing by operator, and its tensor parallel plan.
 
 Sources: `models/llama3/infra/parallelize.py`, `distributed/activation_checkpoint.py`, `config/job_config.py`.
 """

@@ -1,4 +1,4 @@
-"""What a unit's buffers weigh on a rank."""
+"""Sizes in bytes of a unit's buffers on a rank."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ class ParamBytes:
 
 @dataclass(frozen=True, slots=True)
 class GradBytes:
-    """What reducing some of a unit's gradients takes. `is_grad`: the result needs no cast to become the stored one."""
+    """Bytes of reducing some of a unit's gradients: `input` of reduce-scatter, its `output`, and as `stored`.
+
+    `is_grad`: the output is the stored gradient, without a cast.
+    """
 
     num_params: int
     input: int
@@ -52,13 +55,13 @@ class GradBytes:
 
 @dataclass(frozen=True, slots=True)
 class UnitBytes:
-    """What a unit's buffers weigh on this rank. Gathering over one rank needs no buffers and no collective.
+    """Sizes in bytes of a unit's buffers on this rank. A group of one rank needs no gather buffers and no collective.
 
-    `cast`: shards in the type that is gathered, if they are stored in another; `cast_alone`: the only rank of a group
-    casts parameters one by one, and needs so much beyond the result (torch 2.13 `_fsdp_param_group.py`,
-    wait_for_unshard). `offloaded`: parameters and gradients rest on the host, in `host_dtype`. Parameters are copied to
-    the device one by one, and cast there: `staged` is what that needs beyond the result, `cast`; `from_host` is copied
-    (`_fsdp_param.py`, all_gather_inputs).
+    `cast`: shards in the gathered dtype, 0 if they are stored in it; `cast_alone`: temporaries, beyond the result, of a
+    group of one rank, which casts parameters one by one (torch 2.13 `_fsdp_param_group.py`, wait_for_unshard).
+    `offloaded`: parameters and gradients rest on the host, in `host_dtype`. Parameters are copied to the device one by
+    one, and cast there: `staged` is the memory that this needs beyond the result, `cast`; `from_host` is the size of
+    the copies (`_fsdp_param.py`, all_gather_inputs).
     """
 
     params: tuple[ParamBytes, ...]
@@ -84,25 +87,27 @@ class UnitBytes:
 
     @property
     def cast_again(self) -> int:
-        """What a smaller group keeps is copied to be gathered, though it has the type, if shards are cast.
+        """Bytes of the part kept by a smaller group, copied before its gather if shards are cast; else 0.
+
+        The copy is made although the kept part already has the gathered dtype.
 
         torch 2.13 `_fsdp_collectives.py`, _get_param_all_gather_inputs: use_foreach_copy.
         """
         return self.kept_shard if self.cast and not self.offloaded else 0
 
     def steps(self, places: tuple[int, ...]) -> tuple[Step, ...]:
-        """That run when the gradients of the parameters at `places` are reduced."""
+        """Returns the optimizer steps that run when the gradients of the parameters at `places` are reduced."""
         return tuple(step for step in (self.params[place].step for place in places) if step is not None)
 
     def grads(self, places: tuple[int, ...]) -> GradBytes:
-        """Of the parameters at `places`: an adapter that a fused kernel bypasses has none."""
+        """Returns sizes of gradients at `places`; an adapter that a fused kernel bypasses has none, so is not there."""
         mine = [self.params[place] for place in places]
         output = sum(p.reduced for p in mine)
         return GradBytes(sum(p.copies for p in mine), output * self.world, output, sum(p.stored for p in mine))
 
 
 class Weigher:
-    """Weighs units, once for those that are alike."""
+    """Computes the buffer sizes of units, only once for units with equal settings and tensors."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan

@@ -17,12 +17,12 @@ __all__ = ["Wrapping", "units"]
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """What is wrapped, and how each part reshards: root, layers, last layer, norm and head, experts, the last layer's.
+    """The wrapped parts of a model, and how each reshards: root, layers, last layer, norm and head, experts.
 
-    `separate`: embedding and head are units, the root has no parameters. `experts_unit`: experts are units of their
-    own; `experts_apart`: they belong to no other unit; `packed_apart`: nor do weights in 4 bits. `checkpointed`: layers
-    are inside a checkpoint's wrapper. `joins_copies`: all experts of a layer are one tensor (KempnerForge, packed).
-    `loss_inside`: the root's hooks run around the loss too.
+    `last_experts`: the last layer's experts. `separate`: embedding and head are units, the root has no parameters.
+    `experts_unit`: experts are separate units; `experts_apart`: they belong to no other unit; `packed_apart`: weights
+    in 4 bits belong to no unit. `checkpointed`: layers are inside a checkpoint's wrapper. `joins_copies`: all experts
+    of a layer are one tensor (KempnerForge, packed). `loss_inside`: the root's hooks run around the loss too.
     """
 
     root: bool | int
@@ -45,7 +45,7 @@ class Wrapping:
 
 @lru_cache(maxsize=256)
 def units(graph: ModelGraph, stages: tuple[tuple[int, ...], ...], wrapping: Wrapping) -> tuple[Unit, ...]:
-    """Every unit of the model; every stage has a root."""
+    """Returns every unit of the model; every pipeline stage has a root."""
     return tuple(unit for stage in stages for unit in _of_stage(graph, stage, wrapping))
 
 

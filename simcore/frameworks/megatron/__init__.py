@@ -3,7 +3,7 @@
 Input: a `Job`, later a `Plan`. Output: a `Framework` with a `MegatronDdpStrategy`; `MegatronHooks`.
 Start: `table.table`, `hooks.MegatronHooks`.
 
-Table: `options` (and what each layer is told of them), `libraries` (of kernels), `rules` (how tensors are cut over
+Table: `options` (of the framework, and of each layer), `libraries` (of kernels), `rules` (how tensors are cut over
 tensor and expert parallel ranks), `precision` (stored, master and gradient formats), `checks` (refusals, each with its
 rule), `recompute` (activation recomputation), `fp8` (fp8 and NVFP4 recipes, cached weights), `cuda_graphs`, `lora`
 (Bridge's matcher), `layerwise_optimizer` (Muon dealt out whole: `LayerwiseShards`). Pipeline: `stages` (layers of each

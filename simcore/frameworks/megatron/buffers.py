@@ -3,9 +3,9 @@
 [Note: Megatron buffers]
 Megatron-Core 0.16.1 `distributed/param_and_grad_buffer.py`: parameters in reverse registration order, each start padded
 to 64 elements; a bucket closes when it holds `bucket_size` elements and its end is padded to lcm(dp, 128); with the
-distributed optimizer an embedding that first and last stage share has a bucket of its own; each rank
-owns `1 / dp` of every bucket (`optimizer/distrib_optimizer.py`, `_build_model_gbuf_range`). What lies inside a rank's
-part is worked out for one rank, on request.
+distributed optimizer an embedding that first and last stage share has a separate bucket; each rank owns `1 / dp` of
+every bucket (`optimizer/distrib_optimizer.py`, `_build_model_gbuf_range`). The elements of each parameter in a rank's
+part are computed for one rank, on request.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class FlatBuffer:
 
 def lay_out(sizes: Sequence[int], *, bucket_numel: int, align_param: int, align_bucket: int,
             alone: Collection[int] = ()) -> FlatBuffer:
-    """Lay parameters out in reverse of the given (registration) order. `bucket_numel` 0: one bucket.
+    """Lays parameters out in reverse of the given (registration) order. `bucket_numel` 0: one bucket.
 
-    `alone`: indices of parameters that have a bucket of their own (`_does_param_require_new_bucket`).
+    `alone`: indices of parameters that have a separate bucket each (`_does_param_require_new_bucket`).
     """
     return _lay_out(tuple(sizes), bucket_numel, align_param, align_bucket, frozenset(alone))
 

@@ -1,4 +1,4 @@
-"""What Megatron-Core refuses, each with its rule (core 0.16.1 unless said otherwise)."""
+"""Checks of a job under Megatron-Core: refused jobs, each with its rule (core 0.16.1 unless said otherwise)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["check", "check_fuser", "check_overlap", "check_shared_overlap"]
 
 
 def check(job: Job, *, sequence_parallel: bool) -> None:
-    """IllegalLayout for the first rule that is broken."""
+    """Raises IllegalLayout for the first rule that the job breaks, NotYet for what is not modelled."""
     _check_world(job)
     for kind in job.graph.kinds:
         for branch in kind.branches:
@@ -23,7 +23,7 @@ def check(job: Job, *, sequence_parallel: bool) -> None:
 
 
 def _check_served(job: Job) -> None:
-    """What Megatron can and this version of rankscope cannot."""
+    """Raises NotYet for what Megatron accepts and this version of rankscope cannot model."""
     training = job.scenario.training
     job.one_of("training.loss", training.loss, ("auto", "megatron", "te", "te_inplace"))
     job.one_of("training.optimizer.name", training.optimizer.name, ("adam", "adamw", "sgd", "muon", "dist_muon"))
@@ -38,7 +38,7 @@ def _check_served(job: Job) -> None:
 
 
 def check_overlap(job: Job, options: dict[str, object], *, sequence_parallel: bool) -> None:
-    """Products that overlap with tensor parallel collectives."""
+    """Raises IllegalLayout or NotYet where matrix products cannot overlap with tensor parallel collectives."""
     key = "framework_options.tp_comm_overlap"
     if not options.get("tp_comm_overlap"):
         return
@@ -52,7 +52,7 @@ def check_overlap(job: Job, options: dict[str, object], *, sequence_parallel: bo
 
 
 def check_shared_overlap(job: Job, options: dict[str, object]) -> None:
-    """The shared expert beside the exchange of tokens."""
+    """Checks the overlap of the shared expert with the exchange of tokens."""
     key = "moe_shared_expert_overlap"
     if not options.get(key):
         return
@@ -166,7 +166,7 @@ def _check_lora_of_single_experts(job: Job) -> None:
 
 
 def _check_mtp(job: Job) -> None:
-    """What would have to be known of multi-token prediction besides: a tied head has two weights where it stands."""
+    """Refuses multi-token prediction with settings not modelled, such as a tied head, which has two weights there."""
     if not job.graph.branches:
         return
     if job.scenario.training.method != "full":
@@ -182,9 +182,10 @@ def _check_mtp(job: Job) -> None:
 
 
 def check_fuser(job: Job, options: dict[str, object]) -> None:
-    """TE's operations in place of its modules: in core 0.16.1 for dense MLPs alone (`gpt_layer_specs.py`:494).
+    """Raises NotYet for TE's operation fuser where it is not modelled: TE's operations replace its modules.
 
-    In main for experts alone (`moe/experts.py`:287), as one operation, whose kernels for mxfp8 are the ones known here.
+    In core 0.16.1 it is for dense MLPs only (`gpt_layer_specs.py`:494); in main for experts only
+    (`moe/experts.py`:287), as one operation, of which the kernels for mxfp8 are modelled.
     """
     key, blocks = "framework_options.use_transformer_engine_op_fuser", [
         branch.block for kind in job.graph.kinds for branch in kind.branches]

@@ -1,7 +1,7 @@
-"""CUDA graphs under Megatron-Core: what they hold, and what that changes.
+"""CUDA graphs under Megatron-Core: the modules that they capture, and the consequences.
 
 Core 0.16.1 transformer_config.py:776: `transformer_engine` captures modules of layers, `local` layers or, with scope
-full_iteration, forward and backward of the whole step; main calls the last an implementation of its own.
+full_iteration, forward and backward of the whole step; main calls the last a separate implementation.
 
 [Note: graphed modules]
 Core 0.16.1 transformer_layer.py:942 (_get_submodules_under_cudagraphs) and :970 (_te_cuda_graph_capture),
@@ -9,10 +9,10 @@ cuda_graphs.py (_layer_is_graphable), moe/moe_layer.py (forward) and moe/moe_uti
 (maybe_skip_or_early_return_by_cudagraph); main 2026-08-22 transformer_config.py:1093 says the same in words. `attn`:
 _forward_attention, from the norm before to the residual behind. `mlp`: _forward_mlp of a dense layer; `mamba`: the
 whole layer. `moe_router`: the norm, a shared expert that does not overlap the exchange of tokens, and the router;
-`moe_preprocess`: what MoELayer.preprocess does besides, a projection to the latent width and, with alltoall, the first
-permutation. Exchange, experts, the way back and the residual are in none of these, in `moe` alone, for experts that
-drop and pad. No scope: whole layers. Embedding, last norm, output and loss are no layers; the optimizer is in no
-graph. What backward does of a module lies where its forward lies.
+`moe_preprocess`: the rest of MoELayer.preprocess, a projection to the latent width and, with alltoall, the first
+permutation. Token exchange, experts, the exchange back and the residual are in none of these, only in `moe`, for
+experts that drop and pad. No scope: whole layers. Embedding, last norm, output and loss are no layers; the optimizer is
+in no graph. A module's backward is in a graph if its forward is.
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ def graphs_of(job: Job, options: dict[str, object]) -> tuple[str, ...]:
 
 
 def assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, str, str], ...]:
-    """Graphs are captured after some ordinary steps, the second of which has all that a step can have.
+    """Returns the assumptions about CUDA graphs: (key, value, kind, source).
 
-    What lives inside a graph is not allocated while it is replayed, so peaks are those of the steps before.
+    Graphs are captured after some ordinary steps, the second of which has all tensors that a step can have. Tensors
+    inside a graph are not allocated while it is replayed, so peaks are those of the steps before.
     """
     found = graphs_of(job, options)
     if not found:
@@ -128,7 +129,7 @@ def _check(job: Job, options: dict[str, object], implementation: str, scope: tup
 
 
 def _check_modules(job: Job, scope: tuple[str, ...]) -> None:
-    """What the scope names must go together, and be in the model."""
+    """Raises IllegalLayout if modules of the scope exclude or miss one another, or are not in the model."""
     named, dense = set(scope), Module.MLP in _present(job)
     refused = {
         "cuda_graph_scope must not contain both moe and moe_router.": ({"moe", "moe_router"} <= named, 1746),
@@ -145,7 +146,7 @@ def _check_modules(job: Job, scope: tuple[str, ...]) -> None:
 
 
 def _check_with(job: Job, options: dict[str, object], implementation: str, scope: tuple[str, ...]) -> None:
-    """What other options rule out."""
+    """Raises IllegalLayout if recomputation or the overlap of expert exchanges excludes the scope."""
     recompute, key = job.scenario.training.recompute, "framework_options.cuda_graph_scope"
     selective = recompute == "none" or isinstance(recompute, list | tuple)
     if not selective and FULL_ITERATION not in (implementation, *scope):

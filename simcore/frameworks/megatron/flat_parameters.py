@@ -32,9 +32,9 @@ class RankBuffer:
     flat: FlatBuffer
 
 
-@lru_cache(maxsize=8)  # one plan asks twice: for its flow and for its padding
+@lru_cache(maxsize=8)  # one plan asks twice: for its hooks and for its padding
 def rank_buffers(plan: Plan) -> tuple[RankBuffer, ...]:
-    """The dense and the expert buffers of each chunk, one for each stored format; a chunk is a module of its own."""
+    """Returns the dense and the expert buffers of each chunk, one for each stored dtype; a chunk is one module."""
     strategy = plan.framework.strategy_as(MegatronDdpStrategy)
     found = (_buffer(plan, strategy, chunk, expert, dtype) for chunk in range(len(plan.chunks)) for expert in (0, 1)
              for dtype in _stored(plan))
@@ -83,17 +83,17 @@ def _entries(kind: Sequence[Placed], *, expert: bool, dtype: str) -> list[tuple[
 
 
 def padding_bytes(plan: Plan) -> int:
-    """What they take in the parameters' buffers."""
+    """Returns the bytes of `padding_elements` in the parameters' buffers."""
     return sum(packed_bytes(buffer.flat.padding, buffer.dtype) for buffer in rank_buffers(plan))
 
 
 def padding_elements(plan: Plan) -> int:
-    """Elements of the buffers that belong to no parameter."""
+    """Returns the elements of the buffers that belong to no parameter."""
     return sum(buffer.flat.padding for buffer in rank_buffers(plan))
 
 
 def buffer_padding(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]:
-    """Bytes of (parameters, gradients) that belong to no parameter."""
+    """Returns the padding bytes of (parameters, gradients): buffer elements that belong to no parameter."""
     strategy = plan.framework.strategy_as(MegatronDdpStrategy)
     return padding_bytes(plan), padding_elements(plan) * dtype_bytes(strategy.grad_dtype)
 

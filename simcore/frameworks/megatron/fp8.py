@@ -1,4 +1,4 @@
-"""Fp8 and NVFP4 under Megatron-Core: which recipe, which layers, and the copies of weights that last.
+"""Fp8 and NVFP4 under Megatron-Core: recipes, layers in bf16, and the copies of weights that outlast a pass.
 
 Core 0.16.1 `transformer/transformer_config.py` (fp8 related, fp4 related), `fp8_utils.py`, `fp4_utils.py`,
 `extensions/transformer_engine.py`; TransformerEngine 2.18. [Note: fp8 linears] in
@@ -6,18 +6,19 @@ Core 0.16.1 `transformer/transformer_config.py` (fp8 related, fp4 related), `fp8
 
 [Note: fp8 weights]
 With bf16 parameters each linear casts its weight in the step's first microbatch into a workspace that it never frees;
-with disable_parameter_transpose_cache every forward casts anew. With fp8_param_gather the parameter is the rows, a byte
-each in a buffer of its own, and is what data-parallel ranks gather; columns, where they are a copy, lie beside it for
-good (`post_all_gather_processing`). Delayed scaling keeps a history of maxima for the five tensors of each GEMM.
+with disable_parameter_transpose_cache every forward casts anew. With fp8_param_gather the parameter is the row-wise
+data, a byte an element in a separate buffer, which data-parallel ranks gather; column-wise data, where they are a copy,
+stay allocated too (`post_all_gather_processing`). Delayed scaling keeps a history of maxima for the five tensors of
+each GEMM.
 
 [Note: nvfp4 weights]
 Core computes in fp8 or in fp4, not in both; a recipe of TransformerEngine does either for all linears of a layer, so
 layers in bf16 are chosen as for fp8, by default none (Bridge `training/mixed_precision.py` bf16_with_nvfp4_mixed).
-There are bf16 parameters and a lasting copy, unless fp4_param_gather (main alone; Bridge v0.5.0's preset) makes the
-rows the parameter: half a byte an element in the buffer that is gathered; scales and columns beside it (main
+There are bf16 parameters and a lasting copy, unless fp4_param_gather (only main; Bridge v0.5.0's preset) makes the
+row-wise data the parameter: half a byte an element in the gathered buffer; scales and columns are outside it (main
 `distributed/param_and_grad_buffer.py`, _compute_nvfp4_packed_layout). How shards get the scales of their whole tensor
-is left out. Single linears may have a recipe of their own, or bf16 (`quant_recipe`, patterns of their names, first
-fit counts); in layers that stay in bf16 they have none (override_nonquantized_autocast is off).
+is left out. Single linears may have another recipe, or bf16 (`quant_recipe`, patterns of their names, the first match
+counts); in layers that stay in bf16 they have none (override_nonquantized_autocast is off).
 """
 
 from __future__ import annotations
@@ -83,10 +84,10 @@ TENSORS_OF_A_GEMM = 5
 
 @dataclass(frozen=True, slots=True)
 class Fp8:
-    """`params`: weights are stored in fp8; `cached`: else their fp8 copies last. `start`, `end`: layers in bf16.
+    """Settings of fp8 or fp4. `params`: weights are stored in it; `cached`: if not, their copies outlast a pass.
 
-    `matchers`: linears with a recipe of their own, see `scaling.matched`.
-    `further_in_bf16`: so are modules of multi-token prediction. `attends`: attention computes in fp8 too.
+    `start`, `end`: number of first and last layers in bf16. `matchers`: linears with another recipe, see
+    `scaling.matched`. `further_in_bf16`: modules of multi-token prediction are in bf16. `attends`: attention is in fp8.
     """
 
     scaling: Scaling
@@ -102,7 +103,7 @@ class Fp8:
 
     @property
     def lasting(self) -> bool:
-        """Whether quantised weights outlast a pass."""
+        """Tells whether quantised weights outlast a pass."""
         return self.params or self.cached
 
     @property
@@ -112,7 +113,7 @@ class Fp8:
 
 
 def fp8_of(job: Draft, options: dict[str, object]) -> Fp8 | None:
-    """What was asked, checked, with the presets' defaults; None where nothing computes in fp8."""
+    """Returns the scenario's settings, checked, with the presets' defaults; None where nothing computes in fp8."""
     _check_idle(job, options)
     if job.narrow == "fp4":
         return _fp4_of(job, options)
@@ -254,14 +255,14 @@ def _check_params(job: Job, options: dict[str, object], made: Fp8) -> None:
 
 
 def check_user_buffers(job: Job, options: dict[str, object], made: Fp8 | None) -> None:
-    """Blocks cannot be gathered through user buffers."""
+    """Raises IllegalLayout for block recipes (blockwise, nvfp4): user buffers cannot gather them."""
     if made and options.get("tp_comm_overlap") and made.scaling.recipe in ("blockwise", "nvfp4"):
         raise job.illegal("framework_options.tp_comm_overlap", f"Unsupported quantizer for Userbuffers: "
                           f"{job.narrow}_recipe {made.scaling.recipe}", "TransformerEngine 2.18 pytorch/module/base.py")
 
 
 def check_shapes(job: Job, made: Fp8, graph: ModelGraph) -> None:
-    """What narrow products ask of weights and of the tokens that they multiply."""
+    """Raises IllegalLayout unless tokens and weight dimensions are multiples that the recipe's products require."""
     rows, columns = {"mxfp8": (32, 32), "nvfp4": (16, 16)}.get(made.scaling.recipe, (8, 16))
     rule = "TransformerEngine 2.18 pytorch/utils.py assert_dim_for_fp8_exec; pytorch/tensor/{mxfp8,nvfp4}_tensor.py"
     asked = f"divisible by {rows} and the last dimension to be divisible by {columns}"
@@ -320,7 +321,7 @@ def _is_te_linear(spec: TensorSpec) -> bool:
 
 
 def _copies(spec: TensorSpec, mesh: Mesh, made: Fp8, *, cut: bool) -> list[TensorSpec]:
-    """What lies beside a weight, as it is on one rank. `cut`: of columns the scales alone, of the whole weight."""
+    """Returns buffers stored with one rank's part of a weight. `cut`: columns are only scales, of this whole part."""
     _, out_features, in_features = local_shape(spec.copies, spec.shape, whole_layout(spec), mesh, 0)
     data = made.scaling.data_bytes(out_features * in_features)
     rows = made.scaling.copy_bytes(out_features, in_features, squares=True)
@@ -355,16 +356,16 @@ def with_format(options: MegatronOptions, made: Fp8 | None) -> MegatronOptions:
 
 
 def user_buffer_bytes(made: Fp8 | None) -> int:
-    """Of TE's user buffers, for each element: six to gather into, in fp8 where layers are; four to sum in, in bf16.
+    """Returns bytes of TE's user buffers per element: six for gathers, in fp8 where layers are; four bf16 for sums.
 
-    Layers in bf16 beside others have a second set (Bridge 0.3.1 `training/initialize.py`, quantization_modes).
+    Layers in bf16, if others are in fp8, have a second set (Bridge 0.3.1 `training/initialize.py`, quantization_modes).
     """
     plain = 2 * (6 + 4)
     return plain if made is None else 6 + 2 * 4 + plain * bool(made.start or made.end)
 
 
 def assumptions(made: Fp8 | None) -> tuple[tuple[str, str, str, str], ...]:
-    """What is derived from source and held by few measured runs."""
+    """Returns what is derived from source and confirmed by few measured runs: (key, value, kind, source)."""
     if made is None:
         return ()
     weights = "parameters" if made.params else "a lasting copy" if made.cached else "a copy for each pass"

@@ -1,4 +1,4 @@
-"""The flow of frameworks whose parameters are whole on every rank: flat buffers, buckets, a sharded optimizer.
+"""Hooks of frameworks whose parameters are whole on every rank: flat buffers, buckets, a sharded optimizer.
 
 [Note: Megatron's buckets]
 Megatron-Core 0.16.1 `distributed/param_and_grad_buffer.py`, `distributed_data_parallel.py`: weight gradients are added
@@ -6,15 +6,16 @@ into main_grad by the GEMM itself; in the last microbatch a bucket is reduced as
 (`overlap_grad_reduce`); after the step parameters are gathered in the same buckets, one ahead of their use in the next
 forward (`overlap_param_gather`). Without the one, buckets are reduced in one go at the end of backward; without the
 other, they are gathered in one go after the step, by calls that the compute stream waits for (start_param_sync).
-With virtual stages every chunk has buffers of its own, and they are reduced chunk by chunk ([Note: interleaved 1F1B]).
+With virtual stages every chunk has separate buffers, and they are reduced chunk by chunk ([Note: interleaved 1F1B]).
 Before the step a non-precision-aware optimizer copies 16-bit gradients of its part to fp32 and keeps them until the
 next zero_grad (`optimizer/distrib_optimizer.py`).
 
 [Note: Muon's step]
 Matrix by matrix (core 0.16.1 `optimizer/muon.py`, emerging_optimizers `orthogonalized_optimizers/muon_utils.py`): the
 momentum is orthogonalised in bf16, its result is fp32 and is multiplied by two numbers, which makes two tensors more:
-12 bytes an element. Query, key and value are orthogonalised apart (muon_split_qkv): 4 bytes of all three that go in and
-4 of those that are done lie beside it. Modes over tensor parallel ranks other than blockwise, the default, gather.
+12 bytes an element. Query, key and value are orthogonalised apart (muon_split_qkv), which adds 4 bytes for each element
+of all three inputs and 4 for each of the finished ones. Modes over tensor parallel ranks other than blockwise, the
+default, gather.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class MegatronHooks:
                     self._reduce(b, buffer, bucket)
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """Never: experts are not a unit of their own here."""
+        """Does nothing: experts are not a separate unit here."""
 
     def end_pass(self, action: Action) -> None:
         """After its first forward a chunk is gathered; after the step's last backward everything is reduced."""

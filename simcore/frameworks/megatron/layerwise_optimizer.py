@@ -1,14 +1,14 @@
 """The layer-wise optimizer of Megatron-Core: every parameter is updated whole, by one rank of its data parallel group.
 
-Core 0.16.1 `optimizer/layer_wise_optimizer.py` (`dist_muon`). Parameters are sorted by size and dealt out to and fro,
-dense ones over data and context parallel ranks, experts over theirs; a rank keeps master and states of its own alone,
-and all gather what the others updated. Gradients are all-reduced and whole.
+Core 0.16.1 `optimizer/layer_wise_optimizer.py` (`dist_muon`). Parameters are sorted by size and assigned to ranks in
+turn, forth and back, dense ones over data and context parallel ranks, experts over expert data parallel ranks; a rank
+keeps master and states only of its own parameters, and all gather the updated ones. Gradients are all-reduced, whole.
 
 [Note: layer-wise parts of buffers]
-Main of 2026-08-22 (d98e8a64) lays what Muon updates in buffers whose equal parts hold whole matrices, and gathers them
-in place (`_compute_per_buffer_param_layout`; `training/arguments.py`, use_layer_wise_param_layout). What Adam updates
-is cut by elements, as the distributed optimizer does. Matrices go, the dearest to orthogonalise first, to the rank with
-the least work so far, while a rank has at most 1.3 times the mean of elements.
+Main of 2026-08-22 (d98e8a64) puts Muon's parameters in buffers whose equal parts hold whole matrices, and gathers them
+in place (`_compute_per_buffer_param_layout`; `training/arguments.py`, use_layer_wise_param_layout). Adam's parameters
+are cut by elements, as the distributed optimizer does. Matrices, in falling order of their work to orthogonalise, go to
+the rank with the least work until then, as long as it has at most 1.3 times the mean of elements.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _SLACK = 1.3
 
 def dealt(job: Job, rules: Sequence[Rule], stages: tuple[tuple[int, ...], ...], axes: tuple[str, str], *,
           by_parts: bool = False) -> tuple[LayerwiseShards, ...]:
-    """Who updates how much, for each pipeline rank. `by_parts`: [Note: layer-wise parts of buffers]."""
+    """Returns for each pipeline rank the elements that each data-parallel rank updates; () unless dist_muon.
+
+    `by_parts`: [Note: layer-wise parts of buffers].
+    """
     if job.scenario.training.optimizer.name != "dist_muon":
         return ()
     made = []
@@ -46,7 +49,7 @@ def dealt(job: Job, rules: Sequence[Rule], stages: tuple[tuple[int, ...], ...], 
 
 
 def assumptions(job: Job, *, packed: bool) -> tuple[tuple[str, str, str, str], ...]:
-    """Of Muon, alone or layer-wise, `packed` in parts of buffers."""
+    """Returns the assumptions about Muon, plain or layer-wise. `packed`: [Note: layer-wise parts of buffers]."""
     name = job.scenario.training.optimizer.name
     plain = (("training.optimizer.name", "muon_tp_mode blockwise, split query, key and value, no Nesterov momentum",
               "assumed", "core 0.16.1 optimizer/optimizer_config.py:260: defaults"),)

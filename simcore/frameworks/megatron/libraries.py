@@ -1,4 +1,4 @@
-"""Kernel libraries and assumptions of a Megatron job: what times and workspaces depend on besides the table."""
+"""Kernel libraries and assumptions of a Megatron job: further settings that times and workspaces depend on."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ def host_notes(made: Formats) -> tuple[tuple[str, str, str, str], ...]:
 
 
 def libraries_of(job: Draft, options: dict[str, object], fp8: Fp8 | None) -> KernelLibraries:
-    """TE's specs, or core's own with TE for experts alone; core 0.16.1 trains in a container of early 2026."""
+    """Returns the libraries of TE's specs, or of core's own specs, with TE only for experts.
+
+    Core 0.16.1 trains in a container of early 2026.
+    """
     local = options.get("transformer_impl") == "local"
     flex = options.get("moe_token_dispatcher_type") == "flex"
     return KernelLibraries(

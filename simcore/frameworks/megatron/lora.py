@@ -83,7 +83,7 @@ def _check_targets(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraCho
 
 
 def matches(path: str, module: str, lora: LoraChoice) -> bool:
-    """Whether Bridge's matcher hits the module at `path` (`*` stands for the layer's number)."""
+    """Tells whether Bridge's matcher hits the module at `path` (`*` stands for the layer's number)."""
     name = path.rpartition(".")[2]
     if lora.target_modules:
         return any(_hit(pattern, name, path) for pattern in lora.target_modules)

@@ -1,4 +1,4 @@
-"""Options of Megatron-Core and Bridge, and what each layer is told of them."""
+"""Options of Megatron-Core and Bridge, and the options that they give to each layer."""
 
 from __future__ import annotations
 
@@ -172,7 +172,10 @@ def _layer_options(job: Draft, options: dict[str, object], made: MegatronOptions
 
 
 def _rotation(job: Draft, options: dict[str, object]) -> bool | None:
-    """Whether rotary embeddings are one kernel: providers of dense attention say so, those of latent attention not."""
+    """Tells whether rotary embeddings are one kernel; None: the default of the dense attention's provider, one kernel.
+
+    Providers of latent attention default to separate kernels.
+    """
     latent = any(isinstance(b.block, LatentAttention) for kind in job.graph.kinds for b in kind.branches)
     if not latent and "apply_rope_fusion" not in options:
         return None

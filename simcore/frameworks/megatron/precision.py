@@ -7,7 +7,7 @@ it keeps the 16 bits that a bf16 parameter lacks (`store_param_remainders`), unl
 Core holds fp32 masters, and fp32 copies of gradients, as without that optimizer, where the optimizer's own fp8_recipe
 is neither None nor "delayed" (`use_precision_aware_optimizer_no_fp8_or_ds_fp8`): casting to 8 bits is core's then.
 With `optimizer_cpu_offload` the optimizer holds them whatever the recipe.
-Bridge's mixed precision tells the optimizer its fp8_recipe, "tensorwise" if nobody chose, in bf16 runs too (0.3.1
+Bridge's mixed precision sets the optimizer's fp8_recipe, by default "tensorwise", in bf16 runs too (0.3.1
 `training/mixed_precision.py` setup; `training/config.py` finalizes the optimizer afterwards). Megatron-LM's arguments
 have "delayed" there: `framework_options.fp8_recipe: delayed` says so of a bf16 run.
 """
@@ -27,9 +27,10 @@ RECIPE = "Bridge 0.3.1 recipes/nemotronh/nemotron_3_nano.py:387"
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """`master` is what is stored of it; `scatter`: the distributed optimizer; `offloaded`: share that the CPU updates.
+    """Dtypes of parameters, gradients, `master` (its stored part) and moments.
 
-    `precise`: the optimizer is precision-aware and holds its masters itself ([Note: who holds the master]).
+    `scatter`: the distributed optimizer; `offloaded`: fraction that the CPU updates. `precise`: the optimizer is
+    precision-aware and holds its masters itself ([Note: who holds the master]).
     """
 
     params: str
@@ -42,7 +43,7 @@ class Formats:
 
 
 def formats(job: Draft, options: dict[str, object]) -> Formats:
-    """What was asked, checked, with the recipes' defaults."""
+    """Returns the dtypes that the scenario asks for, checked, with the recipes' defaults."""
     offloaded = _offloaded(job)
     precise = job.flag(options, "use_precision_aware_optimizer", ALONG if offloaded else RECIPE,
                        default=offloaded > 0)

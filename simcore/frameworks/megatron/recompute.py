@@ -1,4 +1,4 @@
-"""What Megatron-Core recomputes, and what it refuses of it (core 0.16.1 unless said otherwise)."""
+"""Recomputation under Megatron-Core, and the settings that it refuses (core 0.16.1 unless said otherwise)."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def _by_mode(job: Job, recompute: Recompute) -> str:
 
 
 def together(job: Job) -> int:
-    """Layers of a group that keeps its input alone and is replayed as one (transformer_block.py:532)."""
+    """Returns the layers of a group that keeps only its input and is recomputed as one (transformer_block.py:532)."""
     recompute = job.scenario.training.recompute
     return recompute.num_layers if isinstance(recompute, Recompute) and recompute.mode == "uniform" else 1
 
 
 def check_groups(job: Job, stages: tuple[tuple[int, ...], ...]) -> None:
-    """Groups are cut without asking how many layers there are."""
+    """Raises IllegalLayout if groups of layers do not divide a stage, or with multi-token prediction."""
     size = together(job)
     if size > 1 and any(isinstance(kind.block, Mtp) for kind in job.graph.kinds):
         raise job.illegal("training.recompute", "recompute_num_layers must be 1 for MTP recompute",
@@ -77,9 +77,9 @@ def check_groups(job: Job, stages: tuple[tuple[int, ...], ...]) -> None:
 
 
 def kept_whole(job: Job, stages: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    """Layers that mode block leaves alone: all but the first `num_layers` of each chunk (transformer_block.py:549).
+    """Returns layers that mode block does not recompute: all but the first `num_layers` of each chunk.
 
-    Modules of multi-token prediction are always left alone in this mode (multi_token_prediction.py:853).
+    (transformer_block.py:549.) It never recomputes modules of multi-token prediction (multi_token_prediction.py:853).
     """
     recompute = job.scenario.training.recompute
     if not isinstance(recompute, Recompute) or recompute.mode != "block":

@@ -25,7 +25,7 @@ ETP_DIMS = ("expert_ffn", "etp_rank", "etp_in", "etp_out")
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """What lives depend on besides the tensor. `axes`: see `shard_axes`; `splits_experts`: ep > 1."""
+    """Settings that policies depend on, apart from the tensor. `axes`: see `shard_axes`; `splits_experts`: ep > 1."""
 
     made: Formats
     compute: str
@@ -47,14 +47,14 @@ def _rules(graph: ModelGraph, choice: _Choice) -> tuple[Rule, ...]:
     return rules_of(graph, lambda spec: _policy(spec, choice))
 
 
-def rules_of(graph: ModelGraph, life_of: Callable[[TensorSpec], TensorPolicy]) -> tuple[Rule, ...]:
-    """Rules that give every tensor the life of those that are cut like it."""
+def rules_of(graph: ModelGraph, policy_of: Callable[[TensorSpec], TensorPolicy]) -> tuple[Rule, ...]:
+    """Returns one rule for each set of tensors that are cut alike: the policy of the first of them."""
     made_of: dict[_Key, Rule] = {}
     for specs in graph.tensors:
         for spec in specs:
             key = _key(spec)
             if key not in made_of:
-                made_of[key] = Rule(_same(key), life_of(spec))
+                made_of[key] = Rule(_same(key), policy_of(spec))
     return tuple(made_of.values())
 
 
@@ -81,7 +81,7 @@ def _is_expert(spec: TensorSpec, choice: _Choice) -> bool:
 
 
 def whole_layout(spec: TensorSpec) -> Placements:
-    """How tensor and expert parallelism cut a tensor, and nothing else."""
+    """Returns the cuts of a tensor by tensor and expert parallelism only, without data parallelism."""
     cut: list[tuple[str, Shard]] = []
     if spec.copies > 1:
         cut.append(("ep", Shard(COPIES, even=True)))
@@ -133,7 +133,7 @@ def _states(spec: TensorSpec, placements: Placements, choice: _Choice) -> tuple[
 
 
 def _is_matrix(spec: TensorSpec) -> bool:
-    """What goes to Muon: parameters of two dimensions, but word embeddings and the output layer.
+    """Tells whether Muon updates a parameter: those of two dimensions, but word embeddings and the output layer.
 
     Core 0.16.1 optimizer/muon.py:252; learned positions are matrices like others (language_module.py:181 marks the
     other two alone). Adam has the rest.

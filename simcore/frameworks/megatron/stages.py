@@ -42,7 +42,7 @@ def schedule(job: Draft, options: dict[str, object]) -> Schedule:
 
 
 def overlaps(job: Job, options: dict[str, object]) -> bool:
-    """Whether the exchange of tokens hides behind another microbatch: [Note: combined 1F1B] (`schedules/`)."""
+    """Tells whether token exchanges overlap with another microbatch: [Note: combined 1F1B] in `interleaved.py`."""
     if not options.get(OVERLAP):
         return False
     rule, key = "core 0.16.1 transformer/transformer_config.py", f"framework_options.{OVERLAP}"

@@ -16,7 +16,7 @@ class MegatronDdpStrategy(ParallelStrategy):
 
     `axes`: (dense, expert) axes over which gradients are reduced; `scatter`: reduce-scatter (distributed optimizer) or
     all-reduce; `param_gather`: parameters are gathered after the step, in `gather_dtype` if not as they are stored.
-    `overlap`: buckets are reduced beside backward; `gathers_ahead`: gathered beside the next forward. Sizes in
+    `overlap`: buckets are reduced during backward; `gathers_ahead`: gathered during the next forward. Sizes in
     elements.
     """
 

@@ -186,7 +186,7 @@ def _bucket_size(job: Draft, options: dict[str, object]) -> int:
 
 
 def _overlap(job: Draft, options: dict[str, object], *, scatter: bool) -> tuple[bool, bool]:
-    """Whether gradients are reduced beside backward, and parameters gathered beside the next forward."""
+    """Tells whether gradients are reduced during backward, and whether parameters are gathered during forward."""
     source = "Bridge 0.3.1 recipes/nemotronh/nemotron_3_nano.py:140"
     grads = job.flag(options, "overlap_grad_reduce", source, default=True)
     if not scatter:  # nothing is gathered

@@ -1,4 +1,4 @@
-"""What NeMo Automodel refuses, what is not modelled of it, and the defaults that a report lists."""
+"""NeMo Automodel: jobs that it refuses, jobs that are not modelled, and the defaults that a report lists."""
 
 from __future__ import annotations
 

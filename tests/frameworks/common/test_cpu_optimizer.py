@@ -1,4 +1,4 @@
-"""What lies on the host takes time: copies both ways, and a CPU that updates."""
+"""The time of optimizer states and parameters on the host: copies both ways, and a CPU that updates."""
 
 from __future__ import annotations
 

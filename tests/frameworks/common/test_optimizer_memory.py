@@ -1,4 +1,4 @@
-"""What lives across steps, and what Adam needs for a moment."""
+"""Tensors that stay allocated across steps, and Adam's temporaries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What crosses the link to the host in a step: closed forms."""
+"""Bytes that cross the link to the host in a step: closed forms."""
 
 from __future__ import annotations
 

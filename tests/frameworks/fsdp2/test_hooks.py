@@ -1,4 +1,4 @@
-"""Which flow a framework gets, and gradients of tensors that are in no unit."""
+"""The hooks of each framework, and gradients of tensors that are in no unit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a unit's buffers weigh, from the shapes of a Llama layer."""
+"""Sizes of a unit's buffers, from the shapes of a Llama layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fp8 under Megatron: which layers and weights it takes, what lies beside them, what is refused by which rule."""
+"""Fp8 under Megatron: its layers and weights, the buffers stored with them, and refusals with their rules."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def test_shapes_must_fit_8_bit_products() -> None:
 
 @pytest.mark.parametrize(("options", "size"), [(EVERY, 6 + 2 * 4), ({}, 6 + 2 * 4 + 20)])
 def test_user_buffers_gather_bytes(options: dict[str, Any], size: int) -> None:
-    """And bf16 layers beside have a set of their own."""
+    """Layers in bf16, if others are in fp8, have a second set of user buffers."""
     peak = _ran({"tp": 2}, options | {"tp_comm_overlap": True}).ranks[0].peak
     assert peak is not None
     assert peak.outside["workspace"] == size * 64 * 256

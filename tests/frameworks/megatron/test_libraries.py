@@ -1,4 +1,4 @@
-"""What the host and its libraries add to a Megatron job."""
+"""Time and memory that the host and its libraries add to a Megatron job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options that Megatron's layers are told, and the defaults of Bridge for a family."""
+"""Options that Megatron's layers get, and the defaults of Bridge for a family."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_modes_that_recompute_every_layer_are_full(mode: dict[str, Any]) -> None
 
 @pytest.mark.parametrize(("size", "inputs"), [(1, [0, 1, 2, 3, 4, 5, 6, 7]), (2, [0, 2, 4, 6]), (4, [0, 4]), (8, [0])])
 def test_mode_uniform_keeps_one_input_for_each_group(size: int, inputs: list[int]) -> None:
-    """What layer 8 makes is kept by the final norm, what the norm makes by the head."""
+    """The final norm keeps the output of layer 8, and the head keeps the norm's output."""
     program = small.program_of("megatron", model=DEEP, recompute={"mode": "uniform", "num_layers": size})
     program.check()
     columns = program.columns[:int(np.argmax(program.phase == Phase.BACKWARD))]

@@ -207,7 +207,7 @@ def test_a_stage_without_layers_is_not_modelled() -> None:
 
 
 def _passing(rank: int, num_layers: int, options: dict[str, bool]) -> dict[tuple[str, str], int]:
-    """What passes have made and is there when the step is over: messages that the next step's replace."""
+    """Bytes that passes leave allocated when the step is over: messages, which those of the next step replace."""
     model = {"config": "llama-tiny", "overrides": {"num_hidden_layers": num_layers}}
     program = small.program_of("megatron", {"pp": 2}, rank=rank, model=model, options=options, microbatches=4,
                                pipeline={"virtual_stages": 2})

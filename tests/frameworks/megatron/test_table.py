@@ -1,4 +1,4 @@
-"""What Megatron refuses, what is not modelled of it, and the defaults that a report lists."""
+"""Megatron-Core: jobs that it refuses, jobs that are not modelled, and the defaults that a report lists."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_buckets_grow_with_the_ranks_unless_their_size_is_given() -> None:
     {"options": {"gradient_accumulation_fusion": False}}, {"recompute": {"mode": "block", "num_layers": 1}}], ids=str)
 @pytest.mark.parametrize("mesh", [{"dp_shard": 2, "tp": 2}, {"pp": 2}, {"cp": 2}], ids=str)
 def test_multi_token_prediction_runs_and_lets_everything_go(mesh: dict[str, int], given: dict[str, Any]) -> None:
-    """What a step's end holds is what it began with: states, gradients, workspaces and what a stage received."""
+    """A step ends with the bytes that it began with: states, gradients, workspaces and a stage's received inputs."""
     last = 2 * mesh.get("pp", 1) * mesh.get("tp", 1) // 2 - 1
     alike = [small.program_of("megatron", mesh, model=predicting(), microbatches=count, rank=last, **given)
              for count in (2, 3)]

@@ -67,7 +67,7 @@ def test_a_step_is_the_real_one(version: str, case: dict[str, Any]) -> None:
 
 
 def calls(made: Program) -> list[str]:
-    """Events, with gathers told by their collectives."""
+    """Events of a program; gathers are recognised by their collectives."""
     gathers = {number for key, number in made.tables.comms.items() if key[:2] == ("all_gather", "dp_cp")}
     found = []
     for row in made.columns:

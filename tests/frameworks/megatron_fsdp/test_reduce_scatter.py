@@ -26,7 +26,7 @@ def after_backward(waiting: int, *, double_buffer: bool = False, until: int = 1)
 
 
 def test_no_more_wait_than_the_elements_say() -> None:
-    """What is there before the newest one is counted."""
+    """The queue's length is checked before the newest bucket is counted."""
     assert after_backward(10 * UNIT).queue == [5, 4, 3, 2, 1]
     assert after_backward(2 * UNIT).queue == [3, 2, 1]
     assert after_backward(UNIT - 1).queue == [1]
