@@ -15,7 +15,10 @@ __all__ = ["Bench", "Extent", "Work", "extent_of"]
 
 
 class Work(NamedTuple):
-    """(FLOPs, bytes moved) of a kernel's two passes, and their shapes as `kernel_shape` packs them (0: none)."""
+    """(FLOPs, bytes moved) of a kernel's two passes; `packed`: the shape of each as one integer, 0 for none.
+
+    Packed by `recording/kernel_shape.py`.
+    """
 
     forward: tuple[int, int]
     backward: tuple[int, int]

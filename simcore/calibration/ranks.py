@@ -140,7 +140,11 @@ def _row_on_gpu(torch: Any, call: Callable[[], object]) -> float:
 
 
 def fabric(points: Sequence[Point], machine: str) -> dict[str, Value]:
-    """Values by key of a topology's link between GPUs, see [Note: curves]."""
+    """Keys of a link between GPUs in a topology file, fitted to measured collectives: bus bandwidths, latencies.
+
+    `points`: seconds of a collective by ranks and bytes; `machine`: text for the source of each value. The fit is
+    described in [Note: curves].
+    """
     lines = {key: fit_line(line) for key, line in _by_group(points).items()}
     most = max(ranks for _, ranks in lines)
     values = {f"bus_bandwidth.{name}": Value(f"{rate / 1e9:.4g} GB/s", "fitted", f"{name}, {ranks} ranks; {machine}")

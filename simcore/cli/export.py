@@ -38,7 +38,7 @@ class Format(StrEnum):
 
 
 class Rows(StrEnum):
-    """Object that a row of a table stands for."""
+    """Rows of an exported table: one a scenario, or one a class of ranks."""
 
     SCENARIOS = "scenarios"
     RANKS = "ranks"

@@ -43,7 +43,10 @@ class ParallelStrategy:
 
     @property
     def gathers_on_side_streams(self) -> bool:
-        """Tells whether hooks all-gather on separate CUDA streams, so that the caching allocator keeps more."""
+        """Tells whether hooks all-gather on separate CUDA streams, so that the allocator reserves more.
+
+        Blocks that were freed on one stream cannot serve requests of another until the events between them are over.
+        """
         return False
 
     @property

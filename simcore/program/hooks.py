@@ -17,7 +17,7 @@ __all__ = ["HooksFactory", "MemoryHooks"]
 class MemoryHooks(Protocol):
     """A framework's work at the borders of layers and passes. Layers are indices of the graph."""
 
-    def rest(self) -> None:
+    def post_persistent(self) -> None:
         """Posts all bytes that live across steps."""
 
     def begin_microbatch(self, action: Action) -> None:

@@ -47,9 +47,9 @@ def _outline(plan: Plan, recording: RecordedLayers, actions: tuple[Action, ...],
     builder = Builder(tables)
     hooks = hooks_of(plan, tables, builder)
     walk = _Walk(plan, builder, hooks, recording)
-    hooks.rest()
+    hooks.post_persistent()
     builder.tile(recording.standing, plan.layers[0])
-    walk.rest()
+    walk.post_persistent()
     walk.step(actions)
     walk.finish()
     builder.at(Phase.OPTIMIZER)
@@ -117,11 +117,11 @@ class _Walk:
         self.past = _past(plan)(plan, builder, tuple(self._behind(chunk.first - 1) for chunk in self.chunks))
         self.waiting = 0
 
-    def rest(self) -> None:
+    def post_persistent(self) -> None:
         """Posts what the previous step left: of layers, and received across stage boundaries."""
         for layer, tiles in self.tiles.items():
             self.out.tile(tiles.rest, layer)
-        self.past.rest()
+        self.past.post_persistent()
 
     def step(self, actions: Sequence[Action]) -> None:
         """Walks all passes, in order."""

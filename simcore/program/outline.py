@@ -43,10 +43,11 @@ BUCKET_GATHER = 4
 
 
 class Tables:
-    """Names by the indices in rows, shared by all sections of one program.
+    """Numbers of names: rows of a program hold numbers, and these tables say what they stand for.
 
-    `hooks` are texts with a placeholder for a unit's name ("fwd:pre_forward_begin:{}"); `units` are those names. Column
-    SLOT of a mark is its hook, column AMOUNT the unit.
+    `slots`: owners of memory, (name, category). `comms`: (collective, mesh axis, dtype). `hooks`: texts of a
+    framework's hooks with a placeholder for a unit's name ("fwd:pre_forward_begin:{}"), `units` those names: a row that
+    marks a hook has the number of the hook in column SLOT and that of the unit in column AMOUNT.
     """
 
     def __init__(self) -> None:

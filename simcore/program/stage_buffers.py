@@ -37,7 +37,7 @@ class StageBuffers:
         ends = plan.framework.returns_outputs and any(chunk[-1] == last for chunk in plan.chunks)
         self.returning = last if ends else -1
 
-    def rest(self) -> None:
+    def post_persistent(self) -> None:
         """Posts all buffers, and the outputs of the previous step."""
         for first in self.inputs:
             self._repeat(self.edges.keep_hidden, first - 1, self.count)

@@ -40,7 +40,7 @@ class StageInput:
     def end_backward(self, action: Action) -> None:
         """Posts nothing: layers have released the output's gradient."""
 
-    def rest(self) -> None:
+    def post_persistent(self) -> None:
         """Posts the input and its gradient that the previous step left."""
         if self.keeps:
             self.out.tile(self.edges.keep_hidden, self.first - 1)
@@ -107,7 +107,7 @@ class StageInputs:
     def end_backward(self, action: Action) -> None:
         """Posts nothing: layers have released the output's gradient."""
 
-    def rest(self) -> None:
+    def post_persistent(self) -> None:
         """Posts the inputs and gradients that the previous step left."""
         for chunk, receives in enumerate(self.receives):
             if self.keeps and receives:

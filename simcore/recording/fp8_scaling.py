@@ -54,7 +54,7 @@ class Scaling:
 
     @property
     def has_columns(self) -> bool:
-        """True if the copy along columns is separate from that along rows."""
+        """True if the fp8 copy of a tensor that is scaled along columns is stored next to the one along rows."""
         return self.transposes or not self.is_per_tensor
 
     def padded_rows(self, rows: int, experts: int) -> int:

@@ -17,7 +17,10 @@ __all__ = ["SplitBackward"]
 
 
 class SplitBackward:
-    """Backward of the operators on a tape; gradients of its outputs are already set."""
+    """Backward pass of recorded operators in two halves, as zero-bubble schedules run it.
+
+    The first half makes gradients of the inputs, the second those of the weights; gradients of the outputs are set.
+    """
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape

@@ -62,7 +62,7 @@ class Route:
 
 
 class Routes:
-    """Routes of a job on a machine, made when they are first asked for."""
+    """Links that the collectives of a job cross, by collective and mesh axis; each is found when first asked for."""
 
     def __init__(self, job: Job, framework: Framework, topology: Topology) -> None:
         self.mesh, self.topology, self.schedule = job.mesh, topology, framework.schedule

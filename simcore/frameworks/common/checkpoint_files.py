@@ -72,9 +72,10 @@ def plain_files(job: Draft) -> Files:
 
 
 def automodel_files(job: Draft) -> Files:
-    """Shards as safetensors, each rank's own all at once; adapters are gathered.
+    """Files that Automodel writes and reads: safetensors, each rank its own shards; adapters are gathered first.
 
-    Consolidation (save_consolidated, at the end) has 5 threads with a tensor and a part of it each.
+    Consolidation into whole tensors (save_consolidated, when training is over) runs 5 threads, each of which holds a
+    tensor and a shard of it in host memory.
     """
     where, load = "nemo-automodel 0.7.0 components/checkpoint/", AUTOMODEL_LOAD
     if job.scenario.training.method == "qlora":

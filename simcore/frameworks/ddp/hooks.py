@@ -31,7 +31,7 @@ class DdpHooks:
         self.is_last = False
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
-    def rest(self) -> None:
+    def post_persistent(self) -> None:
         """Posts unsharded parameters and states, and the buckets."""
         post_rest(self.plan, self.tables, self.out, rest_postings)
         if self.strategy.axis:

@@ -12,9 +12,11 @@ __all__ = ["UnbucketedGradients"]
 
 
 class UnbucketedGradients:
-    """Gradients as (slot, bytes). `is_mine`: True if the parameter has elements in the rank's partition.
+    """Gradients without `contiguous_gradients`: each stays where autograd made it, until it is reduced and not needed.
 
-    `behind`: other gradients are freed after the next reduction, not this one.
+    They are kept as (row of the owner, bytes) by parameter. `is_mine`: tells whether a parameter has elements in the
+    rank's partition, so that its gradient stays. `behind` (a bool): gradients of all others are freed after the next
+    reduction, as DeepSpeed does with overlap_comm, and not after their own.
     """
 
     def __init__(self, out: Builder, is_mine: Callable[[Key], bool], *, behind: bool) -> None:

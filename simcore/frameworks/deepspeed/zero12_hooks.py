@@ -50,7 +50,7 @@ class Zero12Hooks:
         self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
-    def rest(self) -> None:
+    def post_persistent(self) -> None:
         """Posts unsharded parameters, and this rank's partition of master and moments, alignment included."""
         post_rest(self.plan, self.tables, self.out, rest_postings)
         self._alloc("flat_buffer.padding", "sharded_param", self.size * flat_padding(self.plan))

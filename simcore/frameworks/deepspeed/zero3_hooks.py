@@ -86,7 +86,7 @@ class Zero3Hooks:
         return placed.policy.at_rest.num_bytes(placed.padded * self.ranks)
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
-    def rest(self) -> None:
+    def post_persistent(self) -> None:
         """Posts shards of parameters, masters, moments and gradients; the bucket; small parameters unsharded."""
         post_rest(self.plan, self.tables, self.out, rest_postings)
         for name, category, num_bytes in (

@@ -47,7 +47,7 @@ class Fsdp1Hooks:
         self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
-    def rest(self) -> None:
+    def post_persistent(self) -> None:
         """Posts a rank's shards, alignment included."""
         post_rest(self.plan, self.tables, self.out, rest_postings)
         if not self.strategy.on_host:

@@ -33,13 +33,14 @@ ShardingStrategy = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]
 
 @dataclass(frozen=True, slots=True)
 class Fsdp1Strategy(ParallelStrategy):
-    """FSDP1's settings. `axis`: of ranks that share a flat parameter.
+    """FSDP1's settings. `axis`: mesh axis over which a flat parameter is cut.
 
-    `replicate_axis`: of ranks with equal shards, or "".
+    `replicate_axis`: mesh axis whose ranks hold equal shards, "" if there is none. `reduce_dtype`: of reduce-scatter.
 
     `prefetch`: the next unit of backward is gathered before (`pre`) or after (`post`) this one's backward, or not ("");
-    `ahead`: the next unit of forward is gathered before this one's. `aligned`: `use_orig_params`. `sync`: gradients are
-    reduced after the last microbatch only, or after every one. `on_host`: shards and reduced gradients are on the host.
+    `ahead`: the next unit of forward is gathered before this one's. `aligned`: parameters begin at multiples of 16
+    bytes (`use_orig_params`). `sync`: gradients are reduced after the "last" microbatch only, or after "every" one.
+    `on_host`: shards and reduced gradients are in host memory.
     """
 
     sharding_strategy: ShardingStrategy

@@ -59,7 +59,7 @@ class Fsdp2Hooks:
         return self.plan.of_layer(layer).is_trained
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
-    def rest(self) -> None:
+    def post_persistent(self) -> None:
         post_rest(self.plan, self.tables, self.out, rest_postings)
 
     def begin_microbatch(self, action: Action) -> None:

@@ -59,7 +59,7 @@ class MegatronHooks:
         self.chunk = 0
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
-    def rest(self) -> None:
+    def post_persistent(self) -> None:
         """Parameters, main gradients, masters and moments; what alignment adds is the buffers' own."""
         post_rest(self.plan, self.tables, self.out, self._postings)
         layer = self.plan.layers[0]

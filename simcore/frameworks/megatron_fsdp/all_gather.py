@@ -69,7 +69,7 @@ class ParameterPrefetch:
     def _for(self, wanted: Sequence[int], *, columns: bool) -> list[int]:
         return [self.columns.get(b, b) if columns else b for b in wanted]
 
-    def rest(self) -> None:
+    def post_persistent(self) -> None:
         """Posts buckets that stay gathered, and the buffers that units share."""
         for b in self.kept:
             self.out.alloc(self.layers[b], self.slot, self.sizes[b])

@@ -59,7 +59,7 @@ class MegatronFsdpHooks:
         self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
-    def rest(self) -> None:
+    def post_persistent(self) -> None:
         """Posts shards of parameters, masters, moments and main gradients.
 
         And buckets gathered at the last step's end.
@@ -74,8 +74,8 @@ class MegatronFsdpHooks:
                        trained * dtype_bytes(self.strategy.grad_dtype))
         columns = sum(self.buckets[b].shard for b in self.gathers.columns)
         self.out.alloc(layer, self.tables.slot("transpose_weight_buffer", "buffer"), columns)
-        self.gathers.rest()
-        self.reductions.rest()
+        self.gathers.post_persistent()
+        self.reductions.post_persistent()
         if not self.strategy.frees_at_end:
             self.gathers.gather([0], +1)
 

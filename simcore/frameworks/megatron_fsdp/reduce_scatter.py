@@ -49,8 +49,8 @@ class ReduceScatterQueue:
                 self.is_open[b] = True
                 self.out.alloc(self.layers[b], self.whole, self._own(b))
 
-    def rest(self) -> None:
-        """Posts the buffers that units share."""
+    def post_persistent(self) -> None:
+        """Allocates the gradient buffers that equal units share (`double_buffer`); they live across steps."""
         for b in (b for b, bucket in enumerate(self.buckets) if self.pooled and bucket.unit == min(self.pooled)):
             self.out.alloc(self.layers[b], self.whole, min(POOL, len(self.pooled)) * self.sizes[b])
 

@@ -141,7 +141,11 @@ def all_to_all(tape: Tape, x: Tensor, rows: int, axis: str) -> Tensor:
 
 
 def embedding(tape: Tape, weight: Param, batch: int, seq: int, *, grad_rows: int = 0) -> Tensor:
-    """Rows of the table; the indices are the data loader's. `grad_rows`: rows of the gradient, 0 the table's."""
+    """Embedding lookup: one row of the table for each of batch x seq indices, which the data loader allocated.
+
+    `grad_rows`: rows of the weight's gradient where they differ from the table's, else 0 (torchtitan: those of the
+    whole table, which tp cuts).
+    """
     shape, dtype = (grad_rows or weight.shape[0], weight.shape[1]), weight.dtype
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
