@@ -4,11 +4,12 @@ Input: paths of YAML or JSON files, overrides as text. Output: `Scenario` values
 its file and line; a problem with the input is an `InputError` that lists all problems at once.
 Start: `loading.read` (many paths, one `Entry` each) and `loading.load` (one path, or an error).
 
-The scenario: `scenario` (top level, `mesh`, `environment`, `checkpoint`, `limits`), `training` (batch sizes, sequence
-lengths, recompute, pipeline, routing, precision, optimizer, offload, LoRA, quantization), `generation` (the blocks
-`generation` and `rl`), `scenario_keys` (all keys as rows of a documentation page), `bounds` (largest value of each).
-Reading: `yaml_parser` (text to plain values with line numbers), `document` (one file; the only place that opens input
-files), `block` (base class of closed blocks: unknown keys, nearest key), `sweep` (one document to many), `quantity`
-(numbers with a unit, a kind and a source, as topology files have them), `shipped` (the data that comes with the
-package), `file_cache` (values read again when a file changes), `paths` (the file system; whole-or-nothing writes).
+The scenario, each key with its description next to its field: `scenario` (top level, `mesh`, `environment`,
+`checkpoint`, `limits`), `training` (batch sizes, sequence lengths, recompute, pipeline, routing, precision, optimizer,
+offload, LoRA, quantization), `generation` (the blocks `generation` and `rl`), `scenario_keys` (gathers them for a
+documentation page), `bounds` (largest value of each). Reading: `yaml_parser` (text to plain values with line numbers),
+`document` (one file; the only place that opens input files), `block` (base class of closed blocks: unknown keys,
+nearest key), `sweep` (one document to many), `quantity` (numbers with a unit, a kind and a source, as topology files
+have them), `shipped` (the data that comes with the package), `file_cache` (values read again when a file changes),
+`paths` (the file system; whole-or-nothing writes).
 """

@@ -3,10 +3,11 @@
 Input: `Simulation` (job, framework, classes, plans, programs, timing), filled in step by step.
 Output: a `Report`.
 Start: `step.training_step` (a `Request` to a report), `simulation.placed_simulation` (everything up to plans),
-`report.report` (each number gets its published name, the verdict is made), `assumptions`, `refusals`.
+`report.report` (each number gets its published name, the verdict is made: fits or out of memory), `assumptions`,
+`refusals`.
 
 `random_routing`: peaks of all draws of expert loads; `expert_loads` draws them; `interpolate` (`PiecewiseLinearStep`)
 gives a step's bytes at any number of rows without simulating it again. `random_lengths`: padded lengths drawn from a
-distribution. `hosts`: host memory while a model is read, trained and written. `step_length`: refuses steps that are
-too long to write out. `detail`: what pictures need. `explanation`: from a number to its formula and rule.
+distribution. `hosts`: counts host memory while a model is read, trained and written. `step_length`: refuses steps that
+are too long to write out. `detail`: what pictures need. `explanation`: from a number to its formula and rule.
 """

@@ -8,6 +8,6 @@ trainer around an implementation sets, refuses and cuts).
 autocast. `kernels`: attention backend and compilation. `liger`: Liger's kernels. `lora`: adapters by module name.
 `qlora`: which weights bitsandbytes 0.50.2 or torchao packs. `pipeline`: stages and schedules of
 `torch.distributed.pipelining`. `module_order`: the order in which hooks on modules of transformers run.
-`checkpoint_files`: memory of checkpoint reading and writing. `optimizer_memory`: tensors at rest, temporaries of the
+`checkpoint_files`: how each reads and writes checkpoints. `optimizer_memory`: tensors at rest, temporaries of the
 optimizer's step. `cpu_optimizer`: optimizer steps on the host.
 """
