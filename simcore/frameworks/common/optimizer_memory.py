@@ -131,6 +131,8 @@ def step_temporaries(plan: Plan, tables: Tables, builder: Builder, sizes: tuple[
 
 def muon_transient(plan: Plan) -> int:
     """Returns the most bytes that Megatron's Muon needs for one matrix: [Note: Muon's step] in `megatron/hooks.py`."""
+    if not plan.framework.optimizer.name.endswith("muon"):
+        return 0
     return max((_muon_bytes(plan, kind, p) for kind, _ in plan.kind_counts for p in plan.kinds[kind]
                 if any(name == "momentum_buffer" for name, _ in p.states)), default=0)
 

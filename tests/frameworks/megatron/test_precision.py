@@ -108,6 +108,12 @@ def test_sgd_keeps_a_buffer_unless_its_momentum_is_none(optimizer: dict[str, Any
     assert sum(p.optimizer_bytes for p in parts) == per_element * sum(p.num_params for p in parts)
 
 
+def test_sgd_orthogonalises_nothing() -> None:
+    """Asserts that a buffer of momentum alone does not count Muon's temporaries (core 0.16.1 optimizer/muon.py)."""
+    program = small.program_of("megatron", options={"use_distributed_optimizer": False}, optimizer={"name": "sgd"})
+    assert all(amount == 0 for *_, amount in small.postings(program, "orthogonalised"))
+
+
 def test_sgd_needs_the_plain_optimizer() -> None:
     refused_with("illegal", "Only Adam and HybridDeviceOptimizer", optimizer={"name": "sgd"})
     refused_with("error", "momentum of adamw", optimizer={"momentum": 0.9})
