@@ -15,7 +15,8 @@ import pytest
 from checkout import ROOT
 
 GUIDES = ROOT / "docs" / "extending"
-EDITED = {"model-family": 2, "framework": 2, "gpu": 0, "implementation": 1, "schedule": 1}
+EDITED = {"model-family": 2, "framework": 2, "gpu": 0, "implementation": 1, "optimizer": 1,
+          "schedule": 1}
 """Guide -> files of the engine that it may edit; new files are not counted."""
 MAX_LINES = 60
 FENCE = re.compile(r"^```(\w+) (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from simcore.inputs.block import BY_SHAPE, FLAG, LIST, MAP, WORD, Block, Count, Fraction, Many, Name, Names
 from simcore.inputs.bounds import BATCH, BLOCK, FACTOR, LAYERS, LORA_RANK, SEQ_LEN, TOKENS
+from simcore.inputs.optimizers import OPTIMIZERS
 
 __all__ = ["Capacity", "DType", "Draws", "Imbalance", "Lengths", "Lora", "Observed", "Offload", "OffloadPart",
            "Optimizer", "Pipeline", "Precision", "Quantization", "Recompute", "Routing", "Seed",
@@ -139,10 +140,16 @@ class Precision(Block):
     main_grads: DType = Field(default="auto", description="Format in which gradients are accumulated")
 
 
+if TYPE_CHECKING:
+    OptimizerName = str
+else:  # a type checker knows no Literal of names that are computed
+    OptimizerName = Literal[tuple(OPTIMIZERS)]
+
+
 class Optimizer(Block):
     """The optimizer and the formats of its states."""
 
-    name: Literal["adamw", "adam", "sgd", "muon", "dist_muon"] = Field(default="adamw", description="Optimizer")
+    name: OptimizerName = Field(default="adamw", description="Optimizer")
     implementation: Literal["auto", "foreach", "fused", "for_loop", "te", "bitsandbytes", "torchao", "cpu"] = Field(
         default="auto", description="Whose code runs the step: it decides what the step needs for a moment"
     )

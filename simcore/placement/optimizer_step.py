@@ -9,6 +9,7 @@ foreach_reduce; `UpdateTime.AFTER_REDUCE`: the hooks free them).
 
 from __future__ import annotations
 
+from simcore.inputs.optimizers import ROOTED_STATES
 from simcore.placement.framework import UpdateTime
 from simcore.placement.plan import Placed, Plan
 from simcore.recording.rows import Step
@@ -43,5 +44,5 @@ def step_of(placed: Placed, implementation: str) -> Step:
 
 def moment_dtype(placed: Placed) -> str:
     """Returns the dtype of the second moment; without one, of the parameter at rest."""
-    return next((layout.dtype for name, layout in placed.policy.optimizer_states if name == "exp_avg_sq"),
+    return next((layout.dtype for name, layout in placed.policy.optimizer_states if name in ROOTED_STATES),
                 placed.policy.at_rest.dtype)

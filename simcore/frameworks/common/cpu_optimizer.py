@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
 from simcore.program.outline import Tables
@@ -19,13 +20,12 @@ from simcore.units import dtype_bytes
 
 __all__ = ["copied", "cpu_bytes", "share_on_host", "updated", "updated_on_host", "waits_for_device"]
 
-_PASSES: Final = {"sgd": 11}
-_ADAM, _FUSED = 20, 7
+_FUSED: Final = 7
 
 
 def cpu_bytes(optimizer: str, implementation: str, elements: int, size: int) -> int:
     """Returns the bytes that the CPU reads and writes in a step over elements of `size` bytes, as if uncached."""
-    passes = _FUSED if implementation == "fused" else _PASSES.get(optimizer, _ADAM)
+    passes = _FUSED if implementation == "fused" else OPTIMIZERS[optimizer].cpu_passes
     return passes * elements * size
 
 

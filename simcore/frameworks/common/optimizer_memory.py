@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.models.blocks import Attention
 from simcore.placement.mesh import IntArray
 from simcore.placement.optimizer_step import is_updated_in_backward, moment_dtype
@@ -131,10 +132,9 @@ def step_temporaries(plan: Plan, tables: Tables, builder: Builder, sizes: tuple[
 
 def muon_transient(plan: Plan) -> int:
     """Returns the most bytes that Megatron's Muon needs for one matrix: [Note: Muon's step] in `megatron/hooks.py`."""
-    if not plan.framework.optimizer.name.endswith("muon"):
-        return 0
+    states = OPTIMIZERS[plan.framework.optimizer.name].matrix_states
     return max((_muon_bytes(plan, kind, p) for kind, _ in plan.kind_counts for p in plan.kinds[kind]
-                if any(name == "momentum_buffer" for name, _ in p.states)), default=0)
+                if any(name in states for name, _ in p.states)), default=0)
 
 
 def _muon_bytes(plan: Plan, kind: int, placed: Placed) -> int:
@@ -148,7 +148,8 @@ def _muon_bytes(plan: Plan, kind: int, placed: Placed) -> int:
 
 
 def _is_muons(plan: Plan, placed: Placed) -> bool:
-    return plan.framework.optimizer.name == "muon" and placed.policy.optimizer_states[0][0] == "momentum_buffer"
+    states = OPTIMIZERS[plan.framework.optimizer.name].matrix_states
+    return bool(states) and placed.policy.optimizer_states[0][0] in states
 
 
 def newton_schulz_bytes(placed: Placed) -> int:

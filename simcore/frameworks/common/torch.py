@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from simcore.frameworks.common.lora import DEFAULT_TARGETS
+from simcore.inputs.optimizers import OPTIMIZERS, optimizers_of
 from simcore.placement.framework import Optimizer
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Blocks, Placements, TensorLayout
@@ -65,23 +66,25 @@ def offloaded_together(job: Job, told: str, rule: str) -> bool:
 
 
 def torch_optimizer(job: Draft, source: str, default: str = "foreach", *, plain: bool = False,
-                    muon: bool = False) -> Optimizer:
+                    by_matrix: bool = False) -> Optimizer:
     """Returns the optimizer of `torch.optim` or of a library of 8-bit kernels; NotYet for others.
 
-    `default`: the framework's implementation, with its `source`; SGD has no temporaries, as if fused. `plain`:
-    parameters are ordinary tensors, not DTensors. `muon`: the framework's table has policies for Muon.
+    `default`: the framework's implementation, with its `source`; without a root no temporaries, as if fused. `plain`:
+    parameters are ordinary tensors, not DTensors. `by_matrix`: the framework's table has policies for optimizers that
+    update matrices of hidden layers in another way (Muon).
     """
     optimizer, framework = job.scenario.training.optimizer, job.scenario.framework
-    if optimizer.name not in ("adamw", "adam", "sgd", *(("muon",) if muon else ())):
+    kept = OPTIMIZERS[optimizer.name]
+    if optimizer.name not in optimizers_of("torch", by_matrix=by_matrix):
         raise job.not_yet("training.optimizer.name", f"{optimizer.name} under {framework}")
-    if optimizer.momentum and optimizer.name != "sgd":
+    if optimizer.momentum and not kept.momentum_states:
         raise job.not_yet("training.optimizer.momentum", f"momentum of {optimizer.name}: it changes no bytes")
     if _low_bit(job, plain=plain):
         return Optimizer(optimizer.name, _checked_low_bit(job, plain=plain))
     if optimizer.implementation not in ("auto", "foreach", "fused", "for_loop"):
         raise job.not_yet("training.optimizer.implementation", f"{optimizer.implementation} under {framework}")
     kind = job.auto("training.optimizer.implementation", optimizer.implementation, default, source)
-    return Optimizer(optimizer.name, "fused" if optimizer.name == "sgd" else kind)
+    return Optimizer(optimizer.name, kind if kept.rooted else "fused")
 
 
 def _low_bit(job: Job, *, plain: bool) -> str:
@@ -96,7 +99,7 @@ def _low_bit(job: Job, *, plain: bool) -> str:
 def _checked_low_bit(job: Draft, *, plain: bool) -> str:
     """Parameters that are DTensors have torchao's alone."""
     optimizer, kind = job.scenario.training.optimizer, _low_bit(job, plain=plain)
-    if optimizer.name in ("sgd", "muon"):
+    if kind not in OPTIMIZERS[optimizer.name].libraries:
         raise job.not_yet("training.optimizer.name", f"{optimizer.name} with states of 8 bits or paged ones")
     given = job.auto("training.optimizer.implementation", optimizer.implementation, kind,
                      f"{_AO} AdamW8bit; {_BNB} knows no DTensor")
@@ -128,12 +131,13 @@ class States:
         SGD keeps a buffer only with momentum, whose default is 0 (torch 2.13 `optim/sgd.py`); Muon keeps one for each
         `hidden` matrix, and AdamW updates all other parameters (`optim/_muon.py`).
         """
-        if self.name == "sgd" or (self.name == "muon" and hidden):
-            kept = self.has_momentum or self.name == "muon"
-            return (("momentum_buffer", TensorLayout(placements, stored, space)),) * kept
-        layout, names = self._moment(placements, stored, space), ("exp_avg", "exp_avg_sq")
+        kind, plain = OPTIMIZERS[self.name], TensorLayout(placements, stored, space)
+        if hidden and kind.matrix_states:
+            return tuple((name, plain) for name in kind.matrix_states)
+        momentum = tuple((name, plain) for name in kind.momentum_states if self.has_momentum)
+        layout, names = self._moment(placements, stored, space), kind.states
         if not (self.paged and layout.blocks):
-            return tuple((name, layout) for name in names)
+            return (*((name, layout) for name in names), *momentum)
         scales = replace(layout, space=space, blocks=replace(layout.blocks, part="scales"))
         layout = replace(layout, blocks=replace(layout.blocks, part="values"))
         return (*((name, layout) for name in names), *((f"{name}.absmax", scales) for name in names))
@@ -180,7 +184,7 @@ def check_optimizer_in_backward(job: Job) -> None:
     at, training = "framework_options.optimizer_in_bwd", job.scenario.training
     if job.scenario.num_microbatches > 1:
         raise job.illegal(at, "Gradient accumulation is not supported with optimizer in bwd", f"{_TUNE}:157")
-    if training.method == "qlora" or training.optimizer.name not in ("adam", "adamw") or training.offload.part(
+    if training.method == "qlora" or not OPTIMIZERS[training.optimizer.name].is_adam or training.offload.part(
             "optimizer")[1]:
         raise job.not_yet(at, "an optimizer inside backward of qlora's adapters, of another name than adam or adamw, "
                           "or with states on the host")

@@ -24,6 +24,7 @@ from simcore.frameworks.common.torch import (
     torch_optimizer,
 )
 from simcore.frameworks.deepspeed.strategy import PERSISTENT, ZeroStrategy
+from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.placement.framework import Framework, Optimizer, Rule, TensorPolicy, UpdateTime
 from simcore.placement.job import Draft, Job, topology_of
 from simcore.placement.layout import Flat, Partial, Placements, TensorLayout
@@ -267,7 +268,7 @@ def _optimizer(job: Draft, strategy: ZeroStrategy) -> Optimizer:
         return torch_optimizer(job, "transformers 5.23 training_args.py: adamw_torch_fused from torch 2.8 on",
                                "fused", plain=True)
     name, kind = job.scenario.training.optimizer.name, job.scenario.training.optimizer.implementation
-    if name not in ("adam", "adamw"):
+    if not OPTIMIZERS[name].is_adam:
         raise job.illegal("training.optimizer.name", f"You are using ZeRO-Offload with a client provided optimizer "
                           f"({name}): either use DeepSpeedCPUAdam",
                           "deepspeed 0.19.6 runtime/engine.py zero_force_ds_cpu_optimizer")
@@ -301,9 +302,7 @@ def _size(job: Draft, options: dict[str, Any], name: str, default: int) -> int:
 def _states(job: Job) -> tuple[str, ...]:
     """Names of the optimizer's states besides the masters."""
     optimizer = job.scenario.training.optimizer
-    if optimizer.name == "sgd":
-        return ("momentum_buffer",) if optimizer.momentum else ()
-    return "exp_avg", "exp_avg_sq"
+    return OPTIMIZERS[optimizer.name].kept(optimizer.momentum)
 
 
 def _fetched_by_layer() -> tuple[tuple[str, str, str, str], ...]:

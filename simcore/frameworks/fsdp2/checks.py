@@ -10,6 +10,7 @@ from typing import Any
 from simcore.frameworks.common.pipeline import check_schedule
 from simcore.frameworks.common.torch import check_named_adapters, offloaded_together, refuse_virtual_stages
 from simcore.frameworks.fsdp2.trainers import TRAINERS
+from simcore.inputs.optimizers import optimizers_of
 from simcore.models.blocks import Moe
 from simcore.placement.framework import Unit
 from simcore.placement.job import Draft, Job
@@ -40,7 +41,7 @@ def check(job: Draft) -> None:
     if mesh.pp == 1 or "virtual_stages" not in axes:
         refuse_virtual_stages(job)
     if training.method != "full":
-        job.one_of("training.optimizer.name", training.optimizer.name, ("adamw", "adam", "sgd"))
+        job.one_of("training.optimizer.name", training.optimizer.name, optimizers_of("torch", by_matrix=False))
         check_named_adapters(job)
     _check_experts(job)
 

@@ -13,6 +13,7 @@ from typing import Any
 from simcore.frameworks.common.qlora import STORAGE_OPTION, is_packed, packed_of
 from simcore.frameworks.common.torch import States, states_of
 from simcore.frameworks.fsdp2.trainers import TRAINERS
+from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.placement.framework import Matches, Rule, TensorPolicy, UpdateTime
@@ -97,8 +98,9 @@ def _made_rules(choice: _Choice, tp_cuts: tuple[Placements, ...], code: str, who
                                                  in_use=choice.weights)) for cut in (*tp_cuts, ())]
     rules += [Rule(_lies_like(code, cut), _policy("sharded, tp", (*cut, *dense), stored, choice, used=cut))
               for cut in tp_cuts]
-    if choice.kept.name == "muon":
-        rules.append(Rule(_is_hidden_matrix, _policy("sharded, muon", dense, stored, choice, hidden=True)))
+    if OPTIMIZERS[choice.kept.name].matrix_states:
+        rules.append(Rule(_is_hidden_matrix, _policy(f"sharded, {choice.kept.name}", dense, stored, choice,
+                                                     hidden=True)))
     rules.append(Rule(lambda t: True, _policy("sharded", dense, stored, choice)))
     return tuple(rules)
 

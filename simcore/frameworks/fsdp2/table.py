@@ -20,6 +20,7 @@ from simcore.frameworks.fsdp2.options import strategy, wrapping
 from simcore.frameworks.fsdp2.rules import packed_weights, rules_of
 from simcore.frameworks.fsdp2.trainers import TRAINERS
 from simcore.frameworks.fsdp2.units import units
+from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.models.graph import ModelGraph
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.framework import Framework, Optimizer, Unit
@@ -54,7 +55,7 @@ def table(job: Draft) -> Framework:
     packed = packed_weights(job, options)
     fully = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
     check_shared(job, separate=options.get("wrap", given.wrap) != "layers_root")
-    optimizer = _grouped(job, torch_optimizer(job, *reversed(given.optimizer), muon=trainer.serves_muon),
+    optimizer = _grouped(job, torch_optimizer(job, *reversed(given.optimizer), by_matrix=trainer.serves_muon),
                          mixes=job.mesh.ep > 1 and not fully and stored == job.compute)
     made = units(job.graph, stages, wrapping(job, options, reduce, packed, fully=fully))
     check_units(job, made)
@@ -91,9 +92,10 @@ def _of_host(job: Job) -> tuple[tuple[str, str, str, str], ...]:
 
 def _of_muon(job: Job) -> tuple[tuple[str, str, str, str], ...]:
     """Returns the assumption about Muon: the tensors that it updates, and the traffic that is not counted."""
-    if job.scenario.training.optimizer.name != "muon":
+    name = job.scenario.training.optimizer.name
+    if not OPTIMIZERS[name].matrix_states:
         return ()
-    return (("training.optimizer.name", "muon for matrices of hidden layers, adamw for all else", "assumed",
+    return (("training.optimizer.name", f"{name} for matrices of hidden layers, adamw for all else", "assumed",
              "torch 2.13 optim/_muon.py; what its products gather or reduce of DTensors is in no traffic"),)
 
 
@@ -136,7 +138,7 @@ def _note_defaults(job: Draft, options: dict[str, object]) -> None:
         given = TRAINERS[job.graph.implementation].defaults
         job.auto("framework_options.reshard_after_forward", "auto",
                  *(given.reshard if job.mesh.pp == 1 else given.reshard_in_stages))
-    if job.scenario.training.optimizer.name != "sgd":
+    if OPTIMIZERS[job.scenario.training.optimizer.name].states:
         job.auto("training.optimizer.moments", job.scenario.training.optimizer.moments, "as each parameter is stored",
                  "torch 2.13 optim/adam.py: zeros_like(parameter)")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from simcore.inputs.optimizers import optimizers_of
 from simcore.models.blocks import Attention, LatentAttention, Mamba2, Mixer, Mlp, Moe, Mtp
 from simcore.models.network import Edge
 from simcore.placement.job import Job
@@ -26,7 +27,7 @@ def _check_served(job: Job) -> None:
     """Raises NotYet for what Megatron accepts and this version of rankscope cannot model."""
     training = job.scenario.training
     job.one_of("training.loss", training.loss, ("auto", "megatron", "te", "te_inplace"))
-    job.one_of("training.optimizer.name", training.optimizer.name, ("adam", "adamw", "sgd", "muon", "dist_muon"))
+    job.one_of("training.optimizer.name", training.optimizer.name, optimizers_of("te"))
     job.one_of("training.optimizer.implementation", training.optimizer.implementation, ("auto", "te", "fused"))
     job.refuse_given({"training.precision.experts": "auto", "training.lora.dtype": "bf16"})
     job.refuse_offload("optimizer")

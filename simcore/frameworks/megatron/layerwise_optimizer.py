@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.models.tensor import TensorSpec
 from simcore.placement.framework import LayerwiseShards, Rule
 from simcore.placement.job import Job
@@ -34,13 +35,14 @@ def dealt(job: Job, rules: Sequence[Rule], stages: tuple[tuple[int, ...], ...], 
 
     `by_parts`: [Note: layer-wise parts of buffers].
     """
-    if job.scenario.training.optimizer.name != "dist_muon":
+    kind = OPTIMIZERS[job.scenario.training.optimizer.name]
+    if not kind.layerwise:
         return ()
     made = []
     for rank in range(job.mesh.pp):
         layers = [layer for chunk in stages[rank::job.mesh.pp] for layer in chunk]
         # Muon's parameter groups come first, and sorting keeps their order.
-        found = sorted(_parameters(job, rules, layers), key=lambda one: (one[0], not one[1]))
+        found = sorted(_parameters(job, rules, layers, kind.matrix_states), key=lambda one: (one[0], not one[1]))
         deal = _pack if by_parts else _deal
         shares = [deal([one for one in found if one[2] == expert], job.mesh.axis(axes[expert]).size)
                   for expert in (False, True)]
@@ -50,17 +52,18 @@ def dealt(job: Job, rules: Sequence[Rule], stages: tuple[tuple[int, ...], ...], 
 
 def assumptions(job: Job, *, packed: bool) -> tuple[tuple[str, str, str, str], ...]:
     """Returns the assumptions about Muon, plain or layer-wise. `packed`: [Note: layer-wise parts of buffers]."""
-    name = job.scenario.training.optimizer.name
+    kind = OPTIMIZERS[job.scenario.training.optimizer.name]
     plain = (("training.optimizer.name", "muon_tp_mode blockwise, split query, key and value, no Nesterov momentum",
               "assumed", "core 0.16.1 optimizer/optimizer_config.py:260: defaults"),)
     shared = (("training.optimizer.name", "the rank that keeps most is shown apart; the others stand for one another",
                "assumed", "core 0.16.1 optimizer/layer_wise_optimizer.py: shard_params"),)
     parts = (("framework_options.use_layer_wise_param_layout", "matrices packed as if into one bucket", "assumed",
               "Megatron-LM main optimizer/layer_wise_optimizer.py: with overlap_grad_reduce there are several"),)
-    return plain * name.endswith("muon") + shared * (name == "dist_muon") + parts * packed
+    return plain * bool(kind.matrix_states) + shared * kind.layerwise + parts * packed
 
 
-def _parameters(job: Job, rules: Sequence[Rule], layers: Sequence[int]) -> Iterator[Parameter]:
+def _parameters(job: Job, rules: Sequence[Rule], layers: Sequence[int],
+                matrix_states: tuple[str, ...]) -> Iterator[Parameter]:
     policies = {id(spec): next(rule.policy for rule in rules if rule.matches(spec))
              for specs in job.graph.tensors for spec in specs}
     for layer in layers:
@@ -69,7 +72,7 @@ def _parameters(job: Job, rules: Sequence[Rule], layers: Sequence[int]) -> Itera
                 policy = policies[id(spec)]
                 cuts = [(cut.dim, job.mesh.axis(axis).size) for axis,
                         cut in policy.at_rest.placements if isinstance(cut, Shard)]
-                is_muons = any(name == "momentum_buffer" for name, _ in policy.optimizer_states)
+                is_muons = any(name in matrix_states for name, _ in policy.optimizer_states)
                 size = _local(spec, cuts)
                 work = size * min(size // spec.shape[1], spec.shape[1]) if len(spec.shape) > 1 else size
                 yield from [(size, is_muons, policy.name == "expert", work)] * _copies(spec, cuts)

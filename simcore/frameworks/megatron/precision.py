@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.placement.job import Draft, Job
 
 __all__ = ["Formats", "formats"]
@@ -58,7 +59,7 @@ def formats(job: Draft, options: dict[str, object]) -> Formats:
     master = job.auto("training.optimizer.master", optimizer.master, "fp32", f"{RECIPE}: main_params_dtype")
     moments = "fp32"
     job.one_of("training.optimizer.moments", optimizer.moments, ("auto", "fp32", "bf16", "fp16"))
-    if optimizer.name != "sgd":
+    if OPTIMIZERS[optimizer.name].states:
         moments = job.auto("training.optimizer.moments", optimizer.moments, "fp32", f"{RECIPE}: exp_avg_dtype")
     if offloaded < 1 and offloaded and grads != "fp32":
         raise job.not_yet("training.offload.optimizer", f"a part of the optimizer on the host, gradients in {grads}")
@@ -77,7 +78,7 @@ def _offloaded(job: Job) -> float:
     """`optimizer_offload_fraction` of `optimizer_cpu_offload` (core 0.16.1 optimizer/cpu_offloading/)."""
     space, fraction = job.scenario.training.offload.part("optimizer")
     job.one_of("training.offload.optimizer", space, ("none", "host"))
-    if fraction and "muon" in job.scenario.training.optimizer.name:
+    if fraction and OPTIMIZERS[job.scenario.training.optimizer.name].matrix_states:
         raise job.not_yet("training.offload.optimizer", "muon's states on the host")
     return fraction
 
@@ -85,7 +86,7 @@ def _offloaded(job: Job) -> float:
 def _scatter(job: Draft, options: dict[str, object]) -> bool:
     """The distributed optimizer is Adam's and SGD's alone: it cuts matrices that Muon needs whole."""
     key, name = "use_distributed_optimizer", job.scenario.training.optimizer.name
-    if name not in ("muon", "dist_muon"):
+    if not OPTIMIZERS[name].matrix_states:
         return job.flag(options, key, "Bridge 0.3.1 nemotron_3_nano.py:455", default=True)
     if job.compute == "fp16":
         raise job.illegal("training.precision.compute", "muon with fp16 is not supported",
@@ -138,9 +139,10 @@ def _check_plain(job: Job, *, scatter: bool) -> None:
 def _check_sgd(job: Draft, *, scatter: bool) -> None:
     """Momentum is sgd's alone; its default keeps a buffer."""
     optimizer = job.scenario.training.optimizer
-    if optimizer.name == "sgd":
+    if OPTIMIZERS[optimizer.name].momentum_states:
         if scatter:
-            raise job.illegal("training.optimizer.name", "sgd: Only Adam and HybridDeviceOptimizer currently supported",
+            raise job.illegal("training.optimizer.name", f"{optimizer.name}: Only Adam and "
+                              "HybridDeviceOptimizer currently supported",
                               "core 0.16.1 optimizer/distrib_optimizer.py:514")
         given = "auto" if optimizer.momentum is None else str(optimizer.momentum)
         job.auto("training.optimizer.momentum", given, "0.9", "core 0.16.1 optimizer/optimizer_config.py:255")
@@ -150,7 +152,7 @@ def _check_sgd(job: Draft, *, scatter: bool) -> None:
 
 def _check_precise(job: Job, *, scatter: bool) -> None:
     optimizer, option = job.scenario.training.optimizer, "framework_options.use_precision_aware_optimizer"
-    if optimizer.name not in ("adam", "adamw"):
+    if not OPTIMIZERS[optimizer.name].is_adam:
         raise job.illegal(option, "--use-precision-aware-optimizer only supported with adam", RULE)
     if not scatter:
         raise job.illegal(option, "--use-precision-aware-optimizer only supported with distributed optimizer", RULE)

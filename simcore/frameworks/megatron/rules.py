@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from simcore.frameworks.megatron.precision import Formats
+from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.placement.framework import Matches, Rule, TensorPolicy
@@ -38,7 +39,7 @@ class _Choice:
 def rules(job: Job, made: Formats) -> tuple[Rule, ...]:
     """One rule for each way in which tensors are cut: by the names of their dimensions."""
     optimizer = job.scenario.training.optimizer
-    momentum = optimizer.name == "sgd" and optimizer.momentum != 0
+    momentum = optimizer.momentum != 0
     return _rules(job.graph, _Choice(made, job.compute, shard_axes(job), job.mesh.ep > 1, optimizer.name, momentum))
 
 
@@ -99,7 +100,7 @@ def _policy(spec: TensorSpec, choice: _Choice) -> TensorPolicy:
         return TensorPolicy("buffer", layout, layout, layout, layout, at_rest_category="buffer")
     expert = _is_expert(spec, choice)
     axis = choice.axes[expert]
-    dealt = choice.optimizer == "dist_muon"  # whole parameters: a cut is the mean of all ranks
+    dealt = OPTIMIZERS[choice.optimizer].layerwise  # whole parameters: a cut is the mean of all ranks
     whole: Placements = ((axis, Flat("buffer")),) if made.scatter or dealt else ()
     rest = TensorLayout(placements, spec.stored or made.params)
     return TensorPolicy(
@@ -116,12 +117,11 @@ def _states(spec: TensorSpec, placements: Placements, choice: _Choice) -> tuple[
     has the fp32 master, the moments, and gradients in pinned memory; the rest keeps an fp32 master on the device.
     """
     made, formats = choice.made, [("master_param", choice.made.master)]
-    if choice.optimizer in ("muon", "dist_muon") and _is_matrix(spec):
-        formats.append(("momentum_buffer", made.moments))
-    elif choice.optimizer != "sgd":
-        formats += [("exp_avg", made.moments), ("exp_avg_sq", made.moments)]
+    kind = OPTIMIZERS[choice.optimizer]
+    kept = kind.matrix_states if kind.matrix_states and _is_matrix(spec) else kind.states
+    formats += [(name, made.moments) for name in kept]
     if choice.has_momentum:
-        formats += [("momentum_buffer", "fp32")]
+        formats += [(name, "fp32") for name in kind.momentum_states]
     if not made.offloaded:
         return tuple((name, TensorLayout(placements, dtype)) for name, dtype in formats)
     away = made.offloaded

@@ -21,6 +21,7 @@ from simcore.frameworks.megatron.recompute import check_groups, checkpoint, kept
 from simcore.frameworks.megatron.rules import rules, shard_axes
 from simcore.frameworks.megatron.stages import schedule, stages
 from simcore.frameworks.megatron.strategy import MegatronDdpStrategy
+from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.inputs.scenario import Mesh as Degrees
 from simcore.models.graph import ModelGraph
 from simcore.models.network import Edge
@@ -103,7 +104,7 @@ def table_of(job: Draft, options: dict[str, object]) -> Framework:
 def _by_parts(job: Draft, options: dict[str, object]) -> bool:
     """Main's default; core 0.16.1 has no such thing."""
     key, is_main = "use_layer_wise_param_layout", version_of(job).startswith("main")
-    if job.scenario.training.optimizer.name != "dist_muon":
+    if not OPTIMIZERS[job.scenario.training.optimizer.name].layerwise:
         if key in options:
             raise job.illegal(f"framework_options.{key}", "it is of the layer-wise optimizer (dist_muon) alone",
                               "Megatron-LM main training/arguments.py")

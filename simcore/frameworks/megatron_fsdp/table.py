@@ -26,6 +26,7 @@ from simcore.frameworks.megatron.recompute import together
 from simcore.frameworks.megatron.rules import rules_of, whole_layout
 from simcore.frameworks.megatron.table import table_of
 from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
+from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.models.blocks import Mamba2
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
@@ -220,11 +221,11 @@ class _Choice:
     made: Formats
     compute: str
     axes: tuple[str, str]
-    has_moments: bool
+    states: tuple[str, ...]
 
 
 def _choice(job: Job, made: Formats) -> _Choice:
-    return _Choice(made, job.compute, _axes(job), job.scenario.training.optimizer.name != "sgd")
+    return _Choice(made, job.compute, _axes(job), OPTIMIZERS[job.scenario.training.optimizer.name].states)
 
 
 @lru_cache(maxsize=256)
@@ -249,6 +250,5 @@ def _policy(spec: TensorSpec, choice: _Choice) -> TensorPolicy:
 
 
 def _states(placements: Placements, choice: _Choice) -> tuple[tuple[str, TensorLayout], ...]:
-    moments = ("exp_avg", "exp_avg_sq") if choice.has_moments else ()
     return (("master_param", TensorLayout(placements, choice.made.master)),
-            *((name, TensorLayout(placements, choice.made.moments)) for name in moments))
+            *((name, TensorLayout(placements, choice.made.moments)) for name in choice.states))
