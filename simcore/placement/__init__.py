@@ -4,10 +4,11 @@ Input: a `ModelGraph`, a `Mesh` and a `Framework` (the table that a module of `f
 Output: a `Plan` a rank (each tensor in elements and bytes: parameters, gradients, optimizer states), `RankClass`es.
 Start: `plan.place`, `fold.fold`. The fields of a framework's table: `framework.Framework`.
 
-`job`: a scenario with its graph and mesh, the argument of every table. `mesh`: axes as digits of the rank. `layout`:
-`TensorLayout` of a tensor (shard, flat, replicate, partial; dtype; device or host). `framework`: `TensorPolicy`, rules,
-units. `strategy`: what the engine asks of a framework's `ParallelStrategy`. `libraries`: those whose kernels run.
-`checkpoint_files`: how a framework reads and writes checkpoints (`simulation/hosts.py` counts it). `stages`: layers of
-a pipeline stage. `packing`: packed sequences. `routing`: rows that experts receive. `token_dispatch`: copies of a token
-that cross ranks. `optimizer_step`: the optimizer's step of one parameter. `on_host`: what a rank keeps in host memory.
+`capabilities`: settings that a framework serves for all of its jobs. `job`: a scenario with its graph and mesh, the
+argument of every table. `mesh`: axes as digits of the rank. `layout`: `TensorLayout` of a tensor (shard, flat,
+replicate, partial; dtype; device or host). `framework`: `TensorPolicy`, rules, units. `strategy`: what the engine asks
+of a framework's `ParallelStrategy`. `libraries`: those whose kernels run. `checkpoint_files`: how a framework reads and
+writes checkpoints (`simulation/hosts.py` counts it). `stages`: layers of a pipeline stage. `packing`: packed sequences.
+`routing`: rows that experts receive. `token_dispatch`: copies of a token that cross ranks. `optimizer_step`: the
+optimizer's step of one parameter. `on_host`: what a rank keeps in host memory.
 """

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from simcore.frameworks.common.torch import refuse_virtual_stages
+from typing import Final
+
 from simcore.models.blocks import Moe
 from simcore.pipeline.schedule import ZERO_BUBBLE
+from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
 
 __all__ = ["QUANTISED", "check"]
 
+CAPABILITIES: Final = Capabilities(
+    axes=ALL_AXES, no_capacity="0.7.0 moe/experts.py: tokens are never dropped",
+    fixed={"training.precision.main_grads": "auto", "training.optimizer.master": "none"})
 QUANTISED = "0.7.0 _transformers/model_init.py __init_model"
 
 def check(job: Job) -> None:
@@ -25,9 +30,7 @@ def check(job: Job) -> None:
     job.one_of("training.loss", loss, ("auto", "masked_fp32", "masked", "te_inplace", "cut", "chunked", "causal"))
     if loss == "causal" and (job.mesh.tp > 1 or job.mesh.pp > 1 or job.mesh.cp > 1):
         raise job.not_yet("training.loss", "the model's own loss (causal) with tensor, pipeline or context parallelism")
-    job.refuse_given({"training.precision.main_grads": "auto", "training.optimizer.master": "none"})
-    job.refuse_capacity("0.7.0 moe/experts.py: tokens are never dropped")
-    refuse_virtual_stages(job)
+    CAPABILITIES.check(job)
 
 
 def _check_packed(job: Job) -> None:

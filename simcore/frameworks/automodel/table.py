@@ -82,7 +82,6 @@ def table(job: Draft) -> Framework:
     """Automodel applied to a job."""
     options = job.options(OPTIONS)
     check(job)
-    job.refuse_offload()
     training, mesh = job.scenario.training, job.mesh
     stored = job.auto("training.precision.params", training.precision.params, "bf16",
                       "from_pretrained(torch_dtype='auto'): the checkpoint's dtype")

@@ -12,7 +12,7 @@ from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Blocks, Placements, TensorLayout
 
 __all__ = ["Defaults", "Sourced", "States", "all_or_no_checkpoint", "check_named_adapters",
-           "check_optimizer_in_backward", "offloaded_together", "refuse_virtual_stages", "states_of", "torch_optimizer"]
+           "check_optimizer_in_backward", "offloaded_together", "states_of", "torch_optimizer"]
 
 _AO: Final = "torchao 36027d82 optim/adam.py"
 _TUNE: Final = "torchtune bd2a0fc7 recipes/full_finetune_single_device.py"
@@ -188,12 +188,6 @@ def check_optimizer_in_backward(job: Job) -> None:
             "optimizer")[1]:
         raise job.not_yet(at, "an optimizer inside backward of qlora's adapters, of another name than adam or adamw, "
                           "or with states on the host")
-
-
-def refuse_virtual_stages(job: Job) -> None:
-    """Raises NotYet for virtual stages: torch has such schedules, with FSDP2 units of several stages on a rank."""
-    if job.scenario.training.pipeline.virtual_stages > 1:
-        raise job.not_yet("training.pipeline.virtual_stages", f"virtual stages under {job.scenario.framework}")
 
 
 def check_named_adapters(job: Draft) -> None:

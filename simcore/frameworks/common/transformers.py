@@ -16,9 +16,19 @@ from simcore.models.blocks import Attention, Mamba2
 from simcore.operators.hf.options import AttentionImplementation, HfOptions
 from simcore.placement.job import Draft, Job
 
-__all__ = ["DEFAULTS", "OPTIONS", "TRAINER", "VLLM_FLASH_ATTN3", "check", "check_layers", "options_of", "replayed"]
+__all__ = ["DEFAULTS", "LAYER_OPTIONS", "NO_CAPACITY", "OPTIONS", "TRAINER", "VLLM_FLASH_ATTN3", "check",
+           "check_layers", "options_of", "replayed"]
 
+NO_CAPACITY: Final = "transformers 5.23 integrations/moe.py: tokens are never dropped"
+"""The rule by which experts have no capacity."""
 VLLM_FLASH_ATTN3: Final = "kernels-community/vllm-flash-attn3"
+LAYER_OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
+    "attn_implementation": (None, "sdpa", "flash_attention_2"),
+    "experts_implementation": (None, "grouped_mm"),
+    "sdpa_backend": (None, *SDPA_BACKENDS),
+    LIGER_OPTION: (True, False),
+}
+"""Options of transformers' layers that every framework around them takes."""
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "wrap": ("layers_root", "separate_embedding_head"),
     "reshard_after_forward": (None, True, False, int),
@@ -28,12 +38,10 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
     "recompute_by": ("wrapper", "transformers"),
     "prefetch": (None, int),
     "experts": ("fully_shard", "ignored"),
-    "experts_implementation": (None, "grouped_mm"),
+    **LAYER_OPTIONS,
     "attn_implementation": (None, "eager", "sdpa", "flash_attention_2", VLLM_FLASH_ATTN3),
     "use_kernels": (True, False),
-    LIGER_OPTION: (True, False),
     "optimizer_in_bwd": (True, False),
-    "sdpa_backend": (None, *SDPA_BACKENDS),
     STORAGE_OPTION: STORAGES,
     TUNE_OPTION: (True, False),
 }
@@ -50,7 +58,7 @@ DEFAULTS = Defaults(
 def check(job: Job, options: dict[str, Any]) -> None:
     """Raises NotYet for tensor parallelism and other losses than the layers have, IllegalLayout for a capacity."""
     check_layers(job, options)
-    job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
+    job.refuse_capacity(NO_CAPACITY)
     job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits", "cut", "liger"))
     if job.mesh.tp > 1:
         raise job.not_yet("mesh.tp", "fsdp2 with tensor parallelism (served with implementation: torchtitan and "

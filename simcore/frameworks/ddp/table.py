@@ -15,8 +15,8 @@ from typing import Any, Final
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.autocast import AUTOCAST_OPTIONS, Mixed, mixed_of
 from simcore.frameworks.common.checkpoint_files import plain_files
-from simcore.frameworks.common.kernels import FUSED, SDPA_BACKENDS, torch_libraries
-from simcore.frameworks.common.liger import LIGER_OPTION, loss_with
+from simcore.frameworks.common.kernels import FUSED, torch_libraries
+from simcore.frameworks.common.liger import loss_with
 from simcore.frameworks.common.qlora import (
     OUTLIERS,
     STORAGE_OPTION,
@@ -30,7 +30,6 @@ from simcore.frameworks.common.torch import (
     States,
     all_or_no_checkpoint,
     check_named_adapters,
-    refuse_virtual_stages,
     states_of,
     torch_optimizer,
 )
@@ -38,6 +37,7 @@ from simcore.frameworks.ddp.strategy import DdpStrategy
 from simcore.frameworks.ddp.unsloth import FAST_OPTION, FAST_RELEASES, adapter_dtype, fast_layers
 from simcore.models.blocks import Attention
 from simcore.operators.hf.options import HfOptions
+from simcore.placement.capabilities import ONE_STAGE, PLAIN_TORCH, Capabilities
 from simcore.placement.framework import Framework, Rule, TensorPolicy, UpdateTime
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Partial, Placements, TensorLayout
@@ -54,11 +54,9 @@ OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "find_unused_parameters": (False,),
     "static_graph": (False,),
     "compile": (True, False),
+    **_transformers.LAYER_OPTIONS,
     "attn_implementation": (None, "sdpa", "flash_attention_2", "flex_attention", _transformers.VLLM_FLASH_ATTN3),
-    "experts_implementation": (None, "grouped_mm"),
-    "sdpa_backend": (None, *SDPA_BACKENDS),
     "use_kernels": (True, False),
-    LIGER_OPTION: (True, False),
     "optimizer_in_bwd": (True, False),
     FAST_OPTION: FAST_RELEASES,
     **AUTOCAST_OPTIONS,
@@ -66,6 +64,10 @@ OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
     TUNE_OPTION: (True, False),
     THRESHOLD_OPTION: (None, float, 0),
 }
+CAPABILITIES: Final = Capabilities(
+    axes=("dp_replicate",),
+    axes_refusal=("DistributedDataParallel replicates: its ranks are dp_replicate", RULE),
+    offload=("activations",), fixed={**PLAIN_TORCH, **ONE_STAGE}, no_capacity=_transformers.NO_CAPACITY)
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "chunked")
 
 
@@ -97,19 +99,11 @@ def table(job: Draft) -> Framework:
 
 
 def _check(job: Draft, options: dict[str, Any]) -> None:
-    for axis in ("pp", "dp_shard", "cp", "tp", "ep", "etp"):
-        if getattr(job.mesh, axis) > 1:
-            raise job.illegal(f"mesh.{axis}", "DistributedDataParallel replicates: its ranks are dp_replicate", RULE)
-    job.refuse_offload("activations")
+    CAPABILITIES.check(job)
     _transformers.check_layers(job, options)
     if options.get("optimizer_in_bwd") and job.mesh.dp_replicate > 1:
         raise job.not_yet("framework_options.optimizer_in_bwd", "an optimizer inside backward of gradients that are "
                           "reduced in buckets (torch's _apply_optimizer_in_backward)")
-    job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
-    job.refuse_given({"training.sequence_parallel": "False", "training.precision.main_grads": "auto",
-                      "training.precision.experts": "auto", "training.optimizer.master": "none",
-                      "training.pipeline.layers": "auto", "training.pipeline.schedule": "1f1b"})
-    refuse_virtual_stages(job)
     if job.scenario.training.method != "full":
         check_named_adapters(job)
     _check_sinks(job, options)

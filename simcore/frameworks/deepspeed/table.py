@@ -14,17 +14,17 @@ from typing import Any, Final
 from simcore.errors import InputError, Problem
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.checkpoint_files import plain_files
-from simcore.frameworks.common.kernels import SDPA_BACKENDS, torch_libraries
-from simcore.frameworks.common.liger import LIGER_OPTION, loss_with
+from simcore.frameworks.common.kernels import torch_libraries
+from simcore.frameworks.common.liger import loss_with
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed, packed_of
 from simcore.frameworks.common.torch import (
     all_or_no_checkpoint,
     check_named_adapters,
-    refuse_virtual_stages,
     torch_optimizer,
 )
 from simcore.frameworks.deepspeed.strategy import PERSISTENT, ZeroStrategy
 from simcore.inputs.optimizers import OPTIMIZERS
+from simcore.placement.capabilities import ONE_STAGE, Capabilities
 from simcore.placement.framework import Framework, Optimizer, Rule, TensorPolicy, UpdateTime
 from simcore.placement.job import Draft, Job, topology_of
 from simcore.placement.layout import Flat, Partial, Placements, TensorLayout
@@ -37,6 +37,15 @@ CONFIG: Final = "deepspeed 0.19.6 runtime/zero/config.py"
 OFFLOAD: Final = "deepspeed 0.19.6 runtime/zero/offload_config.py"
 FILLED: Final = "transformers 5.23 integrations/deepspeed.py trainer_config_finalize"
 AXIS: Final = "dp_shard"
+CAPABILITIES: Final = Capabilities(
+    axes=("dp_replicate", "dp_shard"), offload=("params", "optimizer", "gradients"),
+    fixed={"training.sequence_parallel": "False", "training.precision.experts": "auto",
+           "training.optimizer.master": "fp32", "training.optimizer.moments": "fp32",
+           "training.optimizer.paged": "False", **ONE_STAGE},
+    no_capacity=_transformers.NO_CAPACITY)
+_IN_COMPUTE: Final = ("training.precision.params", "training.precision.main_grads", "training.precision.grad_reduce",
+                      "training.lora.dtype")
+"""Keys that can say nothing but the compute dtype."""
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger")
 _OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
     "reduce_bucket_size": (None, "auto", int),
@@ -45,10 +54,7 @@ _OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
     "contiguous_gradients": (None, True, False),
     "reduce_scatter": (True,),
     "round_robin_gradients": (None, True, False),
-    "attn_implementation": (None, "sdpa", "flash_attention_2"),
-    "sdpa_backend": (None, *SDPA_BACKENDS),
-    LIGER_OPTION: (True, False),
-    "experts_implementation": (None, "grouped_mm"),
+    **_transformers.LAYER_OPTIONS,
     "offload_optimizer": (dict,),
     STORAGE_OPTION: STORAGES,
 }
@@ -115,20 +121,10 @@ def zero_table(job: Draft, stage: int) -> Framework:
 
 
 def _check(job: Draft) -> None:
-    for axis in ("pp", "cp", "tp", "ep", "etp"):
-        if getattr(job.mesh, axis) > 1:
-            raise job.not_yet(f"mesh.{axis}", f"{job.scenario.framework} with {axis}")
     if job.compute not in ("bf16", "fp16"):
         raise job.not_yet("training.precision.compute", f"{job.compute} under {job.scenario.framework}")
-    job.refuse_offload("params", "optimizer", "gradients")
-    job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
-    job.refuse_given({"training.sequence_parallel": "False", "training.precision.params": job.compute,
-                      "training.precision.main_grads": job.compute, "training.precision.grad_reduce": job.compute,
-                      "training.precision.experts": "auto", "training.optimizer.master": "fp32",
-                      "training.optimizer.moments": "fp32", "training.optimizer.paged": "False",
-                      "training.lora.dtype": job.compute,
-                      "training.pipeline.layers": "auto", "training.pipeline.schedule": "1f1b"})
-    refuse_virtual_stages(job)
+    CAPABILITIES.check(job)
+    job.refuse_given(dict.fromkeys(_IN_COMPUTE, job.compute))
     if job.scenario.training.method != "full":
         check_named_adapters(job)
     job.one_of("training.loss", job.scenario.training.loss, LOSSES)

@@ -15,14 +15,13 @@ from typing import Any, Final
 from simcore.frameworks.common import llmfoundry as _llmfoundry
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.checkpoint_files import fsdp1_files
-from simcore.frameworks.common.kernels import SDPA_BACKENDS, torch_libraries
-from simcore.frameworks.common.liger import LIGER_OPTION, loss_with
+from simcore.frameworks.common.kernels import torch_libraries
+from simcore.frameworks.common.liger import loss_with
 from simcore.frameworks.common.torch import (
     States,
     all_or_no_checkpoint,
     check_named_adapters,
     offloaded_together,
-    refuse_virtual_stages,
     states_of,
     torch_optimizer,
 )
@@ -30,6 +29,7 @@ from simcore.frameworks.common.trainer import Trainers
 from simcore.frameworks.fsdp1.strategy import Fsdp1Strategy, ShardingStrategy
 from simcore.frameworks.fsdp2.units import Wrapping, units
 from simcore.models.graph import ModelGraph
+from simcore.placement.capabilities import ONE_STAGE, PLAIN_TORCH, Capabilities
 from simcore.placement.framework import Framework, Rule, TensorPolicy, Unit, UpdateTime
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Flat, Partial, Placements, TensorLayout
@@ -49,8 +49,7 @@ OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "wrap": (None, "layers_root", "root"),
 }
 OF_LAYERS: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
-    "hf": {"attn_implementation": (None, "sdpa", "flash_attention_2"), "experts_implementation": (None, "grouped_mm"),
-           "sdpa_backend": (None, *SDPA_BACKENDS), LIGER_OPTION: (True, False)},
+    "hf": _transformers.LAYER_OPTIONS,
     "llmfoundry": {"attn_impl": _llmfoundry.OPTIONS["attn_impl"],
                    "wrap": (None, "separate_embedding", "layers_root", "root")},
 }
@@ -66,6 +65,9 @@ _CLASS: Final[dict[str, tuple[Any, str]]] = {
 """Defaults of the class, which a trainer may replace."""
 ASKED: Final = {"hf": _CLASS, "llmfoundry": _CLASS | _llmfoundry.FSDP1}
 """Defaults under the trainer around each implementation."""
+CAPABILITIES: Final = Capabilities(
+    axes=("dp_replicate", "dp_shard"), offload=("params", "gradients", "optimizer", "activations"),
+    fixed={**PLAIN_TORCH, **ONE_STAGE})
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger")
 WITHIN: Final[dict[str, ShardingStrategy]] = {"FULL_SHARD": "FULL_SHARD", "HYBRID_SHARD": "FULL_SHARD",
                                       "SHARD_GRAD_OP": "SHARD_GRAD_OP", "_HYBRID_SHARD_ZERO2": "SHARD_GRAD_OP",
@@ -111,20 +113,13 @@ def in_fp8(job: Draft) -> ModelGraph:
 
 
 def _check(job: Draft, options: dict[str, Any]) -> None:
-    for axis in ("pp", "cp", "tp", "ep", "etp"):
-        if getattr(job.mesh, axis) > 1:
-            raise job.not_yet(f"mesh.{axis}", f"fsdp1 with {axis}")
-    job.refuse_offload("params", "gradients", "optimizer", "activations")
+    CAPABILITIES.check(job)
     TRAINERS[job.graph.implementation].check(job, options)
-    job.refuse_given({"training.sequence_parallel": "False", "training.precision.main_grads": "auto",
-                      "training.precision.experts": "auto", "training.optimizer.master": "none",
-                      "training.pipeline.layers": "auto", "training.pipeline.schedule": "1f1b"})
-    refuse_virtual_stages(job)
 
 
 def _check_transformers(job: Job, options: dict[str, Any]) -> None:
     _transformers.check_layers(job, {})
-    job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
+    job.refuse_capacity(_transformers.NO_CAPACITY)
     job.one_of("training.loss", job.scenario.training.loss, LOSSES)
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 from simcore.frameworks.common.pipeline import check_schedule
-from simcore.frameworks.common.torch import check_named_adapters, offloaded_together, refuse_virtual_stages
+from simcore.frameworks.common.torch import check_named_adapters, offloaded_together
 from simcore.frameworks.fsdp2.trainers import TRAINERS
 from simcore.inputs.optimizers import optimizers_of
 from simcore.models.blocks import Moe
+from simcore.placement.capabilities import PLAIN_TORCH, Capabilities
 from simcore.placement.framework import Unit
 from simcore.placement.job import Draft, Job
 
@@ -24,22 +25,15 @@ def check(job: Draft) -> None:
     """Refuses what no `fully_shard` job is served with: axes, training settings, offload, experts."""
     mesh, training = job.mesh, job.scenario.training
     axes = TRAINERS[job.graph.implementation].defaults.axes
-    if mesh.pp > 1 and "pp" not in axes:
-        raise job.not_yet("mesh.pp", "fsdp2 with pipeline stages (torch.distributed.pipelining)")
-    if mesh.cp > 1 and "cp" not in axes:
-        raise job.not_yet("mesh.cp", "fsdp2 with context parallelism")
-    if mesh.etp > 1:
-        raise job.not_yet("mesh.etp", "fsdp2 with experts split by width")
+    waits = ("activations",) if job.graph.implementation == "hf" else ()
+    Capabilities(axes=("dp_replicate", "dp_shard", "tp", "ep", *axes),
+                 offload=("params", "gradients", "optimizer", *waits), fixed=PLAIN_TORCH,
+                 virtual_stages=mesh.pp > 1 and "virtual_stages" in axes).check(job)
     if mesh.stage_size % mesh.ep:
         raise job.illegal("mesh.ep", f"{mesh.stage_size} ranks must be a multiple of ep {mesh.ep}",
                           "torch 2.13 init_device_mesh: the mesh must cover the ranks")
     _check_offload(job)
-    job.refuse_given({"training.sequence_parallel": "False", "training.precision.main_grads": "auto",
-                      "training.precision.experts": "auto", "training.optimizer.master": "none",
-                      "training.pipeline.layers": "auto"})
     check_schedule(job, splits="split_backward" in axes)
-    if mesh.pp == 1 or "virtual_stages" not in axes:
-        refuse_virtual_stages(job)
     if training.method != "full":
         job.one_of("training.optimizer.name", training.optimizer.name, optimizers_of("torch", by_matrix=False))
         check_named_adapters(job)
@@ -48,8 +42,6 @@ def check(job: Draft) -> None:
 
 def _check_offload(job: Job) -> None:
     """[Note: FSDP2 on the host] Parameters, gradients and states go together, all of them."""
-    waits = ("activations",) if job.graph.implementation == "hf" else ()
-    job.refuse_offload("params", "gradients", "optimizer", *waits)
     away = offloaded_together(job, "CPUOffloadPolicy offloads parameters, gradients, and optimizer states to CPU",
                               "torch 2.13 distributed/fsdp/_fully_shard/_fsdp_api.py")
     if away and job.mesh.dp_shard == 1:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from simcore.inputs.optimizers import optimizers_of
 from simcore.models.blocks import Attention, LatentAttention, Mamba2, Mixer, Mlp, Moe, Mtp
 from simcore.models.network import Edge
+from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
 
 __all__ = ["check", "check_fuser", "check_overlap", "check_shared_overlap"]
+
+
+CAPABILITIES: Final = Capabilities(axes=ALL_AXES, offload=("optimizer",), virtual_stages=True, fixed={
+    "training.precision.experts": "auto", "training.lora.dtype": "bf16"})
 
 
 def check(job: Job, *, sequence_parallel: bool) -> None:
@@ -29,8 +36,7 @@ def _check_served(job: Job) -> None:
     job.one_of("training.loss", training.loss, ("auto", "megatron", "te", "te_inplace"))
     job.one_of("training.optimizer.name", training.optimizer.name, optimizers_of("te"))
     job.one_of("training.optimizer.implementation", training.optimizer.implementation, ("auto", "te", "fused"))
-    job.refuse_given({"training.precision.experts": "auto", "training.lora.dtype": "bf16"})
-    job.refuse_offload("optimizer")
+    CAPABILITIES.check(job)
     if training.optimizer.paged:
         raise job.not_yet("training.optimizer.paged", "paged optimizer states under megatron")
     mixers = [branch.block for kind in job.graph.kinds for branch in kind.branches]

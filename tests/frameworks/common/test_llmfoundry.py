@@ -27,7 +27,7 @@ def peak(report: Report) -> int:
 
 
 @pytest.mark.parametrize(("mesh", "given", "told"), [
-    ({"dp_shard": 2, "tp": 2}, {}, "not yet: fsdp1 with tp"),
+    ({"dp_shard": 2, "tp": 2}, {}, "not yet: fsdp1 with tensor parallelism"),
     ({"dp_shard": 2, "tp": 2}, {"framework": "fsdp2"}, "not yet: tensor parallelism with llm-foundry's layers"),
     ({"dp_shard": 2, "dp_replicate": 2}, {}, "not yet: replicas of llm-foundry's shards"),
     ({"dp_shard": 2}, {"seq_len": 128}, "this model only supports seq_len<=64"),

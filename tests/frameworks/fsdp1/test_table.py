@@ -138,7 +138,7 @@ HOST = {"params": "host", "gradients": "host", "optimizer": "host"}
 
 
 @pytest.mark.parametrize(("mesh", "given", "kind", "told"), [
-    ({"dp_shard": 2, "tp": 2}, {}, NotYet, "fsdp1 with tp"),
+    ({"dp_shard": 2, "tp": 2}, {}, NotYet, "fsdp1 with tensor parallelism"),
     ({"dp_shard": 2}, {"method": "lora"}, IllegalLayout, "Must flatten tensors with uniform `requires_grad`"),
     ({"dp_shard": 2}, {"options": {"sharding_strategy": "NO_SHARD"}}, IllegalLayout, "NO_SHARD cuts nothing"),
     ({"dp_replicate": 2}, {"options": {"sharding_strategy": "HYBRID_SHARD"}}, IllegalLayout, "which is 1"),
