@@ -14,7 +14,7 @@ from typing import Literal, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from simcore.errors import InputError, Problem
-from simcore.hardware.collective_curves import find_curves, load_curves
+from simcore.hardware.collective_curves import Curves, find_curves, load_curves
 from simcore.hardware.device import Device
 from simcore.hardware.efficiency import Efficiency, find_efficiency, load_efficiency
 from simcore.hardware.node_spread import worst_spread
@@ -35,6 +35,11 @@ class BusBandwidth(Frozen):
     all_reduce: Rate
     all_to_all: Rate
     send_recv: Rate
+
+
+def _most_on_bus(collective: str, bandwidth: float, *, sums_in_switch: bool) -> float:
+    """Largest bus bandwidth in bytes/s that a link of `bandwidth` allows: see `Fabric`."""
+    return bandwidth * (2 if collective == "all_reduce" and sums_in_switch else 1)
 
 
 class Fabric(Frozen):
@@ -61,7 +66,7 @@ class Fabric(Frozen):
         if link is None:  # refused already
             return reached
         for name in BusBandwidth.model_fields:
-            most = link.si * (2 if name == "all_reduce" and info.data.get("sums_in_switch") else 1)
+            most = _most_on_bus(name, link.si, sums_in_switch=bool(info.data.get("sums_in_switch")))
             if getattr(reached, name).si > most:
                 raise ValueError(f"{name}: {getattr(reached, name).value} is more than the link carries "
                                  f"(bandwidth: {link.value})")
@@ -262,13 +267,27 @@ _read = FileCache(_parsed)
 
 
 def _with_curves(topology: Topology, document: Document) -> Topology:
-    """Replaces the name of a file of measured curves by its path; the file is read when a time is needed."""
+    """Replaces the name of a file of measured curves by its path; the file is read to hold it to the link."""
     fabric, level = topology.node.fabric, "nvlink" if topology.node.nvlink else "pcie"
     if fabric is None or fabric.curves is None:
         return topology
-    path = find_curves(fabric.curves, document.where(("node", level, "curves")), document.folder)
+    where = document.where(("node", level, "curves"))
+    path = find_curves(fabric.curves, where, document.folder)
+    _check_curves(load_curves(path), fabric, where, f"node.{level}.curves")
     level_fabric = fabric.model_copy(update={"curves": str(path)})
     return topology.model_copy(update={"node": topology.node.model_copy(update={level: level_fabric})})
+
+
+def _check_curves(curves: Curves, fabric: Fabric, where: str, key: str) -> None:
+    """Raises InputError for a measured time in which the link could not have carried the bytes."""
+    for (collective, ranks), curve in curves.by_ranks.items():
+        most = _most_on_bus(collective, fabric.bandwidth.si, sums_in_switch=fabric.sums_in_switch)
+        on_bus = (2 if collective == "all_reduce" else 1) * (ranks - 1) / ranks  # as nccl-tests defines it
+        for size, ns in zip(curve.sizes, curve.times, strict=True):
+            if size * on_bus > most * ns * 1e-9 * (1 + 1e-9):
+                raise _problem(where, f"{key}: {collective} of {ranks} ranks, {size} bytes in {ns / 1000:g} us, is "
+                               f"more than the link carries (bandwidth: {fabric.bandwidth.value}): a curve of "
+                               "another machine?")
 
 
 def _efficiency(document: Document) -> Efficiency:

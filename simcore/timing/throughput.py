@@ -129,13 +129,20 @@ def _limits(work: Sequence[Work], topology: Topology, traffic: Sequence[TrafficR
     """Lower bounds of the step in seconds: at the datasheets' peaks and bandwidths, each separately."""
     device, inside, outside = topology.device, topology.node.fabric, topology.network
     products = _on_matrix_units(work, topology.efficiency)
-    near, far = sum(row.nvlink_bytes for row in traffic), sum(row.network_bytes for row in traffic)
+    near = sum(_sent_inside(row, sums_in_switch=bool(inside and inside.sums_in_switch)) for row in traffic)
+    far = sum(row.network_bytes for row in traffic)
     copied = [sum(row.wire_bytes for row in traffic if row.axis == way) for way in HOST_WAYS]
     return {"compute": sum(row.flops / _dense_peak(device, row.dtype) for row in products),
             "memory": sum(row.bytes_moved for row in work) / device.memory_bandwidth.si,
             "nvlink": near / inside.bandwidth.si if inside else 0.0,
             "network": far / outside.bandwidth.si if outside else 0.0,
             "host_link": max(copied) / topology.node.host_link.bandwidth.si}
+
+
+def _sent_inside(row: TrafficRow, *, sums_in_switch: bool) -> int:
+    """Least bytes that a rank sends inside a node; where the switch sums, it sends its buffer of an all-reduce once."""
+    return min(row.nvlink_bytes, row.payload_bytes) if (
+        sums_in_switch and row.collective == "all_reduce") else row.nvlink_bytes
 
 
 # ---- money ----------------------------------------------------------------------------------------------------------

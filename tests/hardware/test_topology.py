@@ -39,9 +39,9 @@ WIDE = {"config": "llama-tiny", "overrides": {"hidden_size": 2048, "num_attentio
                                               "head_dim": 128, "intermediate_size": 8192}}
 
 
-def edited(folder: Path, *changes: tuple[str, str]) -> Path:
-    """A copy of dgx-h100 with some text replaced."""
-    text = (data_folder("topologies") / "dgx-h100.yaml").read_text(encoding="utf-8")
+def edited(folder: Path, *changes: tuple[str, str], source: str = "dgx-h100") -> Path:
+    """A copy of a built-in topology with some text replaced."""
+    text = (data_folder("topologies") / f"{source}.yaml").read_text(encoding="utf-8")
     for old, new in changes:
         assert old in text
         text = text.replace(old, new, 1)
@@ -180,6 +180,26 @@ def test_no_collective_is_faster_than_its_link(tmp_path: Path) -> None:
     text = told(edited(tmp_path, ('all_gather: {value: "34.8 GB/s"', 'all_gather: {value: "348 GB/s"')))
     assert re.match(rf"{re.escape(str(tmp_path))}/mine\.yaml:\d+: network\.bus_bandwidth: all_gather: 348 GB/s", text)
     assert text.endswith("is more than the link carries (bandwidth: 50 GB/s)")
+
+
+def test_no_measured_curve_is_faster_than_its_link(tmp_path: Path) -> None:
+    """Curves of another machine: an all-gather of GB200s between cards on PCIe 4.0."""
+    found = told(edited(tmp_path, ("name: rtx-4080", "name: mine"),
+                        ("    bus_bandwidth:", "    curves: gb200\n    bus_bandwidth:"), source="rtx-4080"))
+    assert re.match(rf"{re.escape(str(tmp_path))}/mine\.yaml:\d+: node\.pcie\.curves: all_gather of 2 ranks, ", found)
+    assert found.endswith("is more than the link carries (bandwidth: 32 GB/s): a curve of another machine?")
+
+
+def test_a_curve_may_reach_its_link(tmp_path: Path) -> None:
+    """An all-reduce of 2 ranks sends each byte once: 32 GB/s is 31.25 us a MB, of which a ns less is too fast."""
+    for microseconds, passes in (("31.25", True), ("31.24", False)):
+        tmp_path.joinpath("c.yaml").write_text(
+            "machine: two cards\nnccl: '2.30'\nsource: ours\ncurves:\n  all_reduce: |\n    bytes 2\n    1000 5.0\n"
+            f"    1000000 {microseconds}\n", encoding="utf-8")
+        text = edited(tmp_path, ("name: rtx-4080", "name: mine"),
+                      ("    bus_bandwidth:", "    curves: c.yaml\n    bus_bandwidth:"), source="rtx-4080")
+        with contextlib.nullcontext() if passes else pytest.raises(InputError, match="all_reduce of 2 ranks, 1000000"):
+            load_topology(text)
 
 
 def test_switches_that_sum_send_every_byte_of_an_all_reduce_once(tmp_path: Path) -> None:

@@ -90,6 +90,17 @@ def test_bytes_of_links_are_a_limit_too() -> None:
     assert 0 < time.roofline.limits["network"] < time.step_s
 
 
+@pytest.mark.parametrize(("topology", "bandwidth", "sent"), [("dgx-h200", 450e9, 1), ("dgx-a100", 300e9, 7 / 4)])
+def test_a_switch_that_sums_is_sent_a_buffer_once(topology: str, bandwidth: float, sent: float) -> None:
+    """DDP of 8 ranks: a ring sends 7/4 of a buffer. H200's measured all-reduce is faster than a ring could be."""
+    report = simulate(small.scenario("ddp", {"dp_replicate": 8}, model="llama-3-8b", seq_len=64, topology=topology))
+    assert report.time is not None
+    assert report.time.roofline is not None
+    payload = sum(row.payload_bytes for row in report.ranks[0].traffic)
+    assert {row.collective for row in report.ranks[0].traffic} == {"all_reduce"}
+    assert report.time.roofline.limits["nvlink"] == pytest.approx(sent * payload / bandwidth)
+
+
 def test_waiting_is_told_by_the_link_that_is_waited_for() -> None:
     """Tensor parallelism inside a node, data parallelism over two, inputs of layers on the host."""
     def waited(mesh: dict[str, int], **given: Any) -> dict[str, float]:
