@@ -29,7 +29,11 @@ __all__ = ["tensors"]
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
-    """Parameters and buffers of `kind` in registration order."""
+    """Parameters and buffers of a layer of `kind`, or of a part around the layers, in registration order.
+
+    Names are relative to it; () for the loss and for multi-token prediction. NotYet for features that only Megatron
+    builds, and MPT's that transformers does not.
+    """
     refuse_megatrons(kind)
     if kind.family == "mpt":
         return mpt_tensors.plain_tensors(kind)
