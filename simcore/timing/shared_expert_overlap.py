@@ -24,10 +24,10 @@ __all__ = ["hidden_shares"]
 
 def hidden_shares(program: Program, kernel_ns: IntArray, call_ns: Callable[[int, int], int],
                   contention: float) -> NDArray[np.float64]:
-    """Share of each distinct row's call that a shared expert hides; 0 for rows that are not an all-to-all.
+    """Share, 0 to 1, of each distinct row's call that a shared expert hides.
 
-    `kernel_ns`: time of each distinct row; `call_ns(comm, payload)`: of a call. The shorter of the two is hidden, less
-    `contention`, the share by which kernels next to a collective take longer.
+    0 for rows that are no all-to-all. `kernel_ns`: time of each distinct row; `call_ns(comm, payload)`: ns of a call.
+    The shorter of the two is hidden, less `contention`, the share by which kernels next to a collective take longer.
     """
     rows = program.distinct
     exchanges = np.array([collective == "all_to_all" for collective, _, _ in program.tables.comms], dtype=np.bool_)
