@@ -31,8 +31,8 @@ class Implementation:
 
     `record`: (kind, workload, slots, comms) to the recording of one layer or part; entries are added to the tables
     `slots` (storages) and `comms` (communications). `tensors`: parameters and buffers of a kind of layer, in
-    registration order; NotYet for what the code base does not build. `standing`: bytes, by name, of buffers that all
-    layers of a pipeline stage share.
+    registration order; raises NotYet for what the code base does not build. `standing`: bytes, by name, of buffers that
+    all layers of a pipeline stage share.
     """
 
     record: _Recorder

@@ -54,7 +54,7 @@ class Products(NamedTuple):
 
 
 def unpacked(shapes: _Ints) -> Products:
-    """Columns of the shapes that `shape_of` packed, in the same order."""
+    """Shapes that `shape_of` packed, as columns (arrays), in the same order."""
     sides = shapes >> _GROUP_BITS + 1
     groups = shapes >> 1 & (1 << _GROUP_BITS) - 1
     return Products(sides >> _SIDE_BITS, sides & _LARGEST, groups, (shapes & 1).astype(np.bool_))

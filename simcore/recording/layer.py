@@ -70,11 +70,11 @@ class RecordedLayer:
     """Recording of one layer for one microbatch: a section (rows in order) for each part of a step.
 
     `rest`: tensors kept from the previous step; `forward`: until the module returns; `after`: tensors that its caller
-    then drops (after the unit's post-forward hook); `late`: tensors that the model drops after the last layer; `seed`:
-    before the first backward hook (the loss only); `backward`: until the gradient of the layer's input exists; `grads`:
-    the parameter gradients alive at the end of `backward`, as (parameter, slot: index of its name, bytes). `weight`:
-    gradients of parameters, if `backward` makes none; `release`: tensors that only the graph refers to, freed after
-    backward. `casts`: tensors that autocast drops when the model's forward is over.
+    then drops (after the FSDP unit's post-forward hook); `late`: tensors that the model drops after the last layer;
+    `seed`: before the first backward hook (the loss only); `backward`: until the gradient of the layer's input exists;
+    `grads`: the parameter gradients alive at the end of `backward`, as (parameter, slot: index of its name, bytes).
+    `weight`: gradients of parameters, if `backward` makes none; `release`: tensors that only the autograd graph refers
+    to, freed after backward. `casts`: tensors that autocast drops when the model's forward is over.
     """
 
     forward: Section

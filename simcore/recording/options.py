@@ -40,7 +40,7 @@ class ImplementationOptions:
     def of(cls, options: ImplementationOptions) -> Self:
         """`options` as an instance of this class; its defaults if they are `NO_OPTIONS`.
 
-        AssertionError for options of another implementation.
+        Raises AssertionError for options of another implementation.
         """
         if isinstance(options, cls):
             return options

@@ -117,11 +117,12 @@ _ALLOC, _FREE, _COMPUTE, _COLLECTIVE, _MARK = (
 
 
 class Storage:
-    """Memory of one or more tensors: its creation posts an allocation, its deletion a free.
+    """Memory of one or more tensors: its creation records an allocation, its deletion a free.
 
     `slot`: index of its name and category in the recorder's table; `offset`: which layer's slot it is, 0 for this one.
-    `born`: False if another layer has posted the allocation. `num_bytes`: set to 0 where another layer posts the free.
-    `birth`: index of the allocation's row. `held`: a storage that this one refers to, which lives at least as long.
+    `born`: False if another layer has recorded the allocation. `num_bytes`: set to 0 where another layer records the
+    free. `birth`: index of the allocation's row. `held`: a storage that this one refers to, which lives at least as
+    long.
     """
 
     __slots__ = ("birth", "held", "num_bytes", "offset", "slot", "tape")
@@ -210,7 +211,7 @@ class Recorder:
         return self.slots.setdefault((name, category), len(self.slots))
 
     def compute(self, kernel: Kernel, flops: int, moved_bytes: int, shape: int = 0) -> None:
-        """Posts one kernel on the compute stream.
+        """Records one kernel on the compute stream.
 
         `flops`: two for a multiply-add; `moved_bytes`: read and written; `shape`: packed integer, see `kernel_shape`.
         """
@@ -219,11 +220,11 @@ class Recorder:
         self.rows.append((_COMPUTE, 0, kernel, flops, self.module | shape << MODULE_BITS, moved_bytes))
 
     def python(self, operators: int) -> None:
-        """Posts host time worth `operators` operators of torch, with no work on the device."""
+        """Records host time worth `operators` operators of torch, with no work on the device."""
         self.compute(Kernel.ELEMENTWISE, 0, 0, operators)
 
     def collective(self, collective: str, axis: str, payload: int, dtype: str) -> None:
-        """Posts a collective on mesh axis `axis` that the layer itself calls and waits for.
+        """Records a collective on mesh axis `axis` that the layer itself calls and waits for.
 
         Examples: token dispatch, tensor parallelism. `payload`: bytes, as in the report's `traffic`.
         """
@@ -231,19 +232,19 @@ class Recorder:
         self.rows.append((_COLLECTIVE, 0, row, payload, COMPUTE_STREAM, self.module))
 
     def copy(self, direction: str, num_bytes: int, dtype: str) -> None:
-        """Posts a copy of `num_bytes` on the compute stream; `direction`: `to_host` or `to_device`."""
+        """Records a copy of `num_bytes` on the compute stream; `direction`: `to_host` or `to_device`."""
         row = self.comms.setdefault(("copy", direction, dtype), len(self.comms))
         self.rows.append((Op.COPY, 0, row, num_bytes, COMPUTE_STREAM, self.module))
 
     def update(self, step: Step) -> None:
-        """Posts the optimizer's step of one parameter: its kernel and its temporary memory."""
+        """Records the optimizer's step of one parameter: its kernel and its temporary memory."""
         slot = self.slot("sqrt_exp_avg_sq", "optim_temp")
         temporary = Storage(self, step.held, slot)
         self.compute(Kernel.OPTIMIZER, step.flops, step.moved)
         del temporary
 
     def attach(self, node: Any, x: Any) -> None:
-        """Keeps `x` alive as an attribute of the node's context, which no checkpoint drops.
+        """Keeps `x` alive as an attribute of the autograd node's context (ctx), which no checkpoint drops.
 
         It lives until the graph is freed. Nothing is kept if `node` is None.
         """
@@ -251,14 +252,14 @@ class Recorder:
             (node.saved if self.phase == "recompute" else self.graph).append(x.detach())
 
     def stop(self) -> None:
-        """Posts a wait of the host until the device has done all issued work.
+        """Records a wait of the host until the device has done all issued work.
 
         Absent in CUDA graphs of the whole step.
         """
         self.rows.append((Op.WAIT, 0, 0, 0, COMPUTE_STREAM, HOST_STOPS))
 
     def mark(self, label: int) -> None:
-        """Posts a row without cost that only has a label, such as `RECOMPUTE_BEGIN`."""
+        """Records a row without cost that only has a label, such as `RECOMPUTE_BEGIN`."""
         self.rows.append((_MARK, 0, label, 0, COMPUTE_STREAM, 0))
 
     def cut(self) -> Section:
@@ -272,7 +273,7 @@ class Recorder:
     def rename(self, storage: Storage | None, slot: int) -> None:
         """Gives a storage another slot (name and category), from its allocation on.
 
-        AssertionError if it was not allocated since the last `cut`.
+        Raises AssertionError if it was not allocated since the last `cut`.
         """
         assert storage is not None
         op, offset, _, amount, stream, aux = self.rows[storage.birth]

@@ -84,7 +84,7 @@ class Tensor:
         return Tensor(self.storage, self.shape, self.dtype)
 
     def disown(self) -> None:
-        """Leaves the free of its storage to another layer: none is posted here."""
+        """Leaves the free of its storage to another layer: none is recorded here."""
         assert self.storage is not None
         self.storage.num_bytes = 0
 
@@ -137,7 +137,7 @@ class Tape(Recorder):
 
     # ---- tensors ------------------------------------------------------------------------------------------------
     def empty(self, shape: Sequence[int], dtype: str, name: str, category: str = "") -> Tensor:
-        """New uninitialised tensor: posts the allocation of its storage under `name`, prefixed with the scope.
+        """New uninitialised tensor: records the allocation of its storage as `name`, prefixed with the scope.
 
         `category`: of its bytes, "" for that of the phase (`CATEGORY_OF_PHASE`).
         """
@@ -146,7 +146,7 @@ class Tape(Recorder):
         return Tensor(Storage(self, math.prod(shape) * DTYPE_BYTES[dtype], slot), shape, dtype)
 
     def external(self, shape: Sequence[int], dtype: str, slot: int, offset: int) -> Tensor:
-        """Tensor that another layer has allocated: only its free is posted here.
+        """Tensor that another layer has allocated: only its free is recorded here.
 
         `slot`: index of its name in that layer; `offset`: that layer's index minus this one's.
         """
@@ -178,7 +178,8 @@ class Tape(Recorder):
         """Saves tensors for the backward of `node`; does nothing if `node` is None.
 
         Parameters (kept by their owner) and None (scalars) take no bytes, but count for the early stop of a replay. In
-        a checkpointed region nothing is saved in forward. Raises StopReplay when a replay has saved all.
+        forward of a checkpointed region nothing is saved; its replay in backward saves the tensors, and raises
+        StopReplay when it has saved all.
         """
         if node is None:
             return
@@ -206,7 +207,7 @@ class Tape(Recorder):
                    nested: bool = False) -> Tensor:
         """Output of `run()`, a region whose nodes save only its inputs (those that `run` refers to).
 
-        It runs again in backward. `keeps`, `early_stop`, `nested`: see `checkpoint.Frame`. AssertionError inside
+        It runs again in backward. `keeps`, `early_stop`, `nested`: see `checkpoint.Frame`. Raises AssertionError inside
         another one.
         """
         assert self.frame is None, "checkpoints are not nested"
@@ -299,7 +300,7 @@ class Tape(Recorder):
         edge.grads[output] = self.add_grads(edge.grads[output], grad) if output in edge.grads else grad
 
     def add_grads(self, first: Tensor, second: Tensor) -> Tensor:
-        """Sum of two gradients of one tensor, in a new tensor; posts its kernel."""
+        """Sum of two gradients of one tensor, in a new tensor; records its kernel."""
         total = self.empty(first.shape, first.dtype, "grad_sum")
         self.compute(Kernel.ELEMENTWISE, first.numel, first.nbytes + second.nbytes + total.nbytes, 1)
         return total
@@ -308,7 +309,7 @@ class Tape(Recorder):
         """Hands a parameter its gradient, as AccumulateGrad does.
 
         The first gradient becomes `{name}.grad`; a further one is added in place and freed. If the parameter has an
-        optimizer `step`, this is posted and the gradient is freed.
+        optimizer `step`, this is recorded and the gradient is freed.
         """
         if param.tied:  # the implementation adds it to the other gradient
             self.grads.append((param, grad))
@@ -325,7 +326,7 @@ class Tape(Recorder):
     def release_grads(self) -> tuple[tuple[Param, int, int], ...]:
         """Parameter gradients that are alive now, as (parameter, slot: index of its name, bytes).
 
-        Their frees are not posted here; whoever takes them posts them.
+        Their frees are not recorded here; whoever takes them records them.
         """
         alive = []
         for param, grad in self.grads:

@@ -51,11 +51,11 @@ _SEND, _RECEIVE = int(Stream.SEND), int(Stream.RECEIVE)
 
 
 class Kernels(NamedTuple):
-    """Kernels of a program, one entry for each distinct row that is a kernel.
+    """Kernels of a program: one entry for each kernel row, equal rows only once; arrays in one order.
 
-    All arrays have the same order. `rows`: index of the distinct row; `kinds`: index in `kernel.KERNELS`; `dtypes`:
-    index in `kernel.DTYPES`; `ns`: time on an idle device, of which `compute_ns` is for arithmetic and `memory_ns` for
-    memory traffic, not rounded; the rest is due to the shortest time of a kernel.
+    `rows`: index among the program's distinct rows; `kinds`: index in `kernel.KERNELS`; `dtypes`: index in
+    `kernel.DTYPES`; `ns`: time on an idle device, of which `compute_ns` is for arithmetic and `memory_ns` for memory
+    traffic, not rounded; the rest is due to the shortest time of a kernel.
     """
 
     rows: IntArray
@@ -115,7 +115,7 @@ class Breakdown:
 
 def breakdown(program: Program, track: RankStreams, times: ClassTimes, weight: IntArray, kernels: Kernels,
               alone_ns: Callable[[int, int], int], once: int) -> Breakdown:
-    """Breakdown of a step of one class of ranks, whose program was run on the timeline.
+    """Breakdown of a step of one class of ranks (with the same program), after a run on the timeline.
 
     `track`: its streams; `times`: what the timeline gave; `weight`: how often each microbatch of the program happens in
     the step; `alone_ns(comm, payload)`: ns of a call without contention; `once`: host ns spent once a step.

@@ -64,7 +64,7 @@ def wire_bytes(collective: str, payload_bytes: int, group_size: int) -> int:
     """Bytes that leave one rank on a ring, the mean over the group, for a payload in bytes.
 
     Payload as in the report's `traffic`. Rounded to the nearest integer, halves to even, of the product of floats, so
-    that sums over calls agree with PyTorch traces that were counted so. KeyError: no such collective.
+    that sums over calls agree with PyTorch traces that were counted so. Raises KeyError for an unknown collective.
     """
     return round(payload_bytes * wire_factor(collective, group_size))
 
@@ -72,7 +72,7 @@ def wire_bytes(collective: str, payload_bytes: int, group_size: int) -> int:
 def wire_factor(collective: str, group_size: int) -> float:
     """Share of the payload that leaves one rank on a ring, the mean over the group; 0 in a group of one.
 
-    In a gather all ranks but one send, a part each. KeyError: no such collective.
+    In a gather all ranks but one send, a part each. Raises KeyError for an unknown collective.
     """
     if collective not in COLLECTIVES:
         raise KeyError(collective)
@@ -101,7 +101,7 @@ def crossing(collective: str, group_size: int, link: Link, dispatch: Dispatch | 
 
     Members are counted as if the nodes held equal parts. The share that leaves a rank is `wire_factor`, except for a
     dispatch across nodes. A message goes to the next rank of the group, around the ring. A copy from or to the host
-    leaves the rank and not the node. KeyError: no such collective.
+    leaves the rank and not the node. Raises KeyError for an unknown collective.
     """
     if link.name == "host":
         return Crossing(1.0, 0.0)
@@ -137,9 +137,9 @@ def _is_tree(collective: str, link: Link) -> bool:
 # ---- time -----------------------------------------------------------------------------------------------------------
 def timing(collective: str, payload_bytes: int, group_size: int, link: Link,
            dispatch: Dispatch | None = None) -> Timing:
-    """Source of the time that `collective_ns` returns: "measured" (table) or "model" (formula).
+    """Source of the time that `collective_ns` returns: "measured" or "model".
 
-    See [Note: measured or model].
+    Measured: a table for this number of ranks of one host covers the payload. Model: latency plus bytes over bandwidth.
     """
     return "measured" if payload_bytes in measured_sizes(collective, group_size, link, dispatch) else "model"
 
@@ -154,8 +154,9 @@ def collective_ns(collective: str, payload_bytes: int, group_size: int, link: Li
                   dispatch: Dispatch | None = None) -> int:
     """Time in ns of one call without contention; 0 in a group of one.
 
-    See [Note: measured or model]. A copy between a GPU and its host takes the link's latency plus its bytes at the
-    link's rate; 0 bytes take 0 ns. KeyError: no such collective.
+    From a measured table where there is one, else latency plus bytes over bandwidth ([Note: measured or model]). A copy
+    between a GPU and its host takes the link's latency plus its bytes at the link's rate; 0 bytes take 0 ns. Raises
+    KeyError for an unknown collective.
     """
     if link.name == "host":
         return math.ceil((link.latency_s + payload_bytes / link.bytes_per_s) * 1e9) if payload_bytes else 0

@@ -40,13 +40,13 @@ _PASS = np.array([{Phase.LOSS: Phase.FORWARD, Phase.RECOMPUTE: Phase.BACKWARD}.g
 
 
 class CollectiveCall(NamedTuple):
-    """One call of a collective, message or copy by one rank of a class.
+    """One call of a collective, message or copy in a program.
 
-    `number`: its index among the calls of the program; `comm`: index of its communicator; `stream`: stream that it runs
-    on. `gate`: index of the compute item after which it may start (-1: at once). `serial`: its number among the calls
-    of this communicator on this stream, which matches those of the other ranks of the group. `layer`, `handle`,
-    `microbatch`: what it is for; a wait names the same. `row`: index of its row; `after`: index of the compute item
-    after which it was issued.
+    `number`: its index among the program's calls; `comm`: index of its communicator; `stream`: stream that it runs on.
+    `gate`: index of the compute item (see `ComputeItem`) after which it may start (-1: at once). `serial`: its number
+    among the calls of this communicator on this stream; equal numbers of the group's ranks are one call. `layer`,
+    `handle`, `microbatch`: key by which a later wait names the call. `row`: index of its row; `after`: index of the
+    compute item after which it was issued.
     """
 
     number: int

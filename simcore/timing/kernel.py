@@ -48,8 +48,8 @@ def compute_ns(device: Device, efficiency: Efficiency, kernel_ids: ArrayLike, fl
     """Time in ns of each kernel on an idle device: its arithmetic plus its memory traffic.
 
     At least the shortest time of a kernel. `kernel_ids` index `KERNELS`, `dtype_ids` index `DTYPES` (the format of the
-    operands); `flops` counts two for a multiply-add; `bytes_moved` is read plus written. InputError if the device has
-    no such format.
+    operands); `flops` counts two for a multiply-add; `bytes_moved` is read plus written. Raises InputError if the
+    device has no such format.
 
     [Note: shapes]
     Arithmetic and traffic are added, so a kernel with fewer FLOPs per byte reaches less of the peak. For a product of
@@ -78,7 +78,7 @@ def worked_flops(device: Device, kernel_ids: IntArray, flops: IntArray, dtype_id
 def added_ns(efficiency: Efficiency, of_flops: NDArray[np.float64], of_bytes: NDArray[np.float64]) -> NDArray[np.int64]:
     """Time in ns of each kernel: the sum of the two parts that `busy_ns` returns, rounded up.
 
-    At least the shortest time of a kernel, but 0 without FLOPs and bytes (a row that costs only the host).
+    At least the shortest time of a kernel, but 0 without FLOPs and bytes (a row that costs only the host). Raises
     OverflowError if all together do not fit into 64 bits.
     """
     work = of_flops + of_bytes
@@ -145,7 +145,7 @@ def exposed_share(overlap: Overlap, axis: str, overlapped: Sequence[str]) -> flo
 def cpu_rate(topology: Topology, world_size: int) -> float:
     """Bytes/s at which the CPU cores of one rank read and write host memory.
 
-    Ranks of a host share it evenly. InputError if the topology has no `node.host_bandwidth`.
+    Ranks of a host share it evenly. Raises InputError if the topology has no `node.host_bandwidth`.
     """
     bandwidth = topology.node.host_bandwidth
     if bandwidth is None:
@@ -163,9 +163,9 @@ class HostRates(NamedTuple):
 
 
 def host_rates(topology: Topology, world_size: int) -> HostRates:
-    """Rates in bytes/s of one rank on its host; ranks of a host share them evenly. 0 without drives.
+    """Rates in bytes/s of one rank on its host: memory, and reading and writing drives (0 without drives).
 
-    InputError if the topology has no `node.host_bandwidth`.
+    Ranks of a host share them evenly. Raises InputError if the topology has no `node.host_bandwidth`.
     """
     nvme, ranks = topology.node.nvme, min(world_size, topology.gpus_per_host)
     drives = (nvme.read.si / ranks, nvme.write.si / ranks) if nvme else (0.0, 0.0)

@@ -83,7 +83,10 @@ class Routes:
         return self.known[collective, axis_name]
 
     def crossing(self, collective: str, axis_name: str, ranks: IntArray) -> Crossing:
-        """Shares of a payload that leave a rank and its node, the mean over `ranks`, those of one class."""
+        """Shares of a payload that leave a rank and its node, the mean over the given ranks.
+
+        `ranks`: those of one class (with the same program).
+        """
         route = self.of(collective, axis_name)
         if collective != "send_recv" or route.group_size == 1:
             return crossing(collective, route.group_size, route.link, route.dispatch)

@@ -39,13 +39,13 @@ _DTYPE_ID = {name: DTYPES.index(name) for name in ("fp32", "bf16", "fp16", "fp8"
 
 @dataclass(frozen=True, eq=False)
 class StepTiming:
-    """Times of one step of a job, in ns.
+    """Times of one step of a job, in ns. A class: ranks with the same program.
 
     `phase_ns`: time of the rank that ends last in forward, backward and optimizer. `spending`: breakdown of the ranks
     that end last, those of class number `worst`. `steady`: the microbatches around the repeated ones take the same time
-    on every rank (or nothing is extrapolated). `forward_flops`: FLOPs of all ranks' forward passes. For each class of
-    ranks: `row_ns`, when each row of its program was reached on the compute stream; `times`, ends of its items and
-    calls; `tracks`, its streams. `wiring`: communicators of all classes.
+    on every rank (or nothing is extrapolated). `forward_flops`: FLOPs of all ranks' forward passes. For each class:
+    `row_ns`, when each row of its program was reached on the compute stream; `times`, ends of its items and calls;
+    `tracks`, its streams. `wiring`: communicators of all classes.
     """
 
     step_ns: int
@@ -62,10 +62,10 @@ class StepTiming:
 
 def time_step(programs: Sequence[Program], classes: Sequence[RankClass], routes: Routes, framework: Framework,
           steady_ones: range, extra_microbatches: int) -> StepTiming:
-    """Times of one step: runs the programs, with a few microbatches each, and adds the rest.
+    """Times of one step: runs the programs, with a few microbatches each, and extrapolates the others.
 
-    `classes`: the class of ranks of each program. `steady_ones`: microbatches that stand for those left out;
-    `extra_microbatches`: number of those, each as long as the steady ones.
+    `classes`: for each program the class of ranks that runs it. `steady_ones`: microbatches that stand for those left
+    out; `extra_microbatches`: number of those, each as long as the steady ones.
     """
     kernels = [_kernels(program, routes.topology, framework) for program in programs]
     alone = [_alone(program, routes) for program in programs]

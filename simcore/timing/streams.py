@@ -36,10 +36,12 @@ _BESIDE = (int(Stream.ALL_GATHER), int(Stream.REDUCE), int(Stream.ALL_REDUCE))
 
 @dataclass(frozen=True, eq=False)
 class RankStreams:
-    """Streams of one class of ranks: an execution graph with durations in ns.
+    """Streams of one class of ranks (with the same program): an execution graph with durations in ns.
 
     `item_ns`: kernels of each item; `call_ns`: each call; `clock`: sum of kernel ns up to and with each row. `host_ns`:
-    host time of each item; `host_tail`, `stops`, `stops_at_messages`: [Note: the host].
+    host time of each item; `host_tail`: earliest time, from where the host stood before the item, at which its kernels
+    can end as the host issues them. `stops`: the host waits where a row says so; `stops_at_messages`: it also waits at
+    each message between stages.
     """
 
     skeleton: ExecutionGraph
@@ -63,8 +65,8 @@ def tracks(program: Program, kernel_ns: IntArray, host_ns: IntArray, call_ns: Ca
     """Streams of the class of ranks that runs `program`.
 
     `kernel_ns`, `host_ns`: per row, 0 without a kernel; `call_ns(comm, payload)`: ns of a call. `contention`: share of
-    the common time by which kernels next to a collective take longer. `stops`, `stops_at_messages`: [Note: the host].
-    `hidden`: share of each distinct row's call that kernels hide (`shared_expert_overlap.py`), None for 0.
+    the time beside a collective by which kernels take longer. `stops`, `stops_at_messages`: see `RankStreams`.
+    `hidden`: share of each distinct row's call that kernels hide (`shared_expert_overlap.py`), None for 0. Raises
     OverflowError if sums pass 64 bits.
     """
     skeleton = execution_graph(program.outline)

@@ -30,7 +30,7 @@ Name = TypeVar("Name")
 
 
 class Communicators(Protocol):
-    """Connections of the classes of ranks in one job: which of them communicate, over which links.
+    """Connections of the classes of ranks in one job; ranks of one class run the same program.
 
     `number` is the index of a class; `comm` is the index that the class's own program gives a communicator.
     """
@@ -56,10 +56,10 @@ class Communicators(Protocol):
 
 @dataclass(eq=False)
 class ClassTimes:
-    """Times of one class of ranks on the timeline, in ns from the start of the step.
+    """Times of one class of ranks (with the same program) on the timeline, in ns from the step's start.
 
-    `item_ends`: end of each compute item; `waited_at`: how long the item then waited for a call; `idle_at`: how long it
-    waited for the host before it; `calls`: (call, start, end) of each call.
+    `item_ends`: end of each compute item (kernels up to a wait or a call); `waited_at`: how long the item then waited
+    for a call; `idle_at`: how long it waited for the host before it; `calls`: (call, start, end) of each call.
     """
 
     item_ends: list[int] = field(default_factory=list)

@@ -23,10 +23,10 @@ __all__ = ["traffic"]
 
 
 def traffic(program: Program, routes: Routes, ranks: IntArray, steady: range, repeats: int) -> tuple[TrafficRow, ...]:
-    """Rows of the report's traffic for one step of a class of ranks: calls and bytes, sorted.
+    """Rows of the report's traffic for one step of a class of ranks (with the same program), sorted.
 
-    One row for each collective, mesh axis, phase and dtype; () if nothing is sent. `ranks`: those of the class;
-    `steady`: microbatches that happen `repeats` times each, all others once.
+    One row, of calls and bytes, for each collective, mesh axis, phase and dtype; () if nothing is sent. `ranks`: those
+    of the class; `steady`: microbatches that happen `repeats` times each, all others once.
     """
     counted = _counted(program.outline, steady, repeats)
     if not counted.keys:

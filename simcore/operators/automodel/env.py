@@ -25,7 +25,7 @@ class Env:
     cache: dict[str, tuple[Tensor, ...]] | None = None
 
     def param(self, name: str) -> Param:
-        """Parameter with the given name, relative to the layer. KeyError if the layer has none."""
+        """Parameter with the given name, relative to the layer. Raises KeyError if the layer has none."""
         return self.run.params[name]
 
     def adapters(self, path: str) -> tuple[Param, Param] | None:
@@ -36,7 +36,7 @@ class Env:
     def kept(self, name: str, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """Result of `make()`; in the replay of a checkpoint that keeps it, the result of the first run.
 
-        `name`: key in the cache.
+        `name`: key under which the checkpoint keeps it. Outside such a checkpoint nothing is kept.
         """
         if self.cache is None:
             return make()

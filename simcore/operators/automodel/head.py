@@ -103,7 +103,7 @@ def _chunked(env: Env, x: Tensor) -> Tensor:
 def loss(env: Env, logits: Tensor, block: Loss) -> Tensor:
     """Loss, a scalar, of `logits` [batch, sequence, vocabulary].
 
-    `LayerWorkload.loss` names the function; NotYet for an unknown name.
+    `LayerWorkload.loss` names the function; raises NotYet for an unknown name.
     """
     kind = env.run.loss
     if kind not in _LOGITS_LOSSES:

@@ -64,7 +64,7 @@ def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
 
 def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
            comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
-    """Recording, forward and backward, of one layer or of a part around the layers.
+    """Recording, forward and backward, of one layer of `kind` (or embedding, final norm, head, loss).
 
     `slots`, `comms`: shared tables of storages and communications, see `recording.rows.Recorder`; entries are added.
     """

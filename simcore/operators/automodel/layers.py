@@ -65,8 +65,9 @@ def linear(env: Env, x: Tensor, path: str) -> Tensor:
 def mlp(env: Env, x: Tensor, path: str, *, gated: bool) -> Tensor:
     """Output, in the shape of `x`, of the MLP at `path`: SwiGLU if `gated`, else relu^2.
 
-    `fuses_lora_mlp` is Automodel's one-node MLP. 0.7.0 installs it only on weights that are materialised when the
-    adapters are made (`_peft/lora_mlp.py`, `_fusible`), and FSDP2 runs build the model on the meta device.
+    Option `fuses_lora_mlp` makes an MLP with adapters one autograd node. 0.7.0 installs it only on weights that are
+    materialised when the adapters are made (`_peft/lora_mlp.py`, `_fusible`), and FSDP2 runs build the model on the
+    meta device.
     """
     projections = [f"{path}.{name}_proj" for name in (("gate", "up", "down") if gated else ("up", "down"))]
     adapted = all(env.adapters(p) for p in projections)
@@ -141,7 +142,7 @@ def attention(env: Env, x: Tensor, block: Attention, path: str) -> Tensor:
 def core_attention(env: Env, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention by SDPA of `q` [batch, sequence, heads, d]; returns q's shape.
 
-    `k` and `v` may have fewer heads and are not expanded. With context parallelism their exchange is posted too.
+    `k` and `v` may have fewer heads and are not expanded. With context parallelism their exchange is recorded too.
     """
     tape, (batch, seq, heads, dim) = env.tape, q.shape
     if env.run.cp > 1:  # TE rings keys and values round the group
@@ -154,9 +155,9 @@ def core_attention(env: Env, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def te_attention(env: Env, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """TE's DotProductAttention by cuDNN of `q` [batch, sequence, heads, d].
 
-    Returns [batch, sequence, heads, d of `v`]; `k` and `v` have as many heads or fewer. It saves q, k, v, the output
-    and the softmax statistics (fp32, one a head). Estimate: backward sums dq in fp32, and one number a row and head,
-    like Megatron's (`operators/megatron/attention.py`).
+    Returns [batch, sequence, heads, d of `v`]; `k` and `v` have as many heads or fewer. For backward it saves q, k, v,
+    the output and the softmax statistics (fp32, one a head). Estimate: backward sums dq in fp32, and one number a row
+    and head, like Megatron's (`operators/megatron/attention.py`).
     """
     tape, run = env.tape, env.run
     shapes, dtype = [t.shape for t in (q, k, v)], q.dtype

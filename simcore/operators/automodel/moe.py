@@ -39,8 +39,8 @@ def moe(env: Env, x: Tensor, block: Moe, path: str, *, wide: bool = False) -> Te
     """Output of a mixture-of-experts block for `x` [batch, sequence, hidden], in x's shape.
 
     `MoE.forward`: the shared expert runs between router and experts, its output waits for theirs. `path`: the module's
-    name; `wide`: the router's weights stay fp32 (`router_weights_fp32`, which DeepSeek-V3 sets). NotYet for experts of
-    a latent width.
+    name; `wide`: the router's weights stay fp32 (`router_weights_fp32`, which DeepSeek-V3 sets). Raises NotYet for
+    experts of a latent width.
     """
     shape = x.shape
     if block.latent:

@@ -32,9 +32,10 @@ ALONE: Final = AUTOMODEL_LOCAL_MOE
 
 
 def around(tape: Tape, x: Tensor, num: Operators) -> Tensor:
-    """Returns `x`, a block's input, after posting the host time of the block's Python code.
+    """Returns `x`, a block's input, after it has recorded the host time of the block's Python code.
 
-    `num`: that time in torch operators; its backward part is posted when the gradient of x is there.
+    `num`: that time, for forward and backward, in torch operators; the backward part is recorded when the gradient of x
+    is there.
     """
     tape.python(num.forward)
     if x.node is None:

@@ -50,7 +50,7 @@ def _is_masked(run: LayerWorkload, window: int) -> bool:
 def embedding(tape: Tape, kind: LayerKind, block: Embedding, run: LayerWorkload) -> RecordedLayer:
     """Recording of the embedding: its output [batch, seq, hidden], and tables that all layers read.
 
-    The tables (position ids, rotary cosines and sines, a mask) are allocated here, and layers post their frees.
+    The tables (position ids, rotary cosines and sines, a mask) are allocated here, and a layer records their frees.
     """
     weight = run.params["weight"]
     out = aten.embedding(tape, weight, run.batch, run.seq)

@@ -34,8 +34,8 @@ def _stream(kind: LayerKind) -> str:
 def head(tape: Tape, kind: LayerKind, block: Head, run: LayerWorkload) -> RecordedLayer:
     """Recording, forward and backward, of the output projection: of logits, or of the loss itself.
 
-    The losses `cut`, `liger` and `chunked` make the logits themselves; NotYet for these with an adapter of the head,
-    with scaled logits (their divisor is unknown to them) or with a hidden state in fp32.
+    The losses `cut`, `liger` and `chunked` make the logits themselves. For these it raises NotYet if the head has an
+    adapter, if logits are scaled (their divisor is unknown to them) or if the hidden state is fp32.
     """
     weight = run.params["weight"]
     body = {"cut": cut_loss, "liger": liger_loss, "chunked": chunked_loss}.get(run.loss, _logits)

@@ -48,10 +48,10 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
 
 def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
            comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
-    """Recording, forward and backward, of one layer of `kind` or of a part around the layers.
+    """Recording, forward and backward, of one layer of `kind` (or embedding, final norm, head, loss).
 
-    NotYet for features that are not recorded. `slots`, `comms`: shared tables of storages and communications, see
-    `recording.rows.Recorder`; entries are added.
+    Raises NotYet for features that are not recorded. `slots`, `comms`: shared tables of storages and communications,
+    see `recording.rows.Recorder`; entries are added.
     """
     refuse(kind, SERVED, "hf")
     assert run.tp == run.cp == run.etp == 1, "transformers' own tensor and context parallelism are not modelled"

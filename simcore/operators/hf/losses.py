@@ -21,9 +21,9 @@ __all__ = ["cut_loss", "liger_loss", "loss_of"]
 def cut_loss(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
     """Loss, a scalar in fp32, of the head's input `hidden` and its weight, without logits in memory.
 
-    cut-cross-entropy d42911f7 `cce.py`, impl "cce", block by block. It saves both, the log-sum-exp, labels, which of
-    them count, and the mean of each logit. Gradients are summed in the compute dtype (`cce_backward.py`: accum_e_fp32
-    and accum_c_fp32 are off).
+    cut-cross-entropy d42911f7 `cce.py`, impl "cce", block by block. For backward it saves both, the log-sum-exp,
+    labels, which of them count, and the mean of each logit. Gradients are summed in the compute dtype
+    (`cce_backward.py`: accum_e_fp32 and accum_c_fp32 are off).
     """
     weight, tokens = run.params["weight"], run.tokens
     shape, dtype, vocab = hidden.shape, hidden.dtype, weight.shape[0]

@@ -41,7 +41,7 @@ def causal_mask(tape: Tape, run: LayerWorkload) -> Tensor:
 def core(tape: Tape, run: LayerWorkload) -> Core:
     """Attention function: (query, key, value), each [b, s, heads, d], to the output in query's shape.
 
-    See [Note: eager attention of the hub's code]; flash-attn gets repeated heads too.
+    It repeats keys and values for every head, then runs SDPA or flash-attn ([Note: eager attention of the hub's code]).
     """
     def of(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k = aten.repeat_heads(tape, k, q.shape[2] // k.shape[2])
@@ -57,8 +57,8 @@ def experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidden: Tenso
             weights: Tensor) -> Tensor:
     """Output of the routed experts for rows `hidden` [tokens, hidden size], in its shape.
 
-    A loop over experts, see [Note: the hub's experts]. `indices`, `weights` (fp32): numbers and weights of the chosen
-    experts, [tokens, top_k]. NotYet for fewer rows than experts.
+    One expert after another runs on its even share of rows ([Note: the hub's experts]). `indices`, `weights` (fp32):
+    numbers and weights of the chosen experts, [tokens, top_k]. Raises NotYet for fewer rows than experts.
     """
     rows = run.tokens * block.top_k
     if rows < block.num_experts:

@@ -29,10 +29,10 @@ __all__ = ["tensors"]
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
-    """Parameters and buffers of a layer of `kind`, or of a part around the layers, in registration order.
+    """Parameters and buffers of a layer of `kind` (or embedding, norm, head), in registration order.
 
-    Names are relative to it; () for the loss and for multi-token prediction. NotYet for features that only Megatron
-    builds, and MPT's that transformers does not.
+    Names are relative to it; () for the loss and for multi-token prediction. Raises NotYet for features that only
+    Megatron builds, and for those of MPT that only llm-foundry builds.
     """
     refuse_megatrons(kind)
     if kind.family == "mpt":

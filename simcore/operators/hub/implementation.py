@@ -28,9 +28,9 @@ __all__ = ["IMPLEMENTATION", "record", "tensors"]
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
-    """Tensors of transformers 5.23's layer, in registration order, each expert's matrices as own modules.
+    """Tensors of transformers 5.23's layer, in registration order, each expert's matrices separately.
 
-    NotYet for all families but Nemotron-H.
+    `TensorSpec.copies` counts the experts. Raises NotYet for all families but Nemotron-H.
     """
     if kind.family != "nemotron_h":
         raise NotYet(Problem("implementation", f"not yet: {kind.family} in the layers of its own repository (served: "
@@ -48,7 +48,7 @@ def _apart(spec: TensorSpec) -> TensorSpec:
 
 def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
            comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
-    """Recording, forward and backward, of one layer or of a part around the layers.
+    """Recording, forward and backward, of one layer of `kind` (or embedding, final norm, head, loss).
 
     In its `grads` the gradients of all experts count as one. `slots`, `comms`: shared tables of storages and
     communications, see `recording.rows.Recorder`; entries are added.

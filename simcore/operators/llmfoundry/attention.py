@@ -17,7 +17,7 @@ Saved = list[Tensor]
 def triton(tape: Tape, run: LayerWorkload, block: Attention, qkv: Tensor, bias: Tensor | None) -> Tensor:
     """Output [b, s, h * d] of the Triton kernel for `qkv` [b, s, 3 * h * d] of h heads.
 
-    `triton_flash_attn_fn`. It saves views of `qkv`, and ALiBi's `bias` (None without).
+    `triton_flash_attn_fn`. For backward it saves views of `qkv`, and ALiBi's `bias` (None without).
     `models/layers/flash_attn_triton.py`, _flash_attn_forward and _flash_attn_backward: rows of statistics are rounded
     up to 128; dq is summed in fp32, zeroed before, and then copied.
     """

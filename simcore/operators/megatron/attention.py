@@ -24,8 +24,8 @@ __all__ = ["attention", "core", "mlp", "turning_passes"]
 def attention(c: Context, block: Attention, x: Tensor) -> Tensor:
     """Output of self-attention for the residual stream `x` [tokens, hidden], in x's shape.
 
-    The norm before it is included; the caller adds the residual. NotYet for attention sinks in unfused attention or
-    under context parallelism.
+    The norm before it is included; the caller adds the residual. Raises NotYet for attention sinks in unfused attention
+    or under context parallelism.
     """
     mixed = norm_linear(c, "self_attention.linear_qkv", x)
     parts = _split(c, block, mixed)

@@ -17,7 +17,7 @@ __all__ = ["clamped", "with_scaled_bias", "with_second_bias"]
 def clamped(c: Context, x: Tensor) -> Tensor:
     """Both halves of `x` [rows, columns] (gate and up), each clamped, in a new tensor of that shape.
 
-    It saves `x`; the fused activation after it saves the result.
+    For backward it saves `x`; the fused activation after it saves the result.
     """
     rows, wide = x.shape
 

@@ -17,7 +17,7 @@ __all__ = ["all_to_all", "gather_counts", "permute", "routed_experts", "unpermut
 
 
 def gather_counts(c: Context, block: Moe) -> None:
-    """Posts the all-gather of each rank's int64 token count for each expert; nothing for a single rank.
+    """Records the all-gather of each rank's int64 token count for each expert; nothing for a single rank.
 
     `token_dispatcher.py:538`, preprocess.
     """
@@ -29,8 +29,8 @@ def gather_counts(c: Context, block: Moe) -> None:
 def permute(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
     """(copies of tokens in expert order [sent rows, hidden], their probabilities [sent rows, 1]).
 
-    `x`: this rank's tokens; `probs`: [tokens, all experts]; `rows`: numbers of rows on this rank. It saves only the row
-    map, which the dispatcher module holds.
+    `x`: this rank's tokens; `probs`: [tokens, all experts]; `rows`: numbers of rows on this rank. For backward it saves
+    only the map from tokens to rows, which the dispatcher module holds.
     """
     h, t, e, dtype = block.expert_hidden, rows.tokens, block.num_experts, probs.dtype
 
@@ -158,8 +158,8 @@ def _etp_scatter_alike(c: Context, x: Tensor, own: int) -> Tensor:
 def unpermute(c: Context, rows: Rows, x: Tensor) -> Tensor:
     """Sum of the rows of each token: `x` [sent rows, hidden] becomes [local tokens, hidden].
 
-    Probabilities are in the rows already; only the row map is saved. Without permutation fusion and with deterministic
-    algorithms `index_add_` saves the rows (`moe_utils.py`).
+    Probabilities are in the rows already; only the map from tokens to rows is saved. Without permutation fusion and
+    with deterministic algorithms `index_add_` saves the rows (`moe_utils.py`).
     """
     n, h = x.shape
 

@@ -219,7 +219,8 @@ def _with_adapter(c: Context, x: Tensor, out: Tensor, pair: tuple[Param, Param] 
 def loss(c: Context, logits: Tensor) -> Tensor:
     """Cross entropy, [tokens, 1] in fp32, of `logits` [tokens, this rank's vocabulary].
 
-    `LayerWorkload.loss` names the function, see [Note: loss heads]; NotYet for an unknown name.
+    `LayerWorkload.loss` names the function: megatron, megatron_unfused, te or te_inplace; raises NotYet for another
+    name.
     """
     heads = {"megatron": _native, "megatron_unfused": _unfused, "te": _te, "te_inplace": _te_inplace}
     if c.run.loss not in heads:

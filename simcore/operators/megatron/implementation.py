@@ -67,7 +67,7 @@ def idle_gradients(kind: LayerKind, run: LayerWorkload) -> frozenset[tuple[tuple
 
     TE makes one for each shape and dtype of the whole process at its first backward and never frees it
     (`pytorch/module/base.py`, get_dummy_wgrad; megatron-core's own linear uses it too): a constant of a job, which no
-    layer can post. Their sum over the distinct shapes of all kinds is 0.87 GB for Nemotron 3 Nano at tp 1. Empty
+    layer can record. Their sum over the distinct shapes of all kinds is 0.87 GB for Nemotron 3 Nano at tp 1. Empty
     without gradient accumulation fusion.
     """
     if not fuses_wgrad(run):
@@ -85,10 +85,10 @@ def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
 
 def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
            comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
-    """Recording, forward and backward, of one layer of `kind` or of a part around the layers.
+    """Recording, forward and backward, of one layer of `kind` (or embedding, final norm, head, loss).
 
-    NotYet for features that are not recorded. `slots`, `comms`: shared tables of storages and communications, see
-    `recording.rows.Recorder`; entries are added.
+    Raises NotYet for features that are not recorded. `slots`, `comms`: shared tables of storages and communications,
+    see `recording.rows.Recorder`; entries are added.
     """
     refuse(kind, SERVED, "megatron")
     c = Context(Tape(slots, comms), run, kind)

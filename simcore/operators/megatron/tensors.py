@@ -48,10 +48,10 @@ NOT_BUILT: Final = ("bamba", "gemma2", "gemma3_text", "granitemoehybrid", "mamba
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
-    """Parameters and buffers of a layer of `kind`, or of a part around the layers, in registration order.
+    """Parameters and buffers of a layer of `kind` (or embedding, norm, head), in registration order.
 
-    Names are relative to the layer, or for other parts to the model; () for the loss. NotYet for families in
-    `NOT_BUILT`.
+    Names are relative to the layer, or for embedding, norm and head to the model; () for the loss. Raises NotYet for
+    families in `NOT_BUILT`.
     """
     block = kind.block
     if kind.family in NOT_BUILT:

@@ -136,10 +136,10 @@ def summed(tape: Tape, x: Tensor, name: str) -> Tensor:
 
 
 def sum_norms(tape: Tape, run: LayerWorkload) -> None:
-    """Posts all-reduces over tp of the gradients of 1-D parameters (norms).
+    """Records all-reduces over tp of the gradients of 1-D parameters (norms).
 
     Their norms saw only a part of each sequence; FSDP2's post-backward sums them before it reduces gradients. Nothing
-    is posted if tp is 1.
+    is recorded if tp is 1.
     """
     if run.tp > 1:
         _replace(tape, lambda grad: summed(tape, grad, "grad_norm"), only_norms=True)
@@ -148,7 +148,7 @@ def sum_norms(tape: Tape, run: LayerWorkload) -> None:
 def own_rows(tape: Tape, run: LayerWorkload) -> None:
     """Replaces the embedding's gradient of all rows by a copy of this rank's rows.
 
-    FSDP2's post-backward does so. Nothing is posted if tp is 1.
+    FSDP2's post-backward does so. Nothing is recorded if tp is 1.
     """
     if run.tp > 1:
         shapes = {param.name: param.shape for param, _ in tape.grads}

@@ -28,7 +28,7 @@ def stream_dtype(run: LayerWorkload) -> str:
 
 
 def hidden_state(tape: Tape, run: LayerWorkload, seq: int, width: int, dtype: str = "") -> Tensor:
-    """Input [batch, seq, width] of a layer, allocated by the layer before; this layer posts its free.
+    """Input [batch, seq, width] of a layer, allocated by the layer before; this layer records its free.
 
     Its autograd node collects the gradient; it has none if the input requires no gradient. `dtype`: "" for
     `stream_dtype`.
@@ -41,14 +41,14 @@ def hidden_state(tape: Tape, run: LayerWorkload, seq: int, width: int, dtype: st
 def hand_on(tape: Tape, out: Tensor) -> None:
     """Makes `out` the output of the layer, under the name `hidden_states`.
 
-    The next layer posts its free.
+    The next layer records its free.
     """
     tape.rename(out.storage, HIDDEN)
     out.disown()
 
 
 def drop_held_logits(tape: Tape, run: LayerWorkload, vocab: int) -> Section:
-    """Posts the free of logits [batch, seq, vocab] that a loop still holds from the previous step.
+    """Records the free of logits [batch, seq, vocab] that a loop still holds from the previous step.
 
     Returns the section with their allocation, which belongs before the first row of the step (`RecordedLayer.rest`).
     """
@@ -58,9 +58,9 @@ def drop_held_logits(tape: Tape, run: LayerWorkload, vocab: int) -> Section:
 
 
 def hold_logits(tape: Tape, run: LayerWorkload, vocab: int) -> None:
-    """Posts the allocation of logits [batch, seq, vocab] that a training loop holds past the step.
+    """Records the allocation of logits [batch, seq, vocab] that a training loop holds past the step.
 
-    They get the name `held_logits`; `drop_held_logits` posts their free, when the next step has its own.
+    They get the name `held_logits`; `drop_held_logits` records their free, when the next step has its own.
     """
     tape.empty((run.batch, run.seq, vocab), run.compute, "held_logits", "activation").disown()
 
@@ -152,8 +152,8 @@ def run_halves(tape: Tape, run: LayerWorkload, out: Tensor, inputs: Node | None,
 def hand_back(tape: Tape, inputs: Node) -> None:
     """Makes the gradient in `inputs` the result of a layer's backward pass.
 
-    It is renamed to `grad_hidden_states`, and the layer below posts its free. If it was written in place over the
-    gradient of the output, a free and an allocation of the same size are posted.
+    It is renamed to `grad_hidden_states`, and the layer below records its free. If it was written in place over the
+    gradient of the output, a free and an allocation of the same size are recorded.
     """
     grad = inputs.grads.pop(0)
     assert grad.storage is not None
@@ -172,7 +172,7 @@ def nothing(_tape: Tape) -> None:
 def leave_waiting(tape: Tape) -> None:
     """Keeps a tied head's weight gradient, as `tied.grad`, until the embedding's gradient exists.
 
-    No free is posted here: `meet_waiting` takes the gradient over.
+    No free is recorded here: `meet_waiting` takes the gradient over.
     """
     for _, grad in tape.grads:
         tape.rename(grad.storage, tape.slot("tied.grad", "backward_temp"))

@@ -23,7 +23,7 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
 def plain_tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     """Parameters that transformers builds, in registration order.
 
-    NotYet where llm-foundry would build more.
+    Raises NotYet where llm-foundry would build more.
     """
     found = tensors(kind)
     more = [spec.name for spec in found if spec.name.endswith("bias") or spec.dims[0] == "positions"]

@@ -27,7 +27,7 @@ Shape = tuple[int, ...]
 def ring_attention(tape: Tape, run: LayerWorkload, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Causal attention of this rank's `q` [b, s, heads, d] over the sequences of all `run.cp` ranks.
 
-    Returns q's shape. Its node saves its inputs, the merged output and the fp32 log-sum-exp. The output and the
+    Returns q's shape. Autograd saves its inputs, the merged output and the fp32 log-sum-exp. The output and the
     gradients are made in the order of heads; the output is then copied to the order of tokens.
     """
     ring = Ring(run.cp, (q.shape, k.shape, v.shape), q.dtype)
@@ -40,9 +40,9 @@ def ring_attention(tape: Tape, run: LayerWorkload, q: Tensor, k: Tensor, v: Tens
 
 
 class Ring:
-    """One call of ring attention: shapes of its tensors and FLOPs of a step.
+    """One call of ring attention: shapes of its tensors and FLOPs of a step of the ring.
 
-    It keeps no tensor, its methods post on a tape. `size`: ranks of the ring; `shapes`: of q, k and v on this rank,
+    It keeps no tensor, its methods record on a tape. `size`: ranks of the ring; `shapes`: of q, k and v on this rank,
     each [batch, sequence, heads, d].
     """
 

@@ -73,8 +73,8 @@ def block(tape: Tape, kind: LayerKind, run: LayerWorkload, x: Tensor, table: Ten
 def cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
     """Compiled loss, a scalar in fp32, over bf16 `logits` [b, s, v].
 
-    It saves the logits and, in fp32, the largest logit and the logarithm of each row. No copy in fp32 is written,
-    backward writes the gradient in the logits' own type.
+    For backward it saves the logits and, in fp32, the largest logit and the logarithm of each row. No copy in fp32 is
+    written, backward writes the gradient in the logits' own type.
     """
     shape, dtype, moved = logits.shape, logits.dtype, logits.nbytes
     column = (*shape[:-1], 1)

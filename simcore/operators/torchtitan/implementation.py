@@ -55,10 +55,10 @@ def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
 
 def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
            comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
-    """Recording, forward and backward, of one layer of `kind` or of a part around the layers.
+    """Recording, forward and backward, of one layer of `kind` (or embedding, final norm, head, loss).
 
-    NotYet for features that are not recorded. `slots`, `comms`: shared tables of storages and communications, see
-    `recording.rows.Recorder`; entries are added.
+    Raises NotYet for features that are not recorded. `slots`, `comms`: shared tables of storages and communications,
+    see `recording.rows.Recorder`; entries are added.
     """
     refuse(kind, SERVED, "torchtitan")
     assert run.etp == 1, "torchtitan's experts split by width are not modelled"

@@ -27,7 +27,7 @@ def cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
 def parallel_cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
     """Cross entropy, a scalar, of `logits` [..., this rank's part of the vocabulary], in fp32.
 
-    It saves the log-probabilities of that part; maxima, sums and target logits are all-reduced over tp.
+    For backward it saves the log-probabilities of that part; maxima, sums and target logits are all-reduced over tp.
     """
     rows, vocab = logits.numel // logits.shape[-1], logits.shape[-1]
     logits = aten.cast(tape, logits.view(rows, vocab), "fp32")

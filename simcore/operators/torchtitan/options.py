@@ -15,8 +15,9 @@ class TorchtitanOptions(ImplementationOptions):
 
     `early_stop`: a replay ends where backward has all that it needs. `keeps_logits`: a pipeline stage holds its outputs
     until its backward pass is over (torch 2.13 `distributed/pipelining/stage.py`, `fwd_cache`).
-    `disable_loss_parallel`: the loss gathers the logits of all tp ranks. `whole_batch`: [Note: context parallel inputs]
-    in `frameworks/fsdp2/torchtitan.py`. `compiled_blocks`, `compiled_loss`: torch.compile runs on blocks, on the loss.
+    `disable_loss_parallel`: the loss gathers the logits of all tp ranks. `whole_batch`: each context parallel rank
+    loads whole sequences, [Note: context parallel inputs] in `frameworks/fsdp2/torchtitan.py`. `compiled_blocks`,
+    `compiled_loss`: torch.compile runs on blocks, on the loss.
     """
 
     early_stop: bool = False

@@ -12,8 +12,8 @@ __all__ = ["adapted"]
 def mm(c: Context, x: Tensor, weight: Param, name: str, axis: str = "") -> Tensor:
     """`x @ weight.T` of megatron-core's own linear: [rows, n] for `x` [rows, k] and `weight` [n, k].
 
-    It saves x if the weight trains; a 3-D weight is that of experts. `axis`: mesh axis over which the input's gradient
-    is all-reduced, "" for none.
+    For backward it saves x if the weight trains; a 3-D weight is that of experts. `axis`: mesh axis over which the
+    input's gradient is all-reduced, "" for none.
     """
     rows, out_features, in_features = x.shape[0], *weight.shape[-2:]
     kernel, copies = (Kernel.GROUPED_GEMM, weight.shape[0]) if len(weight.shape) > 2 else (Kernel.GEMM, 1)
@@ -49,7 +49,8 @@ def adapted(c: Context, path: str, x: Tensor, pair: tuple[Param, Param], *, row_
     """Output of a LoRA adapter, `ParallelLinearAdapter`: linear_in, linear_out, times a number.
 
     `path`: name of the adapted linear; `pair`: its matrices (in, out). `row_parallel`: that linear is row parallel;
-    `axis`, `size`: mesh axis that splits it and its ranks (0: those of tp). It saves x and the low-rank rows.
+    `axis`, `size`: mesh axis that splits it and its ranks (0: those of tp). For backward it saves x and the low-rank
+    rows.
     """
     size = size or c.run.tp
     split = axis if size > 1 else ""

@@ -110,7 +110,7 @@ class Context:
         return self.run.ep_axis if self.run.ep > 1 else "etp"
 
     def permutation(self, moved_bytes: int, operators: int = 0) -> None:
-        """Posts a kernel that copies tokens into another order.
+        """Records a kernel that copies tokens into another order.
 
         `moved_bytes`: read and written; `operators`: torch operators that it takes where nothing fuses them.
         """
@@ -189,7 +189,7 @@ class Context:
         return module in [m.strip() for m in self.run.checkpoint.split(",")]
 
     def param(self, name: str) -> Param:
-        """Parameter with that name, relative to the layer. KeyError if the layer has none."""
+        """Parameter with that name, relative to the layer. Raises KeyError if the layer has none."""
         return self.run.params[name]
 
     def pair(self, path: str) -> tuple[Param, Param] | None:
@@ -215,7 +215,7 @@ class Context:
 
     # ---- cost ---------------------------------------------------------------------------------------------------
     def gemm(self, m: int, n: int, k: int, kernel: Kernel = Kernel.GEMM, weights: int = 1) -> None:
-        """Posts one product (m, k) x (k, n).
+        """Records one product (m, k) x (k, n).
 
         A grouped GEMM shares the m rows among `weights` matrices and reads all. Its output is in 16 bits in any format.
         """
@@ -231,7 +231,7 @@ class Context:
 
     def wgrad(self, param: Param, m: int, kernel: Kernel = Kernel.GEMM, weights: int = 1, *,
               opens: bool = True) -> Tensor | None:
-        """Posts the GEMM of a weight gradient; returns a new tensor with the gradient, or None.
+        """Records the GEMM of a weight gradient; returns a new tensor with the gradient, or None.
 
         None if the GEMM adds it to main_grad or the weight is frozen. `m`: rows that are summed over; `weights`: number
         of matrices. Without gradient accumulation fusion the gradient is made in the parameter's dtype, and DDP's hook
@@ -292,14 +292,17 @@ class Context:
         self.flags.add("has_gradients")
 
     def elementwise(self, tensor: Tensor, passes: int, kernel: Kernel = Kernel.ELEMENTWISE, operators: int = 0) -> None:
-        """Posts a kernel bound by memory: `passes` reads and writes of a tensor this large.
+        """Records a kernel bound by memory: `passes` reads and writes of a tensor this large.
 
         `operators`: number of torch operators that it takes, 0 if it is one call of a module.
         """
         self.tape.compute(kernel, tensor.numel, passes * tensor.nbytes, operators)
 
     def send(self, collective: str, axis: str, tensor: Tensor) -> None:
-        """Posts a collective over mesh axis `axis`; its payload (gathered output, or whole input) is `tensor`."""
+        """Records a collective over mesh axis `axis`.
+
+        Its payload (gathered output, or whole input) is `tensor`.
+        """
         self.tape.collective(collective, axis, tensor.nbytes, tensor.dtype)
 
     # ---- recomputation ------------------------------------------------------------------------------------------

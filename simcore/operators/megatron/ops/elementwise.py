@@ -87,8 +87,8 @@ def act(c: Context, x: Tensor, name: str, *, gated: bool, bias: Param | None = N
 def swiglu(c: Context, x: Tensor, name: str) -> Tensor:
     """`silu(gate) * (up + glu_linear_offset)` of `x` [rows, 2 n], unfused: a new tensor [rows, n].
 
-    Without bias_activation_fusion (`mlp.py`, glu). It saves x, whose half the SiLU reads, the SiLU, and the sum, which
-    is made even where the offset is 0.
+    Without bias_activation_fusion (`mlp.py`, glu). For backward it saves x, whose half the SiLU reads, the SiLU, and
+    the sum, which is made even where the offset is 0.
     """
     rows, half = x.shape[0], x.shape[1] // 2
 

@@ -54,10 +54,10 @@ def quantized(c: Context, rows: int, columns: int, name: str, *, forward: bool =
               squares: bool = False, copies: int = 1, kernels: bool = True) -> Quantized:
     """Quantised copies of `copies` equal (rows, columns) matrices, each with its scales.
 
-    `forward`: makes the copy along rows; `backward`: that along columns; `squares`: scales are of 128 x 128 blocks. One
-    kernel writes both (TransformerEngine 2.18 `common/cast/`); a scale of the tensor that there is now needs the
-    maximum first, which reads it once more (`pytorch/csrc/quantizer.cpp`, Float8CurrentScalingQuantizer,
-    NVFP4Quantizer). Without `kernels` another kernel has written them.
+    `forward`: makes the copy along rows (always made where columns need none); `backward`: that along columns;
+    `squares`: scales are of 128 x 128 blocks. One kernel writes both (TransformerEngine 2.18 `common/cast/`); a scale
+    of the tensor that there is now needs the maximum first, which reads it once more (`pytorch/csrc/quantizer.cpp`,
+    Float8CurrentScalingQuantizer, NVFP4Quantizer). Without `kernels` another kernel has written them.
     """
     scaling = c.scaling
     assert scaling is not None
@@ -144,9 +144,9 @@ def _transposed(c: Context, whole: Quantized | None, rows: int, columns: int, na
 def norm_linear_fp8(c: Context, path: str, x: Tensor) -> tuple[Tensor, Tensor | None]:
     """(output of LayerNormLinear [tokens, n], the norm's bf16 output for an adapter or None without one).
 
-    It saves its bf16 input, the norm's statistics and, only in fp8, the norm's output. For an adapter this is gathered,
-    made in bf16 and quantised twice, and its local rows are saved in fp8 though unused (`layernorm_linear.py`,
-    return_layernorm_output).
+    For backward it saves its bf16 input, the norm's statistics and, only in fp8, the norm's output. For an adapter this
+    is gathered, made in bf16 and quantised twice, and its local rows are saved in fp8 though unused
+    (`layernorm_linear.py`, return_layernorm_output).
     """
     weight, gamma = c.param(f"{path}.weight"), c.param(f"{path}.layer_norm_weight")
     beta, added = c.run.params.get(f"{path}.layer_norm_bias"), c.run.params.get(f"{path}.bias")
@@ -230,7 +230,7 @@ def _normed(c: Context, path: str, rows: int, columns: int, *, only_rows: bool) 
 def column_fp8(c: Context, path: str, x: Tensor) -> Tensor:
     """Output [tokens, n] of the column-parallel linear at `path` in 8 or 4 bits.
 
-    It saves its local input quantised, or in bf16 where that is made again.
+    For backward it saves its local input quantised, or in bf16 where that is made again.
     """
     assert c.scaling is not None
     weight, (rows, h), is_gathered = c.param(f"{path}.weight"), x.shape, c.local != c.tokens
@@ -270,7 +270,7 @@ def _kept(x: Tensor, made: Quantized, *, original: bool, trains: bool) -> tuple[
 def row_fp8(c: Context, path: str, x: Tensor) -> Tensor:
     """Output of the row-parallel linear at `path` in 8 or 4 bits, summed over tp: [local tokens, n].
 
-    It saves its input quantised, or in bf16 where attention or a replay has it anyway.
+    For backward it saves its input quantised, or in bf16 where attention or a replay has it anyway.
     """
     weight = c.param(f"{path}.weight")
     (out_features, in_features), is_gathered, trains = weight.shape, c.local != c.tokens, weight.trainable

@@ -15,8 +15,8 @@ def grouped(c: Context, path: str, x: Tensor, experts: int, *, casts_input: bool
             casts_grad: bool = True) -> Tensor:
     """Outputs [rows, n] of TE's GroupedLinear at `path`, with its adapter, for rows `x` sorted by expert.
 
-    It saves its input where the weights train. `experts`: number on this rank; `casts_input`, `casts_grad`: False if,
-    in fp8, the GEMM that made the input or the output's gradient has quantised it.
+    For backward it saves its input where the weights train. `experts`: number on this rank; `casts_input`,
+    `casts_grad`: False if, in fp8, the GEMM that made the input or the output's gradient has quantised it.
     """
     pair = c.pair(path)
     c = c.of(path)

@@ -48,9 +48,9 @@ def gather_backward(c: Context, x: Tensor, name: str) -> Tensor:
 def norm_linear(c: Context, path: str, x: Tensor) -> Tensor:
     """Output [tokens, n] of a norm and a column-parallel linear, both at `path` (TE LayerNormLinear).
 
-    Its adapter is included. It saves the input and rsigma; the norm's output too where the weight trains or an adapter
-    reads it. Under sequence parallelism an adapter reads (and saves) the *gathered* output, and the local one is kept
-    besides it: with return_layernorm_output nothing clears it, frozen weight or not.
+    Its adapter is included. For backward it saves the input and rsigma; the norm's output too where the weight trains
+    or an adapter reads it. Under sequence parallelism an adapter reads (and saves) the *gathered* output, and the local
+    one is kept besides it: with return_layernorm_output nothing clears it, frozen weight or not.
     """
     pair = c.pair(path)
     c = c.of(path)
@@ -98,7 +98,7 @@ def _norm_linear(c: Context, path: str, x: Tensor) -> tuple[Tensor, Tensor | Non
 def column(c: Context, path: str, x: Tensor) -> Tensor:
     """Output [tokens, n] of the column-parallel TE Linear at `path`, with its adapter.
 
-    It saves its local input where the weight trains.
+    For backward it saves its local input where the weight trains.
     """
     c = c.of(path)
     out, pair = (_column if c.scaling is None else column_fp8)(c, path, x), c.pair(path)
@@ -132,7 +132,7 @@ def _column(c: Context, path: str, x: Tensor) -> Tensor:
 def row(c: Context, path: str, x: Tensor) -> Tensor:
     """Output of the row-parallel TE Linear at `path`, with its adapter, summed over tp: [local tokens, n].
 
-    It saves its input where the weight trains.
+    For backward it saves its input where the weight trains.
     """
     c = c.of(path)
     out, pair = (_row if c.scaling is None else row_fp8)(c, path, x), c.pair(path)

@@ -13,7 +13,7 @@ __all__ = ["norm", "norm_discarded"]
 def norm(c: Context, path: str, x: Tensor, name: str = "ln_out") -> Tensor:
     """TE RMSNorm, or LayerNorm if the layer has its bias, at `path`: a new tensor like `x`.
 
-    It saves its input and rsigma (fp32, one a row), trainable or not. LayerNorm saves the mean too.
+    For backward it saves its input and rsigma (fp32, one a row), trainable or not. LayerNorm saves the mean too.
     """
     weight, bias = c.param(f"{path}.weight"), c.run.params.get(f"{path}.bias")
 

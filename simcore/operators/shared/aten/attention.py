@@ -36,7 +36,7 @@ def rotate(tape: Tape, x: Tensor, table: Tensor, *, copy_grad: bool = False) -> 
 def scaled_dot_product_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pairs: int = 0) -> Tensor:
     """Causal flash attention of `q` [batch, sequence, heads, d].
 
-    Returns [batch, sequence, heads, d of `v`]. Its node saves q, k, v, the output and the fp32 log-sum-exp. `pairs`:
+    Returns [batch, sequence, heads, d of `v`]. Autograd saves q, k, v, the output and the fp32 log-sum-exp. `pairs`:
     (query, key) pairs before the causal mask, all sequences together; 0 means batch x sequence x sequence.
     """
     shapes, dtype = (q.shape, k.shape, v.shape), q.dtype

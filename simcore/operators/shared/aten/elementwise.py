@@ -32,30 +32,30 @@ def neg(tape: Tape, x: Tensor) -> Tensor:
 
 
 def exp(tape: Tape, x: Operand) -> Tensor:
-    """Records `x.exp()`; returns a new tensor with the shape and type of `x`. The node saves the output."""
+    """Records `x.exp()`; returns a new tensor with the shape and type of `x`. Autograd saves the output."""
     return unary(tape, x, "exp", "output")
 
 
 def silu(tape: Tape, x: Tensor) -> Tensor:
-    """Records SiLU of `x`; returns a new tensor with the shape and type of `x`. The node saves the input."""
+    """Records SiLU of `x`; returns a new tensor with the shape and type of `x`. Autograd saves the input."""
     return unary(tape, x, "silu", "input")
 
 
 def relu(tape: Tape, x: Tensor) -> Tensor:
-    """Records ReLU of `x`; returns a new tensor with the shape and type of `x`. The node saves the output."""
+    """Records ReLU of `x`; returns a new tensor with the shape and type of `x`. Autograd saves the output."""
     return unary(tape, x, "relu", "output")
 
 
 def sigmoid(tape: Tape, x: Tensor) -> Tensor:
     """Records sigmoid of `x`; returns a new tensor with the shape and type of `x`.
 
-    The node saves the output.
+    Autograd saves the output.
     """
     return unary(tape, x, "sigmoid", "output")
 
 
 def square(tape: Tape, x: Operand) -> Tensor:
-    """Records `x.pow(2)`; returns a new tensor with the shape and type of `x`. The node saves the input.
+    """Records `x.pow(2)`; returns a new tensor with the shape and type of `x`. Autograd saves the input.
 
     The gradient, `grad * (2 * x.pow(1))`, takes three kernels.
     """
@@ -63,7 +63,7 @@ def square(tape: Tape, x: Operand) -> Tensor:
 
 
 def rsqrt(tape: Tape, x: Tensor) -> Tensor:
-    """Records `x.rsqrt()`; returns a new tensor with the shape and type of `x`. The node saves the output.
+    """Records `x.rsqrt()`; returns a new tensor with the shape and type of `x`. Autograd saves the output.
 
     The gradient, `-0.5 * grad * result.pow(3)`, takes three kernels.
     """
@@ -71,7 +71,7 @@ def rsqrt(tape: Tape, x: Tensor) -> Tensor:
 
 
 def gelu(tape: Tape, x: Tensor) -> Tensor:
-    """Records GELU of `x`; returns a new tensor with the shape and type of `x`. The node saves the input."""
+    """Records GELU of `x`; returns a new tensor with the shape and type of `x`. Autograd saves the input."""
     return unary(tape, x, "gelu", "input")
 
 
@@ -112,7 +112,7 @@ def add_(tape: Tape, a: Tensor, b: Tensor) -> None:
 
 
 def clamp(tape: Tape, x: Tensor, bounds: int) -> Tensor:
-    """Records `x.clamp(...)`; returns a new tensor with the shape and type of `x`. The node saves `x`.
+    """Records `x.clamp(...)`; returns a new tensor with the shape and type of `x`. Autograd saves `x`.
 
     `bounds`: number of bounds, 1 or 2. Backward makes a mask for each bound, and keeps the gradient where x is within
     them (`clamp_backward`).
@@ -198,7 +198,7 @@ def mul(tape: Tape, a: Operand, b: Operand, name: str = "mul") -> Tensor:
 def div_(tape: Tape, a: Tensor, b: Tensor) -> None:
     """Records `a /= b` in place.
 
-    If `b` needs a gradient, the node saves `b` and a copy of the old `a`; otherwise the operator gets no node.
+    If `b` needs a gradient, autograd saves `b` and a copy of the old `a`; otherwise the division is not differentiated.
     """
     shape, b_shape, dtype, moved = a.shape, b.shape, a.dtype, a.nbytes + b.nbytes
 
@@ -218,7 +218,7 @@ def div_(tape: Tape, a: Tensor, b: Tensor) -> None:
 def masked_fill(tape: Tape, x: Tensor, mask: Tensor) -> Tensor:
     """Records `x.masked_fill(mask, number)`; returns a new tensor with the shape and type of `x`.
 
-    The node saves the mask.
+    Autograd saves the mask.
     """
     shape, dtype, moved = x.shape, x.dtype, x.nbytes + mask.nbytes
     node = tape.node((x,), (mask,), lambda tape, grads, saved: [new(tape, shape, dtype, "grad_masked_fill", moved)])

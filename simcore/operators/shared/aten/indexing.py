@@ -60,9 +60,9 @@ def cat(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
 
 
 def swap_dims(tape: Tape, x: Tensor, name: str) -> Tensor:
-    """`x.transpose(...).reshape(...)`: a copy that keeps the shape `x` has here.
+    """`x.transpose(...).reshape(...)`: a copy of `x` in another order, recorded with the shape of `x`.
 
-    Backward copies the gradient back.
+    Backward copies the gradient back. `name`: name of both copies.
     """
     shape, dtype, num_bytes = x.shape, x.dtype, x.nbytes
     node = tape.node((x,), (),
@@ -117,7 +117,7 @@ def index(tape: Tape, x: Operand, rows: Tensor, name: str = "index") -> Tensor:
 def index_add(tape: Tape, into: Tensor, rows: Tensor, x: Tensor) -> Tensor:
     """`into.index_add(0, rows, x)`: a new tensor like `into`, which gets no gradient.
 
-    The node saves the row numbers `rows`, and `x` for its shape.
+    Autograd saves the row numbers `rows`, and `x` for its shape.
     """
     shape, dtype, num_bytes = x.shape, x.dtype, x.nbytes
     node = tape.node((x,), (rows, x),

@@ -18,13 +18,13 @@ _PRODUCTS = (Kernel.GEMM, Kernel.FP8_GEMM, Kernel.GRAD_GEMM)
 
 
 def needs_grad(x: Operand) -> bool:
-    """True if backward makes a gradient for `x`: a trainable parameter or a tensor with a node."""
+    """True if backward makes a gradient for `x`: a trainable parameter, or a tensor that depends on one."""
     return x.trainable if isinstance(x, Param) else x.node is not None
 
 
 def new(tape: Tape, shape: Sequence[int], dtype: str, name: str, moved: int = 0, kernel: Kernel = Kernel.ELEMENTWISE,
         flops: int = -1, product: int = 0) -> Tensor:
-    """Output tensor of one kernel, which is posted on the tape.
+    """Output tensor of one kernel, which is recorded on the tape.
 
     `moved`: bytes that the kernel reads; it also writes the output. `flops`: -1 for one per element of the output.
     `product`: packed shape (`kernel_shape.shape_of`) of a matrix product, needed only if its output is not a matrix of

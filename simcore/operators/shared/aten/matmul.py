@@ -70,7 +70,7 @@ def bmm(tape: Tape, x: Tensor, weight: Tensor, name: str) -> Tensor:
 
 
 def shapes_of_group(rows: int, k: int, n: int, experts: int) -> tuple[int, int, int]:
-    """Packed shapes (`kernel_shape.shape_of`) of three grouped products of experts, `k` inputs to `n` outputs.
+    """Packed shapes (`kernel_shape.shape_of`) of three grouped products, `k` inputs to `n` outputs.
 
     In order: forward, the input's gradient, the weight's gradient. `rows` counts the rows of all `experts` together.
     """

@@ -11,7 +11,7 @@ __all__ = ["log_softmax", "mean", "softmax", "sum_last", "sum_of"]
 def log_softmax(tape: Tape, x: Tensor) -> Tensor:
     """Log-softmax over the last dimension: a new tensor with the shape and type of `x`.
 
-    The node saves the output.
+    Autograd saves the output.
     """
     return unary(tape, x, "log_softmax", "output")
 
@@ -60,6 +60,6 @@ def sum_last(tape: Tape, x: Tensor, *, keepdim: bool = False) -> Tensor:
 def softmax(tape: Tape, x: Tensor) -> Tensor:
     """Softmax over the last dimension: a new tensor with the shape and type of `x`.
 
-    The node saves the output.
+    Autograd saves the output.
     """
     return unary(tape, x, "softmax", "output")
