@@ -48,7 +48,7 @@ class PackedWeights:
 
     @property
     def is_int8(self) -> bool:
-        """True for LLM.int8(): the matrix in int8 and a maximum for each row."""
+        """True for LLM.int8(): the matrix in int8 and a maximum for each row ([Note: LLM.int8()])."""
         return self.format == "int8"
 
     @property

@@ -137,7 +137,7 @@ def _is_tree(collective: str, link: Link) -> bool:
 # ---- time -----------------------------------------------------------------------------------------------------------
 def timing(collective: str, payload_bytes: int, group_size: int, link: Link,
            dispatch: Dispatch | None = None) -> Timing:
-    """Source of the time that `collective_ns` returns: "measured" or "model".
+    """Source of the time that `collective_ns` returns: "measured" or "model" ([Note: measured or model]).
 
     Measured: a table for this number of ranks of one host covers the payload. Model: latency plus bytes over bandwidth.
     """

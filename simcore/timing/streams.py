@@ -41,7 +41,7 @@ class RankStreams:
     `item_ns`: kernels of each item; `call_ns`: each call; `clock`: sum of kernel ns up to and with each row. `host_ns`:
     host time of each item; `host_tail`: earliest time, from where the host stood before the item, at which its kernels
     can end as the host issues them. `stops`: the host waits where a row says so; `stops_at_messages`: it also waits at
-    each message between stages.
+    each message between stages ([Note: the host]).
     """
 
     skeleton: ExecutionGraph

@@ -350,7 +350,7 @@ def plain_fp8(c: Context, path: str, x: Tensor) -> Tensor:
 
 def grouped_fp8(c: Context, path: str, x: Tensor, experts: int, *, casts_input: bool = True,
                 casts_grad: bool = True) -> Tensor:
-    """Outputs [rows, n] of the grouped linear at `path` in 8 or 4 bits, for rows `x` sorted by expert.
+    """Outputs [rows, n] of the GroupedLinear at `path` in 8 or 4 bits, for rows `x` sorted by expert.
 
     Every expert's rows are quantised separately; columns are saved. `experts`: number on this rank; `casts_input`,
     `casts_grad`: False if the GEMM that made the tensor has quantised it.
