@@ -27,11 +27,12 @@ def _nothing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Implementation:
-    """One code base's layers.
+    """One code base's layers, as three functions.
 
-    `record`: one layer or part on a tape; tables of slots and communicators are added to. `tensors`: parameters and
-    buffers of a kind of layer, in registration order; NotYet for what the code base does not build.
-    `standing`: bytes, by name, of buffers that all layers of a stage share.
+    `record`: (kind, workload, slots, comms) to the recording of one layer or part; entries are added to the tables
+    `slots` (storages) and `comms` (communications). `tensors`: parameters and buffers of a kind of layer, in
+    registration order; raises NotYet for what the code base does not build. `standing`: bytes, by name, of buffers that
+    all layers of a pipeline stage share.
     """
 
     record: _Recorder

@@ -19,6 +19,9 @@ IMPLEMENTATIONS: Final = tuple(sorted(one.name for one in iter_modules(operators
 
 @lru_cache
 def implementation_of(name: str) -> Implementation:
-    """The record of a known implementation."""
+    """Implementation with that name, one of `IMPLEMENTATIONS`.
+
+    Raises ModuleNotFoundError for another name.
+    """
     found: Implementation = importlib.import_module(f"simcore.operators.{name}.implementation").IMPLEMENTATION
     return found

@@ -19,15 +19,19 @@ Keeps = Callable[[str], bool]
 
 
 class StopReplay(Exception):
-    """Ends a replay when every saved tensor exists again."""
+    """Raised to end the replay of a checkpointed region, when all tensors that its nodes save exist again."""
 
 
 @dataclass(slots=True, eq=False)
 class Frame:
-    """A checkpointed region. `run` runs it and refers to its inputs.
+    """One checkpointed region of a layer's forward pass, and the state of its replay in backward.
 
-    `kept`: outputs (or None) of every operator that `keeps` was called for. `nested`: the replay makes a separate graph
-    and runs to its end (a reentrant checkpoint), so what it saves does not go to the nodes of the first run.
+    `run`: function that runs the region; it refers to the region's inputs. `keeps`: decides which operators' outputs
+    are kept in forward (None: none). `early_stop`: the replay ends at the last tensor that a node saved. `nested`: the
+    replay makes a separate graph and runs to its end (a reentrant checkpoint), so what it saves does not go to the
+    nodes of the first run. `owners`: nodes of the first run, one entry for each thing that a node saved, in order;
+    `position`: index of the next one in the replay. `replayed`: the replay has begun. `kept`: outputs (or None) of
+    every operator that `keeps` was called for.
     """
 
     run: Callable[[], object]
@@ -40,7 +44,10 @@ class Frame:
     kept: list[Any] = field(default_factory=list)
 
     def outputs(self, operator: str, make: Callable[[], Sequence[Any]], *, replay: bool) -> Sequence[Any]:
-        """Outputs of `operator`: computed, or in a replay those kept in forward."""
+        """Outputs of `operator`: those of `make()`, or in a replay those that were kept in forward, if any.
+
+        `replay`: True while the region runs again. Outside a replay, outputs are kept here if `keeps` says so.
+        """
         if self.keeps is None:
             return make()
         if replay:
@@ -52,5 +59,5 @@ class Frame:
 
     @property
     def is_complete(self) -> bool:
-        """True if a replay may stop here."""
+        """True if the replay may stop here: early stop is on, and all that forward saved is saved again."""
         return self.early_stop and not self.nested and self.position == len(self.owners)

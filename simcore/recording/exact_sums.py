@@ -14,17 +14,20 @@ _MOST: Final = 2.0**62
 
 
 def countable(values: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[Any]:
-    """`values` for the sum of `values * times`: as Python integers where the sum might exceed 64 bits."""
+    """`values` in a type in which the sum of `values * times` is exact.
+
+    int64 as given, or Python integers (dtype object) where that sum might exceed 64 bits.
+    """
     return values if float((np.abs(values) * times.astype(np.float64)).sum()) < _MOST else values.astype(object)
 
 
 def dot(values: NDArray[np.int64], times: NDArray[np.int64]) -> int:
-    """Exact sum of `values * times`."""
+    """Exact sum of `values * times`, element by element, as a Python integer."""
     return int(countable(values, times) @ times)
 
 
 def fitting(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """`values`, if their running sums fit into 64 bits; OverflowError otherwise."""
+    """Returns `values` unchanged if their running sums fit into 64 bits; raises OverflowError otherwise."""
     if float(np.abs(values).sum(dtype=np.float64)) >= _MOST:
         raise OverflowError("sums pass 64 bits")
     return values

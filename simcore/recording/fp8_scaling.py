@@ -31,43 +31,55 @@ _ALIGNED = {"mxfp8": 32, "nvfp4": 128}
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """A recipe on a device. `transposes`: its GEMMs read fp8 only along contiguous rows (Hopper)."""
+    """Recipe by which matrices are stored in 8 or 4 bits on one kind of device.
+
+    `recipe`: one of `RECIPES`. `transposes`: the device's GEMMs read 8-bit operands only along contiguous rows
+    (Hopper).
+    """
 
     recipe: str
     transposes: bool
 
     @property
     def is_per_tensor(self) -> bool:
-        """True for one scale a tensor."""
+        """True if a tensor has one scale (delayed, tensorwise), False if it has one for each block of values."""
         return self.recipe in ("delayed", "tensorwise")
 
     @property
     def width(self) -> float:
-        """Bytes of one element with its part of the scales."""
+        """Bytes of one element, its part of the scales included."""
         each = 0.5 if self.recipe == "nvfp4" else 1.0
         return each + (1 / _LINES[self.recipe] if self.recipe in _LINES else (self.recipe == "blockwise") * 4 / _BLOCK)
 
     @property
     def takes_maximum(self) -> bool:
-        """True if a tensor is read once for its maximum before it is read to be quantised."""
+        """True if a tensor is read twice: first for its maximum, then to be quantised (tensorwise, nvfp4)."""
         return self.recipe in ("tensorwise", "nvfp4")
 
     @property
     def has_columns(self) -> bool:
-        """True if the fp8 copy of a tensor that is scaled along columns is stored next to the one along rows."""
+        """True if two quantised copies of a tensor are stored, one scaled along rows and one along columns."""
         return self.transposes or not self.is_per_tensor
 
     def padded_rows(self, rows: int, experts: int) -> int:
-        """`rows` spread evenly over experts, with each expert padded to the alignment of a product."""
+        """Number of rows after padding, all experts together.
+
+        `rows` are spread evenly over `experts`, and each expert's part is rounded up to the alignment of a product: a
+        multiple of 32 (mxfp8), 128 (nvfp4) or 16.
+        """
         return experts * _up(-(-rows // experts), _ALIGNED.get(self.recipe, 16))
 
     def copy_bytes(self, rows: int, columns: int, *, along_columns: bool = False, squares: bool = False) -> int:
-        """Bytes of data and scales of one copy of a (rows, columns) matrix; `squares`: blocks of 128 x 128."""
+        """Bytes of one quantised copy of a (rows, columns) matrix, data and scales.
+
+        `along_columns`: values that share a scale lie in a column, not in a row; `squares`: they are a block of 128 x
+        128.
+        """
         scales = self._scale_bytes(rows, columns, along_columns=along_columns, squares=squares)
         return self.data_bytes(rows * columns) + scales
 
     def data_bytes(self, numel: int) -> int:
-        """Bytes of `numel` values without their scales."""
+        """Bytes of `numel` quantised values without their scales."""
         return numel // 2 if self.recipe == "nvfp4" else numel
 
     def _scale_bytes(self, rows: int, columns: int, *, along_columns: bool, squares: bool) -> int:
@@ -83,14 +95,18 @@ class Scaling:
 
 
 def in_model(path: str, *, further: bool) -> str:
-    """Name of a layer's module in Megatron-Core's model; `further`: a module of multi-token prediction."""
+    """Full name, in Megatron-Core's model, of a layer's module: `decoder.layers.0.{path}`.
+
+    `further`: the layer belongs to multi-token prediction, so the prefix is `mtp`.
+    """
     return f"{'mtp' if further else 'decoder'}.layers.0.{path}"
 
 
 def matched(matchers: str, name: str) -> str:
-    """Recipe of the first pattern that matches a module, or ""; `matchers`: "pattern=recipe;...".
+    """Recipe of the first pattern that matches the module name `name`; "" if none matches.
 
-    Core 0.16.1 `quantization/quant_config.py`, RecipeConfig.match, with glob matchers.
+    `matchers`: "pattern=recipe;pattern=recipe...", with glob patterns. Core 0.16.1 `quantization/quant_config.py`,
+    RecipeConfig.match, with glob matchers.
     """
     pairs = (matcher.partition("=") for matcher in matchers.split(";"))
     return next((recipe for pattern, _, recipe in pairs if fnmatchcase(name, pattern)), "")

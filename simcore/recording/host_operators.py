@@ -21,27 +21,34 @@ _TRITON_US: Final = 18
 
 
 def operators(timed: float, torch: int = 0, triton: int = 0) -> int:
-    """Number of torch operators whose host time is that of `timed` operators and of the given launches."""
+    """Number of torch operators that take the same host time as `timed` operators and the given launches.
+
+    `timed`: measured number, without launches; `torch`, `triton`: launches of kernels of torch and of Triton.
+    """
     launches_us = _TORCH_US * torch + _TRITON_US * triton
     return round((_PYTHON_US * timed + launches_us) / (_PYTHON_US + _TORCH_US))
 
 
 class Operators(NamedTuple):
-    """Host time of a call and of its backward, in operators of torch."""
+    """Host time of one call, and of its backward, each as a number of torch operators."""
 
     forward: int
     backward: int
 
 
 class UnitOperators(NamedTuple):
-    """Operators of a hook around a unit: linear in its parameters, within a quarter of the measured times."""
+    """Host time of an FSDP hook around a unit (parameters gathered together), in torch operators.
+
+    `unit`: operators for the unit; `param`: operators for each of its parameters; `copies`: copy kernels that it
+    launches. Within a quarter of the measured times.
+    """
 
     unit: float
     param: float
     copies: int
 
     def operators(self, num_params: int) -> int:
-        """Operators for a unit of `num_params` parameters, with a launch of each copy."""
+        """Number of torch operators, launches of copies included, for a unit of `num_params` parameters."""
         return operators(self.unit + self.param * num_params, torch=self.copies)
 
 

@@ -22,10 +22,10 @@ _LARGEST = (1 << _SIDE_BITS) - 1
 
 
 def shape_of(m: int, n: int, groups: int = 1, *, sums_rows: bool = False) -> int:
-    """Shape of products with an (m, n) output; 0 for an empty output or for more groups than fit into the integer.
+    """Packed shape, one integer, of `groups` matrix products with (m, n) outputs.
 
-    Rows are distributed over `groups` products: `m` counts the rows of all. With `sums_rows` rows are the dimension
-    that is summed over, and `m` is a side of each output.
+    0 for an empty output or for more groups than fit into the integer. `m` counts the rows of all products, which share
+    them. With `sums_rows` the rows are the dimension that is summed over, and `m` is a side of each output.
     """
     each = m if sums_rows else -(-m // groups)
     sides = min(each, _LARGEST) << _SIDE_BITS | min(n, _LARGEST)
@@ -33,16 +33,19 @@ def shape_of(m: int, n: int, groups: int = 1, *, sums_rows: bool = False) -> int
 
 
 def shape_of_heads(keys: int, values: int, *, backward: bool = False) -> int:
-    """Shape of attention with `keys` and `values` elements a head: FLOPs per exponential, relative to heads of 128.
+    """Packed shape of attention: its FLOPs per exponential, relative to heads of 128 elements.
 
-    Forward has two products a score, backward five.
+    `keys`, `values`: elements of a head. Forward has two products a score, backward five.
     """
     products = 5 if backward else 2
     return shape_of(products * (keys + values), products * 256)
 
 
 class Products(NamedTuple):
-    """Unpacked shapes of products: sides of the output, number of products, and whether the sum runs over rows."""
+    """Shapes that `shape_of` packed, as columns: entry i of each is of shape i.
+
+    `rows`, `columns`: sides of one product's output; `groups`: number of products; `sums_rows`: the sum runs over rows.
+    """
 
     rows: _Ints
     columns: _Ints
@@ -51,22 +54,25 @@ class Products(NamedTuple):
 
 
 def unpacked(shapes: _Ints) -> Products:
-    """Shapes that `shape_of` packed, as columns."""
+    """Shapes that `shape_of` packed, as columns (arrays), in the same order."""
     sides = shapes >> _GROUP_BITS + 1
     groups = shapes >> 1 & (1 << _GROUP_BITS) - 1
     return Products(sides >> _SIDE_BITS, sides & _LARGEST, groups, (shapes & 1).astype(np.bool_))
 
 
 def module_of(streams: _Ints) -> _Ints:
-    """Modules in column STREAM of kernels."""
+    """Module number (`rows.Module`) of each kernel, from column STREAM of its row."""
     return streams & (1 << MODULE_BITS) - 1
 
 
 def groups_in(streams: _Ints) -> _Ints:
-    """Numbers of products of kernels, from column STREAM of products."""
+    """Number of matrix products of each kernel, from column STREAM of rows of products."""
     return unpacked(shapes_in(streams)).groups
 
 
 def shapes_in(streams: _Ints) -> _Ints:
-    """Shapes of products in column STREAM of kernels; 0 for other kernels."""
+    """Packed shape of each kernel, from column STREAM of its row.
+
+    For products and attention see `shape_of`; for other kernels a number of torch operators, or 0.
+    """
     return streams >> MODULE_BITS

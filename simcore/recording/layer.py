@@ -15,17 +15,18 @@ _EMPTY = Section(())
 
 @dataclass(frozen=True, slots=True)
 class LayerWorkload:
-    """The workload of one layer on one rank.
+    """Workload of one layer for one microbatch on one rank.
 
-    `seq`: tokens of one sequence on this rank, after context parallelism, before sequence parallelism.
-    `rows_per_token`: routed rows that this rank's experts receive per token of this rank, times 2**16, rounded
-    (top_k x 2**16 when routing is balanced). `sent_per_token`: rows that it sends, 0 for top_k.
-    `first`: the layer's input is the stem's output, which the stem holds until the last layer is done.
-    `input_requires_grad`: a tensor below the layer is trained.
-    `split`: gradients of parameters are made in a separate pass.
-    `stem`: layers down to the stem, if this layer releases the tensors that the stem made for all layers; else 0.
-    `sequences`: number packed in the microbatch, 0 if each fills its row; `attended`: positions that a token attends
-    to, 0 for all.
+    `batch`: sequences; `seq`: tokens of one sequence on this rank, after context parallelism, before sequence
+    parallelism. `compute`: dtype of products; `params`: the layer's parameters by name; `loss`: name of the loss
+    function; `checkpoint`: name of the activation checkpointing. `tp`, `cp`, `ep`, `etp`: parallel degrees; `ep_axis`:
+    mesh axis of the exchange between experts. `rows_per_token`: routed rows that this rank's experts receive per token
+    of this rank, times 2**16, rounded (top_k x 2**16 when routing is balanced); `sent_per_token`: rows that it sends, 0
+    for top_k. `first`: the layer's input is the embedding's output, which the model holds until the last layer is done.
+    `input_requires_grad`: a tensor below the layer is trained. `sequences`: number packed in the microbatch, 0 if each
+    fills its row; `attended`: positions that a token attends to, 0 for all. `split`: gradients of parameters are made
+    in a separate backward pass. `stem`: number of layers down to the embedding, if this layer frees the tensors that
+    the embedding made for all layers; else 0.
     """
 
     batch: int
@@ -52,26 +53,28 @@ class LayerWorkload:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the microbatch on this rank, before sequence parallelism."""
+        """Number of tokens of the microbatch on this rank, before sequence parallelism."""
         return self.batch * self.seq
 
     @property
     def pairs(self) -> int:
-        """Pairs of a query on this rank and a key of the same sequence; causal attention computes half of them."""
+        """Number of pairs of a query on this rank and a key of the same sequence, before the causal mask.
+
+        Causal attention computes half of them.
+        """
         return self.tokens * (self.attended or self.seq * self.cp)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedLayer:
-    """One layer on the tape, in sections.
+    """Recording of one layer for one microbatch: a section (rows in order) for each part of a step.
 
-    `rest`: tensors kept from the previous step; `forward`: until the module returns;
-    `after`: tensors that its caller then drops (after the unit's post-forward hook);
-    `late`: tensors that the stem drops after the last layer; `seed`: before the first backward hook (the loss only);
-    `backward`: until the gradient of the layer's input exists; `grads`: the parameter gradients alive at the end of
-    `backward`, as (parameter, slot, bytes).
-    `weight`: gradients of parameters, if `backward` makes none; `release`: tensors that only the graph refers to, freed
-    after backward. `casts`: tensors that autocast drops when the model's forward is over.
+    `rest`: tensors kept from the previous step; `forward`: until the module returns; `after`: tensors that its caller
+    then drops (after the FSDP unit's post-forward hook); `late`: tensors that the model drops after the last layer;
+    `seed`: before the first backward hook (the loss only); `backward`: until the gradient of the layer's input exists;
+    `grads`: the parameter gradients alive at the end of `backward`, as (parameter, slot: index of its name, bytes).
+    `weight`: gradients of parameters, if `backward` makes none; `release`: tensors that only the autograd graph refers
+    to, freed after backward. `casts`: tensors that autocast drops when the model's forward is over.
     """
 
     forward: Section

@@ -33,9 +33,11 @@ _TABLE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class PackedWeights:
-    """A format of 4 bits, or int8. `block_size`: values that share a maximum; `storage`: the stored dtype.
+    """Storage format of frozen weight matrices: 4 bits or int8.
 
-    `is_tensor`: torchao's format, one tensor with its constants. In [Note: LLM.int8()] a block is a row.
+    `format`: its name, "int8" for LLM.int8(), where a block is a row. `block_size`: values that share a maximum;
+    `double_quant`: these maxima are quantised too; `storage`: dtype of the stored tensor. `is_tensor`: torchao's
+    format, one tensor with its constants.
     """
 
     format: str
@@ -46,31 +48,40 @@ class PackedWeights:
 
     @property
     def is_int8(self) -> bool:
-        """True for LLM.int8()."""
+        """True for LLM.int8(): the matrix in int8 and a maximum for each row ([Note: LLM.int8()])."""
         return self.format == "int8"
 
     @property
     def is_column(self) -> bool:
-        """True if the stored tensor has another shape than the matrix."""
+        """True if the values are packed into a column, so the stored tensor has another shape than the matrix."""
         return not (self.is_tensor or self.is_int8)
 
     @property
     def values_a_row(self) -> int:
-        """Values in one element that a layout shards: of the packed column, or of the weight itself."""
+        """Number of values in one element that a sharding layout cuts.
+
+        An element of the packed column holds several values, an element of the matrix itself one.
+        """
         return 2 * dtype_bytes(self.storage) if self.is_column else 1
 
     def rows(self, numel: int) -> int:
-        """Elements of the packed column of a matrix with `numel` values."""
+        """Number of elements of the packed column of a matrix with `numel` values, rounded up."""
         return -(-numel // self.values_a_row)
 
     def data_bytes(self, numel: int) -> int:
-        """Bytes of the packed values of a matrix, with the constants that are sharded with them."""
+        """Bytes of the packed values of a matrix of `numel` values.
+
+        Constants that are sharded with them are included.
+        """
         if self.is_tensor:
             return numel // 2 + self.blocks(numel) + 2 * math.ceil(self.blocks(numel) / _NESTED)
         return self.rows(numel) * dtype_bytes(self.storage)
 
     def constant_bytes(self, shape: tuple[int, ...]) -> int:
-        """Bytes of unsharded constants that restore a matrix: maxima, their own constants, tables."""
+        """Bytes of the unsharded constants that restore a matrix of that shape.
+
+        Maxima of its blocks, their own constants, tables.
+        """
         if self.is_tensor:
             return 2 * _TABLE + 2
         if self.is_int8:
@@ -82,5 +93,5 @@ class PackedWeights:
         return blocks + 4 * math.ceil(blocks / _NESTED) + 4 * _NESTED + 4 + tables
 
     def blocks(self, numel: int) -> int:
-        """Number of maxima of `numel` values."""
+        """Number of blocks, and so of maxima, of `numel` values, rounded up."""
         return -(-numel // self.block_size)

@@ -22,7 +22,10 @@ __all__ = ["CATEGORY_OF_PHASE", "COMPUTE_STREAM", "GRADIENTS_BEGIN", "GRAD_HIDDE
 
 
 class Op(IntEnum):
-    """The closed set of things a program does. Column `AUX` and `SLOT` mean what the line says."""
+    """Kinds of rows of a program: one member, one kind of operation.
+
+    The comment of each says what columns SLOT, AMOUNT, AUX and STREAM of its rows hold.
+    """
 
     ALLOC = 0  # SLOT owner row, AMOUNT +bytes
     FREE = 1  # SLOT owner row, AMOUNT -bytes
@@ -35,9 +38,10 @@ class Op(IntEnum):
 
 
 class Kernel(IntEnum):
-    """Kernel classes of the cost model, in the order of `simcore.timing.kernel.KERNELS`; then those of 8 and of 4 bits.
+    """Classes of kernels in the cost model, those of 8 and of 4 bits last.
 
-    GRAD_GEMM: a GEMM of a forward pass that makes a gradient already, as some losses do: no FLOPs of a model's forward.
+    The others are in the order of `simcore.timing.kernel.KERNELS`. GRAD_GEMM: a GEMM in a forward pass that already
+    makes a gradient, as some losses do: it is not counted among the FLOPs of the model's forward.
     """
 
     GEMM = 0
@@ -73,7 +77,7 @@ class Stream(IntEnum):
 
 
 class Module(IntEnum):
-    """Modules of a layer that a CUDA graph may hold separately.
+    """Module of a layer that a kernel belongs to; a CUDA graph may hold some of them and not others.
 
     Megatron's names for them (main 2026-08-22 `transformer/enums.py`, CudaGraphModule), norm and residual included;
     MOE: the rest of an MoE layer; a shared expert is separate, because it may run on another stream.
@@ -113,10 +117,12 @@ _ALLOC, _FREE, _COMPUTE, _COLLECTIVE, _MARK = (
 
 
 class Storage:
-    """Bytes that live from creation until the last `Tensor` that refers to them is deleted.
+    """Memory of one or more tensors: its creation records an allocation, its deletion a free.
 
-    `born`: False if another layer has posted the allocation. With `num_bytes` set to 0 another layer posts the free.
-    `held`: a storage that this one refers to, which lives at least as long.
+    `slot`: index of its name and category in the recorder's table; `offset`: which layer's slot it is, 0 for this one.
+    `born`: False if another layer has recorded the allocation. `num_bytes`: set to 0 where another layer records the
+    free. `birth`: index of the allocation's row. `held`: a storage that this one refers to, which lives at least as
+    long.
     """
 
     __slots__ = ("birth", "held", "num_bytes", "offset", "slot", "tape")
@@ -135,7 +141,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Optimizer step of one parameter: temporary bytes, FLOPs, bytes read and written."""
+    """Optimizer step of one parameter: `held` temporary bytes, FLOPs, and `moved` bytes read and written."""
 
     held: int
     flops: int
@@ -144,14 +150,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Param:
-    """A parameter as an operator sees it: gathered, in the dtype in which it is computed.
+    """One parameter as an operator sees it: gathered, in the dtype in which it is computed.
 
-    `grad_category`: category of its gradient.
-    `grad_exists`: a gradient exists already; the new one is added in place and freed.
-    `tied`: two modules use it, the output head and the embedding; the head's gradient waits for the embedding's, then
-    both are added into a new one.
-    `step`: optimizer step that runs when the gradient exists, and then frees it. `packed`: stored format of a quantized
-    weight; `dtype` is that of its dequantized values.
+    `grad_category`: category of its gradient's bytes. `grad_exists`: a gradient exists already; the new one is added in
+    place and freed. `tied`: the output head and the embedding share it; the head's gradient waits for the embedding's,
+    then both are added into a new one. `step`: optimizer step that runs when the gradient exists, and then frees it
+    (None: later). `packed`: stored format of a quantized weight; `dtype` is that of its dequantized values.
     """
 
     name: str
@@ -171,22 +175,25 @@ class Param:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes in the compute dtype."""
+        """Size in bytes in `dtype`, also where it is stored packed."""
         return self.numel * DTYPE_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """Rows of one part of a layer (forward, backward, ...)."""
+    """Rows, in order, of one part of a layer's recording (forward, backward, ...)."""
 
     rows: tuple[Row, ...]
 
 
 class Recorder:
-    """Appends rows. `slots` and `comms` are shared tables: the index of each owner and of each communication.
+    """List of rows that grows as operators run: allocations, frees, kernels, collectives.
 
-    `casts`: tensors by parameter that autocast keeps until its region ends. `graph`: tensors that are attributes of
-    nodes. `is_alone`: no compiler fuses the pointwise kernels of the following operators.
+    `slots`: table from (name, category) of a storage to its index; `comms`: table from (collective, mesh axis, dtype)
+    to its index; both are shared and grow. `phase`: "forward", "recompute" or "backward"; `scope`: prefix of names;
+    `module`: `Module` of the next kernels. `casts`: tensors by parameter that autocast keeps until its region ends.
+    `graph`: tensors that are attributes of nodes. `is_alone`: no compiler fuses the pointwise kernels of the next
+    operators.
     """
 
     def __init__(self, slots: dict[tuple[str, str], int], comms: dict[tuple[str, str, str], int]) -> None:
@@ -200,56 +207,74 @@ class Recorder:
         self.is_alone = False
 
     def slot(self, name: str, category: str) -> int:
-        """Index of an owner in the shared table."""
+        """Index of (name, category) in the shared table of storages; a new entry is added if it has none."""
         return self.slots.setdefault((name, category), len(self.slots))
 
     def compute(self, kernel: Kernel, flops: int, moved_bytes: int, shape: int = 0) -> None:
-        """Posts one kernel on the compute stream; `shape`: see `kernel_shape`."""
+        """Records one kernel on the compute stream.
+
+        `flops`: two for a multiply-add; `moved_bytes`: read and written; `shape`: packed integer, see `kernel_shape`.
+        """
         if self.is_alone and kernel == Kernel.ELEMENTWISE:
             shape = shape or 1
         self.rows.append((_COMPUTE, 0, kernel, flops, self.module | shape << MODULE_BITS, moved_bytes))
 
     def python(self, operators: int) -> None:
-        """Posts host time of `operators` operators of torch, with nothing on the device."""
+        """Records host time worth `operators` operators of torch, with no work on the device."""
         self.compute(Kernel.ELEMENTWISE, 0, 0, operators)
 
     def collective(self, collective: str, axis: str, payload: int, dtype: str) -> None:
-        """Posts a collective that the layer itself calls and waits for (token dispatch, tensor parallelism)."""
+        """Records a collective on mesh axis `axis` that the layer itself calls and waits for.
+
+        Examples: token dispatch, tensor parallelism. `payload`: bytes, as in the report's `traffic`.
+        """
         row = self.comms.setdefault((collective, axis, dtype), len(self.comms))
         self.rows.append((_COLLECTIVE, 0, row, payload, COMPUTE_STREAM, self.module))
 
     def copy(self, direction: str, num_bytes: int, dtype: str) -> None:
-        """Posts a copy `to_host` or `to_device` on the compute stream."""
+        """Records a copy of `num_bytes` on the compute stream; `direction`: `to_host` or `to_device`."""
         row = self.comms.setdefault(("copy", direction, dtype), len(self.comms))
         self.rows.append((Op.COPY, 0, row, num_bytes, COMPUTE_STREAM, self.module))
 
     def update(self, step: Step) -> None:
-        """Posts the optimizer's step of one parameter."""
+        """Records the optimizer's step of one parameter: its kernel and its temporary memory."""
         slot = self.slot("sqrt_exp_avg_sq", "optim_temp")
         temporary = Storage(self, step.held, slot)
         self.compute(Kernel.OPTIMIZER, step.flops, step.moved)
         del temporary
 
     def attach(self, node: Any, x: Any) -> None:
-        """Keeps an attribute of the node's context, which no checkpoint drops: it lives as long as the graph."""
+        """Keeps `x` alive as an attribute of the autograd node's context (ctx), which no checkpoint drops.
+
+        It lives until the graph is freed. Nothing is kept if `node` is None.
+        """
         if node is not None:
             (node.saved if self.phase == "recompute" else self.graph).append(x.detach())
 
     def stop(self) -> None:
-        """Posts a wait of the host for the issued work; absent in CUDA graphs of the whole step."""
+        """Records a wait of the host until the device has done all issued work.
+
+        Absent in CUDA graphs of the whole step.
+        """
         self.rows.append((Op.WAIT, 0, 0, 0, COMPUTE_STREAM, HOST_STOPS))
 
     def mark(self, label: int) -> None:
-        """Posts a mark."""
+        """Records a row without cost that only has a label, such as `RECOMPUTE_BEGIN`."""
         self.rows.append((_MARK, 0, label, 0, COMPUTE_STREAM, 0))
 
     def cut(self) -> Section:
-        """Rows since the last cut, as a section; storages born before can no longer be renamed."""
+        """Section of all rows since the last cut; the list of rows is empty afterwards.
+
+        Storages allocated before can no longer be renamed.
+        """
         rows, self.rows = tuple(self.rows), []
         return Section(rows)
 
     def rename(self, storage: Storage | None, slot: int) -> None:
-        """Changes the owner of a storage that was born since the last cut, from its birth."""
+        """Gives a storage another slot (name and category), from its allocation on.
+
+        Raises AssertionError if it was not allocated since the last `cut`.
+        """
         assert storage is not None
         op, offset, _, amount, stream, aux = self.rows[storage.birth]
         assert (op, amount) == (_ALLOC, storage.num_bytes), "renamed a storage that was not born in this section"

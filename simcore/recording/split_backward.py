@@ -17,9 +17,10 @@ __all__ = ["SplitBackward"]
 
 
 class SplitBackward:
-    """Backward pass of recorded operators in two halves, as zero-bubble schedules run it.
+    """One backward pass of recorded operators in two halves, as zero-bubble schedules run it.
 
-    The first half makes gradients of the inputs, the second those of the weights; gradients of the outputs are set.
+    The first half makes gradients of the inputs, the second those of the weights. Gradients of the outputs must be set
+    before (`Tape.seed`); the tape's list of nodes is emptied.
     """
 
     def __init__(self, tape: Tape) -> None:
@@ -28,7 +29,7 @@ class SplitBackward:
         tape.nodes.clear()
 
     def run_input(self) -> None:
-        """Runs backward without the gradients of parameters."""
+        """Runs backward down to the layer's input, without the gradients of parameters."""
         self.tape.phase, self.tape.half = "backward", "input"
         for node in reversed(self.nodes):
             if node.grads:
@@ -36,7 +37,10 @@ class SplitBackward:
         self.tape.half = ""
 
     def run_weights(self, params: tuple[str, ...]) -> None:
-        """Computes gradients of parameters; `params`: their names, in the module's order."""
+        """Computes the gradients of parameters, after `run_input`, in the order of `params`.
+
+        `params`: names of all parameters, in the module's order. Each node frees its saved tensors when it has run.
+        """
         self.tape.half = "weight"
         places = {name: place for place, name in enumerate(params)}
         waiting = [node for node in self.nodes if _params(node)]
@@ -51,7 +55,7 @@ class SplitBackward:
         self.tape.half = ""
 
     def release(self) -> None:
-        """Frees the graph and its saved tensors."""
+        """Frees the nodes and all tensors that they still save."""
         for node in self.nodes:
             node.saved.clear()
         self.nodes.clear()

@@ -58,7 +58,10 @@ __all__ = ["COMPUTE_STREAM", "GRADIENTS_BEGIN", "GRAD_HIDDEN", "HIDDEN", "INNER_
 
 @dataclass(slots=True, eq=False)
 class Tensor:
-    """A view of a storage: a shape, a dtype, and the node that made it (None: no gradient flows back)."""
+    """Tensor without values: a shape and a dtype over a storage.
+
+    `node`: autograd node that made it, None if no gradient flows back; `output`: its index among that node's outputs.
+    """
 
     storage: Storage | None
     shape: tuple[int, ...]
@@ -77,16 +80,16 @@ class Tensor:
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
     def detach(self) -> Tensor:
-        """View of the same storage without the graph."""
+        """View of the same storage without a node, so no gradient flows back through it."""
         return Tensor(self.storage, self.shape, self.dtype)
 
     def disown(self) -> None:
-        """Leaves the free of the storage to be posted by another layer."""
+        """Leaves the free of its storage to another layer: none is recorded here."""
         assert self.storage is not None
         self.storage.num_bytes = 0
 
     def view(self, *shape: int) -> Tensor:
-        """View of the same storage and graph under another shape (views cost nothing and gradients pass through)."""
+        """View of the same storage under another shape, without cost; gradients pass through to the same node."""
         return Tensor(self.storage, shape, self.dtype, self.node, self.output)
 
 
@@ -96,7 +99,13 @@ Backward = Callable[["Tape", list[Tensor | None], list[Tensor]], Sequence[Tensor
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Node:
-    """One autograd node: targets of its gradients, saved tensors, and its backward function."""
+    """One autograd node: where its gradients go, the tensors that it saves, and its backward function.
+
+    `edges`: for each input the node or parameter that takes its gradient, or None; `outputs_of`: that input's index
+    among the outputs of its node. `scope`, `module`: name prefix and `rows.Module` of its kernels. `reduce_to`,
+    `cast_to`: shapes and dtypes to which its results are summed and cast. `frame`: the checkpoint that it is part of.
+    `grads`: gradients that have arrived, by index of the output.
+    """
 
     edges: tuple[Node | Param | None, ...] = ()
     outputs_of: tuple[int, ...] = ()
@@ -111,7 +120,11 @@ class Node:
 
 
 class Tape(Recorder):
-    """Records one layer, with its autograd graph."""
+    """Recording of one layer: its rows, and the autograd graph from which its backward pass is recorded.
+
+    `slots`, `comms`: see `Recorder`. `nodes`: nodes in order of creation; `frame`: checkpointed region that runs now;
+    `grads`: (parameter, gradient) pairs that are alive.
+    """
 
     def __init__(self, slots: dict[tuple[str, str], int], comms: dict[tuple[str, str, str], int]) -> None:
         super().__init__(slots, comms)
@@ -124,13 +137,19 @@ class Tape(Recorder):
 
     # ---- tensors ------------------------------------------------------------------------------------------------
     def empty(self, shape: Sequence[int], dtype: str, name: str, category: str = "") -> Tensor:
-        """A new storage, uninitialised; `category` defaults to that of the phase."""
+        """New uninitialised tensor: records the allocation of its storage as `name`, prefixed with the scope.
+
+        `category`: of its bytes, "" for that of the phase (`CATEGORY_OF_PHASE`).
+        """
         slot = self.slot(self.scope + name, category or CATEGORY_OF_PHASE[self.phase])
         shape = tuple(shape)
         return Tensor(Storage(self, math.prod(shape) * DTYPE_BYTES[dtype], slot), shape, dtype)
 
     def external(self, shape: Sequence[int], dtype: str, slot: int, offset: int) -> Tensor:
-        """A tensor that another layer made; its free is posted here."""
+        """Tensor that another layer has allocated: only its free is recorded here.
+
+        `slot`: index of its name in that layer; `offset`: that layer's index minus this one's.
+        """
         tensor = Tensor(None, tuple(shape), dtype)
         tensor.storage = Storage(self, tensor.nbytes, slot, offset, born=False)
         return tensor
@@ -139,11 +158,12 @@ class Tape(Recorder):
     def node(self, inputs: Sequence[Tensor | Param | None], save: Sequence[Tensor | Param | None],
              backward: Backward, reduce_to: tuple[tuple[int, ...], ...] = (),
              cast_to: tuple[str, ...] = ()) -> Node | None:
-        """A new autograd node, or None if no input needs a gradient.
+        """New autograd node of an operator with these inputs, or None if no input needs a gradient.
 
-        `save`: tensors that the node saves, *before* the operator allocates its output, as PyTorch does for inputs.
-        `reduce_to`: shapes of inputs that were broadcast; the engine sums their gradients when the node has returned,
-        and casts them to `cast_to` where the operator worked in a wider type (`validate_outputs`).
+        `save`: tensors that the node saves *before* the operator allocates its output, as PyTorch does for inputs.
+        `backward`: function from the gradients of its outputs to those of its inputs. `reduce_to`: shapes of inputs
+        that were broadcast; the engine sums their gradients when the node has returned, and casts them to `cast_to`
+        where the operator worked in a wider type (`validate_outputs`).
         """
         edges = tuple([_edge(x) for x in inputs])
         if not any(edges):
@@ -155,7 +175,12 @@ class Tape(Recorder):
         return node
 
     def save(self, node: Node | None, *things: Tensor | Param | None) -> None:
-        """Saves tensors for `node`. Parameters (kept by their owner) and scalars (None) take no bytes, but count."""
+        """Saves tensors for the backward of `node`; does nothing if `node` is None.
+
+        Parameters (kept by their owner) and None (scalars) take no bytes, but count for the early stop of a replay. In
+        forward of a checkpointed region nothing is saved; its replay in backward saves the tensors, and raises
+        StopReplay when it has saved all.
+        """
         if node is None:
             return
         if self.frame is None or self.phase == "recompute":  # the graph of a replay saves tensors while it lives
@@ -180,7 +205,11 @@ class Tape(Recorder):
 
     def checkpoint(self, run: Callable[[], Tensor], keeps: Keeps | None = None, *, early_stop: bool = True,
                    nested: bool = False) -> Tensor:
-        """Runs a region whose nodes save only its inputs (those that `run` refers to); it is replayed in backward."""
+        """Output of `run()`, a region whose nodes save only its inputs (those that `run` refers to).
+
+        It runs again in backward. `keeps`, `early_stop`, `nested`: see `checkpoint.Frame`. Raises AssertionError inside
+        another one.
+        """
         assert self.frame is None, "checkpoints are not nested"
         self.frame = Frame(run, keeps, early_stop, nested)
         try:
@@ -189,17 +218,20 @@ class Tape(Recorder):
             self.frame = None
 
     def outputs(self, operator: str, make: Callable[[], Sequence[Tensor]]) -> Sequence[Tensor]:
-        """Outputs of an operator that a selective checkpoint may keep."""
+        """Outputs of `make()`, or in a replay those of `operator` that a selective checkpoint has kept."""
         return self.frame.outputs(operator, make, replay=self.phase == "recompute") if self.frame else make()
 
     # ---- backward -----------------------------------------------------------------------------------------------
     def seed(self, tensor: Tensor, grad: Tensor) -> None:
-        """Sets the gradient of `tensor`."""
+        """Sets the gradient of `tensor` from which `backward` starts; ignored if no gradient flows through it."""
         if tensor.node is not None:
             tensor.node.grads[tensor.output] = grad
 
     def backward(self, until: int = 0) -> None:
-        """Runs nodes from the last created down to number `until`."""
+        """Runs backward functions of nodes, from the last created down to index `until` in order of creation.
+
+        A node without an incoming gradient is dropped and does not run.
+        """
         self.phase = "backward"
         while len(self.nodes) > until:
             if (node := self.nodes.pop()()) is not None and node.grads:
@@ -255,7 +287,7 @@ class Tape(Recorder):
         return cast
 
     def replay(self, frame: Frame) -> None:
-        """Runs a checkpointed region again; its nodes get their saved tensors."""
+        """Runs a checkpointed region again in backward; its nodes get their saved tensors."""
         nodes, phase, scope, module = self.nodes, self.phase, self.scope, self.module
         self.nodes, self.phase, self.frame, frame.replayed = [], "recompute", frame, True
         self.mark(RECOMPUTE_BEGIN)
@@ -268,13 +300,17 @@ class Tape(Recorder):
         edge.grads[output] = self.add_grads(edge.grads[output], grad) if output in edge.grads else grad
 
     def add_grads(self, first: Tensor, second: Tensor) -> Tensor:
-        """Sum of two gradients of one tensor, in a new one."""
+        """Sum of two gradients of one tensor, in a new tensor; records its kernel."""
         total = self.empty(first.shape, first.dtype, "grad_sum")
         self.compute(Kernel.ELEMENTWISE, first.numel, first.nbytes + second.nbytes + total.nbytes, 1)
         return total
 
     def give_param(self, param: Param, grad: Tensor) -> None:
-        """Gives a parameter its gradient (AccumulateGrad)."""
+        """Hands a parameter its gradient, as AccumulateGrad does.
+
+        The first gradient becomes `{name}.grad`; a further one is added in place and freed. If the parameter has an
+        optimizer `step`, this is recorded and the gradient is freed.
+        """
         if param.tied:  # the implementation adds it to the other gradient
             self.grads.append((param, grad))
             return
@@ -288,7 +324,10 @@ class Tape(Recorder):
         self.grads.append((param, grad))
 
     def release_grads(self) -> tuple[tuple[Param, int, int], ...]:
-        """Parameter gradients that are alive now, as (parameter, slot, bytes); other code posts their frees."""
+        """Parameter gradients that are alive now, as (parameter, slot: index of its name, bytes).
+
+        Their frees are not recorded here; whoever takes them records them.
+        """
         alive = []
         for param, grad in self.grads:
             assert grad.storage is not None

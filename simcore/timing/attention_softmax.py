@@ -30,10 +30,11 @@ _OTHERS: Final = 16
 
 def softmax_stretch(device: Device, shapes: IntArray, operand_bits: IntArray, *,
                     older: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Factor by which each attention kernel takes longer for its FLOPs than with heads of 128 in 16 bits.
+    """Factor, for each attention kernel, by which its FLOPs take longer than with heads of 128 in 16 bits.
 
-    `shapes`: FLOPs per exponential, relative to heads of 128, as `kernel_shape.shape_of_heads` packs them (0: unknown
-    heads, factor 1). `older`: kernels that issue products as on Ampere.
+    Below 1 for wider heads. `shapes`: FLOPs per exponential, relative to heads of 128, as `kernel_shape.shape_of_heads`
+    packs them (0: unknown heads, factor 1). `operand_bits`: bits of an element. `older`: True for kernels that issue
+    products as on Ampere.
     """
     out = np.ones(len(shapes))
     at = np.flatnonzero(shapes)

@@ -51,9 +51,11 @@ _SEND, _RECEIVE = int(Stream.SEND), int(Stream.RECEIVE)
 
 
 class Kernels(NamedTuple):
-    """Kernels among a program's distinct rows: their rows, classes, formats, and ns of each on an idle device.
+    """Kernels of a program: one entry for each kernel row, equal rows only once; arrays in one order.
 
-    `compute_ns`, `memory_ns`: times of its arithmetic and of its traffic, not rounded; the rest of `ns` is the minimum.
+    `rows`: index among the program's distinct rows; `kinds`: index in `kernel.KERNELS`; `dtypes`: index in
+    `kernel.DTYPES`; `ns`: time on an idle device, of which `compute_ns` is for arithmetic and `memory_ns` for memory
+    traffic, not rounded; the rest is due to the shortest time of a kernel.
     """
 
     rows: IntArray
@@ -68,7 +70,11 @@ class Kernels(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """All kernels of a class and format in one step: ns by part (forward, backward, optimizer), FLOPs, bytes moved."""
+    """All kernels of one class and format on one rank in one step.
+
+    `kernel`, `dtype`: entries of `kernel.KERNELS` and `kernel.DTYPES`. `ns`: time in forward, in backward and in the
+    optimizer, in this order; `compute_ns`, `memory_ns`: its shares for arithmetic and for memory traffic.
+    """
 
     kernel: str
     dtype: str
@@ -81,7 +87,11 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """All calls of a collective on an axis: ns without contention, ns that a stream waited for them, ns hidden."""
+    """All calls of one collective on one mesh axis in a step of one rank.
+
+    `alone_ns`: their time without contention; `exposed_ns`: time that a stream waited for them; `hidden_ns`: the sum,
+    over calls, of the time without contention that was not waited for.
+    """
 
     collective: str
     axis: str
@@ -93,7 +103,10 @@ class Sent:
 
 @dataclass(frozen=True, eq=False)
 class Breakdown:
-    """Time of a step by reason. `parts`: ns by `PARTS`."""
+    """Time of one step of one rank by reason, in ns.
+
+    `parts`: ns by name, see `PARTS`; `work`: kernels by class and format; `sent`: calls by collective and axis.
+    """
 
     parts: dict[str, int]
     work: tuple[Work, ...]
@@ -102,9 +115,10 @@ class Breakdown:
 
 def breakdown(program: Program, track: RankStreams, times: ClassTimes, weight: IntArray, kernels: Kernels,
               alone_ns: Callable[[int, int], int], once: int) -> Breakdown:
-    """Breakdown of a class. `weight`: repetitions of each microbatch; `alone_ns(comm, payload)`.
+    """Breakdown of a step of one class of ranks (with the same program), after a run on the timeline.
 
-    `once`: host ns a step.
+    `track`: its streams; `times`: what the timeline gave; `weight`: how often each microbatch of the program happens in
+    the step; `alone_ns(comm, payload)`: ns of a call without contention; `once`: host ns spent once a step.
     """
     work = _work(program, weight, kernels)
     rows = np.minimum(track.skeleton.item_rows, len(program.places) - 1)

@@ -45,31 +45,34 @@ _MAX_HOPS: Final = 7
 
 
 class Crossing(NamedTuple):
-    """Shares of the payload that leave a rank (`wire`) and that cross the network, the mean over the group."""
+    """Shares of a collective's payload, the mean over the ranks of the group.
+
+    `wire`: share that leaves a rank; `network`: share that also leaves its node and crosses the network.
+    """
 
     wire: float
     network: float
 
     @property
     def nvlink(self) -> float:
-        """Share of the payload that leaves the rank but not the node."""
+        """Share of the payload that leaves the rank but not its node."""
         return self.wire - self.network
 
 
 # ---- bytes ----------------------------------------------------------------------------------------------------------
 def wire_bytes(collective: str, payload_bytes: int, group_size: int) -> int:
-    """Bytes that leave one rank on a ring, the mean over the group; payload as in the report's `traffic`.
+    """Bytes that leave one rank on a ring, the mean over the group, for a payload in bytes.
 
-    Rounded to the nearest integer, halves to even, of the product of floats, so that sums over calls agree with
-    PyTorch traces that were counted so. KeyError: no such collective.
+    Payload as in the report's `traffic`. Rounded to the nearest integer, halves to even, of the product of floats, so
+    that sums over calls agree with PyTorch traces that were counted so. Raises KeyError for an unknown collective.
     """
     return round(payload_bytes * wire_factor(collective, group_size))
 
 
 def wire_factor(collective: str, group_size: int) -> float:
-    """Share of the payload that leaves one rank on a ring, the mean over the group. KeyError: no such collective.
+    """Share of the payload that leaves one rank on a ring, the mean over the group; 0 in a group of one.
 
-    In a gather all ranks but one send, a part each.
+    In a gather all ranks but one send, a part each. Raises KeyError for an unknown collective.
     """
     if collective not in COLLECTIVES:
         raise KeyError(collective)
@@ -82,7 +85,10 @@ def wire_factor(collective: str, group_size: int) -> float:
 
 
 def algorithm(collective: str, link: Link, dispatch: Dispatch | None = None) -> str:
-    """Algorithm of a collective: ring, tree, chain, pairwise, two_level or direct."""
+    """Name of the algorithm of a collective: ring, tree, chain, pairwise, two_level or direct.
+
+    `dispatch`: the token dispatcher if the collective is its all-to-all, which across nodes is two_level.
+    """
     if collective == "all_to_all":
         return "two_level" if dispatch is not None and link.num_nodes > 1 else "pairwise"
     if collective in ("send_recv", "gather", "copy"):
@@ -91,10 +97,11 @@ def algorithm(collective: str, link: Link, dispatch: Dispatch | None = None) -> 
 
 
 def crossing(collective: str, group_size: int, link: Link, dispatch: Dispatch | None = None) -> Crossing:
-    """Shares of the payload by the links that they cross, the mean over the group. KeyError: no such collective.
+    """Shares of a collective's payload that leave a rank and its node, the mean over the group.
 
     Members are counted as if the nodes held equal parts. The share that leaves a rank is `wire_factor`, except for a
-    dispatch across nodes. A message goes to the next rank of the group, around the ring.
+    dispatch across nodes. A message goes to the next rank of the group, around the ring. A copy from or to the host
+    leaves the rank and not the node. Raises KeyError for an unknown collective.
     """
     if link.name == "host":
         return Crossing(1.0, 0.0)
@@ -130,21 +137,26 @@ def _is_tree(collective: str, link: Link) -> bool:
 # ---- time -----------------------------------------------------------------------------------------------------------
 def timing(collective: str, payload_bytes: int, group_size: int, link: Link,
            dispatch: Dispatch | None = None) -> Timing:
-    """Source of the time of `collective_ns`, see [Note: measured or model]."""
+    """Source of the time that `collective_ns` returns: "measured" or "model" ([Note: measured or model]).
+
+    Measured: a table for this number of ranks of one host covers the payload. Model: latency plus bytes over bandwidth.
+    """
     return "measured" if payload_bytes in measured_sizes(collective, group_size, link, dispatch) else "model"
 
 
 def measured_sizes(collective: str, group_size: int, link: Link, dispatch: Dispatch | None = None) -> range:
-    """Payloads whose time is taken from a table; an empty range if there are none."""
+    """Range of payloads in bytes whose time is taken from a table; an empty range if there is no table."""
     curve = _measured(collective, group_size, link) if dispatch is None and link.num_hosts == 1 else None
     return range(0) if curve is None else range(curve.sizes[0], curve.sizes[-1] + 1)
 
 
 def collective_ns(collective: str, payload_bytes: int, group_size: int, link: Link,
                   dispatch: Dispatch | None = None) -> int:
-    """Time in ns of one call, see [Note: measured or model]; 0 in a group of one. KeyError: no such collective.
+    """Time in ns of one call without contention; 0 in a group of one.
 
-    A copy between a GPU and its host takes the link's latency plus its bytes at the link's rate; 0 bytes take 0 ns.
+    From a measured table where there is one, else latency plus bytes over bandwidth ([Note: measured or model]). A copy
+    between a GPU and its host takes the link's latency plus its bytes at the link's rate; 0 bytes take 0 ns. Raises
+    KeyError for an unknown collective.
     """
     if link.name == "host":
         return math.ceil((link.latency_s + payload_bytes / link.bytes_per_s) * 1e9) if payload_bytes else 0

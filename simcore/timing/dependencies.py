@@ -40,10 +40,13 @@ _PASS = np.array([{Phase.LOSS: Phase.FORWARD, Phase.RECOMPUTE: Phase.BACKWARD}.g
 
 
 class CollectiveCall(NamedTuple):
-    """One collective.
+    """One call of a collective, message or copy in a program.
 
-    `gate`: the compute item after which it may start (-1: at once). `serial`: its number among the calls of this kind,
-    which matches the calls of the ranks of a group. `after`: the compute item after which it was issued.
+    `number`: its index among the program's calls; `comm`: index of its communicator; `stream`: stream that it runs on.
+    `gate`: index of the compute item (see `ComputeItem`) after which it may start (-1: at once). `serial`: its number
+    among the calls of this communicator on this stream; equal numbers of the group's ranks are one call. `layer`,
+    `handle`, `microbatch`: key by which a later wait names the call. `row`: index of its row; `after`: index of the
+    compute item after which it was issued.
     """
 
     number: int
@@ -59,9 +62,11 @@ class CollectiveCall(NamedTuple):
 
 
 class ComputeItem(NamedTuple):
-    """An item of the compute stream: kernels up to a row, then possibly an in-line call or a wait for `wait_for`.
+    """One item of the compute stream: kernels without a wait between them, then possibly a call or a wait.
 
-    `stops_host`: the host waits until they are done. `message`: the call between stages that is sent or arrives here.
+    `row`: index of its last row. `call`: collective that runs in order with the kernels; `wait_for`: number of the call
+    that it waits for at its end, -1 for none. `stops_host`: the host waits until its kernels are done. `message`:
+    number of the call between pipeline stages that is sent or arrives here, -1 for none.
     """
 
     row: int
@@ -73,7 +78,11 @@ class ComputeItem(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ExecutionGraph:
-    """Items of the compute stream and, for every other stream, its calls in order of issue, without durations."""
+    """Compute items and calls of one program, and what each of them waits for, without durations.
+
+    `items`: of the compute stream, in order of issue; `calls`: those of each other stream, by the stream's number, in
+    order of issue; `call_rows`: row index of each call.
+    """
 
     items: tuple[ComputeItem, ...]
     calls: dict[int, tuple[CollectiveCall, ...]]
@@ -81,26 +90,27 @@ class ExecutionGraph:
 
     @cached_property
     def item_rows(self) -> IntArray:
-        """Row of each item."""
+        """Index of the last row of each item, in the order of `items`."""
         return np.array([item.row for item in self.items], dtype=np.int64)
 
     @cached_property
     def awaited(self) -> tuple[IntArray, IntArray]:
-        """(items that wait for a call, index of the call)."""
+        """(indices of the items that wait for a call or run one, numbers of these calls), in the same order."""
         named = np.array([i.call.number if i.call is not None else i.wait_for for i in self.items], dtype=np.int64)
         return np.flatnonzero(named >= 0), named[named >= 0]
 
     @cached_property
     def watched(self) -> frozenset[int]:
-        """Items that are the gate of a call."""
+        """Indices of the compute items after which some call may start (-1: a call may start at once)."""
         return frozenset(call.gate for calls in self.calls.values() for call in calls)
 
 
 @held(maxsize=64)
 def execution_graph(outline: StepTemplate) -> ExecutionGraph:
-    """Execution graph of a step template; all programs of the template share it.
+    """Execution graph of a step template (the rows of all microbatches).
 
-    Templates of ranks that differ only in sizes share a graph too: the fields of a template that are used are the key.
+    Programs of the same template share it. Templates of ranks that differ only in sizes share a graph too: the fields
+    of a template that are used are the key.
     """
     rows = np.concatenate([*(tile.rows for tile in outline.tiles), outline.loose])
     is_kernel = rows[:, OP] == Op.COMPUTE

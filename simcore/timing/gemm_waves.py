@@ -91,10 +91,10 @@ Clusters of four: CUTLASS 4 `generator.py`, GenerateSM100_TensorOp_16b_UMMA_gemm
 
 
 def stretch(device: Device, shapes: IntArray, flops: IntArray, operand_bits: IntArray) -> Floats:
-    """Factor by which each product takes longer than with no waiting multiprocessor and full tiles; at least 1.
+    """Factor by which each kernel's matrix product takes longer than with full tiles and no idle SM.
 
-    `shapes` as `kernel_shape.shape_of` packs them (0: no product or an unknown shape, factor 1); `operand_bits`: bits
-    of an element.
+    At least 1 (an SM is a streaming multiprocessor). `shapes` as `kernel_shape.shape_of` packs them (0: no product or
+    an unknown shape, factor 1); `operand_bits`: bits of an element.
     """
     out = np.ones(len(shapes))
     at = np.flatnonzero(shapes)
@@ -105,7 +105,10 @@ def stretch(device: Device, shapes: IntArray, flops: IntArray, operand_bits: Int
 
 
 def multiply_adds(device: Device, *, as_on_ampere: bool = False) -> int:
-    """Multiply-adds of 16-bit numbers of a multiprocessor in a cycle; fewer with older instructions."""
+    """Number of multiply-adds of 16-bit numbers that one multiprocessor does in a cycle.
+
+    `as_on_ampere`: with Ampere's instructions, whatever the device.
+    """
     return (_AMPERE if as_on_ampere else _machine(device)).adds
 
 

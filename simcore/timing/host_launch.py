@@ -34,10 +34,11 @@ _MODULE_OF: Final = {module.name.lower(): int(module) for module in Module}
 
 def launch_ns(host: Host, rows: IntArray, kernel_rows: IntArray, kernels: IntArray, libraries: KernelLibraries,
               bytes_per_s: HostRates) -> IntArray:
-    """Host time in ns of each row. `kernels`: the classes of `kernel_rows`.
+    """Host time in ns that the issue of each row takes, in the order of `rows`.
 
-    In a CUDA graph a share of it remains. `bytes_per_s`: rates of the host's memory, of reading drives and of writing
-    them, as `host_rates` returns them.
+    `kernel_rows`: indices of the rows that are kernels; `kernels`: their classes, as indices in `kernel.KERNELS`. In a
+    CUDA graph only a share of the time remains. `bytes_per_s`: rates of the host's memory and drives, for work that the
+    host does itself.
     """
     each = np.zeros(len(rows), dtype=np.float64)
     each[kernel_rows] = _kernel_s(host, rows[kernel_rows], kernels, libraries)

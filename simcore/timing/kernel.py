@@ -45,10 +45,11 @@ class _KernelTable(NamedTuple):
 
 def compute_ns(device: Device, efficiency: Efficiency, kernel_ids: ArrayLike, flops: ArrayLike, bytes_moved: ArrayLike,
                dtype_ids: ArrayLike) -> NDArray[np.int64]:
-    """Time in ns of each kernel: its arithmetic plus its memory traffic, at least the shortest time of a kernel.
+    """Time in ns of each kernel on an idle device: its arithmetic plus its memory traffic.
 
-    `kernel_ids` index `KERNELS`, `dtype_ids` index `DTYPES` (the format of the operands); `flops` counts two for a
-    multiply-add; `bytes_moved` is read plus written. InputError if the device has no such format.
+    At least the shortest time of a kernel. `kernel_ids` index `KERNELS`, `dtype_ids` index `DTYPES` (the format of the
+    operands); `flops` counts two for a multiply-add; `bytes_moved` is read plus written. Raises InputError if the
+    device has no such format.
 
     [Note: shapes]
     Arithmetic and traffic are added, so a kernel with fewer FLOPs per byte reaches less of the peak. For a product of
@@ -61,9 +62,10 @@ def compute_ns(device: Device, efficiency: Efficiency, kernel_ids: ArrayLike, fl
 
 def worked_flops(device: Device, kernel_ids: IntArray, flops: IntArray, dtype_ids: IntArray,
                  shapes: IntArray) -> NDArray[np.float64]:
-    """FLOPs of each kernel multiplied by the losses of its shape (`gemm_waves.py`, `attention_softmax.py`).
+    """FLOPs of each kernel, multiplied by factors for what its shape loses on the device.
 
-    `shapes` of products and of attention, as `kernel_shape.py` packs them; those of other kernels are ignored.
+    See `gemm_waves.py` and `attention_softmax.py`. `kernel_ids` index `KERNELS`, `dtype_ids` index `DTYPES`. `shapes`
+    of products and of attention, as `kernel_shape.py` packs them; those of other kernels are ignored.
     """
     bits = _BITS[dtype_ids]
     products = np.where(kernel_ids <= _LAST_PRODUCT, shapes, 0)
@@ -74,7 +76,11 @@ def worked_flops(device: Device, kernel_ids: IntArray, flops: IntArray, dtype_id
 
 
 def added_ns(efficiency: Efficiency, of_flops: NDArray[np.float64], of_bytes: NDArray[np.float64]) -> NDArray[np.int64]:
-    """`compute_ns` from its two parts; 0 for a row without FLOPs and bytes, which is only of the host."""
+    """Time in ns of each kernel: the sum of the two parts that `busy_ns` returns, rounded up.
+
+    At least the shortest time of a kernel, but 0 without FLOPs and bytes (a row that costs only the host). Raises
+    OverflowError if all together do not fit into 64 bits.
+    """
     work = of_flops + of_bytes
     if float(work.sum()) >= 2.0**62:
         raise OverflowError("kernels take longer than 64 bits can count")
@@ -85,7 +91,10 @@ def added_ns(efficiency: Efficiency, of_flops: NDArray[np.float64], of_bytes: ND
 
 def busy_ns(device: Device, efficiency: Efficiency, kernel_ids: ArrayLike, flops: ArrayLike, bytes_moved: ArrayLike,
             dtype_ids: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The two parts of `compute_ns`, of arithmetic and of memory traffic, neither rounded nor with a minimum."""
+    """(ns of each kernel's arithmetic, ns of its memory traffic), neither rounded nor with a minimum.
+
+    Arguments and errors as those of `compute_ns`, which adds them.
+    """
     table = _kernel_table(device, efficiency)
     kernels, dtypes = np.asarray(kernel_ids), np.asarray(dtype_ids)
     ns_per_flop = table.ns_per_flop[kernels, dtypes]
@@ -109,7 +118,10 @@ def _share(efficiency: Efficiency, kernel: str) -> KernelShare:
 
 
 def on_matrix_units(efficiency: Efficiency, kernel: str) -> bool:
-    """True if kernels of that class reach a share of the peak of their format; others run on the vector units."""
+    """True if kernels of that class run on the matrix units, False if on the vector units.
+
+    The former reach a share of the peak of their format.
+    """
     return _share(efficiency, kernel).compute is not None
 
 
@@ -121,16 +133,19 @@ def _ns_per_flop(device: Device, efficiency: Efficiency, share: KernelShare, dty
 
 
 def exposed_share(overlap: Overlap, axis: str, overlapped: Sequence[str]) -> float:
-    """Share of the time of a collective inside a layer that kernels do not hide."""
+    """Share, 0 to 1, of the time of a collective inside a layer that kernels do not hide.
+
+    `overlapped`: mesh axes whose collectives the framework overlaps with kernels; 1 for any other `axis`.
+    """
     if axis not in overlapped:
         return 1.0
     return overlap.tensor.si if axis == "tp" else overlap.expert.si
 
 
 def cpu_rate(topology: Topology, world_size: int) -> float:
-    """Bytes/s at which the CPU cores of one rank read and write host memory; ranks of a host share it evenly.
+    """Bytes/s at which the CPU cores of one rank read and write host memory.
 
-    InputError if the topology has no `node.host_bandwidth`.
+    Ranks of a host share it evenly. Raises InputError if the topology has no `node.host_bandwidth`.
     """
     bandwidth = topology.node.host_bandwidth
     if bandwidth is None:
@@ -148,7 +163,10 @@ class HostRates(NamedTuple):
 
 
 def host_rates(topology: Topology, world_size: int) -> HostRates:
-    """Rates of a rank on its host; ranks of a host share them evenly. 0 without drives."""
+    """Rates in bytes/s of one rank on its host: memory, and reading and writing drives (0 without drives).
+
+    Ranks of a host share them evenly. Raises InputError if the topology has no `node.host_bandwidth`.
+    """
     nvme, ranks = topology.node.nvme, min(world_size, topology.gpus_per_host)
     drives = (nvme.read.si / ranks, nvme.write.si / ranks) if nvme else (0.0, 0.0)
     return HostRates(cpu_rate(topology, world_size), *drives)

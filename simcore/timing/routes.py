@@ -30,9 +30,10 @@ HOST_WAYS: Final = ("to_host", "to_device")
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A collective on one axis. `link`: of its calls.
+    """Way of one collective on one mesh axis: its group's size, the link that it crosses, its dispatcher.
 
-    A message crosses nodes if any two neighbours are on different ones.
+    `link`: of a message, the link across nodes if any two neighbours are on different ones. `dispatch`: token
+    dispatcher of an all-to-all of experts, None for others.
     """
 
     collective: str
@@ -42,27 +43,27 @@ class Route:
 
     @property
     def leaves(self) -> bool:
-        """True if any byte leaves the rank."""
+        """True if any byte leaves the rank: False in a group of one."""
         return self.group_size > 1 or self.link.name == "host"
 
     @property
     def algorithm(self) -> str:
-        """Name of the algorithm."""
+        """Name of the collective's algorithm, see `collective.algorithm`."""
         return algorithm(self.collective, self.link, self.dispatch)
 
     @property
     def measured(self) -> range:
-        """Payloads in bytes whose time was measured."""
+        """Range of payloads in bytes whose time was measured; empty if none was."""
         return measured_sizes(self.collective, self.group_size, self.link, self.dispatch)
 
     def ns(self, payload_bytes: int) -> int:
-        """Time in ns of one call, without contention."""
+        """Time in ns of one call with that payload, without contention."""
         size = 2 if self.collective == "send_recv" else self.group_size
         return collective_ns(self.collective, payload_bytes, size, self.link, self.dispatch)
 
 
 class Routes:
-    """Links that the collectives of a job cross, by collective and mesh axis; each is found when first asked for."""
+    """Routes of all collectives of one job; each is found when first asked for."""
 
     def __init__(self, job: Job, framework: Framework, topology: Topology) -> None:
         self.mesh, self.topology, self.schedule = job.mesh, topology, framework.schedule
@@ -71,7 +72,7 @@ class Routes:
         self.known: dict[tuple[str, str], Route] = {}
 
     def of(self, collective: str, axis_name: str) -> Route:
-        """Route of a collective on an axis, or of a copy `to_host` or `to_device`."""
+        """Route of a collective on a mesh axis; for a copy, `axis_name` is `to_host` or `to_device`."""
         if (collective, axis_name) not in self.known and collective == "copy":
             self.known[collective, axis_name] = Route(collective, 1, self.topology.node.host_link.way(axis_name), None)
         if (collective, axis_name) not in self.known:
@@ -82,7 +83,10 @@ class Routes:
         return self.known[collective, axis_name]
 
     def crossing(self, collective: str, axis_name: str, ranks: IntArray) -> Crossing:
-        """Shares of a payload by the links that they cross, the mean over the ranks of a class."""
+        """Shares of a payload that leave a rank and its node, the mean over the given ranks.
+
+        `ranks`: those of one class (with the same program).
+        """
         route = self.of(collective, axis_name)
         if collective != "send_recv" or route.group_size == 1:
             return crossing(collective, route.group_size, route.link, route.dispatch)

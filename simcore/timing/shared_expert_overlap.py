@@ -24,10 +24,11 @@ __all__ = ["hidden_shares"]
 
 def hidden_shares(program: Program, kernel_ns: IntArray, call_ns: Callable[[int, int], int],
                   contention: float) -> NDArray[np.float64]:
-    """Share of each distinct row's call that a shared expert hides; 0 for rows that are not an all-to-all.
+    """Share, 0 to 1, of each all-to-all's time that the kernels of a shared expert hide; 0 for other rows.
 
-    `kernel_ns`: time of each distinct row; `call_ns(comm, payload)`: of a call. The shorter of the two is hidden, less
-    `contention`, the share by which kernels next to a collective take longer.
+    One entry for each distinct row of the program (equal rows are stored once). `kernel_ns`: time of each distinct row;
+    `call_ns(comm, payload)`: ns of a call. The shorter of the two is hidden, less `contention`, the share by which
+    kernels next to a collective take longer.
     """
     rows = program.distinct
     exchanges = np.array([collective == "all_to_all" for collective, _, _ in program.tables.comms], dtype=np.bool_)

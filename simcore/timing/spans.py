@@ -57,7 +57,11 @@ class _Bar:
 
 def spans(program: Program, track: RankStreams, times: ClassTimes, row_ns: IntArray, most: int,
           meets: Callable[[CollectiveCall], str]) -> tuple[Span, ...]:
-    """Spans of all lanes, the compute lane first; at most `most`. `meets`: `detail.Span.meets` of a call."""
+    """Spans (bars of a drawing) of all streams of one class of ranks (with the same program).
+
+    Those of the compute stream come first; at most `most`. `row_ns`: when the compute stream reached each row, in ns;
+    `meets(call)`: text that marks the call in all classes that take part, "" if only one does.
+    """
     waits = list(_waits(track, times))
     lanes: dict[str, list[_Bar]] = {"compute": [*_beside(_kernels(program, row_ns), waits), *waits]}
     lanes |= {lane: [] for stream, lane in _LANES.items() if any(c.stream == stream for c, _, _ in times.calls)}

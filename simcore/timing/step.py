@@ -39,12 +39,13 @@ _DTYPE_ID = {name: DTYPES.index(name) for name in ("fp32", "bf16", "fp16", "fp8"
 
 @dataclass(frozen=True, eq=False)
 class StepTiming:
-    """Times of one step, in ns.
+    """Times of one step of a job, in ns. A class: ranks with the same program.
 
-    `steady`: microbatches around the steady ones take the same time on every rank (or nothing is extrapolated).
-    `spending`: breakdown of the ranks that end last, those of class number `worst`.
-    `row_ns`: for each class, when each row of its program was reached on the compute stream. `tracks`: streams of each
-    class; `wiring`: its communicators.
+    `phase_ns`: time of the rank that ends last in forward, backward and optimizer. `spending`: breakdown of the ranks
+    that end last, those of class number `worst`. `steady`: the microbatches around the repeated ones take the same time
+    on every rank (or nothing is extrapolated). `forward_flops`: FLOPs of all ranks' forward passes. For each class:
+    `row_ns`, when each row of its program was reached on the compute stream; `times`, ends of its items and calls;
+    `tracks`, its streams. `wiring`: communicators of all classes.
     """
 
     step_ns: int
@@ -61,7 +62,11 @@ class StepTiming:
 
 def time_step(programs: Sequence[Program], classes: Sequence[RankClass], routes: Routes, framework: Framework,
           steady_ones: range, extra_microbatches: int) -> StepTiming:
-    """Runs programs with a few microbatches each; `extra_microbatches` more take as long as the steady ones."""
+    """Times of one step: runs the programs, with a few microbatches each, and extrapolates the others.
+
+    `classes`: for each program the class of ranks that runs it. `steady_ones`: microbatches that stand for those left
+    out; `extra_microbatches`: number of those, each as long as the steady ones.
+    """
     kernels = [_kernels(program, routes.topology, framework) for program in programs]
     alone = [_alone(program, routes) for program in programs]
     compiled = [_track(*each, routes, framework) for each in zip(programs, kernels, alone, strict=True)]
@@ -90,7 +95,7 @@ def time_step(programs: Sequence[Program], classes: Sequence[RankClass], routes:
 
 
 def forward_ns(programs: Sequence[Program], classes: Sequence[RankClass], routes: Routes, framework: Framework) -> int:
-    """Time in ns until the last rank ends, of programs without backward passes."""
+    """Time in ns until the last rank ends, of programs that have no backward passes."""
     compiled = [_track(program, _kernels(program, routes.topology, framework), _alone(program, routes),
                        routes, framework) for program in programs]
     return max(times.end for times in run(compiled, _Wires(programs, classes, routes)))

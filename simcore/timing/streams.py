@@ -36,9 +36,12 @@ _BESIDE = (int(Stream.ALL_GATHER), int(Stream.REDUCE), int(Stream.ALL_REDUCE))
 
 @dataclass(frozen=True, eq=False)
 class RankStreams:
-    """An execution graph with durations: ns of kernels of each item, of each call. `clock`: running kernel ns by row.
+    """Streams of one class of ranks (with the same program): an execution graph with durations in ns.
 
-    `host_ns`: host time of each item; `host_tail`, `stops`, `stops_at_messages`: [Note: the host].
+    `item_ns`: kernels of each item; `call_ns`: each call; `clock`: sum of kernel ns up to and with each row. `host_ns`:
+    host time of each item; `host_tail`: earliest time, from where the host stood before the item, at which its kernels
+    can end as the host issues them. `stops`: the host waits where a row says so; `stops_at_messages`: it also waits at
+    each message between stages ([Note: the host]).
     """
 
     skeleton: ExecutionGraph
@@ -52,17 +55,19 @@ class RankStreams:
 
     @property
     def item_clock(self) -> IntArray:
-        """Kernel ns until each item's end."""
+        """Sum of kernel ns, without any waiting, until the end of each item."""
         return np.asarray(self.clock[np.minimum(self.skeleton.item_rows, len(self.clock) - 1)])
 
 
 def tracks(program: Program, kernel_ns: IntArray, host_ns: IntArray, call_ns: Callable[[int, int], int],
            contention: float, *, stops: bool, stops_at_messages: bool = False,
            hidden: NDArray[np.float64] | None = None) -> RankStreams:
-    """Compiles a program. `kernel_ns`, `host_ns`: per row, 0 without a kernel; `call_ns(comm, payload)` in nanoseconds.
+    """Streams of the class of ranks that runs `program`.
 
-    `contention`: share of the common time by which kernels next to a collective take longer. `stops`,
-    `stops_at_messages`: [Note: the host]. `hidden`: share of each distinct row (`shared_expert_overlap.py`).
+    `kernel_ns`, `host_ns`: per row, 0 without a kernel; `call_ns(comm, payload)`: ns of a call. `contention`: share of
+    the time beside a collective by which kernels take longer. `stops`, `stops_at_messages`: see `RankStreams`.
+    `hidden`: share of each distinct row's call that kernels hide (`shared_expert_overlap.py`), None for 0. Raises
+    OverflowError if sums pass 64 bits.
     """
     skeleton = execution_graph(program.outline)
     clock, at = np.cumsum(fitting(kernel_ns)), program.places[skeleton.call_rows]

@@ -29,7 +29,10 @@ _LINKS: Final = {"nvlink": "nvlink", "self": "nvlink", "network": "network", "ho
 
 def step_time(job: Job, framework: Framework, routes: Routes, clocked: StepTiming, ranks: Sequence[str],
               traffic: Sequence[TrafficRow]) -> StepTime:
-    """`StepTime` of a report. `ranks`: those that end last; `traffic`: rows of one of them."""
+    """The report's `StepTime`: seconds of a step and its parts, tokens/s, TFLOP/s, MFU, bounds and cost.
+
+    `clocked`: the timed step; `ranks`: names of those that end last; `traffic`: rows of one of them.
+    """
     seconds, spending, topology = clocked.step_ns / 1e9, clocked.spending, routes.topology
     tokens = _tokens(job)
     convention, per_token = _counted(job, framework, clocked)
@@ -147,7 +150,11 @@ def _sent_inside(row: TrafficRow, *, sums_in_switch: bool) -> int:
 
 # ---- money ----------------------------------------------------------------------------------------------------------
 def cost(topology: Topology, step_s: float, tokens: int, num_gpus: int, num_tokens: int | None) -> Cost:
-    """Cost of a step of `tokens` tokens, and of a run of `num_tokens`, rounded up to full steps."""
+    """Cost of one step of `step_s` seconds and `tokens` tokens, and of a run of `num_tokens` tokens.
+
+    The run is rounded up to full steps; without `num_tokens` its fields are None. So are all prices, with a note, if
+    the topology has no price per GPU hour.
+    """
     run_s = None if num_tokens is None else -(-num_tokens // tokens) * step_s
     gpu_hours = None if run_s is None else run_s * num_gpus / 3600
     price = topology.price_per_gpu_hour

@@ -30,27 +30,36 @@ Name = TypeVar("Name")
 
 
 class Communicators(Protocol):
-    """Connections of classes. `comm` is the index that the class's own program gives a communicator."""
+    """Connections of the classes of ranks in one job; ranks of one class run the same program.
+
+    `number` is the index of a class; `comm` is the index that the class's own program gives a communicator.
+    """
 
     def meets(self, number: int, comm: int) -> tuple[int, ...]:
-        """Classes in that communicator of a class."""
+        """Indices of all classes with ranks in that communicator, the class itself included."""
 
     def name(self, number: int, comm: int) -> str:
-        """Name of that communicator, common to its classes, because each program numbers its own in order of use."""
+        """Name of that communicator, common to its classes: each program numbers its own in order of use."""
 
     def link(self, number: int, comm: int) -> str:
-        """Name of the link that the communicator crosses."""
+        """Name of the link that the communicator crosses.
+
+        If several streams of a rank use one link, their calls run one after another.
+        """
 
     def lane(self, number: int) -> int:
-        """Position of the class in its stage: classes of the same lane exchange messages across stage borders."""
+        """Position of the class in its pipeline stage.
+
+        Classes at the same position of neighbouring stages exchange messages.
+        """
 
 
 @dataclass(eq=False)
 class ClassTimes:
-    """Times of one class, in ns.
+    """Times of one class of ranks (with the same program) on the timeline, in ns from the step's start.
 
-    `item_ends`: end of each compute item; `waited_at`: ns that it waited for a call at its end; `idle_at`: ns that it
-    waited for the host before it; `calls`: (call, start, end).
+    `item_ends`: end of each compute item (kernels up to a wait or a call); `waited_at`: how long the item then waited
+    for a call; `idle_at`: how long it waited for the host before it; `calls`: (call, start, end) of each call.
     """
 
     item_ends: list[int] = field(default_factory=list)
@@ -60,17 +69,23 @@ class ClassTimes:
 
     @cached_property
     def end(self) -> int:
-        """End of all streams of this class; valid when the timeline has run."""
+        """End in ns of the last item or call of this class; valid when the timeline has run."""
         last_call = max((end for _, _, end in self.calls), default=0)
         return max(self.item_ends[-1] if self.item_ends else 0, last_call)
 
 
 class Deadlock(AssertionError):
-    """Streams wait for an event that never happens: a fault of execution graphs or communicators, not of the input."""
+    """Raised if streams wait for an event that never happens.
+
+    It is a fault of execution graphs or communicators, not of the input.
+    """
 
 
 def run(tracks: Sequence[RankStreams], wiring: Communicators) -> list[ClassTimes]:
-    """Runs all classes to the end of all their streams. Raises `Deadlock` if some of them cannot end."""
+    """Times of each class, in the order of `tracks`, when all their streams have run to the end together.
+
+    Raises `Deadlock` if some of them cannot end.
+    """
     machine = _Machine(tracks, wiring)
     machine.environment.run()
     waiting = [f"class {number}, stream {Stream(stream).name.lower()}: waits for {_awaited(process.target)}"
@@ -86,9 +101,9 @@ def _awaited(event: simpy.Event | None) -> str:
 
 
 def rendezvous_key(wiring: Communicators, number: int, call: CollectiveCall) -> str:
-    """Text common to all classes that take part in a call; empty if only one class does.
+    """Text that is equal for the parts of one call in all classes that take part.
 
-    `_Machine` matches the parts of a call by the same values.
+    "" if only one class does. `_Machine` matches the parts of a call by the same values.
     """
     if call.stream in _MESSAGES:
         return f"message {wiring.lane(number)} {call.layer} {call.handle} {call.microbatch}"

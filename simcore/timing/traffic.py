@@ -23,9 +23,10 @@ __all__ = ["traffic"]
 
 
 def traffic(program: Program, routes: Routes, ranks: IntArray, steady: range, repeats: int) -> tuple[TrafficRow, ...]:
-    """Traffic of a class of ranks, by collective, axis, phase and dtype.
+    """Rows of the report's traffic for one step of a class of ranks (with the same program), sorted.
 
-    `repeats`: number of times that microbatches of `steady` happen.
+    One row, of calls and bytes, for each collective, mesh axis, phase and dtype; () if nothing is sent. `ranks`: those
+    of the class; `steady`: microbatches that happen `repeats` times each, all others once.
     """
     counted = _counted(program.outline, steady, repeats)
     if not counted.keys:

@@ -26,7 +26,10 @@ DENSE: Final = ("llama", "qwen2", "qwen3")
 
 
 def dense_norm(env: Env, x: Tensor, path: str, family: str) -> Tensor:
-    """Automodel's RMSNorm, or for Qwen3 that of transformers, operator by operator."""
+    """RMSNorm of `x`, in its shape and type; `path`: name of the norm's module in the layer.
+
+    Automodel's compiled kernel, or for family qwen3 the norm of transformers, operator by operator.
+    """
     if family != "qwen3":
         return norm(env, x, path)
     env.tape.scope = f"{path}."
@@ -34,7 +37,10 @@ def dense_norm(env: Env, x: Tensor, path: str, family: str) -> Tensor:
 
 
 def dense_attention(env: Env, x: Tensor, block: Attention, path: str) -> Tensor:
-    """Grouped-query attention of x [b, s, h] with a rotation in fp32."""
+    """Grouped-query attention of `x` [batch, sequence, hidden] with rotation in fp32; returns x's shape.
+
+    `path`: name of the attention module in the layer. The caller adds the residual.
+    """
     if block.qk_norm:
         query, key, value = _normed(env, x, block, path)
         query, key = _rotated(env.tape, query, key)

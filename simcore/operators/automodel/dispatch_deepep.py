@@ -20,7 +20,11 @@ __all__ = ["deepep", "hybridep"]
 
 
 def deepep(env: Env, x: Tensor, weights: Tensor, indices: Tensor, block: Moe, path: str) -> Tensor:
-    """`GroupedExpertsDeepEP.forward`."""
+    """Output [tokens, hidden] of the routed experts for `x` [tokens, hidden], dispatched by DeepEP.
+
+    `GroupedExpertsDeepEP.forward`. `weights`, `indices`: probabilities and numbers of the chosen experts, [tokens,
+    top_k]; `path`: name of the experts' module.
+    """
     tape, run, tokens = env.tape, env.run, x.shape[0]
     chosen = new(tape, indices.shape, "int64", "token_indices", indices.nbytes)
     probabilities = aten.cast(tape, weights, "fp32")
@@ -130,7 +134,11 @@ def _move(env: Env, x: Tensor, shape: tuple[int, ...], name: str, keep: tuple[Te
 
 # ---- dispatcher hybridep ----------------------------------------------------------------------------------------
 def hybridep(env: Env, x: Tensor, weights: Tensor, indices: Tensor, block: Moe, path: str) -> Tensor:
-    """`GroupedExpertsDeepEP.forward` with `_HybridEPManager`: rows arrive in the order of the experts."""
+    """Output [tokens, hidden] of the routed experts for `x` [tokens, hidden], dispatched by HybridEP.
+
+    `GroupedExpertsDeepEP.forward` with `_HybridEPManager`: rows arrive in the order of the experts. `weights`,
+    `indices`: probabilities and numbers of the chosen experts, [tokens, top_k]; `path`: name of the experts' module.
+    """
     tape, tokens = env.tape, x.shape[0]
     chosen = new(tape, indices.shape, "int64", "token_indices", indices.nbytes)
     routing_map, spread = _multihot(tape, weights, block.num_experts)

@@ -16,7 +16,12 @@ __all__ = ["gathered"]
 
 
 def gathered(env: Env, x: Tensor, weights: Tensor, indices: Tensor, block: Moe, path: str) -> Tensor:
-    """`GroupedExperts.forward`: every rank of the group sees all tokens of the group."""
+    """Output [tokens, hidden] of the routed experts for `x` [tokens, hidden].
+
+    Each rank gathers all tokens. `GroupedExperts.forward`: every rank of the expert parallel group computes the rows of
+    its own experts, and all ranks sum the results. `weights`, `indices`: probabilities and numbers of the chosen
+    experts, [tokens, top_k]; `path`: name of the experts' module.
+    """
     tape, run, tokens, dtype = env.tape, env.run, x.shape[0], x.dtype
     probabilities = aten.cast(tape, weights, "fp32")
     assert isinstance(probabilities, Tensor)

@@ -14,7 +14,10 @@ __all__ = ["Env"]
 
 @dataclass(slots=True)
 class Env:
-    """Surroundings of every operator of one layer. `cache`: results that a checkpoint keeps, None outside one."""
+    """Things that every operator of one recorded layer needs: its tape, workload and options.
+
+    `cache`: results that a checkpoint keeps for its replay, by name; None outside such a checkpoint.
+    """
 
     tape: Tape
     run: LayerWorkload
@@ -22,16 +25,19 @@ class Env:
     cache: dict[str, tuple[Tensor, ...]] | None = None
 
     def param(self, name: str) -> Param:
-        """A parameter by its name in the layer."""
+        """Parameter with the given name, relative to the layer. Raises KeyError if the layer has none."""
         return self.run.params[name]
 
     def adapters(self, path: str) -> tuple[Param, Param] | None:
-        """The two matrices of an adapted linear layer."""
+        """LoRA matrices (A, B) of the linear layer at `path`; None if it has no adapter."""
         a = self.run.params.get(f"{path}.lora_A.weight")
         return (a, self.run.params[f"{path}.lora_B.weight"]) if a is not None else None
 
     def kept(self, name: str, make: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """`make()`, but a checkpoint that must save it takes it from its cache in the recomputation."""
+        """Result of `make()`; in the replay of a checkpoint that keeps it, the result of the first run.
+
+        `name`: key under which the checkpoint keeps it. Outside such a checkpoint nothing is kept.
+        """
         if self.cache is None:
             return make()
         if self.tape.phase == "recompute":

@@ -17,19 +17,26 @@ __all__ = ["computed_rows", "expert_mlp", "received_rows"]
 
 
 def computed_rows(env: Env, block: Moe) -> int:
-    """Rows that the experts of this rank work on."""
+    """Number of rows (pairs of a token and one of its experts) that the experts of this rank compute."""
     return (env.run.tokens * (env.run.rows_per_token or block.top_k << 16)) >> 16
 
 
 def received_rows(tokens: int, block: Moe, ep: int) -> int:
-    """Tokens that arrive at a rank when each is sent once to every rank that holds one of its experts (uniform)."""
+    """Expected number of tokens that arrive at a rank, if routing is uniform, rounded to an integer.
+
+    Each of the `tokens` tokens of each of the `ep` ranks is sent once to every rank that holds one of its experts.
+    """
     ways = comb(block.num_experts, block.top_k)
     missed = comb(block.num_experts - block.num_experts // ep, block.top_k)
     return (2 * tokens * ep * (ways - missed) + ways) // (2 * ways)
 
 
 def expert_mlp(env: Env, x: Tensor, probabilities: Tensor, path: str) -> Tensor:
-    """fc1, activation times probability, fc2; names as upstream's, because adapters' results live to the end."""
+    """Rows [rows, hidden] after fc1, activation times probability, and fc2 of their experts.
+
+    `x` [rows, hidden] is sorted by expert; `probabilities`: [rows, 1]; `path`: name of the experts' module. Results of
+    adapters live to the end, as upstream's variables do.
+    """
     tape = env.tape
     fc1, fc2 = env.param(f"{path}.gate_and_up_projs"), env.param(f"{path}.down_projs")
     adapted = f"{path}.lora_gate_and_up_A" in env.run.params

@@ -37,7 +37,11 @@ _CHUNK: Final = 512
 
 
 def head(env: Env, x: Tensor, block: Head) -> Tensor:
-    """Logits, or the loss itself where it is computed from the hidden state and the weight."""
+    """Logits [batch, sequence, vocabulary] of this rank.
+
+    For losses in `LINEAR_LOSSES` the loss itself, a scalar. Those losses are computed from the hidden state `x` and the
+    weight.
+    """
     if env.run.loss not in LINEAR_LOSSES:
         return linear(env, x, "lm_head")
     if env.run.loss == "cut":
@@ -97,7 +101,10 @@ def _chunked(env: Env, x: Tensor) -> Tensor:
 
 # ---- losses over logits -----------------------------------------------------------------------------------------
 def loss(env: Env, logits: Tensor, block: Loss) -> Tensor:
-    """The loss from logits [b, s, v]."""
+    """Loss, a scalar, of `logits` [batch, sequence, vocabulary].
+
+    `LayerWorkload.loss` names the function; raises NotYet for an unknown name.
+    """
     kind = env.run.loss
     if kind not in _LOGITS_LOSSES:
         known = ", ".join((*_LOGITS_LOSSES, *LINEAR_LOSSES))

@@ -52,9 +52,10 @@ _EMPTY = Section(())
 
 
 def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
-    """The tables that dense models index theirs from: fp32 cosines and sines of every position so far.
+    """{"rotary_cache": bytes} of the tables that dense models take their rotary angles from; 0 for others.
 
-    `models/llama/rope_utils.py`, LlamaRotaryEmbedding._build_cache: made in the first step and kept.
+    fp32 cosines and sines of every position so far: `models/llama/rope_utils.py`, LlamaRotaryEmbedding._build_cache;
+    made in the first step and kept.
     """
     found = [2 * 4 * run.seq * run.cp * block.block.head_dim for kind, run in runs if kind.family in DENSE
              for block in kind.branches if isinstance(block.block, Attention)]
@@ -63,7 +64,10 @@ def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
 
 def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
            comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
-    """Record one layer or part."""
+    """Recording, forward and backward, of one layer of `kind` (or embedding, final norm, head, loss).
+
+    `slots`, `comms`: shared tables of storages and communications, see `recording.rows.Recorder`; entries are added.
+    """
     env = Env(Tape(slots, comms), run, AutomodelOptions.of(run.options))
     if isinstance(kind.block, Embedding):
         return _embedding(env, kind, kind.block)

@@ -22,7 +22,10 @@ __all__ = ["latent_attention"]
 
 
 def latent_attention(env: Env, x: Tensor, block: LatentAttention, path: str) -> Tensor:
-    """`MLA._forward_impl` of x [b, s, h]."""
+    """Multi-head latent attention (`MLA._forward_impl`) of `x` [batch, sequence, hidden].
+
+    Returns x's shape. `path`: name of the attention module in the layer. The caller adds the residual.
+    """
     tape, (batch, seq, _), heads = env.tape, x.shape, block.num_heads
     plain_query, turned_query = _split(tape, _query(env, x, block, path), block.nope)
     latent, turned_key = _split(tape, linear(env, x, f"{path}.kv_a_proj_with_mqa"), block.kv_rank)

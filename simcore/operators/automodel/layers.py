@@ -20,10 +20,11 @@ __all__ = ["attention", "core_attention", "linear", "mlp", "norm", "te_attention
 
 
 def norm(env: Env, x: Tensor, path: str) -> Tensor:
-    """RMSNorm in fp32 inside one kernel (`torch_fp32`, compiled); 0.7.0 recomputes the root.
+    """RMSNorm of `x` in fp32 inside one kernel (`torch_fp32`, compiled), in the shape and type of `x`.
 
-    The released custom operator saves x and the weight only (`models/common/utils.py`, `_float32_rms_norm_impl`);
-    snapshots before it let the compiler save the reciprocal root too.
+    `path`: name of the norm's module. 0.7.0 recomputes the root: the released custom operator saves x and the weight
+    only (`models/common/utils.py`, `_float32_rms_norm_impl`); snapshots before it let the compiler save the reciprocal
+    root too.
     """
     tape, weight = env.tape, env.param(f"{path}.weight")
     shape, dtype, w_shape, num_bytes = x.shape, x.dtype, weight.shape, x.nbytes
@@ -45,7 +46,10 @@ def norm(env: Env, x: Tensor, path: str) -> Tensor:
 
 # ---- linear layers ----------------------------------------------------------------------------------------------
 def linear(env: Env, x: Tensor, path: str) -> Tensor:
-    """A linear layer, with its adapter if it has one (`_peft/lora.py`, `LinearLoRA.forward`)."""
+    """Output [..., n] of the linear layer at `path` for `x` [..., k].
+
+    Its bias and its LoRA adapter are included, if it has them (`_peft/lora.py`, `LinearLoRA.forward`).
+    """
     tape, name = env.tape, path.rpartition(".")[2]
     pair = env.adapters(path)
     base = aten.linear(tape, x, env.param(f"{path}.weight"), name, bias=env.run.params.get(f"{path}.bias"))
@@ -59,10 +63,11 @@ def linear(env: Env, x: Tensor, path: str) -> Tensor:
 
 # ---- MLP --------------------------------------------------------------------------------------------------------
 def mlp(env: Env, x: Tensor, path: str, *, gated: bool) -> Tensor:
-    """relu^2 or SwiGLU MLP.
+    """Output, in the shape of `x`, of the MLP at `path`: SwiGLU if `gated`, else relu^2.
 
-    `fuses_lora_mlp` is Automodel's one-node MLP. 0.7.0 installs it only on weights that are materialised when the
-    adapters are made (`_peft/lora_mlp.py`, `_fusible`), and FSDP2 runs build the model on the meta device.
+    Option `fuses_lora_mlp` makes an MLP with adapters one autograd node. 0.7.0 installs it only on weights that are
+    materialised when the adapters are made (`_peft/lora_mlp.py`, `_fusible`), and FSDP2 runs build the model on the
+    meta device.
     """
     projections = [f"{path}.{name}_proj" for name in (("gate", "up", "down") if gated else ("up", "down"))]
     adapted = all(env.adapters(p) for p in projections)
@@ -124,7 +129,10 @@ def _low_rank_grads(tape: Tape, rows: int, rank: int, pair: list[Param], dtype: 
 
 # ---- attention --------------------------------------------------------------------------------------------------
 def attention(env: Env, x: Tensor, block: Attention, path: str) -> Tensor:
-    """Nemotron-H's grouped-query attention through SDPA or TE, without positions."""
+    """Nemotron-H's grouped-query attention, without positions, of `x` [batch, sequence, hidden].
+
+    Returns x's shape. `path`: name of the attention module in the layer.
+    """
     tape, dim = env.tape, block.head_dim
     q, k, v = (aten.to_heads(tape, linear(env, x, f"{path}.{part}_proj"), dim) for part in "qkv")
     out = core_attention(env, q, k, v)
@@ -132,7 +140,10 @@ def attention(env: Env, x: Tensor, block: Attention, path: str) -> Tensor:
 
 
 def core_attention(env: Env, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention of q [b, s, heads, d]; key and value heads are not expanded."""
+    """Causal attention by SDPA of `q` [batch, sequence, heads, d]; returns q's shape.
+
+    `k` and `v` may have fewer heads and are not expanded. With context parallelism their exchange is recorded too.
+    """
     tape, (batch, seq, heads, dim) = env.tape, q.shape
     if env.run.cp > 1:  # TE rings keys and values round the group
         tape.collective("send_recv", "cp", (env.run.cp - 1) * (k.nbytes + v.nbytes), k.dtype)
@@ -142,10 +153,11 @@ def core_attention(env: Env, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def te_attention(env: Env, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """TE's DotProductAttention by cuDNN: keeps q, k, v, the output and the softmax statistics (fp32, one a head).
+    """TE's DotProductAttention by cuDNN of `q` [batch, sequence, heads, d].
 
-    Of q [b, s, heads, d], and k and v with as many heads or fewer. Estimate: backward sums dq in fp32, and one number a
-    row and head, like Megatron's (`operators/megatron/attention.py`).
+    Returns [batch, sequence, heads, d of `v`]; `k` and `v` have as many heads or fewer. For backward it saves q, k, v,
+    the output and the softmax statistics (fp32, one a head). Estimate: backward sums dq in fp32, and one number a row
+    and head, like Megatron's (`operators/megatron/attention.py`).
     """
     tape, run = env.tape, env.run
     shapes, dtype = [t.shape for t in (q, k, v)], q.dtype

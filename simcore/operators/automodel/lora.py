@@ -12,7 +12,10 @@ __all__ = ["memory_efficient_lora"]
 
 
 def memory_efficient_lora(tape: Tape, x: Tensor, pair: tuple[Param, Param], base: Tensor, name: str) -> Tensor:
-    """`base + (x A) B * scale` of x [..., k]: keeps x, recomputes x A, adds the base in place."""
+    """`base + (x A) B * scale` of `x` [..., k], in the shape of `base`, as a new tensor named `name`.
+
+    `pair`: the LoRA matrices (A, B). For backward it saves x, recomputes x A in backward, and adds the base in place.
+    """
     a, b = pair
     rank, rows = a.shape[0], x.numel // x.shape[-1]
     x_shape, dtype, a_shape, b_shape = x.shape, x.dtype, a.shape, b.shape

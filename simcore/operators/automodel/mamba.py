@@ -27,9 +27,11 @@ _NUM_SMS: Final = 132
 
 
 def mamba(env: Env, x: Tensor, block: Mamba2, path: str) -> Tensor:
-    """`NemotronV3Mamba2Mixer.forward`, training path: one kernel call from the input projection to the output.
+    """Output of a Mamba-2 mixer for `x` [batch, sequence, hidden], in x's shape.
 
-    With context parallelism the heads are exchanged before and after, and norm and output projection are modules.
+    `path`: name of its module. `NemotronV3Mamba2Mixer.forward`, training path: one kernel call from the input
+    projection to the output. With context parallelism the heads are exchanged before and after, and norm and output
+    projection are modules.
     """
     tape = env.tape
     numbers = _sequence_numbers(env)

@@ -36,9 +36,11 @@ __all__ = ["moe"]
 
 
 def moe(env: Env, x: Tensor, block: Moe, path: str, *, wide: bool = False) -> Tensor:
-    """`MoE.forward`: the shared expert runs between router and experts, its output waits for theirs.
+    """Output of a mixture-of-experts block for `x` [batch, sequence, hidden], in x's shape.
 
-    `wide`: the router's weights stay fp32 (`router_weights_fp32`, which DeepSeek-V3 sets).
+    `MoE.forward`: the shared expert runs between router and experts, its output waits for theirs. `path`: the module's
+    name; `wide`: the router's weights stay fp32 (`router_weights_fp32`, which DeepSeek-V3 sets). Raises NotYet for
+    experts of a latent width.
     """
     shape = x.shape
     if block.latent:

@@ -14,13 +14,14 @@ Dispatcher = Literal["deepep", "hybridep", "torch"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AutomodelOptions(ImplementationOptions):
-    """Options of Automodel's own layers.
+    """Options of NeMo Automodel's own layers in one run.
 
-    `dispatcher`: without expert parallelism it is torch. `linear`: with "te", linear layers keep x A of their adapters.
-    `experts_unit`: the experts are a separate FSDP2 unit. `fake_balanced_gate`: experts in turn with equal
-    weights. Of versions: `keeps_norm_rstd`: norms keep the reciprocal root; `fuses_lora_mlp`: an MLP with adapters is
-    one node; `keeps_logits`: the training loop holds them until the step is over; `replays_dispatch`: a checkpoint
-    keeps what the dispatch received; `keeps_router`: a checkpoint keeps the router's product and its top-k.
+    `dispatcher`: exchange of tokens between experts; without expert parallelism it is torch. `linear`: with "te",
+    linear layers save x A of their adapters. `experts_unit`: the experts are a separate FSDP2 unit.
+    `fake_balanced_gate`: experts are chosen in turn with equal weights. Differences of versions: `keeps_norm_rstd`:
+    norms save the reciprocal root; `fuses_lora_mlp`: an MLP with adapters is one node; `keeps_logits`: the training
+    loop holds the logits until the step is over; `replays_dispatch`: a checkpoint keeps what the dispatch received;
+    `keeps_router`: a checkpoint keeps the router's product and its top-k.
     """
 
     dispatcher: Dispatcher = "deepep"

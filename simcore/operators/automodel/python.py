@@ -32,7 +32,11 @@ ALONE: Final = AUTOMODEL_LOCAL_MOE
 
 
 def around(tape: Tape, x: Tensor, num: Operators) -> Tensor:
-    """The block's input; the host spends `num` operators before it is used and again when its gradient is there."""
+    """Returns `x`, a block's input, after it has recorded the host time of the block's Python code.
+
+    `num`: that time, for forward and backward, in torch operators; the backward part is recorded when the gradient of x
+    is there.
+    """
     tape.python(num.forward)
     if x.node is None:
         return x

@@ -18,7 +18,10 @@ __all__ = ["qwen3_moe_attention"]
 
 
 def qwen3_moe_attention(env: Env, x: Tensor, block: Attention, path: str) -> Tensor:
-    """`Qwen3MoeAttention._forward_impl` of x [b, s, h]."""
+    """Attention (`Qwen3MoeAttention._forward_impl`) of `x` [batch, sequence, hidden]; returns x's shape.
+
+    `path`: name of the attention module in the layer. The caller adds the residual.
+    """
     tape = env.tape
     q, k, v = (linear(env, x, f"{path}.{part}_proj") for part in "qkv")
     q, k, v = (aten.to_heads(tape, part, block.head_dim) for part in (q, k, v))

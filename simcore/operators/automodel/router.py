@@ -15,16 +15,20 @@ __all__ = ["fake_gate", "sigmoid_gate", "softmax_gate"]
 
 
 def fake_gate(env: Env, x: Tensor, block: Moe) -> tuple[Tensor, Tensor]:
-    """`FakeBalancedGate.forward`: constants, no product with a weight and no gradient."""
+    """(weights in x's type, int64 indices) of the chosen experts, both [tokens, top_k], as constants.
+
+    `FakeBalancedGate.forward`: no product with a weight and no gradient.
+    """
     tape, shape = env.tape, (x.shape[0], block.top_k)
     weights = aten.cast(tape, new(tape, shape, "fp32", "router_weights"), x.dtype)
     return weights, new(tape, shape, "int64", "topk_indices")
 
 
 def sigmoid_gate(env: Env, x: Tensor, block: Moe, path: str, dtype: str) -> tuple[Tensor, Tensor]:
-    """`Gate.forward` with `gate_precision` fp32, which models set: weight and input are cast, not the product.
+    """(weights, int64 indices) of the chosen experts of `x` [tokens, hidden], both [tokens, top_k].
 
-    `dtype` of the weights that come out.
+    `Gate.forward` with `gate_precision` fp32, which models set: weight and input are cast, not the product. `path`:
+    name of the gate's module; `dtype`: that of the weights that come out.
     """
     tape = env.tape
     x32, weight = aten.cast(tape, x, "fp32"), aten.cast(tape, env.param(f"{path}.weight"), "fp32")
@@ -47,10 +51,11 @@ def sigmoid_gate(env: Env, x: Tensor, block: Moe, path: str, dtype: str) -> tupl
 
 
 def softmax_gate(env: Env, x: Tensor, block: Moe, path: str) -> tuple[Tensor, Tensor]:
-    """`Gate.forward` of x [tokens, h] with `softmax_before_topk` and no `gate_precision`, as Qwen3-MoE sets them.
+    """(weights, int64 indices) of the experts chosen for `x` [tokens, hidden], both [tokens, top_k].
 
-    The product in the compute dtype, scores in fp32, weights in the input's. Tensors that a balancing loss reads are
-    kept in addition to those that the choice needs.
+    `Gate.forward` with `softmax_before_topk` and no `gate_precision`, as Qwen3-MoE sets them: the product in the
+    compute dtype, scores in fp32, weights in x's type. Tensors that a balancing loss reads are saved in addition to
+    those that the choice needs.
     """
     tape = env.tape
     logits = _project(env, x, env.param(f"{path}.weight"))

@@ -41,7 +41,11 @@ FAMILIES: Final = ("deepseek_v3", "llama", "nemotron_h", "qwen2", "qwen3", "qwen
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
-    """Parameters and buffers of `kind` in registration order; names relative to the layer, or to the model outside."""
+    """Parameters and buffers of a layer of `kind` (or embedding, norm, head), in registration order.
+
+    Names are relative to the layer, or for embedding, norm and head to the model. () for the loss. Raises NotYet for
+    families and parts that Automodel's own layers do not cover.
+    """
     block = kind.block
     if kind.family not in FAMILIES:
         raise NotYet(Problem("model", f"not yet: Automodel's own layers of {kind.family} (served: "

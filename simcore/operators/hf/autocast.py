@@ -19,17 +19,20 @@ __all__ = ["is_autocast", "narrowed", "product"]
 
 
 def is_autocast(run: LayerWorkload) -> bool:
-    """Tells whether forward runs under autocast to the type of the products."""
+    """True if forward runs under torch.autocast to the compute dtype."""
     return HfOptions.of(run.options).autocast
 
 
 def narrowed(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
-    """`x` as an operator of autocast's list reads it: cast to the type of the products under autocast."""
+    """`x` as an operator reads it: cast to the compute dtype under autocast, otherwise `x` itself."""
     return aten.cast(tape, x, run.compute) if is_autocast(run) else x
 
 
 def product(tape: Tape, run: LayerWorkload, x: Tensor, weight: Param, label: str, bias: Param | None = None) -> Tensor:
-    """`F.linear`."""
+    """`F.linear(x, weight, bias)`: [..., n] for `x` [..., k] and `weight` [n, k].
+
+    Under autocast input and weight are cast before. `label`: name of the output's storage.
+    """
     if not is_autocast(run):
         return aten.linear(tape, x, weight, label, bias=bias)
     narrow = _weight(tape, run, weight)  # arguments are cast from the last to the first

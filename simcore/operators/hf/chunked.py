@@ -23,7 +23,10 @@ CHUNKS: Final = 8
 
 
 def chunked_loss(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
-    """The loss of a head without an adapter, from its input."""
+    """Loss, a scalar in fp32, of the head's input `hidden`, with logits in `CHUNKS` chunks of tokens.
+
+    The head has no adapter.
+    """
     weight, dtype, moved = run.params["weight"], hidden.dtype, hidden.nbytes + run.params["weight"].nbytes
     needs, rows = (aten.needs_grad(hidden), weight.trainable), _rows(run.tokens)
     products = 2 * weight.numel

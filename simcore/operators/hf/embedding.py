@@ -18,16 +18,21 @@ __all__ = ["embedding", "mask_of", "window_of"]
 
 
 def window_of(kind: LayerKind) -> int:
-    """Tokens that the layer sees by a mask; attention with sinks knows its window itself."""
+    """Number of tokens in the attention window that a mask must show; 0 if no mask is needed for one.
+
+    Attention with sinks knows its window itself.
+    """
     blocks = (b.block for b in kind.branches if isinstance(b.block, Attention))
     return max((block.window for block in blocks if not block.sinks), default=0)
 
 
 def mask_of(tape: Tape, run: LayerWorkload, window: int) -> Tensor | None:
-    """Which keys a query of packed sequences sees, or one within a window, a byte a pair.
+    """Attention mask, made by the embedding for all layers; None if the layer's attention needs none.
 
-    The stem makes it, unless flash-attn runs (`masking_utils.py`: _ignore_causal_mask_sdpa, flash_attention_mask).
-    Eager attention adds a mask of the compute dtype: one for whole layers, one for those within a window.
+    For packed sequences or a `window` (0 for none): [seq, seq], a byte for each pair of a query and a key, unless
+    flash-attn runs (`masking_utils.py`: _ignore_causal_mask_sdpa, flash_attention_mask). Eager attention always adds
+    masks of the compute dtype, [2, seq, seq]: one for whole layers, one for those within a window (the hub's code has
+    only one).
     """
     if not _is_masked(run, window):
         return None
@@ -43,7 +48,10 @@ def _is_masked(run: LayerWorkload, window: int) -> bool:
 
 
 def embedding(tape: Tape, kind: LayerKind, block: Embedding, run: LayerWorkload) -> RecordedLayer:
-    """Rows of the table, and the tables of all layers, which leave them to be freed there."""
+    """Recording of the embedding: its output [batch, seq, hidden], and tables that all layers read.
+
+    The tables (position ids, rotary cosines and sines, a mask) are allocated here, and a layer records their frees.
+    """
     weight = run.params["weight"]
     out = aten.embedding(tape, weight, run.batch, run.seq)
     if kind.scaled:

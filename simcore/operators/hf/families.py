@@ -86,8 +86,9 @@ def _mamba(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tu
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Functions of a family's layers, and what its model makes for all of them.
+    """Functions that record the layers of one family of models, and which tables its model makes.
 
+    The defaults are Llama's. `norm`, `attention`, `mlp`, `moe`, `mamba`: record a norm or a block of that type.
     `has_positions`: the model makes position ids; `passes_positions`: its layers get them; `adds_cached_positions`: the
     length of the cache, a zero, is added to them. `halves_rotary`: rotary tables have half a head's size.
     """
@@ -116,17 +117,23 @@ FAMILIES: Final = {
 
 
 def of_family(name: str) -> Family:
-    """The family's row; Llama's where it does not differ."""
+    """Functions of the family with that name; Llama's if the family does not differ from it."""
     return FAMILIES.get(name, _LLAMA)
 
 
 def norm(tape: Tape, run: LayerWorkload, weight: Param, x: Tensor, family: str) -> Tensor:
-    """The family's RMSNorm, or Liger's."""
+    """RMSNorm of `x`, in its shape and type, by the family's operators.
+
+    Liger's kernel takes their place if the options say so.
+    """
     return hf_liger.rms_norm(tape, weight, x) if hf_liger.has_liger(run) else of_family(family).norm(tape, weight, x)
 
 
 def mix(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, family: str) -> tuple[Tensor, object]:
-    """The block's output, and what the layer holds of it until it returns."""
+    """(output of the branch's block, objects that stay alive until the layer returns).
+
+    The output has the shape of `inputs.hidden`; `family` names the functions that record it.
+    """
     functions = of_family(family)
     if isinstance(branch.block, Attention):
         return functions.attention(tape, run, branch, inputs)

@@ -21,7 +21,10 @@ __all__ = ["eager_core", "moe", "rms_norm", "rotate"]
 
 
 def rms_norm(tape: Tape, weight: Param, x: Tensor) -> Tensor:
-    """RMSNorm in fp32; the product with the weight as it is stored is in fp32 too."""
+    """RMSNorm of `x` in fp32, in its shape and type.
+
+    The product with the weight, in the type in which it is stored, is in fp32 too.
+    """
     dtype = x.dtype
     x = aten.cast(tape, x, "fp32")
     variance = aten.mean(tape, aten.square(tape, x))
@@ -30,7 +33,7 @@ def rms_norm(tape: Tape, weight: Param, x: Tensor) -> Tensor:
 
 
 def rotate(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Both halves of x [b, s, heads, d] with tables [1, s, 1, d / 2], then joined."""
+    """Rotated `x` [b, s, heads, d], in its shape: both halves with tables [1, s, 1, d / 2], then joined."""
     first, second = aten.chunk(tape, x)
     left = aten.sub(tape, aten.mul(tape, first, cos, "rotary"), aten.mul(tape, second, sin, "rotary"), "rotary")
     right = aten.add(tape, aten.mul(tape, second, cos, "rotary"), aten.mul(tape, first, sin, "rotary"), "rotary")
@@ -38,7 +41,11 @@ def rotate(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def eager_core(tape: Tape, run: LayerWorkload, name: str, mask: Tensor | None, held: list[Tensor]) -> Core:
-    """`eager_attention_forward`; `held`: the probabilities, which the module returns to the layer."""
+    """Attention function with sinks: (query, key, value), each [b, s, heads, d], to query's shape.
+
+    `eager_attention_forward`. `name`: the attention module; `mask`: added to the scores. `held`: list that gets the
+    probabilities, which the module returns to the layer.
+    """
     assert mask is not None
     sinks = run.params[f"{name}.sinks"]
 
@@ -113,7 +120,7 @@ def _without_sinks(tape: Tape, x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor) -> tuple[Tensor, Tensor]:
-    """`GptOssMLP` of x [b, s, h]: what it puts out, and the router's scores."""
+    """(output of `GptOssMLP` for `x` [b, s, hidden], in x's shape; the router's scores [tokens, top_k])."""
     block, name = branch.block, branch.name
     assert isinstance(block, Moe)
     flat = as_rows(tape, x, (run.tokens, block.hidden))

@@ -18,7 +18,7 @@ __all__ = ["final_norm", "head"]
 
 
 def final_norm(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
-    """The norm before the output projection."""
+    """Recording, forward and backward, of the norm before the output projection."""
     weight = run.params["weight"]
     if has_fast_layers(run):
         return simple_part(tape, run, nothing, kind.hidden, lambda hidden: fast_norm(tape, hidden, weight, last=True))
@@ -32,7 +32,11 @@ def _stream(kind: LayerKind) -> str:
 
 
 def head(tape: Tape, kind: LayerKind, block: Head, run: LayerWorkload) -> RecordedLayer:
-    """Losses that make the logits themselves know nothing of what they are divided by."""
+    """Recording, forward and backward, of the output projection: of logits, or of the loss itself.
+
+    The losses `cut`, `liger` and `chunked` make the logits themselves. For these it raises NotYet if the head has an
+    adapter, if logits are scaled (their divisor is unknown to them) or if the hidden state is fp32.
+    """
     weight = run.params["weight"]
     body = {"cut": cut_loss, "liger": liger_loss, "chunked": chunked_loss}.get(run.loss, _logits)
     if body != _logits and "lora_a.weight" in run.params:

@@ -17,7 +17,10 @@ __all__ = ["moe", "shared_mlp"]
 
 
 def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of the experts' and the shared MLP's output for x [b, s, h], and the experts' output by itself."""
+    """(sum of the experts' and the shared MLP's output for `x` [b, s, hidden]; the experts' output alone).
+
+    Both have x's shape.
+    """
     block = branch.block
     assert isinstance(block, Moe)
     chosen = _experts(tape, run, branch.name, block, x)
@@ -39,7 +42,10 @@ def _route(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor) -> 
 
 
 def shared_mlp(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
-    """`GraniteMoeHybridMLP`: both halves of one product live until it returns."""
+    """Output of `GraniteMoeHybridMLP` for `x` [b, s, hidden], in x's shape.
+
+    `name`: the module in the layer. Both halves of its first product live until it returns.
+    """
     gate, up = aten.chunk(tape, linear(tape, run, f"{name}.input_linear", x))
     product = aten.mul(tape, aten.silu(tape, gate), up)
     return linear(tape, run, f"{name}.output_linear", product)

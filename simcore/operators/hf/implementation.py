@@ -48,7 +48,11 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
 
 def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
            comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
-    """Record one layer or part."""
+    """Recording, forward and backward, of one layer of `kind` (or embedding, final norm, head, loss).
+
+    Raises NotYet for features that are not recorded. `slots`, `comms`: shared tables of storages and communications,
+    see `recording.rows.Recorder`; entries are added.
+    """
     refuse(kind, SERVED, "hf")
     assert run.tp == run.cp == run.etp == 1, "transformers' own tensor and context parallelism are not modelled"
     tape = Tape(slots, comms)
@@ -186,7 +190,7 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
 
 
 def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
-    """Buffers that all layers share."""
+    """{"weight_buffer": bytes} of Unsloth's buffer that all layers share, see `weight_buffer`."""
     return weight_buffer(runs)
 
 

@@ -21,7 +21,10 @@ __all__ = ["int8_product"]
 
 
 def int8_product(tape: Tape, run: LayerWorkload, x: Tensor, weight: Param, bias: Param | None, label: str) -> Tensor:
-    """`Linear8bitLt.forward` of x [..., k]; a bias is added in place."""
+    """`Linear8bitLt.forward`: [..., n] in x's type, for `x` [..., k] and an int8 `weight` [n, k].
+
+    A bias is added in place. The node keeps `x` as long as the graph lives. `label`: name of the output's storage.
+    """
     shape, dtype, rows = x.shape, x.dtype, x.numel // x.shape[-1]
     width, flops = weight.shape[0], 2 * x.numel * weight.shape[0]
 

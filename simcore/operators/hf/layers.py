@@ -24,7 +24,11 @@ __all__ = ["Inputs", "attention", "core_of", "has_eager_attention", "has_flash_a
 
 
 class Inputs(NamedTuple):
-    """Tensors that the stem passes to a layer: hidden state, rotary tables, position ids that stay unread, a mask."""
+    """Tensors that a layer is called with, made by the embedding or the layer before.
+
+    `hidden`: hidden state [batch, seq, hidden]; `cos`, `sin`: rotary tables, None without rotation; `positions`:
+    position ids, which stay unread; `mask`: attention mask, None without one.
+    """
 
     hidden: Tensor
     cos: Tensor | None
@@ -34,10 +38,10 @@ class Inputs(NamedTuple):
 
 
 def linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
-    """A linear module, with its adapter where there is one: `base(x) + lora_b(lora_a(x)) * scale`.
+    """Output [..., n] of the linear module `name` for `x` [..., k], with its adapter if it has one.
 
-    Adapters of another type work on a copy of x in theirs, one a module (PEFT 0.21 `_cast_input_dtype`). Automodel's
-    are one function.
+    `base(x) + lora_b(lora_a(x)) * scale`. Adapters of another type work on a copy of x in theirs, one a module (PEFT
+    0.21 `_cast_input_dtype`). Automodel's are one function. `name` is relative to the layer, "" for the head.
     """
     prefix, label = f"{name}." if name else "", name.removeprefix(tape.scope) or "logits"
     if run.params[f"{prefix}weight"].packed is not None:
@@ -67,7 +71,11 @@ Core = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, turn: Rotate | None = None,
               core: Core | None = None) -> Tensor:
-    """Grouped-query attention over `inputs.hidden`; head counts follow from the weights that this rank has."""
+    """Output of grouped-query attention for `inputs.hidden`, in its shape.
+
+    Head counts follow from the weights that this rank has. `turn`: rotation of query or key, None for `rotate`; `core`:
+    attention without its projections, None for `core_of`.
+    """
     block = branch.block
     assert isinstance(block, Attention)
     name, dim, x = branch.name, block.head_dim, inputs.hidden
@@ -91,26 +99,27 @@ def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, tu
 
 
 def has_eager_attention(run: LayerWorkload) -> bool:
-    """Tells whether attention is torch's matrix products (attn_implementation)."""
+    """True if attention runs as torch's matrix products (attn_implementation eager)."""
     return HfOptions.of(run.options).attn_implementation == "eager"
 
 
 def has_flash_attention(run: LayerWorkload) -> bool:
-    """Tells whether attention is flash-attn's kernel instead of torch's SDPA (attn_implementation)."""
+    """True if attention is flash-attn's kernel instead of torch's SDPA (attn_implementation)."""
     return HfOptions.of(run.options).attn_implementation == "flash_attention_2"
 
 
 def is_of_hub(run: LayerWorkload) -> bool:
-    """Tells whether the layers are those of the model's own repository."""
+    """True if the layers run the code of the model's own repository."""
     return HfOptions.of(run.options).is_of_hub
 
 
 def core_of(tape: Tape, run: LayerWorkload, block: Attention, parts: tuple[Tensor, Tensor, Tensor],
             mask: Tensor | None) -> Tensor:
-    """Attention without its projections; with a mask of packed sequences or of a window torch runs another kernel.
+    """Attention without its projections of `parts` (query, key, value), each [b, s, heads, d].
 
-    Kernels count half of `pairs`, as attention is causal. Within a window a query meets all of its `block.window` keys,
-    so twice as many are passed.
+    Returns query's shape. With a mask of packed sequences or of a window torch runs another kernel. Kernels count half
+    of the pairs of a query and a key, as attention is causal. Within a window a query meets all of its `block.window`
+    keys, so twice as many are passed.
     """
     pairs = min(run.pairs, 2 * block.window * run.tokens) if block.window else run.pairs
     if block.sinks:
@@ -134,7 +143,7 @@ def _heads(tape: Tape, run: LayerWorkload, name: str, part: str, x: Tensor, bloc
 
 
 def rotate(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`x * cos + rotate_half(x) * sin`."""
+    """`x * cos + rotate_half(x) * sin` of `x` [b, s, heads, d]: a new tensor of x's shape."""
     straight = aten.mul(tape, x, cos, "rotary")
     return aten.add(tape, straight, aten.mul(tape, _rotate_half(tape, x), sin, "rotary"), "rotary")
 
@@ -156,7 +165,10 @@ def _rotate_half(tape: Tape, x: Tensor) -> Tensor:
 
 
 def mlp(tape: Tape, run: LayerWorkload, name: str, block: Mlp, x: Tensor) -> Tensor:
-    """SwiGLU, or relu squared between two linears."""
+    """Output of the MLP `name` for `x` [..., hidden], in x's shape.
+
+    SwiGLU if the block is gated, else relu squared between two linears.
+    """
     if not block.gated:
         return linear(tape, run, f"{name}.down_proj", relu2(tape, linear(tape, run, f"{name}.up_proj", x)))
     if hf_liger.has_liger(run):
@@ -171,5 +183,5 @@ def mlp(tape: Tape, run: LayerWorkload, name: str, block: Mlp, x: Tensor) -> Ten
 
 
 def relu2(tape: Tape, x: Tensor) -> Tensor:
-    """`relu(x) ** 2`; the input lives until the square is made."""
+    """`relu(x) ** 2` in a new tensor like `x`; the input lives until the square is made."""
     return aten.square(tape, aten.relu(tape, x))

@@ -20,14 +20,15 @@ _NUM_SMS: Final = 132  # an H100's: each sums a part of the weight's gradient
 
 
 def has_liger(run: LayerWorkload) -> bool:
-    """Tells whether Liger's kernels replace those of the layers."""
+    """True if Liger's kernels replace those of the layers."""
     return HfOptions.of(run.options).liger
 
 
 def rms_norm(tape: Tape, weight: Param, x: Tensor) -> Tensor:
-    """Keeps x and an fp32 number a row; x's gradient is written over the one that came in.
+    """RMSNorm of `x` by Liger's kernel, in its shape and type; it saves x and an fp32 number a row.
 
-    The weight's gradient is made for frozen weights too: LigerRMSNormFunction does not ask.
+    The gradient of x is written over the one that came in. The weight's gradient is made for frozen weights too:
+    LigerRMSNormFunction does not ask.
     """
     moved, wide, dtype = x.nbytes, weight.shape[-1], weight.dtype
 
@@ -47,7 +48,10 @@ def rms_norm(tape: Tape, weight: Param, x: Tensor) -> Tensor:
 
 
 def rotate_both(tape: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Query and key [b, s, heads, d], rotated where they lie, and their gradients too: cos and sin are kept."""
+    """(query, key), both rotated in place: views of `q` and `k`, each [b, s, heads, d].
+
+    Their gradients are rotated in place too. `cos` and `sin` are saved.
+    """
     moved = 2 * (q.nbytes + k.nbytes)
     flops = 3 * (q.numel + k.numel)
 
@@ -62,7 +66,7 @@ def rotate_both(tape: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> t
 
 
 def silu_mul(tape: Tape, gate: Tensor, up: Tensor) -> Tensor:
-    """`silu(gate) * up`; both gradients are written over gate and up, which are kept."""
+    """`silu(gate) * up` in a new tensor; gate and up are saved, and their gradients written over them."""
     moved, flops = gate.nbytes, gate.numel
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:

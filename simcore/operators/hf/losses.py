@@ -19,10 +19,11 @@ __all__ = ["cut_loss", "liger_loss", "loss_of"]
 
 
 def cut_loss(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
-    """The loss from hidden state and weight, block by block (cut-cross-entropy d42911f7 `cce.py`, impl "cce").
+    """Loss, a scalar in fp32, of the head's input `hidden` and its weight, without logits in memory.
 
-    Kept: both, the log-sum-exp, labels, which of them count, the mean of each logit. Gradients are summed in the
-    compute dtype (`cce_backward.py`: accum_e_fp32 and accum_c_fp32 are off).
+    cut-cross-entropy d42911f7 `cce.py`, impl "cce", block by block. For backward it saves both, the log-sum-exp,
+    labels, which of them count, and the mean of each logit. Gradients are summed in the compute dtype
+    (`cce_backward.py`: accum_e_fp32 and accum_c_fp32 are off).
     """
     weight, tokens = run.params["weight"], run.tokens
     shape, dtype, vocab = hidden.shape, hidden.dtype, weight.shape[0]
@@ -52,10 +53,11 @@ def cut_loss(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
 
 
 def liger_loss(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
-    """Loss and gradients in forward, chunk by chunk (Liger-Kernel ead96b61 `ops/fused_linear_cross_entropy.py`).
+    """Loss, a scalar in fp32, of the head's input `hidden`; gradients are made in forward, chunk by chunk.
 
-    Both gradients are all that is kept; a chunk's part of the weight's is made in the compute dtype, then in fp32. A
-    chunk's logits, which become their gradient, die when the next ones are there.
+    Liger-Kernel ead96b61 `ops/fused_linear_cross_entropy.py`. Both gradients are all that is saved; a chunk's part of
+    the weight's is made in the compute dtype, then in fp32. A chunk's logits, which become their gradient, die when the
+    next ones are there.
     """
     weight, tokens = run.params["weight"], run.tokens
     shape, dtype, (vocab, width) = hidden.shape, hidden.dtype, weight.shape
@@ -92,7 +94,10 @@ def liger_loss(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
 
 
 def loss_of(tape: Tape, block: Loss, run: LayerWorkload) -> RecordedLayer:
-    """The loss of logits, or the division of one that the head has made by the number of labels."""
+    """Recording of the loss of the logits, or of its division by the number of labels.
+
+    The latter if the head has made the loss already (`cut`, `liger`, `chunked`).
+    """
     cut = run.loss in ("cut", "liger", "chunked")  # the head has made it already
     logits: Tensor | None = _scalar(tape, run) if cut else hidden_state(tape, run, run.seq, block.vocab,
                                                                                 run.compute)

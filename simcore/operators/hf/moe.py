@@ -25,7 +25,11 @@ __all__ = ["as_rows", "moe", "routed"]
 
 
 def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, *, wide: bool = False) -> Tensor:
-    """Router, routed experts, and where there is one a shared expert on the same input; `wide`: weights in fp32."""
+    """Output of an MoE block for `x` [b, s, hidden], in x's shape.
+
+    Router, routed experts and, if there is one, a shared expert on the same input. `wide`: the router's weights are
+    fp32 instead of the compute dtype.
+    """
     block = branch.block
     assert isinstance(block, Moe)
     if block.shared_gate:
@@ -51,7 +55,11 @@ def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, *, wide: bool
 
 def routed(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor, indices: Tensor,
            weights: Tensor) -> Tensor:
-    """The experts' output for rows x [tokens, h], by the way that the options name."""
+    """Output of the routed experts for rows `x` [tokens, hidden], in x's shape.
+
+    `indices`, `weights`: numbers and weights of the chosen experts, [tokens, top_k]. The options name the code that
+    runs: grouped, batched or the repository's own. `name`: the module in the layer.
+    """
     if is_of_hub(run):
         return remote_code.experts(tape, run, name, block, x, indices, weights)
     if HfOptions.of(run.options).grouped_experts:
@@ -74,7 +82,7 @@ def _with_gated_shared(tape: Tape, run: LayerWorkload, name: str, block: Moe, x:
 
 
 def as_rows(tape: Tape, x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A view of `x` with a separate autograd node, behind which the gradients of `x` are added up."""
+    """View of `x` in the given shape with an autograd node, in which the gradients of `x` are added up."""
     whole = x.shape
 
     def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:

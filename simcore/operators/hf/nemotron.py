@@ -19,7 +19,10 @@ __all__ = ["mamba"]
 
 
 def mamba(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor) -> Tensor:
-    """The input projection, then one fused kernel: convolution, scan, gated norm, output projection."""
+    """Output of a Mamba-2 mixer for `x` [b, s, hidden], in x's shape.
+
+    The input projection, then one fused kernel: convolution, scan, gated norm, output projection.
+    """
     block = branch.block
     assert isinstance(block, Mamba2)
     projected = linear(tape, run, f"{branch.name}.in_proj", x)

@@ -16,7 +16,7 @@ UnslothRelease = Literal["", "newest", "2024.12"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HfOptions(ImplementationOptions):
-    """Options of transformers' layers; names of upstream's own options are kept.
+    """Options of transformers' layers in one run; names of upstream's own options are kept.
 
     `experts_unit`: the experts are a separate data-parallel unit. `grouped_experts`: transformers' grouped products
     (experts_implementation: grouped_mm) instead of batched ones over equal groups of rows. `inv_freq`: stored dtype of

@@ -30,7 +30,10 @@ __all__ = ["packed_linear"]
 
 
 def packed_linear(tape: Tape, run: LayerWorkload, prefix: str, label: str, x: Tensor) -> Tensor:
-    """The module whose parameters' names begin with `prefix`, with its adapter where there is one."""
+    """Output [..., n] of a linear with a 4-bit or int8 weight for `x` [..., k], with its adapter if any.
+
+    `prefix`: beginning of its parameters' names; `label`: name of the output's storage.
+    """
     weight = run.params[f"{prefix}weight"]
     is_int8 = weight.packed is not None and weight.packed.is_int8
     base = (int8_product if is_int8 else _module)(tape, run, x, weight, run.params.get(f"{prefix}bias"), label)

@@ -16,7 +16,7 @@ __all__ = ["attention", "mlp"]
 
 
 def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> Tensor:
-    """`Phi3Attention` over `inputs.hidden`."""
+    """Output of `Phi3Attention` for `inputs.hidden`, in its shape."""
     block, name = branch.block, branch.name
     assert isinstance(block, Attention)
     assert inputs.cos is not None
@@ -45,7 +45,10 @@ def _parts(tape: Tape, x: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def mlp(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
-    """`Phi3MLP`: the gate pins both halves until it returns."""
+    """Output of `Phi3MLP` for `x` [..., hidden], in x's shape; `name`: the module in the layer.
+
+    Gate and up, halves of one product, both live until it returns.
+    """
     gate, up = aten.chunk(tape, linear(tape, run, f"{name}.gate_up_proj", x))
     up = aten.mul(tape, up, aten.silu(tape, gate))
     return linear(tape, run, f"{name}.down_proj", up)

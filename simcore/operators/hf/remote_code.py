@@ -26,7 +26,10 @@ __all__ = ["causal_mask", "core", "experts", "shifted"]
 
 
 def causal_mask(tape: Tape, run: LayerWorkload) -> Tensor:
-    """`_update_causal_mask`: filled, then its upper triangle, then made 0 where a key comes no later."""
+    """Causal mask [seq, seq] in the compute dtype (`_update_causal_mask`).
+
+    It is filled, then its upper triangle is kept, then it is made 0 where a key comes no later.
+    """
     filled = aten.new(tape, (run.seq, run.seq), run.compute, "filled")
     mask = aten.new(tape, filled.shape, run.compute, "causal_mask", filled.nbytes)
     del filled
@@ -36,7 +39,10 @@ def causal_mask(tape: Tape, run: LayerWorkload) -> Tensor:
 
 
 def core(tape: Tape, run: LayerWorkload) -> Core:
-    """See [Note: eager attention of the hub's code]; flash-attn gets repeated heads too."""
+    """Attention function: (query, key, value), each [b, s, heads, d], to the output in query's shape.
+
+    It repeats keys and values for every head, then runs SDPA or flash-attn ([Note: eager attention of the hub's code]).
+    """
     def of(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k = aten.repeat_heads(tape, k, q.shape[2] // k.shape[2])
         v = aten.repeat_heads(tape, v, q.shape[2] // v.shape[2])
@@ -49,7 +55,11 @@ def core(tape: Tape, run: LayerWorkload) -> Core:
 
 def experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidden: Tensor, indices: Tensor,
             weights: Tensor) -> Tensor:
-    """See [Note: the hub's experts]; hidden [tokens, h], weights [tokens, k] in fp32."""
+    """Output of the routed experts for rows `hidden` [tokens, hidden size], in its shape.
+
+    One expert after another runs on its even share of rows ([Note: the hub's experts]). `indices`, `weights` (fp32):
+    numbers and weights of the chosen experts, [tokens, top_k]. Raises NotYet for fewer rows than experts.
+    """
     rows = run.tokens * block.top_k
     if rows < block.num_experts:
         raise NotYet(Problem("training.seq_len", f"not yet: {rows} routed rows for {block.num_experts} experts: one "
@@ -106,9 +116,9 @@ def _index_add_(tape: Tape, into: Tensor, rows: Tensor, x: Tensor) -> None:
 
 
 def shifted(tape: Tape, logits: Tensor) -> Tensor:
-    """`logits[..., :-1, :].contiguous()` of [b, s, vocab]: a copy where there are several rows.
+    """`logits[..., :-1, :].contiguous()` of [b, s, vocab]: [b, s - 1, vocab].
 
-    The gradient is written into zeros of the whole shape.
+    It is a copy if there are several sequences, else a view. The gradient is written into zeros of the whole shape.
     """
     shape, dtype = logits.shape, logits.dtype
     size = (shape[0], shape[1] - 1, shape[2])

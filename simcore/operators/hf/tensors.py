@@ -29,7 +29,11 @@ __all__ = ["tensors"]
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
-    """Parameters and buffers of `kind` in registration order."""
+    """Parameters and buffers of a layer of `kind` (or embedding, norm, head), in registration order.
+
+    Names are relative to it; () for the loss and for multi-token prediction. Raises NotYet for features that only
+    Megatron builds, and for those of MPT that only llm-foundry builds.
+    """
     refuse_megatrons(kind)
     if kind.family == "mpt":
         return mpt_tensors.plain_tensors(kind)

@@ -31,7 +31,7 @@ __all__ = ["fast_norm", "has_fast_layers", "unsloth_layer", "weight_buffer"]
 
 
 def has_fast_layers(run: LayerWorkload) -> bool:
-    """Tells whether Unsloth's functions run the layers."""
+    """True if Unsloth's functions run the layers."""
     return HfOptions.of(run.options).unsloth != ""
 
 
@@ -41,14 +41,20 @@ def _has_sums(run: LayerWorkload) -> bool:
 
 
 def weight_buffer(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
-    """The buffers that forward makes weights and their maxima in: as large as the largest."""
+    """{"weight_buffer": bytes} of the buffers in which forward makes weights and their maxima.
+
+    They are as large as the largest weight needs; 0 without 4-bit weights or with Unsloth 2024.12.
+    """
     packed = [p for _, run in runs if has_fast_layers(run) and not _has_sums(run)
               for p in run.params.values() if p.packed is not None]
     return {"weight_buffer": max((p.nbytes + 4 * p.packed.blocks(p.numel) for p in packed if p.packed), default=0)}
 
 
 def unsloth_layer(tape: Tape, kind: LayerKind, run: LayerWorkload, hidden: Tensor) -> Tensor:
-    """`x + attention(norm(x))`, then `x + mlp(norm(x))`."""
+    """Output of a layer by Unsloth's functions for `hidden` [b, s, hidden size], in its shape.
+
+    `x + attention(norm(x))`, then `x + mlp(norm(x))`.
+    """
     first, second = kind.branches
     block = first.block
     assert isinstance(block, Attention)
@@ -82,7 +88,11 @@ class _Module:
 
 
 def fast_norm(tape: Tape, x: Tensor, weight: Param, *, last: bool = False) -> Tensor:
-    """RMSNorm. The gradient of the last one, which goes from one part of the model to another, counts as a tensor."""
+    """RMSNorm of `x`, in its shape and type, by Unsloth's function.
+
+    The gradient is written over the one that came in. `last`: the model's final norm, whose gradient is a new tensor,
+    because it goes to another part of the model.
+    """
     moved, shape, dtype = x.nbytes, x.shape, x.dtype
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:

@@ -28,7 +28,10 @@ __all__ = ["IMPLEMENTATION", "record", "tensors"]
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
-    """Tensors of transformers 5.23's layer, with experts' matrices as separate modules; NotYet but for Nemotron-H."""
+    """Tensors of transformers 5.23's layer, in registration order, each expert's matrices separately.
+
+    `TensorSpec.copies` counts the experts. Raises NotYet for all families but Nemotron-H.
+    """
     if kind.family != "nemotron_h":
         raise NotYet(Problem("implementation", f"not yet: {kind.family} in the layers of its own repository (served: "
                              "nemotron_h)"))
@@ -45,7 +48,11 @@ def _apart(spec: TensorSpec) -> TensorSpec:
 
 def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
            comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
-    """Record one layer or part; gradients of the experts count as one of all."""
+    """Recording, forward and backward, of one layer of `kind` (or embedding, final norm, head, loss).
+
+    In its `grads` the gradients of all experts count as one. `slots`, `comms`: shared tables of storages and
+    communications, see `recording.rows.Recorder`; entries are added.
+    """
     tape = hf.record(kind, replace(run, options=replace(HfOptions.of(run.options), is_of_hub=True)), slots, comms)
     return replace(tape, grads=_joined(tape.grads, run))
 

@@ -62,14 +62,17 @@ SERVED: Final = frozenset({"gated experts", "a router by softmax"})
 
 
 class Tables(NamedTuple):
-    """Cosines and sines of a layer's positions."""
+    """Rotary tables of one layer: cosines and sines, each [sequence, 1, head dim / 2]."""
 
     cos: Tensor
     sin: Tensor
 
 
 def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
-    """The model's fp32 cosines and sines: one each for every pair of a head's dimensions and position."""
+    """{"rotary_tables": bytes} of the model's fp32 cosines and sines; 0 without attention.
+
+    One each for every pair of a head's dimensions and position.
+    """
     found = [run.seq * block.block.head_dim // 2 * 8 for kind, run in runs for block in kind.branches
              if isinstance(block.block, Attention)]
     return {"rotary_tables": max(found, default=0)}
@@ -77,7 +80,11 @@ def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
 
 def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
            comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
-    """Record one layer or part."""
+    """Recording, forward and backward, of one layer of `kind` (or embedding, final norm, head, loss).
+
+    Raises NotYet for features that are not recorded. `slots`, `comms`: shared tables of storages and communications,
+    see `recording.rows.Recorder`; entries are added.
+    """
     refuse(kind, SERVED, "kempnerforge")
     assert run.cp == run.etp == 1, "KempnerForge has neither"
     if kind.block is None:

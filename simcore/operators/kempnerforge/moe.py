@@ -33,14 +33,20 @@ Operand = Tensor | Param
 
 @dataclass(slots=True)
 class Router:
-    """Losses that a router module holds of its last forward: with their graphs, or as what the last step left over."""
+    """Losses that one router module holds of its last forward pass, the balancing loss and the z loss.
+
+    Each with the graph that it hangs on, or as the tensors that the last step left over.
+    """
 
     balance: Sequence[Tensor] = ()
     z: Sequence[Tensor] = ()
 
 
 def moe(tape: Tape, run: LayerWorkload, block: Moe, router: Router, x: Tensor) -> Tensor:
-    """`MoEMLP.forward` on one rank."""
+    """Output of the experts for `x` [batch, sequence, hidden], in x's shape.
+
+    `MoEMLP.forward` on one rank. `router` gets the losses of this forward pass, and drops those of the last one.
+    """
     rows = x.view(run.tokens, block.hidden)
     weights, indices = _route(tape, run, block, router, rows)
     return _experts(tape, run, block, rows, weights, indices).view(*x.shape)

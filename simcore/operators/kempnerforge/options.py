@@ -11,10 +11,11 @@ __all__ = ["KempnerforgeOptions"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KempnerforgeOptions(ImplementationOptions):
-    """Options of KempnerForge's layers.
+    """Options of KempnerForge's layers in one run.
 
     `is_stage`: the layers are of a pipeline stage, which keeps all microbatches' logits. `compiled`: linears of one
-    input gather it once. `packed_experts`: moe_packed_experts. `imbalance`: load of the fullest expert over the mean.
+    input gather it once. `packed_experts`: moe_packed_experts, one parameter for all experts' matrices of a name.
+    `imbalance`: rows of the fullest expert over the mean.
     """
 
     is_stage: bool = False
@@ -24,4 +25,5 @@ class KempnerforgeOptions(ImplementationOptions):
 
     @property
     def outputs_whole_vocabulary(self) -> bool:
+        """True in a pipeline stage, whose last one outputs logits of the whole vocabulary."""
         return self.is_stage

@@ -14,7 +14,7 @@ __all__ = ["tensors"]
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
-    """Parameters of `kind`; names are relative to the layer."""
+    """Parameters of a layer or part, in registration order; names are relative to it."""
     parts = around(kind)
     if parts is not None:
         return parts

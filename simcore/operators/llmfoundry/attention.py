@@ -15,8 +15,9 @@ Saved = list[Tensor]
 
 
 def triton(tape: Tape, run: LayerWorkload, block: Attention, qkv: Tensor, bias: Tensor | None) -> Tensor:
-    """`triton_flash_attn_fn` of qkv [b, s, 3 * h * d]: views of it are read and kept, and the bias.
+    """Output [b, s, h * d] of the Triton kernel for `qkv` [b, s, 3 * h * d] of h heads.
 
+    `triton_flash_attn_fn`. For backward it saves views of `qkv`, and ALiBi's `bias` (None without).
     `models/layers/flash_attn_triton.py`, _flash_attn_forward and _flash_attn_backward: rows of statistics are rounded
     up to 128; dq is summed in fp32, zeroed before, and then copied.
     """
@@ -44,10 +45,11 @@ def triton(tape: Tape, run: LayerWorkload, block: Attention, qkv: Tensor, bias: 
 
 
 def flash(tape: Tape, run: LayerWorkload, block: Attention, qkv: Tensor) -> Tensor:
-    """`flash_attn_fn` of qkv [b, s, 3 * h * d] without padding: rows are gathered all the same, and scattered back.
+    """Output [b, s, h * d] of flash-attn for `qkv` [b, s, 3 * h * d] of h heads (`flash_attn_fn`).
 
-    flash-attn 2.4.2 `bert_padding.py`, unpad_input (IndexFirstAxis) and pad_input (IndexPutFirstAxis). That each of the
-    three counts rows on the device, and the host waits for the numbers, is left out.
+    There is no padding, but rows are gathered all the same and scattered back: flash-attn 2.4.2 `bert_padding.py`,
+    unpad_input (IndexFirstAxis) and pad_input (IndexPutFirstAxis). That each of the three counts rows on the device,
+    and the host waits for the numbers, is left out.
     """
     batch, seq, width = run.batch, run.seq, qkv.shape[2] // 3
     mask = aten.new(tape, (batch, seq), "uint8", "padding_mask")

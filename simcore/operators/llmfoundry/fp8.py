@@ -14,7 +14,11 @@ __all__ = ["te_linear"]
 
 
 def te_linear(tape: Tape, x: Tensor, weight: Param, bias: Param | None, name: str) -> Tensor:
-    """`x @ weight.T + bias` of x [..., k] in fp8, into the type of x; gradients in it too."""
+    """`x @ weight.T + bias` in fp8: [..., n] in x's type, for `x` [..., k] and `weight` [n, k].
+
+    Its gradients are in their tensors' own types. For backward it saves fp8 copies of the input and the weight along
+    columns.
+    """
     shape, dtype, (out_features, _) = x.shape, x.dtype, weight.shape
     flops = 2 * x.numel * out_features
     x_needs, narrow = aten.needs_grad(x), (x.numel, weight.numel)

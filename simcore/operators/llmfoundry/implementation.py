@@ -51,7 +51,10 @@ SERVED: Final = frozenset({"LayerNorm", "LayerNorm without a bias", "learned pos
 
 
 def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
-    """ALiBi's bias in fp32, a number each for a head and position (`modeling_mpt.py`, _attn_bias)."""
+    """{"attn_bias": bytes} of ALiBi's bias in fp32, a number each for a head and position.
+
+    0 without ALiBi. `modeling_mpt.py`, _attn_bias.
+    """
     found = [run.seq * branch.block.num_heads * 4 for kind, run in runs for branch in kind.branches
              if isinstance(branch.block, Attention) and branch.block.alibi]
     return {"attn_bias": max(found, default=0)}
@@ -59,7 +62,11 @@ def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
 
 def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
            comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
-    """Record one layer or part."""
+    """Recording, forward and backward, of one layer of `kind` (or embedding, final norm, head, loss).
+
+    Raises NotYet for features that are not recorded. `slots`, `comms`: shared tables of storages and communications,
+    see `recording.rows.Recorder`; entries are added.
+    """
     refuse(kind, SERVED, "llmfoundry")
     assert run.tp == run.cp == 1, "llm-foundry 0.3.0 has neither"
     tape = Tape(slots, comms)

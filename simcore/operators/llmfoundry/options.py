@@ -14,10 +14,10 @@ AttentionImplementation = Literal["triton", "flash"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlmfoundryOptions(ImplementationOptions):
-    """Options of llm-foundry's layers.
+    """Options of llm-foundry's layers in one run.
 
-    `learned_positions`: the model has a table of them. `fp8`: linears of blocks are TransformerEngine's in
-    fp8_autocast, without torch's own autocast.
+    `attn_impl`: attention by its Triton kernel or by flash-attn. `learned_positions`: the model has a table of them.
+    `fp8`: linears of blocks are TransformerEngine's in fp8_autocast, without torch's own autocast.
     """
 
     attn_impl: AttentionImplementation = "triton"

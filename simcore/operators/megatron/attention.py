@@ -22,7 +22,11 @@ __all__ = ["attention", "core", "mlp", "turning_passes"]
 
 
 def attention(c: Context, block: Attention, x: Tensor) -> Tensor:
-    """Self-attention on the residual stream `x`; the caller adds the residual."""
+    """Output of self-attention for the residual stream `x` [tokens, hidden], in x's shape.
+
+    The norm before it is included; the caller adds the residual. Raises NotYet for attention sinks in unfused attention
+    or under context parallelism.
+    """
     mixed = norm_linear(c, "self_attention.linear_qkv", x)
     parts = _split(c, block, mixed)
     out = _with_sinks(c, block, parts) if block.sinks else core(
@@ -95,12 +99,12 @@ def _head_norm(c: Context, path: str, x: Tensor, head_dim: int) -> Tensor:
 
 
 def turning_passes(*, is_backward: bool, interleaved: bool = False) -> tuple[int, int]:
-    """Reads and writes of a tensor that is rotated without fusion (core 0.16.1 `rope_utils.py`), and operators.
+    """(reads and writes of the whole tensor, torch operators) that an unfused rotation takes.
 
-    Forward: product with cos, halves negated and put together, product with sin, sum, a copy beside nothing. Backward:
-    two products, halves, two sums of what three users of the tensor send back, zeros for the part that is not rotated.
-    `interleaved` (MLA): even and odd columns are put together before; backward spreads both over zeros. Forward makes
-    cos and sin of all positions anew, each by three small operators.
+    Core 0.16.1 `rope_utils.py`. Forward: product with cos, halves negated and put together, product with sin, sum, a
+    copy beside nothing. Backward: two products, halves, two sums of what three users of the tensor send back, zeros for
+    the part that is not rotated. `interleaved` (MLA): even and odd columns are put together before; backward spreads
+    both over zeros. Forward makes cos and sin of all positions anew, each by three small operators.
     """
     if is_backward:
         return 14 + 7 * interleaved, 8 + 5 * interleaved
@@ -142,10 +146,11 @@ def _is_plain(block: Attention) -> bool:
 
 def core(c: Context, num_heads: int, q: Tensor, k: Tensor, v: Tensor, columns: int = 0, *,
          plain: bool = False, dropout: bool = False) -> Tensor:
-    """Causal attention, recomputed in backward where recompute_modules names core_attn.
+    """Causal attention of `q`, `k` and `v`, each [tokens, this rank's heads * d].
 
-    `columns`: width of the output where it is not that of q. `plain`: q, k and v are read in place, as parts of one
-    tensor. `dropout` costs a fused kernel no memory: it keeps the state of the random numbers.
+    Returns [tokens, `columns`]. It is recomputed in backward where recompute_modules names core_attn. `num_heads`:
+    heads of all tp ranks; `columns`: width of the output, 0 for that of q. `plain`: q, k and v are read in place, as
+    parts of one tensor. `dropout` costs a fused kernel no memory: it keeps the state of the random numbers.
     """
     def run() -> Tensor:
         if c.has_unfused_attention:
@@ -239,7 +244,10 @@ def _whole(c: Context, x: Tensor, name: str) -> Tensor:
 
 
 def mlp(c: Context, block: Mlp, x: Tensor) -> Tensor:
-    """A dense MLP on the residual stream; the caller adds the residual."""
+    """Output of a dense MLP for the residual stream `x` [tokens, hidden], in x's shape.
+
+    The norm before it is included; the caller adds the residual.
+    """
 
     def run() -> Tensor:
         inner = norm_linear(c, "mlp.linear_fc1", x)

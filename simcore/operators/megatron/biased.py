@@ -15,7 +15,10 @@ __all__ = ["clamped", "with_scaled_bias", "with_second_bias"]
 
 
 def clamped(c: Context, x: Tensor) -> Tensor:
-    """Both halves clamped and put together again: keeps `x`, and the fused activation keeps what comes out."""
+    """Both halves of `x` [rows, columns] (gate and up), each clamped, in a new tensor of that shape.
+
+    For backward it saves `x`; the fused activation after it saves the result.
+    """
     rows, wide = x.shape
 
     def concatenated(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
@@ -55,7 +58,11 @@ def _clamp(c: Context, x: Tensor) -> Tensor:
 
 
 def with_second_bias(c: Context, path: str, x: Tensor, probs: Tensor, experts: int) -> Tensor:
-    """`_apply_bias`: x + bias * probabilities, in the wider type, each expert's rows in a separate tensor first."""
+    """`x + bias * probs` of experts' rows `x` [rows, columns], in x's shape and type (`_apply_bias`).
+
+    It is computed in the wider of both types, each expert's rows in a separate tensor first. `path`: name of the linear
+    that has the bias; `probs`: [rows, 1]; `experts`: number of experts on this rank.
+    """
     bias = c.param(f"{path}.bias")
     (rows, columns), each = x.shape, -(-x.shape[0] // experts)
     wide, probs_dtype = "fp32" if "fp32" in (x.dtype, probs.dtype) else x.dtype, probs.dtype
@@ -89,10 +96,11 @@ def with_second_bias(c: Context, path: str, x: Tensor, probs: Tensor, experts: i
 
 
 def with_scaled_bias(c: Context, path: str, x: Tensor, probs: Tensor) -> Tensor:
-    """The second bias where TE's fused grouped MLP adds it, times the probabilities (main `experts.py`, scale_bias).
+    """`x + bias * probs` where TE's fused grouped MLP adds it: a view of `x` [rows, columns].
 
-    Forward is part of the product; backward reads the gradient once for both sums (TransformerEngine 2.18
-    `pytorch/triton/grouped_dbias_dscales.py`).
+    Main `experts.py`, scale_bias: forward is part of the product; backward reads the gradient once for both sums
+    (TransformerEngine 2.18 `pytorch/triton/grouped_dbias_dscales.py`). `path`: name of the linear that has the bias;
+    `probs`: [rows, 1].
     """
     bias, rows, dtype = c.param(f"{path}.bias"), x.shape[0], probs.dtype
 

@@ -17,7 +17,11 @@ _HELD = "dispatcher"
 
 
 def gather_tokens(c: Context, rows: int, local_experts: int, x: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-    """`rows` copies of tokens in the order of this rank's experts, and their probabilities."""
+    """(tokens [`rows`, hidden] in the order of this rank's experts, their probabilities [`rows`, 1]).
+
+    All tokens of the ep x etp group are gathered, those of this rank's experts are copied. `x`: this rank's tokens;
+    `probs`: [tokens, all experts].
+    """
     ranks = c.run.ep * c.run.etp
     whole = x.shape[0] * ranks
     c.held["local_map"] = c.new(whole, local_experts, "dispatcher.local_map", "uint8", _HELD)
@@ -84,9 +88,10 @@ def _permuted(c: Context, x: Tensor, rows: int) -> Tensor:
 
 
 def reduce_tokens(c: Context, x: Tensor) -> Tensor:
-    """Rows added into a zeroed tensor of all tokens, which is reduce-scattered: keeps the places.
+    """Sum of the experts' outputs `x` [rows, hidden] for each token of this rank: [local tokens, hidden].
 
-    `scatter_add_` keeps no more; `index_add_`, which deterministic algorithms take, keeps the rows too (torch 2.13
+    Rows are added into a zeroed tensor of the group's tokens, which is reduce-scattered; the row numbers are saved.
+    `scatter_add_` saves no more; `index_add_`, which deterministic algorithms take, saves the rows too (torch 2.13
     `tools/autograd/derivatives.yaml`).
     """
     rows, h = x.shape

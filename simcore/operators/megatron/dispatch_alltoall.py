@@ -17,14 +17,21 @@ __all__ = ["all_to_all", "gather_counts", "permute", "routed_experts", "unpermut
 
 
 def gather_counts(c: Context, block: Moe) -> None:
-    """Gathers how many tokens every rank has for each expert, in int64 (`token_dispatcher.py:538`, preprocess)."""
+    """Records the all-gather of each rank's int64 token count for each expert; nothing for a single rank.
+
+    `token_dispatcher.py:538`, preprocess.
+    """
     ranks = c.run.ep * c.run.etp
     if ranks > 1:
         c.tape.collective("all_gather", c.expert_axis, 8 * block.num_experts * ranks, "int64")
 
 
 def permute(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Copies of the tokens in expert order, with their probabilities; keeps only the row map, which a module holds."""
+    """(copies of tokens in expert order [sent rows, hidden], their probabilities [sent rows, 1]).
+
+    `x`: this rank's tokens; `probs`: [tokens, all experts]; `rows`: numbers of rows on this rank. For backward it saves
+    only the map from tokens to rows, which the dispatcher module holds.
+    """
     h, t, e, dtype = block.expert_hidden, rows.tokens, block.num_experts, probs.dtype
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
@@ -47,7 +54,10 @@ def permute(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> tup
 
 
 def all_to_all(c: Context, x: Tensor, rows: int, name: str) -> Tensor:
-    """Over expert parallelism; nothing at all on one rank."""
+    """Exchange of rows over expert parallelism: returns [`rows`, columns of `x`]; `x` itself if ep is 1.
+
+    `name`: name of the output's storage.
+    """
     if c.run.ep == 1:
         return x
     back_rows, columns, dtype = *x.shape, x.dtype
@@ -146,9 +156,10 @@ def _etp_scatter_alike(c: Context, x: Tensor, own: int) -> Tensor:
 
 
 def unpermute(c: Context, rows: Rows, x: Tensor) -> Tensor:
-    """Sums the rows of each token (probabilities are in them already): keeps only the row map.
+    """Sum of the rows of each token: `x` [sent rows, hidden] becomes [local tokens, hidden].
 
-    Without permutation fusion and with deterministic algorithms `index_add_` keeps the rows (`moe_utils.py`).
+    Probabilities are in the rows already; only the map from tokens to rows is saved. Without permutation fusion and
+    with deterministic algorithms `index_add_` saves the rows (`moe_utils.py`).
     """
     n, h = x.shape
 
@@ -166,7 +177,11 @@ def unpermute(c: Context, rows: Rows, x: Tensor) -> Tensor:
 
 # ---- experts ---------------------------------------------------------------------------------------------------------
 def routed_experts(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor:
-    """`routed_experts_compute`: gather over etp, sort, two grouped GEMMs, sort back, scatter over etp."""
+    """Outputs of this rank's experts for its received rows, in the same order.
+
+    `routed_experts_compute`: gather over etp, sort, two grouped GEMMs, sort back, scatter over etp. `x`: [received
+    rows, hidden]; `probs`: [received rows, 1].
+    """
     if c.run.etp > 1:
         x, probs = _etp_gather(c, x, "gathered"), _etp_gather(c, probs, "gathered_probs")
     ordered, weights = _sorted(c, rows, x, probs, "sorted")

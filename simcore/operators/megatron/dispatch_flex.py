@@ -19,9 +19,10 @@ __all__ = ["distinct_ranks", "flex"]
 
 
 def distinct_ranks(block: Moe, ep: int) -> float:
-    """Ranks that a token goes to, on average: the rows that each rank receives for each token it has.
+    """Average number of ranks that a token is sent to: ranks that hold at least one of its experts.
 
-    All experts of a token are in a few groups (`moe_utils.py`, group_limited_topk), which lie on neighbouring ranks.
+    Equal to the rows that each rank receives for each token it has. All experts of a token are in a few groups
+    (`moe_utils.py`, group_limited_topk), which lie on neighbouring ranks.
     """
     groups, few = block.num_groups, block.chosen_groups
     size, held = block.num_experts // groups, max(1, groups // ep)
@@ -32,12 +33,13 @@ def distinct_ranks(block: Moe, ep: int) -> float:
 
 
 def flex(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor:
-    """`MoEFlexTokenDispatcher`: a token crosses once for each rank, and is copied for its experts there.
+    """Output of the routed experts for `x` [tokens, hidden], in x's shape (`MoEFlexTokenDispatcher`).
 
-    Metadata is an estimate (20 %, 0.3 % of what a layer keeps). HybridEP is taken to be equal. The communication
-    buffers come from cudaMalloc, so PyTorch does not see them (`token_dispatcher.py`, `fused_a2a.py`). Probabilities
-    are sent in fp32 whatever the router's format (core 0.16.1 `token_dispatcher.py:1034`). In fp8 HybridEP puts rows
-    where they are padded at once (`:1036`), and there is nothing left to pad for the experts.
+    A token crosses once for each rank, and is copied for its experts there. `probs`: [tokens, all experts]. Metadata is
+    an estimate (20 %, 0.3 % of what a layer keeps). HybridEP is taken to be equal. The communication buffers come from
+    cudaMalloc, so PyTorch does not see them (`token_dispatcher.py`, `fused_a2a.py`). Probabilities are sent in fp32
+    whatever the router's format (core 0.16.1 `token_dispatcher.py:1034`). In fp8 HybridEP puts rows where they are
+    padded at once (`:1036`), and there is nothing left to pad for the experts.
     """
     t, e, k, h, ep = rows.tokens, block.num_experts, block.top_k, block.expert_hidden, c.run.ep
     pads = c.scaling is not None and c.options.moe_flex_dispatcher_backend == "hybridep"

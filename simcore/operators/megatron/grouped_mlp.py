@@ -20,7 +20,11 @@ __all__ = ["expert_layers", "grouped_mlp"]
 
 
 def grouped_mlp(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor:
-    """`TEGroupedMLP.forward`. For fp8 every expert's rows are copied to a multiple of 16 (mxfp8: 32) rows and back."""
+    """Outputs of this rank's experts for the rows `x` [rows, hidden], in x's shape.
+
+    `TEGroupedMLP.forward`. `x` is sorted by expert; `probs`: [rows, 1]; `rows`: numbers of rows on this rank. For fp8
+    every expert's rows are copied to a padded number (`Scaling.padded_rows`) and back, unless the router pads.
+    """
     if c.scaling is None or c.pads_routing:
         return expert_layers(c, block, rows, x, probs)
     computed = c.scaling.padded_rows(rows.computed, rows.local_experts)
@@ -62,7 +66,10 @@ def _in_one(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Ten
 
 
 def expert_layers(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor:
-    """Both grouped linears with activation and probabilities between them, on rows that need no padding."""
+    """Outputs of this rank's experts for the rows `x` [rows, hidden], which need no padding; x's shape.
+
+    Two grouped linears with activation and probabilities between them. `x` is sorted by expert; `probs`: [rows, 1].
+    """
     if c.options.use_transformer_engine_op_fuser and c.scaling is not None:
         return _in_one(c, block, rows, x, probs)
     inner = grouped(c, "mlp.experts.linear_fc1", x, rows.local_experts)

@@ -64,10 +64,10 @@ Backward = Callable[[Tape, Grads, Saved], Sequence[Tensor | None]]
 
 
 def embedding(c: Context, block: Embedding) -> Tensor:
-    """`VocabParallelEmbedding`; its dense weight gradient is made whole and added to main_grad by DDP's hook.
+    """Embedded tokens [local tokens, hidden] (`VocabParallelEmbedding`), the input of the first layer.
 
-    Learned positions are looked up and added before the sequence is split (`language_model_embedding.py`,
-    reduce_scatter_embeddings).
+    Its dense weight gradient covers this rank's vocabulary and is added to main_grad by DDP's hook. Learned positions
+    are looked up and added before the sequence is split (`language_model_embedding.py`, reduce_scatter_embeddings).
     """
     if block.positions:
         out = _split_sequence(c, _sequence_first(c, _positions(c, block, _words(c, block, whole=True))))
@@ -176,9 +176,10 @@ def _sequence_first(c: Context, x: Tensor) -> Tensor:
 
 
 def head(c: Context, block: Head, x: Tensor) -> Tensor:
-    """`ColumnParallelLinear` without TE; under sequence parallelism the gathered input is in the global "mpu" buffer.
+    """Logits [tokens, this rank's vocabulary] of the hidden state `x`: `ColumnParallelLinear` without TE.
 
-    Frozen, the gather is an ordinary one and only the weight is kept (`linear_with_frozen_weight`).
+    Under sequence parallelism the gathered input is in the global "mpu" buffer. With a frozen weight the gather is an
+    ordinary one and only the weight is saved (`linear_with_frozen_weight`).
     """
     name = "embedding.word_embeddings.weight" if block.tied and "output_layer.weight" not in c.run.params else \
         "output_layer.weight"
@@ -216,7 +217,11 @@ def _with_adapter(c: Context, x: Tensor, out: Tensor, pair: tuple[Param, Param] 
 
 
 def loss(c: Context, logits: Tensor) -> Tensor:
-    """Cross entropy of the logits by the head that `LayerWorkload.loss` names; returns one fp32 number a token."""
+    """Cross entropy, [tokens, 1] in fp32, of `logits` [tokens, this rank's vocabulary].
+
+    `LayerWorkload.loss` names the function: megatron, megatron_unfused, te or te_inplace; raises NotYet for another
+    name.
+    """
     heads = {"megatron": _native, "megatron_unfused": _unfused, "te": _te, "te_inplace": _te_inplace}
     if c.run.loss not in heads:
         raise NotYet(Problem("training.loss", f"Megatron-Core has no loss {c.run.loss!r}; known: {', '.join(heads)}"))

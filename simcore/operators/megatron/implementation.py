@@ -63,11 +63,12 @@ _EMPTY = Section(())
 
 
 def idle_gradients(kind: LayerKind, run: LayerWorkload) -> frozenset[tuple[tuple[int, ...], str]]:
-    """Shapes of the tensors that GEMMs return in place of a gradient that went into main_grad.
+    """(shape, dtype) of each tensor that a GEMM returns in place of a gradient that went into main_grad.
 
     TE makes one for each shape and dtype of the whole process at its first backward and never frees it
     (`pytorch/module/base.py`, get_dummy_wgrad; megatron-core's own linear uses it too): a constant of a job, which no
-    layer can post. Their sum over the distinct shapes of all kinds is 0.87 GB for Nemotron 3 Nano at tp 1.
+    layer can record. Their sum over the distinct shapes of all kinds is 0.87 GB for Nemotron 3 Nano at tp 1. Empty
+    without gradient accumulation fusion.
     """
     if not fuses_wgrad(run):
         return frozenset()
@@ -77,14 +78,18 @@ def idle_gradients(kind: LayerKind, run: LayerWorkload) -> frozenset[tuple[tuple
 
 
 def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
-    """Workspaces that no layer can post because all share them: name -> bytes."""
+    """{"idle_weight_gradients": bytes} of the tensors of `idle_gradients`, shared by all layers of `runs`."""
     shapes = frozenset().union(*(idle_gradients(kind, run) for kind, run in runs))
     return {"idle_weight_gradients": sum(prod(shape) * dtype_bytes(dtype) for shape, dtype in shapes)}
 
 
 def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
            comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
-    """Records one layer of `kind`, forward and backward, on a new tape; NotYet for what it does not serve."""
+    """Recording, forward and backward, of one layer of `kind` (or embedding, final norm, head, loss).
+
+    Raises NotYet for features that are not recorded. `slots`, `comms`: shared tables of storages and communications,
+    see `recording.rows.Recorder`; entries are added.
+    """
     refuse(kind, SERVED, "megatron")
     c = Context(Tape(slots, comms), run, kind)
     if c.is_cut_into_nodes:

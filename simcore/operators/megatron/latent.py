@@ -25,7 +25,10 @@ _AT = "self_attention"
 
 
 def latent_attention(c: Context, block: LatentAttention, x: Tensor) -> Tensor:
-    """Latent self-attention on the residual stream `x`; the caller adds the residual."""
+    """Output of latent self-attention for the residual stream `x` [tokens, hidden], in x's shape.
+
+    The norm before it is included; the caller adds the residual.
+    """
     discarded = None
     if c.recomputes("layernorm") and not c.inside:
         ln_out, discarded = norm_discarded(c, "input_layernorm", x)

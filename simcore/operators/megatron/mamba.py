@@ -30,7 +30,11 @@ _SMS = 132  # of an H100: splits of the dB, dC and dCB kernels when there are fe
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """One rank's scan: tokens, chunks, heads, groups and their widths."""
+    """Sizes of the Mamba-2 scan of one layer on one rank.
+
+    `tokens`, `chunks` (groups of `chunk` tokens), `heads` of `width` elements, `groups` of heads that share B and C,
+    `state` elements for each channel; `batch`: sequences.
+    """
 
     tokens: int
     chunks: int
@@ -43,30 +47,38 @@ class Sizes:
 
     @property
     def inner(self) -> int:
+        """Number of channels: width of x, z and y."""
         return self.heads * self.width
 
     @property
     def conv(self) -> int:
+        """Number of channels of the convolution: x, B and C."""
         return self.inner + 2 * self.groups * self.state
 
     @property
     def states(self) -> int:
-        """Elements of the states between chunks."""
+        """Number of elements of the states between all chunks."""
         return self.chunks * self.inner * self.state
 
     @property
     def splits(self) -> int:
-        """`nsplits` of the backward kernels that sum over the heads of a group."""
+        """`nsplits` of the backward kernels: parts in which they sum over the heads of a group."""
         per_group = self.heads // self.groups
         return -(-per_group // min(-(-self.chunks * self.heads // _SMS), per_group))
 
     def flops(self, wide: int, narrow: int) -> int:
-        """`wide` products over (state, head) and `narrow` over (chunk, state, group), per token."""
+        """FLOPs, for all tokens, of products of two kinds.
+
+        `wide`: number of products over (state, head); `narrow`: number of products over (chunk, state, group).
+        """
         return self.tokens * (wide * 2 * self.state * self.inner + narrow * 2 * self.chunk * self.state * self.groups)
 
 
 def mamba(c: Context, block: Mamba2, x: Tensor) -> Tensor:
-    """The mixer on the residual stream `x`; the caller adds the residual."""
+    """Output of the Mamba-2 mixer for the residual stream `x` [tokens, hidden], in x's shape.
+
+    The norm before it is included; the caller adds the residual.
+    """
     heads = c.param("mixer.dt_bias").shape[0]
     chunks = c.run.batch * math.ceil(c.run.seq * c.run.cp / block.chunk)
     groups = max(1, block.num_groups * heads // block.num_heads)

@@ -26,7 +26,10 @@ __all__ = ["moe"]
 
 
 def moe(c: Context, block: Moe, x: Tensor) -> Tensor:
-    """The MoE block on the residual stream `x`; the caller adds the residual."""
+    """Output of the MoE block for the residual stream `x` [tokens, hidden], in x's shape.
+
+    The norm before it is included; the caller adds the residual.
+    """
     rows = rows_of(c, block)
     discarded = None
     if c.recomputes("layernorm") and not c.inside:

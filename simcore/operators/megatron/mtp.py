@@ -37,9 +37,10 @@ _INNER = "transformer_layer."
 
 
 def predict(c: Context, block: Mtp, x: Tensor, layer: Callable[[Context, list[Tensor]], Tensor]) -> Tensor:
-    """From the decoder's output `x` to the output layer's input: all outputs in one tensor, one after the other.
+    """Outputs of the decoder and of all multi-token prediction modules, one after the other in one tensor.
 
-    `layer` runs the module's transformer layer.
+    `x` [tokens, hidden] is the decoder's output; the result, with (1 + `block.depths`) times the rows, is the input of
+    the output layer. `layer` runs a module's transformer layer.
     """
     c.tape.scope = "mtp."
     made = [x]
@@ -60,7 +61,11 @@ def _run(c: Context, block: Mtp, x: Tensor, layer: Callable[[Context, list[Tenso
 
 
 def heads(c: Context, block: Head, x: Tensor) -> Tensor:
-    """The output layer on all parts of `x`; returns the model's own logits. Those of the module get their loss here."""
+    """Logits of the model itself.
+
+    The output layer runs on all equal parts of `x`, of which the first is the model's. Logits of the other parts, made
+    by multi-token prediction, get their loss here.
+    """
     c.tape.scope = "mtp."
     own, *further = _parts(c, x, 1 + block.shared)
     nodes = []

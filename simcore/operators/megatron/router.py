@@ -15,7 +15,11 @@ __all__ = ["route", "route_by_softmax"]
 
 
 def route(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
-    """Gate in fp32, scores, top-k, probabilities spread over all experts; the dispatcher holds them and the map."""
+    """Probabilities [tokens, all experts] in fp32 of a sigmoid router, 0 for experts that are not chosen.
+
+    Gate in fp32, scores, top-k. The dispatcher, unless it is flex, holds them and the map of chosen experts. Raises
+    NotYet for an adapter of the router.
+    """
     logits = _gate(c, block, rows, x)
     t, e, k = rows.tokens, block.num_experts, block.top_k
 
@@ -45,10 +49,11 @@ def route(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
 
 
 def route_by_softmax(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
-    """Top-k of the logits, softmax of the chosen in fp32, spread over all experts; the balance loss has another one.
+    """Probabilities [tokens, all experts] of a softmax router, 0 for experts that are not chosen.
 
-    `moe_utils.py`: topk_routing_with_score_function, compute_routing_scores_for_aux_loss. Logits and probabilities are
-    in the dtype of moe_router_dtype. DeepSeek-V2 takes the softmax before the choice (Bridge 0.3.1
+    Top-k of the logits, softmax of the chosen in fp32; the balance loss has another one. `moe_utils.py`:
+    topk_routing_with_score_function, compute_routing_scores_for_aux_loss. Logits and probabilities are in the dtype of
+    moe_router_dtype. DeepSeek-V2 takes the softmax before the choice (Bridge 0.3.1
     `models/deepseek/deepseek_v2_bridge.py`, moe_router_pre_softmax), which keeps it for all experts. GPT-OSS has no
     balance loss (Bridge 0.3.1 `models/gpt_oss/gpt_oss_provider.py`, moe_router_load_balancing_type none).
     """

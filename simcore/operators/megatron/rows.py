@@ -19,7 +19,10 @@ HELD = "dispatcher"
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Tokens of the residual stream here, rows sent, rows received, rows that the experts compute."""
+    """Numbers of rows (tokens, or copies of tokens for their experts) in one MoE layer on one rank.
+
+    `tokens`: in the residual stream; `sent`, `received`: in the all-to-all; `computed`: by this rank's experts.
+    """
 
     tokens: int
     sent: int
@@ -29,9 +32,10 @@ class Rows:
 
 
 def rows_of(c: Context, block: Moe) -> Rows:
-    """Numbers of rows on a rank that gets its even share, or the busiest one's.
+    """Numbers of rows of the MoE `block` on one rank.
 
-    With moe_router_padding_for_quantization more tokens are chosen, until the rows for each expert are whole multiples:
+    The workload says which share the rank gets: an even one, or the busiest rank's. With
+    moe_router_padding_for_quantization more tokens are chosen, until the rows for each expert are whole multiples:
     those of each sender (`token_dispatcher.py:617`), under flex those that it receives (`:1291`).
     """
     received = c.local * c.run.rows_per_token >> 16

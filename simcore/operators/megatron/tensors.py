@@ -48,7 +48,11 @@ NOT_BUILT: Final = ("bamba", "gemma2", "gemma3_text", "granitemoehybrid", "mamba
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
-    """Parameters and buffers of `kind` in registration order; names relative to the layer, or to the model outside."""
+    """Parameters and buffers of a layer of `kind` (or embedding, norm, head), in registration order.
+
+    Names are relative to the layer, or for embedding, norm and head to the model; () for the loss. Raises NotYet for
+    families in `NOT_BUILT`.
+    """
     block = kind.block
     if kind.family in NOT_BUILT:
         raise NotYet(Problem("model", f"not yet: {kind.family} in Megatron's layers"))

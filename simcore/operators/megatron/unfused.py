@@ -21,7 +21,12 @@ _TORCH_SOFTMAX: Final = 4
 
 def unfused_core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], columns: int, *, dropout: bool,
                  plain: bool) -> Tensor:
-    """Keeps q, k, v, the softmax, and with dropout its mask and what is left."""
+    """Attention written out as matrix products; returns [tokens, `columns`].
+
+    `parts`: q, k and v, each [tokens, this rank's heads * d]. For backward it saves them, the softmax, and with
+    `dropout` its mask and what is left. `num_heads`: heads of all tp ranks; `plain`: q, k and v are parts of one
+    tensor, so their gradients are concatenated.
+    """
     q, k, v = parts
     heads = num_heads // c.run.tp
     if k.shape[1] < q.shape[1]:  # repeat_interleave: keys and values of a group, once for each of its heads

@@ -19,9 +19,10 @@ Grads = list[Tensor | None]
 
 
 def gather_sequence(tape: Tape, run: LayerWorkload, x: Tensor, name: str, made: Tensor | None = None) -> Tensor:
-    """[b, s / tp, k] to [b, s, k] on every rank; the gradients are summed and scattered.
+    """All-gathers a sequence over tp: `x` [b, s / tp, k] becomes [b, s, k] on every rank.
 
-    `made`: x as it was gathered before; a compiler uses it again, and each use scatters a separate gradient.
+    `x` itself if tp is 1. Backward sums the gradients over tp and scatters them. `made`: x as it was gathered before,
+    which is used again instead of another all-gather (as a compiler does); each use still scatters a gradient.
     """
     if run.tp == 1:
         return x
@@ -33,7 +34,10 @@ def gather_sequence(tape: Tape, run: LayerWorkload, x: Tensor, name: str, made: 
 
 
 def scatter_sequence(tape: Tape, run: LayerWorkload, x: Tensor, name: str) -> Tensor:
-    """Partial sums [b, s, k] to [b, s / tp, k]; the gradient is gathered."""
+    """Reduce-scatters partial sums over tp: `x` [b, s, k] becomes [b, s / tp, k]; `x` itself if tp is 1.
+
+    Backward all-gathers the gradient.
+    """
     if run.tp == 1:
         return x
     tp = run.tp
@@ -44,13 +48,19 @@ def scatter_sequence(tape: Tape, run: LayerWorkload, x: Tensor, name: str) -> Te
 
 
 def same_everywhere(tape: Tape, x: Tensor, name: str) -> Tensor:
-    """A replicated x that every rank uses in its own way: its gradients are summed."""
+    """View of `x`, which is equal on all tp ranks.
+
+    Each rank computes another gradient, so backward all-reduces it over tp.
+    """
     node = tape.node((x,), (), lambda tape, grads, saved: [summed(tape, _only(grads), f"grad_{name}")])
     return Tensor(x.storage, x.shape, x.dtype, node)
 
 
 def sum_everywhere(tape: Tape, x: Tensor, name: str) -> Tensor:
-    """Partial sums x, added up on every rank; the gradient passes."""
+    """All-reduces partial sums `x` over tp into a new tensor.
+
+    The output's gradient, unchanged, is the input's.
+    """
     node = tape.node((x,), (), lambda tape, grads, saved: [_only(grads)])
     out = summed(tape, x, name)
     out.node = node
@@ -58,9 +68,10 @@ def sum_everywhere(tape: Tape, x: Tensor, name: str) -> Tensor:
 
 
 def cut_sequence(tape: Tape, run: LayerWorkload, x: Tensor, name: str) -> Tensor:
-    """A replicated [b, s, k] to [b, s / tp, k] as a module's input is redistributed: the gradient comes back whole.
+    """Cuts `x` [b, s, k], equal on all tp ranks, to this rank's [b, s / tp, k], as the input of a module.
 
-    The gradient that waits for it at x is cut (`own_sequence`): this one is cut too before both are added.
+    Backward all-gathers the gradient. A gradient that `x` already has from `own_sequence` is of a part only: so this
+    one is cut again, and both are added.
     """
     leaf, tp, shape = x.node, run.tp, x.shape
     if leaf is None:  # nothing below is trained, or no gradient is asked for, as of a reference model
@@ -78,21 +89,30 @@ def cut_sequence(tape: Tape, run: LayerWorkload, x: Tensor, name: str) -> Tensor
 
 
 def own_sequence(tape: Tape, run: LayerWorkload, x: Tensor, name: str) -> Tensor:
-    """A replicated [b, s, k] to [b, s / tp, k] inside an operator of DTensors: the gradient stays cut."""
+    """Copies this rank's [b, s / tp, k] out of `x` [b, s, k] inside an operator of DTensors.
+
+    The gradient stays a part.
+    """
     out = _part(tape, run.tp, x, name)
     out.node = x.node
     return out
 
 
 def whole_gradient(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
-    """A replicated [b, s, k] made of a plain tensor: seen as [b, s / tp, k], whose gradient is gathered."""
+    """View of `x` [b, s, k], a plain tensor equal on all tp ranks, as this rank's [b, s / tp, k].
+
+    Backward all-gathers the gradient over tp.
+    """
     tp, (batch, seq, *rest) = run.tp, x.shape
     node = tape.node((x,), (), lambda tape, grads, saved: [_gather(tape, tp, _only(grads), "grad_embedding")])
     return Tensor(x.storage, (batch, seq // tp, *rest), x.dtype, node)
 
 
 def gather_last(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
-    """The last dimension whole on every rank; the gradient is this rank's part of it, copied."""
+    """All-gathers the last dimension over tp: `x` [..., k] becomes [..., k * tp] on every rank.
+
+    Backward copies this rank's part out of the gradient.
+    """
     shape, dtype, tp = x.shape, x.dtype, run.tp
 
     def backward(tape: Tape, grads: Grads, saved: list[Tensor]) -> Grads:
@@ -107,19 +127,29 @@ def gather_last(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
 
 
 def summed(tape: Tape, x: Tensor, name: str) -> Tensor:
-    """The sum (or maximum) over tp in a new tensor."""
+    """All-reduces `x` over tp (sum or maximum) without a gradient.
+
+    Returns a new tensor with its shape and type.
+    """
     tape.collective("all_reduce", "tp", x.nbytes, x.dtype)
     return tape.empty(x.shape, x.dtype, name)
 
 
 def sum_norms(tape: Tape, run: LayerWorkload) -> None:
-    """Norms see a part of each sequence: FSDP2's post-backward sums their gradients over tp before it reduces them."""
+    """Records all-reduces over tp of the gradients of 1-D parameters (norms).
+
+    Their norms saw only a part of each sequence; FSDP2's post-backward sums them before it reduces gradients. Nothing
+    is recorded if tp is 1.
+    """
     if run.tp > 1:
         _replace(tape, lambda grad: summed(tape, grad, "grad_norm"), only_norms=True)
 
 
 def own_rows(tape: Tape, run: LayerWorkload) -> None:
-    """The embedding's gradient is made whole; FSDP2's post-backward copies this rank's rows out of it."""
+    """Replaces the embedding's gradient of all rows by a copy of this rank's rows.
+
+    FSDP2's post-backward does so. Nothing is recorded if tp is 1.
+    """
     if run.tp > 1:
         shapes = {param.name: param.shape for param, _ in tape.grads}
         _replace(tape, lambda grad: aten.new(tape, shapes["weight"], grad.dtype, "grad_rows", kernel=Kernel.COPY))

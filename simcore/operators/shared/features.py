@@ -27,7 +27,10 @@ LATENT: Final = "experts of a latent width"
 
 
 def refuse(kind: LayerKind, served: frozenset[str], code: str) -> None:
-    """NotYet where `kind` needs what the operators of `code` do not record."""
+    """Raises NotYet if `kind` needs a feature that is not in `served`.
+
+    `served`: features that an implementation records; `code`: name of that implementation, for the message.
+    """
     missing = [name for name in features(kind) if name not in served]
     if missing:
         raise NotYet(Problem("model", f"not yet: {', '.join(missing)} ({kind.family}, {kind.name}) in the layers of "
@@ -35,10 +38,11 @@ def refuse(kind: LayerKind, served: frozenset[str], code: str) -> None:
 
 
 def refuse_megatrons(kind: LayerKind, *, ties: bool = True) -> None:
-    """NotYet for a hybrid that only Megatron builds: transformers' and Automodel's Nemotron-H read no such fields.
+    """Raises NotYet for a Nemotron-H hybrid with features that only Megatron builds.
 
-    transformers 5.23 `models/nemotron_h/modeling_nemotron_h.py`, nemo-automodel 0.7.0
-    `components/models/nemotron_v3/model.py`. `ties`: a tied head is refused here too, and not by the framework.
+    The other code bases ignore the fields. transformers 5.23 `models/nemotron_h/modeling_nemotron_h.py`, nemo-automodel
+    0.7.0 `components/models/nemotron_v3/model.py`. `ties`: True if a head tied to the embedding is refused here too
+    (False: the framework refuses it).
     """
     tied = ties and isinstance(kind.block, Head) and kind.block.tied
     rotary = any(isinstance(branch.block, Attention) and branch.block.rotary for branch in kind.branches)
@@ -50,7 +54,7 @@ def refuse_megatrons(kind: LayerKind, *, ties: bool = True) -> None:
 
 
 def features(kind: LayerKind) -> tuple[str, ...]:
-    """Names of what `kind` needs, each once."""
+    """Names, in words and each once, of the features that a layer of `kind` needs beyond the plain blocks."""
     found = [name for branch in kind.branches for name in _mixer(branch.block)]
     if any(branch.layer_norm for branch in kind.branches):
         found.append("LayerNorm")

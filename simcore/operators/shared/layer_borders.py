@@ -23,40 +23,55 @@ AFTER: Final = 1
 
 
 def stream_dtype(run: LayerWorkload) -> str:
-    """Type of the hidden state between layers: that of the products, unless the options name another."""
+    """Dtype of the hidden state between layers: `run.options.hidden`, or the compute dtype if that is ""."""
     return run.options.hidden or run.compute
 
 
 def hidden_state(tape: Tape, run: LayerWorkload, seq: int, width: int, dtype: str = "") -> Tensor:
-    """Input [batch, seq, width], made by the layer before; its node collects the gradient. `dtype`: "" the stream's."""
+    """Input [batch, seq, width] of a layer, allocated by the layer before; this layer records its free.
+
+    Its autograd node collects the gradient; it has none if the input requires no gradient. `dtype`: "" for
+    `stream_dtype`.
+    """
     hidden = tape.external((run.batch, seq, width), dtype or stream_dtype(run), HIDDEN, BEFORE)
     hidden.node = Node() if run.input_requires_grad else None
     return hidden
 
 
 def hand_on(tape: Tape, out: Tensor) -> None:
-    """The output is the next layer's to free."""
+    """Makes `out` the output of the layer, under the name `hidden_states`.
+
+    The next layer records its free.
+    """
     tape.rename(out.storage, HIDDEN)
     out.disown()
 
 
 def drop_held_logits(tape: Tape, run: LayerWorkload, vocab: int) -> Section:
-    """Logits that a loop holds until the next ones are there: their death, and what rests when a step begins."""
+    """Records the free of logits [batch, seq, vocab] that a loop still holds from the previous step.
+
+    Returns the section with their allocation, which belongs before the first row of the step (`RecordedLayer.rest`).
+    """
     held = tape.external((run.batch, run.seq, vocab), run.compute, tape.slot("held_logits", "activation"), 0)
     assert held.storage is not None
     return Section(((Op.ALLOC, 0, held.storage.slot, held.nbytes, 0, 0),))
 
 
 def hold_logits(tape: Tape, run: LayerWorkload, vocab: int) -> None:
-    """They stay where they are, under another name, until the next step's are there."""
+    """Records the allocation of logits [batch, seq, vocab] that a training loop holds past the step.
+
+    They get the name `held_logits`; `drop_held_logits` records their free, when the next step has its own.
+    """
     tape.empty((run.batch, run.seq, vocab), run.compute, "held_logits", "activation").disown()
 
 
 def run_backward(tape: Tape, out: Tensor, inputs: Node | None, finish: Callable[[Tape], None],
                  held: list[Any] | None = None) -> Section:
-    """Backward from the gradient that the next layer made to the gradient of this layer's input.
+    """Section of a layer's backward pass, from the gradient of its output to that of its input.
 
-    `held`: lives until then, and so does the gradient that comes in: the layer is one function of autograd.
+    The next layer has made the former. `inputs`: node of the layer's input, None if it needs no gradient. `finish`:
+    called after the last node has run. `held`: objects that are kept until then, together with the incoming gradient,
+    as in a layer that is one autograd function.
     """
     if out.node is not None:
         grad: Tensor | None = tape.external(out.shape, out.dtype, GRAD_HIDDEN, AFTER)
@@ -75,9 +90,10 @@ def run_backward(tape: Tape, out: Tensor, inputs: Node | None, finish: Callable[
 
 def run_backward_of_loss(tape: Tape, loss: Tensor, inputs: Node | None, *,
                          split: bool = False) -> tuple[Section, Section, Tensor]:
-    """(seed, backward, the seed's tensor): `loss.backward()`. The caller holds loss and seed until the step is over.
+    """(section that makes the loss's gradient, 1; section of `loss.backward()`; tensor of that gradient).
 
-    `split`: it is the first of two halves; the loss keeps the graph.
+    The caller keeps the loss and that tensor until the step is over. `inputs`: node of the input of the loss, None if
+    it needs no gradient. `split`: runs only the half of backward for gradients of inputs; the loss keeps the graph.
     """
     tape.phase = "backward"
     ones = tape.empty((), loss.dtype, "ones_like")
@@ -94,9 +110,10 @@ def run_backward_of_loss(tape: Tape, loss: Tensor, inputs: Node | None, *,
 
 def simple_part(tape: Tape, run: LayerWorkload, finish: Callable[[Tape], None], width: int,
                 body: Callable[[Tensor], Tensor], dtype: str = "") -> RecordedLayer:
-    """A part that is one function of the hidden state [b, s / tp, width], which its caller drops after it has returned.
+    """Records a part whose forward pass is `body`, a function of the hidden state [b, s / tp, width].
 
-    `finish`: what is left to do after backward. `dtype`: of the hidden state, the compute dtype if empty.
+    Its caller drops the hidden state after `body` has returned. `finish`: called on the tape after backward. `dtype`:
+    that of the hidden state, "" for `stream_dtype`.
     """
     hidden: Tensor | None = hidden_state(tape, run, run.seq // run.tp, width, dtype)
     assert hidden is not None
@@ -115,7 +132,11 @@ def simple_part(tape: Tape, run: LayerWorkload, finish: Callable[[Tape], None], 
 
 def run_halves(tape: Tape, run: LayerWorkload, out: Tensor, inputs: Node | None,
                recorded: RecordedLayer) -> RecordedLayer:
-    """`recorded` with its backward pass in halves: gradients of parameters are a separate pass (`halves.py`)."""
+    """Copy of `recorded` with a backward pass in two halves (`split_backward.py`).
+
+    `backward` gets the gradient of the input, `weight` the gradients of parameters, `release` the frees of tensors that
+    the graph held. `out`: the layer's output; `inputs`: node of its input, which needs a gradient.
+    """
     assert inputs is not None, "there is no first half without a gradient of the input"
     tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, AFTER))
     halves = SplitBackward(tape)
@@ -129,9 +150,10 @@ def run_halves(tape: Tape, run: LayerWorkload, out: Tensor, inputs: Node | None,
 
 
 def hand_back(tape: Tape, inputs: Node) -> None:
-    """The gradient of the input is the layer's below to free.
+    """Makes the gradient in `inputs` the result of a layer's backward pass.
 
-    One that was written over the gradient that came in goes from hand to hand: a death and a birth in one place.
+    It is renamed to `grad_hidden_states`, and the layer below records its free. If it was written in place over the
+    gradient of the output, a free and an allocation of the same size are recorded.
     """
     grad = inputs.grads.pop(0)
     assert grad.storage is not None
@@ -144,11 +166,14 @@ def hand_back(tape: Tape, inputs: Node) -> None:
 
 
 def nothing(_tape: Tape) -> None:
-    """Nothing is left to do after backward."""
+    """Does nothing: the `finish` of layers that have nothing left to do after backward."""
 
 
 def leave_waiting(tape: Tape) -> None:
-    """Keeps a tied head's gradient in the engine's input buffer of the weight until the embedding's is there."""
+    """Keeps a tied head's weight gradient, as `tied.grad`, until the embedding's gradient exists.
+
+    No free is recorded here: `meet_waiting` takes the gradient over.
+    """
     for _, grad in tape.grads:
         tape.rename(grad.storage, tape.slot("tied.grad", "backward_temp"))
         grad.disown()
@@ -156,7 +181,11 @@ def leave_waiting(tape: Tape) -> None:
 
 
 def meet_waiting(tape: Tape, *, in_place: bool = False) -> None:
-    """Adds the embedding's gradient to it: in a new tensor, or in place where nothing else refers to it."""
+    """Adds the embedding's gradient to that of the tied head (see `leave_waiting`).
+
+    The parameter gets the sum. `in_place`: the sum takes the place of one of them; otherwise it is a new tensor. Does
+    nothing without a gradient.
+    """
     if not tape.grads:
         return
     param, grad = tape.grads.pop()

@@ -16,12 +16,15 @@ __all__ = ["plain_tensors", "tensors"]
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
-    """Parameters of `kind`; names are relative to the layer."""
+    """Parameters of a layer or part of MPT, in registration order; names are relative to the layer."""
     return tuple(_tensors(kind))
 
 
 def plain_tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
-    """Those that transformers builds; NotYet where llm-foundry would build more."""
+    """Parameters that transformers builds, in registration order.
+
+    Raises NotYet where llm-foundry would build more.
+    """
     found = tensors(kind)
     more = [spec.name for spec in found if spec.name.endswith("bias") or spec.dims[0] == "positions"]
     if more:

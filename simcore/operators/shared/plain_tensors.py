@@ -9,7 +9,7 @@ __all__ = ["around", "linear", "norm"]
 
 
 def around(kind: LayerKind) -> tuple[TensorSpec, ...] | None:
-    """Parameters of a part around the layers; None for a layer, and for a part that has none of these."""
+    """The one parameter of an embedding, a final norm or a head; None for a layer and for other parts."""
     block = kind.block
     if isinstance(block, Embedding):
         return (TensorSpec("weight", (block.vocab, block.hidden), ("vocab", "hidden"), "embedding", "embedding"),)
@@ -22,10 +22,13 @@ def around(kind: LayerKind) -> tuple[TensorSpec, ...] | None:
 
 
 def norm(name: str, size: int) -> TensorSpec:
-    """The weight of an RMSNorm."""
+    """Specification of the weight, a vector of `size` elements, of an RMSNorm."""
     return TensorSpec(name, (size,), ("hidden",), "norms", "norm")
 
 
 def linear(name: str, out: tuple[int, str], into: tuple[int, str], component: str, copies: int = 1) -> TensorSpec:
-    """The weight of a linear without bias; `out`, `into`: size and name of a dimension."""
+    """Specification of `{name}.weight`, the matrix of a linear layer without bias.
+
+    `out`, `into`: (size, name) of its output and its input dimension. `copies`: `TensorSpec.copies`.
+    """
     return TensorSpec(f"{name}.weight", (out[0], into[0]), (out[1], into[1]), component, "linear", copies=copies)

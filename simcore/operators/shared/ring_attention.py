@@ -25,10 +25,10 @@ Shape = tuple[int, ...]
 
 
 def ring_attention(tape: Tape, run: LayerWorkload, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Causal attention of this rank's q [b, s, heads, d] over the sequences of all `run.cp` ranks.
+    """Causal attention of this rank's `q` [b, s, heads, d] over the sequences of all `run.cp` ranks.
 
-    It saves its inputs, the merged output and the fp32 log-sum-exp. The output comes in the order of heads; so do the
-    gradients.
+    Returns q's shape. Autograd saves its inputs, the merged output and the fp32 log-sum-exp. The output and the
+    gradients are made in the order of heads; the output is then copied to the order of tokens.
     """
     ring = Ring(run.cp, (q.shape, k.shape, v.shape), q.dtype)
     node = tape.node((q, k, v), (q, k, v), lambda tape, grads, saved: ring.backward(tape, grads))
@@ -40,7 +40,11 @@ def ring_attention(tape: Tape, run: LayerWorkload, q: Tensor, k: Tensor, v: Tens
 
 
 class Ring:
-    """Sizes of one call; nothing of the tape."""
+    """One call of ring attention: shapes of its tensors and FLOPs of a step of the ring.
+
+    It keeps no tensor, its methods record on a tape. `size`: ranks of the ring; `shapes`: of q, k and v on this rank,
+    each [batch, sequence, heads, d].
+    """
 
     def __init__(self, size: int, shapes: tuple[Shape, Shape, Shape], dtype: str) -> None:
         self.size, self.dtype = size, dtype
@@ -52,7 +56,7 @@ class Ring:
 
     # ---- forward ------------------------------------------------------------------------------------------------
     def forward(self, tape: Tape) -> tuple[Tensor, Tensor]:
-        """(output, log-sum-exp), when the parts of all ranks are merged."""
+        """(output in the compute dtype, fp32 log-sum-exp), after the partial results of all ranks are merged."""
         mine: tuple[Tensor, ...] = self.own(tape)
         gathered = self.gather(tape, self.join(tape))
         block = self.attend(tape, self.out, self.lse)
@@ -68,32 +72,38 @@ class Ring:
         return out, merged[1]
 
     def own(self, tape: Tape) -> tuple[Tensor, Tensor]:
-        """Keys and values by head."""
+        """(copy of the keys, copy of the values) of this rank, in the order of heads."""
         key, value = (aten.new(tape, shape, self.dtype, name, kernel=Kernel.COPY)
                       for shape, name in ((self.k, "ring_key"), (self.v, "ring_value")))
         return key, value
 
     def join(self, tape: Tape) -> Tensor:
-        """Keys and values in one tensor, to be sent."""
+        """Copy of this rank's keys and values in one tensor, which can be sent."""
         return aten.new(tape, self.joined, self.dtype, "ring_joined", kernel=Kernel.COPY)
 
     def gather(self, tape: Tape, joined: Tensor) -> Tensor:
-        """Those of all ranks."""
+        """All-gathers the joined keys and values over cp.
+
+        Returns those of all ranks, [ranks, elements of one].
+        """
         tape.collective("all_gather", "cp", joined.nbytes * self.size, self.dtype)
         return tape.empty((self.size, *self.joined), self.dtype, "ring_gathered")
 
     def attend(self, tape: Tape, out: Shape, lse: Shape) -> tuple[Tensor, Tensor]:
-        """One kernel."""
+        """(output of the given shape, fp32 log-sum-exp of shape `lse`) of the attention kernel of one step."""
         return (aten.new(tape, out, self.dtype, "ring_attention", kernel=Kernel.ATTENTION, flops=self.flops,
                          product=shape_of_heads(self.q[3], self.v[3])),
                 tape.empty(lse, "fp32", "log_sum_exp"))
 
     def wide(self, tape: Tape, block: tuple[Tensor, Tensor]) -> Tensor:
-        """A part in fp32."""
+        """Copy in fp32 of the output of one step; `block` is (output, log-sum-exp)."""
         return aten.new(tape, block[0].shape, "fp32", "ring_part", block[0].nbytes)
 
     def merge(self, tape: Tape, merged: list[Tensor], part: Tensor) -> None:
-        """`_SDPAMerger._merge_one` of half of the queries into (output, log-sum-exp)."""
+        """Merges `part`, a step's fp32 output for half of the queries, into the list `merged`.
+
+        `_SDPAMerger._merge_one`. `merged` is [output, log-sum-exp]; both entries are replaced by new tensors.
+        """
         half, rows = part.shape, _half(self.lse)
         _better = _minus_product(tape, half, rows)
         _weights = _minus(tape, rows, _of_difference(tape, rows))
@@ -102,7 +112,10 @@ class Ring:
 
     # ---- backward -----------------------------------------------------------------------------------------------
     def backward(self, tape: Tape, grads: Grads) -> Grads:
-        """Gradients of q, and of k and v, which are parts of one tensor, after they have been at every rank."""
+        """[gradient of q, of k, of v]; those of k and v are views of one tensor that has visited every rank.
+
+        `grads`: the output's gradient; the list is emptied.
+        """
         to_q, *zeros = (aten.new(tape, shape, "fp32", f"ring_grad_{name}")
                         for shape, name in ((self.q, "query"), (self.k, "key"), (self.v, "value")))
         mine: tuple[Tensor, ...] = self.own(tape)
@@ -129,22 +142,29 @@ class Ring:
         return [query, *(Tensor(both.storage, shape, self.dtype) for shape in (self.k, self.v))]
 
     def differentiate(self, tape: Tape, q: Shape) -> tuple[Tensor, ...]:
-        """One kernel's gradients."""
+        """Gradients of (queries of shape `q`, keys, values) that the backward kernel of one step makes."""
         made = tuple(tape.empty(shape, self.dtype, "ring_grad_part") for shape in (q, self.k, self.v))
         tape.compute(Kernel.ATTENTION, self.flops * 5 // 2, 3 * sum(x.nbytes for x in made),
                      shape_of_heads(self.q[3], self.v[3], backward=True))
         return made
 
     def flattened(self, tape: Tape) -> Tensor:
-        """The first sums lie by token: they are copied by head before they are joined."""
+        """fp32 gradients of keys and values in one tensor, after the first step of the ring.
+
+        They are copied from the order of tokens to that of heads before they are joined.
+        """
         _copies = [aten.new(tape, shape, "fp32", "ring_grad_flat", kernel=Kernel.COPY) for shape in (self.k, self.v)]
         return self.joined_grads(tape)
 
     def joined_grads(self, tape: Tape) -> Tensor:
+        """Copy of the fp32 gradients of keys and values in one tensor, which can be sent."""
         return aten.new(tape, self.joined, "fp32", "ring_grad_sent", kernel=Kernel.COPY)
 
     def send(self, tape: Tape, sent: Tensor) -> Tensor:
-        """To the next rank, by an all-to-all; what the rank before has sent."""
+        """Sends `sent` to the next rank by an all-to-all over cp.
+
+        Returns the tensor of that size from the previous rank.
+        """
         tape.collective("all_to_all", "cp", sent.nbytes, "fp32")
         return tape.empty(self.joined, "fp32", "ring_grad_received")
 

@@ -9,7 +9,10 @@ __all__ = ["rms_norm"]
 
 
 def rms_norm(tape: Tape, weight: Param, x: Tensor, *, weight_in_fp32: bool) -> Tensor:
-    """RMSNorm in fp32. Llama multiplies by the weight after the cast back, Nemotron-H before it."""
+    """RMSNorm in fp32, operator by operator; returns a new tensor with the shape and type of `x`.
+
+    `weight_in_fp32`: multiplies by the weight before the cast back, as Nemotron-H does; Llama does it after the cast.
+    """
     dtype = x.dtype
     x = aten.cast(tape, x, "fp32")
     variance = aten.mean(tape, aten.square(tape, x))

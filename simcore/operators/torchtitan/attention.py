@@ -19,7 +19,10 @@ __all__ = ["attention", "linear", "rotary_buffer", "rotary_entries", "rotary_tab
 
 
 def rotary_buffer(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
-    """Bytes of the table: for each position a complex64 a pair of dimensions, or cosine and sine of each dimension."""
+    """{name: bytes} of the rotary table, a buffer of the model: `freqs_cis`, or Qwen3's `rope_cache`.
+
+    For each position it has a complex64 a pair of dimensions, or in Qwen3 fp32 cosine and sine of each dimension.
+    """
     blocks = [(run, branch.block) for kind, run in runs for branch in kind.branches
               if isinstance(branch.block, Attention | LatentAttention)]
     halves = any(isinstance(block, Attention) and block.qk_norm for _, block in blocks)
@@ -33,7 +36,10 @@ def _turned_size(block: Attention | LatentAttention) -> int:
 
 
 def rotary_table(tape: Tape, run: LayerWorkload, kind: LayerKind) -> Tensor | None:
-    """This layer's copy of Qwen3's table [s x cp, 2 d] in the compute dtype; in fp32 it is the buffer itself."""
+    """Copy of Qwen3's rotary table [s * cp, 2 d] for this layer, in the compute dtype.
+
+    None for other models. In fp32 it is the model's buffer itself.
+    """
     block = kind.branches[0].block
     if not isinstance(block, Attention) or not block.qk_norm:
         return None
@@ -42,12 +48,15 @@ def rotary_table(tape: Tape, run: LayerWorkload, kind: LayerKind) -> Tensor | No
 
 
 def linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
-    """A linear of the layer, by its name in it."""
+    """Output of the linear without bias that has this name in the layer, for `x` [..., k]."""
     return aten.linear(tape, x, run.params[f"{name}.weight"], name.rpartition(".")[2])
 
 
 def attention(tape: Tape, run: LayerWorkload, block: Attention, x: Tensor, table: Tensor | None) -> Tensor:
-    """`Attention.forward` of x [b, s, k]; `table`: Qwen3's, none in Llama 3."""
+    """Output of attention (`Attention.forward`) for `x` [b, s / tp, hidden], in x's shape.
+
+    `table`: Qwen3's rotary table, None in Llama 3.
+    """
     dim = block.head_dim
     x = gather_sequence(tape, run, x, "attention_in")
     q, k, v = (linear(tape, run, f"attention.{name}", x) for name in ("wq", "wk", "wv"))
@@ -73,7 +82,11 @@ def _rotated_pairs(tape: Tape, run: LayerWorkload, q: Tensor, k: Tensor) -> tupl
 
 
 def rotary_entries(tape: Tape, run: LayerWorkload, dim: int) -> Tensor:
-    """The rotary table of this rank's tokens [s, dim / 2, 2]: whole, or picked for every sequence by `positions`."""
+    """Rotary table of this rank's tokens, fp32 [s, dim / 2, 2].
+
+    Under context parallelism a copy [b, s, dim / 2, 2], picked for every sequence by `positions`. `dim`: rotated
+    dimensions of a head.
+    """
     if run.cp == 1:
         return Tensor(None, (run.seq, dim // 2, 2), "fp32")
     return aten.new(tape, (run.batch, run.seq, dim // 2, 2), "fp32", "freqs_cis", kernel=Kernel.PERMUTE)

@@ -43,7 +43,10 @@ REPLAYED: Final = KEPT["none"] - {"product"}
 
 
 def block(tape: Tape, kind: LayerKind, run: LayerWorkload, x: Tensor, table: Tensor | None) -> Tensor:
-    """`TransformerBlock.forward` of x [b, s / tp, h]; `table`: Qwen3's, none in Llama 3."""
+    """Output of a compiled block (`TransformerBlock.forward`) for `x` [b, s / tp, hidden], in x's shape.
+
+    `table`: Qwen3's rotary table, None in Llama 3. The block is one autograd node.
+    """
     mixer = kind.branches[0].block
     assert isinstance(mixer, Attention)
     code, params, needs = _Code(tape, run, mixer, kind.fp8), list(run.params.values()), x.node is not None
@@ -68,9 +71,10 @@ def block(tape: Tape, kind: LayerKind, run: LayerWorkload, x: Tensor, table: Ten
 
 
 def cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
-    """The compiled loss over bf16 logits [b, s, v]: kept are the largest logit and the logarithm of each row in fp32.
+    """Compiled loss, a scalar in fp32, over bf16 `logits` [b, s, v].
 
-    No copy in fp32 is written, backward writes the gradient in the logits' own type.
+    For backward it saves the logits and, in fp32, the largest logit and the logarithm of each row. No copy in fp32 is
+    written, backward writes the gradient in the logits' own type.
     """
     shape, dtype, moved = logits.shape, logits.dtype, logits.nbytes
     column = (*shape[:-1], 1)

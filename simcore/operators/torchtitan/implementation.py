@@ -49,13 +49,17 @@ SERVED: Final = frozenset({"norms of query and key", "latent attention", "gated 
 
 
 def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
-    """The rotary table, a buffer of the model: `freqs_cis` of Llama 3, `rope_cache` of Qwen3."""
+    """{name: bytes} of the rotary table, a buffer of the model, see `rotary_buffer`."""
     return rotary_buffer(runs)
 
 
 def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
            comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
-    """Record one layer or part."""
+    """Recording, forward and backward, of one layer of `kind` (or embedding, final norm, head, loss).
+
+    Raises NotYet for features that are not recorded. `slots`, `comms`: shared tables of storages and communications,
+    see `recording.rows.Recorder`; entries are added.
+    """
     refuse(kind, SERVED, "torchtitan")
     assert run.etp == 1, "torchtitan's experts split by width are not modelled"
     tape = Tape(slots, comms)

@@ -17,7 +17,7 @@ __all__ = ["latent_attention"]
 
 
 def latent_attention(tape: Tape, run: LayerWorkload, block: LatentAttention, x: Tensor) -> Tensor:
-    """`Attention.forward` of x [b, s, k]."""
+    """Output of multi-head latent attention (`Attention.forward`) for `x` [b, s, hidden], in x's shape."""
     heads, batch = block.num_heads, (run.batch, run.seq)
     q = _query(tape, run, block, x).view(*batch, heads, block.nope + block.rope)
     q_nope, q_pe = aten.split(tape, q, (block.nope, block.rope))

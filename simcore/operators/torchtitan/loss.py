@@ -16,13 +16,19 @@ Grads = list[Tensor | None]
 
 
 def cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
-    """The whole vocabulary on this rank. Labels are the data loader's."""
+    """Cross entropy, a scalar, of `logits` [..., vocabulary], the whole vocabulary, in fp32.
+
+    The data loader has allocated the labels.
+    """
     rows, vocab = logits.numel // logits.shape[-1], logits.shape[-1]
     return aten.cross_entropy(tape, aten.cast(tape, logits.view(rows, vocab), "fp32"), Tensor(None, (rows,), "int64"))
 
 
 def parallel_cross_entropy(tape: Tape, logits: Tensor) -> Tensor:
-    """This rank's part of the vocabulary: what is kept is the fp32 log-probabilities of that part."""
+    """Cross entropy, a scalar, of `logits` [..., this rank's part of the vocabulary], in fp32.
+
+    For backward it saves the log-probabilities of that part; maxima, sums and target logits are all-reduced over tp.
+    """
     rows, vocab = logits.numel // logits.shape[-1], logits.shape[-1]
     logits = aten.cast(tape, logits.view(rows, vocab), "fp32")
     log_probabilities = _log_softmax(tape, logits.detach())
@@ -80,7 +86,7 @@ def _outside(tape: Tape, rows: int) -> Tensor:
 
 
 def shifted_indices(tape: Tape, shape: tuple[int, ...]) -> Tensor:
-    """Indices into this rank's part."""
+    """int64 tensor of the given shape: token ids as indices into this rank's part of the vocabulary."""
     _copy = _small(tape, shape, "int64", "indices")
     return _small(tape, shape, "int64", "indices")
 

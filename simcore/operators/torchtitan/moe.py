@@ -20,7 +20,7 @@ Grads = list[Tensor | None]
 
 
 def moe(tape: Tape, run: LayerWorkload, block: Moe, x: Tensor) -> Tensor:
-    """`MoE.forward` of x [b, s, k]."""
+    """Output of the experts (`MoE.forward`) for `x` [b, s, hidden], in x's shape."""
     shape, rows = x.shape, run.tokens * block.top_k
     x = x.view(run.tokens, block.hidden)
     weights, indices, _counted = _route(tape, run, block, x)

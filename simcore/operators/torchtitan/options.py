@@ -11,11 +11,13 @@ __all__ = ["TorchtitanOptions"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchtitanOptions(ImplementationOptions):
-    """Options of torchtitan's layers.
+    """Options of torchtitan's layers in one run.
 
-    `early_stop`: a replay ends where backward has all that it needs. `keeps_logits`: a pipeline stage holds what it
-    puts out until its backward pass is over (torch 2.13 `distributed/pipelining/stage.py`, `fwd_cache`).
-    `whole_batch`: [Note: context parallel inputs] in `frameworks/fsdp2/torchtitan.py`.
+    `early_stop`: a replay ends where backward has all that it needs. `keeps_logits`: a pipeline stage holds its outputs
+    until its backward pass is over (torch 2.13 `distributed/pipelining/stage.py`, `fwd_cache`).
+    `disable_loss_parallel`: the loss gathers the logits of all tp ranks. `whole_batch`: each context parallel rank
+    loads whole sequences, [Note: context parallel inputs] in `frameworks/fsdp2/torchtitan.py`. `compiled_blocks`,
+    `compiled_loss`: torch.compile runs on blocks, on the loss.
     """
 
     early_stop: bool = False
@@ -27,8 +29,10 @@ class TorchtitanOptions(ImplementationOptions):
 
     @property
     def loads_whole_sequences(self) -> bool:
+        """True if each context parallel rank loads its group's whole sequences (`whole_batch`)."""
         return self.whole_batch
 
     @property
     def outputs_whole_vocabulary(self) -> bool:
+        """True if the last stage outputs logits of the whole vocabulary (`disable_loss_parallel`)."""
         return self.disable_loss_parallel

@@ -10,7 +10,7 @@ __all__ = ["tensors"]
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
-    """Parameters and buffers of `kind`; names are relative to the layer.
+    """Parameters and buffers of a layer or part, in registration order; names are relative to it.
 
     Norms are made after attention and MLP, in DeepSeek V3 between them.
     """

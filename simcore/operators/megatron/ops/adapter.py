@@ -10,7 +10,11 @@ __all__ = ["adapted"]
 
 
 def mm(c: Context, x: Tensor, weight: Param, name: str, axis: str = "") -> Tensor:
-    """`x @ weight.T` of megatron-core's own linear: keeps x; `axis`: its input gradient is all-reduced over it."""
+    """`x @ weight.T` of megatron-core's own linear: [rows, n] for `x` [rows, k] and `weight` [n, k].
+
+    For backward it saves x if the weight trains; a 3-D weight is that of experts. `axis`: mesh axis over which the
+    input's gradient is all-reduced, "" for none.
+    """
     rows, out_features, in_features = x.shape[0], *weight.shape[-2:]
     kernel, copies = (Kernel.GROUPED_GEMM, weight.shape[0]) if len(weight.shape) > 2 else (Kernel.GEMM, 1)
 
@@ -42,7 +46,12 @@ def _widen(c: Context, x: Tensor, name: str, axis: str, size: int) -> Tensor:
 
 def adapted(c: Context, path: str, x: Tensor, pair: tuple[Param, Param], *, row_parallel: bool = False,
             axis: str = "tp", size: int = 0) -> Tensor:
-    """`ParallelLinearAdapter`: linear_in, linear_out, times a number; keeps x and the low-rank rows."""
+    """Output of a LoRA adapter, `ParallelLinearAdapter`: linear_in, linear_out, times a number.
+
+    `path`: name of the adapted linear; `pair`: its matrices (in, out). `row_parallel`: that linear is row parallel;
+    `axis`, `size`: mesh axis that splits it and its ranks (0: those of tp). For backward it saves x and the low-rank
+    rows.
+    """
     size = size or c.run.tp
     split = axis if size > 1 else ""
     low = mm(c, x, pair[0], f"{path}.linear_in", "" if row_parallel or c.sp > 1 else split)

@@ -24,18 +24,17 @@ _ADAPTER = "adapter.linear_{}.weight"
 
 
 def fuses_wgrad(run: LayerWorkload) -> bool:
-    """Tells whether a weight gradient is added to main_grad by its GEMM (gradient_accumulation_fusion)."""
+    """True if the GEMM of a weight gradient adds it to main_grad itself (gradient_accumulation_fusion)."""
     return MegatronOptions.of(run.options).gradient_accumulation_fusion
 
 
 @dataclass(slots=True)
 class Context:
-    """Inputs that every operator needs: the tape, the workload, and how the tokens are split.
+    """Things that every operator of one recorded layer needs: tape, workload, kind, split of tokens.
 
-    `tokens`: number of this rank's tokens after context parallelism; `local`: number of them in this rank's residual
-    stream. `held`: tensors that a module holds as attributes. `locals`: tensors that a variable of the caller holds.
-    `recipe`: the linear's recipe where it differs from that of all linears. `flags`: `inside`, a recomputed region is
-    being run, and `has_gradients`, a parameter's gradient exists.
+    `held`: tensors that a module holds as attributes, by name. `locals`: tensors that a variable of the caller holds.
+    `recipe`: the linear's fp8 recipe where it differs from that of all linears. `flags`: `inside`, a recomputed region
+    is being run, and `has_gradients`, a parameter's gradient exists.
     """
 
     tape: Tape
@@ -47,111 +46,125 @@ class Context:
     flags: set[str] = field(default_factory=set)
 
     def of(self, path: str) -> Context:
-        """The same context for the linear at `path`, with the recipe that quant_recipe gives to it, if any."""
+        """Context for the linear at `path`, with the recipe that quant_recipe gives to it.
+
+        Returns this context if no pattern matches.
+        """
         matchers = self.options.quant_recipe
         found = matched(matchers, in_model(path, further=isinstance(self.kind.block, Mtp))) if matchers else ""
         return replace(self, recipe=found) if found else self
 
     @property
     def options(self) -> MegatronOptions:
+        """Options of Megatron-Core's layers in this run."""
         return MegatronOptions.of(self.run.options)
 
     @property
     def inside(self) -> bool:
+        """True while a recomputed region is being run."""
         return "inside" in self.flags
 
     @property
     def sp(self) -> int:
+        """Number of ranks that split the sequence by sequence parallelism; 1 without it."""
         return self.run.tp if self.run.sequence_parallel else 1
 
     @property
     def tokens(self) -> int:
+        """Number of this rank's tokens after context parallelism, before sequence parallelism."""
         return self.run.tokens
 
     @property
     def local(self) -> int:
+        """Number of this rank's tokens in its residual stream, after sequence parallelism."""
         return -(-self.run.tokens // self.sp)
 
     @property
     def dtype(self) -> str:
+        """Compute dtype."""
         return self.run.compute
 
     @property
     def size(self) -> int:
+        """Bytes of one element of the compute dtype."""
         return dtype_bytes(self.run.compute)
 
     @property
     def fuses_activation(self) -> bool:
-        """Tells whether a gated activation is one kernel (`transformer_config.py`, bias_activation_fusion)."""
+        """True if a gated activation is one kernel (`transformer_config.py`, bias_activation_fusion)."""
         return self.options.bias_activation_fusion
 
     @property
     def has_unfused_attention(self) -> bool:
-        """Tells whether attention keeps all its probabilities (attention_backend unfused or local, local layers)."""
+        """True if attention saves all its probabilities (attention_backend unfused or local, local layers)."""
         return self.options.attention_backend == "unfused"
 
     @property
     def fuses_permutation(self) -> bool:
-        """Tells whether TE permutes (moe_permute_fusion); else torch selects rows by their indices."""
+        """True if TE permutes rows (moe_permute_fusion); else torch selects rows by their indices."""
         return self.options.moe_permute_fusion
 
     @property
     def expert_axis(self) -> str:
-        """One group in upstream: expert tensor and expert parallel ranks together."""
+        """Mesh axis of the group that upstream makes of expert tensor and expert parallel ranks together."""
         return self.run.ep_axis if self.run.ep > 1 else "etp"
 
     def permutation(self, moved_bytes: int, operators: int = 0) -> None:
-        """Copies of tokens into another order. `operators`: of torch, where nothing fuses them."""
+        """Records a kernel that copies tokens into another order.
+
+        `moved_bytes`: read and written; `operators`: torch operators that it takes where nothing fuses them.
+        """
         self.tape.compute(Kernel.PERMUTE, 0, moved_bytes, 0 if self.fuses_permutation else operators)
 
     @property
     def is_deterministic(self) -> bool:
-        """Tells whether torch.use_deterministic_algorithms is on (deterministic_mode)."""
+        """True if torch.use_deterministic_algorithms is on (deterministic_mode)."""
         return self.options.deterministic_mode
 
     @property
     def is_cut_into_nodes(self) -> bool:
-        """Tells whether a layer runs as nodes with separate backward passes (overlap_moe_expert_parallel_comm)."""
+        """True if a layer runs as nodes with separate backward passes (overlap_moe_expert_parallel_comm)."""
         return self.options.overlap_moe_expert_parallel_comm
 
     @property
     def overlaps_tp(self) -> bool:
-        """Tells whether linears gather and reduce through user buffers, outside torch's allocator (tp_comm_overlap)."""
+        """True if linears gather and reduce through user buffers, outside torch's allocator (tp_comm_overlap)."""
         return self.sp > 1 and self.options.tp_comm_overlap
 
     @property
     def scaling(self) -> Scaling | None:
-        """How the layer's linears quantise; None where they compute in 16 bits."""
+        """Recipe by which the linear quantises its operands; None where it computes in 16 bits."""
         if not self.kind.fp8 or self.recipe == "bf16":
             return None
         return Scaling(self.recipe or self.options.fp8_recipe, self.options.fp8_transposes)
 
     def product(self, *, grouped: bool = False) -> Kernel:
-        """The class of a linear's product of quantised operands."""
+        """Kernel class of a linear's product of quantised operands; `grouped`: that of all experts' linears."""
         if self.scaling is not None and self.scaling.recipe == "nvfp4":
             return Kernel.FP4_GROUPED_GEMM if grouped else Kernel.FP4_GEMM
         return Kernel.FP8_GROUPED_GEMM if grouped else Kernel.FP8_GEMM
 
     @property
     def attends_in_fp8(self) -> bool:
-        """Tells whether attention's products are of 8-bit numbers (fp8_dot_product_attention)."""
+        """True if attention's products are of 8-bit numbers (fp8_dot_product_attention)."""
         return self.kind.fp8 and self.options.fp8_dot_product_attention
 
     @property
     def pads_routing(self) -> bool:
-        """Tells whether the router pads every expert's rows to a count that 8-bit products require."""
+        """True if the router pads every expert's rows to a number that 8-bit products require."""
         return self.kind.fp8 and self.options.moe_router_padding_for_quantization
 
     @property
     def keeps_fp8_weights(self) -> bool:
-        """Tells whether fp8 weights outlast a pass: cached for the step's microbatches, or parameters themselves."""
+        """True if fp8 weights outlast a pass: cached for the step's microbatches, or parameters themselves."""
         return self.options.keeps_fp8_weights
 
     def keeps_original(self, path: str) -> bool:
-        """Tells whether a linear keeps its bf16 input: core 0.16.1 calls set_save_original_input for these.
+        """True if the linear at `path` saves its bf16 input instead of the quantised one.
 
-        `attention.py:379`, `multi_latent_attention.py:199`; `moe/experts.py:595`, `moe/moe_layer.py:466`,
-        `multi_latent_attention.py:974` where the input is made again in backward. Delayed scaling keeps fp8.
+        Core 0.16.1 calls set_save_original_input for these: `attention.py:379`, `multi_latent_attention.py:199`;
+        `moe/experts.py:595`, `moe/moe_layer.py:466`, `multi_latent_attention.py:974` where the input is made again in
+        backward. Delayed scaling keeps fp8.
         """
         if self.scaling is None or self.scaling.recipe == "delayed":
             return False
@@ -163,38 +176,49 @@ class Context:
 
     @property
     def swaps_heads(self) -> bool:
-        """Tells whether context parallel ranks swap positions for heads around attention (cp_comm_type)."""
+        """True if context parallel ranks exchange positions for heads around attention (cp_comm_type)."""
         return self.run.cp > 1 and "a2a" in self.options.cp_comm_type
 
     @property
     def has_flash_attention(self) -> bool:
-        """Tells whether attention is flash-attn's and not cuDNN's: it works on sequences one after the other."""
+        """True if attention is flash-attn's and not cuDNN's: it works on sequences one after the other."""
         return self.options.attention_backend == "flash"
 
     def recomputes(self, module: str) -> bool:
-        """Tells whether Megatron's selective recompute names `module` (`transformer_config.py`, recompute_modules)."""
+        """True if Megatron's selective recompute names `module` (`transformer_config.py`, recompute_modules)."""
         return module in [m.strip() for m in self.run.checkpoint.split(",")]
 
     def param(self, name: str) -> Param:
+        """Parameter with that name, relative to the layer. Raises KeyError if the layer has none."""
         return self.run.params[name]
 
     def pair(self, path: str) -> tuple[Param, Param] | None:
-        """The adapter of the linear at `path`, if it has one."""
+        """LoRA matrices (in, out) of the linear at `path`; None if it has no adapter."""
         names = [f"{path}.{_ADAPTER.format(end)}" for end in ("in", "out")]
         return (self.run.params[names[0]], self.run.params[names[1]]) if names[0] in self.run.params else None
 
     def new(self, rows: int, columns: int, name: str, dtype: str = "", category: str = "") -> Tensor:
+        """New uninitialised tensor [rows, columns], allocated under `name`; `dtype`: "" for the compute dtype.
+
+        `category`: of its bytes, "" for that of the phase.
+        """
         return self.tape.empty((rows, columns), dtype or self.dtype, name, category)
 
     def node(self, out: Tensor, inputs: Sequence[Tensor | Param | None], save: Sequence[Tensor],
              backward: Callable[[Tape, Grads, Saved], Sequence[Tensor | None]]) -> Node | None:
-        """Put `out` behind a node. Custom functions keep their tensors at the end of forward, after all outputs."""
+        """Gives `out` an autograd node and returns it; None if no input needs a gradient.
+
+        `save`: tensors that the node saves. Custom functions save them at the end of forward, after all outputs.
+        """
         out.node = self.tape.node(inputs, save, backward)
         return out.node
 
     # ---- cost ---------------------------------------------------------------------------------------------------
     def gemm(self, m: int, n: int, k: int, kernel: Kernel = Kernel.GEMM, weights: int = 1) -> None:
-        """One (m, k) x (k, n); a grouped GEMM reads `weights` matrices. What it writes is in 16 bits in any format."""
+        """Records one product (m, k) x (k, n).
+
+        A grouped GEMM shares the m rows among `weights` matrices and reads all. Its output is in 16 bits in any format.
+        """
         self.tape.compute(kernel, 2 * m * n * k, self._read(m * k + weights * n * k, kernel) + self.size * m * n,
                           shape_of(m, n, weights))
 
@@ -207,11 +231,12 @@ class Context:
 
     def wgrad(self, param: Param, m: int, kernel: Kernel = Kernel.GEMM, weights: int = 1, *,
               opens: bool = True) -> Tensor | None:
-        """A weight gradient: adds into main_grad (read and written), or makes a new tensor.
+        """Records the GEMM of a weight gradient; returns a new tensor with the gradient, or None.
 
-        Without gradient accumulation fusion it is made in the parameter's dtype, and DDP's hook adds it to main_grad
-        and drops it (`distributed/distributed_data_parallel.py`). `opens`: the bucket of the layer's first gradient is
-        made now, and not when the node is over (`after_gradients`).
+        None if the GEMM adds it to main_grad or the weight is frozen. `m`: rows that are summed over; `weights`: number
+        of matrices. Without gradient accumulation fusion the gradient is made in the parameter's dtype, and DDP's hook
+        adds it to main_grad and drops it (`distributed/distributed_data_parallel.py`). `opens`: the bucket of the
+        layer's first gradient is made now, and not when the node is over (`after_gradients`).
         """
         if not param.trainable:
             return None
@@ -229,7 +254,10 @@ class Context:
         return grad
 
     def small_grad(self, param: Param) -> Tensor | None:
-        """A gradient that a kernel writes out and DDP's hook adds to main_grad."""
+        """Gradient that a kernel writes out.
+
+        None if DDP's hook has added it to main_grad, or `param` is frozen.
+        """
         if not param.trainable:
             return None
         self._begin_gradients()
@@ -241,9 +269,10 @@ class Context:
         return None
 
     def after_gradients(self, x: Tensor) -> Tensor:
-        """`x` behind a node that runs in backward when the node that reads `x` is over: then hooks of parameters run.
+        """View of `x` with a node that runs in backward right after the node that reads it.
 
-        Megatron-FSDP makes a bucket there unless the product adds into main_grad itself (megatron_fsdp.py, _grad_acc).
+        Hooks of parameters run then; Megatron-FSDP makes a bucket there unless the product adds into main_grad itself
+        (megatron_fsdp.py, _grad_acc). Without such buckets it returns `x` itself.
         """
         if fuses_wgrad(self.run) or not self.options.gradient_buckets or x.node is None:
             return x
@@ -263,19 +292,26 @@ class Context:
         self.flags.add("has_gradients")
 
     def elementwise(self, tensor: Tensor, passes: int, kernel: Kernel = Kernel.ELEMENTWISE, operators: int = 0) -> None:
-        """A kernel bound by memory: `passes` reads and writes of a tensor this large.
+        """Records a kernel bound by memory: `passes` reads and writes of a tensor this large.
 
-        `operators` of torch, if it is not one call of a module.
+        `operators`: number of torch operators that it takes, 0 if it is one call of a module.
         """
         self.tape.compute(kernel, tensor.numel, passes * tensor.nbytes, operators)
 
     def send(self, collective: str, axis: str, tensor: Tensor) -> None:
-        """A collective whose payload (gathered output, or whole input) is `tensor`."""
+        """Records a collective over mesh axis `axis`.
+
+        Its payload (gathered output, or whole input) is `tensor`.
+        """
         self.tape.collective(collective, axis, tensor.nbytes, tensor.dtype)
 
     # ---- recomputation ------------------------------------------------------------------------------------------
     def region(self, run: Callable[[], Tensor]) -> Tensor:
-        """`tensor_parallel.checkpoint`: reentrant, so the replay runs to the region's end (`random.py`)."""
+        """Output of `run()`, which is checkpointed: it saves its inputs and runs again in backward.
+
+        `tensor_parallel.checkpoint`: reentrant, so the replay runs to the region's end (`random.py`). Inside another
+        region it is only run.
+        """
         if self.inside:
             return run()
         made: list[Tensor] = []
@@ -291,9 +327,11 @@ class Context:
 
 
 def region_end(c: Context, out: Tensor, made: list[Tensor]) -> Tensor:
-    """The region's end: the replay runs so far. What it made, and the gradient of it, stay until its backward is over.
+    """View of a region's output `out`, at whose node the replay of the region ends.
 
-    `outputs` and `args` are variables of `CheckpointFunction.backward`, which runs the region's backward (`random.py`).
+    The node keeps what the replay made until the region's backward is over. `made`: list that gets the replay's tensors
+    and their gradients. `outputs` and `args` are variables of `CheckpointFunction.backward`, which runs the region's
+    backward (`random.py`).
     """
 
     def back(_tape: Tape, grads: Grads, saved: Saved) -> Grads:

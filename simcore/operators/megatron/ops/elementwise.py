@@ -13,12 +13,15 @@ __all__ = ["act", "add", "add_dropped", "dropped", "identity", "swiglu"]
 
 
 def identity(_tape: Tape, grads: Grads, _saved: Saved) -> Grads:
-    """Backward of views and copies-that-are-none."""
+    """Backward function that returns the gradients unchanged, for views."""
     return grads
 
 
 def add(c: Context, a: Tensor, b: Tensor, name: str) -> Tensor:
-    """`a + b` into a new tensor; both get the same gradient tensor (dropout 0 and no bias add nothing)."""
+    """`a + b` in a new tensor of their shape; both get the output's gradient itself.
+
+    Dropout 0 and no bias add nothing. `name`: name of the output's storage.
+    """
     out = c.tape.empty(a.shape, a.dtype, name)
     c.elementwise(out, 3)
     c.node(out, (a, b), (), lambda tape, grads, saved: [grads[0], grads[0]])
@@ -26,9 +29,10 @@ def add(c: Context, a: Tensor, b: Tensor, name: str) -> Tensor:
 
 
 def add_dropped(c: Context, a: Tensor, b: Tensor, name: str) -> Tensor:
-    """`a + dropout(b)` in one kernel that keeps the mask, a byte an element (`fusions/fused_bias_dropout.py`).
+    """`a + dropout(b)` in one kernel, in a new tensor; it saves the mask, a byte an element.
 
-    Compiled or not: random numbers are not made again in backward, so the comparison's outcome is kept.
+    `fusions/fused_bias_dropout.py`, compiled or not: random numbers are not made again in backward, so the comparison's
+    outcome is kept.
     """
     def back(tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
         assert grads[0] is not None
@@ -44,7 +48,7 @@ def add_dropped(c: Context, a: Tensor, b: Tensor, name: str) -> Tensor:
 
 
 def dropped(c: Context, x: Tensor, name: str) -> Tensor:
-    """`dropout(x)` into a new tensor; keeps the mask (torch `native_dropout`)."""
+    """`dropout(x)` in a new tensor; it saves the mask, a byte an element (torch `native_dropout`)."""
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         grad = c.tape.empty(mask_shape, c.dtype, f"grad_{name}")
         c.elementwise(grad, 3, operators=1)
@@ -59,9 +63,11 @@ def dropped(c: Context, x: Tensor, name: str) -> Tensor:
 
 
 def act(c: Context, x: Tensor, name: str, *, gated: bool, bias: Param | None = None) -> Tensor:
-    """relu^2, GELU or SwiGLU of a dense MLP: fused keeps its input (`fusions/fused_bias_swiglu.py`, `activations.py`).
+    """Activation of a dense MLP: SwiGLU of `x` [rows, 2 n] if `gated`, else relu^2 or GELU.
 
-    `bias`: added in the same kernel; its gradient is the input's, summed (`fusions/fused_bias_gelu.py`).
+    SwiGLU returns [rows, n], the others x's shape, in a new tensor. The fused kernel saves its input
+    (`fusions/fused_bias_swiglu.py`, `activations.py`). `bias`: added in the same kernel; its gradient is the input's,
+    summed (`fusions/fused_bias_gelu.py`).
     """
     if gated and not c.fuses_activation:
         return swiglu(c, x, name)
@@ -79,9 +85,10 @@ def act(c: Context, x: Tensor, name: str, *, gated: bool, bias: Param | None = N
 
 
 def swiglu(c: Context, x: Tensor, name: str) -> Tensor:
-    """`silu(gate) * (up + glu_linear_offset)` without bias_activation_fusion (`mlp.py`, glu).
+    """`silu(gate) * (up + glu_linear_offset)` of `x` [rows, 2 n], unfused: a new tensor [rows, n].
 
-    Keeps x, whose half the SiLU reads, the SiLU, and the sum, which is made even where the offset is 0.
+    Without bias_activation_fusion (`mlp.py`, glu). For backward it saves x, whose half the SiLU reads, the SiLU, and
+    the sum, which is made even where the offset is 0.
     """
     rows, half = x.shape[0], x.shape[1] // 2
 

@@ -35,25 +35,29 @@ __all__ = ["column_fp8", "grouped_fp8", "norm_linear_fp8", "plain_fp8", "row_fp8
 
 @dataclass(slots=True)
 class Quantized:
-    """Copies of one tensor, each with its scales. Where columns need no copy, rows are all there is."""
+    """Quantised copies of one tensor, each with its scales: one along rows, one along columns.
+
+    None where a copy is not made; where columns need no copy, rows are all there is.
+    """
 
     rows: Tensor | None
     columns: Tensor | None
 
     @property
     def kept(self) -> tuple[Tensor, ...]:
-        """For the weight gradient."""
+        """Copy that the weight gradient reads, in a tuple: columns, else rows; () if there is neither."""
         made = self.columns or self.rows
         return (made,) if made else ()
 
 
 def quantized(c: Context, rows: int, columns: int, name: str, *, forward: bool = True, backward: bool = True,
               squares: bool = False, copies: int = 1, kernels: bool = True) -> Quantized:
-    """`forward`: along rows; `backward`: along columns. `copies` equal matrices, each with its scales.
+    """Quantised copies of `copies` equal (rows, columns) matrices, each with its scales.
 
-    One kernel writes both (TransformerEngine 2.18 `common/cast/`); a scale of the tensor that there is now needs the
-    maximum first, which reads it once more (`pytorch/csrc/quantizer.cpp`, Float8CurrentScalingQuantizer,
-    NVFP4Quantizer). Without `kernels` it is what another kernel puts out.
+    `forward`: makes the copy along rows (always made where columns need none); `backward`: that along columns;
+    `squares`: scales are of 128 x 128 blocks. One kernel writes both (TransformerEngine 2.18 `common/cast/`); a scale
+    of the tensor that there is now needs the maximum first, which reads it once more (`pytorch/csrc/quantizer.cpp`,
+    Float8CurrentScalingQuantizer, NVFP4Quantizer). Without `kernels` another kernel has written them.
     """
     scaling = c.scaling
     assert scaling is not None
@@ -89,7 +93,10 @@ def _pass(c: Context, num_elements: int, num_bytes: int) -> None:
 
 
 def gathered(c: Context, rows: int, columns: int, name: str, *, along_columns: bool = False) -> Quantized:
-    """All-gathered along the sequence in 8 bits: from `rows` local ones; into a user buffer if there are any."""
+    """Quantised copies of a tensor that is all-gathered over tp in 8 bits, from `rows` local rows.
+
+    With tp_comm_overlap the data lies in a user buffer, and only scales are allocated.
+    """
     if c.overlaps_tp:
         return _buffered(c, rows * c.sp, columns, name, along_columns=along_columns)
     made = quantized(c, rows * c.sp, columns, name, forward=not along_columns, backward=along_columns)
@@ -135,10 +142,11 @@ def _transposed(c: Context, whole: Quantized | None, rows: int, columns: int, na
 
 
 def norm_linear_fp8(c: Context, path: str, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """LayerNormLinear: keeps its bf16 input, the norm's statistics and, only in fp8, the norm's output.
+    """(output of LayerNormLinear [tokens, n], the norm's bf16 output for an adapter or None without one).
 
-    The second result is the bf16 output of the norm, gathered, for an adapter to read; then it is made in bf16 and
-    quantised twice, and its local rows are kept in fp8 though unused (`layernorm_linear.py`, return_layernorm_output).
+    For backward it saves its bf16 input, the norm's statistics and, only in fp8, the norm's output. For an adapter this
+    is gathered, made in bf16 and quantised twice, and its local rows are saved in fp8 though unused
+    (`layernorm_linear.py`, return_layernorm_output).
     """
     weight, gamma = c.param(f"{path}.weight"), c.param(f"{path}.layer_norm_weight")
     beta, added = c.run.params.get(f"{path}.layer_norm_bias"), c.run.params.get(f"{path}.bias")
@@ -220,7 +228,10 @@ def _normed(c: Context, path: str, rows: int, columns: int, *, only_rows: bool) 
 
 
 def column_fp8(c: Context, path: str, x: Tensor) -> Tensor:
-    """Linear, column parallel: keeps its local input in fp8, or in bf16 where that is made again."""
+    """Output [tokens, n] of the column-parallel linear at `path` in 8 or 4 bits.
+
+    For backward it saves its local input quantised, or in bf16 where that is made again.
+    """
     assert c.scaling is not None
     weight, (rows, h), is_gathered = c.param(f"{path}.weight"), x.shape, c.local != c.tokens
     per_tensor, trains = c.scaling.is_per_tensor, weight.trainable
@@ -257,7 +268,10 @@ def _kept(x: Tensor, made: Quantized, *, original: bool, trains: bool) -> tuple[
 
 
 def row_fp8(c: Context, path: str, x: Tensor) -> Tensor:
-    """Linear, row parallel: keeps its input in fp8, or in bf16 where attention or a replay has it anyway."""
+    """Output of the row-parallel linear at `path` in 8 or 4 bits, summed over tp: [local tokens, n].
+
+    For backward it saves its input quantised, or in bf16 where attention or a replay has it anyway.
+    """
     weight = c.param(f"{path}.weight")
     (out_features, in_features), is_gathered, trains = weight.shape, c.local != c.tokens, weight.trainable
     original = trains and c.keeps_original(path)
@@ -309,7 +323,10 @@ def _gathered_grad(c: Context, grad: Tensor, path: str, *, trains: bool) -> Quan
 
 
 def plain_fp8(c: Context, path: str, x: Tensor) -> Tensor:
-    """Linear whose whole weight is on every tp rank (parallel_mode "duplicated"), over this rank's tokens."""
+    """Output [rows, n] of the linear at `path` in 8 or 4 bits, whose whole weight is on every tp rank.
+
+    parallel_mode "duplicated", over this rank's tokens.
+    """
     weight, (rows, h) = c.param(f"{path}.weight"), x.shape
     trains = weight.trainable
     original = trains and c.keeps_original(path)
@@ -333,7 +350,11 @@ def plain_fp8(c: Context, path: str, x: Tensor) -> Tensor:
 
 def grouped_fp8(c: Context, path: str, x: Tensor, experts: int, *, casts_input: bool = True,
                 casts_grad: bool = True) -> Tensor:
-    """GroupedLinear: every expert's rows are quantised for themselves; columns are kept."""
+    """Outputs [rows, n] of the GroupedLinear at `path` in 8 or 4 bits, for rows `x` sorted by expert.
+
+    Every expert's rows are quantised separately; columns are saved. `experts`: number on this rank; `casts_input`,
+    `casts_grad`: False if the GEMM that made the tensor has quantised it.
+    """
     weight, rows = c.param(f"{path}.weight"), x.shape[0]
     trains = weight.trainable
     original = trains and c.keeps_original(path)

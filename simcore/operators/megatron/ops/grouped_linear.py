@@ -13,9 +13,10 @@ __all__ = ["grouped"]
 
 def grouped(c: Context, path: str, x: Tensor, experts: int, *, casts_input: bool = True,
             casts_grad: bool = True) -> Tensor:
-    """TE GroupedLinear over this rank's experts; keeps its input where the weights train.
+    """Outputs [rows, n] of TE's GroupedLinear at `path`, with its adapter, for rows `x` sorted by expert.
 
-    In fp8 its input and its output's gradient are cast, unless the GEMM that made them has done so.
+    For backward it saves its input where the weights train. `experts`: number on this rank; `casts_input`,
+    `casts_grad`: False if, in fp8, the GEMM that made the input or the output's gradient has quantised it.
     """
     pair = c.pair(path)
     c = c.of(path)

@@ -27,7 +27,10 @@ __all__ = ["column", "gather_backward", "norm_linear", "row", "whole"]
 
 
 def gather_backward(c: Context, x: Tensor, name: str) -> Tensor:
-    """Along the sequence over tp; its gradient is reduce-scattered (`gather_from_sequence_parallel_region`)."""
+    """All-gathers `x` [local tokens, columns] along the sequence over tp: [tokens, columns] on every rank.
+
+    Backward reduce-scatters the gradient (`gather_from_sequence_parallel_region`).
+    """
     out = all_gather(c, x, name)
     rows, columns = x.shape
 
@@ -43,11 +46,11 @@ def gather_backward(c: Context, x: Tensor, name: str) -> Tensor:
 
 
 def norm_linear(c: Context, path: str, x: Tensor) -> Tensor:
-    """TE LayerNormLinear, column parallel, with its adapter.
+    """Output [tokens, n] of a norm and a column-parallel linear, both at `path` (TE LayerNormLinear).
 
-    Keeps the input and rsigma; the norm's output too where the weight trains or an adapter reads it. Under sequence
-    parallelism an adapter reads (and keeps) the *gathered* output, and the local one is kept besides it: with
-    return_layernorm_output nothing clears it, frozen weight or not.
+    Its adapter is included. For backward it saves the input and rsigma; the norm's output too where the weight trains
+    or an adapter reads it. Under sequence parallelism an adapter reads (and saves) the *gathered* output, and the local
+    one is kept besides it: with return_layernorm_output nothing clears it, frozen weight or not.
     """
     pair = c.pair(path)
     c = c.of(path)
@@ -93,7 +96,10 @@ def _norm_linear(c: Context, path: str, x: Tensor) -> tuple[Tensor, Tensor | Non
 
 
 def column(c: Context, path: str, x: Tensor) -> Tensor:
-    """TE Linear, column parallel; keeps its local input where the weight trains."""
+    """Output [tokens, n] of the column-parallel TE Linear at `path`, with its adapter.
+
+    For backward it saves its local input where the weight trains.
+    """
     c = c.of(path)
     out, pair = (_column if c.scaling is None else column_fp8)(c, path, x), c.pair(path)
     if pair is None:
@@ -124,7 +130,10 @@ def _column(c: Context, path: str, x: Tensor) -> Tensor:
 
 
 def row(c: Context, path: str, x: Tensor) -> Tensor:
-    """TE Linear, row parallel; keeps its input where the weight trains."""
+    """Output of the row-parallel TE Linear at `path`, with its adapter, summed over tp: [local tokens, n].
+
+    For backward it saves its input where the weight trains.
+    """
     c = c.of(path)
     out, pair = (_row if c.scaling is None else row_fp8)(c, path, x), c.pair(path)
     if pair is None:
@@ -160,7 +169,10 @@ def _row(c: Context, path: str, x: Tensor) -> Tensor:
 
 
 def whole(c: Context, path: str, x: Tensor) -> Tensor:
-    """TE Linear without adapter, whose weight is whole on every tp rank ("duplicated"), over this rank's tokens."""
+    """Output [rows, n] of the TE Linear at `path`, whose whole weight is on every tp rank.
+
+    parallel_mode "duplicated", over this rank's tokens; without adapter.
+    """
     c = c.of(path)
     return (_whole if c.scaling is None else plain_fp8)(c, path, x)
 

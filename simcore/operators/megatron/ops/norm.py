@@ -11,7 +11,10 @@ __all__ = ["norm", "norm_discarded"]
 
 
 def norm(c: Context, path: str, x: Tensor, name: str = "ln_out") -> Tensor:
-    """TE RMSNorm: keeps its input and rsigma (fp32, one a row), trainable or not. LayerNorm keeps the mean too."""
+    """TE RMSNorm, or LayerNorm if the layer has its bias, at `path`: a new tensor like `x`.
+
+    For backward it saves its input and rsigma (fp32, one a row), trainable or not. LayerNorm saves the mean too.
+    """
     weight, bias = c.param(f"{path}.weight"), c.run.params.get(f"{path}.bias")
 
     def back(tape: Tape, grads: Grads, saved: Saved) -> list[Tensor | None]:
@@ -27,7 +30,10 @@ def norm(c: Context, path: str, x: Tensor, name: str = "ln_out") -> Tensor:
 
 
 def norm_discarded(c: Context, path: str, x: Tensor) -> tuple[Tensor, Discarded]:
-    """The same under recompute `layernorm`: runs without a graph, so only its input is kept, not even rsigma."""
+    """(output of `norm`, handle that discards it after its last use) under recompute `layernorm`.
+
+    The norm runs without a graph, so only its input is saved, not even rsigma; backward makes the output again.
+    """
     weight, bias = c.param(f"{path}.weight"), c.run.params.get(f"{path}.bias")
 
     def again() -> list[Tensor]:

@@ -17,7 +17,7 @@ FlexBackend = Literal["deepep", "hybridep"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MegatronOptions(ImplementationOptions):
-    """Options of Megatron-Core's layers.
+    """Options of Megatron-Core's layers in one run; unexplained names are those of its configuration.
 
     `dispatcher`: moe_token_dispatcher_type. `moe_router_dtype`: of logits and probabilities of routers by softmax.
     `main_grad_bytes`: size of an element of main gradients. `gradient_buckets`: main gradients are made bucket by
@@ -57,4 +57,8 @@ class MegatronOptions(ImplementationOptions):
 
     @property
     def loads_attention_mask(self) -> bool:
+        """True if the data loader gives an attention mask to pipeline stages with an embedding or a loss.
+
+        Option create_attention_mask.
+        """
         return self.create_attention_mask

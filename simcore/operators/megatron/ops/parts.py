@@ -19,14 +19,20 @@ __all__ = ["all_gather", "biased", "gathered_input", "input_grad", "reduced", "s
 
 
 def all_gather(c: Context, x: Tensor, name: str) -> Tensor:
-    """Along the sequence over tp, without a graph."""
+    """All-gathers `x` [rows, columns] along the sequence over tp, without a gradient.
+
+    Returns [sp * rows, columns] under `name`; sp: ranks that split the sequence.
+    """
     out = c.new(x.shape[0] * c.sp, x.shape[1], name)
     c.send("all_gather", "tp", out)
     return out
 
 
 def gathered_input(c: Context, x: Tensor, name: str) -> Tensor:
-    """Input gathered over tp for one linear, [sp * rows, width]; under tp_comm_overlap it is in a user buffer."""
+    """Input of one linear, gathered over tp: [sp * rows, columns].
+
+    Under tp_comm_overlap it is in a user buffer. No gradient flows through it.
+    """
     if not c.overlaps_tp:
         return all_gather(c, x, name)
     out = Tensor(None, (x.shape[0] * c.sp, x.shape[1]), x.dtype)
@@ -35,14 +41,19 @@ def gathered_input(c: Context, x: Tensor, name: str) -> Tensor:
 
 
 def input_grad(c: Context, columns: int, name: str) -> Tensor:
-    """The input gradient of a column-parallel linear, before it is summed over tp."""
+    """New tensor [tokens, columns] for the input gradient of a column-parallel linear.
+
+    It is not yet summed over tp. Under tp_comm_overlap it lies in a user buffer and is not allocated.
+    """
     return Tensor(None, (c.tokens, columns), c.dtype) if c.overlaps_tp else c.new(c.tokens, columns, name)
 
 
 def reduced(c: Context, grad: Tensor, *, late: bool = False) -> Tensor:
-    """The input gradient of a column-parallel linear, summed over tp.
+    """Input gradient of a column-parallel linear, summed over tp: [local tokens, columns].
 
-    From a user buffer this rank's part is copied after the weight gradient (`late`), which the sum goes along with.
+    It is called twice in backward, before and after the weight gradient (`late`), and sums at one of both times: late
+    if the gradient lies in a user buffer, whose sum goes along with the weight gradient. The other time, and if tp is
+    1, it returns `grad` itself.
     """
     if c.run.tp == 1 or late != c.overlaps_tp:
         return grad
@@ -55,13 +66,19 @@ def reduced(c: Context, grad: Tensor, *, late: bool = False) -> Tensor:
 
 
 def statistics(c: Context, path: str, x: Tensor, *, centred: bool) -> list[Tensor]:
-    """rsigma, and of LayerNorm mu: fp32, one a row each."""
+    """fp32 tensors that a norm saves, one number a row each: [rsigma], or [mu, rsigma].
+
+    `centred`: True for LayerNorm, which saves mu (the mean) too. `path`: the norm's name.
+    """
     names = ("mu", "rsigma") if centred else ("rsigma",)
     return [c.new(x.shape[0], 1, f"{path}.{name}", "fp32") for name in names]
 
 
 def biased(c: Context, path: str, x: Tensor) -> Tensor:
-    """A bias that the residual's kernel adds (skip_bias_add, `fused_bias_dropout.py`): its gradient is a sum."""
+    """View of `x` whose node makes the gradient of the bias at `path`, a sum; `x` itself without a bias.
+
+    The bias is added by the residual's kernel (skip_bias_add, `fused_bias_dropout.py`).
+    """
     bias = c.run.params.get(f"{path}.bias")
     if bias is None:
         return x

@@ -14,11 +14,12 @@ __all__ = ["Discarded", "discarded_region"]
 
 
 class Discarded:
-    """`CheckpointWithoutOutput`: an output is freed after its last use in forward, and made again in backward.
+    """One output that is freed after its last use in forward and made again in backward.
 
-    The replay makes a second tensor and copies it into the emptied storage; both live until the operator's own
-    backward (megatron-core 0.16.1, `tensor_parallel/random.py`). From 0.17 on the emptied one points to the second
-    one's bytes (share_storage), and nothing is copied.
+    `CheckpointWithoutOutput`. `again` makes it: its last tensor is the output. The replay makes a second tensor and
+    copies it into the emptied storage; both live until the operator's own backward (megatron-core 0.16.1,
+    `tensor_parallel/random.py`). From 0.17 on the emptied one points to the second one's bytes (share_storage), and
+    nothing is copied.
     """
 
     def __init__(self, c: Context, tensor: Tensor, again: Callable[[], list[Tensor]]) -> None:
@@ -28,7 +29,10 @@ class Discarded:
         self.shape, self.dtype = tensor.shape, tensor.dtype
 
     def drop_after(self, out: Tensor) -> Tensor:
-        """Free the storage now; fill it again when the gradient of `out` arrives."""
+        """Frees the output now; returns a view of `out`, the tensor made by its last use.
+
+        When the gradient of that view arrives in backward, the output is made again.
+        """
         _empty(self.storage)
         hooked = Tensor(out.storage, out.shape, out.dtype)
         self.c.node(hooked, (out,), (), self._fill)
@@ -45,12 +49,13 @@ class Discarded:
 
 def discarded_region(c: Context, run: Callable[[], tuple[Tensor, ...]]) -> tuple[
         tuple[Tensor, ...], Callable[[Tensor], Tensor]]:
-    """`CheckpointWithoutOutput` around several operators: their outputs, and what to call after these' last use.
+    """(outputs of `run`, function to call after their last use), to save no output of several operators.
 
-    The region keeps its inputs. When the gradient of the tensor arrives that the second is called with, the region runs
-    again to its end, with a graph; what it makes is copied into the emptied storages, and both stay: the copies for
-    those that saved the outputs, the others until the region's backward is over (`random.py`, _recompute). Or both are
-    one, see `Discarded`.
+    `CheckpointWithoutOutput`. That function takes the tensor made by the last use, frees the outputs and returns a view
+    of the tensor. The region saves its inputs. When the gradient of that tensor arrives, the region runs again to its
+    end, with a graph; what it makes is copied into the emptied storages, and both stay: the copies for those that saved
+    the outputs, the others until the region's backward is over (`random.py`, _recompute). Or both are one, see
+    `Discarded`.
     """
     made: list[Tensor] = []
     ends: list[Tensor] = []

@@ -13,10 +13,11 @@ __all__ = ["flash_attention", "flash_attention_with_sinks", "masked_attention", 
 
 
 def rotate(tape: Tape, x: Tensor, table: Tensor, *, copy_grad: bool = False) -> Tensor:
-    """`x * table` of x [b, s, heads, d] in fp32, seen as complex pairs, and a constant table [(b,) s, d / 2, 2].
+    """Rotary positions as a complex product: returns `x * table`, with the shape and type of `x`.
 
-    The gradient is multiplied by the conjugate, which is written out first. `copy_grad`: it comes in another order, and
-    is copied before it is seen as complex.
+    `x` is fp32 [batch, sequence, heads, d], read as d / 2 complex numbers a head; `table` is a constant [(batch,)
+    sequence, d / 2, 2]. Backward first writes the conjugate of the table, then the gradient. `copy_grad`: the gradient
+    arrives in another memory order and is copied first.
     """
     shape, dtype, moved, entries = x.shape, x.dtype, x.nbytes, table.shape
 
@@ -33,9 +34,10 @@ def rotate(tape: Tape, x: Tensor, table: Tensor, *, copy_grad: bool = False) -> 
 
 
 def scaled_dot_product_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pairs: int = 0) -> Tensor:
-    """Causal flash attention of q [b, s, heads, d]; it saves its inputs, its output and the fp32 log-sum-exp.
+    """Causal flash attention of `q` [batch, sequence, heads, d].
 
-    `pairs` of a query and a key in one sequence, if not all.
+    Returns [batch, sequence, heads, d of `v`]. Autograd saves q, k, v, the output and the fp32 log-sum-exp. `pairs`:
+    (query, key) pairs before the causal mask, all sequences together; 0 means batch x sequence x sequence.
     """
     shapes, dtype = (q.shape, k.shape, v.shape), q.dtype
     batch, seq, heads, dim = q.shape
@@ -59,13 +61,13 @@ def scaled_dot_product_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pa
 
 
 def masked_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention of q [b, s, heads, d] under a mask of truth values: the memory-efficient kernel.
+    """Attention of `q` [batch, sequence, heads, d] under a boolean mask by the memory-efficient kernel.
 
-    torch 2.13 `transformers/attention.cpp`, convert_boolean_attn_mask: each call writes the mask out anew in the type
-    of q, for every row of the batch, and the kernel keeps it. Keys and values are repeated for every head before
-    (`integrations/sdpa_attention.py`, use_gqa_in_sdpa). The log-sum-exp is rounded up to 32 positions
-    (`transformers/cuda/attention.cu`). What the kernel skips of blocks that are masked whole is not known: FLOPs are
-    those of the whole square.
+    Returns q's shape. torch 2.13 `transformers/attention.cpp`, convert_boolean_attn_mask: each call writes the mask out
+    anew in the type of q, for every row of the batch, and the node saves it. Keys and values are repeated for every
+    head before (`integrations/sdpa_attention.py`, use_gqa_in_sdpa). The log-sum-exp is rounded up to 32 positions
+    (`transformers/cuda/attention.cu`). It is not known which fully masked blocks the kernel skips: FLOPs are those of
+    the whole square.
     """
     k, v = (repeat_heads(tape, x, q.shape[2] // x.shape[2]) for x in (k, v))
     shapes, dtype = (q.shape, k.shape, v.shape), q.dtype
@@ -93,11 +95,13 @@ def masked_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def flash_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pairs: int, sequences: int) -> Tensor:
-    """flash-attn 2 of q [b, s, heads, d]; packed, `sequences` of them lie in the one row.
+    """flash-attn 2 of `q` [batch, sequence, heads, d]; returns a tensor with the shape of `q`.
 
-    `csrc/flash_attn/flash_api.cpp` at 0251105a: mha_fwd and mha_varlen_fwd keep the inputs, the output and the fp32
-    log-sum-exp; mha_bwd and mha_varlen_bwd accumulate dq in fp32, with 128 rows more for each packed sequence (else
-    rows are rounded up to 128), and write dk and dv of every head before they are summed over groups.
+    `pairs`: (query, key) pairs before the causal mask. `sequences`: number of sequences packed into the one row, 0 if
+    they are not packed. `csrc/flash_attn/flash_api.cpp` at 0251105a: mha_fwd and mha_varlen_fwd keep the inputs, the
+    output and the fp32 log-sum-exp; mha_bwd and mha_varlen_bwd accumulate dq in fp32, with 128 rows more for each
+    packed sequence (else rows are rounded up to 128), and write dk and dv of every head before they are summed over
+    groups.
     """
     batch, seq, heads, dim = q.shape
     shape, dtype, expanded = q.shape, q.dtype, 2 * (k.shape[2] < heads)
@@ -113,12 +117,13 @@ def flash_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pairs: int, seq
 
 
 def flash_attention_with_sinks(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pairs: int, sequences: int) -> Tensor:
-    """`kernels-community/vllm-flash-attn3` of q [b, s, heads, d]; packed, `sequences` of them lie in the one row.
+    """`kernels-community/vllm-flash-attn3` of `q` [batch, sequence, heads, d]; returns the shape of `q`.
 
-    huggingface/kernels-community 0774fcce `vllm-flash-attn3/flash-attn/flash_api.cpp`, mha_bwd: two sums a row, dq and,
-    with fewer heads of keys, dk and dv accumulated in fp32, heads of 64 at least, rows rounded up to tiles (of 128
-    where heads are not wider than 64, else 64, as on sm80), and a tile more for each packed sequence.
-    `flash_attn_interface.py`, FlashAttnFunc: the sinks are not saved and get no gradient.
+    `pairs`: (query, key) pairs before the causal mask. `sequences`: number of sequences packed into the one row, 0 if
+    they are not packed. huggingface/kernels-community 0774fcce `vllm-flash-attn3/flash-attn/flash_api.cpp`, mha_bwd:
+    two sums a row, dq and, with fewer heads of keys, dk and dv accumulated in fp32, heads of 64 at least, rows rounded
+    up to tiles (of 128 where heads are not wider than 64, else 64, as on sm80), and a tile more for each packed
+    sequence. `flash_attn_interface.py`, FlashAttnFunc: the sinks are not saved and get no gradient.
     """
     batch, seq, heads, dim = q.shape
     tile, wide, few = 128 if dim <= 64 else 64, max(64, -(-dim // 32) * 32), k.shape[2]
@@ -163,7 +168,11 @@ def _fused_attention(tape: Tape, q: Tensor, k: Tensor, v: Tensor, pairs: int,
 
 
 def to_heads(tape: Tape, x: Tensor, dim: int, *, copy_grad: bool = False) -> Tensor:
-    """A view of [b, s, heads * dim] as [b, s, heads, dim]; `copy_grad`: its gradient has another order."""
+    """View of `x` [batch, sequence, heads * dim] as [batch, sequence, heads, dim]; it allocates nothing.
+
+    `copy_grad`: the gradient arrives in another memory order, so backward copies it; otherwise the gradient is a view
+    too.
+    """
     shape, dtype = x.shape, x.dtype
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
@@ -178,7 +187,12 @@ def to_heads(tape: Tape, x: Tensor, dim: int, *, copy_grad: bool = False) -> Ten
 
 
 def repeat_heads(tape: Tape, x: Tensor, count: int) -> Tensor:
-    """`x.repeat_interleave(count, dim=1)` of x [b, heads, s, d], written [b, s, heads, d] here; gradients add up."""
+    """`x.repeat_interleave(count, dim=1)`: a copy of keys or values with each head `count` times.
+
+    Upstream's x is [batch, heads, sequence, d]; here `x` is [batch, sequence, heads, d] and the result [batch,
+    sequence, heads * count, d]. Backward adds up the gradients of the copies. With a `count` of 1 it returns `x`
+    itself.
+    """
     if count == 1:
         return x
     batch, seq, heads, dim = shape = x.shape

@@ -22,57 +22,72 @@ def cast(tape: Tape, x: Param, dtype: str) -> Operand: ...
 
 
 def cast(tape: Tape, x: Operand, dtype: str) -> Operand:
-    """`x.to(dtype)`: itself where it has that type."""
+    """`x.to(dtype)`: a new tensor with the shape of `x`; `x` itself if it already has that type."""
     return x if x.dtype == dtype else unary(tape, x, f"to_{dtype}", dtype=dtype)
 
 
 def neg(tape: Tape, x: Tensor) -> Tensor:
-    """Negation."""
+    """Records `-x`; returns a new tensor with the shape and type of `x`."""
     return unary(tape, x, "neg")
 
 
 def exp(tape: Tape, x: Operand) -> Tensor:
-    """Exponential."""
+    """Records `x.exp()`; returns a new tensor with the shape and type of `x`. Autograd saves the output."""
     return unary(tape, x, "exp", "output")
 
 
 def silu(tape: Tape, x: Tensor) -> Tensor:
-    """SiLU."""
+    """Records SiLU of `x`; returns a new tensor with the shape and type of `x`. Autograd saves the input."""
     return unary(tape, x, "silu", "input")
 
 
 def relu(tape: Tape, x: Tensor) -> Tensor:
-    """ReLU."""
+    """Records ReLU of `x`; returns a new tensor with the shape and type of `x`. Autograd saves the output."""
     return unary(tape, x, "relu", "output")
 
 
 def sigmoid(tape: Tape, x: Tensor) -> Tensor:
-    """Sigmoid."""
+    """Records sigmoid of `x`; returns a new tensor with the shape and type of `x`.
+
+    Autograd saves the output.
+    """
     return unary(tape, x, "sigmoid", "output")
 
 
 def square(tape: Tape, x: Operand) -> Tensor:
-    """`x.pow(2)`; its gradient is `grad * (2 * x.pow(1))`."""
+    """Records `x.pow(2)`; returns a new tensor with the shape and type of `x`. Autograd saves the input.
+
+    The gradient, `grad * (2 * x.pow(1))`, takes three kernels.
+    """
     return unary(tape, x, "pow", "input", steps=3)
 
 
 def rsqrt(tape: Tape, x: Tensor) -> Tensor:
-    """`x.rsqrt()`; its gradient is `-0.5 * grad * result.pow(3)`."""
+    """Records `x.rsqrt()`; returns a new tensor with the shape and type of `x`. Autograd saves the output.
+
+    The gradient, `-0.5 * grad * result.pow(3)`, takes three kernels.
+    """
     return unary(tape, x, "rsqrt", "output", steps=3)
 
 
 def gelu(tape: Tape, x: Tensor) -> Tensor:
-    """GELU; its backward reads the input."""
+    """Records GELU of `x`; returns a new tensor with the shape and type of `x`. Autograd saves the input."""
     return unary(tape, x, "gelu", "input")
 
 
 def mul_scalar(tape: Tape, x: Tensor) -> Tensor:
-    """`x * number`: nothing is saved, wrapped numbers do not pass through saved-tensor hooks."""
+    """Records `x * number`; returns a new tensor with the shape and type of `x`.
+
+    Nothing is saved, because wrapped numbers do not pass through saved-tensor hooks.
+    """
     return unary(tape, x, "scale")
 
 
 def add_scalar(tape: Tape, x: Tensor) -> Tensor:
-    """`x + number`: the gradient passes."""
+    """Records `x + number`; returns a new tensor with the shape and type of `x`.
+
+    Nothing is saved; the output's gradient, unchanged, is the input's.
+    """
     node = tape.node((x,), (), pass_on)
     out = new(tape, x.shape, x.dtype, "add", x.nbytes)
     out.node = node
@@ -80,7 +95,10 @@ def add_scalar(tape: Tape, x: Tensor) -> Tensor:
 
 
 def add(tape: Tape, a: Tensor, b: Tensor, name: str = "add") -> Tensor:
-    """`a + b` of one shape, in the wider of their types: both get the gradient itself."""
+    """Records `a + b` of two tensors with one shape; returns the sum in the wider of their types.
+
+    Both inputs get the output's gradient itself, cast to their own type. `name`: name of the output's storage.
+    """
     node = tape.node((a, b), (), _pass_twice, reduce_to=(a.shape, b.shape), cast_to=(a.dtype, b.dtype))
     out = new(tape, a.shape, max((a.dtype, b.dtype), key=dtype_bytes), name, a.nbytes + b.nbytes)
     out.node = node
@@ -88,13 +106,17 @@ def add(tape: Tape, a: Tensor, b: Tensor, name: str = "add") -> Tensor:
 
 
 def add_(tape: Tape, a: Tensor, b: Tensor) -> None:
-    """`a += b` of one shape and type, in place: both get the gradient itself."""
+    """Records `a += b` in place, for tensors of one shape and type; both get the output's gradient itself."""
     tape.compute(Kernel.ELEMENTWISE, a.numel, 2 * a.nbytes + b.nbytes)
     a.node = tape.node((a, b), (), _pass_twice)
 
 
 def clamp(tape: Tape, x: Tensor, bounds: int) -> Tensor:
-    """`x.clamp(...)` with one or two bounds; its gradient is chosen where x is within them (`clamp_backward`)."""
+    """Records `x.clamp(...)`; returns a new tensor with the shape and type of `x`. Autograd saves `x`.
+
+    `bounds`: number of bounds, 1 or 2. Backward makes a mask for each bound, and keeps the gradient where x is within
+    them (`clamp_backward`).
+    """
     shape, dtype, moved = x.shape, x.dtype, x.nbytes
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
@@ -109,7 +131,10 @@ def clamp(tape: Tape, x: Tensor, bounds: int) -> Tensor:
 
 
 def sub(tape: Tape, a: Tensor, b: Tensor, name: str = "sub") -> Tensor:
-    """`a - b` of one shape and type: b gets the gradient's opposite."""
+    """Records `a - b` of two tensors of one shape and type; returns a new tensor like them.
+
+    `a` gets the output's gradient itself, `b` its negation in a new tensor. `name`: name of the output's storage.
+    """
     shape, dtype = a.shape, a.dtype
     node = tape.node((a, b), (), lambda tape, grads, saved: [grads[0], new(tape, shape, dtype, f"grad_{name}")])
     out = new(tape, shape, dtype, name, a.nbytes + b.nbytes)
@@ -122,9 +147,9 @@ def _pass_twice(tape: Tape, grads: Grads, saved: Saved) -> Grads:
 
 
 def mul_rows(tape: Tape, x: Tensor, weights: Tensor, name: str) -> Tensor:
-    """`x * weights.unsqueeze(-1)` of x [r, k] and weights [r], in the wider of their types.
+    """`x * weights.unsqueeze(-1)` of `x` [r, k] and `weights` [r]: [r, k] in the wider of their types.
 
-    Both gradients are made in that type.
+    Both gradients are made in that type and then cast back. `name`: name of the output's storage.
     """
     shape, dtype, rows, weights_dtype = x.shape, x.dtype, (x.shape[0], 1), weights.dtype
     wide = max((dtype, weights.dtype), key=dtype_bytes)
@@ -150,7 +175,10 @@ def _broadcast(a: Operand, b: Operand) -> tuple[int, ...]:
 
 
 def mul(tape: Tape, a: Operand, b: Operand, name: str = "mul") -> Tensor:
-    """`a * b` with broadcasting, in the wider of their types."""
+    """Records `a * b` with broadcasting; returns the product in the wider of their types.
+
+    Each operand is saved only if the other needs a gradient; gradients of broadcast operands are summed to their shape.
+    """
     shape, a_shape, b_shape = _broadcast(a, b), a.shape, b.shape
     dtype, types = max((a.dtype, b.dtype), key=dtype_bytes), (a.dtype, b.dtype)
     a_needs, b_needs, moved = needs_grad(a), needs_grad(b), a.nbytes + b.nbytes
@@ -168,7 +196,10 @@ def mul(tape: Tape, a: Operand, b: Operand, name: str = "mul") -> Tensor:
 
 
 def div_(tape: Tape, a: Tensor, b: Tensor) -> None:
-    """`a /= b` in place: the node saves a copy of `a` as it was."""
+    """Records `a /= b` in place.
+
+    If `b` needs a gradient, autograd saves `b` and a copy of the old `a`; otherwise the division is not differentiated.
+    """
     shape, b_shape, dtype, moved = a.shape, b.shape, a.dtype, a.nbytes + b.nbytes
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
@@ -185,7 +216,10 @@ def div_(tape: Tape, a: Tensor, b: Tensor) -> None:
 
 
 def masked_fill(tape: Tape, x: Tensor, mask: Tensor) -> Tensor:
-    """`x.masked_fill(mask, number)`; the mask is saved."""
+    """Records `x.masked_fill(mask, number)`; returns a new tensor with the shape and type of `x`.
+
+    Autograd saves the mask.
+    """
     shape, dtype, moved = x.shape, x.dtype, x.nbytes + mask.nbytes
     node = tape.node((x,), (mask,), lambda tape, grads, saved: [new(tape, shape, dtype, "grad_masked_fill", moved)])
     out = new(tape, shape, dtype, "masked_fill", moved)
@@ -194,5 +228,5 @@ def masked_fill(tape: Tape, x: Tensor, mask: Tensor) -> Tensor:
 
 
 def select(tape: Tape, x: Tensor, shape: Sequence[int], dtype: str, name: str) -> Tensor:
-    """Any elementwise operator that no gradient flows through."""
+    """Output, of the given shape and type, of an elementwise operator of `x` without a gradient."""
     return new(tape, shape, dtype, name, x.nbytes)

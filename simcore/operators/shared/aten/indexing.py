@@ -13,7 +13,10 @@ __all__ = ["all_to_all", "cat", "chunk", "contiguous", "embedding", "gather", "i
 
 
 def contiguous(tape: Tape, x: Tensor, name: str) -> Tensor:
-    """A copy in another order; the gradient is a view."""
+    """Copy of `x` in another memory order; the output's gradient, unchanged, is the input's.
+
+    `name`: of the copy's storage.
+    """
     node = tape.node((x,), (), pass_on)
     out = new(tape, x.shape, x.dtype, name, x.nbytes, Kernel.COPY)
     out.node = node
@@ -21,19 +24,28 @@ def contiguous(tape: Tape, x: Tensor, name: str) -> Tensor:
 
 
 def slice_half(tape: Tape, x: Tensor) -> Tensor:
-    """Half of the last dimension."""
+    """View of the first half of the last dimension.
+
+    Backward writes the gradient into zeros of the full shape.
+    """
     return slice_last(tape, x, x.shape[-1] // 2)
 
 
 def slice_last(tape: Tape, x: Tensor, size: int) -> Tensor:
-    """`size` of the last dimension, a view; its gradient is written into zeros of the whole shape."""
+    """View of the first `size` entries of the last dimension.
+
+    Backward writes the gradient into zeros of the full shape.
+    """
     shape, dtype = x.shape, x.dtype
     node = tape.node((x,), (), lambda tape, grads, saved: [new(tape, shape, dtype, "grad_slice")])
     return Tensor(x.storage, (*shape[:-1], size), dtype, node)
 
 
 def cat(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
-    """Concatenation of the last dimension; the gradients are views of one."""
+    """Concatenation of `a` and `b` along the last dimension, in a new tensor.
+
+    Both gradients are views of the output's.
+    """
     shapes = (a.shape, b.shape)
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
@@ -48,7 +60,10 @@ def cat(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
 
 
 def swap_dims(tape: Tape, x: Tensor, name: str) -> Tensor:
-    """`x.transpose(...).reshape(...)`: a copy each way."""
+    """`x.transpose(...).reshape(...)`: a copy of `x` in another order, recorded with the shape of `x`.
+
+    Backward copies the gradient back. `name`: name of both copies.
+    """
     shape, dtype, num_bytes = x.shape, x.dtype, x.nbytes
     node = tape.node((x,), (),
                      lambda tape, grads, saved: [new(tape, shape, dtype, name, num_bytes, Kernel.PERMUTE)])
@@ -58,7 +73,10 @@ def swap_dims(tape: Tape, x: Tensor, name: str) -> Tensor:
 
 
 def topk(tape: Tape, x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest and their indices (saved)."""
+    """(the `k` largest entries of the last dimension, their int64 indices); the node saves the indices.
+
+    Both have the shape of `x` with `k` as the last dimension. Backward scatters the gradient into zeros.
+    """
     shape, dtype = x.shape, x.dtype
     node = tape.node((x,), (), lambda tape, grads, saved: _scatter(tape, shape, dtype))
     values = new(tape, (*shape[:-1], k), dtype, "topk", x.nbytes, flops=x.numel)
@@ -75,7 +93,10 @@ def _scatter(tape: Tape, shape: tuple[int, ...], dtype: str) -> Grads:
 
 
 def gather(tape: Tape, x: Tensor, indices: Tensor, name: str = "gather") -> Tensor:
-    """`x.gather(-1, indices)`; the indices are saved."""
+    """`x.gather(-1, indices)`: a tensor with the shape of `indices` and the type of `x`.
+
+    The node saves the indices.
+    """
     shape, dtype = x.shape, x.dtype
     node = tape.node((x,), (indices,), lambda tape, grads, saved: _scatter(tape, shape, dtype))
     out = new(tape, indices.shape, dtype, name, 2 * indices.nbytes, Kernel.PERMUTE)
@@ -84,7 +105,7 @@ def gather(tape: Tape, x: Tensor, indices: Tensor, name: str = "gather") -> Tens
 
 
 def index(tape: Tape, x: Operand, rows: Tensor, name: str = "index") -> Tensor:
-    """`x[rows]`; the row numbers are saved."""
+    """`x[rows]`: the selected rows of `x` as a new tensor; the node saves the row numbers `rows`."""
     shape, dtype = x.shape, x.dtype
     node = tape.node((x,), (rows,), lambda tape, grads, saved: _scatter(tape, shape, dtype))
     out = tape.empty((*rows.shape, *shape[1:]), dtype, name)
@@ -94,7 +115,10 @@ def index(tape: Tape, x: Operand, rows: Tensor, name: str = "index") -> Tensor:
 
 
 def index_add(tape: Tape, into: Tensor, rows: Tensor, x: Tensor) -> Tensor:
-    """`into.index_add(0, rows, x)` of constants `into`; `x` is saved too, for its shape."""
+    """`into.index_add(0, rows, x)`: a new tensor like `into`, which gets no gradient.
+
+    Autograd saves the row numbers `rows`, and `x` for its shape.
+    """
     shape, dtype, num_bytes = x.shape, x.dtype, x.nbytes
     node = tape.node((x,), (rows, x),
                      lambda tape, grads, saved: [new(tape, shape, dtype, "grad_index_add", num_bytes, Kernel.PERMUTE)])
@@ -104,7 +128,10 @@ def index_add(tape: Tape, into: Tensor, rows: Tensor, x: Tensor) -> Tensor:
 
 
 def chunk(tape: Tape, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Two halves of the last dimension, views of one node; their gradients are concatenated (`split_backward`)."""
+    """Two equal halves of the last dimension, as views of one node.
+
+    Backward concatenates their gradients (`split_backward`).
+    """
     shape, dtype, num_bytes = x.shape, x.dtype, x.nbytes
     node = tape.node((x,), (), lambda tape, grads, saved: [new(tape, shape, dtype, "grad_chunk", num_bytes)])
     half = (*shape[:-1], shape[-1] // 2)
@@ -112,7 +139,10 @@ def chunk(tape: Tape, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def split(tape: Tape, x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Two parts of the last dimension, views of one node; their gradients are concatenated."""
+    """Two parts of the last dimension with the two given `sizes`, as views of one node.
+
+    Backward concatenates their gradients.
+    """
     shape, dtype, num_bytes = x.shape, x.dtype, x.nbytes
     node = tape.node((x,), (), lambda tape, grads, saved: [new(tape, shape, dtype, "grad_split", num_bytes)])
     first, second = ((*shape[:-1], size) for size in sizes)
@@ -120,13 +150,19 @@ def split(tape: Tape, x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 
 def sort(tape: Tape, x: Tensor) -> Tensor:
-    """`x.argsort()` of indices: the sorted values are dropped."""
+    """`x.argsort()` of integers: an int64 tensor with the shape of `x`.
+
+    The sorted values are freed, no gradient flows.
+    """
     values = new(tape, x.shape, "int64", "sort", x.nbytes, Kernel.PERMUTE)
     return tape.empty(values.shape, "int64", "order")
 
 
 def all_to_all(tape: Tape, x: Tensor, rows: int, axis: str) -> Tensor:
-    """Rows to the ranks that want them; `rows` arrive. Backward sends them home."""
+    """Exchange of rows over mesh axis `axis`: returns the `rows` rows that this rank receives.
+
+    Backward sends them back.
+    """
     shape, dtype = x.shape, x.dtype
 
     def send(tape: Tape, shape: tuple[int, ...], name: str) -> Tensor:
@@ -141,10 +177,10 @@ def all_to_all(tape: Tape, x: Tensor, rows: int, axis: str) -> Tensor:
 
 
 def embedding(tape: Tape, weight: Param, batch: int, seq: int, *, grad_rows: int = 0) -> Tensor:
-    """Embedding lookup: one row of the table for each of batch x seq indices, which the data loader allocated.
+    """Embedding lookup: returns [batch, seq, width], one row of `weight` for each index.
 
-    `grad_rows`: rows of the weight's gradient where they differ from the table's, else 0 (torchtitan: those of the
-    whole table, which tp cuts).
+    The data loader has allocated the indices. `grad_rows`: number of rows of the weight's gradient where it differs
+    from the weight's, else 0 (torchtitan: those of the whole table, which tensor parallelism cuts).
     """
     shape, dtype = (grad_rows or weight.shape[0], weight.shape[1]), weight.dtype
 

@@ -18,15 +18,17 @@ _PRODUCTS = (Kernel.GEMM, Kernel.FP8_GEMM, Kernel.GRAD_GEMM)
 
 
 def needs_grad(x: Operand) -> bool:
-    """Tells whether a gradient will flow into it."""
+    """True if backward makes a gradient for `x`: a trainable parameter, or a tensor that depends on one."""
     return x.trainable if isinstance(x, Param) else x.node is not None
 
 
 def new(tape: Tape, shape: Sequence[int], dtype: str, name: str, moved: int = 0, kernel: Kernel = Kernel.ELEMENTWISE,
         flops: int = -1, product: int = 0) -> Tensor:
-    """The output of a kernel that reads `moved` bytes; `flops` defaults to one an element.
+    """Output tensor of one kernel, which is recorded on the tape.
 
-    `product`: `shape_of` a product whose output is not its last dimension by all others.
+    `moved`: bytes that the kernel reads; it also writes the output. `flops`: -1 for one per element of the output.
+    `product`: packed shape (`kernel_shape.shape_of`) of a matrix product, needed only if its output is not a matrix of
+    (all other dimensions, last dimension).
     """
     out = tape.empty(shape, dtype, name)
     numel = out.numel
@@ -37,7 +39,11 @@ def new(tape: Tape, shape: Sequence[int], dtype: str, name: str, moved: int = 0,
 
 
 def unary(tape: Tape, x: Operand, name: str, save: str = "", *, dtype: str = "", steps: int = 1) -> Tensor:
-    """An operator on one tensor; its backward is `steps` kernels, the results of all but the last are temporary."""
+    """Output of an operator on one tensor, in the shape of `x`; its backward is `steps` kernels.
+
+    `save`: "input" or "output", the tensor that the node saves, "" for none. `dtype`: type of the output, "" for that
+    of `x`. Results of all backward kernels but the last are temporary.
+    """
     shape, in_dtype = x.shape, x.dtype
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
@@ -54,5 +60,5 @@ def unary(tape: Tape, x: Operand, name: str, save: str = "", *, dtype: str = "",
 
 
 def pass_on(tape: Tape, grads: Grads, saved: Saved) -> Grads:
-    """Backward of an operator that returns the output's gradient, unchanged, as its input's."""
+    """Backward function that returns the output's gradient, unchanged, as the gradient of the only input."""
     return [grads[0]]

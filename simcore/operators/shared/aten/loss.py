@@ -10,7 +10,10 @@ __all__ = ["cross_entropy"]
 
 
 def cross_entropy(tape: Tape, logits: Tensor, target: Tensor) -> Tensor:
-    """`F.cross_entropy(logits, target)`: log-softmax, then the mean of the targets' entries."""
+    """`F.cross_entropy(logits, target)`: log-softmax, then the mean over targets.
+
+    Returns the loss, a scalar.
+    """
     shape, dtype = logits.shape, logits.dtype
     log_probabilities = log_softmax(tape, logits)
     node = tape.node((log_probabilities,), (log_probabilities, target),

@@ -14,10 +14,11 @@ __all__ = ["bmm", "grouped_mm", "linear", "product", "shapes_of_group", "strided
 
 def linear(tape: Tape, x: Tensor, weight: Operand, name: str, kernel: Kernel = Kernel.GEMM,
            bias: Param | None = None, operator: str = "mm") -> Tensor:
-    """`x @ weight.T + bias` of x [..., k] and weight [n, k]: the weight's gradient comes first.
+    """`x @ weight.T + bias` of `x` [..., k] and `weight` [n, k]: a new tensor [..., n] named `name`.
 
-    With a bias it is `addmm`, where x's comes first. The bias is broadcast: its gradient is the output's, summed.
-    `operator`: what a selective checkpoint asks for.
+    In backward the weight's gradient is made first; with a bias the operator is `addmm` and the gradient of x comes
+    first. The bias's gradient is the output's, summed to its shape. `operator`: name by which a selective checkpoint
+    decides whether to keep the output.
     """
     n = weight.shape[0]
     x_shape, w_shape, w_dtype, dtype, moved = x.shape, weight.shape, weight.dtype, x.dtype, x.nbytes + weight.nbytes
@@ -46,7 +47,10 @@ def linear(tape: Tape, x: Tensor, weight: Operand, name: str, kernel: Kernel = K
 
 
 def bmm(tape: Tape, x: Tensor, weight: Tensor, name: str) -> Tensor:
-    """`torch.bmm(x, weight.transpose(1, 2))` of rows [r, k], evenly over the experts, and weight [e, n, k]."""
+    """`torch.bmm(x, weight.transpose(1, 2))`: rows [r, k] become [r, n], with weight [e, n, k].
+
+    The rows are spread evenly over the e experts. The weight's gradient is made first.
+    """
     n = weight.shape[1]
     x_shape, w_shape, dtype = x.shape, weight.shape, x.dtype
     x_needs, w_needs, flops = needs_grad(x), needs_grad(weight), 2 * x.numel * n
@@ -66,15 +70,19 @@ def bmm(tape: Tape, x: Tensor, weight: Tensor, name: str) -> Tensor:
 
 
 def shapes_of_group(rows: int, k: int, n: int, experts: int) -> tuple[int, int, int]:
-    """Shapes of the products of `rows` of k by experts to n: of forward, of the input's gradient, of the weight's."""
+    """Packed shapes (`kernel_shape.shape_of`) of three grouped products, `k` inputs to `n` outputs.
+
+    In order: forward, the input's gradient, the weight's gradient. `rows` counts the rows of all `experts` together.
+    """
     return shape_of(rows, n, experts), shape_of(rows, k, experts), shape_of(n, k, experts, sums_rows=True)
 
 
 def grouped_mm(tape: Tape, x: Tensor, weight: Param, offsets: Tensor, name: str, *, transposed: bool = False) -> Tensor:
-    """`F.grouped_mm(x, weight.transpose(-2, -1), offs=offsets)` of rows [r, k] by group and weight [e, n, k].
+    """`F.grouped_mm(x, weight.transpose(-2, -1), offs=offsets)`: rows [r, k] become [r, n].
 
-    The weight's gradient comes first, in the weight's own strides (`_grouped_mm_mat2_backward`). `transposed`: the
-    weight is [e, k, n] and taken as it is.
+    The rows are sorted by expert; the weight is [e, n, k] for e experts, or with `transposed` [e, k, n], taken as it
+    is; `offsets` are saved. The weight's gradient is made first, in the weight's own strides
+    (`_grouped_mm_mat2_backward`).
     """
     n = weight.shape[2 if transposed else 1]
     x_shape, w_shape, w_dtype, dtype = x.shape, weight.shape, weight.dtype, x.dtype
@@ -95,9 +103,10 @@ def grouped_mm(tape: Tape, x: Tensor, weight: Param, offsets: Tensor, name: str,
 
 
 def strided(tape: Tape, weight: Param) -> Tensor:
-    """A parameter whose gradient will arrive transposed: AccumulateGrad copies it into the parameter's strides.
+    """View of a parameter whose gradient will arrive transposed.
 
-    Not where it adds to a gradient that is there (torch 2.13 `torch/csrc/autograd/functions/accumulate_grad.h`).
+    AccumulateGrad copies it into the parameter's strides, but not where it adds to a gradient that exists already
+    (torch 2.13 `torch/csrc/autograd/functions/accumulate_grad.h`).
     """
     shape, dtype = weight.shape, weight.dtype
 
@@ -110,7 +119,10 @@ def strided(tape: Tape, weight: Param) -> Tensor:
 
 
 def product(tape: Tape, a: Tensor, b: Tensor, shape: tuple[int, ...], inner: int, name: str) -> Tensor:
-    """`torch.matmul` of matrices by heads into `shape`; `inner`: length of the sums. b's gradient comes first."""
+    """`torch.matmul` of two stacks of matrices, one a head: a new tensor of the given `shape`.
+
+    `inner`: length of the dimension that is summed over. In backward the gradient of `b` is made first.
+    """
     shapes, dtype, out_numel = (a.shape, b.shape), a.dtype, math.prod(shape)
     a_needs, b_needs, flops, moved = needs_grad(a), needs_grad(b), 2 * out_numel * inner, a.nbytes + b.nbytes
 

@@ -11,9 +11,10 @@ __all__ = ["layer_norm", "rms_norm"]
 
 
 def rms_norm(tape: Tape, x: Tensor, weight: Param, name: str = "norm") -> Tensor:
-    """`F.rms_norm` as one kernel (`_fused_rms_norm`): it saves its input, the weight and the fp32 inverse RMS of rows.
+    """`F.rms_norm` as one kernel (`_fused_rms_norm`): returns a new tensor with the shape and type of `x`.
 
-    torch 2.13 runs it in one piece on CUDA; the CPU build decomposes it.
+    Autograd saves x, the weight and the fp32 inverse RMS of each row. torch 2.13 runs it in one piece on CUDA; the CPU
+    build decomposes it.
     """
     shape, dtype, w_shape, w_dtype, moved = x.shape, x.dtype, weight.shape, weight.dtype, x.nbytes
     x_needs, w_needs = needs_grad(x), needs_grad(weight)
@@ -34,9 +35,10 @@ def rms_norm(tape: Tape, x: Tensor, weight: Param, name: str = "norm") -> Tensor
 
 
 def layer_norm(tape: Tape, x: Tensor, weight: Param, bias: Param | None, name: str = "norm") -> Tensor:
-    """`F.layer_norm` in x's own type: it saves its input, the weight, and the fp32 mean and inverse deviation of rows.
+    """`F.layer_norm` in x's own type: a new tensor with the shape of `x`.
 
-    torch 2.13 `csrc/autograd` native_layer_norm; its backward is a kernel over rows and one over columns.
+    `bias` None for a norm without one. Autograd saves x, the weight, and the fp32 mean and inverse deviation of each
+    row. torch 2.13 `csrc/autograd` native_layer_norm; its backward is a kernel over rows and one over columns.
     """
     shape, dtype, moved = x.shape, x.dtype, x.nbytes
     needs = [needs_grad(x), *(needs_grad(p) for p in (weight, bias) if p is not None)]

@@ -9,12 +9,18 @@ __all__ = ["log_softmax", "mean", "softmax", "sum_last", "sum_of"]
 
 
 def log_softmax(tape: Tape, x: Tensor) -> Tensor:
-    """Log-softmax over the last dimension."""
+    """Log-softmax over the last dimension: a new tensor with the shape and type of `x`.
+
+    Autograd saves the output.
+    """
     return unary(tape, x, "log_softmax", "output")
 
 
 def mean(tape: Tape, x: Tensor) -> Tensor:
-    """`x.mean(-1, keepdim=True)`; its gradient is the expanded one divided."""
+    """`x.mean(-1, keepdim=True)`: the last dimension becomes 1.
+
+    The gradient is expanded to the shape of `x` and divided.
+    """
     shape, dtype = x.shape, x.dtype
     node = tape.node((x,), (), lambda tape, grads, saved: [new(tape, shape, dtype, "grad_mean")])
     out = new(tape, (*shape[:-1], 1), dtype, "mean", x.nbytes, flops=x.numel)
@@ -23,7 +29,10 @@ def mean(tape: Tape, x: Tensor) -> Tensor:
 
 
 def sum_of(tape: Tape, x: Tensor, count: int) -> Tensor:
-    """`x.view(-1, count, k).sum(1)` of x [r, k]: the expanded gradient is copied by the view's backward."""
+    """`x.view(-1, count, k).sum(1)`: sums each `count` consecutive rows of `x` [r, k] into [r / count, k].
+
+    Backward copies the expanded gradient, because of the view.
+    """
     shape, dtype = x.shape, x.dtype
     node = tape.node((x,), (), lambda tape, grads, saved: [new(tape, shape, dtype, "grad_sum")])
     out = new(tape, (shape[0] // count, *shape[1:]), dtype, "sum", x.nbytes, flops=x.numel)
@@ -32,7 +41,10 @@ def sum_of(tape: Tape, x: Tensor, count: int) -> Tensor:
 
 
 def sum_last(tape: Tape, x: Tensor, *, keepdim: bool = False) -> Tensor:
-    """`x.sum(-1)`; its gradient is a view."""
+    """`x.sum(-1)`, in a new tensor; with `keepdim` the last dimension stays as 1.
+
+    The gradient is an expanded view.
+    """
     shape = x.shape
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
@@ -46,5 +58,8 @@ def sum_last(tape: Tape, x: Tensor, *, keepdim: bool = False) -> Tensor:
 
 
 def softmax(tape: Tape, x: Tensor) -> Tensor:
-    """Softmax over the last dimension."""
+    """Softmax over the last dimension: a new tensor with the shape and type of `x`.
+
+    Autograd saves the output.
+    """
     return unary(tape, x, "softmax", "output")
