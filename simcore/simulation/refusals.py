@@ -14,7 +14,10 @@ __all__ = ["guarded"]
 
 
 def guarded(scenario: Scenario, answer: Callable[[], Report]) -> Report:
-    """Returns the answer, or the report of what refused the scenario."""
+    """Result of `answer`.
+
+    If it raises a RankscopeError, a report with its problems and status illegal or error.
+    """
     try:
         return answer()
     except RankscopeError as error:
