@@ -32,8 +32,8 @@ def of_job(simulation: Simulation) -> tuple[Assumption, ...]:
 def of_memory(simulation: Simulation, band: Band, held: Sequence[tuple[OutsideMemory, ...]]) -> tuple[Assumption, ...]:
     """Assumptions about the parts of allocated, reserved and device memory, and about host memory.
 
-    Each has the bytes of the rank with most. `held`: memory outside the allocator of each class of ranks; () as result
-    if that is all empty. `band`: range of measured over simulated memory.
+    `held`: memory outside the allocator by class of ranks; where classes differ, the last one's is listed. () if there
+    is none at all. `band`: range of measured over simulated memory.
     """
     if not any(held):
         return ()

@@ -64,9 +64,8 @@ class ExpertLoad:
 def sample_received_rows(loads: ExpertLoad, layer: int) -> IntArray:
     """Drawn numbers of rows received in one layer, as [microbatch, draw, group, ep coordinate].
 
-    A row is a token for one of the experts that it chooses. Each number is
-
-    At least `top_k`, so that no rank has none. `layer`: seeds the draw together with `loads.seed`.
+    A row is a token for one of the experts that it chooses. Each number is at least `top_k`, so that no rank has none.
+    `layer`: seeds the draw together with `loads.seed`.
     """
     random = np.random.default_rng([loads.seed, layer])
     shares = _popularity(loads, random).reshape(loads.num_draws, loads.ep, -1).sum(axis=2)
