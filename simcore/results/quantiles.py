@@ -22,14 +22,17 @@ class Quantiles(Frozen):
 
 
 class DrawnPeak(Frozen):
-    """The peak over many draws."""
+    """Quantiles of the peak memory of a rank over random draws, in bytes."""
 
     allocated_bytes: Quantiles
     device_bytes: Quantiles
 
 
 class DrawnRows(Frozen):
-    """Rows that a rank's experts of one layer receive in one microbatch."""
+    """Quantiles over draws of the number of tokens that a rank's experts receive.
+
+    In one layer and one microbatch. A token counts once for each of the experts that it chooses.
+    """
 
     layer: str
     received: Quantiles
@@ -70,7 +73,7 @@ class DrawnLengths(Frozen):
 
 
 def quantiles(values: IntArray) -> Quantiles:
-    """Quantiles by nearest rank: each is one of the values."""
+    """50, 90 and 99% quantiles and maximum of `values`, by nearest rank: each is one of the values."""
     ordered, (p50, p90, p99) = np.sort(values, axis=None), map(partial(_nearest, values.size), (50, 90, 99))
     return Quantiles(p50=int(ordered[p50]), p90=int(ordered[p90]), p99=int(ordered[p99]), max=int(ordered[-1]))
 
