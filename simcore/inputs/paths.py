@@ -78,7 +78,7 @@ def _mode(path: str | os.PathLike[str]) -> int | None:
 def unusable(path: Path) -> str:
     """Reason why no file can be at `path`, such as a name that is too long.
 
-    "" if there is one or could be.
+    "" if one is or could be there.
     """
     try:
         path.lstat()

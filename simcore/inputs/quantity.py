@@ -28,7 +28,7 @@ class Frozen(BaseModel):
 
 
 class Quantity(Frozen):
-    """A number with a unit.
+    """A number with a unit, its reliability and its source.
 
     In a file `"450 GB/s"`, or `{value: "450 GB/s", kind: datasheet, source: "..."}`. `kind` is datasheet: the vendor
     says so; measured: a named source measured it; fitted: calibrated, `source` names the measured runs; assumed: none

@@ -28,10 +28,7 @@ LayerCount = Annotated[int, Field(ge=1, le=LAYERS)]
 
 
 class Lengths(Block):
-    """Sequences of unequal length, drawn at random from a distribution.
-
-    A microbatch is padded to its longest.
-    """
+    """Random lengths of sequences from a distribution; a microbatch is padded to its longest."""
 
     mean: Count = Field(description="Mean length of a sequence, in tokens, before it is cut")
     max: Count = Field(description="Longest sequence, in tokens: what is longer is cut")

@@ -67,10 +67,7 @@ def band_of(name: str) -> Band:
 
 @lru_cache(maxsize=1)
 def read_bands() -> Mapping[str, Band]:
-    """Range of measured over simulated memory by name of class, as stored in `bands.json`.
-
-    `EVERY` is all together.
-    """
+    """Range of measured over simulated memory by name of class, from `bands.json`; `EVERY`: all classes."""
     path = data_folder("measured") / "bands.json"
     return {name: Band(**fields) for name, fields in json.loads(read_text(path)).items()}
 

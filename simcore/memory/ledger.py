@@ -35,10 +35,11 @@ TRIAL_BYTES: Final = 256 * 2**20
 class MemoryPeak:
     """The moment of a step with most allocated bytes on one rank, and the tensors that hold them.
 
-    `phase`, `event`, `layer`, `microbatch`: where in the step it is (`event`: the last hook of the framework that ran
-    before; `layer`: a module path, "" outside layers). `top`: (owner, category, bytes), largest first; an owner is
-    "layer path/tensor". `by_phase`: highest bytes in each phase. `end_bytes`: allocated when the step is over.
-    `first_scan_bytes`: highest bytes while the first Mamba scans run; None without any.
+    `phase`, `event`, `layer`, `microbatch`: where in the step it is (`event`: the last callback (hook) of the framework
+    that ran before; `layer`: a module path, "" outside layers). `by_category`: bytes then, by category of tensor.
+    `top`: (owner, category, bytes), largest first; an owner is "layer path/tensor". `by_phase`: highest bytes in each
+    phase. `end_bytes`: allocated when the step is over. `first_scan_bytes`: highest bytes while the first Mamba scans
+    run; None without any.
     """
 
     peak_bytes: int

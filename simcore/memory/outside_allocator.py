@@ -74,10 +74,10 @@ class CommSetup:
 
 
 def outside(site: CommSetup, traffic: Iterable[TrafficRow]) -> tuple[OutsideMemory, ...]:
-    """Memory of one rank outside torch's allocator, one entry a category.
+    """GPU memory of one rank outside torch's allocator, one entry a category.
 
-    Categories of 0 bytes are omitted. They are the CUDA context, NCCL's buffers for the communicators in `traffic` (the
-    rank's collectives of a step), token dispatcher buffers, and TransformerEngine's user buffers.
+    Categories: the CUDA context, NCCL's buffers for the communicators in `traffic` (the rank's collectives of a step),
+    token dispatcher buffers, and TransformerEngine's user buffers; those of 0 bytes are omitted.
     """
     context = site.topology.device.memory.context
     kind: Literal["calibrated", "assumed"] = "assumed" if context.kind == "assumed" else "calibrated"

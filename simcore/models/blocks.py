@@ -119,13 +119,14 @@ class Mamba2:
 
 @dataclass(frozen=True, slots=True)
 class Moe:
-    """Routed experts with a shared expert. `gated`: SwiGLU experts (three matrices), `gelu`: GELU, else relu^2 (two).
+    """Routed experts of width `expert_ffn`, and a shared expert of width `shared_ffn` (0: none).
 
-    `router`: "sigmoid" scores whose choice a buffer corrects; "softmax" before the choice; "topk_softmax" after it,
-    with a bias on the logits. `normalised`: the weights of the chosen add up to one. `bias`: experts have biases.
-    `shared_gate`: a sigmoid of a product with the input weighs the shared expert's output. `latent` > 0: routed experts
-    see this many columns, between a projection down and one up of every token; router and shared expert see all.
-    A token's experts are all in `chosen_groups` of `num_groups` equal groups.
+    `gated`: SwiGLU (three matrices), `gelu`: GELU, else relu^2 (two). `router`: "sigmoid" (a buffer corrects the scores
+    for the choice), "softmax" before the choice of `top_k`, "topk_softmax" after it, with a bias on the logits.
+    `normalised`: weights of the chosen add up to one. `bias`: experts have biases. `shared_gate`: a sigmoid of a
+    product with the input weighs the shared expert's output. `latent` > 0: routed experts see so many columns, between
+    a projection down and one up of every token; router and shared expert see all. A token's experts are all in
+    `chosen_groups` of `num_groups` equal groups.
     """
 
     hidden: int
@@ -165,12 +166,12 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True)
 class SharedTransformer:
-    """Attention and a gated GELU MLP whose weights several layers use, with low-rank adapters of each (Zamba2).
+    """Attention and a gated GELU MLP whose weights several layers share, each with adapters (Zamba2).
 
     It reads the layer's input and the embedding's output, concatenated to 2h columns, and ends in a projection that
-    belongs to the layer. `places`: numbers of the adapters that it holds, one a layer that uses it; `rank`: theirs, of
-    query, key and value too where `adapts_attention`. `name`: the module inside each of those layers; equal ones are
-    the same module.
+    belongs to the layer. `places`: numbers of the layers that use it, among those with such a block; it holds an
+    adapter for each. `rank`: of these low-rank adapters, which query, key and value have too where `adapts_attention`.
+    `name`: the module inside each of those layers; equal ones are the same module.
     """
 
     hidden: int

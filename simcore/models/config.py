@@ -73,19 +73,16 @@ class Config:
         return value
 
     def fraction(self, name: str, default: float) -> float:
-        """Value of a field that is a number from 0 to 1, `default` if it is missing.
-
-        InputError for another value.
-        """
+        """Value of a field that is a number from 0 to 1, `default` if it is missing; else InputError."""
         value = self.fields.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
             raise self.fail(name, f"expected a number from 0 to 1, got {value!r}")
         return float(value)
 
     def choice(self, name: str, known: tuple[str, ...]) -> str:
-        """Value of a field that must be one of the words `known`; the first of them if it is missing.
+        """Value of a field, one of the words `known`; the first of them if it is missing.
 
-        Else InputError.
+        InputError for another word.
         """
         value = self.fields.get(name)
         if value is None:

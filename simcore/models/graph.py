@@ -132,15 +132,12 @@ class ModelGraph:
     # ---- weights ------------------------------------------------------------------------------------------------
     @cached_property
     def has_tied_head(self) -> bool:
-        """Tells whether the output projection uses the embedding's weight."""
+        """True if the output projection uses the embedding's weight."""
         return self.leads(Edge.TIED, self.head)
 
     @cached_property
     def tied_kinds(self) -> frozenset[int]:
-        """Indices of the kinds of the embedding and of the head that uses its weight.
-
-        Empty if the head is not tied.
-        """
+        """Indices of the kinds of the embedding and of the head that uses its weight; empty without such."""
         return frozenset(self.layers[layer].kind for ends in self.ends(Edge.TIED) if ends[1] == self.head
                          for layer in ends)
 
@@ -152,9 +149,9 @@ class ModelGraph:
 
     @cached_property
     def owners(self) -> dict[tuple[int, int], tuple[int, int]]:
-        """Owner of each tensor whose storage another layer owns.
+        """Owner of each tensor whose storage another layer owns, by that tensor.
 
-        Both are (index of the layer, index of its tensor).
+        Key and value are (index of the layer, index of its tensor).
         """
         return {user: owner for kind in BORROWED for owner, user in self._pairs(kind)}
 
@@ -178,7 +175,7 @@ class ModelGraph:
     def count(self, component: str | None = None, *, trainable: bool = False) -> int:
         """Number of parameters of the whole model, tied ones once.
 
-        Of one `component`, or of all if it is None. `trainable`: True counts only those with a gradient.
+        `component`: only those of one component, None for all. `trainable`: True for only those with a gradient.
         """
         per_kind = [sum(t.numel * t.copies for t in specs if t.is_owned
                         and (component is None or t.component == component) and (t.trainable or not trainable))

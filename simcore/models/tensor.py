@@ -48,6 +48,6 @@ class TensorSpec:
     def path(self) -> str:
         """Path of the module that has the tensor: `mixer.in_proj` for `mixer.in_proj.weight`.
 
-        "" if it is the layer.
+        "" for a tensor that the layer itself has.
         """
         return self.name.rpartition(".")[0]

@@ -20,6 +20,7 @@ Part = Literal["whole", "input", "weight"]
 class Schedule:
     """A pipeline schedule: its name, and the sizes on which the order of passes depends.
 
+    `name`: 1f1b, gpipe, interleaved (Megatron's virtual stages), looped (PyTorch's), zb_h1, interleaved_zb or zbv.
     `num_stages`: number of ranks of the pipeline; each holds `num_chunks` chunks (parts of the model). `group`: number
     of microbatches that a chunk takes in a row before the rank's next chunk does; the order of a step repeats from
     group to group.

@@ -64,10 +64,9 @@ class Builder:
             self._loose += (1, layer, slot, -num_bytes, 0, 0)
 
     def mark(self, hook: int, unit: int = -1) -> None:
-        """Appends a row that says which event of the framework (hook) is reached.
+        """Appends a row that records a callback (hook) of the framework; it takes no time and no memory.
 
-        It takes no time and no memory. `hook`: index in `Tables.hooks`; `unit`: index in `Tables.units` of the
-        data-parallel unit concerned, -1 for none.
+        `hook`: index in `Tables.hooks`; `unit`: index in `Tables.units` of the parameters concerned, -1 for none.
         """
         self._loose += (6, 0, hook, unit, 0, 0)
 
@@ -86,15 +85,16 @@ class Builder:
     def collective(self, layer: int, comm: int, payload: int, stream: Stream, handle: int) -> None:
         """Appends a collective on a stream.
 
-        The host does not wait for it, and `wait` does by the same (layer, handle). `comm`: index in `Tables.comms`;
+        The compute stream waits for it where `wait` has its layer and handle. `comm`: index in `Tables.comms`;
         `payload`: bytes, as `TrafficRow.payload_bytes` counts them.
         """
         self._loose += (3, layer, comm, payload, stream, handle)
 
     def copy(self, layer: int, comm: int, num_bytes: int, stream: Stream, handle: int) -> None:
-        """Appends an asynchronous copy from or to the host.
+        """Appends a copy from or to the host.
 
-        Arguments as for `collective`, `comm` names the direction.
+        The compute stream waits for it where `wait` has its layer and handle. `comm`: index in `Tables.comms`, which
+        names the direction.
         """
         self._loose += (4, layer, comm, num_bytes, stream, handle)
 
@@ -117,10 +117,7 @@ class Builder:
             self._taken = end
 
     def build(self, layer_paths: Sequence[str]) -> StepTemplate:
-        """`StepTemplate` of everything that was appended.
-
-        `layer_paths`: module paths of the model's layers, in order.
-        """
+        """`StepTemplate` of everything appended; `layer_paths`: module paths of the model's layers, in order."""
         self._close()
         loose = np.array(self._loose, dtype=np.int64).reshape(-1, 6)
         return StepTemplate(tuple(self._pieces), loose, tuple(self._tiles), self.tables, tuple(layer_paths))

@@ -15,10 +15,10 @@ __all__ = ["HooksFactory", "MemoryHooks"]
 
 
 class MemoryHooks(Protocol):
-    """Hooks of a framework for one program: its allocations, frees and collectives between layers.
+    """Hooks (callbacks) of a framework for one program: what it allocates and sends between layers.
 
-    `lower` calls each at its border, and it appends operations to the `Builder`. A layer is its index in the model's
-    graph, a pass is one forward or backward of a microbatch on a pipeline stage.
+    `lower` calls each of them, and it appends operations to the `Builder`. `layer` is an index in the model's graph. A
+    pass is one forward or backward of a microbatch on a pipeline stage.
     """
 
     def post_persistent(self) -> None:
@@ -45,9 +45,10 @@ class MemoryHooks(Protocol):
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
         """Posts what the framework does where a separate data-parallel unit of experts begins or ends.
 
-        `mark`: number of the border (`INNER_FORWARD_BEGIN` to `INNER_BACKWARD_END` of `recording.rows`), or
-        `GRADIENTS_BEGIN`: before the layer's first gradient of a parameter. `grads`: as in `backward_end`, of experts
-        only. `replay`: True inside a checkpoint's replay.
+        A unit is a group of parameters that are gathered and reduced together. `mark`: number of the border
+        (`INNER_FORWARD_BEGIN` to `INNER_BACKWARD_END` of `recording.rows`), or `GRADIENTS_BEGIN`: before the layer's
+        first gradient of a parameter. `grads`: as in `backward_end`, of experts only. `replay`: True inside a
+        checkpoint's replay.
         """
 
     def end_pass(self, action: Action) -> None:

@@ -110,7 +110,7 @@ class StepTemplate:
 
     @cached_property
     def categories(self) -> tuple[tuple[str, ...], IntArray]:
-        """(names of categories of memory, index in these names for each slot); a slot is an index in `owners`."""
+        """(names of categories of memory, index of the category of each slot); a slot is an index in `owners`."""
         names = tuple(dict.fromkeys(category for _, category in self.owners))
         numbers = {name: number for number, name in enumerate(names)}
         return names, np.array([numbers[category] for _, category in self.owners], dtype=np.int64)
@@ -119,9 +119,8 @@ class StepTemplate:
     def groups(self) -> dict[str, IntArray]:
         """Indices of the segments (`pieces`) of each phase; phases without a segment are left out.
 
-        Phases are forward, loss, backward, recompute and optimizer.
-
-        The loss is also part of forward, recompute also part of backward.
+        Phases are forward, loss, backward, recompute and optimizer. The loss is also part of forward, recompute of
+        backward.
         """
         phases = self.columns[4]
         groups = {"forward": (phases == Phase.FORWARD) | (phases == Phase.LOSS), "loss": phases == Phase.LOSS,
@@ -156,10 +155,7 @@ class StepTemplate:
 
     @cached_property
     def tops(self) -> IntArray:
-        """Most bytes, above those at its begin, that each segment of `pieces` reaches by its loose rows.
-
-        0 for tiles.
-        """
+        """Most bytes that each segment of `pieces` adds at any of its rows since it began; 0 for tiles."""
         tops = np.zeros(len(self.pieces), dtype=np.int64)
         starts = self.columns[1, self.is_loose]
         if len(starts):
@@ -232,7 +228,7 @@ class StepTemplate:
     def tile_calls(self) -> IntArray:
         """Collectives, copies and sends in tiles, one for each time that a tile is placed, as `calls`.
 
-        In place of its payload bytes a call has its index among the calls of all tiles, because bytes differ between
+        In place of its payload bytes each has its index among the calls of all tiles, because bytes differ between
         programs.
         """
         calls = [tile.calls for tile in self.tiles]

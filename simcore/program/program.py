@@ -53,10 +53,7 @@ class Program:
 
     @property
     def places(self) -> IntArray:
-        """Index in `distinct` of each row of the step.
-
-        Values that do not depend on the layer are computed there.
-        """
+        """Index in `distinct` of each row of the step, so that equal rows are computed once."""
         return self.outline.places
 
     def rows(self, at: IntArray) -> IntArray:
@@ -115,9 +112,10 @@ class Program:
             assert allocated[key] >= 0, f"{self.owner(*key)} holds {allocated[key]} bytes"
 
     def event(self, mark: IntArray, layer: int) -> str:
-        """Name of the framework's hook that a row of kind `Op.MARK` records, as a trace spells it.
+        """Name of the framework's callback (hook) that a row records, as a trace spells it.
 
-        `mark`: that row; `layer`: layer number of the tile that it is in, to which its own layer is added.
+        `mark`: the row, of kind `Op.MARK`; `layer`: layer number of the tile that it is in, to which its own layer is
+        added.
         """
         hook, unit = int(mark[SLOT]), int(mark[AMOUNT])
         text = list(self.tables.hooks)[hook]

@@ -57,10 +57,11 @@ class Workload:
 class LayerPasses:
     """One kind of layer as recorded for this rank: its operations, each part a tile.
 
-    `forward`, `backward`: pieces (tile, mark at its end or 0, True in a replay), cut where a separate data-parallel
-    unit of experts begins or ends. `rest`: allocated before the step. `again`: replay of a layer in a group of layers
-    that is replayed together; other replays are part of `backward`. `grads`: (parameter, slot, bytes) of gradients
-    alive after backward. `after`, `late`, `seed`, `weight`, `release`, `casts`: see `recording.RecordedLayer`.
+    `forward`, `backward`: pieces (tile, number of the border at its end or 0, True in a replay), cut where a unit of
+    experts (parameters that are gathered and reduced together) begins or ends inside the layer. `rest`: allocated
+    before the step. `again`: replay of a layer in a group of layers that is replayed together; other replays are part
+    of `backward`. `grads`: (parameter, slot, bytes) of gradients alive after backward. `after`, `late`, `seed`,
+    `weight`, `release`, `casts`: see `recording.RecordedLayer`.
     """
 
     forward: tuple[tuple[LayerRows, int, bool], ...]
@@ -190,9 +191,10 @@ class _Params(dict[str, Param]):
 def adds_in_place(plan: Plan, kind: int) -> frozenset[int]:
     """Indices of the tensors of layer kind number `kind` to whose gradients later microbatches are added.
 
-    Tensors of no unit keep their gradients until the optimizer's step. Tensors of a unit that does not reduce keep them
-    if they have the type that is reduced; FSDP2 moves any other gradient into a copy of that type (torch 2.13
-    `_fsdp_param.py`, to_accumulated_grad_if_needed), and autograd makes a new one.
+    A unit is a group of parameters that are reduced together. Tensors of no unit keep their gradients until the
+    optimizer's step. Tensors of a unit that does not reduce keep them if they have the type that is reduced; FSDP2
+    moves any other gradient into a copy of that type (torch 2.13 `_fsdp_param.py`, to_accumulated_grad_if_needed), and
+    autograd makes a new one.
     """
     sync = plan.framework.strategy.unit_sync
     if not sync:

@@ -41,9 +41,9 @@ def held(maxsize: int) -> Callable[[Callable[..., T]], _lru_cache_wrapper[T]]:
 
 
 def taken(rows: int) -> None:
-    """Counts `rows` more operations of finished steps.
+    """Counts the `rows` of a finished step.
 
-    Empties the caches of `held` when the sum exceeds `bounds.ROWS`.
+    Empties the caches of `held` when their sum exceeds `bounds.ROWS`.
     """
     _ALL.rows += rows
     if _ALL.rows > ROWS:

@@ -83,10 +83,11 @@ class StageBuffers:
             self.out.tile(self.edges.drop_hidden, final)
 
     def grad(self, action: Action) -> None:
-        """Posts the sent gradient, which has no buffer: 1F1B keeps the message until the next one is sent.
+        """Frees the gradient that was sent to the previous stage, and returns the input's buffer to the stage.
 
-        `schedules.py`, Schedule1F1B: `bwd_sends`. Schedules of several chunks keep no reference to it. Layers have
-        released the input, whose buffer is the stage's again.
+        Runs after backward pass `action`. With one chunk the gradient stays until the next one is sent (`schedules.py`,
+        Schedule1F1B: `bwd_sends`). Where backward is split, no buffer is returned yet, and the gradient is freed only
+        if the rank's other chunk takes it; else it stays until the next step begins.
         """
         first = self.chunks[action.chunk][0]
         if self.splits:

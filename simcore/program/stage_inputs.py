@@ -140,10 +140,7 @@ class StageInputs:
         self.newest[action.chunk] = action.microbatch
 
     def grad(self, action: Action) -> None:
-        """Keeps the chunk's newest input with its gradient after backward pass `action`.
-
-        Frees other gradients, now sent.
-        """
+        """Keeps the chunk's newest input and its gradient after backward pass `action`; frees older gradients."""
         if self.keeps and self.newest[action.chunk] == action.microbatch:
             self._hold(action.chunk, with_grad=False)
         else:

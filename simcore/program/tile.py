@@ -61,10 +61,7 @@ class LayerRows:
 
     @cached_property
     def structure(self) -> bytes:
-        """Digest of the rows without their bytes, FLOPs and shapes.
-
-        Tiles with equal digests have equal streams and phases.
-        """
+        """Digest of the rows without bytes, FLOPs and shapes: if it is equal, so are streams and phases."""
         rows = self.rows.copy()
         rows[:, AMOUNT] = 0
         is_kernel = rows[:, OP] == _COMPUTE
@@ -99,10 +96,7 @@ class LayerRows:
 
     @cached_property
     def top_of_replay(self) -> int:
-        """Highest value of `prefix` in bytes inside the checkpoint's replay.
-
-        A huge negative number without a replay.
-        """
+        """Highest value of `prefix` in bytes inside the checkpoint's replay; -2**62 without a replay."""
         return int(self.prefix[self.replay == 1].max()) if self.replayed else _NOTHING
 
     @cached_property

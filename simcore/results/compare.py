@@ -29,11 +29,9 @@ class Row(BaseModel):
 
 
 class Comparison(BaseModel):
-    """Two results side by side, each by its worst rank.
+    """Two results side by side, each by its worst rank; `a` and `b` are their names.
 
     Rows of `at_rest`, `peak` and `traffic` are in bytes, those of `time` in seconds.
-
-    `a`, `b`: names of the results.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -75,7 +73,7 @@ def compare(a: Report, b: Report) -> Comparison:
 
 
 def worst_rank(report: Report) -> RankReport | None:
-    """Class of ranks with the highest device memory; without peaks, that with most bytes at rest.
+    """Class of ranks with the highest device memory; without peaks with most bytes at rest.
 
     None without ranks.
     """

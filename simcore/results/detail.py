@@ -69,9 +69,9 @@ class TensorRow(_Frozen):
 
 
 class Holder(_Frozen):
-    """Tensors of one name that hold bytes at the peak, in `num_layers` layers of one kind.
+    """Tensors of one name (`owner`) that hold bytes at the peak, in `num_layers` layers of one kind.
 
-    `bytes` of all of them.
+    `bytes` are those of all these layers together.
     """
 
     owner: str

@@ -135,9 +135,9 @@ def _clean(value: Value) -> Value:
 
 
 def flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Pairs of dotted key and value: `{"mesh": {"tp": 2}}` -> `("mesh.tp", 2)`.
+    """Yields (dotted key, value) of nested mappings: `{"mesh": {"tp": 2}}` -> `("mesh.tp", 2)`.
 
-    Lists are values, empty blocks vanish.
+    Lists are values, empty mappings are left out. `before`: text in front of each key.
     """
     for key, inner in value.items():
         if isinstance(inner, Mapping):

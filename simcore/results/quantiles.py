@@ -39,10 +39,12 @@ class DrawnRows(Frozen):
 
 
 class Drawn(Frozen):
-    """A step with randomly drawn routing; see `simcore.simulation.expert_loads`.
+    """Results over many draws of random routing; see `simcore.simulation.expert_loads`.
 
     `hottest`: the highest rank of each draw, of `num_groups` expert groups a stage. `oom_probability`: share of draws
     in which some rank does not fit. `exact`: peaks equal those of a full simulation to the byte, else up to rounding.
+    `concentration`: of the Dirichlet distribution of experts' popularity, None if all are alike. `balanced_rows`:
+    tokens that the experts of a rank receive when all get equally many; `received`: in each layer.
     """
 
     seed: int
@@ -58,10 +60,10 @@ class Drawn(Frozen):
 
 
 class DrawnLengths(Frozen):
-    """Padded lengths drawn from a distribution; see `simcore.simulation.random_lengths`.
+    """Results over many drawn lengths of sequences, in tokens; see `simcore.simulation.random_lengths`.
 
-    `batch`: length of one microbatch; `step`: longest length on any rank in one step. `peak`: of the fullest rank at
-    the four lengths of `step`, each simulated; `fits`: those of them that fit.
+    `batch`: padded length of one microbatch; `step`: longest length on any rank in one step. `peak`: of the fullest
+    rank at the four lengths of `step`, each simulated; `fits`: those of them that fit.
     """
 
     seed: int

@@ -162,7 +162,7 @@ class HostPhase(_Frozen):
 
 
 class Host(_Frozen):
-    """Memory of the hosts, each shared by `ranks_per_host` ranks, in each phase.
+    """Memory of the hosts in each phase, each host shared by `ranks_per_host` ranks.
 
     See `simcore.simulation.hosts`.
     """
@@ -176,10 +176,11 @@ class RankReport(_Frozen):
     """One class of ranks with equal memory and work; all bytes are those of one of its ranks.
 
     `ranks`: their numbers, such as `7`, `0-62` or `0-131071:64` (every 64th). `coordinates`: on each mesh axis.
-    `end_bytes`: allocated at the end of the step. `at_rest` counts the elements that a rank owns; `padding_bytes` is
-    the padding of parameters, and `grads_padding_bytes` that of gradients. `apportioned`: the ranks have equal parts of
-    flat buffers, of which `at_rest` has the mean; a part holds more of one tensor and less of another. `drawn`: peaks
-    of any rank of the class over all draws of random routing; `peak` is then that of balanced routing.
+    `at_rest`: by component, the elements that a rank owns; `padding_bytes` is the padding of parameters, and
+    `grads_padding_bytes` that of gradients. `apportioned`: the ranks have equal parts of flat buffers, of which
+    `at_rest` has the mean; a part holds more of one tensor and less of another. `grads_persist`: storage of gradients
+    survives into the next forward. `end_bytes`: allocated at the end of the step. `drawn`: peaks of any rank of the
+    class over all draws of random routing; `peak` is then that of balanced routing.
     """
 
     ranks: tuple[str, ...]
@@ -198,7 +199,7 @@ class RankReport(_Frozen):
     memory: MemorySeries | None = None
 
     def has_rank(self, rank: int) -> bool:
-        """True if `rank` is one of `ranks`, which are written as `7`, `0-62` or `0-131071:64`."""
+        """True if number `rank` is in `ranks`, which has texts such as `7`, `0-62` or `0-131071:64`."""
         for text in self.ranks:
             ends, _, step = text.partition(":")
             first, _, last = ends.partition("-")
@@ -239,11 +240,13 @@ class Advice(_Frozen):
 
 
 class Report(_Frozen):
-    """The result of one scenario. `advice`: for one that does not fit, the smallest changes first.
+    """The result of one scenario.
 
-    `drawn`: for random routing; the verdict and `headroom_bytes` are then those of the highest draw, because a step
-    that does not fit ends the job. `lengths`: for random lengths; all other fields are then at the longest. `detail`:
-    for figures, on request.
+    `status`: ok, illegal (the framework refuses the layout) or error, with `problems`. `verdict`: fits or oom (out of
+    memory), None without a peak. `capacity_bytes`: usable device memory; `headroom_bytes`: what the fullest rank leaves
+    of the part that may be filled. `advice`: for one that does not fit, the smallest changes first. `drawn`: for random
+    routing; the verdict and `headroom_bytes` are then those of the highest draw, because a step that does not fit ends
+    the job. `lengths`: for random lengths; all other fields are then at the longest. `detail`: for figures, on request.
     """
 
     schema_version: str = SCHEMA_VERSION

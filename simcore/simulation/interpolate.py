@@ -127,7 +127,7 @@ def _line(prefix: Floats) -> _Line:
 
 
 def spread(program_at: Callable[[int], Program], fewest: int, most: int, slack: int) -> PiecewiseLinearStep:
-    """Step of one rank between `fewest` and `most` received rows, simulated where bytes are not affine.
+    """One rank's step for `fewest` to `most` received rows, simulated at enough numbers to interpolate.
 
     `program_at`: gives the program for a number of rows. `slack`: number of rows by which an operator's rounding may
     move bytes.

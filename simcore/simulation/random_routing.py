@@ -51,9 +51,9 @@ class _Stage:
 
 
 def drawn(simulation: Simulation, report: Report) -> Report:
-    """Copy of the report with peaks under randomly drawn routing (`drawn`).
+    """Copy of the report with peaks under randomly drawn routing; unchanged where routing is not drawn.
 
-    Unchanged where routing is not drawn. Its verdict and headroom are those of the highest draw.
+    They are in its field `drawn`; its verdict and headroom are those of the highest draw.
     """
     routing = simulation.job.scenario.training.routing
     if not isinstance(routing, Draws):

@@ -14,9 +14,9 @@ __all__ = ["guarded"]
 
 
 def guarded(scenario: Scenario, answer: Callable[[], Report]) -> Report:
-    """Result of `answer`.
+    """Report that `answer` makes, or, if that raises a RankscopeError, a report of its problems.
 
-    If it raises a RankscopeError, a report with its problems and status illegal or error.
+    The latter has status illegal (IllegalLayout) or error.
     """
     try:
         return answer()

@@ -87,9 +87,8 @@ def training_step(scenario: Scenario, request: Request) -> Report:
 def first_num_rows(scenario: Scenario) -> int:
     """Estimated number of operations in the programs of a training step, as simulated at first.
 
-    More microbatches may be added later, until their time is steady.
-
-    Raises IllegalLayout, InputError or NotYet if the scenario cannot be simulated.
+    More microbatches may be added later, until their time is steady. Raises IllegalLayout, InputError or NotYet if the
+    scenario cannot be simulated.
     """
     simulation = placed_simulation(scenario)
     simulation.num_written = lowered_microbatches(simulation.framework.schedule, scenario.num_microbatches)
