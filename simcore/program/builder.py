@@ -15,10 +15,10 @@ __all__ = ["Builder"]
 
 
 class Builder:
-    """Appends a step's operations in order of issue, and makes a `StepTemplate` of them.
+    """Builder of one step: takes its operations in order of issue and makes a `StepTemplate` of them.
 
-    Operations inside layers come as tiles (recorded rows of one part of a layer); those that hooks of a framework post
-    between layers are "loose" rows.
+    Operations inside layers come as tiles (recorded rows of one part of a layer); those that hooks (callbacks) of a
+    framework post between layers are "loose" rows.
     """
 
     def __init__(self, tables: Tables) -> None:

@@ -22,40 +22,40 @@ class MemoryHooks(Protocol):
     """
 
     def post_persistent(self) -> None:
-        """Posts allocations of all tensors that live across steps (parameters, optimizer states, buffers)."""
+        """Appends allocations of all tensors that live across steps (parameters, optimizer states, buffers)."""
 
     def begin_microbatch(self, action: Action) -> None:
-        """Posts what the framework does before the forward or backward pass `action`."""
+        """Appends the operations of the framework before the forward or backward pass `action`."""
 
     def forward_begin(self, layer: int) -> None:
-        """Posts what the framework does before a layer's forward, such as gathering its parameters."""
+        """Appends the operations of the framework before a layer's forward, such as gathering its parameters."""
 
     def forward_end(self, layer: int) -> None:
-        """Posts what the framework does after a layer's forward, such as freeing gathered parameters."""
+        """Appends the operations of the framework after a layer's forward, such as freeing gathered parameters."""
 
     def backward_begin(self, layer: int) -> None:
-        """Posts what the framework does before a layer's backward."""
+        """Appends the operations of the framework before a layer's backward."""
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
-        """Posts what the framework does after a layer's backward, such as reducing gradients.
+        """Appends the operations of the framework after a layer's backward, such as reducing gradients.
 
         `grads`: (parameter, slot, bytes) of each gradient that exists now; slot: index of its name in `Tables.slots`.
         """
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """Posts what the framework does where a separate data-parallel unit of experts begins or ends.
+        """Appends the operations of the framework where a data-parallel unit inside a layer begins or ends.
 
-        A unit is a group of parameters that are gathered and reduced together. `mark`: number of the border
-        (`INNER_FORWARD_BEGIN` to `INNER_BACKWARD_END` of `recording.rows`), or `GRADIENTS_BEGIN`: before the layer's
-        first gradient of a parameter. `grads`: as in `backward_end`, of experts only. `replay`: True inside a
+        Such a unit is a group of experts' parameters that are gathered and reduced together. `mark`: number of the
+        border (`INNER_FORWARD_BEGIN` to `INNER_BACKWARD_END` of `recording.rows`), or `GRADIENTS_BEGIN`: before the
+        layer's first gradient of a parameter. `grads`: as in `backward_end`, of experts only. `replay`: True inside a
         checkpoint's replay.
         """
 
     def end_pass(self, action: Action) -> None:
-        """Posts what the framework does after the forward or backward pass `action`."""
+        """Appends the operations of the framework after the forward or backward pass `action`."""
 
     def optimize(self) -> None:
-        """Posts all operations of the optimizer's step."""
+        """Appends all operations of the optimizer's step."""
 
 
 class HooksFactory(Protocol):

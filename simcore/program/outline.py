@@ -46,11 +46,12 @@ BUCKET_GATHER = 4
 
 
 class Tables:
-    """Names behind the integers in a program's rows; each mapping gives the number of a name.
+    """Names behind the integers in the rows of one program; each mapping gives the number of a name.
 
-    `slots`: owners of memory, (name, category). `comms`: (collective, mesh axis, dtype). `hooks`: texts of a
-    framework's hooks with a placeholder for a unit's name ("fwd:pre_forward_begin:{}"), `units` those names: a row that
-    marks a hook has the number of the hook in column SLOT and that of the unit in column AMOUNT.
+    `slots`: owners of memory, (name, category). `comms`: (collective, mesh axis, dtype). `hooks`: names of a
+    framework's callbacks with a placeholder for a unit's name ("fwd:pre_forward_begin:{}"), `units` those names (a unit
+    is a group of parameters that are gathered together): a row that marks a hook has the number of the hook in column
+    SLOT and that of the unit in column AMOUNT.
     """
 
     def __init__(self) -> None:

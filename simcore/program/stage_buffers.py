@@ -22,9 +22,10 @@ __all__ = ["StageBuffers"]
 
 
 class StageBuffers:
-    """Receive buffers and kept outputs of one pipeline rank under PyTorch's schedules.
+    """Tracker of the receive buffers and kept outputs of one pipeline rank under PyTorch's schedules.
 
-    A buffer's bytes belong to the layers while a microbatch is in it, and to the stage after its backward pass.
+    Its methods append the allocations and frees to the program. A buffer's bytes belong to the layers while a
+    microbatch is in it, and to the stage after its backward pass.
     """
 
     def __init__(self, plan: Plan, builder: Builder, borders: tuple[Edges, ...]) -> None:
@@ -41,7 +42,7 @@ class StageBuffers:
         self.returning = last if ends else -1
 
     def post_persistent(self) -> None:
-        """Posts allocations of all receive buffers, and of outputs and gradients that the last step left."""
+        """Appends allocations of all receive buffers, and of outputs and gradients that the last step left."""
         for first in self.inputs:
             self._repeat(self.edges.keep_hidden, first - 1, self.count)
         for final in self.outputs:
@@ -61,7 +62,7 @@ class StageBuffers:
         self._held(self.edges.keep_grad, self.count - written)
 
     def take(self, key: Pass) -> None:
-        """Moves the buffer that a received tensor fills from the stage to the layers.
+        """Frees the stage's buffer that a received tensor fills, as its bytes now belong to the layers.
 
         `key`: the pass (True for forward, chunk, microbatch) that reads it.
         """
@@ -71,7 +72,7 @@ class StageBuffers:
         self.out.tile(tile, layer)
 
     def begin_forward(self, _chunk: int) -> None:
-        """Posts nothing: no tensor of an earlier microbatch has to be freed first."""
+        """Does nothing: no tensor of an earlier microbatch has to be freed first."""
 
     def end_forward(self, action: Action) -> None:
         """Frees the receive buffer that the output of forward pass `action` replaces, if there is one.
@@ -99,9 +100,10 @@ class StageBuffers:
         self.out.tile(self.edges.keep_hidden, first - 1)
 
     def end_backward(self, action: Action) -> None:
-        """Returns the buffer of the output's gradient to the stage after backward pass `action`.
+        """Allocates the buffer of the output's gradient for the stage again, after backward pass `action`.
 
-        On the model's last chunk it keeps the model's output instead, which the stage returns.
+        On the model's last chunk it allocates the model's output instead, which the stage returns at the end of the
+        step.
         """
         final = self.chunks[action.chunk][-1]
         if final in self.outputs:
@@ -110,7 +112,7 @@ class StageBuffers:
             self._returned(1)
 
     def finish(self) -> None:
-        """Frees the last sent gradient; allocates and frees the concatenation of all outputs, which is unused."""
+        """Frees the last sent gradient; allocates all outputs concatenated, and frees that as it is unused."""
         if self.sent >= 0:
             self.out.tile(self.edges.drop_grad, self.sent)
         self._returned(self.count)

@@ -15,11 +15,12 @@ __all__ = ["StageInput", "StageInputs"]
 
 
 class StageInput:
-    """Received tensors that a Megatron pipeline rank with one chunk (part of the model) keeps after use.
+    """Tracker of received tensors that a Megatron pipeline rank with one chunk keeps after their use.
 
-    Megatron's schedule (core 0.16.1 `pipeline_parallel/schedules.py`) keeps the last output until forward returns the
-    next one; the graph of that output refers to the received input. It keeps that input's gradient, which is sent back,
-    until the next one exists. Between steps the last input, with its `.grad`, is the block's attribute
+    Its methods append the allocations and frees to the program; a chunk is the rank's part of the model. Megatron's
+    schedule (core 0.16.1 `pipeline_parallel/schedules.py`) keeps the last output until forward returns the next one;
+    the graph of that output refers to the received input. It keeps that input's gradient, which is sent back, until the
+    next one exists. Between steps the last input, with its `.grad`, is the block's attribute
     (`transformer/transformer_block.py`, input_tensor). Other frameworks drop a gradient when it is sent.
     """
 
@@ -32,16 +33,16 @@ class StageInput:
         self.newest = -1
 
     def begin_step(self, written: int) -> None:
-        """Posts nothing: kept tensors stay until the first pass. `written`: number of microbatches."""
+        """Does nothing: kept tensors stay until the first pass. `written`: number of microbatches."""
 
     def take(self, key: Pass) -> None:
-        """Posts nothing: a received tensor is newly allocated. `key`: the pass that reads it."""
+        """Does nothing: a received tensor is newly allocated. `key`: the pass that reads it."""
 
     def end_backward(self, action: Action) -> None:
-        """Posts nothing: the layers have freed the gradient of the output."""
+        """Does nothing: the layers have freed the gradient of the output."""
 
     def post_persistent(self) -> None:
-        """Posts allocations of the input and its gradient that the previous step left."""
+        """Appends allocations of the input and its gradient that the previous step left."""
         if self.keeps:
             self.out.tile(self.edges.keep_hidden, self.first - 1)
             self.out.tile(self.edges.keep_grad, self.first)
@@ -91,10 +92,11 @@ class StageInput:
 
 
 class StageInputs:
-    """Received tensors that a Megatron pipeline rank with several chunks (virtual stages) keeps after use.
+    """Tracker of received tensors that a Megatron pipeline rank with several chunks keeps after their use.
 
-    These are each chunk's newest input and, after backward, its gradient; the lists of the interleaved schedule drop
-    both when they are sent. Other frameworks drop a gradient when it is sent.
+    Its methods append the allocations and frees to the program; chunks (virtual stages) are parts of the model. Each
+    chunk's newest input is kept and, after backward, its gradient; the lists of the interleaved schedule drop both when
+    they are sent. Other frameworks drop a gradient when it is sent.
     """
 
     def __init__(self, plan: Plan, builder: Builder, borders: tuple[Edges, ...]) -> None:
@@ -106,16 +108,16 @@ class StageInputs:
         self.held: set[int] = set()
 
     def begin_step(self, written: int) -> None:
-        """Posts nothing: kept tensors stay until the first pass. `written`: number of microbatches."""
+        """Does nothing: kept tensors stay until the first pass. `written`: number of microbatches."""
 
     def take(self, key: Pass) -> None:
-        """Posts nothing: a received tensor is newly allocated. `key`: the pass that reads it."""
+        """Does nothing: a received tensor is newly allocated. `key`: the pass that reads it."""
 
     def end_backward(self, action: Action) -> None:
-        """Posts nothing: the layers have freed the gradient of the output."""
+        """Does nothing: the layers have freed the gradient of the output."""
 
     def post_persistent(self) -> None:
-        """Posts allocations of each chunk's input and its gradient that the previous step left."""
+        """Appends allocations of each chunk's input and its gradient that the previous step left."""
         for chunk, receives in enumerate(self.receives):
             if self.keeps and receives:
                 self._hold(chunk, with_grad=True)
@@ -148,4 +150,4 @@ class StageInputs:
             self.out.tile(edges.drop_grad, first)
 
     def finish(self) -> None:
-        """Posts nothing: deferred heads free their own tensors."""
+        """Does nothing: deferred heads free their own tensors."""
