@@ -31,9 +31,9 @@ def _folder(file: str, kind: Kind) -> Path:
 
 
 def example(name: str) -> Path:
-    """Path of the shipped scenario file, or folder of scenarios, with that name.
+    """Path of the shipped scenario file, or folder of scenarios, named `name`.
 
-    InputError lists the names.
+    InputError, with all the names, if there is none.
     """
     examples = {path.stem: path for path in sorted(data_folder("scenarios").glob("*")) if not path.name.startswith(".")}
     if name not in examples:

@@ -19,7 +19,7 @@ class Architecture:
     """Layers and sizes of a model that a configuration describes, the same under every implementation.
 
     `parts`: (module path, kind of layer) from embedding to loss; `tied`: the head uses the embedding's weight.
-    `pattern`: a letter a layer (D dense, E experts, M Mamba, * attention, H hybrid). `buffers`: replicated bytes
+    `pattern`: a letter a layer (D dense, E experts, M Mamba, * attention, - MLP, H hybrid). `buffers`: replicated bytes
     outside the layers, as (name, bytes), such as rotary tables. `assumed`: reason for the shape, where it is not
     published. `ignored`: (field, what is done instead, source) for each field of the configuration that the layers'
     code does not follow.

@@ -147,7 +147,7 @@ def borrowed(network: Network, path: str) -> frozenset[str]:
 
 # ---- changed networks -----------------------------------------------------------------------------------------------
 def renumbered(network: Network, numbers: Mapping[str, int]) -> Network:
-    """Copy of the network with other numbers of kinds: `numbers` gives that of a layer by its path."""
+    """Network with the same edges and other kinds: `numbers` gives that of a layer by its path."""
     import networkx as nx
 
     if all(network.nodes[path]["kind"] == number for path, number in numbers.items()):

@@ -277,7 +277,7 @@ def _tiles(tape: RecordedLayer, head: int) -> LayerPasses:
 
 
 def _together(lean: LayerPasses, kept_all: LayerPasses) -> LayerPasses:
-    """Passes of a layer in a replayed group: `lean` runs first, then forward and backward of `whole` in backward.
+    """Passes of a layer in a replayed group: `lean` runs first, and all of `kept_all` in backward.
 
     Tensors of the first run that the module itself still holds are freed when the replay has replaced them.
     """

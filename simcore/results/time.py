@@ -84,11 +84,11 @@ class StepTime(_Frozen):
     """Time of one steady step (any but the first) in seconds, and rates that follow from it.
 
     `forward_s`, `backward_s`, `optimizer_s`: time in each, waiting included. `exposed_communication_s`: time that
-    kernels waited for collectives. `parts`: the step by activity of the device, on `ranks`, which end last; they add up
-    to `step_s` (defined in `simcore/timing/breakdown.py`). `bubble_share`: share of the step spent waiting for other
-    pipeline stages. `model_tflops_per_gpu`: as `convention` counts a token's FLOPs ("rankscope": three times forward's
-    products, attention and scan, twice where the base is frozen); `mfu` of the dense peak of `peak_dtype`.
-    `executed_tflops_per_gpu`: rate of the matrix units of `ranks`, recomputation included.
+    kernels waited for collectives, messages and copies. `parts`: the step by activity of the device, on `ranks`, which
+    end last; they add up to `step_s` (defined in `simcore/timing/breakdown.py`). `bubble_share`: share of the step
+    spent waiting for other pipeline stages. `model_tflops_per_gpu`: as `convention` counts a token's FLOPs
+    ("rankscope": three times forward's products, attention and scan, twice where the base is frozen); `mfu` of the
+    dense peak of `peak_dtype`. `executed_tflops_per_gpu`: rate of the matrix units of `ranks`, recomputation included.
     """
 
     step_s: float = Field(gt=0)
