@@ -19,7 +19,11 @@ __all__ = ["IllegalLayout", "InputError", "NotYet", "Problem", "RankscopeError"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem: its place (`file:line` or a key path), a message, and the framework's rule if there is one."""
+    """One mistake in the input: its place, a message, and the rule of the framework that it breaks.
+
+    `where`: `file:line`, a key such as `mesh.tp`, or a command-line option; "" if there is no place. `rule`: "" if
+    none.
+    """
 
     where: str
     message: str
@@ -31,7 +35,7 @@ class Problem:
 
 
 class RankscopeError(Exception):
-    """Base of all errors that the user can fix."""
+    """Base class of all errors that the user can fix; `problems` holds every `Problem` found."""
 
     def __init__(self, problems: Problem | Iterable[Problem]) -> None:
         self.problems = (problems,) if isinstance(problems, Problem) else tuple(problems)
@@ -46,12 +50,12 @@ class RankscopeError(Exception):
 
 
 class InputError(RankscopeError):
-    """The input is wrong under any framework."""
+    """Raised for an input that is wrong under any framework: bad YAML, unknown keys, values out of range."""
 
 
 class IllegalLayout(RankscopeError):
-    """The framework refuses this layout."""
+    """Raised when the framework itself refuses this combination of parallel sizes and options."""
 
 
 class NotYet(RankscopeError):
-    """The framework accepts the layout, but this version of rankscope does not model it."""
+    """Raised for input that the framework accepts, but that this version of rankscope does not model."""

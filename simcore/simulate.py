@@ -21,19 +21,30 @@ __all__ = ["check", "place", "rows_of", "simulate"]
 
 
 def simulate(scenario: Scenario, **asked: Unpack[Asked]) -> Report:
-    """Simulates one step of a scenario; keywords are the fields of `Request`. Refusals come back as a report."""
+    """Simulates one step of a scenario and returns its report (memory, traffic, time).
+
+    `asked`: keywords named as the fields of `Request` (`simulation/step.py`). A layout that the framework refuses comes
+    back as a report too, not as an error.
+    """
     return guarded(scenario, partial(_simulated, scenario, Request(**asked)))
 
 
 def place(scenario: Scenario, *, rank: int | None = None) -> Report:
-    """Places every tensor on every rank (or on `rank`): bytes at rest; no peak and no time."""
+    """Report of the bytes of parameters, gradients and optimizer states that each rank holds at rest.
+
+    Without a peak and without times. `rank` None: all ranks. A layout that is refused comes back as a report that says
+    so.
+    """
     if scenario.workload == "serve":
         return guarded(scenario, partial(_served, scenario))
     return guarded(scenario, lambda: report(placed_by_rank(scenario, rank), series=False))
 
 
 def check(scenario: Scenario) -> Report:
-    """Checks legality only: asks the framework's table, and the engine's and the phases' own rules."""
+    """Report that says if the framework accepts the scenario's layout, by its rules and the engine's own.
+
+    Nothing is placed or simulated: no memory and no time.
+    """
     return guarded(scenario, partial(_checked, scenario))
 
 

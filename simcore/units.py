@@ -27,14 +27,18 @@ def dtype_bytes(dtype: str) -> int:
 
 
 def packed_bytes(numel: int, dtype: str) -> int:
-    """Bytes of `numel` contiguous elements without scales: two of fp4 share a byte. KeyError as `dtype_bytes`."""
+    """Bytes of `numel` elements stored one after the other: in fp4 half a byte each, rounded up.
+
+    Scales of a quantized format are not included. KeyError for an unknown `dtype`.
+    """
     return -(-numel // 2) if dtype == "fp4" else numel * DTYPE_BYTES[dtype]
 
 
 def parse_quantity(text: str, unit: str) -> float:
-    """Value of a text such as `"450 GB/s"` with unit `"B/s"` (4.5e11); units: B, B/s, FLOP/s, s, %, W, USD/h.
+    """Number that a text with a unit gives: `"450 GB/s"` with `unit="B/s"` is 4.5e11, `"92%"` is 0.92.
 
-    Raises ValueError, with the expected unit, if the unit is missing or another one.
+    `unit` is one of B, B/s, FLOP/s, s, %, W, USD/h, GPU, SM. ValueError, with the expected unit, if the text has none
+    or another one, or is negative.
     """
     match = _QUANTITY.match(text) if isinstance(text, str) else None
     if match is None:
@@ -63,7 +67,10 @@ def _slip(given: str, unit: str) -> str:
 
 
 def parse_cublas(text: str) -> int:
-    """Bytes of `CUBLAS_WORKSPACE_CONFIG`: pairs of `:SIZE:COUNT`, sizes in KiB; ValueError for anything else."""
+    """Bytes of cuBLAS workspace that the environment variable `CUBLAS_WORKSPACE_CONFIG` asks for.
+
+    `text` is pairs of `:SIZE:COUNT` with sizes in KiB, such as `:4096:8`; ValueError for anything else.
+    """
     if not re.fullmatch(r"(:[0-9]{1,7}:[0-9]{1,4})+", text):
         raise ValueError(f"expected pairs of :SIZE:COUNT with sizes in KiB, such as :4096:8, got {text!r}")
     return sum(1024 * int(size) * int(count) for size, count in re.findall(r":(\d+):(\d+)", text))
@@ -74,7 +81,7 @@ def _example(unit: str) -> str:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """Text of a number of bytes, in GiB, MiB, KiB or B."""
+    """Text of a number of bytes in GiB, MiB or KiB with two decimals, or in B, such as `1.50 GiB`."""
     for scale, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if abs(num_bytes) >= scale:
             return f"{num_bytes / scale:.2f} {unit}"
@@ -82,7 +89,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Text of a time, in s, ms or us."""
+    """Text of a time in s, ms or us with three significant digits, such as `12.5 ms`."""
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if abs(seconds) >= scale:
             return f"{seconds / scale:.3g} {unit}"

@@ -37,7 +37,10 @@ _MOST: Final = 2**60
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Measured times of one collective on one number of ranks: `sizes` in bytes, rising, and `times` in ns."""
+    """Measured times of one collective on one number of ranks.
+
+    `sizes`: bytes of the messages, rising; `times`: the time of each in ns.
+    """
 
     sizes: tuple[int, ...]
     times: tuple[int, ...]
@@ -47,7 +50,10 @@ class Curve:
         return self.sizes[0] <= num_bytes <= self.sizes[-1]
 
     def ns(self, num_bytes: float) -> int:
-        """Time in ns of a message of `num_bytes`, interpolated or extrapolated, see [Note: between the points]."""
+        """Time in ns of a message of `num_bytes`, interpolated between measured sizes or extrapolated.
+
+        The rule is in [Note: between the points].
+        """
         if num_bytes >= self.sizes[-1]:
             return round(self.times[-1] * num_bytes / self.sizes[-1])
         at = bisect_left(self.sizes, num_bytes)
@@ -58,18 +64,30 @@ class Curve:
         return round(before * math.pow(after / before, share))
 
     def rising(self) -> Curve:
-        """Running maximum of the curve, for models that need more bytes never to take less time."""
+        """Copy in which each time is the largest of its own and all of smaller messages.
+
+        For models that need more bytes never to take less time.
+        """
         return Curve(self.sizes, tuple(accumulate(self.times, max)))
 
     def left_out(self) -> Iterator[float]:
-        """Relative error at each inner point of the curve without that point: an upper bound of the interpolation's."""
+        """Yields relative errors of interpolation: interpolated / measured time - 1, by rising size.
+
+        One for each measured size but the first and the last. The interpolation uses the curve without that size, so
+        the errors are an upper bound of those of the whole curve.
+        """
         for at in range(1, len(self.sizes) - 1):
             rest = Curve(self.sizes[:at] + self.sizes[at + 1:], self.times[:at] + self.times[at + 1:])
             yield rest.ns(self.sizes[at]) / self.times[at] - 1
 
 
 class Curves(Frozen):
-    """One file of measured curves. `machine`: the machine it was measured on; `nccl`: the version of NCCL."""
+    """One file of measured times of collectives on one machine.
+
+    `machine`: the machine it was measured on; `nccl`: the version of NCCL. `curves`: by collective, the text of a
+    table: a line of the word `bytes` and numbers of ranks, then lines of message bytes and microseconds for each number
+    of ranks.
+    """
 
     machine: str
     nccl: str
@@ -85,15 +103,15 @@ class Curves(Frozen):
 
     @cached_property
     def by_ranks(self) -> dict[tuple[str, int], Curve]:
-        """Curves by (collective, number of ranks)."""
+        """Measured curves; keys are (collective, number of ranks)."""
         return {(name, ranks): curve for name, text in self.curves.items() for ranks, curve in _columns(text).items()}
 
     def measured(self, collective: str, ranks: int) -> Curve | None:
-        """Curve of a collective on that number of ranks; None if it was not measured."""
+        """Curve of `collective` on `ranks` ranks; None if it was not measured."""
         return self.by_ranks.get((collective, ranks))
 
     def most_ranks(self, collective: str) -> int:
-        """Largest number of ranks on which a collective was measured; 0 if it was not."""
+        """Largest number of ranks on which `collective` was measured; 0 if it was not measured."""
         return max((ranks for name, ranks in self.by_ranks if name == collective), default=0)
 
 
@@ -121,7 +139,7 @@ def _columns(text: str) -> dict[int, Curve]:
 
 
 def curve_names() -> tuple[str, ...]:
-    """Names of the built-in files of curves, sorted."""
+    """Names of the built-in files of measured collectives (`topologies/nccl/`, without `.yaml`), sorted."""
     return tuple(_built_in())
 
 
@@ -131,11 +149,17 @@ def _built_in() -> dict[str, Path]:
 
 
 def find_curves(ref: str, where: str = "curves", folder: Path = Path()) -> Path:
-    """Path of the built-in file of that name, or of the file at that path (from `folder`); InputError at `where`."""
+    """Path of the built-in file of measured collectives named `ref`, or of the file at path `ref`.
+
+    The path is relative to `folder`. InputError, with `where` as its place, if there is neither.
+    """
     return find_file("curves", ref, _built_in(), where, folder)
 
 
 @lru_cache(maxsize=64)
 def load_curves(path: str | Path) -> Curves:
-    """Reads a file once. InputError with `file:line` of each wrong key and of each text that is not a table."""
+    """Reads a file of measured collectives; a path that was read before is not read again.
+
+    InputError with `file:line` of each wrong key and of each text that is not a table.
+    """
     return read_values(Curves, read_document(path))

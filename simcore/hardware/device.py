@@ -35,10 +35,11 @@ class Memory(Frozen):
 
 
 class Peaks(Frozen):
-    """Dense peak per format; `fp32` is that of the vector units, which serve every kernel without `compute` share.
+    """Peak FLOP/s of one GPU by number format, without sparsity; None: it has no peak in the format.
 
-    A format without a peak is one that the tensor cores do not take: fp8 needs compute capability 8.9 (Ada, Hopper) or
-    CDNA 3, fp4 10.0 (Blackwell); bf16 and tf32 8.0 (Ampere), fp16 7.0 (Volta).
+    `fp32` is the peak of the vector units, which run every kernel without a share `compute` (`KernelShare`). The tensor
+    cores take fp8 from compute capability 8.9 (Ada, Hopper) or CDNA 3 on, fp4 from 10.0 (Blackwell), bf16 and tf32 from
+    8.0 (Ampere), fp16 from 7.0 (Volta).
     """
 
     fp32: FlopRate
@@ -50,7 +51,7 @@ class Peaks(Frozen):
 
 
 class Device(Frozen):
-    """One GPU. `compute_capability`: as PyTorch reports it, also for AMD's GPUs (gfx942 is 9.4)."""
+    """One model of GPU. `compute_capability`: as PyTorch reports it, also for AMD's GPUs (gfx942 is 9.4)."""
 
     name: str
     compute_capability: str = Field(pattern=r"^\d+\.\d+$")
@@ -62,17 +63,20 @@ class Device(Frozen):
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """Number formats that the tensor cores take, those with a peak."""
+        """Number formats for which a peak is known, in the order of `Peaks`; always with fp32."""
         return tuple(name for name in Peaks.model_fields if getattr(self.peak, name) is not None)
 
     @property
     def products(self) -> FlopRate:
-        """Peak of matrix products in bf16, else in fp16, else in fp32."""
+        """Peak FLOP/s of matrix products in bf16; in fp16 or else fp32 where the GPU has no bf16."""
         return self.peak.bf16 or self.peak.fp16 or self.peak.fp32
 
     @property
     def architecture(self) -> int:
-        """Major compute capability: 7 Volta and Turing, 8 Ampere and Ada, 9 Hopper, 10 and 12 Blackwell."""
+        """Major number of the compute capability.
+
+        7 is Volta and Turing, 8 Ampere and Ada, 9 Hopper, 10 and 12 Blackwell.
+        """
         return int(self.compute_capability.partition(".")[0])
 
     @property

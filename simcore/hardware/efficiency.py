@@ -20,26 +20,31 @@ __all__ = ["Efficiency", "Host", "KernelShare", "Kernels", "LowPrecision", "Over
 
 
 class LowPrecision(Frozen):
-    """Factor on a kernel's compute share when it runs in a low-precision format."""
+    """Factors on `KernelShare.compute` for kernels in fp8 and in fp4; None: no factor (1)."""
 
     fp8: Share | None = None
     fp4: Share | None = None
 
 
 class KernelShare(Frozen):
-    """Shares of the peak (None: it runs on the fp32 vector units) and of the memory bandwidth that a kernel reaches."""
+    """Shares of a GPU's peaks that one class of kernels reaches.
+
+    `compute`: share of the peak FLOP/s of the operands' format; None: the kernel's FLOPs run at the whole fp32 peak of
+    the vector units. `memory`: share of the memory bandwidth.
+    """
 
     compute: Share | None = None
     memory: Share
 
 
 class Kernels(Frozen):
-    """Shares of every kernel class; their order is that of `simcore.timing.kernel.KERNELS`.
+    """Shares of the GPU's peaks that each class of kernels reaches.
 
-    `attention`: cuDNN and flash-attention 3, on GPUs that have them; `attention_flash2`: flash-attention 2 and torch's
-    own; `attention_triton`: the first flash-attention in Triton; `attention_efficient`: torch's memory-efficient kernel
-    (CUTLASS's, from xformers). `elementwise_eager`: torch's own operators without a compiler, one pass each, over
-    views with the strides that they have.
+    The order is that of `simcore.timing.kernel.KERNELS`. `attention`: cuDNN and flash-attention 3, on GPUs that have
+    them; `attention_flash2`: flash-attention 2 and torch's own; `attention_triton`: the first flash-attention in
+    Triton; `attention_efficient`: torch's memory-efficient kernel (CUTLASS's, from xformers). `elementwise_eager`:
+    torch's own operators without a compiler, each a kernel that reads and writes memory, also over views whose elements
+    are not contiguous.
     """
 
     gemm: KernelShare
@@ -61,7 +66,7 @@ class Kernels(Frozen):
 
 
 class Host(Frozen):
-    """Time that the host of such a GPU spends on launches: the bound of a step of small kernels.
+    """Times that the host (the CPU process of one GPU) needs to launch kernels and collectives.
 
     `module`: for one kernel of a Megatron-Core or TransformerEngine module; `operator`: for one of torch's own;
     `permutation`: for one permutation of a Megatron dispatcher, with its counts, maps and splits; `collective`: for one
@@ -84,8 +89,8 @@ class Overlap(Frozen):
     """Cost that remains of communication that runs at the same time as kernels.
 
     `contention`: the share of the common time by which kernels take longer next to a collective (NCCL takes
-    multiprocessors and memory bandwidth). `tensor`, `expert`: the share that stays exposed where the framework overlaps
-    the collectives of tensor or expert parallelism inside a layer.
+    multiprocessors and memory bandwidth). `tensor`, `expert`: the share of its time that kernels still wait for a
+    collective of tensor or expert parallelism that the framework overlaps inside a layer.
     """
 
     contention: Share
@@ -94,7 +99,10 @@ class Overlap(Frozen):
 
 
 class Efficiency(Frozen):
-    """Efficiencies of one kind of GPU and of its hosts. `shortest`: the least time that a kernel takes."""
+    """One efficiency file: shares of its peaks that one kind of GPU reaches, launch times of its hosts.
+
+    `shortest`: the least time that any kernel takes.
+    """
 
     name: str
     low_precision: LowPrecision = LowPrecision()
@@ -105,7 +113,7 @@ class Efficiency(Frozen):
 
 
 def efficiency_names() -> tuple[str, ...]:
-    """Names of the built-in files of efficiencies, sorted."""
+    """Names of the built-in efficiency files (`topologies/efficiency/`, without `.yaml`), sorted."""
     return tuple(sorted(_built_in()))
 
 
@@ -115,9 +123,10 @@ def _built_in() -> dict[str, Path]:
 
 
 def load_efficiency(ref: str | Path, where: str = "efficiency", folder: Path = Path()) -> Efficiency:
-    """Loads the built-in file of that name, or the file at that path, relative to `folder`.
+    """Reads the built-in efficiency file named `ref`, or the file at path `ref`, relative to `folder`.
 
-    InputError: unknown name or file (asked for at `where`), a key or a quantity that is wrong (all of them at once).
+    InputError: no such name or file (the error names the place `where`, which asked for it), or wrong keys and
+    quantities (all of them at once).
     """
     path = find_efficiency(ref, where, folder)
     with named_at(where, path):
@@ -125,5 +134,8 @@ def load_efficiency(ref: str | Path, where: str = "efficiency", folder: Path = P
 
 
 def find_efficiency(ref: str | Path, where: str = "efficiency", folder: Path = Path()) -> Path:
-    """Path of the built-in file of that name, or of the file at that path (from `folder`); InputError at `where`."""
+    """Path of the built-in efficiency file named `ref`, or of the file at path `ref`.
+
+    The path is relative to `folder`. InputError, with `where` as its place, if there is neither.
+    """
     return find_file("efficiency", ref, _built_in(), where, folder)

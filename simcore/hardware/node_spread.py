@@ -10,7 +10,11 @@ __all__ = ["worst_spread"]
 
 @cache
 def worst_spread(group_size: int, stride: int, world_size: int, gpus_per_node: int) -> tuple[int, int]:
-    """(number of nodes, fewest members in one of them) of the axis's group with the worst spread."""
+    """(number of nodes, fewest members in one of these nodes) of the group of ranks that is spread worst.
+
+    Groups are `group_size` ranks with distance `stride`, of `world_size` ranks in all; nodes hold consecutive ranks.
+    Worst is a group in several nodes before one inside a node, then fewest members in one node, then most nodes.
+    """
     block = group_size * stride
     num_alignments = min(max(world_size // block, 1), gpus_per_node // math.gcd(block, gpus_per_node))
     offsets = range(min(stride, gpus_per_node))

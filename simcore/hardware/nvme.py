@@ -25,27 +25,33 @@ ALIGNED: Final = 1024 // FP32
 
 
 class Nvme(Frozen):
-    """Bandwidths that all drives of a host reach together; the ranks of the host share them evenly."""
+    """Bandwidths of all NVMe drives of one host together; the host's ranks share them evenly."""
 
     read: Rate
     write: Rate
 
 
 def is_swapped(numel: int) -> bool:
-    """True if an fp32 tensor of `numel` elements becomes a file."""
+    """True if DeepSpeed keeps an fp32 tensor of `numel` elements in a file on the drives: 1 MiB or more."""
     return FP32 * numel >= MIN_BYTES
 
 
 def aligned(numel: int) -> int:
-    """Elements of the buffer for a tensor of `numel` elements: `numel` rounded up to the alignment of requests."""
+    """Elements of the buffer for `numel` fp32 elements: `numel` rounded up to a multiple of 256.
+
+    Requests to the drives are multiples of 1,024 bytes.
+    """
     return -(-numel // ALIGNED) * ALIGNED
 
 
 def whole_pieces(numel: int) -> int:
-    """Elements of a gradient that are written to a file: `numel` rounded down to the alignment of requests."""
+    """Elements of a gradient that are written to a file: `numel` rounded down to a multiple of 256."""
     return numel // ALIGNED * ALIGNED
 
 
 def stays_on_device(numel: int) -> bool:
-    """True if a gradient of `numel` elements, or its unaligned rest, waits on the device."""
+    """True if an fp32 gradient of `numel` elements, or the rest of it, stays on the GPU until it is used.
+
+    That is so below 1 MiB, and where `numel` is no multiple of 256, see [Note: ZeRO-3 and NVMe].
+    """
     return not is_swapped(numel) or numel % ALIGNED > 0

@@ -28,7 +28,7 @@ __all__ = ["BusBandwidth", "Fabric", "HostLink", "Link", "Node", "Topology", "lo
 
 
 class BusBandwidth(Frozen):
-    """Bus bandwidth (as nccl-tests defines it) of one rank in place, by collective."""
+    """Bus bandwidth (as nccl-tests defines it) that one rank reaches, for each collective."""
 
     all_gather: Rate
     reduce_scatter: Rate
@@ -43,13 +43,13 @@ def _most_on_bus(collective: str, bandwidth: float, *, sums_in_switch: bool) -> 
 
 
 class Fabric(Frozen):
-    """Links of one level: inside a node, or between nodes.
+    """Interconnect of one level: between the GPUs of a node, or between nodes.
 
     `bandwidth`: one GPU, one way, datasheet; of a network, its share of the node's NICs. `latency`: of a call;
     `hop_latency`: added per hop of a ring inside a node, per square root of the number of nodes across nodes. `curves`:
-    measured times inside one host, the name of a file (`curves.py`) or a path. `sums_in_switch`: the switch reduces
-    data on their way (NVLS), so every byte of an all-reduce is sent once, and its bus bandwidth, which counts it
-    twice, may be up to twice the link's. No other collective may exceed the link.
+    measured times inside one host, the name of a built-in file (`topologies/nccl/`) or a path. `sums_in_switch`: the
+    switch reduces data on their way (NVLS), so every byte of an all-reduce is sent once, and its bus bandwidth, which
+    counts it twice, may be up to twice the link's. No other collective may exceed the link.
     """
 
     bandwidth: Rate
@@ -74,7 +74,10 @@ class Fabric(Frozen):
 
 
 class HostLink(Frozen):
-    """Link between a GPU and its host's memory, one GPU, one way: datasheet `bandwidth` and measured pinned copies."""
+    """Link between one GPU and its host's memory: one-way bandwidths, and the latency of a copy.
+
+    `bandwidth`: datasheet; `to_device`, `to_host`: measured copies with pinned memory.
+    """
 
     bandwidth: Rate
     to_device: Rate
@@ -82,15 +85,19 @@ class HostLink(Frozen):
     latency: Duration
 
     def way(self, direction: str) -> Link:
-        """Link `to_host` or `to_device`, measured with pinned memory; pageable memory is assumed to be as fast."""
+        """`Link` named "host" for copies in one `direction`, "to_host" or "to_device".
+
+        Its bandwidth was measured with pinned memory; pageable memory is assumed to be as fast.
+        """
         return Link("host", int(self.to_device if direction == "to_device" else self.to_host), self.latency.si, 1, 1)
 
 
 class Node(Frozen):
-    """GPUs joined by one fabric; `host_memory` is per host, and a node of several hosts sets `gpus_per_host`.
+    """One node: GPUs joined by one fabric, and the memory, links and drives of its hosts.
 
+    `host_memory`: bytes of each host; `gpus_per_host`: set where a node (NVLink domain) has several hosts.
     `host_bandwidth`: bandwidth of a host's memory over all channels; without it no optimizer on a CPU is timed.
-    `unified`: the source that says that host and device share one memory, if they do. `nvme`: the host's drives, if
+    `unified`: the source for one memory that host and device share; None: they have two. `nvme`: the host's drives, if
     known. `nvlink`: NVLink, or AMD's Infinity Fabric; `pcie`: for GPUs that have no faster link to each other.
     """
 
@@ -114,19 +121,19 @@ class Node(Frozen):
 
     @property
     def fabric(self) -> Fabric | None:
-        """Fabric between the GPUs of the node; None for a node of one GPU."""
+        """Fabric between the GPUs of the node (`nvlink`, else `pcie`); None: a single GPU without either."""
         return self.nvlink or self.pcie
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Slowest link that a communicator crosses.
+    """Slowest link that the ranks of one communicator use, and how they are spread over nodes.
 
-    `bytes_per_s`: one rank, one way, datasheet; `latency_s`: of a call. `ranks_per_node`: the fewest members on any
-    node that has a member; `num_nodes`, `num_hosts`: nodes and hosts with a member (a node may have several hosts).
-    `fabric`: the level that is crossed; without it every collective reaches `bytes_per_s`. `local`: the level inside
-    the node, for a network link. `name`: "nvlink" is the level inside a node, also where it is PCIe; "host" is between
-    a GPU and its host's memory.
+    `bytes_per_s`: one rank, one way, datasheet; `latency_s`: seconds of a call. `ranks_per_node`: the fewest members on
+    any node that has a member; `num_nodes`, `num_hosts`: nodes and hosts with a member (a node may have several hosts).
+    `fabric`: the level that is crossed; None: every collective reaches `bytes_per_s`. `local`: the level inside the
+    node, for a network link. `name`: "nvlink" is the level inside a node, also where it is PCIe; "host" is between a
+    GPU and its host's memory; "self" is a communicator of one rank.
     """
 
     name: Literal["nvlink", "network", "self", "host"]
@@ -140,7 +147,10 @@ class Link:
 
 
 class Topology(Frozen):
-    """A cluster of equal nodes; `num_nodes` None: as many as the mesh needs; `price_per_gpu_hour` None: unknown."""
+    """A cluster of equal nodes, and the shares of its GPUs' peaks that kernels reach (`efficiency`).
+
+    `num_nodes` None: as many as the job needs; `price_per_gpu_hour` None: unknown. `network` None: one node only.
+    """
 
     name: str
     device: Device
@@ -152,25 +162,26 @@ class Topology(Frozen):
 
     @property
     def gpus_per_node(self) -> int:
-        """Number of GPUs joined by NVLink."""
+        """Number of GPUs of one node, which are joined by NVLink (or PCIe)."""
         return int(self.node.gpus)
 
     @property
     def gpus_per_host(self) -> int:
-        """Number of GPUs that share one `node.host_memory`."""
+        """Number of GPUs that share one host's memory; equal to `gpus_per_node` if a node is one host."""
         return int(self.node.gpus_per_host or self.node.gpus)
 
     @property
     def max_gpus(self) -> int | None:
-        """Number of GPUs of the cluster; None if it is not bounded."""
+        """Number of GPUs of the cluster; None if its number of nodes is not given."""
         return None if self.num_nodes is None else self.num_nodes * self.gpus_per_node
 
     def gpus_taken(self, world_size: int) -> int:
-        """GPUs of each node that a job takes: all, or the same number of hosts from each of several NVLink domains.
+        """Number of GPUs of each node that a job of `world_size` ranks takes; in most cases all of them.
 
+        Where a node (NVLink domain) has several hosts, a larger job takes the same number of hosts from each.
         Megatron-Bridge's rule (`--segment` of Slurm, 067f987d scripts/performance/utils/executors.py:168): the largest
-        number of a domain's hosts that divides the job's, so 256 GPUs of GB200 are 64 in each of four domains of 72.
-        If that is less than half of a domain, whole domains are taken.
+        number of a domain's hosts that divides the job's, so 256 GPUs of GB200 are 64 in each of four domains of 72. If
+        that is less than half of a domain, whole domains are taken.
         """
         hosts, remainder = divmod(world_size, self.gpus_per_host)
         if remainder or world_size <= self.gpus_per_node or self.gpus_per_host == self.gpus_per_node:
@@ -182,14 +193,21 @@ class Topology(Frozen):
         return next(even, hosts_per_node) * self.gpus_per_host
 
     def bounded(self, num_nodes: int, where: str = "topology") -> Topology:
-        """Copy with `num_nodes` nodes; InputError if that is less than one or more than the cluster has."""
+        """Copy of the topology with `num_nodes` nodes.
+
+        InputError, with `where` as its place, if that is less than one or more than the cluster has.
+        """
         if not 1 <= num_nodes <= (self.num_nodes or num_nodes):
             there = self.num_nodes or "one or more"
             raise _problem(where, f"num_nodes: {self.name} has {there} node(s), not {num_nodes}")
         return self.model_copy(update={"num_nodes": num_nodes})
 
     def narrowed(self, gpus_per_node: int) -> Topology:
-        """Copy with a part of each node, as a queue gives out a large NVLink domain; InputError if it is not a part."""
+        """Copy of the topology whose nodes have only `gpus_per_node` GPUs.
+
+        A queue gives out such parts of a large NVLink domain. InputError if a node has fewer GPUs, or if a number above
+        one host is not a multiple of whole hosts.
+        """
         node, host = self.node, self.gpus_per_host
         if not 1 <= gpus_per_node <= self.gpus_per_node or (gpus_per_node % host and gpus_per_node > host):
             raise _problem("topology.gpus_per_node", f"{gpus_per_node}: expected at most {self.gpus_per_node}, in "
@@ -199,7 +217,10 @@ class Topology(Frozen):
         return self.model_copy(update={"node": node.model_copy(update={"gpus": kept, "gpus_per_host": hosts})})
 
     def check_world_size(self, world_size: int, where: str = "mesh") -> None:
-        """Raises InputError if the job needs more GPUs than there are, or several nodes without a network."""
+        """Raises InputError if the cluster has fewer than `world_size` GPUs, or needs a network and has none.
+
+        `where` is the place that the error names.
+        """
         if self.max_gpus is not None and world_size > self.max_gpus:
             raise _problem(where, f"{world_size} ranks do not fit on {self.name}: {self.num_nodes} node(s) of "
                                   f"{self.gpus_per_node} GPU(s) = {self.max_gpus}")
@@ -207,10 +228,11 @@ class Topology(Frozen):
             raise _problem(where, f"{world_size} ranks need several nodes, and {self.name} has no network")
 
     def link(self, group_size: int, stride: int, world_size: int | None = None) -> Link:
-        """Slowest link of a communicator of ranks base, base + stride, ...; nodes hold consecutive ranks.
+        """Slowest link of a communicator of the ranks base, base + stride, ...; nodes hold consecutive ranks.
 
-        Among the groups into which the axis cuts `world_size` ranks (None: one group, group_size * stride ranks) it is
-        that of the worst spread: most nodes, fewest members in one. InputError when there are too few GPUs.
+        `world_size` ranks are cut into several such groups (None: one group, group_size * stride ranks); the answer is
+        for the one that is spread worst: over several nodes, then fewest members in one node, then most nodes.
+        InputError if there are too few GPUs or no network.
         """
         if group_size < 1 or stride < 1:
             raise ValueError(f"group of {group_size} with stride {stride}")
@@ -235,15 +257,16 @@ def _files() -> dict[str, Path]:
 
 
 def topology_names() -> tuple[str, ...]:
-    """Names of the built-in topologies, sorted."""
+    """Names of the built-in topologies (`topologies/`, without `.yaml`), sorted."""
     return tuple(sorted(_files()))
 
 
 def load_topology(ref: str | Path, num_nodes: int | None = None, where: str = "topology") -> Topology:
-    """Loads the built-in topology of that name, or the file at that path; `num_nodes` bounds it.
+    """Reads the built-in topology named `ref`, or the file at path `ref`.
 
-    InputError: unknown name or file (asked for at `where`), a key or a quantity that is wrong (all of them at once),
-    fewer nodes than asked. A file is read once, and again when it, or a file that it names, has changed.
+    `num_nodes`: number of nodes of the result; None: as in the file. InputError: no such name or file (the error names
+    the place `where`, which asked for it), wrong keys and quantities (all of them at once), fewer nodes than
+    `num_nodes`. A file is read once, and again when it, or a file that it names, has changed.
     """
     path = find_file("topology", ref, _files(), where)
     with named_at(where, path):

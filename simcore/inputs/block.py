@@ -47,7 +47,10 @@ __all__ = [
 
 
 class Block(BaseModel):
-    """A part of an input file in which every key is known and no value is converted (`tp: true` is not 1)."""
+    """Base class for parts of a scenario file: unknown keys are refused, values not converted.
+
+    So `tp: true` is an error and not 1.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -103,7 +106,10 @@ BY_SHAPE = Discriminator(_shape)
 
 
 def problems_of(error: ValidationError, block: type[Block], where: Callable[[KeyPath], str]) -> list[Problem]:
-    """Problems that pydantic reports of `block`, in our words; `where` gives the place of a key path."""
+    """One problem for each mistake that pydantic found in `block`, worded for users.
+
+    `where`: gives the place, such as `file:line`, of a path of keys.
+    """
     return [_problem(details, block, where) for details in error.errors(include_url=False)]
 
 
@@ -145,7 +151,7 @@ def _got(details: Any) -> str:
 
 
 def shorten(value: object) -> str:
-    """Spelling of a value as in its file, cut to 60 characters."""
+    """Text of a value as a file spells it, cut to 60 characters; `a mapping` for a long mapping."""
     text = repr(value)
     if value is None or isinstance(value, bool):
         text = {None: "null", True: "true", False: "false"}[value]

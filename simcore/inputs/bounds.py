@@ -147,5 +147,5 @@ ADVISED_DRAWS: Final = 16
 
 
 def most_of(field: str) -> int:
-    """Largest value of a field of a `config.json`."""
+    """Largest accepted value of a `config.json` field named `field`."""
     return CONFIG.get(field, OTHERS)

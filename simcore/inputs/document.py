@@ -30,7 +30,11 @@ _FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINA
 
 @dataclass(frozen=True)
 class Document:
-    """A parsed file: plain values (shared where the file used an alias: never change them), and the place of each."""
+    """A parsed input file: its plain values, and the place of each in the file.
+
+    `data`: shared where the file used an alias, so never change it. `lines`: line (from 1) by path of keys. `path`:
+    name of the file in messages.
+    """
 
     path: str
     data: dict[str, Any]
@@ -40,24 +44,24 @@ class Document:
 
     @cached_property
     def folder(self) -> Path:
-        """Folder that relative paths in the file start from."""
+        """Folder that relative paths in the file are relative to."""
         return Path(self.path).parent
 
     def line_of(self, key_path: KeyPath) -> int:
-        """Line (from 1) of a key, or of the nearest enclosing key if the path is not in the file."""
+        """Line (from 1) of a key, or of the nearest enclosing key that is in the file; 1 if there is none."""
         line = self.lines.get(key_path)  # the usual case
         return line or next((self.lines[part] for part in _prefixes(key_path) if part in self.lines), 1)
 
     def where(self, key_path: KeyPath) -> str:
-        """`file:line` of a key, or the place that was given with a value set later."""
+        """Place of a key for a message: `file:line`, or the place that was given when `with_value` set it."""
         places = (self.places[part] for part in _prefixes(key_path) if part in self.places)
         put_in = next(places, None) if self.places else None
         return put_in or f"{self.path}:{self.line_of(key_path)}"
 
     def with_value(self, key_path: KeyPath, value: object, place: str) -> Document:
-        """Copy with one value set; missing mappings on the way are added, and only changed ones are copied.
+        """Copy of the document with one value set; `place` is what messages name as its place.
 
-        InputError if a value on the way exists and is not a mapping.
+        Missing mappings on the way are added. InputError if a value on the way exists and is not a mapping.
         """
         if len(key_path) > MAX_DEPTH:
             raise InputError(Problem(place, f"expected a key of at most {MAX_DEPTH} levels, got {len(key_path):,}"))
@@ -74,7 +78,7 @@ class Document:
         return replace(self, data=data, places={**self.places, (first_new or key_path): place, key_path: place})
 
     def without(self, key: str) -> Document:
-        """Copy without one top-level key."""
+        """Copy of the document without one top-level key."""
         return replace(self, data={name: value for name, value in self.data.items() if name != key})
 
 
@@ -83,12 +87,15 @@ def _prefixes(key_path: KeyPath) -> Iterator[KeyPath]:
 
 
 def read_document(path: str | os.PathLike[str]) -> Document:
-    """Reads one YAML or JSON file; InputError (with `file:line`) for every problem in it."""
+    """Reads and parses one YAML or JSON file; InputError with `file:line` for every problem in it."""
     return parse_document(read_text(Path(path)), str(path))
 
 
 def parse_document(text: str, path: str) -> Document:
-    """Parses the text of one document whose top level is a mapping; `path` names it in messages; InputError."""
+    """Parses the text of a YAML or JSON file whose top level is a mapping; `path` names it in messages.
+
+    InputError with `path:line` for every problem in it.
+    """
     builder = Parser(text, path)
     data = builder.document()
     if isinstance(data, dict):
@@ -98,7 +105,7 @@ def parse_document(text: str, path: str) -> Document:
 
 
 def parse_value(text: str, where: str) -> Any:
-    """Parses a single value as it would stand after `key:`, within the same bounds; InputError at `where`."""
+    """Value of a YAML text, as it would be read after `key:`; InputError at `where` if it cannot be read."""
     try:
         return Parser(text, where).document()
     except InputError as error:
@@ -106,7 +113,10 @@ def parse_value(text: str, where: str) -> Any:
 
 
 def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """Content of a regular file; InputError if it is not one, cannot be read, or has more than `limit` bytes."""
+    """Content of a regular file.
+
+    InputError if it is not one, cannot be read, or has more than `limit` bytes.
+    """
     content = b"".join(_blocks(path, limit, lambda file: iter([file.read(limit + 1)])))
     if problem := _too_large(len(content), limit):  # it grew while it was read, or its reported size was wrong
         raise InputError(Problem(str(path), problem))
@@ -114,12 +124,19 @@ def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
 
 
 def read_text(path: Path, limit: int = MAX_BYTES) -> str:
-    """Text of a regular UTF-8 file, within the bounds of `read_bytes`; InputError with the line for other bytes."""
+    """Text of a regular UTF-8 file of at most `limit` bytes.
+
+    InputError as `read_bytes`, and for bytes that are no text.
+    """
     return _text(read_bytes(path, limit), str(path))
 
 
 def read_lines(path: Path, limit: int) -> Iterator[str]:
-    """Lines of a regular UTF-8 file, ends kept, one by one; each line and their sum are bounded, as in `read_bytes`."""
+    """Yields the lines of a regular UTF-8 file one by one, with their ends.
+
+    InputError as `read_bytes`, for other bytes than text, and for a line of more than `bounds.MAX_LINE` bytes. `limit`:
+    largest size of the file in bytes.
+    """
     taken = 0
     for number, line in enumerate(_blocks(path, limit, lambda file: iter(lambda: file.readline(MAX_LINE + 1), b"")), 1):
         taken += len(line)
@@ -130,7 +147,10 @@ def read_lines(path: Path, limit: int) -> Iterator[str]:
 
 @contextmanager
 def named_at(where: str, path: Path) -> Iterator[None]:
-    """Reports a file that cannot be read at the place that named it; problems inside a file keep their own lines."""
+    """Context in which an InputError about the file `path` as a whole gets the place `where`.
+
+    That is the place that names the file. Problems inside the file keep their own lines.
+    """
     try:
         yield
     except InputError as error:

@@ -16,7 +16,10 @@ _MOST: Final = 64
 
 
 class FileCache(Generic[T]):
-    """Reads each path once, and again after it or a file that its value depends on was written, moved or removed."""
+    """Cache of the values of files, by path: each file is read once, and again after a change.
+
+    A change is that it, or a file that its value depends on, was written, moved or removed.
+    """
 
     def __init__(self, read: Callable[[Path], tuple[T, Iterable[Path]]]) -> None:
         """Takes `read`, which returns the value of a path and the other files that the value depends on."""

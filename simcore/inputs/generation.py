@@ -31,7 +31,7 @@ class Rl(Block):
 
 
 class Generation(Block):
-    """The inference engine."""
+    """The inference engine that generates, and its share of the GPUs."""
 
     engine: Name = Field(default="vllm", description="Inference engine")
     version: Literal["auto", "0.12.0", "0.25.1"] = Field(

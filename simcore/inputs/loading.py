@@ -23,7 +23,10 @@ _SUFFIXES: Final = (".yaml", ".yml")
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One scenario of a batch, or its problems; `where` is `file:line`, or the path that gave no scenario."""
+    """One scenario of a batch, or the problems for which there is none (`scenario` is then None).
+
+    `where`: `file:line`, or the path that gave no scenario.
+    """
 
     name: str
     where: str
@@ -41,9 +44,10 @@ class _Override:
 
 
 def read(paths: Iterable[str | os.PathLike[str]], overrides: Sequence[str] = ()) -> list[Entry]:
-    """Reads every scenario of `paths` (files, folders, globs), sweeps expanded, in order.
+    """Reads every scenario of `paths` (files, folders, globs) in order, sweeps expanded.
 
-    A mistake in a file is a problem of its entry. InputError only for `overrides` that cannot be read.
+    `overrides`: texts `key=value`, as `--set` takes them, applied to each. A mistake in a file is a problem of its
+    entry. InputError only for `overrides` that cannot be read.
     """
     settings = [_override(text) for text in overrides]
     entries: list[Entry] = []
@@ -61,7 +65,10 @@ def read(paths: Iterable[str | os.PathLike[str]], overrides: Sequence[str] = ())
 
 
 def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> list[Scenario]:
-    """Reads scenarios like `read`; InputError with all problems if there are any."""
+    """Reads the scenarios of one file, folder or glob, as `read`.
+
+    InputError with all problems if there are any.
+    """
     entries = read([path], overrides)
     problems = [problem for entry in entries for problem in entry.problems]
     if problems:
@@ -70,7 +77,10 @@ def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> list[Sc
 
 
 def entry_of(document: Document, overrides: Sequence[str] = ()) -> Entry:
-    """Scenario of a document that was read elsewhere; a `sweep` in it is a problem."""
+    """Scenario of a parsed document, or its problems; a `sweep` in it is a problem.
+
+    `overrides`: texts `key=value`, as `--set` takes them.
+    """
     settings = [_override(text) for text in overrides]
     if document.data.get("sweep") is not None:
         return _failed(document, document.path, (Problem(document.where(("sweep",)), "no sweep is expected here"),))
@@ -81,7 +91,10 @@ def entry_of(document: Document, overrides: Sequence[str] = ()) -> Entry:
 
 
 def changed(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
-    """Copy of a scenario with some keys set, as `--set` does; InputError for a value that no scenario may have."""
+    """Copy of a scenario with the dotted keys in `values` set.
+
+    InputError for a value that no scenario may have.
+    """
     document = scenario.document
     for key, value in values.items():
         document = document.with_value(split_key(key), value, f"--set {key}")

@@ -27,12 +27,12 @@ _LONG_NAME: Final = 200
 
 
 def is_text(name: str) -> bool:
-    """True if a name from the command line or a folder is text; Python keeps other bytes as lone surrogates."""
+    """True if a file name is text; False if it has other bytes, which Python keeps as lone surrogates."""
     return name.isascii() or not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def escaped(name: str) -> str:
-    """Printable form of a name that is not text, for a message."""
+    """Printable form of a file name that is not text (`is_text`), for a message."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
@@ -52,7 +52,7 @@ def is_file(path: str | os.PathLike[str]) -> bool:
 
 
 class Stamp(NamedTuple):
-    """Values of a file that change with its contents: time of writing, size in bytes, inode number."""
+    """Properties of a file that change when it is written: time in ns, size in bytes, inode number."""
 
     written_ns: int
     size: int
@@ -60,7 +60,7 @@ class Stamp(NamedTuple):
 
 
 def stamp(path: str | os.PathLike[str]) -> Stamp:
-    """Stamp of a file; zeros if it does not exist."""
+    """Stamp of the file at `path`, to be compared with a later one; all zeros if it does not exist."""
     try:
         status = os.stat(path)  # noqa: PTH116 - a path is made for each call of a simulation
     except (OSError, ValueError):
@@ -76,7 +76,10 @@ def _mode(path: str | os.PathLike[str]) -> int | None:
 
 
 def unusable(path: Path) -> str:
-    """Reason why no file can be at the path, such as a name that is too long; empty if one is or could be there."""
+    """Reason why no file can be at `path`, such as a name that is too long.
+
+    "" if one is or could be there.
+    """
     try:
         path.lstat()
     except FileNotFoundError:
@@ -88,7 +91,7 @@ def unusable(path: Path) -> str:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turns an error of the file system into an InputError about `path`."""
+    """Context in which an error of the file system (OSError) becomes an InputError about `path`."""
     try:
         yield
     except OSError as error:
@@ -96,17 +99,18 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes all of `content` (text as UTF-8) to a file, or nothing: see `whole`."""
+    """Writes all of `content` (text as UTF-8) to `path`, or leaves an older file unchanged (`whole`)."""
     with whole(path) as file:
         file.write(content.encode("utf-8") if isinstance(content, str) else content)
 
 
 @contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
-    """Yields a temporary file in the folder of `path`, which replaces `path`, synced to disk, when the block ends.
+    """Context that gives a temporary binary file, which replaces `path` when the block ends.
 
-    If the block or the disk fails (OSError), an older file at `path` stays unchanged and the temporary file is removed.
-    A pipe or a device is written to directly; a link stays, and its target is replaced.
+    It lies in the same folder and is synced to disk first. If the block or the disk fails (OSError), an older file at
+    `path` stays unchanged and the temporary file is removed. A pipe or a device is written to directly; a link stays,
+    and its target is replaced.
     """
     mode = _mode(path)
     if mode is not None and (not stat.S_ISREG(mode) or str(path.absolute()).startswith(_STREAMS)):
@@ -130,7 +134,7 @@ def whole(path: Path) -> Iterator[BinaryIO]:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Removes the temporary files of a process that was killed inside `whole(path)`; none may be running."""
+    """Removes temporary files that a killed process left in `whole(path)`; no such process may be running."""
     with suppress(OSError):
         for left in path.parent.glob(glob.escape(_unfinished(path)) + "[0-9a-f]" * 16 + ".tmp"):
             left.unlink(missing_ok=True)

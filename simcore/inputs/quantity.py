@@ -22,16 +22,17 @@ _MESSAGES: Final = {"extra_forbidden": "unknown key", "missing": "is missing"}
 
 
 class Frozen(BaseModel):
-    """A part of a file: immutable, hashable, closed to unknown keys."""
+    """Base class for parts of a file: immutable, hashable, and refusing unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Quantity(Frozen):
-    """A number with a unit; in a file `"450 GB/s"`, or `{value: "450 GB/s", kind: datasheet, source: "..."}`.
+    """A number with a unit, its reliability and its source.
 
-    datasheet: the vendor says so; measured: a named source measured it; fitted: calibrated, `source` names the rows;
-    assumed: none of these, `source` says why. Zero, another unit and values outside `bounds.QUANTITIES` are refused.
+    In a file `"450 GB/s"`, or `{value: "450 GB/s", kind: datasheet, source: "..."}`. `kind` is datasheet: the vendor
+    says so; measured: a named source measured it; fitted: calibrated, `source` names the measured runs; assumed: none
+    of these, `source` says why. Zero, another unit and values outside `bounds.QUANTITIES` are refused.
     """
 
     unit: ClassVar[str]
@@ -56,7 +57,10 @@ class Quantity(Frozen):
 
     @cached_property
     def si(self) -> float:
-        """Value in bytes, bytes/s, FLOP/s, seconds, or a plain count; a share is from 0 to 1."""
+        """Value in the base unit: bytes, bytes/s, FLOP/s, seconds, W, USD/h or a count.
+
+        A share is from 0 to 1.
+        """
         return parse_quantity(self.value, self.unit)
 
     def __int__(self) -> int:
@@ -64,13 +68,13 @@ class Quantity(Frozen):
 
 
 class Bytes(Quantity):
-    """Size of a memory."""
+    """Size of a memory, such as `80 GiB`."""
 
     unit = "B"
 
 
 class Rate(Quantity):
-    """Bandwidth of a link or a memory, one way."""
+    """Bandwidth of a link or a memory, one way, such as `450 GB/s`."""
 
     unit = "B/s"
 
@@ -82,13 +86,13 @@ class FlopRate(Quantity):
 
 
 class Share(Quantity):
-    """Share of a peak, more than 0 and at most 100%."""
+    """Share of a peak, more than 0 and at most 100%, such as `92%`."""
 
     unit = "%"
 
 
 class Duration(Quantity):
-    """A latency or another short time; zero is allowed."""
+    """A latency or another short time, such as `5 us`; zero is allowed."""
 
     unit = "s"
 
@@ -129,9 +133,9 @@ FileKind = TypeVar("FileKind", bound=Frozen)
 
 
 def read_values(kind: type[FileKind], document: Document, **loaded: object) -> FileKind:
-    """Values of a file, as a `kind`; `loaded` are values that replace those of keys.
+    """Contents of a file, checked and converted to the class `kind`.
 
-    InputError with `file:line` of every wrong key and quantity.
+    `loaded`: values that replace those of its keys. InputError with `file:line` of every wrong key and quantity.
     """
     try:
         return kind.model_validate({**document.data, **loaded})

@@ -38,14 +38,14 @@ _Degree = Annotated[int, Field(ge=1, le=DEGREE)]
 
 
 class ModelFile(Block):
-    """A model given by its configuration, with some of its keys changed."""
+    """A model given by its configuration, with some of the configuration's fields changed."""
 
     config: Text = Field(description="Preset, or path of a Hugging Face config.json")
     overrides: OpenMap = Field(default={}, description="Keys of the configuration that get another value")
 
 
 class TopologyFile(Block):
-    """A topology with a bounded number of nodes, or with a part of each."""
+    """A topology of which only some nodes, or some GPUs of each node, are used."""
 
     file: Text = Field(description="A name in topologies/, or a path")
     num_nodes: _Degree | None = Field(default=None, description="Nodes there are; left out: as many as the mesh needs")
@@ -67,7 +67,7 @@ class Mesh(Block):
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
+        """Number of ranks: pp x dp_replicate x dp_shard x cp x tp."""
         return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
 
 
@@ -84,7 +84,7 @@ def _workspace_or_auto(text: str) -> str:
 
 
 class Environment(Block):
-    """Variables that the job's processes are started with, as far as they change memory."""
+    """Environment variables of the job's processes that change memory."""
 
     cublas_workspace_config: Annotated[Text, AfterValidator(_workspace_or_auto)] = Field(
         default="auto", description="CUBLAS_WORKSPACE_CONFIG, such as :4096:8 (KiB); auto: not set, torch's default"
@@ -122,7 +122,7 @@ _SWEEP_SCHEMA: dict[str, Any] = {
 
 
 class Scenario(Block):
-    """One question to rankscope: what runs, how it is laid out, on what."""
+    """One scenario file: a model, a framework, how it is laid out over GPUs, and what it trains or serves."""
 
     name: Name = Field(description="Name, unique in a batch")
     workload: Literal["train", "dpo", "grpo", "serve"] = Field(default="train", description="What runs")
@@ -167,17 +167,17 @@ class Scenario(Block):
 
     @property
     def swept(self) -> bool:
-        """True if a sweep made this scenario: an illegal layout is then an answer and not an error."""
+        """True if the scenario is a member of a sweep: an illegal layout is then an answer and not an error."""
         return self._swept
 
     @property
     def document(self) -> Document:
-        """Document that it was read from; for a scenario made in Python, one with all its keys."""
+        """Document that the scenario was read from; for one made in Python, a document with all its keys."""
         return self._document or Document(self.name, self.normalised())
 
     @property
     def folder(self) -> Path:
-        """Folder that relative paths in the scenario start from."""
+        """Folder that relative paths in the scenario are relative to."""
         return self._document.folder if self._document else Path()
 
     @property
@@ -187,7 +187,10 @@ class Scenario(Block):
 
     @property
     def num_microbatches(self) -> int:
-        """Microbatches of one optimizer step on each rank; InputError if the batch does not divide."""
+        """Number of microbatches of one optimizer step on each rank.
+
+        InputError if `global_batch_size` is no multiple of micro_batch_size x dp_replicate x dp_shard.
+        """
         training, mesh = self.training, self.mesh
         replicas = mesh.dp_replicate * mesh.dp_shard
         per_pass = training.micro_batch_size * replicas
@@ -203,11 +206,17 @@ class Scenario(Block):
         return training.global_batch_size // per_pass
 
     def where(self, *key_path: str | int) -> str:
-        """`file:line` of a key (or of the key that encloses it); the dotted key for a scenario made in Python."""
+        """Place of a key for an error message: `file:line` of it, or of the key that encloses it.
+
+        For a scenario made in Python it is the dotted key.
+        """
         return self._document.where(key_path) if self._document else dotted(key_path)
 
     def normalised(self) -> dict[str, Any]:
-        """Every key as JSON has it, defaults filled in; reading it back gives an equal scenario."""
+        """All keys with their values as JSON types, defaults filled in.
+
+        Reading it back gives an equal scenario.
+        """
         return self.model_dump(mode="json", exclude={"sweep"})
 
 
@@ -226,7 +235,10 @@ def _of_engine(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_scenario(document: Document, *, swept: bool = False) -> Scenario:
-    """Validates one document (without its `sweep`, if any); InputError with every problem in it."""
+    """Checks one parsed file and makes a scenario of it, its `sweep` ignored.
+
+    InputError with every problem in it. `swept`: True for a member of a sweep.
+    """
     data = {key: value for key, value in document.data.items() if key != "sweep"}
     try:
         scenario = Scenario.model_validate(data)
@@ -245,7 +257,7 @@ def _check_world_size(scenario: Scenario) -> None:
 
 
 def scenario_schema() -> dict[str, Any]:
-    """JSON Schema (draft 2020-12) of a scenario file, for editors; descriptions are those of the fields."""
+    """JSON Schema (draft 2020-12) of a scenario file, for editors."""
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "rankscope scenario"}
     schema = Scenario.model_json_schema()
     trains = [key for key in schema["required"] if key in ("framework", "training")]

@@ -12,7 +12,10 @@ __all__ = ["key_rows"]
 
 
 def key_rows() -> Iterator[tuple[str, str, str, str]]:
-    """(name, values, default, description) of every key, as Markdown."""
+    """Yields (name, values, default, description) of every key of a scenario file, as Markdown.
+
+    A nested key has its full name, such as `mesh.tp`.
+    """
     schema = scenario_schema()
     for key, field, required in _keys(schema, schema["$defs"], ""):
         yield f"`{key}`", _values(field, schema["$defs"]), _left_out(field, required=required), field["description"]

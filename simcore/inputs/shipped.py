@@ -19,7 +19,7 @@ _IN_CHECKOUT: Final[dict[Kind, str]] = {"measured": "tests/truth/measured"}
 
 
 def data_folder(kind: Kind) -> Path:
-    """Folder of that kind of data, in the installed package or in a checkout."""
+    """Folder of the shipped topologies, scenarios or measured runs, installed or in a checkout."""
     return _folder(__file__, kind)
 
 
@@ -31,7 +31,10 @@ def _folder(file: str, kind: Kind) -> Path:
 
 
 def example(name: str) -> Path:
-    """Scenario file, or folder of them, shipped under that name; InputError lists the names."""
+    """Path of the shipped scenario file, or folder of scenarios, named `name`.
+
+    InputError, with all the names, if there is none.
+    """
     examples = {path.stem: path for path in sorted(data_folder("scenarios").glob("*")) if not path.name.startswith(".")}
     if name not in examples:
         raise InputError(Problem(f"example {name}", f"is none of: {', '.join(examples)}"))
@@ -39,9 +42,10 @@ def example(name: str) -> Path:
 
 
 def find_file(what: str, ref: str | Path, known: Mapping[str, Path], where: str, folder: Path = Path()) -> Path:
-    """File that `known` has under the name `ref`, else the file at that path, relative to `folder`.
+    """Path that `known` has for the name `ref`; else the file at path `ref`, relative to `folder`.
 
-    InputError at `where`, with the nearest name, if there is neither.
+    If there is neither: InputError at `where`, with the nearest name; `what` is the word for such a file in its
+    message.
     """
     if str(ref) in known:
         return known[str(ref)]

@@ -31,14 +31,17 @@ _MAX_NAME: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One document of a sweep; `problems` if its keys could not be set."""
+    """One scenario of a sweep, as a document with its keys set; `problems` if they could not be set."""
 
     document: Document
     problems: tuple[Problem, ...] = ()
 
 
 def split_key(key: str) -> KeyPath:
-    """Key path of `mesh.ep`; the name of a framework option is one part, because it may contain dots."""
+    """Path of keys for a dotted key: `mesh.ep` gives ("mesh", "ep").
+
+    What follows `framework_options.` is one part, because names of options may contain dots.
+    """
     block, point, option = key.partition(".")
     return (block, option) if point and block == "framework_options" else tuple(key.split("."))
 
@@ -57,7 +60,10 @@ class _Key:
 
 
 def members(document: Document) -> list[Member]:
-    """Documents of `sweep` in file order (without a sweep: the document itself); InputError for a wrong sweep."""
+    """Documents of all scenarios of the file's `sweep`, in its order; without a sweep the document alone.
+
+    InputError for a wrong sweep, or for too many scenarios.
+    """
     sweep, plain = document.data.get("sweep"), document.without("sweep")
     if sweep is None:
         return [Member(plain)]

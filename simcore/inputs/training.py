@@ -29,7 +29,7 @@ LayerCount = Annotated[int, Field(ge=1, le=LAYERS)]
 
 
 class Lengths(Block):
-    """Sequences of unequal length, drawn at random; a microbatch is padded to its longest."""
+    """Random lengths of sequences from a distribution; a microbatch is padded to its longest."""
 
     mean: Count = Field(description="Mean length of a sequence, in tokens, before it is cut")
     max: Count = Field(description="Longest sequence, in tokens: what is longer is cut")
@@ -67,7 +67,7 @@ def _lengths_kind(value: object) -> str:
 
 
 class Recompute(Block):
-    """Activations that are recomputed in backward."""
+    """Activations that are computed again in backward instead of being kept."""
 
     mode: Literal["uniform", "block", "per_op"] = Field(description="How layers are chosen")
     num_layers: LayerCount = Field(
@@ -77,7 +77,7 @@ class Recompute(Block):
 
 
 class Pipeline(Block):
-    """Cut and schedule of pipeline stages."""
+    """Cut of the model into pipeline stages, and the schedule in which they run."""
 
     schedule: Name = Field(default="1f1b", description="1f1b, gpipe, or zero bubble: zb_h1, interleaved_zb, zbv")
     virtual_stages: LayerCount = Field(
@@ -91,7 +91,7 @@ class Pipeline(Block):
 
 
 class Imbalance(Block):
-    """Routing in which the busiest rank gets this many times the mean load."""
+    """Routing in which the busiest rank gets `imbalance` times the mean load of tokens."""
 
     imbalance: Annotated[float, Field(ge=1, le=FACTOR)] = Field(
         description="Load of the fullest rank over the mean; of ep ranks at most ep times")
@@ -104,7 +104,7 @@ class Capacity(Block):
 
 
 class Draws(Block):
-    """Routing with expert loads drawn at random."""
+    """Routing in which loads of experts are drawn at random; each draw is one step."""
 
     seed: Seed = Field(description="Seed of the draws")
     draws: Number = Field(default=1000, description="Number of draws")
@@ -131,7 +131,7 @@ Routing = Annotated[
 
 
 class Precision(Block):
-    """Formats of stored, computed and reduced tensors."""
+    """Number formats of stored, computed and reduced tensors."""
 
     params: DType = Field(default="auto", description="Format in which parameters are stored")
     experts: DType = Field(default="auto", description="Format in which routed experts are stored")
@@ -166,7 +166,7 @@ class Optimizer(Block):
 
 
 class OffloadPart(Block):
-    """A tensor class of which a fraction is kept outside the device."""
+    """Part of a kind of tensors (such as optimizer states) that is kept outside the device."""
 
     space: Literal["host", "nvme"] = Field(description="Where it lies")
     fraction: Fraction = Field(default=1.0, description="Fraction that lies there, in (0, 1]")
@@ -178,7 +178,7 @@ _Offloaded = Annotated[
 
 
 class Offload(Block):
-    """Tensors kept outside the device."""
+    """Kinds of tensors that are kept outside the device, in host memory or on NVMe drives."""
 
     params: _Offloaded = Field(default="none", description="Parameters")
     optimizer: _Offloaded = Field(default="none", description="Optimizer states")
@@ -186,7 +186,10 @@ class Offload(Block):
     activations: _Offloaded = Field(default="none", description="Activations kept for backward")
 
     def part(self, name: str) -> tuple[str, float]:
-        """(space, fraction) of the part of a tensor class outside the device; fraction 0 if there is none."""
+        """(space, fraction) of the tensors `name` that are kept outside the device.
+
+        ("none", 0.0) if all are on it. `name`: params, optimizer, gradients or activations; space: "host" or "nvme".
+        """
         offloaded = getattr(self, name)
         if isinstance(offloaded, OffloadPart):
             return offloaded.space, offloaded.fraction
@@ -214,7 +217,7 @@ class Lora(Block):
 
 
 class Quantization(Block):
-    """The frozen base of qlora."""
+    """Quantization of the frozen base model under qlora."""
 
     format: Literal["nf4", "fp4", "int8"] = Field(default="nf4", description="Format of a block of values")
     block_size: Annotated[int, Field(ge=1, le=BLOCK)] = Field(default=64, description="Values that share one scale")
@@ -222,7 +225,7 @@ class Quantization(Block):
 
 
 class Training(Block):
-    """The work of one optimizer step."""
+    """Settings of the training: what one optimizer step computes, and in which formats."""
 
     method: Literal["full", "lora", "qlora"] = Field(default="full", description="What is trained")
     seq_len: Length = Field(description="Tokens of one sequence, before cp splits it")

@@ -54,7 +54,7 @@ _MAX_DIGITS: Final = 400
 
 
 def dotted(key_path: KeyPath) -> str:
-    """Key path as text: `("mesh", "ep")` -> `"mesh.ep"`."""
+    """Path of keys as text: `("mesh", "ep")` -> `"mesh.ep"`."""
     return ".".join(map(str, key_path))
 
 
@@ -68,7 +68,10 @@ class _Built:
 
 
 class Parser:
-    """Builds the values of one text; `path` names it in messages. Depth is bounded, so plain recursion is safe."""
+    """Parses one YAML (or JSON) text into plain values, within limits of depth and size.
+
+    `path` names it in messages. After `document`, `lines` has the line (from 1) of every value by its path of keys.
+    """
 
     def __init__(self, text: str, path: str) -> None:
         self.path = path
@@ -80,7 +83,7 @@ class Parser:
         self.events = self._events()
 
     def document(self) -> Any:
-        """Value of the one document of the text, None if it is empty; InputError with all problems."""
+        """Value of the one document in the text, None if it is empty; InputError with all problems found."""
         if match := _SURROGATE.search(self.text):
             self._refuse(self.text.count("\n", 0, match.start()), "expected UTF-8 text, got other bytes")
         if match := _CONTROL.search(self.text):

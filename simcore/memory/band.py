@@ -31,7 +31,10 @@ _DIGITS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Quantiles `low` and `high` of measured over simulated bytes, of `num` observations of the class."""
+    """Range of measured over simulated memory, from `num` measured runs of one class of layouts.
+
+    `low`, `high`: their 10% and 90% quantiles, widened to contain 1.
+    """
 
     num: int
     low: float
@@ -39,7 +42,10 @@ class Band:
 
 
 def layout_class(job: Job, framework: Framework) -> str:
-    """Name of a layout's class, such as `resident, moe, lora` or `resident, dense, full, fp8`."""
+    """Name of the class of layouts that the job belongs to, such as `resident, dense, full, fp8`.
+
+    Measured runs of a class tell how far simulated memory is off, see [Note: bands].
+    """
     parameters = "resident" if framework.strategy.holds_whole_parameters else "gathered"
     mamba = any(isinstance(b.block, Mamba2) for kind in job.graph.kinds for b in kind.branches)
     blocks = "hybrid" if mamba else "moe" if job.has_experts else "dense"
@@ -48,7 +54,10 @@ def layout_class(job: Job, framework: Framework) -> str:
 
 
 def band_of(name: str) -> Band:
-    """Band of a class; it contains 1, so that the simulated number lies inside."""
+    """Range of measured over simulated memory for the class `name` (`layout_class`); it contains 1.
+
+    With fewer than `FEW` measured runs it is widened to the range of all classes; `num` 0: no run of this class.
+    """
     bands = read_bands()
     own, all_classes = bands.get(name, Band(0, 1.0, 1.0)), bands.get(EVERY, Band(0, 1.0, 1.0))
     if own.num >= FEW:
@@ -58,13 +67,13 @@ def band_of(name: str) -> Band:
 
 @lru_cache(maxsize=1)
 def read_bands() -> Mapping[str, Band]:
-    """Stored table of bands by class."""
+    """Range of measured over simulated memory by name of class, from `bands.json`; `EVERY`: all classes."""
     path = data_folder("measured") / "bands.json"
     return {name: Band(**fields) for name, fields in json.loads(read_text(path)).items()}
 
 
 def make_bands(residuals: Mapping[str, Sequence[float]]) -> str:
-    """Text of the stored table, from the residuals of each class."""
+    """JSON text for `bands.json`, from measured over simulated bytes of each run, listed by name of class."""
     all_classes = {EVERY: [residual for group in residuals.values() for residual in group]}
     table = {name: asdict(_band(values)) for name, values in sorted((all_classes | dict(residuals)).items()) if values}
     return json.dumps(table, indent=1) + "\n"

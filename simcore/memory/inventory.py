@@ -23,7 +23,10 @@ OUTSIDE_LAYERS = "between stages"
 
 
 def tensor_rows(plan: Plan) -> tuple[TensorRow, ...]:
-    """Tensors of the plan's rank, in the order of layers; those that another layer owns are left out."""
+    """Parameters and buffers of the plan's rank, those of equal layers together, by kind of layer.
+
+    Tensors whose storage another layer owns (tied weights) are left out.
+    """
     kinds = plan.graph.kinds
     return tuple(_row(kinds[kind].name, count, placed, plan.mesh)
                  for kind, count in plan.kind_counts for placed in plan.kinds[kind] if not placed.spec.tied)
@@ -55,12 +58,15 @@ def _cuts(placements: Placements, mesh: Mesh) -> Iterator[str]:
 
 
 def kinds_by_path(plan: Plan) -> dict[str, str]:
-    """Names of layer kinds by the paths of layers."""
+    """Name of each layer's kind (such as "decoder") by the layer's module path."""
     return {layer.path: plan.graph.kinds[layer.kind].name for layer in plan.graph.layers}
 
 
 def holders(balance: MemoryPeak, kinds: Mapping[str, str]) -> tuple[Holder, ...]:
-    """Owners of bytes at the peak, summed by name over layers of one kind, largest first."""
+    """Tensors that hold bytes at the peak, summed over layers of one kind, largest first.
+
+    `balance.top` must have all owners. `kinds`: name of the kind by the path of a layer.
+    """
     sizes: Counter[tuple[str, str, str]] = Counter()
     counts: Counter[tuple[str, str, str]] = Counter()
     for owner, category, num_bytes in balance.top:

@@ -33,10 +33,13 @@ TRIAL_BYTES: Final = 256 * 2**20
 
 @dataclass(frozen=True, eq=False)
 class MemoryPeak:
-    """The highest moment of a step: its place in the program and the owners of its bytes.
+    """The moment of a step with most allocated bytes on one rank, and the tensors that hold them.
 
-    `top`: (owner, category, bytes), largest first. `by_phase`: peak of each phase. `end_bytes`: allocated after the
-    last row. `first_scan_bytes`: the most while the first Mamba scans run; None without any.
+    `phase`, `event`, `layer`, `microbatch`: where in the step it is (`event`: the last callback (hook) of the framework
+    that ran before; `layer`: a module path, "" outside layers). `by_category`: bytes then, by category of tensor.
+    `top`: (owner, category, bytes), largest first; an owner is "layer path/tensor". `by_phase`: highest bytes in each
+    phase. `end_bytes`: allocated when the step is over. `first_scan_bytes`: highest bytes while the first Mamba scans
+    run; None without any.
     """
 
     peak_bytes: int
@@ -52,7 +55,11 @@ class MemoryPeak:
 
 
 def first_step(balance: MemoryPeak, born_in_step: int) -> int:
-    """Peak in bytes of the very first step, see [Note: the first step]; `born_in_step`: bytes of optimizer states."""
+    """Peak in bytes of the very first step; optimizer states do not exist until its optimizer runs.
+
+    `balance`: peak of a later step; `born_in_step`: bytes of the states that the first optimizer step allocates.
+    Mamba's kernels are tuned in that step too, see [Note: the first step].
+    """
     before = max((size for phase, size in balance.by_phase.items() if phase != "optimizer"), default=0)
     if balance.first_scan_bytes is not None:
         before = max(before, balance.first_scan_bytes + TRIAL_BYTES)
@@ -60,12 +67,12 @@ def first_step(balance: MemoryPeak, born_in_step: int) -> int:
 
 
 def running(program: Program) -> IntArray:
-    """Allocated bytes after each row of the program."""
+    """Allocated bytes after each operation of the program, in order of issue, persistent tensors included."""
     return np.cumsum(fitting(posted_bytes(program.columns)))
 
 
 def balance(program: Program, num_top: int = 12) -> MemoryPeak:
-    """Peak of a program, its `num_top` largest owners, and the peak of each phase."""
+    """Peak of the program's allocated bytes, with the peak of each phase and its `num_top` largest owners."""
     sums = _Sums(program)
     piece, row = sums.peak()
     alive = _held(program, piece, row)

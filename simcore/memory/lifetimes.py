@@ -29,9 +29,10 @@ _FINEST = 1 << 14
 
 
 def lifetimes(program: Program, row_ns: IntArray | None, limit: int) -> Lifetimes:
-    """Lifetimes with at most `limit` births and deaths; above that, a layer's tensors of one category are merged.
+    """Birth, death, size and owner of every allocation of the program, in order of birth.
 
-    `row_ns`: time of each row in ns (None: all zero). The highest moment is exact to the byte in both cases.
+    With more than `limit` allocations and frees, tensors of one layer and category are merged; the highest moment is
+    exact to the byte in both cases. `row_ns`: time in ns of each operation of the program; None: all zero.
     """
     rows = np.flatnonzero(program.columns[:, OP] <= Op.FREE)
     posted = program.columns[rows]

@@ -45,7 +45,11 @@ _DEEPEP_RDMA_RECEIVED: Final = 128
 
 @dataclass(frozen=True, slots=True)
 class OutsideMemory:
-    """Bytes of one category, the kind of evidence for the number, and its source."""
+    """GPU memory of one category outside torch's caching allocator, in bytes, on one rank.
+
+    `kind`: evidence for the number: derived from code, calibrated on measurements, or assumed. `source`: where it is
+    from.
+    """
 
     category: Literal["context", "nccl", "dispatcher", "workspace", "paged_states"]
     num_bytes: int
@@ -55,9 +59,10 @@ class OutsideMemory:
 
 @dataclass(frozen=True, slots=True)
 class CommSetup:
-    """Inputs of buffer sizes: the layout, the machine, tokens of a microbatch on this rank and their width.
+    """Inputs of the sizes of communication buffers on one rank: layout, machine, libraries, tokens.
 
-    `hidden`, `expert_hidden`: width of a token, and of the rows that are sent to experts.
+    `tokens`: of one microbatch on the rank. `hidden`: elements of a token; `expert_hidden`: elements of a token as it
+    is sent to experts.
     """
 
     mesh: Mesh
@@ -69,7 +74,11 @@ class CommSetup:
 
 
 def outside(site: CommSetup, traffic: Iterable[TrafficRow]) -> tuple[OutsideMemory, ...]:
-    """Memory outside the allocator of a rank with this traffic; categories of 0 bytes are omitted."""
+    """GPU memory of one rank outside torch's allocator, one entry a category.
+
+    Categories: the CUDA context, NCCL's buffers for the communicators in `traffic` (the rank's collectives of a step),
+    token dispatcher buffers, and TransformerEngine's user buffers; those of 0 bytes are omitted.
+    """
     context = site.topology.device.memory.context
     kind: Literal["calibrated", "assumed"] = "assumed" if context.kind == "assumed" else "calibrated"
     parts = (OutsideMemory("context", int(context), kind, context.source), _nccl(site, list(traffic)),
@@ -78,7 +87,10 @@ def outside(site: CommSetup, traffic: Iterable[TrafficRow]) -> tuple[OutsideMemo
 
 
 def paged(num_bytes: int) -> tuple[OutsideMemory, ...]:
-    """Managed memory of optimizer states, which stays on the device as long as nothing else needs the room."""
+    """One entry for `num_bytes` of paged optimizer states, counted as on the device; () for 0 bytes.
+
+    Paged states (cudaMallocManaged) stay on the device as long as nothing else needs the room.
+    """
     source = "bitsandbytes 95f9af30 functional.py get_paged: cudaMallocManaged; counted as resident on the device"
     return (OutsideMemory("paged_states", num_bytes, "assumed", source),) * bool(num_bytes)
 
@@ -133,7 +145,10 @@ def _dispatcher(site: CommSetup) -> OutsideMemory:
 
 
 def deepep_bytes(hidden: int, ep: int) -> int:
-    """Bytes of DeepEP's NVLink and RDMA buffers of a group of `ep` ranks for bf16 tokens, and of its workspace."""
+    """Bytes of DeepEP's buffers (NVLink and RDMA) and of its workspace on one rank.
+
+    Tokens are bf16, of `hidden` elements. `ep`: number of ranks that exchange tokens (expert parallelism).
+    """
     row = 2 * hidden + 8 + 128 * (8 + 4 + 4)  # the token, its source, room for 128 choices and scales
     received = _DEEPEP_RECEIVED[min((size for size in _DEEPEP_RECEIVED if size >= ep), default=160)]
     near, far = min(ep, 8), ep // 8

@@ -34,7 +34,10 @@ _SEGMENT: Final = 2 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class ReservedModel:
-    """Shares of the allocated bytes that are reserved beyond them: the median and the high end."""
+    """Memory that torch's allocator reserves beyond the allocated bytes, as shares of these.
+
+    `middle`: the median over measured runs; `high`: the upper end.
+    """
 
     middle: float
     high: float
@@ -47,7 +50,7 @@ GATHERED: Final = ReservedModel(0.226, 0.314)
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Bytes that the allocator reserves at the peak: between `low` and `high`, most likely about `middle`."""
+    """Bytes that torch's allocator reserves at the peak: from `low` to `high`, most likely `middle`."""
 
     low: int
     middle: int
@@ -55,12 +58,19 @@ class Reserved:
 
 
 def needed(allocated: int, shares: ReservedModel, usual: ReservedModel = ORDINARY) -> Reserved:
-    """Reserved bytes that a peak of `allocated` bytes needs: fragmentation (`usual`), without cache."""
+    """Bytes that the allocator must reserve for `allocated` bytes: with fragmentation, without cache.
+
+    The smaller of `shares` and `usual` counts, as what gathering parameters adds beyond `usual` is cache that torch can
+    free.
+    """
     return reserved(allocated, ReservedModel(min(shares.middle, usual.middle), min(shares.high, usual.high)))
 
 
 def reserved(allocated: int, shares: ReservedModel = ORDINARY, room: int | None = None) -> Reserved:
-    """Reserved bytes as they are observed. `room`: bytes of the device; cache never exceeds it."""
+    """Bytes that the allocator is observed to reserve at a peak of `allocated` bytes, cache included.
+
+    `room`: bytes of the device for the allocator, which cache never exceeds; None: no limit.
+    """
     ends = [_segments(allocated * (1 + share)) for share in (0, shares.middle, shares.high)]
     if room is None:
         return Reserved(*ends)

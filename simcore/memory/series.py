@@ -21,12 +21,20 @@ MAX_SAMPLES = 600
 
 
 def memory_series(program: Program, row_ns: IntArray | None) -> MemorySeries:
-    """Series of at most `MAX_SAMPLES` moments, the peak among them. `row_ns`: times of rows in ns (None: all zero)."""
+    """Allocated bytes by category of tensor at up to `MAX_SAMPLES` moments of the step, in order.
+
+    The peak is among them. The step is cut into equal stretches of operations, each shown at its highest moment.
+    `row_ns`: time in ns of each operation of the program; None: all times are zero.
+    """
     return _series(program, row_ns, lambda posted: [program.outline.owners[slot][1] for slot in posted[:, 1].tolist()])
 
 
 def memory_by_part(program: Program, row_ns: IntArray | None, kinds: Mapping[str, str]) -> MemorySeries:
-    """Series at the same moments, by the kind of layer that holds the bytes. `kinds`: kind by a layer's path."""
+    """Allocated bytes by kind of layer that holds them, at the moments of `memory_series`.
+
+    `kinds`: name of the kind by the path of a layer; bytes that no layer holds are named "between stages". `row_ns`:
+    time in ns of each operation of the program; None: all times are zero.
+    """
     names = [kinds[path] for path in program.layer_paths]
 
     def part_of(posted: IntArray) -> list[str]:

@@ -38,7 +38,11 @@ _ROPE_ENTRIES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """One workspace: its name, size in bytes, kind of evidence, and source."""
+    """One workspace that a library allocates through torch and keeps.
+
+    `num_bytes`: its size. `kind`: evidence for the size, derived from the library's code or assumed; `source`: where it
+    is from.
+    """
 
     name: str
     num_bytes: int
@@ -48,9 +52,10 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True)
 class WorkspaceInputs:
-    """Inputs of workspace sizes besides the plan: compute capability (major), cuBLAS's setting, positions.
+    """Inputs of workspace sizes besides the plan.
 
-    `cublas_bytes`: size of one workspace, None for torch's default. `batch` sequences of `seq` positions on this rank.
+    `capability`: major compute capability of the GPU. `cublas_bytes`: size of one cuBLAS workspace, None for torch's
+    default. `batch` sequences of `seq` positions are a microbatch on this rank.
     """
 
     capability: int
@@ -60,7 +65,7 @@ class WorkspaceInputs:
 
 
 def spaces(plan: Plan, setting: WorkspaceInputs) -> tuple[Workspace, ...]:
-    """Workspaces of the plan's rank; those of 0 bytes are omitted."""
+    """Workspaces of torch, TransformerEngine and Megatron-Core on the plan's rank, none of 0 bytes."""
     libraries = plan.framework.libraries
     workspaces = (*_torch(plan, setting), *_te(plan, setting, libraries), *_core(plan, setting, libraries))
     return tuple(space for space in workspaces if space.num_bytes)

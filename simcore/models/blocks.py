@@ -38,10 +38,12 @@ class Attention:
 
     @property
     def q_size(self) -> int:
+        """Elements of all query heads of a token."""
         return self.num_heads * self.head_dim
 
     @property
     def kv_size(self) -> int:
+        """Elements of all key heads of a token; those of its values are as many."""
         return self.num_kv_heads * self.head_dim
 
 
@@ -67,23 +69,26 @@ class LatentAttention:
 
     @property
     def q_size(self) -> int:
+        """Elements of all query heads of a token, rotated parts included."""
         return self.num_heads * (self.nope + self.rope)
 
     @property
     def kv_size(self) -> int:
-        """Rows of the projection up: keys without rotation, and values."""
+        """Elements of a token's keys, without their rotated part, and values, of all heads."""
         return self.num_heads * (self.nope + self.value)
 
     @property
     def out_size(self) -> int:
+        """Elements of all value heads of a token, which the output projection takes."""
         return self.num_heads * self.value
 
 
 @dataclass(frozen=True, slots=True)
 class Mamba2:
-    """A Mamba-2 mixer (state-space duality), gated RMSNorm, output projection.
+    """A Mamba-2 mixer: projection, convolution, scan (state-space duality), gated RMSNorm, projection.
 
-    `bias`: of both projections; `conv_bias`: of the convolution.
+    `state`: size of the recurrent state; `conv_kernel`: width of the convolution; `chunk`: tokens of a chunk of the
+    scan. `bias`: of both projections; `conv_bias`: of the convolution.
     """
 
     hidden: int
@@ -98,28 +103,30 @@ class Mamba2:
 
     @property
     def inner(self) -> int:
+        """Elements of all heads of a token."""
         return self.num_heads * self.head_dim
 
     @property
     def conv_dim(self) -> int:
-        """Channels of the convolution: x, B and C."""
+        """Number of channels of the convolution: x, B and C."""
         return self.inner + 2 * self.num_groups * self.state
 
     @property
     def in_proj(self) -> int:
-        """Rows of the input projection: z, x, B, C, dt."""
+        """Elements of a token's output of the input projection: z, x, B, C and dt."""
         return self.inner + self.conv_dim + self.num_heads
 
 
 @dataclass(frozen=True, slots=True)
 class Moe:
-    """Routed experts with a shared expert. `gated`: SwiGLU experts (three matrices), `gelu`: GELU, else relu^2 (two).
+    """Routed experts of width `expert_ffn`, and a shared expert of width `shared_ffn` (0: none).
 
-    `router`: "sigmoid" scores whose choice a buffer corrects; "softmax" before the choice; "topk_softmax" after it,
-    with a bias on the logits. `normalised`: the weights of the chosen add up to one. `bias`: experts have biases.
-    `shared_gate`: a sigmoid of a product with the input weighs the shared expert's output. `latent` > 0: routed experts
-    see this many columns, between a projection down and one up of every token; router and shared expert see all.
-    A token's experts are all in `chosen_groups` of `num_groups` equal groups.
+    `gated`: SwiGLU (three matrices), `gelu`: GELU, else relu^2 (two). `router`: "sigmoid" (a buffer corrects the scores
+    for the choice), "softmax" before the choice of `top_k`, "topk_softmax" after it, with a bias on the logits.
+    `normalised`: weights of the chosen add up to one. `bias`: experts have biases. `shared_gate`: a sigmoid of a
+    product with the input weighs the shared expert's output. `latent` > 0: routed experts see so many columns, between
+    a projection down and one up of every token; router and shared expert see all. A token's experts are all in
+    `chosen_groups` of `num_groups` equal groups.
     """
 
     hidden: int
@@ -139,13 +146,16 @@ class Moe:
 
     @property
     def expert_hidden(self) -> int:
-        """Columns of the rows that are sent to experts."""
+        """Elements of a token as it is sent to routed experts: `latent` if that is set, else `hidden`."""
         return self.latent or self.hidden
 
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """A dense MLP. `gated`: SwiGLU, `gelu`: GELU, else relu^2. `bias`: of both matrices."""
+    """A dense MLP. `gated`: three matrices (SwiGLU; GELU if `gelu`), else two (relu^2; GELU if `gelu`).
+
+    `bias`: of its matrices.
+    """
 
     hidden: int
     ffn: int
@@ -156,12 +166,12 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True)
 class SharedTransformer:
-    """Attention and a gated GELU MLP whose weights several layers use, with low-rank adapters of each (Zamba2).
+    """Attention and a gated GELU MLP whose weights several layers share, each with adapters (Zamba2).
 
     It reads the layer's input and the embedding's output, concatenated to 2h columns, and ends in a projection that
-    belongs to the layer. `places`: numbers of the adapters that it holds, one a layer that uses it; `rank`: theirs, of
-    query, key and value too where `adapts_attention`. `name`: the module inside each of those layers; equal ones are
-    the same module.
+    belongs to the layer. `places`: numbers of the layers that use it, among those with such a block; it holds an
+    adapter for each. `rank`: of these low-rank adapters, which query, key and value have too where `adapts_attention`.
+    `name`: the module inside each of those layers; equal ones are the same module.
     """
 
     hidden: int
@@ -178,10 +188,11 @@ class SharedTransformer:
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
-    """The token embedding. `rotary_dim` > 0: the stem makes cos and sin tables for the layers.
+    """The token embedding (`vocab` x `hidden`), and what a model makes before its layers.
 
-    `positions`: number of learned position vectors, 0 none. `shared`: multi-token prediction looks tokens up too.
-    `window` > 0: the stem makes a mask for layers that see this many tokens, if sequences are as long or longer.
+    `rotary_dim` > 0: cos and sin tables for the layers. `positions`: number of learned position vectors, 0 none.
+    `shared`: multi-token prediction looks tokens up in it too. `window` > 0: a mask for layers that see this many
+    tokens, if sequences are as long or longer.
     """
 
     vocab: int
@@ -194,7 +205,7 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True)
 class FinalNorm:
-    """The norm after the last layer."""
+    """The norm after the last layer: RMSNorm, or LayerNorm if `layer_norm`, with a bias if `norm_bias`."""
 
     hidden: int
     layer_norm: bool = False
@@ -203,11 +214,11 @@ class FinalNorm:
 
 @dataclass(frozen=True, slots=True)
 class Mtp:
-    """A module that predicts one token further: two norms, a projection of both halves, one layer, a final norm.
+    """Multi-token prediction: a module that predicts one token further.
 
-    `modules`: number of modules in a row. `depths`: number of times that each runs, on its previous output
-    (mtp_use_repeated_layer). The layer is its kind's branches, in a hybrid several layers; embedding and output
-    projection are those of the model.
+    It has two norms, a projection of both halves, one layer and a final norm. `modules`: number of modules in a row.
+    `depths`: number of times that each runs, on its previous output (mtp_use_repeated_layer). The layer is its kind's
+    branches, in a hybrid several layers; embedding and output projection are those of the model.
     """
 
     hidden: int
@@ -218,7 +229,10 @@ class Mtp:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The output projection; `tied`: its weight is the embedding's. `shared`: number of its runs for further tokens."""
+    """The output projection from `hidden` to `vocab`; `tied`: its weight is the embedding's.
+
+    `shared`: number of its runs for further tokens (multi-token prediction).
+    """
 
     vocab: int
     hidden: int
@@ -240,9 +254,10 @@ Block = Mixer | Embedding | FinalNorm | Head | Loss | Mtp
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One residual branch of a layer: module names of the norm and the block, and the block.
+    """One residual branch of a layer: `x + block(norm(x))`, or `x + behind(block(norm(x)))`.
 
-    `behind`: name of a norm that the block's output passes, if any.
+    `norm`, `name`, `behind`: module names of the norm, the block, and the norm behind it ("" for none). `layer_norm`:
+    True for LayerNorm, else RMSNorm; `norm_bias`: the LayerNorm has a bias.
     """
 
     norm: str

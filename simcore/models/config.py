@@ -16,12 +16,13 @@ __all__ = ["Architecture", "Config", "ModelFamily"]
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Layers that a configuration describes.
+    """Layers and sizes of a model that a configuration describes, the same under every implementation.
 
-    `parts`: (module path, kind) from embedding to loss; `tied`: the head uses the embedding's weight. `buffers`:
-    replicated bytes outside the layers, as (name, bytes) (rotary tables). `assumed`: why the shape is as it is, where
-    it is not published. `ignored`: (field, what is done instead, source) of what a configuration says and the layers'
-    code does not do.
+    `parts`: (module path, kind of layer) from embedding to loss; `tied`: the head uses the embedding's weight.
+    `pattern`: a letter a layer (D dense, E experts, M Mamba, * attention, - MLP, H hybrid). `buffers`: replicated bytes
+    outside the layers, as (name, bytes), such as rotary tables. `assumed`: reason for the shape, where it is not
+    published. `ignored`: (field, what is done instead, source) for each field of the configuration that the layers'
+    code does not follow.
     """
 
     family: str
@@ -36,17 +37,23 @@ class Architecture:
 
 
 class Config:
-    """A Hugging Face `config.json` that is read strictly: a missing or odd field is an error that names it."""
+    """A Hugging Face `config.json` that is read strictly: a missing or odd field raises an InputError.
+
+    `fields`: its contents; `where`: the place that errors name.
+    """
 
     def __init__(self, fields: Mapping[str, Any], where: str) -> None:
         self.fields, self.where = fields, where
 
     def fail(self, field: str, message: str) -> InputError:
-        """The error to raise for `field`."""
+        """InputError with `message` about field `field`, for the caller to raise."""
         return InputError(Problem(self.where, f"model configuration: {field}: {message}"))
 
     def integer(self, *names: str, default: int | None = None, least: int = 1) -> int:
-        """The first of `names` that is given, as an integer from `least` to what `bounds` says of it."""
+        """Value of the first of `names` that the configuration has; `default` if it has none of them.
+
+        InputError if there is no default either, or for anything but an integer from `least` to the limit in `bounds`.
+        """
         for name in names:
             value = self.fields.get(name)
             if value is None:
@@ -59,21 +66,24 @@ class Config:
         return default
 
     def boolean(self, name: str, *, default: bool) -> bool:
-        """A boolean field."""
+        """Value of a true-or-false field, `default` if it is missing; InputError for another value."""
         value = self.fields.get(name, default)
         if not isinstance(value, bool):
             raise self.fail(name, f"expected true or false, got {value!r}")
         return value
 
     def fraction(self, name: str, default: float) -> float:
-        """A number from 0 to 1."""
+        """Value of a field that is a number from 0 to 1, `default` if it is missing; else InputError."""
         value = self.fields.get(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
             raise self.fail(name, f"expected a number from 0 to 1, got {value!r}")
         return float(value)
 
     def choice(self, name: str, known: tuple[str, ...]) -> str:
-        """A field that is one of a few words; the first is the default."""
+        """Value of a field, one of the words `known`; the first of them if it is missing.
+
+        InputError for another word.
+        """
         value = self.fields.get(name)
         if value is None:
             return known[0]
@@ -82,7 +92,10 @@ class Config:
         return str(value)
 
     def names(self, name: str, default: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
-        """A list of words, of at least the default's length."""
+        """Value of a field that is a list of words out of `known`, cut to the length of `default`.
+
+        `default` if it is missing; InputError for a shorter list or another word.
+        """
         value = self.fields.get(name)
         if value is None:
             return default
@@ -91,7 +104,7 @@ class Config:
         return tuple(value[:len(default)])
 
     def refuse(self, *names: str) -> None:
-        """Fields that must be false or absent, because what they switch on is not modelled."""
+        """Raises InputError if one of these fields is true, because what it switches on is not modelled."""
         for name in names:
             if self.boolean(name, default=False):
                 raise self.fail(name, "not modelled yet")
@@ -99,11 +112,12 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class ModelFamily:
-    """How configurations of one family are read; each module of `simcore/models/families/` fills in one as `FAMILY`.
+    """One family of models: how its configurations are read.
 
-    `architecture`: returns the layers of a configuration. `further_fields`: fields that it reads though shipped
-    configurations leave them out, so that a scenario may override them. `untied`: implementations whose head has a
-    weight that is not the embedding's, whatever `tie_word_embeddings` says, each with its source.
+    Each module of `simcore/models/families/` has one as `FAMILY`. `architecture`: returns the layers of a
+    configuration. `further_fields`: fields that it reads though shipped configurations leave them out, so that a
+    scenario may override them. `untied`: implementations whose head has a weight that is not the embedding's, whatever
+    `tie_word_embeddings` says, each with its source.
     """
 
     architecture: Callable[[Config], Architecture]

@@ -35,10 +35,11 @@ _VOCAB: Final = 128
 
 @dataclass(frozen=True, eq=False)
 class Asked:
-    """A model and its tokens. `attended`: the mean over tokens of their sequence's length (sum L^2 / sum L).
+    """A model and its lengths, for which FLOPs per token are counted.
 
-    `seq_len`: tokens of a row, packed or not. `tp` pads vocabularies. `trainable`: parameters trained for each frozen
-    one (LoRA), None where all are trained.
+    `seq_len`: tokens of a sequence or of a pack of several. `attended`: the mean over tokens of their own sequence's
+    length (sum L^2 / sum L). `tp` pads vocabularies. `trainable`: trained parameters for each frozen one (LoRA), None
+    where all are trained.
     """
 
     graph: ModelGraph
@@ -49,7 +50,10 @@ class Asked:
 
     @cached_property
     def mixers(self) -> tuple[tuple[Mixer, bool], ...]:
-        """Blocks that tokens pass, each as often as they pass it, and whether it serves a further token."""
+        """(block, True in a module of multi-token prediction) of all layers, in order.
+
+        Blocks are attention, Mamba, MLP or experts; each is there as often as a token passes it.
+        """
         return tuple(self._mixers())
 
     def _mixers(self) -> Iterator[tuple[Mixer, bool]]:
@@ -60,25 +64,28 @@ class Asked:
 
     @cached_property
     def own(self) -> tuple[Mixer, ...]:
-        """Mixers of the layers, without those of multi-token prediction."""
+        """Blocks (attention, Mamba, MLP, experts) of all layers but multi-token prediction, in order."""
         return tuple(mixer for mixer, further in self.mixers if not further)
 
     @cached_property
     def num_further(self) -> int:
-        """Number of tokens predicted in addition to the next."""
+        """Number of tokens that multi-token prediction predicts in addition to the next."""
         kinds = (self.graph.kinds[self.graph.layers[layer].kind] for layer in self.graph.branches)
         return sum(kind.block.depths for kind in kinds if isinstance(kind.block, Mtp))
 
     @property
     def hidden(self) -> int:
+        """Hidden size of the model."""
         return self.graph.architecture.hidden
 
     @property
     def vocab(self) -> int:
+        """Size of the vocabulary, without padding."""
         return self.graph.architecture.vocab
 
     @property
     def family(self) -> str:
+        """`model_type` of the model's configuration."""
         return self.graph.architecture.family
 
 
@@ -239,10 +246,11 @@ def _num_attentions(asked: Asked) -> int:
 # ---- which there are -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """A framework's way of counting FLOPs. `per_token`: FLOPs of training a token.
+    """One framework's way of counting FLOPs for its TFLOP/s and MFU.
 
-    `families`: models that it knows, all if empty; `mixers`: blocks that it knows. `peaks`: TFLOP/s that it divides by
-    for MFU, in 16 and in 8 bits, by a part of the GPU's name, the first that is found.
+    `per_token`: FLOPs of training one token. `families`: names of models that it has a formula for, all if empty;
+    `mixers`: blocks that it has one for. `peaks`: peak TFLOP/s (in 16 bits, in 8 bits) that it divides by for MFU, by a
+    part of the GPU's name; the first that is in the name counts.
     """
 
     name: str
@@ -253,12 +261,15 @@ class Convention:
     peaks: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def knows(self, asked: Asked) -> bool:
-        """Tells whether the convention has a formula for the model."""
+        """True if the convention has a formula for the model's family and for all its blocks."""
         family = not self.families or asked.family in self.families
         return family and all(isinstance(mixer, self.mixers) for mixer, _ in asked.mixers)
 
     def peak_tflops(self, device: str, *, fp8: bool = False) -> float | None:
-        """Peak TFLOP/s that MFU is a share of on a GPU of that name; None where the convention does not say."""
+        """Peak TFLOP/s that the convention divides by for MFU on the GPU named `device`; None if it has none.
+
+        `fp8`: True for the peak in 8 bits, else in 16 bits.
+        """
         return next((peaks[fp8] for part, peaks in self.peaks.items() if part in device), None)
 
 
@@ -288,9 +299,9 @@ _SPELLED: Final = {"llmfoundry": "llm-foundry"}  # by the implementation, which 
 
 
 def convention_of(whose: tuple[str, ...], version: str) -> Convention | None:
-    """Convention by which a framework prints FLOPs; None: it prints none.
+    """Convention by which a framework prints FLOPs in that version; None if it prints none.
 
-    `whose`: names of the framework's layers and of the framework itself; the first that has a convention counts.
+    `whose`: names of the implementation of the layers and of the framework; the first that has a convention counts.
     """
     name = next((name for name in (_SPELLED.get(one, one) for one in whose) if name in CONVENTIONS), None)
     if name is None:
@@ -300,5 +311,5 @@ def convention_of(whose: tuple[str, ...], version: str) -> Convention | None:
 
 
 def known(asked: Asked) -> Iterator[Convention]:
-    """Conventions that have a formula for the model."""
+    """Conventions that have a formula for the model, in the order of `CONVENTIONS`."""
     return (convention for convention in CONVENTIONS.values() if convention.knows(asked))

@@ -21,9 +21,10 @@ __all__ = ["with_frozen"]
 
 @lru_cache(maxsize=64)
 def with_frozen(graph: ModelGraph, patterns: tuple[str, ...]) -> tuple[ModelGraph, tuple[str, ...]]:
-    """The model with what the patterns name frozen, and the patterns that match nothing.
+    """(model whose parameters that match a pattern have no gradient, patterns that match nothing).
 
-    Layers of one kind with different frozen tensors become separate kinds, numbered after the others.
+    A pattern is compared with the name of a parameter and of the modules around it; `*` stands for any text. Layers of
+    one kind with different frozen tensors become separate kinds, numbered after the others.
     """
     hits = _Hits(patterns)
     kinds, tensors, hit = list(graph.kinds), list(graph.tensors), set[str]()

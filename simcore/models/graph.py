@@ -30,7 +30,10 @@ __all__ = ["Layer", "ModelGraph", "architecture_of", "build", "known_presets", "
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer or part: where it stands in the chain, its kind's number, and its module path."""
+    """One layer, or one part around the layers (embedding, final norm, head, loss).
+
+    `index`: its place in running order, from 0; `kind`: index of its kind in `ModelGraph.kinds`; `path`: module path.
+    """
 
     index: int
     kind: int
@@ -39,9 +42,11 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class ModelGraph:
-    """A network of layers; `tensors[k]` are those of `kinds[k]`, and each node of the network says its kind.
+    """A model under one implementation: its layers, what passes between them, and their tensors, unsplit.
 
-    What stands below is read from the network's nodes and edges, once a graph. Layers and kinds go by their numbers.
+    `kinds`: layers that are alike share one; `tensors[k]` are those of `kinds[k]`. `network`: a node for each layer's
+    module path, with the number of its kind, and edges. Properties below are read from it, once a graph, and name
+    layers and kinds by their numbers.
     """
 
     architecture: Architecture
@@ -53,29 +58,29 @@ class ModelGraph:
     # ---- order --------------------------------------------------------------------------------------------------
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """Layers in the order in which data reaches them."""
+        """All layers and parts around them, in the order in which data reaches them."""
         nodes = self.network.nodes
         return tuple(Layer(index, nodes[path]["kind"], path)
                      for index, path in enumerate(running_order(self.network)))
 
     @cached_property
     def head(self) -> int:
-        """The output projection."""
+        """Index of the output projection in `layers`."""
         return next(layer.index for layer in self.layers if isinstance(self.kinds[layer.kind].block, Head))
 
     @cached_property
     def blocks(self) -> tuple[int, ...]:
-        """Layers without the parts around them."""
+        """Indices of the layers, without embedding, final norm, head, loss and multi-token prediction."""
         return tuple(layer.index for layer in self.layers if self.kinds[layer.kind].block is None)
 
     @property
     def num_blocks(self) -> int:
-        """Number of layers without the parts around them."""
+        """Number of layers without the parts around them (`blocks`)."""
         return len(self.blocks)
 
     @cached_property
     def branches(self) -> tuple[int, ...]:
-        """Layers that only a branch leads to: modules of multi-token prediction."""
+        """Indices of the modules of multi-token prediction."""
         flow = {second for _, second in self.ends(Edge.FLOW)}
         return tuple(sorted({second for _, second in self.ends(Edge.BRANCH)} - flow))
 
@@ -89,16 +94,19 @@ class ModelGraph:
         return {kind: tuple(sorted(ends, key=itemgetter(1, 0))) for kind, ends in found.items()}
 
     def ends(self, kind: Edge) -> tuple[tuple[int, int], ...]:
-        """Layers at both ends of each edge of a kind, in the order of those to which they lead."""
+        """(first layer, second layer) of each edge of a kind, as indices, sorted by second, then first layer."""
         return self._ends[kind]
 
     def leads(self, kind: Edge, layer: int) -> bool:
-        """Tells whether an edge of a kind leads to a layer."""
+        """True if an edge of that kind ends at the layer with index `layer`."""
         return any(second == layer for _, second in self.ends(kind))
 
     @cached_property
     def passing(self) -> tuple[int, ...]:
-        """For each layer, the number of layers whose outputs pass the border behind it."""
+        """For each layer, the number of layers (itself included) whose outputs are needed behind it.
+
+        That many tensors are sent if the pipeline is cut there.
+        """
         last: dict[int, int] = {}
         for first, second in (ends for kind in DATA for ends in self.ends(kind)):
             last[first] = max(second, last.get(first, 0))
@@ -106,7 +114,10 @@ class ModelGraph:
 
     @cached_property
     def cuts(self) -> frozenset[int]:
-        """Layers behind which a pipeline can be cut: no residual edge and no shared block spans the border."""
+        """Indices of the layers behind which a pipeline can be cut.
+
+        No residual edge and no shared block spans the border there.
+        """
         spanning = self._spanning((*self.ends(Edge.RESIDUAL), *self.ends(Edge.SHARED)))
         return frozenset(layer for layer, count in enumerate(spanning[:-1]) if not count)
 
@@ -121,29 +132,32 @@ class ModelGraph:
     # ---- weights ------------------------------------------------------------------------------------------------
     @cached_property
     def has_tied_head(self) -> bool:
-        """Tells whether the output projection uses the embedding's weight."""
+        """True if the output projection uses the embedding's weight."""
         return self.leads(Edge.TIED, self.head)
 
     @cached_property
     def tied_kinds(self) -> frozenset[int]:
-        """Kinds of the embedding and of the head that uses its weight."""
+        """Indices of the kinds of the embedding and of the head that uses its weight; empty without such."""
         return frozenset(self.layers[layer].kind for ends in self.ends(Edge.TIED) if ends[1] == self.head
                          for layer in ends)
 
     @cached_property
     def used_twice(self) -> frozenset[str]:
-        """Names of the weights that multi-token prediction uses where they are."""
+        """Names of tensors in modules of multi-token prediction whose storage is the embedding's."""
         return frozenset(name for _, second, kind, weights in edges(self.network)
                          if kind == Edge.TIED and second != self.layers[self.head].path for _, name in weights)
 
     @cached_property
     def owners(self) -> dict[tuple[int, int], tuple[int, int]]:
-        """Tensors whose storage is another layer's, as (layer, number of the tensor), and that layer's tensor."""
+        """Owner of each tensor whose storage another layer owns, by that tensor.
+
+        Key and value are (index of the layer, index of its tensor).
+        """
         return {user: owner for kind in BORROWED for owner, user in self._pairs(kind)}
 
     @cached_property
     def copied(self) -> frozenset[tuple[int, int]]:
-        """Tensors of which several pipeline stages hold a copy, as (layer, number of the tensor)."""
+        """Tensors that several pipeline stages hold copies of, as (index of the layer, index of its tensor)."""
         return frozenset(one for pair in self._pairs(Edge.COPY) for one in pair)
 
     def _pairs(self, wanted: Edge) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
@@ -159,7 +173,10 @@ class ModelGraph:
         return layer, names.index(name)
 
     def count(self, component: str | None = None, *, trainable: bool = False) -> int:
-        """Parameters of the whole model, by component or in all."""
+        """Number of parameters of the whole model, tied ones once.
+
+        `component`: only those of one component, None for all. `trainable`: True for only those with a gradient.
+        """
         per_kind = [sum(t.numel * t.copies for t in specs if t.is_owned
                         and (component is None or t.component == component) and (t.trainable or not trainable))
                     for specs in self.tensors]
@@ -167,18 +184,24 @@ class ModelGraph:
 
     # ---- changed graphs -----------------------------------------------------------------------------------------
     def with_tensors(self, change: Callable[[LayerKind, tuple[TensorSpec, ...]], tuple[TensorSpec, ...]]) -> ModelGraph:
-        """The same graph with each kind's tensors changed (adapters added, weights frozen)."""
+        """Copy of the graph whose tensors are `change(kind, tensors)` for each kind of layer.
+
+        Adapters are added and weights frozen in this way.
+        """
         changed = tuple(change(k, specs) for k, specs in zip(self.kinds, self.tensors, strict=True))
         return replace(self, tensors=changed)
 
     def with_kinds(self, kinds: Sequence[LayerKind], tensors: Sequence[tuple[TensorSpec, ...]],
                    numbers: Sequence[int]) -> ModelGraph:
-        """The same layers and edges, each layer of another kind; `numbers`: their kinds, in running order."""
+        """Copy of the graph with the same layers and edges, but other kinds of layers and tensors of these.
+
+        `numbers`: index of each layer's kind in `kinds`, in running order.
+        """
         of_path = {layer.path: number for layer, number in zip(self.layers, numbers, strict=True)}
         return replace(self, kinds=tuple(kinds), tensors=tuple(tensors), network=renumbered(self.network, of_path))
 
     def with_network(self, network: Network) -> ModelGraph:
-        """The same layers under other edges, which decide what weights each layer owns.
+        """Copy of the graph with the same layers under other edges, which decide what weights each layer owns.
 
         Layers of one kind that own different weights become separate kinds. Kinds are numbered in running order.
         """
@@ -198,7 +221,7 @@ class ModelGraph:
 
 @lru_cache(maxsize=1)
 def known_presets() -> tuple[str, ...]:
-    """Names of the built-in models."""
+    """Names of the built-in models, sorted."""
     folder = resources.files("simcore.models").joinpath("presets")
     return tuple(sorted(p.name.removesuffix(".json") for p in folder.iterdir() if p.name.endswith(".json")))
 
@@ -211,9 +234,10 @@ def _preset(name: str) -> Mapping[str, Any]:
 
 
 def model_config(reference: str, overrides: Mapping[str, Any] | None, where: str) -> Mapping[str, Any]:
-    """The configuration that a scenario's `model` names: a preset, or the path of a `config.json`.
+    """Fields of the configuration named `reference`: a preset, or the path of a `config.json`.
 
-    InputError where there is none, a key is not known, or, at its line, where the file's `model_type` is not.
+    `overrides`: fields that get another value. InputError, with place `where`, if there is no such model, or for a
+    field that the configuration does not have; at its line of the file for an unknown `model_type`.
     """
     if reference in known_presets():
         fields = dict(_preset(reference))
@@ -250,9 +274,10 @@ def _unknown(reference: str) -> str:
 
 
 def build(fields: Mapping[str, Any], implementation: str, where: str = "model") -> ModelGraph:
-    """The graph of a configuration under an implementation.
+    """Graph of the model with the configuration `fields` under an implementation, such as "hf".
 
-    InputError for a family that is not known, NotYet for one that the implementation's layers are not described of.
+    InputError for an unknown family, NotYet for one that this implementation does not have; `where`: the place they
+    name.
     """
     key = json.dumps(fields, sort_keys=True, default=str)
     try:
@@ -287,12 +312,18 @@ def _untied(config: Config, found: Architecture, implementation: str) -> Archite
 
 
 def architecture_of(fields: Mapping[str, Any], where: str = "model") -> Architecture:
-    """Layers of a configuration in running order, whoever's code runs them; InputError for an unknown family."""
+    """Layers of a configuration in running order, the same under every implementation.
+
+    InputError for an unknown family.
+    """
     return _architecture(Config(fields, where))
 
 
 def layer_kinds(fields: Mapping[str, Any], where: str = "model") -> tuple[LayerKind, ...]:
-    """Kinds of layers of a configuration, whoever's code runs them; InputError for a family that is not known."""
+    """Distinct kinds of layers of a configuration, in the order in which they first run.
+
+    They are the same under every implementation. InputError for an unknown family.
+    """
     return tuple(dict.fromkeys(kind for _, kind in architecture_of(fields, where).parts))
 
 

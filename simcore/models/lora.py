@@ -9,9 +9,10 @@ __all__ = ["LoraChoice"]
 
 @dataclass(frozen=True, slots=True)
 class LoraChoice:
-    """Rank of the adapters, and names that a framework's matcher reads.
+    """LoRA settings of a scenario: rank of the adapters, and module names for a framework's matcher.
 
-    `target_modules`/`exclude_modules` empty means: not given. `expert_adapters`: auto, none, shared, per_expert.
+    `target_modules` (get an adapter) and `exclude_modules` (get none): empty means not given. `expert_adapters`:
+    adapters of routed experts, "auto" (the framework's own), "none", "shared" or "per_expert".
     """
 
     rank: int

@@ -28,7 +28,7 @@ _Edge: TypeAlias = "tuple[str, str, Edge, Weights]"
 
 
 class Edge(StrEnum):
-    """Kind of an edge, and its key in the network.
+    """Kind of an edge between two layers, and its key in the network.
 
     FLOW: hidden states go to the next layer. RESIDUAL: an output passes layers by and is used again (the embedding's,
     by each shared transformer of Zamba2). BRANCH: into a module of multi-token prediction, and from it to the head.
@@ -51,9 +51,10 @@ BORROWED: Final = frozenset({Edge.TIED, Edge.SHARED})
 
 
 def connect(parts: Sequence[tuple[str, LayerKind]], tensors: Mapping[LayerKind, Sequence[TensorSpec]]) -> Network:
-    """The network of (module path, kind) in running order; `tensors`: what an implementation registers for each kind.
+    """Network of a model's layers: a node for each (module path, kind) of `parts`, given in running order.
 
-    Kinds are numbered in order of first appearance.
+    `tensors`: tensors of each kind, between which edges of shared weights are found. A node stores the number of its
+    kind; kinds are numbered in order of first appearance.
     """
     import networkx as nx
 
@@ -110,7 +111,10 @@ def _weights(parts: Sequence[tuple[str, LayerKind]],
 # ---- what is read from edges ----------------------------------------------------------------------------------------
 @lru_cache(maxsize=256)
 def running_order(network: Network) -> tuple[str, ...]:
-    """Module paths in the order in which data flow reaches them; ValueError where it leaves none, or more than one."""
+    """Module paths of all layers in the order in which data reaches them.
+
+    ValueError if the edges do not give exactly one order.
+    """
     import networkx as nx
 
     flow: nx.DiGraph[str] = nx.DiGraph()
@@ -127,20 +131,23 @@ def running_order(network: Network) -> tuple[str, ...]:
 
 
 def edges(network: Network) -> Iterable[_Edge]:
-    """Every edge: the layers at its ends, what it says, and the weights that it names."""
+    """All edges of the network, as (path of the first layer, path of the second, kind, weights).
+
+    Weights are pairs of tensor names that share storage: (name in the first layer, name in the second).
+    """
     found: Iterable[_Edge] = network.edges(keys=True, data="weights")
     return found
 
 
 def borrowed(network: Network, path: str) -> frozenset[str]:
-    """Names of the layer's tensors whose storage is another layer's."""
+    """Names of the tensors of the layer at `path` whose storage belongs to another layer."""
     found: Iterable[_Edge] = network.in_edges(path, keys=True, data="weights")
     return frozenset(name for _, _, kind, weights in found if kind in BORROWED for _, name in weights)
 
 
 # ---- changed networks -----------------------------------------------------------------------------------------------
 def renumbered(network: Network, numbers: Mapping[str, int]) -> Network:
-    """The same edges, and each layer of the kind that `numbers` says."""
+    """Network with the same edges and other kinds: `numbers` gives that of a layer by its path."""
     import networkx as nx
 
     if all(network.nodes[path]["kind"] == number for path, number in numbers.items()):
@@ -151,7 +158,7 @@ def renumbered(network: Network, numbers: Mapping[str, int]) -> Network:
 
 
 def with_copies(network: Network) -> Network:
-    """Tied weights as copies, as pipeline stages hold them."""
+    """Copy of the network in which tied weights (`Edge.TIED`) are copies (`Edge.COPY`) on other stages."""
     import networkx as nx
 
     changed: Network = nx.MultiDiGraph(network)

@@ -27,6 +27,6 @@ def known_families() -> tuple[str, ...]:
 
 @lru_cache
 def family_of(model_type: str) -> ModelFamily:
-    """The family of a known `model_type`."""
+    """Model family of a `model_type` that is one of `known_families`; KeyError for another."""
     family: ModelFamily = importlib.import_module(f"simcore.models.families.{_MODULES[model_type]}").FAMILY
     return family

@@ -10,15 +10,14 @@ __all__ = ["TensorSpec"]
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """One parameter or buffer of a layer.
+    """One parameter or buffer of a layer, before a framework splits it.
 
-    `name` is its path inside the layer, as the implementation spells it (`mixer.in_proj.weight`).
-    `dims` names each dimension of `shape`; frameworks split by these names or by position.
-    `module` says what kind of module holds it: linear, grouped (3-D experts or grouped GEMM), norm, embedding, conv,
-    router, bias, other. Adapter matchers look at it.
-    `copies`: separate tensors of this shape (one weight an expert). `tied`: the storage is another layer's; the graph
-    sets it from its edges, an implementation never does.
-    `stored` is a dtype that the implementation insists on ("" follows the scenario).
+    `name` is its path inside the layer, as the implementation spells it (`mixer.in_proj.weight`). `dims` names each
+    dimension of `shape`; frameworks split by these names or by position. `component`: group that reports count it in,
+    such as routed_experts. `module`: kind of module that has it: linear, grouped (3-D experts or grouped GEMM), norm,
+    embedding, conv, router, bias, adapter, other. `copies`: separate tensors of this shape (one weight an expert).
+    `tied`: the storage is another layer's; the graph sets it from its edges, an implementation never does. `stored`: a
+    dtype that the implementation insists on ("" follows the scenario).
     """
 
     name: str
@@ -37,15 +36,18 @@ class TensorSpec:
 
     @property
     def numel(self) -> int:
-        """Elements of one copy."""
+        """Number of elements of one copy."""
         return math.prod(self.shape)
 
     @property
     def is_owned(self) -> bool:
-        """A parameter whose storage is this layer's own."""
+        """True for a parameter (no buffer) whose storage is not another layer's."""
         return not self.is_buffer and not self.tied
 
     @property
     def path(self) -> str:
-        """The module that holds it: `mixer.in_proj` of `mixer.in_proj.weight`."""
+        """Path of the module that has the tensor: `mixer.in_proj` for `mixer.in_proj.weight`.
+
+        "" for a tensor that the layer itself has.
+        """
         return self.name.rpartition(".")[0]

@@ -12,7 +12,7 @@ __all__ = ["order"]
 
 
 def order(_schedule: Schedule, _stage: int, num_microbatches: int) -> tuple[Action, ...]:
-    """Passes of a stage, in order: the same on all stages."""
+    """All forward passes of the step, then all backward passes, by rising microbatch; equal on all stages."""
     last = num_microbatches - 1
     return tuple(Action(forward=forward, microbatch=i, is_last=i == last)
                  for forward in (True, False) for i in range(num_microbatches))

@@ -34,7 +34,10 @@ __all__ = ["order", "passes"]
 
 
 def order(schedule: Schedule, stage: int, num_microbatches: int) -> tuple[Action, ...]:
-    """Passes of a stage, in order."""
+    """Forward and backward passes that pipeline stage `stage` (0 is the first) runs in a step, in order.
+
+    Each pass takes one microbatch through one of the rank's chunks (parts of the model), see [Note: interleaved 1F1B].
+    """
     forward, backward = (passes(schedule, num_microbatches, forward=way) for way in (True, False))
     total = len(forward)
     ahead = min(2 * (schedule.num_stages - stage - 1) + (schedule.num_chunks - 1) * schedule.group, total)
@@ -47,7 +50,10 @@ def order(schedule: Schedule, stage: int, num_microbatches: int) -> tuple[Action
 
 
 def passes(schedule: Schedule, num_microbatches: int, *, forward: bool) -> list[Pass]:
-    """All passes of one direction, in order, the same on every stage."""
+    """All (forward, chunk, microbatch) of one direction in a step, in order; equal on every stage.
+
+    `forward` True: forward passes, chunks in rising order; False: backward passes, chunks in falling order.
+    """
     chunks = range(schedule.num_chunks) if forward else range(schedule.num_chunks - 1, -1, -1)
     starts = range(0, num_microbatches, schedule.group)
     return [(forward, chunk, microbatch) for start in starts for chunk in chunks

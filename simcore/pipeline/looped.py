@@ -17,6 +17,9 @@ __all__ = ["order"]
 
 
 def order(schedule: Schedule, stage: int, num_microbatches: int) -> tuple[Action, ...]:
-    """Passes of a stage, in order."""
+    """Forward and backward passes that pipeline stage `stage` (0 is the first) runs in a step, in order.
+
+    Order and chunks are those of `interleaved.order`, without receiving ahead and without kept outputs.
+    """
     return tuple(replace(action, ahead=(), keeps_output=False, reduces=())
                  for action in interleaved.order(schedule, stage, num_microbatches))

@@ -12,7 +12,7 @@ __all__ = ["order"]
 
 
 def order(schedule: Schedule, stage: int, num_microbatches: int) -> tuple[Action, ...]:
-    """Passes of a stage, in order."""
+    """Forward and backward passes that pipeline stage `stage` (0 is the first) runs in a step, in order."""
     ahead = min(schedule.num_stages - stage - 1, num_microbatches)
     last = num_microbatches - 1
     forward = [Action(forward=True, microbatch=i, is_last=i == last) for i in range(num_microbatches)]

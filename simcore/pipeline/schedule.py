@@ -18,10 +18,12 @@ Part = Literal["whole", "input", "weight"]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Order of the passes of a pipeline. A rank holds `num_chunks` parts of the model.
+    """A pipeline schedule: its name, and the sizes on which the order of passes depends.
 
-    `group`: number of microbatches that a chunk takes in a row before the rank's next chunk does; the order of a step
-    repeats from group to group.
+    `name`: 1f1b, gpipe, interleaved (Megatron's virtual stages), looped (PyTorch's), zb_h1, interleaved_zb or zbv.
+    `num_stages`: number of ranks of the pipeline; each holds `num_chunks` chunks (parts of the model). `group`: number
+    of microbatches that a chunk takes in a row before the rank's next chunk does; the order of a step repeats from
+    group to group.
     """
 
     name: str = "1f1b"
@@ -31,11 +33,14 @@ class Schedule:
 
     @property
     def splits_backward(self) -> bool:
-        """True if gradients of inputs and gradients of parameters are made in separate passes."""
+        """True if backward runs as two passes: gradients of the inputs first, those of the parameters later."""
         return self.name in ZERO_BUBBLE
 
     def parts_of(self, rank: int) -> tuple[int, ...]:
-        """Indices of the model's parts (chunks) of a rank: round robin, or under zbv down the model and back up."""
+        """Indices of the chunks of pipeline rank `rank` in the order of the model (0 is its first part).
+
+        Round robin; under zbv one chunk on the way down the model and one on the way back up.
+        """
         if self.name == "zbv":
             return rank, 2 * self.num_stages - 1 - rank
         return tuple(range(rank, self.num_stages * self.num_chunks, self.num_stages))
@@ -43,12 +48,13 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One pass: forward or backward of a microbatch through a chunk; `is_last`: the chunk's last one of the step.
+    """One pass of a rank: forward or backward of a microbatch through a chunk (part of the model).
 
-    `ahead`: passes whose input the rank begins to receive when this one is over (others: when they begin).
-    `keeps_output`: the sent tensor is freed when the backward pass after it is over, not at once. `reduces`: chunks
-    whose gradients are reduced when it is over. `part`: the part of a split backward pass; the gradient from another
-    rank arrives for its first part.
+    `is_last`: the chunk's last forward, or last complete backward, of the step. `ahead`: passes whose input the rank
+    begins to receive when this pass is over (inputs of all others: when their pass begins). `keeps_output`: the tensor
+    that was sent is freed when the backward pass after it is over, not at once. `reduces`: chunks whose gradients are
+    reduced over data-parallel ranks when this pass is over. `part`: of a split backward; "input" is first and receives
+    the gradient.
     """
 
     forward: bool
@@ -62,12 +68,15 @@ class Action:
 
     @property
     def key(self) -> Pass:
-        """The pass itself: (forward, chunk, microbatch)."""
+        """The pass as a tuple: (True for forward or False for backward, chunk, microbatch)."""
         return self.forward, self.chunk, self.microbatch
 
 
 def actions(schedule: Schedule, stage: int, num_microbatches: int) -> tuple[Action, ...]:
-    """Passes of one stage, in order."""
+    """Forward and backward passes that pipeline stage `stage` runs for `num_microbatches`, in order.
+
+    The order is that of the module that `schedule.name` stands for; stages and microbatches are counted from 0.
+    """
     module = importlib.import_module(f"simcore.pipeline.{_MODULE[schedule.name]}")
     order: tuple[Action, ...] = module.order(schedule, stage, num_microbatches)
     return order
@@ -87,11 +96,12 @@ WRITTEN_OUT = ("gpipe",)
 
 
 def lowered_microbatches(schedule: Schedule, num_microbatches: int, doublings: int = 0) -> int:
-    """Number of microbatches that are simulated first: the first, a steady one, the last, more to fill a pipeline.
+    """Number of microbatches that are simulated one by one; the steady ones among them stand for the rest.
 
-    Full groups, and the remainder of the step's last group. Warm-up and cool-down of an interleaved stage take less
-    than two groups each; under zbv twice as long as with one chunk. If the steady microbatches do not take the same
-    time, twice as many are simulated (`doublings`).
+    They fill and empty the pipeline (warm-up and cool-down of an interleaved stage take less than two groups each;
+    under zbv twice as long as with one chunk), in full groups and the remainder of the step's last group. `doublings`:
+    how often the number of groups is doubled, because the steady microbatches did not take the same time. Under GPipe
+    all of them.
     """
     if schedule.name in WRITTEN_OUT:
         return num_microbatches
@@ -101,6 +111,9 @@ def lowered_microbatches(schedule: Schedule, num_microbatches: int, doublings: i
 
 
 def steady_microbatches(schedule: Schedule, num_lowered: int) -> range:
-    """Group of simulated microbatches that stands for the omitted ones: on no stage in warm-up or cool-down."""
+    """Indices of simulated microbatches (one group) that stand for the omitted ones.
+
+    They lie in the middle, where no stage is in warm-up or cool-down. `num_lowered`: number of simulated microbatches.
+    """
     first = num_lowered // schedule.group // 2 * schedule.group
     return range(first, first + schedule.group)

@@ -22,7 +22,11 @@ _PARTS: Final[dict[str, Part]] = {"F": "whole", "B": "input", "W": "weight"}
 
 
 def order(schedule: Schedule, stage: int, num_microbatches: int) -> tuple[Action, ...]:
-    """Passes of a rank, in order: those of a step long enough for the pattern, without surplus microbatches."""
+    """Forward, input-gradient and weight-gradient passes that a pipeline rank runs in a step, in order.
+
+    `stage`: index of the rank. The order is written for at least 2 * num_stages - 1 microbatches; passes of
+    microbatches that the step does not have are left out.
+    """
     last, next_microbatch, actions = num_microbatches - 1, dict[Letter, int](), list[Action]()
     for letter, chunk in _letters(schedule.num_stages, stage, max(2 * schedule.num_stages - 1, num_microbatches)):
         microbatch = next_microbatch[letter, chunk] = next_microbatch.get((letter, chunk), -1) + 1

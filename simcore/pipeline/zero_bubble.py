@@ -21,7 +21,10 @@ __all__ = ["order"]
 
 
 def order(schedule: Schedule, stage: int, num_microbatches: int) -> tuple[Action, ...]:
-    """Passes of a stage, in order."""
+    """Forward, input-gradient and weight-gradient passes that stage `stage` runs in a step, in order.
+
+    See [Note: zero bubble]; stages and microbatches are counted from 0.
+    """
     last = num_microbatches - 1
     forward, backward = (passes(schedule, num_microbatches, forward=way) for way in (True, False))
     total = len(forward)

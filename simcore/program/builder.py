@@ -15,7 +15,11 @@ __all__ = ["Builder"]
 
 
 class Builder:
-    """Builds a `StepTemplate` in order of issue. Loose rows are kept flat and become an array at the end."""
+    """Builder of one step: takes its operations in order of issue and makes a `StepTemplate` of them.
+
+    Operations inside layers come as tiles (recorded rows of one part of a layer); those that hooks (callbacks) of a
+    framework post between layers are "loose" rows.
+    """
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
@@ -28,13 +32,13 @@ class Builder:
         self._numbers: dict[int, int] = {}
 
     def at(self, phase: Phase, microbatch: int | None = None) -> None:
-        """Sets the phase, and the microbatch if given, of the following rows."""
+        """Sets the phase of the rows that follow, and their microbatch unless `microbatch` is None."""
         self._close()
         self.phase = phase
         self.microbatch = self.microbatch if microbatch is None else microbatch
 
     def tile(self, tile: LayerRows, layer: int) -> None:
-        """Appends a recorded section at a layer."""
+        """Appends the recorded rows `tile` (one part of a layer) at layer number `layer`."""
         number = self._numbers.get(id(tile))
         if number is None:
             number = self._numbers[id(tile)] = len(self._tiles)
@@ -44,44 +48,65 @@ class Builder:
             self._pieces.append(TemplateSegment(number, 0, 0, layer, self.phase, self.microbatch))
 
     def alloc(self, layer: int, slot: int, num_bytes: int) -> None:
-        """Appends an allocation by an owner; no row for 0 bytes."""
+        """Appends an allocation of `num_bytes` by the owner (layer, slot); no row for 0 bytes.
+
+        `slot`: index of the owner's name in `Tables.slots`.
+        """
         if num_bytes:
             self._loose += (0, layer, slot, num_bytes, 0, 0)
 
     def free(self, layer: int, slot: int, num_bytes: int) -> None:
-        """Appends a free by an owner; no row for 0 bytes."""
+        """Appends a free of `num_bytes` (positive) by the owner (layer, slot); no row for 0 bytes.
+
+        `slot`: index of the owner's name in `Tables.slots`.
+        """
         if num_bytes:
             self._loose += (1, layer, slot, -num_bytes, 0, 0)
 
     def mark(self, hook: int, unit: int = -1) -> None:
-        """Appends the mark of a hook (of a unit, unless `unit` is -1)."""
+        """Appends a row that records a callback (hook) of the framework; it takes no time and no memory.
+
+        `hook`: index in `Tables.hooks`; `unit`: index in `Tables.units` of the parameters concerned, -1 for none.
+        """
         self._loose += (6, 0, hook, unit, 0, 0)
 
     def compute(self, kernel: int, flops: int, moved_bytes: int, operators: int = 0) -> None:
-        """Appends a kernel on the compute stream.
+        """Appends a kernel on the compute stream. `kernel`: number of its class (`Kernel`).
 
-        `operators`: host time in torch operators, 0 for the kernel's default.
+        `moved_bytes`: bytes that it reads and writes. `operators`: number of torch operators whose host time it takes,
+        0 for the default of its class.
         """
         self._loose += (2, 0, kernel, flops, operators << MODULE_BITS, moved_bytes)
 
     def python(self, operators: int) -> None:
-        """Appends host time of `operators` operators of torch, with nothing on the device."""
+        """Appends host time of `operators` torch operators; the device runs nothing."""
         self.compute(Kernel.ELEMENTWISE, 0, 0, operators)
 
     def collective(self, layer: int, comm: int, payload: int, stream: Stream, handle: int) -> None:
-        """Appends a collective that the host does not wait for; (layer, handle) identifies it."""
+        """Appends a collective on a stream.
+
+        The compute stream waits for it where `wait` has its layer and handle. `comm`: index in `Tables.comms`;
+        `payload`: bytes, as `TrafficRow.payload_bytes` counts them.
+        """
         self._loose += (3, layer, comm, payload, stream, handle)
 
     def copy(self, layer: int, comm: int, num_bytes: int, stream: Stream, handle: int) -> None:
-        """Appends a copy from or to the host, asynchronous like a collective."""
+        """Appends a copy from or to the host.
+
+        The compute stream waits for it where `wait` has its layer and handle. `comm`: index in `Tables.comms`, which
+        names the direction.
+        """
         self._loose += (4, layer, comm, num_bytes, stream, handle)
 
     def host(self, num_bytes: int, where: int = 0) -> None:
-        """Appends host work on `num_bytes` of its memory (`where` 0), read from (1) or written to (2) its drives."""
+        """Appends work of the host, during which it issues nothing, on `num_bytes`.
+
+        `where` 0: in its memory (such as an optimizer on the CPU), 1: reads from its drives, 2: writes to its drives.
+        """
         self._loose += (7, 0, where, 0, 0, num_bytes)
 
     def wait(self, layer: int, handle: int) -> None:
-        """Appends a wait of the compute stream for a collective."""
+        """Appends a wait of the compute stream for the collective or copy with that layer and handle."""
         self._loose += (5, layer, 0, 0, 0, handle)
 
     def _close(self) -> None:
@@ -92,7 +117,7 @@ class Builder:
             self._taken = end
 
     def build(self, layer_paths: Sequence[str]) -> StepTemplate:
-        """The finished template."""
+        """`StepTemplate` of everything appended; `layer_paths`: module paths of the model's layers, in order."""
         self._close()
         loose = np.array(self._loose, dtype=np.int64).reshape(-1, 6)
         return StepTemplate(tuple(self._pieces), loose, tuple(self._tiles), self.tables, tuple(layer_paths))

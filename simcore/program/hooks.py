@@ -15,41 +15,54 @@ __all__ = ["HooksFactory", "MemoryHooks"]
 
 
 class MemoryHooks(Protocol):
-    """A framework's work at the borders of layers and passes. Layers are indices of the graph."""
+    """Hooks (callbacks) of a framework for one program: what it allocates and sends between layers.
+
+    `lower` calls each of them, and it appends operations to the `Builder`. `layer` is an index in the model's graph. A
+    pass is one forward or backward of a microbatch on a pipeline stage.
+    """
 
     def post_persistent(self) -> None:
-        """Posts all bytes that live across steps."""
+        """Appends allocations of all tensors that live across steps (parameters, optimizer states, buffers)."""
 
     def begin_microbatch(self, action: Action) -> None:
-        """Runs before a forward or backward pass."""
+        """Appends the operations of the framework before the forward or backward pass `action`."""
 
     def forward_begin(self, layer: int) -> None:
-        """Runs before the layer's forward."""
+        """Appends the operations of the framework before a layer's forward, such as gathering its parameters."""
 
     def forward_end(self, layer: int) -> None:
-        """Runs after the layer's forward."""
+        """Appends the operations of the framework after a layer's forward, such as freeing gathered parameters."""
 
     def backward_begin(self, layer: int) -> None:
-        """Runs before the layer's backward."""
+        """Appends the operations of the framework before a layer's backward."""
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
-        """Runs after the layer's backward; `grads`: the (parameter, slot, bytes) that exist now."""
+        """Appends the operations of the framework after a layer's backward, such as reducing gradients.
+
+        `grads`: (parameter, slot, bytes) of each gradient that exists now; slot: index of its name in `Tables.slots`.
+        """
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """Runs at a border of an experts unit, or before the layer's first gradient of a parameter (`mark`)."""
+        """Appends the operations of the framework where a data-parallel unit inside a layer begins or ends.
+
+        Such a unit is a group of experts' parameters that are gathered and reduced together. `mark`: number of the
+        border (`INNER_FORWARD_BEGIN` to `INNER_BACKWARD_END` of `recording.rows`), or `GRADIENTS_BEGIN`: before the
+        layer's first gradient of a parameter. `grads`: as in `backward_end`, of experts only. `replay`: True inside a
+        checkpoint's replay.
+        """
 
     def end_pass(self, action: Action) -> None:
-        """Runs after the pass over the stage."""
+        """Appends the operations of the framework after the forward or backward pass `action`."""
 
     def optimize(self) -> None:
-        """Posts the optimizer's step."""
+        """Appends all operations of the optimizer's step."""
 
 
 class HooksFactory(Protocol):
-    """Makes the framework's hooks for one program."""
+    """Function of a framework that makes its `MemoryHooks` for one program."""
 
     def __call__(self, plan: Plan, tables: Tables, builder: Builder) -> MemoryHooks:
-        """New hooks that write to `builder`."""
+        """New hooks that append operations to `builder`, with names from `tables`, for the rank of `plan`."""
 
     def __hash__(self) -> int:
-        """Hash, because step templates are cached by the factory."""
+        """Hash of the factory, which is part of the key under which step templates are cached."""

@@ -27,7 +27,11 @@ __all__ = ["lower"]
 
 
 def lower(plan: Plan, workload: Workload, actions: Iterable[Action], hooks_of: HooksFactory) -> Program:
-    """Program of the plan's rank for the given order of passes."""
+    """All operations of the plan's rank in a step, in order of issue.
+
+    `actions`: the forward and backward passes of the step, in order. `workload`: sizes of a microbatch. `hooks_of`:
+    makes the framework's hooks, which post what it gathers, frees and reduces between layers.
+    """
     order = tuple(actions)
     recording = record_layers(plan, workload, several=any(action.microbatch for action in order))
     outline, places = _outline(plan, recording, order, hooks_of)

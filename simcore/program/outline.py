@@ -26,7 +26,10 @@ TAPE_MARKS = ("bwd:recompute_begin", "bwd:recompute_end", "experts:forward_begin
 
 
 class Phase(IntEnum):
-    """Phases of a step, as reports name them."""
+    """Phase of a step in which an operation runs, as reports name it (in lower case).
+
+    BUILD: allocations from before the step. LOSS is reported as part of forward too, RECOMPUTE as part of backward too.
+    """
 
     BUILD = 0
     FORWARD = 1
@@ -43,11 +46,12 @@ BUCKET_GATHER = 4
 
 
 class Tables:
-    """Numbers of names: rows of a program hold numbers, and these tables say what they stand for.
+    """Names behind the integers in the rows of one program; each mapping gives the number of a name.
 
-    `slots`: owners of memory, (name, category). `comms`: (collective, mesh axis, dtype). `hooks`: texts of a
-    framework's hooks with a placeholder for a unit's name ("fwd:pre_forward_begin:{}"), `units` those names: a row that
-    marks a hook has the number of the hook in column SLOT and that of the unit in column AMOUNT.
+    `slots`: owners of memory, (name, category). `comms`: (collective, mesh axis, dtype). `hooks`: names of a
+    framework's callbacks with a placeholder for a unit's name ("fwd:pre_forward_begin:{}"), `units` those names (a unit
+    is a group of parameters that are gathered together): a row that marks a hook has the number of the hook in column
+    SLOT and that of the unit in column AMOUNT.
     """
 
     def __init__(self) -> None:
@@ -57,20 +61,24 @@ class Tables:
         self.units: list[str] = []
 
     def slot(self, name: str, category: str) -> int:
-        """Index of an owner."""
+        """Slot of an owner of memory: its index in `slots`, where it is added if it is new."""
         return self.slots.setdefault((name, category), len(self.slots))
 
     def comm(self, collective: str, axis: str, dtype: str) -> int:
-        """Index of a kind of communication."""
+        """Index in `comms` of a collective on a mesh axis in a dtype; it is added if it is new."""
         return self.comms.setdefault((collective, axis, dtype), len(self.comms))
 
     def hook(self, text: str) -> int:
-        """Index of a hook's name."""
+        """Index in `hooks` of a hook's text; it is added if it is new."""
         return self.hooks.setdefault(text, len(self.hooks))
 
 
 class TemplateSegment(NamedTuple):
-    """A segment of the step: tile number `tile` at a layer, or, if that is -1, loose rows `start` to `end`."""
+    """Part of a step with one phase and one microbatch: a tile at a layer, or a run of loose rows.
+
+    `tile`: number of the tile (recorded rows of a part of a layer), placed at layer number `layer`; -1: the rows
+    `start` to `end` (exclusive) of `StepTemplate.loose`.
+    """
 
     tile: int
     start: int
@@ -82,10 +90,12 @@ class TemplateSegment(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StepTemplate:
-    """Segments in order (`pieces`), and the rows that belong to no tile (`loose`).
+    """A step of one rank without the rows inside layers: which recorded part of which layer runs when.
 
-    `tiles`: the tiles that it was built with, in order of number. `layer_paths` are the names of layers; `tables` has
-    the other names. Values that do not depend on bytes or FLOPs of tiles are computed here, once.
+    `pieces`: its segments in order of issue. `loose`: rows between layers, from hooks and borders, [row, column], see
+    `Op`. `tiles`: recorded parts of layers by number, as it was built; a program of another batch size brings its own.
+    `layer_paths`: module paths of layers; `tables`: the other names. Values that do not depend on bytes or FLOPs of
+    tiles are computed here, once.
     """
 
     pieces: tuple[TemplateSegment, ...]
@@ -96,19 +106,23 @@ class StepTemplate:
 
     @cached_property
     def owners(self) -> tuple[tuple[str, str], ...]:
-        """(name, category) by slot."""
+        """(name, category) of each owner of memory; its index is the slot in rows."""
         return tuple(self.tables.slots)
 
     @cached_property
     def categories(self) -> tuple[tuple[str, ...], IntArray]:
-        """(names of categories, index of each slot's category)."""
+        """(names of categories of memory, index of the category of each slot); a slot is an index in `owners`."""
         names = tuple(dict.fromkeys(category for _, category in self.owners))
         numbers = {name: number for number, name in enumerate(names)}
         return names, np.array([numbers[category] for _, category in self.owners], dtype=np.int64)
 
     @cached_property
     def groups(self) -> dict[str, IntArray]:
-        """Indices of pieces by the ledger's phases; the loss is also part of forward, a replay part of backward."""
+        """Indices of the segments (`pieces`) of each phase; phases without a segment are left out.
+
+        Phases are forward, loss, backward, recompute and optimizer. The loss is also part of forward, recompute of
+        backward.
+        """
         phases = self.columns[4]
         groups = {"forward": (phases == Phase.FORWARD) | (phases == Phase.LOSS), "loss": phases == Phase.LOSS,
                   "backward": (phases == Phase.BACKWARD) | (phases == Phase.RECOMPUTE),
@@ -117,24 +131,24 @@ class StepTemplate:
 
     @cached_property
     def columns(self) -> IntArray:
-        """Fields of the pieces, [field, piece], in `TemplateSegment`'s order; tile numbers of loose rows are -1."""
+        """Fields of the segments as an array [field, segment], in the order of `TemplateSegment`."""
         columns: IntArray = np.array(self.pieces, dtype=np.int64).reshape(-1, 6).T
         return columns
 
     @cached_property
     def is_loose(self) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-        """Mask of the pieces that are loose rows."""
+        """True for each segment of `pieces` that is a run of loose rows and not a tile."""
         loose: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] = self.columns[0] < 0
         return loose
 
     @cached_property
     def running(self) -> IntArray:
-        """Running sum of the loose rows' bytes, after each of them."""
+        """Sum of allocated minus freed bytes of the loose rows after each of them, rows of tiles not counted."""
         return np.cumsum(fitting(posted_bytes(self.loose)))
 
     @cached_property
     def nets(self) -> IntArray:
-        """Bytes that each loose piece adds; 0 for tiles."""
+        """Bytes that each segment of `pieces` adds by its loose rows; 0 for tiles."""
         nets = np.zeros(len(self.pieces), dtype=np.int64)
         _, starts, ends, *_ = self.columns[:, self.is_loose]
         nets[self.is_loose] = self.running[ends - 1] - self._before(starts)
@@ -142,7 +156,7 @@ class StepTemplate:
 
     @cached_property
     def tops(self) -> IntArray:
-        """Most bytes that each loose piece adds at any of its rows; 0 for tiles."""
+        """Most bytes that each segment of `pieces` adds at any of its rows since it began; 0 for tiles."""
         tops = np.zeros(len(self.pieces), dtype=np.int64)
         starts = self.columns[1, self.is_loose]
         if len(starts):
@@ -155,7 +169,7 @@ class StepTemplate:
 
     @cached_property
     def firsts(self) -> dict[Phase, dict[int, int]]:
-        """Index of the first piece of each tile, by phase."""
+        """Index in `pieces` of the first segment of each tile number (-1: loose rows), by phase."""
         firsts: dict[Phase, dict[int, int]] = {phase: {} for phase in Phase}
         for place, piece in enumerate(self.pieces):
             firsts[Phase(piece.phase)].setdefault(piece.tile, place)
@@ -164,7 +178,7 @@ class StepTemplate:
     # ---- all rows of the step, those of tiles too -----------------------------------------------------------------
     @cached_property
     def num_rows(self) -> IntArray:
-        """Number of rows of each piece."""
+        """Number of rows of each segment of `pieces`, in tiles and loose ones."""
         tile, start, end, *_ = self.columns
         lengths = np.array([*(len(tile.rows) for tile in self.tiles), 0], dtype=np.int64)
         num_rows: IntArray = end - start + lengths[tile]
@@ -181,7 +195,7 @@ class StepTemplate:
 
     @cached_property
     def phase(self) -> IntArray:
-        """Phase of each row of the step."""
+        """`Phase` of each row of the step, as an integer; rows of a checkpoint's replay are RECOMPUTE."""
         phase = self.spread(4)
         ends = np.cumsum(self.num_rows)
         for number, tile in enumerate(self.tiles):
@@ -192,16 +206,19 @@ class StepTemplate:
 
     @cached_property
     def microbatch(self) -> IntArray:
-        """Microbatch of each row of the step."""
+        """Index of the microbatch of each row of the step."""
         return self.spread(5)
 
     def spread(self, field: int) -> IntArray:
-        """Field of a row's piece, for each row of the step."""
+        """For each row of the step, field number `field` (of `TemplateSegment`) of the segment in which it is."""
         return np.repeat(self.columns[field], self.num_rows)
 
     @cached_property
     def calls(self) -> IntArray:
-        """(communication row, payload bytes, phase, microbatch) of collectives, copies and sends in loose rows."""
+        """Collectives, copies and sends in loose rows, without receives, as an array [call, field].
+
+        Fields: index of the communication in `Tables.comms`, payload bytes, phase, microbatch.
+        """
         op = self.loose[:, OP]
         at = np.flatnonzero(((op == Op.COLLECTIVE) | (op == Op.COPY)) & (self.loose[:, STREAM] != Stream.RECEIVE))
         _, starts, _, _, phase, microbatch = self.columns[:, self.is_loose]
@@ -210,7 +227,11 @@ class StepTemplate:
 
     @cached_property
     def tile_calls(self) -> IntArray:
-        """Rows as `calls` for tiles, with the index of the call among those of all tiles in place of its bytes."""
+        """Collectives, copies and sends in tiles, one for each time that a tile is placed, as `calls`.
+
+        In place of its payload bytes each has its index among the calls of all tiles, because bytes differ between
+        programs.
+        """
         calls = [tile.calls for tile in self.tiles]
         firsts = np.cumsum([0, *map(len, calls)])
         pieces = [p for p in self.pieces if p.tile >= 0 and len(calls[p.tile])]

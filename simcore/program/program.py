@@ -21,9 +21,11 @@ __all__ = ["Program"]
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """One step: a template with its tiles, in order of their numbers.
+    """All operations of one rank in one step, in the order in which its host issues them.
 
-    `columns`, `phase` and `microbatch` have an entry for every row of the step.
+    An operation (allocation, free, kernel, collective, ...) is a row of six integers, see `Op`. `outline`: the step
+    without the rows inside layers; `tiles`: rows of each recorded part of a layer (forward, backward, ...), which
+    repeat at every layer of a kind. `columns`, `phase` and `microbatch` have an entry for every row of the step.
     """
 
     outline: StepTemplate
@@ -31,64 +33,75 @@ class Program:
 
     @property
     def tables(self) -> Tables:
-        """Names by the indices in rows."""
+        """Names that the integers in rows stand for: owners of memory, communications, hooks."""
         return self.outline.tables
 
     @property
     def layer_paths(self) -> tuple[str, ...]:
-        """Paths of all layers of the model."""
+        """Module paths of all layers of the model, in the order in which they run."""
         return self.outline.layer_paths
 
     @cached_property
     def distinct(self) -> IntArray:
-        """Rows of all tiles and the loose ones, once each, in Fortran order, because whole columns are read."""
+        """Rows of all tiles and then those outside layers, once each, as an array [row, column].
+
+        In Fortran order, because whole columns are read. Layer numbers in rows of tiles are offsets from the tile's
+        layer.
+        """
         rows = np.concatenate([*(tile.rows for tile in self.tiles), self.outline.loose])
         return np.asfortranarray(rows)
 
     @property
     def places(self) -> IntArray:
-        """Index in `distinct` of each row of the step; values that do not depend on the layer are computed there."""
+        """Index in `distinct` of each row of the step, so that equal rows are computed once."""
         return self.outline.places
 
     def rows(self, at: IntArray) -> IntArray:
-        """Rows of the step with these indices."""
+        """Copies of the step's rows with the indices `at`, as an array [row, column]; layers are absolute."""
         rows = self.distinct[self.places[at]]
         rows[:, LAYER] += self.outline.spread(3)[at]
         return rows
 
     @cached_property
     def columns(self) -> IntArray:
-        """All rows of the step."""
+        """All rows of the step in order of issue, as an array [row, column], with absolute layer numbers."""
         columns: IntArray = self.distinct.T[:, self.places].T
         columns[:, LAYER] += self.outline.spread(3)
         return columns
 
     @property
     def phase(self) -> IntArray:
-        """Phase of each row."""
+        """`Phase` of each row of the step, as an integer."""
         return self.outline.phase
 
     @property
     def microbatch(self) -> IntArray:
-        """Microbatch of each row."""
+        """Index of the microbatch (among the simulated ones) of each row of the step."""
         return self.outline.microbatch
 
     def of_tiles(self, values: list[int]) -> IntArray:
-        """Array of one value a tile, indexed by tile number; index -1, of loose rows, gives 0."""
+        """Array of `values`, one for each tile in order, and a 0 at its end.
+
+        Indexed by tile number; -1, the number of rows outside layers, gives the 0.
+        """
         return np.array([*values, 0], dtype=np.int64)
 
     def payloads(self) -> IntArray:
-        """Bytes of the calls of loose rows and of all tiles, once each."""
+        """Payload bytes of each collective, copy and send: outside layers, then in every tile, once each."""
         return np.concatenate([self.outline.calls[:, 1], *(tile.calls[:, 1] for tile in self.tiles)])
 
     def calls(self) -> IntArray:
-        """(communication row, payload bytes, phase, microbatch) of collectives, copies and sends, without receives."""
+        """Collectives, copies and sends of the step, without receives, as an array [call, field].
+
+        Fields: index of the communication in `Tables.comms`, payload bytes, phase, microbatch. Those outside layers
+        come first.
+        """
         rows = self.outline.tile_calls.copy()
         rows[:, 1] = self.payloads()[len(self.outline.calls) + rows[:, 1]]
         return np.concatenate([self.outline.calls, rows])
 
     def check(self) -> None:
-        """Asserts that no owner goes below zero bytes, frees are negative and allocations positive."""
+        """Asserts that allocations are positive, frees negative, and no owner goes below zero bytes."""
         op, amount = self.columns[:, OP], self.columns[:, AMOUNT]
         assert (amount[op == Op.ALLOC] > 0).all(), "an allocation of nothing"
         assert (amount[op == Op.FREE] < 0).all(), "a free of nothing"
@@ -99,7 +112,11 @@ class Program:
             assert allocated[key] >= 0, f"{self.owner(*key)} holds {allocated[key]} bytes"
 
     def event(self, mark: IntArray, layer: int) -> str:
-        """Text of a mark's row; `layer`: the layer of its piece."""
+        """Name of the framework's callback (hook) that a row records, as a trace spells it.
+
+        `mark`: the row, of kind `Op.MARK`; `layer`: layer number of the tile that it is in, to which its own layer is
+        added.
+        """
         hook, unit = int(mark[SLOT]), int(mark[AMOUNT])
         text = list(self.tables.hooks)[hook]
         if hook in (RECOMPUTE_BEGIN, RECOMPUTE_END):
@@ -107,7 +124,10 @@ class Program:
         return text.format(self.tables.units[unit]) if unit >= 0 else text
 
     def owner(self, layer: int, slot: int) -> tuple[str, str]:
-        """(name, category) of an owner."""
+        """(name, category) of the owner of memory with that layer and slot (index in `Tables.slots`).
+
+        The name is "layer path/tensor", or "stage border N/tensor" where `layer` is no layer of the model.
+        """
         name, category = self.outline.owners[slot]
         path = self.layer_paths[layer] if 0 <= layer < len(self.layer_paths) else f"stage border {layer}"
         return f"{path}/{name}", category

@@ -38,9 +38,11 @@ EXPERTS_MARKS = range(2, 6)
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Sizes of one microbatch on one rank. `seq`: its positions; rows of experts: see `recording.LayerWorkload`.
+    """Sizes of one microbatch on one rank: `batch` sequences of `seq` positions.
 
-    `spaces`: workspaces of libraries, as (name, bytes). `packed`: (sequences, attended), `packing.Packing`.
+    `rows_per_token`, `sent_per_token`: tokens that experts receive and send, see `recording.LayerWorkload`. `spaces`:
+    workspaces of libraries, as (name, bytes). `packed`: (sequences packed in the microbatch, positions that a token
+    attends to), 0 for unpacked.
     """
 
     batch: int
@@ -53,10 +55,12 @@ class Workload:
 
 @dataclass(frozen=True, eq=False)
 class LayerPasses:
-    """A recorded kind as tiles; passes are cut where an experts unit begins or ends: (tile, mark or 0, in replay).
+    """One kind of layer as recorded for this rank: its operations, each part a tile.
 
-    `rest`: before a step. `again`: the replay of a layer in a group of replayed layers; other replays are part of
-    `backward`.
+    `forward`, `backward`: pieces (tile, number of the border at its end or 0, True in a replay), cut where a unit of
+    experts (parameters that are gathered and reduced together) begins or ends inside the layer. `rest`: allocated
+    before the step. `again`: replay of a layer in a group of layers that is replayed together; other replays are part
+    of `backward`. `grads`: (parameter, slot, bytes) of gradients alive after backward. `after`, `late`, `seed`,
     `weight`, `release`, `casts`: see `recording.RecordedLayer`.
     """
 
@@ -74,25 +78,25 @@ class LayerPasses:
 
     @property
     def tiles(self) -> tuple[LayerRows, ...]:
-        """All tiles, in a fixed order."""
+        """All tiles in a fixed order: pieces of forward and backward, then the other parts."""
         passes = (t for t, _, _ in (*self.forward, *self.backward))
         return (*passes, self.after, self.late, self.seed, self.again, self.rest, self.weight, self.release,
                 self.casts)
 
     @cached_property
     def expert_grads(self) -> tuple[tuple[Param, int, int], ...]:
-        """Gradients of experts, a part of `grads`."""
+        """Entries of `grads` whose parameter belongs to experts."""
         return tuple(grad for grad in self.grads if ".experts." in f".{grad[0].name}")
 
     @cached_property
     def outer_grads(self) -> tuple[tuple[Param, int, int], ...]:
-        """Gradients that belong to no unit inside the layer, a part of `grads`."""
+        """Entries of `grads` without those of experts that are a data-parallel unit of their own."""
         has_inner = any(mark for _, mark, _ in self.backward)
         return tuple(grad for grad in self.grads if not (has_inner and grad in self.expert_grads))
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """Everything but bytes and FLOPs: cuts of passes, structure of rows, gradients that remain."""
+        """Hashable key of all but bytes and FLOPs: cuts of passes, structure of tiles, gradients that remain."""
         cuts = tuple(tuple(cut[1:] for cut in cuts) for cuts in (self.forward, self.backward))
         return cuts, tuple(t.structure for t in self.tiles), self.grads
 
@@ -104,15 +108,16 @@ number of layers down to the stem if it releases the stem's shared tensors, else
 
 
 class Shape:
-    """Identity of a recording's structure. Recordings of one shape differ only in bytes and FLOPs."""
+    """Identity of a recording's structure: recordings with the same object differ only in bytes and FLOPs."""
 
 
 @dataclass(frozen=True)
 class RecordedLayers:
-    """Recorded kinds, by key; equal if they have the same shape.
+    """Recordings of all kinds of layers on one rank, and of the borders of its part of the model.
 
-    `standing`: persistent tensors that belong to no layer; `edges`, `wide`: stage borders of one and of two hidden
-    states. `later`: kinds whose backward pass differs because an earlier microbatch has left gradients.
+    `kinds`: by `Key`. `later`: kinds whose backward differs in later microbatches, because an earlier one has left
+    gradients. `edges`, `wide`: operations at borders where one or two hidden states cross. `standing`: persistent
+    tensors that belong to no layer. `shape`: two recordings are equal if they share it.
     """
 
     shape: Shape
@@ -125,13 +130,16 @@ class RecordedLayers:
 
     @cached_property
     def tiles(self) -> tuple[LayerRows, ...]:
-        """All tiles, in an order that equal recordings share."""
+        """All tiles (recorded parts of layers), in an order that recordings of equal `shape` share."""
         kinds = (tile for kind in (*self.kinds.values(), *self.later.values()) for tile in kind.tiles)
         return (*kinds, *self.edges.tiles, *self.wide.tiles, self.standing)
 
 
 def keys_of(plan: Plan) -> dict[int, Key]:
-    """Key of the recorded kind of each layer of the plan's stage."""
+    """Key of the recorded kind of layer, by index of each layer of the plan's pipeline stage.
+
+    Layers with equal keys (`Key`) share a recording.
+    """
     first_block = plan.layers[0] + 1 if plan.stage == 0 else -1
     below = _trained_below(plan)
     framework, spared = plan.framework, set(plan.framework.kept_whole)
@@ -143,7 +151,10 @@ def keys_of(plan: Plan) -> dict[int, Key]:
 
 
 def record_layers(plan: Plan, workload: Workload, *, several: bool = False) -> RecordedLayers:
-    """Recordings of every kind of layer of the plan's stage; `several`: the step has several microbatches."""
+    """Recordings of every kind of layer of the plan's pipeline stage for one microbatch.
+
+    `several`: True if the step has several microbatches, whose later ones add to existing gradients.
+    """
     keys = tuple(dict.fromkeys(keys_of(plan).values()))
     runs = tuple((key, run_of(plan, key, workload)) for key in keys)
     later = tuple((key, run_of(plan, key, workload, later=True)) for key in keys
@@ -152,7 +163,10 @@ def record_layers(plan: Plan, workload: Workload, *, several: bool = False) -> R
 
 
 def run_of(plan: Plan, key: Key, workload: Workload, *, later: bool = False) -> LayerWorkload:
-    """Workload of one kind of layer for its implementation. `later`: an earlier microbatch has left gradients."""
+    """Input for recording the kind of layer `key`: sizes, parameters and options of one microbatch.
+
+    `later`: True for a microbatch after the first, when gradients exist already.
+    """
     framework, mesh = plan.framework, plan.mesh
     tied = key[0] in plan.graph.tied_kinds
     params = _params(plan.kinds[key[0]], plan.graph.used_twice, framework.optimizer.implementation,
@@ -175,11 +189,12 @@ class _Params(dict[str, Param]):
 
 @lru_cache(maxsize=1024)
 def adds_in_place(plan: Plan, kind: int) -> frozenset[int]:
-    """Indices of a kind's tensors to whose gradients autograd adds those of later microbatches of the step.
+    """Indices of the tensors of layer kind number `kind` to whose gradients later microbatches are added.
 
-    Tensors of no unit keep their gradients until the optimizer's step. Tensors of a unit that does not reduce keep them
-    if they have the type that is reduced; FSDP2 moves any other gradient into a copy of that type (torch 2.13
-    `_fsdp_param.py`, to_accumulated_grad_if_needed), and autograd makes a new one.
+    A unit is a group of parameters that are reduced together. Tensors of no unit keep their gradients until the
+    optimizer's step. Tensors of a unit that does not reduce keep them if they have the type that is reduced; FSDP2
+    moves any other gradient into a copy of that type (torch 2.13 `_fsdp_param.py`, to_accumulated_grad_if_needed), and
+    autograd makes a new one.
     """
     sync = plan.framework.strategy.unit_sync
     if not sync:
@@ -262,7 +277,7 @@ def _tiles(tape: RecordedLayer, head: int) -> LayerPasses:
 
 
 def _together(lean: LayerPasses, kept_all: LayerPasses) -> LayerPasses:
-    """Passes of a layer in a replayed group: `lean` runs first, then forward and backward of `whole` in backward.
+    """Passes of a layer in a replayed group: `lean` runs first, and all of `kept_all` in backward.
 
     Tensors of the first run that the module itself still holds are freed when the replay has replaced them.
     """

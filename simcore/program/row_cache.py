@@ -28,7 +28,10 @@ _ALL: Final = _Held()
 
 
 def held(maxsize: int) -> Callable[[Callable[..., T]], _lru_cache_wrapper[T]]:
-    """`lru_cache` for results that consist of rows."""
+    """Decorator like `lru_cache(maxsize)`, for functions whose results are long arrays of operations.
+
+    `taken` empties all caches made by it at once.
+    """
     def decorated(function: Callable[..., T]) -> _lru_cache_wrapper[T]:
         cached = lru_cache(maxsize=maxsize)(function)
         _ALL.clear.append(cached.cache_clear)
@@ -38,7 +41,10 @@ def held(maxsize: int) -> Callable[[Callable[..., T]], _lru_cache_wrapper[T]]:
 
 
 def taken(rows: int) -> None:
-    """Counts the rows of a finished step; clears all caches when their sum exceeds the rows of the longest step."""
+    """Counts the `rows` of a finished step.
+
+    Empties the caches of `held` when their sum exceeds `bounds.ROWS`.
+    """
     _ALL.rows += rows
     if _ALL.rows > ROWS:
         _ALL.rows = 0

@@ -24,10 +24,12 @@ BORDER_HANDLES = 8, 9
 
 @dataclass(frozen=True, eq=False)
 class Edges:
-    """Tiles that a pass takes in and passes on: tokens and labels; between stages hidden states or their gradients.
+    """Operations at the ends of a pipeline rank's part of the model, each a tile (a few recorded rows).
 
-    `mask` exists while forward runs. `keep_hidden`, `keep_grad`: a received tensor that is kept beyond the layers' use.
-    `keep_output`: the kept output of the model. `defer`: the head's input and the gradient of its output wait.
+    They allocate and free the microbatch's tokens and labels, and receive, wait for, send, keep and drop hidden states
+    and their gradients. `mask`: attention mask, exists while forward runs. `keep_hidden`, `keep_grad`: a received
+    tensor that is kept after the layers have used it. `keep_output`: the kept output of the model. `defer`: the head's
+    input and the gradient of its output wait for the end of the step.
     """
 
     tokens: LayerRows
@@ -51,13 +53,14 @@ class Edges:
 
     @property
     def tiles(self) -> tuple[LayerRows, ...]:
-        """All tiles, in a fixed order."""
+        """All tiles in the order of the fields."""
         return tuple(getattr(self, edge.name) for edge in fields(self))
 
 
 def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: Tables) -> Edges:
-    """Edges of a rank's part of the model.
+    """`Edges` of a rank's part of the model: sizes of its inputs and outputs for one microbatch.
 
+    `blocks`: blocks of its layers (embedding, head, loss, ...); `hidden`: elements of a token that crosses a border.
     Tokens and labels are int64; with the option `whole_batch` the batch of all cp ranks, from which they are sliced,
     exists as well, and their int32 positions. Hidden states are split over tp if the framework runs sequence
     parallelism. Stages with an embedding or a loss receive the data loader's mask, a byte for each pair of positions.

@@ -22,7 +22,11 @@ __all__ = ["StageBuffers"]
 
 
 class StageBuffers:
-    """Receive buffers: owned by the layers while a microbatch is in them, by the stage after its backward pass."""
+    """Tracker of the receive buffers and kept outputs of one pipeline rank under PyTorch's schedules.
+
+    Its methods append the allocations and frees to the program. A buffer's bytes belong to the layers while a
+    microbatch is in it, and to the stage after its backward pass.
+    """
 
     def __init__(self, plan: Plan, builder: Builder, borders: tuple[Edges, ...]) -> None:
         self.out, (self.edges, *_) = builder, borders
@@ -38,7 +42,7 @@ class StageBuffers:
         self.returning = last if ends else -1
 
     def post_persistent(self) -> None:
-        """Posts all buffers, and the outputs of the previous step."""
+        """Appends allocations of all receive buffers, and of outputs and gradients that the last step left."""
         for first in self.inputs:
             self._repeat(self.edges.keep_hidden, first - 1, self.count)
         for final in self.outputs:
@@ -47,7 +51,10 @@ class StageBuffers:
         self._returned(self.count)
 
     def begin_step(self, written: int) -> None:
-        """Frees outputs and gradients of the previous step; those of omitted microbatches are kept."""
+        """Frees the previous step's outputs and gradients. `written`: number of simulated microbatches.
+
+        Those of microbatches that are not simulated are allocated again at once, as they exist for the whole step.
+        """
         if self.returning >= 0:
             self._repeat(self.edges.drop_output, self.returning, self.count)
         self._returned(self.count - written)
@@ -55,26 +62,33 @@ class StageBuffers:
         self._held(self.edges.keep_grad, self.count - written)
 
     def take(self, key: Pass) -> None:
-        """Receives a microbatch into its buffer."""
+        """Frees the stage's buffer that a received tensor fills, as its bytes now belong to the layers.
+
+        `key`: the pass (True for forward, chunk, microbatch) that reads it.
+        """
         forward, chunk, _ = key
         layers = self.chunks[chunk]
         tile, layer = ((self.edges.drop_hidden, layers[0] - 1) if forward else (self.edges.drop_grad, layers[-1] + 1))
         self.out.tile(tile, layer)
 
     def begin_forward(self, _chunk: int) -> None:
-        """Posts nothing: no tensor of the previous microbatch is in the way."""
+        """Does nothing: no tensor of an earlier microbatch has to be freed first."""
 
     def end_forward(self, action: Action) -> None:
-        """Posts the end of a forward pass: an output for the rank itself replaces a buffer; layers hold the input."""
+        """Frees the receive buffer that the output of forward pass `action` replaces, if there is one.
+
+        That is so where the rank's next chunk reads the output directly.
+        """
         final = self.chunks[action.chunk][-1]
         if final + 1 in self.within:
             self.out.tile(self.edges.drop_hidden, final)
 
     def grad(self, action: Action) -> None:
-        """Posts the sent gradient, which has no buffer: 1F1B keeps the message until the next one is sent.
+        """Frees the gradient that was sent to the previous stage, and returns the input's buffer to the stage.
 
-        `schedules.py`, Schedule1F1B: `bwd_sends`. Schedules of several chunks keep no reference to it. Layers have
-        released the input, whose buffer is the stage's again.
+        Runs after backward pass `action`. With one chunk the gradient stays until the next one is sent (`schedules.py`,
+        Schedule1F1B: `bwd_sends`). Where backward is split, no buffer is returned yet, and the gradient is freed only
+        if the rank's other chunk takes it; else it stays until the next step begins.
         """
         first = self.chunks[action.chunk][0]
         if self.splits:
@@ -86,7 +100,11 @@ class StageBuffers:
         self.out.tile(self.edges.keep_hidden, first - 1)
 
     def end_backward(self, action: Action) -> None:
-        """Posts the end of a backward pass: the output's gradient returns to its buffer, the model's output is kept."""
+        """Allocates the buffer of the output's gradient for the stage again, after backward pass `action`.
+
+        On the model's last chunk it allocates the model's output instead, which the stage returns at the end of the
+        step.
+        """
         final = self.chunks[action.chunk][-1]
         if final in self.outputs:
             self._repeat(self.edges.keep_grad, final + 1, action.part != "input")
@@ -94,7 +112,7 @@ class StageBuffers:
             self._returned(1)
 
     def finish(self) -> None:
-        """Frees the last message; outputs are concatenated, and the result is unused."""
+        """Frees the last sent gradient; allocates all outputs concatenated, and frees that as it is unused."""
         if self.sent >= 0:
             self.out.tile(self.edges.drop_grad, self.sent)
         self._returned(self.count)

@@ -15,11 +15,12 @@ __all__ = ["StageInput", "StageInputs"]
 
 
 class StageInput:
-    """Received tensors of a stage with one chunk.
+    """Tracker of received tensors that a Megatron pipeline rank with one chunk keeps after their use.
 
-    Megatron's schedule (core 0.16.1 `pipeline_parallel/schedules.py`) keeps the last output until forward returns the
-    next one; the graph of that output refers to the received input. It keeps that input's gradient, which is sent
-    back, until the next one exists. Between steps the last input, with its `.grad`, is the block's attribute
+    Its methods append the allocations and frees to the program; a chunk is the rank's part of the model. Megatron's
+    schedule (core 0.16.1 `pipeline_parallel/schedules.py`) keeps the last output until forward returns the next one;
+    the graph of that output refers to the received input. It keeps that input's gradient, which is sent back, until the
+    next one exists. Between steps the last input, with its `.grad`, is the block's attribute
     (`transformer/transformer_block.py`, input_tensor). Other frameworks drop a gradient when it is sent.
     """
 
@@ -32,30 +33,33 @@ class StageInput:
         self.newest = -1
 
     def begin_step(self, written: int) -> None:
-        """Posts nothing: nothing changes before the first pass."""
+        """Does nothing: kept tensors stay until the first pass. `written`: number of microbatches."""
 
     def take(self, key: Pass) -> None:
-        """Posts nothing: a received tensor is new."""
+        """Does nothing: a received tensor is newly allocated. `key`: the pass that reads it."""
 
     def end_backward(self, action: Action) -> None:
-        """Posts nothing: layers have released the output's gradient."""
+        """Does nothing: the layers have freed the gradient of the output."""
 
     def post_persistent(self) -> None:
-        """Posts the input and its gradient that the previous step left."""
+        """Appends allocations of the input and its gradient that the previous step left."""
         if self.keeps:
             self.out.tile(self.edges.keep_hidden, self.first - 1)
             self.out.tile(self.edges.keep_grad, self.first)
             self.has_input = self.has_grad = True
 
     def begin_forward(self, _chunk: int) -> None:
-        """Replaces the last step's input, with its gradient, by the first input of this step."""
+        """Frees the previous step's input and its gradient before the first forward pass of this step."""
         if self.newest < 0 and self.has_grad:
             self.out.tile(self.edges.drop_grad, self.first)
             self.has_grad = False
             self._drop_input()
 
     def end_forward(self, action: Action) -> None:
-        """Releases the previous input when the next output exists; an input that waits for its head stays."""
+        """Frees the previous microbatch's input after forward pass `action`, as its output is now replaced.
+
+        An input that a deferred weight gradient of the head needs stays until the step ends.
+        """
         if self.has_input and 0 <= self.newest < self.deferred:
             self.has_input, self.waiting = False, self.waiting + 1
         self._drop_input()
@@ -67,7 +71,11 @@ class StageInput:
         self.has_input = False
 
     def grad(self, action: Action) -> None:
-        """Releases the previous gradient when the next one exists and is sent; layers have released the input."""
+        """Frees the previous input's gradient after backward pass `action`, as the next one is sent.
+
+        A framework that keeps no received tensors frees this one's gradient instead. The input of the newest microbatch
+        is kept; layers have freed the others.
+        """
         waits = 0 < action.microbatch <= self.deferred
         if (self.has_grad and not waits) or not self.keeps:
             self.out.tile(self.edges.drop_grad, self.first)
@@ -77,17 +85,18 @@ class StageInput:
             self.has_input = True
 
     def finish(self) -> None:
-        """Computes the deferred weight gradients of heads, and releases their inputs."""
+        """Frees inputs and gradients that waited for deferred weight gradients of the head at the step's end."""
         for _ in range(self.waiting):
             self.out.tile(self.edges.drop_hidden, self.first - 1)
             self.out.tile(self.edges.drop_grad, self.first)
 
 
 class StageInputs:
-    """Received tensors of a stage with virtual stages: each chunk's newest input and, after backward, its gradient.
+    """Tracker of received tensors that a Megatron pipeline rank with several chunks keeps after their use.
 
-    The lists of the interleaved schedule drop both when they are sent. Other frameworks drop a gradient when it is
-    sent.
+    Its methods append the allocations and frees to the program; chunks (virtual stages) are parts of the model. Each
+    chunk's newest input is kept and, after backward, its gradient; the lists of the interleaved schedule drop both when
+    they are sent. Other frameworks drop a gradient when it is sent.
     """
 
     def __init__(self, plan: Plan, builder: Builder, borders: tuple[Edges, ...]) -> None:
@@ -99,16 +108,16 @@ class StageInputs:
         self.held: set[int] = set()
 
     def begin_step(self, written: int) -> None:
-        """Posts nothing: nothing changes before the first pass."""
+        """Does nothing: kept tensors stay until the first pass. `written`: number of microbatches."""
 
     def take(self, key: Pass) -> None:
-        """Posts nothing: a received tensor is new."""
+        """Does nothing: a received tensor is newly allocated. `key`: the pass that reads it."""
 
     def end_backward(self, action: Action) -> None:
-        """Posts nothing: layers have released the output's gradient."""
+        """Does nothing: the layers have freed the gradient of the output."""
 
     def post_persistent(self) -> None:
-        """Posts the inputs and gradients that the previous step left."""
+        """Appends allocations of each chunk's input and its gradient that the previous step left."""
         for chunk, receives in enumerate(self.receives):
             if self.keeps and receives:
                 self._hold(chunk, with_grad=True)
@@ -121,7 +130,7 @@ class StageInputs:
         self.held.add(chunk)
 
     def begin_forward(self, chunk: int) -> None:
-        """Replaces the chunk's input, with its gradient, by the next input."""
+        """Frees the input and gradient that the chunk has kept, because its next input replaces them."""
         if chunk in self.held:
             first, edges = self.at[chunk]
             self.out.tile(edges.drop_grad, first)
@@ -129,11 +138,11 @@ class StageInputs:
             self.held.remove(chunk)
 
     def end_forward(self, action: Action) -> None:
-        """Records the newest microbatch of the chunk; layers hold its input until backward is over."""
+        """Notes the newest microbatch of the chunk; layers hold its input until backward is over."""
         self.newest[action.chunk] = action.microbatch
 
     def grad(self, action: Action) -> None:
-        """Posts the gradient, which was sent; layers have released the input."""
+        """Keeps the chunk's newest input and its gradient after backward pass `action`; frees older gradients."""
         if self.keeps and self.newest[action.chunk] == action.microbatch:
             self._hold(action.chunk, with_grad=False)
         else:
@@ -141,4 +150,4 @@ class StageInputs:
             self.out.tile(edges.drop_grad, first)
 
     def finish(self) -> None:
-        """Posts nothing: deferred heads release their own tensors."""
+        """Does nothing: deferred heads free their own tensors."""

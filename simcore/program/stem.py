@@ -14,10 +14,12 @@ _TURNED = re.compile(r"\b(q|k|qkv|query_key_value)(_proj|_norm)?\.")
 
 
 def last_user(plan: Plan, below: dict[int, bool]) -> int:
-    """Layer whose backward is the last that needs the stem's tables: the lowest that saves them.
+    """Index of the layer whose backward frees the tensors that the stem makes for all layers.
 
-    A replayed layer saves all its inputs; other layers save the tables if gradients flow to queries or keys. If no
-    layer does, it is the first block; -1 on a stage without blocks.
+    The stem is the model's part before its layers, the tensors are rotary tables and positions. The layer is the lowest
+    layer of the stage that saves them: a replayed layer saves all its inputs, another one the tables if gradients flow
+    to queries or keys. If no layer does, it is the first block; -1 on a stage without blocks. `below`: True for each
+    layer whose input carries a gradient.
     """
     blocks = [layer for layer in plan.chunks[0] if plan.graph.kinds[plan.graph.layers[layer].kind].block is None]
     replays, unreplayed = plan.framework.checkpoint != "none", plan.framework.kept_whole

@@ -27,21 +27,28 @@ _RECEIVE, _SCAN = int(Stream.RECEIVE), int(Kernel.MAMBA_SCAN)
 
 
 def posted_bytes(rows: IntArray) -> IntArray:
-    """Signed bytes of each row; 0 for rows that are not allocations or frees."""
+    """Bytes that each row adds to allocated memory: positive for allocations, negative for frees, else 0.
+
+    `rows`: operations as an array [row, column], see `Op`.
+    """
     amounts: IntArray = np.where(rows[:, OP] <= _FREE, rows[:, AMOUNT], 0)
     return amounts
 
 
 @dataclass(frozen=True, eq=False)
 class LayerRows:
-    """Rows with layers as offsets; `replay` is 1 for rows of a checkpoint's replay."""
+    """Tile: recorded operations of a part of a layer (such as its backward), placed at every equal layer.
+
+    `rows`: array [row, column], see `Op`; column LAYER is an offset from the layer where the tile is placed. `replay`:
+    1 for each row of a checkpoint's replay (recomputation), else 0.
+    """
 
     rows: IntArray
     replay: IntArray
 
     @classmethod
     def of(cls, section: Section) -> LayerRows:
-        """Tile of a recorded section; the marks of a replay become its flags."""
+        """Tile of a recorded `Section`; marks around a replay set `replay`, and no mark names a unit."""
         kept: list[Row] = []
         replay: list[int] = []
         inside = 0
@@ -54,7 +61,7 @@ class LayerRows:
 
     @cached_property
     def structure(self) -> bytes:
-        """Digest of the rows without their bytes, FLOPs and shapes, on which streams and phases depend."""
+        """Digest of the rows without bytes, FLOPs and shapes: if it is equal, so are streams and phases."""
         rows = self.rows.copy()
         rows[:, AMOUNT] = 0
         is_kernel = rows[:, OP] == _COMPUTE
@@ -64,52 +71,58 @@ class LayerRows:
 
     @cached_property
     def replayed(self) -> bool:
-        """True if any row belongs to a replay."""
+        """True if any row belongs to a checkpoint's replay."""
         return bool(self.replay.any())
 
     @cached_property
     def prefix(self) -> IntArray:
-        """Running sum of bytes after each row."""
+        """Sum of allocated minus freed bytes of the tile after each of its rows."""
         return np.cumsum(fitting(posted_bytes(self.rows)))
 
     @cached_property
     def net(self) -> int:
-        """Bytes that the tile adds in total."""
+        """Allocated minus freed bytes of the whole tile; negative if it frees more."""
         return int(self.prefix[-1])
 
     @cached_property
     def highest(self) -> int:
-        """Row after which the running sum is highest."""
+        """Index of the row of the tile after which its sum of bytes (`prefix`) is highest."""
         return int(np.argmax(self.prefix))
 
     @cached_property
     def top(self) -> int:
-        """Highest running sum of bytes."""
+        """Highest value of `prefix`, in bytes."""
         return int(self.prefix[self.highest])
 
     @cached_property
     def top_of_replay(self) -> int:
-        """Highest running sum of bytes inside the replay."""
+        """Highest value of `prefix` in bytes inside the checkpoint's replay; -2**62 without a replay."""
         return int(self.prefix[self.replay == 1].max()) if self.replayed else _NOTHING
 
     @cached_property
     def top_of_scan(self) -> int | None:
-        """Highest running sum of bytes until the last Mamba scan; None without a scan."""
+        """Highest value of `prefix` in bytes until the tile's last Mamba scan; None without a scan."""
         scans = np.flatnonzero((self.rows[:, OP] == _COMPUTE) & (self.rows[:, SLOT] == _SCAN))
         return int(self.prefix[:scans[-1] + 1].max()) if len(scans) else None
 
     @cached_property
     def nets(self) -> IntArray:
-        """Net bytes of each owner: rows of (layer offset, slot, bytes)."""
+        """Allocated minus freed bytes of each owner over the tile, without zeros, as an array [owner, field].
+
+        Fields: layer offset, slot (index of the owner's name in `Tables.slots`), bytes.
+        """
         return _by_owner(self.rows)
 
     def nets_until(self, row: int) -> IntArray:
-        """Net bytes of each owner after a row, as `nets`."""
+        """Allocated minus freed bytes of each owner up to and including row `row`, as `nets`."""
         return _by_owner(self.rows[:row + 1])
 
     @cached_property
     def calls(self) -> IntArray:
-        """Collectives, copies and sends, without receives: rows of (communication row, payload bytes, is replay)."""
+        """Collectives, copies and sends of the tile, without receives, as an array [call, field].
+
+        Fields: index of the communication in `Tables.comms`, payload bytes, 1 in a replay else 0.
+        """
         op = self.rows[:, OP]
         sent = ((op == _COLLECTIVE) | (op == _COPY)) & (self.rows[:, STREAM] != _RECEIVE)
         at = np.flatnonzero(sent)
@@ -118,9 +131,10 @@ class LayerRows:
 
 @lru_cache(maxsize=1024)
 def small_tile(*rows: tuple[int, ...]) -> LayerRows:
-    """Tile of rows (op, slot, amount, stream, handle) of the layer where it is placed; omitted columns are 0.
+    """Tile of a few rows, each given as (op, slot, amount[, stream, handle]); omitted numbers are 0.
 
-    Equal tiles are one object, whose rows must not be changed.
+    All are of the layer where the tile is placed (offset 0). Equal tiles are one object, whose rows must not be
+    changed.
     """
     full: list[Row] = [(op, 0, slot, amount, *(rest or (0, 0))) for op, slot, amount, *rest in rows]
     return LayerRows.of(Section(tuple(full)))

@@ -14,9 +14,9 @@ __all__ = ["Comparison", "Row", "compare", "worst_rank"]
 
 
 class Row(BaseModel):
-    """One quantity of both results; `difference` is b - a, `percent` is it as a share of a (None if a is zero).
+    """One quantity in result `a` and in result `b`.
 
-    A result without that quantity counts as zero.
+    `difference` is b - a, `percent` 100 (b - a) / a, None if a is 0. A result without that quantity counts as zero.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -29,7 +29,10 @@ class Row(BaseModel):
 
 
 class Comparison(BaseModel):
-    """The worst rank of `a` and the worst rank of `b`: bytes in the first three, seconds in `time`."""
+    """Two results side by side, each by its worst rank; `a` and `b` are their names.
+
+    Rows of `at_rest`, `peak` and `traffic` are in bytes, those of `time` in seconds.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -70,7 +73,10 @@ def compare(a: Report, b: Report) -> Comparison:
 
 
 def worst_rank(report: Report) -> RankReport | None:
-    """Ranks with the highest peak; without peaks, those with most bytes at rest; None without ranks."""
+    """Class of ranks with the highest device memory; without peaks with most bytes at rest.
+
+    None without ranks.
+    """
     return report.peak_rank or max(report.ranks, key=RankReport.at_rest_bytes, default=None)
 
 

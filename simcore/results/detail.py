@@ -21,10 +21,11 @@ class _Frozen(BaseModel):
 
 
 class MemorySeries(_Frozen):
-    """Allocated bytes over the step by category, thinned: `values[i]` belongs to `categories[i]`.
+    """Allocated bytes over the step by category, at up to a few hundred moments.
 
-    `event_index`: index of the program's row (order of issue); `time_s`: its time on the timeline. `layers`: the layer
-    that runs at each sample, empty between layers.
+    `values[i]` belongs to `categories[i]`. Each inner list has an entry for each moment, as all other fields.
+    `event_index`: index of the operation in order of issue; `time_s`: its time on the timeline; `phases`: its phase.
+    `layers`: the layer that runs then, "" between layers.
     """
 
     categories: tuple[str, ...]
@@ -36,7 +37,7 @@ class MemorySeries(_Frozen):
 
 
 class AxisDigit(_Frozen):
-    """An axis of the mesh: the coordinate of a rank on it is `rank // stride % size`."""
+    """One axis of the mesh; a rank's coordinate on it is `rank // stride % size`."""
 
     name: str
     size: int
@@ -44,10 +45,11 @@ class AxisDigit(_Frozen):
 
 
 class TensorRow(_Frozen):
-    """A tensor that is the same in `num_layers` layers of one kind, on one rank; bytes are of all of them together.
+    """A tensor that is the same in `num_layers` layers of one kind, on one rank.
 
-    `shape` and `copies`: before sharding. `num_elements`: of one layer, on this rank. `cut`: axes that shard it.
-    `life`: name of its policy in the framework's table.
+    Bytes are of all of them together. `shape` and `copies`: before sharding. `num_elements`: of one layer, on this
+    rank. `cut`: mesh axes that shard it, such as `tp 2: dim 0`. `life`: name of the framework's rule for where and when
+    its bytes exist.
     """
 
     layers: str
@@ -67,7 +69,10 @@ class TensorRow(_Frozen):
 
 
 class Holder(_Frozen):
-    """Owner of bytes at the peak: a tensor's name, in `num_layers` layers of a kind; bytes of all of them."""
+    """Tensors of one name (`owner`) that hold bytes at the peak, in `num_layers` layers of one kind.
+
+    `bytes` are those of all these layers together.
+    """
 
     owner: str
     layers: str
@@ -77,7 +82,7 @@ class Holder(_Frozen):
 
 
 class Span(_Frozen):
-    """An interval on a stream of one rank, from `start_s` to `end_s`.
+    """One interval on a stream of one rank; times are in seconds since the step began.
 
     Lane `compute`: kernels of a phase (`label`: their layer), or the reason of a wait: `host`, `bubble`,
     `communication`. Other lanes: a collective or copy (`kind`) on an axis (`label`), called by `layer`, with its
@@ -100,11 +105,12 @@ class Span(_Frozen):
 
 
 class Lifetimes(_Frozen):
-    """Allocations of one rank in a steady step, a row of the first columns each; persistent tensors come first.
+    """Allocations of one rank in a steady step.
 
-    `owner`: index in `owners`, (layer, tensor, category). `born`, `died`: indices of moments, -1 if it is not freed; a
-    moment has a time, a phase and a microbatch (of the simulated ones). At one moment frees come before allocations.
-    `merged`: number of allocations that were merged by layer and category; 0: each is separate.
+    Entry i of `owner`, `bytes`, `born` and `died` is allocation i. `owner`: index in `owners`, (layer, tensor,
+    category). `born`, `died`: indices of moments, -1 if it is not freed; a moment has an entry in `time_us`, `phases`
+    and `microbatches` (of the simulated ones). Persistent tensors come first. At one moment frees come before
+    allocations. `merged`: number of allocations that were merged by layer and category; 0: each is separate.
     """
 
     owners: tuple[tuple[str, str, str], ...]
@@ -119,9 +125,10 @@ class Lifetimes(_Frozen):
 
 
 class ClassDetail(_Frozen):
-    """Detail of one class of ranks. `by_part`: memory over the step by the part of the model that holds it.
+    """Data for pictures of one class of ranks: tensors, owners at the peak, memory and streams over time.
 
-    `lifetimes`: for a memory snapshot, on request.
+    `by_part`: memory over the step by the kind of layer that holds it. `spans`: intervals on its streams. `lifetimes`:
+    of allocations, on request.
     """
 
     tensors: tuple[TensorRow, ...] = ()
@@ -132,9 +139,10 @@ class ClassDetail(_Frozen):
 
 
 class Detail(_Frozen):
-    """Detail of a report. `layers`: kind of each layer, by its path.
+    """Data for pictures of a report; `classes` are in the order of the report's `ranks`.
 
-    Spans have the first `written_out` of `num_microbatches` and end at `end_s`; the others repeat the steady ones.
+    `layers`: kind of each layer, by its path. Spans show the first `written_out` of `num_microbatches` and end at
+    `end_s`; the others repeat the steady ones.
     """
 
     axes: tuple[AxisDigit, ...]

@@ -12,10 +12,10 @@ class _Frozen(BaseModel):
 
 
 class Decode(_Frozen):
-    """Decoding of one token of every sequence: an assumed bound from memory traffic only.
+    """One decoding step of an inference engine, which makes a token for each of `sequences`.
 
-    Arithmetic, collectives and the host take no time. `bytes_read`: of weights, caches and states on a rank; `seconds`:
-    at the bandwidth that matrix products reach.
+    An assumed bound from memory traffic: arithmetic, collectives and the host take no time. `bytes_read`: of weights,
+    caches and states on a rank; `seconds`: at the bandwidth that matrix products reach.
     """
 
     sequences: int
@@ -26,13 +26,13 @@ class Decode(_Frozen):
 
 
 class Serving(_Frozen):
-    """The engine's memory, all bytes of one rank.
+    """Memory of a vLLM engine on one rank, in bytes, and what fits into its cache.
 
     `requested_bytes`: the utilisation's share of the memory that the driver reports. `cache_bytes`: bytes of blocks,
     out of the remaining `cache_budget_bytes`. `kv_bytes_per_token`: over all attention layers; `state_bytes`: of one
     sequence over all Mamba layers, without the padding to a page. `cache_tokens`: as the engine logs it. `concurrency`:
-    sequences of `max_model_len`; `longest`: tokens of the longest that is admitted. `refusal`: why the engine does not
-    start.
+    sequences of `max_model_len` that the cache holds; `longest`: tokens of the longest that is admitted. `refusal`:
+    reason for which the engine does not start, "" if it does.
     """
 
     engine: str

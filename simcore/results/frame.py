@@ -26,7 +26,7 @@ _INT64: Final = 2**63
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column; `unit` is "" for counts, shares and words."""
+    """One column of a table; `unit` is "" for counts, shares and text, `words` a description."""
 
     name: str
     dtype: Dtype
@@ -36,7 +36,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Field(Generic[T]):
-    """A column, and the function that reads its value from a row's object."""
+    """A column of a table with the function that gives its value for one item, such as a report."""
 
     column: Column
     value: Callable[[T], Value]
@@ -44,9 +44,10 @@ class Field(Generic[T]):
 
 @dataclass(frozen=True)
 class Frame:
-    """A table of results. `rows[i][j]` belongs to `columns[j]`.
+    """A table of results, one row a scenario or a class of ranks (`kind`).
 
-    `pandas.DataFrame(frame.to_dict())` accepts it; in a notebook it is shown as a table.
+    `rows[i][j]` belongs to `columns[j]`. `pandas.DataFrame(frame.to_dict())` accepts it; in a notebook it is shown as a
+    table.
     """
 
     kind: Kind
@@ -55,12 +56,12 @@ class Frame:
 
     @property
     def records(self) -> list[dict[str, Value]]:
-        """Rows as mappings from names of columns to values."""
+        """Rows in order, each as a mapping from names of columns to values."""
         names = [column.name for column in self.columns]
         return [dict(zip(names, row, strict=True)) for row in self.rows]
 
     def to_dict(self) -> dict[str, list[Value]]:
-        """Values by the name of their column, from the first row to the last."""
+        """Values by name of column, each a list from the first row to the last."""
         return {column.name: [row[place] for row in self.rows] for place, column in enumerate(self.columns)}
 
     def __len__(self) -> int:
@@ -76,7 +77,7 @@ class Frame:
 
 
 def unit_of(name: str) -> str:
-    """Unit of a column, by the end of its name."""
+    """Unit of a column named `name`, by the end of the name (`UNITS`); "" if it has none of these ends."""
     return next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
 
 
@@ -86,7 +87,11 @@ def _printable(text: str) -> str:
 
 
 def typed(name: str, words: str, values: Iterable[Any]) -> tuple[Column, list[Value]]:
-    """A column of values of unknown types: of their common type, or of text if they have none."""
+    """(column named `name`, its values in one type); a value that is None stays None.
+
+    The type is bool, int64 or float64 if all values have it (integers may stand among floats), else text. `words`:
+    description of the column.
+    """
     listed = list(values)
     dtype = _dtype([value for value in listed if value is not None])
     return Column(_printable(name), dtype, unit_of(name), words), [_as(dtype, value) for value in listed]
@@ -115,7 +120,10 @@ def _spelled(value: Any) -> str:
 
 def frame(kind: Kind, fields: Sequence[Field[T]], items: Sequence[T], further: Mapping[str, tuple[str, list[Any]]]
           ) -> Frame:
-    """Table of all fields of all items, then columns of these items only: name, words, a value for each item."""
+    """Table with a row for each of `items`: the values of `fields`, then the `further` columns.
+
+    `further`: by name, (description, a value for each item).
+    """
     known = [[_clean(field.value(item)) for field in fields] for item in items]
     more = [typed(name, words, values) for name, (words, values) in further.items()]
     rows = (tuple(row) + tuple(values[n] for _, values in more) for n, row in enumerate(known))
@@ -127,9 +135,9 @@ def _clean(value: Value) -> Value:
 
 
 def flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Pairs of dotted key and value: `{"mesh": {"tp": 2}}` -> `("mesh.tp", 2)`.
+    """Yields (dotted key, value) of nested mappings: `{"mesh": {"tp": 2}}` -> `("mesh.tp", 2)`.
 
-    Lists are values, empty blocks vanish.
+    Lists are values, empty mappings are left out. `before`: text in front of each key.
     """
     for key, inner in value.items():
         if isinstance(inner, Mapping):

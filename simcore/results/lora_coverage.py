@@ -20,7 +20,7 @@ _ADAPTER = re.compile(r"(?:^|\.)(?:lora_|adapter\.)")
 
 
 def adapted_modules(graph: ModelGraph) -> dict[str, int]:
-    """Number of layers in which a module has an adapter, by its path inside a layer, in order of the layers."""
+    """Number of layers in which a module has a LoRA adapter, by its path in a layer, in order of layers."""
     counts: Counter[str] = Counter()
     for layer in graph.layers:
         names = (t.name for t in graph.tensors[layer.kind] if t.module == "adapter")
@@ -29,10 +29,10 @@ def adapted_modules(graph: ModelGraph) -> dict[str, int]:
 
 
 def modules_without_gradient(recorded: Iterable[tuple[Plan, RecordedLayers]]) -> dict[str, int]:
-    """Number of layers in which an adapter gets no gradient, by the path of its module.
+    """Number of layers in which a trained LoRA adapter gets no gradient, by its module's path in a layer.
 
-    Only under FSDP2: Megatron's GEMMs add weight gradients into buffers, so none are recorded, and DDP and DeepSpeed
-    are not covered.
+    `recorded`: for each pipeline stage its plan and the recordings of its layers. Only under FSDP2: Megatron's GEMMs
+    add weight gradients into buffers, so none are recorded, and DDP and DeepSpeed are not covered.
     """
     counts: Counter[str] = Counter()
     for plan, recording in recorded:

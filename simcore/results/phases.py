@@ -19,10 +19,11 @@ PHASES: dict[PhaseName, str] = {
 
 
 class PhaseReport(BaseModel):
-    """One phase of the step, at its highest moment on one rank; phases follow each other.
+    """One phase of a reinforcement-learning step, at its highest moment on one rank.
 
-    `start_s`, `seconds`: begin and duration within the step. `device_bytes`: all processes on the GPU together,
-    `by_owner` of each; `host_bytes`: of this rank, `host_by_owner` of each owner. `event`: event at the highest moment.
+    Phases follow each other. `start_s`, `seconds`: begin and duration within the step. `device_bytes`: all processes on
+    the GPU together, parts in `by_owner`; `host_bytes`: host memory of this rank, parts in `host_by_owner`. `event`:
+    event at the highest moment.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -22,24 +22,29 @@ class Quantiles(Frozen):
 
 
 class DrawnPeak(Frozen):
-    """The peak over many draws."""
+    """Quantiles of the peak memory of a rank over random draws, in bytes."""
 
     allocated_bytes: Quantiles
     device_bytes: Quantiles
 
 
 class DrawnRows(Frozen):
-    """Rows that a rank's experts of one layer receive in one microbatch."""
+    """Quantiles over draws of the number of tokens that a rank's experts receive.
+
+    In one layer and one microbatch. A token counts once for each of the experts that it chooses.
+    """
 
     layer: str
     received: Quantiles
 
 
 class Drawn(Frozen):
-    """A step with randomly drawn routing; see `simcore.simulation.expert_loads`.
+    """Results over many draws of random routing; see `simcore.simulation.expert_loads`.
 
     `hottest`: the highest rank of each draw, of `num_groups` expert groups a stage. `oom_probability`: share of draws
     in which some rank does not fit. `exact`: peaks equal those of a full simulation to the byte, else up to rounding.
+    `concentration`: of the Dirichlet distribution of experts' popularity, None if all are alike. `balanced_rows`:
+    tokens that the experts of a rank receive when all get equally many; `received`: in each layer.
     """
 
     seed: int
@@ -55,10 +60,10 @@ class Drawn(Frozen):
 
 
 class DrawnLengths(Frozen):
-    """Padded lengths drawn from a distribution; see `simcore.simulation.random_lengths`.
+    """Results over many drawn lengths of sequences, in tokens; see `simcore.simulation.random_lengths`.
 
-    `batch`: length of one microbatch; `step`: longest length on any rank in one step. `peak`: of the fullest rank at
-    the four lengths of `step`, each simulated; `fits`: those of them that fit.
+    `batch`: padded length of one microbatch; `step`: longest length on any rank in one step. `peak`: of the fullest
+    rank at the four lengths of `step`, each simulated; `fits`: those of them that fit.
     """
 
     seed: int
@@ -70,7 +75,7 @@ class DrawnLengths(Frozen):
 
 
 def quantiles(values: IntArray) -> Quantiles:
-    """Quantiles by nearest rank: each is one of the values."""
+    """50, 90 and 99% quantiles and maximum of `values`, by nearest rank: each is one of the values."""
     ordered, (p50, p90, p99) = np.sort(values, axis=None), map(partial(_nearest, values.size), (50, 90, 99))
     return Quantiles(p50=int(ordered[p50]), p90=int(ordered[p90]), p99=int(ordered[p99]), max=int(ordered[-1]))
 

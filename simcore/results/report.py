@@ -42,7 +42,7 @@ class _Frozen(BaseModel):
 
 
 class ProblemRow(_Frozen):
-    """One problem; see `simcore.errors.Problem`."""
+    """One problem of the input, as `simcore.errors.Problem`: place, message, rule ("" if none)."""
 
     where: str
     message: str
@@ -50,7 +50,11 @@ class ProblemRow(_Frozen):
 
 
 class Assumption(_Frozen):
-    """A value that is neither in the scenario nor proved; `kind` says how reliable it is."""
+    """One value that the report relies on and that is neither in the scenario nor proved.
+
+    `kind`: derived from code, calibrated on measurements, assumed, or the framework's default. `source`: where it is
+    from.
+    """
 
     what: str
     value: str
@@ -59,14 +63,17 @@ class Assumption(_Frozen):
 
 
 class Communicator(_Frozen):
-    """A process group that the job opens."""
+    """One process group that the job opens: its mesh axis and its number of ranks."""
 
     axis: str
     size: int
 
 
 class AtRest(_Frozen):
-    """Bytes of one component on one rank that live across layers just before `optimizer.step` of a steady step."""
+    """Bytes and parameters of one component (such as routed_experts) on one rank.
+
+    Bytes that live across layers, just before `optimizer.step` of a steady step; parameters that the rank owns.
+    """
 
     params_bytes: int = 0
     grads_bytes: int = 0
@@ -76,7 +83,7 @@ class AtRest(_Frozen):
 
 
 class Owner(_Frozen):
-    """Owner of bytes at the peak: `layer/tensor` and its category."""
+    """A tensor of one layer that holds bytes at the peak, with its category; `owner`: "layer/tensor"."""
 
     owner: str
     category: str
@@ -84,16 +91,17 @@ class Owner(_Frozen):
 
 
 class Peak(_Frozen):
-    """The highest moment of the step on this rank.
+    """The moment of the step with most allocated bytes on this rank, and its memory by several measures.
 
     `first_step_bytes`: allocated in the very first step, in which the optimizer allocates its states, and Mamba's
-    kernels are tuned with a buffer of 256 MiB. Allocated: tensors, and under Megatron the workspaces of libraries.
-    Reserved: what the allocator most likely holds, with its range; where parameters are gathered, much of that is
-    cache, which it gives back before it fails. Device: memory that the step needs, with fragmentation and without
-    cache, plus memory outside the allocator (`outside`: `context`, `nccl`, `dispatcher`, paged optimizer states, and
-    where parameters are gathered `workspace`: allocated is then what a trace of tensors counts). `host_bytes`: what the
-    job moved to the host's memory, for this rank. `band_bytes`: range of device memory by measured runs of such
-    layouts.
+    kernels are tuned with a buffer of 256 MiB. `allocated_bytes`: tensors, and under Megatron the workspaces of
+    libraries. `reserved_bytes`: what torch's allocator most likely holds, with its range; where parameters are
+    gathered, much of that is cache, which it gives back before it fails. `device_bytes`: memory that the step needs,
+    with fragmentation and without cache, plus memory outside the allocator (`outside`: `context`, `nccl`, `dispatcher`,
+    paged optimizer states, and where parameters are gathered `workspace`: allocated is then what a trace of tensors
+    counts). `host_bytes`: what the job moved to the host's memory, for this rank. `band_bytes`: range of device memory
+    by measured runs of such layouts. `event`: the last hook of the framework before that moment; `by_phase`: highest
+    allocated bytes in each phase.
     """
 
     allocated_bytes: int
@@ -138,9 +146,10 @@ class TrafficRow(_Frozen):
 
 
 class HostPhase(_Frozen):
-    """Reading the model, the first step, or writing the model: memory of the fullest host and of the fullest GPU.
+    """The fullest host and the fullest GPU in one phase: reading the model, the first step, or saving it.
 
-    `by_owner`: bytes on that host. `source`: the framework's code; empty for the step.
+    `host_bytes`: memory of that host, `by_owner` its parts; `device_bytes`: memory of that GPU. `source`: the
+    framework's code for reading or writing; "" for the step.
     """
 
     phase: Literal["load", "first_step", "save"] | PhaseName
@@ -153,7 +162,10 @@ class HostPhase(_Frozen):
 
 
 class Host(_Frozen):
-    """Memory of hosts, each shared by `ranks_per_host` ranks; see `simcore.simulation.hosts`."""
+    """Memory of the hosts in each phase, each host shared by `ranks_per_host` ranks.
+
+    See `simcore.simulation.hosts`.
+    """
 
     capacity_bytes: int = Field(gt=0)
     ranks_per_host: int = Field(gt=0)
@@ -161,12 +173,14 @@ class Host(_Frozen):
 
 
 class RankReport(_Frozen):
-    """One class of ranks with equal memory and work. `end_bytes`: allocated at the end of the step.
+    """One class of ranks with equal memory and work; all bytes are those of one of its ranks.
 
-    `at_rest` counts the elements that a rank owns; `padding_bytes` is the padding of parameters, and
+    `ranks`: their numbers, such as `7`, `0-62` or `0-131071:64` (every 64th). `coordinates`: on each mesh axis.
+    `at_rest`: by component, the elements that a rank owns; `padding_bytes` is the padding of parameters, and
     `grads_padding_bytes` that of gradients. `apportioned`: the ranks have equal parts of flat buffers, of which
-    `at_rest` has the mean; a part holds more of one tensor and less of another. `drawn`: peaks of any rank of the class
-    over all draws of random routing; `peak` is then that of balanced routing.
+    `at_rest` has the mean; a part holds more of one tensor and less of another. `grads_persist`: storage of gradients
+    survives into the next forward. `end_bytes`: allocated at the end of the step. `drawn`: peaks of any rank of the
+    class over all draws of random routing; `peak` is then that of balanced routing.
     """
 
     ranks: tuple[str, ...]
@@ -185,7 +199,7 @@ class RankReport(_Frozen):
     memory: MemorySeries | None = None
 
     def has_rank(self, rank: int) -> bool:
-        """True if the rank is one of `ranks`, which are written as `7`, `0-62` or `0-131071:64`."""
+        """True if number `rank` is in `ranks`, which has texts such as `7`, `0-62` or `0-131071:64`."""
         for text in self.ranks:
             ends, _, step = text.partition(":")
             first, _, last = ends.partition("-")
@@ -199,10 +213,11 @@ class RankReport(_Frozen):
 
 
 class Adapters(_Frozen):
-    """LoRA's coverage of the model: number of layers in which a module has an adapter, by its path in a layer.
+    """LoRA's coverage of the model.
 
-    `unmatched_targets`: patterns without a match by the framework's own rule. `without_gradient`: adapters that
-    a fused kernel bypasses; they are stored and stepped, and never learn.
+    `adapted`: number of layers in which a module has an adapter, by the module's path in a layer. `unmatched_targets`:
+    patterns without a match by the framework's own rule. `without_gradient`: as `adapted`, for adapters that a fused
+    kernel bypasses; they are stored and stepped, and never learn.
     """
 
     adapted: dict[str, int]
@@ -211,9 +226,10 @@ class Adapters(_Frozen):
 
 
 class Advice(_Frozen):
-    """Changes of keys (as `--set` takes them), and their result on the fullest rank.
+    """One tried change of a scenario: its keys with new values (as `--set` takes them), and the result.
 
-    `step_s`: time of a step with the changes, if it is timed.
+    `peak_bytes`, `headroom_bytes`: on the fullest rank. `step_s`: time of a step with the changes, None if it is not
+    timed.
     """
 
     changes: dict[str, Any]
@@ -224,11 +240,13 @@ class Advice(_Frozen):
 
 
 class Report(_Frozen):
-    """The result of one scenario. `advice`: for one that does not fit, the smallest changes first.
+    """The result of one scenario.
 
-    `drawn`: for random routing; the verdict and `headroom_bytes` are then those of the highest draw, because a step
-    that does not fit ends the job. `lengths`: for random lengths; all other fields are then at the longest. `detail`:
-    for figures, on request.
+    `status`: ok, illegal (the framework refuses the layout) or error, with `problems`. `verdict`: fits or oom (out of
+    memory), None without a peak. `capacity_bytes`: usable device memory; `headroom_bytes`: what the fullest rank leaves
+    of the part that may be filled. `advice`: for one that does not fit, the smallest changes first. `drawn`: for random
+    routing; the verdict and `headroom_bytes` are then those of the highest draw, because a step that does not fit ends
+    the job. `lengths`: for random lengths; all other fields are then at the longest. `detail`: for figures, on request.
     """
 
     schema_version: str = SCHEMA_VERSION
@@ -254,13 +272,16 @@ class Report(_Frozen):
 
     @property
     def peak_rank(self) -> RankReport | None:
-        """Class of ranks with the highest device memory; None without peaks."""
+        """Class of ranks with the highest device memory; None if no class has a peak."""
         with_peak = [r for r in self.ranks if r.peak is not None]
         return max(with_peak, key=lambda r: r.peak.device_bytes if r.peak else 0, default=None)
 
     @property
     def highest_bytes(self) -> int | None:
-        """Device memory that decides the verdict: of the fullest rank, in the highest draw if there are any."""
+        """Bytes of device memory that decide the verdict; None without peaks.
+
+        Those of the fullest rank, with random routing in its highest draw.
+        """
         rank = self.peak_rank
         peak = rank.peak.device_bytes if rank and rank.peak else None
         return self.drawn.hottest.device_bytes.max if self.drawn else peak

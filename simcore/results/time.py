@@ -14,10 +14,11 @@ class _Frozen(BaseModel):
 
 
 class CommunicationTime(_Frozen):
-    """Collectives of one kind on one axis. `alone_s`: their time without anything at the same time.
+    """Collectives of one kind on one mesh axis in one step: their number and time in seconds.
 
-    `exposed_s`: time that kernels waited for them, including waiting for late ranks; `hidden_s`: the part of `alone_s`
-    without waiting. Messages between stages are those that the rank receives.
+    `alone_s`: their time if nothing else ran. `exposed_s`: time that kernels waited for them, including waiting for
+    late ranks; `hidden_s`: the part of `alone_s` without waiting. Messages between stages are those that the rank
+    receives.
     """
 
     collective: str
@@ -30,7 +31,10 @@ class CommunicationTime(_Frozen):
 
 
 class KernelTime(_Frozen):
-    """Kernels of one class and format: their time on an idle device; backward includes recomputation."""
+    """Kernels of one class and number format in one step: their time in each phase, and their work.
+
+    Times are those on an idle device; backward includes recomputation.
+    """
 
     kernel: str
     dtype: str
@@ -42,13 +46,13 @@ class KernelTime(_Frozen):
 
 
 class Roofline(_Frozen):
-    """The bound of the step, and lower limits of its time.
+    """The resource that bounds the step, and lower limits of its time by the datasheet.
 
     `seconds`: the step divided by the reason of its time: arithmetic, memory traffic, kernels too small for either,
-    communication by the link that it crosses at worst (inside a node, over the network, to the host), longer
-    kernels during communication, the host, other stages; `bound`: the largest. `limits`: lower limits in seconds: all
-    FLOPs at the dense peak of their format (those of vector units not counted), all bytes of memory, of NVLink, of the
-    network and of copies to the host at the datasheets' bandwidths; `limit_s`: the longest of them, `limit` which.
+    communication by the link that it crosses at worst (inside a node, over the network, to the host), longer kernels
+    during communication, the host, other stages; `bound`: the largest. `limits`: lower limits in seconds: all FLOPs at
+    the dense peak of their format (those of vector units not counted), all bytes of memory, of NVLink, of the network
+    and of copies to the host at the datasheets' bandwidths; `limit_s`: the longest of them, `limit` which.
     """
 
     bound: Literal["compute", "memory", "small_kernels", "nvlink", "network", "host_link", "contention", "host",
@@ -77,13 +81,14 @@ class Cost(_Frozen):
 
 
 class StepTime(_Frozen):
-    """Time of one steady step.
+    """Time of one steady step (any but the first) in seconds, and rates that follow from it.
 
-    `forward_s`, `backward_s`, `optimizer_s`: time in each, waiting included. `parts`: the step by activity of the
-    device, on `ranks`, which end last; they add up to `step_s` (defined in `simcore/timing/breakdown.py`).
-    `model_tflops_per_gpu`: as `convention` counts a token's FLOPs ("rankscope": three times forward's products,
-    attention and scan, twice where the base is frozen); `mfu` of the dense peak of `peak_dtype`.
-    `executed_tflops_per_gpu`: rate of the matrix units of `ranks`, recomputation included.
+    `forward_s`, `backward_s`, `optimizer_s`: time in each, waiting included. `exposed_communication_s`: time that
+    kernels waited for collectives, messages and copies. `parts`: the step by activity of the device, on `ranks`, which
+    end last; they add up to `step_s` (defined in `simcore/timing/breakdown.py`). `bubble_share`: share of the step
+    spent waiting for other pipeline stages. `model_tflops_per_gpu`: as `convention` counts a token's FLOPs
+    ("rankscope": three times forward's products, attention and scan, twice where the base is frozen); `mfu` of the
+    dense peak of `peak_dtype`. `executed_tflops_per_gpu`: rate of the matrix units of `ranks`, recomputation included.
     """
 
     step_s: float = Field(gt=0)

@@ -16,7 +16,7 @@ __all__ = ["of_job", "of_memory"]
 
 
 def of_job(simulation: Simulation) -> tuple[Assumption, ...]:
-    """Defaults that the framework chose, and what the model, the table and sequence lengths assume."""
+    """Assumptions about the job: the framework's defaults, open points of the model, sequence lengths."""
     chosen = [Assumption(what=key, value=value, kind="default", source=source)
               for key, value, source in simulation.framework.defaults]
     if reason := simulation.job.graph.architecture.assumed:
@@ -30,7 +30,11 @@ def of_job(simulation: Simulation) -> tuple[Assumption, ...]:
 
 
 def of_memory(simulation: Simulation, band: Band, held: Sequence[tuple[OutsideMemory, ...]]) -> tuple[Assumption, ...]:
-    """Sources of the parts of allocated, reserved and device memory, of the rank with the most; () without a peak."""
+    """Assumptions about the parts of allocated, reserved and device memory, and about host memory.
+
+    `held`: memory outside the allocator by class of ranks; where classes differ, the last one's is listed. () if there
+    is none at all. `band`: range of measured over simulated memory.
+    """
     if not any(held):
         return ()
     counted = simulation.framework.strategy.counts_workspaces

@@ -28,9 +28,10 @@ _FEWEST: Final = 1200
 
 
 def with_detail(simulation: Simulation, report: Report, most: int | None = None, postings: int = 0) -> Report:
-    """The same report with `detail`. `most`: limit of spans of all classes; None for as many as a page can bear.
+    """Copy of the report with `detail`, the data that pictures need.
 
-    `postings` > 0: keeps lifetimes of allocations too; the limit of births and deaths of all classes.
+    `most`: limit of timeline intervals over all classes of ranks, None for as many as a page can bear. `postings` > 0:
+    also keeps lifetimes of allocations, up to so many births and deaths over all classes.
     """
     mesh, clocked = simulation.job.mesh, simulation.timing
     axes = (mesh.axis(name) for name in _AXES)

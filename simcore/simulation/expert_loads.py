@@ -26,10 +26,11 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ExpertLoad:
-    """Parameters of a draw of routing.
+    """Parameters for drawing random routing: how many tokens the experts of each rank receive.
 
-    `tokens`: sent by each of the `ep * etp` ranks of a group. `num_groups`, `num_microbatches`: for each of them rows
-    are drawn independently. `concentration`: of the Dirichlet distribution of experts' popularity; None: all alike.
+    `tokens`: sent by each of the `ep * etp` ranks of an expert group. `num_groups` (expert groups), `num_microbatches`:
+    for each of them rows are drawn independently. `concentration`: of the Dirichlet distribution of experts'
+    popularity; None: all alike.
     """
 
     seed: int
@@ -45,17 +46,27 @@ class ExpertLoad:
 
     @property
     def balanced(self) -> int:
-        """Number of rows that a rank receives when all experts get equally many."""
+        """Number of rows that a rank receives when all experts get equally many.
+
+        A row is a token for one of the experts that it chooses.
+        """
         return self.tokens * self.top_k
 
     @property
     def most(self) -> int:
-        """Number of rows that a rank receives when every token chooses as many of the rank's experts as it can."""
+        """Largest number of rows (tokens, once per chosen expert) that a rank can receive.
+
+        Every token then chooses as many of the rank's experts as it can.
+        """
         return self.tokens * self.ep * min(self.top_k, self.num_experts // self.ep)
 
 
 def sample_received_rows(loads: ExpertLoad, layer: int) -> IntArray:
-    """Rows received in one layer: [microbatch, draw, group, ep coordinate]; at least `top_k`, so that none is empty."""
+    """Drawn numbers of rows received in one layer, as [microbatch, draw, group, ep coordinate].
+
+    A row is a token for one of the experts that it chooses. Each number is at least `top_k`, so that no rank has none.
+    `layer`: seeds the draw together with `loads.seed`.
+    """
     random = np.random.default_rng([loads.seed, layer])
     shares = _popularity(loads, random).reshape(loads.num_draws, loads.ep, -1).sum(axis=2)
     shares /= shares.sum(axis=1, keepdims=True)

@@ -27,7 +27,11 @@ _MOST: Final = 6
 
 
 class Step(BaseModel):
-    """One number: `amount`, what it is, `how` it comes about, `source` of the rule, and what it is made of."""
+    """One number and its explanation, with the numbers that it is the sum of.
+
+    `words`: name of the number; `amount`: its value as text; `how`: formula; `source`: file or rule of the formula;
+    `inside`: its parts.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -39,7 +43,10 @@ class Step(BaseModel):
 
 
 def class_of(report: Report, rank: int | None) -> tuple[RankReport, ClassDetail]:
-    """The class that a rank is in, or the fullest; InputError for a rank that is not there, or without detail."""
+    """Class of ranks that has `rank`, with its detail; the class with the highest peak if `rank` is None.
+
+    InputError for a rank that does not exist, or for a report without `detail`.
+    """
     if report.detail is None or not report.ranks:
         told = "; ".join(problem.message for problem in report.problems) or "holds no simulation to explain"
         raise InputError(Problem(report.name, told))
@@ -54,7 +61,10 @@ def class_of(report: Report, rank: int | None) -> tuple[RankReport, ClassDetail]
 
 # ---- memory ---------------------------------------------------------------------------------------------------------
 def explain_peak(report: Report, rank: RankReport, detail: ClassDetail) -> Step:
-    """Why the device is so full at the highest moment."""
+    """Explanation of the device memory of a class of ranks at its highest moment, by category and tensor.
+
+    InputError if the report has no peak.
+    """
     peak = rank.peak
     if peak is None:
         raise InputError(Problem(report.name, "has no peak to explain"))
@@ -144,7 +154,7 @@ def _source(report: Report, what: str) -> str:
 
 # ---- parameters -----------------------------------------------------------------------------------------------------
 def explain_trainable(report: Report, rank: RankReport, detail: ClassDetail) -> Step:
-    """Which parameters of a rank are trained."""
+    """Explanation of the number of trained parameters on each rank of a class, by component and tensor."""
     trained = [row for row in detail.tensors if row.trainable]
     names = dict.fromkeys(row.component for row in trained)
     inside = tuple(_component(report, name, [row for row in trained if row.component == name]) for name in names)
@@ -174,7 +184,10 @@ def _component(report: Report, name: str, rows: Sequence[TensorRow]) -> Step:
 
 # ---- time -----------------------------------------------------------------------------------------------------------
 def explain_step(report: Report) -> Step:
-    """Why a step takes so long."""
+    """Explanation of the time of a step: its parts on the ranks that end last, and what they consist of.
+
+    InputError if the report has no time.
+    """
     time = report.time
     if time is None:
         raise InputError(Problem(report.name, "has no time to explain: it was not simulated"))

@@ -42,7 +42,10 @@ _MOST_RANKS: Final = 1 << 12
 
 
 def hosted(simulation: Simulation, report: Report) -> Report:
-    """The report with its hosts; unchanged where not all ranks were simulated."""
+    """Copy of the report with `host`: memory of the fullest host while reading, training and saving.
+
+    Unchanged where not all ranks were simulated.
+    """
     mesh, topology = simulation.job.mesh, simulation.topology
     if sum(c.num_ranks for c in simulation.classes) != mesh.size:
         return report
@@ -194,7 +197,10 @@ def _whole(plan: Plan, transfer: Transfer | None) -> int:
 
 
 def model_bytes(graph: ModelGraph, framework: Framework, *, trained_only: bool = False) -> int:
-    """All parameters of the model, as they are stored; a tied head is the embedding's."""
+    """Bytes of all parameters of the model as checkpoints store them, tied ones once.
+
+    `trained_only`: True counts only those with a gradient.
+    """
     kinds = Counter(layer.kind for layer in graph.layers)
     return sum(_stored_bytes(framework.policy(spec), count * spec.copies * math.prod(spec.shape))
                for kind, count in kinds.items() for spec in graph.tensors[kind]

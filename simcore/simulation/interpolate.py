@@ -45,7 +45,11 @@ class _Line:
 
 @dataclass(frozen=True, eq=False)
 class PiecewiseLinearStep:
-    """A step at `knots` received rows, rising; between two of them bytes are affine. `exact`: to the byte."""
+    """One rank's step at several numbers of rows (tokens) that its experts receive.
+
+    `knots`: these numbers, rising; `programs`: the step at each. Between two of them bytes are affine; `exact`: to the
+    byte, else up to rounding.
+    """
 
     knots: tuple[int, ...]
     programs: tuple[Program, ...]
@@ -59,12 +63,16 @@ class PiecewiseLinearStep:
 
     @property
     def varying_layers(self) -> set[int]:
-        """Layers whose bytes depend on received rows."""
+        """Indices of the layers whose bytes depend on received rows."""
         varies = [line.varies for line in self._lines]
         return {p.layer for p in self.programs[0].outline.pieces if p.tile >= 0 and varies[p.tile]}
 
     def peaks(self, rows: Mapping[int, IntArray]) -> IntArray:
-        """Highest bytes of each column; `rows[layer][microbatch, column]` are received. Others take the first knot."""
+        """Highest allocated bytes of the step for each of many cases, as an array [case].
+
+        `rows[layer][microbatch, case]`: rows that experts of the layer receive, needed for all `varying_layers`;
+        everything else is taken from the first of `programs`.
+        """
         columns = next(iter(rows.values())).shape[1] if rows else 1
         lines, outline = self._lines, self.programs[0].outline
         base, best = np.zeros(columns), np.full(columns, -np.inf)
@@ -119,7 +127,11 @@ def _line(prefix: Floats) -> _Line:
 
 
 def spread(program_at: Callable[[int], Program], fewest: int, most: int, slack: int) -> PiecewiseLinearStep:
-    """The step between `fewest` and `most` received rows; rounding moves bytes as up to `slack` rows do."""
+    """One rank's step for `fewest` to `most` received rows, simulated at enough numbers to interpolate.
+
+    `program_at`: gives the program for a number of rows. `slack`: number of rows by which an operator's rounding may
+    move bytes.
+    """
     found = {rows: program_at(rows) for rows in {fewest, most}}
     todo = [(fewest, most)] if most - fewest > 1 else []
     exact = True

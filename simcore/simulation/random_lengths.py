@@ -34,12 +34,15 @@ _BEFORE_ONE: Final = 1 - 2**-53
 
 
 def is_drawn(scenario: Scenario) -> bool:
-    """Tells whether lengths have a distribution."""
+    """True if the scenario's sequence lengths are drawn from a distribution or from observed ones."""
     return isinstance(scenario.training.lengths, Lengths | Observed)
 
 
 def longest(asked: Lengths | Observed, num: int, stream: int) -> IntArray:
-    """The longest of `num` sequences, once a draw."""
+    """Length in tokens of the longest of `num` drawn sequences, for each of `asked.draws` draws.
+
+    `stream`: number that makes the draws of several calls independent.
+    """
     drawn = np.random.default_rng([asked.seed, stream]).random(asked.draws) ** (1 / num)
     shares = np.clip(drawn, 2**-53, _BEFORE_ONE)
     return _observed(asked, shares) if isinstance(asked, Observed) else _of_distribution(asked, shares)
@@ -64,7 +67,10 @@ def _of_distribution(asked: Lengths, shares: Floats) -> IntArray:
 
 
 def drawn_lengths(scenario: Scenario, padding: Padding) -> tuple[Quantiles, Quantiles]:
-    """Padded lengths of one microbatch, and of the longest one of a step."""
+    """(quantiles of a microbatch's padded length, quantiles of the longest one in a step), in tokens.
+
+    The longest is taken over all microbatches and data-parallel ranks of a step.
+    """
     asked, training, mesh = scenario.training.lengths, scenario.training, scenario.mesh
     assert isinstance(asked, Lengths | Observed)
     in_step = scenario.num_microbatches * training.micro_batch_size * mesh.dp_shard * mesh.dp_replicate
@@ -75,14 +81,18 @@ def drawn_lengths(scenario: Scenario, padding: Padding) -> tuple[Quantiles, Quan
 
 
 def at_length(scenario: Scenario, seq_len: int) -> Scenario:
-    """The same job with sequences of one length."""
+    """Copy of the scenario in which all sequences have `seq_len` tokens."""
     training = scenario.training.model_copy(update={"seq_len": seq_len, "lengths": "fixed"})
     return scenario.model_copy(update={"training": training})
 
 
 def with_lengths(scenario: Scenario, padding: Padding, simulated: Callable[[Scenario], Report],
                  timed: Callable[[Scenario], Report]) -> Report:
-    """The report at the longest length drawn, with peaks at the others; lengths that come twice are simulated once."""
+    """Report at the longest drawn length, with peaks at the other quantiles of the length in `lengths`.
+
+    `simulated`: report of a scenario without time, `timed`: with time. Equal lengths are simulated once. A report
+    without a peak (refused) comes back as it is.
+    """
     batch, step = drawn_lengths(scenario, padding)
     top = timed(at_length(scenario, step.max))
     if top.highest_bytes is None:

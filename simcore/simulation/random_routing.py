@@ -51,7 +51,10 @@ class _Stage:
 
 
 def drawn(simulation: Simulation, report: Report) -> Report:
-    """The report with its draws; unchanged where routing is not drawn."""
+    """Copy of the report with peaks under randomly drawn routing; unchanged where routing is not drawn.
+
+    They are in its field `drawn`; its verdict and headroom are those of the highest draw.
+    """
     routing = simulation.job.scenario.training.routing
     if not isinstance(routing, Draws):
         return report

@@ -14,7 +14,10 @@ __all__ = ["guarded"]
 
 
 def guarded(scenario: Scenario, answer: Callable[[], Report]) -> Report:
-    """Returns the answer, or the report of what refused the scenario."""
+    """Report that `answer` makes, or, if that raises a RankscopeError, a report of its problems.
+
+    The latter has status illegal (IllegalLayout) or error.
+    """
     try:
         return answer()
     except RankscopeError as error:

@@ -38,7 +38,10 @@ __all__ = ["report"]
 
 
 def report(simulation: Simulation, *, series: bool) -> Report:
-    """The answer, from whatever was simulated."""
+    """Report of a simulation with everything it has: placement only, or memory, traffic and time too.
+
+    `series`: True keeps memory over the step.
+    """
     scenario = simulation.job.scenario
     band = band_of(layout_class(simulation.job, simulation.framework))
     made = [_rank(simulation, c, plan, band, series=series) for c,

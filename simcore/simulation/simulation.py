@@ -36,9 +36,10 @@ EXACT_RANKS: Final = 64
 class Simulation:
     """One simulated step, before it is put into a report: its inputs, and the results so far.
 
-    `classes` and `plans`: one plan for the representative of each class of ranks. `is_exact`: classes are single ranks,
-    so that bytes in flat shards are counted and not averaged. `num_written`: microbatches that programs write out.
-    `programs`, `workspaces`: by representative rank. `timing`: None until the step was timed.
+    `classes`: ranks with equal memory and work are one class; `plans`: layout of all tensors on one rank (the
+    representative) of each. `is_exact`: classes are single ranks, so that bytes in flat shards are counted and not
+    averaged. `num_written`: microbatches that are simulated one by one. `programs` (operations of a step),
+    `workspaces`: by representative rank, empty until made. `timing`: None until the step was timed.
     """
 
     job: Job
@@ -54,7 +55,10 @@ class Simulation:
     timing: StepTiming | None = None
 
     def workload(self, plan: Plan) -> Workload:
-        """One microbatch as the plan's rank computes it."""
+        """Sizes of one microbatch on the plan's rank: sequences, positions, tokens of experts, workspaces.
+
+        Fills in `workspaces` of that rank.
+        """
         training, top_k, inputs = self.job.scenario.training, top_k_of(self.job.graph), self.workspace_inputs()
         if plan.rank not in self.workspaces:
             self.workspaces[plan.rank] = spaces(plan, inputs)
@@ -65,10 +69,11 @@ class Simulation:
                         sent_per_token(training.routing, top_k), counted, (packed.sequences, packed.attended))
 
     def uncounted_workspaces(self, plan: Plan) -> tuple[OutsideMemory, ...]:
-        """Workspaces that are added to device memory instead of to `allocated`.
+        """Workspaces of the plan's rank that are added to device memory instead of to `allocated`.
 
-        Traces of FSDP2 and Automodel, which `allocated` is held against, have tensors alone; Megatron's readings
-        include workspaces.
+        One entry with their sum, or () where the framework counts them in `allocated`. Traces of FSDP2 and Automodel,
+        which `allocated` is compared with, have tensors alone; Megatron's readings include workspaces. `workload` must
+        have run for that rank.
         """
         if self.framework.strategy.counts_workspaces:
             return ()
@@ -77,46 +82,59 @@ class Simulation:
         return (OutsideMemory("workspace", num_bytes, "derived", f"{source}; beside what is allocated"),)
 
     def comm_setup(self) -> CommSetup:
-        """Inputs of the buffers outside the allocator."""
+        """Inputs for the sizes of NCCL's and token dispatchers' buffers, which are outside torch's allocator."""
         inputs = self.workspace_inputs()
         return CommSetup(self.job.mesh, self.topology, self.framework.libraries, inputs.batch * inputs.seq,
                          self.job.graph.architecture.hidden, expert_hidden(self.job.graph))
 
     def workspace_inputs(self) -> WorkspaceInputs:
-        """Inputs of the library workspaces."""
+        """Inputs for the sizes of workspaces of cuBLAS and other libraries."""
         scenario = self.job.scenario
         given, packed = scenario.environment.cublas_workspace_config, pack_sequences(scenario.training)
         return WorkspaceInputs(self.topology.device.architecture, None if given == "auto" else parse_cublas(given),
                        packed.batch, packed.seq // self.job.mesh.cp)
 
     def reserved_model(self) -> ReservedModel:
-        """Shares of `allocated` that the allocator was seen to keep: more where hooks gather on side streams."""
+        """Median and upper share of the allocated bytes that torch's allocator keeps beyond them.
+
+        It is larger where hooks gather parameters on side streams.
+        """
         gathers = any(self.job.mesh.axis(unit.shard_axis).size > 1 for unit in self.framework.units)
         return GATHERED if gathers and self.framework.strategy.gathers_on_side_streams else self.fragmentation()
 
     def fragmentation(self) -> ReservedModel:
-        """Shares that torch cannot give back: free blocks too small or too scattered for the next request."""
+        """Median and upper share of the allocated bytes that torch's allocator keeps and cannot give back.
+
+        These are free blocks too small or too scattered for the next request.
+        """
         return EXPANDABLE if self.job.scenario.environment.expandable_segments else ORDINARY
 
     def needed(self, allocated: int) -> Reserved:
-        """Bytes that the allocator must reserve for a peak of `allocated` bytes."""
+        """Bytes that torch's allocator must reserve for a peak of `allocated` bytes: lowest, likely, highest."""
         return needed(allocated, self.reserved_model(), self.fragmentation())
 
     def usable_bytes(self) -> int:
-        """Bytes that a rank may fill: the scenario's limit, or what the driver leaves."""
+        """Bytes of device memory that the job may fill: the scenario's limit, or what the driver leaves."""
         usable = self.job.scenario.limits.usable_memory
         return self.topology.device.usable_bytes if usable == "auto" else int(parse_quantity(usable, "B"))
 
 
 def legal_simulation(scenario: Scenario) -> Simulation:
-    """The job and its framework's table, if both are legal; nothing is placed."""
+    """Simulation with the job and its framework's settings, without classes of ranks and without plans.
+
+    Raises IllegalLayout, InputError or NotYet if the job cannot run there.
+    """
     topology = _machines(scenario)
     job, framework = prepare(scenario)
     return Simulation(job, framework, topology, Routes(job, framework, topology), (), ())
 
 
 def placed_simulation(scenario: Scenario, *, folded: bool = True, rank: int | None = None) -> Simulation:
-    """Every tensor placed, for one representative of each class of equal ranks; or for each rank, or for `rank`."""
+    """Simulation with every tensor placed, for one representative of each class of equal ranks.
+
+    Nothing is run. `folded` False: each rank is a class. `rank`: only this rank, exactly. Raises IllegalLayout,
+    InputError or NotYet.
+    """
     legal = legal_simulation(scenario)
     job, framework = legal.job, legal.framework
     classes = _classes(job, framework, folded=folded, rank=rank)
@@ -125,7 +143,10 @@ def placed_simulation(scenario: Scenario, *, folded: bool = True, rank: int | No
 
 
 def placed_by_rank(scenario: Scenario, rank: int | None) -> Simulation:
-    """The same, with flat shards looked at rank by rank where that matters and there are few enough ranks."""
+    """As `placed_simulation`, but ranks with different contents of flat shards are different classes.
+
+    That holds where `rank` is None, the framework has such shards and the job at most `EXACT_RANKS` ranks.
+    """
     simulation = placed_simulation(scenario, rank=rank)
     is_by_rank = simulation.framework.strategy.is_placed_by_rank and scenario.world_size <= EXACT_RANKS
     return _split_by_contents(simulation) if rank is None and is_by_rank else simulation

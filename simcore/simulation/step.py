@@ -28,7 +28,7 @@ __all__ = ["Asked", "Request", "first_num_rows", "program_of", "training_step"]
 
 
 class Asked(TypedDict, total=False):
-    """`Request`, as keywords of `simulate`."""
+    """Keyword arguments of `simulate`; meaning and defaults are those of `Request`."""
 
     series: bool
     detail: bool
@@ -44,11 +44,11 @@ class Asked(TypedDict, total=False):
 class Request:
     """Extent of a simulation: which ranks and quantities of a step, and how much of it the report keeps.
 
-    `series`: keeps memory over the step too. `detail`: keeps the series and everything else that pictures show.
-    `fold` False simulates each rank separately. `rank`: simulates only this rank, exactly, without time. `timed`
-    False: memory and traffic only. `spans`: number of spans that the detail keeps, None for as many as a page can
-    bear. `whole`: every microbatch is written out. `postings`: with the detail, lifetimes of allocations too; the
-    number is the upper limit of their births and deaths.
+    `series`: keeps memory over the step too. `detail`: keeps the series and everything else that pictures show. `fold`
+    False simulates each rank separately. `rank`: simulates only this rank, exactly, without time. `timed` False: memory
+    and traffic only. `spans`: number of intervals of the timeline that the detail keeps, None for as many as a page can
+    bear. `whole`: every microbatch is simulated one by one. `postings`: with the detail, lifetimes of allocations too;
+    the number is the upper limit of their births and deaths, 0 for none.
     """
 
     series: bool = False
@@ -62,12 +62,15 @@ class Request:
 
     @property
     def has_series(self) -> bool:
-        """Tells whether the report keeps memory over the step."""
+        """True if the report keeps memory over the step: `series` or `detail`."""
         return self.series or self.detail
 
 
 def training_step(scenario: Scenario, request: Request) -> Report:
-    """One training step. Raises what refuses it."""
+    """Report of one simulated training step, with as much of it as `request` asks for.
+
+    Raises IllegalLayout, InputError or NotYet if the scenario cannot be simulated.
+    """
     simulation = placed_simulation(scenario, folded=request.fold, rank=request.rank)
     simulation.num_written = scenario.num_microbatches if request.whole else _few(simulation)
     check_rows(simulation)
@@ -82,7 +85,11 @@ def training_step(scenario: Scenario, request: Request) -> Report:
 
 
 def first_num_rows(scenario: Scenario) -> int:
-    """Rows of the programs of a training step as they are written out at first. Raises what refuses it."""
+    """Estimated number of operations in the programs of a training step, as simulated at first.
+
+    More microbatches may be added later, until their time is steady. Raises IllegalLayout, InputError or NotYet if the
+    scenario cannot be simulated.
+    """
     simulation = placed_simulation(scenario)
     simulation.num_written = lowered_microbatches(simulation.framework.schedule, scenario.num_microbatches)
     return num_rows(simulation)
@@ -121,6 +128,6 @@ def _timing(simulation: Simulation) -> StepTiming:
 
 
 def program_of(simulation: Simulation, plan: Plan) -> Program:
-    """The microbatches that are written out, as the plan's rank issues them."""
+    """Operations of the plan's rank in the microbatches that are simulated one by one, in order of issue."""
     order = actions(simulation.framework.schedule, plan.stage, simulation.num_written)
     return lower(plan, simulation.workload(plan), order, hooks_of(simulation.framework))

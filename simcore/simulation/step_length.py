@@ -28,7 +28,7 @@ _GLANCES: Final = 4
 
 
 def num_rows(simulation: Simulation) -> int:
-    """Rows of all programs, each microbatch that is written out with all of its layers."""
+    """Estimated number of operations in the programs of all classes of ranks, one step each."""
     least = _LEAST * simulation.num_written * sum(len(plan.layers) for plan in simulation.plans)
     if least < _LEAST * _FEW or least > ROWS:
         return least
@@ -48,7 +48,7 @@ def _looked_at(plan: Plan) -> int:
 
 
 def check_rows(simulation: Simulation) -> None:
-    """InputError for a step that is too long, with the keys that make it so."""
+    """Raises InputError if the step has more than `bounds.ROWS` operations, with the keys that make it so."""
     rows, scenario = num_rows(simulation), simulation.job.scenario
     if rows <= ROWS:
         return
@@ -62,7 +62,11 @@ def check_rows(simulation: Simulation) -> None:
 
 
 def unlike(simulation: Simulation, report: Report) -> Report:
-    """The report, with an assumption if no two microbatches of the part that was written out take equally long."""
+    """Copy of the report with one more assumption, if the time of microbatches does not become steady.
+
+    The assumption says how many microbatches are taken to last as long as one of them. Otherwise the report is
+    unchanged.
+    """
     count = simulation.job.scenario.num_microbatches
     if simulation.timing is None or simulation.timing.steady or simulation.num_written == count:
         return report

@@ -15,7 +15,7 @@ __all__ = ["FAMILY", "mamba"]
 
 
 def architecture(config: Config) -> Architecture:
-    """Layers of a `BambaConfig`."""
+    """Layers and sizes of a model with a `BambaConfig`; InputError for values that are not modelled."""
     config.refuse("attention_bias", "mlp_bias")
     if config.fields.get("z_loss_coefficient"):
         raise config.fail("z_loss_coefficient", "not modelled yet")
@@ -40,7 +40,10 @@ def _layer(config: Config, name: str, module: str, mixer: Mixer) -> LayerKind:
 
 
 def mamba(config: Config) -> Mamba2:
-    """The mixer by Bamba's field names, which GraniteMoeHybrid has too."""
+    """Mamba-2 mixer by Bamba's field names, which GraniteMoeHybrid has too.
+
+    InputError for sizes that do not fit.
+    """
     hidden, heads = config.integer("hidden_size"), config.integer("mamba_n_heads", default=128)
     inner, groups = hidden * config.integer("mamba_expand", default=2), config.integer("mamba_n_groups", default=1)
     given = config.fields.get("mamba_d_head", "auto")

@@ -30,7 +30,7 @@ _LETTERS = {"moe_decoder": "E", "mamba": "M", "attention": "*", "hybrid": "H"}
 
 
 def check_fair_heads(config: Config) -> None:
-    """InputError where heads do not divide the hidden size, whatever `head_dim` says.
+    """Raises InputError if attention heads do not divide the hidden size, whatever `head_dim` says.
 
     Rule of transformers 5.23 `LlamaConfig`, `Gemma2Config`, `Gemma3TextConfig`, `DeepseekV2Config`.
     """
@@ -44,7 +44,11 @@ def check_fair_heads(config: Config) -> None:
 
 def attention(config: Config, *, bias: str = "", qk_norm: bool = False, sinks: bool = False, window: int = 0,
               head_dim: int = 0) -> Attention:
-    """Rotary grouped-query attention by the usual field names. `head_dim`: the default, if not a fair share."""
+    """Rotary grouped-query attention by the usual field names (`num_attention_heads`, ...).
+
+    The size of a head is the field `head_dim`, else the argument `head_dim` if it is not 0, else hidden size / heads.
+    Other arguments are those of `Attention`. InputError if key-value heads do not divide heads.
+    """
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = config.integer("head_dim", default=head_dim or max(1, hidden // heads))
     kv_heads = config.integer("num_key_value_heads", default=heads)
@@ -55,13 +59,13 @@ def attention(config: Config, *, bias: str = "", qk_norm: bool = False, sinks: b
 
 
 def mlp(config: Config) -> Mlp:
-    """SwiGLU of `intermediate_size`."""
+    """SwiGLU MLP of width `intermediate_size`; InputError for another activation than SiLU."""
     config.choice("hidden_act", ("silu",))
     return Mlp(config.integer("hidden_size"), config.integer("intermediate_size"))
 
 
 def top_k(config: Config, experts: int) -> int:
-    """Experts that a token goes to."""
+    """Number of experts that a token goes to (`num_experts_per_tok`); InputError if it exceeds `experts`."""
     chosen = config.integer("num_experts_per_tok")
     if chosen > experts:
         raise config.fail("num_experts_per_tok", f"expected at most {experts} experts, got {chosen}")
@@ -69,7 +73,7 @@ def top_k(config: Config, experts: int) -> int:
 
 
 def decoder_layer(family: str, mixer: Attention | LatentAttention, feed_forward: Mlp | Moe) -> LayerKind:
-    """Attention, then MLP or experts, each behind its RMSNorm."""
+    """Kind of layer with attention, then an MLP or experts, each behind its RMSNorm."""
     name = "moe_decoder" if isinstance(feed_forward, Moe) else "decoder"
     return LayerKind(name, family, mixer.hidden, (
         Branch("input_layernorm", "self_attn", mixer), Branch("post_attention_layernorm", "mlp", feed_forward)))
@@ -77,11 +81,12 @@ def decoder_layer(family: str, mixer: Attention | LatentAttention, feed_forward:
 
 def chain(config: Config, family: str, layers: Sequence[LayerKind], rotary_dim: int, mtp: int = 0, *,
           window: int = 0, norm: str = "model.norm", scaled: bool = False, tied: bool = False) -> Architecture:
-    """Embedding, `layers`, final norm, head and loss. `mtp`: modules like the last layer that predict further tokens.
+    """Architecture with an embedding, the given `layers`, a final norm, the head and the loss.
 
-    `rotary_dim`: dimensions of a head that are rotated. `window`: tokens that layers within one see. `norm`: name
-    of the last one. `scaled`: the embedding's output and the logits are multiplied by a number. `tied`: where the
-    configuration says nothing.
+    `rotary_dim`: dimensions of a head that are rotated. `mtp`: number of modules, like the last layer, that predict
+    further tokens. `window`: tokens that layers with a sliding window see. `norm`: module path of the final norm.
+    `scaled`: the embedding's output and the logits are multiplied by a number. `tied`: head and embedding share a
+    weight, unless the configuration says otherwise.
     """
     hidden, vocab = config.integer("hidden_size"), config.integer("vocab_size")
     tied = config.boolean("tie_word_embeddings", default=tied)

@@ -21,7 +21,10 @@ _ROUTERS = {"deepseek_v2": "softmax", "deepseek_v3": "sigmoid"}
 
 
 def architecture(config: Config) -> Architecture:
-    """Layers of a `DeepseekV2Config` or `DeepseekV3Config`."""
+    """Layers and sizes of a model with a `DeepseekV2Config` or `DeepseekV3Config`.
+
+    InputError for values that are not modelled.
+    """
     family = str(config.fields["model_type"])
     config.refuse("attention_bias", "mlp_bias")
     if family == "deepseek_v2":

@@ -20,7 +20,10 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
 def architecture(config: Config) -> Architecture:
-    """Layers of a `Gemma2Config` or `Gemma3TextConfig`."""
+    """Layers and sizes of a model with a `Gemma2Config` or `Gemma3TextConfig`.
+
+    InputError for values that are not modelled.
+    """
     family = str(config.fields["model_type"])
     config.refuse("attention_bias", "use_bidirectional_attention")
     check_fair_heads(config)

@@ -31,7 +31,7 @@ _LATENT_FIELDS = ("qk_layernorm", "q_lora_rank", "kv_lora_rank", "qk_head_dim", 
 
 
 def architecture(config: Config) -> Architecture:
-    """Layers of a `GPT2Config`."""
+    """Layers and sizes of a model with a `GPT2Config`; InputError for values that are not modelled."""
     config.choice("activation_function", ("gelu_new", "gelu"))
     config.refuse("add_cross_attention")
     hidden, vocab = config.integer("hidden_size", "n_embd"), config.integer("vocab_size")

@@ -15,7 +15,7 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
 def architecture(config: Config) -> Architecture:
-    """Layers of a `GptOssConfig`."""
+    """Layers and sizes of a model with a `GptOssConfig`; InputError for values that are not modelled."""
     config.choice("hidden_act", ("silu",))
     hidden, experts = config.integer("hidden_size"), config.integer("num_local_experts")
     moe = Moe(hidden, experts, top_k(config, experts), config.integer("intermediate_size"), 0, gated=True,

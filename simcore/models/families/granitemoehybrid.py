@@ -21,7 +21,10 @@ _MAMBA, _ATTENTION = ("mamba", "linear_attention"), ("attention", "full_attentio
 
 
 def architecture(config: Config) -> Architecture:
-    """Layers of a `GraniteMoeHybridConfig`."""
+    """Layers and sizes of a model with a `GraniteMoeHybridConfig`.
+
+    InputError for values that are not modelled.
+    """
     config.refuse("attention_bias")
     config.choice("hidden_act", ("silu",))
     count, rotary = config.integer("num_hidden_layers"), config.fields.get("position_embedding_type") == "rope"

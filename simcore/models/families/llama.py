@@ -9,7 +9,7 @@ __all__ = ["FAMILY"]
 
 
 def architecture(config: Config) -> Architecture:
-    """Layers of a `LlamaConfig`."""
+    """Layers and sizes of a model with a `LlamaConfig`; InputError for values that are not modelled."""
     check_fair_heads(config)
     mixer = attention(config)
     for field in ("attention_bias", "mlp_bias"):

@@ -14,7 +14,7 @@ _FAMILY = "mamba2"
 
 
 def architecture(config: Config) -> Architecture:
-    """Layers of a `Mamba2Config`."""
+    """Layers and sizes of a model with a `Mamba2Config`; InputError for values that are not modelled."""
     config.choice("hidden_act", ("silu",))
     hidden, vocab = config.integer("hidden_size"), config.integer("vocab_size")
     tied, count = config.boolean("tie_word_embeddings", default=False), config.integer("num_hidden_layers")

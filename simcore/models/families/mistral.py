@@ -14,7 +14,7 @@ _DEFAULT_WINDOW = 4096
 
 
 def architecture(config: Config) -> Architecture:
-    """Layers of a `MistralConfig`."""
+    """Layers and sizes of a model with a `MistralConfig`; InputError for values that are not modelled."""
     window = _window(config)
     mixer = attention(config, window=window)
     layer = decoder_layer("mistral", mixer, mlp(config))

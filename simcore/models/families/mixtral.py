@@ -10,7 +10,7 @@ __all__ = ["FAMILY"]
 
 
 def architecture(config: Config) -> Architecture:
-    """Layers of a `MixtralConfig`."""
+    """Layers and sizes of a model with a `MixtralConfig`; InputError for values that are not modelled."""
     if config.fields.get("sliding_window") is not None:
         raise config.fail("sliding_window", "attention within a window is not modelled yet")
     config.choice("hidden_act", ("silu",))

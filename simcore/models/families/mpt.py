@@ -13,7 +13,7 @@ __all__ = ["FAMILY"]
 
 
 def architecture(config: Config) -> Architecture:
-    """Layers of an `MptConfig`."""
+    """Layers and sizes of a model with an `MptConfig`; InputError for values that are not modelled."""
     inner = Config(_attention_fields(config), config.where)
     _refuse_variants(config, inner)
     hidden, vocab = config.integer("d_model", "hidden_size"), config.integer("vocab_size")

@@ -41,7 +41,7 @@ _KIND_OF_LETTER = {"M": "mamba", "E": "moe", "*": "attention", "-": "mlp"}
 
 
 def architecture(config: Config) -> Architecture:
-    """Layers of a `NemotronHConfig`."""
+    """Layers and sizes of a model with a `NemotronHConfig`; InputError for values that are not modelled."""
     hidden, vocab = config.integer("hidden_size"), config.integer("vocab_size")
     pattern = _pattern(config)
     kinds = {letter: _layer_kind(config, letter, hidden) for letter in sorted(set(pattern))}

@@ -23,7 +23,10 @@ _UNSERVED = ("replace_with_linear", "sparsify", "num_sink_tokens", "unshifted_si
 
 
 def architecture(config: Config) -> Architecture:
-    """Layers of a `DeciLMConfig`; without `block_configs` there are none."""
+    """Layers and sizes of a model with a `DeciLMConfig`; InputError without `block_configs`.
+
+    InputError too for values that are not modelled. Layers in which both parts are `no_op` are left out.
+    """
     config.refuse("attention_bias", "mlp_bias")
     config.choice("hidden_act", ("silu",))
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")

@@ -15,7 +15,7 @@ __all__ = ["FAMILY"]
 
 
 def architecture(config: Config) -> Architecture:
-    """Layers of a `Phi3Config`."""
+    """Layers and sizes of a model with a `Phi3Config`; InputError for values that are not modelled."""
     for field in ("resid_pdrop", "embd_pdrop", "attention_dropout"):
         if config.fraction(field, 0):
             raise config.fail(field, "dropout is not modelled yet")

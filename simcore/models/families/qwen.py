@@ -15,7 +15,11 @@ __all__ = ["FAMILY"]
 
 
 def architecture(config: Config) -> Architecture:
-    """Layers of a `Qwen2Config`, `Qwen2MoeConfig`, `Qwen3Config` or `Qwen3MoeConfig`."""
+    """Layers and sizes of a model with a Qwen 2 or Qwen 3 configuration, dense or with experts.
+
+    That is a `Qwen2Config`, `Qwen2MoeConfig`, `Qwen3Config` or `Qwen3MoeConfig`; InputError for values that are not
+    modelled.
+    """
     family = str(config.fields["model_type"])
     config.refuse("use_sliding_window")
     if family in ("qwen2", "qwen2_moe"):

@@ -20,7 +20,7 @@ _DEFAULT = (_MAMBA[1], *_PERIOD * 7, *_PERIOD[1:], *_PERIOD[2:], _MAMBA[1], _MAM
 
 
 def architecture(config: Config) -> Architecture:
-    """Layers of a `Zamba2Config`."""
+    """Layers and sizes of a model with a `Zamba2Config`; InputError for values that are not modelled."""
     config.refuse("add_bias_linear")
     config.choice("hidden_act", ("gelu",))
     types = _types(config)
