@@ -134,7 +134,7 @@ def attempt(entry: Entry, work: Work) -> Outcome:
 
 
 def outcome_of(entry: Entry, report: Report) -> Outcome:
-    """Outcome of `entry` from a `report` that an earlier run wrote, with the exit code that follows from it."""
+    """Outcome of `entry` from a `report` that an earlier run wrote; its exit code follows from the report."""
     if entry.scenario is None:
         return Outcome(report, entry.where, 2)
     crashed = report.status == "error" and any(row.message.startswith((_BUG, _DIED)) for row in report.problems)
