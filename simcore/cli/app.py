@@ -73,7 +73,7 @@ def rankscope(
 
 
 class Format(StrEnum):
-    """Output format for a build server."""
+    """Choice of `run --format`: findings for GitHub (workflow commands) or as JUnit XML."""
 
     GITHUB = "github"
     JUNIT = "junit"
