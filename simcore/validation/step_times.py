@@ -56,7 +56,7 @@ class Timed(_Frozen):
 
 
 class TimingSummary(_Frozen):
-    """Errors of step time of one group of runs on one topology in one precision, as shares of the measured.
+    """Errors of step time, as shares of it, of one group of runs on one topology in one precision.
 
     `num_rows`: measured runs; `num_distinct`: observations among them (equal ones count once); `num_modelled`:
     observations with an answer; `num_oom`: of these, with the verdict oom. `bias`: the median error with its sign.
