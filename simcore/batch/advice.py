@@ -124,10 +124,11 @@ def _advised(scenario: Scenario, *, detail: bool = False, series: bool = False, 
 def advise(scenario: Scenario) -> tuple[Advice, ...]:
     """At most 5 changes of keys under which `scenario` fits, each simulated; only the best of each kind.
 
-    Smaller changes (sizes: see the module) come first, at equal size the shorter step. Pairs are tried only if no
-    single change fits, or only offload to the host does; then all are ordered by step time. If nothing fits: the 3 with
-    the lowest peak, with verdict "oom". Empty if the scenario has no peak, or is too large to be simulated dozens of
-    times. For workload "serve": changes with which the inference engine starts, in a fixed order of kinds.
+    Changes that cost least (1: time only ... 7: more GPUs) come first, of equal ones that with the shorter step. Two
+    changes together are tried only if no single one fits, or only offload to the host does; then all are ordered by
+    step time. If nothing fits: the 3 with the lowest peak, with verdict "oom". Empty if the scenario has no peak, or is
+    too large to be simulated dozens of times. For workload "serve": changes with which the inference engine starts, in
+    a fixed order of kinds.
     """
     if scenario.workload == "serve":
         return tuple(_of_engine(scenario))[:_MOST]

@@ -38,8 +38,8 @@ MAX_BYTES = 2**28
 class Finding:
     """One fault or notice that a gate (a check of one result) found in a scenario.
 
-    `name`: the scenario; `where`: `file:line` of it; `kind`: a word of the module's table, such as "oom"; `code`: exit
-    code that it asks for, 0 for a notice.
+    `name`: the scenario; `where`: its place, `file:line`; `kind`: problem, refused, adapters, idle, crash, oom, host,
+    fill or regression; `code`: exit code that it asks for, 0 for a notice.
     """
 
     name: str
@@ -61,8 +61,8 @@ def gates(max_fill: str | None = None, baseline: Path | None = None) -> list[Gat
     """Checks to run on each outcome: functions that take one `Outcome` and give its findings.
 
     Always: problems, LoRA without effect, blocks without effect, device and host memory. With `max_fill`, a share of
-    the device's capacity (`92%` or `0.92`): a higher peak. With `baseline`, the path of an earlier `--json` output:
-    verdict, peak or step time worse than there. InputError if an argument is wrong.
+    the device's capacity (`92%` or `0.92`): a higher peak. With `baseline`, the path of an earlier `--json` output: a
+    worse verdict than there, or a peak or step time that is more than 1% higher. InputError if an argument is wrong.
     """
     chosen: list[Gate] = [_problems, _adapters, _idle, _oom, _hosts]
     if max_fill is not None:
@@ -263,7 +263,8 @@ def _escaped(text: str, special: str = "%") -> str:
 def junit(names: Sequence[str], findings: Iterable[Finding]) -> str:
     """JUnit XML: one test case per scenario of `names`, in that order, with its findings.
 
-    Exit code 1 is a failure, 2 and 3 an error; a refused layout of a sweep is skipped; notices are output.
+    A finding with exit code 1 is a failure, with 2 or 3 an error; a refused layout of a sweep is skipped; notices are
+    output of the test.
     """
     findings_by_name: dict[str, list[Finding]] = {name: [] for name in names}
     for finding in findings:

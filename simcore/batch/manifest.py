@@ -43,11 +43,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Contents of the manifest: the batches in `results.jsonl` and in the part (results under way).
+    """Contents of the manifest of a folder of results: which batches its two files hold.
 
-    `published`: batches in `results.jsonl`, in order, by the digest of that file; `under_way`: those in the part, the
-    unfinished one last. `replaces`: digest of `results.jsonl` when the part was begun, empty if there was none; `anew`:
-    the part was begun by `--overwrite`. `known` is False if no manifest could be read.
+    `published`: batches in `results.jsonl`, in order, by the digest of that file; `under_way`: those in
+    `results.jsonl.part`, the unfinished one last. `replaces`: digest of `results.jsonl` when the part was begun, empty
+    if there was none; `anew`: the part was begun by `--overwrite`. `known` is False if no manifest could be read.
     """
 
     published: Mapping[str, tuple[Batch, ...]] = field(default_factory=dict)

@@ -64,9 +64,9 @@ class _Lines:
 class Part:
     """Results of one batch under way, in two files that are open for writing; one line is one result.
 
-    `path` has results 0, 1, 2 ... in order, after `base` bytes of older batches; `ahead` has those that came before
-    their turn, each after its index and a tab. `early`: lines of `ahead` by index; `num_lines`: number of this batch's
-    results in `path`.
+    `path` has results 0, 1, 2 ... in order, after `base` bytes of older batches; `ahead` has those that came too early,
+    each after its index and a tab. `early`: lines of `ahead` by index; `num_lines`: number of this batch's results in
+    `path`.
     """
 
     def __init__(self, path: Path, ahead: Path, base: int, fits: Callable[[int, bytes], bool]) -> None:

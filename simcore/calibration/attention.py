@@ -16,9 +16,9 @@ __all__ = ["attention", "attention_efficient", "attention_flash2", "attention_tr
 
 
 def attention(bench: Bench) -> Iterator[Reading]:
-    """Times causal attention by cuDNN, forward and backward, at each length of `bench.extent.tokens`.
+    """Times causal attention by cuDNN at each length of `bench.extent.tokens`.
 
-    One reading a kernel and length; NotMeasured without a GPU, or for a model without attention.
+    Two readings a length, forward and backward. NotMeasured without a GPU, or for a model without attention.
     """
     if not bench.machine.is_gpu:
         raise NotMeasured("cuDNN's attention needs a GPU")
@@ -28,7 +28,7 @@ def attention(bench: Bench) -> Iterator[Reading]:
 def attention_flash2(bench: Bench) -> Iterator[Reading]:
     """Times causal attention by flash-attention 2 if it is installed, else by torch's own flash kernel.
 
-    Readings as those of `attention`; NotMeasured for a model without attention.
+    Two readings a length of `bench.extent.tokens`, forward and backward. NotMeasured for a model without attention.
     """
     flash = optional("flash_attn") if bench.machine.is_gpu else None
     if flash is not None:
@@ -37,9 +37,9 @@ def attention_flash2(bench: Bench) -> Iterator[Reading]:
 
 
 def attention_efficient(bench: Bench) -> Iterator[Reading]:
-    """Times causal attention by torch's memory-efficient kernel; readings as those of `attention`.
+    """Times causal attention by torch's memory-efficient kernel at each length of `bench.extent.tokens`.
 
-    NotMeasured without a GPU, or for a model without attention.
+    Two readings a length, forward and backward. NotMeasured without a GPU, or for a model without attention.
     """
     if not bench.machine.is_gpu:
         raise NotMeasured("torch's memory-efficient attention needs a GPU")

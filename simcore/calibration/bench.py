@@ -57,7 +57,7 @@ def extent_of(machine: Machine, *, quick: bool) -> Extent:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The inputs of a measurement: the machine, sizes of a model's kernels, the range to measure, a timer."""
+    """One measurement's inputs: the machine, sizes of a model's kernels, the range of sizes, a timer."""
 
     machine: Machine
     sizes: Sizes
@@ -84,18 +84,19 @@ class Bench:
 
     def read(self, kernel: str, by: str, shape: str, work: tuple[int, int], call: Call, dtype: str = "bf16",
              packed: int = 0) -> Reading:
-        """Times `call` and returns it with its description as a `Reading`, which explains the arguments.
+        """Reading of `call`: its median time in seconds, with this description.
 
-        `work`: (FLOPs, bytes read and written) of the call; `packed`: its shape as one integer, 0 for none.
+        `kernel`: its kind in the cost model; `by`: its library; `shape`: its sizes as text; `work`: (FLOPs, bytes read
+        and written); `dtype`: of its operands; `packed`: its shape as one integer, 0 for none.
         """
         return Reading(kernel, by, shape, dtype, *work, self.stopwatch.seconds(call), packed)
 
     def read_both(self, kernel: str, by: str, shape: str, work: Work, call: Call, inputs: Sequence[Any],
                   dtype: str = "bf16") -> Iterator[Reading]:
-        """Times `call`, then its backward down to `inputs`, which need gradients: yields these two readings.
+        """Two readings: of `call`, and of its backward down to the gradients of `inputs`.
 
-        `work`: FLOPs and bytes of both. Each backward follows a new forward, because TransformerEngine frees saved
-        tensors (`clear_tensor_data`).
+        `kernel`, `by`, `shape`, `dtype` as for `read`; `work`: FLOPs and bytes of both. Each backward follows a new
+        forward, because TransformerEngine frees saved tensors (`clear_tensor_data`).
         """
         yield self.read(kernel, by, shape, work.forward, call, dtype, work.packed[0])
         grad = self.torch.randn_like(call())

@@ -16,10 +16,10 @@ __all__ = ["conv", "conv_work", "mamba_scan", "scan_work"]
 
 
 def mamba_scan(bench: Bench) -> Iterator[Reading]:
-    """Times the Mamba-2 scan over one sequence, without its convolution, forward and backward.
+    """Times the Mamba-2 scan over one sequence, without its convolution, by mamba_ssm or else by torch.
 
-    One reading a kernel and length of `bench.extent.tokens` (rounded down to whole chunks); NotMeasured without Mamba-2
-    layers.
+    Two readings, forward and backward, for each length of `bench.extent.tokens` (rounded down to whole chunks).
+    NotMeasured without Mamba-2 layers.
     """
     block = _block(bench)
     by, run = _scanner(bench, block)
@@ -70,9 +70,9 @@ def scan_work(block: Mamba2, seq: int) -> Work:
 
 
 def conv(bench: Bench) -> Iterator[Reading]:
-    """Times Mamba-2's causal convolution with its SiLU, forward and backward.
+    """Times Mamba-2's causal convolution with its SiLU, by causal_conv1d or else by torch.
 
-    One reading a kernel and length of `bench.extent.tokens`; NotMeasured without Mamba-2 layers.
+    Two readings, forward and backward, for each length of `bench.extent.tokens`. NotMeasured without Mamba-2 layers.
     """
     block = _block(bench)
     by, run = _convolver(bench, block)

@@ -18,9 +18,9 @@ __all__ = ["copy", "elementwise", "elementwise_eager", "embedding", "loss", "nor
 
 
 def norm(bench: Bench) -> Iterator[Reading]:
-    """Times RMSNorm, forward and backward, by TransformerEngine if it is installed, else by torch.
+    """Times RMSNorm at the model's width, by TransformerEngine if it is installed, else by torch.
 
-    One reading a kernel and number of tokens in `bench.extent.tokens`, at the model's width.
+    Two readings, forward and backward, for each number of tokens in `bench.extent.tokens`.
     """
     width = bench.sizes.hidden
     engine = optional("transformer_engine.pytorch") if bench.machine.is_gpu else None
@@ -37,7 +37,10 @@ def norm(bench: Bench) -> Iterator[Reading]:
 
 
 def elementwise(bench: Bench) -> Iterator[Reading]:
-    """Times a sum of two bf16 tensors and a SiLU: two readings a number of tokens, at the model's width."""
+    """Times a sum of two bf16 tensors, and a SiLU, at the model's width.
+
+    Two readings, one of each, for each number of tokens in `bench.extent.tokens`.
+    """
     torch, width = bench.torch, bench.sizes.hidden
     for tokens in bench.extent.tokens:
         a, b, size = bench.random(tokens, width), bench.random(tokens, width), tokens * width
@@ -48,9 +51,9 @@ def elementwise(bench: Bench) -> Iterator[Reading]:
 
 
 def elementwise_eager(bench: Bench) -> Iterator[Reading]:
-    """Times a sum and a cast to fp32 of transposed views, as torch's separate operators work on them.
+    """Times a sum, and a cast to fp32, of transposed views, as separate operators of torch do them.
 
-    Two readings a number of tokens in `bench.extent.tokens`.
+    Two readings, one of each, for each number of tokens in `bench.extent.tokens`.
     """
     torch, half = bench.torch, bench.sizes.hidden // 2
     for tokens in bench.extent.tokens:
@@ -63,7 +66,7 @@ def elementwise_eager(bench: Bench) -> Iterator[Reading]:
 def permute(bench: Bench) -> Iterator[Reading]:
     """Times `index_select` of tokens' rows for their experts, and its backward, which sums them.
 
-    Two readings a number of tokens; NotMeasured for a model without experts.
+    Two readings for each number of tokens; NotMeasured for a model without experts.
     """
     moe, torch = bench.sizes.moe, bench.torch
     if moe is None:
@@ -78,9 +81,9 @@ def permute(bench: Bench) -> Iterator[Reading]:
 
 
 def loss(bench: Bench) -> Iterator[Reading]:
-    """Times cross entropy of fp32 logits, forward and backward, at the two smallest numbers of tokens.
+    """Times cross entropy of fp32 logits, at the two smallest numbers of tokens.
 
-    Forward reads the logits and writes the log-softmax; backward reads that and writes the gradient.
+    Two readings each: forward reads the logits and writes the log-softmax; backward reads that and writes the gradient.
     """
     torch, vocab = bench.torch, bench.sizes.vocab
     for tokens in bench.extent.tokens[:2]:  # the logits of more fill a GPU
@@ -94,7 +97,7 @@ def loss(bench: Bench) -> Iterator[Reading]:
 def embedding(bench: Bench) -> Iterator[Reading]:
     """Times an embedding lookup, one row a token, and its backward, whose gradient has the table's size.
 
-    Two readings a number of tokens in `bench.extent.tokens`.
+    Two readings for each number of tokens in `bench.extent.tokens`.
     """
     torch, vocab, width = bench.torch, bench.sizes.vocab, bench.sizes.hidden
     table = bench.random(vocab, width, grad=True)
@@ -132,7 +135,10 @@ def _adam(bench: Bench, weights: list[Any]) -> tuple[str, Any]:
 
 
 def copy(bench: Bench) -> Iterator[Reading]:
-    """Times a clone of a bf16 tensor on the device: one reading a number of tokens, at the model's width."""
+    """Times a clone of a bf16 tensor on the device, at the model's width.
+
+    One reading for each number of tokens in `bench.extent.tokens`.
+    """
     width = bench.sizes.hidden
     for tokens in bench.extent.tokens:
         x, size = bench.random(tokens, width), tokens * width

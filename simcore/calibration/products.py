@@ -19,7 +19,7 @@ _Multiply = Callable[[Any, Any], Any]
 
 
 def gemm(bench: Bench) -> Iterator[Reading]:
-    """Times the products of every linear of the model, in bf16, at every number of `bench.extent.rows`.
+    """Times matrix products in bf16 of every linear of the model, at every number of `bench.extent.rows`.
 
     Three readings each: forward, gradient of the input (dgrad), gradient of the weight (wgrad).
     """
@@ -49,9 +49,10 @@ def _work(m: int, n: int, k: int, weights: int = 1) -> tuple[int, int]:
 
 
 def grouped_gemm(bench: Bench) -> Iterator[Reading]:
-    """Times grouped products of at most `Extent.experts` experts with equal rows each, forward.
+    """Times grouped products of at most `bench.extent.experts` experts with equal rows each, forward.
 
-    One reading a product and number of `bench.extent.expert_rows`; NotMeasured for a model without experts.
+    One reading for each of an expert's linears and each number of `bench.extent.expert_rows`. NotMeasured for a model
+    without experts.
     """
     if bench.sizes.moe is None:
         raise NotMeasured("the model has no experts")

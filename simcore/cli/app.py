@@ -69,7 +69,10 @@ def rankscope(
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True,
                                           help="Print the version and exit.")] = False,
 ) -> None:
-    """Options of the command itself; the text of its help is that of `app`."""
+    """Takes the options before a command: `--version` prints name and version and ends the process.
+
+    The text of its `--help` is that of `app`.
+    """
 
 
 class Format(StrEnum):

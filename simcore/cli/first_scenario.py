@@ -69,7 +69,10 @@ def starter_text(name: str, model: str, framework: str, topology: str) -> str:
 
 
 def expect_readable(text: str, path: str) -> None:
-    """Raises InputError for scenario `text` with an error, as in `path`; an illegal layout is accepted."""
+    """Raises InputError if the scenario `text` is wrong; a layout that the framework refuses is accepted.
+
+    `path`: file that the messages name.
+    """
     checked = check(parse_scenario(parse_document(text, path)))
     if checked.status == "error":
         raise InputError([Problem(row.where, row.message, row.rule) for row in checked.problems])

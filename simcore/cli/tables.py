@@ -116,7 +116,7 @@ def _advised(change: Advice) -> Text:
 
 
 def drawn(report: Report) -> list[RenderableType]:
-    """Lines with quantiles of the peak over random draws, one for lengths and one for routing.
+    """Lines with quantiles of the peak over random draws, one for sequence lengths and one for routing.
 
     [] if the scenario draws nothing.
     """
@@ -144,7 +144,10 @@ def _routing(report: Report) -> Text | None:
 
 
 def hosts(report: Report) -> list[RenderableType]:
-    """Lines about phases in which a host runs out of memory, or a device outside the step; [] without."""
+    """Lines about phases in which a host's memory, or a device outside the step, does not suffice.
+
+    [] if everything fits, or the report has no host memory.
+    """
     if report.host is None:
         return []
     return [Text(plain(f"{report.name}: {line}")) for phase in report.host.phases

@@ -45,7 +45,7 @@ class Passes:
     """Memory and time of forward passes without gradients, for every class of ranks, in their order.
 
     `rest`: bytes by category before a pass, one dict a class; `above`: bytes in addition at the highest moment. `ns`:
-    (duration of the first pass, of each further one), of all ranks together.
+    (duration of the first pass, of each further one), until the last rank ends.
     """
 
     rest: tuple[dict[str, int], ...]

@@ -117,7 +117,8 @@ def dpo_step(policy: Policy, topology: Topology) -> Journal:
 def grpo_step(policy: Policy, step: GrpoStep, topology: Topology) -> Journal:
     """Memory and time of a steady GRPO step on a GPU that trains, phase by phase.
 
-    Refit, generation, log-probabilities, reference policy, training: see [Note: the order of a step].
+    Refit (weights go to the engine), generation, log-probabilities, reference policy, training: see [Note: the order of
+    a step].
     """
     journal = _start(policy, has_reference=step.has_reference)
     colocated = step.engine.generation.colocated

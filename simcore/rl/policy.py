@@ -47,7 +47,7 @@ class Policy:
 
 def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapping[str, int], simulation: Simulation,
               ns: tuple[int, int]) -> Policy:
-    """Bytes of the policy on one class of ranks, from `rank`, the report of its training step, and `plan`.
+    """Bytes of the policy on one class of ranks. `rank`: report of its training step; `plan`: its tensors.
 
     `rest`, `above`: bytes by category before its forward passes, and in addition at their peak. `ns`: duration of (all
     forward passes, all training steps).

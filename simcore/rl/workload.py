@@ -42,9 +42,9 @@ def in_phases(scenario: Scenario, *, series: bool) -> Report:
 
 
 def legal(scenario: Scenario) -> None:
-    """Raises InputError, IllegalLayout or NotYet if the engine or the phases of a DPO or GRPO step refuse.
+    """Raises InputError, IllegalLayout or NotYet if the engine or a phase of a DPO or GRPO step refuses.
 
-    What the training step's own check refuses is not asked for again. Returns nothing for a legal scenario.
+    The check of the training step alone, which is separate, is not repeated.
     """
     if scenario.workload == "grpo":
         rl, engine = _asked(scenario)

@@ -71,7 +71,8 @@ class Pair:
 class Lap:
     """One step time's error without its sign, as a share. `kind`: "tuned" for speed, or "untuned".
 
-    `hybrid`: of a Nemotron; `golden`: from continuous integration; `stable`: see `STABLE`.
+    `hybrid`: of a Nemotron; `golden`: from continuous integration; `stable`: the times of different releases of the
+    software are at most `STABLE` apart.
     """
 
     error: float

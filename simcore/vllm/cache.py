@@ -45,8 +45,9 @@ class Pages:
 
     See [Note: pages]. `token_bytes`: keys and values of one token in one layer; `state_bytes`: state of one Mamba layer
     of a sequence. `block_size`: tokens of a block; `page_bytes`: bytes of one layer's page; `group_size`: layers that a
-    block has a page for. A sequence needs blocks in `attention_groups` by its length, and in `mamba_groups` by
-    `states`. `by_group`: see `Release`.
+    block has a page for. In each of `attention_groups` a sequence takes a block for every `block_size` tokens; in each
+    of `mamba_groups` as many as `states` says. `by_group`: True if vLLM counts the need of a sequence in blocks, False
+    if in pages of layers.
     """
 
     token_bytes: int
@@ -127,7 +128,10 @@ class Cache:
 
 
 def pages(architecture: Architecture, tp: int, formats: Formats, release: Release, *, cached: bool = False) -> Pages:
-    """Pages of a model on a rank; its attention layers have equal widths. `cached`: with prefix caching."""
+    """Layout of the KV cache of a model on one of `tp` ranks; all attention layers have equal widths.
+
+    `formats`: dtypes of the cache; `release`: vLLM's version; `cached`: with prefix caching.
+    """
     blocks = [branch.block for _, kind in layers_of(architecture) for branch in kind.branches]
     attention = [block for block in blocks if isinstance(block, Attention)]
     mamba = [block for block in blocks if isinstance(block, Mamba2)]

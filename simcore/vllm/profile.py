@@ -28,7 +28,7 @@ _FP32: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Bytes at the highest moment of the profile run's forward pass, and at that of its sampler."""
+    """Bytes at the highest moments of vLLM's profile run: of its forward pass, and of its sampler."""
 
     forward: int
     sampler: int
@@ -40,7 +40,7 @@ class Profile:
 
 
 def profile(architecture: Architecture, tp: int, tokens: int, seqs: int, width: int, sampled: int) -> Profile:
-    """Bytes of vLLM's profile run on a rank: a forward pass of `tokens` tokens, then sampling for `seqs`.
+    """Highest bytes of vLLM's profile run on a rank: a pass of `tokens` tokens, then sampling of `seqs`.
 
     `width`: bytes of an element of the model; `sampled`: bytes of each logit in the sampler, in addition to `width`.
     """

@@ -129,7 +129,7 @@ def ticks(low: float, high: float, count: int) -> tuple[float, ...]:
 
 
 def gib_ticks(top_bytes: float) -> tuple[tuple[int, str], ...]:
-    """Returns (bytes, label in GiB) of the ticks of the y axis."""
+    """Returns (bytes, label in GiB) of about five ticks of a y axis, from zero to `top_bytes`."""
     marks = ticks(0.0, top_bytes / _GIB, 5)
     digits = max(0, -math.floor(math.log10(marks[1]))) if len(marks) > 1 else 2
     return tuple((round(mark * _GIB), f"{mark:.{digits}f}") for mark in marks)

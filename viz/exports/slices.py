@@ -61,9 +61,9 @@ class Process:
 
 
 def processes(report: Report, ranks: Sequence[int] = ()) -> list[Process]:
-    """Returns the processes of a trace: one a class of ranks with a timeline, at most 128.
+    """Returns the processes of a trace: one for each class of ranks with a timeline, at most 128.
 
-    With `ranks`, one for each of these ranks that exists, in ascending order.
+    With `ranks`, one for each of these ranks that has a timeline, in ascending order.
     """
     timed = _timed(report)
     chosen = [(_members(rank)[0].start, rank, detail) for rank, detail in timed[:_MOST]] if not ranks else [

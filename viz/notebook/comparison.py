@@ -11,9 +11,9 @@ __all__ = ["comparison_html"]
 
 
 def comparison_html(both: Comparison) -> str:
-    """Returns the card of a comparison as HTML: each number of both results with its difference.
+    """Returns the HTML with which a notebook shows a comparison: each number of both, with differences.
 
-    If one of them has no numbers, it says which.
+    If one of the results has no numbers, it says which.
     """
     rows = [*both.at_rest, *both.peak, *both.time]
     has_numbers = {"A": any(row.a for row in rows), "B": any(row.b for row in rows)}

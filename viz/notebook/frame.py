@@ -34,7 +34,7 @@ _WORDS: Final = {"device_bytes": "peak", "headroom_bytes": "headroom", "step_s":
 
 
 def frame_html(frame: Frame) -> str:
-    """Returns the card of a table of results as HTML: its first 60 rows, the usual and differing columns.
+    """Returns the HTML with which a notebook shows a table: its first 60 rows, usual and differing columns.
 
     Below it reasons for missing numbers, and a scatter of peak memory and step time.
     """

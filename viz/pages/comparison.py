@@ -39,7 +39,7 @@ def comparison(a: Report, b: Report) -> Markup:
 def number_tables(both: Comparison) -> Iterator[Markup]:
     """Yields HTML tables of the numbers of two results, with differences.
 
-    In this order: peak, time, memory at rest, traffic; one without numbers is left out.
+    In this order: peak, time, memory at rest, traffic; a table without rows is left out.
     """
     groups: Sequence[tuple[str, tuple[Row, ...], Callable[[float], str]]] = (
         ("Peak on the worst rank", both.peak, format_bytes), ("Time", both.time, format_seconds),
