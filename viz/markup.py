@@ -10,7 +10,7 @@ __all__ = ["Attribute", "Child", "Markup", "element", "escape", "join", "number"
 
 
 class Markup(str):
-    """Text that is already well-formed markup."""
+    """Text that is already well-formed markup, so that it is not escaped again."""
 
     __slots__ = ()
 
@@ -26,7 +26,10 @@ _SPECIAL: Final = re.compile("[&<>\"']")
 
 
 def escape(text: object) -> Markup:
-    """Returns `text` escaped for an element and for a quoted attribute; control characters become U+FFFD."""
+    """Returns `text` escaped for an element or a quoted attribute; `Markup` is returned unchanged.
+
+    Control characters become U+FFFD.
+    """
     if isinstance(text, Markup):
         return text
     visible = _UNPRINTABLE.sub("\ufffd", str(text))
@@ -34,12 +37,15 @@ def escape(text: object) -> Markup:
 
 
 def join(parts: Iterable[Child], separator: str = "") -> Markup:
-    """Returns the parts in order, each escaped unless it is `Markup`; None is left out."""
+    """Returns the parts in order with `separator` between them, each escaped unless it is `Markup`.
+
+    None is left out.
+    """
     return Markup(escape(separator).join(escape(part) for part in parts if part is not None))
 
 
 def number(value: float) -> str:
-    """Returns a coordinate with at most two decimals and no trailing zeros."""
+    """Returns a number as text with at most two decimals and no trailing zeros, for SVG coordinates."""
     text = f"{value:.2f}".rstrip("0").rstrip(".")
     return "0" if text == "-0" else text
 

@@ -20,7 +20,10 @@ Texture = Literal["plain", "hatch", "bars"]
 
 @dataclass(frozen=True)
 class Swatch:
-    """The tone and the texture of a category. `held`: its bytes usually live for the whole step."""
+    """Colour and texture of one category. `tone`: a name in `TONES`.
+
+    `held`: its bytes usually live for the whole step.
+    """
 
     tone: str
     texture: Texture = "plain"
@@ -28,12 +31,12 @@ class Swatch:
 
     @property
     def css_class(self) -> str | None:
-        """CSS class that fills a shape with the plain tone; None for a texture."""
+        """CSS class that fills a shape with the plain colour; None for a category with a texture."""
         return f"fill-{self.tone}" if self.texture == "plain" else None
 
     @property
     def fill(self) -> str | None:
-        """Presentation attribute that fills a shape with the texture; None for a plain tone."""
+        """Value of the SVG attribute `fill` for a category with a texture; None for a plain colour."""
         return None if self.texture == "plain" else f"url(#{self.tone}-{self.texture})"
 
 
@@ -112,7 +115,7 @@ _OTHER: Final = Swatch("apricot", "bars")
 
 
 def swatch(category: str) -> Swatch:
-    """Returns the swatch of a category, component or kind of layer; unknown names share one swatch."""
+    """Returns colour and texture of a category, component or kind of layer; unknown names share one."""
     return CATEGORIES.get(category) or PARTS.get(category, _OTHER)
 
 
@@ -124,7 +127,7 @@ def luminance(colour: str) -> float:
 
 
 def style_rules() -> str:
-    """Returns the CSS rules of every tone: its colours on light and dark paper, its fill, and labels on it."""
+    """Returns the text of CSS rules of every colour: on light and dark paper, fills, labels on them."""
     schemes = [" ".join(_variables(name, pair[dark]) for name, pair in TONES.items()) for dark in (0, 1)]
     rules = [f":root {{ {schemes[0]} }}", f"@media (prefers-color-scheme: dark) {{ :root {{ {schemes[1]} }} }}"]
     for name in TONES:
@@ -139,7 +142,7 @@ def _variables(name: str, colour: str) -> str:
 
 
 def texture_definitions() -> Markup:
-    """Returns the SVG pattern definitions of every texture; a page contains them once."""
+    """Returns the SVG `<defs>` with the patterns of every texture; a page contains them once."""
     textured = {s for s in (*CATEGORIES.values(), *PARTS.values(), _OTHER) if s.texture != "plain"}
     patterns = {(s.tone, s.texture): s for s in textured}
     return element("defs", *_waits(), *(_pattern(patterns[name]) for name in sorted(patterns)))

@@ -102,9 +102,11 @@ class _Tried:
 
 
 def work(num_scenarios: int, *, asked: bool | None, drawn: bool = False, shown: bool = False) -> Callable[..., Report]:
-    """Function to run on each scenario.
+    """Function that simulates one scenario and returns its report, with advice if it does not fit.
 
-    `asked` None: advice for few scenarios. `drawn`: for a page, `shown`: a terminal.
+    `asked`: True: with advice; False: without; None: with advice in a run of at most 8 scenarios. `drawn`: reports go
+    into an HTML page, so those of a run of at most `MAX_DETAILED` scenarios carry the details for its figures. `shown`:
+    reports go to a terminal, so that of a single scenario carries its memory over the step.
     """
     chosen = _advised if asked or (asked is None and num_scenarios <= _FEW) else simulate
     detail, series = drawn and num_scenarios <= MAX_DETAILED, shown and num_scenarios == 1
@@ -120,11 +122,13 @@ def _advised(scenario: Scenario, *, detail: bool = False, series: bool = False, 
 
 
 def advise(scenario: Scenario) -> tuple[Advice, ...]:
-    """Smallest changes under which `scenario` fits, one of each kind; pairs only if no single change is enough.
+    """At most 5 changes of keys under which `scenario` fits, each simulated; only the best of each kind.
 
-    Among changes of one size the fastest is first. Offload costs much time, so if no other single change helps, pairs
-    are reported too, and the fastest of all is first. If no pair is enough, those with the lowest peak, with verdict
-    oom.
+    Changes that cost least (1: time only ... 7: more GPUs) come first, of equal ones that with the shorter step. Two
+    changes together are tried only if no single one fits, or only offload to the host does; then all are ordered by
+    step time. If nothing fits: the 3 with the lowest peak, with verdict "oom". Empty if the scenario has no peak, or is
+    too large to be simulated dozens of times. For workload "serve": changes with which the inference engine starts, in
+    a fixed order of kinds.
     """
     if scenario.workload == "serve":
         return tuple(_of_engine(scenario))[:_MOST]

@@ -21,7 +21,7 @@ PLACES: Final = (*AXES, "expert_dp")
 
 
 class OneClass(NamedTuple):
-    """A row of the table of ranks: the class with this number."""
+    """One row of the table of ranks: `rank` is `report.ranks[number]`, ranks with equal memory and work."""
 
     report: Report
     number: int

@@ -41,7 +41,7 @@ _AHEAD: Final = "ahead.jsonl"
 
 
 class Existing(StrEnum):
-    """Treatment of results of another batch."""
+    """Choice for a folder with results of another batch: refuse it, append to them, or overwrite them."""
 
     REFUSE = "refuse"
     APPEND = "append"
@@ -50,7 +50,12 @@ class Existing(StrEnum):
 
 @contextmanager
 def opened(folder: Path, entries: Sequence[Entry], work: Work, existing: Existing) -> Iterator[Folder]:
-    """The folder, locked, with its results of this batch; InputError if it cannot be written or has another batch."""
+    """Context with the folder of results, locked against other processes and opened for one batch.
+
+    The batch is `work` (the function that simulates one scenario) on `entries`; results of the same batch that are in
+    the folder are read. `existing`: what to do with results of another batch. InputError if the folder cannot be
+    written, another process writes to it, or `existing` does not allow to change what it holds.
+    """
     with writing(folder):
         (folder / _HIDDEN).mkdir(parents=True, exist_ok=True)
     _expect_files(folder)
@@ -79,9 +84,11 @@ def _expect_files(folder: Path) -> None:
 
 
 class Folder:
-    """A folder of results that is open for one batch.
+    """One folder of results that is open for one batch, the scenarios `entries`.
 
-    `known`: outcomes of this batch that exist, by index; `told`: message about them for the user.
+    `made_by`: fingerprint of the batch; `is_locked`: returns False once the lock file was removed. `known`: outcomes of
+    this batch that exist, by the index of their scenario; `told`: message for the user about results taken over from an
+    earlier run, "" if there are none.
     """
 
     def __init__(self, folder: Path, entries: Sequence[Entry], made_by: Fingerprint,
@@ -95,7 +102,11 @@ class Folder:
         self.told = ""
 
     def take_up(self, existing: Existing) -> None:
-        """Continues this batch, reads it, or begins it, after or instead of the existing results."""
+        """Continues this batch if it was interrupted, reads it if it is finished, else begins it.
+
+        Fills `known` and `told`. `existing` says what happens to results of another batch: APPEND keeps them before the
+        new ones, OVERWRITE replaces them (also finished ones of this batch), REFUSE raises InputError.
+        """
         there, under_way, anew = self._published(), self._under_way(), existing is Existing.OVERWRITE
         is_same = bool(under_way) and under_way[-1].made_by == self._made_by
         if is_same and (self._contents.anew or not anew):
@@ -209,14 +220,22 @@ class Folder:
         return True
 
     def add(self, index: int, outcome: Outcome) -> None:
-        """Writes one result; InputError if it cannot be written, with all previous ones kept."""
+        """Writes the outcome of scenario `index`, in any order; nothing if the batch was only read.
+
+        InputError if it cannot be written, with all previous ones kept, or if the lock file was removed.
+        """
         self._expect_lock()
         if self._part is not None:
             self._part.add(index, outcome.report.model_dump_json().encode() + b"\n")
             self.known[index] = outcome
 
     def end(self) -> str:
-        """Moves a finished batch into place, or shows an unfinished one's results; returns their path for the user."""
+        """Finishes the files of this run; returns the path of the file with its results, for the user.
+
+        If every scenario has its result, `results.jsonl.part` becomes `results.jsonl`. If not, its results are copied
+        to `results.jsonl`, unless that has results which would be lost, or cannot be written: then the path of the part
+        is returned. InputError if a finished batch cannot be moved.
+        """
         if self._part is None:
             return str(self.results)
         if len(self.known) == len(self._entries):
@@ -283,6 +302,6 @@ class Folder:
         self._contents = contents
 
     def close(self) -> None:
-        """Closes the part without moving it."""
+        """Closes the files of the batch under way, which stay in the folder under their names."""
         if self._part is not None:
             self._part.close()

@@ -30,9 +30,10 @@ _FORMULA: Final = re.compile("(^|;)(\\s*)(?=[=+\\-@\uff1d\uff0b\uff0d\uff20])")
 
 
 def write_csv(path: Path, frame: Frame) -> int:
-    """Writes a line of names, then a line a row; UTF-8, lines end with LF. OSError if it cannot be written.
+    """Writes a table as CSV: a line of column names, then a line for each row; UTF-8, lines end with LF.
 
-    Returns the number of texts that got an apostrophe, because a spreadsheet would read them as formulas.
+    An empty cell is a missing value; booleans are `true` and `false`. OSError if the file cannot be written. Returns
+    the number of texts that got an apostrophe, because a spreadsheet would read them as formulas.
     """
     lines = [[_cell(value) for value in row] for row in frame.rows]
     text = StringIO(newline="")
@@ -66,9 +67,9 @@ def check_parquet() -> None:
 
 
 def write_parquet(path: Path, frame: Frame) -> None:
-    """Writes the table that `arrow` returns. OSError if it cannot be written.
+    """Writes a table as a Parquet file, with the types and metadata of `arrow`.
 
-    InputError without pyarrow, and for a number in a result that exceeds 64 bits.
+    OSError if it cannot be written; InputError without pyarrow, and for a number in a result that exceeds 64 bits.
     """
     check_parquet()
     from pyarrow import parquet

@@ -2,10 +2,11 @@
 
     problem     wrong input, or the framework refuses the file's own layout   exit code 2
     refused     the framework refuses what a sweep made: an answer            exit code 0
-    adapters    LoRA targets without a match, adapters without a gradient  exit code 0
-    idle        blocks that have no effect on a training step              exit code 0
+    adapters    LoRA targets without a match, adapters without a gradient     exit code 0
+    idle        blocks that have no effect on a training step                 exit code 0
     crash       a bug of ours                                                 exit code 3
     oom         more than the device has                                      exit code 1
+    host        a phase of the job needs more than the host's memory          exit code 1
     fill        more of the device than `--max-fill` allows                   exit code 1
     regression  worse than `--baseline` by more than `TOLERANCE`              exit code 1
 """
@@ -35,7 +36,11 @@ MAX_BYTES = 2**28
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One objection of a gate: its scenario, the place in the file (`file:line`), and the exit code."""
+    """One fault or notice that a gate (a check of one result) found in a scenario.
+
+    `name`: the scenario; `where`: its place, `file:line`; `kind`: problem, refused, adapters, idle, crash, oom, host,
+    fill or regression; `code`: exit code that it asks for, 0 for a notice.
+    """
 
     name: str
     where: str
@@ -53,9 +58,11 @@ Gate = Callable[[Outcome], Iterable[Finding]]
 
 
 def gates(max_fill: str | None = None, baseline: Path | None = None) -> list[Gate]:
-    """Gates that look at each outcome; InputError if a gate's argument is wrong.
+    """Checks to run on each outcome: functions that take one `Outcome` and give its findings.
 
-    `max_fill` is a share of the capacity (`92%` or `0.92`), `baseline` the file of an earlier `--json` output.
+    Always: problems, LoRA without effect, blocks without effect, device and host memory. With `max_fill`, a share of
+    the device's capacity (`92%` or `0.92`): a higher peak. With `baseline`, the path of an earlier `--json` output: a
+    worse verdict than there, or a peak or step time that is more than 1% higher. InputError if an argument is wrong.
     """
     chosen: list[Gate] = [_problems, _adapters, _idle, _oom, _hosts]
     if max_fill is not None:
@@ -66,9 +73,9 @@ def gates(max_fill: str | None = None, baseline: Path | None = None) -> list[Gat
 
 
 def unmatched(names: Sequence[str], baseline: Path) -> str:
-    """Message about scenarios that a baseline lacks and the other way round; empty if the names agree.
+    """Message that counts scenarios missing in the file `baseline`, and those only there; "" if none.
 
-    InputError if it has none of the names, because such a gate would always pass.
+    `names`: of the scenarios of this run. InputError if the file has none of them: a comparison would always pass.
     """
     before = {report.name for report in read_results(baseline)}
     new, gone = [n for n in names if n not in before], [n for n in sorted(before) if n not in names]
@@ -199,9 +206,9 @@ def _fill(report: Report) -> str:
 
 
 def read_results(path: Path) -> list[Report]:
-    """Reports of an earlier `--json` output, `results.jsonl` or `results.jsonl.part`.
+    """Reports in a file of an earlier `--json` output, or in `results.jsonl` or its `.part`, in order.
 
-    InputError, with the line, if it is not a result.
+    An incomplete last line of a `.part` is dropped. InputError, with the line, for text that is not a result.
     """
     if path.suffix not in (".jsonl", ".part"):
         return _parsed(read_text(path, MAX_BYTES), str(path), _NO_RESULTS)
@@ -226,7 +233,10 @@ def _parsed(text: str, where: str, refusal: str) -> list[Report]:
 
 
 def github(findings: Iterable[Finding]) -> str:
-    """Workflow commands that GitHub shows at the line of the file."""
+    """GitHub workflow commands, one line per finding, shown at the line of the scenario's file.
+
+    Level `error` for a finding with an exit code, `notice` for code 0.
+    """
     return "".join(f"::{'error' if f.code else 'notice'} {_place(f.where)}title={_property(f.name)}::"
                    f"{_escaped(f.message)}\n" for f in findings)
 
@@ -251,7 +261,11 @@ def _escaped(text: str, special: str = "%") -> str:
 
 
 def junit(names: Sequence[str], findings: Iterable[Finding]) -> str:
-    """JUnit XML: one test case a scenario, in order; refused layouts are skipped, notes are output."""
+    """JUnit XML: one test case per scenario of `names`, in that order, with its findings.
+
+    A finding with exit code 1 is a failure, with 2 or 3 an error; a refused layout of a sweep is skipped; notices are
+    output of the test.
+    """
     findings_by_name: dict[str, list[Finding]] = {name: [] for name in names}
     for finding in findings:
         findings_by_name[finding.name].append(finding)

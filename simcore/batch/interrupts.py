@@ -15,7 +15,10 @@ _ENDING: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Signals that were received. `pipe` becomes readable with the first signal, for callers that wait on several."""
+    """Recorder of Ctrl-C (SIGINT) and SIGTERM during one run. `number`: of the first signal, 0 before any.
+
+    `pipe`: a connection that becomes readable with the first signal, for callers that wait on several connections.
+    """
 
     def __init__(self) -> None:
         self.pipe, self._writer = multiprocessing.Pipe(duplex=False)
@@ -27,7 +30,10 @@ class Interrupts:
         return 128 + self.number if self.number else 0
 
     def note(self, number: int, _frame: object) -> None:
-        """Records a signal. The first one raises nothing, because Python loses exceptions inside a finalizer."""
+        """Signal handler: records the first signal and returns; a second one raises KeyboardInterrupt.
+
+        The first one raises nothing, because Python loses exceptions inside a finalizer.
+        """
         if self.number:
             raise KeyboardInterrupt
         self.number = number
@@ -41,7 +47,10 @@ class Interrupts:
 
 @contextmanager
 def interrupts() -> Iterator[Interrupts]:
-    """Records signals inside the block; signals that the parent process ignores (`nohup`, `&`) stay ignored."""
+    """Context in which the first Ctrl-C or SIGTERM is recorded in the yielded object and raises nothing.
+
+    Signals that the parent process ignores (`nohup`, `&`) stay ignored. The former handlers return at the end.
+    """
     asked = Interrupts()
     before = {number: signal.getsignal(number) for number in _ENDING}
     heard = [number for number in _ENDING if before[number] not in (signal.SIG_IGN, None)]
@@ -57,7 +66,10 @@ def interrupts() -> Iterator[Interrupts]:
 
 @contextmanager
 def withheld() -> Iterator[None]:
-    """Keeps Ctrl-C from processes that are started inside; it is delivered to this process afterwards."""
+    """Context in which Ctrl-C is blocked, for this process and for those started inside, which inherit it.
+
+    A Ctrl-C in the meantime is delivered to this process at the end. No effect on Windows.
+    """
     if sys.platform == "win32":
         yield
         return
@@ -69,7 +81,7 @@ def withheld() -> Iterator[None]:
 
 
 def deaf() -> None:
-    """Ignores Ctrl-C in a worker, which its parent ends."""
+    """Makes this process ignore Ctrl-C; called by worker processes, which their parent ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform != "win32":
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])

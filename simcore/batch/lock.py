@@ -16,9 +16,10 @@ __all__ = ["locked"]
 
 @contextmanager
 def locked(file: Path, folder: Path) -> Iterator[Callable[[], bool]]:
-    """Holds the lock `file`, which stays; InputError if another process has it, or it cannot be written.
+    """Context that holds an exclusive lock on `file`; only one process at a time can hold it.
 
-    Yields a function that returns True while the lock is valid: it is not once the file was removed.
+    InputError, which names `folder`, if another process holds it; InputError also if `file` cannot be written. The file
+    stays. Yields a function that returns True while the lock is valid: it is not once the file was removed.
     """
     with writing(file):
         opened = os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)

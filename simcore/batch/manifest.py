@@ -26,7 +26,10 @@ _MOST_LINES: Final = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One batch of a file of results: `lines` of its `scenarios`. `made_by` is empty for lines of unknown origin."""
+    """One batch (the scenarios of one command) in a file of results: `lines` results of `scenarios`.
+
+    `made_by`: fingerprint that identifies the batch; empty for lines of unknown origin.
+    """
 
     made_by: Fingerprint
     scenarios: int
@@ -40,11 +43,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Contents of the manifest.
+    """Contents of the manifest of a folder of results: which batches its two files hold.
 
-    `published`: batches of a file of results by its digest; `under_way`: those of a part, the unfinished one last.
-    `replaces`: digest of the file of results when the part was begun, empty if there was none; `anew`: the part was
-    begun by `--overwrite`. `known` is False if no manifest could be read.
+    `published`: batches in `results.jsonl`, in order, by the digest of that file; `under_way`: those in
+    `results.jsonl.part`, the unfinished one last. `replaces`: digest of `results.jsonl` when the part was begun, empty
+    if there was none; `anew`: the part was begun by `--overwrite`. `known` is False if no manifest could be read.
     """
 
     published: Mapping[str, tuple[Batch, ...]] = field(default_factory=dict)
@@ -55,13 +58,13 @@ class Contents:
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 of a file's contents. OSError."""
+    """Hexadecimal SHA-256 of a file's contents; OSError if it cannot be read."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_contents(file: Path) -> Contents:
-    """Contents that `write_contents` wrote; not `known` for a missing or foreign file."""
+    """Manifest that `write_contents` wrote to `file`; with `known` False if that is missing or foreign."""
     try:
         read = json.loads(read_bytes(file))
         if read["version"] != _VERSION:

@@ -36,7 +36,11 @@ _DIED: Final = "the process that worked on this scenario died"
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One scenario's result, its place (`file:line`), and its exit code: 0, 1, 2 or 3."""
+    """Result of one scenario; `where`: its place, `file:line`; `code`: the exit code that it asks for.
+
+    0: simulated and fits, or a layout of a sweep that the framework refuses; 1: does not fit; 2: wrong or refused
+    input; 3: a bug.
+    """
 
     report: Report
     where: str
@@ -49,17 +53,20 @@ Arrived = Callable[[int, Outcome], None]
 
 
 def num_workers(num_entries: int) -> int:
-    """Number of worker processes that save time on this machine; 1 means none besides this process."""
+    """Number of worker processes that save time for `num_entries` scenarios on this machine.
+
+    1 means that this process alone does the work.
+    """
     return max(1, min(os.cpu_count() or 1, num_entries // _SMALL))
 
 
 def run_batch(entries: Sequence[Entry], work: Work, keep: Keep, *, workers: int = 1, arrived: Arrived | None = None,
               asked: Interrupts | None = None) -> bool:
-    """Calls `keep` with each outcome, in the order of `entries`; False if interrupted, with all finished ones kept.
+    """Simulates all `entries`; calls `keep` with each outcome in their order. True if all were kept.
 
-    `arrived` is called with the index and outcome as soon as it exists, in any order. `work` must be picklable for more
-    than one worker. An exception in it is that scenario's outcome (code 3). `asked` receives the signals that end a
-    batch, for the caller to read afterwards.
+    False after a signal; finished outcomes are kept then too. `work`: simulates one scenario; picklable if `workers` >
+    1; an exception in it is that scenario's outcome (code 3). `arrived`: called with index and outcome as soon as it
+    exists, in any order. `asked`: recorder of signals for the caller to read afterwards; None: one of this call.
     """
     if asked is None:
         with interrupts() as own:
@@ -106,7 +113,11 @@ def _unanswered(entry: Entry, answer: Died | Unsent) -> Outcome:
 
 
 def attempt(entry: Entry, work: Work) -> Outcome:
-    """Outcome of one scenario; no exception leaves this function except KeyboardInterrupt."""
+    """Outcome of `work` on one scenario: its report, or one with the problems of `entry` or the exception.
+
+    Codes: 2 for problems of the entry and sizes beyond 64 bits, 3 for any other exception. Only KeyboardInterrupt
+    leaves this function.
+    """
     if entry.scenario is None:
         rows = tuple(ProblemRow(where=p.where, message=p.message, rule=p.rule) for p in entry.problems)
         return Outcome(_without_result(entry, *rows), entry.where, 2)
@@ -123,7 +134,7 @@ def attempt(entry: Entry, work: Work) -> Outcome:
 
 
 def outcome_of(entry: Entry, report: Report) -> Outcome:
-    """Outcome whose `report` an earlier run wrote."""
+    """Outcome of `entry` from a `report` that an earlier run wrote; its exit code follows from the report."""
     if entry.scenario is None:
         return Outcome(report, entry.where, 2)
     crashed = report.status == "error" and any(row.message.startswith((_BUG, _DIED)) for row in report.problems)

@@ -28,7 +28,11 @@ _FIXED: Final = frozenset(field.column.name for field in SCENARIO_FIELDS)
 
 
 def table(results: Iterable[Report] | Report, *, ranks: bool = False) -> Frame:
-    """Table of results, a row a scenario; with `ranks` a row for each class of ranks."""
+    """Table of results: one row per scenario, or with `ranks` per class of ranks (equal memory and work).
+
+    Fixed columns come first; then sorted ones: keys of the scenarios that differ (scenarios only), bytes at rest and at
+    the peak (ranks only), bytes sent.
+    """
     reports = [results] if isinstance(results, Report) else list(results)
     if ranks:
         classes = [OneClass(report, n, rank) for report in reports for n, rank in enumerate(report.ranks)]
@@ -114,7 +118,7 @@ _FURTHER: Final = {
 
 
 def columns_page() -> str:
-    """Text of `docs/columns.md`."""
+    """Markdown text of `docs/columns.md`: name, type and meaning of every column of both tables."""
     parts = [_HEAD]
     for kind, fields in (("scenarios", SCENARIO_FIELDS), ("ranks", RANK_FIELDS)):
         rows = [(f"`{field.column.name}`", field.column.dtype, field.column.words) for field in fields]

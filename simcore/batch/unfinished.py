@@ -22,7 +22,10 @@ PART: Final = "results.jsonl.part"
 
 
 def whole_lines(path: Path, start: int = 0) -> Iterator[bytes]:
-    """Lines from byte `start` on, with their ends, without an incomplete last line; ends at a line that is too long."""
+    """Lines of a file from byte `start` on, each with its line end; an incomplete last line is left out.
+
+    Ends before a line of more than `MAX_LINE` bytes.
+    """
     with path.open("rb") as file:
         file.seek(start)
         while (line := file.readline(MAX_LINE)).endswith(b"\n"):
@@ -59,7 +62,12 @@ class _Lines:
 
 
 class Part:
-    """Both files, open for writing. `base`: size of the older results with which `path` begins."""
+    """Results of one batch under way, in two files that are open for writing; one line is one result.
+
+    `path` has results 0, 1, 2 ... in order, after `base` bytes of older batches; `ahead` has those that came too early,
+    each after its index and a tab. `early`: lines of `ahead` by index; `num_lines`: number of this batch's results in
+    `path`.
+    """
 
     def __init__(self, path: Path, ahead: Path, base: int, fits: Callable[[int, bytes], bool]) -> None:
         """Keeps lines while `fits(index, line)` is True for the result of that index; the rest is cut off."""
@@ -80,7 +88,10 @@ class Part:
         return size
 
     def add(self, index: int, line: bytes) -> None:
-        """Writes one result, with its line end; InputError if it cannot be written."""
+        """Writes `line`, the result of scenario `index` with its line end, to `path` or, if early, to `ahead`.
+
+        It is early if results with lower indices are missing. InputError if it cannot be written.
+        """
         if index != self.num_lines:
             self._ahead.add(b"%d\t%s" % (index, line))
             self.early[index] = line
@@ -89,7 +100,7 @@ class Part:
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Moves lines whose turn has come from `ahead`."""
+        """Moves results that are next in order from `ahead` to `path`; empties `ahead` when none is left."""
         while (line := self.early.get(self.num_lines)) is not None:
             self._in_turn(line)
             del self.early[self.num_lines - 1]
@@ -101,19 +112,19 @@ class Part:
         self.num_lines += 1
 
     def copy_to(self, file: BinaryIO) -> None:
-        """Writes all results, in order, with gaps for missing ones."""
+        """Writes all results so far into `file`: the bytes of `path`, then the lines of `ahead` by index."""
         for line in whole_lines(self._lines.path):
             file.write(line)
         for _, line in sorted(self.early.items()):
             file.write(line)
 
     def sync(self) -> None:
-        """Returns when everything is on the disk."""
+        """Waits until the results in `path` are on the disk (fsync); InputError if the disk fails."""
         with writing(self._lines.path):
             os.fsync(self._lines.file.fileno())
 
     def close(self) -> None:
-        """Closes the files, which stay."""
+        """Closes both files, which stay on the disk."""
         for lines in (self._lines, self._ahead):
             lines.file.close()
 

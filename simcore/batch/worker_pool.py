@@ -38,12 +38,15 @@ _STARTS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """Answer to a task at which workers died `_TRIES` times."""
+    """Answer to one task at which three worker processes died, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unsent:
-    """Answer to a task that could not be sent to a worker, or whose answer could not be sent back."""
+    """Answer to one task that could not be sent to a worker, or whose own answer could not be sent back.
+
+    `why`: text of the error.
+    """
 
     why: str
 
@@ -59,9 +62,9 @@ class _Worker:
 
 
 class Crew(Generic[Task, Answer]):
-    """Runs `work` on tasks with up to `size` workers; a context at whose end all workers have ended.
+    """Runs `work` on tasks in up to `size` worker processes; a context that ends them all.
 
-    `work` must be picklable, and must not raise.
+    `work` must be picklable, and must not raise. `asked`: recorder of signals; the first signal ends the run.
     """
 
     def __init__(self, tasks: Sequence[Task], work: Callable[[Task], Answer], size: int, asked: Interrupts) -> None:
@@ -86,9 +89,10 @@ class Crew(Generic[Task, Answer]):
         self._workers.clear()
 
     def answers(self) -> Iterator[tuple[int, Answer | Died | Unsent]]:
-        """Index and answer of each task, as they come; ends after a signal in `asked`, with all finished answers.
+        """Pairs (index of a task, its answer), in the order in which they come; at most one for each task.
 
-        It also ends, with tasks in `left`, if no process can be started.
+        Ends when all tasks are answered; after a signal in `asked`, with the answers that are finished; and if no
+        process can be started, with the remaining tasks in `left`.
         """
         while not self._asked.number:
             yield from self._hand_out()
@@ -101,7 +105,7 @@ class Crew(Generic[Task, Answer]):
 
     @property
     def left(self) -> list[int]:
-        """Tasks that no worker received, in order."""
+        """Indices, ascending, of tasks that wait to be sent to a worker."""
         return sorted(index for chunk in (*self._todo, self._alone) for index in chunk)
 
     def _hand_out(self) -> Iterator[tuple[int, Unsent]]:

@@ -16,14 +16,20 @@ __all__ = ["attention", "attention_efficient", "attention_flash2", "attention_tr
 
 
 def attention(bench: Bench) -> Iterator[Reading]:
-    """Readings of cuDNN's kernel; NotMeasured without a GPU."""
+    """Times causal attention by cuDNN at each length of `bench.extent.tokens`.
+
+    Two readings a length, forward and backward. NotMeasured without a GPU, or for a model without attention.
+    """
     if not bench.machine.is_gpu:
         raise NotMeasured("cuDNN's attention needs a GPU")
     return _over_lengths(bench, "attention", "SDPA by cuDNN", _sdpa(bench, "CUDNN_ATTENTION"))
 
 
 def attention_flash2(bench: Bench) -> Iterator[Reading]:
-    """Readings of flash-attention 2 if it is installed, else of torch's own flash kernel."""
+    """Times causal attention by flash-attention 2 if it is installed, else by torch's own flash kernel.
+
+    Two readings a length of `bench.extent.tokens`, forward and backward. NotMeasured for a model without attention.
+    """
     flash = optional("flash_attn") if bench.machine.is_gpu else None
     if flash is not None:
         return _over_lengths(bench, "attention_flash2", f"flash-attn {flash.__version__}", _flash(flash))
@@ -31,7 +37,10 @@ def attention_flash2(bench: Bench) -> Iterator[Reading]:
 
 
 def attention_efficient(bench: Bench) -> Iterator[Reading]:
-    """Readings of torch's memory-efficient kernel; NotMeasured without a GPU."""
+    """Times causal attention by torch's memory-efficient kernel at each length of `bench.extent.tokens`.
+
+    Two readings a length, forward and backward. NotMeasured without a GPU, or for a model without attention.
+    """
     if not bench.machine.is_gpu:
         raise NotMeasured("torch's memory-efficient attention needs a GPU")
     return _over_lengths(bench, "attention_efficient", "SDPA by torch's memory-efficient kernel",
@@ -39,7 +48,7 @@ def attention_efficient(bench: Bench) -> Iterator[Reading]:
 
 
 def attention_triton(_bench: Bench) -> Iterator[Reading]:
-    """Always NotMeasured: flash-attention 1.0.9 in Triton needs the Triton release of its year."""
+    """Raises NotMeasured always: flash-attention 1.0.9 in Triton needs the Triton release of its year."""
     raise NotMeasured("the first flash-attention in Triton needs triton 2.0 pre-MLIR, which no torch of today takes")
 
 
@@ -59,7 +68,10 @@ def _over_lengths(bench: Bench, kernel: str, by: str, run: Callable[..., Any]) -
 
 
 def work_of(core: Core, seq: int) -> Work:
-    """Work of attention, as `scaled_dot_product_attention` of `operators/` counts it, with keys for every head."""
+    """FLOPs and bytes of causal attention over a sequence of `seq` tokens, forward and backward, in bf16.
+
+    Counted as `scaled_dot_product_attention` of `operators/` does, with a key and a value head for every query head.
+    """
     q, v = 2 * seq * core.heads * core.dim, 2 * seq * core.heads * core.value
     flops, moved = seq * seq * core.heads * (core.dim + core.value), 2 * q + v
     packed = shape_of_heads(core.dim, core.value), shape_of_heads(core.dim, core.value, backward=True)

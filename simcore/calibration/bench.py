@@ -15,9 +15,10 @@ __all__ = ["Bench", "Extent", "Work", "extent_of"]
 
 
 class Work(NamedTuple):
-    """(FLOPs, bytes moved) of a kernel's two passes; `packed`: the shape of each as one integer, 0 for none.
+    """Work of one kernel: (FLOPs, bytes read and written) of its forward and of its backward.
 
-    Packed by `recording/kernel_shape.py`.
+    `packed`: shape of the forward and of the backward kernel, each as one integer by `recording/kernel_shape.py`, 0 for
+    none.
     """
 
     forward: tuple[int, int]
@@ -27,9 +28,10 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Range of measured sizes. `rows` of products, `expert_rows` for each expert, `tokens` for everything else.
+    """Sizes at which one calibration measures: few rows, where memory bounds a product, to many.
 
-    `experts`: largest number of experts. With few rows memory bounds a product, with many rows arithmetic does.
+    `rows`: rows of dense products; `expert_rows`: rows for each expert; `tokens`: tokens of everything else; `experts`:
+    largest number of experts. `warmup`, `repeats`: calls of each reading that are not timed, and that are.
     """
 
     rows: tuple[int, ...]
@@ -47,7 +49,7 @@ _ON_CPU = Extent((4, 32, 256), (4, 32), (256, 512), 4, 1, 5)
 
 
 def extent_of(machine: Machine, *, quick: bool) -> Extent:
-    """Extent for that machine."""
+    """Sizes to measure on `machine`: all, with `quick` fewer, on a CPU few and small (to test the code)."""
     if not machine.is_gpu:
         return _ON_CPU
     return _QUICK if quick else _WHOLE
@@ -55,7 +57,7 @@ def extent_of(machine: Machine, *, quick: bool) -> Extent:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The inputs of a measurement; `stopwatch` times operations on `random` tensors."""
+    """One measurement's inputs: the machine, sizes of a model's kernels, the range of sizes, a timer."""
 
     machine: Machine
     sizes: Sizes
@@ -68,25 +70,33 @@ class Bench:
         return self.machine.torch
 
     def random(self, *shape: int, dtype: str = "bfloat16", grad: bool = False) -> Any:
-        """Tensor of normal numbers, small enough that no sum over them overflows."""
+        """Tensor of normal numbers times 0.1 on the measured device, so small that no sum over them overflows.
+
+        `shape`: its dimensions; `grad`: it requires a gradient.
+        """
         numbers = self.torch.randn(shape, device=self.machine.device, dtype=getattr(self.torch, dtype))
         return (numbers * 0.1).requires_grad_(grad)
 
     def forget(self) -> None:
-        """Returns cached memory to the device."""
+        """Returns memory that torch's allocator caches to the GPU; nothing on a CPU."""
         if self.machine.is_gpu:
             self.torch.cuda.empty_cache()
 
     def read(self, kernel: str, by: str, shape: str, work: tuple[int, int], call: Call, dtype: str = "bf16",
              packed: int = 0) -> Reading:
-        """Times one call; `work` is (FLOPs, bytes moved), `packed` its shape."""
+        """Reading of `call`: its median time in seconds, with this description.
+
+        `kernel`: its kind in the cost model; `by`: its library; `shape`: its sizes as text; `work`: (FLOPs, bytes read
+        and written); `dtype`: of its operands; `packed`: its shape as one integer, 0 for none.
+        """
         return Reading(kernel, by, shape, dtype, *work, self.stopwatch.seconds(call), packed)
 
     def read_both(self, kernel: str, by: str, shape: str, work: Work, call: Call, inputs: Sequence[Any],
                   dtype: str = "bf16") -> Iterator[Reading]:
-        """Times one call, and its backward down to `inputs`, which need gradients.
+        """Two readings: of `call`, and of its backward down to the gradients of `inputs`.
 
-        Each backward follows a new forward, because TransformerEngine frees saved tensors (`clear_tensor_data`).
+        `kernel`, `by`, `shape`, `dtype` as for `read`; `work`: FLOPs and bytes of both. Each backward follows a new
+        forward, because TransformerEngine frees saved tensors (`clear_tensor_data`).
         """
         yield self.read(kernel, by, shape, work.forward, call, dtype, work.packed[0])
         grad = self.torch.randn_like(call())

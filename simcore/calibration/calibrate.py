@@ -29,10 +29,11 @@ _NEVER: Final = {"host.collective": "ranks that wait for one another are in it, 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Readings of a machine, and the values derived from them.
+    """Result of one calibration: readings of a machine, and the values derived from them.
 
-    `efficiency`, `topology`: values by dotted key of either file. `reasons`: reason why a key, or all keys below it,
-    have no value. `allocator`: bytes that torch reserved for blocks of fixed sizes.
+    `efficiency`, `topology`: values by dotted key of either file. `reasons`: why a key, or all keys below it, have no
+    value, by that key. `readings`: every timed kernel; `points`: every timed collective. `allocator`: bytes and
+    segments that torch's allocator added for blocks of fixed sizes (`memory.allocator`).
     """
 
     efficiency: dict[str, Value] = field(default_factory=dict)
@@ -43,12 +44,16 @@ class Calibration:
     allocator: dict[str, int] = field(default_factory=dict)
 
     def as_json(self, told: str) -> str:
-        """Everything and the machine's description `told` as one JSON object."""
+        """JSON object of all fields, and `told`, the description of the machine, under the key `machine`."""
         return json.dumps({"machine": told, **asdict(self)})
 
 
 def calibrate(bench: Bench, topology: Topology, tell: Tell) -> Calibration:
-    """Measures everything that this machine can; `tell` is called with a line for each finished part."""
+    """Measures everything that this machine can: kernels, host, copies, memory, collectives between GPUs.
+
+    `topology`: names the peaks of which efficiencies are shares. `tell` is called with a line of text for each value,
+    and for each part that could not be measured; an error of one part does not end the others.
+    """
     done = Calibration()
     _efficiency(bench, topology, done, tell)
     _topology(bench, topology, done, tell)

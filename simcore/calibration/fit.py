@@ -26,7 +26,12 @@ _FLOORS: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Fitted shares, from 0 to 1. `told_apart`: the memory's share was fitted too. `error`: median relative error."""
+    """Shares of the peaks that a kernel reaches, fitted to its readings, each from 0 to 1.
+
+    `compute`: of the arithmetic peak, None for a kernel without matrix products; `memory`: of the memory bandwidth.
+    `told_apart`: `memory` was fitted too, not given. `error`: median relative error of the fit; `used`: number of
+    readings.
+    """
 
     compute: float | None
     memory: float
@@ -36,7 +41,10 @@ class Shares:
 
 
 def above_floor(readings: Sequence[Reading], shortest: float) -> list[Reading]:
-    """Readings that are longer than a launch of `shortest` seconds; NotMeasured if there are none."""
+    """Readings of more than twice `shortest`, the seconds of the shortest kernel: others time the launch.
+
+    NotMeasured if there are none.
+    """
     kept = [reading for reading in readings if reading.seconds > _FLOORS * shortest]
     if not kept:
         raise NotMeasured(f"every reading is within {_FLOORS:g} times the shortest kernel")
@@ -44,9 +52,10 @@ def above_floor(readings: Sequence[Reading], shortest: float) -> list[Reading]:
 
 
 def fit_both(readings: Sequence[Reading], peak: float, bandwidth: float, memory: float) -> Shares:
-    """Both shares of a kernel with arithmetic; `memory` is the share if readings cannot separate the two.
+    """Shares of both peaks that a kernel with matrix products reaches; see [Note: fit].
 
-    `peak` in FLOP/s, `bandwidth` in bytes/s. See [Note: fit].
+    `peak` in FLOP/s, `bandwidth` in bytes/s. `memory`: share of the bandwidth to use if readings cannot separate the
+    two.
     """
     rows = [(reading.flops / peak / reading.seconds,
              reading.moved / bandwidth / reading.seconds) for reading in readings]
@@ -60,7 +69,10 @@ def fit_both(readings: Sequence[Reading], peak: float, bandwidth: float, memory:
 
 
 def fit_memory(readings: Sequence[Reading], vector_peak: float, bandwidth: float) -> Shares:
-    """Share of a kernel without matrix products: its arithmetic runs at the full `vector_peak`."""
+    """Share of the memory bandwidth that a kernel without matrix products reaches.
+
+    Its arithmetic is assumed to run at the full `vector_peak` (FLOP/s); `bandwidth` in bytes/s.
+    """
     rows = [(reading.flops / vector_peak / reading.seconds,
              reading.moved / bandwidth / reading.seconds) for reading in readings]
     v = _edge([y for _, y in rows], [1 - x for x, _ in rows])
@@ -68,9 +80,10 @@ def fit_memory(readings: Sequence[Reading], vector_peak: float, bandwidth: float
 
 
 def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(latency, rate) of seconds = latency + amount / rate, from (amount, seconds); errors are relative.
+    """(latency in seconds, amount per second) of seconds = latency + amount / rate, by least squares.
 
-    A latency below zero is zero. ValueError: fewer than two amounts.
+    `points`: (amount, seconds); errors are relative. A latency below zero is zero. ValueError: fewer than two different
+    amounts.
     """
     if len({amount for amount, _ in points}) < 2:
         raise ValueError("a line needs two amounts")

@@ -17,7 +17,7 @@ _SIDE: Final = 128
 
 
 def shortest(bench: Bench) -> Value:
-    """Time of consecutive kernels on one number each."""
+    """Time of the shortest kernel, in us: mean of 64 consecutive kernels on one number each."""
     number = bench.random(1)
 
     def row() -> None:
@@ -29,7 +29,10 @@ def shortest(bench: Bench) -> Value:
 
 
 def operator(bench: Bench) -> Value:
-    """Host time of one kernel of torch in eager training: a product and the two of its gradient, with autograd."""
+    """Host time of one eager kernel of torch in training, in us, with autograd.
+
+    Mean over element-wise products and the two kernels of the gradient of each.
+    """
     weights = [bench.random(_SIDE, grad=True) for _ in range(_CHAIN)]
     start = bench.random(_SIDE, grad=True)
 
@@ -44,9 +47,9 @@ def operator(bench: Bench) -> Value:
 
 
 def module(bench: Bench) -> Value:
-    """Host time of one kernel of TransformerEngine's LayerNormLinear (2 forward, 3 backward).
+    """Host time of one kernel of TransformerEngine's LayerNormLinear, in us (2 forward, 3 backward).
 
-    NotMeasured without it.
+    NotMeasured without TransformerEngine or without a GPU.
     """
     engine = optional("transformer_engine.pytorch") if bench.machine.is_gpu else None
     if engine is None:

@@ -33,7 +33,10 @@ KERNELS: Final[dict[str, Measure]] = {
 
 
 def collected(bench: Bench, measure: Measure) -> tuple[list[Reading], str]:
-    """(readings, reason why they ended early or ""); NotMeasured if there are none."""
+    """(readings that `measure` gives, reason why an error ended them early or "").
+
+    NotMeasured, with that reason, if there are no readings.
+    """
     readings: list[Reading] = []
     try:
         readings.extend(measure(bench))  # `extend` keeps what came before an error
@@ -46,9 +49,11 @@ def collected(bench: Bench, measure: Measure) -> tuple[list[Reading], str]:
 
 def kernel_values(bench: Bench, topology: Topology, kernel: str, readings: Sequence[Reading], floor: float,
                   stopped: str = "") -> dict[str, Value]:
-    """Values by key of the file, from readings of one kernel; `floor`: seconds of the shortest kernel.
+    """Efficiencies of one kernel, fitted to its readings, by key of the efficiency file.
 
-    NotMeasured if all readings are at the floor.
+    Keys `kernels.NAME.compute` and `kernels.NAME.memory`, as far as each was fitted; values in percent of the
+    topology's peaks. `floor`: seconds of the shortest kernel; `stopped`: reason why the readings ended early.
+    NotMeasured if no reading is longer than twice the floor.
     """
     device = topology.device
     used = _as_worked(device, above_floor(readings, floor))
@@ -68,7 +73,11 @@ def kernel_values(bench: Bench, topology: Topology, kernel: str, readings: Seque
 
 
 def fp8_kept(bench: Bench, topology: Topology, gemm: float) -> Value:
-    """Factor of fp8 on the share `gemm` of products in 16 bits; NotMeasured if it cannot be measured."""
+    """Efficiency of fp8 products as a share of `gemm`, that of 16-bit products; at most 100%.
+
+    Efficiencies refer to the peak of either format; `gemm` from 0 to 1. NotMeasured if the GPU has no fp8, or on an
+    error.
+    """
     peak = topology.device.peak.fp8
     if peak is None:
         raise NotMeasured(f"{topology.device.name} has no fp8")

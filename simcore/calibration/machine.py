@@ -19,9 +19,10 @@ _DRIVER: Final = Path("/proc/driver/nvidia/version")  # text of the kernel modul
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The measured machine. `device`: cuda or cpu; `name` of the GPU or processor; `told`: description for sources.
+    """One machine that is measured. `device`: "cuda" or "cpu"; `name`: of its GPU or processor.
 
-    `count`: number of GPUs; on a CPU the number of processes that collectives are tested with.
+    `torch`: the module; `count`: number of GPUs, on a CPU the number of processes that collectives are tested with.
+    `told`: description for the sources of values: device, driver, versions, date.
     """
 
     torch: Any
@@ -37,9 +38,10 @@ class Machine:
 
 
 def find_machine(device: str, topology: Topology, date: str) -> Machine:
-    """The machine this process runs on; with `device` cuda its GPU must be of the topology's generation.
+    """Machine that this process runs on; `device` is "cuda" or "cpu", `date` goes into its description.
 
-    InputError: no PyTorch, no usable GPU, or another generation than that of the peaks.
+    InputError: no PyTorch; with "cuda" also: no usable GPU, or one of another compute capability than the topology's,
+    whose peaks efficiencies refer to.
     """
     torch = optional("torch")
     if torch is None:
@@ -73,7 +75,7 @@ def _driver() -> str:
 
 
 def optional(name: str) -> Any:
-    """A module, or None if it is not installed or cannot be loaded here."""
+    """The module called `name`, imported; None if it is not installed or cannot be loaded here."""
     try:
         return importlib.import_module(name)
     except (ImportError, OSError):  # OSError: a missing CUDA library

@@ -16,7 +16,11 @@ __all__ = ["conv", "conv_work", "mamba_scan", "scan_work"]
 
 
 def mamba_scan(bench: Bench) -> Iterator[Reading]:
-    """Readings of the scan over one sequence without its convolution; NotMeasured without Mamba-2 layers."""
+    """Times the Mamba-2 scan over one sequence, without its convolution, by mamba_ssm or else by torch.
+
+    Two readings, forward and backward, for each length of `bench.extent.tokens` (rounded down to whole chunks).
+    NotMeasured without Mamba-2 layers.
+    """
     block = _block(bench)
     by, run = _scanner(bench, block)
     for seq in bench.extent.tokens:
@@ -52,7 +56,10 @@ def _scanner(bench: Bench, block: Mamba2) -> tuple[str, Callable[..., Any]]:
 
 
 def scan_work(block: Mamba2, seq: int) -> Work:
-    """Work of the scan, as `_scan` and `_scan_backward` of `simcore/operators/megatron/mamba.py` count it, in bf16."""
+    """FLOPs and bytes of the Mamba-2 scan over `seq` tokens in bf16, forward and backward.
+
+    Counted as `_scan` and `_scan_backward` of `simcore/operators/megatron/mamba.py` do.
+    """
     inner, chunks = block.inner, -(-seq // block.chunk)
     states, products = chunks * inner * block.state, 4 * seq * block.num_groups * block.chunk
     wide, narrow = 2 * block.state * inner * seq, 2 * block.chunk * block.state * block.num_groups * seq
@@ -63,7 +70,10 @@ def scan_work(block: Mamba2, seq: int) -> Work:
 
 
 def conv(bench: Bench) -> Iterator[Reading]:
-    """Readings of the causal convolution with its SiLU; NotMeasured without Mamba-2 layers."""
+    """Times Mamba-2's causal convolution with its SiLU, by causal_conv1d or else by torch.
+
+    Two readings, forward and backward, for each length of `bench.extent.tokens`. NotMeasured without Mamba-2 layers.
+    """
     block = _block(bench)
     by, run = _convolver(bench, block)
     weight, bias = bench.random(block.conv_dim, block.conv_kernel, grad=True), bench.random(block.conv_dim, grad=True)
@@ -89,6 +99,9 @@ def _convolver(bench: Bench, block: Mamba2) -> tuple[str, Callable[[Any, Any, An
 
 
 def conv_work(block: Mamba2, seq: int) -> Work:
-    """Work as `operators/megatron/mamba.py` counts: 2 FLOPs a tap; backward reads the gradient too, writes twice."""
+    """FLOPs and bytes of the causal convolution over `seq` tokens in bf16, forward and backward.
+
+    As `operators/megatron/mamba.py` counts: 2 FLOPs a tap; backward reads the gradient too, writes twice.
+    """
     size, flops = 2 * seq * block.conv_dim, 2 * block.conv_kernel * seq * block.conv_dim
     return Work((flops, 2 * size), (2 * flops, 4 * size))

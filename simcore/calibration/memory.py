@@ -18,10 +18,11 @@ _PATIENCE: Final = 300  # seconds for another process to load torch; assumed
 
 
 def device_memory(bench: Bench, topology: Topology) -> dict[str, Value]:
-    """Values by key of a topology's `device.memory`; NotMeasured without a GPU, or on one of another size.
+    """Measured keys of `device.memory` in a topology: `usable`, and `context` of a CUDA process, in bytes.
 
-    A second process starts and makes one tensor; the decrease of the driver's free memory, without that tensor's
-    segment, is its context. Other processes on the GPU at that time falsify it.
+    For the context a second process starts and makes one tensor; the decrease of the driver's free memory, without that
+    tensor's segment, is its context. Other processes on the GPU at that time falsify it. NotMeasured without a GPU, or
+    with one that has more memory than the topology's.
     """
     if not bench.machine.is_gpu:
         raise NotMeasured("no GPU")
@@ -63,9 +64,10 @@ def _hold(pipe: Any) -> None:
 
 
 def allocator(bench: Bench) -> dict[str, int]:
-    """Bytes allocated and reserved, and segments, that blocks of fixed sizes add; NotMeasured without a GPU.
+    """Increase of `allocated_bytes`, `reserved_bytes` and `segment` (count) by blocks of fixed sizes.
 
-    It is not written to a file; it serves to check the assumptions of `simcore/memory/reserved.py`.
+    Keys as in torch's `memory_stats`. It is not written to a topology; it serves to check the assumptions of
+    `simcore/memory/reserved.py`. NotMeasured without a GPU.
     """
     if not bench.machine.is_gpu:
         raise NotMeasured("no GPU")

@@ -18,7 +18,10 @@ __all__ = ["copy", "elementwise", "elementwise_eager", "embedding", "loss", "nor
 
 
 def norm(bench: Bench) -> Iterator[Reading]:
-    """Readings of RMSNorm, by TransformerEngine if it is installed, else by torch."""
+    """Times RMSNorm at the model's width, by TransformerEngine if it is installed, else by torch.
+
+    Two readings, forward and backward, for each number of tokens in `bench.extent.tokens`.
+    """
     width = bench.sizes.hidden
     engine = optional("transformer_engine.pytorch") if bench.machine.is_gpu else None
     if engine is not None:
@@ -34,7 +37,10 @@ def norm(bench: Bench) -> Iterator[Reading]:
 
 
 def elementwise(bench: Bench) -> Iterator[Reading]:
-    """Readings of a sum of two tensors, and of a SiLU."""
+    """Times a sum of two bf16 tensors, and a SiLU, at the model's width.
+
+    Two readings, one of each, for each number of tokens in `bench.extent.tokens`.
+    """
     torch, width = bench.torch, bench.sizes.hidden
     for tokens in bench.extent.tokens:
         a, b, size = bench.random(tokens, width), bench.random(tokens, width), tokens * width
@@ -45,7 +51,10 @@ def elementwise(bench: Bench) -> Iterator[Reading]:
 
 
 def elementwise_eager(bench: Bench) -> Iterator[Reading]:
-    """Readings of a sum and of a cast to fp32, over halves of a transposed view: separate operators of torch."""
+    """Times a sum, and a cast to fp32, of transposed views, as separate operators of torch do them.
+
+    Two readings, one of each, for each number of tokens in `bench.extent.tokens`.
+    """
     torch, half = bench.torch, bench.sizes.hidden // 2
     for tokens in bench.extent.tokens:
         a, b = (bench.random(tokens, 2 * half).view(tokens, 2, half).transpose(0, 1) for _ in range(2))
@@ -55,9 +64,9 @@ def elementwise_eager(bench: Bench) -> Iterator[Reading]:
 
 
 def permute(bench: Bench) -> Iterator[Reading]:
-    """Readings of rows of tokens copied for their experts, and of their sum.
+    """Times `index_select` of tokens' rows for their experts, and its backward, which sums them.
 
-    NotMeasured for a model without experts.
+    Two readings for each number of tokens; NotMeasured for a model without experts.
     """
     moe, torch = bench.sizes.moe, bench.torch
     if moe is None:
@@ -72,7 +81,10 @@ def permute(bench: Bench) -> Iterator[Reading]:
 
 
 def loss(bench: Bench) -> Iterator[Reading]:
-    """Readings of cross entropy of fp32 logits: reads them and writes the log-softmax; backward reads it and writes."""
+    """Times cross entropy of fp32 logits, at the two smallest numbers of tokens.
+
+    Two readings each: forward reads the logits and writes the log-softmax; backward reads that and writes the gradient.
+    """
     torch, vocab = bench.torch, bench.sizes.vocab
     for tokens in bench.extent.tokens[:2]:  # the logits of more fill a GPU
         logits = bench.random(tokens, vocab, dtype="float32", grad=True)
@@ -83,7 +95,10 @@ def loss(bench: Bench) -> Iterator[Reading]:
 
 
 def embedding(bench: Bench) -> Iterator[Reading]:
-    """Readings of an embedding, a row a token; its gradient is dense."""
+    """Times an embedding lookup, one row a token, and its backward, whose gradient has the table's size.
+
+    Two readings for each number of tokens in `bench.extent.tokens`.
+    """
     torch, vocab, width = bench.torch, bench.sizes.vocab, bench.sizes.hidden
     table = bench.random(vocab, width, grad=True)
     for tokens in bench.extent.tokens:
@@ -94,10 +109,10 @@ def embedding(bench: Bench) -> Iterator[Reading]:
 
 
 def optimizer(bench: Bench) -> Iterator[Reading]:
-    """Readings of AdamW on fp32 weights of the model's linears, fused in one kernel if torch has it, else foreach.
+    """Times one step of AdamW on fp32 weights of the model's linears, fused if torch has it, else foreach.
 
-    It reads and writes weight and both moments, and reads the gradient: 28 bytes and 12 FLOPs an element, as
-    `simcore/placement/optimizer_step.py` counts.
+    Two readings: one weight, and several. It reads and writes weight and both moments, and reads the gradient: 28 bytes
+    and 12 FLOPs an element, as `simcore/placement/optimizer_step.py` counts.
     """
     shapes = [(p.n, p.k) for p in bench.sizes.products[:len(bench.extent.tokens)]]
     weights = [bench.random(*shape, dtype="float32", grad=True) for shape in shapes]
@@ -120,7 +135,10 @@ def _adam(bench: Bench, weights: list[Any]) -> tuple[str, Any]:
 
 
 def copy(bench: Bench) -> Iterator[Reading]:
-    """Readings of a clone on the device."""
+    """Times a clone of a bf16 tensor on the device, at the model's width.
+
+    One reading for each number of tokens in `bench.extent.tokens`.
+    """
     width = bench.sizes.hidden
     for tokens in bench.extent.tokens:
         x, size = bench.random(tokens, width), tokens * width

@@ -36,7 +36,10 @@ _RINGS: Final = {"all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Median seconds of one collective of `payload` bytes (as in a report's traffic) in a group of `ranks`."""
+    """One timed collective: median `seconds` of a call of `payload` bytes in a group of `ranks` processes.
+
+    Payload as in a report's traffic: full gathered output, full input of a reduce-scatter, else the buffer.
+    """
 
     collective: str
     ranks: int
@@ -45,7 +48,10 @@ class Point:
 
 
 def curves(bench: Bench) -> list[Point]:
-    """Points of NCCL on GPUs, of gloo on a CPU; NotMeasured with one GPU, or if processes cannot be started."""
+    """Times collectives at several payloads in groups of 2, 4, 8 ... ranks, up to the GPUs of this node.
+
+    By NCCL on GPUs, by gloo (in 2 processes) on a CPU. NotMeasured with one GPU; an error of the processes is raised.
+    """
     if bench.machine.count < 2:
         raise NotMeasured("one GPU")
     backend, points = "nccl" if bench.machine.is_gpu else "gloo", list[Point]()
@@ -55,7 +61,7 @@ def curves(bench: Bench) -> list[Point]:
 
 
 def library(bench: Bench) -> str:
-    """NCCL's version, or the name of its replacement."""
+    """NCCL's version such as "2.21.5"; on a CPU "gloo, not NCCL"."""
     return ".".join(map(str, bench.torch.cuda.nccl.version())) if bench.machine.is_gpu else "gloo, not NCCL"
 
 

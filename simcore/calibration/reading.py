@@ -20,13 +20,12 @@ def reason_of(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A median of repeats. `kernel` is one of `simcore.timing.kernel.KERNELS`.
+    """One timed kernel: `seconds`, the median of repeats, and its work as the cost model counts it.
 
-    `by` names its library, `shape` its sizes.
-
-    `flops` counts two for a multiply-add, `moved` is bytes read plus written, `packed` the shape of a product or of
-    attention (`simcore/recording/kernel_shape.py`): all as operators post them, so that a share that is fitted here
-    has the meaning that the cost model gives it.
+    `kernel`: one of `simcore.timing.kernel.KERNELS`; `by`: its library; `shape`: its sizes as text; `dtype`: format of
+    its operands. `flops` counts two for a multiply-add, `moved` is bytes read plus written, `packed` the shape of a
+    product or of attention as one integer (`simcore/recording/kernel_shape.py`), 0 for none: all as operators post
+    them, so that a share that is fitted here has the meaning that the cost model gives it.
     """
 
     kernel: str
@@ -41,7 +40,10 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A number as a topology or efficiency file has it (`simcore.inputs.quantity.Quantity`)."""
+    """One measured number as a topology or efficiency file has it (`simcore.inputs.quantity.Quantity`).
+
+    `value`: text with unit, such as "3.2 us"; `kind`: how it was found ("measured", "fitted"); `source`: text.
+    """
 
     value: str
     kind: str

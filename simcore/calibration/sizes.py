@@ -12,7 +12,7 @@ __all__ = ["Core", "Product", "Sizes", "sizes_of"]
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A linear layer: (rows, k) times (k, n)."""
+    """One linear layer as a matrix product: (rows, k) times (k, n), so k inputs and n outputs."""
 
     name: str
     n: int
@@ -21,7 +21,10 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """Attention without its projections: query heads, key heads, and the widths of a query's and of a value's head."""
+    """Attention without its projections: numbers of query heads and of key heads, and widths of heads.
+
+    `dim`: width of a query or key head; `value`: width of a value head.
+    """
 
     heads: int
     kv_heads: int
@@ -31,7 +34,11 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes of a model; parts that it lacks are None or empty. `grouped`: the products of one expert."""
+    """Sizes of one model's kernels; parts that it lacks are None or empty.
+
+    `hidden`: width; `vocab`: rows of the output head; `products`: its different linear layers, head included; `core`,
+    `mamba`, `moe`: of the first layer that has one; `grouped`: the two linears of one expert.
+    """
 
     hidden: int
     vocab: int
@@ -43,7 +50,10 @@ class Sizes:
 
 
 def sizes_of(model: str, where: str = "model") -> Sizes:
-    """Sizes of the preset or `config.json` that `model` names; InputError if it is unknown."""
+    """Sizes of the kernels of `model`, a preset or the path of a `config.json`.
+
+    InputError, which names `where`, if it is unknown.
+    """
     kinds = layer_kinds(model_config(model, None, where), where)
     blocks = [branch.block for kind in kinds for branch in kind.branches]
     head = next(kind.block for kind in kinds if isinstance(kind.block, Head))

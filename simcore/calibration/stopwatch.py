@@ -35,13 +35,13 @@ class Stopwatch:
         return self.seconds_after(lambda: None, lambda _none: call())
 
     def seconds_after(self, prepare: Call, call: Callable[[Any], object]) -> float:
-        """Seconds of a call on the result of `prepare`, which is called each time and not counted."""
+        """Seconds of `call` on the result of `prepare`, which is called before each repeat and not timed."""
         once = self._on_gpu if self.machine.is_gpu else self._on_cpu
         times = [once(partial(call, prepare())) for _ in range(self.warmup + self.repeats)]
         return median(times[self.warmup:])
 
     def host_seconds(self, call: Call) -> float:
-        """Seconds for which the host is busy with one call; on a GPU it does not wait for the device."""
+        """Seconds that the host needs to issue one call; on a GPU it does not wait for the device to finish."""
         for _ in range(self.warmup):
             call()
         self.wait()

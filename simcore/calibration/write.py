@@ -29,11 +29,11 @@ Leaf = Mapping[str, str] | str | int
 
 def efficiency_text(name: str, base: Efficiency, found: Mapping[str, Value], reasons: Mapping[str, str],
                     told: str) -> str:
-    """Text of an efficiency file called `name`, measured on the machine that `told` describes.
+    """YAML text of an efficiency file called `name`, measured on the machine that `told` describes.
 
     `found`: values by dotted key, such as `kernels.gemm.compute`; a key that `base` lacks is written too. Values that
-    were not measured are taken over from `base` as assumed, and their source says so. `reasons`: why, by the start of a
-    key.
+    were not measured are taken over from `base` as assumed; their source gives the reason. `reasons`: these reasons, by
+    a key or by the begin of several keys.
     """
     values: dict[str, Leaf] = {"name": name}
     for key, old in _leaves(base):
@@ -45,10 +45,10 @@ def efficiency_text(name: str, base: Efficiency, found: Mapping[str, Value], rea
 
 def topology_text(name: str, base: Topology, efficiency: str, curves: str, found: Mapping[str, Value],
                   told: str) -> str:
-    """Text of a topology file called `name`: `base` with the measured values.
+    """YAML text of a topology file called `name`: `base` with the measured values `found`, by dotted key.
 
-    `efficiency`, `curves`: files that it names; without `curves` it keeps those of `base`. Values that were not
-    measured stay as in `base`, with their kind and source.
+    `efficiency`, `curves`: paths of the files that it names; without `curves` ("") it keeps those of `base`. Values
+    that were not measured stay as in `base`, with their kind and source. `told`: description of the machine.
     """
     values: dict[str, Leaf] = {}
     for key, old in _leaves(base):
@@ -68,7 +68,11 @@ def _named(path: str) -> str:
 
 
 def curves_text(points: Sequence[Point], machine: str, library: str, told: str) -> str:
-    """Text of a file of curves (`simcore.hardware.collective_curves`); `library`: version of NCCL or of another one."""
+    """YAML text of a file of collective curves: microseconds by payload in bytes and number of ranks.
+
+    Format: `simcore.hardware.collective_curves`. `machine`: name of the GPU; `library`: version of NCCL or of its
+    replacement; `told`: description of the machine, for the source.
+    """
     tables = {f"curves.{name}": LiteralScalarString(_table([p for p in points if p.collective == name]))
               for name in _TABLED}
     head = {"machine": machine, "nccl": library, "source": f"rankscope calibrate: {told}"}

@@ -69,11 +69,14 @@ def rankscope(
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True,
                                           help="Print the version and exit.")] = False,
 ) -> None:
-    """Options of the command itself; the text of its help is that of `app`."""
+    """Takes the options before a command: `--version` prints name and version and ends the process.
+
+    The text of its `--help` is that of `app`.
+    """
 
 
 class Format(StrEnum):
-    """Output format for a build server."""
+    """Choice of `run --format`: findings for GitHub (workflow commands) or as JUnit XML."""
 
     GITHUB = "github"
     JUNIT = "junit"

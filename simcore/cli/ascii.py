@@ -18,7 +18,10 @@ _ASCII: Final = dict(zip(LEVELS, "_.:-=+*#", strict=True)) | {
 
 
 def replace_signs(*streams: object) -> None:
-    """Replaces our own signs that a stream cannot represent by ASCII, and all others by a question mark."""
+    """Makes text streams print ASCII for signs that their encoding lacks.
+
+    Our own signs get a look-alike, all others a question mark. Objects that are not text streams are left alone.
+    """
     codecs.register_error("rankscope", _replaced)
     for stream in streams:
         if isinstance(stream, TextIOWrapper):

@@ -20,7 +20,7 @@ __all__ = ["calibrate"]
 
 
 class On(StrEnum):
-    """Device that is measured."""
+    """Choice of `calibrate --device`: the device that is measured."""
 
     CUDA = "cuda"
     CPU = "cpu"

@@ -24,7 +24,10 @@ _GAP = 2
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Function that gives a report's cell, and a heading of one or two lines. `coloured`: in the row's style."""
+    """One column of a table of scenarios; `cell` gives the text for a report, `heading` has 1 or 2 lines.
+
+    `justify`: side at which cells are aligned; `coloured`: cells have the colour of their row.
+    """
 
     heading: str
     cell: Callable[[Report], str]
@@ -32,7 +35,7 @@ class Column:
     coloured: bool = False
 
     def filled(self, reports: Sequence[Report]) -> Filled:
-        """The column with the cells of all reports."""
+        """This column with the cells of all `reports`, in their order, and its width."""
         cells = [self.heading.split("\n"), *(self.cell(r).split("\n") for r in reports)]
         width = max(cell_len(line) for cell in cells for line in cell)
         return Filled(cells, width, self.justify == "left", self.coloured)
@@ -40,7 +43,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A column's cells, line by line, the heading first."""
+    """One column as text: `cells[row][line]` with the heading as row 0; `width` of its widest line.
+
+    `left`: aligned at the left, else at the right; `coloured`: cells have the colour of their row.
+    """
 
     cells: list[list[str]]
     width: int
@@ -48,9 +54,9 @@ class Filled:
     coloured: bool
 
     def line(self, row: int, line: int, height: int) -> str:
-        """One of the `height` lines of a row, padded to the column's width.
+        """Text of one terminal line of row `row`, padded to the column's width; `line` from 0 to `height` - 1.
 
-        Headings are bottom-aligned, cells top-aligned.
+        `height`: lines of the row's highest cell. Headings (row 0) are bottom-aligned, cells top-aligned.
         """
         cell = self.cells[row]
         at = line if row else line - height + len(cell)
@@ -61,7 +67,10 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """A table with known widths, printed without rich's layout, which takes seconds for a thousand rows."""
+    """One table for rich, with known widths: rich's own layout takes seconds for a thousand rows.
+
+    `styles`: one for each row below the heading, used by columns that are `coloured`.
+    """
 
     columns: Sequence[Filled]
     styles: Sequence[Style]
@@ -84,7 +93,10 @@ class Grid:
 
 
 def grids(columns: Sequence[Column], reports: Sequence[Report], styles: Sequence[Style], width: int) -> list[Grid]:
-    """Grids with a row a report; columns that do not fit into `width` characters follow in another grid below."""
+    """Tables with a row a report, below each other: columns that exceed `width` characters start another.
+
+    Each begins with the scenarios' names. `styles`: one a report, for columns that are `coloured`.
+    """
     name = Column("scenario", partial(_name, limit=max(24, width // 4)), "left").filled(reports)
     parts = _cut(name, [column.filled(reports) for column in columns], width)
     return [Grid((name, *part), styles) for part in parts]

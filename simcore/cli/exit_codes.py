@@ -24,7 +24,11 @@ _USED_UP = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 def ended(command: Callable[[], object]) -> NoReturn:
-    """Runs the command line, and ends the process with the published exit codes."""
+    """Runs `command`, and ends the process with its exit code (0 to 3, or 128 + the number of a signal).
+
+    Errors become one line on standard error without a traceback: 2 for the user's, 3 for a bug. Lost output: at least
+    2.
+    """
     gc.set_threshold(100_000, 20, 50)  # recordings end by reference counts: seldom walk the caches
     open_streams()
     replace_signs(sys.stdout, sys.stderr)

@@ -22,7 +22,7 @@ _BRANCH, _LAST, _TRUNK = "\u251c\u2500 ", "\u2514\u2500 ", "\u2502  "
 
 
 class What(StrEnum):
-    """Number that is explained."""
+    """Choice of the number that `explain` explains: the peak, the trained parameters, or the step's time."""
 
     PEAK = "peak"
     TRAINABLE = "trainable"
@@ -83,7 +83,7 @@ def _explained(report: Report, what: What, rank: int | None) -> tuple[Step, list
 
 
 def tree(step: Step) -> Iterator[str]:
-    """Lines of a step, and below it of its parts."""
+    """Lines of text: an explained number, and indented below it the numbers that it is made of, and so on."""
     from simcore.cli.tables import plain
 
     tail = "  ".join(filter(None, (f"= {step.how}" if step.how else "", f"[{step.source}]" if step.source else "")))

@@ -28,7 +28,7 @@ MAX_EXPORTED: Final = 100_000
 
 
 class Format(StrEnum):
-    """Format that is written."""
+    """Choice of `export FORMAT`: the kind of file that is written."""
 
     CHROME = "chrome"
     KINETO = "kineto"
@@ -38,7 +38,7 @@ class Format(StrEnum):
 
 
 class Rows(StrEnum):
-    """Rows of an exported table: one a scenario, or one a class of ranks."""
+    """Choice of `export --table`: one row a scenario, or one a class of ranks (equal memory and work)."""
 
     SCENARIOS = "scenarios"
     RANKS = "ranks"

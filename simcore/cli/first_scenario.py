@@ -60,13 +60,19 @@ limits: {{usable_memory: auto, max_fill: 1.0}}  # device memory the job may use,
 
 
 def starter_text(name: str, model: str, framework: str, topology: str) -> str:
-    """Text of a scenario file that loads unchanged; values that YAML could read as another type are quoted."""
+    """YAML text of a complete scenario file with a comment beside every key, and the given values.
+
+    Values that YAML could read as another type are quoted.
+    """
     values = {"name": name, "model": model, "framework": framework, "topology": topology}
     return _TEXT.format(**{key: _quoted(value) for key, value in values.items()})
 
 
 def expect_readable(text: str, path: str) -> None:
-    """Raises InputError for a scenario that cannot be read; an illegal layout is accepted as a start."""
+    """Raises InputError if the scenario `text` is wrong; a layout that the framework refuses is accepted.
+
+    `path`: file that the messages name.
+    """
     checked = check(parse_scenario(parse_document(text, path)))
     if checked.status == "error":
         raise InputError([Problem(row.where, row.message, row.rule) for row in checked.problems])

@@ -31,7 +31,10 @@ _REST, _MORE, _ROOM, _END = "\u2588", "\u2593", "\u2591", "\u2502"
 
 
 def memorysheet(reports: Sequence[Report]) -> list[RenderableType]:
-    """Bars of a single scenario with a peak, and the line if memory over the step is known; else empty."""
+    """Bars of the ranks' memory of a single report, and a line of memory over the step if that is known.
+
+    [] for several reports, or without a peak.
+    """
     if len(reports) != 1 or reports[0].peak_rank is None:
         return []
     rank = reports[0].peak_rank
@@ -41,7 +44,10 @@ def memorysheet(reports: Sequence[Report]) -> list[RenderableType]:
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """The device of each class of ranks: at rest, then the rest of the peak, up to the line that is its end."""
+    """Bars for a terminal, one a class of ranks (equal memory): bytes at rest, then the rest of the peak.
+
+    A vertical line is the end of the device. At most 12 classes, the fullest; a legend is below.
+    """
 
     report: Report
 
@@ -85,7 +91,10 @@ def _name(rank: RankReport) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Spark:
-    """Memory over the step as one line of blocks, between its lowest and highest moment, with the phases below it."""
+    """Allocated memory over the step as one line of blocks, from its lowest to its highest moment.
+
+    Below it: a letter where each phase (forward, backward ...) begins, and their names.
+    """
 
     memory: MemorySeries
 

@@ -46,12 +46,12 @@ class _Json(Protocol):
 
 
 def print_json(results: Sequence[_Json]) -> None:
-    """Prints a list, one result a line."""
+    """Prints `results` to standard output as one JSON list, one result a line."""
     sys.stdout.write("[\n" + ",\n".join(result.model_dump_json() for result in results) + "\n]\n")
 
 
 def print_summary(reports: Sequence[Report]) -> None:
-    """Prints the tables of all scenarios, and advice; a narrow terminal wraps lines, nothing is cut off."""
+    """Prints tables of all scenarios, and advice, to standard output; a narrow terminal wraps lines."""
     from simcore.cli.engine import servesheet
     from simcore.cli.memory import memorysheet
     from simcore.cli.phases import phasesheet
@@ -70,14 +70,14 @@ def print_summary(reports: Sequence[Report]) -> None:
 
 
 def print_shown(*shown: RenderableType) -> None:
-    """Prints tables and lines, below each other."""
+    """Prints tables and lines of text to standard output, below each other."""
     from simcore.cli.tables import console
 
     console(sys.stdout).print(*shown, sep="\n")
 
 
 def print_schema(*, result: bool) -> None:
-    """Prints the JSON Schema of results, or of scenario files."""
+    """Prints the JSON Schema of scenario files, or with `result` that of results, to standard output."""
     from simcore.inputs.scenario import scenario_schema
 
     schema = Report.model_json_schema(mode="serialization") if result else scenario_schema()
@@ -85,7 +85,7 @@ def print_schema(*, result: bool) -> None:
 
 
 def print_validation(found: Validation, *, json: bool) -> None:
-    """Prints a comparison with measured runs: tables, or everything as JSON."""
+    """Prints a comparison with measured runs to standard output: tables, or with `json` a JSON list of it."""
     if json:
         print_json([found])
         return
@@ -104,7 +104,7 @@ def _printable(line: str) -> str:
 
 
 def complain(problems: Sequence[Problem | Finding]) -> None:
-    """Prints problems on standard error, one line each, equal ones together; the first of very many."""
+    """Prints problems on standard error, one line each, equal ones as one line; at most 30 lines."""
     counts = Counter(map(str, problems))
     for line, times in islice(counts.items(), _MOST_LINES):
         sys.stderr.write(f"rankscope: {_printable(line)}{f' ({times:,} times)' if times > 1 else ''}\n")
@@ -113,13 +113,17 @@ def complain(problems: Sequence[Problem | Finding]) -> None:
 
 
 def ci_text(report_format: str, names: Sequence[str], findings: Sequence[Finding]) -> str:
-    """Text for a build server: `github` or `junit`."""
+    """Text of findings for a build server, "github" or "junit"; `names`: of the scenarios."""
     return {"github": lambda: github(findings), "junit": lambda: junit(names, findings)}[report_format]()
 
 
 @contextmanager
 def progress(total: int, done: int = 0) -> Iterator[Callable[[], None]]:
-    """Yields a function that advances a bar by one scenario; there is a bar only for a long batch on a terminal."""
+    """Context with a progress bar on standard error; yields a function that advances it by one scenario.
+
+    `total`: number of scenarios; `done`: those that were ready before. Without a terminal, or below 20 scenarios, there
+    is no bar.
+    """
     if total < _LONG or not sys.stderr.isatty():
         yield lambda: None
         return
@@ -132,7 +136,7 @@ def progress(total: int, done: int = 0) -> Iterator[Callable[[], None]]:
 
 
 def write_page(path: Path, reports: Sequence[Report]) -> None:
-    """Writes the HTML page; InputError if it cannot be written."""
+    """Writes one HTML page about all reports to `path`; InputError if it cannot be written."""
     from viz.pages.page import render
 
     text = render(reports)
@@ -141,9 +145,9 @@ def write_page(path: Path, reports: Sequence[Report]) -> None:
 
 
 def write_figures(folder: Path, reports: Sequence[Report], *, png: bool) -> list[Path]:
-    """Writes each figure to a separate file, as SVG and with `png` as PNG; InputError if that fails.
+    """Writes each figure of the reports into `folder` as SVG, with `png` as PNG too; returns the paths.
 
-    If one cannot be written, the others are still tried.
+    If one cannot be written, the others are still tried, then InputError is raised.
     """
     from viz.exports.figures import as_png, figures
 
@@ -165,7 +169,7 @@ def write_figures(folder: Path, reports: Sequence[Report], *, png: bool) -> list
 
 
 def write_new(path: Path, text: str, *, force: bool) -> None:
-    """Writes a file that does not exist, or with `force` any; InputError otherwise, or if it cannot be written."""
+    """Writes `text` to `path`; InputError if it exists and `force` is False, or if it cannot be written."""
     if exists(path) and not force:
         raise InputError(Problem(str(path), "exists already; --force overwrites it"))
     with writing(path):

@@ -19,7 +19,10 @@ _OWNERS = 3
 
 
 def phasesheet(reports: Sequence[Report]) -> list[RenderableType]:
-    """Table for each scenario that has phases, of its fullest rank."""
+    """Tables of the phases of a reinforcement-learning step on the fullest rank, one a report with phases.
+
+    A row a phase: begin, duration, memory of device and host. [] if no report has phases.
+    """
     return [line for report in reports if report.phases for line in (*_table(report), "")][:-1]
 
 

@@ -74,7 +74,7 @@ def _simulated(path: str, overrides: Sequence[str]) -> Report:
 
 
 def sheet(compared: SideBySide) -> Iterator[str]:
-    """Lines of a comparison, for a terminal."""
+    """Lines of text for a terminal: measured and simulated quantities side by side, then notes."""
     from simcore.cli.tables import plain
 
     yield plain(f"{compared.source} {compared.measured} beside {compared.scenario}, ranks {', '.join(compared.ranks)}")

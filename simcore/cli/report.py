@@ -90,7 +90,10 @@ def _has_png() -> bool:
 
 
 def results_of(path: Path, overrides: Sequence[str]) -> Iterator[Report]:
-    """Results unchanged; scenarios simulated. InputError for other files, and for overrides of a result."""
+    """Reports of `path`: those in a file of results or a folder of `run -o`, else its scenarios simulated.
+
+    InputError for other files, and for `overrides` (`KEY=VALUE`) of results. Results are not changed.
+    """
     from simcore.batch.gate import read_results
     from simcore.cli.output import say
 

@@ -21,9 +21,10 @@ __all__ = ["Ran", "run_entries"]
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """Outcomes in order of the entries. For a batch that ended early: `ended` its exit code, `problems` that ended it.
+    """Result of one command's batch: outcomes in the order of the entries; fewer if it ended early.
 
-    `where`: the file with the results, if there is one.
+    `ended`: exit code of a batch that ended early, else 0; `problems`: why it did; `where`: path of the file with the
+    results, "" without one.
     """
 
     outcomes: Sequence[Outcome]
@@ -34,8 +35,9 @@ class Ran:
 
 def run_entries(entries: Sequence[Entry], work: Work, jobs: int | None = None, folder: Path | None = None,
                 existing: Existing = Existing.REFUSE) -> Ran:
-    """Runs `work` on all entries, or with a folder only on those without a result in it.
+    """Simulates all entries by `work`; with a folder only those without a result there, and adds these.
 
+    `jobs`: worker processes, None: as many as save time; `existing`: what to do with results of another batch.
     InputError if the folder cannot be used; it is not opened if no entry has a scenario.
     """
     if folder is None or not any(entry.scenario for entry in entries):

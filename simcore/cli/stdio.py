@@ -39,7 +39,10 @@ class _Kept(FileIO):
 
 
 def open_streams() -> None:
-    """Makes the three standard streams usable: closed ones go to the null device, and output never raises."""
+    """Replaces the standard streams by ones that never raise an error, whether closed or full.
+
+    Closed ones go to the null device; output that cannot be written is dropped, and `lost` tells of it afterwards.
+    """
     for number in range(3):
         try:
             os.fstat(number)

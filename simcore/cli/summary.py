@@ -35,7 +35,7 @@ _PLACE = 24
 
 
 def verdict(report: Report) -> str:
-    """One word: fits, OOM, illegal, error; placed or legal if no more was computed."""
+    """One word for a report: fits, OOM, illegal, error; placed or legal if nothing more was computed."""
     if report.status != "ok":
         return report.status
     if report.verdict:
@@ -44,7 +44,10 @@ def verdict(report: Report) -> str:
 
 
 def summary(reports: Sequence[Report], width: int) -> list[RenderableType]:
-    """Table of all scenarios; columns that do not fit into `width` characters follow in another table below."""
+    """Table with one row a report: layout, verdict, peak, traffic, step time; then counts of verdicts.
+
+    Columns that do not fit into `width` characters follow in another table below.
+    """
     styles = [Style.parse(_STYLE[verdict(report)]) for report in reports]
     shown: list[RenderableType] = [*grids(_columns(reports), reports, styles, width)]
     if len(reports) > 1:

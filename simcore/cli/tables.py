@@ -37,21 +37,24 @@ _PIPE = 240
 
 
 def console(stream: IO[str]) -> Console:
-    """Console for `stream`; a pipe or file is as wide as `COLUMNS` says, or wide enough for most tables."""
+    """Console of rich that prints to `stream`, without markup.
+
+    On a terminal it has its width; else that of the environment variable `COLUMNS`, or 240 characters.
+    """
     columns = os.environ.get("COLUMNS", "")
     width = None if stream.isatty() else int(columns) if columns.isdecimal() and int(columns) else _PIPE
     return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
 
 
 def plain(text: str) -> str:
-    """Text without control characters, because a name from a file must not control the terminal."""
+    """`text` with control characters replaced, because a name from a file must not control the terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def placement(report: Report) -> list[RenderableType]:
-    """Tables of the components on each class of ranks; the first classes of very many."""
+    """Tables of bytes at rest by component, one a class of ranks (equal memory); at most 16 classes."""
     shown: list[RenderableType] = []
     for rank in report.ranks[:_MOST_CLASSES]:
         shown += [_rank_line(report, rank), _rank_table(rank)]
@@ -94,7 +97,10 @@ def _total(rank: RankReport) -> AtRest:
 
 
 def advice(report: Report) -> list[RenderableType]:
-    """Changes that would make it fit, one line each, to be appended to the command; empty without advice."""
+    """Lines with changes of keys that make the scenario fit, as `--set` takes them; [] without advice.
+
+    If nothing fits, those that come nearest. Each has its peak, what it leaves of the limit, and the step's time.
+    """
     if not report.advice:
         return []
     fits = any(change.verdict == "fits" for change in report.advice)
@@ -110,7 +116,10 @@ def _advised(change: Advice) -> Text:
 
 
 def drawn(report: Report) -> list[RenderableType]:
-    """Quantiles of the highest rank over random draws, a line for lengths and one for routing; empty without draws."""
+    """Lines with quantiles of the peak over random draws, one for sequence lengths and one for routing.
+
+    [] if the scenario draws nothing.
+    """
     return [line for line in (_lengths(report), _routing(report)) if line is not None]
 
 
@@ -135,7 +144,10 @@ def _routing(report: Report) -> Text | None:
 
 
 def hosts(report: Report) -> list[RenderableType]:
-    """Phases in which a host runs out of memory, or a device outside the step; empty if everything fits."""
+    """Lines about phases in which a host's memory, or a device outside the step, does not suffice.
+
+    [] if everything fits, or the report has no host memory.
+    """
     if report.host is None:
         return []
     return [Text(plain(f"{report.name}: {line}")) for phase in report.host.phases
@@ -152,13 +164,16 @@ def _phase(phase: HostPhase, host: Host) -> Iterator[str]:
 
 
 def setting(key: str, value: object) -> str:
-    """`--set KEY=VALUE`, quoted for a shell if necessary."""
+    """Text `--set KEY=VALUE` for a command line, quoted for a shell if necessary."""
     text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     return f"--set {shlex.quote(f'{key}={text}')}"
 
 
 def comparison(both: Comparison) -> Table:
-    """Table of two results side by side; differences in bytes or seconds and as a share of the first."""
+    """Table of two results side by side, on the worst rank of each, with differences (second less first).
+
+    Rows: memory at rest and at the peak, traffic, times; differences in bytes or seconds, and in percent of the first.
+    """
     table = plain_table("on the worst rank", both.a, both.b, "difference", "%")
     _section(table, "at rest (flat shards: their mean)", both.at_rest, format_bytes)
     _section(table, "at the peak", both.peak, format_bytes)
@@ -177,7 +192,10 @@ def _section(table: Table, heading: str, rows: Sequence[Row], show: Callable[[fl
 
 
 def validation(found: Validation) -> list[RenderableType]:
-    """Tables of errors by group and quantity, verdicts, worst observations, gaps, tolerances; then of time."""
+    """Tables of a comparison with measured runs: of memory, then, if it has timed runs, of step time.
+
+    Of each: errors by group, worst cases, reasons for missing answers, tolerances; of memory also verdicts.
+    """
     memory = [_errors(found.summaries), _told(found.verdicts), _worst(found.worst), _gaps(found.gaps),
               _tolerances(found.judged)]
     time = found.time
@@ -265,7 +283,10 @@ def _signed(share: float | None) -> str:
 
 
 def plain_table(first: str, *others: str, left: Sequence[str] = ()) -> Table:
-    """Table with a first column of names, and columns of numbers; `left`: columns of words."""
+    """Empty table of rich with a first column of names and further columns under the headings `others`.
+
+    `left`: headings of columns of words, which are left-aligned; the others are numbers and right-aligned.
+    """
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column(Text(plain(first)), overflow="fold")
     for heading in others:

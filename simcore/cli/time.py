@@ -21,7 +21,11 @@ _MOST = 8
 
 
 def timesheet(reports: Sequence[Report], width: int) -> list[RenderableType]:
-    """Table of scenarios whose time is known; for a single one, its communication and kernels below."""
+    """Table of times, one row a report whose step was timed: duration, shares of its parts, limits, cost.
+
+    For a single report its collectives and kernels follow. Columns that do not fit into `width` characters follow in
+    another table. [] if no step was timed.
+    """
     timed = [report for report in reports if report.time is not None and report.time.parts]
     if not timed:
         return []

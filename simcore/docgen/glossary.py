@@ -109,13 +109,13 @@ _BEGIN, _END = "<!-- made by `python -m simcore.docgen.glossary` from here -->",
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Text of a Markdown table with the column heads `head`; each row has as many cells, `|` is escaped."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def glossary() -> str:
-    """Text of the glossary page."""
+    """Markdown text of `docs/glossary.md`."""
     head = ("# Glossary\n\nMade by `python -m simcore.docgen.glossary` from the code's own tables; edit those, not "
             "this page.")
     parts = (_axes(), _components(), _categories(), _phases(), _collectives(), _ops(), _streams(), _moments(),
@@ -213,7 +213,7 @@ def _events() -> tuple[str, str]:
 
 
 def events() -> tuple[str, ...]:
-    """Hooks that a small FSDP2 job passes, in the order in which it first passes them."""
+    """Names of the hooks of a small FSDP2 job, as in reports, in the order in which each first runs."""
     program = _sample()
     hooks, columns = list(program.tables.hooks), program.columns
     passed = (hooks[hook] for hook in columns[columns[:, OP] == Op.MARK, SLOT].tolist())
@@ -235,12 +235,15 @@ def _sample() -> Program:
 
 
 def scenario_keys() -> str:
-    """Table of every key of a scenario file, as its schema describes it."""
+    """Markdown table of every key of a scenario file: its value, its default, its description."""
     return table(("key", "value", "left out", "what it says"), list(key_rows()))
 
 
 def filled(page: str) -> str:
-    """A page with the table of keys between its two markers."""
+    """`page` with the table of keys in the place of all text between its two marker comments.
+
+    AssertionError if the page lacks them.
+    """
     before, _, rest = page.partition(_BEGIN)
     _, _, after = rest.partition(_END)
     assert after, f"expected the lines {_BEGIN} and {_END}"
@@ -248,7 +251,7 @@ def filled(page: str) -> str:
 
 
 def main(pages: Sequence[str]) -> None:
-    """Prints the glossary, or fills the named pages."""
+    """Prints the glossary; with paths of `pages`, fills the table of keys into these files instead."""
     for page in map(Path, pages):
         page.write_text(filled(page.read_text(encoding="utf-8")), encoding="utf-8")
     if not pages:

@@ -34,7 +34,7 @@ from other GPUs. They are: """
 
 
 def machines() -> str:
-    """Text of the page of machines."""
+    """Markdown text of `docs/machines.md`: tables of GPUs, nodes and networks of all built-in topologies."""
     topologies = [load_topology(name) for name in topology_names()]
     gpus = table(("GPU", "capability", "SMs", "memory", "usable", "GB/s", *_formats(), "W"),
                  {topology.device.name: _gpu(topology) for topology in topologies}.values())

@@ -27,14 +27,14 @@ preset restates, without fields that change no size; what is assumed says so, he
 
 
 def presets() -> str:
-    """Text of the page of models."""
+    """Markdown text of `docs/models.md`: known model families, and a table of all presets."""
     families = textwrap.fill(", ".join(f"`{name}`" for name in known_families()) + ".", 120, break_on_hyphens=False)
     rows = table(("preset", "`model_type`", "parameters", "layers", "from"), map(_row, known_presets()))
     return f"{_HEAD}\n{families}\n\n{_TABLE}\n\n{rows}\n"
 
 
 def graph_of(name: str) -> ModelGraph:
-    """Model graph of a preset, as transformers builds it."""
+    """Model graph of the preset `name`, with the layers of transformers' implementation."""
     return build(model_config(name, None, name), "hf", name)
 
 

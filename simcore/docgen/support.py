@@ -56,7 +56,7 @@ _WORDS: Final = {NotYet: "not yet", IllegalLayout: "refused"}
 
 
 def support() -> str:
-    """The whole page."""
+    """Markdown text of `docs/support.md`: tables of what each framework serves, with each implementation."""
     rows = [(framework, implementation) for framework in known_frameworks()
             for implementation in framework_adapter(framework).implementations]
     axes = table(("framework", "layers", *_MESHES), [(f"`{f}`", f"`{i}`", *_meshes(f, i)) for f, i in rows])

@@ -42,9 +42,10 @@ _FP32: Final = 4
 
 @dataclass(frozen=True, eq=False)
 class Passes:
-    """Forward passes of every class of ranks. `rest`, `above`: bytes by category at rest, and in addition at the peak.
+    """Memory and time of forward passes without gradients, for every class of ranks, in their order.
 
-    `ns`: time of the first pass, and of each further one.
+    `rest`: bytes by category before a pass, one dict a class; `above`: bytes in addition at the highest moment. `ns`:
+    (duration of the first pass, of each further one), until the last rank ends.
     """
 
     rest: tuple[dict[str, int], ...]
@@ -52,12 +53,15 @@ class Passes:
     ns: tuple[int, int]
 
     def total_ns(self, count: int) -> int:
-        """Time in ns of `count` passes in a row."""
+        """Duration in ns of `count` (at least 1) passes in a row."""
         return self.ns[0] + (count - 1) * self.ns[1]
 
 
 def passes(simulation: Simulation) -> Passes:
-    """Forward passes of a simulation whose micro-batch is that of the passes."""
+    """Memory and time of forward passes of the simulated model, with all tensors frozen.
+
+    Their micro-batch size is that of `simulation`.
+    """
     frozen = simulation.job.graph.with_tensors(_frozen)
     plans = [place(frozen, simulation.job.mesh, simulation.framework, c.representative) for c in simulation.classes]
     written = [[_program(simulation, plan, count) for plan in plans] for count in range(1, _WRITTEN + 1)]
@@ -78,7 +82,7 @@ def _program(simulation: Simulation, plan: Plan, count: int) -> Program:
 
 
 def resting(program: Program) -> dict[str, int]:
-    """Bytes by category before the first pass."""
+    """Bytes by category that a program has allocated before its first pass: parameters and buffers."""
     return _held(program, int(np.argmax(program.phase != Phase.BUILD)))
 
 

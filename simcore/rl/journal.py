@@ -20,7 +20,11 @@ Key = tuple[Space, str, str]
 
 @dataclass(slots=True)
 class Moment:
-    """Highest moment of a phase so far, on the device and on the host; `ns`: duration of the phase."""
+    """One phase of a step: its name, duration in `ns`, and its highest moments so far on device and host.
+
+    `device`, `host`: bytes by (owner, category) at the highest moment of either, which may differ; `event`: what
+    happened at that of the device.
+    """
 
     phase: str
     ns: int = 0
@@ -29,15 +33,15 @@ class Moment:
     host: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def bytes_on(self, space: Space) -> int:
-        """Bytes of all owners in that space."""
+        """Bytes of all owners at the phase's highest moment in that space."""
         return (self.device if space == "device" else self.host).total()
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Bytes on the device after an event: its phase, ns since the phase began, bytes by (owner, category).
+    """Bytes on the device after one event of a step. `phase`: index of its phase; `ns`: since that began.
 
-    `spike`: the bytes were allocated only for a moment.
+    `held`: bytes by (owner, category); `spike`: some of them are allocated only for a while, as in a forward pass.
     """
 
     phase: int
@@ -47,7 +51,11 @@ class Entry:
 
 
 class Journal:
-    """Events in order. Sizes are bytes by category."""
+    """Memory of one class of ranks over the phases of a step: allocations, moves and frees, in order.
+
+    `held`: bytes now by (space, owner, category), the space being the device or the host. `phases`: one `Moment` each;
+    `entries`: the device after each event. Sizes in arguments are bytes by category.
+    """
 
     def __init__(self) -> None:
         self.held: Counter[Key] = Counter()
@@ -55,12 +63,12 @@ class Journal:
         self.entries: list[Entry] = []
 
     def begin(self, phase: str) -> None:
-        """Begins a phase with the bytes that the previous phase left."""
+        """Begins a phase, with the bytes that are there."""
         self.phases.append(Moment(phase))
         self._look("begin")
 
     def put(self, owner: str, sizes: Mapping[str, int], space: Space = "device", event: str = "") -> None:
-        """Adds bytes of an owner."""
+        """Allocates `sizes` for an owner on the device or on the host; `event` is its description."""
         self._add(owner, sizes, space)
         self._look(event)
 
@@ -68,7 +76,7 @@ class Journal:
         self.held.update({(space, owner, category): size for category, size in sizes.items() if size})
 
     def drop(self, owner: str, space: Space, categories: Collection[str] | None = None) -> dict[str, int]:
-        """Frees an owner's categories (None: all) and returns their bytes."""
+        """Frees an owner's categories (None: all) in one space; returns their bytes by category."""
         gone = {key: size for key, size in self.held.items() if key[:2] == (space, owner)
                 and (categories is None or key[2] in categories)}
         for key in gone:
@@ -77,13 +85,16 @@ class Journal:
         return {category: size for (_, _, category), size in gone.items()}
 
     def move(self, owner: str, source: Space, target: Space, categories: Collection[str]) -> int:
-        """Moves an owner's categories to the other space, one tensor after the other; returns the number of bytes."""
+        """Moves an owner's categories to the other space; returns the number of bytes.
+
+        Time is not counted. The source is freed before the target is allocated, as for one tensor after the other.
+        """
         moved = self.drop(owner, source, categories)
         self.put(owner, moved, target, f"{owner} to the {target}")
         return sum(moved.values())
 
     def spike(self, owner: str, sizes: Mapping[str, int], event: str, ns: int = 0) -> None:
-        """Adds bytes on the device for `ns`, and frees them again."""
+        """Adds bytes on the device for `ns`, which lengthen the phase, and frees them again."""
         before = self.held.copy()
         self._add(owner, sizes, "device")
         self._look(event, spike=True)
@@ -93,12 +104,12 @@ class Journal:
         self._look("")
 
     def take(self, ns: int) -> None:
-        """Lengthens the phase by `ns`."""
+        """Lengthens the current phase by `ns`; memory stays as it is."""
         self.phases[-1].ns += ns
         self._look("")
 
     def size(self, space: Space) -> int:
-        """Bytes in that space now."""
+        """Bytes of all owners in that space now."""
         return sum(size for key, size in self.held.items() if key[0] == space)
 
     def _look(self, event: str, *, spike: bool = False) -> None:

@@ -42,9 +42,10 @@ _COPIES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class GrpoStep:
-    """The parts of a GRPO step besides training. `has_reference`: log-probabilities of a reference policy are computed.
+    """Inputs of one GRPO step besides its training: `engine` generates, `gathered` are weights sent to it.
 
-    `generate_ns`: time of decoding; `refit_share`: share of free memory for refit buffers.
+    `has_reference`: log-probabilities of a reference policy are computed. `generate_ns`: duration of decoding;
+    `refit_share`: share of free memory for the buffers through which weights are sent, 0 to 1.
     """
 
     engine: Engine
@@ -55,12 +56,12 @@ class GrpoStep:
 
 
 def is_outside(category: str) -> bool:
-    """True if a journal's category is memory outside torch's allocator."""
+    """Tells whether a journal's category is of memory outside torch's allocator, such as NCCL's buffers."""
     return category.startswith(_OUTSIDE)
 
 
 def category_name(category: str) -> str:
-    """Published name of a journal's category."""
+    """Name of a journal's category as reports have it, without the prefix of memory outside the allocator."""
     return category.removeprefix(_OUTSIDE)
 
 
@@ -102,7 +103,10 @@ def _training(journal: Journal, policy: Policy) -> None:
 
 
 def dpo_step(policy: Policy, topology: Topology) -> Journal:
-    """Journal of a DPO step: the reference policy's pass, then training; [Note: the order of a step]."""
+    """Memory and time of a DPO step, phase by phase: the reference policy's forward pass, then training.
+
+    For one class of ranks; see [Note: the order of a step].
+    """
     journal = _start(policy, has_reference=True)
     _reference(journal, policy, topology)
     journal.begin("training")
@@ -111,7 +115,11 @@ def dpo_step(policy: Policy, topology: Topology) -> Journal:
 
 
 def grpo_step(policy: Policy, step: GrpoStep, topology: Topology) -> Journal:
-    """Journal of a steady GRPO step on a GPU that trains; [Note: the order of a step]."""
+    """Memory and time of a steady GRPO step on a GPU that trains, phase by phase.
+
+    Refit (weights go to the engine), generation, log-probabilities, reference policy, training: see [Note: the order of
+    a step].
+    """
     journal = _start(policy, has_reference=step.has_reference)
     colocated = step.engine.generation.colocated
     if colocated:
@@ -202,7 +210,10 @@ def _sleep(journal: Journal, engine: Engine, topology: Topology) -> None:
 
 
 def engine_step(step: GrpoStep, topology: Topology, waiting: Mapping[str, int]) -> Journal:
-    """Journal of a steady step on a GPU that only generates. `waiting`: ns of each phase on those that train."""
+    """Memory and time of a steady GRPO step on a GPU that only generates.
+
+    `waiting`: duration in ns of each phase on the GPUs that train, by name, in their order.
+    """
     journal, engine = Journal(), step.engine
     journal.put(ENGINE, {**_outside(engine.outside()), **_loaded(engine), "graph_pool": engine.graph_bytes,
                          "workspace": engine.workspace_bytes, "kv_cache": engine.cache.num_bytes})

@@ -25,13 +25,13 @@ _PRECISE = "use_precision_aware_optimizer"
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Bytes of a policy by category.
+    """One class of ranks of the policy (the model in training): its bytes by category.
 
-    `params`: parameters and buffers that move; `states`: optimizer states that move; `fixed`: bytes that never leave
-    the device; `copied`: all parameters, as a reference policy has them; `outside`: context, NCCL, dispatcher;
-    `passing`: bytes in addition to all parameters at the highest moment of a forward pass; `training`: bytes in
-    addition to these and the states at that of a training step. `passing_ns`, `training_ns`: time of all passes, of all
-    steps.
+    `params`: parameters and buffers that move between device and host; `states`: optimizer states that move; `fixed`:
+    bytes that never leave the device; `copied`: all parameters, as a reference policy has them; `outside`: context,
+    NCCL, dispatcher; `passing`: bytes in addition to all parameters at the highest moment of a forward pass;
+    `training`: bytes in addition to these and the states at that of a training step. `passing_ns`, `training_ns`: time
+    of all passes, of all training steps.
     """
 
     params: Mapping[str, int]
@@ -47,9 +47,10 @@ class Policy:
 
 def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapping[str, int], simulation: Simulation,
               ns: tuple[int, int]) -> Policy:
-    """Policy of a rank from its training step. `rest`, `above`: of its forward passes.
+    """Bytes of the policy on one class of ranks. `rank`: report of its training step; `plan`: its tensors.
 
-    `ns`: of the passes, of all steps.
+    `rest`, `above`: bytes by category before its forward passes, and in addition at their peak. `ns`: duration of (all
+    forward passes, all training steps).
     """
     peak, states = rank.peak, _states(plan)
     assert peak is not None

@@ -36,10 +36,10 @@ _PACKED_SHARE, _PACKED_MOST = 0.02, 5 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Sizes in bytes and time of gathering the parameters of a rank's stage.
+    """Sizes and time of gathering the parameters of one rank's stage, to send them to the engine.
 
-    `transient`: most bytes that gathering one tensor takes; `largest`: of one tensor as it is sent; `total`: of all as
-    they are sent. `ns`: time of all gathers, one after the other.
+    `transient`: most bytes that gathering one tensor takes; `largest`: bytes of the largest tensor as it is sent;
+    `total`: bytes of all as they are sent. `ns`: time of all gathers, one after the other.
     """
 
     transient: int
@@ -49,7 +49,10 @@ class Gathered:
 
 
 def gathered(plan: Plan, routes: Routes) -> Gathered:
-    """Gathering of all parameters of the plan's stage except adapters."""
+    """Sizes in bytes and time in ns of gathering all parameters of the plan's stage; adapters are merged.
+
+    See [Note: refit]; an unsharded model takes no time.
+    """
     return (_by_unit if plan.framework.strategy.rl_worker == "dtensor" else _exported)(plan, routes)
 
 
@@ -102,12 +105,20 @@ def _transient(placed: Placed, parts: int, *, gathers: bool, adapted: bool) -> i
 
 
 def ipc_buffers(free: int, ratio: float, largest: int) -> dict[str, int]:
-    """Bytes of two alternating buffers, and of a third for a tensor that does not fit into them."""
+    """Bytes, under the key `buffer`, of the buffers through which weights are passed on a shared GPU.
+
+    Two alternating ones take the share `ratio` of `free` bytes; a tensor of `largest` bytes that does not fit gets a
+    third.
+    """
     each = -(-int(free * ratio) // 2 // _ALIGNED) * _ALIGNED
     return {"buffer": 2 * each + (largest if largest > each else 0)}
 
 
 def broadcast_buffers(device_bytes: int, largest: int, *, sends: bool) -> dict[str, int]:
-    """Bytes of two buffers, on the sender twice each: collected tensors and their concatenation."""
+    """Bytes, under the key `buffer`, of the buffers through which weights are broadcast to other GPUs.
+
+    Two buffers of 2% of `device_bytes`, at most 5 GiB, plus one tensor of `largest` bytes; the sender has each twice
+    (collected tensors and their concatenation).
+    """
     each = min(int(device_bytes * _PACKED_SHARE), _PACKED_MOST) + largest  # the last tensor exceeds the limit
     return {"buffer": 2 * each * (1 + sends)}

@@ -23,7 +23,11 @@ _LOOSE: Final = "fragmentation"
 
 @dataclass(frozen=True, eq=False)
 class Laid:
-    """Phases of every class of ranks that train, in the order of `trained.ranks`, and of ranks that only generate."""
+    """One step with phases, simulated, before it is put into a report.
+
+    `trained`: report of its training step; `journals`: memory and time of each class of `trained.ranks`, in that order;
+    `engine`: that of the `num_engine_ranks` ranks that only generate, None if engines share GPUs with training.
+    """
 
     scenario: Scenario
     trained: Report
@@ -34,12 +38,15 @@ class Laid:
 
     @property
     def limit(self) -> int:
-        """Bytes of a device that may be used."""
+        """Bytes of a device that may be used: its capacity times `limits.max_fill`."""
         return int((self.trained.capacity_bytes or 0) * self.scenario.limits.max_fill)
 
 
 def phase_report(laid: Laid, further: Sequence[Assumption]) -> Report:
-    """Report of the step, with the phases of the fullest rank."""
+    """Report of a step with phases: that of its training step, with memory and time of all phases in it.
+
+    `phases`: of the fullest rank. `further`: assumptions that are added.
+    """
     ranks = [_rank(rank, journal) for rank, journal in zip(laid.trained.ranks, laid.journals, strict=True)]
     journals = list(laid.journals)
     if laid.engine is not None:

@@ -19,7 +19,10 @@ _Sample = tuple[int, str, Counter[str]]
 
 
 def phase_series(journal: Journal, trained: MemorySeries | None) -> MemorySeries:
-    """Series of one class of ranks. `trained`: that of the training step, which replaces its phase."""
+    """Allocated bytes over a step with phases, by category, for one class of ranks.
+
+    `trained`: the same over the training step, which replaces the journal's training phase; None: the journal alone.
+    """
     samples = list(_samples(journal, trained))
     names = sorted({name for _, _, sizes in samples for name in sizes})
     return MemorySeries(

@@ -34,12 +34,18 @@ _PAIR = 2
 
 
 def in_phases(scenario: Scenario, *, series: bool) -> Report:
-    """Report of a steady step of the scenario's workload. Refused as the training step and the engine are."""
+    """Report of one steady DPO or GRPO step. `series`: it keeps memory over the step, for figures.
+
+    Raises InputError, IllegalLayout and NotYet as the training step, the engine and NeMo RL's workers refuse.
+    """
     return {"dpo": _dpo, "grpo": _grpo}[scenario.workload](scenario, Request(series=series))
 
 
 def legal(scenario: Scenario) -> None:
-    """Raises the refusals of the engine and of the phases that the training step's check does not raise."""
+    """Raises InputError, IllegalLayout or NotYet if the engine or a phase of a DPO or GRPO step refuses.
+
+    The check of the training step alone, which is separate, is not repeated.
+    """
     if scenario.workload == "grpo":
         rl, engine = _asked(scenario)
         _num_steps(scenario, rl.prompts * rl.generations)

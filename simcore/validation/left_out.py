@@ -16,7 +16,11 @@ __all__ = ["left_out"]
 
 
 def left_out(what: str, name: str) -> float | None:
-    """Median error of a group ("group") or of a topology's rows ("gpu") when left out; None if it was not tested."""
+    """Median relative error of step times that a fit of constants did not see; None if not tested.
+
+    `what`: "group" (of measured rows, called `name`) or "gpu" (rows of the topology `name`). From
+    `measured/left_out.json`.
+    """
     error: float | None = _read().get(what, {}).get(name, {}).get("median")
     return error
 

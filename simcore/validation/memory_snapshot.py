@@ -37,10 +37,11 @@ _GROWN: Final = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segm
 
 @dataclass(frozen=True)
 class Dump:
-    """Data of one device of a snapshot. Bytes are of its fullest moment, `end_bytes` of its end.
+    """One device of a PyTorch memory snapshot: bytes at its fullest moment, and `end_bytes` at its end.
 
-    `groups`: bytes by group of `stack_frames`, at the fullest moment. `ours`: rankscope wrote it. `refused`: an
-    allocation failed.
+    `groups`: bytes by purpose (`stack_frames`), at the fullest moment, largest first; `reserved_bytes`: most that the
+    allocator reserved. `num_events`: recorded events; `devices`: all devices of the file. `ours`: rankscope wrote it;
+    `has_frames`: stack frames were recorded; `refused`: an allocation failed.
     """
 
     device: int
@@ -66,7 +67,10 @@ class _Life:
 
 
 def read_dump(content: bytes, where: str) -> Dump:
-    """Data of the device with the highest peak, from a file's bytes. InputError for other or damaged files."""
+    """Data of the device with the highest peak in a memory snapshot, from the file's bytes `content`.
+
+    InputError, which names `where`, for other or damaged files. Runs no code of the file.
+    """
     shape = _Shape(where)
     snapshot = shape.mapping(unpickled(content, where), "the file")
     missing = [key for key in ("segments", "device_traces") if key not in snapshot]

@@ -67,12 +67,15 @@ _SKIP: Final = tuple(_skipped(_NAMES.get(code, "")) for code in range(256))
 
 
 def is_pickle(content: bytes) -> bool:
-    """True if the content begins like a pickle of protocol 2 or later."""
+    """Tells whether the content begins like a pickle of protocol 2 or later."""
     return content[:1] == b"\x80"
 
 
 def unpickled(content: bytes, where: str) -> object:
-    """Value of a pickle; InputError if it is incomplete, too large, or not plain data."""
+    """Value of a pickle of plain data: dicts, lists, text, numbers, tuples of up to three numbers.
+
+    InputError, which names `where`, if it is damaged, too large, or contains anything else.
+    """
     _Look(content, where).through()
     try:
         return _Nothing(io.BytesIO(content)).load()

@@ -35,9 +35,10 @@ Kind = Literal["tuned", "untuned"]
 
 
 class Reading(Block):
-    """One measured number. `rank`: the rank it was read on, `last` of the world, or the `max` over all ranks.
+    """One measured number of bytes. `of`: quantity, such as the peak of allocated memory.
 
-    `allocated_peak_first` is the peak of the very first step, `allocated_end` what is allocated after a step.
+    `rank`: the rank it was read on, `last` of the world, or the `max` over all ranks. `allocated_peak_first` is the
+    peak of the very first step, `allocated_end` what is allocated after a step.
     """
 
     of: Quantity
@@ -46,10 +47,11 @@ class Reading(Block):
 
 
 class Row(Block):
-    """One run: either its scenario, without a name, or the reason why none can be written.
+    """One measured run: either its scenario, without a name, or the reason why none can be written.
 
-    `step_s`: seconds of a step, or of the part that `timed` names. `release`: of the software, if known; another
-    release may be faster.
+    `group`: runs of one origin; `source`: where it was published. `readings`: of memory; `verdict`: whether it ran out
+    of memory. `step_s`: seconds of a step, or of the part that `timed` names. `release`: of the software, if known;
+    another release may be faster.
     """
 
     id: Name
@@ -74,29 +76,30 @@ class Row(Block):
 
     @property
     def read_memory(self) -> bool:
-        """True if the row has memory readings, or says that the run did or did not fit."""
+        """Tells whether the row has memory readings, or says that the run did or did not fit."""
         return bool(self.readings) or self.verdict is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A row, and its scenario ready to be simulated (None without one)."""
+    """One measured run with its scenario, ready to be simulated; `entry` is None if it has none."""
 
     row: Row
     entry: Entry | None
 
 
 def layout_of(entry: Entry) -> str:
-    """Text of the scenario without its name: equal for equal layouts."""
+    """Text (JSON) of the scenario without its name: a key that is equal for equal layouts."""
     assert entry.scenario is not None
     scenario = entry.scenario.normalised()
     return json.dumps({key: value for key, value in scenario.items() if key != "name"}, sort_keys=True)
 
 
 def read_measured(paths: Iterable[str] = (), overrides: Sequence[str] = ()) -> tuple[list[Measured], list[Problem]]:
-    """(rows of files, or of all files in folders, in order; problems of wrong rows).
+    """(measured runs of files, or of all `*.jsonl` in folders, in order; problems of wrong rows).
 
-    Without paths: the shipped rows. InputError for a path that cannot be read.
+    Without paths: the shipped runs. `overrides`: `KEY=VALUE` for each scenario. InputError for a path that cannot be
+    read.
     """
     rows: list[Measured] = []
     problems: list[Problem] = []

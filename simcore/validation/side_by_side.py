@@ -34,9 +34,10 @@ class _Frozen(BaseModel):
 
 
 class Beside(_Frozen):
-    """One number of both sides; None if that side has none.
+    """One quantity of a run, measured and simulated; None if that side has no such number.
 
-    `difference`: simulated less measured; `error`: it as a share of the measured value. `told`: a remark.
+    `what`: name of the quantity. `difference`: simulated less measured; `error`: it as a share of the measured value.
+    `told`: a remark.
     """
 
     what: str
@@ -49,9 +50,10 @@ class Beside(_Frozen):
 
 
 class SideBySide(_Frozen):
-    """One measured run next to the scenario; `ranks`: those whose memory is compared.
+    """One measured run next to its scenario. `measured`: name of the file; `source`: kind of the file.
 
-    `groups`: bytes at the fullest moment of each side, the largest difference first; only for snapshots with frames.
+    `ranks`: those whose memory is compared, as in a report. `groups`: bytes by purpose at the fullest moment of each
+    side, the largest difference first; only for snapshots with frames. `notes`: remarks.
     """
 
     measured: str
@@ -65,7 +67,10 @@ class SideBySide(_Frozen):
 
 
 def beside_dump(name: str, dump: Dump, report: Report, rank: int | None) -> SideBySide:
-    """Comparison of a snapshot's fullest device with a rank; None: the fullest."""
+    """Comparison of a snapshot's fullest device with `rank`, or if None with the fullest rank.
+
+    `name`: of the file. InputError if there is no such rank; NotYet for a report without a training step.
+    """
     rank_class, peak = _of_rank(report, rank)
     apart = 0 if dump.ours else peak.outside.get("workspace", 0)
     added = "with workspaces, which the report counts beside tensors" if apart else ""
@@ -80,7 +85,11 @@ def beside_dump(name: str, dump: Dump, report: Report, rank: int | None) -> Side
 
 
 def beside_log(name: str, log: Log, report: Report, rank: int | None) -> SideBySide:
-    """Comparison of a log with a rank; None: that of the highest reading, or the fullest if the log names no rank."""
+    """Comparison of a training log with `rank`; None: the rank of the log's highest reading.
+
+    If the log names no rank, None is the fullest one. `name`: of the file. InputError if there is no such rank, or the
+    log has no reading of its class.
+    """
     memory = [reading for reading in log.readings if reading.rank is not None]
     if rank is None and memory:
         rank = max(memory, key=lambda reading: (reading.of == "allocated_peak", reading.value)).rank

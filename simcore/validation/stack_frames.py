@@ -92,7 +92,11 @@ _OF_BLAS: Final = ("CUDABlas", "CublasLt")
 
 
 def group_of(frames: Sequence[dict[str, Any]], *, recorded: bool) -> str:
-    """Group of an allocation. `recorded`: it was made while frames were recorded, so no frames mean backward."""
+    """Purpose of an allocation, such as "optimizer states", from its Python stack frames.
+
+    `frames`: dicts with `filename` and `name`, innermost first. `recorded`: it was made while frames were recorded, so
+    none means backward; else without frames "other".
+    """
     if not frames:
         return BACKWARD if recorded else OTHER
     places = [(said(f, "filename").replace("\\", "/"), said(f, "name")) for f in frames]
@@ -105,11 +109,11 @@ def group_of(frames: Sequence[dict[str, Any]], *, recorded: bool) -> str:
 
 
 def said(inside: Mapping[str, Any], key: str) -> str:
-    """Text under a key; empty for other values, which in a foreign file may be nested to any depth."""
+    """Text under a key; "" for other values, which in a foreign file may be nested to any depth."""
     value = inside.get(key)
     return value if isinstance(value, str) else ""
 
 
 def group_of_category(category: str) -> str:
-    """Group of a simulated category, or of one of torch's profiler."""
+    """Purpose of an allocation by its category, a simulated one or one of torch's profiler; else "other"."""
     return GROUP_OF.get(category, OTHER)

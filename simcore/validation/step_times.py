@@ -34,9 +34,10 @@ class _Frozen(BaseModel):
 
 
 class Timed(_Frozen):
-    """One observation of a step; `rows`: ids of the rows that it stands for.
+    """One observation: measured and simulated step time; `rows`: ids of the runs that it stands for.
 
-    `stable`: True if releases of its configuration have similar times. `verdict`: simulated verdict on its memory.
+    `error`: simulated over measured, less 1. `stable`: releases of the software have similar times. `verdict`:
+    simulated verdict on its memory.
     """
 
     group: str
@@ -55,12 +56,13 @@ class Timed(_Frozen):
 
 
 class TimingSummary(_Frozen):
-    """Observations of a group on one topology in one precision: errors are shares of the measured time.
+    """Errors of step time, as shares of it, of one group of runs on one topology in one precision.
 
-    `num_rows`: measured rows; `num_distinct`: of these, observations; `num_modelled`: of these, with an answer;
-    `num_oom`: of these, with the verdict oom. `bias`: the median error with its sign. `group_left_out`: the median
-    error of the group on all machines with constants fitted without it; `topology_left_out`: of that machine's rows
-    with constants fitted without any of them (`left_out.py`).
+    `num_rows`: measured runs; `num_distinct`: observations among them (equal ones count once); `num_modelled`:
+    observations with an answer; `num_oom`: of these, with the verdict oom. `bias`: the median error with its sign.
+    `group_left_out`: the median error of the group on all machines with constants fitted without it;
+    `topology_left_out`: of that machine's rows with constants fitted without any of them (`left_out.py`). `worst`: id
+    of a row with `worst_error`.
     """
 
     kind: Kind
@@ -81,7 +83,7 @@ class TimingSummary(_Frozen):
 
 
 class Gap(_Frozen):
-    """Reason why rows have no answer."""
+    """One reason why measured runs have no simulated answer: `num_rows` runs, in these groups."""
 
     reason: str
     num_rows: int
@@ -89,7 +91,10 @@ class Gap(_Frozen):
 
 
 class Timing(_Frozen):
-    """Result of a comparison of step times."""
+    """Result of a comparison of step times: errors by group, tolerances, largest errors, missing answers.
+
+    `worst`: the ten largest errors; `timed`: all observations with an answer.
+    """
 
     summaries: tuple[TimingSummary, ...]
     judged: tuple[Judged, ...]
@@ -135,7 +140,7 @@ class _Observation:
 
 
 def timed_layouts(measured: Iterable[Measured]) -> list[Entry]:
-    """Scenarios to simulate with their time, each once."""
+    """Scenarios of all measured runs with a step time, equal ones once, in order of first appearance."""
     distinct: dict[str, Entry] = {}
     for row in measured:
         if row.entry and row.row.step_s is not None:
@@ -144,7 +149,10 @@ def timed_layouts(measured: Iterable[Measured]) -> list[Entry]:
 
 
 def timing(measured: Iterable[Measured], reports: Mapping[str, Report]) -> Timing:
-    """Comparison of rows with a step time and the reports of `timed_layouts`, by `layout_of`."""
+    """Comparison of measured step times with simulated ones.
+
+    `reports`: results of the scenarios of `timed_layouts`, by the text that `layout_of` gives.
+    """
     observations = list(_observations([item for item in measured if item.row.step_s is not None], reports))
     timed = [(item, _timed(item)) for item in observations]
     modelled = [laid for _, laid in timed if laid]

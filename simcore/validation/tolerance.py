@@ -18,9 +18,9 @@ MIB: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """Largest `median` of errors.
+    """One tolerance of errors of memory: the largest allowed `median`, and how many may be far off.
 
-    And a share `share` of errors within `within` of the measured value or `slack_bytes`.
+    At least the share `share` of errors must be within `within` of the measured value or within `slack_bytes`.
     """
 
     name: str
@@ -53,7 +53,7 @@ STEP_MEDIANS: Final = {"bf16": 0.05, "Nemotron": 0.08, "untuned": 0.15, "fp8, mx
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One reading, our number and its interval, in bytes."""
+    """One measured number of bytes, the simulated one, and its interval from `low` to `high`."""
 
     framework: str
     measured: int
@@ -63,13 +63,17 @@ class Pair:
 
     @property
     def error(self) -> float:
-        """Error without its sign, as a share of the measured value."""
+        """Error without its sign, as a share of the measured bytes."""
         return abs(self.simulated - self.measured) / self.measured
 
 
 @dataclass(frozen=True, slots=True)
 class Lap:
-    """Error of one step time without its sign; `hybrid`: of a Nemotron; `golden`: of continuous integration."""
+    """One step time's error without its sign, as a share. `kind`: "tuned" for speed, or "untuned".
+
+    `hybrid`: of a Nemotron; `golden`: from continuous integration; `stable`: the times of different releases of the
+    software are at most `STABLE` apart.
+    """
 
     error: float
     kind: str
@@ -80,13 +84,13 @@ class Lap:
 
     @property
     def families(self) -> dict[str, bool]:
-        """True for each of `STEP_MEDIANS` to which the step time belongs."""
+        """Membership of this step time in each family of `STEP_MEDIANS`, by name."""
         return {"bf16": self.precision == "bf16", "Nemotron": self.hybrid, "untuned": self.kind == "untuned",
                 "fp8, mxfp8 and nvfp4": self.precision in ("fp8", "mxfp8", "nvfp4")}
 
 
 class Judged(BaseModel):
-    """One tolerance: its subject, number of observations, the allowed and the actual value (shares)."""
+    """One tolerance, judged: its subject, number of observations, allowed and actual value (shares)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -103,12 +107,16 @@ def median(values: Sequence[float]) -> float | None:
 
 
 def percentile(values: Sequence[float], percent: int) -> float | None:
-    """Smallest value that at least `percent` per cent do not exceed; None without values."""
+    """Smallest of the values that at least `percent` per cent do not exceed; None without values."""
     return sorted(values)[math.ceil(percent * len(values) / 100) - 1] if values else None
 
 
 def judge_allocated(quantity: str, pairs: Sequence[Pair]) -> Iterator[Judged]:
-    """Judges each tolerance separately, over the frameworks that share it."""
+    """Judges errors of allocated memory: median, and share near the measured value, for each tolerance.
+
+    `quantity`: for the text of the results. Frameworks that share a tolerance are judged together; without pairs,
+    nothing.
+    """
     for tolerance in dict.fromkeys(ALLOCATED.values()):
         framework_pairs = [pair for pair in pairs if ALLOCATED.get(pair.framework) == tolerance]
         if framework_pairs:
@@ -121,7 +129,10 @@ def judge_allocated(quantity: str, pairs: Sequence[Pair]) -> Iterator[Judged]:
 
 
 def judge_reserved(pairs: Sequence[Pair]) -> Iterator[Judged]:
-    """Judges the interval, which must contain most readings, and its middle."""
+    """Judges reserved memory: share of readings inside the simulated interval, median error of its middle.
+
+    Gives nothing without pairs.
+    """
     if pairs:
         inside = [pair for pair in pairs if pair.low <= pair.measured <= pair.high]
         yield _at_least("reserved_peak: within our interval", RESERVED_SHARE, len(inside), len(pairs))
@@ -130,7 +141,10 @@ def judge_reserved(pairs: Sequence[Pair]) -> Iterator[Judged]:
 
 
 def judge_verdicts(oom: tuple[int, int], fits: tuple[int, int]) -> Iterator[Judged]:
-    """Judges (wrong, all) verdicts of the runs that ran out of memory, and of those that did not."""
+    """Judges wrong verdicts, as (wrong, all): `oom` of runs that ran out of memory, `fits` of the others.
+
+    Gives nothing for a pair with no runs.
+    """
     for what, allowed, (wrong, num) in (("out of memory, told to fit", OOM_CALLED_FITS, oom),
                                         ("ran, told to be out of memory", FITS_CALLED_OOM, fits)):
         if num:
@@ -138,7 +152,10 @@ def judge_verdicts(oom: tuple[int, int], fits: tuple[int, int]) -> Iterator[Judg
 
 
 def judge_times(laps: Sequence[Lap]) -> Iterator[Judged]:
-    """Judges medians of families, with and without golden runs; tuned and stable ones by their share."""
+    """Judges errors of step time: median of each family, share of small errors of tuned, stable runs.
+
+    Each median is judged with golden runs (of continuous integration) and without them.
+    """
     for family, allowed in STEP_MEDIANS.items():
         family_laps = [lap for lap in laps if lap.families[family]]
         others = [lap for lap in family_laps if not lap.golden]

@@ -54,9 +54,10 @@ _OF_BRIDGE: Final = {"mem-allocated-gigabytes": "allocated_end", "mem-max-alloca
 
 @dataclass(frozen=True)
 class Reading:
-    """A measured number. Bytes, seconds, tokens or TFLOP a second, a share (`mfu`); `rank` if it is known.
+    """One number that a log has. `of`: its quantity, such as "step_s"; `rank` if it is known.
 
-    `after`: the iteration or step of the line. `num_lines`: number of lines from which it comes.
+    In bytes, seconds, tokens or TFLOP a second and GPU, or a share (`mfu`). `after`: the iteration or step of the line.
+    `num_lines`: number of lines from which it comes.
     """
 
     of: str
@@ -68,7 +69,10 @@ class Reading:
 
 @dataclass(frozen=True)
 class Log:
-    """Readings of a log. `trainer`: program that printed it. `batch`: global batch size in sequences, if printed."""
+    """Numbers of one training log. `trainer`: program that printed it.
+
+    `batch`: global batch size in sequences, None if it is not printed or varies.
+    """
 
     trainer: str
     readings: tuple[Reading, ...]
@@ -76,7 +80,7 @@ class Log:
 
 
 def read_log(text: str) -> Log | None:
-    """Readings of a log; None if no line is from a known trainer."""
+    """Memory and speed in the text of a training log; None if no line is from a known trainer."""
     plain = _ESCAPES.sub("", text)
     lines = plain.splitlines()
     titan = _of_titan(lines)

@@ -39,7 +39,10 @@ class _Frozen(BaseModel):
 
 
 class Compared(_Frozen):
-    """One observation of one quantity; `rows`: ids of the rows that it stands for. `low` to `high`: our interval."""
+    """One measured number of bytes next to the simulated one; `rows`: ids of the runs that it stands for.
+
+    `low_bytes` to `high_bytes`: simulated interval. `error`: simulated over measured, less 1.
+    """
 
     group: str
     quantity: str
@@ -54,9 +57,10 @@ class Compared(_Frozen):
 
 
 class Summary(_Frozen):
-    """Errors of a quantity of a group, as shares of the measured value; `bias` is their median with its sign.
+    """Errors of one quantity in one group of runs, as shares of the measured value.
 
-    `num_readings`: readings of all rows; `num_distinct`: of different observations; `num_modelled`: of these, compared.
+    `num_readings`: readings of all runs; `num_distinct`: of different observations; `num_modelled`: of these, compared.
+    `bias`: the median error with its sign; `worst`: id of a run with `worst_error`.
     """
 
     group: str
@@ -72,7 +76,10 @@ class Summary(_Frozen):
 
 
 class Verdicts(_Frozen):
-    """Observations with one measured verdict, by our verdict."""
+    """Counts of observations with the verdict `measured`, by simulated verdict.
+
+    `wrong`: the first id of each observation with the other verdict.
+    """
 
     measured: Literal["fits", "oom"]
     told_fits: int
@@ -82,7 +89,10 @@ class Verdicts(_Frozen):
 
 
 class Validation(_Frozen):
-    """Result of a comparison with measured runs: of memory, and of `time`."""
+    """Result of a comparison with measured runs: of memory, and of step `time`.
+
+    `judged`: tolerances; `worst`: the ten largest errors; `gaps`: reasons for missing answers; `compared`: all numbers.
+    """
 
     summaries: tuple[Summary, ...]
     verdicts: tuple[Verdicts, ...]
@@ -94,7 +104,7 @@ class Validation(_Frozen):
 
     @property
     def is_within(self) -> bool:
-        """True if every tolerance that could be judged is kept; False if none could be."""
+        """Tells whether every tolerance that could be judged is kept; False if none could be."""
         judged = (*self.judged, *self.time.judged)
         return bool(judged) and all(judged_tolerance.is_kept for judged_tolerance in judged)
 
@@ -121,7 +131,11 @@ class _Observation:
 
 
 def layouts(measured: Sequence[Measured]) -> list[Entry]:
-    """Scenarios to simulate: one of each observation of memory, and all whose time was measured, each once."""
+    """Scenarios of measured runs to simulate, equal ones once.
+
+    One for each observation of memory (runs that differ only in the number of microbatches are one), and all whose time
+    was measured.
+    """
     distinct: dict[str, Entry] = {}
     for rows in _together(measured):
         if rows[0].entry:
@@ -132,7 +146,10 @@ def layouts(measured: Sequence[Measured]) -> list[Entry]:
 
 
 def validate(measured: Sequence[Measured], reports: Mapping[str, Report]) -> Validation:
-    """Comparison of rows with the reports of `layouts`, by `layout_of`."""
+    """Comparison of measured runs with simulated ones.
+
+    `reports`: results of the scenarios of `layouts`, by the text that `layout_of` gives.
+    """
     observations = [_Observation(rows, reports[layout_of(rows[0].entry)] if rows[0].entry else None)
                     for rows in _together(measured)]
     compared = [comparison for observation in observations for _, comparison in observation.readings() if comparison]

@@ -23,7 +23,10 @@ _SLICES_OF_EXPERTS: Final = 2
 
 
 def adapter_elements(architecture: Architecture, tp: int, rank: int) -> int:
-    """Elements of the buffers for one adapter on a rank, in the model's dtype."""
+    """Elements of the buffers that vLLM allocates for one LoRA adapter on a tensor-parallel rank.
+
+    `rank`: the LoRA rank; elements are in the model's dtype. Multiply by `max_loras` for all.
+    """
     return sum(_of(linear, rank) for linear in _all(architecture, tp)) + rank * _ends(architecture)
 
 

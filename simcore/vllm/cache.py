@@ -32,7 +32,7 @@ _ALIGNED: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """Dtypes of keys and values, of the convolution's state, and of the recurrent state."""
+    """Dtypes of the cache, such as "bf16": of keys and values, of Mamba's convolution and recurrent state."""
 
     kv: str
     conv: str
@@ -41,10 +41,13 @@ class Formats:
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Layout of a rank's cache in bytes. `token_bytes`: keys and values of one token in one layer.
+    """Layout of a rank's KV cache: sizes of pages and blocks, and how many a sequence takes.
 
-    `state_bytes`: state of one Mamba layer. `group_size`: layers that a block has a page for. A sequence needs blocks
-    in `attention_groups` by its length, and in `mamba_groups` by `states`. `by_group`: see `Release`.
+    See [Note: pages]. `token_bytes`: keys and values of one token in one layer; `state_bytes`: state of one Mamba layer
+    of a sequence. `block_size`: tokens of a block; `page_bytes`: bytes of one layer's page; `group_size`: layers that a
+    block has a page for. In each of `attention_groups` a sequence takes a block for every `block_size` tokens; in each
+    of `mamba_groups` as many as `states` says. `by_group`: True if vLLM counts the need of a sequence in blocks, False
+    if in pages of layers.
     """
 
     token_bytes: int
@@ -61,11 +64,11 @@ class Pages:
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of one block: a page for each layer of a group."""
+        """Bytes of one block: one page for each of the `group_size` layers."""
         return self.page_bytes * self.group_size
 
     def blocks_of(self, tokens: int) -> int:
-        """Blocks of a sequence of `tokens` tokens; the first token allocates the first block."""
+        """Number of blocks that a sequence of `tokens` tokens takes; one of 0 tokens as many as one of 1."""
         each, fixed = self._pages(self.attention_groups, self.mamba_groups)
         return each * -(-max(1, tokens) // self.block_size) + fixed
 
@@ -81,34 +84,40 @@ class Pages:
         return each * self.group_size, fixed * self.group_size
 
     def needed(self, tokens: int) -> int:
-        """Bytes that one sequence of `tokens` tokens needs (`check_enough_kv_cache_memory`)."""
+        """Bytes that vLLM demands at start for a sequence of `tokens` tokens (`check_enough_kv_cache_memory`)."""
         each, fixed = self._counted()
         return self.page_bytes * (each * -(-tokens // self.block_size) + fixed)
 
     def longest(self, num_bytes: int) -> int:
-        """Tokens of the longest single sequence that is admitted (`estimate_max_model_len`)."""
+        """Tokens of the longest sequence that vLLM admits with `num_bytes` of cache.
+
+        As `estimate_max_model_len`.
+        """
         each, fixed = self._counted()
         return max(0, num_bytes // self.page_bytes - fixed) // each * self.block_size
 
     def fill(self, num_bytes: int) -> Cache:
-        """Largest cache that fits into `num_bytes`."""
+        """Cache of as many whole blocks as fit into `num_bytes`."""
         return Cache(self, max(0, num_bytes // self.page_bytes // self.group_size))
 
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """Blocks of these pages on a rank."""
+    """KV cache of one rank: `num_blocks` blocks of the layout `pages`."""
 
     pages: Pages
     num_blocks: int
 
     @property
     def num_bytes(self) -> int:
-        """Allocated bytes."""
+        """Bytes that all blocks take."""
         return self.num_blocks * self.pages.block_bytes
 
     def tokens(self, longest: int) -> int:
-        """"GPU KV cache size", as the engine logs it for sequences of at most `longest` tokens."""
+        """Tokens that the cache holds, as the engine logs them ("GPU KV cache size").
+
+        `longest`: tokens of the longest sequence, by which newer versions count.
+        """
         if self.pages.by_group:
             return int(self.concurrency(longest) * longest)
         return self.num_blocks // (self.pages.attention_groups + self.pages.mamba_groups) * self.pages.block_size
@@ -119,7 +128,10 @@ class Cache:
 
 
 def pages(architecture: Architecture, tp: int, formats: Formats, release: Release, *, cached: bool = False) -> Pages:
-    """Pages of a model on a rank; its attention layers have equal widths. `cached`: with prefix caching."""
+    """Layout of the KV cache of a model on one of `tp` ranks; all attention layers have equal widths.
+
+    `formats`: dtypes of the cache; `release`: vLLM's version; `cached`: with prefix caching.
+    """
     blocks = [branch.block for _, kind in layers_of(architecture) for branch in kind.branches]
     attention = [block for block in blocks if isinstance(block, Attention)]
     mamba = [block for block in blocks if isinstance(block, Mamba2)]

@@ -15,7 +15,10 @@ __all__ = ["bytes_read", "decode_seconds", "seconds"]
 
 
 def bytes_read(engine: Engine, sequences: int, context: int) -> int:
-    """Bytes that a rank reads for one token of each sequence with `context` tokens before it."""
+    """Bytes of a rank's memory traffic to decode one token of each of `sequences` sequences together.
+
+    `context`: tokens before it in each. Weights, keys and values are read once; Mamba states are read and written.
+    """
     share = _visited(engine, sequences)
     weights = sum(round(engine.bytes_of(weight) * (share if weight.routed else 1)) for weight in engine.weights
                   if weight.component != "embedding" or engine.architecture.tied)
@@ -32,13 +35,13 @@ def _visited(engine: Engine, tokens: int) -> float:
 
 
 def seconds(engine: Engine, num_bytes: int) -> float:
-    """Time to read `num_bytes`, at the share of the bandwidth that matrix products reach."""
+    """Seconds to read `num_bytes` of device memory, at the bandwidth that matrix products reach."""
     topology = engine.topology
     return num_bytes / (topology.device.memory_bandwidth.si * topology.efficiency.kernels.gemm.memory.si)
 
 
 def decode_seconds(engine: Engine, sequences: int, prompt: int, last: int) -> float:
-    """Time to decode from `prompt` to `last` tokens, one token of every sequence after the other.
+    """Seconds to decode `sequences` sequences together, each from `prompt` to `last` tokens.
 
     The bytes grow linearly with the tokens, so their mean is that of both ends.
     """

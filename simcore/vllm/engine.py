@@ -45,16 +45,17 @@ _LARGE: Final = 70 * _GIB
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Largest number of tokens of a pass, and of sequences at once."""
+    """Largest number of tokens of a forward pass, and of sequences at once."""
 
     tokens: int
     seqs: int
 
 
 def default_limits(topology: Topology, use: Literal["server", "library"], longest: int) -> Limits:
-    """`engine/arg_utils.py` get_batch_defaults: for GPUs with 70 GiB and more (without A100), and for others.
+    """Default limits of vLLM: larger ones for GPUs with 70 GiB and more (without A100) than for others.
 
-    `use`: `vllm serve`, or the class LLM, as NeMo RL calls it.
+    `engine/arg_utils.py` get_batch_defaults. `use`: `vllm serve`, or the class LLM, as NeMo RL calls it. `longest`:
+    tokens of the longest sequence.
     """
     large = topology.device.usable_bytes >= _LARGE and "A100" not in topology.device.name
     seqs = 1024 if large else 256
@@ -65,8 +66,9 @@ def default_limits(topology: Topology, use: Literal["server", "library"], longes
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine of `generation.tp` equal ranks. `buffers`: bytes of the model's tables on each.
+    """One vLLM engine on `generation.tp` equal ranks; all bytes are of one rank.
 
+    `max_model_len`: tokens of the longest sequence; `release`: vLLM's version. `buffers`: bytes of the model's tables.
     `caches_prefixes`: blocks are kept for prompts with a common prefix. `utilization`: share of the memory that the
     driver reports which the engine requests.
     """
@@ -83,12 +85,12 @@ class Engine:
 
     @property
     def tp(self) -> int:
-        """Tensor-parallel degree."""
+        """Tensor-parallel degree: number of the engine's ranks."""
         return self.generation.tp
 
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
-        """Weights of one rank."""
+        """Weights of one rank, layer by layer; all ranks have the same sizes."""
         return tuple(weights(self.architecture, self.tp))
 
     def bytes_of(self, weight: Weight) -> int:
@@ -97,7 +99,7 @@ class Engine:
 
     @cached_property
     def by_component(self) -> dict[str, int]:
-        """Bytes of weights on a rank, by component."""
+        """Bytes of weights on a rank by component (attention, mlp, ...), without empty ones."""
         sizes: Counter[str] = Counter()
         for weight in self.weights:
             sizes[weight.component] += self.bytes_of(weight)
@@ -110,7 +112,7 @@ class Engine:
 
     @cached_property
     def adapter_bytes(self) -> int:
-        """Bytes of LoRA serving's buffers."""
+        """Bytes of the buffers for `max_loras` LoRA adapters on a rank; 0 without LoRA serving."""
         generation = self.generation
         if not generation.max_loras:
             return 0
@@ -119,7 +121,7 @@ class Engine:
 
     @cached_property
     def formats(self) -> Formats:
-        """Dtypes of the cache."""
+        """Dtypes of the cache: keys and values, and the two states of Mamba layers."""
         kv, ssm = self.generation.kv_dtype, self.generation.ssm_dtype
         hybrid = self.release.hybrid_state if self.architecture.family == "nemotron_h" else ""
         return Formats(MODEL_DTYPE if kv == "auto" else kv, MODEL_DTYPE,
@@ -127,12 +129,12 @@ class Engine:
 
     @cached_property
     def pages(self) -> Pages:
-        """Pages of the cache, on a rank."""
+        """Layout of the KV cache on a rank: sizes of pages and blocks."""
         return pages(self.architecture, self.tp, self.formats, self.release, cached=self.caches_prefixes)
 
     @cached_property
     def profile(self) -> Profile:
-        """Memory of the profile run, on a rank."""
+        """Bytes at the highest moments of vLLM's profile run on a rank, which are kept free of the cache."""
         return profile(self.architecture, self.tp, self.limits.tokens, self.limits.seqs, dtype_bytes(MODEL_DTYPE),
                        self.release.sampled)
 
@@ -143,12 +145,12 @@ class Engine:
 
     @property
     def graph_bytes(self) -> int:
-        """Bytes of the CUDA graphs of all captured sizes."""
+        """Bytes of the CUDA graphs of all captured sizes, an assumed number; 0 with `enforce_eager`."""
         return 0 if self.generation.enforce_eager else GRAPH_BYTES
 
     @property
     def nccl_bytes(self) -> int:
-        """Bytes of one communicator over the engine's ranks, and of the custom all-reduce's buffers."""
+        """Bytes of one NCCL communicator over all ranks, and of custom all-reduce's buffers; 0 for tp 1."""
         if self.tp == 1:
             return 0
         two, more = _NCCL[self.topology.device.architecture <= 8]
@@ -156,29 +158,29 @@ class Engine:
 
     @property
     def requested_bytes(self) -> int:
-        """The utilisation's share of the memory that the driver reports."""
+        """Bytes that the engine requests: `utilization` times the memory that the driver reports."""
         return int(self.topology.device.usable_bytes * self.utilization)
 
     @property
     def free_at_start(self) -> int:
-        """Free bytes of an empty device after the process and NCCL have started."""
+        """Free bytes of an otherwise empty device after the CUDA context and NCCL are there."""
         return self.topology.device.usable_bytes - self.topology.device.context_bytes - self.nccl_bytes
 
     @property
     def cache_budget(self) -> int:
-        """Bytes that the cache may fill; below zero if the other memory exceeds the request."""
+        """Bytes that the KV cache may fill; below zero if the other memory exceeds the request."""
         graphs = self.graph_bytes if self.release.graphs_in_budget else 0
         taken = self.weight_bytes + self.adapter_bytes + self.profile.highest + self.workspace_bytes
         return self.requested_bytes - taken - graphs
 
     @cached_property
     def cache(self) -> Cache:
-        """Cache of as many blocks as fit."""
+        """KV cache of as many blocks as fit into `cache_budget`."""
         return self.pages.fill(max(0, self.cache_budget))
 
     @property
     def refusal(self) -> str:
-        """Reason why the engine does not start on an empty device; empty if it starts."""
+        """Reason, as a sentence, why the engine does not start on an otherwise empty device; "" if it starts."""
         if self.free_at_start < self.requested_bytes:
             return (f"free memory on startup ({self.free_at_start / _GIB:.2f} GiB) is less than the utilisation asks "
                     f"for ({self.requested_bytes / _GIB:.2f} GiB)")
@@ -191,18 +193,18 @@ class Engine:
         return ""
 
     def held(self) -> dict[str, int]:
-        """Bytes on a rank's device while it generates, by category."""
+        """Bytes in torch's allocator on a rank while it generates with a full cache, by category."""
         sizes = {"sharded_param": sum(self.by_component.values()), "buffer": self.buffers + self.adapter_bytes,
                  "kv_cache": self.cache.num_bytes, "activation": self.profile.highest,
                  "workspace": self.workspace_bytes, "graph_pool": self.graph_bytes}
         return {name: size for name, size in sizes.items() if size}
 
     def outside(self) -> dict[str, int]:
-        """Bytes outside torch's allocator, by category."""
+        """Bytes outside torch's allocator on a rank, by category: `context`, `nccl`."""
         sizes = {"context": self.topology.device.context_bytes, "nccl": self.nccl_bytes}
         return {name: size for name, size in sizes.items() if size}
 
 
 def release_of(generation: Generation, default: str) -> Release:
-    """Version of vLLM that runs."""
+    """Version of vLLM that `generation` names; `default` (such as "0.12.0") if it is "auto"."""
     return RELEASES[default if generation.version == "auto" else generation.version]

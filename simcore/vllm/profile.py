@@ -28,21 +28,21 @@ _FP32: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Bytes at the highest moment of the forward pass, and of the sampler."""
+    """Bytes at the highest moments of vLLM's profile run: of its forward pass, and of its sampler."""
 
     forward: int
     sampler: int
 
     @property
     def highest(self) -> int:
-        """Bytes that are kept free of the cache."""
+        """Bytes that are kept free of the cache: the larger of both moments."""
         return max(self.forward, self.sampler)
 
 
 def profile(architecture: Architecture, tp: int, tokens: int, seqs: int, width: int, sampled: int) -> Profile:
-    """Memory of a pass of `tokens` tokens and of the sampler.
+    """Highest bytes of vLLM's profile run on a rank: a pass of `tokens` tokens, then sampling of `seqs`.
 
-    `width`: bytes of an element of the model; `sampled`: additional bytes of a logit in the sampler.
+    `width`: bytes of an element of the model; `sampled`: bytes of each logit in the sampler, in addition to `width`.
     """
     stream = 2 * tokens * architecture.hidden * width
     largest = max(_of_block(branch, tp, tokens, width) for _, kind in layers_of(architecture)

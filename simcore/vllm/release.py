@@ -41,7 +41,10 @@ class Release:
     else_last: bool
 
     def states(self, family: str, *, cached: bool) -> States:
-        """Mamba states that a sequence of a hybrid family has, with prefix caching or without."""
+        """Mamba states that a sequence keeps: "one", those of the "last" two blocks, or of "every" block.
+
+        `family`: of the model; `cached`: with prefix caching.
+        """
         if not cached:
             return "one"
         return "every" if family in self.caches_states else "last" if self.else_last else "one"

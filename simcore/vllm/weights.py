@@ -24,7 +24,10 @@ _SERVED: Final = (Attention, Mamba2, Moe, Mlp)
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """Elements of one component on a rank; `width`: bytes of each, 0 that of the model. `routed`: of routed experts."""
+    """One weight on a rank: its component (attention, mlp, ...) and number of elements.
+
+    `width`: bytes of an element, 0: the width of the model's dtype. `routed`: of experts that tokens are routed to.
+    """
 
     component: str
     numel: int
@@ -34,7 +37,10 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """A linear's shard on a rank. `inputs`, `outputs`: of one of `copies`; `slices`: matrices that share the input."""
+    """Shard of one linear layer on a rank: `inputs` x `outputs` elements, in `copies` (one an expert).
+
+    `slices`: matrices that are merged in it and share the input, 3 for a qkv projection.
+    """
 
     name: str
     inputs: int
@@ -44,7 +50,10 @@ class Linear:
 
 
 def kv_heads(block: Attention, tp: int) -> int:
-    """KV heads of a rank: at least one, so fewer heads than ranks are replicated (`get_num_kv_heads`)."""
+    """Number of key and value heads on each rank; at least one: heads fewer than `tp` are replicated.
+
+    As `get_num_kv_heads`.
+    """
     return max(1, block.num_kv_heads // tp)
 
 
@@ -53,7 +62,7 @@ _DIVIDE: Final = "vLLM 0.12.0 distributed/utils.py divide: not divisible"
 
 
 def refusals(architecture: Architecture, tp: int) -> list[tuple[str, str]]:
-    """(message, rule) of everything that tp cannot shard; empty if it can."""
+    """Pairs (message, vLLM's rule) for each part of the model that `tp` ranks cannot shard; empty if none."""
     blocks = dict.fromkeys(branch.block for kind in _kinds(architecture) for branch in kind.branches)
     problems = [problem for block in blocks if type(block) in _REFUSED for problem in _REFUSED[type(block)](block, tp)]
     rows = _padded(architecture.vocab)
@@ -96,7 +105,10 @@ _REFUSED: Final[dict[type, Callable[[Any, int], Iterator[tuple[str, str]]]]] = {
 
 # ---- the model on a rank ---------------------------------------------------------------------------------------------
 def layers_of(architecture: Architecture) -> Iterator[tuple[str, LayerKind]]:
-    """Layers that the engine runs: multi-token prediction is left out, as speculative decoding is not used."""
+    """(path, layer) of every layer that the engine runs, in order.
+
+    Multi-token prediction is left out, as speculative decoding is not used.
+    """
     return ((path, kind) for path, kind in architecture.parts if not isinstance(kind.block, Mtp))
 
 
@@ -105,7 +117,7 @@ def _kinds(architecture: Architecture) -> tuple[LayerKind, ...]:
 
 
 def unserved(architecture: Architecture) -> str:
-    """Part of the model that is not described here; empty if all is."""
+    """Description of a part of the model that is not modelled here, such as latent attention; "" if none."""
     if any(kind.shared for kind in _kinds(architecture)):
         return "layers that share a transformer"
     blocks = [branch.block for kind in _kinds(architecture) for branch in kind.branches]
@@ -122,7 +134,7 @@ def unserved(architecture: Architecture) -> str:
 
 
 def weights(architecture: Architecture, tp: int) -> list[Weight]:
-    """Weights of rank 0, layer by layer; all ranks have the same sizes."""
+    """All weights of one rank, layer by layer; every rank has the same sizes."""
     of_kind = {kind: list(_of_kind(kind, architecture, tp)) for kind in _kinds(architecture)}
     return [weight for _, kind in layers_of(architecture) for weight in of_kind[kind]]
 
@@ -199,7 +211,7 @@ def _router(block: Moe, kind: LayerKind) -> Iterator[Weight]:
 
 # ---- its linears -----------------------------------------------------------------------------------------------------
 def linears(branch: Branch, tp: int) -> list[Linear]:
-    """Linears of a layer's block on a rank, without the router."""
+    """Shards of a block's linear layers on one rank, without the router."""
     return list(_LINEARS[type(branch.block)](branch.block, tp))
 
 

@@ -35,7 +35,7 @@ _BATCHES = (1, 16, 64, 256)
 
 
 def serve(scenario: Scenario, *, ranks: bool = True) -> Report:
-    """Report of an engine that serves. `ranks` False: only its legality.
+    """Report of an inference engine alone on its GPUs. `ranks` False: without ranks and verdict.
 
     Raises InputError for a mesh that does not match the engine, IllegalLayout for a layout that the engine refuses,
     NotYet for models that are not described.
@@ -69,7 +69,11 @@ def _check_mesh(scenario: Scenario, given: Generation) -> None:
 
 
 def engine_of(scenario: Scenario, given: Generation, topology: Topology, use: Literal["server", "library"]) -> Engine:
-    """Engine that a scenario's `generation` asks for."""
+    """Engine for `given`, a scenario's block `generation`; missing keys take vLLM's or NeMo RL's defaults.
+
+    `use`: "server" for `vllm serve`, "library" for the class LLM as NeMo RL calls it; their defaults and versions
+    differ. Raises InputError, IllegalLayout or NotYet for what is wrong, refused by vLLM, or not modelled.
+    """
     if given.engine != "vllm":
         raise NotYet(Problem(scenario.where("generation", "engine"), f"not yet: the engine {given.engine} (served: "
                              "vllm)"))
@@ -170,7 +174,7 @@ def _peak(engine: Engine) -> Peak:
 
 
 def serving(engine: Engine) -> Serving:
-    """Result of the engine: memory, cache, decoding."""
+    """Part of a report about the engine: memory of a rank, KV cache, decoding, why it does not start."""
     pages, cache = engine.pages, engine.cache
     attention = next(branch.block for _, kind in engine.architecture.parts for branch in kind.branches
                      if isinstance(branch.block, Attention))
@@ -202,7 +206,7 @@ def _decodes(engine: Engine) -> Iterator[Decode]:
 
 
 def assumptions(engine: Engine) -> Iterator[Assumption]:
-    """Assumptions on defaults and on numbers that were not measured."""
+    """Assumptions of the report: defaults of keys that were left out, and numbers that were not measured."""
     version, generation = engine.release.name, engine.generation
     if generation.max_num_batched_tokens is None or generation.max_num_seqs is None:
         limits = f"{engine.limits.tokens:,} tokens a pass, {engine.limits.seqs:,} sequences"

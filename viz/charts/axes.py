@@ -22,12 +22,12 @@ _PHASES: Final = ("forward", "loss", "backward", "recompute", "optimizer", "gene
 
 
 def phase_class(phase: str) -> str:
-    """Returns the CSS class of a phase's band; unknown phases share one class."""
+    """Returns the CSS class of the band of a phase (forward, loss, ...); unknown phases share one class."""
     return f"phase-{phase}" if phase in _PHASES else "phase-other"
 
 
 def phase_bands(runs: Sequence[PhaseRun], scale: Scale) -> Markup:
-    """Draws for each phase a pale background behind the plot and a strip below it."""
+    """Draws for each run of samples in one phase a pale background, and a strip with its name below."""
     return element("g", *(part for run in runs for part in _phase(run, scale)), class_="phases")
 
 
@@ -48,7 +48,8 @@ def _phase(run: PhaseRun, scale: Scale) -> list[Markup]:
 def layer_bands(runs: Sequence[PhaseRun], kinds: Mapping[str, str], scale: Scale) -> Markup:
     """Draws a thin strip below that of the phases: each run of a layer in the colour of the layer's kind.
 
-    `kinds`: the kind of each layer (`attention`, `moe`), by the layer's path.
+    `runs`: runs of samples in one layer; their `phase` is the layer's path. `kinds`: the kind of each layer
+    (`attention`, `moe`), by its path.
     """
     return element("g", *(_layer(run, kinds.get(run.phase, ""), scale) for run in runs if run.phase), class_="bands")
 
@@ -61,7 +62,7 @@ def _layer(run: PhaseRun, kind: str, scale: Scale) -> Markup:
 
 
 def y_axis(scale: Scale) -> Markup:
-    """Draws horizontal grid lines, labelled in GiB."""
+    """Draws the y axis of a memory chart: horizontal grid lines, labelled in GiB."""
     parts = []
     for num_bytes, label in gib_ticks(scale.top_bytes):
         y = scale.y(num_bytes)
@@ -72,7 +73,10 @@ def y_axis(scale: Scale) -> Markup:
 
 
 def x_axis(scale: Scale, clock: Clock) -> Markup:
-    """Draws the ticks of the clock below the strips: event numbers, or times."""
+    """Draws the x axis of a memory chart: its ticks, labelled with event numbers or times.
+
+    `clock`: "issue" for events in the order in which the host issues them, "time" for seconds since the step began.
+    """
     marks = ticks(scale.first, scale.first + scale.span, 8)
     parts = [_x_tick(mark, index, scale, clock) for index, mark in enumerate(marks)]
     name = "event, in issue order" if clock == "issue" else "time since the step began"
@@ -94,7 +98,7 @@ def _x_tick(mark: float, index: int, scale: Scale, clock: Clock) -> Markup:
 def capacity_line(scale: Scale, peak_share: float) -> Markup | None:
     """Draws the line of the device's capacity, with its label on the side away from the peak.
 
-    `peak_share`: where the peak is across the plot, 0 to 1. Returns None without a capacity.
+    `peak_share`: position of the peak across the plot, 0 to 1. Returns None without a capacity.
     """
     if scale.capacity_bytes is None:
         return None

@@ -22,7 +22,10 @@ _NARROW: Final = 37
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a bar: its share of the plot's width (0 to 1), its title, and the class or paint that fills it."""
+    """One part of a bar: its share of the plot's width (0 to 1), a title that a pointer shows, a filling.
+
+    `css_class` fills it with a plain colour, `fill` (an SVG attribute) with a texture.
+    """
 
     share: float
     title: str
@@ -32,7 +35,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Bar:
-    """A row of the chart: `label` on the left, `value` on the right, and below them the segments end to end.
+    """One row of a bar chart: `label` on the left, `value` on the right, below them segments end to end.
 
     `brief`: label and value for a narrow screen, where they differ from those for a wide one.
     """
@@ -44,13 +47,20 @@ class Bar:
 
 
 def category_segment(share: float, category: str, title: str) -> Segment:
-    """Returns a segment filled with the swatch of a memory category."""
+    """Returns a part of a bar with the colour and texture of a memory category.
+
+    `share`: its part of the plot's width, 0 to 1; `title`: text that a pointer shows.
+    """
     paint = swatch(category)
     return Segment(share, title, paint.css_class, paint.fill)
 
 
 def bars(rows: Sequence[Bar], title: str, identity: str, *, end: float | None = None) -> Markup:
-    """Draws the rows as one SVG. `end`: the share of the width at which the device's capacity is marked, if it is."""
+    """Draws a bar chart, one row below the other, as one `<svg>`.
+
+    `identity`: begin of the ids in it, unique on the page. `end`: share of the width, 0 to 1, at which the device's
+    capacity is marked; None: no mark.
+    """
     words = "; ".join(f"{row.label}: {row.value}" for row in rows[:24])
     return element(
         "svg", element("title", title, id=f"{identity}-title"), element("desc", words, id=f"{identity}-desc"),

@@ -37,7 +37,10 @@ _PHASES: Final = ("forward", "loss", "backward", "recompute", "optimizer")
 
 
 def drawn_classes(report: Report) -> list[tuple[RankReport, ClassDetail]]:
-    """Returns the classes that have a timeline; of more than eight, the first and the last (stages) and the fullest."""
+    """Returns the classes of ranks that are drawn over time, with their details; empty without a timeline.
+
+    All that have a timeline; of more than eight the first four, the last three, and the fullest.
+    """
     if report.detail is None:
         return []
     timed = [pair for pair in zip(report.ranks, report.detail.classes, strict=True) if pair[1].spans]
@@ -49,7 +52,7 @@ def drawn_classes(report: Report) -> list[tuple[RankReport, ClassDetail]]:
 
 
 def lane_names(report: Report) -> Markup:
-    """Draws the names of all lanes, at the heights at which `lanes` draws them."""
+    """Draws the names of all lanes (streams of a class of ranks), at the heights that `lanes` uses."""
     texts, top = [], 0
     for rank, detail in drawn_classes(report):
         words = f"ranks {', '.join(rank.ranks)}" if rank.num_ranks > 1 else f"rank {', '.join(rank.ranks)}"
@@ -62,7 +65,11 @@ def lane_names(report: Report) -> Markup:
 
 
 def lanes(report: Report, identity: str, until_s: float | None = None) -> Markup | None:
-    """Draws the lanes; None without a timeline. `until_s`: end of the frame in s, where two reports are compared."""
+    """Draws over time the streams of each class of ranks, one lane a stream; None without a timeline.
+
+    `identity`: begin of the ids in it, unique on the page. `until_s`: end of the frame in s, where two reports are
+    compared; None: the end of this step.
+    """
     classes = drawn_classes(report)
     if report.detail is None or not classes:
         return None
@@ -171,7 +178,7 @@ def _grid(frame_s: float, height: int) -> Markup:
 
 
 def lane_entries(report: Report) -> list[LegendEntry]:
-    """Returns the legend of the kinds of spans that are drawn."""
+    """Returns legend entries for the kinds of spans that `lanes` draws, such as kernels of forward."""
     kinds = {span.kind for _, detail in drawn_classes(report) for span in detail.spans}
     entries = [LegendEntry(f"kernels of {kind}", f"span {phase_class(kind)}") for kind in _PHASES if kind in kinds]
     entries += [LegendEntry(words, f"span wait-{kind}") for kind, words in WAITS.items() if kind in kinds]

@@ -18,9 +18,9 @@ _ROW: Final = 22
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """The words of an entry, the CSS class or the paint of its sample, and a note such as its bytes.
+    """One entry of a legend: its words, the CSS class or paint of its sample, a note such as its bytes.
 
-    Without a class and a paint it is only text.
+    Without a class and a paint (`fill`) it is only text.
     """
 
     words: str
@@ -30,18 +30,18 @@ class LegendEntry:
 
     @property
     def has_sample(self) -> bool:
-        """Says whether a sample of a colour or texture is drawn before the words."""
+        """Tells whether a sample of a colour or texture is drawn before the words."""
         return bool(self.css_class or self.fill)
 
 
 def entry_of(name: str, note: str = "") -> LegendEntry:
-    """Returns the entry of a category, component or kind of layer, with its swatch."""
+    """Returns the legend entry of a category, component or kind of layer, in its colour and texture."""
     paint = swatch(name)
     return LegendEntry(name, paint.css_class, paint.fill, note)
 
 
 def legend(entries: Sequence[LegendEntry], label: str) -> Markup:
-    """Returns the entries as an HTML list."""
+    """Returns the entries as an HTML list; `label` is its name for screen readers."""
     return element("ul", *map(_row, entries), class_="key", aria_label=label)
 
 

@@ -27,11 +27,12 @@ _ROOMY: Final = 30  # height in pixels above which the place in the plot decides
 
 def memory_chart(rank: RankReport, capacity_bytes: int | None, clock: Clock, identity: str, *,
                  kinds: Mapping[str, str] | None = None, stacked_by: str = "category", at_least: int = 0) -> Markup:
-    """Draws the chart with events (`issue`) or seconds (`time`) on the x axis.
+    """Draws the allocated bytes of one class of ranks over the step, stacked by category, as one `<svg>`.
 
-    `identity`: makes the ids of the text alternative unique on the page. `kinds`: the kind of each layer, by path.
-    `stacked_by`: the word for what the bands are, in the title. `at_least`: bytes up to which the scale reaches, where
-    charts are compared. ValueError: the class has no memory series.
+    `clock`: the x axis has events ("issue") or seconds ("time"). `identity`: begin of the ids in it, unique on the
+    page. `kinds`: the kind of each layer, by path. `stacked_by`: the word for what the bands are, in the title.
+    `at_least`: bytes up to which the scale reaches, where charts are compared. ValueError: the class has no memory over
+    the step.
     """
     series = rank.memory
     if series is None or not series.event_index:
@@ -57,7 +58,10 @@ def memory_chart(rank: RankReport, capacity_bytes: int | None, clock: Clock, ide
 
 def text_alternative(rank: RankReport, capacity_bytes: int | None, clock: Clock, stacked_by: str = "category"
                      ) -> tuple[str, str]:
-    """Returns the title and the description of the chart, for screen readers."""
+    """Returns (title, description) of a memory chart as text, for screen readers.
+
+    The arguments are those of `memory_chart`.
+    """
     axis = "in issue order" if clock == "issue" else "over time"
     title = f"Allocated memory of ranks {', '.join(rank.ranks)} {axis}, stacked by {stacked_by}"
     parts = [f"Capacity of the device {format_bytes(capacity_bytes)}."] if capacity_bytes is not None else []

@@ -16,7 +16,10 @@ __all__ = ["category_entries", "category_sample", "memory_legend", "phase_legend
 
 
 def memory_legend(rank: RankReport) -> Markup | None:
-    """Returns the categories of the chart from top to bottom, with their bytes at the peak; None without a peak."""
+    """Returns an HTML legend of a memory chart: categories from top to bottom, with bytes at the peak.
+
+    None without a peak or without memory over the step.
+    """
     if rank.memory is None or rank.peak is None:
         return None
     order, sizes = layer_order(rank), rank.peak.by_category
@@ -48,7 +51,7 @@ def _legend_row(name: str, num_bytes: int) -> Markup:
 
 
 def category_sample(category: str) -> Markup:
-    """Returns a square filled with the swatch of the category."""
+    """Returns a small square as `<svg>`, in the colour and texture of a category."""
     paint = swatch(category)
     shape = element("rect", x="0.5", y="0.5", width=15, height=15, rx=3, fill=paint.fill,
                     class_=" ".join(filter(None, ("sample", paint.css_class))))
@@ -56,7 +59,10 @@ def category_sample(category: str) -> Markup:
 
 
 def phase_legend(rank: RankReport) -> Markup | None:
-    """Returns the phases of the strip below the chart, each with its highest allocated bytes; None without a peak."""
+    """Returns an HTML legend of a memory chart's phases, each with its highest allocated bytes.
+
+    None without a peak or without memory over the step.
+    """
     if rank.memory is None or rank.peak is None:
         return None
     names = dict.fromkeys(rank.memory.phases)

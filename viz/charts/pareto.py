@@ -13,7 +13,7 @@ __all__ = ["cost_per_million_tokens", "cost_scatter", "time_points", "time_scatt
 
 
 def time_points(reports: Sequence[Report]) -> list[Point]:
-    """Points of the scenarios that have both a peak and a step time, in s."""
+    """Returns points (step time in s, peak memory) of the scenarios that have both."""
     return _points(reports, [_step_s(report) for report in reports])
 
 
@@ -37,13 +37,19 @@ def cost_per_million_tokens(report: Report) -> float | None:
 
 
 def time_scatter(reports: Sequence[Report], identity: str) -> Markup | None:
-    """Draws peak memory against step time; None where no scenario has a time."""
+    """Draws all scenarios by peak memory and step time; None where no scenario has both.
+
+    `identity`: begin of the ids in it, unique on the page.
+    """
     return scatter(time_points(reports), "Peak memory against step time",
                    "time of a step", format_seconds, _capacities(reports), identity)
 
 
 def cost_scatter(reports: Sequence[Report], identity: str) -> Markup | None:
-    """Draws peak memory against cost; None where no scenario has a price."""
+    """Draws all scenarios by peak memory and USD per million tokens; None where none has both.
+
+    `identity`: begin of the ids in it, unique on the page.
+    """
     points = _points(reports, [cost_per_million_tokens(report) for report in reports])
     return scatter(points, "Peak memory against cost", "USD per million tokens", lambda usd: f"{usd:.3g}",
                    _capacities(reports), identity)

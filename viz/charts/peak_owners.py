@@ -18,7 +18,11 @@ _SHOWN: Final = 16
 
 
 def peak_owner_bars(rank: RankReport, detail: ClassDetail, identity: str) -> Markup | None:
-    """Draws the largest owners as bars, and one bar for what is outside the allocator; None without owners."""
+    """Draws the 16 largest owners (layer and tensor) of memory at the peak as bars.
+
+    Then one bar for all other owners, and one for memory outside the allocator. None without a peak or without owners.
+    `identity`: begin of the ids in it, unique on the page.
+    """
     if rank.peak is None or not detail.holders:
         return None
     device_bytes, largest = rank.peak.device_bytes, detail.holders[0].bytes

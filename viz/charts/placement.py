@@ -41,7 +41,7 @@ class _Cell:
 
 
 def members(text: str) -> range:
-    """Reads a run of ranks: `"0-128:64"` is 0, 64, 128. Text of another form is an empty range."""
+    """Returns the ranks of a text such as `"0-128:64"`: 0, 64, 128. Text of another form: an empty range."""
     match = _RANGE.fullmatch(text)
     if match is None:
         return range(0)
@@ -50,7 +50,11 @@ def members(text: str) -> range:
 
 
 def placement(report: Report, identity: str) -> Markup | None:
-    """Draws the map; None without ranks."""
+    """Draws the ranks as a grid, each with bars of its bytes by component; None without ranks.
+
+    At most 128 cells: of more ranks a cell is a run of ranks of one class. `identity`: begin of the ids in it, unique
+    on the page.
+    """
     cells = sorted(_cells(report), key=lambda cell: cell.first)[:MAX_CELLS]
     if not cells:
         return None
@@ -120,13 +124,19 @@ def _cell(report: Report, cell: _Cell, place: int, columns: int, height: int, he
 
 
 def components(rank: RankReport) -> list[tuple[str, int]]:
-    """Returns (name, bytes) of the components at rest on a rank: weights, gradients, optimizer; largest first."""
+    """Returns (component, bytes at rest) on a rank, largest first.
+
+    Bytes are those of weights, gradients and optimizer states together.
+    """
     sizes = {name: c.params_bytes + c.grads_bytes + c.optimizer_bytes for name, c in rank.at_rest.items()}
     return sorted(((name, size) for name, size in sizes.items() if size), key=lambda item: (-item[1], item[0]))
 
 
 def scale_bytes(report: Report) -> int:
-    """Returns the bytes of a whole bar: the device's, or the fullest rank's peak where the device is far larger."""
+    """Returns the bytes that a whole bar of the placement map stands for.
+
+    The device's capacity, or the fullest rank's peak where that is more or the capacity far larger.
+    """
     most = max(max(rank.peak.device_bytes if rank.peak else 0, rank.at_rest_bytes(), 1) for rank in report.ranks)
     capacity = report.capacity_bytes or 0
     return max(most, capacity) if capacity <= _FAR * most else most
@@ -160,7 +170,10 @@ def _words(report: Report, cell: _Cell) -> str:
 
 
 def component_entries(report: Report) -> list[LegendEntry]:
-    """Returns the legend: components that some rank holds, largest first, and the bytes of a whole bar."""
+    """Returns legend entries of the placement map: components, largest first, and a whole bar's bytes.
+
+    A component's note is its most bytes on any rank.
+    """
     sizes: dict[str, int] = {}
     for rank in report.ranks:
         for name, size in components(rank):
@@ -171,9 +184,10 @@ def component_entries(report: Report) -> list[LegendEntry]:
 
 
 def peers(report: Report, identity: str) -> Markup | None:
-    """Returns radio buttons that choose the axis on which the peers of a chosen rank are marked.
+    """Returns radio buttons that choose a mesh axis, on which the map marks the group of a chosen rank.
 
-    Only the script shows them. Returns None without axes, and where cells are not single ranks.
+    Only the script shows them. Returns None without axes, and where cells are not single ranks. `identity`: begin of
+    their name, unique on the page.
     """
     axes = report.detail.axes if report.detail else ()
     if not axes or sum(rank.num_ranks for rank in report.ranks) > MAX_CELLS:

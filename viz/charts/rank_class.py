@@ -10,18 +10,24 @@ __all__ = ["by_part", "class_detail", "class_letter", "fullest_class"]
 
 
 def fullest_class(report: Report) -> RankReport | None:
-    """Returns the class with the highest peak, which decides the verdict; without peaks the first class, or None."""
+    """Returns the class of ranks with the highest peak, which decides the verdict.
+
+    Without peaks the first class; None without ranks.
+    """
     return report.peak_rank or (report.ranks[0] if report.ranks else None)
 
 
 def class_detail(report: Report, rank: RankReport) -> ClassDetail | None:
-    """Returns the details of a class of ranks; None where the report has none."""
+    """Returns the details (tensors, owners, spans) of one class of the report's ranks; None without any."""
     number = next(n for n, other in enumerate(report.ranks) if other is rank)
     return report.detail.classes[number] if report.detail and number < len(report.detail.classes) else None
 
 
 def by_part(rank: RankReport, detail: ClassDetail) -> RankReport:
-    """Returns the same ranks with memory stacked by part of the model instead of category, for the same charts."""
+    """Returns `rank` with its memory over the step and at the peak by part of the model, not category.
+
+    The same charts can then draw it. Unchanged if there is no such memory in `detail`.
+    """
     series = detail.by_part
     if series is None or rank.peak is None or not series.event_index:
         return rank

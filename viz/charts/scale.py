@@ -23,7 +23,11 @@ _OFF_SCALE: Final = 3.4
 
 @dataclass(frozen=True)
 class Scale:
-    """Positions on the x axis where samples begin (`x`, its `first`, its `span`), and the bytes at the plot's top."""
+    """Scale of one memory chart: x positions of samples, and the bytes at the top of the plot.
+
+    `x`: where each sample begins, in events or seconds, and the end of the last; `first`: the least of them; `span`:
+    their range. `capacity_bytes`: of the device, None if unknown.
+    """
 
     x: tuple[float, ...]
     first: float
@@ -32,7 +36,7 @@ class Scale:
     capacity_bytes: int | None
 
     def share(self, index: int) -> float:
-        """Returns where sample `index` begins, 0 to 1 across the plot."""
+        """Returns the begin of sample `index` as a share of the plot's width, 0 to 1."""
         return (self.x[index] - self.first) / self.span
 
     def y(self, num_bytes: float) -> float:
@@ -41,14 +45,15 @@ class Scale:
 
     @property
     def off_scale(self) -> bool:
-        """Says whether the capacity is so far above the peak that its line is drawn at the edge of the plot."""
+        """Tells whether the capacity is above the top of the plot, so that its line is drawn at the edge."""
         return self.capacity_bytes is not None and self.capacity_bytes > self.top_bytes
 
 
 def scale_of(rank: RankReport, series: MemorySeries, clock: Clock, capacity: int | None, at_least: int = 0) -> Scale:
-    """Returns the scale: from zero to above the capacity, or to above the peak where the capacity is far larger.
+    """Returns the scale of a memory chart; bytes from zero to above the capacity and the peak.
 
-    `at_least`: bytes up to which the scale reaches, where charts are compared.
+    Where the capacity is more than 3.4 times the highest bytes, it is left out of the scale. `at_least`: bytes up to
+    which the scale reaches, where charts are compared.
     """
     x = edges(series, clock)
     highest = max(*totals(series), rank.peak.device_bytes if rank.peak else 0, at_least, 1)
@@ -58,5 +63,5 @@ def scale_of(rank: RankReport, series: MemorySeries, clock: Clock, capacity: int
 
 
 def percent(share: float) -> str:
-    """Returns a share as a coordinate: `0.25` is `"25%"`."""
+    """Returns a share of the width (0 to 1) as an SVG coordinate: `0.25` is `"25%"`."""
     return f"{number(100 * share)}%"

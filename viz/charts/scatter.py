@@ -23,7 +23,10 @@ _WIDE_RANGE: Final = 12
 
 @dataclass(frozen=True)
 class Point:
-    """Scenario number `row`: its value on the x axis, its peak in bytes, and whether it fits."""
+    """One scenario in a scatter: its number `row` in the list of reports, its x value, its peak in bytes.
+
+    `fits`: False is drawn as a cross.
+    """
 
     row: int
     name: str
@@ -33,7 +36,7 @@ class Point:
 
 
 def edge(points: Sequence[Point]) -> list[Point]:
-    """Returns the Pareto edge from the left: points that fit, of which no other that fits is lower on both axes.
+    """Returns the Pareto edge by ascending x: points that fit, with no other one lower on both axes.
 
     Of equal points only the first is on the edge.
     """
@@ -70,10 +73,10 @@ class _Axis:
 
 def scatter(points: Sequence[Point], title: str, x_name: str, show: Callable[[float], str], capacities: Sequence[int],
             identity: str) -> Markup | None:
-    """Draws the chart; None without points.
+    """Draws scenarios by x and peak memory as one `<svg>`, with the Pareto edge; None without points.
 
     `x_name`, `show`: the name of the x axis, and the text of its values. `capacities`: bytes of devices, drawn as lines
-    where they are at most three and not far above the points.
+    where they are at most three and not far above the points. `identity`: begin of the ids in it, unique on the page.
     """
     if not points:
         return None

@@ -20,7 +20,7 @@ _GIB: Final = 2**30
 
 @dataclass(frozen=True)
 class Band:
-    """A category of the stack: the bytes below its lower and below its upper edge at each sample."""
+    """One category in the stack: at each sample, the bytes up to its lower and up to its upper edge."""
 
     category: str
     lower: tuple[int, ...]
@@ -34,7 +34,7 @@ class Band:
 
 @dataclass(frozen=True)
 class PhaseRun:
-    """A run of samples in one phase or layer: its first sample, and the one after its last."""
+    """One run of samples in a phase (or layer) called `phase`: indices of its first, and after its last."""
 
     phase: str
     first: int
@@ -42,20 +42,21 @@ class PhaseRun:
 
 
 def totals(series: MemorySeries) -> tuple[int, ...]:
-    """Returns the allocated bytes at each sample."""
+    """Returns the allocated bytes of all categories together, at each sample."""
     return tuple(map(sum, zip(*series.values, strict=True))) if series.values else ()
 
 
 def peak_index(series: MemorySeries) -> int:
-    """Returns the index of the first sample with the most bytes."""
+    """Returns the index of the first sample with the most bytes of all categories together."""
     total = totals(series)
     return total.index(max(total))
 
 
 def layer_order(rank: RankReport) -> tuple[str, ...]:
-    """Returns the categories from top to bottom: those that come and go above those that are held for the whole step.
+    """Returns the categories as a memory chart stacks them, from top to bottom.
 
-    Both groups are sorted by bytes at the peak, largest first.
+    Those that come and go are above those that are held for the whole step; both groups by bytes at the peak, largest
+    first.
     """
     sizes = _sizes_at_peak(rank)
     return tuple(sorted(sizes, key=lambda name: (swatch(name).held, -sizes[name], name)))
@@ -72,7 +73,7 @@ def _sizes_at_peak(rank: RankReport) -> dict[str, int]:
 
 
 def stack(series: MemorySeries, order: Sequence[str]) -> tuple[Band, ...]:
-    """Returns the bands from top to bottom, in the order given."""
+    """Returns the bands of a memory chart from top to bottom, in `order`; the lowest begins at 0 bytes."""
     by_name = dict(zip(series.categories, series.values, strict=True))
     base = (0,) * len(series.event_index)
     bands = []
@@ -84,15 +85,16 @@ def stack(series: MemorySeries, order: Sequence[str]) -> tuple[Band, ...]:
 
 
 def has_time(series: MemorySeries) -> bool:
-    """Says whether the samples have times: without a timeline they all have the same one."""
+    """Tells whether the samples have times: without a timeline they all have the same one."""
     return len(set(series.time_s)) > 1
 
 
 def edges(series: MemorySeries, clock: Clock) -> tuple[float, ...]:
-    """Returns where each sample begins on the x axis, and where the last one ends; the values never decrease.
+    """Returns where each sample begins on the x axis, and where the last one ends; never decreasing.
 
-    A sample holds until the next one: memory changes in steps. Times are those at which the host issues; where a time
-    is earlier than the one before it (streams run in parallel), the later time is used.
+    `clock`: "issue" for event numbers, "time" for seconds. A sample holds until the next one: memory changes in steps.
+    Times are those at which the host issues; where a time is earlier than the one before it (streams run in parallel),
+    the later time is used.
     """
     if clock == "issue":
         starts = tuple(float(index) for index in series.event_index)
@@ -102,12 +104,12 @@ def edges(series: MemorySeries, clock: Clock) -> tuple[float, ...]:
 
 
 def phase_runs(series: MemorySeries) -> tuple[PhaseRun, ...]:
-    """Returns the phases in order, neighbouring samples of one phase joined."""
+    """Returns the runs of samples in one phase, in order."""
     return _runs(series.phases)
 
 
 def layer_runs(series: MemorySeries) -> tuple[PhaseRun, ...]:
-    """Returns the layers in order as runs; the name of a run between layers is empty."""
+    """Returns the runs of samples in one layer, in order; its path is `phase`, "" between layers."""
     return _runs(series.layers)
 
 
@@ -127,7 +129,7 @@ def ticks(low: float, high: float, count: int) -> tuple[float, ...]:
 
 
 def gib_ticks(top_bytes: float) -> tuple[tuple[int, str], ...]:
-    """Returns (bytes, label in GiB) of the ticks of the y axis."""
+    """Returns (bytes, label in GiB) of about five ticks of a y axis, from zero to `top_bytes`."""
     marks = ticks(0.0, top_bytes / _GIB, 5)
     digits = max(0, -math.floor(math.log10(marks[1]))) if len(marks) > 1 else 2
     return tuple((round(mark * _GIB), f"{mark:.{digits}f}") for mark in marks)

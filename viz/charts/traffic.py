@@ -16,9 +16,10 @@ _LINKS = (("nvlink", "inside a node"), ("network", "over the network"))
 
 
 def traffic_bars(report: Report, rank: RankReport, identity: str) -> Markup | None:
-    """Draws the bytes that the rank sends, most first; phases and data types of a collective on an axis are summed.
+    """Draws the bytes that a rank sends in one step as bars, one for each collective and axis, most first.
 
-    Returns None without traffic.
+    Parts of a bar: inside a node, over the network. None without traffic. `identity`: begin of the ids in it, unique on
+    the page.
     """
     sums: dict[tuple[str, str, int], list[int]] = {}
     for row in rank.traffic:
@@ -53,5 +54,5 @@ def _waited(report: Report, collective: str, axis: str) -> str:
 
 
 def link_entries() -> list[LegendEntry]:
-    """Returns the legend of the two kinds of links."""
+    """Returns legend entries of the two kinds of links: inside a node, over the network."""
     return [LegendEntry(words, *_paint(link)) for link, words in _LINKS]

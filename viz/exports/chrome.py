@@ -31,9 +31,9 @@ _ORDER: Final = "XCsf"
 
 
 def chrome_trace(report: Report, ranks: Sequence[int] = ()) -> tuple[str, Sequence[str]]:
-    """Returns the text of the trace, and a line for each thing that it leaves out.
+    """Returns (JSON text of the trace, a line for each thing that it leaves out).
 
-    `ranks`: the ranks to show, instead of the first rank of each class.
+    `ranks`: the ranks to show; empty: the first rank of each class.
     """
     omissions, shown = left_out(report, ranks), processes(report, ranks)
     places = _places(shown)

@@ -59,7 +59,10 @@ class _Figure:
 
 
 def figures(reports: Sequence[Report]) -> Iterator[tuple[str, str]]:
-    """Yields (name, SVG text) of every figure; the names are safe as file names."""
+    """Yields (name, SVG text) of every figure; names are safe as file names and have no suffix.
+
+    Several reports have scatters; up to 16 reports also have all charts of each.
+    """
     if len(reports) > 1:
         scatters = (("pareto-time", "Peak memory against step time", time_scatter(reports, "t")),
                     ("pareto-cost", "Peak memory against cost", cost_scatter(reports, "c")))
@@ -153,13 +156,19 @@ def _rules() -> str:
 
 
 def as_png(svg: str) -> bytes:
-    """Returns a PNG image of twice the size; it has no text without a font of `_FAMILIES`. ImportError: no resvg."""
+    """Returns the bytes of a PNG image of an SVG text, of twice its size. ImportError: resvg is missing.
+
+    It has no text without a font of `_FAMILIES`.
+    """
     return _rendered(svg, letters())
 
 
 @cache
 def letters() -> str:
-    """Returns the first font family of this machine that resvg can draw; none: "". ImportError: no resvg."""
+    """Returns the first font family that resvg can draw on this machine; "" if there is none.
+
+    ImportError: resvg is missing.
+    """
     without = _rendered(_LETTER.format(""), "")
     return next((family for family in _FAMILIES if _rendered(_LETTER.format("M"), family) != without), "")
 

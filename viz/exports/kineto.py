@@ -52,9 +52,9 @@ _COPIES: Final = {"to_host": "Memcpy DtoH (Device -> Pinned)", "to_device": "Mem
 
 
 def kineto_traces(report: Report, ranks: Sequence[int] = ()) -> tuple[dict[str, str], Sequence[str]]:
-    """Returns the texts of the traces by file name, and a line for each thing that they leave out.
+    """Returns (JSON texts of the traces by file name, a line for each thing that they leave out).
 
-    `ranks`: the ranks to write, instead of the first rank of each class.
+    `ranks`: the ranks to write; empty: the first rank of each class.
     """
     omissions = left_out(report, ranks)
     world = sum(rank.num_ranks for rank in report.ranks)
@@ -63,9 +63,10 @@ def kineto_traces(report: Report, ranks: Sequence[int] = ()) -> tuple[dict[str, 
 
 
 def overlap(threads: Mapping[str, Sequence[Slice]]) -> float:
-    """Returns the share of a rank's communication time in which it computes too, 0 to 1; 0 without communication.
+    """Returns the share of a rank's communication time in which it computes too, 0 to 1.
 
-    The definition of HolisticTraceAnalysis (`hta/analyzers/communication_analysis.py`, get_comm_comp_overlap).
+    0 without communication. `threads`: slices by the thread's name. The definition of HolisticTraceAnalysis
+    (`hta/analyzers/communication_analysis.py`, get_comm_comp_overlap).
     """
     computing = _union(threads.get("compute", ()))
     calling = _union(piece for lane in _COMMUNICATION for piece in threads.get(lane, ()) if not _is_copy(piece))

@@ -29,7 +29,10 @@ _RUNS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A named interval from `start` to `end`, in ns, and the span of which it is a piece, if any."""
+    """One named interval of a trace from `start` to `end`, in ns.
+
+    `span`: the report's span that it is part of; None for a step or a pass.
+    """
 
     name: str
     start: int
@@ -39,7 +42,10 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A class of ranks: `number` is the rank that represents all of `rank.ranks`, `threads` its slices by thread."""
+    """One class of ranks in a trace: `number` is the rank that represents all of `rank.ranks`.
+
+    `threads`: slices in order of time, by the thread's name (see `THREADS`).
+    """
 
     number: int
     rank: RankReport
@@ -47,7 +53,7 @@ class Process:
 
     @property
     def name(self) -> str:
-        """Name of the process: its rank, the first eight runs of ranks that it represents, and how many more."""
+        """Name in the trace: the rank, the first eight runs of ranks that it represents, and how many more."""
         runs = self.rank.ranks
         more = f" and {len(runs) - _RUNS:,} runs more" if len(runs) > _RUNS else ""
         others = f", stands for {', '.join(runs[:_RUNS])}{more}" if self.rank.num_ranks > 1 else ""
@@ -55,7 +61,10 @@ class Process:
 
 
 def processes(report: Report, ranks: Sequence[int] = ()) -> list[Process]:
-    """Returns the classes with slices, at most 128; with `ranks`, one process for each of these ranks."""
+    """Returns the processes of a trace: one for each class of ranks with a timeline, at most 128.
+
+    With `ranks`, one for each of these ranks that has a timeline, in ascending order.
+    """
     timed = _timed(report)
     chosen = [(_members(rank)[0].start, rank, detail) for rank, detail in timed[:_MOST]] if not ranks else [
         (number, rank, detail) for number in sorted(set(ranks)) for rank, detail in timed
@@ -64,7 +73,7 @@ def processes(report: Report, ranks: Sequence[int] = ()) -> list[Process]:
 
 
 def left_out(report: Report, ranks: Sequence[int] = ()) -> list[str]:
-    """Returns a line for each part of the step that is not among the slices.
+    """Returns a line of text for each part of the step that is not in a trace.
 
     With `ranks`, classes that were not asked for are not mentioned.
     """

@@ -56,12 +56,15 @@ Event = dict[str, Any]
 
 
 def pickled(report: Report) -> bytes:
-    """Returns the bytes of the snapshot's file."""
+    """Returns the bytes of the snapshot's file, a pickle. ValueError: the report has no lifetimes."""
     return pickle.dumps(snapshot(report), protocol=PROTOCOL)
 
 
 def snapshot(report: Report) -> dict[str, Any]:
-    """Returns the snapshot as plain data. ValueError: the report has no lifetimes."""
+    """Returns the memory snapshot as plain data: segments, events (`device_traces`), and our own notes.
+
+    Keys and values are those of torch's `_snapshot`, [Note: snapshot]. ValueError: the report has no lifetimes.
+    """
     classes = report.detail.classes if report.detail else ()
     if not classes or any(detail.lifetimes is None for detail in classes):
         raise ValueError(f"{report.name}: a report without lifetimes of allocations")
@@ -82,7 +85,7 @@ def snapshot(report: Report) -> dict[str, Any]:
 
 
 def notes(report: Report) -> list[str]:
-    """Returns a line for each thing that the snapshot leaves out, or has otherwise than a snapshot of torch."""
+    """Returns a line of text for each thing in which the snapshot differs from one of torch."""
     detail = report.detail
     lines = ["simulated: addresses are by first fit; what lies outside torch's allocator is left out"]
     if detail is not None and detail.written_out < detail.num_microbatches:
@@ -98,7 +101,10 @@ def notes(report: Report) -> list[str]:
 
 
 def whole_fits(report: Report) -> bool:
-    """Says whether microbatches are left out although all, tensor by tensor, would stay within `MAX_POSTINGS`."""
+    """Tells whether microbatches are left out although all would stay within `MAX_POSTINGS`.
+
+    False also if allocations are merged.
+    """
     detail = report.detail
     lives = [ranks.lifetimes for ranks in detail.classes if ranks.lifetimes] if detail else []
     if detail is None or detail.written_out == detail.num_microbatches or any(life.merged for life in lives):

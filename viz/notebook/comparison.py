@@ -11,7 +11,10 @@ __all__ = ["comparison_html"]
 
 
 def comparison_html(both: Comparison) -> str:
-    """Returns the card: each number of both results with its difference, or which of them has no numbers."""
+    """Returns the HTML with which a notebook shows a comparison: each number of both, with differences.
+
+    If one of the results has no numbers, it says which.
+    """
     rows = [*both.at_rest, *both.peak, *both.time]
     has_numbers = {"A": any(row.a for row in rows), "B": any(row.b for row in rows)}
     missing = [side for side, has_any in has_numbers.items() if not has_any]

@@ -34,7 +34,10 @@ _NAMED: Final = re.compile(r'\b(id|aria-labelledby|aria-describedby)="([^"]*)"|u
 
 
 def fragment(inside: Markup) -> str:
-    """Returns `inside` with its rules and textures, as one `<div>` that changes nothing around it."""
+    """Returns `inside` with the style rules and textures that it uses, as HTML text of one `<div>`.
+
+    It changes nothing around it: rules and ids begin with an id of the fragment.
+    """
     own = f"rankscope-{hashlib.sha256(inside.encode()).hexdigest()[:10]}"
     textures = _textures(inside + _rules(inside))
     rules = _rules(textures + inside)

@@ -34,7 +34,10 @@ _WORDS: Final = {"device_bytes": "peak", "headroom_bytes": "headroom", "step_s":
 
 
 def frame_html(frame: Frame) -> str:
-    """Returns the card; it has at most the first 60 rows."""
+    """Returns the HTML with which a notebook shows a table: its first 60 rows, usual and differing columns.
+
+    Below it reasons for missing numbers, and a scatter of peak memory and step time.
+    """
     columns = frame.to_dict()
     names = _shown(frame, columns)
     heads = (element("th", _WORDS.get(name, name), scope="col", class_=_css(columns[name])) for name in names)

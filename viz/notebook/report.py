@@ -31,7 +31,7 @@ _PARTS: Final = {
 
 
 def report_html(report: Report) -> str:
-    """Returns the card of a report."""
+    """Returns the HTML with which a notebook shows a result: verdict, numbers, charts of memory and time."""
     halves = [element("div", part) for part in (_ranks(report), _at_rest(report), _step(report)) if part]
     return fragment(join((
         element("p", report.name, class_="headline", dir="auto"),

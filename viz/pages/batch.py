@@ -28,7 +28,10 @@ _SWEPT: Final = re.compile(r"(?:^|,)([a-z_.]+)=")
 
 
 def batch(reports: Sequence[Report], *, linked: bool) -> Markup:
-    """Returns the section. `linked`: the page has an article for each scenario, to which its row links."""
+    """Returns the page's section about many scenarios: filters, scatters with the Pareto edge, a table.
+
+    `linked`: the page has an article for each scenario, to which its row links.
+    """
     keys = dict(list(differing_keys(reports, _MOST_VALUES).items())[:_MOST_KEYS])
     verdicts = Counter(verdict_key(report) for report in reports)
     words = ", ".join(f"{count:,} {_WORDS[key][count > 1]}" for key, count in verdicts.items())
@@ -157,7 +160,7 @@ def _data(reports: Sequence[Report]) -> Markup:
 
 
 def escape_controls(text: str) -> str:
-    """Returns `text` with characters that XML does not allow replaced; control characters are already JSON escapes."""
+    """Returns `text` with characters that XML does not allow replaced by U+FFFD; markup stays as it is."""
     return "".join(c if c in "<>&\"'" else escape(c) for c in text)
 
 

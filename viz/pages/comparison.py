@@ -27,7 +27,7 @@ _FACTOR: Final = 400
 
 
 def comparison(a: Report, b: Report) -> Markup:
-    """Returns the section."""
+    """Returns the page's section about two scenarios: keys that differ, numbers with differences, charts."""
     both = compare(a, b)
     heads = (element("div", element("h3", element("span", mark, class_="badge side-mark"), " ", r.name, dir="auto"),
                      element("p", verdict(r)), device_fill(r)) for mark, r in (("A", a), ("B", b)))
@@ -37,7 +37,10 @@ def comparison(a: Report, b: Report) -> Markup:
 
 
 def number_tables(both: Comparison) -> Iterator[Markup]:
-    """Yields tables of each number of both with its difference: memory, time, memory at rest, traffic."""
+    """Yields HTML tables of the numbers of two results, with differences.
+
+    In this order: peak, time, memory at rest, traffic; a table without rows is left out.
+    """
     groups: Sequence[tuple[str, tuple[Row, ...], Callable[[float], str]]] = (
         ("Peak on the worst rank", both.peak, format_bytes), ("Time", both.time, format_seconds),
         ("At rest on the worst rank", both.at_rest, format_bytes),

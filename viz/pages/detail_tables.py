@@ -16,7 +16,10 @@ _MOST: Final = 400  # rows of owners
 
 
 def tensor_table(rank: RankReport, detail: ClassDetail, identity: str) -> Markup | None:
-    """Returns a row for each tensor at rest on these ranks; equal layers share a row. None without tensors."""
+    """Returns an HTML table, folded, of all tensors at rest on these ranks: shape, cutting axes, bytes.
+
+    Equal tensors of several layers share a row. None without tensors. `identity`: its id, unique on the page.
+    """
     if not detail.tensors:
         return None
     columns = ("tensor", "in layers", "component", "dtype", "whole shape", "cut by", "layers", "elements here",
@@ -39,7 +42,7 @@ def _row(tensor: TensorRow) -> list[Child]:
 
 
 def peak_owner_table(detail: ClassDetail) -> Markup | None:
-    """Returns the owners of memory at the peak, the first 400; None without owners."""
+    """Returns an HTML table, folded, of owners of memory at the peak, at most 400; None without owners."""
     if not detail.holders:
         return None
     rows = [[code(holder.owner), holder.layers, holder.category, f"{holder.num_layers:,}", format_bytes(holder.bytes)]

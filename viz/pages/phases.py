@@ -18,9 +18,10 @@ _PARTS = (("weights", "weight_bytes", "sharded_param"), ("adapters", "adapter_bu
 
 
 def phase_section(report: Report, identity: str) -> Markup | None:
-    """Draws the memory in each phase by category, on a scale up to the capacity or the fullest phase.
+    """Returns the section of a reinforcement-learning step: memory in each phase as bars by category.
 
-    Returns None for a step without phases.
+    The scale ends at the capacity or the fullest phase. None for a step without phases. `identity`: begin of the ids in
+    it, unique on the page.
     """
     if not report.phases:
         return None
@@ -51,9 +52,9 @@ def _owners(owners: dict[str, int]) -> str:
 
 
 def engine_section(report: Report, identity: str) -> Markup | None:
-    """Draws the memory that the engine requests, by part, with facts of its cache and its decoding speed.
+    """Returns the section of an inference engine: memory that it requests by part, cache, decoding.
 
-    Returns None for a report without an engine.
+    None for a report without an engine. `identity`: begin of the ids in it, unique on the page.
     """
     engine = report.serving
     if engine is None:

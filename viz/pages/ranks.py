@@ -27,7 +27,11 @@ _MANY: Final = 4  # with more classes of ranks than this, only the fullest is op
 
 
 def rank_section(report: Report, rank: RankReport, identity: str, *, is_full: bool = True) -> Markup:
-    """Returns the section, which opens and closes. `is_full`: memory on both clocks, and also by part of the model."""
+    """Returns the section of one class of ranks, which opens and closes: memory, owners, traffic, at rest.
+
+    `is_full`: memory on both clocks (issue order, time), and also by part of the model. `identity`: begin of the ids in
+    it, unique on the page.
+    """
     is_highest = rank is report.peak_rank and len(report.ranks) > 1
     name = f"{'Ranks' if rank.num_ranks > 1 else 'Rank'} {shortened(', '.join(rank.ranks), 90)}"
     number = next(n for n, other in enumerate(report.ranks) if other is rank)

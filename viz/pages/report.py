@@ -35,7 +35,11 @@ _KINDS: Final = {
 
 
 def article(report: Report, ordinal: int, share: float = 1.0) -> Markup:
-    """Returns everything about one report. `share`: its share of the page's room for classes of ranks, 0 to 1."""
+    """Returns everything about one report as HTML. `ordinal`: its number on the page, from 1.
+
+    `share`: its share, 0 to 1, of the characters that a page has for classes of ranks; classes for which there is no
+    room are left out, but never the fullest.
+    """
     head = element("header", element("h2", report.name, id=f"report-{ordinal}-name", dir="auto"),
                    element("p", verdict(report), " ", _sentence(report), class_="answer"), device_fill(report))
     classes = list(_classes(report, ordinal, share * _ROOM))

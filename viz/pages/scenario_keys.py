@@ -28,7 +28,7 @@ def _flat(value: Mapping[str, Any], before: str) -> Iterator[tuple[str, str]]:
 
 
 def value_text(value: object) -> str:
-    """Returns a value as text: a dash for none, lists separated by commas."""
+    """Returns a scenario's value as text: a dash for none or an empty one, lists separated by commas."""
     if value is None or (isinstance(value, dict | list) and not value):
         return "\u2013"
     if isinstance(value, bool):
@@ -37,7 +37,11 @@ def value_text(value: object) -> str:
 
 
 def differing_keys(reports: Sequence[Report], most: int | None = None) -> dict[str, list[str]]:
-    """Returns the keys with more than one value (at most `most`), each with its values by report; axes first."""
+    """Returns the dotted keys that differ between the reports' scenarios, each with its values by report.
+
+    Values are text, in the order of the reports. `most`: keys with more different values are left out. Keys of the mesh
+    come first.
+    """
     scenarios = [flat_keys(report.scenario) for report in reports]
     keys = dict.fromkeys(key for scenario in scenarios for key in scenario)
     values_by_key = {key: [scenario.get(key, "\u2013") for scenario in scenarios] for key in keys}

@@ -26,7 +26,10 @@ _BREAKS: Final = re.compile(r"(?<=[.:/])")
 
 
 def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[Child]], first_number: int) -> Markup:
-    """Returns a table with a caption; it scrolls where it is too wide. `first_number`: the first column of numbers."""
+    """Returns an HTML table with a caption; it scrolls where it is too wide.
+
+    `first_number`: index of the column from which on cells are numbers, which are right-aligned.
+    """
     def kind(column: int) -> str | None:
         return "number" if column >= first_number else None
 
@@ -38,7 +41,7 @@ def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[Child]],
 
 
 def bytes_or_dash(num_bytes: int | None) -> str:
-    """Returns bytes as text, a dash for None."""
+    """Returns a number of bytes as text with its unit, such as "1.50 GiB"; a dash for None."""
     return "\u2013" if num_bytes is None else format_bytes(num_bytes)
 
 
@@ -48,12 +51,15 @@ def signed_bytes(num_bytes: int | None) -> str:
 
 
 def code(text: str) -> Markup:
-    """Returns a name as code; lines may break after the dots, colons and slashes in it."""
+    """Returns a name as an HTML `<code>` element; lines may break after dots, colons and slashes in it."""
     return element("code", join(_BREAKS.split(text), Markup("<wbr/>")))
 
 
 def category_table(rank: RankReport) -> Markup | None:
-    """Returns the bytes by category at the peak with their shares, largest first; None without a peak."""
+    """Returns an HTML table of bytes by category at the peak with their shares, largest first.
+
+    None without a peak.
+    """
     if rank.peak is None or not rank.peak.by_category:
         return None
     sizes = sorted(((name, size) for name, size in rank.peak.by_category.items() if size),
@@ -65,7 +71,7 @@ def category_table(rank: RankReport) -> Markup | None:
 
 
 def owner_table(rank: RankReport) -> Markup | None:
-    """Returns the largest owners of memory at the peak; None without a peak."""
+    """Returns an HTML table of the largest owners (layer and tensor) at the peak; None without a peak."""
     if rank.peak is None or not rank.peak.top:
         return None
     rows = [[code(o.owner), o.category, format_bytes(o.bytes)] for o in rank.peak.top]
@@ -73,7 +79,7 @@ def owner_table(rank: RankReport) -> Markup | None:
 
 
 def traffic_table(rank: RankReport) -> Markup | None:
-    """Returns the collectives of one step; None without any."""
+    """Returns an HTML table of the collectives of one step on one rank; None without any."""
     rows = [[t.collective, code(t.axis), t.phase, t.dtype, t.algorithm, f"{t.group_size:,}", f"{t.calls:,}",
              *map(format_bytes, (t.payload_bytes, t.wire_bytes, t.network_bytes)), t.timing] for t in rank.traffic]
     columns = ("collective", "axis", "phase", "dtype", "algorithm", "ranks", "calls", "payload", "on the wire",
@@ -82,7 +88,10 @@ def traffic_table(rank: RankReport) -> Markup | None:
 
 
 def at_rest_table(rank: RankReport) -> Markup | None:
-    """Returns the memory at rest by component, just before the optimizer's step; None without components."""
+    """Returns an HTML table of memory at rest by component, just before the optimizer's step.
+
+    None without components.
+    """
     rows = [[name, f"{c.num_params:,}", f"{c.num_trainable_params:,}", *map(format_bytes, (
         c.params_bytes, c.grads_bytes, c.optimizer_bytes))] for name, c in rank.at_rest.items()]
     columns = ("component", "parameters", "trainable", "weights", "gradients", "optimizer")

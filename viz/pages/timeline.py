@@ -12,7 +12,11 @@ __all__ = ["timeline"]
 
 
 def timeline(report: Report, identity: str, title: str, until_s: float | None = None) -> Markup | None:
-    """Returns the figure; None where the report has no spans. `until_s`: end of the frame in s, to compare reports."""
+    """Returns the figure of streams over time, with its legend; None where the report has no spans.
+
+    `identity`: begin of the ids in it, unique on the page. `until_s`: end of the frame in s, to compare reports; None:
+    the end of this step.
+    """
     drawing = lanes(report, identity, until_s)
     if drawing is None:
         return None

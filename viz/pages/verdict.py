@@ -20,18 +20,21 @@ _VERDICTS: Final = {
 
 
 def verdict_key(report: Report) -> str:
-    """Returns `fits`, `oom`, `illegal`, `error` or `none`."""
+    """Returns one word for a report: `fits`, `oom`, `illegal`, `error`, or `none` without a verdict."""
     return report.status if report.status != "ok" else report.verdict or "none"
 
 
 def verdict(report: Report) -> Markup:
-    """Returns the badge."""
+    """Returns the verdict as an HTML badge: a sign and words such as "Fits", in a colour."""
     sign, word, css_class = _VERDICTS[verdict_key(report)]
     return element("strong", element("span", sign, aria_hidden="true"), " ", word, class_=f"verdict {css_class}")
 
 
 def verdict_bar(report: Report) -> Markup:
-    """Returns a bar for a row of a table: how full the fullest device is, with the sign; without a peak the badge."""
+    """Returns a bar for a row of a table: fill of the fullest device in percent, with the verdict's sign.
+
+    Without a peak or a capacity the badge of `verdict`.
+    """
     used, capacity = report.highest_bytes, report.capacity_bytes
     if used is None or not capacity:
         return verdict(report)
@@ -48,7 +51,10 @@ def verdict_bar(report: Report) -> Markup:
 
 
 def device_fill(report: Report) -> Markup | None:
-    """Draws a bar of the device: the allocated memory, all memory in use, the capacity; None without a peak."""
+    """Draws a bar of the fullest device: allocated memory, all memory in use, capacity.
+
+    None without a peak or a capacity.
+    """
     peak = report.peak_rank.peak if report.peak_rank else None
     if peak is None or not report.capacity_bytes:
         return None
