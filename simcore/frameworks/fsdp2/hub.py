@@ -38,7 +38,10 @@ def check(job: Job, options: dict[str, Any]) -> None:
 
 
 def options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
-    """Options of the layers: the kernel of attention; a causal mask is made unless it is flash-attn's."""
+    """Returns the options of the layers: which attention kernel runs.
+
+    A causal mask is made unless the kernel is flash-attn's.
+    """
     given = options.get("attn_implementation")
     if given != "flash_attention_2":
         job.auto("framework_options.attn_implementation", "auto", "SDPA over repeated keys and values",
