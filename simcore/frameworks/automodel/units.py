@@ -20,7 +20,7 @@ _DEFAULT_RESHARD = (
 
 
 def is_sharded(job: Job) -> bool:
-    """True if the job has several ranks of data or context parallelism; with one, nothing is `fully_shard`ed.
+    """True if data or context parallelism has several ranks; with one, `fully_shard` is never called.
 
     0.7.0 distributed/fsdp2.py:44, moe/parallelizer.py:1276.
     """

@@ -97,7 +97,7 @@ def check_units(job: Job, made: tuple[Unit, ...]) -> None:
 
 
 def check_last_backward(job: Job, options: dict[str, Any]) -> None:
-    """Raises IllegalLayout for `set_is_last_backward: last` if a unit without gradient keeps a smaller shard.
+    """Raises IllegalLayout for `set_is_last_backward: last` if a unit below the trained ones is kept cut.
 
     Such a unit, kept in a smaller group after forward, is gathered ahead in backward and never awaited.
     `set_is_last_backward(False)` leaves that buffer to the next forward, for which it is too short.
