@@ -38,7 +38,7 @@ class _HostBuffers(Protocol):
 
 
 def even_padding(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]:
-    """Returns the bytes of (parameters, gradients) by which storage is rounded up to one size on all ranks.
+    """Returns the bytes of (parameters, gradients) that round storage up to the same size on all ranks.
 
     Frozen parameters have no gradients, nor have those that the optimizer updates inside backward once that is over.
     `components` and `exact` change nothing.
@@ -73,7 +73,7 @@ def _undivided(degrees: Degrees) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkAdapter:
-    """One framework as the engine knows it: the functions that make its table and its hooks, and its settings.
+    """One framework as the engine knows it: functions that make its table and its hooks, and settings.
 
     `write_table`: the framework applied to a job. `hooks`: makes the hooks at the borders of layers. `lora_tensors`:
     the LoRA tensors of a kind of layer, from its tensors. `versions`: releases, the default first. `implementations`:

@@ -32,7 +32,7 @@ def known_frameworks() -> tuple[str, ...]:
 
 @lru_cache
 def framework_adapter(name: str) -> FrameworkAdapter:
-    """Returns the adapter (table, hooks and settings) of the framework `name`; KeyError for an unknown one."""
+    """Returns the adapter (table, hooks, settings) of the framework `name`; KeyError for an unknown one."""
     adapters: dict[str, FrameworkAdapter] = importlib.import_module(
         f"simcore.frameworks.{_FOLDERS[name]}.adapter").ADAPTERS
     return adapters[name]

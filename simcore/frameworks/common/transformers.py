@@ -48,7 +48,10 @@ DEFAULTS = Defaults(
 
 
 def check(job: Job, options: dict[str, Any]) -> None:
-    """Raises NotYet for tensor parallelism and other losses than the layers have, IllegalLayout for a capacity."""
+    """Raises NotYet or IllegalLayout for a job that is not served with transformers' layers under FSDP2.
+
+    NotYet for tensor parallelism and for other losses than the layers have, IllegalLayout for a capacity of experts.
+    """
     check_layers(job, options)
     job.refuse_capacity("transformers 5.23 integrations/moe.py: tokens are never dropped")
     job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits", "cut", "liger"))
@@ -58,7 +61,10 @@ def check(job: Job, options: dict[str, Any]) -> None:
 
 
 def check_layers(job: Job, options: dict[str, Any]) -> None:
-    """Raises NotYet for what no framework serves around these layers: hub kernels, some ways to offload."""
+    """Raises NotYet for settings of transformers' layers that no framework serves.
+
+    They are kernels from the hub, and some ways to offload activations.
+    """
     if options.get("use_kernels"):
         raise job.not_yet("framework_options.use_kernels", "layers that transformers 5.23 integrations/hub_kernels.py "
                           "replaces (MegaBlocks' experts, Liger's norms)")
@@ -79,9 +85,10 @@ def _check_activations(job: Job) -> None:
 
 
 def replayed(job: Job) -> bool:
-    """Tells whether the embedding's output requires a gradient, because transformers checkpoints the layers.
+    """True if the embedding's output requires a gradient, because transformers checkpoints the layers.
 
-    transformers 5.23 `modeling_utils.py`, _activation_checkpointing_enable: enable_input_require_grads.
+    Only with adapters. transformers 5.23 `modeling_utils.py`, _activation_checkpointing_enable:
+    enable_input_require_grads.
     """
     return job.scenario.training.method != "full" and all_or_no_checkpoint(job) != "none"
 
@@ -92,7 +99,10 @@ def _by_transformers(job: Job, options: dict[str, Any]) -> bool:
 
 
 def options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
-    """Returns the options of the layers, with transformers' grouped products of experts or a balanced stand-in."""
+    """Returns the options of transformers' layers for a job.
+
+    Products of experts are transformers' grouped ones, or a balanced stand-in.
+    """
     unit = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
     apart = HfOptions(experts_unit=unit, inputs_on_host=job.scenario.training.offload.part("activations")[1] > 0,
                       attn_implementation=_attention(job, options), liger=has_liger(job, options),

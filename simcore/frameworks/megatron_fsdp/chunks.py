@@ -35,7 +35,7 @@ class Chunked:
     numel: int
 
     def part(self, index: int, parts: int) -> tuple[int, ...]:
-        """Returns the elements of each tensor that are in shard `index`, of `parts` equal shards of the bucket."""
+        """Returns the elements of each tensor in shard `index`, of `parts` equal shards of the bucket."""
         low = index * (self.numel // parts)
         high = low + self.numel // parts
         return tuple(max(0, min(start + size, high) - max(start, low))
