@@ -41,7 +41,7 @@ class UpdateTime(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TensorPolicy:
-    """How the tensors that one rule matches are stored, gathered, reduced and updated.
+    """Layouts and update of the tensors that one rule matches: at rest, gathered, reduced.
 
     Four layouts of a tensor: `at_rest`: the parameter between uses; `in_use`: gathered for its layer; `unreduced_grad`:
     the gradient as backward makes it; `grad`: the gradient after the reduction. `optimizer_states`: (name of the state,

@@ -107,7 +107,7 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """How a tensor is placed on the mesh, its dtype and its memory space.
+    """Layout of a tensor: its placement on the mesh, its dtype and its memory space.
 
     `space`: device, managed, host_pinned, host, ... `share`: the fraction of its elements that is in `space`. `blocks`:
     its format if values share scales. `packed`: values are packed in 4 or 8 bits; `dtype` is then that of the stored

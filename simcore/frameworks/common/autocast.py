@@ -23,7 +23,7 @@ _UNSCALED: Final = "torch 2.13 torch/amp/grad_scaler.py unscale_"
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """How a job mixes precisions.
+    """The mixed precision of one job.
 
     `stored`: dtype of parameters that are not packed; `autocast`: forward runs under it.
     """

@@ -21,8 +21,8 @@ HANDLE = 16
 class DdpHooks:
     """Writer of the memory events of one rank's step under DDP: gradients, buckets and their all-reduce.
 
-    Each method writes those of one point of the step (`program.hooks.MemoryHooks`) to `builder`. Buckets are filled in
-    the order in which gradients are ready.
+    Each method simulates one point of the step (`program.hooks.MemoryHooks`): it writes the events to `builder`.
+    Buckets are filled in the order in which gradients are ready.
     """
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
@@ -36,7 +36,7 @@ class DdpHooks:
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def post_persistent(self) -> None:
-        """Writes the allocation of all that lives across steps: parameters, optimizer states, buckets."""
+        """Simulates the allocation of all that lives across steps: parameters, optimizer states, buckets."""
         post_rest(self.plan, self.tables, self.out, rest_postings)
         if self.strategy.axis:
             self.out.alloc(self.plan.layers[0], self.tables.slot("buckets", "main_grad"), self._bucket_bytes())
@@ -47,23 +47,23 @@ class DdpHooks:
                    for kind, count in self.plan.kind_counts)
 
     def begin_microbatch(self, action: Action) -> None:
-        """Sets whether the microbatch is the last of the step; writes nothing."""
+        """Sets whether the microbatch is the last of the step; nothing is simulated."""
         self.is_last = action.is_last
 
     def forward_begin(self, layer: int) -> None:
-        """Writes nothing: parameters are never sharded."""
+        """Simulates nothing: parameters are never sharded."""
 
     def forward_end(self, layer: int) -> None:
-        """Writes nothing: there is nothing to free."""
+        """Simulates nothing: there is nothing to free."""
 
     def backward_begin(self, layer: int) -> None:
-        """Writes nothing: there is nothing to gather."""
+        """Simulates nothing: there is nothing to gather."""
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
         """Takes the layer's new gradients, and adds them to existing ones; the added ones are freed.
 
-        `grads`: (parameter, slot: index of the memory's owner, bytes) each. In the last microbatch it writes their copy
-        into buckets, and the all-reduce of buckets that are full.
+        `grads`: (parameter, slot: index of the memory's owner, bytes) each. In the last microbatch it simulates their
+        copy into buckets, and the all-reduce of buckets that are full.
         """
         for param, slot, num_bytes in grads:
             if (layer, slot) in self.grads or (self.strategy.axis and self.strategy.is_view):
@@ -86,10 +86,10 @@ class DdpHooks:
         self.filled[dtype], self.caps[dtype] = 0, self.strategy.bucket_bytes
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """Writes nothing: experts are no separate unit here."""
+        """Simulates nothing: experts are no separate unit here, and no argument is used."""
 
     def end_pass(self, action: Action) -> None:
-        """Writes, after the step's last backward, the all-reduce of the last buckets.
+        """Simulates, after the step's last backward, the all-reduce of the last buckets.
 
         Then every gradient is copied back from its bucket, unless it is a view of it.
         """
@@ -103,7 +103,7 @@ class DdpHooks:
             self.out.compute(Kernel.COPY, 0, 2 * sum(self.grads.values()))
 
     def optimize(self) -> None:
-        """Writes the optimizer's step, then the free of gradients (zero_grad), but not of views of buckets."""
+        """Simulates the optimizer's step, then the release of gradients (zero_grad) that are no bucket views."""
         begin, end, step_end = self.marks
         self.out.mark(begin)
         optimizer_temporaries(self.plan, self.tables, self.out)

@@ -31,7 +31,7 @@ class HpzShards:
         return key in self.kept
 
     def keep(self, key: Key, num_bytes: int) -> None:
-        """Writes the allocation of a secondary shard when a gathered parameter of `num_bytes` is released.
+        """Simulates the allocation of a secondary shard when a gathered parameter of `num_bytes` is released.
 
         Only the first time in a step.
         """
@@ -40,7 +40,7 @@ class HpzShards:
             self.out.alloc(key[0], self.slot, self.kept[key])
 
     def drop(self) -> None:
-        """Writes the free of all secondary shards: the step has updated the parameters."""
+        """Simulates the release of all secondary shards: the step has updated the parameters."""
         for (layer, _), num_bytes in self.kept.items():
             self.out.free(layer, self.slot, num_bytes)
         self.kept.clear()

@@ -33,7 +33,7 @@ class GradientsOnHost:
         self.waiting, self.num_waiting, self.num_written = tables.slot("unswapped_grads", "main_grad"), 0, 0
 
     def send(self, each: Sequence[int], *, is_last: bool) -> None:
-        """Writes the copy of a reduced bucket's shards to the host and back, one by one.
+        """Simulates the copy of a reduced bucket's shards to the host and back, one by one.
 
         `each`: elements of the shards. If `is_last` (microbatch of the step) they are also sent in fp32, with NVMe all
         together, except those that wait on the device.
@@ -54,7 +54,7 @@ class GradientsOnHost:
         self.out.free(self.first, self.slot, taken)
 
     def step(self, groups: Sequence[int]) -> None:
-        """Writes the optimizer's step on the host; `groups`: elements of each sub-group.
+        """Simulates the optimizer's step on the host; `groups`: elements of each sub-group.
 
         With NVMe also its reads and writes. Parameters are copied back unless they rest on the host too.
         """

@@ -36,11 +36,11 @@ class UnbucketedGradients:
         self.fresh.setdefault(key, (slot, num_bytes))
 
     def sent(self, key: Key) -> None:
-        """Writes the free of a parameter's gradient, which was copied into a bucket."""
+        """Simulates the release of a parameter's gradient, which was copied into a bucket."""
         self._drop([key])
 
     def reduced(self, keys: Iterable[Key]) -> None:
-        """Writes the free of gradients outside the rank's partition, after those of `keys` have been reduced."""
+        """Simulates that gradients of `keys` are reduced: those outside the rank's partition are released."""
         self._drop(self.before)
         self.before = [key for key in keys if not self.is_mine(key)]
         if not self.behind:
@@ -49,7 +49,7 @@ class UnbucketedGradients:
     def end_microbatch(self) -> None:
         """Keeps the gradients of the rank's partition until the step; frees all others.
 
-        From the second microbatch on it writes their addition to the kept ones.
+        From the second microbatch on it simulates their addition to the kept ones.
         """
         self._drop([key for key in self.fresh if not self.is_mine(key)])
         self.before = []
@@ -61,7 +61,7 @@ class UnbucketedGradients:
         self._drop(list(self.fresh))
 
     def drop_kept(self) -> None:
-        """Writes the free of the kept gradients, of which the step has a copy in fp32."""
+        """Simulates the release of the kept gradients, of which the step has a copy in fp32."""
         for (layer, _), (slot, num_bytes) in self.kept.items():
             self.out.free(layer, slot, num_bytes)
         self.kept.clear()

@@ -31,7 +31,7 @@ class FlatBuffers:
         self.kept.append((set(group), layer, num_bytes))
 
     def asked(self, keys: Iterable[Key]) -> None:
-        """Takes the parameters `keys` that a module requests, and writes the free of buffers without others."""
+        """Takes the parameters `keys` that a module requests; buffers without others are released."""
         for waiting, layer, num_bytes in self.kept:
             waiting.difference_update(keys)
             if not waiting:

@@ -28,8 +28,8 @@ LOOKED_AT = 11
 class Zero12Hooks:
     """Writer of the memory events of one rank's step under ZeRO-1 and ZeRO-2.
 
-    Each method writes those of one point of the step (`program.hooks.MemoryHooks`) to `builder`. ZeRO-2 frees gradients
-    at once: they are in the bucket.
+    Each method simulates one point of the step (`program.hooks.MemoryHooks`): it writes the events to `builder`. ZeRO-2
+    frees gradients at once: they are in the bucket.
     """
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
@@ -55,7 +55,7 @@ class Zero12Hooks:
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def post_persistent(self) -> None:
-        """Writes the allocation of all that lives across steps: parameters, and this rank's part of states.
+        """Simulates the allocation of all that lives across steps: parameters, and this rank's part of states.
 
         That part has masters and moments, alignment included; with states on the host there is only a buffer.
         """
@@ -77,17 +77,17 @@ class Zero12Hooks:
         self.out.alloc(self.first, self.tables.slot(name, category), num_bytes)
 
     def begin_microbatch(self, action: Action) -> None:
-        """Records the microbatch's number, and whether it is the last of the step; writes nothing."""
+        """Records the microbatch's number, and whether it is the last of the step; nothing is simulated."""
         self.is_last, self.microbatch = action.is_last, action.microbatch
 
     def forward_begin(self, layer: int) -> None:
-        """Writes nothing: parameters are never sharded."""
+        """Simulates nothing: parameters are never sharded."""
 
     def forward_end(self, layer: int) -> None:
-        """Writes nothing: there is nothing to free."""
+        """Simulates nothing: there is nothing to free."""
 
     def backward_begin(self, layer: int) -> None:
-        """Writes the allocation of the bucket before the first gradient of a microbatch."""
+        """Simulates the allocation of the bucket before the first gradient of a microbatch."""
         if not (self.has_bucket or self.strategy.is_apart) and trained_of(self.plan, layer):
             self.out.alloc(self.first, self.slots["ipg_bucket"], self._bucket_bytes())
             self.has_bucket = True
@@ -96,7 +96,7 @@ class Zero12Hooks:
         return self.strategy.num_buffers * self.strategy.bucket * self.size
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
-        """Takes the layer's new gradients: ZeRO-1 keeps them, ZeRO-2 writes their copy into the bucket.
+        """Takes the layer's new gradients: ZeRO-1 keeps them, ZeRO-2 simulates their copy into the bucket.
 
         `grads`: (parameter, slot: index of the memory's owner, bytes) each. A full bucket is reduced first.
         """
@@ -198,10 +198,10 @@ class Zero12Hooks:
             copied(self.first, direction, dtype, num_bytes, self.tables, self.out)
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """Writes nothing: experts are no separate unit here."""
+        """Simulates nothing: experts are no separate unit here, and no argument is used."""
 
     def end_pass(self, action: Action) -> None:
-        """Writes, after a backward, the reduction of the last bucket, and its free.
+        """Simulates, after a backward, the reduction of the last bucket, and its release.
 
         The partition of a further microbatch is added to that of the first. ZeRO-1 does all this only after the last
         one.
@@ -222,7 +222,7 @@ class Zero12Hooks:
         self.has_bucket = self.has_part = False
 
     def optimize(self) -> None:
-        """Writes norms, the fp32 copy of the partition, the update, and one all-gather that nothing overlaps.
+        """Simulates norms, the fp32 copy of the partition, the update, and one all-gather, not overlapped.
 
         With states on the host: the update there, and the copy of the partition to the device. DeepSpeed 0.19.6
         runtime/zero/stage_1_and_2.py step, all_gather_dp_groups: calls that the stream waits for.

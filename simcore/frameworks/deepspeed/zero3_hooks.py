@@ -38,8 +38,8 @@ GATHER_HANDLE = 17
 class Zero3Hooks:
     """Writer of the memory events of one rank's step under ZeRO-3: gathers, frees, buckets of gradients.
 
-    Each method writes those of one point of the step (`program.hooks.MemoryHooks`) to `builder`. It follows the
-    recorded order in which modules are called, which is equal in every microbatch.
+    Each method simulates one point of the step (`program.hooks.MemoryHooks`): it writes the events to `builder`. It
+    follows the recorded order in which modules are called, which is equal in every microbatch.
     """
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
@@ -91,7 +91,7 @@ class Zero3Hooks:
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def post_persistent(self) -> None:
-        """Writes the allocation of all that lives across steps.
+        """Simulates the allocation of all that lives across steps.
 
         Shards of parameters, masters, moments and gradients; the bucket; small parameters, unsharded.
         """
@@ -114,22 +114,22 @@ class Zero3Hooks:
                    for kind, count in self.plan.kind_counts)
 
     def begin_microbatch(self, action: Action) -> None:
-        """Before a forward, goes back to the first recorded call (`reset_step`); writes nothing."""
+        """Before a forward, goes back to the first recorded call (`reset_step`); nothing is simulated."""
         self.is_last = action.is_last
         if action.forward:
             self.at = self.cursor = 0
             self.promised.clear()
 
     def forward_begin(self, layer: int) -> None:
-        """Writes the gathers and prefetches of the layer's module calls in forward."""
+        """Simulates the gathers and prefetches of the layer's module calls in forward."""
         self._call(len(forward_calls(self.plan, layer)))
 
     def forward_end(self, layer: int) -> None:
-        """Writes the free of the parameters that the layer's calls released."""
+        """Simulates the release of the parameters that the layer's calls released."""
         self._leave()
 
     def backward_begin(self, layer: int) -> None:
-        """Writes the gathers of the layer's module calls up to the end of its recomputation.
+        """Simulates the gathers of the layer's module calls up to the end of its recomputation.
 
         Without a recomputation, those of all its calls in backward.
         """
@@ -137,7 +137,7 @@ class Zero3Hooks:
         self._call(len(replay) or len(rest))
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
-        """Takes the layer's new gradients, and writes their copy into the bucket, and the free of parameters.
+        """Takes the layer's new gradients: they are copied into the bucket, and parameters are released.
 
         `grads`: (parameter, slot: index of the memory's owner, bytes) each. A full bucket is reduced first.
         """
@@ -155,10 +155,10 @@ class Zero3Hooks:
         self._leave()
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """Writes nothing: experts are no separate unit here."""
+        """Simulates nothing: experts are no separate unit here, and no argument is used."""
 
     def end_pass(self, action: Action) -> None:
-        """Writes, after a backward, the last reduction and the host's wait for it.
+        """Simulates, after a backward, the last reduction and the host's wait for it.
 
         So nothing of the next microbatch overlaps with this one. DeepSpeed 0.19.6 stage3.py:1368,
         independent_gradient_partition_epilogue: `stream.synchronize()`.
@@ -172,7 +172,7 @@ class Zero3Hooks:
             self.held.clear()
 
     def optimize(self) -> None:
-        """Writes the update of the rank's shards, in sub-groups.
+        """Simulates the update of the rank's shards, in sub-groups.
 
         Small parameters, which stay gathered, are freed before it and gathered again after it.
         """

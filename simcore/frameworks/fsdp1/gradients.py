@@ -48,12 +48,12 @@ class FlatGradients:
     def add(self, u: int, grads: Sequence[tuple[int, int, int]]) -> None:
         """Keeps new gradients of unit `u`, each (layer, slot: index of the memory's owner, bytes).
 
-        Writes nothing.
+        Nothing is simulated.
         """
         self.single[u] += grads
 
     def lay_together(self, u: int, layer: int) -> None:
-        """Writes the concatenation of unit `u`'s single gradients into one flat gradient, and their free.
+        """Simulates the concatenation of unit `u`'s gradients into one flat gradient, and their release.
 
         If earlier microbatches left a flat gradient, the new one is added to it. Backward of `torch.split`.
         """
@@ -71,7 +71,7 @@ class FlatGradients:
         self.flat[u] = True
 
     def reduce(self, u: int, layer: int) -> None:
-        """Writes the reduction of unit `u`'s flat gradient (cast, padding, collective), and its free.
+        """Simulates the reduction of unit `u`'s flat gradient (cast, padding, collective), and its release.
 
         The rank's shard of the result is cast and accumulated. Nothing if the unit has no gradient.
         """
@@ -126,7 +126,7 @@ class FlatGradients:
         self.reduced[u] = (layer, num_bytes)
 
     def wait(self) -> None:
-        """Writes the wait for all reductions at the end of backward.
+        """Simulates the wait for all reductions at the end of backward.
 
         Shards that were copied to the host are freed on the device.
         """
@@ -137,7 +137,7 @@ class FlatGradients:
             self.drop()
 
     def drop(self) -> None:
-        """Writes the free of all reduced gradients, as `zero_grad` does."""
+        """Simulates the release of all reduced gradients, as `zero_grad` does."""
         for layer, num_bytes in self.reduced.values():
             self.out.free(layer, self.slots["flat_grad_part"], num_bytes)
         self.reduced.clear()

@@ -23,8 +23,8 @@ __all__ = ["Fsdp1Hooks"]
 class Fsdp1Hooks:
     """Writer of the memory events of one rank's step under FSDP1: allocations, frees, gathers, reductions.
 
-    Each method writes those of one point of the step (`program.hooks.MemoryHooks`) to `builder`. The first unit is the
-    root, with the parameters that belong to no layer's unit.
+    Each method simulates one point of the step (`program.hooks.MemoryHooks`): it writes the events to `builder`. The
+    first unit is the root, with the parameters that belong to no layer's unit.
     """
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
@@ -52,7 +52,7 @@ class Fsdp1Hooks:
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def post_persistent(self) -> None:
-        """Writes the allocation of all that lives across steps: the rank's shards and states, with alignment."""
+        """Simulates the allocation of all that lives across steps: the rank's shards and states, aligned."""
         post_rest(self.plan, self.tables, self.out, rest_postings)
         if not self.strategy.on_host:
             padding, first = unit_padding(self.plan), self.plan.layers[0]
@@ -61,11 +61,11 @@ class Fsdp1Hooks:
             self.out.alloc(first, self.tables.slot("flat_param.padding.states", "opt_state"), states * padding)
 
     def begin_microbatch(self, action: Action) -> None:
-        """Sets whether gradients are reduced after this forward or backward; writes nothing."""
+        """Sets whether gradients are reduced after this forward or backward; nothing is simulated."""
         self.syncs = self.strategy.sync == "every" or action.is_last
 
     def forward_begin(self, layer: int) -> None:
-        """Writes the gathering of the layer's unit, before the first layer that of the root too.
+        """Simulates the gathering of the layer's unit, before the first layer that of the root too.
 
         With `forward_prefetch` (`Fsdp1Strategy.ahead`) the next unit is gathered as well.
         """
@@ -78,7 +78,7 @@ class Fsdp1Hooks:
             self._unshard(self._neighbour(u, +1), FORWARD_GATHER, waits=False)
 
     def forward_end(self, layer: int) -> None:
-        """Writes the free of the layer's gathered unit, unless the strategy is SHARD_GRAD_OP.
+        """Simulates the release of the layer's gathered unit, unless the strategy is SHARD_GRAD_OP.
 
         Under NO_SHARD it is the low-precision copy that is freed; the root's, too, after its last layer.
         """
@@ -89,7 +89,7 @@ class Fsdp1Hooks:
             self._free(0)
 
     def backward_begin(self, layer: int) -> None:
-        """Writes the gathering of the layer's unit before its backward; at the last layer the root's too.
+        """Simulates the gathering of the layer's unit before its backward; at the last layer the root's too.
 
         Nothing for layers before the first trained one: their outputs have no gradient.
         """
@@ -103,8 +103,8 @@ class Fsdp1Hooks:
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
         """Takes the layer's new gradients, (parameter, slot: index of the memory's owner, bytes) each.
 
-        For each unit whose gradients are then complete it writes their concatenation, the free of its parameters and
-        the reduction.
+        For each unit whose gradients are then complete it simulates their concatenation, the release of its parameters
+        and the reduction.
         """
         u = self.unit_of.get(layer, 0)
         self.grads.add(u, [(layer, slot, num_bytes) for _, slot, num_bytes in grads])
@@ -118,12 +118,12 @@ class Fsdp1Hooks:
             self._post_backward(unit)
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """Writes nothing: experts belong to their layer's unit."""
+        """Simulates nothing: experts belong to their layer's unit."""
 
     def end_pass(self, action: Action) -> None:
-        """Writes, after a backward, the free of units that are still gathered, and the wait for reductions.
+        """Simulates, after a backward, the release of units still gathered, and the wait for reductions.
 
-        The frees are torch's `_catch_all_reshard`. After a forward it writes nothing.
+        The frees are torch's `_catch_all_reshard`. After a forward it simulates nothing.
         """
         if action.forward:
             return
@@ -134,7 +134,7 @@ class Fsdp1Hooks:
             self.grads.wait()
 
     def optimize(self) -> None:
-        """Writes the optimizer's step over the rank's shards, then the free of their gradients."""
+        """Simulates the optimizer's step over the rank's shards, then the release of their gradients."""
         begin, end, step_end = self.marks
         self.out.mark(begin)
         updated(self.plan, self.out)

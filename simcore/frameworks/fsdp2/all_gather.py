@@ -38,7 +38,7 @@ class Gathers:
                           for weight in weights]
 
     def unshard(self, u: int, *, backward: bool) -> None:
-        """Writes the all-gather of a unit; nothing if it is under way or the unit is whole.
+        """Simulates the all-gather of a unit; nothing if it is under way or the unit is whole.
 
         `backward`: it is issued in backward.
         """
@@ -60,7 +60,7 @@ class Gathers:
         self.pending[u] = size
 
     def wait(self, u: int, *, forward: bool) -> None:
-        """Writes the wait for a unit's all-gather and the copy-out of its parameters.
+        """Simulates the wait for a unit's all-gather and the copy-out of its parameters.
 
         In forward the all-gather output is kept, and the one kept before it is freed; in backward it is freed at once.
         """
@@ -89,13 +89,13 @@ class Gathers:
         self.pending[u], self.unsharded[u], self.kept[u] = 0, True, False
 
     def reshard(self, u: int) -> None:
-        """Writes the free of a unit's whole parameters; nothing if it is not whole."""
+        """Simulates the release of a unit's whole parameters; nothing if it is not whole."""
         if self.unsharded[u]:
             self.out.free(self.layers[u], self.slots[u].unsharded, self.weights[u].used)
             self.unsharded[u] = False
 
     def reshard_after_forward(self, u: int) -> None:
-        """Writes the free of a unit's parameters after forward as `Unit.reshard_after_forward` says.
+        """Simulates the release of a unit's parameters after forward as `Unit.reshard_after_forward` says.
 
         That is all of them, none, or down to a smaller group's shard.
         """
@@ -109,13 +109,13 @@ class Gathers:
             self.unsharded[u], self.kept[u] = False, True
 
     def drop_held(self) -> None:
-        """Writes the free of the all-gather output that forward kept, if there is one."""
+        """Simulates the release of the all-gather output that forward kept, if there is one."""
         if self.held >= 0:
             self.out.free(self.layers[self.held], self.slots[self.held].gathered, self.held_bytes)
         self.held = -1
 
     def drop_pending(self, u: int) -> None:
-        """Writes the free of a unit's all-gather output that was gathered but never used, if there is one."""
+        """Simulates the release of a unit's all-gather output that was never used, if there is one."""
         self.out.free(self.layers[u], self.slots[u].gathered, self.pending[u])
         self.pending[u] = 0
 

@@ -72,7 +72,7 @@ class UnshardHooks:
         self.replay = False
 
     def pre_forward(self, u: int) -> None:
-        """Writes what a unit does before its forward: all-gather, copy-out, and explicit prefetch of the next."""
+        """Simulates what a unit does before its forward: all-gather, copy-out, explicit prefetch."""
         if self.forward_root < 0:
             self.forward_root = u
         if not self.units[u].members:
@@ -86,7 +86,7 @@ class UnshardHooks:
             self.gathers.unshard(target, backward=False)
 
     def post_forward(self, u: int) -> None:
-        """Writes what a unit does after its forward: it frees its parameters, if its policy says so.
+        """Simulates what a unit does after its forward: it frees its parameters, if its policy says so.
 
         The outermost unit also frees the last all-gather output.
         """
@@ -103,7 +103,7 @@ class UnshardHooks:
             self.gathers.drop_held()
 
     def pre_backward(self, u: int) -> None:
-        """Writes what a unit does before its backward: it is gathered again if it was freed.
+        """Simulates what a unit does before its backward: it is gathered again if it was freed.
 
         The unit that ran before it in forward is gathered ahead, or those of the explicit prefetch.
         """
@@ -121,7 +121,7 @@ class UnshardHooks:
             self.gathers.unshard(target, backward=True)
 
     def post_backward(self, u: int) -> None:
-        """Writes what a unit does after its backward: it frees its parameters and reduces its gradients.
+        """Simulates what a unit does after its backward: it frees its parameters and reduces its gradients.
 
         In a microbatch that does not reduce, gradients are kept whole for a later one.
         """
@@ -142,7 +142,7 @@ class UnshardHooks:
         self._mark(u, "bwd:post_backward_end")
 
     def end_backward(self, inside: Sequence[int]) -> None:
-        """Writes the callback at the end of a backward, for the units with the indices `inside`.
+        """Simulates the callback at the end of a backward, for the units with the indices `inside`.
 
         Units whose post-backward hook did not run do its work now; then come waits, and frees of buffers that were
         kept.
@@ -157,7 +157,7 @@ class UnshardHooks:
             self._finish(mine)
 
     def reduce_all(self, inside: Sequence[int]) -> None:
-        """Writes the reduction of the units with the indices `inside`, one after the other, at the step's end.
+        """Simulates the reduction, at the step's end, of the units with the indices `inside`, one by one.
 
         torch 2.13 `distributed/pipelining/stage.py`, perform_reduce_grad: the states in the order of modules.
         """
@@ -177,7 +177,7 @@ class UnshardHooks:
         self.reductions.wait_for_inputs()
 
     def zero_grad(self) -> None:
-        """Writes the free of all sharded gradients."""
+        """Simulates the release of all sharded gradients."""
         for u in self.outermost_first:
             self.reductions.zero_grad(u)
 

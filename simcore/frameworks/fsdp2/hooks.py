@@ -22,8 +22,8 @@ FORWARD_BEGIN, FORWARD_END, BACKWARD_BEGIN, BACKWARD_END = range(2, 6)
 class Fsdp2Hooks:
     """Writer of the memory events of one rank's step under FSDP2: allocations, frees, gathers, reductions.
 
-    Each method writes those of one point of the step (`program.hooks.MemoryHooks`) to `builder`, for all units that
-    begin or end there.
+    Each method simulates one point of the step (`program.hooks.MemoryHooks`): it writes the events to `builder`, for
+    all units that begin or end there.
     """
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
@@ -64,11 +64,11 @@ class Fsdp2Hooks:
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def post_persistent(self) -> None:
-        """Writes the allocation of all that lives across steps: parameters at rest and optimizer states."""
+        """Simulates the allocation of all that lives across steps: parameters at rest and optimizer states."""
         post_rest(self.plan, self.tables, self.out, rest_postings)
 
     def begin_microbatch(self, action: Action) -> None:
-        """Sets, for a backward, whether units then reduce gradients and free parameters; writes nothing."""
+        """Sets, for a backward, whether units then reduce gradients and free parameters; nothing is simulated."""
         self.part = action.part
         if not action.forward:
             at_end = self.strategy.sync == "end"
@@ -77,17 +77,17 @@ class Fsdp2Hooks:
             self.hooks.is_last_backward = every or (action.is_last and not at_end)
 
     def forward_begin(self, layer: int) -> None:
-        """Writes the gathering of the units that begin at this layer."""
+        """Simulates the gathering of the units that begin at this layer."""
         for u in self.starting[layer]:
             self.hooks.pre_forward(u)
 
     def forward_end(self, layer: int) -> None:
-        """Writes the resharding of the units that end at this layer, as far as they reshard after forward."""
+        """Simulates the resharding of the units that end at this layer, as far as they reshard after forward."""
         for u in self.ending[layer]:
             self.hooks.post_forward(u)
 
     def backward_begin(self, layer: int) -> None:
-        """Writes the gathering, for backward, of the units that end at this layer.
+        """Simulates the gathering, for backward, of the units that end at this layer.
 
         Nothing for layers before the first trained one: their outputs have no gradient.
         """
@@ -97,7 +97,7 @@ class Fsdp2Hooks:
             self.hooks.pre_backward(u)
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
-        """Takes the layer's new gradients, and writes the reduction of units whose backward ends here.
+        """Takes the layer's new gradients, and simulates the reduction of units whose backward ends here.
 
         `grads`: (parameter, slot: index of the memory's owner, bytes) each.
         """
@@ -108,7 +108,7 @@ class Fsdp2Hooks:
                 self.hooks.post_backward(u)
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """Writes the events of a layer's experts unit at one of its four borders.
+        """Simulates the events of a layer's experts unit at one of its four borders.
 
         `mark`: FORWARD_BEGIN, FORWARD_END, BACKWARD_BEGIN or BACKWARD_END of this module. `replay`: forward runs again
         for recomputation. `grads`: as in `backward_end`, used at the last border only.
@@ -129,7 +129,7 @@ class Fsdp2Hooks:
         self.out.at(phase)
 
     def end_pass(self, action: Action) -> None:
-        """Writes, after a backward, the reductions, waits and frees that are left for the chunk's units."""
+        """Simulates, after a backward, the reductions, waits and frees that are left for the chunk's units."""
         if action.forward:
             return
         chunk = set(self.plan.chunks[action.chunk])
@@ -140,7 +140,7 @@ class Fsdp2Hooks:
             self.hooks.reduce_all(inside)
 
     def optimize(self) -> None:
-        """Writes the optimizer's step, then the free of all gradients."""
+        """Simulates the optimizer's step, then the release of all gradients."""
         begin, end, step_end = self.opt_marks
         self.out.mark(begin)
         self.hooks.reductions.wait_for_host()

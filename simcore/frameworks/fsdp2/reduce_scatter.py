@@ -65,7 +65,7 @@ class Reductions:
         return bool(self.grads[u] or (self.accumulated[u] and self.in_place[u]))
 
     def add_in_place(self, u: int) -> None:
-        """Writes the free of a unit's new gradients, which are added to those of earlier microbatches.
+        """Simulates the release of a unit's new gradients, which are added to those of earlier microbatches.
 
         Nothing if there are no earlier ones: see [Note: gradients that wait].
         """
@@ -75,7 +75,7 @@ class Reductions:
             self._forget(u)
 
     def keep(self, u: int) -> None:
-        """Writes that a unit's gradients stay whole, in the reduce dtype; for microbatches without reduction.
+        """Simulates a microbatch without reduction: a unit's gradients stay whole, in the reduce dtype.
 
         [Note: gradients that wait] Those that have it already stay their parameters' own: autograd adds to them, one by
         one, as `tiles.adds_in_place` says, and few come here. Others wait in a copy, to which whole sets of new ones
@@ -98,14 +98,14 @@ class Reductions:
         self._forget(u)
 
     def wait_for_inputs(self) -> None:
-        """Writes the wait for the reduce-scatters under way, and the free of their input buffers."""
+        """Simulates the wait for the reduce-scatters under way, and the release of their input buffers."""
         for u in self.inputs:
             self.out.wait(self.layers[u], REDUCE)
             self.out.free(self.layers[u], self.slots[u].input, self.input_bytes[u])
         self.inputs.clear()
 
     def reduce(self, u: int) -> None:
-        """Writes the reduction of a unit's gradients, and their free; nothing when it has none.
+        """Simulates the reduction of a unit's gradients, and their free; nothing when it has none.
 
         Optimizer steps that run inside backward follow it.
         """
@@ -141,14 +141,14 @@ class Reductions:
         self.inputs.append(u)
 
     def drop_replicate_buffer(self, u: int) -> None:
-        """Writes a wait and the free of the unit's all-reduced buffer, which HSDP keeps; nothing without one."""
+        """Simulates a wait and the release of the unit's all-reduced buffer, if HSDP has kept one."""
         if self.replicate_buffer[u]:
             self.out.wait(self.layers[u], REPLICATE_REDUCE)
             self.out.free(self.layers[u], self.slots[u].output, self.replicate_buffer[u])
             self.replicate_buffer[u] = 0
 
     def wait_for_host(self) -> None:
-        """Writes the wait for gradients that are copied to the host.
+        """Simulates the wait for gradients that are copied to the host.
 
         torch 2.13 `_fsdp_param_group.py`, finalize_backward: grad_offload_event.
         """
@@ -157,7 +157,7 @@ class Reductions:
                 self.out.wait(self.layers[u], TO_HOST)
 
     def zero_grad(self, u: int) -> None:
-        """Writes the free of a unit's sharded gradient (`zero_grad(set_to_none=True)`), if it has one."""
+        """Simulates the release of a unit's sharded gradient (`zero_grad(set_to_none=True)`), if it has one."""
         stored = self.stored[u]
         if stored is not None:
             self.out.free(self.layers[u], self.slots[u].sharded, stored.stored)

@@ -17,7 +17,7 @@ __all__ = ["Wrapping", "units"]
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """How a model is wrapped by `fully_shard` for one job: which parts are units, and how each reshards.
+    """The parts of a model that `fully_shard` wraps as units, for one job, and how each reshards.
 
     Reshard policies, True, False or the ranks of a smaller group: `root`, `layers` and the `last` layer, `head` (with
     the norm), `experts` and `last_experts` of the last layer. `separate`: embedding and head are units, the root has no

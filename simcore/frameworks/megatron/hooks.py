@@ -46,7 +46,7 @@ IN_LINE = int(Module.NONE)
 class MegatronHooks:
     """Writer of the memory events of one rank's step under Megatron-Core: flat buffers, their collectives.
 
-    Each method writes those of one point of the step (`program.hooks.MemoryHooks`) to `builder`.
+    Each method simulates one point of the step (`program.hooks.MemoryHooks`): it writes the events to `builder`.
     """
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
@@ -63,7 +63,7 @@ class MegatronHooks:
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def post_persistent(self) -> None:
-        """Writes the allocation of parameters, main gradients, masters and moments, with the buffers' padding."""
+        """Simulates the allocation of parameters, main gradients, masters and moments, padding included."""
         post_rest(self.plan, self.tables, self.out, self._postings)
         layer = self.plan.layers[0]
         padding = sum(buffer.flat.padding for buffer in self.buffers)
@@ -84,11 +84,11 @@ class MegatronHooks:
         return [(name, policy.at_rest_category, placed.rest_bytes), (f"{name}.main_grad", "main_grad", grads), *states]
 
     def begin_microbatch(self, action: Action) -> None:
-        """Records the pipeline chunk, and whether it is its last microbatch of the step; writes nothing."""
+        """Records the pipeline chunk, and whether it is its last microbatch of the step; nothing is simulated."""
         self.is_last, self.chunk = action.is_last, action.chunk
 
     def forward_begin(self, layer: int) -> None:
-        """Writes, in a chunk's first forward, the gathers of the buckets that this layer uses, and a wait.
+        """Simulates, in a chunk's first forward, the gathers of the buckets that this layer uses, and a wait.
 
         The next bucket is gathered ahead. Nothing unless parameters are gathered during forward.
         """
@@ -102,13 +102,13 @@ class MegatronHooks:
                     self._gather(b, buffer, bucket - 1)
 
     def forward_end(self, layer: int) -> None:
-        """Writes nothing: parameters stay."""
+        """Simulates nothing: parameters stay."""
 
     def backward_begin(self, layer: int) -> None:
-        """Writes nothing: parameters are whole already."""
+        """Simulates nothing: parameters are whole already."""
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
-        """Writes the free of gradients that operators allocated, which are added into main_grad.
+        """Simulates the release of gradients that operators allocated, which are added into main_grad.
 
         `grads`: (parameter, slot: index of the memory's owner, bytes) each. In the last microbatch, with overlap,
         buckets that are complete are reduced.
@@ -121,10 +121,10 @@ class MegatronHooks:
                     self._reduce(b, buffer, bucket)
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """Writes nothing: experts are no separate unit here."""
+        """Simulates nothing: experts are no separate unit here, and no argument is used."""
 
     def end_pass(self, action: Action) -> None:
-        """Writes the reductions of whole chunks that are due, and after the step's last backward all others.
+        """Simulates the reductions of whole chunks that are due; after the step's last backward all others.
 
         After a chunk's first forward it records that its parameters are gathered.
         """
@@ -140,7 +140,7 @@ class MegatronHooks:
                     self.out.wait(bucket, REDUCE_HANDLE + b)
 
     def optimize(self) -> None:
-        """Writes the optimizer's step, then the gathers of parameters that are not left to the next forward.
+        """Simulates the optimizer's step, then the gathers that are not left to the next forward.
 
         fp32 copies of gradients stay until zero_grad.
         """

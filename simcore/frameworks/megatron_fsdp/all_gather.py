@@ -44,7 +44,7 @@ class ParameterPrefetch:
         self.pending: set[int] = set()
 
     def gather(self, wanted: Sequence[int], direction: int, *, columns: bool = False) -> None:
-        """Writes the gathering of the requested buckets and of those ahead of them, unless they are gathered.
+        """Simulates the gathering of the `wanted` buckets and of those ahead, unless they are gathered.
 
         `direction`: +1 prefetches the following buckets, -1 those before, 0 none. `columns`: backward's columns of fp8
         weights.
@@ -75,7 +75,7 @@ class ParameterPrefetch:
         return [self.columns.get(b, b) if columns else b for b in wanted]
 
     def post_persistent(self) -> None:
-        """Writes the allocation of buckets that stay gathered, and of the buffers that units share."""
+        """Simulates the allocation of buckets that stay gathered, and of the buffers that units share."""
         for b in self.kept:
             self.out.alloc(self.layers[b], self.slot, self.sizes[b])
         keys = (*range(self.count), *self.columns.values())
@@ -120,7 +120,7 @@ class ParameterPrefetch:
         return buckets
 
     def wait(self, wanted: Sequence[int]) -> None:
-        """Writes the wait for the gathers of the requested buckets, as far as they are under way."""
+        """Simulates the wait for the gathers of the requested buckets, as far as they are under way."""
         for b in self._with_columns(wanted):
             self._wait(b)
 
@@ -133,7 +133,7 @@ class ParameterPrefetch:
         return [key for b in buckets for key in ((b, self.columns[b]) if b in self.columns else (b,))]
 
     def release(self, buckets: Sequence[int]) -> None:
-        """Writes the free of those `buckets` that are gathered."""
+        """Simulates the release of those `buckets` that are gathered."""
         self._free(self._with_columns(buckets))
 
     def _free(self, keys: Sequence[int]) -> None:
@@ -145,7 +145,7 @@ class ParameterPrefetch:
                     self.out.free(self.layers[b], self.slot, self.sizes[b])
 
     def let_go(self, buckets: Sequence[int]) -> None:
-        """Records that `buckets` may be freed as soon as anything is gathered next; writes nothing."""
+        """Records that `buckets` may be freed as soon as anything is gathered next; nothing is simulated."""
         self.may_go.update(buckets)
 
     def _recycle(self) -> None:
@@ -154,7 +154,7 @@ class ParameterPrefetch:
             self.may_go.clear()
 
     def reset(self) -> None:
-        """Writes the free of all gathered buckets: the optimizer has made their contents out of date."""
+        """Simulates the release of all gathered buckets: the optimizer has made their contents out of date."""
         self.release(range(self.count))
         self.may_go.clear()
 

@@ -46,7 +46,7 @@ __all__ = ["MegatronFsdpHooks"]
 class MegatronFsdpHooks:
     """Writer of the memory events of one rank's step under Megatron-FSDP: buckets gathered and reduced.
 
-    Each method writes those of one point of the step (`program.hooks.MemoryHooks`) to `builder`.
+    Each method simulates one point of the step (`program.hooks.MemoryHooks`): it writes the events to `builder`.
     """
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
@@ -63,7 +63,7 @@ class MegatronFsdpHooks:
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def post_persistent(self) -> None:
-        """Writes the allocation of all that lives across steps.
+        """Simulates the allocation of all that lives across steps.
 
         Shards of parameters, masters, moments and main gradients; and buckets gathered at the last step's end.
         """
@@ -96,23 +96,23 @@ class MegatronFsdpHooks:
         return [(name, policy.at_rest_category, placed.rest_bytes), (f"{name}.main_grad", "main_grad", grads), *states]
 
     def begin_microbatch(self, action: Action) -> None:
-        """Sets whether the microbatch is the step's last, and whether a backward begins; writes nothing."""
+        """Sets whether the microbatch is the step's last, and whether a backward begins; nothing is simulated."""
         self.is_last, self.is_fresh = action.is_last, not action.forward
 
     def forward_begin(self, layer: int) -> None:
-        """Writes the gathering of the layer's buckets and of those ahead of them, and the wait for its own."""
+        """Simulates the gathering of the layer's buckets and of those ahead of them, and the wait for its own."""
         ahead = 0 if self.strategy.keeps_outside and layer not in self.units else +1
         for wanted in self.uses[layer]:
             self.gathers.gather(wanted, ahead)
             self.gathers.wait(wanted)
 
     def forward_end(self, layer: int) -> None:
-        """Writes the free of the buckets of the layer's unit; nothing for a layer of no unit."""
+        """Simulates the release of the buckets of the layer's unit; nothing for a layer of no unit."""
         if layer in self.units:
             self.gathers.release(self.uses[layer][0])
 
     def backward_begin(self, layer: int) -> None:
-        """Writes the gathering of the buckets of the layer's unit, for its recomputation or for backward."""
+        """Simulates the gathering of the buckets of the layer's unit, for its recomputation or for backward."""
         if self.is_fresh:
             self.gathers.let_go([b for at in self.units for b in self.uses[at][0]])
             self.is_fresh = False
@@ -125,7 +125,7 @@ class MegatronFsdpHooks:
                 self.gathers.let_go(wanted)
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
-        """Writes the copy of the layer's new gradients into buckets, and the reduction of complete buckets.
+        """Simulates the copy of the layer's new gradients into buckets, and the reduction of complete buckets.
 
         `grads`: (parameter, slot: index of the memory's owner, bytes) each, which are freed. The unit's parameters are
         freed too.
@@ -138,7 +138,7 @@ class MegatronFsdpHooks:
             self.gathers.release(self.uses[layer][0])
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """Writes the allocation of the layer's gradient buckets, before its first gradient.
+        """Simulates the allocation of the layer's gradient buckets, before its first gradient.
 
         After a recomputation its parameters are gathered for backward first. `mark`, `grads` and `replay` are not used:
         experts are in the buckets of their layer's unit.
@@ -152,7 +152,7 @@ class MegatronFsdpHooks:
             self.reductions.open(wanted)
 
     def end_pass(self, action: Action) -> None:
-        """Writes, after a backward, the free of all queued gradient buckets.
+        """Simulates, after a backward, the release of all queued gradient buckets.
 
         After the step's last backward gradients are handed to the optimizer and all parameter buckets freed.
         """
@@ -166,7 +166,7 @@ class MegatronFsdpHooks:
             self.gathers.reset()
 
     def optimize(self) -> None:
-        """Writes the optimizer's step, and the gathers for the next one."""
+        """Simulates the optimizer's step, and the gathers for the next one."""
         begin, end, step_end = self.marks
         elements = bucket_elements(self.plan)
         state_bytes = sum(count * sum(p.state_bytes for p in self.plan.kinds[kind]) for kind,

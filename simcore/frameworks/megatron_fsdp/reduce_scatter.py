@@ -46,7 +46,7 @@ class ReduceScatterQueue:
         self.waiting_numel = 0
 
     def open(self, buckets: Sequence[int]) -> None:
-        """Writes the allocation of those `buckets` that are trained and not yet allocated.
+        """Simulates the allocation of those `buckets` that are trained and not yet allocated.
 
         Called before their first gradients.
         """
@@ -57,7 +57,7 @@ class ReduceScatterQueue:
                 self.out.alloc(self.layers[b], self.whole, self._own(b))
 
     def post_persistent(self) -> None:
-        """Writes the allocation of the gradient buffers that equal units share (`double_buffer`).
+        """Simulates the allocation of the gradient buffers that equal units share (`double_buffer`).
 
         They live across steps.
         """
@@ -79,7 +79,7 @@ class ReduceScatterQueue:
             self._drop(self.queue.pop(0))
 
     def finish(self, layer: int, *, is_last: bool) -> None:
-        """Writes the reduction of the buckets that are complete with this layer's gradients, and queues them.
+        """Simulates the reduction of the buckets that this layer's gradients complete, and queues them.
 
         If `is_last` (microbatch of the step), also over copies of the model. The oldest queued buckets are freed first,
         while they make more elements than may wait.
@@ -100,7 +100,7 @@ class ReduceScatterQueue:
             self.waiting_numel += sum(self.buckets[b].numel for b in group)
 
     def drain(self) -> None:
-        """Writes the free of all queued buckets, after a wait for their reductions."""
+        """Simulates the release of all queued buckets, after a wait for their reductions."""
         for b in self.queue:
             self._drop(b)
         self.queue.clear()
