@@ -179,7 +179,7 @@ class Padding:
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """A framework applied to one job: all that placing its tensors and writing out its step needs.
+    """A framework applied to one job: what is needed to place its tensors and to simulate its step.
 
     `rules`: the first that matches a tensor gives its policy. `stages`: layer numbers of each pipeline stage, in the
     order of the model; with several chunks a rank, of each chunk (`Schedule.parts_of`: those of a rank). `checkpoint`:

@@ -40,9 +40,10 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Sizes of the axes of parallelism of a job.
+    """Sizes of a job's axes of parallelism: pipeline, data (replicas, shards), context, tensor, expert.
 
-    `ep * etp` must divide the ranks of a pipeline stage (frameworks check and cite their rule).
+    `etp`: tensor parallelism of experts. `ep * etp` must divide the ranks of a pipeline stage (frameworks check and
+    cite their rule).
     """
 
     pp: int = 1

@@ -25,8 +25,8 @@ def is_updated_in_backward(placed: Placed) -> bool:
 def made_after_backward(plan: Plan) -> int:
     """Returns the bytes of optimizer states that the first step allocates after its backward.
 
-    The memory peak of the first backward is lower than later ones by so much. 0 if any tensor is updated inside
-    backward.
+    The memory peak of the first backward is lower than those of later steps by these bytes. 0 if any tensor is updated
+    inside backward.
     """
     if any(is_updated_in_backward(placed) for kind in plan.kinds for placed in kind):
         return 0  # an upper bound of that peak: they are made one by one

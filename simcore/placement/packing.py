@@ -31,7 +31,7 @@ class Packing:
 
 
 def pack_sequences(training: Training) -> Packing:
-    """Returns the rows of tokens of one microbatch.
+    """Returns the rows of tokens of one microbatch: their number, length, and the sequences in them.
 
     Packed microbatches are one row; its sequences have one length, and the last of each pack has the remainder.
     """

@@ -332,8 +332,8 @@ def _check_even(graph: ModelGraph, mesh: Mesh, policies: TensorPolicies, kinds: 
 def cuts(graph: ModelGraph, policies: TensorPolicies) -> Iterable[tuple[tuple[int, ...], Sequence[tuple[str, Shard]]]]:
     """Yields, for each parameter and buffer of each kind of layer, (shape as stored, cuts at rest).
 
-    The shape is (copies, dimensions...); a cut is (mesh axis, `Shard`); other placements are left out. Ranks are folded
-    into classes by it.
+    The shape is (copies, dimensions...); a cut is (mesh axis, `Shard`); other placements are left out. Ranks whose
+    parts are equal by these cuts can be simulated as one.
     """
     for specs, of in zip(graph.tensors, policies.of, strict=True):
         for spec, policy in zip(specs, of, strict=True):

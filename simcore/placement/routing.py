@@ -28,7 +28,7 @@ def expert_hidden(graph: ModelGraph) -> int:
 
 
 def sent_per_token(routing: Routing, top_k: int) -> int:
-    """Returns the copies of tokens, in units of 2**-16, that a rank sends to experts per own token.
+    """Returns how many copies a rank sends to experts for each of its tokens, in units of 2**-16.
 
     It is `top_k`, times the capacity factor if `routing` is a capacity: every expert's share is then cut, or filled up,
     to it. Core 0.16.1 `moe/moe_utils.py`, apply_router_token_dropping with `moe_pad_expert_input_to_capacity`.
@@ -37,9 +37,10 @@ def sent_per_token(routing: Routing, top_k: int) -> int:
 
 
 def received_per_token(routing: Routing, top_k: int, ep: int) -> int:
-    """Returns the copies of tokens, in units of 2**-16, that the busiest rank receives per own token.
+    """Returns how many copies of tokens the busiest rank's experts receive, in units of 2**-16.
 
-    It is at most `ep` times what a rank sends, which is all that the `ep` ranks of an expert group send.
+    For each token that a rank has. It is at most `ep` times what a rank sends: all that the `ep` ranks of an expert
+    group send.
     """
     busiest = min(routing.imbalance, ep) if isinstance(routing, Imbalance) else 1
     return int(sent_per_token(routing, top_k) * busiest)

@@ -20,10 +20,10 @@ __all__ = ["Dispatch", "dispatch_of"]
 
 
 class Dispatch(NamedTuple):
-    """The experts that a token chooses: `top_k` of `num_experts`, uniformly.
+    """The choice of experts for a token: `top_k` of `num_experts`, uniformly.
 
-    The payload of a dispatch, as used below, counts one copy of a token for every rank with one of its experts, the
-    sender included.
+    The payload of a dispatch, in the methods of this class, counts one copy of a token for every rank with one of its
+    experts, the sender included.
     """
 
     num_experts: int

@@ -20,7 +20,7 @@ _DEFAULT_RESHARD = (
 
 
 def is_sharded(job: Job) -> bool:
-    """True if data or context parallelism has several ranks; with one, `fully_shard` is never called.
+    """True if data or context parallelism has several ranks; with one, `fully_shard` wraps nothing.
 
     0.7.0 distributed/fsdp2.py:44, moe/parallelizer.py:1276.
     """

@@ -65,7 +65,10 @@ def updated(plan: Plan, builder: Builder) -> None:
 
 
 def waits_for_device(layer: int, builder: Builder) -> None:
-    """Writes that the host waits until all earlier operations of the device, copies included, are done."""
+    """Writes to `builder` that the host waits until all earlier operations of the device are done.
+
+    Copies to the host are among them. `layer`: layer number under which the wait is listed.
+    """
     builder.wait(layer, HOST_STOPS)
 
 

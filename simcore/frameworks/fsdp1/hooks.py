@@ -65,7 +65,7 @@ class Fsdp1Hooks:
         self.syncs = self.strategy.sync == "every" or action.is_last
 
     def forward_begin(self, layer: int) -> None:
-        """Simulates the gathering of the layer's unit, before the first layer that of the root too.
+        """Simulates the gathering of the layer's unit; before the first layer also that of the root.
 
         With `forward_prefetch` (`Fsdp1Strategy.ahead`) the next unit is gathered as well.
         """
@@ -118,7 +118,7 @@ class Fsdp1Hooks:
             self._post_backward(unit)
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """Simulates nothing: experts belong to their layer's unit."""
+        """Simulates nothing: experts belong to their layer's unit, and no argument is used."""
 
     def end_pass(self, action: Action) -> None:
         """Simulates, after a backward, the release of units still gathered, and the wait for reductions.

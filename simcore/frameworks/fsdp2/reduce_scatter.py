@@ -78,8 +78,8 @@ class Reductions:
         """Simulates a microbatch without reduction: a unit's gradients stay whole, in the reduce dtype.
 
         [Note: gradients that wait] Those that have it already stay their parameters' own: autograd adds to them, one by
-        one, as `tiles.adds_in_place` says, and few come here. Others wait in a copy, to which whole sets of new ones
-        are added (torch 2.13 `_fsdp_param.py`, accumulate_unsharded_grad_if_needed).
+        one, as `record_layers.adds_in_place` says, and few come here. Others wait in a copy, to which whole sets of new
+        ones are added (torch 2.13 `_fsdp_param.py`, accumulate_unsharded_grad_if_needed).
         """
         if not self.grads[u]:
             return
@@ -105,7 +105,7 @@ class Reductions:
         self.inputs.clear()
 
     def reduce(self, u: int) -> None:
-        """Simulates the reduction of a unit's gradients, and their free; nothing when it has none.
+        """Simulates the reduction of a unit's gradients, and their release; nothing when it has none.
 
         Optimizer steps that run inside backward follow it.
         """

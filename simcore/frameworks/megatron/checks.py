@@ -58,7 +58,7 @@ def check_overlap(job: Job, options: dict[str, object], *, sequence_parallel: bo
 
 
 def check_shared_overlap(job: Job, options: dict[str, object]) -> None:
-    """Raises an error if moe_shared_expert_overlap is on where it cannot be.
+    """Raises IllegalLayout or InputError if moe_shared_expert_overlap is on where it cannot be.
 
     The option overlaps the shared expert with the exchange of tokens.
     """

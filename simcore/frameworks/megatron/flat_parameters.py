@@ -90,12 +90,12 @@ def _entries(kind: Sequence[Placed], *, expert: bool, dtype: str) -> list[tuple[
 
 
 def padding_bytes(plan: Plan) -> int:
-    """Returns the bytes of `padding_elements` in the parameters' buffers."""
+    """Returns the bytes in this rank's parameter buffers that belong to no parameter."""
     return sum(packed_bytes(buffer.flat.padding, buffer.dtype) for buffer in rank_buffers(plan))
 
 
 def padding_elements(plan: Plan) -> int:
-    """Returns the elements of the buffers that belong to no parameter."""
+    """Returns the elements in this rank's buffers that belong to no parameter: alignment."""
     return sum(buffer.flat.padding for buffer in rank_buffers(plan))
 
 

@@ -90,7 +90,7 @@ class Fp8:
     backward. `start`, `end`: number of first and last layers in bf16. `history`: fp8_amax_history_len, 0 unless the
     recipe is delayed. `pads_routing`: tokens of an expert are padded. `further_in_bf16`: modules of multi-token
     prediction are in bf16. `attends`: attention is in fp8. `matchers`: linears with another recipe, see
-    `scaling.matched`.
+    `fp8_scaling.matched`.
     """
 
     scaling: Scaling
@@ -299,7 +299,7 @@ def quantized(graph: ModelGraph, mesh: Mesh, made: Fp8, *, cut: bool = False) ->
     """Returns the model with its fp8 layers marked, and their weights stored as asked.
 
     Copies of weights that outlast a pass, and scales, are added as buffers. `cut`: data of rows and columns are in
-    buckets that ranks share, see `megatron_fsdp.py`.
+    buckets that ranks share, see `megatron_fsdp/table.py`.
     """
     inner = set(graph.blocks[made.start:graph.num_blocks - made.end])
     # Modules of multi-token prediction know no first and last (core `multi_token_prediction.py:772`).
