@@ -61,9 +61,10 @@ def check(job: Job, options: dict[str, Any]) -> None:
 
 
 def check_layers(job: Job, options: dict[str, Any]) -> None:
-    """Raises NotYet for settings of transformers' layers that no framework serves.
+    """Raises NotYet or IllegalLayout for settings of transformers' layers that no framework serves.
 
-    They are kernels from the hub, and some ways to offload activations.
+    They are kernels from the hub, some ways to offload activations, and an optimizer inside backward that cannot run
+    there.
     """
     if options.get("use_kernels"):
         raise job.not_yet("framework_options.use_kernels", "layers that transformers 5.23 integrations/hub_kernels.py "
