@@ -38,9 +38,10 @@ class _HostBuffers(Protocol):
 
 
 def even_padding(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]:
-    """Bytes of (parameters, gradients) by which every rank's storage is rounded up to the same size.
+    """Returns the bytes of (parameters, gradients) that round storage up to the same size on all ranks.
 
     Frozen parameters have no gradients, nor have those that the optimizer updates inside backward once that is over.
+    `components` and `exact` change nothing.
     """
     grads = sum(count * sum((p.padded - p.local) // p.grad_parts * dtype_bytes(p.policy.grad.dtype)
                             for p in plan.kinds[kind] if p.trainable and p.policy.grad_waits)
@@ -50,11 +51,11 @@ def even_padding(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtRest:
-    """How bytes at rest are counted, by component.
+    """The functions that count a rank's bytes at rest under one framework, by component of the model.
 
     A flat cut gives every rank a part of equal length, in which more or less of each tensor lies. `exact` counts the
-    elements inside one rank's own part, `mean` those of a class of ranks on average. Storage is the same either way:
-    what it holds beyond those elements is `padding`, in bytes of (parameters, gradients).
+    elements inside one rank's own part, `mean` those of a class (ranks simulated as one) on average. Storage is the
+    same either way: what it holds beyond those elements is `padding`, in bytes of (parameters, gradients).
     """
 
     mean: Callable[[Plan], Components] = Plan.at_rest
@@ -72,19 +73,20 @@ def _undivided(degrees: Degrees) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkAdapter:
-    """One framework: functions that the engine calls to make its table, and before and after, and their settings.
+    """One framework as the engine knows it: functions that make its table and its hooks, and settings.
 
     `write_table`: the framework applied to a job. `hooks`: makes the hooks at the borders of layers. `lora_tensors`:
-    the adapters of a kind of layer. `versions`: releases, the default first. `implementations`: model code that it can
-    train. `implementation_of`: the one for (model family, training method) if the scenario names none. `options`: the
-    framework options that it takes around the layers of an implementation.
+    the LoRA tensors of a kind of layer, from its tensors. `versions`: releases, the default first. `implementations`:
+    model code that it can train. `implementation_of`: the one for (model family, training method) if the scenario names
+    none. `options`: the framework options that it takes around the layers of an implementation. `at_rest`: how it
+    counts bytes.
 
-    `quantize`: the model whose linears compute in 8 or 4 bits, None where that is not served.
-    `default_etp`: expert tensor parallelism if the mesh leaves it out. `serves_qlora`: frozen weights in 4 bits;
-    `qlora_refusal`: why they are impossible, as (message, rule). `casts_parameters`: they rest as asked and are
-    gathered in the compute dtype. `copies_tied_head`: over pipeline stages the last holds a copy of the embedding.
-    `freezes`: implementations whose parameters can be frozen one by one. `host_buffers`: bytes on the host by owner
-    beyond tensors; `rounded` adds what pinned blocks are rounded up by.
+    `quantize`: the model whose linears compute in 8 or 4 bits, None where that is not served. `default_etp`: size of
+    expert tensor parallelism if the mesh leaves it out. `serves_qlora`: frozen weights may be in 4 bits;
+    `qlora_refusal`: why they are impossible, as (message, rule). `casts_parameters`: parameters rest in the dtype asked
+    for and are gathered in the compute dtype. `copies_tied_head`: over pipeline stages the last holds a copy of the
+    embedding. `freezes`: implementations whose parameters can be frozen one by one. `host_buffers`: bytes on the host
+    by owner beyond tensors; with `rounded`, pinned blocks count as rounded up.
     """
 
     write_table: Callable[[Draft], Framework]
@@ -105,14 +107,17 @@ class FrameworkAdapter:
     host_buffers: _HostBuffers = _no_buffers
 
     def table(self, job: Job) -> Framework:
-        """Returns the framework's table for a job, a pure function of it, with the defaults that were chosen."""
+        """Returns the framework's table for a job, with the defaults that the framework chose.
+
+        It depends on the job alone. Raises IllegalLayout, InputError or NotYet for a job that is not served.
+        """
         draft = Draft(job)
         return replace(self.write_table(draft), defaults=draft.defaults)
 
     def in_low_precision(self, job: Job) -> tuple[ModelGraph, Defaults]:
-        """Returns the model with linears that compute in 8 or 4 bits, and the defaults chosen for it.
+        """Returns the job's model with linears that compute in 8 or 4 bits, and the defaults chosen for it.
 
-        Raises NotYet if the framework has no `quantize`.
+        A default is (key, value, source). Raises NotYet if the framework has no `quantize`.
         """
         if self.quantize is None:
             raise job.not_yet("training.precision.compute", f"compute in fp8 under {job.scenario.framework}, by "

@@ -26,35 +26,38 @@ _ZERO_STAGE: Final = re.compile(r"(?:deepspeed|zero)[-_ ]?(?:stage[-_ ]?)?(\d+)"
 
 
 def known_frameworks() -> tuple[str, ...]:
-    """Names that a scenario may give its framework, in alphabetical order."""
+    """Returns the names that a scenario may give as its framework, in alphabetical order."""
     return tuple(sorted(_FOLDERS))
 
 
 @lru_cache
 def framework_adapter(name: str) -> FrameworkAdapter:
-    """The adapter of a known framework."""
+    """Returns the adapter (table, hooks, settings) of the framework `name`; KeyError for an unknown one."""
     adapters: dict[str, FrameworkAdapter] = importlib.import_module(
         f"simcore.frameworks.{_FOLDERS[name]}.adapter").ADAPTERS
     return adapters[name]
 
 
 def framework_file(name: str) -> str:
-    """The file of a framework's table, from the root of the repository."""
+    """Returns the path of the file with a framework's table, from the root of the repository."""
     return f"simcore/frameworks/{_FOLDERS[name]}/table.py"
 
 
 def hooks_of(framework: Framework) -> HooksFactory:
-    """Makes the hooks of the framework that a table belongs to."""
+    """Returns the factory of the hooks that write a step's memory events under a table's framework."""
     return framework_adapter(framework.name).hooks
 
 
 def at_rest_of(framework: Framework) -> AtRest:
-    """How bytes at rest are counted under the framework that a table belongs to."""
+    """Returns the functions that count bytes at rest under the framework that a table belongs to."""
     return framework_adapter(framework.name).at_rest
 
 
 def asked_adapter(scenario: Scenario) -> FrameworkAdapter:
-    """The adapter of the framework and version that a scenario names. InputError for unknown ones."""
+    """Returns the adapter of the framework that a scenario names.
+
+    InputError for an unknown framework, or a version that the framework does not have.
+    """
     name = scenario.framework
     if name not in _FOLDERS:
         raise InputError(Problem(scenario.where("framework"), *_why_unknown(name)))

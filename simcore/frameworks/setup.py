@@ -34,7 +34,11 @@ IN_BLOCKS = {("optimizer", "moments"): "int8"}
 
 
 def prepare(scenario: Scenario) -> tuple[Job, Framework]:
-    """The job and its framework's table. Raises InputError, IllegalLayout or NotYet."""
+    """Returns the scenario as a job (with model graph and mesh), and its framework's table.
+
+    Raises InputError for a wrong scenario, IllegalLayout for one that the framework refuses, NotYet for one that
+    rankscope does not model.
+    """
     _refuse_unserved(scenario)
     adapter = asked_adapter(scenario)
     base = _graph(scenario, adapter)
@@ -159,7 +163,10 @@ def _graph(scenario: Scenario, adapter: FrameworkAdapter) -> ModelGraph:
 
 
 def configuration(scenario: Scenario) -> Mapping[str, Any]:
-    """Returns the fields of the model that a scenario names: a preset's, or those of a file in its folder."""
+    """Returns the configuration fields of the model that a scenario names (as in a config.json).
+
+    They are those of a shipped preset, or of a file in the scenario's folder, with the scenario's overrides.
+    """
     reference, overrides = (scenario.model, None) if isinstance(scenario.model, str) else _model_file(scenario.model)
     if reference.endswith(".json") and scenario.folder is not None:
         reference = str(scenario.folder / reference)

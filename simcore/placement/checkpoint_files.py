@@ -14,13 +14,13 @@ __all__ = ["Files", "Transfer"]
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Memory that a checkpoint needs while it is read or written: on the host, and on the device beyond the layouts.
+    """Extra memory that a checkpoint needs while it is read or written: on the host, and on the device.
 
-    `whole_on`: ranks that hold the whole model. `params`, `states`: number of copies of a rank's own parameters and
-    optimizer states that are on the host at once; `shared`: (dense, expert) axes whose ranks divide among themselves
-    what all of them hold. `in_flight`: the least number of whole tensors on the host. `trained_only`: frozen parameters
-    are left out. `on_device`: a whole "tensor" or "unit" for a moment, or all of the "model" in its layout at rest,
-    before any of it is cut. `source`: upstream file and version.
+    `whole_on`: ranks that hold the whole model on the host. `params`, `states`: number of copies of a rank's own
+    parameters and optimizer states that are on the host at once; `shared`: (dense, expert) mesh axes whose ranks divide
+    among themselves what all of them hold. `in_flight`: the least number of whole tensors on the host. `trained_only`:
+    frozen parameters are left out. `on_device`: a whole "tensor" or "unit" for a moment, or all of the "model" in its
+    layout at rest, before any of it is cut. `source`: upstream file and version.
     """
 
     source: str
@@ -35,7 +35,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The transfers with which a job's checkpoint is read (`load`) and written (`save`); None: it is not."""
+    """How a job's checkpoint is read (`load`) and written (`save`); None if it is not."""
 
     load: Transfer | None = None
     save: Transfer | None = None

@@ -31,7 +31,11 @@ _CLOSE = 8
 
 @dataclass(frozen=True, eq=False)
 class RankClass:
-    """Equal ranks of one stage. `offsets`: their positions in a period of the stage's ranks; the period repeats."""
+    """Ranks of one pipeline stage that are simulated as one: equal tensors, and equal ranks to talk to.
+
+    `representative`: the rank that is simulated, their first. `offsets`: the ranks' positions, in rising order, among
+    the first `period` ranks of the stage; the pattern repeats in each further `period` ranks.
+    """
 
     stage: int
     representative: int
@@ -40,13 +44,16 @@ class RankClass:
     period: int
 
     def members(self, mesh: Mesh) -> IntArray:
-        """All ranks of the class, in order."""
+        """Returns the numbers of all ranks of the class, in rising order."""
         repeats = np.arange(0, mesh.stage_size, self.period, dtype=np.int64)
         base: IntArray = self.stage * mesh.stage_size + (repeats[:, None] + self.offsets[None, :]).ravel()
         return base
 
     def rank_text(self, mesh: Mesh) -> tuple[str, ...]:
-        """Returns all ranks as ranges, without listing the ranks of a whole stage or of long runs first."""
+        """Returns all ranks of the class as ranges in text: ("0-3",), or ("0-128:64",) for every 64th rank.
+
+        Whole stages and long runs are written without making a list of their ranks.
+        """
         first = self.stage * mesh.stage_size
         if len(self.offsets) == self.period and mesh.stage_size > 1:
             return (f"{first}-{first + mesh.stage_size - 1}",)
@@ -57,14 +64,11 @@ class RankClass:
 
     @cached_property
     def runs(self) -> tuple[IntArray, IntArray]:
-        """The first and the last of each run of offsets in a row."""
+        """The first and the last offset of each run of consecutive offsets, as two arrays."""
         return _runs(self.offsets)
 
     def coordinates(self, mesh: Mesh, axis: Axis) -> int | str:
-        """Returns the ranks' coordinates on an axis: a number, or ranges as text.
-
-        Ranks are at every coordinate of an axis whose stride is a multiple of the period.
-        """
+        """Returns the coordinates of the ranks on `axis`: one number, or several as text ("0-3", "0,2")."""
         return _coordinates(self, mesh, axis)
 
 
@@ -79,7 +83,7 @@ def _coordinates(ranks: RankClass, mesh: Mesh, axis: Axis) -> int | str:
 
 
 def fold(graph: ModelGraph, mesh: Mesh, framework: Framework) -> tuple[RankClass, ...]:
-    """The classes of every stage, stage by stage, in order of their first rank."""
+    """Returns the classes of equal ranks: stage by stage, within a stage in the order of their first rank."""
     apart = tuple((one.axes[0], one.heaviest()) for one in framework.dealt)
     return _fold(graph, mesh, framework.policies(graph), framework.communicators, apart)
 
@@ -104,20 +108,20 @@ def _fold(graph: ModelGraph, mesh: Mesh, policies: TensorPolicies, communicators
 
 
 def unfolded(mesh: Mesh) -> tuple[RankClass, ...]:
-    """Every rank its own class."""
+    """Returns one class for every rank of the mesh, in the order of ranks: nothing is folded."""
     groups = [np.array([n], dtype=np.int64) for n in range(mesh.stage_size)]
     return _per_stage(mesh, groups, mesh.stage_size)
 
 
 def joined(classes: Sequence[RankClass]) -> RankClass:
-    """Several classes of one stage and period as one."""
+    """Returns one class with the ranks of several classes, which must have the same stage and period."""
     offsets = np.sort(np.concatenate([c.offsets for c in classes]))
     return RankClass(classes[0].stage, classes[0].representative, sum(c.num_ranks for c in classes), offsets,
                      classes[0].period)
 
 
 def unfolded_one(mesh: Mesh, rank: int) -> RankClass:
-    """A single rank as its own class."""
+    """Returns a class that holds only `rank`."""
     offset = np.array([rank % mesh.stage_size], dtype=np.int64)
     return RankClass(rank // mesh.stage_size, rank, 1, offset, mesh.stage_size)
 
@@ -241,7 +245,10 @@ def _ranks_text(first: int, last: int, stride: int) -> str:
 
 
 def coordinate_text(axis: Axis, ranks: IntArray) -> int | str:
-    """The coordinates of some ranks, in order, on an axis: a number, or ranges as text."""
+    """Returns the coordinates of some ranks on `axis`: one number, or several as text ("0-3", "0-6:2").
+
+    `ranks` must be in rising order.
+    """
     return _run_text(axis, *_runs(ranks))
 
 

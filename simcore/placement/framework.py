@@ -31,7 +31,7 @@ Matches = Callable[[TensorSpec], bool]
 
 
 class UpdateTime(Enum):
-    """When the optimizer updates a tensor."""
+    """The point of a training step at which the optimizer updates a tensor; each value says it in words."""
 
     OPTIMIZER_STEP = "in optimizer.step()"
     GRADIENT_READY = "inside backward, as soon as its gradient is accumulated"
@@ -41,10 +41,11 @@ class UpdateTime(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TensorPolicy:
-    """How the tensors of one class are stored, gathered, reduced and updated.
+    """Layouts and update of the tensors that one rule matches: at rest, gathered, reduced.
 
-    `at_rest` -> `in_use` is the unshard, `unreduced_grad` -> `grad` the reduction; `optimizer_states`: by name.
-    `pad_storage`: the parameter's storage on each rank is rounded up to the same size (FSDP2).
+    Four layouts of a tensor: `at_rest`: the parameter between uses; `in_use`: gathered for its layer; `unreduced_grad`:
+    the gradient as backward makes it; `grad`: the gradient after the reduction. `optimizer_states`: (name of the state,
+    layout) pairs. `pad_storage`: the parameter's storage is rounded up to the same size on every rank (FSDP2).
     `grads_persist`: gradient storage survives into the next forward (Megatron's main_grad). The two categories are
     those under which a report counts the parameter at rest and the gradient before its reduction.
     """
@@ -63,13 +64,19 @@ class TensorPolicy:
 
     @property
     def grad_waits(self) -> bool:
-        """Tells whether gradients are on the device after backward: not if the optimizer ran inside it."""
+        """True if reduced gradients are in device memory between backward and `optimizer.step()`.
+
+        False if they are on the host, or if the optimizer updates the tensor inside backward.
+        """
         return self.grad.space == "device" and self.updated not in (UpdateTime.GRADIENT_READY, UpdateTime.AFTER_REDUCE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rule:
-    """A policy for all tensors that satisfy `matches`. Rules are compared by identity, as functions are."""
+    """One row of a framework's table: the policy for all tensors for which `matches` returns True.
+
+    Rules are compared by identity, as functions are.
+    """
 
     matches: Matches
     policy: TensorPolicy
@@ -77,20 +84,25 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorPolicies:
-    """Policies by kind of layer and tensor. Tables with the same rules share one, and what is derived from it."""
+    """The policy of every tensor of a model: `of[kind of layer][index of the tensor in that kind]`.
+
+    Frameworks with the same rules share one instance, and all that is computed from it.
+    """
 
     of: tuple[tuple[TensorPolicy, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A group of tensors that is gathered, used and reduced together.
+    """A group of tensors that is gathered, used and reduced together (an FSDP unit).
 
-    `name` as upstream prints it in hooks. `members`: (layer number, tensor numbers of the layer's kind), in parameter
-    order. It is used from the begin of forward of layer `first` to its end in layer `last`; `inner`: it wraps a
-    submodule inside the layer (the experts). `reshard_after_forward`: True, False, or ranks of the smaller group.
-    `explicit`: takes part in explicit prefetch. `joins_copies`: a tensor's copies are one parameter. `param_dtype` ""
-    gathers in the stored dtype; mixed stored dtypes are gathered as raw bytes.
+    `name` as upstream prints it in hooks. `members`: (layer number, indices of tensors in that layer's kind), in the
+    order of parameters. `first`, `last`: the layers between which it is in use, from the start of forward of `first` to
+    the end of forward of `last`. `shard_axis`, `replicate_axis`: mesh axes over which it is cut and copied ("": none).
+    `reshard_after_forward`: True, False, or the number of ranks of a smaller group that keeps it cut. `inner`: it wraps
+    a submodule inside the layer (the experts). `explicit`: takes part in explicit prefetch. `joins_copies`: the copies
+    of a tensor (one for each expert) are one parameter. `param_dtype`: "" gathers in the stored dtype; mixed stored
+    dtypes are gathered as raw bytes.
     """
 
     name: str
@@ -110,18 +122,23 @@ class Unit:
 
     @property
     def kept_axis(self) -> str:
-        """The axis that shards the unit between forward and backward: a part of `shard_axis` in a smaller group."""
+        """Name of the mesh axis over which the unit is cut between forward and backward.
+
+        It is `shard_axis`, or "axis/n" for groups of n neighbouring ranks of it if `reshard_after_forward` is a number
+        n.
+        """
         policy = self.reshard_after_forward
         return self.shard_axis if isinstance(policy, bool) else f"{self.shard_axis}/{policy}"
 
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """The optimizer and the way it runs. `implementation`: foreach, fused, for_loop, te, or a library of 8-bit kernels.
+    """The optimizer of a job and the way it runs.
 
-    `grad_copy`: 16-bit gradients are copied to fp32 for the step. `late_master`: the fp32 master, like the moments, is
-    made in the first step, not when the optimizer is built. `groups_apart`: parameters that are not sharded are a
-    separate parameter group.
+    `name`: as in the scenario. `implementation`: foreach, fused, for_loop, te, or a library of 8-bit kernels.
+    `grad_copy`: 16-bit gradients are copied to fp32 for the step. `late_master`: the fp32 master weights are allocated
+    in the first step, like the moments, not when the optimizer is built. `groups_apart`: parameters that are not
+    sharded are a separate parameter group.
     """
 
     name: str
@@ -133,10 +150,11 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True)
 class LayerwiseShards:
-    """Parameters of one pipeline rank, each of which one data-parallel rank updates whole.
+    """The parameters of one pipeline stage, where one data-parallel rank updates each parameter whole.
 
-    `axes`: (dense, expert) axes whose ranks the parameters are assigned to; `shares`: for each axis, by coordinate,
-    (Muon's, Adam's) elements. `in_place`: updated parameters are gathered in the buffers, without flat copies.
+    `axes`: (axis of dense parameters, axis of expert parameters) over whose ranks they are distributed. `shares`: for
+    each of the two axes, and each coordinate on it, the elements that the rank there updates as (with Muon, with Adam).
+    `in_place`: updated parameters are gathered in the buffers, without flat copies.
     """
 
     axes: tuple[str, str]
@@ -144,13 +162,16 @@ class LayerwiseShards:
     in_place: bool = False
 
     def heaviest(self) -> int:
-        """Returns the dense coordinate with the most bytes: 8 for each element of Muon's, 12 for each of Adam's."""
+        """Returns the coordinate on the dense axis whose rank has the most bytes.
+
+        An element costs 8 bytes if Muon updates it and 12 if Adam does.
+        """
         return max(range(len(self.shares[0])), key=lambda at: 8 * self.shares[0][at][0] + 12 * self.shares[0][at][1])
 
 
 @dataclass(frozen=True, slots=True)
 class Padding:
-    """The multiple to which a collator rounds up the longest sequence of a microbatch, and its source."""
+    """The multiple of tokens to which a collator rounds up a microbatch's longest sequence; its source."""
 
     multiple: int = 1
     source: str = "transformers 5.23 data/data_collator.py: padding to the longest, pad_to_multiple_of None"
@@ -158,18 +179,20 @@ class Padding:
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """A framework applied to one job: ready to place and to lower.
+    """A framework applied to one job: what is needed to place its tensors and to simulate its step.
 
-    `stages`: layers of each pipeline stage, in the order of the model; stage number k is a chunk of rank k mod pp.
-    `kept_whole`: layers that are not recomputed whatever `checkpoint` says. `recomputed_together`: number of layers
-    that keep one input ("uniform"). Fields that are not compared do not change the lowering; rules act through the plan
-    that they give. `frees_sent_output`: a stage frees an output once it is sent; `keeps_received`: it keeps the last
-    received input, and that input's gradient, until the next ones arrive. `buffered_microbatches`: number of
-    microbatches for which a stage has a receive buffer; `returns_outputs`: the last stage keeps the model's output of
-    each microbatch. `deferred_heads`: number of microbatches of a step that keep the inputs of the output head's weight
-    gradient until the end of the step. `dealt`: for each pipeline rank, the whole parameters that each rank updates,
-    where optimizer states are not cut. `communicators`: every axis of more than one rank with a collective or a
-    transfer; ranks are folded into classes that meet the same classes on each axis. `defaults`: see `job.Defaults`.
+    `rules`: the first that matches a tensor gives its policy. `stages`: layer numbers of each pipeline stage, in the
+    order of the model; with several chunks a rank, of each chunk (`Schedule.parts_of`: those of a rank). `checkpoint`:
+    the activation recomputation. `kept_whole`: layers that are never recomputed. `recomputed_together`: number of
+    layers that keep one input ("uniform"). `frees_sent_output`: a stage frees an output once it is sent.
+    `keeps_received`: it keeps the last received input, and that input's gradient, until the next ones arrive.
+    `buffered_microbatches`: number of microbatches for which a stage has a receive buffer. `returns_outputs`: the last
+    stage keeps the model's output of each microbatch. `deferred_heads`: number of microbatches of a step that keep the
+    inputs of the output head's weight gradient until the end of the step. `dealt`: for each pipeline rank, the
+    parameters that ranks update whole; empty if optimizer states are cut. `communicators`: every mesh axis of more than
+    one rank with a collective or a transfer. `assumptions`: (key, value, kind, source); `defaults`: (key, value,
+    source) that the framework chose. Fields that are not compared do not change the step; rules act through the plan of
+    a rank.
     """
 
     name: str
@@ -201,20 +224,26 @@ class Framework:
     defaults: tuple[tuple[str, str, str], ...] = field(default=(), compare=False)
 
     def default(self, key: str) -> str | None:
-        """The value that the framework chose for a key; None where the scenario says it, or nothing reads it."""
+        """Returns the value that the framework chose for `key`.
+
+        None if the scenario sets it or no code asked for it.
+        """
         return next((value for name, value, _ in self.defaults if name == key), None)
 
     def strategy_as(self, kind: type[S]) -> S:
-        """Returns the strategy as the record that a framework's own hooks need."""
+        """Returns `strategy`, typed as `kind`: the framework's own record of settings.
+
+        AssertionError if it is another kind.
+        """
         assert isinstance(self.strategy, kind), f"{self.name}: {kind.__name__} expected, got {self.strategy!r}"
         return self.strategy
 
     def policy(self, spec: TensorSpec) -> TensorPolicy:
-        """Returns the policy of the first rule that matches the tensor."""
+        """Returns the policy of the first rule that matches the tensor `spec`. AssertionError if none does."""
         return _first_match(self.rules, spec).policy
 
     def policies(self, graph: ModelGraph) -> TensorPolicies:
-        """Returns the policies of every tensor of every kind of layer. Frameworks with equal rules share the result."""
+        """Returns the policy of every tensor of every kind of layer of `graph`; equal rules share one object."""
         return _policies(self.rules, graph)
 
 

@@ -39,10 +39,10 @@ def topology_of(scenario: Scenario) -> Topology:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """Scenario, graph and mesh: the argument from which a framework's table is made.
+    """One scenario with its model graph and mesh: the argument from which a framework's table is made.
 
-    `unmatched_targets`: LoRA targets that match no module. `casts_parameters`: the framework uses parameters in another
-    dtype than they have at rest.
+    `unmatched_targets`: LoRA targets of the scenario that match no module. `casts_parameters`: the framework uses
+    parameters in another dtype than they have at rest.
     """
 
     scenario: Scenario
@@ -53,10 +53,10 @@ class Job:
 
     @property
     def compute(self) -> str:
-        """The dtype of forward and backward; auto is bf16.
+        """The dtype of forward and backward: the scenario's, or "bf16" if that is auto.
 
-        With linears that compute in 8 or 4 bits, it is the dtype of all other operators: bf16, or fp32 if the other
-        parameters are fp32 where they are used.
+        If linears compute in 8 or 4 bits, it is the dtype of all other operators: bf16, or fp32 if the other parameters
+        are fp32 where they are used.
         """
         precision = self.scenario.training.precision
         if self.narrow and precision.params == "fp32" and not self.casts_parameters:
@@ -65,7 +65,7 @@ class Job:
 
     @property
     def narrow(self) -> str:
-        """The format of 8 or of 4 bits that linears compute in, or ""."""
+        """The format in which linears compute, if it has 8 or 4 bits: "fp8" or "fp4"; otherwise an empty text."""
         compute = self.scenario.training.precision.compute
         return compute if compute in ("fp8", "fp4") else ""
 
@@ -80,14 +80,14 @@ class Job:
         return any(isinstance(b.block, Moe) for kind in self.graph.kinds for b in kind.branches)
 
     def one_of(self, key: str, given: str, served: tuple[str, ...]) -> None:
-        """Raises NotYet unless this framework's table serves the value `given` of `key`."""
+        """Raises NotYet if `given`, the scenario's value of `key`, is not one of the values `served`."""
         if given not in served:
             raise self.not_yet(key, f"{given} under {self.scenario.framework} (served: {', '.join(served)})")
 
     def refuse_given(self, keys: Mapping[str, str]) -> None:
-        """Raises NotYet for keys that the table cannot use and the scenario sets. `keys`: key -> value without effect.
+        """Raises NotYet if the scenario sets a key that this framework's table cannot use.
 
-        "auto" is accepted too.
+        `keys`: dotted scenario key -> the value that means it is not used; that value and "auto" are accepted.
         """
         for key, idle in keys.items():
             value: Any = self.scenario
@@ -104,22 +104,32 @@ class Job:
                                    f"{self.scenario.framework}")
 
     def refuse_capacity(self, rule: str) -> None:
-        """Raises IllegalLayout, with `rule`, for a capacity of experts: the framework's dispatchers have none."""
+        """Raises IllegalLayout, which cites `rule`, if the scenario limits the capacity of experts.
+
+        For frameworks whose dispatchers have no capacity.
+        """
         if isinstance(self.scenario.training.routing, Capacity):
             raise self.illegal("training.routing", "capacity_factor: this framework has no expert capacity", rule)
 
     def illegal(self, key: str, message: str, rule: str) -> IllegalLayout:
-        """Returns the error for a job that the framework itself refuses; `rule` cites upstream file and version."""
+        """Returns, without raising it, the error for a job that the framework itself refuses.
+
+        `key`: the dotted scenario key at fault; `rule` cites upstream file and version.
+        """
         return IllegalLayout(Problem(self.scenario.where(*key.split(".")), message, rule))
 
     def not_yet(self, key: str, message: str) -> NotYet:
-        """Returns the error for a job that the framework accepts and this version of rankscope cannot model."""
+        """Returns, without raising it, the error for what the framework accepts and rankscope does not model.
+
+        `key`: the dotted scenario key at fault.
+        """
         return NotYet(Problem(self.scenario.where(*key.split(".")), f"not yet: {message}"))
 
     def options(self, known: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-        """Returns `framework_options`, checked. `known`: name -> allowed values, a type or literals.
+        """Returns the scenario's `framework_options`, checked: name -> value, only those that are set.
 
-        Raises InputError with all unknown names and values that are not allowed.
+        `known`: name -> what it may be, each a type or a literal. Raises InputError with all unknown names and all
+        values that are not allowed.
         """
         given = {key: _whole(value, known.get(key, ())) for key, value in self.scenario.framework_options.items()}
         problems = [self._option_problem(key, value, known) for key, value in given.items()]
@@ -128,7 +138,10 @@ class Job:
         return given
 
     def refuse_idle(self, options: Mapping[str, Any], name: str, where: str) -> None:
-        """Raises InputError for an option that is switched on where it changes nothing; `where` says where."""
+        """Raises InputError if option `name` is switched on although it changes nothing.
+
+        `where`: end of the message, in which case it changes nothing.
+        """
         if options.get(name):
             at = self.scenario.where("framework_options", name)
             raise InputError(Problem(at, f"{name}: changes nothing {where}"))
@@ -147,9 +160,10 @@ class Job:
 
 
 class Draft(Job):
-    """A job while its framework's table is written: notes each value that the scenario leaves to the framework.
+    """A job while its framework's table is written; it records each value that the framework chose.
 
-    It belongs to one call of `FrameworkAdapter.table`, whose result has the notes; the job itself stays as it is.
+    It belongs to one call of `FrameworkAdapter.table`, which puts these defaults into the table; the job stays as it
+    is.
     """
 
     def __init__(self, job: Job) -> None:
@@ -158,22 +172,25 @@ class Draft(Job):
 
     @property
     def defaults(self) -> Defaults:
-        """Key, value and source of each default noted until now."""
+        """(key, value, source) of each default recorded until now, in the order of their keys' first record."""
         return tuple((key, value, source) for key, (value, source) in self._chosen.items())
 
     def note(self, key: str, value: str, source: str) -> None:
-        """Notes a value that the framework chose, with its source; a later note of the same key replaces it."""
+        """Records a value that the framework chose for `key`, with its source.
+
+        A later record of the same key replaces it.
+        """
         self._chosen[key] = (value, source)
 
     def auto(self, key: str, given: str, default: str, source: str) -> str:
-        """Returns `given`, or the framework's default, which is noted with its source."""
+        """Returns `given`; for "auto" the framework's `default`, which is recorded for `key` with its source."""
         if given != "auto":
             return given
         self.note(key, default, source)
         return default
 
     def flag(self, options: Mapping[str, Any], name: str, source: str, *, default: bool) -> bool:
-        """Returns a framework option that is true or false; the default of one left out, or null, is noted."""
+        """Returns framework option `name`, a boolean; one left out, or null, is `default`, which is recorded."""
         held = options.get(name)
         given = "auto" if held is None else str(held).lower()
         return self.auto(f"framework_options.{name}", given, str(default).lower(), source) == "true"

@@ -37,7 +37,11 @@ COPIES = -1
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Cut along tensor dimension `dim`, `ceil(d / n)` rows a rank. `even`: the framework refuses a remainder."""
+    """Placement on a mesh axis: the tensor is cut along its dimension `dim`.
+
+    Of d elements of that dimension each of n ranks has `ceil(d / n)`, the last ones less or none. `even`: the framework
+    refuses a remainder.
+    """
 
     dim: int
     even: bool = False
@@ -45,24 +49,28 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """A cut of many tensors laid end to end; `scope`: tensor, unit, bucket or buffer."""
+    """Placement on a mesh axis: ranks hold equal parts of a buffer in which many tensors lie end to end.
+
+    `scope` says which tensors share a buffer: those of a "unit", a "bucket" or a whole "buffer", or each "tensor"
+    alone.
+    """
 
     scope: str
 
 
 @dataclass(frozen=True, slots=True)
 class Replicate:
-    """Whole on every rank."""
+    """Placement on a mesh axis: the tensor is whole on every rank of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Every rank holds a summand."""
+    """Placement on a mesh axis: every rank holds one summand of the tensor, which is their sum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """Unrelated tensors that share a name."""
+    """Placement on a mesh axis: ranks hold tensors of the same name and shape whose values are unrelated."""
 
 
 Placement = Shard | Flat | Replicate | Partial | Local
@@ -86,7 +94,11 @@ class Blocks:
     part: str = ""
 
     def num_bytes(self, numel: int, dtype: str) -> int:
-        """Returns the bytes of a tensor of `numel` values, each stored in `dtype`."""
+        """Returns the bytes of a tensor of `numel` values, each stored in `dtype`, with its scales and table.
+
+        With `part` only the values, or only scales and table; a tensor that is not quantized is stored in `otherwise`
+        and has no scales.
+        """
         if numel < self.least or (self.whole and numel % self.size):
             return numel * dtype_bytes(self.otherwise) * (self.part != "scales")
         values, scales = numel * dtype_bytes(dtype), 4 * -(-numel // self.size) + self.table
@@ -95,11 +107,11 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """Placements, dtype and memory space of a tensor. `share`: the fraction of its elements that is in `space`.
+    """Layout of a tensor: its placement on the mesh, its dtype and its memory space.
 
-    `space`: device, managed, host_pinned, host, ... `packed`: values are packed in 4 or 8 bits; `dtype` is then that of
-    the stored tensor, which the placements cut. `least_away`: a tensor of fewer elements is on the device whatever
-    `space` is.
+    `space`: device, managed, host_pinned, host, ... `share`: the fraction of its elements that is in `space`. `blocks`:
+    its format if values share scales. `packed`: values are packed in 4 or 8 bits; `dtype` is then that of the stored
+    tensor, which the placements cut. `least_away`: a tensor of fewer elements is on the device whatever `space` is.
     """
 
     placements: Placements
@@ -115,7 +127,10 @@ class TensorLayout:
         return self.space if numel >= self.least_away else "device"
 
     def stored_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns the shape that the placements cut: [rows, 1] for a packed column, otherwise `shape`."""
+        """Returns the shape of the stored tensor, which the placements cut, of a tensor of `shape`.
+
+        It is [stored elements, 1] if values are packed into a column, otherwise `shape`.
+        """
         return (self.packed.rows(math.prod(shape)), 1) if self.packed and self.packed.is_column else shape
 
     @property
@@ -124,7 +139,7 @@ class TensorLayout:
         return 1 if self.packed is None else self.packed.values_a_row
 
     def num_bytes(self, numel: int) -> int:
-        """Returns the bytes of `numel` elements of the tensor, without the constants of packed values."""
+        """Returns the bytes of `numel` elements of the tensor, without quantization constants kept apart."""
         return packed_bytes(numel, self.dtype) if self.packed is None else self.packed.data_bytes(numel)
 
     def constants(self, shape: tuple[int, ...]) -> int:
@@ -133,13 +148,19 @@ class TensorLayout:
 
 
 def shard_rows(size: int, parts: int, coordinate: int) -> int:
-    """Returns the rows of a dimension of `size` on one of `parts` ranks (torch.chunk: the last ranks may have none)."""
+    """Returns how much of a dimension of length `size` the rank at `coordinate` of `parts` ranks holds.
+
+    Every rank holds `ceil(size / parts)` of it, the last ones less or 0 (torch.chunk).
+    """
     chunk = -(-size // parts)
     return max(0, min(chunk, size - coordinate * chunk))
 
 
 def shard_intervals(size: int, parts: int) -> tuple[int, ...]:
-    """Returns the coordinates at which `shard_rows` changes: the first of the partial and of the empty ranks."""
+    """Returns the coordinates, of `parts` ranks, at which the result of `shard_rows` changes.
+
+    In rising order: the first rank with a smaller part and the first with none; empty if all parts are equal.
+    """
     chunk = -(-size // parts)
     full, rest = divmod(size, chunk)
     edges = (full, full + 1) if rest else (full,)
@@ -147,7 +168,10 @@ def shard_intervals(size: int, parts: int) -> tuple[int, ...]:
 
 
 def local_shape(copies: int, shape: tuple[int, ...], placements: Placements, mesh: Mesh, rank: int) -> tuple[int, ...]:
-    """Returns (copies, dimensions...) of `rank`'s part, without padding; Flat cuts are not applied here."""
+    """Returns (copies, dimensions...) of the part that `rank` holds, without padding.
+
+    Only `Shard` cuts are applied; `Flat` ones are not.
+    """
     local = [copies, *shape]
     for name, placement in placements:
         if isinstance(placement, Shard):
@@ -158,7 +182,7 @@ def local_shape(copies: int, shape: tuple[int, ...], placements: Placements, mes
 
 
 def padded_numel(copies: int, shape: tuple[int, ...], placements: Placements, mesh: Mesh) -> int:
-    """Returns the elements of storage on every rank: each cut dimension is rounded up."""
+    """Returns the elements of each rank's storage: each cut dimension is divided and rounded up."""
     local = [copies, *shape]
     for name, placement in placements:
         if isinstance(placement, Shard):
@@ -167,7 +191,7 @@ def padded_numel(copies: int, shape: tuple[int, ...], placements: Placements, me
 
 
 def require_even(name: str, shape: tuple[int, ...], copies: int, placements: Placements, mesh: Mesh, rule: str) -> None:
-    """Raises IllegalLayout, with `rule`, when an `even` cut leaves a remainder. `name`: of the tensor."""
+    """Raises IllegalLayout, which cites `rule`, if an `even` cut of the tensor `name` leaves a remainder."""
     local = [copies, *shape]
     for axis_name, placement in placements:
         if not isinstance(placement, Shard):
@@ -180,10 +204,11 @@ def require_even(name: str, shape: tuple[int, ...], copies: int, placements: Pla
 
 
 def collective(source: Placement, destination: Placement) -> str | None:
-    """Returns the collective that turns one placement into another on the same axis; None when no data moves.
+    """Returns the collective that turns `source` into `destination` on one axis; None if no data moves.
 
-    Shard -> Replicate all-gather, Partial -> Shard reduce-scatter, Partial -> Replicate all-reduce,
-    Shard(i) -> Shard(j) all-to-all; Flat cuts behave like Shard. Source: torch 2.13 DTensor `tensor/_redistribute.py`.
+    Shard -> Replicate all_gather, Partial -> Shard reduce_scatter, Partial -> Replicate all_reduce, Shard(i) ->
+    Shard(j) all_to_all; Flat cuts behave like Shard, except that none becomes an all_to_all. Source: torch 2.13 DTensor
+    `tensor/_redistribute.py`.
     """
     cut = (Shard, Flat)
     if isinstance(source, cut) and isinstance(destination, Replicate):

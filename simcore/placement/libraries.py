@@ -12,27 +12,27 @@ FULL_ITERATION: Final = "full_iteration"
 
 @dataclass(frozen=True, slots=True)
 class KernelLibraries:
-    """Libraries of matrix products, and the framework's caches; their workspaces: `simcore/memory/workspace.py`.
+    """Libraries that compute the kernels of a job, and how they are called.
 
-    `date`: the month of torch and TransformerEngine, whose defaults changed. `te_linears`: TransformerEngine's linears,
-    not torch's; `te_grouped`: its grouped GEMM for experts; `te_overlap`: user buffers of tensor parallel overlap,
-    with `user_buffer_bytes` for each element of a layer's whole input. `core_buffers`: Megatron-Core's global buffer
-    and rotary cache; `core_attention`: its own attention, whose scores have a part of the global buffer. `dispatcher`:
-    "nccl", "deepep", "hybridep".
+    Memory (workspaces: `simcore/memory/workspace.py`): `date`: the month of torch and TransformerEngine, whose defaults
+    changed. `te_linears`: TransformerEngine's linears, not torch's; `te_grouped`: its grouped GEMM for experts;
+    `te_overlap`: its user buffers for tensor parallel overlap, `user_buffer_bytes` for each element of a layer's whole
+    input. `core_buffers`: Megatron-Core's global buffer and rotary cache; `core_attention`: its own attention, which
+    keeps scores in the global buffer. `dispatcher`: how tokens reach experts: "nccl", "deepep", "hybridep".
 
-    Of time: `attention`: the class of kernel ("attention": cuDNN's and flash-attention 3, "attention_flash2",
-    "attention_triton", "attention_efficient"); `eager`: torch's own operators run one by one, nothing compiles them;
-    `fused`: of the bytes of pointwise kernels that a compiler may join, the share that the joined ones move;
-    `module_calls`: kernels are those of whole modules, not of single operators of torch; `te_calls`: kernels that
-    are such calls where all else are operators, as (kernel, `rows.Module` in small letters);
-    `launches_each`: a group's products are calls of cuBLAS, one each (TransformerEngine 2.18
-    `common/gemm/cublaslt_gemm.cu`, multi_stream_cublas_gemm), and not one kernel; `graphs`: modules that lie in CUDA
-    graphs, or FULL_ITERATION: forward and backward of the step; `fills`: torch's deterministic algorithms are on, and
-    each `empty` of a module launches a kernel that fills it (torch 2.13 `utils/deterministic.py`,
+    Time: `attention`: the class of kernel ("attention": cuDNN's and flash-attention 3, "attention_flash2",
+    "attention_triton", "attention_efficient"); `eager`: torch's operators run one by one, nothing compiles them;
+    `fused`: bytes that pointwise kernels move after a compiler joined them, as a fraction of the bytes before;
+    `module_calls`: the host launches whole modules, not single operators of torch; `te_calls`: where it launches
+    operators, the exceptions, (kernel, name of the module, a `rows.Module` in small letters) that are launched as
+    modules; `launches_each`: a group's products are calls of cuBLAS, one each (TransformerEngine 2.18
+    `common/gemm/cublaslt_gemm.cu`, multi_stream_cublas_gemm), and not one kernel; `graphs`: modules that are captured
+    in CUDA graphs, or FULL_ITERATION: forward and backward of the step; `fills`: torch's deterministic algorithms are
+    on, and each `empty` of a module launches a kernel that fills it (torch 2.13 `utils/deterministic.py`,
     fill_uninitialized_memory; operators of torch fill no such tensors); `waits_for_messages`: the host waits at each
-    send and receive between stages until the device has reached it; `overlapped`: axes whose collectives inside a layer
-    run at the same time as kernels of that layer or of another microbatch; `shared_beside`: the kernels of a shared
-    expert (`rows.Module`) run on a separate stream, at the same time as the exchanges.
+    send and receive between stages until the device has reached it; `overlapped`: mesh axes with collectives inside a
+    layer that run at the same time as kernels of that layer or of another microbatch; `shared_beside`: the kernels of a
+    shared expert (`rows.Module`) run on a separate stream, at the same time as the exchanges of tokens.
     """
 
     date: str = "2026-07"

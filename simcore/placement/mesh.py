@@ -20,7 +20,10 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A digit of the rank."""
+    """One mesh axis, or view of several: `size` ranks whose numbers lie `stride` apart.
+
+    It is a digit of the rank: the coordinate is `rank // stride % size`.
+    """
 
     name: str
     size: int
@@ -31,13 +34,17 @@ class Axis:
         return rank // self.stride % self.size
 
     def coordinates(self, ranks: IntArray) -> IntArray:
-        """`coordinate` of many ranks."""
+        """Returns the coordinate on this axis of each of `ranks`, in the same order."""
         return ranks // self.stride % self.size
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Sizes of the axes; `ep * etp` must divide the ranks of a stage (frameworks check and cite their rule)."""
+    """Sizes of a job's axes of parallelism: pipeline, data (replicas, shards), context, tensor, expert.
+
+    `etp`: tensor parallelism of experts. `ep * etp` must divide the ranks of a pipeline stage (frameworks check and
+    cite their rule).
+    """
 
     pp: int = 1
     dp_replicate: int = 1
@@ -49,25 +56,32 @@ class Mesh:
 
     @property
     def stage_size(self) -> int:
-        """Ranks of one pipeline stage."""
+        """Number of ranks of one pipeline stage."""
         return self.dp_replicate * self.dp_shard * self.cp * self.tp
 
     @property
     def size(self) -> int:
-        """All ranks."""
+        """Number of ranks of the job."""
         return self.pp * self.stage_size
 
     @property
     def expert_dp(self) -> int:
-        """Ranks of a stage that hold the same experts."""
+        """Number of ranks of a stage that hold the same part of the same experts."""
         return self.stage_size // (self.ep * self.etp)
 
     def axis(self, name: str) -> Axis:
-        """A mesh axis, a flattened view (dp, dp_shard_cp, dp_cp), or a part of one ("dp_shard_cp/4")."""
+        """Returns an axis by its name: a field of the mesh, "expert_dp", a view of several axes, or "name/n".
+
+        Views: dp, dp_shard_cp, dp_cp, expert_dp_replicate, world. "dp_shard_cp/4" is groups of 4 neighbours on
+        dp_shard_cp.
+        """
         return _axis(self, name)
 
     def digit(self, name: str) -> tuple[int, int]:
-        """(size, stride) of an axis or view."""
+        """Returns (size, stride) of the axis or view `name`; KeyError for an unknown name.
+
+        Size: number of ranks; stride: distance of neighbours in rank numbers.
+        """
         digits = {
             "tp": (self.tp, 1),
             "cp": (self.cp, self.tp),
@@ -87,7 +101,7 @@ class Mesh:
         return digits[name]
 
     def group(self, rank: int, name: str) -> range:
-        """The ranks of `rank`'s communicator on an axis."""
+        """Returns the ranks that communicate with `rank` along axis `name`: rising order, itself included."""
         axis = self.axis(name)
         base = rank - axis.coordinate(rank) * axis.stride
         return range(base, base + axis.size * axis.stride, axis.stride)

@@ -9,7 +9,10 @@ __all__ = ["host_bytes", "waiting_bytes"]
 
 
 def waiting_bytes(plan: Plan, tokens: int) -> int:
-    """Returns the bytes of a microbatch's recomputed layers' inputs on the host: [tokens, hidden] each, not pinned."""
+    """Returns the host bytes of the inputs [tokens, hidden] that one microbatch keeps for recomputation.
+
+    0 unless such inputs are offloaded. The memory is not pinned.
+    """
     if not plan.framework.options.inputs_on_host:
         return 0
     layers = sum(plan.graph.kinds[plan.graph.layers[layer].kind].block is None for layer in plan.layers)
@@ -17,6 +20,9 @@ def waiting_bytes(plan: Plan, tokens: int) -> int:
 
 
 def host_bytes(plan: Plan, tokens: int) -> int:
-    """Returns all bytes of the rank on the host while a microbatch of `tokens` tokens runs."""
+    """Returns all bytes of the rank on the host while a microbatch of `tokens` tokens runs.
+
+    They are offloaded tensors, and inputs of recomputed layers.
+    """
     rests = sum(size for space, size in plan.elsewhere().items() if space.startswith("host"))
     return rests + waiting_bytes(plan, tokens)

@@ -19,22 +19,26 @@ __all__ = ["is_updated_in_backward", "made_after_backward", "moment_dtype", "ste
 
 
 def is_updated_in_backward(placed: Placed) -> bool:
-    """Tells whether the optimizer updates this tensor inside backward, before `optimizer.step()`."""
+    """True if the optimizer updates this tensor inside backward, before `optimizer.step()`."""
     return placed.trainable and placed.policy.updated in (UpdateTime.GRADIENT_READY, UpdateTime.AFTER_REDUCE)
 
 
 def made_after_backward(plan: Plan) -> int:
-    """Returns the bytes of optimizer states that the first step makes after backward; its own peak lacks them."""
+    """Returns the bytes of optimizer states that the first step allocates after its backward.
+
+    The memory peak of the first backward is lower than those of later steps by these bytes. 0 if any tensor is updated
+    inside backward.
+    """
     if any(is_updated_in_backward(placed) for kind in plan.kinds for placed in kind):
         return 0  # an upper bound of that peak: they are made one by one
     return plan.born_in_step()
 
 
 def step_of(placed: Placed, implementation: str) -> Step:
-    """Returns Adam's step of one parameter (torch 2.13 `optim/adam.py`).
+    """Returns Adam's step of one parameter: temporary bytes, FLOPs and bytes moved.
 
-    Temporaries: with foreach the square root of the second moment; with for_loop a quotient of the same size too; none
-    in fused kernels and in those of 8-bit states.
+    Temporaries (torch 2.13 `optim/adam.py`): with the implementation foreach the square root of the second moment; with
+    for_loop a quotient of the same size too; none in fused kernels and in those of 8-bit states.
     """
     size = placed.local * dtype_bytes(moment_dtype(placed))
     held = {"foreach": size, "for_loop": 2 * size}.get(implementation, 0)
@@ -43,6 +47,6 @@ def step_of(placed: Placed, implementation: str) -> Step:
 
 
 def moment_dtype(placed: Placed) -> str:
-    """Returns the dtype of the second moment; without one, of the parameter at rest."""
+    """Returns the dtype of the state whose square root the step takes; without one, of the parameter at rest."""
     return next((layout.dtype for name, layout in placed.policy.optimizer_states if name in ROOTED_STATES),
                 placed.policy.at_rest.dtype)

@@ -18,9 +18,10 @@ __all__ = ["Packing", "assumptions", "pack_sequences"]
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Rows of a microbatch: `batch` of `seq` positions. `sequences` are packed in them, 0 where each fills its row.
+    """The token sequences of one microbatch: `batch` rows of `seq` positions each.
 
-    `attended`: positions of the sequence that a token is in, as the mean over tokens.
+    `sequences`: number of sequences packed into these rows, 0 if each row is one sequence. `attended`: length of the
+    sequence that a token belongs to, as the mean over tokens.
     """
 
     batch: int
@@ -30,7 +31,10 @@ class Packing:
 
 
 def pack_sequences(training: Training) -> Packing:
-    """Returns the rows of one microbatch. Packed sequences have one length; the last of a pack has the remainder."""
+    """Returns the rows of tokens of one microbatch: their number, length, and the sequences in them.
+
+    Packed microbatches are one row; its sequences have one length, and the last of each pack has the remainder.
+    """
     batch, seq = training.micro_batch_size, training.seq_len
     if training.lengths != "packed":
         return Packing(batch, seq, 0, seq)
@@ -41,7 +45,10 @@ def pack_sequences(training: Training) -> Packing:
 
 
 def assumptions(training: Training) -> tuple[tuple[str, str, str, str], ...]:
-    """Returns assumptions about sequence lengths that the scenario does not state: (key, value, kind, source)."""
+    """Returns assumptions about sequence lengths, each (key, value, kind of assumption, source).
+
+    Empty unless sequences are packed and the scenario does not state their length.
+    """
     if training.lengths != "packed" or training.packed_length is not None:
         return ()
     return (("training.packed_length", f"one sequence of {training.seq_len} tokens fills each pack", "assumed",

@@ -24,11 +24,14 @@ __all__ = ["AtRestBytes", "Placed", "PlacedKind", "Plan", "check_even", "place"]
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One tensor on one rank, in elements. `states`: (name, bytes) of this rank. Flat cuts count the class mean.
+    """One tensor as one rank holds it.
 
-    `elsewhere`: (what, space, bytes) of parameters, gradients and optimizer states outside device memory.
-    `grad_parts`: number of further parts that reduced gradients are cut into, beyond the cut of the parameter.
-    `constants`: bytes of the quantization constants of packed values.
+    `local`: the rank's elements at rest, `padded`: those with padding; a flat cut, whose parts vary by rank, counts the
+    mean. `used_shape`, `used_copies`: the shape in which operators see it, and how many such tensors (one for each
+    expert). `states`: (name, bytes) of each optimizer state on the device. `elsewhere`: (what, memory space, bytes) of
+    parameters, gradients and optimizer states outside device memory. `grad_parts`: number of further parts into which
+    reduced gradients are cut, beyond the cut of the parameter. `constants`: bytes of the quantization constants of
+    packed values.
     """
 
     spec: TensorSpec
@@ -44,31 +47,37 @@ class Placed:
 
     @property
     def used(self) -> int:
-        """Elements that operators see."""
+        """Elements of the tensor as operators of this rank see it (gathered), over all of its copies."""
         return math.prod(self.used_shape) * self.used_copies
 
     @property
     def trainable(self) -> bool:
+        """True if the tensor is trained and not a buffer, and its storage is not another layer's (tied)."""
         return self.spec.trainable and self.spec.is_owned
 
     @property
     def rest_bytes(self) -> int:
-        """Storage at rest on the device, padding included."""
+        """Bytes of the parameter at rest in device memory, padding included."""
         return self.policy.at_rest.num_bytes(self.padded) * self.rests_here + self.constants
 
     @property
     def rests_here(self) -> bool:
-        """Tells whether the parameter at rest is in device memory."""
+        """True if the parameter at rest is in device memory."""
         return self.policy.at_rest.space == "device"
 
     @property
     def state_bytes(self) -> int:
+        """Bytes of all optimizer states of the tensor in this rank's device memory."""
         return sum(num_bytes for _, num_bytes in self.states)
 
 
 @dataclass(frozen=True, slots=True)
 class AtRestBytes:
-    """Sums over tensors of one component, of what lies on the device; see `report.AtRest`."""
+    """Bytes in device memory just before the optimizer's step, of one component's tensors.
+
+    `grads_bytes` is 0 where gradients do not wait for that step. `num_params`: elements, not bytes. A component is a
+    part of the model such as attention; see `report.AtRest`.
+    """
 
     params_bytes: int = 0
     grads_bytes: int = 0
@@ -82,13 +91,16 @@ class AtRestBytes:
                            self.num_trainable_params + other.num_trainable_params)
 
     def times(self, count: int) -> AtRestBytes:
-        """The sum of `count` equal layers."""
+        """Returns the sum of `count` such values: each field multiplied by `count`."""
         return AtRestBytes(self.params_bytes * count, self.grads_bytes * count, self.optimizer_bytes * count,
                            self.num_params * count, self.num_trainable_params * count)
 
 
 class PlacedKind(tuple[Placed, ...]):
-    """The tensors of one kind of layer on one rank, and their sums. Compared by identity: each is made only once."""
+    """The tensors of one kind of layer on one rank, in the order of the graph, and their sums.
+
+    Compared by identity: each is made only once.
+    """
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -98,7 +110,10 @@ class PlacedKind(tuple[Placed, ...]):
 
     @cached_property
     def at_rest(self) -> dict[str, AtRestBytes]:
-        """By component; buffers are in none."""
+        """Bytes at rest of one layer by component of the model ("attention", ...).
+
+        Buffers and tied tensors are left out.
+        """
         totals: dict[str, AtRestBytes] = {}
         for placed in self:
             if placed.spec.is_owned:
@@ -108,7 +123,7 @@ class PlacedKind(tuple[Placed, ...]):
 
     @cached_property
     def state_bytes(self) -> dict[str, int]:
-        """Bytes of the optimizer states on the device, by the state's name."""
+        """Bytes of one layer's optimizer states on the device, by name of the state ("exp_avg", ...)."""
         sums: dict[str, int] = {}
         for name, num_bytes in (state for placed in self for state in placed.states):
             sums[name] = sums.get(name, 0) + num_bytes
@@ -116,17 +131,17 @@ class PlacedKind(tuple[Placed, ...]):
 
     @cached_property
     def rest_bytes(self) -> int:
-        """Storage of the parameters at rest."""
+        """Bytes of one layer's parameters at rest in device memory, padding included."""
         return sum(placed.rest_bytes for placed in self)
 
     @cached_property
     def padding_bytes(self) -> int:
-        """Bytes of padding in the parameters' storage on the device."""
+        """Bytes of padding in the storage of one layer's parameters in device memory."""
         return sum(p.policy.at_rest.num_bytes(p.padded - p.local) * p.rests_here for p in self)
 
     @cached_property
     def elsewhere(self) -> dict[str, int]:
-        """Bytes outside device memory, by space."""
+        """Bytes of one layer's tensors outside device memory, by memory space ("host_pinned", ...)."""
         sums: dict[str, int] = {}
         for _, space, num_bytes in (one for placed in self for one in placed.elsewhere):
             sums[space] = sums.get(space, 0) + num_bytes
@@ -134,13 +149,17 @@ class PlacedKind(tuple[Placed, ...]):
 
     @cached_property
     def is_trained(self) -> bool:
-        """Tells whether any of the tensors is trained."""
+        """True if any of the tensors is trained."""
         return any(placed.trainable for placed in self)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All kinds as one rank holds them; `chunks`: layers of its pipeline stage. Equal plans are lowered once."""
+    """All tensors that one rank holds.
+
+    `stage`: its pipeline rank. `chunks`: for each of its pipeline chunks, the layer numbers. `kinds`: the placed
+    tensors of every kind of layer of the model, by the kind's index. Ranks with equal plans are simulated once.
+    """
 
     graph: ModelGraph
     mesh: Mesh
@@ -152,7 +171,7 @@ class Plan:
 
     @cached_property
     def layers(self) -> tuple[int, ...]:
-        """Layer numbers of all chunks, in order."""
+        """Layer numbers of all chunks of this rank, chunk by chunk."""
         return tuple(layer for chunk in self.chunks for layer in chunk)
 
     def __hash__(self) -> int:
@@ -160,16 +179,19 @@ class Plan:
         return hash((self.graph, self.mesh, self.rank, self.chunks, self.framework.strategy))
 
     def of_layer(self, layer: int) -> PlacedKind:
-        """The tensors of layer number `layer`."""
+        """Returns this rank's tensors of layer number `layer`."""
         return self.kinds[self.graph.layers[layer].kind]
 
     @cached_property
     def kind_counts(self) -> tuple[tuple[int, int], ...]:
-        """(kind, number of the rank's layers of this kind)."""
+        """(index of a kind of layer, number of this rank's layers of that kind), as they first occur."""
         return _kind_counts(self.graph, self.layers)
 
     def at_rest(self) -> dict[str, AtRestBytes]:
-        """By component, the rank's stage whole; buffers are in no component."""
+        """Returns device bytes at rest of all layers of this rank, by component ("attention", ...).
+
+        Buffers and tied tensors are left out.
+        """
         totals: dict[str, AtRestBytes] = {}
         for kind, count in self.kind_counts:
             for component, one in self.kinds[kind].at_rest.items():
@@ -178,14 +200,20 @@ class Plan:
 
     @cached_property
     def dealt(self) -> tuple[int, int]:
-        """(Muon's, Adam's) elements that only this rank updates, where whole parameters are assigned to ranks."""
+        """Elements that only this rank updates, as (with Muon, with Adam).
+
+        Only for frameworks that assign whole parameters to ranks (`Framework.dealt`); IndexError under others.
+        """
         mine = self.framework.dealt[self.stage]
         shares = [share[self.mesh.axis(axis).coordinate(self.rank)]
                   for axis, share in zip(mine.axes, mine.shares, strict=True)]
         return sum(muon for muon, _ in shares), sum(adam for _, adam in shares)
 
     def born_in_step(self) -> int:
-        """Bytes of optimizer states that the very first step makes: moments, and masters if those are late too."""
+        """Returns the bytes of optimizer states that the first optimizer step allocates.
+
+        They are all states in device memory but the fp32 masters, and these too if `Optimizer.late_master`.
+        """
         if self.framework.dealt:
             return 4 * self.dealt[0] + 8 * self.dealt[1]
         late = self.framework.optimizer.late_master
@@ -193,7 +221,7 @@ class Plan:
                    for name, size in self.kinds[kind].state_bytes.items() if late or name != "master_param")
 
     def elsewhere(self) -> dict[str, int]:
-        """Returns this rank's bytes outside device memory, by space."""
+        """Returns this rank's bytes outside device memory, by memory space ("host_pinned", ...)."""
         found: dict[str, int] = {}
         for kind, count in self.kind_counts:
             for space, num_bytes in self.kinds[kind].elsewhere.items():
@@ -201,7 +229,10 @@ class Plan:
         return found
 
     def padding_bytes(self) -> int:
-        """Returns the bytes of padding in this rank's parameter storage; flat buffers count theirs elsewhere."""
+        """Returns the bytes of padding in this rank's parameter storage on the device.
+
+        Padding of flat buffers, which hold many tensors end to end, is not included.
+        """
         return sum(count * self.kinds[kind].padding_bytes for kind, count in self.kind_counts)
 
 
@@ -211,7 +242,7 @@ def _kind_counts(graph: ModelGraph, layers: tuple[int, ...]) -> tuple[tuple[int,
 
 
 def place(graph: ModelGraph, mesh: Mesh, framework: Framework, rank: int) -> Plan:
-    """The plan of one rank."""
+    """Returns the plan of one rank: each of its tensors in elements and bytes."""
     stage = mesh.axis("pp").coordinate(rank)
     kinds = _kinds(graph, mesh, framework.policies(graph), rank)
     chunks = tuple(framework.stages[part] for part in framework.schedule.parts_of(stage))
@@ -282,7 +313,10 @@ def _at_rest(placed: Placed) -> AtRestBytes:
 
 
 def check_even(graph: ModelGraph, mesh: Mesh, framework: Framework, rule: str) -> None:
-    """IllegalLayout for the first tensor that a framework cuts evenly and that leaves a remainder."""
+    """Raises IllegalLayout, which cites `rule`, for the first tensor that ranks cannot divide evenly.
+
+    Only tensors that the framework requires to be cut evenly are looked at.
+    """
     kinds = tuple(dict.fromkeys(graph.layers[layer].kind for stage in framework.stages for layer in stage))
     _check_even(graph, mesh, framework.policies(graph), kinds, rule)
 
@@ -296,7 +330,11 @@ def _check_even(graph: ModelGraph, mesh: Mesh, policies: TensorPolicies, kinds: 
 
 
 def cuts(graph: ModelGraph, policies: TensorPolicies) -> Iterable[tuple[tuple[int, ...], Sequence[tuple[str, Shard]]]]:
-    """(copies, dimensions...) of every distinct tensor, as stored, with the cuts of its resting layout, for folding."""
+    """Yields, for each parameter and buffer of each kind of layer, (shape as stored, cuts at rest).
+
+    The shape is (copies, dimensions...); a cut is (mesh axis, `Shard`); other placements are left out. Ranks whose
+    parts are equal by these cuts can be simulated as one.
+    """
     for specs, of in zip(graph.tensors, policies.of, strict=True):
         for spec, policy in zip(specs, of, strict=True):
             shape = (spec.copies, *policy.at_rest.stored_shape(spec.shape))

@@ -16,26 +16,31 @@ _ONE = 1 << 16
 
 
 def top_k_of(graph: ModelGraph) -> int:
-    """Experts per token; 0 in a model without experts."""
+    """Number of experts to which a token is sent; 0 in a model without experts."""
     blocks = (branch.block for kind in graph.kinds for branch in kind.branches)
     return next((block.top_k for block in blocks if isinstance(block, Moe)), 0)
 
 
 def expert_hidden(graph: ModelGraph) -> int:
-    """Columns of the rows that are sent to experts; 0 in a model without experts."""
+    """Values of one token as it is sent to experts (often the hidden size); 0 in a model without experts."""
     blocks = (branch.block for kind in graph.kinds for branch in kind.branches)
     return next((block.expert_hidden for block in blocks if isinstance(block, Moe)), 0)
 
 
 def sent_per_token(routing: Routing, top_k: int) -> int:
-    """Rows that a rank sends: with a capacity every expert's share is cut, and filled up, to it.
+    """Returns how many copies a rank sends to experts for each of its tokens, in units of 2**-16.
 
-    Core 0.16.1 `moe/moe_utils.py`, apply_router_token_dropping with `moe_pad_expert_input_to_capacity`.
+    It is `top_k`, times the capacity factor if `routing` is a capacity: every expert's share is then cut, or filled up,
+    to it. Core 0.16.1 `moe/moe_utils.py`, apply_router_token_dropping with `moe_pad_expert_input_to_capacity`.
     """
     return int(top_k * routing.capacity_factor * _ONE) if isinstance(routing, Capacity) else top_k * _ONE
 
 
 def received_per_token(routing: Routing, top_k: int, ep: int) -> int:
-    """Rows that the busiest rank receives. One rank of an expert group cannot get more than all rows."""
+    """Returns how many copies of tokens the busiest rank's experts receive, in units of 2**-16.
+
+    For each token that a rank has. It is at most `ep` times what a rank sends: all that the `ep` ranks of an expert
+    group send.
+    """
     busiest = min(routing.imbalance, ep) if isinstance(routing, Imbalance) else 1
     return int(sent_per_token(routing, top_k) * busiest)

@@ -12,19 +12,23 @@ __all__ = ["contiguous", "remainder_first", "stage_layers"]
 
 
 def contiguous(counts: Sequence[int]) -> tuple[range, ...]:
-    """[2, 3] -> (range(0, 2), range(2, 5))."""
+    """Returns consecutive ranges of the given lengths, from 0: [2, 3] -> (range(0, 2), range(2, 5))."""
     ends = list(accumulate(counts))
     return tuple(range(end - count, end) for end, count in zip(ends, counts, strict=True))
 
 
 def remainder_first(num_layers: int, num_stages: int) -> list[int]:
-    """Equal counts, the remainder one each to the first stages."""
+    """Returns the number of layers of each stage: equal, a remainder one each to the first stages."""
     whole, rest = divmod(num_layers, num_stages)
     return [whole + (stage < rest) for stage in range(num_stages)]
 
 
 def stage_layers(graph: ModelGraph, blocks: Sequence[range]) -> tuple[tuple[int, ...], ...]:
-    """Layers of each stage, from the numbers of its blocks; NotYet where the graph cannot be cut between them."""
+    """Returns the layer numbers of each stage, whose transformer blocks are given as ranges in `blocks`.
+
+    Layers before the blocks go to the first stage, those after them to the last. Raises NotYet if the graph cannot be
+    cut between two stages.
+    """
     inner = graph.blocks
     stages = [[inner[i] for i in part] for part in blocks]
     stages[0] = [*range(inner[0]), *stages[0]]

@@ -18,32 +18,35 @@ class ParallelStrategy:
 
     @property
     def holds_whole_parameters(self) -> bool:
-        """Tells whether parameters are whole on every data-parallel rank between steps."""
+        """True if every data-parallel rank holds whole parameters between steps."""
         return False
 
     @property
     def holds_whole_states(self) -> bool:
-        """Tells whether optimizer states are whole on every data-parallel rank."""
+        """True if every data-parallel rank holds whole optimizer states."""
         return False
 
     @property
     def is_flat(self) -> bool:
-        """Tells whether a rank's shard is cut from many tensors laid end to end, so that its contents vary by rank."""
+        """True if a rank's shard is cut from many tensors laid end to end; the tensors in it vary by rank."""
         return True
 
     @property
     def is_placed_by_rank(self) -> bool:
-        """Tells whether `place` runs for every rank, because bytes at rest may differ inside a class."""
+        """True if bytes at rest may differ between ranks of one class (ranks simulated as one).
+
+        The plan of every rank is then made, not only that of one rank of the class.
+        """
         return True
 
     @property
     def step_varies_by_rank(self) -> bool:
-        """Tells whether the operations of a step differ between ranks that hold equally many bytes."""
+        """True if the operations of a step differ between ranks that hold equally many bytes."""
         return False
 
     @property
     def gathers_on_side_streams(self) -> bool:
-        """Tells whether hooks all-gather on separate CUDA streams, so that the allocator reserves more.
+        """True if the framework all-gathers on separate CUDA streams, so that the allocator reserves more.
 
         Blocks that were freed on one stream cannot serve requests of another until the events between them are over.
         """
@@ -51,20 +54,23 @@ class ParallelStrategy:
 
     @property
     def counts_workspaces(self) -> bool:
-        """Tells whether library workspaces are part of the allocated bytes that the framework's readings report."""
+        """True if workspaces of libraries are part of the allocated bytes that the framework itself reports."""
         return True
 
     @property
     def unit_sync(self) -> str:
-        """The time at which units reduce gradients that autograd yields one by one ("every", "last", "end"), or ""."""
+        """The time at which units reduce gradients: "every" microbatch, the "last", or the "end" of the step.
+
+        "" for a framework that reduces in another way.
+        """
         return ""
 
     @property
     def prefetch_depth(self) -> int:
-        """Units that the deepest explicit prefetch looks ahead."""
+        """Largest number of units that explicit prefetch gathers ahead of the one in use; 0 without it."""
         return 0
 
     @property
     def rl_worker(self) -> Literal["dtensor", "megatron", ""]:
-        """The kind of NeMo RL policy worker that trains with this strategy, or ""."""
+        """The kind of NeMo RL policy worker that trains with this strategy; "" if none does."""
         return ""

@@ -20,21 +20,26 @@ __all__ = ["Dispatch", "dispatch_of"]
 
 
 class Dispatch(NamedTuple):
-    """Choices of a token. A payload counts a copy for every rank with one of them, its own too, as operators do."""
+    """The choice of experts for a token: `top_k` of `num_experts`, uniformly.
+
+    The payload of a dispatch, in the methods of this class, counts one copy of a token for every rank with one of its
+    experts, the sender included.
+    """
 
     num_experts: int
     top_k: int
 
     def places(self, number: int) -> float:
-        """Returns the mean number of parts that hold an expert of a token, of `number` equal parts of the experts."""
+        """Returns the mean number of parts with an expert of a token, of `number` equal parts of the experts."""
         others = self.num_experts - self.num_experts // number
         missed = math.prod((others - i) / (self.num_experts - i) for i in range(self.top_k))
         return number * (1 - missed)
 
     def crossing(self, group_size: int, num_nodes: int) -> tuple[float, float]:
-        """Returns the fractions of the payload that leave a rank over (NVLink, the network), as means over the group.
+        """Returns the fractions of the payload that leave a rank, as (over NVLink, over the network).
 
-        NVLink carries copies to ranks of the same node, and copies that came over the network and are forwarded.
+        Means over the `group_size` ranks of the group, which is on `num_nodes` nodes. NVLink carries copies to ranks of
+        the same node, and copies that came over the network and are forwarded.
         """
         in_node = group_size / num_nodes
         copies = self.places(num_nodes) / self.places(group_size)
@@ -43,7 +48,10 @@ class Dispatch(NamedTuple):
 
 
 def dispatch_of(graph: ModelGraph, libraries: KernelLibraries) -> Dispatch | None:
-    """Returns a token's choices of experts; None if each choice is a copy (NCCL's all-to-all) or without experts."""
+    """Returns how tokens choose experts, if a token is sent once to a rank (DeepEP, HybridEP).
+
+    None without experts, or if each choice is sent as a separate copy (NCCL's all-to-all).
+    """
     if libraries.dispatcher == "nccl":
         return None
     blocks = (branch.block for kind in graph.kinds for branch in kind.branches)

@@ -17,7 +17,10 @@ CAPABILITIES: Final = Capabilities(
 QUANTISED = "0.7.0 _transformers/model_init.py __init_model"
 
 def check(job: Job) -> None:
-    """Raises IllegalLayout for the first rule that the job breaks, NotYet for what is not modelled."""
+    """Raises the error of the first rule that the job breaks; returns nothing for a job that is served.
+
+    IllegalLayout: Automodel itself refuses the job. NotYet: rankscope does not model it.
+    """
     _check_packed(job)
     _check_hf(job)
     _check_mesh(job)

@@ -33,9 +33,10 @@ _OWN_EXPERTS: Final = "_projs"
 
 
 def adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -> tuple[TensorSpec, ...]:
-    """Returns the adapters of `kind`, in registration order, with the shapes that they have before any cut.
+    """Returns the LoRA tensors of one kind of layer; `specs`: the tensors that the layer has without them.
 
-    Raises IllegalLayout or InputError for targets that Automodel refuses, NotYet for those not modelled.
+    In registration order, with the shapes that they have before any cut; empty if no target fits. Raises IllegalLayout
+    or InputError for targets that Automodel refuses, NotYet for those not modelled.
     """
     _refuse(lora)
     inside = "" if kind.block is not None else "model.layers.0."
@@ -79,7 +80,7 @@ def _refuse(lora: LoraChoice) -> None:
 
 
 def matches(path: str, module: str, lora: LoraChoice) -> bool:
-    """Tells whether Automodel's matcher hits the module at `path`; `module` is linear or grouped."""
+    """True if Automodel's matcher adapts the module at `path`; `module`: its kind, "linear" or "grouped"."""
     targets = lora.target_modules or (() if lora.exclude_modules else DEFAULT_TARGETS)
     if targets:
         return any(_fits(pattern, path) for pattern in targets)

@@ -71,15 +71,19 @@ OPTIONS = {
 
 
 def implementation_of(family: str, method: str) -> str:
-    """Returns the layers that Automodel runs by default: transformers' (hf) for mixtral and qlora, else its own code.
+    """Returns the layers that Automodel runs by default: "hf" (transformers') or "automodel" (its own).
 
-    Its registry lacks own code of mixtral; bitsandbytes packs transformers' layers only.
+    transformers' for the family mixtral, of which its registry lacks own code, and for the method qlora, because
+    bitsandbytes packs transformers' layers only.
     """
     return "hf" if family == "mixtral" or method == "qlora" else "automodel"
 
 
 def table(job: Draft) -> Framework:
-    """Automodel applied to a job."""
+    """Returns Automodel's table for a job: layouts of all tensors, FSDP2 units, settings.
+
+    Raises IllegalLayout, InputError or NotYet for a job that is not served.
+    """
     options = job.options(OPTIONS)
     check(job)
     training, mesh = job.scenario.training, job.mesh

@@ -20,7 +20,10 @@ _DEFAULT_RESHARD = (
 
 
 def is_sharded(job: Job) -> bool:
-    """One data-parallel rank: no `fully_shard` at all (0.7.0 distributed/fsdp2.py:44, moe/parallelizer.py:1276)."""
+    """True if data or context parallelism has several ranks; with one, `fully_shard` wraps nothing.
+
+    0.7.0 distributed/fsdp2.py:44, moe/parallelizer.py:1276.
+    """
     return job.mesh.dp_shard * job.mesh.cp * job.mesh.dp_replicate > 1
 
 
@@ -45,7 +48,11 @@ class _Wrapping:
 
 
 def units(job: Draft, stages: Stages, options: dict[str, object], reduce: str, *, holds_fp32: bool) -> tuple[Unit, ...]:
-    """Units of every stage, outermost first at each layer; none where there is nothing to shard over."""
+    """Returns the FSDP2 units of every pipeline stage, at each layer the outermost first.
+
+    Empty if there is one data-parallel rank. `reduce`: dtype in which gradients are reduced. `holds_fp32`: parameters
+    in fp32 are a separate unit.
+    """
     if not is_sharded(job):
         return ()
     mesh = job.mesh

@@ -23,14 +23,20 @@ _UNSCALED: Final = "torch 2.13 torch/amp/grad_scaler.py unscale_"
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """`stored`: of parameters that are not packed; `autocast`: forward runs under it."""
+    """The mixed precision of one job.
+
+    `stored`: dtype of parameters that are not packed; `autocast`: forward runs under it.
+    """
 
     stored: str
     autocast: bool
 
 
 def mixed_of(job: Draft, options: dict[str, Any]) -> Mixed:
-    """How parameters are stored, and whether forward casts. Under autocast they are fp32 or of the products' type."""
+    """Returns the dtype in which parameters are stored, and whether forward runs under autocast.
+
+    Under autocast they are in fp32 or in the compute dtype. IllegalLayout for dtypes that differ without autocast.
+    """
     given = job.scenario.training.precision.params
     if options.get(_KBIT) and job.scenario.training.method != "qlora":
         job.refuse_idle(options, _KBIT, "without qlora")

@@ -33,7 +33,11 @@ MEGATRON_LOAD: Final[Mapping[str, Transfer]] = {
 
 
 def fsdp2_files(job: Draft) -> Files:
-    """Torch itself has no default: a plain script with transformers reads everywhere and gathers on rank 0."""
+    """Returns how an FSDP2 job reads and writes checkpoints, as the scenario asks or by default.
+
+    torch itself has no default: it is that of a plain script with transformers, which reads on every rank and gathers
+    on rank 0.
+    """
     lora = job.scenario.training.method != "full"
     save = {"full": Transfer(_FULL + ": a tensor at a time", whole_on="rank0", trained_only=lora, in_flight=0,
                              on_device="tensor"),
@@ -42,7 +46,10 @@ def fsdp2_files(job: Draft) -> Files:
 
 
 def fsdp1_files(job: Draft) -> Files:
-    """As under FSDP2, but that a unit is laid flat on the device before it is cut."""
+    """Returns how an FSDP1 job reads and writes checkpoints, as the scenario asks or by default.
+
+    As under FSDP2, but a unit is laid flat on the device before it is cut.
+    """
     flat = "torch 2.13 distributed/fsdp/_init_utils.py _init_param_handle_from_params: flat on the device, then cut"
     load = {"every_rank": Transfer(f"transformers 5.23 modeling_utils.py from_pretrained on every rank; {flat}",
                                    whole_on="every_rank", in_flight=0, on_device="unit"),
@@ -57,9 +64,10 @@ def fsdp1_files(job: Draft) -> Files:
 
 
 def plain_files(job: Draft) -> Files:
-    """Plain transformers, under DDP and, as if parts were whole, under ZeRO: each rank reads all, rank 0 writes.
+    """Returns how a job of DDP or ZeRO reads and writes checkpoints, as plain transformers does.
 
-    A tensor in flight is counted on every rank, though only rank 0 has one.
+    Each rank reads all, rank 0 writes; for ZeRO it is as if parameters were whole. A tensor in flight is counted on
+    every rank, though only rank 0 has one.
     """
     load = Transfer("transformers 5.23 modeling_utils.py from_pretrained: CPU tensors of mapped files, then .to()",
                     whole_on="every_rank", in_flight=0)
@@ -72,10 +80,11 @@ def plain_files(job: Draft) -> Files:
 
 
 def automodel_files(job: Draft) -> Files:
-    """Files that Automodel writes and reads: safetensors, each rank its own shards; adapters are gathered first.
+    """Returns how an Automodel job reads and writes checkpoints, as the scenario asks or by default.
 
-    Consolidation into whole tensors (save_consolidated, when training is over) runs 5 threads, each of which holds a
-    tensor and a shard of it in host memory.
+    Files are safetensors, and each rank writes its own shards; adapters are gathered first. Consolidation into whole
+    tensors (save_consolidated, when training is over) runs 5 threads, each of which holds a tensor and a shard of it in
+    host memory.
     """
     where, load = "nemo-automodel 0.7.0 components/checkpoint/", AUTOMODEL_LOAD
     if job.scenario.training.method == "qlora":
@@ -95,7 +104,10 @@ def automodel_files(job: Draft) -> Files:
 
 
 def megatron_files(job: Draft) -> Files:
-    """torch_dist: all that a rank writes is copied to the host first; data-parallel ranks share parameters."""
+    """Returns how a Megatron job reads and writes checkpoints, as the scenario asks or by default.
+
+    torch_dist: all that a rank writes is copied to the host first; data-parallel ranks share parameters.
+    """
     saved = Transfer("torch_dist: core 0.16.1 dist_checkpointing/strategies/filesystem_async.py preload_tensors, also "
                      "without async_save (async_utils.py:79); Bridge 0.3.1 training/config.py:839 fully_parallel_save, "
                      "checkpointing.py:619 adapters alone", params=1, states=1, shared=("dp_cp", "expert_dp"),
@@ -104,7 +116,10 @@ def megatron_files(job: Draft) -> Files:
 
 
 def megatron_fsdp_files(job: Draft) -> Files:
-    """fsdp_dtensor: torch's own reader and writer, on parts of buckets as DTensors."""
+    """Returns how a Megatron-FSDP job reads and writes checkpoints, as the scenario asks or by default.
+
+    fsdp_dtensor: torch's own reader and writer, on parts of buckets as DTensors.
+    """
     where = "fsdp_dtensor: Bridge 0.3.1 training/checkpointing.py"
     load = {"sharded": Transfer(f"{where}:2304 FileSystemReader; {_DCP}:861 read_data: a tensor at a time")}
     save = {"sharded": Transfer(f"{where}:637 FileSystemWriter; {_DCP}:594 per_thread_copy_ahead: 10 MB, or a tensor")}

@@ -24,25 +24,37 @@ _FUSED: Final = 7
 
 
 def cpu_bytes(optimizer: str, implementation: str, elements: int, size: int) -> int:
-    """Returns the bytes that the CPU reads and writes in a step over elements of `size` bytes, as if uncached."""
+    """Returns the bytes that the CPU reads and writes in an optimizer step, as if it had no cache.
+
+    `elements`: number of parameters' elements, of `size` bytes each.
+    """
     passes = _FUSED if implementation == "fused" else OPTIMIZERS[optimizer].cpu_passes
     return passes * elements * size
 
 
 def share_on_host(plan: Plan) -> float:
-    """Returns the fraction of optimizer states that a CPU updates, equal for every trained tensor; 0: none."""
+    """Returns the fraction of optimizer states that a CPU updates, from 0 (none) to 1.
+
+    It is the same for every trained tensor.
+    """
     policies = (placed.policy for kind, _ in plan.kind_counts for placed in plan.kinds[kind] if placed.trainable)
     return max((layout.share for policy in policies for _, layout in policy.optimizer_states if layout.space == "host"),
                default=0.0)
 
 
 def copied(layer: int, direction: str, dtype: str, num_bytes: int, tables: Tables, builder: Builder) -> None:
-    """Writes a copy on the compute stream, in order with kernels. `direction`: to_host or to_device."""
+    """Writes a copy between device and host to `builder`, on the compute stream, in order with kernels.
+
+    `direction`: "to_host" or "to_device".
+    """
     builder.copy(layer, tables.comm("copy", direction, dtype), num_bytes, Stream.COMPUTE, int(Module.NONE))
 
 
 def updated(plan: Plan, builder: Builder) -> None:
-    """Writes the CPU's update of sharded parameters that rest on the host, once their gradients are copied to it."""
+    """Writes the CPU's update of sharded parameters that rest on the host; nothing if there are none.
+
+    The host first waits for the device, which copies gradients to it.
+    """
     optimizer = plan.framework.optimizer
     away = [(placed, count) for kind, count in plan.kind_counts for placed in plan.kinds[kind]
             if placed.trainable and not placed.rests_here]
@@ -53,16 +65,18 @@ def updated(plan: Plan, builder: Builder) -> None:
 
 
 def waits_for_device(layer: int, builder: Builder) -> None:
-    """Writes a wait of the host until all earlier operations, copies to the host included, are done."""
+    """Writes to `builder` that the host waits until all earlier operations of the device are done.
+
+    Copies to the host are among them. `layer`: layer number under which the wait is listed.
+    """
     builder.wait(layer, HOST_STOPS)
 
 
 def updated_on_host(plan: Plan, elements: int, builder: Builder) -> None:
-    """Writes the step of DeepSpeedCPUAdam, fused and in fp32, and the cast of its results from 4 bytes to 2.
+    """Writes the step of DeepSpeedCPUAdam over `elements` elements, after a wait for their gradients.
 
-    The host waits for the gradients first.
-
-    DeepSpeed 0.19.6 `ops/adam/cpu_adam.py`, `csrc/includes/cpu_adam.h`.
+    It is fused and in fp32, and casts its results from 4 bytes to 2. DeepSpeed 0.19.6 `ops/adam/cpu_adam.py`,
+    `csrc/includes/cpu_adam.h`.
     """
     waits_for_device(plan.layers[0], builder)
     builder.host(cpu_bytes(plan.framework.optimizer.name, "fused", elements, 4) + 6 * elements)

@@ -25,7 +25,10 @@ _RULE: Final = (f"{_FILE}, check_prefer_cudnn_attention: on compute capability 9
 
 
 def torch_libraries(job: Draft, options: Mapping[str, Any]) -> KernelLibraries:
-    """Torch's own linears and operators, and the attention that it chooses where a scenario does not."""
+    """Returns the kernel libraries of a job in plain PyTorch: torch's own linears and operators.
+
+    The attention kernel is the scenario's, or the one that torch chooses; IllegalLayout for one that cannot run.
+    """
     compiled = bool(options.get("compile"))
     as_eager = compiled and job.graph.implementation != "torchtitan"
     return KernelLibraries(attention=_attention(job, options), eager=not compiled, fused=FUSED if as_eager else 1.0)

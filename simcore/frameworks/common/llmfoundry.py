@@ -51,7 +51,7 @@ FSDP1: dict[str, tuple[Any, str]] = {
 
 
 def check(job: Job, options: dict[str, Any]) -> None:
-    """Raises NotYet, with the scenario's key, for what is not modelled, IllegalLayout for what llm-foundry refuses."""
+    """Raises IllegalLayout for a job that llm-foundry refuses, NotYet for one that is not modelled."""
     mesh, training = job.mesh, job.scenario.training
     if job.graph.architecture.family != "mpt":
         raise job.not_yet("implementation", f"{job.graph.architecture.family} in the layers of llm-foundry (served: "
@@ -88,7 +88,7 @@ def _has_alibi(job: Job) -> bool:
 
 
 def in_fp8(job: Job) -> ModelGraph:
-    """Linears of blocks become TransformerEngine's; the head is torch's."""
+    """Returns the job's model with linears of blocks in fp8, by TransformerEngine; the head stays torch's."""
     return _marked(job.graph)
 
 
@@ -98,7 +98,7 @@ def _marked(graph: ModelGraph) -> ModelGraph:
 
 
 def options_of(job: Draft, options: dict[str, Any]) -> LlmfoundryOptions:
-    """Options of the layers."""
+    """Returns the options of llm-foundry's layers for a job, such as the attention kernel."""
     attention = job.auto("framework_options.attn_impl", options.get("attn_impl", "auto"), "triton",
                          f"{_CODE} models/mpt/configuration_mpt.py attn_config_defaults")
     learned = any(isinstance(kind.block, Embedding) and kind.block.positions for kind in job.graph.kinds)

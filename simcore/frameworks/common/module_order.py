@@ -33,7 +33,10 @@ _BESIDE: Final = "shared_mlp"
 
 
 def forward_calls(plan: Plan, layer: int) -> Calls:
-    """Calls of a layer or part."""
+    """Returns the module calls of a layer's forward, in order.
+
+    A call is a tuple: indices, among the layer's tensors, of the parameters that the module holds itself; often empty.
+    """
     kind = plan.graph.kinds[plan.graph.layers[layer].kind]
     if kind.block is not None:
         own = [tuple(number for number, p in enumerate(plan.of_layer(layer)) if not p.spec.is_buffer)]
@@ -44,7 +47,10 @@ def forward_calls(plan: Plan, layer: int) -> Calls:
 
 
 def backward_calls(plan: Plan, layer: int) -> tuple[Calls, Calls]:
-    """Calls until the layer's replay is over, and those after it; all of them come after it if there is none."""
+    """Returns the module calls of a layer's backward: (until its recomputation is over, those after it).
+
+    A call is as in `forward_calls`. Without recomputation the first list is empty.
+    """
     kind = plan.graph.kinds[plan.graph.layers[layer].kind]
     if kind.block is not None:  # the model before its head, the inner model before its norm
         own = [call for call in forward_calls(plan, layer) if call]
@@ -66,7 +72,10 @@ def _around(plan: Plan) -> Calls:
 
 
 def replayed(plan: Plan, layer: int) -> tuple[int, int | None]:
-    """Returns the number of backward calls before the recomputation, and the end of its slice of forward calls."""
+    """Returns (number of backward calls before the recomputation, end of its slice of forward calls).
+
+    The end is that of a Python slice: None for all calls, -1 for all but the last.
+    """
     part = _parts(plan, layer)[-1]
     if part.last.adapters:  # its module, and lora_B
         return 4, None
@@ -74,12 +83,11 @@ def replayed(plan: Plan, layer: int) -> tuple[int, int | None]:
 
 
 def released_after(plan: Plan, layer: int) -> int:
-    """Returns the number of calls after the recomputation, until the frozen parameters that it gathered are released.
+    """Returns the number of calls between the recomputation and the release of frozen parameters.
 
-    They are released then even if they are used again soon.
-
-    DeepSpeed 0.19.6 `partitioned_param_coordinator.py`, update_recompute_parameters: they belong to the module of which
-    backward began last and is not over: the last linear, or, if that saves nothing, the container that it is in.
+    Those that the recomputation gathered are then released even if they are used again soon. DeepSpeed 0.19.6
+    `partitioned_param_coordinator.py`, update_recompute_parameters: they belong to the module of which backward began
+    last and is not over: the last linear, or, if that saves nothing, the container that it is in.
     """
     part = _parts(plan, layer, is_backward=True)[-1]
     if part.last.adapters or not _saves_nothing(plan, layer, part.last):
@@ -160,7 +168,7 @@ def _linears(plan: Plan, layer: int, branch: str) -> list[_Linear]:
 
 
 def asks_inputs(plan: Plan, layer: int) -> bool:
-    """Tells whether backward computes gradients of the layer's inputs, for trained layers below it."""
+    """True if backward computes gradients of the layer's inputs, because layers below it are trained."""
     return plan.framework.options.embeddings_require_grad or any(
         plan.of_layer(below).is_trained for below in plan.layers if below < layer)
 
@@ -175,9 +183,10 @@ def _by_module(plan: Plan, layer: int) -> dict[str, tuple[int, ...]]:
 
 
 def readiness(plan: Plan, layer: int, *, weight_first: bool = False) -> Sequence[int]:
-    """Trained parameters in the order in which autograd has their gradients.
+    """Returns the indices of the layer's trained parameters, in the order in which autograd has gradients.
 
-    A linear's bias comes before its weight, but for ZeRO-3's own linear (0.19.6 `runtime/zero/linear.py`).
+    A linear's bias comes before its weight; with `weight_first`, for ZeRO-3's own linear (0.19.6
+    `runtime/zero/linear.py`), after it.
     """
     placed = plan.of_layer(layer)
     return list(dict.fromkeys(number for call in reversed(forward_calls(plan, layer))

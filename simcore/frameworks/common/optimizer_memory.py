@@ -24,9 +24,10 @@ Posting = tuple[str, str, int]
 
 
 def post_rest(plan: Plan, tables: Tables, builder: Builder, of: Callable[[Placed], list[Posting]]) -> None:
-    """Allocates tensors at rest, layer by layer; layers of a kind share a tile.
+    """Writes the allocation of all tensors that live across steps to `builder`, layer by layer.
 
-    `of`: (name, category, bytes) of each allocation of a tensor. The model's buffers are on the first stage.
+    `of`: returns (name, category, bytes) of each allocation of a tensor. The model's own buffers are on the first
+    stage.
     """
     builder.at(Phase.BUILD)
     tiles: dict[int, LayerRows] = {}
@@ -44,7 +45,7 @@ def post_rest(plan: Plan, tables: Tables, builder: Builder, of: Callable[[Placed
 
 
 def rest_postings(placed: Placed) -> list[Posting]:
-    """Returns (name, category, bytes) of a parameter and its optimizer states, or of a buffer."""
+    """Returns (name, category, bytes) of a parameter at rest and of its optimizer states, or of a buffer."""
     name = placed.spec.name
     if placed.spec.is_buffer:
         return [(name, "buffer", placed.local * dtype_bytes(placed.policy.at_rest.dtype))]
@@ -54,10 +55,11 @@ def rest_postings(placed: Placed) -> list[Posting]:
 
 
 def optimizer_temporaries(plan: Plan, tables: Tables, builder: Builder) -> None:
-    """Writes Adam's temporaries (torch 2.13 `optim/adam.py`), or Muon's where they are more: one runs after the other.
+    """Writes the optimizer's step with its temporary memory to `builder`: Adam's, or Muon's if more.
 
-    foreach: the square roots of all second moments of a parameter group at once; for_loop: a square root and a quotient
-    of one tensor, and the quotient of the tensor before; fused, te and kernels of 8-bit states: none.
+    One runs after the other. torch 2.13 `optim/adam.py`: foreach: the square roots of all second moments of a parameter
+    group at once; for_loop: a square root and a quotient of one tensor, and the quotient of the tensor before; fused,
+    te and kernels of 8-bit states: none.
     """
     layer, slot = plan.layers[0], tables.slot("sqrt_exp_avg_sq", "optim_temp")
     per_kind = {kind: [p for p in plan.kinds[kind] if p.trainable and p.rests_here and not is_updated_in_backward(p)]
@@ -107,11 +109,11 @@ def _moved(placed: Placed, implementation: str) -> int:
 
 def step_temporaries(plan: Plan, tables: Tables, builder: Builder, sizes: tuple[int, int],
                      copied: Callable[[], None] = lambda: None) -> None:
-    """DeepSpeed's step over flat parts (0.19.6 `stage_1_and_2.py` and `stage3.py`, step).
+    """Writes DeepSpeed's optimizer step over a flat part, with its temporary memory, to `builder`.
 
-    `sizes`: bytes that norms take for a moment, elements of the part. A flat copy of the part's 16-bit gradients, its
+    `sizes`: (bytes that norms take for a moment, elements of the part). A flat copy of the part's 16-bit gradients, its
     copy in fp32, which the update reads; torch's foreach has a square root of the second moments. `copied` is called
-    when the fp32 copy is there.
+    when the fp32 copy exists. 0.19.6 `stage_1_and_2.py` and `stage3.py`, step.
     """
     layer, (looked_at, part) = plan.layers[0], sizes
     norm, flat, wide, root = (tables.slot(name, "optim_temp") for name in ("grad_norm", "flat_grad", "fp32_grad",
@@ -131,7 +133,10 @@ def step_temporaries(plan: Plan, tables: Tables, builder: Builder, sizes: tuple[
 
 
 def muon_transient(plan: Plan) -> int:
-    """Returns the most bytes that Megatron's Muon needs for one matrix: [Note: Muon's step] in `megatron/hooks.py`."""
+    """Returns the bytes of temporary memory that Megatron's Muon needs for the matrix that needs most.
+
+    0 without Muon. [Note: Muon's step] in `megatron/hooks.py`.
+    """
     states = OPTIMIZERS[plan.framework.optimizer.name].matrix_states
     return max((_muon_bytes(plan, kind, p) for kind, _ in plan.kind_counts for p in plan.kinds[kind]
                 if any(name in states for name, _ in p.states)), default=0)
@@ -153,11 +158,11 @@ def _is_muons(plan: Plan, placed: Placed) -> bool:
 
 
 def newton_schulz_bytes(placed: Placed) -> int:
-    """The most that Muon needs for one matrix (torch 2.13 `optim/_muon.py`), as DTensor shards its products.
+    """Returns the bytes of temporary memory that torch's Muon needs for one matrix, on this rank.
 
-    Measured on two ranks, five shapes, to the byte: the update in the parameter's dtype and two bf16 shards; where rows
-    are cut, which is where there are no more of them than columns, two gathered matrices and a Gram matrix; else three
-    Gram matrices.
+    torch 2.13 `optim/_muon.py`, as DTensor shards its products; measured on two ranks, five shapes, to the byte: the
+    update in the parameter's dtype and two bf16 shards; where rows are cut, which is where there are no more of them
+    than columns, two gathered matrices and a Gram matrix; else three Gram matrices.
     """
     rows, columns = placed.spec.shape
     shards = placed.local * (dtype_bytes(placed.policy.grad.dtype) + 2 * 2)

@@ -13,9 +13,10 @@ _SPLIT = "torchtitan 0.2.2 distributed/pipeline_parallel.py generate_llm_fqn_per
 
 
 def pipeline_schedule(job: Draft) -> Schedule:
-    """Returns the schedule of the mesh's stages; a rank runs all microbatches of a round through a chunk in a row.
+    """Returns the job's pipeline schedule: name, numbers of stages and chunks, microbatches of a round.
 
-    Raises IllegalLayout for a number of microbatches that torch's schedule refuses.
+    A rank runs all microbatches of a round through a chunk in a row. Raises IllegalLayout for a number of microbatches
+    that torch's schedule refuses.
     """
     pipeline, pp, count = job.scenario.training.pipeline, job.mesh.pp, job.scenario.num_microbatches
     if pp == 1:
@@ -40,9 +41,10 @@ def pipeline_schedule(job: Draft) -> Schedule:
 
 
 def check_schedule(job: Job, *, splits: bool) -> None:
-    """Raises IllegalLayout or NotYet unless a zero-bubble schedule fits the job; NotYet for others than 1F1B.
+    """Raises IllegalLayout or NotYet for a zero-bubble schedule that the job cannot run.
 
-    `splits`: backward of the layers can run in two halves, for inputs and for weights.
+    NotYet for other schedules than 1F1B. `splits`: backward of the layers can run in two halves, for inputs and for
+    weights.
     """
     pipeline, at = job.scenario.training.pipeline, "training.pipeline.schedule"
     if pipeline.schedule not in ZERO_BUBBLE:
@@ -64,7 +66,10 @@ def check_schedule(job: Job, *, splits: bool) -> None:
 
 
 def even_stages(job: Job) -> tuple[tuple[int, ...], ...]:
-    """As many layers on every stage, the remainder one each to the first (KempnerForge's compute_layer_assignment)."""
+    """Returns the layer numbers of each stage: as many layers on each, a remainder one each to the first.
+
+    IllegalLayout with fewer layers than stages. KempnerForge's compute_layer_assignment.
+    """
     count, layers = job.mesh.pp * job.scenario.training.pipeline.virtual_stages, job.graph.num_blocks
     if layers < count:
         raise job.illegal("mesh.pp", f"pp_size ({count}) cannot exceed n_layers ({layers})",
@@ -74,7 +79,11 @@ def even_stages(job: Job) -> tuple[tuple[int, ...], ...]:
 
 
 def weighed_stages(job: Job) -> tuple[tuple[int, ...], ...]:
-    """The embedding counts as a layer, and norm and output together as one; the remainder goes to the first stages."""
+    """Returns the layer numbers of each stage, where embedding and output count as layers too.
+
+    The embedding counts as one layer, norm and output together as one; the remainder goes to the first stages. NotYet
+    if a stage would have no layer beside them.
+    """
     count, layers = job.mesh.pp * job.scenario.training.pipeline.virtual_stages, job.graph.num_blocks
     if count == 1:
         return (tuple(range(len(job.graph.layers))),)

@@ -35,7 +35,11 @@ _COLUMN: Final = ("uint8", "transformers 5.23 utils/quantization_config.py BitsA
 
 
 def packed_of(job: Draft, options: dict[str, Any], default: tuple[str, str] = _COLUMN) -> PackedWeights | None:
-    """Returns how frozen linears are packed; None without qlora. `default`: the column's dtype, and its source."""
+    """Returns the format in which frozen linears are packed in 4 or 8 bits; None without qlora.
+
+    `default`: dtype in which the packed values are stored, and its source. Raises InputError, IllegalLayout or NotYet
+    for a format that is not served.
+    """
     asked, at = job.scenario.training.quantization, "training.quantization"
     if job.scenario.training.method != "qlora":
         for name in (STORAGE_OPTION, TUNE_OPTION, THRESHOLD_OPTION):
@@ -97,5 +101,5 @@ def _torchaos(job: Job, options: dict[str, Any]) -> PackedWeights:
 
 
 def is_packed(spec: TensorSpec) -> bool:
-    """A frozen weight of a linear that is not the output head."""
+    """True if a tensor is packed under qlora: a frozen weight of a linear that is not the output head."""
     return spec.module == "linear" and not spec.trainable and spec.component not in ("embedding", "lm_head")

@@ -25,13 +25,14 @@ Sourced = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Defaults of the trainer around a model's code, for values that a scenario leaves open.
+    """The values that a trainer around a model's code sets where a scenario leaves them open.
 
-    `stored`: dtype of parameters at rest; `reduce`: of gradients while they are reduced ("compute": the compute dtype);
-    `sync`: microbatches after which gradients are reduced. `root_resharded`: a root unit that wraps all but the layers
-    reshards after forward; `last_follows`: a unit of norm and head obeys `reshard_after_forward: true`. `reshard`: the
-    default in words. `loss_inside`: the model itself computes the loss, so the root's hooks run around it. `axes`: mesh
-    axes that are served beyond those of data, tensors and experts. With pipeline stages: `reshard_in_stages` replaces
+    Each `Sourced` is (value, source). `stored`: dtype of parameters at rest; `reduce`: of gradients while they are
+    reduced ("compute": the compute dtype); `optimizer`: its implementation; `wrap`: the option of that name; `sync`:
+    microbatches after which gradients are reduced. `root_resharded`: a root unit that wraps all but the layers reshards
+    after forward; `last_follows`: a unit of norm and head obeys `reshard_after_forward: true`. `reshard`: the default
+    in words. `loss_inside`: the model itself computes the loss, so the root's hooks run around it. `axes`: mesh axes
+    that are served beyond those of data, tensors and experts. With pipeline stages: `reshard_in_stages` replaces
     `reshard`; `whole_in_stages`: components that tensor parallelism does not cut (if there are any, sequences are not
     cut either); `returns_outputs`: the last stage keeps the model's outputs.
     """
@@ -53,7 +54,7 @@ class Defaults:
 
 
 def offloaded_together(job: Job, told: str, rule: str) -> bool:
-    """Tells whether parameters, gradients and optimizer states are all on the host.
+    """True if parameters, gradients and optimizer states are all on the host, False if none is.
 
     Raises IllegalLayout, with the message `told` and `rule`, if only some of the three or only fractions are.
     """
@@ -116,7 +117,11 @@ def _checked_low_bit(job: Draft, *, plain: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """States that an optimizer keeps of a parameter. `low_bit`: library of kernels for 8-bit or paged states, or ""."""
+    """The optimizer states that a job keeps for each parameter.
+
+    `name`: of the optimizer. `moments`: their dtype as the scenario asks. `low_bit`: library of kernels for 8-bit or
+    paged states, or "". `has_momentum`: SGD keeps a momentum buffer.
+    """
 
     name: str
     moments: str
@@ -126,10 +131,11 @@ class States:
 
     def of(self, placements: Placements, stored: str, space: str = "device", *,
            hidden: bool = False) -> tuple[tuple[str, TensorLayout], ...]:
-        """Returns (name, layout) of each state of a parameter whose dtype, like its gradient's, is `stored`.
+        """Returns (name, layout) of each state of a parameter that is cut like `placements`.
 
-        SGD keeps a buffer only with momentum, whose default is 0 (torch 2.13 `optim/sgd.py`); Muon keeps one for each
-        `hidden` matrix, and AdamW updates all other parameters (`optim/_muon.py`).
+        `stored`: dtype of the parameter and its gradient; `space`: memory space of the states. SGD keeps a buffer only
+        with momentum, whose default is 0 (torch 2.13 `optim/sgd.py`); Muon keeps one for each `hidden` matrix, and
+        AdamW updates all other parameters (`optim/_muon.py`).
         """
         kind, plain = OPTIMIZERS[self.name], TensorLayout(placements, stored, space)
         if hidden and kind.matrix_states:
@@ -162,14 +168,17 @@ class States:
 
 
 def states_of(job: Job, *, plain: bool = False) -> States:
-    """Returns the states of the scenario's optimizer. `plain`: parameters are ordinary tensors, not DTensors."""
+    """Returns the states that the scenario's optimizer keeps.
+
+    `plain`: parameters are ordinary tensors, not DTensors.
+    """
     optimizer = job.scenario.training.optimizer
     return States(optimizer.name, optimizer.moments, _low_bit(job, plain=plain), optimizer.paged,
                   bool(optimizer.momentum))
 
 
 def all_or_no_checkpoint(job: Job) -> str:
-    """Returns `full`, if every layer is recomputed whole, or `none`; raises NotYet for selective checkpointing."""
+    """Returns "full", if every layer is recomputed whole, or "none"; NotYet for selective checkpointing."""
     recompute = job.scenario.training.recompute
     if recompute in ("none", "full"):
         return str(recompute)
@@ -177,9 +186,10 @@ def all_or_no_checkpoint(job: Job) -> str:
 
 
 def check_optimizer_in_backward(job: Job) -> None:
-    """Checks `optimizer_in_bwd` (torchtune's name): one microbatch a step, Adam on the device, no packed base.
+    """Raises an error if the optimizer cannot run inside backward (`optimizer_in_bwd`, torchtune's name).
 
-    Raises IllegalLayout with several microbatches, NotYet for the other conditions.
+    IllegalLayout with several microbatches a step; NotYet for qlora, for other optimizers than Adam, and with states on
+    the host.
     """
     at, training = "framework_options.optimizer_in_bwd", job.scenario.training
     if job.scenario.num_microbatches > 1:
@@ -191,7 +201,10 @@ def check_optimizer_in_backward(job: Job) -> None:
 
 
 def check_named_adapters(job: Draft) -> None:
-    """Raises NotYet for what adapters by name (`simcore/frameworks/common/lora.py`) lack; notes default targets."""
+    """Raises NotYet for LoRA settings that adapters chosen by name do not serve, such as patterns.
+
+    Adapters by name: `simcore/frameworks/common/lora.py`. Default targets are recorded as a default of the framework.
+    """
     job.refuse_given({"training.lora.expert_adapters": "none"})
     if job.scenario.training.lora.target_modules == "auto":
         job.auto("training.lora.target_modules", "auto", ", ".join(DEFAULT_TARGETS), "linears of attention and of MLPs "

@@ -23,7 +23,10 @@ Assumptions = tuple[tuple[str, str, str, str], ...]
 
 
 def uncut(_spec: TensorSpec) -> Placements:
-    """Leaves every tensor whole: `Trainer.check` refuses tensor parallelism."""
+    """Returns no cuts: tensor parallelism leaves the tensor whole.
+
+    For trainers whose `Trainer.check` refuses tensor parallelism.
+    """
     return ()
 
 
@@ -37,12 +40,12 @@ def _none(job: Job, options: dict[str, Any]) -> Assumptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
-    """Settings, refusals and cuts of one implementation's trainer.
+    """The settings, refusals and cuts of one trainer of a model implementation, under PyTorch's sharding.
 
-    `options`: the framework options that it takes, `defaults`: what it sets where a scenario does not.
-    `check`: raises IllegalLayout or NotYet for a job with these options. `layer_options`: those of its layers.
-    `checkpoint`: `LayerWorkload.checkpoint`. `stages`: layers of each pipeline stage. `tp_layout`: how tensor
-    parallelism cuts a tensor. `in_fp8`: the model whose linears compute in fp8, None where that is not served.
+    `options`: the framework options that it takes; `defaults`: what it sets where a scenario does not. `check`: raises
+    IllegalLayout or NotYet for a job with these options. `layer_options`: the options of its layers. `checkpoint`: the
+    activation checkpointing ("none", "full", ...). `stages`: layer numbers of each pipeline stage. `tp_layout`: how
+    tensor parallelism cuts a tensor. `in_fp8`: the model whose linears compute in fp8, None where that is not served.
     `gathered_weights`: the format in which linears of blocks are gathered. `assumptions`: notes about compiled layers.
     `serves_muon`: its optimizer may be torch's Muon.
     """

@@ -56,7 +56,10 @@ DEFAULTS = Defaults(
 
 
 def check(job: Job, options: dict[str, Any]) -> None:
-    """Raises NotYet for tensor parallelism and other losses than the layers have, IllegalLayout for a capacity."""
+    """Raises NotYet or IllegalLayout for a job that is not served with transformers' layers under FSDP2.
+
+    NotYet for tensor parallelism and for other losses than the layers have, IllegalLayout for a capacity of experts.
+    """
     check_layers(job, options)
     job.refuse_capacity(NO_CAPACITY)
     job.one_of("training.loss", job.scenario.training.loss, ("auto", "hf", "hf_keep_logits", "cut", "liger"))
@@ -66,7 +69,11 @@ def check(job: Job, options: dict[str, Any]) -> None:
 
 
 def check_layers(job: Job, options: dict[str, Any]) -> None:
-    """Raises NotYet for what no framework serves around these layers: hub kernels, some ways to offload."""
+    """Raises NotYet or IllegalLayout for settings of transformers' layers that no framework serves.
+
+    They are kernels from the hub, some ways to offload activations, and an optimizer inside backward that cannot run
+    there.
+    """
     if options.get("use_kernels"):
         raise job.not_yet("framework_options.use_kernels", "layers that transformers 5.23 integrations/hub_kernels.py "
                           "replaces (MegaBlocks' experts, Liger's norms)")
@@ -87,9 +94,10 @@ def _check_activations(job: Job) -> None:
 
 
 def replayed(job: Job) -> bool:
-    """Tells whether the embedding's output requires a gradient, because transformers checkpoints the layers.
+    """True if the embedding's output requires a gradient, because transformers checkpoints the layers.
 
-    transformers 5.23 `modeling_utils.py`, _activation_checkpointing_enable: enable_input_require_grads.
+    Only with adapters. transformers 5.23 `modeling_utils.py`, _activation_checkpointing_enable:
+    enable_input_require_grads.
     """
     return job.scenario.training.method != "full" and all_or_no_checkpoint(job) != "none"
 
@@ -100,7 +108,10 @@ def _by_transformers(job: Job, options: dict[str, Any]) -> bool:
 
 
 def options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
-    """Returns the options of the layers, with transformers' grouped products of experts or a balanced stand-in."""
+    """Returns the options of transformers' layers for a job.
+
+    Products of experts are transformers' grouped ones, or a balanced stand-in.
+    """
     unit = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
     apart = HfOptions(experts_unit=unit, inputs_on_host=job.scenario.training.offload.part("activations")[1] > 0,
                       attn_implementation=_attention(job, options), liger=has_liger(job, options),

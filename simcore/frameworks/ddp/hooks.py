@@ -19,7 +19,11 @@ HANDLE = 16
 
 
 class DdpHooks:
-    """Implements `program.hooks.MemoryHooks`; buckets are filled in the order in which gradients are ready."""
+    """Writer of the memory events of one rank's step under DDP: gradients, buckets and their all-reduce.
+
+    Each method simulates one point of the step (`program.hooks.MemoryHooks`): it writes the events to `builder`.
+    Buckets are filled in the order in which gradients are ready.
+    """
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
         self.plan, self.tables, self.out = plan, tables, builder
@@ -32,7 +36,7 @@ class DdpHooks:
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def post_persistent(self) -> None:
-        """Posts unsharded parameters and states, and the buckets."""
+        """Simulates the allocation of all that lives across steps: parameters, optimizer states, buckets."""
         post_rest(self.plan, self.tables, self.out, rest_postings)
         if self.strategy.axis:
             self.out.alloc(self.plan.layers[0], self.tables.slot("buckets", "main_grad"), self._bucket_bytes())
@@ -43,20 +47,24 @@ class DdpHooks:
                    for kind, count in self.plan.kind_counts)
 
     def begin_microbatch(self, action: Action) -> None:
-        """Records whether the microbatch is the last of the step."""
+        """Sets whether the microbatch is the last of the step; nothing is simulated."""
         self.is_last = action.is_last
 
     def forward_begin(self, layer: int) -> None:
-        """Posts nothing: parameters are never sharded."""
+        """Simulates nothing: parameters are never sharded."""
 
     def forward_end(self, layer: int) -> None:
-        """Posts nothing."""
+        """Simulates nothing: there is nothing to free."""
 
     def backward_begin(self, layer: int) -> None:
-        """Posts nothing."""
+        """Simulates nothing: there is nothing to gather."""
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
-        """Adds new gradients to existing ones; in the last microbatch gradients are copied into buckets."""
+        """Takes the layer's new gradients, and adds them to existing ones; the added ones are freed.
+
+        `grads`: (parameter, slot: index of the memory's owner, bytes) each. In the last microbatch it simulates their
+        copy into buckets, and the all-reduce of buckets that are full.
+        """
         for param, slot, num_bytes in grads:
             if (layer, slot) in self.grads or (self.strategy.axis and self.strategy.is_view):
                 self.out.free(layer, slot, num_bytes)
@@ -78,10 +86,13 @@ class DdpHooks:
         self.filled[dtype], self.caps[dtype] = 0, self.strategy.bucket_bytes
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """Posts nothing: experts are no separate unit here."""
+        """Simulates nothing: experts are no separate unit here, and no argument is used."""
 
     def end_pass(self, action: Action) -> None:
-        """Reduces the last buckets, then copies every gradient back."""
+        """Simulates, after the step's last backward, the all-reduce of the last buckets.
+
+        Then every gradient is copied back from its bucket, unless it is a view of it.
+        """
         if action.forward or not self.is_last or not self.strategy.axis:
             return
         first = self.plan.layers[0]
@@ -92,7 +103,7 @@ class DdpHooks:
             self.out.compute(Kernel.COPY, 0, 2 * sum(self.grads.values()))
 
     def optimize(self) -> None:
-        """Posts the step; then zero_grad frees gradients, but not views of buckets."""
+        """Simulates the optimizer's step, then the release of gradients (zero_grad) that are no bucket views."""
         begin, end, step_end = self.marks
         self.out.mark(begin)
         optimizer_temporaries(self.plan, self.tables, self.out)

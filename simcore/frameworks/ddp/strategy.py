@@ -24,7 +24,12 @@ FIRST_BUCKET_BYTES: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class DdpStrategy(ParallelStrategy):
-    """DDP's settings. `axis` "": one process, without buckets and traffic. Caps in bytes. `is_view`: see the note."""
+    """DDP's settings for one job.
+
+    `axis`: mesh axis over which gradients are all-reduced; "": one process, without buckets and traffic. `first_bytes`,
+    `bucket_bytes`: size in bytes at which the first bucket of a dtype and the others are closed. `is_view`: gradients
+    are views of buckets (`gradient_as_bucket_view`).
+    """
 
     axis: str = ""
     first_bytes: int = FIRST_BUCKET_BYTES
@@ -33,12 +38,12 @@ class DdpStrategy(ParallelStrategy):
 
     @property
     def holds_whole_parameters(self) -> bool:
-        """True: DDP replicates the model."""
+        """True: every rank has all parameters."""
         return True
 
     @property
     def holds_whole_states(self) -> bool:
-        """True: every replica has a full optimizer state."""
+        """True: every rank has all optimizer states."""
         return True
 
     @property

@@ -72,7 +72,10 @@ LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "chunked")
 
 
 def table(job: Draft) -> Framework:
-    """Framework of a job under DDP."""
+    """Returns DDP's table for a job: layouts of all tensors, settings.
+
+    Raises IllegalLayout, InputError or NotYet for a job that is not served.
+    """
     options = job.options(OPTIONS)
     _check(job, options)
     mixed = _mixed(job, options)

@@ -22,7 +22,10 @@ _LINEARS: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj"
 
 
 def fast_layers(job: Job, options: dict[str, Any]) -> UnslothRelease:
-    """Returns the release of Unsloth whose layers the options ask for, or ""."""
+    """Returns the release of Unsloth whose layers the options ask for: "newest" or "2024.12"; "" for none.
+
+    NotYet for a job whose layers Unsloth does not replace, or that is not modelled.
+    """
     if not options.get(FAST_OPTION):
         return ""
     at, training = f"framework_options.{FAST_OPTION}", job.scenario.training
@@ -47,7 +50,10 @@ def fast_layers(job: Job, options: dict[str, Any]) -> UnslothRelease:
 
 
 def adapter_dtype(job: Draft, options: dict[str, Any], stored: str) -> str:
-    """Dtype of adapters: as asked, else fp32 under Unsloth, else that of the stored weights."""
+    """Returns the dtype of LoRA's adapters: as the scenario asks, else fp32 under Unsloth, else `stored`.
+
+    `stored`: dtype of the model's weights at rest.
+    """
     requested = job.scenario.training.lora.dtype
     if not options.get(FAST_OPTION):
         return stored if requested == "auto" else requested

@@ -14,10 +14,10 @@ __all__ = ["exact_in_pieces", "partition_padding", "piece_padding"]
 
 
 def partition_padding(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]:
-    """Bytes of (parameters, gradients) that ZeRO-1 and 2 hold beyond `components`.
+    """Returns the bytes of (parameters, gradients) that ZeRO-1 and 2 hold beyond those in `components`.
 
-    Parameters are unsharded in one padded flat buffer; gradients are kept for each parameter that has elements in the
-    rank's partition.
+    `exact`: gradients of this rank, not of the rank with the most. Parameters are unsharded in one padded flat buffer;
+    gradients are kept for each parameter that has elements in the rank's partition.
     """
     strategy = plan.framework.strategy_as(ZeroStrategy)
     size = dtype_bytes(plan.framework.compute_dtype)
@@ -26,7 +26,10 @@ def partition_padding(plan: Plan, components: Mapping[str, AtRestBytes], *, exac
 
 
 def piece_padding(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]:
-    """Bytes of (parameters, gradients) by which ZeRO-3 rounds up its shard of every tensor."""
+    """Returns the bytes of (parameters, gradients) by which ZeRO-3 rounds up the rank's shards.
+
+    They are what the rank holds beyond `components`.
+    """
     size = dtype_bytes(plan.framework.compute_dtype)
     owned = [(count, p) for kind, count in plan.kind_counts for p in plan.kinds[kind] if p.spec.is_owned]
     stored = sum(count * p.rest_bytes for count, p in owned)
@@ -36,9 +39,10 @@ def piece_padding(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: b
 
 
 def exact_in_pieces(plan: Plan) -> dict[str, AtRestBytes]:
-    """Bytes by component where every tensor is sharded separately; the last ranks have the remainder (ZeRO-3).
+    """Returns bytes at rest of this rank by component of the model, under ZeRO-3.
 
-    Optimizer states are as long as the padded shard.
+    Every tensor is sharded separately, and the last ranks have the remainder. Optimizer states are as long as the
+    padded shard.
     """
     strategy = plan.framework.strategy_as(ZeroStrategy)
     at, totals = plan.mesh.axis(strategy.axis).coordinate(plan.rank), dict[str, AtRestBytes]()

@@ -14,7 +14,10 @@ Key = tuple[int, int]
 
 
 class HpzShards:
-    """Tracks hpZ secondary shards; inactive unless `zero_hpz_partition_size` > 1."""
+    """The secondary shards of parameters (hpZ) at one point of the step, and their memory events.
+
+    Inactive unless `zero_hpz_partition_size` > 1. A parameter is (layer, index in the layer).
+    """
 
     def __init__(self, plan: Plan, tables: Tables, out: Builder, strategy: ZeroStrategy) -> None:
         self.out, self.parts = out, strategy.secondary
@@ -24,17 +27,20 @@ class HpzShards:
         self.kept: dict[Key, int] = {}
 
     def has(self, key: Key) -> bool:
-        """True if the parameter is gathered from its secondary shards."""
+        """True if the parameter has a secondary shard, from which it is then gathered."""
         return key in self.kept
 
     def keep(self, key: Key, num_bytes: int) -> None:
-        """Keeps a secondary shard when a gathered parameter of `num_bytes` is released for the first time in a step."""
+        """Simulates the allocation of a secondary shard when a gathered parameter of `num_bytes` is released.
+
+        Only the first time in a step.
+        """
         if self.parts and key not in self.kept:
             self.kept[key] = num_bytes // self.parts
             self.out.alloc(key[0], self.slot, self.kept[key])
 
     def drop(self) -> None:
-        """Frees the shards after the step, which has updated the parameters."""
+        """Simulates the release of all secondary shards: the step has updated the parameters."""
         for (layer, _), num_bytes in self.kept.items():
             self.out.free(layer, self.slot, num_bytes)
         self.kept.clear()

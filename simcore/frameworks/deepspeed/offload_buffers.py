@@ -18,9 +18,11 @@ FP32 = 4
 
 
 def beside_tensors(plan: Plan, *, rounded: bool) -> Counter[str]:
-    """Bytes by owner beyond the tensors: alignment, buffers and, if `rounded`, the rounding of pinned blocks.
+    """Returns host bytes beyond those of the offloaded tensors, by owner: alignment and buffers.
 
-    Pinned blocks are powers of two (torch 2.13 ATen/core/CachingHostAllocator.h:300); flat buffers are one block each.
+    Owners: "parameters", "gradients", "optimizer states", ... If `rounded`, also what pinned blocks are rounded up by:
+    they are powers of two (torch 2.13 ATen/core/CachingHostAllocator.h:300); flat buffers are one block each. Empty if
+    nothing is offloaded.
     """
     strategy = plan.framework.strategy_as(ZeroStrategy)
     if not (strategy.states_on_host or strategy.params_on_host):
@@ -77,7 +79,10 @@ def _beside_drives(plan: Plan, strategy: ZeroStrategy, gradients: int) -> Iterat
 
 
 def sub_groups(parts: Sequence[int], size: int) -> Iterator[int]:
-    """Elements of each sub-group: one is closed when it has reached `size` (`_create_fp16_sub_groups`)."""
+    """Yields the elements of each sub-group of the optimizer, from those of the parameters (`parts`).
+
+    A sub-group is closed when it has reached `size` elements (`_create_fp16_sub_groups`).
+    """
     filled = 0
     for part in parts:
         filled += part
@@ -89,7 +94,7 @@ def sub_groups(parts: Sequence[int], size: int) -> Iterator[int]:
 
 
 def num_moments(plan: Plan) -> int:
-    """Returns the number of optimizer states of a parameter, without its master."""
+    """Returns the number of optimizer states of a parameter, without its master; 0 if nothing is trained."""
     policies = [placed.policy for placed in trained(plan)]
     return sum(name not in ("master_param", "grad_copy") for name, _ in policies[0].optimizer_states) if policies else 0
 
@@ -99,7 +104,7 @@ def _owned(plan: Plan) -> Iterator[Placed]:
 
 
 def trained(plan: Plan) -> Iterator[Placed]:
-    """Trained parameters, in order."""
+    """Yields the trained parameters of this rank, layer by layer."""
     return (placed for placed in _owned(plan) if placed.trainable)
 
 
@@ -108,5 +113,8 @@ def _largest(plan: Plan) -> int:
 
 
 def touched(plan: Plan, strategy: ZeroStrategy) -> list[int]:
-    """Elements of every parameter that has elements in this rank's partition."""
+    """Returns the elements of every parameter that is, at least in part, in this rank's partition.
+
+    A parameter counts with all of its elements.
+    """
     return touching(plan, plan.mesh.axis(strategy.axis).coordinate(plan.rank))

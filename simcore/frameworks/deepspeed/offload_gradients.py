@@ -20,7 +20,10 @@ READ, WRITE = 1, 2
 
 
 class GradientsOnHost:
-    """Posts copies and their temporary bytes on the device; inactive if states are on the device."""
+    """Writer of the events of ZeRO-3's gradients and optimizer step on the host.
+
+    They are copies, and temporary memory on the device; none if optimizer states are on the device.
+    """
 
     def __init__(self, plan: Plan, tables: Tables, out: Builder, strategy: ZeroStrategy) -> None:
         self.plan, self.tables, self.out, self.strategy, self.first = plan, tables, out, strategy, plan.layers[0]
@@ -30,9 +33,10 @@ class GradientsOnHost:
         self.waiting, self.num_waiting, self.num_written = tables.slot("unswapped_grads", "main_grad"), 0, 0
 
     def send(self, each: Sequence[int], *, is_last: bool) -> None:
-        """Copies a bucket's shards to the host and back one by one; in the last microbatch they are sent in fp32.
+        """Simulates the copy of a reduced bucket's shards to the host and back, one by one.
 
-        `each`: elements of the shards. With NVMe they are sent in fp32 together, except those that wait on the device.
+        `each`: elements of the shards. If `is_last` (microbatch of the step) they are also sent in fp32, with NVMe all
+        together, except those that wait on the device.
         """
         if not self.strategy.states_on_host:
             return
@@ -50,7 +54,10 @@ class GradientsOnHost:
         self.out.free(self.first, self.slot, taken)
 
     def step(self, groups: Sequence[int]) -> None:
-        """Posts the step of all groups, with NVMe; parameters are copied back unless they rest on the host too."""
+        """Simulates the optimizer's step on the host; `groups`: elements of each sub-group.
+
+        With NVMe also its reads and writes. Parameters are copied back unless they rest on the host too.
+        """
         elements = sum(groups)
         swapped = FP32 * sum(map(aligned, filter(is_swapped, groups))) * (self.strategy.swap_buffers > 0)
         if swapped:  # gradients must be written before they are read again

@@ -17,12 +17,12 @@ ALIGN = 2
 
 
 def trained_of(plan: Plan, layer: int) -> list[tuple[int, int]]:
-    """(number, elements on this rank in use) of the layer's trained parameters."""
+    """Returns (index in the layer, elements of the parameter in use) of the layer's trained parameters."""
     return [(number, placed.used) for number, placed in enumerate(plan.of_layer(layer)) if placed.trainable]
 
 
 def flat_padding(plan: Plan) -> int:
-    """Elements of the flat buffer that belong to no parameter."""
+    """Returns the elements of the flat buffer that belong to no parameter."""
     return aligned(plan) - _trained(plan)
 
 
@@ -31,16 +31,17 @@ def _trained(plan: Plan) -> int:
 
 
 def aligned(plan: Plan) -> int:
-    """Elements of the flat buffer, so that partitions are equal."""
+    """Returns the elements of the flat buffer, rounded up so that all ranks' partitions are equal."""
     strategy = plan.framework.strategy_as(ZeroStrategy)
     unit = ALIGN * plan.mesh.axis(strategy.axis).size
     return math.ceil(_trained(plan) / unit) * unit
 
 
 def places(plan: Plan) -> dict[tuple[int, int], tuple[int, int]]:
-    """(first element, end) of each trained parameter in the flat buffer, by (layer, number), as one group.
+    """Returns (first element, end) of each trained parameter in the flat buffer.
 
-    The order is that of registration, or round robin over the ranks (`_round_robin_reorder`).
+    Keys are (layer, index in the layer). The order is that of registration, or round robin over the ranks
+    (`_round_robin_reorder`).
     """
     strategy, ranges, at = plan.framework.strategy_as(ZeroStrategy), {}, 0
     every = [(layer, number, numel) for layer in plan.layers for number, numel in trained_of(plan, layer)]
@@ -52,7 +53,10 @@ def places(plan: Plan) -> dict[tuple[int, int], tuple[int, int]]:
 
 
 def touching(plan: Plan, coordinate: int) -> list[int]:
-    """Elements of every parameter that has elements in the partition of the rank at `coordinate`."""
+    """Returns the elements of every parameter that is, at least in part, in the partition of one rank.
+
+    `coordinate`: the rank's place on the data-parallel axis. A parameter counts with all of its elements.
+    """
     strategy = plan.framework.strategy_as(ZeroStrategy)
     part = aligned(plan) // plan.mesh.axis(strategy.axis).size
     low = coordinate * part
@@ -60,10 +64,11 @@ def touching(plan: Plan, coordinate: int) -> list[int]:
 
 
 def gradient_elements(plan: Plan, *, exact: bool = False) -> int:
-    """Elements of the rank's averaged gradients: all of every parameter with elements in its partition.
+    """Returns the elements of a rank's averaged gradients: all those of each parameter in its partition.
 
-    DeepSpeed 0.19.6 `stage_1_and_2.py`:1680, copy_grads_in_partition: the sum of `param_in_partition.numel()`. Without
-    `exact` that of the rank with the most; a rank without parameters has a partition of zeros (get_flat_partition).
+    `exact`: of this rank; otherwise of the rank with the most. DeepSpeed 0.19.6 `stage_1_and_2.py`:1680,
+    copy_grads_in_partition: the sum of `param_in_partition.numel()`. A rank without parameters has a partition of zeros
+    (get_flat_partition).
     """
     strategy = plan.framework.strategy_as(ZeroStrategy)
     axis, part = plan.mesh.axis(strategy.axis), aligned(plan) // plan.mesh.axis(strategy.axis).size
@@ -78,9 +83,10 @@ def gradient_elements(plan: Plan, *, exact: bool = False) -> int:
 
 
 def exact_in_parts(plan: Plan) -> dict[str, AtRestBytes]:
-    """`Plan.at_rest` with states and gradients of the elements in this rank's partition.
+    """Returns this rank's bytes at rest by component of the model, under ZeRO-1 and 2.
 
-    Tensors are in the order of registration, as one parameter group (`bit16_groups_flat`).
+    Gradients and states are those of the elements in its own partition. Tensors are in the order of registration, as
+    one parameter group (`bit16_groups_flat`).
     """
     strategy, totals, where = plan.framework.strategy_as(ZeroStrategy), dict[str, AtRestBytes](), places(plan)
     axis = plan.mesh.axis(strategy.axis)

@@ -25,9 +25,9 @@ __all__ = ["LivePackedWeights", "bytes_by_dtype", "recorded", "seen_by_nodes"]
 
 
 def bytes_by_dtype(params: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Bytes of each dtype, from (dtype, bytes) of parameters.
+    """Returns (dtype, sum of bytes) for each dtype in `params`, in alphabetical order of dtypes.
 
-    Each is a gather (`_all_gather_coalesced`, sort_dtypes).
+    `params`: (dtype, bytes) of parameters. Each pair is one all-gather (`_all_gather_coalesced`, sort_dtypes).
     """
     sizes = Counter[str]()
     for dtype, num_bytes in params:
@@ -36,7 +36,11 @@ def bytes_by_dtype(params: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
 
 
 def recorded(plan: Plan) -> Iterator[list[Key]]:
-    """Parameters of every call of a microbatch, forward and backward, without those that stay gathered."""
+    """Yields, for every call of a module in a microbatch, the parameters that it needs.
+
+    A parameter is (layer, index in the layer). Calls of forward come first, in order, then those of backward.
+    Parameters that stay gathered are left out.
+    """
     for layer in plan.layers:
         yield from _keys(plan, layer, forward_calls(plan, layer))
     for layer in reversed(plan.layers):
@@ -56,7 +60,10 @@ def _placed(plan: Plan, key: Key) -> Placed:
 
 
 def seen_by_nodes(plan: Plan) -> Set[Key]:
-    """Packed weights of which graph nodes hold a view: those of backward calls."""
+    """Returns the packed weights, (layer, index in the layer) each, that autograd's graph keeps alive.
+
+    They are those that backward uses: [Note: ZeRO-3 and weights in 4 bits].
+    """
     keys_of_calls = (key for layer in plan.layers for calls in backward_calls(plan, layer)
              for keys in _keys(plan, layer, calls) for key in keys)
     return {key for key in keys_of_calls if (packed := _placed(plan,
@@ -64,7 +71,11 @@ def seen_by_nodes(plan: Plan) -> Set[Key]:
 
 
 class LivePackedWeights:
-    """Frozen parameters called in a replay: [Note: ZeRO-3 and frozen parameters]. Calls are numbered."""
+    """The frozen parameters that a recomputation has gathered and not released, at one point of the step.
+
+    [Note: ZeRO-3 and frozen parameters]. Calls of modules are numbered from 0 in a microbatch; a parameter is (layer,
+    index in the layer).
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.pinned, windows = plan, set[Key](), list(_replays(plan))
@@ -72,12 +83,12 @@ class LivePackedWeights:
         self.ends = {end for _, end in windows}
 
     def called(self, at: int, keys: list[Key]) -> None:
-        """Pins frozen parameters of call number `at` if it belongs to a replay."""
+        """Adds the frozen parameters `keys` of call number `at`, if that call is part of a recomputation."""
         if at in self.replaying:
             self.pinned.update(key for key in keys if not _placed(self.plan, key).trainable)
 
     def released(self, at: int) -> Set[Key]:
-        """Parameters that are released before call number `at`."""
+        """Returns, and removes, the parameters that are released before call number `at`; often none."""
         gone = frozenset(self.pinned) if at in self.ends else frozenset[Key]()
         self.pinned -= gone
         return gone

@@ -62,14 +62,14 @@ PERSISTENT = "persistent"
 
 @dataclass(frozen=True, slots=True)
 class ZeroStrategy(ParallelStrategy):
-    """Settings of ZeRO; sizes in elements.
+    """ZeRO's settings for one job; sizes in elements.
 
-    `bucket`: reduce_bucket_size; `num_buffers`: two with overlap_comm under ZeRO-1 and 2.
-    Only of ZeRO-3: `ahead`, stage3_prefetch_bucket_size; `live`, stage3_max_live_parameters; `reuse`,
-    stage3_max_reuse_distance; `sub_group`, sub_group_size; `secondary`, zero_hpz_partition_size or 0. `states_on_host`,
-    `params_on_host`: offload_optimizer and offload_param; `pinned`: their pin_memory; `accumulates`: a step has several
-    microbatches, and states on the host. `round_robin`: round_robin_gradients. `is_apart`: gradients have no bucket.
-    `swap_buffers`: buffers of states on NVMe, 0 without it: [Note: ZeRO-3 and NVMe] in `simcore/hardware/nvme.py`.
+    `stage`: 1, 2 or 3. `bucket`: reduce_bucket_size; `num_buffers`: two with overlap_comm under ZeRO-1 and 2.
+    `states_on_host`, `params_on_host`: offload_optimizer and offload_param; `pinned`: their pin_memory; `accumulates`:
+    a step has several microbatches, and states on the host. `round_robin`: round_robin_gradients. `is_apart`: gradients
+    have no bucket. Only for ZeRO-3: `ahead`: stage3_prefetch_bucket_size; `live`: stage3_max_live_parameters; `reuse`:
+    stage3_max_reuse_distance; `sub_group`: sub_group_size; `secondary`: zero_hpz_partition_size or 0; `swap_buffers`:
+    number of buffers for states on NVMe, 0 without it: [Note: ZeRO-3 and NVMe] in `simcore/hardware/nvme.py`.
     """
 
     stage: int
@@ -96,7 +96,7 @@ class ZeroStrategy(ParallelStrategy):
 
     @property
     def step_varies_by_rank(self) -> bool:
-        """Tells whether a step depends on which tensors, and how many, have elements in a rank's partition.
+        """True if a step depends on which tensors have elements in a rank's partition, and on how many.
 
         Gradients of those are kept without `contiguous_gradients`, and copied to the host one by one.
         """

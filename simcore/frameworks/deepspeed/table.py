@@ -87,12 +87,15 @@ _OVERLAPPED: Final = ("time of overlap_comm", "reductions run beside the product
 
 
 def options_of_stage(stage: int) -> dict[str, tuple[Any, ...]]:
-    """Framework options of a stage."""
+    """Returns the framework options that a stage of ZeRO takes: name -> allowed values or types."""
     return _OF_ALL | (_OF_3 if stage == 3 else {})
 
 
 def zero_table(job: Draft, stage: int) -> Framework:
-    """Framework of a job under a stage of ZeRO."""
+    """Returns the table of a ZeRO stage (1, 2 or 3) for a job: layouts of all tensors, settings.
+
+    Raises IllegalLayout, InputError or NotYet for a job that is not served.
+    """
     options = job.options(options_of_stage(stage))
     _check(job)
     _check_shards(job, stage)

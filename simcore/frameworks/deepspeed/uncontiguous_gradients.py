@@ -12,11 +12,12 @@ __all__ = ["UnbucketedGradients"]
 
 
 class UnbucketedGradients:
-    """Gradients without `contiguous_gradients`: each stays where autograd made it, until it is reduced and not needed.
+    """The gradients at one point of the step without `contiguous_gradients`, and their memory events.
 
-    They are kept as (row of the owner, bytes) by parameter. `is_mine`: tells whether a parameter has elements in the
-    rank's partition, so that its gradient stays. `behind` (a bool): gradients of all others are freed after the next
-    reduction, as DeepSpeed does with overlap_comm, and not after their own.
+    Each stays where autograd made it, until it is reduced and not needed. A parameter is (layer, index in the layer).
+    `is_mine`: tells whether a parameter has elements in the rank's partition, so that its gradient stays. `behind` (a
+    bool): gradients of all others are freed after the next reduction, as DeepSpeed does with overlap_comm, and not
+    after their own.
     """
 
     def __init__(self, out: Builder, is_mine: Callable[[Key], bool], *, behind: bool) -> None:
@@ -26,24 +27,30 @@ class UnbucketedGradients:
         self.before: list[Key] = []
 
     def made(self, key: Key, slot: int, num_bytes: int) -> None:
-        """Adds a gradient of autograd, which is accumulated into an existing one."""
+        """Adds a gradient of autograd; if the parameter has one already, it is added to that and freed.
+
+        `slot`: index of the memory's owner.
+        """
         if key in self.fresh:
             self.out.free(key[0], slot, num_bytes)
         self.fresh.setdefault(key, (slot, num_bytes))
 
     def sent(self, key: Key) -> None:
-        """Frees a gradient that was copied into a bucket."""
+        """Simulates the release of a parameter's gradient, which was copied into a bucket."""
         self._drop([key])
 
     def reduced(self, keys: Iterable[Key]) -> None:
-        """Frees gradients after a bucket's worth has been reduced."""
+        """Simulates that gradients of `keys` are reduced: those outside the rank's partition are released."""
         self._drop(self.before)
         self.before = [key for key in keys if not self.is_mine(key)]
         if not self.behind:
             self._drop(self.before)
 
     def end_microbatch(self) -> None:
-        """Keeps the rank's gradients, or adds them to the kept ones."""
+        """Keeps the gradients of the rank's partition until the step; frees all others.
+
+        From the second microbatch on it simulates their addition to the kept ones.
+        """
         self._drop([key for key in self.fresh if not self.is_mine(key)])
         self.before = []
         if not self.kept:
@@ -54,7 +61,7 @@ class UnbucketedGradients:
         self._drop(list(self.fresh))
 
     def drop_kept(self) -> None:
-        """Frees the kept gradients, of which the step has a copy in fp32."""
+        """Simulates the release of the kept gradients, of which the step has a copy in fp32."""
         for (layer, _), (slot, num_bytes) in self.kept.items():
             self.out.free(layer, slot, num_bytes)
         self.kept.clear()

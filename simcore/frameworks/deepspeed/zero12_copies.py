@@ -17,18 +17,21 @@ __all__ = ["FlatBuffers"]
 
 
 class FlatBuffers:
-    """Buffers whose parameters were copied out, with the parameters that no module has requested yet."""
+    """The flat buffers of ZeRO-3's gathers that still exist at one point of the step.
+
+    Each is kept with the parameters, (layer, index in the layer), that no module has requested from it yet.
+    """
 
     def __init__(self, out: Builder, slot: int) -> None:
         self.out, self.slot = out, slot
         self.kept: list[tuple[set[Key], int, int]] = []
 
     def arrived(self, group: Iterable[Key], layer: int, num_bytes: int) -> None:
-        """Adds the buffer of a finished gather, which was allocated at `layer`."""
+        """Adds the buffer of a finished gather of the parameters `group`, which was allocated at `layer`."""
         self.kept.append((set(group), layer, num_bytes))
 
     def asked(self, keys: Iterable[Key]) -> None:
-        """Frees buffers whose last parameter is among `keys`, which a module requests."""
+        """Takes the parameters `keys` that a module requests; buffers without others are released."""
         for waiting, layer, num_bytes in self.kept:
             waiting.difference_update(keys)
             if not waiting:

@@ -26,7 +26,11 @@ LOOKED_AT = 11
 
 
 class Zero12Hooks:
-    """Implements `program.hooks.MemoryHooks`. ZeRO-2 frees gradients at once: they are in the bucket."""
+    """Writer of the memory events of one rank's step under ZeRO-1 and ZeRO-2.
+
+    Each method simulates one point of the step (`program.hooks.MemoryHooks`): it writes the events to `builder`. ZeRO-2
+    frees gradients at once: they are in the bucket.
+    """
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
         self.plan, self.tables, self.out = plan, tables, builder
@@ -51,7 +55,10 @@ class Zero12Hooks:
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def post_persistent(self) -> None:
-        """Posts unsharded parameters, and this rank's partition of master and moments, alignment included."""
+        """Simulates the allocation of all that lives across steps: parameters, and this rank's part of states.
+
+        That part has masters and moments, alignment included; with states on the host there is only a buffer.
+        """
         post_rest(self.plan, self.tables, self.out, rest_postings)
         self._alloc("flat_buffer.padding", "sharded_param", self.size * flat_padding(self.plan))
         if self.strategy.states_on_host:
@@ -70,17 +77,17 @@ class Zero12Hooks:
         self.out.alloc(self.first, self.tables.slot(name, category), num_bytes)
 
     def begin_microbatch(self, action: Action) -> None:
-        """Records the microbatch, and whether it is the last of the step."""
+        """Records the microbatch's number, and whether it is the last of the step; nothing is simulated."""
         self.is_last, self.microbatch = action.is_last, action.microbatch
 
     def forward_begin(self, layer: int) -> None:
-        """Posts nothing: parameters are never sharded."""
+        """Simulates nothing: parameters are never sharded."""
 
     def forward_end(self, layer: int) -> None:
-        """Posts nothing."""
+        """Simulates nothing: there is nothing to free."""
 
     def backward_begin(self, layer: int) -> None:
-        """Allocates the bucket before the first gradient of a microbatch."""
+        """Simulates the allocation of the bucket before the first gradient of a microbatch."""
         if not (self.has_bucket or self.strategy.is_apart) and trained_of(self.plan, layer):
             self.out.alloc(self.first, self.slots["ipg_bucket"], self._bucket_bytes())
             self.has_bucket = True
@@ -89,7 +96,10 @@ class Zero12Hooks:
         return self.strategy.num_buffers * self.strategy.bucket * self.size
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
-        """Keeps gradients under ZeRO-1, copies them into the bucket under ZeRO-2."""
+        """Takes the layer's new gradients: ZeRO-1 keeps them, ZeRO-2 simulates their copy into the bucket.
+
+        `grads`: (parameter, slot: index of the memory's owner, bytes) each. A full bucket is reduced first.
+        """
         numbers = {placed.spec.name: number for number, placed in enumerate(self.plan.of_layer(layer))}
         for param, slot, num_bytes in grads:
             self.apart.made((layer, numbers[param.name]), slot, num_bytes)
@@ -188,10 +198,14 @@ class Zero12Hooks:
             copied(self.first, direction, dtype, num_bytes, self.tables, self.out)
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """Posts nothing: experts are no separate unit here."""
+        """Simulates nothing: experts are no separate unit here, and no argument is used."""
 
     def end_pass(self, action: Action) -> None:
-        """Reduces the last bucket; the partition of a further microbatch is added to that of the first."""
+        """Simulates, after a backward, the reduction of the last bucket, and its release.
+
+        The partition of a further microbatch is added to that of the first. ZeRO-1 does all this only after the last
+        one.
+        """
         if action.forward or (self.strategy.stage == 1 and not self.is_last):
             return
         self._put_whole()
@@ -208,9 +222,10 @@ class Zero12Hooks:
         self.has_bucket = self.has_part = False
 
     def optimize(self) -> None:
-        """Posts norms, the fp32 copy of the partition, the update, and one all-gather that nothing overlaps.
+        """Simulates norms, the fp32 copy of the partition, the update, and one all-gather, not overlapped.
 
-        DeepSpeed 0.19.6 runtime/zero/stage_1_and_2.py step, all_gather_dp_groups: calls that the stream waits for.
+        With states on the host: the update there, and the copy of the partition to the device. DeepSpeed 0.19.6
+        runtime/zero/stage_1_and_2.py step, all_gather_dp_groups: calls that the stream waits for.
         """
         begin, end, step_end = self.marks
         self.out.mark(begin)

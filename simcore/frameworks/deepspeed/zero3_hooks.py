@@ -36,7 +36,11 @@ GATHER_HANDLE = 17
 
 
 class Zero3Hooks:
-    """Implements `program.hooks.MemoryHooks` over a recorded order of calls, equal in every microbatch."""
+    """Writer of the memory events of one rank's step under ZeRO-3: gathers, frees, buckets of gradients.
+
+    Each method simulates one point of the step (`program.hooks.MemoryHooks`): it writes the events to `builder`. It
+    follows the recorded order in which modules are called, which is equal in every microbatch.
+    """
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
         self.plan, self.tables, self.out = plan, tables, builder
@@ -87,7 +91,10 @@ class Zero3Hooks:
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def post_persistent(self) -> None:
-        """Posts shards of parameters, masters, moments and gradients; the bucket; small parameters unsharded."""
+        """Simulates the allocation of all that lives across steps.
+
+        Shards of parameters, masters, moments and gradients; the bucket; small parameters, unsharded.
+        """
         post_rest(self.plan, self.tables, self.out, rest_postings)
         for name, category, num_bytes in (
                 ("grad_partitions", "main_grad", self.size * sum(self._parts()) * (not self.strategy.states_on_host)),
@@ -107,27 +114,33 @@ class Zero3Hooks:
                    for kind, count in self.plan.kind_counts)
 
     def begin_microbatch(self, action: Action) -> None:
-        """Starts the trace from its beginning (`reset_step`)."""
+        """Before a forward, goes back to the first recorded call (`reset_step`); nothing is simulated."""
         self.is_last = action.is_last
         if action.forward:
             self.at = self.cursor = 0
             self.promised.clear()
 
     def forward_begin(self, layer: int) -> None:
-        """Calls the modules of the layer."""
+        """Simulates the gathers and prefetches of the layer's module calls in forward."""
         self._call(len(forward_calls(self.plan, layer)))
 
     def forward_end(self, layer: int) -> None:
-        """Frees the parameters that the layer's calls released."""
+        """Simulates the release of the parameters that the layer's calls released."""
         self._leave()
 
     def backward_begin(self, layer: int) -> None:
-        """Calls the modules of the replay; without a replay all of the layer."""
+        """Simulates the gathers of the layer's module calls up to the end of its recomputation.
+
+        Without a recomputation, those of all its calls in backward.
+        """
         replay, rest = backward_calls(self.plan, layer)
         self._call(len(replay) or len(rest))
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
-        """Puts gradients into the bucket, and releases parameters."""
+        """Takes the layer's new gradients: they are copied into the bucket, and parameters are released.
+
+        `grads`: (parameter, slot: index of the memory's owner, bytes) each. A full bucket is reduced first.
+        """
         replay, rest = backward_calls(self.plan, layer)
         if not self.strategy.is_apart:
             for _, slot, num_bytes in grads:
@@ -142,12 +155,13 @@ class Zero3Hooks:
         self._leave()
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """Posts nothing: experts are no separate unit here."""
+        """Simulates nothing: experts are no separate unit here, and no argument is used."""
 
     def end_pass(self, action: Action) -> None:
-        """Waits on the host for the last reduction: nothing of the next microbatch overlaps with this one.
+        """Simulates, after a backward, the last reduction and the host's wait for it.
 
-        DeepSpeed 0.19.6 stage3.py:1368, independent_gradient_partition_epilogue: `stream.synchronize()`.
+        So nothing of the next microbatch overlaps with this one. DeepSpeed 0.19.6 stage3.py:1368,
+        independent_gradient_partition_epilogue: `stream.synchronize()`.
         """
         if not action.forward:
             self._reduce()
@@ -158,7 +172,10 @@ class Zero3Hooks:
             self.held.clear()
 
     def optimize(self) -> None:
-        """Frees small parameters, updates shards in groups, gathers small parameters again."""
+        """Simulates the update of the rank's shards, in sub-groups.
+
+        Small parameters, which stay gathered, are freed before it and gathered again after it.
+        """
         begin, end, step_end = self.marks
         small = self._persistent()
         self.out.mark(begin)

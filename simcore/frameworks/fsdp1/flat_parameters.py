@@ -20,9 +20,10 @@ ALIGN = 16
 
 @dataclass(frozen=True, slots=True)
 class FlatUnit:
-    """A unit's flat parameter: its elements, those of a rank's shard, and whether it has a gradient (`trains`).
+    """The flat parameter of one FSDP1 unit: all of its tensors laid end to end.
 
-    `places`: (layer, number in its layer, first element) of each parameter.
+    `numel`: its elements; `shard`: those of one rank's part. `trains`: it has a gradient. `places`: (layer, index of
+    the tensor in its layer, first element in the flat parameter) of each tensor.
     """
 
     numel: int
@@ -32,17 +33,17 @@ class FlatUnit:
 
 
 def flat_units(plan: Plan) -> list[FlatUnit]:
-    """Flat parameters of the rank's units, in the framework's order."""
+    """Returns the flat parameter of each unit, in the order of `plan.framework.units`."""
     return [_flat_unit(plan, unit) for unit in plan.framework.units]
 
 
 def flat_policy(plan: Plan) -> TensorPolicy:
-    """Policy of updated flat parameters; an optimizer may keep no states of them (SGD)."""
+    """Returns the policy of the flat parameters that are trained."""
     return next(rule.policy for rule in plan.framework.rules if rule.policy.updated is not UpdateTime.NEVER)
 
 
 def parts_of(plan: Plan) -> int:
-    """Number of ranks that share a flat parameter."""
+    """Returns the number of ranks over which a flat parameter is cut; 1 under NO_SHARD."""
     strategy = plan.framework.strategy_as(Fsdp1Strategy)
     return 1 if strategy.sharding_strategy == "NO_SHARD" else plan.mesh.axis(strategy.axis).size
 
@@ -75,13 +76,16 @@ def _adapted(name: str) -> str:
 
 
 def unit_padding(plan: Plan) -> int:
-    """Elements of a rank's shards beyond the class mean that `Plan` counts."""
+    """Returns the elements of this rank's shards that `Plan` does not count: alignment and rounding up.
+
+    `Plan` counts the mean over the ranks that are simulated as one.
+    """
     counted = sum(count * sum(p.local for p in plan.kinds[kind] if p.spec.is_owned) for kind, count in plan.kind_counts)
     return sum(unit.shard for unit in flat_units(plan)) - counted
 
 
 def unit_padding_bytes(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]:
-    """Bytes on the device that a rank's shards of (parameters, gradients) have beyond `components`.
+    """Returns the device bytes of this rank's (parameter, gradient) shards beyond those in `components`.
 
     A flat parameter has one gradient: with `use_orig_params` those of the parameters are views of it, and it exists
     also on ranks whose shard has none of them (torch 2.13 `_flat_param.py`, prepare_gradient_for_optim).
@@ -94,7 +98,10 @@ def unit_padding_bytes(plan: Plan, components: Mapping[str, AtRestBytes], *, exa
 
 
 def mean_in_units(plan: Plan) -> dict[str, AtRestBytes]:
-    """`Plan.at_rest` with gradients of all parameters of each unit that has a trained one."""
+    """Returns `Plan.at_rest` (bytes by component of the model), with gradients of frozen parameters added.
+
+    A unit with a trained parameter has a gradient for all of its elements, also for frozen ones.
+    """
     totals = plan.at_rest()
     for unit in flat_units(plan):
         for placed in (plan.of_layer(layer)[number] for layer, number, _ in unit.places if unit.trains):
@@ -105,7 +112,7 @@ def mean_in_units(plan: Plan) -> dict[str, AtRestBytes]:
 
 
 def exact_in_units(plan: Plan) -> dict[str, AtRestBytes]:
-    """`Plan.at_rest` of the elements in this rank's shard of every flat parameter.
+    """Returns bytes at rest by component of the model, from the elements in this rank's own shards.
 
     A unit has one gradient: if any parameter of it is trained, all of its elements have one.
     """

@@ -18,7 +18,11 @@ REDUCE_HANDLE, TO_HOST = 16, 17
 
 
 class FlatGradients:
-    """Posts gradients of units from autograd's to a rank's shard of the reduced sum; one object for one step."""
+    """Writer of the memory events of all units' gradients in one step under FSDP1.
+
+    They go from single gradients to a flat one for a unit, and to a rank's shard of the reduced sum. A unit is given by
+    its index `u` in `flats`.
+    """
 
     def __init__(self, plan: Plan, tables: Tables, out: Builder, flats: Sequence[FlatUnit]) -> None:
         self.strategy = plan.framework.strategy_as(Fsdp1Strategy)
@@ -42,11 +46,17 @@ class FlatGradients:
                                   self.strategy.reduce_dtype) if hybrid else -1
 
     def add(self, u: int, grads: Sequence[tuple[int, int, int]]) -> None:
-        """Keeps gradients until those of the whole unit exist."""
+        """Keeps new gradients of unit `u`, each (layer, slot: index of the memory's owner, bytes).
+
+        Nothing is simulated.
+        """
         self.single[u] += grads
 
     def lay_together(self, u: int, layer: int) -> None:
-        """Backward of the split: one `torch.cat`, or an addition to the flat gradient of earlier microbatches."""
+        """Simulates the concatenation of unit `u`'s gradients into one flat gradient, and their release.
+
+        If earlier microbatches left a flat gradient, the new one is added to it. Backward of `torch.split`.
+        """
         if not self.single[u]:
             return
         num_bytes = self.flats[u].numel * self.made
@@ -61,7 +71,10 @@ class FlatGradients:
         self.flat[u] = True
 
     def reduce(self, u: int, layer: int) -> None:
-        """Casts, pads and reduces the flat gradient; the shard is cast and accumulated, the flat gradient freed."""
+        """Simulates the reduction of unit `u`'s flat gradient (cast, padding, collective), and its release.
+
+        The rank's shard of the result is cast and accumulated. Nothing if the unit has no gradient.
+        """
         if not self.flat[u]:
             return
         self.flat[u] = False
@@ -113,7 +126,10 @@ class FlatGradients:
         self.reduced[u] = (layer, num_bytes)
 
     def wait(self) -> None:
-        """Waits for reductions at the end of backward; shards that were copied to the host are freed."""
+        """Simulates the wait for all reductions at the end of backward.
+
+        Shards that were copied to the host are freed on the device.
+        """
         if self.comm >= 0:
             self.out.wait(self.first, REDUCE_HANDLE)
         if self.strategy.on_host:
@@ -121,7 +137,7 @@ class FlatGradients:
             self.drop()
 
     def drop(self) -> None:
-        """Frees gradients (zero_grad)."""
+        """Simulates the release of all reduced gradients, as `zero_grad` does."""
         for layer, num_bytes in self.reduced.values():
             self.out.free(layer, self.slots["flat_grad_part"], num_bytes)
         self.reduced.clear()

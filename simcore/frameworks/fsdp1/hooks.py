@@ -21,7 +21,11 @@ __all__ = ["Fsdp1Hooks"]
 
 
 class Fsdp1Hooks:
-    """Implements `program.hooks.MemoryHooks` over units; the first is the root, with the parameters of no layer."""
+    """Writer of the memory events of one rank's step under FSDP1: allocations, frees, gathers, reductions.
+
+    Each method simulates one point of the step (`program.hooks.MemoryHooks`): it writes the events to `builder`. The
+    first unit is the root, with the parameters that belong to no layer's unit.
+    """
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
         self.plan, self.tables, self.out = plan, tables, builder
@@ -48,7 +52,7 @@ class Fsdp1Hooks:
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def post_persistent(self) -> None:
-        """Posts a rank's shards, alignment included."""
+        """Simulates the allocation of all that lives across steps: the rank's shards and states, aligned."""
         post_rest(self.plan, self.tables, self.out, rest_postings)
         if not self.strategy.on_host:
             padding, first = unit_padding(self.plan), self.plan.layers[0]
@@ -57,11 +61,14 @@ class Fsdp1Hooks:
             self.out.alloc(first, self.tables.slot("flat_param.padding.states", "opt_state"), states * padding)
 
     def begin_microbatch(self, action: Action) -> None:
-        """Records whether gradients are reduced after this microbatch."""
+        """Sets whether gradients are reduced after this forward or backward; nothing is simulated."""
         self.syncs = self.strategy.sync == "every" or action.is_last
 
     def forward_begin(self, layer: int) -> None:
-        """Unshards the root before the embedding, and a layer's unit before the layer."""
+        """Simulates the gathering of the layer's unit; before the first layer also that of the root.
+
+        With `forward_prefetch` (`Fsdp1Strategy.ahead`) the next unit is gathered as well.
+        """
         if layer == self.units[0].first:
             self._unshard(0, FORWARD_GATHER)
         u = self._own(layer)
@@ -71,7 +78,10 @@ class Fsdp1Hooks:
             self._unshard(self._neighbour(u, +1), FORWARD_GATHER, waits=False)
 
     def forward_end(self, layer: int) -> None:
-        """Frees the unit; a low-precision copy is freed under every strategy."""
+        """Simulates the release of the layer's gathered unit, unless the strategy is SHARD_GRAD_OP.
+
+        Under NO_SHARD it is the low-precision copy that is freed; the root's, too, after its last layer.
+        """
         u = self._own(layer)
         if u and self.strategy.sharding_strategy != "SHARD_GRAD_OP":
             self._free(u)
@@ -79,7 +89,10 @@ class Fsdp1Hooks:
             self._free(0)
 
     def backward_begin(self, layer: int) -> None:
-        """Unshards the root before the last layer's backward, and a layer's unit before the layer's."""
+        """Simulates the gathering of the layer's unit before its backward; at the last layer the root's too.
+
+        Nothing for layers before the first trained one: their outputs have no gradient.
+        """
         if layer < self.first_trained:  # the layer's output has no gradient, so there is no hook on it
             return
         if layer == self.units[0].last:
@@ -88,7 +101,11 @@ class Fsdp1Hooks:
             self._pre_backward(self._own(layer))
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
-        """Collects gradients, and runs the post-backward hooks of the units that are complete."""
+        """Takes the layer's new gradients, (parameter, slot: index of the memory's owner, bytes) each.
+
+        For each unit whose gradients are then complete it simulates their concatenation, the release of its parameters
+        and the reduction.
+        """
         u = self.unit_of.get(layer, 0)
         self.grads.add(u, [(layer, slot, num_bytes) for _, slot, num_bytes in grads])
         due = [u] if self._own(layer) and layer not in self.again else []
@@ -101,10 +118,13 @@ class Fsdp1Hooks:
             self._post_backward(unit)
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """Posts nothing: experts are in their layer's unit."""
+        """Simulates nothing: experts belong to their layer's unit, and no argument is used."""
 
     def end_pass(self, action: Action) -> None:
-        """Frees units without a hook (`_catch_all_reshard`), and waits for the reductions."""
+        """Simulates, after a backward, the release of units still gathered, and the wait for reductions.
+
+        The frees are torch's `_catch_all_reshard`. After a forward it simulates nothing.
+        """
         if action.forward:
             return
         for u in range(len(self.units)):
@@ -114,7 +134,7 @@ class Fsdp1Hooks:
             self.grads.wait()
 
     def optimize(self) -> None:
-        """Posts the step over shards; then their gradients are freed."""
+        """Simulates the optimizer's step over the rank's shards, then the release of their gradients."""
         begin, end, step_end = self.marks
         self.out.mark(begin)
         updated(self.plan, self.out)

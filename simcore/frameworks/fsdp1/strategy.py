@@ -33,14 +33,14 @@ ShardingStrategy = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]
 
 @dataclass(frozen=True, slots=True)
 class Fsdp1Strategy(ParallelStrategy):
-    """FSDP1's settings. `axis`: mesh axis over which a flat parameter is cut.
+    """FSDP1's settings for one job.
 
-    `replicate_axis`: mesh axis whose ranks hold equal shards, "" if there is none. `reduce_dtype`: of reduce-scatter.
-
-    `prefetch`: the next unit of backward is gathered before (`pre`) or after (`post`) this one's backward, or not ("");
-    `ahead`: the next unit of forward is gathered before this one's. `aligned`: parameters begin at multiples of 16
-    bytes (`use_orig_params`). `sync`: gradients are reduced after the "last" microbatch only, or after "every" one.
-    `on_host`: shards and reduced gradients are in host memory.
+    `axis`: mesh axis over which a flat parameter is cut; `replicate_axis`: mesh axis whose ranks hold equal shards, ""
+    if there is none. `reduce_dtype`: dtype of the reduce-scatter. `prefetch`: the next unit of backward is gathered
+    before ("pre") or after ("post") this one's backward, or not (""). `ahead`: the next unit of forward is gathered
+    before this one's. `aligned`: parameters begin at multiples of 16 bytes (`use_orig_params`). `sync`: gradients are
+    reduced after the "last" microbatch only, or after "every" one. `on_host`: shards and reduced gradients are in host
+    memory.
     """
 
     sharding_strategy: ShardingStrategy
@@ -55,5 +55,8 @@ class Fsdp1Strategy(ParallelStrategy):
 
     @property
     def gathers_on_side_streams(self) -> bool:
-        """True: torch 2.13 `_runtime_utils.py`, _init_streams: _unshard_stream."""
+        """True: all-gathers have a CUDA stream for themselves.
+
+        torch 2.13 `_runtime_utils.py`, _init_streams: _unshard_stream.
+        """
         return True

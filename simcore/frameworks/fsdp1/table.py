@@ -76,7 +76,10 @@ PREFETCH: Final = {"BACKWARD_PRE": "pre", "BACKWARD_POST": "post", "NO_PREFETCH"
 
 
 def table(job: Draft) -> Framework:
-    """Framework of a job under FSDP1."""
+    """Returns FSDP1's table for a job: layouts of all tensors, units, settings.
+
+    Raises IllegalLayout, InputError or NotYet for a job that is not served.
+    """
     trainer = TRAINERS[job.graph.implementation]
     options, defaults = job.options(trainer.options), trainer.defaults
     _check(job, options)
@@ -105,7 +108,7 @@ def table(job: Draft) -> Framework:
 
 
 def in_fp8(job: Draft) -> ModelGraph:
-    """Model graph of the job with linears that compute in fp8."""
+    """Returns the job's model with linears that compute in fp8; NotYet if its layers are not served so."""
     trainer = TRAINERS[job.graph.implementation]
     if trainer.in_fp8 is None:
         raise job.not_yet("training.precision.compute", f"compute in fp8 in the layers of {job.graph.implementation}")

@@ -17,7 +17,11 @@ _STREAM, _COPY = Stream.ALL_GATHER, Kernel.COPY  # looking an enum up is slow
 
 
 class Gathers:
-    """State and rows of every unit's parameters: sharded, gathered and pending, whole, or kept in a smaller group."""
+    """Writer of the memory events of all units' parameters, from shard to gathered and back.
+
+    It remembers the state of each unit: sharded, gathered but not yet copied out, whole, or kept in a smaller group. A
+    unit is given by its index `u` in `units`; `weights`: its buffer sizes.
+    """
 
     def __init__(self, units: Sequence[Unit], weights: Sequence[UnitBytes], tables: Tables, builder: Builder) -> None:
         self.units, self.weights, self.out = units, weights, builder
@@ -34,7 +38,10 @@ class Gathers:
                           for weight in weights]
 
     def unshard(self, u: int, *, backward: bool) -> None:
-        """Issue the all-gather, unless it is pending or the unit is whole."""
+        """Simulates the all-gather of a unit; nothing if it is under way or the unit is whole.
+
+        `backward`: it is issued in backward.
+        """
         weight = self.weights[u]
         if self.pending[u] or self.unsharded[u] or weight.world == 1:
             return
@@ -53,7 +60,10 @@ class Gathers:
         self.pending[u] = size
 
     def wait(self, u: int, *, forward: bool) -> None:
-        """Copy out what was gathered; in forward the buffer is kept and the one before it goes."""
+        """Simulates the wait for a unit's all-gather and the copy-out of its parameters.
+
+        In forward the all-gather output is kept, and the one kept before it is freed; in backward it is freed at once.
+        """
         weight, pending = self.weights[u], self.pending[u]
         if self.unsharded[u] or (weight.world > 1 and not pending):
             return
@@ -79,13 +89,16 @@ class Gathers:
         self.pending[u], self.unsharded[u], self.kept[u] = 0, True, False
 
     def reshard(self, u: int) -> None:
-        """Free the whole parameters."""
+        """Simulates the release of a unit's whole parameters; nothing if it is not whole."""
         if self.unsharded[u]:
             self.out.free(self.layers[u], self.slots[u].unsharded, self.weights[u].used)
             self.unsharded[u] = False
 
     def reshard_after_forward(self, u: int) -> None:
-        """As the unit's policy says: not at all, or all, or down to a smaller group's shard."""
+        """Simulates the release of a unit's parameters after forward as `Unit.reshard_after_forward` says.
+
+        That is all of them, none, or down to a smaller group's shard.
+        """
         policy = self.units[u].reshard_after_forward
         if policy is True:
             self.reshard(u)
@@ -96,13 +109,13 @@ class Gathers:
             self.unsharded[u], self.kept[u] = False, True
 
     def drop_held(self) -> None:
-        """Frees the gathered buffer that was kept."""
+        """Simulates the release of the all-gather output that forward kept, if there is one."""
         if self.held >= 0:
             self.out.free(self.layers[self.held], self.slots[self.held].gathered, self.held_bytes)
         self.held = -1
 
     def drop_pending(self, u: int) -> None:
-        """Frees a gathered buffer that no unit waited for."""
+        """Simulates the release of a unit's all-gather output that was never used, if there is one."""
         self.out.free(self.layers[u], self.slots[u].gathered, self.pending[u])
         self.pending[u] = 0
 

@@ -22,7 +22,10 @@ RULE = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_init.py"
 
 
 def check(job: Draft) -> None:
-    """Refuses what no `fully_shard` job is served with: axes, training settings, offload, experts."""
+    """Raises IllegalLayout or NotYet for a job that no trainer runs under `fully_shard`.
+
+    Looks at mesh axes, training settings, offload and experts.
+    """
     mesh, training = job.mesh, job.scenario.training
     axes = TRAINERS[job.graph.implementation].defaults.axes
     waits = ("activations",) if job.graph.implementation == "hf" else ()
@@ -60,7 +63,10 @@ def _check_experts(job: Job) -> None:
 
 
 def check_shared(job: Job, *, separate: bool) -> None:
-    """A parameter of two units raises before the first forward. `separate`: embedding and head are units."""
+    """Raises IllegalLayout if two units share a parameter, as torch does before the first forward.
+
+    `separate`: embedding and head are units.
+    """
     for layer in job.graph.layers:
         name = next((spec.name for spec in job.graph.tensors[layer.kind] if spec.tied), "")
         in_block = job.graph.kinds[layer.kind].block is None
@@ -72,7 +78,10 @@ def check_shared(job: Job, *, separate: bool) -> None:
 
 
 def check_units(job: Job, made: tuple[Unit, ...]) -> None:
-    """Raises IllegalLayout for experts kept in a smaller group: under `fully_shard` they are DTensors."""
+    """Raises IllegalLayout if a unit of experts is to be kept in a smaller group after forward.
+
+    Under `fully_shard` its parameters are DTensors, for which torch does not do that.
+    """
     kept = next((unit for unit in made if unit.inner and unit.kept_axis != unit.shard_axis), None)
     if kept is not None:
         raise job.illegal("framework_options.reshard_after_forward", "Resharding to smaller mesh is not supported for "
@@ -81,10 +90,10 @@ def check_units(job: Job, made: tuple[Unit, ...]) -> None:
 
 
 def check_last_backward(job: Job, options: dict[str, Any]) -> None:
-    """Refuses a unit without output gradient in a smaller group: it is gathered ahead in backward, and never awaited.
+    """Raises IllegalLayout for `set_is_last_backward: last` if a unit below the trained ones is kept cut.
 
-    `set_is_last_backward(False)` leaves that buffer to the next forward, for which it is too short if a smaller group
-    keeps the unit.
+    Such a unit, kept in a smaller group after forward, is gathered ahead in backward and never awaited.
+    `set_is_last_backward(False)` leaves that buffer to the next forward, for which it is too short.
     """
     asked, shards = options.get("reshard_after_forward"), job.mesh.axis("dp_shard_cp").size
     small = type(asked) is int and 1 < asked < shards

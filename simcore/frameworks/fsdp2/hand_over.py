@@ -34,7 +34,10 @@ _POST_BACKWARD = "bwd:post_backward_begin:{}:grads="
 
 
 class UnshardHooks:
-    """FSDP2's hooks over units, writing rows. One object runs through one step of one rank class."""
+    """Writer of the memory events of FSDP2's hooks in one step: one method for each hook of `fully_shard`.
+
+    A unit is given by its index `u` in `units`. One object serves one step of the simulated rank.
+    """
 
     def __init__(self, plan: Plan, units: Sequence[Unit], strategy: Fsdp2Strategy, tables: Tables,
                  builder: Builder) -> None:
@@ -69,7 +72,7 @@ class UnshardHooks:
         self.replay = False
 
     def pre_forward(self, u: int) -> None:
-        """The unit is gathered and copied out."""
+        """Simulates what a unit does before its forward: all-gather, copy-out, explicit prefetch."""
         if self.forward_root < 0:
             self.forward_root = u
         if not self.units[u].members:
@@ -83,7 +86,10 @@ class UnshardHooks:
             self.gathers.unshard(target, backward=False)
 
     def post_forward(self, u: int) -> None:
-        """The unit is resharded, or not; the outermost unit drops the last gathered buffer."""
+        """Simulates what a unit does after its forward: it frees its parameters, if its policy says so.
+
+        The outermost unit also frees the last all-gather output.
+        """
         if self.units[u].members:
             prefix = "recompute:" if self.replay else "fwd:"
             self._mark(u, f"{prefix}post_forward_begin")
@@ -97,7 +103,10 @@ class UnshardHooks:
             self.gathers.drop_held()
 
     def pre_backward(self, u: int) -> None:
-        """The unit is gathered again if it was freed; the next one in reverse order is gathered ahead."""
+        """Simulates what a unit does before its backward: it is gathered again if it was freed.
+
+        The unit that ran before it in forward is gathered ahead, or those of the explicit prefetch.
+        """
         if not self.units[u].members:
             return
         self._mark(u, "bwd:pre_backward_begin")
@@ -112,7 +121,10 @@ class UnshardHooks:
             self.gathers.unshard(target, backward=True)
 
     def post_backward(self, u: int) -> None:
-        """Reshard, then reduce the unit's gradients (or keep them, whole, for a later microbatch)."""
+        """Simulates what a unit does after its backward: it frees its parameters and reduces its gradients.
+
+        In a microbatch that does not reduce, gradients are kept whole for a later one.
+        """
         self.done[u] = True
         if not self.units[u].members:
             return
@@ -130,7 +142,11 @@ class UnshardHooks:
         self._mark(u, "bwd:post_backward_end")
 
     def end_backward(self, inside: Sequence[int]) -> None:
-        """The final callback of a root: units `inside` it that had no hook, waits, and the buffers that were kept."""
+        """Simulates the callback at the end of a backward, for the units with the indices `inside`.
+
+        Units whose post-backward hook did not run do its work now; then come waits, and frees of buffers that were
+        kept.
+        """
         self.forward_root = -1
         mine = [u for u in self.outermost_first if u in inside]
         for u in mine:
@@ -141,7 +157,7 @@ class UnshardHooks:
             self._finish(mine)
 
     def reduce_all(self, inside: Sequence[int]) -> None:
-        """All units of a root one after the other, when no more of their gradients will come.
+        """Simulates the reduction, at the step's end, of the units with the indices `inside`, one by one.
 
         torch 2.13 `distributed/pipelining/stage.py`, perform_reduce_grad: the states in the order of modules.
         """
@@ -161,7 +177,7 @@ class UnshardHooks:
         self.reductions.wait_for_inputs()
 
     def zero_grad(self) -> None:
-        """Sharded gradients die."""
+        """Simulates the release of all sharded gradients."""
         for u in self.outermost_first:
             self.reductions.zero_grad(u)
 

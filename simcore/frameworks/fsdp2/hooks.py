@@ -20,7 +20,11 @@ FORWARD_BEGIN, FORWARD_END, BACKWARD_BEGIN, BACKWARD_END = range(2, 6)
 
 
 class Fsdp2Hooks:
-    """Implements `lower.MemoryHooks` over the framework's units."""
+    """Writer of the memory events of one rank's step under FSDP2: allocations, frees, gathers, reductions.
+
+    Each method simulates one point of the step (`program.hooks.MemoryHooks`): it writes the events to `builder`, for
+    all units that begin or end there.
+    """
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
         self.plan, self.tables, self.out = plan, tables, builder
@@ -60,9 +64,11 @@ class Fsdp2Hooks:
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def post_persistent(self) -> None:
+        """Simulates the allocation of all that lives across steps: parameters at rest and optimizer states."""
         post_rest(self.plan, self.tables, self.out, rest_postings)
 
     def begin_microbatch(self, action: Action) -> None:
+        """Sets, for a backward, whether units then reduce gradients and free parameters; nothing is simulated."""
         self.part = action.part
         if not action.forward:
             at_end = self.strategy.sync == "end"
@@ -71,20 +77,30 @@ class Fsdp2Hooks:
             self.hooks.is_last_backward = every or (action.is_last and not at_end)
 
     def forward_begin(self, layer: int) -> None:
+        """Simulates the gathering of the units that begin at this layer."""
         for u in self.starting[layer]:
             self.hooks.pre_forward(u)
 
     def forward_end(self, layer: int) -> None:
+        """Simulates the resharding of the units that end at this layer, as far as they reshard after forward."""
         for u in self.ending[layer]:
             self.hooks.post_forward(u)
 
     def backward_begin(self, layer: int) -> None:
+        """Simulates the gathering, for backward, of the units that end at this layer.
+
+        Nothing for layers before the first trained one: their outputs have no gradient.
+        """
         if layer < self.first_trained:  # the layer's output carries no gradient: no hook on it
             return
         for u in self.ending[layer]:
             self.hooks.pre_backward(u)
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
+        """Takes the layer's new gradients, and simulates the reduction of units whose backward ends here.
+
+        `grads`: (parameter, slot: index of the memory's owner, bytes) each.
+        """
         if self.part != "input":
             self._sort_grads(layer, grads)
         for u in reversed(self.starting[layer]) if self.part != "weight" else ():
@@ -92,6 +108,11 @@ class Fsdp2Hooks:
                 self.hooks.post_backward(u)
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
+        """Simulates the events of a layer's experts unit at one of its four borders.
+
+        `mark`: FORWARD_BEGIN, FORWARD_END, BACKWARD_BEGIN or BACKWARD_END of this module. `replay`: forward runs again
+        for recomputation. `grads`: as in `backward_end`, used at the last border only.
+        """
         u, phase = self.inner[layer], self.out.phase
         self.out.at(Phase.RECOMPUTE if replay else phase)  # what its hooks do in a replay is part of it
         self.hooks.replay = replay
@@ -108,6 +129,7 @@ class Fsdp2Hooks:
         self.out.at(phase)
 
     def end_pass(self, action: Action) -> None:
+        """Simulates, after a backward, the reductions, waits and frees that are left for the chunk's units."""
         if action.forward:
             return
         chunk = set(self.plan.chunks[action.chunk])
@@ -118,6 +140,7 @@ class Fsdp2Hooks:
             self.hooks.reduce_all(inside)
 
     def optimize(self) -> None:
+        """Simulates the optimizer's step, then the release of all gradients."""
         begin, end, step_end = self.opt_marks
         self.out.mark(begin)
         self.hooks.reductions.wait_for_host()

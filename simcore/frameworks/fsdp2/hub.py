@@ -23,7 +23,10 @@ DEFAULTS = replace(_transformers.DEFAULTS, loss=("hf", f"{_FILE}: CrossEntropyLo
 
 
 def check(job: Job, options: dict[str, Any]) -> None:
-    """Raises NotYet unless the job has data parallelism only, whole sequences, balanced routing and a known loss."""
+    """Raises NotYet unless the job has only data parallelism, no packs, no random routing, a known loss.
+
+    IllegalLayout for a capacity of experts, and for an optimizer inside backward with several microbatches.
+    """
     training = job.scenario.training
     if job.mesh.tp > 1 or job.mesh.ep > 1:
         raise job.not_yet("mesh", f"tensor and expert parallelism of {_FILE}")
@@ -38,7 +41,10 @@ def check(job: Job, options: dict[str, Any]) -> None:
 
 
 def options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
-    """Options of the layers: the kernel of attention; a causal mask is made unless it is flash-attn's."""
+    """Returns the options of the layers: which attention kernel runs.
+
+    A causal mask is made unless the kernel is flash-attn's.
+    """
     given = options.get("attn_implementation")
     if given != "flash_attention_2":
         job.auto("framework_options.attn_implementation", "auto", "SDPA over repeated keys and values",

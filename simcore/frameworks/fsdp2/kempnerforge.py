@@ -49,7 +49,7 @@ _CHECKPOINTED = ("training.recompute", "compiled all the same", "assumed", "torc
 
 
 def check(job: Job, options: dict[str, Any]) -> None:
-    """Raises IllegalLayout for what KempnerForge refuses, and NotYet, with the key, for what is not modelled."""
+    """Raises IllegalLayout for a job that KempnerForge refuses, NotYet for one that is not modelled."""
     mesh, training = job.mesh, job.scenario.training
     family = job.graph.architecture.family
     if family not in ("llama", "mixtral"):
@@ -123,7 +123,10 @@ def _check_packed(job: Job) -> None:
 
 
 def checkpoint(job: Job) -> str:
-    """`LayerWorkload.checkpoint`: none, full, or per_module ("selective": only attention)."""
+    """Returns the activation checkpointing: "none", "full", or "per_module" ("selective": only attention).
+
+    NotYet for others.
+    """
     recompute = job.scenario.training.recompute
     if recompute in ("none", "full"):
         return str(recompute)
@@ -134,7 +137,10 @@ def checkpoint(job: Job) -> str:
 
 
 def options_of(job: Draft, options: dict[str, Any]) -> KempnerforgeOptions:
-    """Options of the layers. Blocks of all experts are as long as the fullest: `imbalance` times the mean."""
+    """Returns the options of KempnerForge's layers for a job.
+
+    The blocks of all experts are as long as that of the fullest: `imbalance` times the mean.
+    """
     if job.mesh.pp > 1:
         job.note("outputs of the last stage",
             "all microbatches' logits, kept and joined", f"{_CODE} scripts/train.py: pp_schedule.step returns them")
@@ -169,7 +175,10 @@ def _fullest(job: Draft) -> float:
 
 
 def tp_layout(spec: TensorSpec) -> Placements:
-    """Column-parallel linears are cut on rows, row-parallel ones on columns; norms, embedding and experts are whole."""
+    """Returns how tensor parallelism cuts a tensor, as (axis, placement) pairs; empty if it is whole.
+
+    Column-parallel linears are cut on rows, row-parallel ones on columns; norms, embedding and experts are whole.
+    """
     if len(spec.shape) == 1 or spec.component in ("embedding", "router", "routed_experts"):
         return ()
     if spec.dims[0] in _COLUMNS:

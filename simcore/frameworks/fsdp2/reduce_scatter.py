@@ -23,7 +23,10 @@ Places = tuple[int, ...]
 
 
 class Reductions:
-    """State and rows of every unit's gradients."""
+    """Writer of the memory events of all units' gradients, from autograd's to the reduced shards.
+
+    It remembers the gradients of each unit. A unit is given by its index `u` in `units`; `weights`: its buffer sizes.
+    """
 
     def __init__(self, units: Sequence[Unit], weights: Sequence[UnitBytes], tables: Tables, builder: Builder) -> None:
         self.units, self.weights, self.out = units, weights, builder
@@ -46,8 +49,9 @@ class Reductions:
         self.comms = [known[unit.shard_axis, unit.replicate_axis, unit.reduce_dtype] for unit in units]
 
     def add(self, u: int, place: int, grad: Grad) -> None:
-        """Takes a new gradient of the unit's parameter number `place`; adds it to one that is waiting already.
+        """Takes a new gradient (layer, slot: index of the memory's owner, bytes) of a unit's parameter.
 
+        `place`: the parameter's index in the unit. If one is waiting already, the new one is added to it and freed.
         torch 2.13 `distributed/pipelining/_backward.py`, stage_backward_weight: `weight.grad += dw`.
         """
         if place in self.places[u]:
@@ -57,22 +61,25 @@ class Reductions:
         self.places[u] = (*self.places[u], place)
 
     def has_grads(self, u: int) -> bool:
-        """Tells whether a parameter of the unit has a gradient: a new one, or one that autograd has added to."""
+        """True if a parameter of the unit has a gradient: a new one, or one to which autograd has added."""
         return bool(self.grads[u] or (self.accumulated[u] and self.in_place[u]))
 
     def add_in_place(self, u: int) -> None:
-        """New gradients are added to the accumulated ones and die: see [Note: gradients that wait]."""
+        """Simulates the release of a unit's new gradients, which are added to those of earlier microbatches.
+
+        Nothing if there are no earlier ones: see [Note: gradients that wait].
+        """
         if self.accumulated[u]:
             for grad in self.grads[u]:
                 self.out.free(*grad)
             self._forget(u)
 
     def keep(self, u: int) -> None:
-        """Unsynchronised: gradients stay whole, in the reduce dtype.
+        """Simulates a microbatch without reduction: a unit's gradients stay whole, in the reduce dtype.
 
         [Note: gradients that wait] Those that have it already stay their parameters' own: autograd adds to them, one by
-        one, as `tiles.adds_in_place` says, and few come here. Others wait in a copy, to which whole sets of new ones
-        are added (torch 2.13 `_fsdp_param.py`, accumulate_unsharded_grad_if_needed).
+        one, as `record_layers.adds_in_place` says, and few come here. Others wait in a copy, to which whole sets of new
+        ones are added (torch 2.13 `_fsdp_param.py`, accumulate_unsharded_grad_if_needed).
         """
         if not self.grads[u]:
             return
@@ -91,14 +98,17 @@ class Reductions:
         self._forget(u)
 
     def wait_for_inputs(self) -> None:
-        """The previous unit's reduce-scatter input goes."""
+        """Simulates the wait for the reduce-scatters under way, and the release of their input buffers."""
         for u in self.inputs:
             self.out.wait(self.layers[u], REDUCE)
             self.out.free(self.layers[u], self.slots[u].input, self.input_bytes[u])
         self.inputs.clear()
 
     def reduce(self, u: int) -> None:
-        """Reduce what the unit has; nothing when it has nothing."""
+        """Simulates the reduction of a unit's gradients, and their release; nothing when it has none.
+
+        Optimizer steps that run inside backward follow it.
+        """
         if not (self.grads[u] or self.accumulated[u]):
             return
         there = self.accumulated[u] or self.places[u]
@@ -131,20 +141,23 @@ class Reductions:
         self.inputs.append(u)
 
     def drop_replicate_buffer(self, u: int) -> None:
-        """The all-reduced buffer that HSDP keeps goes."""
+        """Simulates a wait and the release of the unit's all-reduced buffer, if HSDP has kept one."""
         if self.replicate_buffer[u]:
             self.out.wait(self.layers[u], REPLICATE_REDUCE)
             self.out.free(self.layers[u], self.slots[u].output, self.replicate_buffer[u])
             self.replicate_buffer[u] = 0
 
     def wait_for_host(self) -> None:
-        """Gradients are on the host (torch 2.13 `_fsdp_param_group.py`, finalize_backward: grad_offload_event)."""
+        """Simulates the wait for gradients that are copied to the host.
+
+        torch 2.13 `_fsdp_param_group.py`, finalize_backward: grad_offload_event.
+        """
         for u, weight in enumerate(self.weights):
             if weight.offloaded:
                 self.out.wait(self.layers[u], TO_HOST)
 
     def zero_grad(self, u: int) -> None:
-        """`zero_grad(set_to_none=True)`: the sharded gradient dies."""
+        """Simulates the release of a unit's sharded gradient (`zero_grad(set_to_none=True)`), if it has one."""
         stored = self.stored[u]
         if stored is not None:
             self.out.free(self.layers[u], self.slots[u].sharded, stored.stored)

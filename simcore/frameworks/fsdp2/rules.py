@@ -45,10 +45,11 @@ class _Choice:
 
 
 def packed_weights(job: Draft, options: dict[str, Any]) -> PackedWeights | None:
-    """[Note: FSDP2 and weights in 4 bits] Columns of bytes are whole on every rank, others are cut.
+    """Returns the storage of weights in 4 or 8 bits; None if the job has none.
 
-    accelerate 1.15 `utils/fsdp_utils.py:797` has FSDP ignore uint8. A column of a floating type is gathered like other
-    parameters, so it must have the products' own: torch 2.13 `_fsdp_param.py`, init_dtype_attrs, casts any other.
+    [Note: FSDP2 and weights in 4 bits] Columns of bytes are whole on every rank, others are cut. accelerate 1.15
+    `utils/fsdp_utils.py:797` has FSDP ignore uint8. A column of a floating type is gathered like other parameters, so
+    it must have the products' own: torch 2.13 `_fsdp_param.py`, init_dtype_attrs, casts any other; that is refused.
     Constants are no parameters: every rank has all of them.
     """
     if job.graph.implementation != "hf":
@@ -64,7 +65,11 @@ def packed_weights(job: Draft, options: dict[str, Any]) -> PackedWeights | None:
 
 def rules_of(job: Draft, stored: str, packed: PackedWeights | None, *, fully: bool,
              in_backward: bool) -> tuple[Rule, ...]:
-    """Layouts of all tensors; the first rule that a tensor falls under counts."""
+    """Returns the rules that give each tensor its layouts; the first one that matches a tensor counts.
+
+    `stored`: dtype of parameters at rest. `fully`: experts are wrapped by `fully_shard` too. `in_backward`: the
+    optimizer runs inside backward.
+    """
     adapter, trainer = job.scenario.training.lora.dtype, TRAINERS[job.graph.implementation]
     choice = _Choice(stored, job.compute, trainer.gathered_weights(job), stored if adapter == "auto" else adapter,
                      states_of(job), job.mesh.ep > 1, fully,

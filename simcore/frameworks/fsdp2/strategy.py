@@ -12,13 +12,13 @@ __all__ = ["Fsdp2Strategy"]
 
 @dataclass(frozen=True, slots=True)
 class Fsdp2Strategy(ParallelStrategy):
-    """Buffers of units that are gathered for use (FSDP2 and what is built on it).
+    """Settings of FSDP2 for one job, or of a framework built on it.
 
-    `prefetch`, `prefetch_backward`: units of explicit look-ahead in forward and in backward, 0 for the framework's
-    implicit one.
-    `sync`: reduce gradients every microbatch, or only in the last one, or at the end, when its backward pass is over.
-    `reshard_after_backward`: parameters are freed after each microbatch's backward, not only after the last.
-    `finish`: what is left of reductions is waited for and freed after `every` microbatch's backward, or the `last`.
+    `prefetch`, `prefetch_backward`: number of units that explicit prefetch gathers ahead in forward and in backward; 0
+    leaves it to the implicit prefetch. `sync`: gradients are reduced in "every" microbatch, in the "last" one, or at
+    the "end", when its backward pass is over. `reshard_after_backward`: parameters are freed after each microbatch's
+    backward, not only after the last. `finish`: the end of reductions is waited for, and their buffers freed, after
+    "every" microbatch's backward or the "last".
     """
 
     prefetch: int = 0
@@ -29,17 +29,20 @@ class Fsdp2Strategy(ParallelStrategy):
 
     @property
     def is_flat(self) -> bool:
-        """Each DTensor is cut by itself."""
+        """False: each parameter is cut alone, as a DTensor."""
         return False
 
     @property
     def is_placed_by_rank(self) -> bool:
-        """Folding separates ranks whose DTensor shards differ."""
+        """False: ranks with different DTensor shards are in different classes (ranks simulated as one)."""
         return False
 
     @property
     def gathers_on_side_streams(self) -> bool:
-        """Torch 2.13 `_fsdp_param_group.py`, FSDPCommContext: all_gather_stream."""
+        """True: all-gathers have a CUDA stream for themselves.
+
+        torch 2.13 `_fsdp_param_group.py`, FSDPCommContext: all_gather_stream.
+        """
         return True
 
     @property
@@ -49,15 +52,18 @@ class Fsdp2Strategy(ParallelStrategy):
 
     @property
     def unit_sync(self) -> str:
-        """`sync`: units reduce in every microbatch, in the last one, or after it."""
+        """The time at which units reduce gradients: "every" microbatch, the "last", or the "end" of the step."""
         return self.sync
 
     @property
     def prefetch_depth(self) -> int:
-        """The deeper of the two explicit prefetches."""
+        """Number of units that the deeper of the two explicit prefetches gathers ahead."""
         return max(self.prefetch, self.prefetch_backward)
 
     @property
     def rl_worker(self) -> Literal["dtensor", "megatron", ""]:
-        """NeMo RL 7ea279ab `dtensor_policy_worker_v2.py`."""
+        """"dtensor": the NeMo RL policy worker that trains with FSDP2.
+
+        NeMo RL 7ea279ab `dtensor_policy_worker_v2.py`.
+        """
         return "dtensor"

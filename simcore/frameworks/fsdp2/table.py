@@ -33,7 +33,7 @@ VERSIONS = ("torch 2.13",)
 
 
 def in_fp8(job: Draft) -> ModelGraph:
-    """The job's model where linears compute in fp8."""
+    """Returns the job's model with linears that compute in fp8; NotYet if its layers are not served so."""
     trainer = TRAINERS[job.graph.implementation]
     if trainer.in_fp8 is None:
         raise job.not_yet("training.precision.compute", f"compute in fp8 in the layers of {job.graph.implementation}, "
@@ -42,7 +42,7 @@ def in_fp8(job: Draft) -> ModelGraph:
 
 
 def table(job: Draft) -> Framework:
-    """FSDP2 applied to a job."""
+    """Returns FSDP2's table for a job: layouts of all tensors, units, settings. Raises as `checks.check`."""
     trainer = TRAINERS[job.graph.implementation]
     check(job)
     options, precision, given = job.options(trainer.options), job.scenario.training.precision, trainer.defaults

@@ -53,7 +53,7 @@ _EVEN = "view(bs, seqlen, -1, head_dim) of what a column-parallel linear puts ou
 
 
 def check(job: Job, options: dict[str, Any]) -> None:
-    """Refuses what torchtitan refuses, and by name what is not modelled."""
+    """Raises IllegalLayout for a job that torchtitan refuses, NotYet for one that is not modelled."""
     mesh, training = job.mesh, job.scenario.training
     family = job.graph.architecture.family
     if family not in ("llama", "qwen3", "deepseek_v2"):
@@ -115,7 +115,10 @@ def _check_cuts(job: Job) -> None:
 
 
 def in_fp8(job: Job) -> ModelGraph:
-    """Linears of blocks become torchao's Float8Linear, with one scale a tensor; the output is filtered out."""
+    """Returns the model with linears of blocks as torchao's Float8Linear, one scale for a tensor.
+
+    The output layer keeps its dtype. NotYet unless blocks are compiled and checkpointed.
+    """
     if not job.options(OPTIONS).get("compile"):
         raise job.not_yet("training.precision.compute", "compute in fp8 in blocks that are not compiled")
     if job.scenario.training.recompute == "none":
@@ -129,7 +132,10 @@ def _marked(graph: ModelGraph) -> ModelGraph:
 
 
 def gathered_weights(job: Draft) -> str:
-    """The format in which weights of blocks are gathered (torchao 0.18 float8/fsdp_utils.py)."""
+    """Returns the dtype in which weights of blocks are gathered: "fp8" or that of the computation.
+
+    torchao 0.18 float8/fsdp_utils.py.
+    """
     if job.scenario.training.precision.compute != "fp8":
         return job.compute
     narrow = job.flag(job.options(OPTIONS), "fp8_all_gather",
@@ -138,7 +144,10 @@ def gathered_weights(job: Draft) -> str:
 
 
 def checkpoint(job: Job) -> str:
-    """`LayerWorkload.checkpoint`: none, full or per_op (`selective_ac_option = "op"`)."""
+    """Returns the activation checkpointing: "none", "full" or "per_op" (`selective_ac_option = "op"`).
+
+    NotYet for others.
+    """
     recompute = job.scenario.training.recompute
     if recompute in ("none", "full"):
         return str(recompute)
@@ -151,7 +160,7 @@ def checkpoint(job: Job) -> str:
 
 
 def options_of(job: Draft, options: dict[str, Any]) -> TorchtitanOptions:
-    """Options of the layers."""
+    """Returns the options of torchtitan's layers for a job, from its `framework_options` and mesh."""
     stop = job.flag(options, "early_stop", "torchtitan 0.2.2 config/job_config.py: early_stop = False", default=False)
     whole = job.mesh.tp > 1 and job.flag(options, "disable_loss_parallel",
                                          "torchtitan 0.2.2 config/job_config.py: disable_loss_parallel = False",
@@ -186,7 +195,10 @@ def _splits_sequences(job: Draft) -> bool:
 
 
 def tp_layout(spec: TensorSpec) -> Placements:
-    """Column-parallel linears and the embedding are cut on rows, row-parallel ones on columns, norms are whole."""
+    """Returns how tensor parallelism cuts a tensor, as (axis, placement) pairs; empty if it is whole.
+
+    Column-parallel linears and the embedding are cut on rows, row-parallel ones on columns, norms are whole.
+    """
     if len(spec.shape) == 1:
         return ()
     if spec.dims[0] in COLUMNS:

@@ -17,12 +17,14 @@ __all__ = ["GradBytes", "ParamBytes", "UnitBytes", "Weigher"]
 
 @dataclass(frozen=True, slots=True)
 class ParamBytes:
-    """A parameter of a unit on this rank, or `copies` that are alike (one an expert).
+    """Sizes of one parameter of a unit on this rank, or of `copies` that are alike (one for each expert).
 
-    `kept_shard`: its part of a smaller group after forward, an equal part of what was gathered, padding included, which
-    that group gathers again (torch 2.13 `_fsdp_param.py`, to_sharded_post_forward); `extra_copy`: the second buffer of
-    a sideways cut; `accumulated`: its whole gradient in the reduce dtype, 0 when frozen. `step`: runs when the gradient
-    is reduced.
+    Sizes are in bytes, of all copies together: `used`: gathered. `kept_shard`: its part of a smaller group after
+    forward, an equal part of what was gathered, padding included, which that group gathers again (torch 2.13
+    `_fsdp_param.py`, to_sharded_post_forward). `extra_copy`: the second buffer of a parameter cut on another dimension
+    than the first. `accumulated`: its whole gradient in the reduce dtype, 0 when frozen. `reduced`, `stored`: its
+    sharded gradient in the reduce dtype, and as kept. `step`: the optimizer's step that runs when the gradient is
+    reduced, or None.
     """
 
     name: str
@@ -38,9 +40,9 @@ class ParamBytes:
 
 @dataclass(frozen=True, slots=True)
 class GradBytes:
-    """Bytes of reducing some of a unit's gradients: `input` of reduce-scatter, its `output`, and as `stored`.
+    """Sizes in bytes of reducing some of a unit's gradients together.
 
-    `is_grad`: the output is the stored gradient, without a cast.
+    `num_params`: number of gradients. `input` of the reduce-scatter, its `output`, and the output as it is `stored`.
     """
 
     num_params: int
@@ -50,18 +52,21 @@ class GradBytes:
 
     @property
     def is_grad(self) -> bool:
+        """True if the output of the reduce-scatter is the stored gradient, without a cast."""
         return self.stored == self.output
 
 
 @dataclass(frozen=True, slots=True)
 class UnitBytes:
-    """Sizes in bytes of a unit's buffers on this rank. A group of one rank needs no gather buffers and no collective.
+    """Sizes in bytes of a unit's buffers on this rank.
 
-    `cast`: shards in the gathered dtype, 0 if they are stored in it; `cast_alone`: temporaries, beyond the result, of a
-    group of one rank, which casts parameters one by one (torch 2.13 `_fsdp_param_group.py`, wait_for_unshard).
-    `offloaded`: parameters and gradients rest on the host, in `host_dtype`. Parameters are copied to the device one by
-    one, and cast there: `staged` is the memory that this needs beyond the result, `cast`; `from_host` is the size of
-    the copies (`_fsdp_param.py`, all_gather_inputs).
+    A group of one rank needs no gather buffers and no collective. `world`: number of ranks that gather. `gathered`: the
+    all-gather's output; `used`: the parameters copied out of it. `cast`: shards in the gathered dtype, 0 if they are
+    stored in it; `cast_alone`: temporaries, beyond the result, of a group of one rank, which casts parameters one by
+    one (torch 2.13 `_fsdp_param_group.py`, wait_for_unshard). `kept_shard`, `extra_copy`: sums over `params`. With
+    parameters and gradients on the host, in `host_dtype` (else ""), parameters are copied to the device one by one, and
+    cast there: `staged` is the memory that this needs beyond the result, `cast`; `from_host` is the size of the copies
+    (`_fsdp_param.py`, all_gather_inputs).
     """
 
     params: tuple[ParamBytes, ...]
@@ -78,36 +83,45 @@ class UnitBytes:
 
     @property
     def num_params(self) -> int:
-        """Tensors that are gathered and freed."""
+        """Number of tensors that are gathered and freed; copies (one for each expert) count."""
         return sum(p.copies for p in self.params)
 
     @property
     def offloaded(self) -> bool:
+        """True if the unit's parameters and gradients rest on the host."""
         return bool(self.host_dtype)
 
     @property
     def cast_again(self) -> int:
-        """Bytes of the part kept by a smaller group, copied before its gather if shards are cast; else 0.
+        """Bytes of a copy of the part kept by a smaller group, made before that group gathers it again.
 
-        The copy is made although the kept part already has the gathered dtype.
-
-        torch 2.13 `_fsdp_collectives.py`, _get_param_all_gather_inputs: use_foreach_copy.
+        0 if shards need no cast or rest on the host. The copy is made although the kept part already has the gathered
+        dtype. torch 2.13 `_fsdp_collectives.py`, _get_param_all_gather_inputs: use_foreach_copy.
         """
         return self.kept_shard if self.cast and not self.offloaded else 0
 
     def steps(self, places: tuple[int, ...]) -> tuple[Step, ...]:
-        """Returns the optimizer steps that run when the gradients of the parameters at `places` are reduced."""
+        """Returns the optimizer steps that run when the gradients of some parameters are reduced.
+
+        `places`: indices in `params`. Empty unless the optimizer runs inside backward.
+        """
         return tuple(step for step in (self.params[place].step for place in places) if step is not None)
 
     def grads(self, places: tuple[int, ...]) -> GradBytes:
-        """Returns sizes of gradients at `places`; an adapter that a fused kernel bypasses has none, so is not there."""
+        """Returns the sizes of reducing the gradients of the parameters with the indices `places` in `params`.
+
+        An adapter that a fused kernel bypasses has no gradient, so its index is not among them.
+        """
         mine = [self.params[place] for place in places]
         output = sum(p.reduced for p in mine)
         return GradBytes(sum(p.copies for p in mine), output * self.world, output, sum(p.stored for p in mine))
 
 
 class Weigher:
-    """Computes the buffer sizes of units, only once for units with equal settings and tensors."""
+    """Function that returns the buffer sizes of a unit on the rank of `plan`.
+
+    Units with equal settings and tensors are computed only once.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan

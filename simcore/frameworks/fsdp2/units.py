@@ -17,12 +17,14 @@ __all__ = ["Wrapping", "units"]
 
 @dataclass(frozen=True, slots=True)
 class Wrapping:
-    """The wrapped parts of a model, and how each reshards: root, layers, last layer, norm and head, experts.
+    """The parts of a model that `fully_shard` wraps as units, for one job, and how each reshards.
 
-    `last_experts`: the last layer's experts. `separate`: embedding and head are units, the root has no parameters.
-    `experts_unit`: experts are separate units; `experts_apart`: they belong to no other unit; `packed_apart`: weights
-    in 4 bits belong to no unit. `checkpointed`: layers are inside a checkpoint's wrapper. `joins_copies`: all experts
-    of a layer are one tensor (KempnerForge, packed). `loss_inside`: the root's hooks run around the loss too.
+    Reshard policies, True, False or the ranks of a smaller group: `root`, `layers` and the `last` layer, `head` (with
+    the norm), `experts` and `last_experts` of the last layer. `separate`: embedding and head are units, the root has no
+    parameters. `loss_inside`: the root's hooks run around the loss too. `experts_unit`: experts are separate units;
+    `experts_apart`: they belong to no other unit; `packed_apart`: weights in 4 bits belong to no unit. `replicates`:
+    HSDP. `checkpointed`: layers are inside a checkpoint's wrapper. `joins_copies`: all experts of a layer are one
+    tensor (KempnerForge, packed). `compute`, `reduce`: dtypes of gathered parameters and of reduced gradients.
     """
 
     root: bool | int
@@ -45,7 +47,10 @@ class Wrapping:
 
 @lru_cache(maxsize=256)
 def units(graph: ModelGraph, stages: tuple[tuple[int, ...], ...], wrapping: Wrapping) -> tuple[Unit, ...]:
-    """Returns every unit of the model; every pipeline stage has a root."""
+    """Returns the units of every pipeline stage, stage by stage, the root first.
+
+    `stages`: the layer numbers of each.
+    """
     return tuple(unit for stage in stages for unit in _of_stage(graph, stage, wrapping))
 
 

@@ -24,9 +24,11 @@ __all__ = ["FlatBuffer", "lay_out"]
 
 @dataclass(frozen=True, eq=False)
 class FlatBuffer:
-    """`starts`/`ends` of parameters in the order they were given; `bucket_of`: the bucket number of each.
+    """Layout of one flat buffer of parameters, in elements.
 
-    `buckets`: (start, end) with padding, in buffer order. Unit: elements.
+    `starts`, `ends`, `bucket_of` (index in `buckets`): of each parameter, in the order in which they were given.
+    `buckets`: (start, end) with padding, in the order of the buffer. `num_unpadded`: elements without the padding of
+    buckets' ends.
     """
 
     starts: IntArray
@@ -37,16 +39,16 @@ class FlatBuffer:
 
     @property
     def numel(self) -> int:
-        """Elements of storage, padding included."""
+        """Elements of the buffer, padding included."""
         return self.buckets[-1][1] if self.buckets else 0
 
     @property
     def padding(self) -> int:
-        """Elements that belong to no parameter."""
+        """Elements of the buffer that belong to no parameter."""
         return self.numel - int((self.ends - self.starts).sum())
 
     def part(self, index: int, parts: int) -> IntArray:
-        """Elements of each parameter inside part `index` of every bucket."""
+        """Returns the elements of each parameter in part `index`, if every bucket is cut into `parts`."""
         lows = np.array([s + index * ((e - s) // parts) for s, e in self.buckets], dtype=np.int64)
         size = np.array([(e - s) // parts for s, e in self.buckets], dtype=np.int64)
         low, high = lows[self.bucket_of], (lows + size)[self.bucket_of]
@@ -56,9 +58,11 @@ class FlatBuffer:
 
 def lay_out(sizes: Sequence[int], *, bucket_numel: int, align_param: int, align_bucket: int,
             alone: Collection[int] = ()) -> FlatBuffer:
-    """Lays parameters out in reverse of the given (registration) order. `bucket_numel` 0: one bucket.
+    """Returns the layout of a buffer, with parameters in reverse of the given (registration) order.
 
-    `alone`: indices of parameters that have a separate bucket each (`_does_param_require_new_bucket`).
+    `sizes`: elements of each. A bucket is closed when it has `bucket_numel` elements; 0: one bucket. Starts of
+    parameters and ends of buckets are rounded up to multiples of `align_param` and `align_bucket`. `alone`: indices of
+    parameters that have a separate bucket each (`_does_param_require_new_bucket`).
     """
     return _lay_out(tuple(sizes), bucket_numel, align_param, align_bucket, frozenset(alone))
 

@@ -18,7 +18,10 @@ CAPABILITIES: Final = Capabilities(axes=ALL_AXES, offload=("optimizer",), virtua
 
 
 def check(job: Job, *, sequence_parallel: bool) -> None:
-    """Raises IllegalLayout for the first rule that the job breaks, NotYet for what is not modelled."""
+    """Raises the error of the first rule that the job breaks; returns nothing for a job that is served.
+
+    IllegalLayout: Megatron refuses it. NotYet: rankscope does not model it. `sequence_parallel`: it is on.
+    """
     _check_world(job)
     for kind in job.graph.kinds:
         for branch in kind.branches:
@@ -45,7 +48,10 @@ def _check_served(job: Job) -> None:
 
 
 def check_overlap(job: Job, options: dict[str, object], *, sequence_parallel: bool) -> None:
-    """Raises IllegalLayout or NotYet where matrix products cannot overlap with tensor parallel collectives."""
+    """Raises IllegalLayout or NotYet if tp_comm_overlap is on where it cannot be, or is not modelled.
+
+    The option overlaps matrix products with tensor parallel collectives. `sequence_parallel`: it is on.
+    """
     key = "framework_options.tp_comm_overlap"
     if not options.get("tp_comm_overlap"):
         return
@@ -59,7 +65,10 @@ def check_overlap(job: Job, options: dict[str, object], *, sequence_parallel: bo
 
 
 def check_shared_overlap(job: Job, options: dict[str, object]) -> None:
-    """Checks the overlap of the shared expert with the exchange of tokens."""
+    """Raises IllegalLayout or InputError if moe_shared_expert_overlap is on where it cannot be.
+
+    The option overlaps the shared expert with the exchange of tokens.
+    """
     key = "moe_shared_expert_overlap"
     if not options.get(key):
         return
@@ -189,10 +198,10 @@ def _check_mtp(job: Job) -> None:
 
 
 def check_fuser(job: Job, options: dict[str, object]) -> None:
-    """Raises NotYet for TE's operation fuser where it is not modelled: TE's operations replace its modules.
+    """Raises NotYet if TE's operation fuser is on where it is not modelled.
 
-    In core 0.16.1 it is for dense MLPs only (`gpt_layer_specs.py`:494); in main for experts only
-    (`moe/experts.py`:287), as one operation, of which the kernels for mxfp8 are modelled.
+    TE's operations then replace its modules. In core 0.16.1 it is for dense MLPs only (`gpt_layer_specs.py`:494); in
+    main for experts only (`moe/experts.py`:287), as one operation, of which the kernels for mxfp8 are modelled.
     """
     key, blocks = "framework_options.use_transformer_engine_op_fuser", [
         branch.block for kind in job.graph.kinds for branch in kind.branches]

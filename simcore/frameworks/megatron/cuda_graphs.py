@@ -42,7 +42,10 @@ _RULE: Final = "core 0.16.1 transformer_config.py"
 
 
 def graphs_of(job: Job, options: dict[str, object]) -> tuple[str, ...]:
-    """`KernelLibraries.graphs`, checked: [Note: graphed modules]."""
+    """Returns the names of modules that are captured in CUDA graphs, or (FULL_ITERATION,); () for none.
+
+    See [Note: graphed modules]. Raises IllegalLayout or NotYet for settings that are refused.
+    """
     implementation, scope = str(options.get("cuda_graph_impl", "none")), _scope(job, options)
     if implementation == "none":
         return ()
@@ -60,7 +63,7 @@ def graphs_of(job: Job, options: dict[str, object]) -> tuple[str, ...]:
 
 
 def assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, str, str], ...]:
-    """Returns the assumptions about CUDA graphs: (key, value, kind, source).
+    """Returns the assumptions about CUDA graphs, each (key, value, kind, source); () without graphs.
 
     Graphs are captured after some ordinary steps, the second of which has all tensors that a step can have. Tensors
     inside a graph are not allocated while it is replayed, so peaks are those of the steps before.

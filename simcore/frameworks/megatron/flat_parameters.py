@@ -21,7 +21,11 @@ __all__ = ["RankBuffer", "buffer_padding", "exact_at_rest", "padding_bytes", "pa
 
 @dataclass(frozen=True, eq=False)
 class RankBuffer:
-    """One buffer of a rank: which layer and tensor each entry is, and where it lies."""
+    """One flat buffer of a rank: the trained parameters of one pipeline chunk and one stored dtype.
+
+    Dense parameters and experts have separate ones. `axis`: mesh axis over which its gradients are reduced. Entry i is
+    tensor `tensors[i]` of layer `layers[i]`; `flat` says where it lies.
+    """
 
     chunk: int
     axis: str
@@ -34,7 +38,10 @@ class RankBuffer:
 
 @lru_cache(maxsize=8)  # one plan asks twice: for its hooks and for its padding
 def rank_buffers(plan: Plan) -> tuple[RankBuffer, ...]:
-    """Returns the dense and the expert buffers of each chunk, one for each stored dtype; a chunk is one module."""
+    """Returns the flat buffers of the plan's rank: chunk by chunk, dense before expert, dtype by dtype.
+
+    Buffers without parameters are left out.
+    """
     strategy = plan.framework.strategy_as(MegatronDdpStrategy)
     found = (_buffer(plan, strategy, chunk, expert, dtype) for chunk in range(len(plan.chunks)) for expert in (0, 1)
              for dtype in _stored(plan))
@@ -83,23 +90,29 @@ def _entries(kind: Sequence[Placed], *, expert: bool, dtype: str) -> list[tuple[
 
 
 def padding_bytes(plan: Plan) -> int:
-    """Returns the bytes of `padding_elements` in the parameters' buffers."""
+    """Returns the bytes in this rank's parameter buffers that belong to no parameter."""
     return sum(packed_bytes(buffer.flat.padding, buffer.dtype) for buffer in rank_buffers(plan))
 
 
 def padding_elements(plan: Plan) -> int:
-    """Returns the elements of the buffers that belong to no parameter."""
+    """Returns the elements in this rank's buffers that belong to no parameter: alignment."""
     return sum(buffer.flat.padding for buffer in rank_buffers(plan))
 
 
 def buffer_padding(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]:
-    """Returns the padding bytes of (parameters, gradients): buffer elements that belong to no parameter."""
+    """Returns the bytes of padding in buffers of (parameters, gradients); no parameter owns it.
+
+    `components` and `exact` change nothing.
+    """
     strategy = plan.framework.strategy_as(MegatronDdpStrategy)
     return padding_bytes(plan), padding_elements(plan) * dtype_bytes(strategy.grad_dtype)
 
 
 def exact_at_rest(plan: Plan) -> dict[str, AtRestBytes]:
-    """`Plan.at_rest` with optimizer states counted inside this rank's own part of every bucket, if they are cut."""
+    """Returns bytes at rest by component of the model, with the optimizer states of this rank's own parts.
+
+    Without the distributed optimizer states are not cut, and it is `Plan.at_rest`.
+    """
     strategy = plan.framework.strategy_as(MegatronDdpStrategy)
     if not strategy.scatter:
         return plan.at_rest()

@@ -84,10 +84,13 @@ TENSORS_OF_A_GEMM = 5
 
 @dataclass(frozen=True, slots=True)
 class Fp8:
-    """Settings of fp8 or fp4. `params`: weights are stored in it; `cached`: if not, their copies outlast a pass.
+    """Settings of linears that compute in fp8 or fp4, for one job.
 
-    `start`, `end`: number of first and last layers in bf16. `matchers`: linears with another recipe, see
-    `scaling.matched`. `further_in_bf16`: modules of multi-token prediction are in bf16. `attends`: attention is in fp8.
+    `scaling`: the recipe. `params`: weights are stored in it; `cached`: if not, their copies outlast a forward or
+    backward. `start`, `end`: number of first and last layers in bf16. `history`: fp8_amax_history_len, 0 unless the
+    recipe is delayed. `pads_routing`: tokens of an expert are padded. `further_in_bf16`: modules of multi-token
+    prediction are in bf16. `attends`: attention is in fp8. `matchers`: linears with another recipe, see
+    `fp8_scaling.matched`.
     """
 
     scaling: Scaling
@@ -103,17 +106,20 @@ class Fp8:
 
     @property
     def lasting(self) -> bool:
-        """Tells whether quantised weights outlast a pass."""
+        """True if quantised weights outlast a forward or backward: as parameters, or as copies."""
         return self.params or self.cached
 
     @property
     def stored(self) -> str:
-        """The format of the values."""
+        """The format of quantised values: "fp4" or "fp8"."""
         return "fp4" if self.scaling.recipe == "nvfp4" else "fp8"
 
 
 def fp8_of(job: Draft, options: dict[str, object]) -> Fp8 | None:
-    """Returns the scenario's settings, checked, with the presets' defaults; None where nothing computes in fp8."""
+    """Returns the settings of fp8 or fp4, with the presets' defaults; None if the job computes in neither.
+
+    Raises IllegalLayout or NotYet for options that are refused.
+    """
     _check_idle(job, options)
     if job.narrow == "fp4":
         return _fp4_of(job, options)
@@ -255,14 +261,20 @@ def _check_params(job: Job, options: dict[str, object], made: Fp8) -> None:
 
 
 def check_user_buffers(job: Job, options: dict[str, object], made: Fp8 | None) -> None:
-    """Raises IllegalLayout for block recipes (blockwise, nvfp4): user buffers cannot gather them."""
+    """Raises IllegalLayout if tp_comm_overlap is on with a block recipe (blockwise, nvfp4).
+
+    TransformerEngine's user buffers cannot gather those formats.
+    """
     if made and options.get("tp_comm_overlap") and made.scaling.recipe in ("blockwise", "nvfp4"):
         raise job.illegal("framework_options.tp_comm_overlap", f"Unsupported quantizer for Userbuffers: "
                           f"{job.narrow}_recipe {made.scaling.recipe}", "TransformerEngine 2.18 pytorch/module/base.py")
 
 
 def check_shapes(job: Job, made: Fp8, graph: ModelGraph) -> None:
-    """Raises IllegalLayout unless tokens and weight dimensions are multiples that the recipe's products require."""
+    """Raises IllegalLayout unless tokens and weight dimensions are multiples that the recipe requires.
+
+    `graph`: the model after `quantized`.
+    """
     rows, columns = {"mxfp8": (32, 32), "nvfp4": (16, 16)}.get(made.scaling.recipe, (8, 16))
     rule = "TransformerEngine 2.18 pytorch/utils.py assert_dim_for_fp8_exec; pytorch/tensor/{mxfp8,nvfp4}_tensor.py"
     asked = f"divisible by {rows} and the last dimension to be divisible by {columns}"
@@ -284,9 +296,10 @@ def check_shapes(job: Job, made: Fp8, graph: ModelGraph) -> None:
 # ---- the model ------------------------------------------------------------------------------------------------------
 @lru_cache(maxsize=64)
 def quantized(graph: ModelGraph, mesh: Mesh, made: Fp8, *, cut: bool = False) -> ModelGraph:
-    """The model with its fp8 layers marked, their weights stored as asked, and the copies that last as buffers.
+    """Returns the model with its fp8 layers marked, and their weights stored as asked.
 
-    `cut`: data of rows and columns lie in buckets that ranks share, see `megatron_fsdp.py`.
+    Copies of weights that outlast a pass, and scales, are added as buffers. `cut`: data of rows and columns are in
+    buckets that ranks share, see `megatron_fsdp/table.py`.
     """
     inner = set(graph.blocks[made.start:graph.num_blocks - made.end])
     # Modules of multi-token prediction know no first and last (core `multi_token_prediction.py:772`).
@@ -347,7 +360,7 @@ def _unused_buffer(spec: TensorSpec) -> TensorSpec:
 
 # ---- what layers and reports are told -------------------------------------------------------------------------------
 def with_format(options: MegatronOptions, made: Fp8 | None) -> MegatronOptions:
-    """The options with those of the format."""
+    """Returns the layers' options with those of the format added; `options` itself if `made` is None."""
     if made is None:
         return options
     return replace(options, fp8_recipe=made.scaling.recipe, fp8_transposes=made.scaling.transposes,
@@ -356,16 +369,20 @@ def with_format(options: MegatronOptions, made: Fp8 | None) -> MegatronOptions:
 
 
 def user_buffer_bytes(made: Fp8 | None) -> int:
-    """Returns bytes of TE's user buffers per element: six for gathers, in fp8 where layers are; four bf16 for sums.
+    """Returns the bytes of TE's user buffers for each element of a layer's input.
 
-    Layers in bf16, if others are in fp8, have a second set (Bridge 0.3.1 `training/initialize.py`, quantization_modes).
+    Six for gathers, in fp8 where layers are; four bf16 for sums. Layers in bf16, if others are in fp8, have a second
+    set (Bridge 0.3.1 `training/initialize.py`, quantization_modes).
     """
     plain = 2 * (6 + 4)
     return plain if made is None else 6 + 2 * 4 + plain * bool(made.start or made.end)
 
 
 def assumptions(made: Fp8 | None) -> tuple[tuple[str, str, str, str], ...]:
-    """Returns what is derived from source and confirmed by few measured runs: (key, value, kind, source)."""
+    """Returns what is assumed or derived about fp8 and fp4, each (key, value, kind, source).
+
+    Empty without them. It comes from source code, and few measured runs confirm it.
+    """
     if made is None:
         return ()
     weights = "parameters" if made.params else "a lasting copy" if made.cached else "a copy for each pass"

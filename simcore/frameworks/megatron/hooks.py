@@ -44,7 +44,10 @@ IN_LINE = int(Module.NONE)
 
 
 class MegatronHooks:
-    """Implements `lower.MemoryHooks` over flat buffers."""
+    """Writer of the memory events of one rank's step under Megatron-Core: flat buffers, their collectives.
+
+    Each method simulates one point of the step (`program.hooks.MemoryHooks`): it writes the events to `builder`.
+    """
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
         self.plan, self.tables, self.out = plan, tables, builder
@@ -60,7 +63,7 @@ class MegatronHooks:
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def post_persistent(self) -> None:
-        """Parameters, main gradients, masters and moments; what alignment adds is the buffers' own."""
+        """Simulates the allocation of parameters, main gradients, masters and moments, padding included."""
         post_rest(self.plan, self.tables, self.out, self._postings)
         layer = self.plan.layers[0]
         padding = sum(buffer.flat.padding for buffer in self.buffers)
@@ -81,10 +84,14 @@ class MegatronHooks:
         return [(name, policy.at_rest_category, placed.rest_bytes), (f"{name}.main_grad", "main_grad", grads), *states]
 
     def begin_microbatch(self, action: Action) -> None:
+        """Records the pipeline chunk, and whether it is its last microbatch of the step; nothing is simulated."""
         self.is_last, self.chunk = action.is_last, action.chunk
 
     def forward_begin(self, layer: int) -> None:
-        """In the first forward the buckets that this layer uses must have been gathered."""
+        """Simulates, in a chunk's first forward, the gathers of the buckets that this layer uses, and a wait.
+
+        The next bucket is gathered ahead. Nothing unless parameters are gathered during forward.
+        """
         if self.chunk in self.seen_forward or not (self.strategy.param_gather and self.strategy.gathers_ahead):
             return
         for b, buffer in enumerate(self.buffers):
@@ -95,13 +102,17 @@ class MegatronHooks:
                     self._gather(b, buffer, bucket - 1)
 
     def forward_end(self, layer: int) -> None:
-        """Nothing: parameters stay."""
+        """Simulates nothing: parameters stay."""
 
     def backward_begin(self, layer: int) -> None:
-        """Nothing."""
+        """Simulates nothing: parameters are whole already."""
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
-        """Gradients that an operator allocated are added into main_grad and die; full buckets are reduced."""
+        """Simulates the release of gradients that operators allocated, which are added into main_grad.
+
+        `grads`: (parameter, slot: index of the memory's owner, bytes) each. In the last microbatch, with overlap,
+        buckets that are complete are reduced.
+        """
         for _, slot, num_bytes in grads:
             self.out.free(layer, slot, num_bytes)
         if self.is_last and self.strategy.overlap and len(self.plan.chunks) == 1:
@@ -110,10 +121,13 @@ class MegatronHooks:
                     self._reduce(b, buffer, bucket)
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """Does nothing: experts are not a separate unit here."""
+        """Simulates nothing: experts are no separate unit here, and no argument is used."""
 
     def end_pass(self, action: Action) -> None:
-        """After its first forward a chunk is gathered; after the step's last backward everything is reduced."""
+        """Simulates the reductions of whole chunks that are due; after the step's last backward all others.
+
+        After a chunk's first forward it records that its parameters are gathered.
+        """
         if action.forward:
             self.seen_forward.add(action.chunk)
         for chunk in action.reduces if self.strategy.overlap else ():
@@ -126,7 +140,10 @@ class MegatronHooks:
                     self.out.wait(bucket, REDUCE_HANDLE + b)
 
     def optimize(self) -> None:
-        """The step; then parameters are gathered, or left to the next forward. fp32 copies stay until zero_grad."""
+        """Simulates the optimizer's step, then the gathers that are not left to the next forward.
+
+        fp32 copies of gradients stay until zero_grad.
+        """
         begin, end, step_end = self.marks
         layer, slot = self.plan.layers[0], self.tables.slot("fp32_grad_shard", "optim_temp")
         elements, held = self._shard_elements()

@@ -31,9 +31,10 @@ _SLACK = 1.3
 
 def dealt(job: Job, rules: Sequence[Rule], stages: tuple[tuple[int, ...], ...], axes: tuple[str, str], *,
           by_parts: bool = False) -> tuple[LayerwiseShards, ...]:
-    """Returns for each pipeline rank the elements that each data-parallel rank updates; () unless dist_muon.
+    """Returns, for each pipeline rank, how many elements each data-parallel rank updates.
 
-    `by_parts`: [Note: layer-wise parts of buffers].
+    Empty unless the optimizer is dist_muon. `stages`: layer numbers of each chunk of the model. `axes`: mesh axes over
+    whose ranks (dense, expert) parameters are distributed. `by_parts`: [Note: layer-wise parts of buffers].
     """
     kind = OPTIMIZERS[job.scenario.training.optimizer.name]
     if not kind.layerwise:
@@ -51,7 +52,10 @@ def dealt(job: Job, rules: Sequence[Rule], stages: tuple[tuple[int, ...], ...], 
 
 
 def assumptions(job: Job, *, packed: bool) -> tuple[tuple[str, str, str, str], ...]:
-    """Returns the assumptions about Muon, plain or layer-wise. `packed`: [Note: layer-wise parts of buffers]."""
+    """Returns the assumptions about Muon, each (key, value, kind of assumption, source).
+
+    Empty for another optimizer. `packed`: [Note: layer-wise parts of buffers].
+    """
     kind = OPTIMIZERS[job.scenario.training.optimizer.name]
     plain = (("training.optimizer.name", "muon_tp_mode blockwise, split query, key and value, no Nesterov momentum",
               "assumed", "core 0.16.1 optimizer/optimizer_config.py:260: defaults"),)

@@ -24,7 +24,10 @@ _DIRECT_QUERY = (
 
 
 def layer_assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, str, str], ...]:
-    """Notes on how a Megatron job's layers, pipeline and dispatcher are taken."""
+    """Returns assumptions about a Megatron job's layers, pipeline and dispatcher.
+
+    Each is (key, value, kind of assumption, source).
+    """
     tied = job.graph.leads(Edge.COPY, job.graph.head)
     copies = (("tied embedding", "the all-reduce of its gradients over the first and last stage is left out", "assumed",
                "core 0.16.1 distributed/finalize_model_grads.py; in place, it takes no memory"),) * tied
@@ -55,7 +58,10 @@ def layer_assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, 
 
 
 def host_notes(made: Formats) -> tuple[tuple[str, str, str, str], ...]:
-    """A note on how the step on the host is timed."""
+    """Returns the assumption about the time of an optimizer's step on the host; () without offload.
+
+    It is (key, value, kind of assumption, source).
+    """
     if not made.offloaded:
         return ()
     return (("time of offload", "gradients are copied, the CPU updates at 0.7 of its memory bandwidth, parameters are "
@@ -64,9 +70,9 @@ def host_notes(made: Formats) -> tuple[tuple[str, str, str, str], ...]:
 
 
 def libraries_of(job: Draft, options: dict[str, object], fp8: Fp8 | None) -> KernelLibraries:
-    """Returns the libraries of TE's specs, or of core's own specs, with TE only for experts.
+    """Returns the libraries that compute the job's kernels: TransformerEngine's layers or core's own.
 
-    Core 0.16.1 trains in a container of early 2026.
+    Core's own layers use TransformerEngine only for experts. Core 0.16.1 trains in a container of early 2026.
     """
     local = options.get("transformer_impl") == "local"
     flex = options.get("moe_token_dispatcher_type") == "flex"

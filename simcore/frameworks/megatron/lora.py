@@ -47,7 +47,11 @@ _AROUND: Final = ("embedding.embedding_dropout", "rotary_pos_emb")
 
 
 def adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -> tuple[TensorSpec, ...]:
-    """The adapters of `kind`, in registration order, unsplit."""
+    """Returns the LoRA tensors of one kind of layer; `specs`: the tensors that the layer has without them.
+
+    In registration order, with the shapes that they have before any cut; empty if no target fits. Raises IllegalLayout
+    for targets that Bridge refuses.
+    """
     if lora.target_modules and lora.exclude_modules:
         raise IllegalLayout(Problem("training.lora", "Bridge takes target_modules or exclude_modules, not both",
                                     "module_matcher.py: exclude_modules should be empty when using target_modules"))
@@ -83,7 +87,10 @@ def _check_targets(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraCho
 
 
 def matches(path: str, module: str, lora: LoraChoice) -> bool:
-    """Tells whether Bridge's matcher hits the module at `path` (`*` stands for the layer's number)."""
+    """True if Bridge's matcher adapts the module at `path` (`*` stands for the layer's number).
+
+    `module`: its kind, such as "linear" or "grouped".
+    """
     name = path.rpartition(".")[2]
     if lora.target_modules:
         return any(_hit(pattern, name, path) for pattern in lora.target_modules)

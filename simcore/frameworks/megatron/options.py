@@ -67,18 +67,21 @@ SOFTMAX_ROUTED = ("gpt2", "mixtral", "qwen3_moe")
 
 
 def fuses_experts(job: Job, options: dict[str, object]) -> bool:
-    """Tells whether TransformerEngine fuses the products of experts with all that is between them."""
+    """True if TransformerEngine fuses the products of experts with all that is between them."""
     return options.get("use_transformer_engine_op_fuser") is True and version_of(job).startswith("main")
 
 
 def version_of(job: Job) -> str:
-    """The versions that the scenario names, the released ones if none."""
+    """Returns the versions of core and Bridge that the scenario names, the released ones if none."""
     given = job.scenario.framework_version
     return VERSIONS[0] if given == "auto" else given
 
 
 def implementation_options(job: Draft, options: dict[str, object], grads: str) -> MegatronOptions:
-    """Options of the layers; `grads`: dtype of main gradients."""
+    """Returns the options of Megatron's layers for a job; `grads`: dtype of main gradients.
+
+    Raises IllegalLayout or NotYet for options that are refused.
+    """
     dispatcher = str(options.get("moe_token_dispatcher_type", "auto"))
     if job.has_experts:
         dispatcher = job.auto("framework_options.moe_token_dispatcher_type", dispatcher, "alltoall",

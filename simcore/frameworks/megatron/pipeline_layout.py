@@ -27,7 +27,10 @@ _LETTERS: Final = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
 
 def chunks_of(job: Job, options: dict[str, object]) -> list[str]:
-    """The letters of each chunk, in the order of the model; [] without a layout."""
+    """Returns the letters of each chunk, in the order of the model, such as ["Et", "tt", "tL"].
+
+    Empty if the scenario gives no layout. IllegalLayout for one that Megatron refuses.
+    """
     given = options.get(OPTION)
     if given is None:
         return []

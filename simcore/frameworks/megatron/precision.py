@@ -28,10 +28,10 @@ RECIPE = "Bridge 0.3.1 recipes/nemotronh/nemotron_3_nano.py:387"
 
 @dataclass(frozen=True, slots=True)
 class Formats:
-    """Dtypes of parameters, gradients, `master` (its stored part) and moments.
+    """Dtypes of a job's parameters, gradients, masters (`master`: the part that is stored) and moments.
 
-    `scatter`: the distributed optimizer; `offloaded`: fraction that the CPU updates. `precise`: the optimizer is
-    precision-aware and holds its masters itself ([Note: who holds the master]).
+    `precise`: the optimizer is precision-aware and holds its masters itself ([Note: who holds the master]). `scatter`:
+    the distributed optimizer is on. `offloaded`: fraction of the parameters that the CPU updates.
     """
 
     params: str
@@ -44,7 +44,10 @@ class Formats:
 
 
 def formats(job: Draft, options: dict[str, object]) -> Formats:
-    """Returns the dtypes that the scenario asks for, checked, with the recipes' defaults."""
+    """Returns the dtypes that the scenario asks for, with the recipes' defaults.
+
+    Raises IllegalLayout or NotYet for combinations that are refused.
+    """
     offloaded = _offloaded(job)
     precise = job.flag(options, "use_precision_aware_optimizer", ALONG if offloaded else RECIPE,
                        default=offloaded > 0)

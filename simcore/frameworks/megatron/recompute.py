@@ -24,7 +24,10 @@ _NEEDED: Final = {
 
 
 def checkpoint(job: Job) -> str:
-    """`LayerWorkload.checkpoint`: none, full, uniform (several layers together), or the names of recomputed modules."""
+    """Returns what is recomputed: "none", "full", "uniform" (groups of layers), or modules, as "mlp,moe".
+
+    IllegalLayout for modules that Megatron or the model does not have.
+    """
     recompute = job.scenario.training.recompute
     if isinstance(recompute, str):
         return recompute
@@ -59,13 +62,19 @@ def _by_mode(job: Job, recompute: Recompute) -> str:
 
 
 def together(job: Job) -> int:
-    """Returns the layers of a group that keeps only its input and is recomputed as one (transformer_block.py:532)."""
+    """Returns the number of layers in a group that keeps only its input and is recomputed as one.
+
+    1 unless the mode is uniform (transformer_block.py:532).
+    """
     recompute = job.scenario.training.recompute
     return recompute.num_layers if isinstance(recompute, Recompute) and recompute.mode == "uniform" else 1
 
 
 def check_groups(job: Job, stages: tuple[tuple[int, ...], ...]) -> None:
-    """Raises IllegalLayout if groups of layers do not divide a stage, or with multi-token prediction."""
+    """Raises IllegalLayout if groups of layers do not divide a stage, or with multi-token prediction.
+
+    `stages`: layer numbers of each.
+    """
     size = together(job)
     if size > 1 and any(isinstance(kind.block, Mtp) for kind in job.graph.kinds):
         raise job.illegal("training.recompute", "recompute_num_layers must be 1 for MTP recompute",
@@ -77,9 +86,10 @@ def check_groups(job: Job, stages: tuple[tuple[int, ...], ...]) -> None:
 
 
 def kept_whole(job: Job, stages: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    """Returns layers that mode block does not recompute: all but the first `num_layers` of each chunk.
+    """Returns the layers that mode block does not recompute: all but the first `num_layers` of each chunk.
 
-    (transformer_block.py:549.) It never recomputes modules of multi-token prediction (multi_token_prediction.py:853).
+    Empty in other modes. `stages`: layer numbers of each chunk (transformer_block.py:549). Modules of multi-token
+    prediction are never recomputed (multi_token_prediction.py:853).
     """
     recompute = job.scenario.training.recompute
     if not isinstance(recompute, Recompute) or recompute.mode != "block":
@@ -94,7 +104,11 @@ def _inner(job: Job, stage: tuple[int, ...]) -> list[int]:
 
 
 def assumptions(job: Job) -> tuple[tuple[str, str, str, str], ...]:
-    """Core 0.16.1 takes full recompute for hybrid models and does nothing; what is shown is what main does."""
+    """Returns the assumption about full recomputation of a hybrid model: (key, value, kind, source).
+
+    Empty for others. Core 0.16.1 takes the setting for hybrid models and does nothing; the simulation does what the
+    main branch does.
+    """
     hybrid = any(isinstance(b.block, Mamba2) for kind in job.graph.kinds for b in kind.branches)
     if checkpoint(job) not in ("full", "uniform") or not hybrid or job.scenario.framework_version == "main 2026-08-22":
         return ()

@@ -37,7 +37,10 @@ class _Choice:
 
 
 def rules(job: Job, made: Formats) -> tuple[Rule, ...]:
-    """One rule for each way in which tensors are cut: by the names of their dimensions."""
+    """Returns the table's rules: one for each way to cut tensors, by the names of their dimensions.
+
+    `made`: dtypes of parameters, gradients and optimizer states.
+    """
     optimizer = job.scenario.training.optimizer
     momentum = optimizer.momentum != 0
     return _rules(job.graph, _Choice(made, job.compute, shard_axes(job), job.mesh.ep > 1, optimizer.name, momentum))
@@ -49,7 +52,10 @@ def _rules(graph: ModelGraph, choice: _Choice) -> tuple[Rule, ...]:
 
 
 def rules_of(graph: ModelGraph, policy_of: Callable[[TensorSpec], TensorPolicy]) -> tuple[Rule, ...]:
-    """Returns one rule for each set of tensors that are cut alike: the policy of the first of them."""
+    """Returns one rule for each set of tensors of `graph` that are cut alike.
+
+    Its policy is `policy_of` the first of them.
+    """
     made_of: dict[_Key, Rule] = {}
     for specs in graph.tensors:
         for spec in specs:
@@ -82,7 +88,10 @@ def _is_expert(spec: TensorSpec, choice: _Choice) -> bool:
 
 
 def whole_layout(spec: TensorSpec) -> Placements:
-    """Returns the cuts of a tensor by tensor and expert parallelism only, without data parallelism."""
+    """Returns a tensor's cuts by tensor and expert parallelism, as (mesh axis, `Shard`) pairs.
+
+    Without those by data parallelism; empty for a tensor that is whole.
+    """
     cut: list[tuple[str, Shard]] = []
     if spec.copies > 1:
         cut.append(("ep", Shard(COPIES, even=True)))
@@ -142,7 +151,11 @@ def _is_matrix(spec: TensorSpec) -> bool:
 
 
 def shard_axes(job: Job) -> tuple[str, str]:
-    """(dense, expert) axes over which optimizer states are cut; several optimizer instances cut a part of them."""
+    """Returns the mesh axes over which optimizer states of (dense, expert) parameters are cut.
+
+    With several optimizer instances (dp_replicate) each instance's ranks cut them. IllegalLayout if experts do not
+    divide.
+    """
     copies = job.mesh.dp_replicate
     if copies == 1:
         return "dp_cp", "expert_dp"

@@ -23,7 +23,10 @@ SPLITS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_sta
 
 
 def schedule(job: Draft, options: dict[str, object]) -> Schedule:
-    """1F1B, interleaved where there are virtual stages."""
+    """Returns the pipeline schedule: 1F1B, or interleaved 1F1B if ranks have several virtual stages.
+
+    Raises IllegalLayout for other schedules, and for numbers of microbatches that Megatron refuses.
+    """
     pipeline, pp, chunks = job.scenario.training.pipeline, job.mesh.pp, _virtual_stages(job, options)
     given = options.get("microbatch_group_size_per_vp_stage")
     if pipeline.schedule != "1f1b":
@@ -42,7 +45,10 @@ def schedule(job: Draft, options: dict[str, object]) -> Schedule:
 
 
 def overlaps(job: Job, options: dict[str, object]) -> bool:
-    """Tells whether token exchanges overlap with another microbatch: [Note: combined 1F1B] in `interleaved.py`."""
+    """True if token exchanges overlap with another microbatch: [Note: combined 1F1B] in `interleaved.py`.
+
+    IllegalLayout if the option is on and Megatron refuses it for this job.
+    """
     if not options.get(OVERLAP):
         return False
     rule, key = "core 0.16.1 transformer/transformer_config.py", f"framework_options.{OVERLAP}"
@@ -76,7 +82,10 @@ def _check_microbatches(job: Job, group: int) -> None:
 
 
 def stages(job: Job, options: dict[str, object]) -> tuple[tuple[int, ...], ...]:
-    """Layers of each chunk, in the order of the model."""
+    """Returns the layer numbers of each chunk, in the order of the model; chunk k is on rank k mod pp.
+
+    Raises IllegalLayout or NotYet if the model cannot be cut as asked.
+    """
     pipeline, pp = job.scenario.training.pipeline, job.mesh.pp
     chunks = _virtual_stages(job, options)
     if chunks > 1 and pp == 1:

@@ -12,12 +12,14 @@ __all__ = ["MegatronDdpStrategy"]
 
 @dataclass(frozen=True, slots=True)
 class MegatronDdpStrategy(ParallelStrategy):
-    """Gradient (and parameter) buffers that are whole on every rank and reduced bucket by bucket.
+    """Settings of Megatron-Core's DistributedDataParallel and distributed optimizer for one job.
 
-    `axes`: (dense, expert) axes over which gradients are reduced; `scatter`: reduce-scatter (distributed optimizer) or
-    all-reduce; `param_gather`: parameters are gathered after the step, in `gather_dtype` if not as they are stored.
-    `overlap`: buckets are reduced during backward; `gathers_ahead`: gathered during the next forward. Sizes in
-    elements.
+    Gradient and parameter buffers are whole on every rank and reduced bucket by bucket. Sizes in elements:
+    `bucket_numel` (0: one bucket), `align_param`, `align_bucket`. `axes`: mesh axes over which gradients of (dense,
+    expert) parameters are reduced; `replicate_axes`: those over which the reduced parts are summed again, "" for none.
+    `scatter`: reduce-scatter (distributed optimizer), otherwise all-reduce. `param_gather`: parameters are gathered
+    after the step, in `gather_dtype` if not as they are stored. `overlap`: buckets are reduced during backward;
+    `gathers_ahead`: gathered during the next forward.
     """
 
     bucket_numel: int
@@ -34,20 +36,23 @@ class MegatronDdpStrategy(ParallelStrategy):
 
     @property
     def holds_whole_parameters(self) -> bool:
-        """Parameters are gathered after the optimizer step and stay."""
+        """True: parameters are gathered after the optimizer's step and stay whole."""
         return True
 
     @property
     def holds_whole_states(self) -> bool:
-        """Without the distributed optimizer every rank has all states."""
+        """True without the distributed optimizer: every rank has all states."""
         return not self.scatter
 
     @property
     def is_flat(self) -> bool:
-        """The distributed optimizer cuts flat buffers."""
+        """True with the distributed optimizer, which cuts flat buffers of many tensors."""
         return self.scatter
 
     @property
     def rl_worker(self) -> Literal["dtensor", "megatron", ""]:
-        """NeMo RL 7ea279ab `megatron_policy_worker.py`."""
+        """"megatron": the NeMo RL policy worker that trains with this strategy.
+
+        NeMo RL 7ea279ab `megatron_policy_worker.py`.
+        """
         return "megatron"

@@ -40,12 +40,15 @@ TE_LOSS = ("deepseek_v2", "deepseek_v3", "qwen3_moe")
 
 
 def default_etp(degrees: Degrees) -> int:
-    """Omitted expert tensor parallelism is tp (core 0.16.1 `parallel_state.py:787`)."""
+    """Returns the size of expert tensor parallelism for a mesh that leaves it out: that of `tp`.
+
+    Core 0.16.1 `parallel_state.py:787`.
+    """
     return degrees.tp
 
 
 def in_fp8(job: Draft) -> ModelGraph:
-    """The job's model where linears compute in fp8."""
+    """Returns the job's model with linears that compute in fp8 or fp4; unchanged if the job has none."""
     made = fp8_of(job, job.options(OPTIONS))
     if made is None:
         return job.graph
@@ -55,12 +58,15 @@ def in_fp8(job: Draft) -> ModelGraph:
 
 
 def table(job: Draft) -> Framework:
-    """Megatron applied to a job."""
+    """Returns Megatron's table for a job: layouts of all tensors, settings.
+
+    Raises IllegalLayout, InputError or NotYet for a job that is not served.
+    """
     return table_of(job, job.options(OPTIONS))
 
 
 def table_of(job: Draft, options: dict[str, object]) -> Framework:
-    """The table for options that are known to be Megatron's."""
+    """Returns Megatron's table for a job with these options, which must be known ones."""
     sequence_parallel = _sequence_parallel(job)
     made_stages, made_schedule = stages(job, options), schedule(job, options)
     check_groups(job, made_stages)

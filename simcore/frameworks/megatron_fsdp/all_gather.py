@@ -18,10 +18,11 @@ __all__ = ["ParameterPrefetch"]
 
 
 class ParameterPrefetch:
-    """State of buckets: gathered or not, and free to be released (AllGatherPipeline).
+    """Writer of the memory events of all parameter buckets in one step (AllGatherPipeline).
 
-    Columns of fp8 weights, which backward gathers, are numbered after all buckets: [Note: fp8 weights in buckets] in
-    `frameworks/megatron_fsdp/table.py`.
+    It remembers which buckets are gathered, and which of those may be freed. Buckets are given by their index in
+    `buckets`. Columns of fp8 weights, which backward gathers, are numbered after all buckets: [Note: fp8 weights in
+    buckets] in `frameworks/megatron_fsdp/table.py`.
     """
 
     def __init__(self, buckets: Sequence[Bucket], strategy: MegatronFsdpStrategy, tables: Tables, out: Builder) -> None:
@@ -43,7 +44,11 @@ class ParameterPrefetch:
         self.pending: set[int] = set()
 
     def gather(self, wanted: Sequence[int], direction: int, *, columns: bool = False) -> None:
-        """Gathers requested buckets and those ahead of them (direction 0: none), if they are not gathered."""
+        """Simulates the gathering of the `wanted` buckets and of those ahead, unless they are gathered.
+
+        `direction`: +1 prefetches the following buckets, -1 those before, 0 none. `columns`: backward's columns of fp8
+        weights.
+        """
         self.may_go.difference_update(self._for(wanted, columns=columns))
         gathered = self.whole_backward if columns else self.whole
         empty = self._for(_zeros(gathered, self._with_ahead(wanted, direction)), columns=columns)
@@ -70,7 +75,7 @@ class ParameterPrefetch:
         return [self.columns.get(b, b) if columns else b for b in wanted]
 
     def post_persistent(self) -> None:
-        """Posts buckets that stay gathered, and the buffers that units share."""
+        """Simulates the allocation of buckets that stay gathered, and of the buffers that units share."""
         for b in self.kept:
             self.out.alloc(self.layers[b], self.slot, self.sizes[b])
         keys = (*range(self.count), *self.columns.values())
@@ -96,7 +101,7 @@ class ParameterPrefetch:
 
     @cached_property
     def are_runs(self) -> bool:
-        """True if the members of each group have consecutive numbers."""
+        """True if the buckets of each group (those that are gathered together) have consecutive numbers."""
         return all(group[-1] - group[0] + 1 == len(group) for group in self.groups)
 
     def _one_by_one(self, wanted: Sequence[int], direction: int) -> list[int]:
@@ -115,7 +120,7 @@ class ParameterPrefetch:
         return buckets
 
     def wait(self, wanted: Sequence[int]) -> None:
-        """Waits for buckets before they are used."""
+        """Simulates the wait for the gathers of the requested buckets, as far as they are under way."""
         for b in self._with_columns(wanted):
             self._wait(b)
 
@@ -128,7 +133,7 @@ class ParameterPrefetch:
         return [key for b in buckets for key in ((b, self.columns[b]) if b in self.columns else (b,))]
 
     def release(self, buckets: Sequence[int]) -> None:
-        """Frees buckets."""
+        """Simulates the release of those `buckets` that are gathered."""
         self._free(self._with_columns(buckets))
 
     def _free(self, keys: Sequence[int]) -> None:
@@ -140,7 +145,7 @@ class ParameterPrefetch:
                     self.out.free(self.layers[b], self.slot, self.sizes[b])
 
     def let_go(self, buckets: Sequence[int]) -> None:
-        """Marks buckets that are freed when anything is gathered next."""
+        """Records that `buckets` may be freed as soon as anything is gathered next; nothing is simulated."""
         self.may_go.update(buckets)
 
     def _recycle(self) -> None:
@@ -149,7 +154,7 @@ class ParameterPrefetch:
             self.may_go.clear()
 
     def reset(self) -> None:
-        """Frees all buckets, whose contents are out of date."""
+        """Simulates the release of all gathered buckets: the optimizer has made their contents out of date."""
         self.release(range(self.count))
         self.may_go.clear()
 

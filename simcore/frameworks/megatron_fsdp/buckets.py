@@ -25,9 +25,10 @@ POOL = 2
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """A bucket. `unit`: number of its unit, or -1. `members`: (layer, tensor number) of every parameter and expert.
+    """One flat buffer of parameters that are gathered and reduced together, cut over `parts` ranks.
 
-    `numel` elements with padding, of which each of `parts` ranks keeps one part.
+    `axis`: the mesh axis of these ranks. `unit`: index of the FSDP unit that it belongs to, or -1. `members`: (layer,
+    index of the tensor in the layer) of every parameter, once for each expert. `chunked`: where each begins.
     """
 
     unit: int
@@ -50,7 +51,7 @@ class Bucket:
 
     @property
     def first_layer(self) -> int:
-        """Lowest layer of its members: the last one to finish its gradients."""
+        """Lowest layer number of its members: backward makes that layer's gradients last."""
         return min(layer for layer, _ in self.members)
 
 
@@ -61,7 +62,7 @@ _Entry = tuple[int, int, tuple[int, ...]]
 
 @lru_cache(maxsize=8)
 def rank_buckets(plan: Plan) -> tuple[Bucket, ...]:
-    """All buckets of the rank, in order of their numbers."""
+    """Returns all buckets of the plan's rank; a bucket's number is its index here."""
     strategy = plan.framework.strategy_as(MegatronFsdpStrategy)
     unit_of = {layer: number for number, unit in enumerate(plan.framework.units) for layer, _ in unit.members}
     groups: dict[_Key, list[_Entry]] = {}
@@ -110,7 +111,10 @@ def _bucket_storage(plan: Plan) -> tuple[int, int]:
 
 
 def bucket_padding(plan: Plan) -> tuple[int, int]:
-    """(bytes of parameters, elements of trained parameters) of the buckets beyond the class mean of the tensors."""
+    """Returns (bytes of parameters, elements of trained parameters) of padding in this rank's shards.
+
+    It is what the shards have beyond the tensors, which `Plan` counts as the mean over ranks simulated as one.
+    """
     params, trained = _bucket_storage(plan)
     owned = [(count, p) for kind, count in plan.kind_counts for p in plan.kinds[kind]
              if p.spec.is_owned and not p.spec.is_buffer]
@@ -119,7 +123,7 @@ def bucket_padding(plan: Plan) -> tuple[int, int]:
 
 
 def bucket_padding_bytes(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]:
-    """Bytes of (parameters, gradients) that the rank's shards of buckets have beyond `components`."""
+    """Returns the bytes of this rank's shards of (parameters, gradients) beyond those in `components`."""
     params, trained = _bucket_storage(plan)
     grads = trained * dtype_bytes(plan.framework.strategy_as(MegatronFsdpStrategy).grad_dtype)
     return (params - sum(c.params_bytes for c in components.values()),
@@ -127,7 +131,7 @@ def bucket_padding_bytes(plan: Plan, components: Mapping[str, AtRestBytes], *, e
 
 
 def exact_in_buckets(plan: Plan) -> dict[str, AtRestBytes]:
-    """`Plan.at_rest` with the elements in this rank's shard of every bucket."""
+    """Returns bytes at rest by component of the model, from the elements in this rank's own shards."""
     elements: dict[tuple[int, int], int] = {}
     for bucket in rank_buckets(plan):
         index = plan.mesh.axis(bucket.axis).coordinate(plan.rank)
@@ -149,7 +153,10 @@ def _at_rest(placed: Placed, inside: int) -> AtRestBytes:
 
 
 def together(buckets: Sequence[Bucket]) -> list[list[int]]:
-    """Buckets that are gathered together with each bucket: those of the same unit over the same ranks."""
+    """Returns for each bucket the indices of the buckets that are gathered with it, itself included.
+
+    They are those of the same unit over the same ranks; a bucket of no unit is alone.
+    """
     groups: dict[tuple[int, str], list[int]] = {}
     for b, bucket in enumerate(buckets):
         groups.setdefault((bucket.unit, bucket.axis), []).append(b)
@@ -157,7 +164,10 @@ def together(buckets: Sequence[Bucket]) -> list[list[int]]:
 
 
 def shared_units(buckets: Sequence[Bucket]) -> frozenset[int]:
-    """Largest set of units whose buckets are equal in dtype and elements, the first of equally large ones."""
+    """Returns the indices of the largest set of units with equal buckets, in dtypes and elements.
+
+    Of equally large sets the first one; empty without units.
+    """
     units_by_shape: dict[tuple[tuple[str, int], ...], list[int]] = {}
     for unit in dict.fromkeys(b.unit for b in buckets if b.unit >= 0):
         key = tuple((b.dtype, sum(b.chunked.sizes)) for b in buckets if b.unit == unit)

@@ -23,7 +23,11 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Chunked:
-    """Layout of a bucket in elements: `starts` and `sizes` of tensors in the given order, `numel` with padding."""
+    """Layout of one bucket, in elements: where each tensor lies in the flat buffer.
+
+    `starts`, `sizes`: of the tensors, in the order in which they were given. `chunk`: the grid on which long tensors
+    begin. `numel`: of the bucket, with padding.
+    """
 
     starts: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -31,7 +35,7 @@ class Chunked:
     numel: int
 
     def part(self, index: int, parts: int) -> tuple[int, ...]:
-        """Elements of each tensor inside shard `index` of the bucket."""
+        """Returns the elements of each tensor in shard `index`, of `parts` equal shards of the bucket."""
         low = index * (self.numel // parts)
         high = low + self.numel // parts
         return tuple(max(0, min(start + size, high) - max(start, low))
@@ -40,7 +44,7 @@ class Chunked:
 
 @lru_cache(maxsize=256)
 def lay_in_chunks(shapes: tuple[Shape, ...], parts: int) -> Chunked:
-    """Layout of one bucket of tensors, sharded over `parts` ranks."""
+    """Returns the layout of one bucket of tensors of these `shapes`, which is cut over `parts` ranks."""
     sizes = [math.prod(shape) for shape in shapes]
     order = sorted(range(len(shapes)), key=lambda i: -_row(shapes[i]))
     chunk = _chunk([shapes[i] for i in order])

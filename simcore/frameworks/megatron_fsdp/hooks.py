@@ -44,7 +44,10 @@ __all__ = ["MegatronFsdpHooks"]
 
 
 class MegatronFsdpHooks:
-    """Implements `program.hooks.MemoryHooks` over buckets."""
+    """Writer of the memory events of one rank's step under Megatron-FSDP: buckets gathered and reduced.
+
+    Each method simulates one point of the step (`program.hooks.MemoryHooks`): it writes the events to `builder`.
+    """
 
     def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
         self.plan, self.tables, self.out = plan, tables, builder
@@ -60,9 +63,9 @@ class MegatronFsdpHooks:
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def post_persistent(self) -> None:
-        """Posts shards of parameters, masters, moments and main gradients.
+        """Simulates the allocation of all that lives across steps.
 
-        And buckets gathered at the last step's end.
+        Shards of parameters, masters, moments and main gradients; and buckets gathered at the last step's end.
         """
         post_rest(self.plan, self.tables, self.out, self._postings)
         params, trained = bucket_padding(self.plan)
@@ -93,23 +96,23 @@ class MegatronFsdpHooks:
         return [(name, policy.at_rest_category, placed.rest_bytes), (f"{name}.main_grad", "main_grad", grads), *states]
 
     def begin_microbatch(self, action: Action) -> None:
-        """Records whether the microbatch is the last, and the start of its backward."""
+        """Sets whether the microbatch is the step's last, and whether a backward begins; nothing is simulated."""
         self.is_last, self.is_fresh = action.is_last, not action.forward
 
     def forward_begin(self, layer: int) -> None:
-        """Gathers the layer's buckets, and those ahead of them."""
+        """Simulates the gathering of the layer's buckets and of those ahead of them, and the wait for its own."""
         ahead = 0 if self.strategy.keeps_outside and layer not in self.units else +1
         for wanted in self.uses[layer]:
             self.gathers.gather(wanted, ahead)
             self.gathers.wait(wanted)
 
     def forward_end(self, layer: int) -> None:
-        """Frees the buckets of the layer's unit."""
+        """Simulates the release of the buckets of the layer's unit; nothing for a layer of no unit."""
         if layer in self.units:
             self.gathers.release(self.uses[layer][0])
 
     def backward_begin(self, layer: int) -> None:
-        """Gathers the buckets of the layer's unit, for the replay or for backward."""
+        """Simulates the gathering of the buckets of the layer's unit, for its recomputation or for backward."""
         if self.is_fresh:
             self.gathers.let_go([b for at in self.units for b in self.uses[at][0]])
             self.is_fresh = False
@@ -122,7 +125,11 @@ class MegatronFsdpHooks:
                 self.gathers.let_go(wanted)
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
-        """Copies gradients into buckets, reduces complete buckets, and frees the unit's parameters."""
+        """Simulates the copy of the layer's new gradients into buckets, and the reduction of complete buckets.
+
+        `grads`: (parameter, slot: index of the memory's owner, bytes) each, which are freed. The unit's parameters are
+        freed too.
+        """
         for _, slot, num_bytes in grads:
             self.out.free(layer, slot, num_bytes)
         self._open(layer)
@@ -131,7 +138,11 @@ class MegatronFsdpHooks:
             self.gathers.release(self.uses[layer][0])
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """Opens buckets at the layer's first gradient, the only mark: experts are in buckets of their layer's unit."""
+        """Simulates the allocation of the layer's gradient buckets, before its first gradient.
+
+        After a recomputation its parameters are gathered for backward first. `mark`, `grads` and `replay` are not used:
+        experts are in the buckets of their layer's unit.
+        """
         if layer in self.replayed:
             self.gathers.gather(self.uses[layer][0], -1, columns=True)
         self._open(layer)
@@ -141,9 +152,9 @@ class MegatronFsdpHooks:
             self.reductions.open(wanted)
 
     def end_pass(self, action: Action) -> None:
-        """Drains the queue after backward.
+        """Simulates, after a backward, the release of all queued gradient buckets.
 
-        After the step's last backward gradients are handed over and buckets freed.
+        After the step's last backward gradients are handed to the optimizer and all parameter buckets freed.
         """
         if action.forward:
             return
@@ -155,7 +166,7 @@ class MegatronFsdpHooks:
             self.gathers.reset()
 
     def optimize(self) -> None:
-        """Posts the step, and the gathers for the next one."""
+        """Simulates the optimizer's step, and the gathers for the next one."""
         begin, end, step_end = self.marks
         elements = bucket_elements(self.plan)
         state_bytes = sum(count * sum(p.state_bytes for p in self.plan.kinds[kind]) for kind,
@@ -171,7 +182,7 @@ class MegatronFsdpHooks:
 
 
 def bucket_elements(plan: Plan) -> int:
-    """Trained elements of this rank, as the class mean."""
+    """Returns the trained elements of this rank's shards: the mean over the ranks simulated as one."""
     return sum(count * sum(p.local for p in plan.kinds[kind] if p.trainable) for kind, count in plan.kind_counts)
 
 

@@ -17,7 +17,11 @@ REDUCE_HANDLE, REPLICATE_HANDLE = 2, 3
 
 
 class ReduceScatterQueue:
-    """Unsharded gradient buckets: being filled, or reduced and waiting (GradReducePipeline)."""
+    """Writer of the memory events of all unsharded gradient buckets in one step (GradReducePipeline).
+
+    A bucket is being filled, or it is reduced and waits in a queue to be freed. Buckets are given by their index in
+    `buckets`.
+    """
 
     def __init__(self, buckets: Sequence[Bucket], strategy: MegatronFsdpStrategy, tables: Tables, out: Builder) -> None:
         self.buckets, self.waiting, self.out = buckets, strategy.waiting, out
@@ -42,7 +46,10 @@ class ReduceScatterQueue:
         self.waiting_numel = 0
 
     def open(self, buckets: Sequence[int]) -> None:
-        """Allocates buckets before their first gradients."""
+        """Simulates the allocation of those `buckets` that are trained and not yet allocated.
+
+        Called before their first gradients.
+        """
         for b in buckets:
             if self.buckets[b].trainable and not self.is_open[b]:
                 self._make_room([b])
@@ -50,7 +57,10 @@ class ReduceScatterQueue:
                 self.out.alloc(self.layers[b], self.whole, self._own(b))
 
     def post_persistent(self) -> None:
-        """Allocates the gradient buffers that equal units share (`double_buffer`); they live across steps."""
+        """Simulates the allocation of the gradient buffers that equal units share (`double_buffer`).
+
+        They live across steps.
+        """
         for b in (b for b, bucket in enumerate(self.buckets) if self.pooled and bucket.unit == min(self.pooled)):
             self.out.alloc(self.layers[b], self.whole, min(POOL, len(self.pooled)) * self.sizes[b])
 
@@ -69,7 +79,11 @@ class ReduceScatterQueue:
             self._drop(self.queue.pop(0))
 
     def finish(self, layer: int, *, is_last: bool) -> None:
-        """Reduces buckets whose last gradients this layer has made; over copies of the model in the last microbatch."""
+        """Simulates the reduction of the buckets that this layer's gradients complete, and queues them.
+
+        If `is_last` (microbatch of the step), also over copies of the model. The oldest queued buckets are freed first,
+        while they make more elements than may wait.
+        """
         for group in reversed(self.ending.get(layer, [])):
             while self.waiting_numel > self.waiting:
                 self._drop(self.queue.pop(0))
@@ -86,7 +100,7 @@ class ReduceScatterQueue:
             self.waiting_numel += sum(self.buckets[b].numel for b in group)
 
     def drain(self) -> None:
-        """Frees all queued buckets."""
+        """Simulates the release of all queued buckets, after a wait for their reductions."""
         for b in self.queue:
             self._drop(b)
         self.queue.clear()

@@ -11,14 +11,15 @@ __all__ = ["MegatronFsdpStrategy"]
 
 @dataclass(frozen=True, slots=True)
 class MegatronFsdpStrategy(ParallelStrategy):
-    """Flat buckets that are gathered ahead of their use and reduced into a queue, both counted in elements.
+    """Megatron-FSDP's settings for one job: flat buckets, gathered ahead and reduced into a queue.
 
-    `ahead`: elements gathered beyond the requested ones; `waiting`: reduced elements that are kept unsharded until more
-    wait. `bucket_numel`: elements at which a bucket of tensors of no unit is closed, 0 for never. `axes`: (dense,
-    expert). `frees_at_end`: buckets gathered after the step are freed before the next one. `keeps_outside`: buckets of
-    no unit stay gathered and prefetch nothing in forward. `reduces_in_place`: a reduced shard is a view of its bucket.
-    `double_buffer`: equal units share two buffers. `replicate_axis`: reduced shards are summed over it in the last
-    microbatch. `has_columns`: weights in fp8 are in two buffers, rows for forward and columns for backward.
+    Sizes in elements. `ahead`: most that is gathered beyond the requested buckets; `waiting`: reduced gradients that
+    stay unsharded until there are more. `bucket_numel`: size at which a bucket of tensors of no unit is closed, 0 for
+    never. `axes`: mesh axes over which (dense, expert) parameters are cut. `frees_at_end`: buckets gathered after the
+    step are freed before the next one. `keeps_outside`: buckets of no unit stay gathered and prefetch nothing in
+    forward. `reduces_in_place`: a reduced shard is a view of its bucket. `double_buffer`: equal units share two
+    buffers. `replicate_axis`: mesh axis over which reduced shards are summed in the last microbatch, "" for none.
+    `has_columns`: weights in fp8 are in two buffers, rows for forward and columns for backward.
     """
 
     ahead: int

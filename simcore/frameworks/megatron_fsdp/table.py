@@ -60,7 +60,10 @@ OPTIONS = MEGATRON_OPTIONS | _OWN
 
 
 def in_fp8(job: Draft) -> ModelGraph:
-    """Model graph of the job with linears that compute in fp8."""
+    """Returns the job's model with linears that compute in fp8; unchanged if the job has none.
+
+    NotYet for recipes of fp8 that are not served.
+    """
     fp8 = _fp8(job, _shared(job.options(OPTIONS)))
     if fp8 is None:
         return job.graph
@@ -88,7 +91,10 @@ def _shared(options: dict[str, object]) -> dict[str, object]:
 
 
 def table(job: Draft) -> Framework:
-    """Framework of a job under Megatron-FSDP."""
+    """Returns Megatron-FSDP's table for a job: layouts of all tensors, units, settings.
+
+    Raises IllegalLayout, InputError or NotYet for a job that is not served.
+    """
     options = job.options(OPTIONS)
     _check(job, options)
     shared = _shared(options)
