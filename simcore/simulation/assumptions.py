@@ -32,8 +32,8 @@ def of_job(simulation: Simulation) -> tuple[Assumption, ...]:
 def of_memory(simulation: Simulation, band: Band, held: Sequence[tuple[OutsideMemory, ...]]) -> tuple[Assumption, ...]:
     """Assumptions about the parts of allocated, reserved and device memory, and about host memory.
 
-    `held`: memory outside the allocator by class of ranks; where classes differ, the last one's is listed. () if there
-    is none at all. `band`: range of measured over simulated memory.
+    `held`: memory outside the allocator by class of ranks; of each category the largest is listed. () if
+    there is none at all. `band`: range of measured over simulated memory.
     """
     if not any(held):
         return ()
@@ -41,13 +41,14 @@ def of_memory(simulation: Simulation, band: Band, held: Sequence[tuple[OutsideMe
     away = {space: max(plan.elsewhere().get(space, 0) for plan in simulation.plans)
             for plan in simulation.plans for space in plan.elsewhere() if space != "managed"}
     kept = {space.name: space for spaces in simulation.workspaces.values() for space in spaces if counted}
-    beside = {one.category: one for ones in held for one in sorted(ones, key=lambda one: one.num_bytes)}
+    outside = sorted((one for ones in held for one in ones), key=lambda one: one.num_bytes)
+    largest = {one.category: one for one in outside}
     return (*(Assumption(what=f"outside the device, {space}", value=f"{format_bytes(size)} on the rank with the most",
                          kind="derived", source="training.offload") for space, size in away.items()),
             *(Assumption(what=s.name, value=format_bytes(s.num_bytes), kind=s.kind, source=s.source)
               for s in kept.values()),
             *(Assumption(what=one.category, value=format_bytes(one.num_bytes), kind=one.kind, source=one.source)
-              for one in beside.values()), _of_reserved(simulation), _of_band(simulation, band))
+              for one in largest.values()), _of_reserved(simulation), _of_band(simulation, band))
 
 
 def _of_reserved(simulation: Simulation) -> Assumption:

@@ -2,11 +2,11 @@
 
 [Note: what is counted]
 A host's ranks are neighbours, as many as the topology says share its memory. In each phase a rank holds what rests on
-the host by the space of its layout, and what a checkpoint takes on its way (`transfer.Transfer`, each with its source):
-all of the model, its own part once or more often, or at least some tensors in flight. Pages of mapped files count as
-the system's cache, which gives way. Not counted: Python and its libraries, CUDA's own memory on the host, data loaders.
-On the device a phase has what rests there by then, and for a moment a whole tensor or unit; the first step is the
-ledger's. Conversions of a checkpoint's names and shapes on the device are not modelled.
+the host by the space of its layout, and what a checkpoint takes on its way (`placement/checkpoint_files.py`, each with
+its source): all of the model, its own part once or more often, or at least some tensors in flight. Pages of mapped
+files count as the system's cache, which gives way. Not counted: Python and its libraries, CUDA's own memory on the
+host, data loaders. On the device a phase has what rests there by then, and for a moment a whole tensor or unit; the
+first step is the ledger's. Conversions of a checkpoint's names and shapes on the device are not modelled.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Rules that several frameworks share: trainers, precision, LoRA, QLoRA, optimizers, checkpoint files.
 
 Input: a `Job` and checked options, or a `Plan`. Output: parts of a framework's table, or rows written for its hooks.
-Start: `torch` (defaults, optimizers and their states, checkpointing of whole layers), `trainer.Trainer` (what the
-trainer around an implementation sets, refuses and cuts).
+Start: `torch` (defaults, how `torch.optim` places the states of `inputs/optimizers.py`, checkpointing of whole layers),
+`trainer.Trainer` (what the trainer around an implementation sets, refuses and cuts).
 
 `transformers`, `llmfoundry`: those of these layers, and what is served of them. `autocast`: mixed precision by
 autocast. `kernels`: attention backend and compilation. `liger`: Liger's kernels. `lora`: adapters by module name.
