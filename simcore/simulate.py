@@ -76,7 +76,7 @@ def _other_workload(scenario: Scenario, request: Request) -> Report:
         return _served(scenario)
     from simcore.rl.workload import in_phases
 
-    return in_phases(scenario, series=request.has_series)
+    return in_phases(scenario, series=request.has_series, timed=request.timed)
 
 
 def _served(scenario: Scenario, *, ranks: bool = True) -> Report:

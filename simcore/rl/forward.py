@@ -13,6 +13,7 @@ their exponentials. `logprob_chunk_size` is not modelled (None).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -57,19 +58,25 @@ class Passes:
         return self.ns[0] + (count - 1) * self.ns[1]
 
 
-def passes(simulation: Simulation) -> Passes:
+def passes(simulation: Simulation, *, timed: bool = True) -> Passes:
     """Memory and time of forward passes of the simulated model, with all tensors frozen.
 
     Their micro-batch size is that of `simulation`.
     """
     frozen = simulation.job.graph.with_tensors(_frozen)
     plans = [place(frozen, simulation.job.mesh, simulation.framework, c.representative) for c in simulation.classes]
-    written = [[_program(simulation, plan, count) for plan in plans] for count in range(1, _WRITTEN + 1)]
-    ends = [forward_ns(programs, simulation.classes, simulation.routes, simulation.framework) for programs in written]
-    programs = written[-1]
+    programs = [_program(simulation, plan, _WRITTEN) for plan in plans]
     rest = tuple(resting(program) for program in programs)
     above = tuple(_above(program, own, simulation) for program, own in zip(programs, rest, strict=True))
-    return Passes(rest, above, (ends[0], ends[1] - ends[0]))
+    return Passes(rest, above, _durations(simulation, plans, programs) if timed else (0, 0))
+
+
+def _durations(simulation: Simulation, plans: Sequence[Plan], two: Sequence[Program]) -> tuple[int, int]:
+    """Time in ns of the first pass and of each further one; `two`: programs of two passes, one for each plan."""
+    first = [_program(simulation, plan, 1) for plan in plans]
+    first_ns, both_ns = (forward_ns(programs, simulation.classes, simulation.routes, simulation.framework)
+                         for programs in (first, two))
+    return first_ns, both_ns - first_ns
 
 
 def _frozen(kind: LayerKind, specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:

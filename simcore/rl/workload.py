@@ -33,12 +33,14 @@ _PAIR = 2
 """Sequences of a preference, chosen and rejected (NeMo RL 7ea279ab `algorithms/dpo.py:602`: batch sizes doubled)."""
 
 
-def in_phases(scenario: Scenario, *, series: bool) -> Report:
+def in_phases(scenario: Scenario, *, series: bool, timed: bool = True) -> Report:
     """Report of one steady DPO or GRPO step. `series`: it keeps memory over the step, for figures.
+
+    `timed` False: memory only; phases of training and of forward passes take no time.
 
     Raises InputError, IllegalLayout and NotYet as the training step, the engine and NeMo RL's workers refuse.
     """
-    return {"dpo": _dpo, "grpo": _grpo}[scenario.workload](scenario, Request(series=series))
+    return {"dpo": _dpo, "grpo": _grpo}[scenario.workload](scenario, Request(series=series, timed=timed))
 
 
 def legal(scenario: Scenario) -> None:
@@ -89,9 +91,9 @@ def _check_worker(scenario: Scenario, simulation: Simulation) -> None:
 
 
 def _policies(scenario: Scenario, trained: Report, passing: Scenario, simulation: Simulation,
-              steps: int) -> list[Policy]:
+              steps: int, *, timed: bool) -> list[Policy]:
     """Policies of every class of ranks, in the report's order. `simulation`: that of `passing`."""
-    forward = passes(simulation)
+    forward = passes(simulation, timed=timed)
     step_ns = round((trained.time.step_s if trained.time else 0.0) * 1e9)
     ns = forward.total_ns(passing.num_microbatches), steps * step_ns
     plans = placed_simulation(_training(scenario)).plans
@@ -110,7 +112,7 @@ def _dpo(scenario: Scenario, request: Request) -> Report:
     passing = _training(scenario, **doubled, recompute="none")
     simulation = _passes_of(scenario, passing)
     trained = training_step(_training(scenario, **doubled), request)
-    policies = _policies(scenario, trained, passing, simulation, 1)
+    policies = _policies(scenario, trained, passing, simulation, 1, timed=request.timed)
     journals = [dpo_step(policy, simulation.topology) for policy in policies]
     further = [Assumption(what="training.micro_batch_size, global_batch_size", value="counted in pairs, doubled to "
                        "sequences", kind="derived", source="NeMo RL 7ea279ab algorithms/dpo.py:602"),
@@ -133,7 +135,7 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
                         recompute="none")
     simulation = _passes_of(scenario, passing)
     trained = training_step(_training(scenario, global_batch_size=sequences // steps), request)
-    policies = _policies(scenario, trained, passing, simulation, steps)
+    policies = _policies(scenario, trained, passing, simulation, steps, timed=request.timed)
     step = GrpoStep(engine, gathered(simulation.plans[0], simulation.routes),
                 rl.reference != "none", _generate_ns(engine, rl, -(-sequences // engines)), rl.refit_buffer)
     journals = [grpo_step(policy, step, simulation.topology) for policy in policies]

@@ -83,6 +83,21 @@ def test_what_torch_allocates_in_a_training_step_it_allocates_in_a_training_phas
     assert phased.by_phase["optimizer"] == alone.by_phase["optimizer"]
 
 
+@pytest.mark.parametrize("changed", [
+    {}, DPO | {"rl": None, "generation": None},
+    DPO | {"rl": None, "generation": None, "framework": "megatron", "training": {"seq_len": 256}},
+    {"generation": GRPO["generation"] | {"colocated": False, "engines": 2}}], ids=["grpo", "dpo", "megatron", "apart"])
+def test_memory_is_the_same_without_time(changed: dict[str, Any]) -> None:
+    """Advice asks for memory alone, dozens of times."""
+    timed, untimed = (simulate(asked(**changed), timed=timed) for timed in (True, False))
+    assert timed.status == "ok"
+    assert timed.time is not None
+    assert untimed.time is None
+    assert [rank.peak for rank in untimed.ranks] == [rank.peak for rank in timed.ranks]
+    assert untimed.headroom_bytes == timed.headroom_bytes
+    assert [phase.device_bytes for phase in untimed.phases] == [phase.device_bytes for phase in timed.phases]
+
+
 def test_more_sequences_take_longer_and_no_more_memory() -> None:
     once, twice = report(), report(rl=GRPO["rl"] | {"prompts": 8})
     assert seconds(twice)["logprob"] > seconds(once)["logprob"]

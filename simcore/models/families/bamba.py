@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from simcore.models.blocks import Branch, LayerKind, Mamba2, Mixer
 from simcore.models.config import Architecture, Config, ModelFamily
-from simcore.models.families.decoder import attention, chain, mlp
+from simcore.models.families.decoder import attention, chain, mlp, rotated_dims
 
 __all__ = ["FAMILY", "mamba"]
 
@@ -20,7 +20,7 @@ def architecture(config: Config) -> Architecture:
     if config.fields.get("z_loss_coefficient"):
         raise config.fail("z_loss_coefficient", "not modelled yet")
     mixer, count = attention(config), config.integer("num_hidden_layers")
-    rotated, attending = mixer.head_dim // 2, _attending(config, count)
+    rotated, attending = rotated_dims(config, "head_dim", mixer.head_dim, 0.5), _attending(config, count)
     kinds = {True: _layer(config, "attention", "self_attn", replace(mixer, rotated=rotated)),
              False: replace(_layer(config, "mamba", "mamba", mamba(config)), tables=rotated)}
     return chain(config, "bamba", [kinds[i in attending] for i in range(count)], rotated, norm="model.final_layernorm")

@@ -23,7 +23,8 @@ from simcore.models.blocks import (
 )
 from simcore.models.config import Architecture, Config
 
-__all__ = ["attention", "chain", "check_fair_heads", "decoder_layer", "mlp", "top_k"]
+__all__ = ["attention", "chain", "check_fair_heads", "decoder_layer", "mlp", "rotated_dims",
+           "top_k"]
 
 
 _LETTERS = {"moe_decoder": "E", "mamba": "M", "attention": "*", "hybrid": "H"}
@@ -40,6 +41,17 @@ def check_fair_heads(config: Config) -> None:
                           f"size ({hidden}) is not a multiple of the number of attention heads ({heads}), says "
                           "validate_architecture of the family's configuration in transformers 5.23, whatever head_dim "
                           "is")
+
+
+def rotated_dims(config: Config, key: str, head_dim: int, share: float) -> int:
+    """Dimensions of a head of `head_dim` that are rotated, at a `share` in (0, 1] of them, rounded down.
+
+    InputError at `key` unless they are pairs: cos and sin come in two halves (transformers 5.23 `rotate_half`).
+    """
+    rotated = int(head_dim * share)
+    if rotated < 2 or rotated % 2:
+        raise config.fail(key, f"expected pairs of rotated dimensions, got {rotated} of a head's {head_dim}")
+    return rotated
 
 
 def attention(config: Config, *, bias: str = "", qk_norm: bool = False, sinks: bool = False, window: int = 0,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from simcore.models.config import Architecture, Config, ModelFamily
-from simcore.models.families.decoder import attention, chain, decoder_layer, mlp
+from simcore.models.families.decoder import attention, chain, decoder_layer, mlp, rotated_dims
 
 __all__ = ["FAMILY"]
 
@@ -21,7 +21,7 @@ def architecture(config: Config) -> Architecture:
             raise config.fail(field, "dropout is not modelled yet")
     window = 0 if config.fields.get("sliding_window") is None else config.integer("sliding_window")
     mixer = attention(config, window=window)
-    rotated = int(mixer.head_dim * _factor(config))
+    rotated = rotated_dims(config, "partial_rotary_factor", mixer.head_dim, _factor(config))
     layer = decoder_layer("phi3", replace(mixer, rotated=rotated), mlp(config))
     return chain(config, "phi3", [layer] * config.integer("num_hidden_layers"), rotated, window=window)
 

@@ -72,7 +72,10 @@ def test_fused_projections_get_adapters_without_being_named() -> None:
 
 @pytest.mark.parametrize(("changed", "told"), [
     ({"resid_pdrop": 0.1}, "resid_pdrop: dropout is not modelled yet"), ({"hidden_act": "gelu"}, "hidden_act"),
-    ({"partial_rotary_factor": 2}, "partial_rotary_factor: expected a number from 0 to 1")])
+    ({"partial_rotary_factor": 2}, "partial_rotary_factor: expected a number from 0 to 1"),
+    ({"partial_rotary_factor": 0.001}, "partial_rotary_factor: expected pairs of rotated dimensions, got 0 of a head"),
+    ({"partial_rotary_factor": 0.01}, "partial_rotary_factor: expected pairs of rotated dimensions, got 1 of a head"),
+    ({"partial_rotary_factor": 0}, "partial_rotary_factor: expected pairs of rotated dimensions, got 0 of a head")])
 def test_refused(changed: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
         build({**model_config("phi-4", None, "model"), **changed}, "hf")
