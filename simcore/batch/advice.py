@@ -1,7 +1,7 @@
 """Advice for a scenario that does not fit: the smallest changes that would make it fit, each of them simulated.
 
-Every change is tried under every framework: one that the framework refuses, or has no option for, is skipped. Changes
-are keys, as `--set` takes them. The global batch is kept where possible.
+Every change is tried under every framework, and the framework's own options (`FrameworkAdapter.memory_options`); what
+the framework refuses is skipped. Changes are keys, as `--set` takes them. The global batch is kept where possible.
 
     size  changes                                                  cost
     1     reshard, gradient sync, loss head, optimizer step        time
@@ -24,6 +24,7 @@ from functools import partial
 from typing import Any, Final
 
 from simcore.errors import InputError
+from simcore.frameworks.registry import asked_adapter
 from simcore.inputs.bounds import ADVISED_DRAWS, ADVISED_LOADS, ADVISED_ROWS
 from simcore.inputs.loading import changed
 from simcore.inputs.scenario import Scenario
@@ -44,13 +45,6 @@ _FACTORS: Final = (2, 4, 8)
 _BATCH: Final = "training.global_batch_size"
 
 _HELD: Final[tuple[tuple[str, Mapping[str, Any]], ...]] = (
-    ("reshard", {"framework_options.moe.reshard_after_forward": True}),
-    ("reshard", {"framework_options.reshard_after_forward": True}),
-    ("reshard", {"framework_options.set_last_reshard": True}),
-    ("reshard", {"framework_options.enable_fsdp_optimizations": False}),
-    ("units", {"framework_options.wrap": "separate_embedding_head"}),
-    ("sync", {"framework_options.defer_fsdp_grad_sync": False}),
-    ("sync", {"framework_options.sync_gradients": "every"}),
     ("step", {"training.optimizer.implementation": "fused"}),
     *(("loss", {"training.loss": name}) for name in ("te", "cut", "chunked", "liger")),
 )
@@ -64,9 +58,7 @@ _HOSTED: Final[tuple[Mapping[str, Any], ...]] = (
 _FORMATS: Final[tuple[Mapping[str, Any], ...]] = (
     {"training.precision.grad_reduce": "bf16"},
     {"training.precision.main_grads": "bf16"},
-    {"framework_options.use_precision_aware_optimizer": True},
     {"training.optimizer.moments": "bf16"},
-    {"framework_options.use_precision_aware_optimizer": True, "training.optimizer.moments": "bf16"},
     {"training.precision.params": "bf16"},
 )
 
@@ -244,12 +236,15 @@ def _peak(report: Report) -> tuple[int, int] | None:
 
 # ---- what there is to change ----------------------------------------------------------------------------------------
 def _changes(scenario: Scenario) -> Iterator[_Change]:
+    options = asked_adapter(scenario).memory_options
+    yield from (_Change(option.kind, 1, option.keys) for option in options if option.kind != "formats")
     yield from (_Change(kind, 1, keys) for kind, keys in _HELD)
     yield from _recompute(scenario)
     yield from _micro_batch(scenario)
     yield from _layouts(scenario)
     yield from (_Change("offload", 4, keys) for keys in _HOSTED)
     yield from (_Change("formats", 5, keys) for keys in _FORMATS)
+    yield from (_Change("formats", 5, option.keys) for option in options if option.kind == "formats")
     if scenario.training.seq_len % 2 == 0:
         yield _Change("length", 6, {"training.seq_len": scenario.training.seq_len // 2})
     yield _more_gpus(scenario, 2)

@@ -21,7 +21,7 @@ from simcore.placement.plan import AtRestBytes, Plan
 from simcore.program.hooks import HooksFactory
 from simcore.units import dtype_bytes
 
-__all__ = ["AtRest", "FrameworkAdapter", "Options", "even_padding"]
+__all__ = ["AtRest", "FrameworkAdapter", "MemoryOption", "Options", "even_padding"]
 
 Options = Mapping[str, tuple[Any, ...]]
 """Keys of `framework_options`, each with its values or types; the first is the default where that is fixed."""
@@ -71,6 +71,17 @@ def _undivided(degrees: Degrees) -> int:
     return 1
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class MemoryOption:
+    """Scenario keys, set together, with which a framework takes less memory: advice tries them.
+
+    `kind`: advice lists the best of each kind; "formats" changes numbers, all others take time.
+    """
+
+    kind: str
+    keys: Mapping[str, Any]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameworkAdapter:
     """One framework as the engine knows it: functions that make its table and its hooks, and settings.
@@ -86,7 +97,8 @@ class FrameworkAdapter:
     `qlora_refusal`: why they are impossible, as (message, rule). `casts_parameters`: parameters rest in the dtype asked
     for and are gathered in the compute dtype. `copies_tied_head`: over pipeline stages the last holds a copy of the
     embedding. `freezes`: implementations whose parameters can be frozen one by one. `host_buffers`: bytes on the host
-    by owner beyond tensors; with `rounded`, pinned blocks count as rounded up.
+    by owner beyond tensors; with `rounded`, pinned blocks count as rounded up. `memory_options`: settings of the
+    framework that advice tries where a job does not fit.
     """
 
     write_table: Callable[[Draft], Framework]
@@ -104,6 +116,7 @@ class FrameworkAdapter:
     casts_parameters: bool = False
     copies_tied_head: bool = False
     freezes: tuple[str, ...] = ()
+    memory_options: tuple[MemoryOption, ...] = ()
     host_buffers: _HostBuffers = _no_buffers
 
     def table(self, job: Job) -> Framework:

@@ -9,7 +9,7 @@ version sums in the switch (NVLS), the table has that in it.
 [Note: between the points]
 A straight line in logarithms: exact at the points, and where a table falls (NCCL changes its algorithm and protocol
 with the size) so does the answer. Beyond the last point the bandwidth stays that of the last, before the first the time
-that of the first; neither is a measurement, and `Curve.covers` says so.
+that of the first; neither is a measurement: such calls are marked "model" (`timing.collective.measured_sizes`).
 """
 
 from __future__ import annotations
@@ -44,10 +44,6 @@ class Curve:
 
     sizes: tuple[int, ...]
     times: tuple[int, ...]
-
-    def covers(self, num_bytes: int) -> bool:
-        """True if `num_bytes` lies between the smallest and the largest measured message."""
-        return self.sizes[0] <= num_bytes <= self.sizes[-1]
 
     def ns(self, num_bytes: float) -> int:
         """Time in ns of a message of `num_bytes`, interpolated between measured sizes or extrapolated.

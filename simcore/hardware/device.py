@@ -80,11 +80,6 @@ class Device(Frozen):
         return int(self.compute_capability.partition(".")[0])
 
     @property
-    def memory_bytes(self) -> int:
-        """Total memory in bytes, as nvidia-smi prints it."""
-        return int(self.memory.total)
-
-    @property
     def usable_bytes(self) -> int:
         """Memory in bytes that the driver reports to a program, before the CUDA context."""
         return int(self.memory.usable)

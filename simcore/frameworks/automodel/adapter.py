@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simcore.frameworks.adapter import FrameworkAdapter
+from simcore.frameworks.adapter import FrameworkAdapter, MemoryOption
 from simcore.frameworks.automodel.lora import adapters
 from simcore.frameworks.automodel.table import OPTIONS, VERSIONS, implementation_of, table
 from simcore.frameworks.fsdp2.hooks import Fsdp2Hooks
@@ -14,4 +14,9 @@ ADAPTERS = {"automodel": FrameworkAdapter(
     implementations=("automodel", "hf"), implementation_of=implementation_of,
     options=lambda implementation: OPTIONS,
     serves_qlora=True,
+    memory_options=(
+        MemoryOption("reshard", {"framework_options.moe.reshard_after_forward": True}),
+        MemoryOption("reshard", {"framework_options.reshard_after_forward": True}),
+        MemoryOption("reshard", {"framework_options.enable_fsdp_optimizations": False}),
+        MemoryOption("sync", {"framework_options.defer_fsdp_grad_sync": False})),
 )}

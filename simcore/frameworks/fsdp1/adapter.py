@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simcore.frameworks.adapter import AtRest, FrameworkAdapter
+from simcore.frameworks.adapter import AtRest, FrameworkAdapter, MemoryOption
 from simcore.frameworks.common.lora import name_adapters
 from simcore.frameworks.fsdp1.flat_parameters import exact_in_units, mean_in_units, unit_padding_bytes
 from simcore.frameworks.fsdp1.hooks import Fsdp1Hooks
@@ -16,4 +16,5 @@ ADAPTERS = {"fsdp1": FrameworkAdapter(
     options=lambda implementation: TRAINERS[implementation].options if implementation in TRAINERS else OPTIONS,
     at_rest=AtRest(mean=mean_in_units, exact=exact_in_units, padding=unit_padding_bytes),
     quantize=in_fp8, casts_parameters=True,
+    memory_options=(MemoryOption("sync", {"framework_options.sync_gradients": "every"}),),
 )}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simcore.frameworks.adapter import FrameworkAdapter
+from simcore.frameworks.adapter import FrameworkAdapter, MemoryOption
 from simcore.frameworks.common.lora import name_adapters
 from simcore.frameworks.fsdp2.hooks import Fsdp2Hooks
 from simcore.frameworks.fsdp2.table import VERSIONS, in_fp8, table
@@ -16,4 +16,9 @@ ADAPTERS = {"fsdp2": FrameworkAdapter(
     options=lambda implementation: TRAINERS[implementation].options,
     quantize=in_fp8, serves_qlora=True, casts_parameters=True,
     freezes=("hf",),  # a unit may have trainable and frozen parameters (torch 2.13 `_fsdp_param_group.py`)
+    memory_options=(
+        MemoryOption("reshard", {"framework_options.reshard_after_forward": True}),
+        MemoryOption("reshard", {"framework_options.set_last_reshard": True}),
+        MemoryOption("units", {"framework_options.wrap": "separate_embedding_head"}),
+        MemoryOption("sync", {"framework_options.sync_gradients": "every"})),
 )}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simcore.frameworks.adapter import AtRest, FrameworkAdapter
+from simcore.frameworks.adapter import AtRest, FrameworkAdapter, MemoryOption
 from simcore.frameworks.megatron.flat_parameters import buffer_padding, exact_at_rest
 from simcore.frameworks.megatron.hooks import MegatronHooks
 from simcore.frameworks.megatron.lora import adapters
@@ -11,6 +11,8 @@ from simcore.frameworks.megatron.table import QLORA_REFUSAL, default_etp, in_fp8
 
 __all__ = ["ADAPTERS"]
 
+PRECISE = "framework_options.use_precision_aware_optimizer"
+
 ADAPTERS = {"megatron": FrameworkAdapter(
     write_table=table, hooks=MegatronHooks, lora_tensors=adapters, versions=VERSIONS,
     implementations=("megatron",), implementation_of=lambda family, method: "megatron",
@@ -18,4 +20,7 @@ ADAPTERS = {"megatron": FrameworkAdapter(
     at_rest=AtRest(exact=exact_at_rest, padding=buffer_padding),
     quantize=in_fp8, default_etp=default_etp, qlora_refusal=QLORA_REFUSAL,
     copies_tied_head=True,  # the last stage's copy of the embedding: core 0.16.1 language_module.py:167
+    memory_options=(
+        MemoryOption("formats", {PRECISE: True}),
+        MemoryOption("formats", {PRECISE: True, "training.optimizer.moments": "bf16"})),
 )}

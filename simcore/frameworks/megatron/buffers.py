@@ -27,15 +27,13 @@ class FlatBuffer:
     """Layout of one flat buffer of parameters, in elements.
 
     `starts`, `ends`, `bucket_of` (index in `buckets`): of each parameter, in the order in which they were given.
-    `buckets`: (start, end) with padding, in the order of the buffer. `num_unpadded`: elements without the padding of
-    buckets' ends.
+    `buckets`: (start, end) with padding, in the order of the buffer.
     """
 
     starts: IntArray
     ends: IntArray
     bucket_of: IntArray
     buckets: tuple[tuple[int, int], ...]
-    num_unpadded: int
 
     @property
     def numel(self) -> int:
@@ -72,11 +70,10 @@ def _lay_out(sizes: tuple[int, ...], bucket_numel: int, align_param: int, align_
              alone: frozenset[int]) -> FlatBuffer:
     starts, ends, bucket_of = ([0] * len(sizes) for _ in range(3))
     buckets: list[tuple[int, int]] = []
-    at = bucket_start = unpadded = 0
+    at = bucket_start = 0
 
     def close() -> None:
-        nonlocal at, bucket_start, unpadded
-        unpadded += at - bucket_start
+        nonlocal at, bucket_start
         end = math.ceil(at / align_bucket) * align_bucket
         buckets.append((bucket_start, end))
         at = bucket_start = end
@@ -92,4 +89,4 @@ def _lay_out(sizes: tuple[int, ...], bucket_numel: int, align_param: int, align_
     if at > bucket_start:
         close()
     as_array = [np.array(column, dtype=np.int64) for column in (starts, ends, bucket_of)]
-    return FlatBuffer(as_array[0], as_array[1], as_array[2], tuple(buckets), unpadded)
+    return FlatBuffer(as_array[0], as_array[1], as_array[2], tuple(buckets))
