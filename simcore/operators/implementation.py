@@ -30,9 +30,10 @@ class Implementation:
     """One code base's layers, as three functions.
 
     `record`: (kind, workload, slots, comms) to the recording of one layer or part; entries are added to the tables
-    `slots` (storages) and `comms` (communications). `tensors`: parameters and buffers of a kind of layer, in
-    registration order; raises NotYet for what the code base does not build. `standing`: bytes, by name, of buffers that
-    all layers of a pipeline stage share.
+    `slots` (storages) and `comms` (communications). `tensors`: whole parameters and buffers of a kind of layer, in
+    registration order, names relative to the layer; raises NotYet for what the code base does not build. `standing`:
+    from (kind, workload) of a pipeline stage's layers to the bytes on a rank, by name, of buffers that these layers
+    share.
     """
 
     record: _Recorder

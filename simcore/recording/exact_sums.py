@@ -16,7 +16,7 @@ _MOST: Final = 2.0**62
 def countable(values: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[Any]:
     """`values` in a type in which the sum of `values * times` is exact.
 
-    int64 as given, or Python integers (dtype object) where that sum might exceed 64 bits.
+    int64 as given, or, if that sum might exceed 64 bits, all of them as Python integers (dtype object).
     """
     return values if float((np.abs(values) * times.astype(np.float64)).sum()) < _MOST else values.astype(object)
 
@@ -27,7 +27,10 @@ def dot(values: NDArray[np.int64], times: NDArray[np.int64]) -> int:
 
 
 def fitting(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns `values` unchanged if their running sums fit into 64 bits; raises OverflowError otherwise."""
+    """Returns `values` unchanged, whose running sums fit into 64 bits.
+
+    Raises OverflowError if the sum of their absolute values reaches 2**62.
+    """
     if float(np.abs(values).sum(dtype=np.float64)) >= _MOST:
         raise OverflowError("sums pass 64 bits")
     return values

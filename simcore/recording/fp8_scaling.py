@@ -47,7 +47,10 @@ class Scaling:
 
     @property
     def width(self) -> float:
-        """Bytes of one element, its part of the scales included."""
+        """Bytes of one element of one copy, with its part of the scales of blocks.
+
+        Padding, and the scale of a tensor that has one scale, are not in it.
+        """
         each = 0.5 if self.recipe == "nvfp4" else 1.0
         return each + (1 / _LINES[self.recipe] if self.recipe in _LINES else (self.recipe == "blockwise") * 4 / _BLOCK)
 
@@ -58,14 +61,17 @@ class Scaling:
 
     @property
     def has_columns(self) -> bool:
-        """True if two quantised copies of a tensor are stored, one scaled along rows and one along columns."""
+        """True if two quantised copies of a tensor are stored: one along rows, one along columns.
+
+        With one scale a tensor the second is the transposed tensor.
+        """
         return self.transposes or not self.is_per_tensor
 
     def padded_rows(self, rows: int, experts: int) -> int:
         """Number of rows after padding, all experts together.
 
-        `rows` are spread evenly over `experts`, and each expert's part is rounded up to the alignment of a product: a
-        multiple of 32 (mxfp8), 128 (nvfp4) or 16.
+        `rows`, the number of all experts' rows, are spread evenly over `experts` (their number), and each expert's part
+        is rounded up to the alignment of a product: a multiple of 32 (mxfp8), 128 (nvfp4) or 16 (other recipes).
         """
         return experts * _up(-(-rows // experts), _ALIGNED.get(self.recipe, 16))
 
@@ -73,13 +79,13 @@ class Scaling:
         """Bytes of one quantised copy of a (rows, columns) matrix, data and scales.
 
         `along_columns`: values that share a scale lie in a column, not in a row; `squares`: they are a block of 128 x
-        128.
+        128 (blockwise only). Without effect where a tensor has one scale of 4 bytes.
         """
         scales = self._scale_bytes(rows, columns, along_columns=along_columns, squares=squares)
         return self.data_bytes(rows * columns) + scales
 
     def data_bytes(self, numel: int) -> int:
-        """Bytes of `numel` quantised values without their scales."""
+        """Bytes of `numel` quantised values without their scales: half a byte each in nvfp4, else one."""
         return numel // 2 if self.recipe == "nvfp4" else numel
 
     def _scale_bytes(self, rows: int, columns: int, *, along_columns: bool, squares: bool) -> int:
@@ -95,9 +101,10 @@ class Scaling:
 
 
 def in_model(path: str, *, further: bool) -> str:
-    """Full name, in Megatron-Core's model, of a layer's module: `decoder.layers.0.{path}`.
+    """Name of a layer's module in Megatron-Core's model, as if of layer 0: `decoder.layers.0.{path}`.
 
-    `further`: the layer belongs to multi-token prediction, so the prefix is `mtp`.
+    `path`: the module's name inside the layer. `further`: the layer belongs to multi-token prediction, so the name is
+    `mtp.layers.0.{path}`.
     """
     return f"{'mtp' if further else 'decoder'}.layers.0.{path}"
 
@@ -105,8 +112,8 @@ def in_model(path: str, *, further: bool) -> str:
 def matched(matchers: str, name: str) -> str:
     """Recipe of the first pattern that matches the module name `name`; "" if none matches.
 
-    `matchers`: "pattern=recipe;pattern=recipe...", with glob patterns. Core 0.16.1 `quantization/quant_config.py`,
-    RecipeConfig.match, with glob matchers.
+    The recipe is one of `RECIPES`, or "bf16". `matchers`: "pattern=recipe;pattern=recipe...", with glob patterns. Core
+    0.16.1 `quantization/quant_config.py`, RecipeConfig.match, with glob matchers.
     """
     pairs = (matcher.partition("=") for matcher in matchers.split(";"))
     return next((recipe for pattern, _, recipe in pairs if fnmatchcase(name, pattern)), "")

@@ -30,7 +30,7 @@ def operators(timed: float, torch: int = 0, triton: int = 0) -> int:
 
 
 class Operators(NamedTuple):
-    """Host time of one call, and of its backward, each as a number of torch operators."""
+    """Host time of a call of a Python function, and of its backward, each in a number of torch operators."""
 
     forward: int
     backward: int

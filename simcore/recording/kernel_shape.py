@@ -24,8 +24,9 @@ _LARGEST = (1 << _SIDE_BITS) - 1
 def shape_of(m: int, n: int, groups: int = 1, *, sums_rows: bool = False) -> int:
     """Packed shape, one integer, of `groups` matrix products with (m, n) outputs.
 
-    0 for an empty output or for more groups than fit into the integer. `m` counts the rows of all products, which share
-    them. With `sums_rows` the rows are the dimension that is summed over, and `m` is a side of each output.
+    0 for an empty output or for more than 2047 groups; sides above 2**24 - 1 are stored as that. `m` counts the rows of
+    all products, which share them. With `sums_rows` the rows are the dimension that is summed over, and `m` is a side
+    of each output.
     """
     each = m if sums_rows else -(-m // groups)
     sides = min(each, _LARGEST) << _SIDE_BITS | min(n, _LARGEST)
@@ -33,9 +34,10 @@ def shape_of(m: int, n: int, groups: int = 1, *, sums_rows: bool = False) -> int
 
 
 def shape_of_heads(keys: int, values: int, *, backward: bool = False) -> int:
-    """Packed shape of attention: its FLOPs per exponential, relative to heads of 128 elements.
+    """Packed shape, one integer, of attention: its FLOPs per exponential, and those of heads of 128 elements.
 
-    `keys`, `values`: elements of a head. Forward has two products a score, backward five.
+    They are packed as `shape_of` packs two sides. `keys`, `values`: number of elements of one head of each. Forward has
+    two products a score, `backward` five.
     """
     products = 5 if backward else 2
     return shape_of(products * (keys + values), products * 256)
@@ -44,7 +46,8 @@ def shape_of_heads(keys: int, values: int, *, backward: bool = False) -> int:
 class Products(NamedTuple):
     """Shapes that `shape_of` packed, as columns: entry i of each is of shape i.
 
-    `rows`, `columns`: sides of one product's output; `groups`: number of products; `sums_rows`: the sum runs over rows.
+    `rows`, `columns`: sides of one product's output; `groups`: number of products; `sums_rows`: True where the products
+    sum over the rows that they share. All are 0 for shape 0.
     """
 
     rows: _Ints
@@ -66,13 +69,14 @@ def module_of(streams: _Ints) -> _Ints:
 
 
 def groups_in(streams: _Ints) -> _Ints:
-    """Number of matrix products of each kernel, from column STREAM of rows of products."""
+    """Number of matrix products of each kernel, from column STREAM of rows of products; 0 for shape 0."""
     return unpacked(shapes_in(streams)).groups
 
 
 def shapes_in(streams: _Ints) -> _Ints:
     """Packed shape of each kernel, from column STREAM of its row.
 
-    For products and attention see `shape_of`; for other kernels a number of torch operators, or 0.
+    Of a product as `shape_of` packs it, of attention as `shape_of_heads`, of other kernels the number of torch
+    operators that the row stands for; 0: none given.
     """
     return streams >> MODULE_BITS

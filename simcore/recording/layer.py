@@ -15,18 +15,18 @@ _EMPTY = Section(())
 
 @dataclass(frozen=True, slots=True)
 class LayerWorkload:
-    """Workload of one layer for one microbatch on one rank.
+    """Workload of one layer (or embedding, final norm, head, loss) for one microbatch on one rank.
 
     `batch`: sequences; `seq`: tokens of one sequence on this rank, after context parallelism, before sequence
     parallelism. `compute`: dtype of products; `params`: the layer's parameters by name; `loss`: name of the loss
     function; `checkpoint`: name of the activation checkpointing. `tp`, `cp`, `ep`, `etp`: parallel degrees; `ep_axis`:
     mesh axis of the exchange between experts. `rows_per_token`: routed rows that this rank's experts receive per token
-    of this rank, times 2**16, rounded (top_k x 2**16 when routing is balanced); `sent_per_token`: rows that it sends, 0
-    for top_k. `first`: the layer's input is the embedding's output, which the model holds until the last layer is done.
-    `input_requires_grad`: a tensor below the layer is trained. `sequences`: number packed in the microbatch, 0 if each
-    fills its row; `attended`: positions that a token attends to, 0 for all. `split`: gradients of parameters are made
-    in a separate backward pass. `stem`: number of layers down to the embedding, if this layer frees the tensors that
-    the embedding made for all layers; else 0.
+    of this rank, times 2**16, rounded (top_k x 2**16 when routing is balanced); `sent_per_token`: rows that it sends,
+    in the same unit, 0 for top_k. `first`: the layer's input is the embedding's output, which the model holds until the
+    last layer is done. `input_requires_grad`: a tensor below the layer is trained. `sequences`: number packed in the
+    microbatch, 0 if each fills its row; `attended`: positions that a token attends to, as the mean, 0 for all. `split`:
+    gradients of parameters are made in a separate backward pass. `stem`: number of layers down to the embedding, if
+    this layer frees the tensors that the embedding made for all layers; else 0.
     """
 
     batch: int
@@ -67,7 +67,7 @@ class LayerWorkload:
 
 @dataclass(frozen=True, slots=True)
 class RecordedLayer:
-    """Recording of one layer for one microbatch: a section (rows in order) for each part of a step.
+    """Recording of one layer for one microbatch on one rank: a section (rows in order) for each part.
 
     `rest`: tensors kept from the previous step; `forward`: until the module returns; `after`: tensors that its caller
     then drops (after the FSDP unit's post-forward hook); `late`: tensors that the model drops after the last layer;

@@ -38,7 +38,7 @@ class ImplementationOptions:
 
     @classmethod
     def of(cls, options: ImplementationOptions) -> Self:
-        """`options` as an instance of this class; its defaults if they are `NO_OPTIONS`.
+        """Returns `options`, which are an instance of this class; its defaults if they are `NO_OPTIONS`.
 
         Raises AssertionError for options of another implementation.
         """

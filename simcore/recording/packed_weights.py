@@ -58,29 +58,30 @@ class PackedWeights:
 
     @property
     def values_a_row(self) -> int:
-        """Number of values in one element that a sharding layout cuts.
+        """Number of a matrix's values in one element of the stored tensor (sharding cuts no element).
 
-        An element of the packed column holds several values, an element of the matrix itself one.
+        An element of a packed column holds two values a byte of `storage`; otherwise it is 1.
         """
         return 2 * dtype_bytes(self.storage) if self.is_column else 1
 
     def rows(self, numel: int) -> int:
-        """Number of elements of the packed column of a matrix with `numel` values, rounded up."""
+        """Number of elements, rounded up, of the stored tensor of a matrix with `numel` values."""
         return -(-numel // self.values_a_row)
 
     def data_bytes(self, numel: int) -> int:
         """Bytes of the packed values of a matrix of `numel` values.
 
-        Constants that are sharded with them are included.
+        With the constants that are sharded with them, which only torchao's format has (`is_tensor`).
         """
         if self.is_tensor:
             return numel // 2 + self.blocks(numel) + 2 * math.ceil(self.blocks(numel) / _NESTED)
         return self.rows(numel) * dtype_bytes(self.storage)
 
     def constant_bytes(self, shape: tuple[int, ...]) -> int:
-        """Bytes of the unsharded constants that restore a matrix of that shape.
+        """Bytes, on every rank, of the unsharded constants that restore a matrix of that shape.
 
-        Maxima of its blocks, their own constants, tables.
+        4 bits: maxima of its blocks, their own constants, tables. int8: a maximum for each row. torchao's format: the
+        mean and the table.
         """
         if self.is_tensor:
             return 2 * _TABLE + 2

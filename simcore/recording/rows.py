@@ -29,7 +29,7 @@ class Op(IntEnum):
 
     ALLOC = 0  # SLOT owner row, AMOUNT +bytes
     FREE = 1  # SLOT owner row, AMOUNT -bytes
-    COMPUTE = 2  # SLOT kernel, AMOUNT FLOPs, AUX bytes read and written, STREAM the module and the shape (`product`)
+    COMPUTE = 2  # SLOT kernel, AMOUNT FLOPs, AUX bytes read and written, STREAM module and shape (`kernel_shape`)
     COLLECTIVE = 3  # SLOT communication row, AMOUNT payload bytes, AUX handle; between kernels AUX the module
     COPY = 4  # SLOT communication row, AMOUNT bytes, AUX handle
     WAIT = 5  # the compute stream waits for handle AUX; `HOST_STOPS`, `HOST_DRAINS`: the host waits
@@ -119,10 +119,10 @@ _ALLOC, _FREE, _COMPUTE, _COLLECTIVE, _MARK = (
 class Storage:
     """Memory of one or more tensors: its creation records an allocation, its deletion a free.
 
-    `slot`: index of its name and category in the recorder's table; `offset`: which layer's slot it is, 0 for this one.
-    `born`: False if another layer has recorded the allocation. `num_bytes`: set to 0 where another layer records the
-    free. `birth`: index of the allocation's row. `held`: a storage that this one refers to, which lives at least as
-    long.
+    `slot`: index of its name and category in the recorder's table; `offset`: number of the layer that allocates it,
+    minus the recorded layer's (-1: the layer before). `born`: False if another layer has recorded the allocation.
+    `num_bytes`: set to 0 where another layer records the free. `birth`: index of the allocation's row. `held`: a
+    storage that this one refers to, which lives at least as long.
     """
 
     __slots__ = ("birth", "held", "num_bytes", "offset", "slot", "tape")
@@ -213,7 +213,8 @@ class Recorder:
     def compute(self, kernel: Kernel, flops: int, moved_bytes: int, shape: int = 0) -> None:
         """Records one kernel on the compute stream.
 
-        `flops`: two for a multiply-add; `moved_bytes`: read and written; `shape`: packed integer, see `kernel_shape`.
+        `flops`: two for a multiply-add; `moved_bytes`: read and written. `shape`: of a product or of attention as
+        `kernel_shape` packs it, of other kernels the number of torch operators that they stand for; 0: none given.
         """
         if self.is_alone and kernel == Kernel.ELEMENTWISE:
             shape = shape or 1
@@ -226,7 +227,8 @@ class Recorder:
     def collective(self, collective: str, axis: str, payload: int, dtype: str) -> None:
         """Records a collective on mesh axis `axis` that the layer itself calls and waits for.
 
-        Examples: token dispatch, tensor parallelism. `payload`: bytes, as in the report's `traffic`.
+        Examples: token dispatch, tensor parallelism. `payload`: bytes as in the report's `TrafficRow.payload_bytes`
+        (of an all-gather the full output, of a reduce-scatter the full input).
         """
         row = self.comms.setdefault((collective, axis, dtype), len(self.comms))
         self.rows.append((_COLLECTIVE, 0, row, payload, COMPUTE_STREAM, self.module))

@@ -148,7 +148,7 @@ class Tape(Recorder):
     def external(self, shape: Sequence[int], dtype: str, slot: int, offset: int) -> Tensor:
         """Tensor that another layer has allocated: only its free is recorded here.
 
-        `slot`: index of its name in that layer; `offset`: that layer's index minus this one's.
+        `slot`: index of its name and category in the shared table; `offset`: that layer's number minus this one's.
         """
         tensor = Tensor(None, tuple(shape), dtype)
         tensor.storage = Storage(self, tensor.nbytes, slot, offset, born=False)
@@ -308,8 +308,9 @@ class Tape(Recorder):
     def give_param(self, param: Param, grad: Tensor) -> None:
         """Hands a parameter its gradient, as AccumulateGrad does.
 
-        The first gradient becomes `{name}.grad`; a further one is added in place and freed. If the parameter has an
-        optimizer `step`, this is recorded and the gradient is freed.
+        Its storage is renamed to `{name}.grad`; if a gradient exists already, it is added in place and freed. If the
+        parameter has an optimizer `step`, this is recorded and the gradient is freed. That of a `tied` parameter only
+        waits for the other one.
         """
         if param.tied:  # the implementation adds it to the other gradient
             self.grads.append((param, grad))
@@ -326,7 +327,7 @@ class Tape(Recorder):
     def release_grads(self) -> tuple[tuple[Param, int, int], ...]:
         """Parameter gradients that are alive now, as (parameter, slot: index of its name, bytes).
 
-        Their frees are not recorded here; whoever takes them records them.
+        The tape forgets them: no free of them is recorded here.
         """
         alive = []
         for param, grad in self.grads:

@@ -51,11 +51,12 @@ _SEND, _RECEIVE = int(Stream.SEND), int(Stream.RECEIVE)
 
 
 class Kernels(NamedTuple):
-    """Kernels of a program: one entry for each kernel row, equal rows only once; arrays in one order.
+    """Kernels of one rank's program: one entry for each distinct kernel row; arrays in one order.
 
     `rows`: index among the program's distinct rows; `kinds`: index in `kernel.KERNELS`; `dtypes`: index in
-    `kernel.DTYPES`; `ns`: time on an idle device, of which `compute_ns` is for arithmetic and `memory_ns` for memory
-    traffic, not rounded; the rest is due to the shortest time of a kernel.
+    `kernel.DTYPES`; `flops`, `bytes_moved`: of one run of the kernel; `ns`: its time on an idle device, of which
+    `compute_ns` is for arithmetic and `memory_ns` for memory traffic, not rounded; the rest of `ns` is due to the
+    shortest time of a kernel.
     """
 
     rows: IntArray
@@ -72,8 +73,9 @@ class Kernels(NamedTuple):
 class Work:
     """All kernels of one class and format on one rank in one step.
 
-    `kernel`, `dtype`: entries of `kernel.KERNELS` and `kernel.DTYPES`. `ns`: time in forward, in backward and in the
-    optimizer, in this order; `compute_ns`, `memory_ns`: its shares for arithmetic and for memory traffic.
+    `kernel`, `dtype`: entries of `kernel.KERNELS` and `kernel.DTYPES`. `ns`: time on an idle device in forward, in
+    backward and in the optimizer, in this order; `compute_ns`, `memory_ns`: parts of their sum for arithmetic and for
+    memory traffic. `flops`, `bytes_moved`: sums over the step.
     """
 
     kernel: str
@@ -89,8 +91,9 @@ class Work:
 class Sent:
     """All calls of one collective on one mesh axis in a step of one rank.
 
-    `alone_ns`: their time without contention; `exposed_ns`: time that a stream waited for them; `hidden_ns`: the sum,
-    over calls, of the time without contention that was not waited for.
+    `calls`: their number, of messages only those received. `alone_ns`: their time without contention; `exposed_ns`:
+    time that a stream waited for them; `hidden_ns`: the sum, over calls, of the time without contention that was not
+    waited for.
     """
 
     collective: str
@@ -103,9 +106,10 @@ class Sent:
 
 @dataclass(frozen=True, eq=False)
 class Breakdown:
-    """Time of one step of one rank by reason, in ns.
+    """Time of one step of one rank (the one that ends last) by reason, in ns.
 
-    `parts`: ns by name, see `PARTS`; `work`: kernels by class and format; `sent`: calls by collective and axis.
+    `parts`: ns by name, see `PARTS`, which add up to the step; `work`: kernels by class and format; `sent`: calls by
+    collective and axis.
     """
 
     parts: dict[str, int]
@@ -115,10 +119,11 @@ class Breakdown:
 
 def breakdown(program: Program, track: RankStreams, times: ClassTimes, weight: IntArray, kernels: Kernels,
               alone_ns: Callable[[int, int], int], once: int) -> Breakdown:
-    """Breakdown of a step of one class of ranks (with the same program), after a run on the timeline.
+    """Breakdown of a whole step on one rank of the class that runs `program`.
 
-    `track`: its streams; `times`: what the timeline gave; `weight`: how often each microbatch of the program happens in
-    the step; `alone_ns(comm, payload)`: ns of a call without contention; `once`: host ns spent once a step.
+    `track`: the class's streams; `times`: what the timeline gave for them; `weight`: how often each microbatch of the
+    program happens in the step; `kernels`: those of the program; `alone_ns(comm, payload)`: ns of a call without
+    contention; `once`: host ns spent once a step.
     """
     work = _work(program, weight, kernels)
     rows = np.minimum(track.skeleton.item_rows, len(program.places) - 1)

@@ -61,10 +61,11 @@ class Crossing(NamedTuple):
 
 # ---- bytes ----------------------------------------------------------------------------------------------------------
 def wire_bytes(collective: str, payload_bytes: int, group_size: int) -> int:
-    """Bytes that leave one rank on a ring, the mean over the group, for a payload in bytes.
+    """Bytes of one call that leave one rank on a ring, the mean over the group.
 
-    Payload as in the report's `traffic`. Rounded to the nearest integer, halves to even, of the product of floats, so
-    that sums over calls agree with PyTorch traces that were counted so. Raises KeyError for an unknown collective.
+    `payload_bytes`: as in the report's `TrafficRow`; `group_size`: number of ranks. Rounded to the nearest integer,
+    halves to even, of the product of floats, so that sums over calls agree with PyTorch traces that were counted so.
+    Raises KeyError for an unknown collective.
     """
     return round(payload_bytes * wire_factor(collective, group_size))
 
@@ -72,7 +73,8 @@ def wire_bytes(collective: str, payload_bytes: int, group_size: int) -> int:
 def wire_factor(collective: str, group_size: int) -> float:
     """Share of the payload that leaves one rank on a ring, the mean over the group; 0 in a group of one.
 
-    In a gather all ranks but one send, a part each. Raises KeyError for an unknown collective.
+    `group_size`: number of ranks. In a gather all ranks but one send, a part each. Raises KeyError for an unknown
+    collective.
     """
     if collective not in COLLECTIVES:
         raise KeyError(collective)
@@ -87,7 +89,8 @@ def wire_factor(collective: str, group_size: int) -> float:
 def algorithm(collective: str, link: Link, dispatch: Dispatch | None = None) -> str:
     """Name of the algorithm of a collective: ring, tree, chain, pairwise, two_level or direct.
 
-    `dispatch`: the token dispatcher if the collective is its all-to-all, which across nodes is two_level.
+    `collective`: one of `COLLECTIVES`, or copy, which is direct. `dispatch`: the token dispatcher if the collective is
+    its all-to-all, which across nodes is two_level.
     """
     if collective == "all_to_all":
         return "two_level" if dispatch is not None and link.num_nodes > 1 else "pairwise"
@@ -99,9 +102,10 @@ def algorithm(collective: str, link: Link, dispatch: Dispatch | None = None) -> 
 def crossing(collective: str, group_size: int, link: Link, dispatch: Dispatch | None = None) -> Crossing:
     """Shares of a collective's payload that leave a rank and its node, the mean over the group.
 
-    Members are counted as if the nodes held equal parts. The share that leaves a rank is `wire_factor`, except for a
-    dispatch across nodes. A message goes to the next rank of the group, around the ring. A copy from or to the host
-    leaves the rank and not the node. Raises KeyError for an unknown collective.
+    `group_size`: number of ranks; `dispatch`: token dispatcher of an all-to-all of experts. Members are counted as if
+    the nodes held equal parts. The share that leaves a rank is `wire_factor`, except for a dispatch across nodes. A
+    message goes to the next rank of the group, around the ring. A copy from or to the host leaves the rank and not the
+    node. Raises KeyError for an unknown collective.
     """
     if link.name == "host":
         return Crossing(1.0, 0.0)
@@ -139,13 +143,17 @@ def timing(collective: str, payload_bytes: int, group_size: int, link: Link,
            dispatch: Dispatch | None = None) -> Timing:
     """Source of the time that `collective_ns` returns: "measured" or "model" ([Note: measured or model]).
 
-    Measured: a table for this number of ranks of one host covers the payload. Model: latency plus bytes over bandwidth.
+    Measured: a table for this number of ranks of one host covers the payload; never with a token dispatcher
+    (`dispatch`).
     """
     return "measured" if payload_bytes in measured_sizes(collective, group_size, link, dispatch) else "model"
 
 
 def measured_sizes(collective: str, group_size: int, link: Link, dispatch: Dispatch | None = None) -> range:
-    """Range of payloads in bytes whose time is taken from a table; an empty range if there is no table."""
+    """Range of payloads in bytes that a measured table covers; an empty range if there is no table.
+
+    None counts for a token dispatcher (`dispatch`) or where the group spans hosts.
+    """
     curve = _measured(collective, group_size, link) if dispatch is None and link.num_hosts == 1 else None
     return range(0) if curve is None else range(curve.sizes[0], curve.sizes[-1] + 1)
 
@@ -154,7 +162,8 @@ def collective_ns(collective: str, payload_bytes: int, group_size: int, link: Li
                   dispatch: Dispatch | None = None) -> int:
     """Time in ns of one call without contention; 0 in a group of one.
 
-    From a measured table where there is one, else latency plus bytes over bandwidth ([Note: measured or model]). A copy
+    `payload_bytes`: as in the report's `TrafficRow`; `dispatch`: token dispatcher of an all-to-all of experts. From a
+    measured table where there is one, else latency plus bytes over bandwidth ([Note: measured or model]). A copy
     between a GPU and its host takes the link's latency plus its bytes at the link's rate; 0 bytes take 0 ns. Raises
     KeyError for an unknown collective.
     """

@@ -40,13 +40,13 @@ _PASS = np.array([{Phase.LOSS: Phase.FORWARD, Phase.RECOMPUTE: Phase.BACKWARD}.g
 
 
 class CollectiveCall(NamedTuple):
-    """One call of a collective, message or copy in a program.
+    """One call of a collective, message or copy in one rank's program.
 
-    `number`: its index among the program's calls; `comm`: index of its communicator; `stream`: stream that it runs on.
-    `gate`: index of the compute item (see `ComputeItem`) after which it may start (-1: at once). `serial`: its number
-    among the calls of this communicator on this stream; equal numbers of the group's ranks are one call. `layer`,
-    `handle`, `microbatch`: key by which a later wait names the call. `row`: index of its row; `after`: index of the
-    compute item after which it was issued.
+    `number`: its index among the program's calls; `comm`: index of its communicator; `stream`: number of the stream
+    (`Stream`) that it runs on. `gate`: index of the compute item (see `ComputeItem`) after which it may start (-1: at
+    once). `serial`: its number among the calls of this communicator on this stream; equal numbers of the group's ranks
+    are one call. `layer`, `handle`, `microbatch`: key by which a later wait names the call. `row`: index of its row;
+    `after`: index of the compute item after which it was issued.
     """
 
     number: int
@@ -64,9 +64,10 @@ class CollectiveCall(NamedTuple):
 class ComputeItem(NamedTuple):
     """One item of the compute stream: kernels without a wait between them, then possibly a call or a wait.
 
-    `row`: index of its last row. `call`: collective that runs in order with the kernels; `wait_for`: number of the call
-    that it waits for at its end, -1 for none. `stops_host`: the host waits until its kernels are done. `message`:
-    number of the call between pipeline stages that is sent or arrives here, -1 for none.
+    `row`: index of its last row in the program. `call`: collective that runs on the compute stream after its kernels,
+    None for none; `wait_for`: number of the call that it waits for at its end, -1 for none. `stops_host`: the host
+    waits until its kernels are done. `message`: number of the call between pipeline stages that is sent or arrives
+    here, -1 for none.
     """
 
     row: int
@@ -81,7 +82,7 @@ class ExecutionGraph:
     """Compute items and calls of one program, and what each of them waits for, without durations.
 
     `items`: of the compute stream, in order of issue; `calls`: those of each other stream, by the stream's number, in
-    order of issue; `call_rows`: row index of each call.
+    order of issue; `call_rows`: row index of each call, by its number.
     """
 
     items: tuple[ComputeItem, ...]

@@ -93,8 +93,9 @@ Clusters of four: CUTLASS 4 `generator.py`, GenerateSM100_TensorOp_16b_UMMA_gemm
 def stretch(device: Device, shapes: IntArray, flops: IntArray, operand_bits: IntArray) -> Floats:
     """Factor by which each kernel's matrix product takes longer than with full tiles and no idle SM.
 
-    At least 1 (an SM is a streaming multiprocessor). `shapes` as `kernel_shape.shape_of` packs them (0: no product or
-    an unknown shape, factor 1); `operand_bits`: bits of an element.
+    At least 1 (an SM is a streaming multiprocessor). One entry for each kernel in all arrays: `shapes` as
+    `kernel_shape.shape_of` packs them (0: no product or an unknown shape, factor 1); `flops`: two for a multiply-add;
+    `operand_bits`: bits of an element of an operand.
     """
     out = np.ones(len(shapes))
     at = np.flatnonzero(shapes)

@@ -37,8 +37,8 @@ def launch_ns(host: Host, rows: IntArray, kernel_rows: IntArray, kernels: IntArr
     """Host time in ns that the issue of each row takes, in the order of `rows`.
 
     `kernel_rows`: indices of the rows that are kernels; `kernels`: their classes, as indices in `kernel.KERNELS`. In a
-    CUDA graph only a share of the time remains. `bytes_per_s`: rates of the host's memory and drives, for work that the
-    host does itself.
+    CUDA graph (`libraries.graphs`) only a share of the time remains. `bytes_per_s`: rates of the host's memory and
+    drives, for work that the host does itself.
     """
     each = np.zeros(len(rows), dtype=np.float64)
     each[kernel_rows] = _kernel_s(host, rows[kernel_rows], kernels, libraries)

@@ -47,9 +47,9 @@ def compute_ns(device: Device, efficiency: Efficiency, kernel_ids: ArrayLike, fl
                dtype_ids: ArrayLike) -> NDArray[np.int64]:
     """Time in ns of each kernel on an idle device: its arithmetic plus its memory traffic.
 
-    At least the shortest time of a kernel. `kernel_ids` index `KERNELS`, `dtype_ids` index `DTYPES` (the format of the
-    operands); `flops` counts two for a multiply-add; `bytes_moved` is read plus written. Raises InputError if the
-    device has no such format.
+    At least the shortest time of a kernel, but 0 without FLOPs and bytes. `kernel_ids` index `KERNELS`, `dtype_ids`
+    index `DTYPES` (the format of the operands); `flops` counts two for a multiply-add; `bytes_moved` is read plus
+    written. Raises InputError if the device has no such format.
 
     [Note: shapes]
     Arithmetic and traffic are added, so a kernel with fewer FLOPs per byte reaches less of the peak. For a product of
@@ -64,8 +64,9 @@ def worked_flops(device: Device, kernel_ids: IntArray, flops: IntArray, dtype_id
                  shapes: IntArray) -> NDArray[np.float64]:
     """FLOPs of each kernel, multiplied by factors for what its shape loses on the device.
 
-    See `gemm_waves.py` and `attention_softmax.py`. `kernel_ids` index `KERNELS`, `dtype_ids` index `DTYPES`. `shapes`
-    of products and of attention, as `kernel_shape.py` packs them; those of other kernels are ignored.
+    See `gemm_waves.py` and `attention_softmax.py`. `kernel_ids` index `KERNELS`, `dtype_ids` index `DTYPES`. `shapes`:
+    of products and of attention as `kernel_shape.py` packs them (0: unknown, factor 1); those of other kernels are
+    ignored.
     """
     bits = _BITS[dtype_ids]
     products = np.where(kernel_ids <= _LAST_PRODUCT, shapes, 0)
@@ -79,7 +80,7 @@ def added_ns(efficiency: Efficiency, of_flops: NDArray[np.float64], of_bytes: ND
     """Time in ns of each kernel: the sum of the two parts that `busy_ns` returns, rounded up.
 
     At least the shortest time of a kernel, but 0 without FLOPs and bytes (a row that costs only the host). Raises
-    OverflowError if all together do not fit into 64 bits.
+    OverflowError if their sum reaches 2**62 ns.
     """
     work = of_flops + of_bytes
     if float(work.sum()) >= 2.0**62:
@@ -118,7 +119,7 @@ def _share(efficiency: Efficiency, kernel: str) -> KernelShare:
 
 
 def on_matrix_units(efficiency: Efficiency, kernel: str) -> bool:
-    """True if kernels of that class run on the matrix units, False if on the vector units.
+    """True if kernels of class `kernel` (one of `KERNELS`) run on matrix units, False if on vector units.
 
     The former reach a share of the peak of their format.
     """
@@ -135,7 +136,8 @@ def _ns_per_flop(device: Device, efficiency: Efficiency, share: KernelShare, dty
 def exposed_share(overlap: Overlap, axis: str, overlapped: Sequence[str]) -> float:
     """Share, 0 to 1, of the time of a collective inside a layer that kernels do not hide.
 
-    `overlapped`: mesh axes whose collectives the framework overlaps with kernels; 1 for any other `axis`.
+    `axis`: its mesh axis; `overlapped`: mesh axes whose collectives the framework overlaps with kernels, 1 for any
+    other axis.
     """
     if axis not in overlapped:
         return 1.0
@@ -145,7 +147,8 @@ def exposed_share(overlap: Overlap, axis: str, overlapped: Sequence[str]) -> flo
 def cpu_rate(topology: Topology, world_size: int) -> float:
     """Bytes/s at which the CPU cores of one rank read and write host memory.
 
-    Ranks of a host share it evenly. Raises InputError if the topology has no `node.host_bandwidth`.
+    A share (`CPU_SHARE`) of the topology's bandwidth, divided evenly among the ranks of a host; `world_size`: ranks of
+    the job. Raises InputError if the topology has no `node.host_bandwidth`.
     """
     bandwidth = topology.node.host_bandwidth
     if bandwidth is None:
@@ -165,7 +168,8 @@ class HostRates(NamedTuple):
 def host_rates(topology: Topology, world_size: int) -> HostRates:
     """Rates in bytes/s of one rank on its host: memory, and reading and writing drives (0 without drives).
 
-    Ranks of a host share them evenly. Raises InputError if the topology has no `node.host_bandwidth`.
+    Ranks of a host share them evenly; `world_size`: ranks of the job. Raises InputError if the topology has no
+    `node.host_bandwidth`.
     """
     nvme, ranks = topology.node.nvme, min(world_size, topology.gpus_per_host)
     drives = (nvme.read.si / ranks, nvme.write.si / ranks) if nvme else (0.0, 0.0)

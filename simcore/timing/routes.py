@@ -30,10 +30,10 @@ HOST_WAYS: Final = ("to_host", "to_device")
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Way of one collective on one mesh axis: its group's size, the link that it crosses, its dispatcher.
+    """Route of one collective on one mesh axis: size of the group, link that it crosses, dispatcher.
 
-    `link`: of a message, the link across nodes if any two neighbours are on different ones. `dispatch`: token
-    dispatcher of an all-to-all of experts, None for others.
+    `group_size`: ranks of the axis (1 for a copy). `link`: of a message, the link across nodes if any two neighbours
+    are on different ones. `dispatch`: token dispatcher of an all-to-all of experts, None for others.
     """
 
     collective: str
@@ -43,7 +43,7 @@ class Route:
 
     @property
     def leaves(self) -> bool:
-        """True if any byte leaves the rank: False in a group of one."""
+        """True if any byte leaves the rank: False in a group of one, except for a copy to or from the host."""
         return self.group_size > 1 or self.link.name == "host"
 
     @property
@@ -53,7 +53,7 @@ class Route:
 
     @property
     def measured(self) -> range:
-        """Range of payloads in bytes whose time was measured; empty if none was."""
+        """Range of payloads in bytes whose time was measured (`collective.measured_sizes`); empty if none was."""
         return measured_sizes(self.collective, self.group_size, self.link, self.dispatch)
 
     def ns(self, payload_bytes: int) -> int:
@@ -72,7 +72,10 @@ class Routes:
         self.known: dict[tuple[str, str], Route] = {}
 
     def of(self, collective: str, axis_name: str) -> Route:
-        """Route of a collective on a mesh axis; for a copy, `axis_name` is `to_host` or `to_device`."""
+        """Route of a collective on a mesh axis, the same for all ranks; for a copy the axis is its direction.
+
+        `axis_name`: name of the mesh axis; of a copy `to_host` or `to_device`.
+        """
         if (collective, axis_name) not in self.known and collective == "copy":
             self.known[collective, axis_name] = Route(collective, 1, self.topology.node.host_link.way(axis_name), None)
         if (collective, axis_name) not in self.known:
@@ -85,7 +88,8 @@ class Routes:
     def crossing(self, collective: str, axis_name: str, ranks: IntArray) -> Crossing:
         """Shares of a payload that leave a rank and its node, the mean over the given ranks.
 
-        `ranks`: those of one class (with the same program).
+        `ranks`: numbers of the ranks of one class (with the same program); they count only for messages (send_recv),
+        whose route differs by rank.
         """
         route = self.of(collective, axis_name)
         if collective != "send_recv" or route.group_size == 1:

@@ -26,9 +26,9 @@ def hidden_shares(program: Program, kernel_ns: IntArray, call_ns: Callable[[int,
                   contention: float) -> NDArray[np.float64]:
     """Share, 0 to 1, of each all-to-all's time that the kernels of a shared expert hide; 0 for other rows.
 
-    One entry for each distinct row of the program (equal rows are stored once). `kernel_ns`: time of each distinct row;
-    `call_ns(comm, payload)`: ns of a call. The shorter of the two is hidden, less `contention`, the share by which
-    kernels next to a collective take longer.
+    One entry for each distinct row of the program (equal rows are stored once); all-to-alls of one pass of a layer have
+    one share. `kernel_ns`: ns of each distinct row; `call_ns(comm, payload)`: ns of a call. The shorter of the two
+    sums, kernels and calls, is hidden, less `contention`, the share by which kernels next to a collective take longer.
     """
     rows = program.distinct
     exchanges = np.array([collective == "all_to_all" for collective, _, _ in program.tables.comms], dtype=np.bool_)

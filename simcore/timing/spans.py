@@ -57,10 +57,11 @@ class _Bar:
 
 def spans(program: Program, track: RankStreams, times: ClassTimes, row_ns: IntArray, most: int,
           meets: Callable[[CollectiveCall], str]) -> tuple[Span, ...]:
-    """Spans (bars of a drawing) of all streams of one class of ranks (with the same program).
+    """Spans (bars of a drawing) of all streams of one rank, for one class of ranks (with the same program).
 
-    Those of the compute stream come first; at most `most`. `row_ns`: when the compute stream reached each row, in ns;
-    `meets(call)`: text that marks the call in all classes that take part, "" if only one does.
+    Those of the compute stream come first, then stream by stream, each in order of start. Adjacent short ones are
+    merged until there are at most `most`. `row_ns`: time in ns when the compute stream had done each row of the
+    program; `meets(call)`: text that marks the call in all classes that take part, "" if only one does.
     """
     waits = list(_waits(track, times))
     lanes: dict[str, list[_Bar]] = {"compute": [*_beside(_kernels(program, row_ns), waits), *waits]}

@@ -41,11 +41,12 @@ _DTYPE_ID = {name: DTYPES.index(name) for name in ("fp32", "bf16", "fp16", "fp8"
 class StepTiming:
     """Times of one step of a job, in ns. A class: ranks with the same program.
 
-    `phase_ns`: time of the rank that ends last in forward, backward and optimizer. `spending`: breakdown of the ranks
-    that end last, those of class number `worst`. `steady`: the microbatches around the repeated ones take the same time
-    on every rank (or nothing is extrapolated). `forward_flops`: FLOPs of all ranks' forward passes. For each class:
-    `row_ns`, when each row of its program was reached on the compute stream; `times`, ends of its items and calls;
-    `tracks`, its streams. `wiring`: communicators of all classes.
+    `step_ns`: the whole step, all microbatches. `phase_ns`: its parts "forward", "backward" and "optimizer" on a rank
+    that ends last; `spending`: their breakdown; `worst`: index of the class of these ranks. `steady`: the microbatches
+    around the repeated ones take the same time on every rank (or nothing is extrapolated). `forward_flops`: FLOPs of
+    all ranks' forward passes of the whole step. For each class, of the simulated microbatches alone: `row_ns`, when its
+    compute stream had done each row of its program; `times`, ends of its items and calls; `tracks`, its streams.
+    `wiring`: communicators of all classes.
     """
 
     step_ns: int
@@ -64,8 +65,8 @@ def time_step(programs: Sequence[Program], classes: Sequence[RankClass], routes:
           steady_ones: range, extra_microbatches: int) -> StepTiming:
     """Times of one step: runs the programs, with a few microbatches each, and extrapolates the others.
 
-    `classes`: for each program the class of ranks that runs it. `steady_ones`: microbatches that stand for those left
-    out; `extra_microbatches`: number of those, each as long as the steady ones.
+    `classes`: for each program the class of ranks that runs it. `steady_ones`: indices of the programs' microbatches
+    that stand for those left out; `extra_microbatches`: number of those left out, each as long as a steady one.
     """
     kernels = [_kernels(program, routes.topology, framework) for program in programs]
     alone = [_alone(program, routes) for program in programs]
@@ -95,7 +96,10 @@ def time_step(programs: Sequence[Program], classes: Sequence[RankClass], routes:
 
 
 def forward_ns(programs: Sequence[Program], classes: Sequence[RankClass], routes: Routes, framework: Framework) -> int:
-    """Time in ns until the last rank ends, of programs that have no backward passes."""
+    """Time in ns until the last rank has run its program, for programs without backward passes.
+
+    `classes`: for each program the class of ranks that runs it. Nothing is extrapolated to other microbatches.
+    """
     compiled = [_track(program, _kernels(program, routes.topology, framework), _alone(program, routes),
                        routes, framework) for program in programs]
     return max(times.end for times in run(compiled, _Wires(programs, classes, routes)))

@@ -38,10 +38,11 @@ _BESIDE = (int(Stream.ALL_GATHER), int(Stream.REDUCE), int(Stream.ALL_REDUCE))
 class RankStreams:
     """Streams of one class of ranks (with the same program): an execution graph with durations in ns.
 
-    `item_ns`: kernels of each item; `call_ns`: each call; `clock`: sum of kernel ns up to and with each row. `host_ns`:
-    host time of each item; `host_tail`: earliest time, from where the host stood before the item, at which its kernels
-    can end as the host issues them. `stops`: the host waits where a row says so; `stops_at_messages`: it also waits at
-    each message between stages ([Note: the host]).
+    `skeleton`: that graph. `item_ns`: kernels of each item, slowed by collectives beside them; `call_ns`: each call, by
+    its number; `clock`: sum of kernel ns, not slowed, up to and with each row of the program. `host_ns`: host time of
+    each item; `host_tail`: earliest time, from where the host stood before the item, at which its kernels can end as
+    the host issues them. `stops`: the host waits where a row says so; `stops_at_messages`: it also waits at each
+    message between stages ([Note: the host]).
     """
 
     skeleton: ExecutionGraph
@@ -64,10 +65,11 @@ def tracks(program: Program, kernel_ns: IntArray, host_ns: IntArray, call_ns: Ca
            hidden: NDArray[np.float64] | None = None) -> RankStreams:
     """Streams of the class of ranks that runs `program`.
 
-    `kernel_ns`, `host_ns`: per row, 0 without a kernel; `call_ns(comm, payload)`: ns of a call. `contention`: share of
-    the time beside a collective by which kernels take longer. `stops`, `stops_at_messages`: see `RankStreams`.
-    `hidden`: share of each distinct row's call that kernels hide (`shared_expert_overlap.py`), None for 0. Raises
-    OverflowError if sums pass 64 bits.
+    `kernel_ns`, `host_ns`: ns of each row of the program, all microbatches in order; the former is 0 for rows that are
+    no kernel; `call_ns(comm, payload)`: ns of a call of communicator `comm` (the program's index) with `payload` bytes.
+    `contention`: share of the time beside a collective by which kernels take longer. `stops`, `stops_at_messages`: see
+    `RankStreams`. `hidden`: share of each distinct row's call that kernels hide (`shared_expert_overlap.py`), None for
+    0. Raises OverflowError if sums pass 64 bits.
     """
     skeleton = execution_graph(program.outline)
     clock, at = np.cumsum(fitting(kernel_ns)), program.places[skeleton.call_rows]

@@ -29,9 +29,10 @@ _LINKS: Final = {"nvlink": "nvlink", "self": "nvlink", "network": "network", "ho
 
 def step_time(job: Job, framework: Framework, routes: Routes, clocked: StepTiming, ranks: Sequence[str],
               traffic: Sequence[TrafficRow]) -> StepTime:
-    """The report's `StepTime`: seconds of a step and its parts, tokens/s, TFLOP/s, MFU, bounds and cost.
+    """Returns the report's `StepTime`: seconds of a step and its parts, rates, bounds and cost.
 
-    `clocked`: the timed step; `ranks`: names of those that end last; `traffic`: rows of one of them.
+    Parts, bounds and executed TFLOP/s are of a rank that ends last, other rates the mean per GPU. `clocked`: the timed
+    step; `ranks`: names of the ranks that end last; `traffic`: traffic rows of one of these.
     """
     seconds, spending, topology = clocked.step_ns / 1e9, clocked.spending, routes.topology
     tokens = _tokens(job)
@@ -150,10 +151,10 @@ def _sent_inside(row: TrafficRow, *, sums_in_switch: bool) -> int:
 
 # ---- money ----------------------------------------------------------------------------------------------------------
 def cost(topology: Topology, step_s: float, tokens: int, num_gpus: int, num_tokens: int | None) -> Cost:
-    """Cost of one step of `step_s` seconds and `tokens` tokens, and of a run of `num_tokens` tokens.
+    """Cost on all GPUs of one step of `step_s` seconds and `tokens` tokens, and of a run of `num_tokens`.
 
-    The run is rounded up to full steps; without `num_tokens` its fields are None. So are all prices, with a note, if
-    the topology has no price per GPU hour.
+    Prices are in US dollars; they are None, with a note, if the topology has no price per GPU hour. A run is rounded up
+    to full steps; its fields are None if `num_tokens` is.
     """
     run_s = None if num_tokens is None else -(-num_tokens // tokens) * step_s
     gpu_hours = None if run_s is None else run_s * num_gpus / 3600

@@ -58,8 +58,9 @@ class Communicators(Protocol):
 class ClassTimes:
     """Times of one class of ranks (with the same program) on the timeline, in ns from the step's start.
 
-    `item_ends`: end of each compute item (kernels up to a wait or a call); `waited_at`: how long the item then waited
-    for a call; `idle_at`: how long it waited for the host before it; `calls`: (call, start, end) of each call.
+    `item_ends`: end of each compute item (kernels up to a wait or a call); `waited_at`: how long it then waited for a
+    call or ran one; `idle_at`: how long its kernels waited for the host; `calls`: (call, start, end) of each call,
+    those of each stream in order.
     """
 
     item_ends: list[int] = field(default_factory=list)
@@ -103,7 +104,8 @@ def _awaited(event: simpy.Event | None) -> str:
 def rendezvous_key(wiring: Communicators, number: int, call: CollectiveCall) -> str:
     """Text that is equal for the parts of one call in all classes that take part.
 
-    "" if only one class does. `_Machine` matches the parts of a call by the same values.
+    `number`: index of the class. "" if only one class takes part in a collective; a message between stages always has a
+    text. `_Machine` matches the parts of a call by the same values.
     """
     if call.stream in _MESSAGES:
         return f"message {wiring.lane(number)} {call.layer} {call.handle} {call.microbatch}"

@@ -23,10 +23,11 @@ __all__ = ["traffic"]
 
 
 def traffic(program: Program, routes: Routes, ranks: IntArray, steady: range, repeats: int) -> tuple[TrafficRow, ...]:
-    """Rows of the report's traffic for one step of a class of ranks (with the same program), sorted.
+    """Rows of the report's traffic: calls and bytes of one rank in one whole step, sorted.
 
-    One row, of calls and bytes, for each collective, mesh axis, phase and dtype; () if nothing is sent. `ranks`: those
-    of the class; `steady`: microbatches that happen `repeats` times each, all others once.
+    Of messages those sent are counted. One row for each collective, mesh axis, phase and dtype, in this order; () if
+    nothing leaves the rank. `ranks`: numbers of the ranks that run `program`; bytes per link are the mean over them.
+    `steady`: indices of the program's microbatches that happen `repeats` times each, all others once.
     """
     counted = _counted(program.outline, steady, repeats)
     if not counted.keys:

@@ -17,12 +17,12 @@ __all__ = ["computed_rows", "expert_mlp", "received_rows"]
 
 
 def computed_rows(env: Env, block: Moe) -> int:
-    """Number of rows (pairs of a token and one of its experts) that the experts of this rank compute."""
+    """Number of rows (a token and one of its experts each) that this rank's experts compute in a microbatch."""
     return (env.run.tokens * (env.run.rows_per_token or block.top_k << 16)) >> 16
 
 
 def received_rows(tokens: int, block: Moe, ep: int) -> int:
-    """Expected number of tokens that arrive at a rank, if routing is uniform, rounded to an integer.
+    """Expected number of tokens that a rank's experts get, if routing is uniform, rounded; its own included.
 
     Each of the `tokens` tokens of each of the `ep` ranks is sent once to every rank that holds one of its experts.
     """

@@ -37,7 +37,7 @@ _CHUNK: Final = 512
 
 
 def head(env: Env, x: Tensor, block: Head) -> Tensor:
-    """Logits [batch, sequence, vocabulary] of this rank.
+    """Logits [batch, sequence, this rank's part of the vocabulary] of the hidden state `x`.
 
     For losses in `LINEAR_LOSSES` the loss itself, a scalar. Those losses are computed from the hidden state `x` and the
     weight.
@@ -101,7 +101,7 @@ def _chunked(env: Env, x: Tensor) -> Tensor:
 
 # ---- losses over logits -----------------------------------------------------------------------------------------
 def loss(env: Env, logits: Tensor, block: Loss) -> Tensor:
-    """Loss, a scalar, of `logits` [batch, sequence, vocabulary].
+    """Loss, a scalar, of `logits` [batch, sequence, this rank's part of the vocabulary].
 
     `LayerWorkload.loss` names the function; raises NotYet for an unknown name.
     """

@@ -66,7 +66,8 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
            comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
     """Recording, forward and backward, of one layer of `kind` (or embedding, final norm, head, loss).
 
-    `slots`, `comms`: shared tables of storages and communications, see `recording.rows.Recorder`; entries are added.
+    Raises NotYet for an unknown loss and for experts of a latent width. `slots`, `comms`: shared tables of storages and
+    communications, see `recording.rows.Recorder`; entries are added.
     """
     env = Env(Tape(slots, comms), run, AutomodelOptions.of(run.options))
     if isinstance(kind.block, Embedding):

@@ -18,7 +18,7 @@ __all__ = ["embedding", "mask_of", "window_of"]
 
 
 def window_of(kind: LayerKind) -> int:
-    """Number of tokens in the attention window that a mask must show; 0 if no mask is needed for one.
+    """Number of tokens in the attention window of a layer of `kind` that a mask must show; 0 for no window.
 
     Attention with sinks knows its window itself.
     """
@@ -27,7 +27,7 @@ def window_of(kind: LayerKind) -> int:
 
 
 def mask_of(tape: Tape, run: LayerWorkload, window: int) -> Tensor | None:
-    """Attention mask, made by the embedding for all layers; None if the layer's attention needs none.
+    """Attention mask that the embedding made for all layers; None if the layer's attention needs none.
 
     For packed sequences or a `window` (0 for none): [seq, seq], a byte for each pair of a query and a key, unless
     flash-attn runs (`masking_utils.py`: _ignore_causal_mask_sdpa, flash_attention_mask). Eager attention always adds

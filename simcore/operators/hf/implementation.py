@@ -50,8 +50,8 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
            comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
     """Recording, forward and backward, of one layer of `kind` (or embedding, final norm, head, loss).
 
-    Raises NotYet for features that are not recorded. `slots`, `comms`: shared tables of storages and communications,
-    see `recording.rows.Recorder`; entries are added.
+    Head and loss are Automodel's where it trains the model. Raises NotYet for features that are not recorded. `slots`,
+    `comms`: shared tables of storages and communications, see `recording.rows.Recorder`; entries are added.
     """
     refuse(kind, SERVED, "hf")
     assert run.tp == run.cp == run.etp == 1, "transformers' own tensor and context parallelism are not modelled"
@@ -190,7 +190,7 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
 
 
 def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
-    """{"weight_buffer": bytes} of Unsloth's buffer that all layers share, see `weight_buffer`."""
+    """{"weight_buffer": bytes} of the buffer that Unsloth's layers share, 0 without; see `weight_buffer`."""
     return weight_buffer(runs)
 
 

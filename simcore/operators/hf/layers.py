@@ -26,8 +26,9 @@ __all__ = ["Inputs", "attention", "core_of", "has_eager_attention", "has_flash_a
 class Inputs(NamedTuple):
     """Tensors that a layer is called with, made by the embedding or the layer before.
 
-    `hidden`: hidden state [batch, seq, hidden]; `cos`, `sin`: rotary tables, None without rotation; `positions`:
-    position ids, which stay unread; `mask`: attention mask, None without one.
+    `hidden`: hidden state [batch, seq, hidden]; `cos`, `sin`: rotary tables [1, seq, 1, rotated elements of a head],
+    None without rotation; `positions`: position ids, None if the layer gets none; `mask`: attention mask, None without
+    one.
     """
 
     hidden: Tensor
@@ -40,8 +41,9 @@ class Inputs(NamedTuple):
 def linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
     """Output [..., n] of the linear module `name` for `x` [..., k], with its adapter if it has one.
 
-    `base(x) + lora_b(lora_a(x)) * scale`. Adapters of another type work on a copy of x in theirs, one a module (PEFT
-    0.21 `_cast_input_dtype`). Automodel's are one function. `name` is relative to the layer, "" for the head.
+    With one it is `base(x) + lora_b(lora_a(x)) * scale`. Adapters of another type work on a copy of x in theirs, one a
+    module (PEFT 0.21 `_cast_input_dtype`). Automodel's are one function. `name` is relative to the layer, "" for the
+    head.
     """
     prefix, label = f"{name}." if name else "", name.removeprefix(tape.scope) or "logits"
     if run.params[f"{prefix}weight"].packed is not None:
@@ -117,9 +119,9 @@ def core_of(tape: Tape, run: LayerWorkload, block: Attention, parts: tuple[Tenso
             mask: Tensor | None) -> Tensor:
     """Attention without its projections of `parts` (query, key, value), each [b, s, heads, d].
 
-    Returns query's shape. With a mask of packed sequences or of a window torch runs another kernel. Kernels count half
-    of the pairs of a query and a key, as attention is causal. Within a window a query meets all of its `block.window`
-    keys, so twice as many are passed.
+    Returns a tensor of query's shape. With a `mask` of packed sequences or of a window torch runs another kernel.
+    Kernels count half of the pairs of a query and a key, as attention is causal. Within a window a query meets all of
+    its `block.window` keys, so twice as many are passed.
     """
     pairs = min(run.pairs, 2 * block.window * run.tokens) if block.window else run.pairs
     if block.sinks:
@@ -143,7 +145,7 @@ def _heads(tape: Tape, run: LayerWorkload, name: str, part: str, x: Tensor, bloc
 
 
 def rotate(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`x * cos + rotate_half(x) * sin` of `x` [b, s, heads, d]: a new tensor of x's shape."""
+    """`x * cos + rotate_half(x) * sin` of `x` [b, s, heads, d], tables [1, s, 1, d]: a new tensor like `x`."""
     straight = aten.mul(tape, x, cos, "rotary")
     return aten.add(tape, straight, aten.mul(tape, _rotate_half(tape, x), sin, "rotary"), "rotary")
 

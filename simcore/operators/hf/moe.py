@@ -27,8 +27,8 @@ __all__ = ["as_rows", "moe", "routed"]
 def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, *, wide: bool = False) -> Tensor:
     """Output of an MoE block for `x` [b, s, hidden], in x's shape.
 
-    Router, routed experts and, if there is one, a shared expert on the same input. `wide`: the router's weights are
-    fp32 instead of the compute dtype.
+    Router, routed experts and, if there is one, a shared expert on the same input. `wide`: a softmax router's weights
+    are fp32 instead of the compute dtype (a sigmoid router's always are, beside a gated shared expert never).
     """
     block = branch.block
     assert isinstance(block, Moe)

@@ -24,7 +24,8 @@ class HfOptions(ImplementationOptions):
     layer. `is_of_hub`: the layers are those of the model's own repository. `automodel`: NeMo Automodel trains the
     model, head and loss are its own, with these options. `autocast`: forward runs under torch.autocast. `liger`:
     Liger's kernels. `unsloth`: the release of Unsloth whose functions run the layers, "" none. `compile`: one kernel
-    makes a dequantised weight. `has_outlier_threshold`: LLM.int8() looks for outliers (llm_int8_threshold above 0).
+    dequantises torchao's 4-bit weight. `has_outlier_threshold`: LLM.int8() looks for outliers (llm_int8_threshold above
+    0).
     """
 
     attn_implementation: AttentionImplementation = "sdpa"

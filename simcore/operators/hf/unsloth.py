@@ -43,7 +43,8 @@ def _has_sums(run: LayerWorkload) -> bool:
 def weight_buffer(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
     """{"weight_buffer": bytes} of the buffers in which forward makes weights and their maxima.
 
-    They are as large as the largest weight needs; 0 without 4-bit weights or with Unsloth 2024.12.
+    They are as large as the largest weight of all `runs` (a pipeline stage's layers) needs; 0 without 4-bit weights,
+    without Unsloth, or with its release 2024.12.
     """
     packed = [p for _, run in runs if has_fast_layers(run) and not _has_sums(run)
               for p in run.params.values() if p.packed is not None]
@@ -90,8 +91,8 @@ class _Module:
 def fast_norm(tape: Tape, x: Tensor, weight: Param, *, last: bool = False) -> Tensor:
     """RMSNorm of `x`, in its shape and type, by Unsloth's function.
 
-    The gradient is written over the one that came in. `last`: the model's final norm, whose gradient is a new tensor,
-    because it goes to another part of the model.
+    The gradient is written over the one that came in; the weight gets none. `last`: the model's final norm, whose
+    gradient is a new tensor, because it goes to another part of the model.
     """
     moved, shape, dtype = x.nbytes, x.shape, x.dtype
 

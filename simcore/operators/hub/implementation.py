@@ -30,7 +30,8 @@ __all__ = ["IMPLEMENTATION", "record", "tensors"]
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     """Tensors of transformers 5.23's layer, in registration order, each expert's matrices separately.
 
-    `TensorSpec.copies` counts the experts. Raises NotYet for all families but Nemotron-H.
+    A matrix of all experts is one entry whose `TensorSpec.copies` counts them. Raises NotYet for all families but
+    Nemotron-H.
     """
     if kind.family != "nemotron_h":
         raise NotYet(Problem("implementation", f"not yet: {kind.family} in the layers of its own repository (served: "

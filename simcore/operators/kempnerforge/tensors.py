@@ -14,7 +14,7 @@ __all__ = ["tensors"]
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
-    """Parameters of a layer or part, in registration order; names are relative to it."""
+    """Parameters of a layer or part, in registration order; names are relative to it, () for the loss."""
     parts = around(kind)
     if parts is not None:
         return parts

@@ -22,10 +22,10 @@ __all__ = ["attention", "core", "mlp", "turning_passes"]
 
 
 def attention(c: Context, block: Attention, x: Tensor) -> Tensor:
-    """Output of self-attention for the residual stream `x` [tokens, hidden], in x's shape.
+    """Output of self-attention for the residual stream `x` [local tokens, hidden], in x's shape.
 
-    The norm before it is included; the caller adds the residual. Raises NotYet for attention sinks in unfused attention
-    or under context parallelism.
+    The norm before it is included; the caller adds the residual. Local: after sequence parallelism. Raises NotYet for
+    attention sinks in unfused attention or under context parallelism.
     """
     mixed = norm_linear(c, "self_attention.linear_qkv", x)
     parts = _split(c, block, mixed)
@@ -244,9 +244,9 @@ def _whole(c: Context, x: Tensor, name: str) -> Tensor:
 
 
 def mlp(c: Context, block: Mlp, x: Tensor) -> Tensor:
-    """Output of a dense MLP for the residual stream `x` [tokens, hidden], in x's shape.
+    """Output of a dense MLP for the residual stream `x` [local tokens, hidden], in x's shape.
 
-    The norm before it is included; the caller adds the residual.
+    The norm before it is included; the caller adds the residual. Local: after sequence parallelism.
     """
 
     def run() -> Tensor:

@@ -176,10 +176,11 @@ def _sequence_first(c: Context, x: Tensor) -> Tensor:
 
 
 def head(c: Context, block: Head, x: Tensor) -> Tensor:
-    """Logits [tokens, this rank's vocabulary] of the hidden state `x`: `ColumnParallelLinear` without TE.
+    """Logits [tokens, this rank's vocabulary] of the hidden state `x` [local tokens, hidden].
 
-    Under sequence parallelism the gathered input is in the global "mpu" buffer. With a frozen weight the gather is an
-    ordinary one and only the weight is saved (`linear_with_frozen_weight`).
+    `ColumnParallelLinear` without TE. Local: after sequence parallelism. Under sequence parallelism the gathered input
+    is in the global "mpu" buffer. With a frozen weight the gather is an ordinary one and only the weight is saved
+    (`linear_with_frozen_weight`).
     """
     name = "embedding.word_embeddings.weight" if block.tied and "output_layer.weight" not in c.run.params else \
         "output_layer.weight"

@@ -25,9 +25,10 @@ _AT = "self_attention"
 
 
 def latent_attention(c: Context, block: LatentAttention, x: Tensor) -> Tensor:
-    """Output of latent self-attention for the residual stream `x` [tokens, hidden], in x's shape.
+    """Output of latent self-attention for the residual stream `x` [local tokens, hidden], in x's shape.
 
-    The norm before it is included; the caller adds the residual.
+    The norm before it is included; the caller adds the residual. Local: after sequence parallelism. Raises NotYet for
+    an adapter of a projection down.
     """
     discarded = None
     if c.recomputes("layernorm") and not c.inside:

@@ -75,9 +75,9 @@ class Sizes:
 
 
 def mamba(c: Context, block: Mamba2, x: Tensor) -> Tensor:
-    """Output of the Mamba-2 mixer for the residual stream `x` [tokens, hidden], in x's shape.
+    """Output of the Mamba-2 mixer for the residual stream `x` [local tokens, hidden], in x's shape.
 
-    The norm before it is included; the caller adds the residual.
+    The norm before it is included; the caller adds the residual. Local: after sequence parallelism.
     """
     heads = c.param("mixer.dt_bias").shape[0]
     chunks = c.run.batch * math.ceil(c.run.seq * c.run.cp / block.chunk)

@@ -26,9 +26,9 @@ __all__ = ["moe"]
 
 
 def moe(c: Context, block: Moe, x: Tensor) -> Tensor:
-    """Output of the MoE block for the residual stream `x` [tokens, hidden], in x's shape.
+    """Output of the MoE block for the residual stream `x` [local tokens, hidden], in x's shape.
 
-    The norm before it is included; the caller adds the residual.
+    The norm before it is included; the caller adds the residual. Local: after sequence parallelism.
     """
     rows = rows_of(c, block)
     discarded = None

@@ -39,8 +39,8 @@ _INNER = "transformer_layer."
 def predict(c: Context, block: Mtp, x: Tensor, layer: Callable[[Context, list[Tensor]], Tensor]) -> Tensor:
     """Outputs of the decoder and of all multi-token prediction modules, one after the other in one tensor.
 
-    `x` [tokens, hidden] is the decoder's output; the result, with (1 + `block.depths`) times the rows, is the input of
-    the output layer. `layer` runs a module's transformer layer.
+    `x` [local tokens (after sequence parallelism), hidden] is the decoder's output; the result, with (1 +
+    `block.depths`) times the rows, is the input of the output layer. `layer` runs a module's transformer layer.
     """
     c.tape.scope = "mtp."
     made = [x]
@@ -61,10 +61,10 @@ def _run(c: Context, block: Mtp, x: Tensor, layer: Callable[[Context, list[Tenso
 
 
 def heads(c: Context, block: Head, x: Tensor) -> Tensor:
-    """Logits of the model itself.
+    """Logits of the model itself, [tokens, this rank's vocabulary].
 
-    The output layer runs on all equal parts of `x`, of which the first is the model's. Logits of the other parts, made
-    by multi-token prediction, get their loss here.
+    The output layer runs on the 1 + `block.shared` equal parts of `x` [rows, hidden], of which the first is the
+    model's. Logits of the other parts, made by multi-token prediction, get their loss here.
     """
     c.tape.scope = "mtp."
     own, *further = _parts(c, x, 1 + block.shared)

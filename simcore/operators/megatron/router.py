@@ -17,8 +17,8 @@ __all__ = ["route", "route_by_softmax"]
 def route(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
     """Probabilities [tokens, all experts] in fp32 of a sigmoid router, 0 for experts that are not chosen.
 
-    Gate in fp32, scores, top-k. The dispatcher, unless it is flex, holds them and the map of chosen experts. Raises
-    NotYet for an adapter of the router.
+    `x` [tokens, hidden]: gate in fp32, scores, top-k. The dispatcher, unless it is flex, holds them and the map of
+    chosen experts. Raises NotYet for an adapter of the router.
     """
     logits = _gate(c, block, rows, x)
     t, e, k = rows.tokens, block.num_experts, block.top_k

@@ -19,9 +19,10 @@ HELD = "dispatcher"
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Numbers of rows (tokens, or copies of tokens for their experts) in one MoE layer on one rank.
+    """Numbers of rows (tokens or their copies) of one microbatch in one MoE layer on one rank.
 
-    `tokens`: in the residual stream; `sent`, `received`: in the all-to-all; `computed`: by this rank's experts.
+    `tokens`: in the residual stream; `sent`, `received`: in the all-to-all; `computed`: by this rank's experts, all
+    together; `local_experts`: number of these experts.
     """
 
     tokens: int
@@ -32,7 +33,7 @@ class Rows:
 
 
 def rows_of(c: Context, block: Moe) -> Rows:
-    """Numbers of rows of the MoE `block` on one rank.
+    """Numbers of rows of the MoE `block` on this rank, for one microbatch.
 
     The workload says which share the rank gets: an even one, or the busiest rank's. With
     moe_router_padding_for_quantization more tokens are chosen, until the rows for each expert are whole multiples:

@@ -23,9 +23,9 @@ def unfused_core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor
                  plain: bool) -> Tensor:
     """Attention written out as matrix products; returns [tokens, `columns`].
 
-    `parts`: q, k and v, each [tokens, this rank's heads * d]. For backward it saves them, the softmax, and with
-    `dropout` its mask and what is left. `num_heads`: heads of all tp ranks; `plain`: q, k and v are parts of one
-    tensor, so their gradients are concatenated.
+    `parts`: q, k and v, each [tokens, this rank's heads * d]; k and v may have fewer heads. For backward it saves them,
+    the softmax, and with `dropout` its mask and what is left. `num_heads`: heads of all tp ranks; `plain`: q, k and v
+    are parts of one tensor, so their gradients are concatenated.
     """
     q, k, v = parts
     heads = num_heads // c.run.tp

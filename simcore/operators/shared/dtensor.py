@@ -21,8 +21,9 @@ Grads = list[Tensor | None]
 def gather_sequence(tape: Tape, run: LayerWorkload, x: Tensor, name: str, made: Tensor | None = None) -> Tensor:
     """All-gathers a sequence over tp: `x` [b, s / tp, k] becomes [b, s, k] on every rank.
 
-    `x` itself if tp is 1. Backward sums the gradients over tp and scatters them. `made`: x as it was gathered before,
-    which is used again instead of another all-gather (as a compiler does); each use still scatters a gradient.
+    `x` itself if tp is 1. `name`: part of the new storages' names. Backward sums the gradients over tp and scatters
+    them. `made`: x as it was gathered before, which is used again instead of another all-gather (as a compiler does);
+    each use still scatters a gradient.
     """
     if run.tp == 1:
         return x
@@ -36,7 +37,7 @@ def gather_sequence(tape: Tape, run: LayerWorkload, x: Tensor, name: str, made: 
 def scatter_sequence(tape: Tape, run: LayerWorkload, x: Tensor, name: str) -> Tensor:
     """Reduce-scatters partial sums over tp: `x` [b, s, k] becomes [b, s / tp, k]; `x` itself if tp is 1.
 
-    Backward all-gathers the gradient.
+    Backward all-gathers the gradient. `name`: part of the new storages' names.
     """
     if run.tp == 1:
         return x
@@ -50,14 +51,14 @@ def scatter_sequence(tape: Tape, run: LayerWorkload, x: Tensor, name: str) -> Te
 def same_everywhere(tape: Tape, x: Tensor, name: str) -> Tensor:
     """View of `x`, which is equal on all tp ranks.
 
-    Each rank computes another gradient, so backward all-reduces it over tp.
+    Each rank computes another gradient, so backward all-reduces it over tp into a tensor `grad_{name}`.
     """
     node = tape.node((x,), (), lambda tape, grads, saved: [summed(tape, _only(grads), f"grad_{name}")])
     return Tensor(x.storage, x.shape, x.dtype, node)
 
 
 def sum_everywhere(tape: Tape, x: Tensor, name: str) -> Tensor:
-    """All-reduces partial sums `x` over tp into a new tensor.
+    """All-reduces partial sums `x` over tp into a new tensor `name`, in x's shape.
 
     The output's gradient, unchanged, is the input's.
     """
@@ -70,8 +71,8 @@ def sum_everywhere(tape: Tape, x: Tensor, name: str) -> Tensor:
 def cut_sequence(tape: Tape, run: LayerWorkload, x: Tensor, name: str) -> Tensor:
     """Cuts `x` [b, s, k], equal on all tp ranks, to this rank's [b, s / tp, k], as the input of a module.
 
-    Backward all-gathers the gradient. A gradient that `x` already has from `own_sequence` is of a part only: so this
-    one is cut again, and both are added.
+    Backward all-gathers the gradient. The gradient that `x` has from `own_sequence` by then is of a part only: so this
+    one is cut again, and both are added. `name`: part of the new storages' names.
     """
     leaf, tp, shape = x.node, run.tp, x.shape
     if leaf is None:  # nothing below is trained, or no gradient is asked for, as of a reference model
@@ -91,7 +92,7 @@ def cut_sequence(tape: Tape, run: LayerWorkload, x: Tensor, name: str) -> Tensor
 def own_sequence(tape: Tape, run: LayerWorkload, x: Tensor, name: str) -> Tensor:
     """Copies this rank's [b, s / tp, k] out of `x` [b, s, k] inside an operator of DTensors.
 
-    The gradient stays a part.
+    The gradient stays a part. `name`: part of the copy's name.
     """
     out = _part(tape, run.tp, x, name)
     out.node = x.node
@@ -111,7 +112,7 @@ def whole_gradient(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
 def gather_last(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
     """All-gathers the last dimension over tp: `x` [..., k] becomes [..., k * tp] on every rank.
 
-    Backward copies this rank's part out of the gradient.
+    Backward copies this rank's part out of the gradient. The result is named `logits`.
     """
     shape, dtype, tp = x.shape, x.dtype, run.tp
 
@@ -129,7 +130,7 @@ def gather_last(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
 def summed(tape: Tape, x: Tensor, name: str) -> Tensor:
     """All-reduces `x` over tp (sum or maximum) without a gradient.
 
-    Returns a new tensor with its shape and type.
+    Returns a new tensor `name` with its shape and type.
     """
     tape.collective("all_reduce", "tp", x.nbytes, x.dtype)
     return tape.empty(x.shape, x.dtype, name)

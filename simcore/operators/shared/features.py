@@ -27,9 +27,10 @@ LATENT: Final = "experts of a latent width"
 
 
 def refuse(kind: LayerKind, served: frozenset[str], code: str) -> None:
-    """Raises NotYet if `kind` needs a feature that is not in `served`.
+    """Raises NotYet if a layer of `kind` needs a feature that is not in `served`.
 
-    `served`: features that an implementation records; `code`: name of that implementation, for the message.
+    `served`: features (names as `features` gives them) that an implementation records; `code`: name of that
+    implementation, for the message.
     """
     missing = [name for name in features(kind) if name not in served]
     if missing:

@@ -16,12 +16,12 @@ __all__ = ["plain_tensors", "tensors"]
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
-    """Parameters of a layer or part of MPT, in registration order; names are relative to the layer."""
+    """Parameters of a layer or part of MPT, in registration order; names are relative to it, () for the loss."""
     return tuple(_tensors(kind))
 
 
 def plain_tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
-    """Parameters that transformers builds, in registration order.
+    """Parameters that transformers builds of a layer or part of MPT, in registration order.
 
     Raises NotYet where llm-foundry would build more.
     """

@@ -22,7 +22,7 @@ def around(kind: LayerKind) -> tuple[TensorSpec, ...] | None:
 
 
 def norm(name: str, size: int) -> TensorSpec:
-    """Specification of the weight, a vector of `size` elements, of an RMSNorm."""
+    """Specification of the weight `name`, a vector of `size` elements, of an RMSNorm over the hidden size."""
     return TensorSpec(name, (size,), ("hidden",), "norms", "norm")
 
 

@@ -21,7 +21,8 @@ __all__ = ["attention", "linear", "rotary_buffer", "rotary_entries", "rotary_tab
 def rotary_buffer(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
     """{name: bytes} of the rotary table, a buffer of the model: `freqs_cis`, or Qwen3's `rope_cache`.
 
-    For each position it has a complex64 a pair of dimensions, or in Qwen3 fp32 cosine and sine of each dimension.
+    0 bytes without attention. For each position it has a complex64 a pair of dimensions, or in Qwen3 fp32 cosine and
+    sine of each dimension.
     """
     blocks = [(run, branch.block) for kind, run in runs for branch in kind.branches
               if isinstance(branch.block, Attention | LatentAttention)]

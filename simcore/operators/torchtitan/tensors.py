@@ -12,7 +12,7 @@ __all__ = ["tensors"]
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
     """Parameters and buffers of a layer or part, in registration order; names are relative to it.
 
-    Norms are made after attention and MLP, in DeepSeek V3 between them.
+    () for the loss. Norms are made after attention and MLP, in DeepSeek V3 between them.
     """
     parts = around(kind)
     if parts is not None:

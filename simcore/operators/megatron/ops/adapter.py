@@ -46,11 +46,11 @@ def _widen(c: Context, x: Tensor, name: str, axis: str, size: int) -> Tensor:
 
 def adapted(c: Context, path: str, x: Tensor, pair: tuple[Param, Param], *, row_parallel: bool = False,
             axis: str = "tp", size: int = 0) -> Tensor:
-    """Output of a LoRA adapter, `ParallelLinearAdapter`: linear_in, linear_out, times a number.
+    """Output of the LoRA adapter of a linear for `x`, in the shape of the linear's output.
 
-    `path`: name of the adapted linear; `pair`: its matrices (in, out). `row_parallel`: that linear is row parallel;
-    `axis`, `size`: mesh axis that splits it and its ranks (0: those of tp). For backward it saves x and the low-rank
-    rows.
+    `ParallelLinearAdapter`: linear_in, linear_out, times a number. `path`: name of the adapted linear; `pair`: its
+    matrices (in, out). `row_parallel`: that linear is row parallel; `axis`, `size`: mesh axis that splits it and its
+    ranks (0: those of tp). For backward it saves x and the low-rank rows.
     """
     size = size or c.run.tp
     split = axis if size > 1 else ""

@@ -215,7 +215,7 @@ class Context:
 
     # ---- cost ---------------------------------------------------------------------------------------------------
     def gemm(self, m: int, n: int, k: int, kernel: Kernel = Kernel.GEMM, weights: int = 1) -> None:
-        """Records one product (m, k) x (k, n).
+        """Records one product (m, k) x (k, n), of kernel class `kernel`.
 
         A grouped GEMM shares the m rows among `weights` matrices and reads all. Its output is in 16 bits in any format.
         """
@@ -327,7 +327,7 @@ class Context:
 
 
 def region_end(c: Context, out: Tensor, made: list[Tensor]) -> Tensor:
-    """View of a region's output `out`, at whose node the replay of the region ends.
+    """View of a region's output `out`, at whose node its replay ends; `out` itself without a gradient.
 
     The node keeps what the replay made until the region's backward is over. `made`: list that gets the replay's tensors
     and their gradients. `outputs` and `args` are variables of `CheckpointFunction.backward`, which runs the region's

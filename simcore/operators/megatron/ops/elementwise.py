@@ -63,7 +63,7 @@ def dropped(c: Context, x: Tensor, name: str) -> Tensor:
 
 
 def act(c: Context, x: Tensor, name: str, *, gated: bool, bias: Param | None = None) -> Tensor:
-    """Activation of a dense MLP: SwiGLU of `x` [rows, 2 n] if `gated`, else relu^2 or GELU.
+    """Activation of a dense MLP: SwiGLU of `x` [rows, 2 n] if `gated`, else relu^2 or GELU (equal in cost).
 
     SwiGLU returns [rows, n], the others x's shape, in a new tensor. The fused kernel saves its input
     (`fusions/fused_bias_swiglu.py`, `activations.py`). `bias`: added in the same kernel; its gradient is the input's,

@@ -95,7 +95,8 @@ def _pass(c: Context, num_elements: int, num_bytes: int) -> None:
 def gathered(c: Context, rows: int, columns: int, name: str, *, along_columns: bool = False) -> Quantized:
     """Quantised copies of a tensor that is all-gathered over tp in 8 bits, from `rows` local rows.
 
-    With tp_comm_overlap the data lies in a user buffer, and only scales are allocated.
+    `along_columns`: the copy along columns is gathered, not that along rows. With tp_comm_overlap the data lies in a
+    user buffer, and only scales are allocated.
     """
     if c.overlaps_tp:
         return _buffered(c, rows * c.sp, columns, name, along_columns=along_columns)

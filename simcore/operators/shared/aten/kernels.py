@@ -27,8 +27,9 @@ def new(tape: Tape, shape: Sequence[int], dtype: str, name: str, moved: int = 0,
     """Output tensor of one kernel, which is recorded on the tape.
 
     `moved`: bytes that the kernel reads; it also writes the output. `flops`: -1 for one per element of the output.
-    `product`: packed shape (`kernel_shape.shape_of`) of a matrix product, needed only if its output is not a matrix of
-    (all other dimensions, last dimension).
+    `product`: of a matrix product its packed shape (`kernel_shape.shape_of`), needed only if its output is not a matrix
+    of (all other dimensions, last dimension); of attention `shape_of_heads`; of other kernels the number of torch
+    operators. 0: none given.
     """
     out = tape.empty(shape, dtype, name)
     numel = out.numel

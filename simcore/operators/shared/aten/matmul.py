@@ -17,8 +17,8 @@ def linear(tape: Tape, x: Tensor, weight: Operand, name: str, kernel: Kernel = K
     """`x @ weight.T + bias` of `x` [..., k] and `weight` [n, k]: a new tensor [..., n] named `name`.
 
     In backward the weight's gradient is made first; with a bias the operator is `addmm` and the gradient of x comes
-    first. The bias's gradient is the output's, summed to its shape. `operator`: name by which a selective checkpoint
-    decides whether to keep the output.
+    first. The bias's gradient is the output's, summed to its shape. `kernel`: class of all its products; `operator`:
+    name by which a selective checkpoint decides whether to keep the output.
     """
     n = weight.shape[0]
     x_shape, w_shape, w_dtype, dtype, moved = x.shape, weight.shape, weight.dtype, x.dtype, x.nbytes + weight.nbytes
