@@ -44,10 +44,11 @@ class _Override:
 
 
 def read(paths: Iterable[str | os.PathLike[str]], overrides: Sequence[str] = ()) -> list[Entry]:
-    """Reads every scenario of `paths` (files, folders, globs) in order, sweeps expanded.
+    """Reads every scenario of `paths` (files, folders, globs) in order, sweeps expanded, a file named twice only once.
 
-    `overrides`: texts `key=value`, as `--set` takes them, applied to each. A mistake in a file is a problem of its
-    entry. InputError only for `overrides` that cannot be read.
+    Of folders all `.yaml` and `.yml` files below them, but hidden ones and those of folders `answers`. `overrides`:
+    texts `key=value`, as `--set` takes them, applied to each. A mistake in a file is a problem of its entry. InputError
+    only for `overrides` that cannot be read.
     """
     settings = [_override(text) for text in overrides]
     entries: list[Entry] = []
