@@ -37,10 +37,10 @@ class Schedule:
         return self.name in ZERO_BUBBLE
 
     def parts_of(self, rank: int) -> tuple[int, ...]:
-        """Which of the model's num_stages * num_chunks chunks (0 is its first part) pipeline rank `rank` holds.
+        """Indices, among all num_stages * num_chunks chunks of the model, of those that pipeline rank `rank` holds.
 
-        One index for each of the rank's chunks, in their order. Round robin; under zbv one chunk on the way down the
-        model and one on the way back up.
+        Chunk 0 is the model's first part. Round robin; under zbv one chunk on the way down the model and one on the way
+        back up.
         """
         if self.name == "zbv":
             return rank, 2 * self.num_stages - 1 - rank
