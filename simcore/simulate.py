@@ -21,19 +21,20 @@ __all__ = ["check", "place", "rows_of", "simulate"]
 
 
 def simulate(scenario: Scenario, **asked: Unpack[Asked]) -> Report:
-    """Simulates one step of a scenario and returns its report (memory, traffic, time).
+    """Simulates one step of a scenario (or its engine alone, where it serves) and returns the report.
 
-    `asked`: keywords named as the fields of `Request` (`simulation/step.py`). A layout that the framework refuses comes
-    back as a report too, not as an error.
+    `asked`: keywords named as the fields of `Request` (`simulation/step.py`), which says what is in it; by default
+    memory, traffic and time. Any RankscopeError (refused layout, wrong input, not modelled) comes back as a report with
+    its problems.
     """
     return guarded(scenario, partial(_simulated, scenario, Request(**asked)))
 
 
 def place(scenario: Scenario, *, rank: int | None = None) -> Report:
-    """Report of the bytes of parameters, gradients and optimizer states that each rank holds at rest.
+    """Report of the bytes of parameters, gradients and optimizer states at rest, for each class of equal ranks.
 
-    Without a peak and without times. `rank` None: all ranks. A layout that is refused comes back as a report that says
-    so.
+    Without a peak and without times; for the workload `serve` the engine's whole report. `rank`: only this rank; None:
+    all. A RankscopeError, such as a refused layout, comes back as a report with its problems.
     """
     if scenario.workload == "serve":
         return guarded(scenario, partial(_served, scenario))
@@ -43,7 +44,7 @@ def place(scenario: Scenario, *, rank: int | None = None) -> Report:
 def check(scenario: Scenario) -> Report:
     """Report that says if the framework accepts the scenario's layout, by its rules and the engine's own.
 
-    Nothing is placed or simulated: no memory and no time.
+    Nothing is placed or simulated: no ranks and no time. A refusal or wrong input is in its `status` and `problems`.
     """
     return guarded(scenario, partial(_checked, scenario))
 

@@ -89,7 +89,7 @@ def format_bytes(num_bytes: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Text of a time in s, ms or us with three significant digits, such as `12.5 ms`."""
+    """Text of a time in s, ms or us with three significant digits, such as `12.5 ms`; below 1 us in s."""
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
         if abs(seconds) >= scale:
             return f"{seconds / scale:.3g} {unit}"

@@ -107,7 +107,7 @@ class Curves(Frozen):
         return self.by_ranks.get((collective, ranks))
 
     def most_ranks(self, collective: str) -> int:
-        """Largest number of ranks on which `collective` was measured; 0 if it was not measured."""
+        """Largest number of ranks on which `collective` was measured in this file; 0 if it was not measured."""
         return max((ranks for name, ranks in self.by_ranks if name == collective), default=0)
 
 
@@ -154,7 +154,7 @@ def find_curves(ref: str, where: str = "curves", folder: Path = Path()) -> Path:
 
 @lru_cache(maxsize=64)
 def load_curves(path: str | Path) -> Curves:
-    """Reads a file of measured collectives; a path that was read before is not read again.
+    """Reads a file of measured collectives; a path is read again only after a topology file was read.
 
     InputError with `file:line` of each wrong key and of each text that is not a table.
     """

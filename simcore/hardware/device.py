@@ -81,7 +81,7 @@ class Device(Frozen):
 
     @property
     def usable_bytes(self) -> int:
-        """Memory in bytes that the driver reports to a program, before the CUDA context."""
+        """Memory in bytes of one GPU that the driver reports to a program; the CUDA context is a part of it."""
         return int(self.memory.usable)
 
     @property

@@ -50,7 +50,7 @@ def whole_pieces(numel: int) -> int:
 
 
 def stays_on_device(numel: int) -> bool:
-    """True if an fp32 gradient of `numel` elements, or the rest of it, stays on the GPU until it is used.
+    """True if an fp32 gradient of `numel` elements, or what `whole_pieces` leaves of it, stays on the GPU until used.
 
     That is so below 1 MiB, and where `numel` is no multiple of 256, see [Note: ZeRO-3 and NVMe].
     """

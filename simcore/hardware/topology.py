@@ -231,8 +231,8 @@ class Topology(Frozen):
         """Slowest link of a communicator of the ranks base, base + stride, ...; nodes hold consecutive ranks.
 
         `world_size` ranks are cut into several such groups (None: one group, group_size * stride ranks); the answer is
-        for the one that is spread worst: over several nodes, then fewest members in one node, then most nodes.
-        InputError if there are too few GPUs or no network.
+        for the one that is spread worst: over several nodes, then fewest members in one node, then most nodes. A group
+        of one rank has the link "self". InputError if there are too few GPUs or no network.
         """
         if group_size < 1 or stride < 1:
             raise ValueError(f"group of {group_size} with stride {stride}")

@@ -147,5 +147,5 @@ ADVISED_DRAWS: Final = 16
 
 
 def most_of(field: str) -> int:
-    """Largest accepted value of a `config.json` field named `field`."""
+    """Largest accepted value of an integer field of a `config.json` named `field`; `OTHERS` for an unknown name."""
     return CONFIG.get(field, OTHERS)

@@ -61,7 +61,8 @@ class Document:
     def with_value(self, key_path: KeyPath, value: object, place: str) -> Document:
         """Copy of the document with one value set; `place` is what messages name as its place.
 
-        Missing mappings on the way are added. InputError if a value on the way exists and is not a mapping.
+        Missing mappings on the way are added. InputError if a value on the way exists and is not a mapping, or for a
+        path of more than `MAX_DEPTH` keys.
         """
         if len(key_path) > MAX_DEPTH:
             raise InputError(Problem(place, f"expected a key of at most {MAX_DEPTH} levels, got {len(key_path):,}"))
@@ -87,7 +88,10 @@ def _prefixes(key_path: KeyPath) -> Iterator[KeyPath]:
 
 
 def read_document(path: str | os.PathLike[str]) -> Document:
-    """Reads and parses one YAML or JSON file; InputError with `file:line` for every problem in it."""
+    """Reads and parses one YAML or JSON file of at most `MAX_BYTES`.
+
+    InputError if it cannot be read, and with `file:line` for every problem in it.
+    """
     return parse_document(read_text(Path(path)), str(path))
 
 

@@ -25,7 +25,8 @@ _SUFFIXES: Final = (".yaml", ".yml")
 class Entry:
     """One scenario of a batch, or the problems for which there is none (`scenario` is then None).
 
-    `where`: `file:line`, or the path that gave no scenario.
+    `name`: the scenario's; of a file without one, its name without the ending. `where`: `file:line`, or the path that
+    gave no scenario.
     """
 
     name: str
@@ -44,10 +45,11 @@ class _Override:
 
 
 def read(paths: Iterable[str | os.PathLike[str]], overrides: Sequence[str] = ()) -> list[Entry]:
-    """Reads every scenario of `paths` (files, folders, globs) in order, sweeps expanded.
+    """Reads every scenario of `paths` (files, folders, globs) in order, sweeps expanded, a file named twice only once.
 
-    `overrides`: texts `key=value`, as `--set` takes them, applied to each. A mistake in a file is a problem of its
-    entry. InputError only for `overrides` that cannot be read.
+    Of folders all `.yaml` and `.yml` files below them, but hidden ones and those of folders `answers`. `overrides`:
+    texts `key=value`, as `--set` takes them, applied to each. A mistake in a file is a problem of its entry, and so is
+    a name that an earlier one has. InputError only for `overrides` that cannot be read.
     """
     settings = [_override(text) for text in overrides]
     entries: list[Entry] = []

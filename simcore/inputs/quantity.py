@@ -32,7 +32,8 @@ class Quantity(Frozen):
 
     In a file `"450 GB/s"`, or `{value: "450 GB/s", kind: datasheet, source: "..."}`. `kind` is datasheet: the vendor
     says so; measured: a named source measured it; fitted: calibrated, `source` names the measured runs; assumed: none
-    of these, `source` says why. Zero, another unit and values outside `bounds.QUANTITIES` are refused.
+    of these, `source` says why. Zero (except of a `Duration`), another unit and values outside `bounds.QUANTITIES` are
+    refused.
     """
 
     unit: ClassVar[str]

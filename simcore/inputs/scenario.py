@@ -187,7 +187,7 @@ class Scenario(Block):
 
     @property
     def num_microbatches(self) -> int:
-        """Number of microbatches of one optimizer step on each rank.
+        """Number of microbatches of one optimizer step on each rank; 1 without `global_batch_size`.
 
         InputError if `global_batch_size` is no multiple of micro_batch_size x dp_replicate x dp_shard.
         """
@@ -213,7 +213,7 @@ class Scenario(Block):
         return self._document.where(key_path) if self._document else dotted(key_path)
 
     def normalised(self) -> dict[str, Any]:
-        """All keys with their values as JSON types, defaults filled in.
+        """All keys but `sweep` with their values as JSON types, defaults filled in.
 
         Reading it back gives an equal scenario.
         """

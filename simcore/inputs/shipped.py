@@ -31,7 +31,7 @@ def _folder(file: str, kind: Kind) -> Path:
 
 
 def example(name: str) -> Path:
-    """Path of the shipped scenario file, or folder of scenarios, named `name`.
+    """Path of the shipped scenario file, or folder of scenarios, named `name` (without `.yaml`).
 
     InputError, with all the names, if there is none.
     """

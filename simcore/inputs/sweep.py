@@ -62,7 +62,7 @@ class _Key:
 def members(document: Document) -> list[Member]:
     """Documents of all scenarios of the file's `sweep`, in its order; without a sweep the document alone.
 
-    InputError for a wrong sweep, or for too many scenarios.
+    Each is named by its values, such as `base[mesh.ep=4]`. InputError for a wrong sweep, or for too many scenarios.
     """
     sweep, plain = document.data.get("sweep"), document.without("sweep")
     if sweep is None:

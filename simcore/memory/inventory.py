@@ -23,8 +23,9 @@ OUTSIDE_LAYERS = "between stages"
 
 
 def tensor_rows(plan: Plan) -> tuple[TensorRow, ...]:
-    """Parameters and buffers of the plan's rank, those of equal layers together, by kind of layer.
+    """Parameters and buffers of the plan's rank, an entry for each tensor of each kind of layer.
 
+    Kinds come as they first occur on the rank; an entry's bytes are those of all of the rank's layers of that kind.
     Tensors whose storage another layer owns (tied weights) are left out.
     """
     kinds = plan.graph.kinds
@@ -58,14 +59,15 @@ def _cuts(placements: Placements, mesh: Mesh) -> Iterator[str]:
 
 
 def kinds_by_path(plan: Plan) -> dict[str, str]:
-    """Name of each layer's kind (such as "decoder") by the layer's module path."""
+    """Name of each layer's kind (such as "decoder" or "head") by module path, for all layers of the whole model."""
     return {layer.path: plan.graph.kinds[layer.kind].name for layer in plan.graph.layers}
 
 
 def holders(balance: MemoryPeak, kinds: Mapping[str, str]) -> tuple[Holder, ...]:
     """Tensors that hold bytes at the peak, summed over layers of one kind, largest first.
 
-    `balance.top` must have all owners. `kinds`: name of the kind by the path of a layer.
+    `balance.top` must have all owners of one rank. `kinds`: name of the kind by module path (`kinds_by_path`); bytes of
+    other owners count for "between stages".
     """
     sizes: Counter[tuple[str, str, str]] = Counter()
     counts: Counter[tuple[str, str, str]] = Counter()

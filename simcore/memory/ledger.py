@@ -36,10 +36,10 @@ class MemoryPeak:
     """The moment of a step with most allocated bytes on one rank, and the tensors that hold them.
 
     `phase`, `event`, `layer`, `microbatch`: where in the step it is (`event`: the last callback (hook) of the framework
-    that ran before; `layer`: a module path, "" outside layers). `by_category`: bytes then, by category of tensor.
-    `top`: (owner, category, bytes), largest first; an owner is "layer path/tensor". `by_phase`: highest bytes in each
-    phase. `end_bytes`: allocated when the step is over. `first_scan_bytes`: highest bytes while the first Mamba scans
-    run; None without any.
+    that ran before, "build" if none; `layer`: a module path, "" outside layers; `microbatch`: index among the simulated
+    ones). `by_category`: bytes then, by category of tensor. `top`: (owner, category, bytes), largest first; an owner is
+    "layer path/tensor". `by_phase`: highest bytes in each phase that the step has. `end_bytes`: allocated when the step
+    is over. `first_scan_bytes`: highest bytes while the first Mamba scans run; None without any.
     """
 
     peak_bytes: int
@@ -55,7 +55,7 @@ class MemoryPeak:
 
 
 def first_step(balance: MemoryPeak, born_in_step: int) -> int:
-    """Peak in bytes of the very first step; optimizer states do not exist until its optimizer runs.
+    """Peak in bytes of one rank in the very first step; optimizer states do not exist until its optimizer runs.
 
     `balance`: peak of a later step; `born_in_step`: bytes of the states that the first optimizer step allocates.
     Mamba's kernels are tuned in that step too, see [Note: the first step].
@@ -72,7 +72,10 @@ def running(program: Program) -> IntArray:
 
 
 def balance(program: Program, num_top: int = 12) -> MemoryPeak:
-    """Peak of the program's allocated bytes, with the peak of each phase and its `num_top` largest owners."""
+    """Peak of the program's allocated bytes (one rank, a later step than the first), and the peak of each phase.
+
+    `num_top`: number of its largest owners that `MemoryPeak.top` gets.
+    """
     sums = _Sums(program)
     piece, row = sums.peak()
     alive = _held(program, piece, row)

@@ -32,7 +32,8 @@ def lifetimes(program: Program, row_ns: IntArray | None, limit: int) -> Lifetime
     """Birth, death, size and owner of every allocation of the program, in order of birth.
 
     With more than `limit` allocations and frees, tensors of one layer and category are merged; the highest moment is
-    exact to the byte in both cases. `row_ns`: time in ns of each operation of the program; None: all zero.
+    exact to the byte in both cases. `row_ns`: for each operation of the program the time in ns, since the step began,
+    at which the compute stream reaches it; None: all zero.
     """
     rows = np.flatnonzero(program.columns[:, OP] <= Op.FREE)
     posted = program.columns[rows]

@@ -61,8 +61,8 @@ class OutsideMemory:
 class CommSetup:
     """Inputs of the sizes of communication buffers on one rank: layout, machine, libraries, tokens.
 
-    `tokens`: of one microbatch on the rank. `hidden`: elements of a token; `expert_hidden`: elements of a token as it
-    is sent to experts.
+    `tokens`: of one microbatch on the rank, before sequence parallelism. `hidden`: elements of a token;
+    `expert_hidden`: elements of a token as it is sent to experts.
     """
 
     mesh: Mesh

@@ -60,8 +60,8 @@ class Reserved:
 def needed(allocated: int, shares: ReservedModel, usual: ReservedModel = ORDINARY) -> Reserved:
     """Bytes that the allocator must reserve for `allocated` bytes: with fragmentation, without cache.
 
-    The smaller of `shares` and `usual` counts, as what gathering parameters adds beyond `usual` is cache that torch can
-    free.
+    Of `shares` (of this layout) and `usual` the smaller count, as what gathering parameters adds beyond `usual` is
+    cache that torch can free.
     """
     return reserved(allocated, ReservedModel(min(shares.middle, usual.middle), min(shares.high, usual.high)))
 
@@ -69,7 +69,8 @@ def needed(allocated: int, shares: ReservedModel, usual: ReservedModel = ORDINAR
 def reserved(allocated: int, shares: ReservedModel = ORDINARY, room: int | None = None) -> Reserved:
     """Bytes that the allocator is observed to reserve at a peak of `allocated` bytes, cache included.
 
-    `room`: bytes of the device for the allocator, which cache never exceeds; None: no limit.
+    Its low end has no fragmentation, its other two add `shares.middle` and `shares.high` of `allocated`. `room`: bytes
+    of the device for the allocator, which cache never exceeds; None: no limit.
     """
     ends = [_segments(allocated * (1 + share)) for share in (0, shares.middle, shares.high)]
     if room is None:

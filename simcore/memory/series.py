@@ -23,8 +23,9 @@ MAX_SAMPLES = 600
 def memory_series(program: Program, row_ns: IntArray | None) -> MemorySeries:
     """Allocated bytes by category of tensor at up to `MAX_SAMPLES` moments of the step, in order.
 
-    The peak is among them. The step is cut into equal stretches of operations, each shown at its highest moment.
-    `row_ns`: time in ns of each operation of the program; None: all times are zero.
+    The peak is among them. The step, without the allocations from before it, is cut into equal stretches of operations,
+    each shown at its highest moment; persistent tensors are counted. `row_ns`: for each operation of the program the
+    time in ns, since the step began, at which the compute stream reaches it; None: all times are zero.
     """
     return _series(program, row_ns, lambda posted: [program.outline.owners[slot][1] for slot in posted[:, 1].tolist()])
 
@@ -32,8 +33,8 @@ def memory_series(program: Program, row_ns: IntArray | None) -> MemorySeries:
 def memory_by_part(program: Program, row_ns: IntArray | None, kinds: Mapping[str, str]) -> MemorySeries:
     """Allocated bytes by kind of layer that holds them, at the moments of `memory_series`.
 
-    `kinds`: name of the kind by the path of a layer; bytes that no layer holds are named "between stages". `row_ns`:
-    time in ns of each operation of the program; None: all times are zero.
+    `kinds`: name of the kind by path, for each layer of the whole model; bytes that no layer holds are named "between
+    stages". `row_ns`: as in `memory_series`.
     """
     names = [kinds[path] for path in program.layer_paths]
 

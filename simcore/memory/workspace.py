@@ -65,7 +65,7 @@ class WorkspaceInputs:
 
 
 def spaces(plan: Plan, setting: WorkspaceInputs) -> tuple[Workspace, ...]:
-    """Workspaces of torch, TransformerEngine and Megatron-Core on the plan's rank, none of 0 bytes."""
+    """Workspaces of torch (cuBLAS), TransformerEngine and Megatron-Core on the plan's rank that are not 0 bytes."""
     libraries = plan.framework.libraries
     workspaces = (*_torch(plan, setting), *_te(plan, setting, libraries), *_core(plan, setting, libraries))
     return tuple(space for space in workspaces if space.num_bytes)

@@ -122,11 +122,11 @@ class Moe:
     """Routed experts of width `expert_ffn`, and a shared expert of width `shared_ffn` (0: none).
 
     `gated`: SwiGLU (three matrices), `gelu`: GELU, else relu^2 (two). `router`: "sigmoid" (a buffer corrects the scores
-    for the choice), "softmax" before the choice of `top_k`, "topk_softmax" after it, with a bias on the logits.
-    `normalised`: weights of the chosen add up to one. `bias`: experts have biases. `shared_gate`: a sigmoid of a
-    product with the input weighs the shared expert's output. `latent` > 0: routed experts see so many columns, between
-    a projection down and one up of every token; router and shared expert see all. A token's experts are all in
-    `chosen_groups` of `num_groups` equal groups.
+    for the choice), "softmax" before the choice of `top_k`, "topk_softmax" after it. `normalised`: weights of the
+    chosen add up to one. `bias`: routed experts have biases; in HF the logits of "topk_softmax" have one only then.
+    `shared_gate`: a sigmoid of a product with the input weighs the shared expert's output. `latent` > 0: routed experts
+    see so many columns, between a projection down and one up of every token; router and shared expert see all. A
+    token's experts are all in `chosen_groups` of `num_groups` equal groups.
     """
 
     hidden: int
@@ -272,13 +272,14 @@ class Branch:
 class LayerKind:
     """Layers that are alike, or one of the parts around them (embedding, norm, head, loss).
 
-    `family` tells implementations which modelling code runs: the configuration's `model_type`. A model runs its kinds
-    in the order embedding, layers, final norm, head, loss; modules of multi-token prediction stand before the head.
-    `dropout`: some of what is added to the residual stream is dropped, or of the embedding's output. `fp8`: linears
-    compute in 8 bits (a framework may leave the first and last layers in 16). `scaled`: what a block adds is multiplied
-    by a number first, or the embedding's output, or the logits. `wide`: the residual stream is fp32. `tables`: columns
-    of the rotary tables that pass by for other layers. `shared`: a transformer in front of the branches, whose output
-    the first of them reads too.
+    `block`: a part around layers; None for a layer, which has `branches` (multi-token prediction: both). `family` tells
+    implementations which modelling code runs: the configuration's `model_type`. A model runs its kinds in the order
+    embedding, layers, final norm, head, loss; modules of multi-token prediction stand before the head. `dropout`: some
+    of what is added to the residual stream is dropped, or of the embedding's output. `fp8`: linears compute in 8 bits
+    (a framework may leave the first and last layers in 16). `scaled`: what a block adds is multiplied by a number
+    first, or the embedding's output, or the logits. `wide`: the residual stream is fp32. `tables`: columns of the
+    rotary tables that pass by for other layers. `shared`: a transformer in front of the branches, whose output the
+    first of them reads too.
     """
 
     name: str

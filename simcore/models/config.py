@@ -18,11 +18,11 @@ __all__ = ["Architecture", "Config", "ModelFamily"]
 class Architecture:
     """Layers and sizes of a model that a configuration describes, the same under every implementation.
 
-    `parts`: (module path, kind of layer) from embedding to loss; `tied`: the head uses the embedding's weight.
-    `pattern`: a letter a layer (D dense, E experts, M Mamba, * attention, - MLP, H hybrid). `buffers`: replicated bytes
-    outside the layers, as (name, bytes), such as rotary tables. `assumed`: reason for the shape, where it is not
-    published. `ignored`: (field, what is done instead, source) for each field of the configuration that the layers'
-    code does not follow.
+    `family`: its `model_type`. `parts`: (module path, kind of layer) from embedding to loss; `tied`: the head uses the
+    embedding's weight. `pattern`: a letter a layer, without the parts around layers (D dense, E experts, M Mamba, *
+    attention, - MLP, H hybrid). `buffers`: bytes outside the layers that every rank holds, as (name, bytes), such as
+    rotary frequencies. `assumed`: reason for the shape, where it is not published. `ignored`: (field, what is done
+    instead, source) for each field of the configuration that the layers' code does not follow.
     """
 
     family: str
@@ -50,9 +50,10 @@ class Config:
         return InputError(Problem(self.where, f"model configuration: {field}: {message}"))
 
     def integer(self, *names: str, default: int | None = None, least: int = 1) -> int:
-        """Value of the first of `names` that the configuration has; `default` if it has none of them.
+        """Value of the first of the fields `names` that the configuration has; `default` if it has none of them.
 
-        InputError if there is no default either, or for anything but an integer from `least` to the limit in `bounds`.
+        A field that is null counts as missing. InputError if there is no default either, or for anything but an integer
+        from `least` to the limit in `bounds`.
         """
         for name in names:
             value = self.fields.get(name)
@@ -82,7 +83,7 @@ class Config:
     def choice(self, name: str, known: tuple[str, ...]) -> str:
         """Value of a field, one of the words `known`; the first of them if it is missing.
 
-        InputError for another word.
+        Null counts as missing. InputError for another word.
         """
         value = self.fields.get(name)
         if value is None:
@@ -94,7 +95,7 @@ class Config:
     def names(self, name: str, default: tuple[str, ...], known: tuple[str, ...]) -> tuple[str, ...]:
         """Value of a field that is a list of words out of `known`, cut to the length of `default`.
 
-        `default` if it is missing; InputError for a shorter list or another word.
+        `default` if it is missing or null; InputError for a shorter list or another word.
         """
         value = self.fields.get(name)
         if value is None:

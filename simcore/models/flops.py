@@ -37,9 +37,9 @@ _VOCAB: Final = 128
 class Asked:
     """A model and its lengths, for which FLOPs per token are counted.
 
-    `seq_len`: tokens of a sequence or of a pack of several. `attended`: the mean over tokens of their own sequence's
-    length (sum L^2 / sum L). `tp` pads vocabularies. `trainable`: trained parameters for each frozen one (LoRA), None
-    where all are trained.
+    `seq_len`: tokens of a whole sequence (over all context parallel ranks) or of a pack of several. `attended`: the
+    mean over tokens of their own sequence's length (sum L^2 / sum L). `tp` pads vocabularies. `trainable`: trained
+    parameters for each frozen one (LoRA), None where all are trained.
     """
 
     graph: ModelGraph
@@ -64,7 +64,7 @@ class Asked:
 
     @cached_property
     def own(self) -> tuple[Mixer, ...]:
-        """Blocks (attention, Mamba, MLP, experts) of all layers but multi-token prediction, in order."""
+        """Blocks (attention, Mamba, MLP, experts) of all layers but multi-token prediction: one a branch, in order."""
         return tuple(mixer for mixer, further in self.mixers if not further)
 
     @cached_property
@@ -299,9 +299,10 @@ _SPELLED: Final = {"llmfoundry": "llm-foundry"}  # by the implementation, which 
 
 
 def convention_of(whose: tuple[str, ...], version: str) -> Convention | None:
-    """Convention by which a framework prints FLOPs in that version; None if it prints none.
+    """Convention by which a framework prints FLOPs; None if it prints none.
 
     `whose`: names of the implementation of the layers and of the framework; the first that has a convention counts.
+    `version`: the framework's, such as "core 0.16.1 ...", which may select an older formula.
     """
     name = next((name for name in (_SPELLED.get(one, one) for one in whose) if name in CONVENTIONS), None)
     if name is None:

@@ -23,8 +23,9 @@ __all__ = ["with_frozen"]
 def with_frozen(graph: ModelGraph, patterns: tuple[str, ...]) -> tuple[ModelGraph, tuple[str, ...]]:
     """(model whose parameters that match a pattern have no gradient, patterns that match nothing).
 
-    A pattern is compared with the name of a parameter and of the modules around it; `*` stands for any text. Layers of
-    one kind with different frozen tensors become separate kinds, numbered after the others.
+    A pattern is compared with the whole name of a parameter in the model (layer path and all) and with the names of the
+    modules around it; `*` stands for any text. Layers of one kind with different frozen tensors become separate kinds,
+    numbered after the others.
     """
     hits = _Hits(patterns)
     kinds, tensors, hit = list(graph.kinds), list(graph.tensors), set[str]()

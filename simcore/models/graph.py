@@ -70,7 +70,7 @@ class ModelGraph:
 
     @cached_property
     def blocks(self) -> tuple[int, ...]:
-        """Indices of the layers, without embedding, final norm, head, loss and multi-token prediction."""
+        """Indices (in `layers`) of the layers proper: no embedding, norm, head, loss or multi-token prediction."""
         return tuple(layer.index for layer in self.layers if self.kinds[layer.kind].block is None)
 
     @property
@@ -80,7 +80,7 @@ class ModelGraph:
 
     @cached_property
     def branches(self) -> tuple[int, ...]:
-        """Indices of the modules of multi-token prediction."""
+        """Indices (in `layers`) of the modules of multi-token prediction, in order; empty without such."""
         flow = {second for _, second in self.ends(Edge.FLOW)}
         return tuple(sorted({second for _, second in self.ends(Edge.BRANCH)} - flow))
 
@@ -173,7 +173,7 @@ class ModelGraph:
         return layer, names.index(name)
 
     def count(self, component: str | None = None, *, trainable: bool = False) -> int:
-        """Number of parameters of the whole model, tied ones once.
+        """Number of parameters (elements) of the whole model, tied ones once, copies (`Edge.COPY`) each.
 
         `component`: only those of one component, None for all. `trainable`: True for only those with a gradient.
         """
@@ -237,7 +237,8 @@ def model_config(reference: str, overrides: Mapping[str, Any] | None, where: str
     """Fields of the configuration named `reference`: a preset, or the path of a `config.json`.
 
     `overrides`: fields that get another value. InputError, with place `where`, if there is no such model, or for a
-    field that the configuration does not have; at its line of the file for an unknown `model_type`.
+    field that is neither in the configuration nor one of the few that may be left out; at its line of the file for an
+    unknown `model_type`.
     """
     if reference in known_presets():
         fields = dict(_preset(reference))
@@ -276,8 +277,8 @@ def _unknown(reference: str) -> str:
 def build(fields: Mapping[str, Any], implementation: str, where: str = "model") -> ModelGraph:
     """Graph of the model with the configuration `fields` under an implementation, such as "hf".
 
-    InputError for an unknown family, NotYet for one that this implementation does not have; `where`: the place they
-    name.
+    InputError for an unknown family or values that are not modelled, NotYet for what this implementation does not have;
+    `where`: the place they name.
     """
     key = json.dumps(fields, sort_keys=True, default=str)
     try:
@@ -312,9 +313,9 @@ def _untied(config: Config, found: Architecture, implementation: str) -> Archite
 
 
 def architecture_of(fields: Mapping[str, Any], where: str = "model") -> Architecture:
-    """Layers of a configuration in running order, the same under every implementation.
+    """Architecture of a configuration, with its layers in running order, the same under every implementation.
 
-    InputError for an unknown family.
+    InputError, with place `where`, for an unknown family or values that are not modelled.
     """
     return _architecture(Config(fields, where))
 
@@ -322,7 +323,8 @@ def architecture_of(fields: Mapping[str, Any], where: str = "model") -> Architec
 def layer_kinds(fields: Mapping[str, Any], where: str = "model") -> tuple[LayerKind, ...]:
     """Distinct kinds of layers of a configuration, in the order in which they first run.
 
-    They are the same under every implementation. InputError for an unknown family.
+    They are the same under every implementation. InputError, with place `where`, for an unknown family or values that
+    are not modelled.
     """
     return tuple(dict.fromkeys(kind for _, kind in architecture_of(fields, where).parts))
 

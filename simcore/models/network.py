@@ -131,7 +131,7 @@ def running_order(network: Network) -> tuple[str, ...]:
 
 
 def edges(network: Network) -> Iterable[_Edge]:
-    """All edges of the network, as (path of the first layer, path of the second, kind, weights).
+    """All edges of the network in no set order, as (path of the first layer, path of the second, kind, weights).
 
     Weights are pairs of tensor names that share storage: (name in the first layer, name in the second).
     """
@@ -147,7 +147,7 @@ def borrowed(network: Network, path: str) -> frozenset[str]:
 
 # ---- changed networks -----------------------------------------------------------------------------------------------
 def renumbered(network: Network, numbers: Mapping[str, int]) -> Network:
-    """Network with the same edges and other kinds: `numbers` gives that of a layer by its path."""
+    """Network with the same layers and edges; `numbers`: new number of a layer's kind, by its module path."""
     import networkx as nx
 
     if all(network.nodes[path]["kind"] == number for path, number in numbers.items()):

@@ -50,7 +50,7 @@ def order(schedule: Schedule, stage: int, num_microbatches: int) -> tuple[Action
 
 
 def passes(schedule: Schedule, num_microbatches: int, *, forward: bool) -> list[Pass]:
-    """All (forward, chunk, microbatch) of one direction in a step, in order; equal on every stage.
+    """All (True for forward, chunk of the rank, microbatch) of one direction in a step, in order; equal on every stage.
 
     `forward` True: forward passes, chunks in rising order; False: backward passes, chunks in falling order.
     """

@@ -37,9 +37,10 @@ class Schedule:
         return self.name in ZERO_BUBBLE
 
     def parts_of(self, rank: int) -> tuple[int, ...]:
-        """Indices of the chunks of pipeline rank `rank` in the order of the model (0 is its first part).
+        """Indices, among all num_stages * num_chunks chunks of the model, of those that pipeline rank `rank` holds.
 
-        Round robin; under zbv one chunk on the way down the model and one on the way back up.
+        Chunk 0 is the model's first part. Round robin; under zbv one chunk on the way down the model and one on the way
+        back up.
         """
         if self.name == "zbv":
             return rank, 2 * self.num_stages - 1 - rank
@@ -50,11 +51,12 @@ class Schedule:
 class Action:
     """One pass of a rank: forward or backward of a microbatch through a chunk (part of the model).
 
-    `is_last`: the chunk's last forward, or last complete backward, of the step. `ahead`: passes whose input the rank
-    begins to receive when this pass is over (inputs of all others: when their pass begins). `keeps_output`: the tensor
-    that was sent is freed when the backward pass after it is over, not at once. `reduces`: chunks whose gradients are
-    reduced over data-parallel ranks when this pass is over. `part`: of a split backward; "input" is first and receives
-    the gradient.
+    `chunk`: index among the rank's own chunks; `microbatch`: from 0, in the order of their first forward. `is_last`:
+    the chunk's last forward, or last complete backward, of the step. `ahead`: passes whose input the rank begins to
+    receive when this pass is over (inputs of all others: when their pass begins). `keeps_output`: the tensor that was
+    sent is freed when the backward pass after it is over, not at once. `reduces`: chunks whose gradients are reduced
+    over data-parallel ranks when this pass is over. `part`: of a split backward; "input" is first and receives the
+    gradient.
     """
 
     forward: bool
@@ -68,7 +70,7 @@ class Action:
 
     @property
     def key(self) -> Pass:
-        """The pass as a tuple: (True for forward or False for backward, chunk, microbatch)."""
+        """The pass as a tuple: (True for forward or False for backward, chunk of the rank, microbatch)."""
         return self.forward, self.chunk, self.microbatch
 
 
@@ -96,12 +98,12 @@ WRITTEN_OUT = ("gpipe",)
 
 
 def lowered_microbatches(schedule: Schedule, num_microbatches: int, doublings: int = 0) -> int:
-    """Number of microbatches that are simulated one by one; the steady ones among them stand for the rest.
+    """Number of microbatches of a step that are simulated one by one; the steady ones among them stand for the rest.
 
-    They fill and empty the pipeline (warm-up and cool-down of an interleaved stage take less than two groups each;
-    under zbv twice as long as with one chunk), in full groups and the remainder of the step's last group. `doublings`:
-    how often the number of groups is doubled, because the steady microbatches did not take the same time. Under GPipe
-    all of them.
+    `num_microbatches`: of the step. They fill and empty the pipeline (warm-up and cool-down of an interleaved stage
+    take less than two groups each; under zbv twice as long as with one chunk), in full groups and the remainder of the
+    step's last group. `doublings`: how often the number of groups is doubled, because the steady microbatches did not
+    take the same time. Under GPipe all of them.
     """
     if schedule.name in WRITTEN_OUT:
         return num_microbatches
@@ -114,6 +116,7 @@ def steady_microbatches(schedule: Schedule, num_lowered: int) -> range:
     """Indices of simulated microbatches (one group) that stand for the omitted ones.
 
     They lie in the middle, where no stage is in warm-up or cool-down. `num_lowered`: number of simulated microbatches.
+    Such a group is returned too where none is omitted.
     """
     first = num_lowered // schedule.group // 2 * schedule.group
     return range(first, first + schedule.group)

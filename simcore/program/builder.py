@@ -38,7 +38,7 @@ class Builder:
         self.microbatch = self.microbatch if microbatch is None else microbatch
 
     def tile(self, tile: LayerRows, layer: int) -> None:
-        """Appends the recorded rows `tile` (one part of a layer) at layer number `layer`."""
+        """Appends the recorded rows `tile` (one part of a layer) at layer number `layer` of the whole model."""
         number = self._numbers.get(id(tile))
         if number is None:
             number = self._numbers[id(tile)] = len(self._tiles)
@@ -50,7 +50,7 @@ class Builder:
     def alloc(self, layer: int, slot: int, num_bytes: int) -> None:
         """Appends an allocation of `num_bytes` by the owner (layer, slot); no row for 0 bytes.
 
-        `slot`: index of the owner's name in `Tables.slots`.
+        `layer`: number in the whole model, embedding 0; `slot`: index of the owner's name in `Tables.slots`.
         """
         if num_bytes:
             self._loose += (0, layer, slot, num_bytes, 0, 0)
@@ -58,7 +58,7 @@ class Builder:
     def free(self, layer: int, slot: int, num_bytes: int) -> None:
         """Appends a free of `num_bytes` (positive) by the owner (layer, slot); no row for 0 bytes.
 
-        `slot`: index of the owner's name in `Tables.slots`.
+        `layer`: number in the whole model, embedding 0; `slot`: index of the owner's name in `Tables.slots`.
         """
         if num_bytes:
             self._loose += (1, layer, slot, -num_bytes, 0, 0)
@@ -85,16 +85,17 @@ class Builder:
     def collective(self, layer: int, comm: int, payload: int, stream: Stream, handle: int) -> None:
         """Appends a collective on a stream.
 
-        The compute stream waits for it where `wait` has its layer and handle. `comm`: index in `Tables.comms`;
-        `payload`: bytes, as `TrafficRow.payload_bytes` counts them.
+        The compute stream waits for it where `wait` has its layer (number in the whole model) and handle (a number that
+        the caller chooses). `comm`: index in `Tables.comms`; `payload`: bytes, as `TrafficRow.payload_bytes` counts
+        them.
         """
         self._loose += (3, layer, comm, payload, stream, handle)
 
     def copy(self, layer: int, comm: int, num_bytes: int, stream: Stream, handle: int) -> None:
         """Appends a copy from or to the host.
 
-        The compute stream waits for it where `wait` has its layer and handle. `comm`: index in `Tables.comms`, which
-        names the direction.
+        The compute stream waits for it where `wait` has its layer (number in the whole model) and handle (a number that
+        the caller chooses). `comm`: index in `Tables.comms`, which names the direction.
         """
         self._loose += (4, layer, comm, num_bytes, stream, handle)
 
@@ -117,7 +118,10 @@ class Builder:
             self._taken = end
 
     def build(self, layer_paths: Sequence[str]) -> StepTemplate:
-        """`StepTemplate` of everything appended; `layer_paths`: module paths of the model's layers, in order."""
+        """Returns the `StepTemplate` of everything appended.
+
+        `layer_paths`: module paths of the whole model's layers, by layer number.
+        """
         self._close()
         loose = np.array(self._loose, dtype=np.int64).reshape(-1, 6)
         return StepTemplate(tuple(self._pieces), loose, tuple(self._tiles), self.tables, tuple(layer_paths))

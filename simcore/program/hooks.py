@@ -17,8 +17,8 @@ __all__ = ["HooksFactory", "MemoryHooks"]
 class MemoryHooks(Protocol):
     """Hooks (callbacks) of a framework for one program: what it allocates and sends between layers.
 
-    `lower` calls each of them, and it appends operations to the `Builder`. `layer` is an index in the model's graph. A
-    pass is one forward or backward of a microbatch on a pipeline stage.
+    `lower` calls each of them, and it appends operations to the `Builder`. `layer` is a number in the whole model (0:
+    embedding; norm, head and loss count too). A pass is one forward or backward of a microbatch through one chunk.
     """
 
     def post_persistent(self) -> None:
@@ -28,27 +28,34 @@ class MemoryHooks(Protocol):
         """Appends the operations of the framework before the forward or backward pass `action`."""
 
     def forward_begin(self, layer: int) -> None:
-        """Appends the operations of the framework before a layer's forward, such as gathering its parameters."""
+        """Appends the framework's operations before the forward of layer number `layer` (whole model, embedding 0).
+
+        Such an operation is the gathering of its parameters.
+        """
 
     def forward_end(self, layer: int) -> None:
-        """Appends the operations of the framework after a layer's forward, such as freeing gathered parameters."""
+        """Appends the framework's operations after the forward of layer number `layer` (whole model, embedding 0).
+
+        Such an operation is the release of gathered parameters.
+        """
 
     def backward_begin(self, layer: int) -> None:
-        """Appends the operations of the framework before a layer's backward."""
+        """Appends the framework's operations before the backward of layer number `layer` (whole model, embedding 0)."""
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
-        """Appends the operations of the framework after a layer's backward, such as reducing gradients.
+        """Appends the framework's operations after a layer's backward, such as the reduction of gradients.
 
-        `grads`: (parameter, slot, bytes) of each gradient that exists now; slot: index of its name in `Tables.slots`.
+        `layer`: its number in the whole model, embedding 0. `grads`: (parameter, slot, bytes) of each gradient that
+        exists now; slot: index of its name in `Tables.slots`.
         """
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
         """Appends the operations of the framework where a data-parallel unit inside a layer begins or ends.
 
-        Such a unit is a group of experts' parameters that are gathered and reduced together. `mark`: number of the
-        border (`INNER_FORWARD_BEGIN` to `INNER_BACKWARD_END` of `recording.rows`), or `GRADIENTS_BEGIN`: before the
-        layer's first gradient of a parameter. `grads`: as in `backward_end`, of experts only. `replay`: True inside a
-        checkpoint's replay.
+        Such a unit is a group of experts' parameters that are gathered and reduced together. `layer`: number of the
+        layer in the whole model, embedding 0. `mark`: number of the border (`INNER_FORWARD_BEGIN` to
+        `INNER_BACKWARD_END` of `recording.rows`), or `GRADIENTS_BEGIN`: before the layer's first gradient of a
+        parameter. `grads`: as in `backward_end`, of experts only. `replay`: True inside a checkpoint's replay.
         """
 
     def end_pass(self, action: Action) -> None:

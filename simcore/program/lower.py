@@ -27,10 +27,11 @@ __all__ = ["lower"]
 
 
 def lower(plan: Plan, workload: Workload, actions: Iterable[Action], hooks_of: HooksFactory) -> Program:
-    """All operations of the plan's rank in a step, in order of issue.
+    """Program of the plan's rank: all of its operations in a step, in order of issue.
 
-    `actions`: the forward and backward passes of the step, in order. `workload`: sizes of a microbatch. `hooks_of`:
-    makes the framework's hooks, which post what it gathers, frees and reduces between layers.
+    `actions`: this rank's forward and backward passes, in order, of the microbatches that are simulated one by one.
+    `workload`: sizes of a microbatch. `hooks_of`: makes the framework's hooks, which post what it gathers, frees and
+    reduces between layers.
     """
     order = tuple(actions)
     recording = record_layers(plan, workload, several=any(action.microbatch for action in order))

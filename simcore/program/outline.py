@@ -76,8 +76,9 @@ class Tables:
 class TemplateSegment(NamedTuple):
     """Part of a step with one phase and one microbatch: a tile at a layer, or a run of loose rows.
 
-    `tile`: number of the tile (recorded rows of a part of a layer), placed at layer number `layer`; -1: the rows
-    `start` to `end` (exclusive) of `StepTemplate.loose`.
+    `tile`: number of the tile (recorded rows of a part of a layer), placed at layer number `layer` of the whole model;
+    -1: the rows `start` to `end` (exclusive) of `StepTemplate.loose`. `phase`: a `Phase`; `microbatch`: among the
+    simulated ones.
     """
 
     tile: int
@@ -121,7 +122,7 @@ class StepTemplate:
         """Indices of the segments (`pieces`) of each phase; phases without a segment are left out.
 
         Phases are forward, loss, backward, recompute and optimizer. The loss is also part of forward, recompute of
-        backward.
+        backward. A tile with a replay inside is in backward only.
         """
         phases = self.columns[4]
         groups = {"forward": (phases == Phase.FORWARD) | (phases == Phase.LOSS), "loss": phases == Phase.LOSS,
@@ -143,7 +144,7 @@ class StepTemplate:
 
     @cached_property
     def running(self) -> IntArray:
-        """Sum of allocated minus freed bytes of the loose rows after each of them, rows of tiles not counted."""
+        """Sum of allocated minus freed bytes of the loose rows up to and including each, without rows of tiles."""
         return np.cumsum(fitting(posted_bytes(self.loose)))
 
     @cached_property
@@ -206,7 +207,7 @@ class StepTemplate:
 
     @cached_property
     def microbatch(self) -> IntArray:
-        """Index of the microbatch of each row of the step."""
+        """Index of the microbatch (among the simulated ones) of each row of the step, as `Program.microbatch`."""
         return self.spread(5)
 
     def spread(self, field: int) -> IntArray:

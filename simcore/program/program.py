@@ -23,9 +23,10 @@ __all__ = ["Program"]
 class Program:
     """All operations of one rank in one step, in the order in which its host issues them.
 
-    An operation (allocation, free, kernel, collective, ...) is a row of six integers, see `Op`. `outline`: the step
-    without the rows inside layers; `tiles`: rows of each recorded part of a layer (forward, backward, ...), which
-    repeat at every layer of a kind. `columns`, `phase` and `microbatch` have an entry for every row of the step.
+    Of the step's microbatches it has only those that are simulated one by one (`pipeline.schedule`). An operation
+    (allocation, free, kernel, collective, ...) is a row of six integers, see `Op`. `outline`: the step without the rows
+    inside layers; `tiles`: rows of each recorded part of a layer (forward, backward, ...), which repeat at every layer
+    of a kind. `columns`, `phase` and `microbatch` have an entry for every row of the step.
     """
 
     outline: StepTemplate
@@ -38,12 +39,12 @@ class Program:
 
     @property
     def layer_paths(self) -> tuple[str, ...]:
-        """Module paths of all layers of the model, in the order in which they run."""
+        """Module paths of all layers of the whole model by layer number: embedding (0), layers, norm, head, loss."""
         return self.outline.layer_paths
 
     @cached_property
     def distinct(self) -> IntArray:
-        """Rows of all tiles and then those outside layers, once each, as an array [row, column].
+        """Rows of all tiles and then those outside layers, once each, as an array [row, column], see `Op`.
 
         In Fortran order, because whole columns are read. Layer numbers in rows of tiles are offsets from the tile's
         layer.
@@ -76,7 +77,10 @@ class Program:
 
     @property
     def microbatch(self) -> IntArray:
-        """Index of the microbatch (among the simulated ones) of each row of the step."""
+        """Index of the microbatch (among the simulated ones) of each row of the step.
+
+        Rows before the first pass have 0, those of the optimizer the index of the last pass.
+        """
         return self.outline.microbatch
 
     def of_tiles(self, values: list[int]) -> IntArray:
@@ -87,7 +91,7 @@ class Program:
         return np.array([*values, 0], dtype=np.int64)
 
     def payloads(self) -> IntArray:
-        """Payload bytes of each collective, copy and send: outside layers, then in every tile, once each."""
+        """Payload bytes of each collective, copy and send (no receives): outside layers, then once per tile."""
         return np.concatenate([self.outline.calls[:, 1], *(tile.calls[:, 1] for tile in self.tiles)])
 
     def calls(self) -> IntArray:
@@ -114,8 +118,8 @@ class Program:
     def event(self, mark: IntArray, layer: int) -> str:
         """Name of the framework's callback (hook) that a row records, as a trace spells it.
 
-        `mark`: the row, of kind `Op.MARK`; `layer`: layer number of the tile that it is in, to which its own layer is
-        added.
+        `mark`: the row, of kind `Op.MARK`, out of `distinct`; `layer`: layer number of the tile that it is in, to which
+        its own layer is added (0 for a row outside tiles).
         """
         hook, unit = int(mark[SLOT]), int(mark[AMOUNT])
         text = list(self.tables.hooks)[hook]
@@ -126,7 +130,8 @@ class Program:
     def owner(self, layer: int, slot: int) -> tuple[str, str]:
         """(name, category) of the owner of memory with that layer and slot (index in `Tables.slots`).
 
-        The name is "layer path/tensor", or "stage border N/tensor" where `layer` is no layer of the model.
+        `layer`: number in the whole model. The name is "layer path/tensor", or "stage border N/tensor" where `layer` is
+        no layer of the model.
         """
         name, category = self.outline.owners[slot]
         path = self.layer_paths[layer] if 0 <= layer < len(self.layer_paths) else f"stage border {layer}"

@@ -38,11 +38,11 @@ EXPERTS_MARKS = range(2, 6)
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Sizes of one microbatch on one rank: `batch` sequences of `seq` positions.
+    """Sizes of one microbatch on one rank: `batch` sequences of `seq` positions (the rank's part of a sequence).
 
-    `rows_per_token`, `sent_per_token`: tokens that experts receive and send, see `recording.LayerWorkload`. `spaces`:
-    workspaces of libraries, as (name, bytes). `packed`: (sequences packed in the microbatch, positions that a token
-    attends to), 0 for unpacked.
+    `rows_per_token`, `sent_per_token`: tokens that its experts receive and that it sends to experts per token of the
+    rank, times 2**16, see `recording.LayerWorkload` (`sent_per_token` 0: top_k). `spaces`: workspaces of libraries, as
+    (name, bytes). `packed`: (sequences packed in the microbatch, positions that a token attends to), 0 for unpacked.
     """
 
     batch: int
@@ -136,7 +136,7 @@ class RecordedLayers:
 
 
 def keys_of(plan: Plan) -> dict[int, Key]:
-    """Key of the recorded kind of layer, by index of each layer of the plan's pipeline stage.
+    """Key of the recorded kind of layer, for each layer of the plan's rank, by layer number in the whole model.
 
     Layers with equal keys (`Key`) share a recording.
     """
@@ -151,7 +151,7 @@ def keys_of(plan: Plan) -> dict[int, Key]:
 
 
 def record_layers(plan: Plan, workload: Workload, *, several: bool = False) -> RecordedLayers:
-    """Recordings of every kind of layer of the plan's pipeline stage for one microbatch.
+    """Recordings of every kind of layer of the plan's rank (all of its chunks) for one microbatch.
 
     `several`: True if the step has several microbatches, whose later ones add to existing gradients.
     """
@@ -189,12 +189,12 @@ class _Params(dict[str, Param]):
 
 @lru_cache(maxsize=1024)
 def adds_in_place(plan: Plan, kind: int) -> frozenset[int]:
-    """Indices of the tensors of layer kind number `kind` to whose gradients later microbatches are added.
+    """Indices (in `plan.kinds[kind]`) of the tensors to whose gradients those of later microbatches are added.
 
-    A unit is a group of parameters that are reduced together. Tensors of no unit keep their gradients until the
-    optimizer's step. Tensors of a unit that does not reduce keep them if they have the type that is reduced; FSDP2
-    moves any other gradient into a copy of that type (torch 2.13 `_fsdp_param.py`, to_accumulated_grad_if_needed), and
-    autograd makes a new one.
+    Empty for frameworks without `Strategy.unit_sync`. A unit is a group of parameters that are reduced together.
+    Tensors of no unit keep their gradients until the optimizer's step. Tensors of a unit that does not reduce keep them
+    if they have the type that is reduced; FSDP2 moves any other gradient into a copy of that type (torch 2.13
+    `_fsdp_param.py`, to_accumulated_grad_if_needed), and autograd makes a new one.
     """
     sync = plan.framework.strategy.unit_sync
     if not sync:

@@ -61,7 +61,7 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
     """`Edges` of a rank's part of the model: sizes of its inputs and outputs for one microbatch.
 
     `blocks`: blocks of its layers (embedding, head, loss, ...); `hidden`: elements of a token that crosses a border.
-    Tokens and labels are int64; with the option `whole_batch` the batch of all cp ranks, from which they are sliced,
+    Tokens and labels are int64; where `loads_whole_sequences`, the batch of all cp ranks, from which they are sliced,
     exists as well, and their int32 positions. Hidden states are split over tp if the framework runs sequence
     parallelism. Stages with an embedding or a loss receive the data loader's mask, a byte for each pair of positions.
     """

@@ -42,7 +42,10 @@ class StageBuffers:
         self.returning = last if ends else -1
 
     def post_persistent(self) -> None:
-        """Appends allocations of all receive buffers, and of outputs and gradients that the last step left."""
+        """Appends allocations of all receive buffers, and of outputs and gradients that the last step left.
+
+        Each is there once for every microbatch of the step, simulated or not.
+        """
         for first in self.inputs:
             self._repeat(self.edges.keep_hidden, first - 1, self.count)
         for final in self.outputs:
@@ -51,9 +54,10 @@ class StageBuffers:
         self._returned(self.count)
 
     def begin_step(self, written: int) -> None:
-        """Frees the previous step's outputs and gradients. `written`: number of simulated microbatches.
+        """Frees what the previous step left. `written`: number of simulated microbatches.
 
-        Those of microbatches that are not simulated are allocated again at once, as they exist for the whole step.
+        Those are the outputs that the last stage returned and, where backward is split, the inputs' gradients. Of
+        microbatches that are not simulated they are allocated again at once, as they exist for the whole step.
         """
         if self.returning >= 0:
             self._repeat(self.edges.drop_output, self.returning, self.count)
@@ -102,8 +106,8 @@ class StageBuffers:
     def end_backward(self, action: Action) -> None:
         """Allocates the buffer of the output's gradient for the stage again, after backward pass `action`.
 
-        On the model's last chunk it allocates the model's output instead, which the stage returns at the end of the
-        step.
+        On the model's last chunk it allocates the model's output instead, if the stage returns that at the end of the
+        step. Where backward is split, the former runs after its weight part, the latter after its input part.
         """
         final = self.chunks[action.chunk][-1]
         if final in self.outputs:
@@ -112,7 +116,7 @@ class StageBuffers:
             self._returned(1)
 
     def finish(self) -> None:
-        """Frees the last sent gradient; allocates all outputs concatenated, and frees that as it is unused."""
+        """Frees the last sent gradient; allocates all returned outputs concatenated, and frees that as it is unused."""
         if self.sent >= 0:
             self.out.tile(self.edges.drop_grad, self.sent)
         self._returned(self.count)

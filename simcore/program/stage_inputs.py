@@ -33,7 +33,7 @@ class StageInput:
         self.newest = -1
 
     def begin_step(self, written: int) -> None:
-        """Does nothing: kept tensors stay until the first pass. `written`: number of microbatches."""
+        """Does nothing: kept tensors stay until the first pass. `written`: number of simulated microbatches."""
 
     def take(self, key: Pass) -> None:
         """Does nothing: a received tensor is newly allocated. `key`: the pass that reads it."""
@@ -73,8 +73,9 @@ class StageInput:
     def grad(self, action: Action) -> None:
         """Frees the previous input's gradient after backward pass `action`, as the next one is sent.
 
-        A framework that keeps no received tensors frees this one's gradient instead. The input of the newest microbatch
-        is kept; layers have freed the others.
+        One that a deferred weight gradient of the head needs stays until the step ends. A framework that keeps no
+        received tensors frees this one's gradient instead. The input of the newest microbatch is kept; layers have
+        freed the others.
         """
         waits = 0 < action.microbatch <= self.deferred
         if (self.has_grad and not waits) or not self.keeps:
@@ -108,7 +109,7 @@ class StageInputs:
         self.held: set[int] = set()
 
     def begin_step(self, written: int) -> None:
-        """Does nothing: kept tensors stay until the first pass. `written`: number of microbatches."""
+        """Does nothing: kept tensors stay until the first pass. `written`: number of simulated microbatches."""
 
     def take(self, key: Pass) -> None:
         """Does nothing: a received tensor is newly allocated. `key`: the pass that reads it."""
@@ -130,7 +131,10 @@ class StageInputs:
         self.held.add(chunk)
 
     def begin_forward(self, chunk: int) -> None:
-        """Frees the input and gradient that the chunk has kept, because its next input replaces them."""
+        """Frees the input and gradient that the rank's chunk `chunk` (0 is its first) has kept, if any.
+
+        Its next input replaces them.
+        """
         if chunk in self.held:
             first, edges = self.at[chunk]
             self.out.tile(edges.drop_grad, first)

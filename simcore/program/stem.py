@@ -14,12 +14,12 @@ _TURNED = re.compile(r"\b(q|k|qkv|query_key_value)(_proj|_norm)?\.")
 
 
 def last_user(plan: Plan, below: dict[int, bool]) -> int:
-    """Index of the layer whose backward frees the tensors that the stem makes for all layers.
+    """Number (in the whole model) of the layer whose backward frees the tensors that the stem makes for all layers.
 
     The stem is the model's part before its layers, the tensors are rotary tables and positions. The layer is the lowest
-    layer of the stage that saves them: a replayed layer saves all its inputs, another one the tables if gradients flow
-    to queries or keys. If no layer does, it is the first block; -1 on a stage without blocks. `below`: True for each
-    layer whose input carries a gradient.
+    block of the rank's first chunk that saves them: a replayed one saves all its inputs, another one the tables if
+    gradients flow to queries or keys. If none does, it is the first block; -1 for a chunk without blocks. `below`: by
+    layer number, True where the layer's input carries a gradient.
     """
     blocks = [layer for layer in plan.chunks[0] if plan.graph.kinds[plan.graph.layers[layer].kind].block is None]
     replays, unreplayed = plan.framework.checkpoint != "none", plan.framework.kept_whole

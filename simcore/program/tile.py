@@ -48,7 +48,7 @@ class LayerRows:
 
     @classmethod
     def of(cls, section: Section) -> LayerRows:
-        """Tile of a recorded `Section`; marks around a replay set `replay`, and no mark names a unit."""
+        """Tile of a recorded `Section`; marks around a replay set `replay`, and the unit of every mark is -1 (none)."""
         kept: list[Row] = []
         replay: list[int] = []
         inside = 0
@@ -81,7 +81,7 @@ class LayerRows:
 
     @cached_property
     def net(self) -> int:
-        """Allocated minus freed bytes of the whole tile; negative if it frees more."""
+        """Allocated minus freed bytes of the whole tile; negative if it frees more, IndexError if it is empty."""
         return int(self.prefix[-1])
 
     @cached_property

@@ -29,9 +29,10 @@ class Row(BaseModel):
 
 
 class Comparison(BaseModel):
-    """Two results side by side, each by its worst rank; `a` and `b` are their names.
+    """Two results side by side, each by its worst rank (`worst_rank`); `a` and `b` are their names.
 
-    Rows of `at_rest`, `peak` and `traffic` are in bytes, those of `time` in seconds.
+    Rows of `at_rest` (by component), `peak` (by category) and `traffic` (bytes that leave the rank in a step) are in
+    bytes, those of `time` in seconds.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

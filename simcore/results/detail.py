@@ -21,11 +21,12 @@ class _Frozen(BaseModel):
 
 
 class MemorySeries(_Frozen):
-    """Allocated bytes over the step by category, at up to a few hundred moments.
+    """Allocated bytes of one rank over the step by category, at up to a few hundred moments.
 
     `values[i]` belongs to `categories[i]`. Each inner list has an entry for each moment, as all other fields.
-    `event_index`: index of the operation in order of issue; `time_s`: its time on the timeline; `phases`: its phase.
-    `layers`: the layer that runs then, "" between layers.
+    `event_index`: index of the operation in order of issue, from the first after the persistent allocations; `time_s`:
+    its time in seconds since the step began (0 without times); `phases`: its phase. `layers`: the layer that runs then,
+    "" between layers.
     """
 
     categories: tuple[str, ...]
@@ -86,8 +87,9 @@ class Span(_Frozen):
 
     Lane `compute`: kernels of a phase (`label`: their layer), or the reason of a wait: `host`, `bubble`,
     `communication`. Other lanes: a collective or copy (`kind`) on an axis (`label`), called by `layer`, with its
-    payload's `bytes` and `dtype`; the compute stream waited for the last `exposed_s` of it. `meets`: text common to the
-    spans of all classes that take part in the call. `count`: number of merged spans; their bytes are summed.
+    payload's `bytes` and `dtype`; the compute stream waited for the last `exposed_s` of it. `microbatch`: index among
+    the simulated ones. `meets`: text common to the spans of all classes that take part in the call. `count`: number of
+    merged spans; their bytes are summed.
     """
 
     lane: str

@@ -20,7 +20,7 @@ _ADAPTER = re.compile(r"(?:^|\.)(?:lora_|adapter\.)")
 
 
 def adapted_modules(graph: ModelGraph) -> dict[str, int]:
-    """Number of layers in which a module has a LoRA adapter, by its path in a layer, in order of layers."""
+    """Number of the whole model's layers in which a module has a LoRA adapter, by its path in a layer, in order."""
     counts: Counter[str] = Counter()
     for layer in graph.layers:
         names = (t.name for t in graph.tensors[layer.kind] if t.module == "adapter")

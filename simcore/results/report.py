@@ -100,8 +100,9 @@ class Peak(_Frozen):
     with fragmentation and without cache, plus memory outside the allocator (`outside`: `context`, `nccl`, `dispatcher`,
     paged optimizer states, and where parameters are gathered `workspace`: allocated is then what a trace of tensors
     counts). `host_bytes`: what the job moved to the host's memory, for this rank. `band_bytes`: range of device memory
-    by measured runs of such layouts. `event`: the last hook of the framework before that moment; `by_phase`: highest
-    allocated bytes in each phase.
+    by measured runs of such layouts. `event`: the last hook of the framework before that moment; `microbatch`: index in
+    the step, from 0. `by_category`: of allocated bytes; `top`: largest owners first. `by_phase`: highest allocated
+    bytes in each phase.
     """
 
     allocated_bytes: int
@@ -123,7 +124,7 @@ class Peak(_Frozen):
 
 
 class TrafficRow(_Frozen):
-    """All collectives of one kind in one step of one rank.
+    """All `calls` of one collective with an equal axis, phase and dtype in one step of one rank; bytes are sums.
 
     `payload_bytes`: full gathered output (all-gather), full input (reduce-scatter), buffer (all-reduce, all-to-all),
     message (send_recv), copied tensor (copy, whose axis is its direction: to_host or to_device). `wire_bytes`: bytes
@@ -175,12 +176,13 @@ class Host(_Frozen):
 class RankReport(_Frozen):
     """One class of ranks with equal memory and work; all bytes are those of one of its ranks.
 
-    `ranks`: their numbers, such as `7`, `0-62` or `0-131071:64` (every 64th). `coordinates`: on each mesh axis.
-    `at_rest`: by component, the elements that a rank owns; `padding_bytes` is the padding of parameters, and
-    `grads_padding_bytes` that of gradients. `apportioned`: the ranks have equal parts of flat buffers, of which
-    `at_rest` has the mean; a part holds more of one tensor and less of another. `grads_persist`: storage of gradients
-    survives into the next forward. `end_bytes`: allocated at the end of the step. `drawn`: peaks of any rank of the
-    class over all draws of random routing; `peak` is then that of balanced routing.
+    `ranks`: their numbers, such as `7`, `0-62` or `0-131071:64` (every 64th). `coordinates`: on each mesh axis of
+    several ranks, a text such as "0-3" where they differ. `stage`: pipeline rank. `at_rest`: by component, the elements
+    that a rank owns; `padding_bytes` is the padding of parameters, and `grads_padding_bytes` that of gradients.
+    `apportioned`: the ranks have equal parts of flat buffers, of which `at_rest` has the mean; a part holds more of one
+    tensor and less of another. `grads_persist`: storage of gradients survives into the next forward. `end_bytes`:
+    allocated at the end of the step. `drawn`: peaks of any rank of the class over all draws of random routing; `peak`
+    is then that of balanced routing.
     """
 
     ranks: tuple[str, ...]
@@ -208,7 +210,7 @@ class RankReport(_Frozen):
         return False
 
     def at_rest_bytes(self) -> int:
-        """Bytes of parameters, gradients and optimizer states of all components, without padding."""
+        """Bytes of parameters, gradients and optimizer states of all components on one rank, without padding."""
         return sum(c.params_bytes + c.grads_bytes + c.optimizer_bytes for c in self.at_rest.values())
 
 
@@ -240,7 +242,7 @@ class Advice(_Frozen):
 
 
 class Report(_Frozen):
-    """The result of one scenario.
+    """The result of one scenario; `ranks` has an entry for each class of equal ranks.
 
     `status`: ok, illegal (the framework refuses the layout) or error, with `problems`. `verdict`: fits or oom (out of
     memory), None without a peak. `capacity_bytes`: usable device memory; `headroom_bytes`: what the fullest rank leaves

@@ -14,7 +14,7 @@ class _Frozen(BaseModel):
 
 
 class CommunicationTime(_Frozen):
-    """Collectives of one kind on one mesh axis in one step: their number and time in seconds.
+    """Collectives of one kind on one mesh axis in one step of a rank that ends last: their number and seconds.
 
     `alone_s`: their time if nothing else ran. `exposed_s`: time that kernels waited for them, including waiting for
     late ranks; `hidden_s`: the part of `alone_s` without waiting. Messages between stages are those that the rank
@@ -31,9 +31,9 @@ class CommunicationTime(_Frozen):
 
 
 class KernelTime(_Frozen):
-    """Kernels of one class and number format in one step: their time in each phase, and their work.
+    """Kernels of one class and number format in one step of a rank that ends last: their times and work.
 
-    Times are those on an idle device; backward includes recomputation.
+    Times in each phase are those on an idle device; backward includes recomputation, forward the loss.
     """
 
     kernel: str
@@ -46,7 +46,7 @@ class KernelTime(_Frozen):
 
 
 class Roofline(_Frozen):
-    """The resource that bounds the step, and lower limits of its time by the datasheet.
+    """The resource that bounds the step on a rank that ends last, and lower limits of its time by the datasheet.
 
     `seconds`: the step divided by the reason of its time: arithmetic, memory traffic, kernels too small for either,
     communication by the link that it crosses at worst (inside a node, over the network, to the host), longer kernels
@@ -83,12 +83,13 @@ class Cost(_Frozen):
 class StepTime(_Frozen):
     """Time of one steady step (any but the first) in seconds, and rates that follow from it.
 
-    `forward_s`, `backward_s`, `optimizer_s`: time in each, waiting included. `exposed_communication_s`: time that
-    kernels waited for collectives, messages and copies. `parts`: the step by activity of the device, on `ranks`, which
-    end last; they add up to `step_s` (defined in `simcore/timing/breakdown.py`). `bubble_share`: share of the step
-    spent waiting for other pipeline stages. `model_tflops_per_gpu`: as `convention` counts a token's FLOPs
-    ("rankscope": three times forward's products, attention and scan, twice where the base is frozen); `mfu` of the
-    dense peak of `peak_dtype`. `executed_tflops_per_gpu`: rate of the matrix units of `ranks`, recomputation included.
+    `ranks`: the class that ends last, to which all times of parts belong. `forward_s`, `backward_s`, `optimizer_s`:
+    time in each, waiting included. `exposed_communication_s`: time that kernels waited for collectives, messages and
+    copies. `parts`: the step by activity of the device; they add up to `step_s` (defined in
+    `simcore/timing/breakdown.py`). `bubble_share`: share of the step spent waiting for other pipeline stages.
+    `model_tflops_per_gpu`: as `convention` counts a token's FLOPs ("rankscope": three times forward's products,
+    attention and scan, twice where the base is frozen); `mfu` of the dense peak of `peak_dtype`.
+    `executed_tflops_per_gpu`: rate of the matrix units of `ranks`, recomputation included.
     """
 
     step_s: float = Field(gt=0)

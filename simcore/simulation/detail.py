@@ -30,8 +30,9 @@ _FEWEST: Final = 1200
 def with_detail(simulation: Simulation, report: Report, most: int | None = None, postings: int = 0) -> Report:
     """Copy of the report with `detail`, the data that pictures need.
 
-    `most`: limit of timeline intervals over all classes of ranks, None for as many as a page can bear. `postings` > 0:
-    also keeps lifetimes of allocations, up to so many births and deaths over all classes.
+    `most`: limit of timeline intervals over all classes of ranks (each may keep 1,200 all the same), None or 0 for as
+    many as a page can bear. `postings` > 0: also keeps lifetimes of allocations, up to so many births and deaths over
+    all classes.
     """
     mesh, clocked = simulation.job.mesh, simulation.timing
     axes = (mesh.axis(name) for name in _AXES)

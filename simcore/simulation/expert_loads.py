@@ -28,9 +28,9 @@ Floats = npt.NDArray[np.float64]
 class ExpertLoad:
     """Parameters for drawing random routing: how many tokens the experts of each rank receive.
 
-    `tokens`: sent by each of the `ep * etp` ranks of an expert group. `num_groups` (expert groups), `num_microbatches`:
-    for each of them rows are drawn independently. `concentration`: of the Dirichlet distribution of experts'
-    popularity; None: all alike.
+    `tokens`: of one microbatch, sent by each of the `ep * etp` ranks of an expert group. `num_groups` (expert groups),
+    `num_microbatches`: for each of them rows are drawn independently. `concentration`: of the Dirichlet distribution of
+    experts' popularity; None: all alike.
     """
 
     seed: int
@@ -46,7 +46,7 @@ class ExpertLoad:
 
     @property
     def balanced(self) -> int:
-        """Number of rows that a rank receives when all experts get equally many.
+        """Number of rows that a rank receives in a layer and microbatch when all experts get equally many.
 
         A row is a token for one of the experts that it chooses.
         """
@@ -54,7 +54,7 @@ class ExpertLoad:
 
     @property
     def most(self) -> int:
-        """Largest number of rows (tokens, once per chosen expert) that a rank can receive.
+        """Largest number of rows (tokens, once per chosen expert) that a rank can receive in a layer and microbatch.
 
         Every token then chooses as many of the rank's experts as it can.
         """
@@ -65,7 +65,7 @@ def sample_received_rows(loads: ExpertLoad, layer: int) -> IntArray:
     """Drawn numbers of rows received in one layer, as [microbatch, draw, group, ep coordinate].
 
     A row is a token for one of the experts that it chooses. Each number is at least `top_k`, so that no rank has none.
-    `layer`: seeds the draw together with `loads.seed`.
+    `layer`: number in the whole model, which seeds the draw together with `loads.seed`.
     """
     random = np.random.default_rng([loads.seed, layer])
     shares = _popularity(loads, random).reshape(loads.num_draws, loads.ep, -1).sum(axis=2)

@@ -63,15 +63,16 @@ class PiecewiseLinearStep:
 
     @property
     def varying_layers(self) -> set[int]:
-        """Indices of the layers whose bytes depend on received rows."""
+        """Numbers (in the whole model, embedding 0) of the layers whose bytes depend on received rows."""
         varies = [line.varies for line in self._lines]
         return {p.layer for p in self.programs[0].outline.pieces if p.tile >= 0 and varies[p.tile]}
 
     def peaks(self, rows: Mapping[int, IntArray]) -> IntArray:
         """Highest allocated bytes of the step for each of many cases, as an array [case].
 
-        `rows[layer][microbatch, case]`: rows that experts of the layer receive, needed for all `varying_layers`;
-        everything else is taken from the first of `programs`.
+        `rows[layer][microbatch, case]`: rows that experts of the layer (number in the whole model) receive, needed for
+        all `varying_layers`; everything else is taken from the first of `programs`. Without `rows` there is one case.
+        OverflowError from 2**62 bytes.
         """
         columns = next(iter(rows.values())).shape[1] if rows else 1
         lines, outline = self._lines, self.programs[0].outline

@@ -39,9 +39,9 @@ def is_drawn(scenario: Scenario) -> bool:
 
 
 def longest(asked: Lengths | Observed, num: int, stream: int) -> IntArray:
-    """Length in tokens of the longest of `num` drawn sequences, for each of `asked.draws` draws.
+    """Length in tokens of the longest of `num` drawn sequences, for each of `asked.draws` draws: an array [draw].
 
-    `stream`: number that makes the draws of several calls independent.
+    It is neither padded nor cut at `seq_len`. `stream`: number that makes the draws of several calls independent.
     """
     drawn = np.random.default_rng([asked.seed, stream]).random(asked.draws) ** (1 / num)
     shares = np.clip(drawn, 2**-53, _BEFORE_ONE)
@@ -69,7 +69,8 @@ def _of_distribution(asked: Lengths, shares: Floats) -> IntArray:
 def drawn_lengths(scenario: Scenario, padding: Padding) -> tuple[Quantiles, Quantiles]:
     """(quantiles of a microbatch's padded length, quantiles of the longest one in a step), in tokens.
 
-    The longest is taken over all microbatches and data-parallel ranks of a step.
+    The longest is taken over all microbatches and data-parallel ranks of a step. Both are whole multiples of what
+    `padding` (the framework's) and the mesh need, at most `seq_len`. AssertionError if no lengths are drawn.
     """
     asked, training, mesh = scenario.training.lengths, scenario.training, scenario.mesh
     assert isinstance(asked, Lengths | Observed)

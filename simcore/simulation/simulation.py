@@ -57,7 +57,7 @@ class Simulation:
     def workload(self, plan: Plan) -> Workload:
         """Sizes of one microbatch on the plan's rank: sequences, positions, tokens of experts, workspaces.
 
-        Fills in `workspaces` of that rank.
+        Of workspaces only those that the framework counts in allocated bytes. Fills in `workspaces` of that rank.
         """
         training, top_k, inputs = self.job.scenario.training, top_k_of(self.job.graph), self.workspace_inputs()
         if plan.rank not in self.workspaces:
@@ -114,7 +114,10 @@ class Simulation:
         return needed(allocated, self.reserved_model(), self.fragmentation())
 
     def usable_bytes(self) -> int:
-        """Bytes of device memory that the job may fill: the scenario's limit, or what the driver leaves."""
+        """Bytes of one GPU that the job may use: the scenario's `limits.usable_memory`, or what the driver leaves.
+
+        The share `limits.max_fill` is not applied.
+        """
         usable = self.job.scenario.limits.usable_memory
         return self.topology.device.usable_bytes if usable == "auto" else int(parse_quantity(usable, "B"))
 
@@ -132,8 +135,8 @@ def legal_simulation(scenario: Scenario) -> Simulation:
 def placed_simulation(scenario: Scenario, *, folded: bool = True, rank: int | None = None) -> Simulation:
     """Simulation with every tensor placed, for one representative of each class of equal ranks.
 
-    Nothing is run. `folded` False: each rank is a class. `rank`: only this rank, exactly. Raises IllegalLayout,
-    InputError or NotYet.
+    Nothing is run. Each rank is a class if `folded` is False, or where a framework's step varies by rank and the job
+    has at most `EXACT_RANKS` ranks. `rank`: only this rank, exactly. Raises IllegalLayout, InputError or NotYet.
     """
     legal = legal_simulation(scenario)
     job, framework = legal.job, legal.framework

@@ -46,9 +46,9 @@ class Request:
 
     `series`: keeps memory over the step too. `detail`: keeps the series and everything else that pictures show. `fold`
     False simulates each rank separately. `rank`: simulates only this rank, exactly, without time. `timed` False: memory
-    and traffic only. `spans`: number of intervals of the timeline that the detail keeps, None for as many as a page can
-    bear. `whole`: every microbatch is simulated one by one. `postings`: with the detail, lifetimes of allocations too;
-    the number is the upper limit of their births and deaths, 0 for none.
+    and traffic only. `spans`: limit of the intervals of the timeline that the detail keeps, over all classes of ranks,
+    None for as many as a page can bear. `whole`: every microbatch is simulated one by one. `postings`: with the detail,
+    lifetimes of allocations too; the number is the upper limit of their births and deaths over all classes, 0 for none.
     """
 
     series: bool = False
@@ -85,7 +85,7 @@ def training_step(scenario: Scenario, request: Request) -> Report:
 
 
 def first_num_rows(scenario: Scenario) -> int:
-    """Estimated number of operations in the programs of a training step, as simulated at first.
+    """Estimated number of operations in a training step's programs, one of each class of ranks, as simulated at first.
 
     More microbatches may be added later, until their time is steady. Raises IllegalLayout, InputError or NotYet if the
     scenario cannot be simulated.

@@ -93,12 +93,12 @@ def decoder_layer(family: str, mixer: Attention | LatentAttention, feed_forward:
 
 def chain(config: Config, family: str, layers: Sequence[LayerKind], rotary_dim: int, mtp: int = 0, *,
           window: int = 0, norm: str = "model.norm", scaled: bool = False, tied: bool = False) -> Architecture:
-    """Architecture with an embedding, the given `layers`, a final norm, the head and the loss.
+    """Architecture with an embedding, the given `layers` (one kind for each), a final norm, the head and the loss.
 
-    `rotary_dim`: dimensions of a head that are rotated. `mtp`: number of modules, like the last layer, that predict
-    further tokens. `window`: tokens that layers with a sliding window see. `norm`: module path of the final norm.
-    `scaled`: the embedding's output and the logits are multiplied by a number. `tied`: head and embedding share a
-    weight, unless the configuration says otherwise.
+    `family`: its `model_type`. `rotary_dim`: dimensions of a head that are rotated, 0 none. `mtp`: number of modules,
+    like the last layer, that predict further tokens. `window`: tokens that layers with a sliding window see. `norm`:
+    module path of the final norm. `scaled`: the embedding's output and the logits are multiplied by a number. `tied`:
+    head and embedding share a weight, unless the configuration says otherwise.
     """
     hidden, vocab = config.integer("hidden_size"), config.integer("vocab_size")
     tied = config.boolean("tie_word_embeddings", default=tied)
