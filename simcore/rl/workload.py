@@ -34,7 +34,7 @@ _PAIR = 2
 
 
 def in_phases(scenario: Scenario, *, series: bool) -> Report:
-    """Report of one steady DPO or GRPO step. `series`: it keeps memory over the step, for figures.
+    """Report of one steady step of the workload `dpo` or `grpo`. `series`: it keeps memory over the step, for figures.
 
     Raises InputError, IllegalLayout and NotYet as the training step, the engine and NeMo RL's workers refuse.
     """
