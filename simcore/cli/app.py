@@ -100,11 +100,10 @@ def run(
     overrides: Set = None,
     rank: Rank = None,
 ) -> None:
-    """Simulate scenarios: memory, traffic and time of a training step, or memory and speed of an inference engine.
+    """Simulate scenarios: memory, traffic and time of a training step.
 
-    Exit code: the highest of all scenarios. 0: fits, or a layout of a sweep that the framework refuses; 1: does not fit
-    on the device or host, passes --max-fill, or is worse than --baseline; 2: wrong input, a refused layout, or output
-    that cannot be written; 3: a bug.
+    Exit code, the highest of all: 0 fits, or a refused layout of a sweep; 1 does not fit on device or host, passes
+    --max-fill, or is worse than --baseline; 2 wrong input, refused layout, or output that cannot be written; 3 a bug.
     """
     from simcore.batch.advice import work
     from simcore.batch.gate import gates, unmatched
