@@ -28,7 +28,7 @@ _SPECIAL: Final = re.compile("[&<>\"']")
 def escape(text: object) -> Markup:
     """Returns `text` escaped for an element or a quoted attribute; `Markup` is returned unchanged.
 
-    Control characters become U+FFFD.
+    Control characters except tab and line ends, surrogates, U+FFFE and U+FFFF are replaced by U+FFFD.
     """
     if isinstance(text, Markup):
         return text
@@ -37,7 +37,7 @@ def escape(text: object) -> Markup:
 
 
 def join(parts: Iterable[Child], separator: str = "") -> Markup:
-    """Returns the parts in order with `separator` between them, each escaped unless it is `Markup`.
+    """Returns the parts in order with `separator` between them, all escaped unless they are `Markup`.
 
     None is left out.
     """
@@ -51,9 +51,10 @@ def number(value: float) -> str:
 
 
 def element(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
-    """Returns `<name attribute="...">children</name>`.
+    """Returns `<name attribute="...">children</name>`, with text and values of attributes escaped.
 
-    `class_` is written as class, `aria_label` as aria-label; attributes that are None or False are left out.
+    `class_` is written as class, `aria_label` as aria-label; attributes and children that are None are left out, so are
+    attributes that are False; True becomes the attribute's name.
     """
     opening = f"<{name}{''.join(_attribute(key, value) for key, value in attributes.items())}"
     if name in _VOID and not children:

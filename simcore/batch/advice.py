@@ -94,11 +94,12 @@ class _Tried:
 
 
 def work(num_scenarios: int, *, asked: bool | None, drawn: bool = False, shown: bool = False) -> Callable[..., Report]:
-    """Function that simulates one scenario and returns its report, with advice if it does not fit.
+    """Function that simulates one `Scenario` and returns its report, with advice if it does not fit.
 
-    `asked`: True: with advice; False: without; None: with advice in a run of at most 8 scenarios. `drawn`: reports go
-    into an HTML page, so those of a run of at most `MAX_DETAILED` scenarios carry the details for its figures. `shown`:
-    reports go to a terminal, so that of a single scenario carries its memory over the step.
+    With its keyword `rank` (one rank alone) there is no advice. `asked`: True: with advice; False: without; None: with
+    advice in a run of at most 8 scenarios. `drawn`: reports go into an HTML page, so those of a run of at most
+    `MAX_DETAILED` scenarios carry the details for its figures. `shown`: reports go to a terminal, so that of a single
+    scenario carries its memory over the step.
     """
     chosen = _advised if asked or (asked is None and num_scenarios <= _FEW) else simulate
     detail, series = drawn and num_scenarios <= MAX_DETAILED, shown and num_scenarios == 1
@@ -119,8 +120,8 @@ def advise(scenario: Scenario) -> tuple[Advice, ...]:
     Changes that cost least (1: time only ... 7: more GPUs) come first, of equal ones that with the shorter step. Two
     changes together are tried only if no single one fits, or only offload to the host does; then all are ordered by
     step time. If nothing fits: the 3 with the lowest peak, with verdict "oom". Empty if the scenario has no peak, or is
-    too large to be simulated dozens of times. For workload "serve": changes with which the inference engine starts, in
-    a fixed order of kinds.
+    too large to be simulated dozens of times. For workload "serve": of each kind the smallest change with which the
+    inference engine starts, in a fixed order of kinds; empty if none helps.
     """
     if scenario.workload == "serve":
         return tuple(_of_engine(scenario))[:_MOST]

@@ -21,7 +21,7 @@ PLACES: Final = (*AXES, "expert_dp")
 
 
 class OneClass(NamedTuple):
-    """One row of the table of ranks: `rank` is `report.ranks[number]`, ranks with equal memory and work."""
+    """One row of the table of ranks: one class of ranks (equal memory and work), `rank` = `report.ranks[number]`."""
 
     report: Report
     number: int

@@ -42,10 +42,11 @@ _DEEPEST: Final = 4
 
 
 def fingerprint(entries: Sequence[Entry], work: Callable[..., object]) -> Fingerprint:
-    """SHA-256 digests by name; two batches in which all are equal give byte-identical results.
+    """Hexadecimal SHA-256 digests by name; two batches in which all are equal give byte-identical results.
 
-    Names: `scenarios` (keys and places of `entries`), `files` (contents of the files that they name), `options` (name
-    and arguments of `work`, the function that simulates one scenario), `engine` (code and data of rankscope).
+    Names: `scenarios` (keys and places of `entries`), `files` (contents of the files that scenarios name, and of those
+    that these name), `options` (name and arguments of `work`, the function that simulates one scenario), `engine` (code
+    and data of rankscope, without the drawings of `viz`).
     """
     scenarios = hashlib.sha256()
     files: set[tuple[str, str]] = set()

@@ -41,7 +41,7 @@ _AHEAD: Final = "ahead.jsonl"
 
 
 class Existing(StrEnum):
-    """Choice for a folder with results of another batch: refuse it, append to them, or overwrite them."""
+    """Choice for a folder with results of another batch: refuse it, append to them, or overwrite all of them."""
 
     REFUSE = "refuse"
     APPEND = "append"
@@ -87,8 +87,8 @@ class Folder:
     """One folder of results that is open for one batch, the scenarios `entries`.
 
     `made_by`: fingerprint of the batch; `is_locked`: returns False once the lock file was removed. `known`: outcomes of
-    this batch that exist, by the index of their scenario; `told`: message for the user about results taken over from an
-    earlier run, "" if there are none.
+    this batch that exist, by the index of their scenario in `entries`; `told`: message for the user about results taken
+    over from an earlier run, "" if there are none.
     """
 
     def __init__(self, folder: Path, entries: Sequence[Entry], made_by: Fingerprint,
@@ -104,8 +104,9 @@ class Folder:
     def take_up(self, existing: Existing) -> None:
         """Continues this batch if it was interrupted, reads it if it is finished, else begins it.
 
-        Fills `known` and `told`. `existing` says what happens to results of another batch: APPEND keeps them before the
-        new ones, OVERWRITE replaces them (also finished ones of this batch), REFUSE raises InputError.
+        Fills `known` and `told`. Results of another batch: APPEND keeps them before the new ones (InputError if that
+        batch is not finished), OVERWRITE replaces them, REFUSE raises InputError. OVERWRITE also begins this batch
+        again, unless its interrupted run had OVERWRITE too. InputError if `results.jsonl` was changed in the meantime.
         """
         there, under_way, anew = self._published(), self._under_way(), existing is Existing.OVERWRITE
         is_same = bool(under_way) and under_way[-1].made_by == self._made_by
@@ -234,7 +235,7 @@ class Folder:
 
         If every scenario has its result, `results.jsonl.part` becomes `results.jsonl`. If not, its results are copied
         to `results.jsonl`, unless that has results which would be lost, or cannot be written: then the path of the part
-        is returned. InputError if a finished batch cannot be moved.
+        is returned. Nothing is written if the batch was only read. InputError if a finished batch cannot be moved.
         """
         if self._part is None:
             return str(self.results)

@@ -33,7 +33,8 @@ def write_csv(path: Path, frame: Frame) -> int:
     """Writes a table as CSV: a line of column names, then a line for each row; UTF-8, lines end with LF.
 
     An empty cell is a missing value; booleans are `true` and `false`. OSError if the file cannot be written. Returns
-    the number of texts that got an apostrophe, because a spreadsheet would read them as formulas.
+    the number of cells (column names not counted) whose text got an apostrophe, because a spreadsheet would read a
+    formula.
     """
     lines = [[_cell(value) for value in row] for row in frame.rows]
     text = StringIO(newline="")
@@ -83,7 +84,10 @@ def write_parquet(path: Path, frame: Frame) -> None:
 
 
 def arrow(frame: Frame) -> pa.Table:
-    """Table as a pyarrow table: columns with their types, and with `unit` and `description` in the metadata of each."""
+    """Converts `frame` to a pyarrow table: typed columns, each with metadata `unit` and `description`; nulls.
+
+    OverflowError for a whole number that exceeds 64 bits; ImportError without pyarrow.
+    """
     import pyarrow as pa
 
     about = {"rankscope.table": frame.kind, "rankscope.schema_version": SCHEMA_VERSION}

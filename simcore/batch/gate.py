@@ -61,8 +61,9 @@ def gates(max_fill: str | None = None, baseline: Path | None = None) -> list[Gat
     """Checks to run on each outcome: functions that take one `Outcome` and give its findings.
 
     Always: problems, LoRA without effect, blocks without effect, device and host memory. With `max_fill`, a share of
-    the device's capacity (`92%` or `0.92`): a higher peak. With `baseline`, the path of an earlier `--json` output: a
-    worse verdict than there, or a peak or step time that is more than 1% higher. InputError if an argument is wrong.
+    the device's capacity (`92%` or `0.92`): a peak above it that still fits. With `baseline`, the path of earlier
+    results (`read_results`): a worse status or verdict than the scenario of that name has there, or a peak or step time
+    more than 1% higher. InputError if an argument is wrong.
     """
     chosen: list[Gate] = [_problems, _adapters, _idle, _oom, _hosts]
     if max_fill is not None:
@@ -206,9 +207,10 @@ def _fill(report: Report) -> str:
 
 
 def read_results(path: Path) -> list[Report]:
-    """Reports in a file of an earlier `--json` output, or in `results.jsonl` or its `.part`, in order.
+    """Reports in a file of an earlier `--json` output, or in `results.jsonl` or its `.part`, in the file's order.
 
-    An incomplete last line of a `.part` is dropped. InputError, with the line, for text that is not a result.
+    An incomplete last line of a `.part` is dropped. InputError for text that is not a result (with the number of the
+    line, except for `--json`), and for a file that cannot be read.
     """
     if path.suffix not in (".jsonl", ".part"):
         return _parsed(read_text(path, MAX_BYTES), str(path), _NO_RESULTS)
@@ -264,7 +266,7 @@ def junit(names: Sequence[str], findings: Iterable[Finding]) -> str:
     """JUnit XML: one test case per scenario of `names`, in that order, with its findings.
 
     A finding with exit code 1 is a failure, with 2 or 3 an error; a refused layout of a sweep is skipped; notices are
-    output of the test.
+    output of the test. The suite's numbers of failures and errors count findings.
     """
     findings_by_name: dict[str, list[Finding]] = {name: [] for name in names}
     for finding in findings:

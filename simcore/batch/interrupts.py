@@ -15,7 +15,7 @@ _ENDING: Final = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Recorder of Ctrl-C (SIGINT) and SIGTERM during one run. `number`: of the first signal, 0 before any.
+    """Recorder of Ctrl-C (SIGINT) and SIGTERM during one run. `number`: the first signal's number, 0 before any.
 
     `pipe`: a connection that becomes readable with the first signal, for callers that wait on several connections.
     """
@@ -49,7 +49,8 @@ class Interrupts:
 def interrupts() -> Iterator[Interrupts]:
     """Context in which the first Ctrl-C or SIGTERM is recorded in the yielded object and raises nothing.
 
-    Signals that the parent process ignores (`nohup`, `&`) stay ignored. The former handlers return at the end.
+    A second one raises KeyboardInterrupt. Signals that the parent process ignores (`nohup`, `&`) stay ignored. The
+    former handlers are set again at the end.
     """
     asked = Interrupts()
     before = {number: signal.getsignal(number) for number in _ENDING}

@@ -16,7 +16,7 @@ __all__ = ["locked"]
 
 @contextmanager
 def locked(file: Path, folder: Path) -> Iterator[Callable[[], bool]]:
-    """Context that holds an exclusive lock on `file`; only one process at a time can hold it.
+    """Context that holds an exclusive lock on `file`; one process at a time, where the file system has locks.
 
     InputError, which names `folder`, if another process holds it; InputError also if `file` cannot be written. The file
     stays. Yields a function that returns True while the lock is valid: it is not once the file was removed.

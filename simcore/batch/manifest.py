@@ -26,9 +26,10 @@ _MOST_LINES: Final = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One batch (the scenarios of one command) in a file of results: `lines` results of `scenarios`.
+    """One batch (the scenarios of one command) in a file of results.
 
-    `made_by`: fingerprint that identifies the batch; empty for lines of unknown origin.
+    `scenarios`: their number; `lines`: number of their results that are in the file, one line each. `made_by`:
+    fingerprint that identifies the batch; empty for lines of unknown origin.
     """
 
     made_by: Fingerprint

@@ -38,8 +38,8 @@ _DIED: Final = "the process that worked on this scenario died"
 class Outcome:
     """Result of one scenario; `where`: its place, `file:line`; `code`: the exit code that it asks for.
 
-    0: simulated and fits, or a layout of a sweep that the framework refuses; 1: does not fit; 2: wrong or refused
-    input; 3: a bug.
+    0: simulated and fits, or a layout of a sweep that the framework refuses; 1: does not fit on the device; 2: wrong or
+    refused input; 3: a bug, or the process died.
     """
 
     report: Report
@@ -64,9 +64,10 @@ def run_batch(entries: Sequence[Entry], work: Work, keep: Keep, *, workers: int 
               asked: Interrupts | None = None) -> bool:
     """Simulates all `entries`; calls `keep` with each outcome in their order. True if all were kept.
 
-    False after a signal; finished outcomes are kept then too. `work`: simulates one scenario; picklable if `workers` >
-    1; an exception in it is that scenario's outcome (code 3). `arrived`: called with index and outcome as soon as it
-    exists, in any order. `asked`: recorder of signals for the caller to read afterwards; None: one of this call.
+    False if a signal ended the run; finished outcomes are kept then too, in order. `work`: simulates one scenario;
+    picklable if `workers` > 1; an exception in it becomes that scenario's outcome (`attempt`). `workers`: processes; 1:
+    this one. `arrived`: called with index and outcome as soon as it exists, in any order. `asked`: recorder of signals
+    for the caller to read afterwards; None: one of this call.
     """
     if asked is None:
         with interrupts() as own:
@@ -115,8 +116,8 @@ def _unanswered(entry: Entry, answer: Died | Unsent) -> Outcome:
 def attempt(entry: Entry, work: Work) -> Outcome:
     """Outcome of `work` on one scenario: its report, or one with the problems of `entry` or the exception.
 
-    Codes: 2 for problems of the entry and sizes beyond 64 bits, 3 for any other exception. Only KeyboardInterrupt
-    leaves this function.
+    Codes: 2 for problems of the entry and sizes beyond 64 bits (OverflowError), 3 for any other exception, else as the
+    report says (`Outcome`). Only KeyboardInterrupt leaves this function.
     """
     if entry.scenario is None:
         rows = tuple(ProblemRow(where=p.where, message=p.message, rule=p.rule) for p in entry.problems)
@@ -134,7 +135,7 @@ def attempt(entry: Entry, work: Work) -> Outcome:
 
 
 def outcome_of(entry: Entry, report: Report) -> Outcome:
-    """Outcome of `entry` from a `report` that an earlier run wrote; its exit code follows from the report."""
+    """Outcome of `entry` with a `report` that an earlier run wrote; its exit code is that of the earlier run."""
     if entry.scenario is None:
         return Outcome(report, entry.where, 2)
     crashed = report.status == "error" and any(row.message.startswith((_BUG, _DIED)) for row in report.problems)

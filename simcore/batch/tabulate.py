@@ -31,7 +31,7 @@ def table(results: Iterable[Report] | Report, *, ranks: bool = False) -> Frame:
     """Table of results: one row per scenario, or with `ranks` per class of ranks (equal memory and work).
 
     Fixed columns come first; then sorted ones: keys of the scenarios that differ (scenarios only), bytes at rest and at
-    the peak (ranks only), bytes sent.
+    the peak (ranks only), bytes that one rank sends in a step by collective and axis (scenarios: of the worst class).
     """
     reports = [results] if isinstance(results, Report) else list(results)
     if ranks:
@@ -118,7 +118,7 @@ _FURTHER: Final = {
 
 
 def columns_page() -> str:
-    """Markdown text of `docs/columns.md`: name, type and meaning of every column of both tables."""
+    """Markdown text of `docs/columns.md`: name, type and meaning of every column of both tables (scenarios, ranks)."""
     parts = [_HEAD]
     for kind, fields in (("scenarios", SCENARIO_FIELDS), ("ranks", RANK_FIELDS)):
         rows = [(f"`{field.column.name}`", field.column.dtype, field.column.words) for field in fields]

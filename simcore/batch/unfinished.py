@@ -65,8 +65,8 @@ class Part:
     """Results of one batch under way, in two files that are open for writing; one line is one result.
 
     `path` has results 0, 1, 2 ... in order, after `base` bytes of older batches; `ahead` has those that came too early,
-    each after its index and a tab. `early`: lines of `ahead` by index; `num_lines`: number of this batch's results in
-    `path`.
+    each after its index and a tab. `early`: results in `ahead` that still wait, as lines without index and tab, by
+    index; `num_lines`: number of this batch's results in `path`.
     """
 
     def __init__(self, path: Path, ahead: Path, base: int, fits: Callable[[int, bytes], bool]) -> None:
@@ -112,7 +112,7 @@ class Part:
         self.num_lines += 1
 
     def copy_to(self, file: BinaryIO) -> None:
-        """Writes all results so far into `file`: the bytes of `path`, then the lines of `ahead` by index."""
+        """Writes all results so far into `file`: the lines of `path`, older batches first, then `early` by index."""
         for line in whole_lines(self._lines.path):
             file.write(line)
         for _, line in sorted(self.early.items()):

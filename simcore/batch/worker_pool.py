@@ -62,7 +62,7 @@ class _Worker:
 
 
 class Crew(Generic[Task, Answer]):
-    """Runs `work` on tasks in up to `size` worker processes; a context that ends them all.
+    """Runs `work` on each of `tasks` in up to `size` worker processes; a context whose end kills them all.
 
     `work` must be picklable, and must not raise. `asked`: recorder of signals; the first signal ends the run.
     """

@@ -16,7 +16,7 @@ __all__ = ["attention", "attention_efficient", "attention_flash2", "attention_tr
 
 
 def attention(bench: Bench) -> Iterator[Reading]:
-    """Times causal attention by cuDNN at each length of `bench.extent.tokens`.
+    """Times causal attention over one sequence by cuDNN, in bf16, at each length of `bench.extent.tokens`.
 
     Two readings a length, forward and backward. NotMeasured without a GPU, or for a model without attention.
     """
@@ -26,7 +26,7 @@ def attention(bench: Bench) -> Iterator[Reading]:
 
 
 def attention_flash2(bench: Bench) -> Iterator[Reading]:
-    """Times causal attention by flash-attention 2 if it is installed, else by torch's own flash kernel.
+    """Times causal attention over one sequence by flash-attention 2 if installed, else by torch's flash kernel.
 
     Two readings a length of `bench.extent.tokens`, forward and backward. NotMeasured for a model without attention.
     """
@@ -37,9 +37,10 @@ def attention_flash2(bench: Bench) -> Iterator[Reading]:
 
 
 def attention_efficient(bench: Bench) -> Iterator[Reading]:
-    """Times causal attention by torch's memory-efficient kernel at each length of `bench.extent.tokens`.
+    """Times causal attention over one sequence by torch's memory-efficient kernel, in bf16.
 
-    Two readings a length, forward and backward. NotMeasured without a GPU, or for a model without attention.
+    Two readings a length of `bench.extent.tokens`, forward and backward. NotMeasured without a GPU, or for a model
+    without attention.
     """
     if not bench.machine.is_gpu:
         raise NotMeasured("torch's memory-efficient attention needs a GPU")
@@ -68,7 +69,7 @@ def _over_lengths(bench: Bench, kernel: str, by: str, run: Callable[..., Any]) -
 
 
 def work_of(core: Core, seq: int) -> Work:
-    """FLOPs and bytes of causal attention over a sequence of `seq` tokens, forward and backward, in bf16.
+    """FLOPs and bytes of one layer's causal attention over one sequence of `seq` tokens, forward and backward, in bf16.
 
     Counted as `scaled_dot_product_attention` of `operators/` does, with a key and a value head for every query head.
     """

@@ -31,7 +31,8 @@ class Extent:
     """Sizes at which one calibration measures: few rows, where memory bounds a product, to many.
 
     `rows`: rows of dense products; `expert_rows`: rows for each expert; `tokens`: tokens of everything else; `experts`:
-    largest number of experts. `warmup`, `repeats`: calls of each reading that are not timed, and that are.
+    largest number of experts in a grouped product. `warmup`, `repeats`: calls of each reading that are not timed, and
+    that are.
     """
 
     rows: tuple[int, ...]
@@ -72,7 +73,7 @@ class Bench:
     def random(self, *shape: int, dtype: str = "bfloat16", grad: bool = False) -> Any:
         """Tensor of normal numbers times 0.1 on the measured device, so small that no sum over them overflows.
 
-        `shape`: its dimensions; `grad`: it requires a gradient.
+        `shape`: its dimensions; `dtype`: torch's name; `grad`: it requires a gradient.
         """
         numbers = self.torch.randn(shape, device=self.machine.device, dtype=getattr(self.torch, dtype))
         return (numbers * 0.1).requires_grad_(grad)
@@ -87,16 +88,17 @@ class Bench:
         """Reading of `call`: its median time in seconds, with this description.
 
         `kernel`: its kind in the cost model; `by`: its library; `shape`: its sizes as text; `work`: (FLOPs, bytes read
-        and written); `dtype`: of its operands; `packed`: its shape as one integer, 0 for none.
+        plus written) of one call; `dtype`: of its operands; `packed`: its shape as one integer, 0 for none.
         """
         return Reading(kernel, by, shape, dtype, *work, self.stopwatch.seconds(call), packed)
 
     def read_both(self, kernel: str, by: str, shape: str, work: Work, call: Call, inputs: Sequence[Any],
                   dtype: str = "bf16") -> Iterator[Reading]:
-        """Two readings: of `call`, and of its backward down to the gradients of `inputs`.
+        """Two readings: of `call` (the forward), and of its backward alone, down to the gradients of `inputs`.
 
-        `kernel`, `by`, `shape`, `dtype` as for `read`; `work`: FLOPs and bytes of both. Each backward follows a new
-        forward, because TransformerEngine frees saved tensors (`clear_tensor_data`).
+        `kernel`, `by`, `shape`, `dtype` as for `read`; the second's shape ends with " backward". `work`: FLOPs and
+        bytes of both. Each backward follows a new forward, because TransformerEngine frees saved tensors
+        (`clear_tensor_data`).
         """
         yield self.read(kernel, by, shape, work.forward, call, dtype, work.packed[0])
         grad = self.torch.randn_like(call())

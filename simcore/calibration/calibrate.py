@@ -31,9 +31,10 @@ _NEVER: Final = {"host.collective": "ranks that wait for one another are in it, 
 class Calibration:
     """Result of one calibration: readings of a machine, and the values derived from them.
 
-    `efficiency`, `topology`: values by dotted key of either file. `reasons`: why a key, or all keys below it, have no
-    value, by that key. `readings`: every timed kernel; `points`: every timed collective. `allocator`: bytes and
-    segments that torch's allocator added for blocks of fixed sizes (`memory.allocator`).
+    `efficiency`, `topology`: values by dotted key of the efficiency file and of the topology file. `reasons`: text why
+    a key, or all keys below it, have no value, by that key. `readings`: every timed kernel; `points`: every timed
+    collective. `allocator`: bytes and segments that torch's allocator added for blocks of fixed sizes
+    (`memory.allocator`).
     """
 
     efficiency: dict[str, Value] = field(default_factory=dict)
@@ -51,8 +52,8 @@ class Calibration:
 def calibrate(bench: Bench, topology: Topology, tell: Tell) -> Calibration:
     """Measures everything that this machine can: kernels, host, copies, memory, collectives between GPUs.
 
-    `topology`: names the peaks of which efficiencies are shares. `tell` is called with a line of text for each value,
-    and for each part that could not be measured; an error of one part does not end the others.
+    `topology`: has the peaks of which efficiencies are shares. `tell` is called with a line of text for each value, and
+    for each part that could not be measured; an error of one part is its entry in `reasons` and does not end the rest.
     """
     done = Calibration()
     _efficiency(bench, topology, done, tell)

@@ -16,7 +16,8 @@ _BYTES: Final = (2**12, 2**16, 2**20, 2**24, 2**28)
 def host_link(bench: Bench) -> dict[str, Value]:
     """Measured keys of `node.host_link` in a topology: bandwidths `to_device`, `to_host`, and `latency`.
 
-    Copies between the GPU and pinned memory; bandwidths in GB/s, latency of a copy in us. NotMeasured without a GPU.
+    Copies between the GPU and pinned memory; bandwidths in GB/s, latency of a copy (of the slower direction) in us.
+    NotMeasured without a GPU.
     """
     if not bench.machine.is_gpu:
         raise NotMeasured("no GPU")

@@ -29,8 +29,8 @@ class Shares:
     """Shares of the peaks that a kernel reaches, fitted to its readings, each from 0 to 1.
 
     `compute`: of the arithmetic peak, None for a kernel without matrix products; `memory`: of the memory bandwidth.
-    `told_apart`: `memory` was fitted too, not given. `error`: median relative error of the fit; `used`: number of
-    readings.
+    `told_apart`: the readings can tell `memory` from `compute`, or only `memory` was fitted. `error`: median relative
+    error of the fit; `used`: number of readings.
     """
 
     compute: float | None
@@ -55,7 +55,7 @@ def fit_both(readings: Sequence[Reading], peak: float, bandwidth: float, memory:
     """Shares of both peaks that a kernel with matrix products reaches; see [Note: fit].
 
     `peak` in FLOP/s, `bandwidth` in bytes/s. `memory`: share of the bandwidth to use if readings cannot separate the
-    two.
+    two, unless one of them is faster than it allows: then both are fitted all the same.
     """
     rows = [(reading.flops / peak / reading.seconds,
              reading.moved / bandwidth / reading.seconds) for reading in readings]
@@ -82,8 +82,8 @@ def fit_memory(readings: Sequence[Reading], vector_peak: float, bandwidth: float
 def fit_line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """(latency in seconds, amount per second) of seconds = latency + amount / rate, by least squares.
 
-    `points`: (amount, seconds); errors are relative. A latency below zero is zero. ValueError: fewer than two different
-    amounts.
+    `points`: (amount, seconds); errors are relative. If the fitted latency is below zero, it is zero, and the rate is
+    the median of amount / seconds. ValueError: fewer than two different amounts.
     """
     if len({amount for amount, _ in points}) < 2:
         raise ValueError("a line needs two amounts")

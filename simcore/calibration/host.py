@@ -47,7 +47,7 @@ def operator(bench: Bench) -> Value:
 
 
 def module(bench: Bench) -> Value:
-    """Host time of one kernel of TransformerEngine's LayerNormLinear, in us (2 forward, 3 backward).
+    """Host time of one kernel of TransformerEngine's LayerNormLinear, in us: mean of 2 forward and 3 backward.
 
     NotMeasured without TransformerEngine or without a GPU.
     """

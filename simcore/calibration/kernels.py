@@ -35,7 +35,7 @@ KERNELS: Final[dict[str, Measure]] = {
 def collected(bench: Bench, measure: Measure) -> tuple[list[Reading], str]:
     """(readings that `measure` gives, reason why an error ended them early or "").
 
-    NotMeasured, with that reason, if there are no readings.
+    NotMeasured, with that reason, if the error came before the first reading.
     """
     readings: list[Reading] = []
     try:
@@ -51,9 +51,9 @@ def kernel_values(bench: Bench, topology: Topology, kernel: str, readings: Seque
                   stopped: str = "") -> dict[str, Value]:
     """Efficiencies of one kernel, fitted to its readings, by key of the efficiency file.
 
-    Keys `kernels.NAME.compute` and `kernels.NAME.memory`, as far as each was fitted; values in percent of the
-    topology's peaks. `floor`: seconds of the shortest kernel; `stopped`: reason why the readings ended early.
-    NotMeasured if no reading is longer than twice the floor.
+    Keys `kernels.NAME.compute` (only kernels with matrix products) and `kernels.NAME.memory` (unless the readings
+    cannot tell it); values in percent of the peaks of the topology's device. `floor`: seconds of the shortest kernel;
+    `stopped`: reason why the readings ended early, or "". NotMeasured if no reading is longer than twice the floor.
     """
     device = topology.device
     used = _as_worked(device, above_floor(readings, floor))
@@ -75,8 +75,8 @@ def kernel_values(bench: Bench, topology: Topology, kernel: str, readings: Seque
 def fp8_kept(bench: Bench, topology: Topology, gemm: float) -> Value:
     """Efficiency of fp8 products as a share of `gemm`, that of 16-bit products; at most 100%.
 
-    Efficiencies refer to the peak of either format; `gemm` from 0 to 1. NotMeasured if the GPU has no fp8, or on an
-    error.
+    Each efficiency is a share of its own format's peak; `gemm` from 0 to 1. NotMeasured if the topology's device or
+    this GPU has no fp8, or on an error before the first reading.
     """
     peak = topology.device.peak.fp8
     if peak is None:

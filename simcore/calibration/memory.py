@@ -18,11 +18,12 @@ _PATIENCE: Final = 300  # seconds for another process to load torch; assumed
 
 
 def device_memory(bench: Bench, topology: Topology) -> dict[str, Value]:
-    """Measured keys of `device.memory` in a topology: `usable`, and `context` of a CUDA process, in bytes.
+    """Measured keys of `device.memory` in a topology, in bytes: `usable`, and `context` of one CUDA process.
 
-    For the context a second process starts and makes one tensor; the decrease of the driver's free memory, without that
-    tensor's segment, is its context. Other processes on the GPU at that time falsify it. NotMeasured without a GPU, or
-    with one that has more memory than the topology's.
+    `usable`: total of the GPU as CUDA gives it. For the context a second process starts and makes one tensor; the
+    decrease of free memory, without that tensor's segment, is its context. Other processes on the GPU at that time
+    falsify it. NotMeasured without a GPU, with one that has more memory than the topology's, or if the second process
+    fails.
     """
     if not bench.machine.is_gpu:
         raise NotMeasured("no GPU")

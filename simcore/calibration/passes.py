@@ -37,7 +37,7 @@ def norm(bench: Bench) -> Iterator[Reading]:
 
 
 def elementwise(bench: Bench) -> Iterator[Reading]:
-    """Times a sum of two bf16 tensors, and a SiLU, at the model's width.
+    """Times a sum of two bf16 tensors [tokens, model's width], and a SiLU of one.
 
     Two readings, one of each, for each number of tokens in `bench.extent.tokens`.
     """
@@ -51,7 +51,7 @@ def elementwise(bench: Bench) -> Iterator[Reading]:
 
 
 def elementwise_eager(bench: Bench) -> Iterator[Reading]:
-    """Times a sum, and a cast to fp32, of transposed views, as separate operators of torch do them.
+    """Times a sum, and a cast to fp32, of transposed bf16 views, as separate operators of torch do them.
 
     Two readings, one of each, for each number of tokens in `bench.extent.tokens`.
     """
@@ -66,7 +66,8 @@ def elementwise_eager(bench: Bench) -> Iterator[Reading]:
 def permute(bench: Bench) -> Iterator[Reading]:
     """Times `index_select` of tokens' rows for their experts, and its backward, which sums them.
 
-    Two readings for each number of tokens; NotMeasured for a model without experts.
+    Two readings, forward and backward, for each number of tokens in `bench.extent.tokens`: a row for each expert of a
+    token. NotMeasured for a model without experts.
     """
     moe, torch = bench.sizes.moe, bench.torch
     if moe is None:
@@ -81,7 +82,7 @@ def permute(bench: Bench) -> Iterator[Reading]:
 
 
 def loss(bench: Bench) -> Iterator[Reading]:
-    """Times cross entropy of fp32 logits, at the two smallest numbers of tokens.
+    """Times cross entropy of fp32 logits, at the first two numbers of tokens in `bench.extent.tokens`.
 
     Two readings each: forward reads the logits and writes the log-softmax; backward reads that and writes the gradient.
     """
@@ -97,7 +98,7 @@ def loss(bench: Bench) -> Iterator[Reading]:
 def embedding(bench: Bench) -> Iterator[Reading]:
     """Times an embedding lookup, one row a token, and its backward, whose gradient has the table's size.
 
-    Two readings for each number of tokens in `bench.extent.tokens`.
+    Two readings, lookup and backward, for each number of tokens in `bench.extent.tokens`.
     """
     torch, vocab, width = bench.torch, bench.sizes.vocab, bench.sizes.hidden
     table = bench.random(vocab, width, grad=True)
@@ -111,8 +112,8 @@ def embedding(bench: Bench) -> Iterator[Reading]:
 def optimizer(bench: Bench) -> Iterator[Reading]:
     """Times one step of AdamW on fp32 weights of the model's linears, fused if torch has it, else foreach.
 
-    Two readings: one weight, and several. It reads and writes weight and both moments, and reads the gradient: 28 bytes
-    and 12 FLOPs an element, as `simcore/placement/optimizer_step.py` counts.
+    Two readings: of the first weight alone, and of the first few together. A step reads and writes weight and both
+    moments, and reads the gradient: 28 bytes and 12 FLOPs an element, as `simcore/placement/optimizer_step.py` counts.
     """
     shapes = [(p.n, p.k) for p in bench.sizes.products[:len(bench.extent.tokens)]]
     weights = [bench.random(*shape, dtype="float32", grad=True) for shape in shapes]

@@ -19,9 +19,10 @@ _Multiply = Callable[[Any, Any], Any]
 
 
 def gemm(bench: Bench) -> Iterator[Reading]:
-    """Times matrix products in bf16 of every linear of the model, at every number of `bench.extent.rows`.
+    """Times matrix products in bf16 of every different linear of the model, at every number of `bench.extent.rows`.
 
-    Three readings each: forward, gradient of the input (dgrad), gradient of the weight (wgrad).
+    Three readings each: forward, gradient of the input (dgrad), gradient of the weight (wgrad). Routed experts are not
+    among them.
     """
     for product in _distinct(bench.sizes.products):
         for rows in bench.extent.rows:
@@ -51,8 +52,8 @@ def _work(m: int, n: int, k: int, weights: int = 1) -> tuple[int, int]:
 def grouped_gemm(bench: Bench) -> Iterator[Reading]:
     """Times grouped products of at most `bench.extent.experts` experts with equal rows each, forward.
 
-    One reading for each of an expert's linears and each number of `bench.extent.expert_rows`. NotMeasured for a model
-    without experts.
+    One reading for each of an expert's two linears and each number of `bench.extent.expert_rows` (rows an expert), in
+    bf16. NotMeasured for a model without experts.
     """
     if bench.sizes.moe is None:
         raise NotMeasured("the model has no experts")
@@ -90,7 +91,8 @@ def _grouped(bench: Bench, x: Any, weight: Any) -> tuple[str, _Multiply]:
 def fp8_gemm(bench: Bench) -> Iterator[Reading]:
     """Times linears of fp8 operands with one scale a tensor, forward, at the largest number of rows.
 
-    There arithmetic bounds them. NotMeasured without a GPU that computes in 8 bits (compute capability 8.9 and later).
+    There arithmetic bounds them. One reading for each different linear whose sides are multiples of 16. NotMeasured
+    without a GPU that computes in 8 bits (compute capability 8.9 and later).
     """
     if not bench.machine.is_gpu or bench.torch.cuda.get_device_capability(0) < (8, 9):
         raise NotMeasured("no GPU that computes in fp8")

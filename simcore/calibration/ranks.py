@@ -50,7 +50,8 @@ class Point:
 def curves(bench: Bench) -> list[Point]:
     """Times collectives at several payloads in groups of 2, 4, 8 ... ranks, up to the GPUs of this node.
 
-    By NCCL on GPUs, by gloo (in 2 processes) on a CPU. NotMeasured with one GPU; an error of the processes is raised.
+    All-gather, reduce-scatter, all-reduce, all-to-all and one message from rank 0 to rank 1: by NCCL on GPUs, by gloo
+    (in 2 processes) on a CPU. NotMeasured with one GPU; an error of the processes is raised.
     """
     if bench.machine.count < 2:
         raise NotMeasured("one GPU")
@@ -146,10 +147,10 @@ def _row_on_gpu(torch: Any, call: Callable[[], object]) -> float:
 
 
 def fabric(points: Sequence[Point], machine: str) -> dict[str, Value]:
-    """Keys of a link between GPUs in a topology file, fitted to measured collectives: bus bandwidths, latencies.
+    """Values of a link between GPUs, fitted to measured collectives, by key below the link in a topology file.
 
-    `points`: seconds of a collective by ranks and bytes; `machine`: text for the source of each value. The fit is
-    described in [Note: curves].
+    Keys: `bus_bandwidth.COLLECTIVE` in GB/s, of the largest group; `latency` of a call and `hop_latency` in us.
+    `points`: timed collectives of groups of any size; `machine`: text for the source of each value. See [Note: curves].
     """
     lines = {key: fit_line(line) for key, line in _by_group(points).items()}
     most = max(ranks for _, ranks in lines)

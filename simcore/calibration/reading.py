@@ -8,11 +8,11 @@ __all__ = ["NotMeasured", "Reading", "Value", "reason_of"]
 
 
 class NotMeasured(Exception):
-    """Raised for a kernel that this machine or its libraries cannot run; the message says why."""
+    """Raised for a kernel or another part of a calibration that cannot be measured here; the message says why."""
 
 
 def reason_of(error: Exception) -> str:
-    """Text of an error, in one line."""
+    """Text of an error, in one line: its type and at most 200 characters; of NotMeasured the message alone."""
     if isinstance(error, NotMeasured):
         return str(error)
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
@@ -20,7 +20,7 @@ def reason_of(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One timed kernel: `seconds`, the median of repeats, and its work as the cost model counts it.
+    """One timed kernel: `seconds` of one call, the median of repeats, and its work as the cost model counts it.
 
     `kernel`: one of `simcore.timing.kernel.KERNELS`; `by`: its library; `shape`: its sizes as text; `dtype`: format of
     its operands. `flops` counts two for a multiply-add, `moved` is bytes read plus written, `packed` the shape of a

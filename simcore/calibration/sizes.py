@@ -21,9 +21,10 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Core:
-    """Attention without its projections: numbers of query heads and of key heads, and widths of heads.
+    """Attention of one layer without its projections: numbers of query and of key heads, and widths of heads.
 
-    `dim`: width of a query or key head; `value`: width of a value head.
+    `heads`: query heads; `kv_heads`: key (and value) heads; `dim`: width of a query or key head; `value`: of a value
+    head.
     """
 
     heads: int
@@ -36,8 +37,9 @@ class Core:
 class Sizes:
     """Sizes of one model's kernels; parts that it lacks are None or empty.
 
-    `hidden`: width; `vocab`: rows of the output head; `products`: its different linear layers, head included; `core`,
-    `mamba`, `moe`: of the first layer that has one; `grouped`: the two linears of one expert.
+    `hidden`: width; `vocab`: rows of the output head; `products`: its different linear layers, head included, routed
+    experts not; `core`, `mamba`, `moe`: of the first layer that has one; `grouped`: the two linears of one routed
+    expert (gate and up are one).
     """
 
     hidden: int

@@ -23,7 +23,7 @@ _HEAD_START: Final = 2_000_000
 
 @dataclass(frozen=True)
 class Stopwatch:
-    """Times calls: `warmup` calls are not counted, the median of `repeats` is the result."""
+    """Timer of calls on `machine`: the first `warmup` calls are not counted, the median of `repeats` is the result."""
 
     machine: Machine
     warmup: int
@@ -48,7 +48,7 @@ class Stopwatch:
         return median(self._issued(call) for _ in range(self.repeats))
 
     def wait(self) -> None:
-        """Waits until the GPU has finished all issued work."""
+        """Waits until the GPU has finished all issued work; returns at once on a CPU."""
         if self.machine.is_gpu:
             self.machine.torch.cuda.synchronize()
 

@@ -33,7 +33,7 @@ def efficiency_text(name: str, base: Efficiency, found: Mapping[str, Value], rea
 
     `found`: values by dotted key, such as `kernels.gemm.compute`; a key that `base` lacks is written too. Values that
     were not measured are taken over from `base` as assumed; their source gives the reason. `reasons`: these reasons, by
-    a key or by the begin of several keys.
+    a key or by the first parts of several keys; the first that matches counts.
     """
     values: dict[str, Leaf] = {"name": name}
     for key, old in _leaves(base):
@@ -70,8 +70,9 @@ def _named(path: str) -> str:
 def curves_text(points: Sequence[Point], machine: str, library: str, told: str) -> str:
     """YAML text of a file of collective curves: microseconds by payload in bytes and number of ranks.
 
-    Format: `simcore.hardware.collective_curves`. `machine`: name of the GPU; `library`: version of NCCL or of its
-    replacement; `told`: description of the machine, for the source.
+    One table each for all-gather, reduce-scatter, all-reduce and all-to-all. Format:
+    `simcore.hardware.collective_curves`. `machine`: name of the GPU; `library`: version of NCCL or of its replacement;
+    `told`: description of the machine, for the source.
     """
     tables = {f"curves.{name}": LiteralScalarString(_table([p for p in points if p.collective == name]))
               for name in _TABLED}

@@ -100,7 +100,11 @@ def run(
     overrides: Set = None,
     rank: Rank = None,
 ) -> None:
-    """Simulate scenarios: memory, traffic and time of a training step."""
+    """Simulate scenarios: memory, traffic and time of a training step.
+
+    Exit code, the highest of all: 0 fits, or a refused layout of a sweep; 1 does not fit on device or host, passes
+    --max-fill, or is worse than --baseline; 2 wrong input, refused layout, or output that cannot be written; 3 a bug.
+    """
     from simcore.batch.advice import work
     from simcore.batch.gate import gates, unmatched
     from simcore.cli.output import say
@@ -123,7 +127,11 @@ def run(
 
 @app.command()
 def place(scenario: str, *, rank: Rank = None, json: Json = False, overrides: Set = None) -> None:
-    """Show what lies on every rank, component by component."""
+    """Show what lies on every rank at rest, component by component: weights, gradients, optimizer states.
+
+    A table for each class of ranks with equal memory, then the summary; no step is simulated. SCENARIO may hold a
+    sweep. Exit code 0; 1: an inference engine does not start; 2: wrong input or a refused layout (0 in a sweep).
+    """
     from simcore.cli.output import print_shown
     from simcore.cli.session import run_entries
     from simcore.cli.tables import placement
@@ -137,7 +145,11 @@ def place(scenario: str, *, rank: Rank = None, json: Json = False, overrides: Se
 
 @app.command()
 def check(paths: Paths, *, json: Json = False, overrides: Set = None) -> None:
-    """Parse scenarios and ask the frameworks' rules whether their layouts are legal."""
+    """Parse scenarios and ask the frameworks' rules whether their layouts are legal.
+
+    Nothing is simulated. Exit code 0; 1: an inference engine does not start; 2: wrong input or an illegal layout (0 in
+    a sweep).
+    """
     from simcore.cli.session import run_entries
     from simcore.simulate import check as check_layout
 
@@ -146,7 +158,11 @@ def check(paths: Paths, *, json: Json = False, overrides: Set = None) -> None:
 
 @app.command()
 def compare(a: str, b: str, *, json: Json = False, overrides: Set = None) -> None:
-    """Compare two scenarios, or results of `run --json`, on their worst ranks."""
+    """Compare two scenarios, or results of `run --json`, on their worst ranks.
+
+    A and B are files with one scenario or one result (.json, .jsonl) each; differences are B less A. Exit code 0
+    however they differ, 2 if one has no result, 3 for a bug. With --json a list of one comparison is printed.
+    """
     from simcore.cli.output import print_json, print_shown
     from simcore.results.compare import compare as side_by_side
 
@@ -163,7 +179,11 @@ def compare(a: str, b: str, *, json: Json = False, overrides: Set = None) -> Non
 
 @app.command()
 def validate(paths: Rows = None, *, jobs: Jobs = None, json: Json = False, overrides: Set = None) -> None:
-    """Compare with measured runs: errors of memory and of step time; exit 1 where they pass the tolerance."""
+    """Compare with measured runs: errors of memory and of step time; exit 1 where they pass the tolerance.
+
+    Exit code 2 if a measured row cannot be read, 3 for a bug in a simulation. With --json a list of one comparison is
+    printed.
+    """
     from simcore.cli.output import complain, print_validation
     from simcore.cli.session import run_entries
     from simcore.simulate import simulate
@@ -186,7 +206,10 @@ def validate(paths: Rows = None, *, jobs: Jobs = None, json: Json = False, overr
 @app.command()
 def schema(*, result: Annotated[bool, typer.Option("--result", help="Schema of results, not of scenarios.")] = False,
            json: Json = False) -> None:
-    """Print the JSON Schema of scenario files, for editors."""
+    """Print the JSON Schema of scenario files, for editors; with --result that of results.
+
+    The output is the schema with and without --json.
+    """
     from simcore.cli.output import print_schema
 
     print_schema(result=result)
@@ -203,7 +226,11 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
     json: Json = False,
 ) -> None:
-    """Write a first scenario with a comment beside every key."""
+    """Write a first scenario with a comment beside every key.
+
+    Exit code 2, and no file, if FILE exists without --force or a value is wrong; a layout that the framework refuses is
+    written. --json only leaves out the message that FILE was written.
+    """
     from simcore.cli.first_scenario import expect_readable, starter_text
     from simcore.cli.output import write_new
 

@@ -37,7 +37,11 @@ def calibrate(
     force: Annotated[bool, typer.Option("--force", help="Overwrite what is there.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print every reading as JSON, nothing else.")] = False,
 ) -> None:
-    """Measure this machine's kernels at a model's shapes, into an efficiency file (needs PyTorch and a GPU)."""
+    """Measure this machine's kernels at a model's shapes, into an efficiency file (needs PyTorch and a GPU).
+
+    What cannot be measured keeps the topology's value, marked as assumed. Links and memory are measured too; they are
+    written with --topology-out, collectives into NAME-curves.yaml beside it. Exit code 0, or 2 for wrong arguments.
+    """
     from simcore.calibration.calibrate import calibrate as measure
     from simcore.hardware.topology import load_topology
 

@@ -26,7 +26,8 @@ _GAP = 2
 class Column:
     """One column of a table of scenarios; `cell` gives the text for a report, `heading` has 1 or 2 lines.
 
-    `justify`: side at which cells are aligned; `coloured`: cells have the colour of their row.
+    Lines are separated by line feeds. `justify`: side at which cells are aligned; `coloured`: cells have the colour of
+    their row.
     """
 
     heading: str
@@ -69,7 +70,8 @@ class Filled:
 class Grid:
     """One table for rich, with known widths: rich's own layout takes seconds for a thousand rows.
 
-    `styles`: one for each row below the heading, used by columns that are `coloured`.
+    `columns`: all with the same rows, the heading first. `styles`: one for each row below the heading, used by columns
+    that are `coloured`.
     """
 
     columns: Sequence[Filled]

@@ -20,8 +20,8 @@ __all__ = ["servesheet"]
 def servesheet(reports: Sequence[Report], width: int) -> list[RenderableType]:
     """Table of inference engines' memory, a row a scenario that has one; [] if none has.
 
-    Below it: why an engine does not start; for a single report its decoding. `width`: characters of the terminal;
-    columns beyond it follow in further tables.
+    Numbers are of one rank. Below it: why an engine does not start; for a single report its decoding. `width`:
+    characters of the terminal; columns beyond it follow in further tables.
     """
     served = [report for report in reports if report.serving is not None]
     if not served:

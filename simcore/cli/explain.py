@@ -37,7 +37,12 @@ def explain(
     json: Annotated[bool, typer.Option("--json", help="Print the steps as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE")] = None,
 ) -> None:
-    """Walk from a number to what it is made of, by which formula and rule."""
+    """Walk from a number to what it is made of, by which formula and rule.
+
+    SCENARIO has one scenario of workload train. --rank does not change the explanation of `step`, which is of the ranks
+    that end last. Exit code 0 also if it does not fit; 2 for wrong input or a refused layout. With --json a list of one
+    tree is printed.
+    """
     from simcore.cli.output import print_json, print_shown
 
     report = _simulated(scenario, overrides or ())
@@ -83,7 +88,7 @@ def _explained(report: Report, what: What, rank: int | None) -> tuple[Step, list
 
 
 def tree(step: Step) -> Iterator[str]:
-    """Lines of text: an explained number, and indented below it the numbers that it is made of, and so on."""
+    """Lines of text: an explained number with formula and source, and indented below it its parts, and so on."""
     from simcore.cli.tables import plain
 
     tail = "  ".join(filter(None, (f"= {step.how}" if step.how else "", f"[{step.source}]" if step.source else "")))

@@ -58,7 +58,12 @@ def export(
     rows: Annotated[Rows | None, typer.Option("--table", help="Of csv and parquet: a row a scenario (omitted), or a "
                                               "class of ranks.")] = None,
 ) -> None:
-    """Write the timeline or the memory of a scenario, or a table of results, for other tools."""
+    """Write the timeline or the memory of a scenario, or a table of results, for other tools.
+
+    chrome, kineto and snapshot take exactly one scenario; csv and parquet take any number of results or scenarios.
+    Exit code 0 also if a scenario does not fit; 2 for wrong input, and for one that the framework refuses (in a table
+    it is a row).
+    """
     if ranks and form not in _OF_RANKS:
         raise InputError(Problem("--rank", f"is of {' and '.join(_OF_RANKS)}; {form} is of all ranks"))
     if form in _TABLES:

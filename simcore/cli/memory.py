@@ -91,7 +91,7 @@ def _name(rank: RankReport) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Spark:
-    """Allocated memory over the step as one line of blocks, from its lowest to its highest moment.
+    """Allocated memory of one class of ranks over the step, as a line of blocks scaled from lowest to highest.
 
     Below it: a letter where each phase (forward, backward ...) begins, and their names.
     """

@@ -95,7 +95,7 @@ def print_validation(found: Validation, *, json: bool) -> None:
 
 
 def say(line: str) -> None:
-    """Prints one line on standard error, without control characters that a name may contain."""
+    """Prints one line on standard error, at most 1000 characters, control characters (as in a name) replaced."""
     sys.stderr.write(f"rankscope: {_printable(line)}\n")
 
 
@@ -104,7 +104,7 @@ def _printable(line: str) -> str:
 
 
 def complain(problems: Sequence[Problem | Finding]) -> None:
-    """Prints problems on standard error, one line each, equal ones as one line; at most 30 lines."""
+    """Prints problems on standard error, a line each, equal ones as one; after 30 lines the number of the others."""
     counts = Counter(map(str, problems))
     for line, times in islice(counts.items(), _MOST_LINES):
         sys.stderr.write(f"rankscope: {_printable(line)}{f' ({times:,} times)' if times > 1 else ''}\n")
@@ -113,7 +113,7 @@ def complain(problems: Sequence[Problem | Finding]) -> None:
 
 
 def ci_text(report_format: str, names: Sequence[str], findings: Sequence[Finding]) -> str:
-    """Text of findings for a build server, "github" or "junit"; `names`: of the scenarios."""
+    """Text of findings for a build server, "github" or "junit"; `names`: of all scenarios, for "junit"."""
     return {"github": lambda: github(findings), "junit": lambda: junit(names, findings)}[report_format]()
 
 

@@ -26,7 +26,11 @@ def read(
     json: Annotated[bool, typer.Option("--json", help="Print both as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
 ) -> None:
-    """Compare a measured run with its scenario: memory, step time and throughput, as far as measured."""
+    """Compare a measured run with its scenario: memory, step time and throughput, as far as measured.
+
+    Exit code 0 however they differ; 2 if the run cannot be read or the scenario has no result. With --json a list of
+    one comparison is printed.
+    """
     from simcore.cli.output import print_json
 
     comparison = _compared(measured, scenario, rank, overrides or ())
@@ -74,7 +78,7 @@ def _simulated(path: str, overrides: Sequence[str]) -> Report:
 
 
 def sheet(compared: SideBySide) -> Iterator[str]:
-    """Lines of text for a terminal: measured and simulated quantities side by side, then notes."""
+    """Lines of text for a terminal: measured and simulated quantities of one rank side by side, then notes."""
     from simcore.cli.tables import plain
 
     yield plain(f"{compared.source} {compared.measured} beside {compared.scenario}, ranks {', '.join(compared.ranks)}")

@@ -34,7 +34,11 @@ def report(
     json: Annotated[bool, typer.Option("--json", help="Print what was drawn as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
 ) -> None:
-    """Draw results: one page that needs nothing else, and with --figures each picture by itself."""
+    """Draw results: one page that needs nothing else, and with --figures each picture by itself.
+
+    Exit code 0 whatever the results say; 2 for wrong input, or a file that cannot be written. With --json the results
+    themselves are printed.
+    """
     from simcore.cli.output import print_json, write_figures, write_page
     from simcore.results.detail import MAX_DETAILED
 
@@ -92,7 +96,8 @@ def _has_png() -> bool:
 def results_of(path: Path, overrides: Sequence[str]) -> Iterator[Report]:
     """Reports of `path`: those in a file of results or a folder of `run -o`, else its scenarios simulated.
 
-    InputError for other files, and for `overrides` (`KEY=VALUE`) of results. Results are not changed.
+    InputError for other files, for wrong scenarios, and for `overrides` (`KEY=VALUE`) of results. Results are not
+    changed. Ends the process if a simulation is interrupted.
     """
     from simcore.batch.gate import read_results
     from simcore.cli.output import say

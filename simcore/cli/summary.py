@@ -44,9 +44,10 @@ def verdict(report: Report) -> str:
 
 
 def summary(reports: Sequence[Report], width: int) -> list[RenderableType]:
-    """Table with one row a report: layout, verdict, peak, traffic, step time; then counts of verdicts.
+    """Table with one row a report: layout, verdict, peak, traffic, step time; then counts of verdicts if several.
 
-    Columns that do not fit into `width` characters follow in another table below.
+    Memory and traffic are of the worst class of ranks. Columns that do not fit into `width` characters follow in
+    another table below; last come the names of those that fit, but not surely.
     """
     styles = [Style.parse(_STYLE[verdict(report)]) for report in reports]
     shown: list[RenderableType] = [*grids(_columns(reports), reports, styles, width)]

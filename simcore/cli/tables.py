@@ -47,7 +47,7 @@ def console(stream: IO[str]) -> Console:
 
 
 def plain(text: str) -> str:
-    """`text` with control characters replaced, because a name from a file must not control the terminal."""
+    """`text` with unprintable characters as U+FFFD, because a name from a file must not control the terminal."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else "\ufffd" for c in text)
@@ -116,7 +116,7 @@ def _advised(change: Advice) -> Text:
 
 
 def drawn(report: Report) -> list[RenderableType]:
-    """Lines with quantiles of the peak over random draws, one for sequence lengths and one for routing.
+    """Lines with quantiles of the highest rank's peak over random draws: one line for lengths, one for routing.
 
     [] if the scenario draws nothing.
     """

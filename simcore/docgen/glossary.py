@@ -213,7 +213,10 @@ def _events() -> tuple[str, str]:
 
 
 def events() -> tuple[str, ...]:
-    """Names of the hooks of a small FSDP2 job, as in reports, in the order in which each first runs."""
+    """Names of the hooks of a small FSDP2 job, as in reports, in the order in which each first runs.
+
+    UNIT stands for a unit's name, LAYER for a layer's path.
+    """
     program = _sample()
     hooks, columns = list(program.tables.hooks), program.columns
     passed = (hooks[hook] for hook in columns[columns[:, OP] == Op.MARK, SLOT].tolist())
@@ -235,7 +238,7 @@ def _sample() -> Program:
 
 
 def scenario_keys() -> str:
-    """Markdown table of every key of a scenario file: its value, its default, its description."""
+    """Markdown table of every key of a scenario file: allowed values, meaning of its absence, description."""
     return table(("key", "value", "left out", "what it says"), list(key_rows()))
 
 

@@ -56,7 +56,10 @@ _WORDS: Final = {NotYet: "not yet", IllegalLayout: "refused"}
 
 
 def support() -> str:
-    """Markdown text of `docs/support.md`: tables of what each framework serves, with each implementation."""
+    """Markdown text of `docs/support.md`: tables of what each framework serves, with each layer implementation.
+
+    A cell is `yes` (for at least one of a few models), `not yet`, `refused` or `-` (none of the models can be asked).
+    """
     rows = [(framework, implementation) for framework in known_frameworks()
             for implementation in framework_adapter(framework).implementations]
     axes = table(("framework", "layers", *_MESHES), [(f"`{f}`", f"`{i}`", *_meshes(f, i)) for f, i in rows])

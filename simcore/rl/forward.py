@@ -43,10 +43,11 @@ _FP32: Final = 4
 
 @dataclass(frozen=True, eq=False)
 class Passes:
-    """Memory and time of forward passes without gradients, for every class of ranks, in their order.
+    """Memory, by class of ranks, and time of forward passes without gradients, one microbatch each.
 
-    `rest`: bytes by category before a pass, one dict a class; `above`: bytes in addition at the highest moment. `ns`:
-    (duration of the first pass, of each further one), until the last rank ends.
+    `rest`: bytes by category before the first pass, one dict for each class of ranks in the simulation's order;
+    `above`: bytes in addition at the highest moment. `ns`: (duration of the first pass, of each further one), until the
+    last rank ends.
     """
 
     rest: tuple[dict[str, int], ...]
@@ -54,14 +55,15 @@ class Passes:
     ns: tuple[int, int]
 
     def total_ns(self, count: int) -> int:
-        """Duration in ns of `count` (at least 1) passes in a row."""
+        """Duration in ns of `count` (at least 1) passes in a row, one microbatch each, until the last rank ends."""
         return self.ns[0] + (count - 1) * self.ns[1]
 
 
 def passes(simulation: Simulation, *, timed: bool = True) -> Passes:
-    """Memory and time of forward passes of the simulated model, with all tensors frozen.
+    """Memory, by class of ranks, and time of forward passes, one microbatch each: the first, and each further one.
 
-    Their micro-batch size is that of `simulation`.
+    They are of the simulated model with all tensors frozen; their micro-batch size is that of `simulation`. `timed`
+    False: durations are 0.
     """
     frozen = simulation.job.graph.with_tensors(_frozen)
     plans = [place(frozen, simulation.job.mesh, simulation.framework, c.representative) for c in simulation.classes]
@@ -89,7 +91,7 @@ def _program(simulation: Simulation, plan: Plan, count: int) -> Program:
 
 
 def resting(program: Program) -> dict[str, int]:
-    """Bytes by category that a program has allocated before its first pass: parameters and buffers."""
+    """Bytes by category that a rank's program has allocated before its first pass: parameters and buffers."""
     return _held(program, int(np.argmax(program.phase != Phase.BUILD)))
 
 

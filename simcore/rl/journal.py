@@ -22,7 +22,7 @@ Key = tuple[Space, str, str]
 class Moment:
     """One phase of a step: its name, duration in `ns`, and its highest moments so far on device and host.
 
-    `device`, `host`: bytes by (owner, category) at the highest moment of either, which may differ; `event`: what
+    `device`, `host`: bytes by (owner, category) at the highest moment of each, which may differ; `event`: text, what
     happened at that of the device.
     """
 
@@ -39,7 +39,7 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Bytes on the device after one event of a step. `phase`: index of its phase; `ns`: since that began.
+    """Bytes on the device after one event of a step. `phase`: index in `Journal.phases`; `ns`: since that phase began.
 
     `held`: bytes by (owner, category); `spike`: some of them are allocated only for a while, as in a forward pass.
     """
@@ -54,7 +54,8 @@ class Journal:
     """Memory of one class of ranks over the phases of a step: allocations, moves and frees, in order.
 
     `held`: bytes now by (space, owner, category), the space being the device or the host. `phases`: one `Moment` each;
-    `entries`: the device after each event. Sizes in arguments are bytes by category.
+    `entries`: the device after each event of a phase; events before the first phase only change `held`. Sizes in
+    arguments are bytes by category.
     """
 
     def __init__(self) -> None:
@@ -63,7 +64,7 @@ class Journal:
         self.entries: list[Entry] = []
 
     def begin(self, phase: str) -> None:
-        """Begins a phase, with the bytes that are there."""
+        """Begins a phase called `phase`, with the bytes that are there; the one before ends."""
         self.phases.append(Moment(phase))
         self._look("begin")
 
@@ -94,7 +95,7 @@ class Journal:
         return sum(moved.values())
 
     def spike(self, owner: str, sizes: Mapping[str, int], event: str, ns: int = 0) -> None:
-        """Adds bytes on the device for `ns`, which lengthen the phase, and frees them again."""
+        """Adds `sizes` on the device for `ns`, which lengthen the current phase, and frees them again."""
         before = self.held.copy()
         self._add(owner, sizes, "device")
         self._look(event, spike=True)

@@ -42,10 +42,10 @@ _COPIES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class GrpoStep:
-    """Inputs of one GRPO step besides its training: `engine` generates, `gathered` are weights sent to it.
+    """Inputs of one GRPO step besides its training: `engine` generates, `gathered`: of the weights sent to it.
 
-    `has_reference`: log-probabilities of a reference policy are computed. `generate_ns`: duration of decoding;
-    `refit_share`: share of free memory for the buffers through which weights are sent, 0 to 1.
+    `has_reference`: log-probabilities of a reference policy are computed. `generate_ns`: ns in which one engine decodes
+    all its sequences; `refit_share`: share of free memory for the buffers through which weights are sent, 0 to 1.
     """
 
     engine: Engine
@@ -103,9 +103,9 @@ def _training(journal: Journal, policy: Policy) -> None:
 
 
 def dpo_step(policy: Policy, topology: Topology) -> Journal:
-    """Memory and time of a DPO step, phase by phase: the reference policy's forward pass, then training.
+    """Memory and time of a DPO step on one class of ranks, in the phases "reference" and "training".
 
-    For one class of ranks; see [Note: the order of a step].
+    "reference": forward passes of the reference policy; see [Note: the order of a step].
     """
     journal = _start(policy, has_reference=True)
     _reference(journal, policy, topology)
@@ -115,10 +115,10 @@ def dpo_step(policy: Policy, topology: Topology) -> Journal:
 
 
 def grpo_step(policy: Policy, step: GrpoStep, topology: Topology) -> Journal:
-    """Memory and time of a steady GRPO step on a GPU that trains, phase by phase.
+    """Memory and time of a steady GRPO step on one class of ranks that train, phase by phase.
 
-    Refit (weights go to the engine), generation, log-probabilities, reference policy, training: see [Note: the order of
-    a step].
+    "refit" (weights go to the engine), "generation", "logprob", "reference" (if the step has one), "training": see
+    [Note: the order of a step]. The engine is in it only if it shares the GPU (`colocated`).
     """
     journal = _start(policy, has_reference=step.has_reference)
     colocated = step.engine.generation.colocated
@@ -210,7 +210,7 @@ def _sleep(journal: Journal, engine: Engine, topology: Topology) -> None:
 
 
 def engine_step(step: GrpoStep, topology: Topology, waiting: Mapping[str, int]) -> Journal:
-    """Memory and time of a steady GRPO step on a GPU that only generates.
+    """Memory and time of a steady GRPO step on a GPU that only generates, with the phases of those that train.
 
     `waiting`: duration in ns of each phase on the GPUs that train, by name, in their order.
     """

@@ -25,13 +25,13 @@ _PRECISE = "use_precision_aware_optimizer"
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One class of ranks of the policy (the model in training): its bytes by category.
+    """The policy (the model in training) on one class of ranks: bytes by category on each rank, and times.
 
     `params`: parameters and buffers that move between device and host; `states`: optimizer states that move; `fixed`:
-    bytes that never leave the device; `copied`: all parameters, as a reference policy has them; `outside`: context,
-    NCCL, dispatcher; `passing`: bytes in addition to all parameters at the highest moment of a forward pass;
+    bytes that never leave the device; `copied`: all parameters and buffers, as a reference policy has them; `outside`:
+    context, NCCL, dispatcher; `passing`: bytes in addition to all parameters at the highest moment of a forward pass;
     `training`: bytes in addition to these and the states at that of a training step. `passing_ns`, `training_ns`: time
-    of all passes, of all training steps.
+    of all forward passes of one RL step (one policy's), of all its training steps.
     """
 
     params: Mapping[str, int]
@@ -47,10 +47,10 @@ class Policy:
 
 def policy_of(rank: RankReport, plan: Plan, rest: Mapping[str, int], above: Mapping[str, int], simulation: Simulation,
               ns: tuple[int, int]) -> Policy:
-    """Bytes of the policy on one class of ranks. `rank`: report of its training step; `plan`: its tensors.
+    """Bytes of the policy on one class of ranks. `rank`: its report of a training step; `plan`: its placed tensors.
 
-    `rest`, `above`: bytes by category before its forward passes, and in addition at their peak. `ns`: duration of (all
-    forward passes, all training steps).
+    `rest`, `above`: bytes by category before its forward passes, and in addition at their peak. `ns`: duration in ns of
+    (all forward passes, all training steps) of one RL step.
     """
     peak, states = rank.peak, _states(plan)
     assert peak is not None

@@ -38,8 +38,8 @@ _PACKED_SHARE, _PACKED_MOST = 0.02, 5 * 2**30
 class Gathered:
     """Sizes and time of gathering the parameters of one rank's stage, to send them to the engine.
 
-    `transient`: most bytes that gathering one tensor takes; `largest`: bytes of the largest tensor as it is sent;
-    `total`: bytes of all as they are sent. `ns`: time of all gathers, one after the other.
+    `transient`: most bytes that gathering one tensor takes; `largest`: bytes of the largest tensor as it is sent (full,
+    2 bytes an element); `total`: bytes of all as they are sent. `ns`: time of all gathers, one after the other.
     """
 
     transient: int
@@ -117,8 +117,8 @@ def ipc_buffers(free: int, ratio: float, largest: int) -> dict[str, int]:
 def broadcast_buffers(device_bytes: int, largest: int, *, sends: bool) -> dict[str, int]:
     """Bytes, under the key `buffer`, of the buffers through which weights are broadcast to other GPUs.
 
-    Two buffers of 2% of `device_bytes`, at most 5 GiB, plus one tensor of `largest` bytes; the sender has each twice
-    (collected tensors and their concatenation).
+    Two buffers, each of 2% of `device_bytes`, at most 5 GiB, plus one tensor of `largest` bytes; the sender (`sends`)
+    has each twice (collected tensors and their concatenation).
     """
     each = min(int(device_bytes * _PACKED_SHARE), _PACKED_MOST) + largest  # the last tensor exceeds the limit
     return {"buffer": 2 * each * (1 + sends)}

@@ -26,7 +26,8 @@ class Laid:
     """One step with phases, simulated, before it is put into a report.
 
     `trained`: report of its training step; `journals`: memory and time of each class of `trained.ranks`, in that order;
-    `engine`: that of the `num_engine_ranks` ranks that only generate, None if engines share GPUs with training.
+    `simulation`: of its forward passes; `engine`: journal of each of the `num_engine_ranks` ranks that only generate,
+    None if engines share GPUs with training.
     """
 
     scenario: Scenario
@@ -45,7 +46,8 @@ class Laid:
 def phase_report(laid: Laid, further: Sequence[Assumption]) -> Report:
     """Report of a step with phases: that of its training step, with memory and time of all phases in it.
 
-    `phases`: of the fullest rank. `further`: assumptions that are added.
+    Its field `phases` is of the fullest class of ranks; ranks that only generate are a further class, the last.
+    `further`: assumptions that are added.
     """
     ranks = [_rank(rank, journal) for rank, journal in zip(laid.trained.ranks, laid.journals, strict=True)]
     journals = list(laid.journals)

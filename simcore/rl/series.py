@@ -21,7 +21,8 @@ _Sample = tuple[int, str, Counter[str]]
 def phase_series(journal: Journal, trained: MemorySeries | None) -> MemorySeries:
     """Allocated bytes over a step with phases, by category, for one class of ranks.
 
-    `trained`: the same over the training step, which replaces the journal's training phase; None: the journal alone.
+    Memory outside the allocator and fragmentation are left out. `trained`: the same over the training step, which
+    replaces the journal's training phase; None: the journal alone.
     """
     samples = list(_samples(journal, trained))
     names = sorted({name for _, _, sizes in samples for name in sizes})

@@ -34,7 +34,7 @@ _PAIR = 2
 
 
 def in_phases(scenario: Scenario, *, series: bool, timed: bool = True) -> Report:
-    """Report of one steady DPO or GRPO step. `series`: it keeps memory over the step, for figures.
+    """Report of one steady step of the workload `dpo` or `grpo`. `series`: it keeps memory over the step, for figures.
 
     `timed` False: memory only; phases of training and of forward passes take no time.
 

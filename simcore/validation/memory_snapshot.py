@@ -37,11 +37,12 @@ _GROWN: Final = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segm
 
 @dataclass(frozen=True)
 class Dump:
-    """One device of a PyTorch memory snapshot: bytes at its fullest moment, and `end_bytes` at its end.
+    """One device of a PyTorch memory snapshot: allocated bytes at its fullest recorded moment, and at its end.
 
-    `groups`: bytes by purpose (`stack_frames`), at the fullest moment, largest first; `reserved_bytes`: most that the
-    allocator reserved. `num_events`: recorded events; `devices`: all devices of the file. `ours`: rankscope wrote it;
-    `has_frames`: stack frames were recorded; `refused`: an allocation failed.
+    `device`: its number; `groups`: bytes by purpose (`stack_frames`), at the fullest moment, largest first;
+    `reserved_bytes`: most that the allocator reserved while events were recorded. `num_events`: recorded events;
+    `devices`: numbers of all devices of the file. `ours`: rankscope wrote it; `has_frames`: stack frames were recorded;
+    `refused`: an allocation failed.
     """
 
     device: int

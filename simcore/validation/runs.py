@@ -38,7 +38,7 @@ class Reading(Block):
     """One measured number of bytes. `of`: quantity, such as the peak of allocated memory.
 
     `rank`: the rank it was read on, `last` of the world, or the `max` over all ranks. `allocated_peak_first` is the
-    peak of the very first step, `allocated_end` what is allocated after a step.
+    peak of the very first step, `allocated_end` what is allocated after a step, `device_peak` what the driver counts.
     """
 
     of: Quantity
@@ -89,17 +89,17 @@ class Measured:
 
 
 def layout_of(entry: Entry) -> str:
-    """Text (JSON) of the scenario without its name: a key that is equal for equal layouts."""
+    """Text (JSON) of all keys of the scenario of `entry` but its name: equal for scenarios that differ in name only."""
     assert entry.scenario is not None
     scenario = entry.scenario.normalised()
     return json.dumps({key: value for key, value in scenario.items() if key != "name"}, sort_keys=True)
 
 
 def read_measured(paths: Iterable[str] = (), overrides: Sequence[str] = ()) -> tuple[list[Measured], list[Problem]]:
-    """(measured runs of files, or of all `*.jsonl` in folders, in order; problems of wrong rows).
+    """(measured runs of files, or of all `*.jsonl` in folders, in order; problems of wrong rows, which are left out).
 
-    Without paths: the shipped runs. `overrides`: `KEY=VALUE` for each scenario. InputError for a path that cannot be
-    read.
+    Without paths: the runs that come with rankscope. `overrides`: `KEY=VALUE` for each scenario. A repeated id is a
+    problem. InputError for a path that cannot be read.
     """
     rows: list[Measured] = []
     problems: list[Problem] = []

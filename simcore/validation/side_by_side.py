@@ -52,8 +52,9 @@ class Beside(_Frozen):
 class SideBySide(_Frozen):
     """One measured run next to its scenario. `measured`: name of the file; `source`: kind of the file.
 
-    `ranks`: those whose memory is compared, as in a report. `groups`: bytes by purpose at the fullest moment of each
-    side, the largest difference first; only for snapshots with frames. `notes`: remarks.
+    `ranks`: the class of ranks whose memory is compared, as in a report. `groups`: bytes by purpose at the fullest
+    moment of each side, the largest difference first; empty unless a snapshot has frames or is from rankscope.
+    `verdict`: the simulated one, "" without one; `notes`: remarks.
     """
 
     measured: str
@@ -67,9 +68,9 @@ class SideBySide(_Frozen):
 
 
 def beside_dump(name: str, dump: Dump, report: Report, rank: int | None) -> SideBySide:
-    """Comparison of a snapshot's fullest device with `rank`, or if None with the fullest rank.
+    """Comparison of a snapshot's fullest device with the class of ranks that has `rank`; None: with the fullest class.
 
-    `name`: of the file. InputError if there is no such rank; NotYet for a report without a training step.
+    `name`: of the file. InputError if there is no such rank; NotYet for a report without a peak of a training step.
     """
     rank_class, peak = _of_rank(report, rank)
     apart = 0 if dump.ours else peak.outside.get("workspace", 0)
@@ -85,10 +86,11 @@ def beside_dump(name: str, dump: Dump, report: Report, rank: int | None) -> Side
 
 
 def beside_log(name: str, log: Log, report: Report, rank: int | None) -> SideBySide:
-    """Comparison of a training log with `rank`; None: the rank of the log's highest reading.
+    """Comparison of a training log with the class of ranks that has `rank`; of several readings the highest counts.
 
-    If the log names no rank, None is the fullest one. `name`: of the file. InputError if there is no such rank, or the
-    log has no reading of its class.
+    `rank` None: that of the log's highest allocated peak (else of its highest memory), or the fullest if the log names
+    no rank. `name`: of the file. InputError if there is no such rank, or the log has no reading of its class; NotYet
+    for a report without a peak of a training step.
     """
     memory = [reading for reading in log.readings if reading.rank is not None]
     if rank is None and memory:

@@ -34,10 +34,10 @@ class _Frozen(BaseModel):
 
 
 class Timed(_Frozen):
-    """One observation: measured and simulated step time; `rows`: ids of the runs that it stands for.
+    """One observation: measured (median of its runs) and simulated step time; `rows`: ids of these runs.
 
-    `error`: simulated over measured, less 1. `stable`: releases of the software have similar times. `verdict`:
-    simulated verdict on its memory.
+    Both without the optimizer if that was not measured. `error`: simulated over measured, less 1. `stable`: releases of
+    the software have similar times (`STABLE`). `verdict`: simulated verdict on its memory.
     """
 
     group: str
@@ -56,10 +56,11 @@ class Timed(_Frozen):
 
 
 class TimingSummary(_Frozen):
-    """Errors of step time, as shares of it, of one group of runs on one topology in one precision.
+    """Errors of step time, as shares of the measured one, of one group of runs on one topology in one precision.
 
     `num_rows`: measured runs; `num_distinct`: observations among them (equal ones count once); `num_modelled`:
-    observations with an answer; `num_oom`: of these, with the verdict oom. `bias`: the median error with its sign.
+    observations with an answer; `num_oom`: of these, with the verdict oom. `median`, `percentile_90`: of errors without
+    their sign, None without an answer; `bias`: the median error with its sign.
     `group_left_out`: the median error of the group on all machines with constants fitted without it;
     `topology_left_out`: of that machine's rows with constants fitted without any of them (`left_out.py`). `worst`: id
     of a row with `worst_error`.
@@ -83,7 +84,7 @@ class TimingSummary(_Frozen):
 
 
 class Gap(_Frozen):
-    """One reason why measured runs have no simulated answer: `num_rows` runs, in these groups."""
+    """One reason why measured runs have no simulated answer, for `num_rows` runs of `groups` (sorted names)."""
 
     reason: str
     num_rows: int
@@ -93,7 +94,8 @@ class Gap(_Frozen):
 class Timing(_Frozen):
     """Result of a comparison of step times: errors by group, tolerances, largest errors, missing answers.
 
-    `worst`: the ten largest errors; `timed`: all observations with an answer.
+    `worst`: the ten observations with the largest errors, largest first; `gaps`: most frequent reason first; `timed`:
+    all observations with an answer.
     """
 
     summaries: tuple[TimingSummary, ...]
@@ -149,7 +151,7 @@ def timed_layouts(measured: Iterable[Measured]) -> list[Entry]:
 
 
 def timing(measured: Iterable[Measured], reports: Mapping[str, Report]) -> Timing:
-    """Comparison of measured step times with simulated ones.
+    """Comparison of measured step times with simulated ones; runs without a step time are left out.
 
     `reports`: results of the scenarios of `timed_layouts`, by the text that `layout_of` gives.
     """

@@ -18,7 +18,7 @@ MIB: Final = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """One tolerance of errors of memory: the largest allowed `median`, and how many may be far off.
+    """One tolerance of errors of memory (shares of the measured bytes): largest `median`, and how many may be far off.
 
     At least the share `share` of errors must be within `within` of the measured value or within `slack_bytes`.
     """
@@ -53,7 +53,7 @@ STEP_MEDIANS: Final = {"bf16": 0.05, "Nemotron": 0.08, "untuned": 0.15, "fp8, mx
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One measured number of bytes, the simulated one, and its interval from `low` to `high`."""
+    """One measured number of bytes, the simulated one, and the simulated interval from `low` to `high`."""
 
     framework: str
     measured: int
@@ -90,7 +90,10 @@ class Lap:
 
 
 class Judged(BaseModel):
-    """One tolerance, judged: its subject, number of observations, allowed and actual value (shares)."""
+    """One tolerance, judged: its subject, number of observations, `allowed` and actual (`found`) value, both shares.
+
+    `allowed` is the largest median error or share of wrong verdicts, or the smallest share of good observations.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -112,10 +115,10 @@ def percentile(values: Sequence[float], percent: int) -> float | None:
 
 
 def judge_allocated(quantity: str, pairs: Sequence[Pair]) -> Iterator[Judged]:
-    """Judges errors of allocated memory: median, and share near the measured value, for each tolerance.
+    """Judges errors of allocated memory: median, and share near the measured value, two results for each tolerance.
 
-    `quantity`: for the text of the results. Frameworks that share a tolerance are judged together; without pairs,
-    nothing.
+    `quantity`: for the text of the results. Frameworks that share a tolerance (`ALLOCATED`) are judged together; those
+    without one, and tolerances without pairs, are left out.
     """
     for tolerance in dict.fromkeys(ALLOCATED.values()):
         framework_pairs = [pair for pair in pairs if ALLOCATED.get(pair.framework) == tolerance]
@@ -154,7 +157,8 @@ def judge_verdicts(oom: tuple[int, int], fits: tuple[int, int]) -> Iterator[Judg
 def judge_times(laps: Sequence[Lap]) -> Iterator[Judged]:
     """Judges errors of step time: median of each family, share of small errors of tuned, stable runs.
 
-    Each median is judged with golden runs (of continuous integration) and without them.
+    Each median is judged with golden runs (of continuous integration) and, if there are any, without them. A family
+    without times gives nothing.
     """
     for family, allowed in STEP_MEDIANS.items():
         family_laps = [lap for lap in laps if lap.families[family]]

@@ -54,10 +54,11 @@ _OF_BRIDGE: Final = {"mem-allocated-gigabytes": "allocated_end", "mem-max-alloca
 
 @dataclass(frozen=True)
 class Reading:
-    """One number that a log has. `of`: its quantity, such as "step_s"; `rank` if it is known.
+    """One number from a log. `of`: its quantity; `rank`: of its line, None if that names none.
 
-    In bytes, seconds, tokens or TFLOP a second and GPU, or a share (`mfu`). `after`: the iteration or step of the line.
-    `num_lines`: number of lines from which it comes.
+    Quantities: `allocated_peak`, `allocated_peak_first` (of the first iteration), `allocated_end`, `reserved_peak` in
+    bytes; `step_s`, `tokens_per_s_per_gpu`, `tflops_per_gpu`, `mfu` (a share), which are medians of `num_lines` lines.
+    `after`: iteration or step of the line, None for a median.
     """
 
     of: str
@@ -71,7 +72,7 @@ class Reading:
 class Log:
     """Numbers of one training log. `trainer`: program that printed it.
 
-    `batch`: global batch size in sequences, None if it is not printed or varies.
+    `readings`: in no fixed order; `batch`: global batch size in sequences, None if it is not printed or varies.
     """
 
     trainer: str
@@ -80,7 +81,7 @@ class Log:
 
 
 def read_log(text: str) -> Log | None:
-    """Memory and speed in the text of a training log; None if no line is from a known trainer."""
+    """Memory and speed in the text of a training log; None if no line is from torchtitan or a Megatron trainer."""
     plain = _ESCAPES.sub("", text)
     lines = plain.splitlines()
     titan = _of_titan(lines)

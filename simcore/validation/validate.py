@@ -41,7 +41,8 @@ class _Frozen(BaseModel):
 class Compared(_Frozen):
     """One measured number of bytes next to the simulated one; `rows`: ids of the runs that it stands for.
 
-    `low_bytes` to `high_bytes`: simulated interval. `error`: simulated over measured, less 1.
+    `rank`: its number, "last", or "max" over all. `low_bytes` to `high_bytes`: simulated interval. `error`: simulated
+    over measured, less 1.
     """
 
     group: str
@@ -60,7 +61,8 @@ class Summary(_Frozen):
     """Errors of one quantity in one group of runs, as shares of the measured value.
 
     `num_readings`: readings of all runs; `num_distinct`: of different observations; `num_modelled`: of these, compared.
-    `bias`: the median error with its sign; `worst`: id of a run with `worst_error`.
+    `median`, `percentile_90`: of errors without their sign, None if none was compared; `bias`: the median error with
+    its sign; `worst`: id of a run with `worst_error`.
     """
 
     group: str
@@ -76,9 +78,9 @@ class Summary(_Frozen):
 
 
 class Verdicts(_Frozen):
-    """Counts of observations with the verdict `measured`, by simulated verdict.
+    """Counts of observations (equal runs count once) whose measured verdict is `measured`, by simulated verdict.
 
-    `wrong`: the first id of each observation with the other verdict.
+    `wrong`: id of the first run of each observation with the other simulated verdict.
     """
 
     measured: Literal["fits", "oom"]
@@ -91,7 +93,8 @@ class Verdicts(_Frozen):
 class Validation(_Frozen):
     """Result of a comparison with measured runs: of memory, and of step `time`.
 
-    `judged`: tolerances; `worst`: the ten largest errors; `gaps`: reasons for missing answers; `compared`: all numbers.
+    `judged`: tolerances of memory; `worst`: the ten numbers with the largest errors; `gaps`: reasons for missing
+    answers, the most frequent first; `compared`: all numbers with an answer.
     """
 
     summaries: tuple[Summary, ...]
@@ -146,7 +149,7 @@ def layouts(measured: Sequence[Measured]) -> list[Entry]:
 
 
 def validate(measured: Sequence[Measured], reports: Mapping[str, Report]) -> Validation:
-    """Comparison of measured runs with simulated ones.
+    """Comparison of measured runs with simulated ones, of memory and of step time.
 
     `reports`: results of the scenarios of `layouts`, by the text that `layout_of` gives.
     """

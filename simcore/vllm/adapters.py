@@ -25,7 +25,7 @@ _SLICES_OF_EXPERTS: Final = 2
 def adapter_elements(architecture: Architecture, tp: int, rank: int) -> int:
     """Elements of the buffers that vLLM allocates for one LoRA adapter on a tensor-parallel rank.
 
-    `rank`: the LoRA rank; elements are in the model's dtype. Multiply by `max_loras` for all.
+    `rank`: the LoRA rank; elements are in the model's dtype. Multiply by `max_loras` for the buffers of all adapters.
     """
     return sum(_of(linear, rank) for linear in _all(architecture, tp)) + rank * _ends(architecture)
 

@@ -43,11 +43,12 @@ class Formats:
 class Pages:
     """Layout of a rank's KV cache: sizes of pages and blocks, and how many a sequence takes.
 
-    See [Note: pages]. `token_bytes`: keys and values of one token in one layer; `state_bytes`: state of one Mamba layer
-    of a sequence. `block_size`: tokens of a block; `page_bytes`: bytes of one layer's page; `group_size`: layers that a
-    block has a page for. In each of `attention_groups` a sequence takes a block for every `block_size` tokens; in each
-    of `mamba_groups` as many as `states` says. `by_group`: True if vLLM counts the need of a sequence in blocks, False
-    if in pages of layers.
+    See [Note: pages]. `token_bytes`: bytes of keys and values of one token in one attention layer; `state_bytes`: of
+    one state of a sequence in one Mamba layer; `attention_layers`, `mamba_layers`: their numbers. `block_size`: tokens
+    of a block; `page_bytes`: bytes of one layer's page; `group_size`: layers that a block has a page for. In each of
+    `attention_groups` a sequence takes a block for every `block_size` tokens; in each of `mamba_groups` 1 ("one"), 2
+    ("last") or as many as of attention ("every"), as `states` says. `by_group`: True if vLLM counts the need of a
+    sequence in blocks, False if in pages of layers.
     """
 
     token_bytes: int
@@ -89,7 +90,7 @@ class Pages:
         return self.page_bytes * (each * -(-tokens // self.block_size) + fixed)
 
     def longest(self, num_bytes: int) -> int:
-        """Tokens of the longest sequence that vLLM admits with `num_bytes` of cache.
+        """Tokens of the longest sequence that vLLM admits with `num_bytes` of cache; 0 if none.
 
         As `estimate_max_model_len`.
         """
@@ -128,7 +129,7 @@ class Cache:
 
 
 def pages(architecture: Architecture, tp: int, formats: Formats, release: Release, *, cached: bool = False) -> Pages:
-    """Layout of the KV cache of a model on one of `tp` ranks; all attention layers have equal widths.
+    """Layout of the KV cache of a model on one of `tp` ranks; the model needs attention layers, all of equal widths.
 
     `formats`: dtypes of the cache; `release`: vLLM's version; `cached`: with prefix caching.
     """

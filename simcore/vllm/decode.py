@@ -17,7 +17,8 @@ __all__ = ["bytes_read", "decode_seconds", "seconds"]
 def bytes_read(engine: Engine, sequences: int, context: int) -> int:
     """Bytes of a rank's memory traffic to decode one token of each of `sequences` sequences together.
 
-    `context`: tokens before it in each. Weights, keys and values are read once; Mamba states are read and written.
+    `context`: tokens before it in each sequence. Weights (of experts those expected to be used), keys and values are
+    read once; Mamba states are read and written.
     """
     share = _visited(engine, sequences)
     weights = sum(round(engine.bytes_of(weight) * (share if weight.routed else 1)) for weight in engine.weights
@@ -41,7 +42,7 @@ def seconds(engine: Engine, num_bytes: int) -> float:
 
 
 def decode_seconds(engine: Engine, sequences: int, prompt: int, last: int) -> float:
-    """Seconds to decode `sequences` sequences together, each from `prompt` to `last` tokens.
+    """Seconds to decode `sequences` sequences together, each from a length of `prompt` to one of `last` tokens.
 
     The bytes grow linearly with the tokens, so their mean is that of both ends.
     """

@@ -45,7 +45,7 @@ _LARGE: Final = 70 * _GIB
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Largest number of tokens of a forward pass, and of sequences at once."""
+    """Limits of one engine: largest number of tokens in one forward pass, and of sequences at once."""
 
     tokens: int
     seqs: int
@@ -68,9 +68,9 @@ def default_limits(topology: Topology, use: Literal["server", "library"], longes
 class Engine:
     """One vLLM engine on `generation.tp` equal ranks; all bytes are of one rank.
 
-    `max_model_len`: tokens of the longest sequence; `release`: vLLM's version. `buffers`: bytes of the model's tables.
-    `caches_prefixes`: blocks are kept for prompts with a common prefix. `utilization`: share of the memory that the
-    driver reports which the engine requests.
+    `max_model_len`: tokens of the longest sequence; `release`: vLLM's version. `buffers`: bytes of the model's rotary
+    table. `caches_prefixes`: blocks are kept for prompts with a common prefix. `utilization`: share of the memory that
+    the driver reports which the engine requests.
     """
 
     architecture: Architecture
@@ -94,7 +94,7 @@ class Engine:
         return tuple(weights(self.architecture, self.tp))
 
     def bytes_of(self, weight: Weight) -> int:
-        """Bytes of one weight on a rank."""
+        """Bytes of one of the engine's `weights` on a rank."""
         return weight.numel * (weight.width or dtype_bytes(MODEL_DTYPE))
 
     @cached_property
@@ -134,7 +134,7 @@ class Engine:
 
     @cached_property
     def profile(self) -> Profile:
-        """Bytes at the highest moments of vLLM's profile run on a rank, which are kept free of the cache."""
+        """Bytes besides weights at the highest moments of vLLM's profile run on a rank (`Profile`)."""
         return profile(self.architecture, self.tp, self.limits.tokens, self.limits.seqs, dtype_bytes(MODEL_DTYPE),
                        self.release.sampled)
 
@@ -193,18 +193,18 @@ class Engine:
         return ""
 
     def held(self) -> dict[str, int]:
-        """Bytes in torch's allocator on a rank while it generates with a full cache, by category."""
+        """Bytes in torch's allocator on a rank while it generates with a full cache, by category; no zeros."""
         sizes = {"sharded_param": sum(self.by_component.values()), "buffer": self.buffers + self.adapter_bytes,
                  "kv_cache": self.cache.num_bytes, "activation": self.profile.highest,
                  "workspace": self.workspace_bytes, "graph_pool": self.graph_bytes}
         return {name: size for name, size in sizes.items() if size}
 
     def outside(self) -> dict[str, int]:
-        """Bytes outside torch's allocator on a rank, by category: `context`, `nccl`."""
+        """Bytes outside torch's allocator on a rank, by category: `context`, and `nccl` if tp exceeds 1."""
         sizes = {"context": self.topology.device.context_bytes, "nccl": self.nccl_bytes}
         return {name: size for name, size in sizes.items() if size}
 
 
 def release_of(generation: Generation, default: str) -> Release:
-    """Version of vLLM that `generation` names; `default` (such as "0.12.0") if it is "auto"."""
+    """Version of vLLM that `generation.version` names; that called `default` (such as "0.12.0") if it is "auto"."""
     return RELEASES[default if generation.version == "auto" else generation.version]

@@ -28,7 +28,7 @@ _FP32: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Bytes at the highest moments of vLLM's profile run: of its forward pass, and of its sampler."""
+    """Bytes on a rank, besides weights, at the highest moments of vLLM's profile run: forward pass and sampler."""
 
     forward: int
     sampler: int
@@ -40,9 +40,10 @@ class Profile:
 
 
 def profile(architecture: Architecture, tp: int, tokens: int, seqs: int, width: int, sampled: int) -> Profile:
-    """Highest bytes of vLLM's profile run on a rank: a pass of `tokens` tokens, then sampling of `seqs`.
+    """Highest bytes, besides weights, of vLLM's profile run on a rank: `tokens` tokens, then sampling of `seqs`.
 
-    `width`: bytes of an element of the model; `sampled`: bytes of each logit in the sampler, in addition to `width`.
+    `seqs`: sequences, at most `tokens` count. `width`: bytes of an element of the model's dtype; `sampled`: bytes of
+    each logit in the sampler, in addition to `width`.
     """
     stream = 2 * tokens * architecture.hidden * width
     largest = max(_of_block(branch, tp, tokens, width) for _, kind in layers_of(architecture)

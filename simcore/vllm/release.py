@@ -27,8 +27,9 @@ class Release:
     layers. `sampled`: bytes of each logit in the sampler, in addition to the model's own: 0.12.0 a copy in fp32, its
     sorted values with indices in int64, and the same again for the sort; 0.25.1 a copy that a kernel masks in place,
     log-probabilities (which NeMo RL asks for), probabilities and their noise, in fp32 each
-    (`v1/sample/ops/topk_topp_sampler.py`). `caches_states`: families whose states are cached block by block;
-    `else_last`: other families cache only the last blocks (in older versions prefix caching is off for them).
+    (`v1/sample/ops/topk_topp_sampler.py`). `caches_states`: model families (`Architecture.family`) whose states are
+    cached block by block; `else_last`: other families cache only those of the last two blocks (in older versions prefix
+    caching is off for them).
     """
 
     name: str
@@ -41,9 +42,9 @@ class Release:
     else_last: bool
 
     def states(self, family: str, *, cached: bool) -> States:
-        """Mamba states that a sequence keeps: "one", those of the "last" two blocks, or of "every" block.
+        """Mamba states that a sequence keeps in each layer: "one", those of the "last" two blocks, or of "every" block.
 
-        `family`: of the model; `cached`: with prefix caching.
+        `family`: of the model (`Architecture.family`); `cached`: with prefix caching, else always "one".
         """
         if not cached:
             return "one"

@@ -24,7 +24,7 @@ _SERVED: Final = (Attention, Mamba2, Moe, Mlp)
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One weight on a rank: its component (attention, mlp, ...) and number of elements.
+    """One weight, or several small ones together, on a rank: component (attention, mlp, ...), number of elements.
 
     `width`: bytes of an element, 0: the width of the model's dtype. `routed`: of experts that tokens are routed to.
     """
@@ -37,9 +37,10 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Shard of one linear layer on a rank: `inputs` x `outputs` elements, in `copies` (one an expert).
+    """Shard of one linear layer on a rank: `inputs` x `outputs` elements, `copies` times (one an expert).
 
-    `slices`: matrices that are merged in it and share the input, 3 for a qkv projection.
+    `name`: vLLM's, such as "qkv_proj"; `slices`: matrices that are merged in it and share the input, 3 for a qkv
+    projection.
     """
 
     name: str
@@ -105,7 +106,7 @@ _REFUSED: Final[dict[type, Callable[[Any, int], Iterator[tuple[str, str]]]]] = {
 
 # ---- the model on a rank ---------------------------------------------------------------------------------------------
 def layers_of(architecture: Architecture) -> Iterator[tuple[str, LayerKind]]:
-    """(path, layer) of every layer that the engine runs, in order.
+    """(module path, layer) of every layer that the engine runs, in order; embedding, norm, head are layers too.
 
     Multi-token prediction is left out, as speculative decoding is not used.
     """
@@ -134,7 +135,7 @@ def unserved(architecture: Architecture) -> str:
 
 
 def weights(architecture: Architecture, tp: int) -> list[Weight]:
-    """All weights of one rank, layer by layer; every rank has the same sizes."""
+    """All weights of one rank, layer by layer, embedding first; every rank has the same sizes."""
     of_kind = {kind: list(_of_kind(kind, architecture, tp)) for kind in _kinds(architecture)}
     return [weight for _, kind in layers_of(architecture) for weight in of_kind[kind]]
 
@@ -211,7 +212,7 @@ def _router(block: Moe, kind: LayerKind) -> Iterator[Weight]:
 
 # ---- its linears -----------------------------------------------------------------------------------------------------
 def linears(branch: Branch, tp: int) -> list[Linear]:
-    """Shards of a block's linear layers on one rank, without the router."""
+    """Shards of a block's linear layers on one rank, Mamba's convolution included, without the router."""
     return list(_LINEARS[type(branch.block)](branch.block, tp))
 
 

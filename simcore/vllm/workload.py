@@ -35,10 +35,10 @@ _BATCHES = (1, 16, 64, 256)
 
 
 def serve(scenario: Scenario, *, ranks: bool = True) -> Report:
-    """Report of an inference engine alone on its GPUs. `ranks` False: without ranks and verdict.
+    """Report of `dp_replicate` equal inference engines alone on their GPUs. `ranks` False: without ranks and verdict.
 
-    Raises InputError for a mesh that does not match the engine, IllegalLayout for a layout that the engine refuses,
-    NotYet for models that are not described.
+    Raises InputError if `mesh.tp` and `generation.tp` differ, IllegalLayout for a layout that the engine refuses,
+    NotYet for models and other mesh axes, which are not described.
     """
     generation = scenario.generation or Generation()
     topology = topology_of(scenario)
@@ -174,7 +174,7 @@ def _peak(engine: Engine) -> Peak:
 
 
 def serving(engine: Engine) -> Serving:
-    """Part of a report about the engine: memory of a rank, KV cache, decoding, why it does not start."""
+    """Part of a report about one engine: memory and KV cache of a rank, its decoding, why it does not start."""
     pages, cache = engine.pages, engine.cache
     attention = next(branch.block for _, kind in engine.architecture.parts for branch in kind.branches
                      if isinstance(branch.block, Attention))

@@ -98,7 +98,8 @@ def _x_tick(mark: float, index: int, scale: Scale, clock: Clock) -> Markup:
 def capacity_line(scale: Scale, peak_share: float) -> Markup | None:
     """Draws the line of the device's capacity, with its label on the side away from the peak.
 
-    `peak_share`: position of the peak across the plot, 0 to 1. Returns None without a capacity.
+    `peak_share`: position of the peak across the plot, 0 to 1. A capacity above the scale is drawn at the top edge.
+    Returns None without a capacity.
     """
     if scale.capacity_bytes is None:
         return None

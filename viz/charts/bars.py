@@ -24,7 +24,7 @@ _NARROW: Final = 37
 class Segment:
     """One part of a bar: its share of the plot's width (0 to 1), a title that a pointer shows, a filling.
 
-    `css_class` fills it with a plain colour, `fill` (an SVG attribute) with a texture.
+    `css_class` fills it with a plain colour, `fill` (an SVG attribute) with a texture; one of them is enough.
     """
 
     share: float

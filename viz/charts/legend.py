@@ -35,7 +35,10 @@ class LegendEntry:
 
 
 def entry_of(name: str, note: str = "") -> LegendEntry:
-    """Returns the legend entry of a category, component or kind of layer, in its colour and texture."""
+    """Returns the legend entry of a category, component or kind of layer, in its colour and texture.
+
+    `note`: text after its name, such as its bytes.
+    """
     paint = swatch(name)
     return LegendEntry(name, paint.css_class, paint.fill, note)
 

@@ -30,7 +30,7 @@ def memory_legend(rank: RankReport) -> Markup | None:
 
 
 def category_entries(rank: RankReport) -> list[LegendEntry]:
-    """Returns legend entries of the categories that have bytes at the peak, from top to bottom."""
+    """Returns legend entries of the categories that have bytes at the peak, from top to bottom, with these bytes."""
     sizes = rank.peak.by_category if rank.peak else {}
     return [entry_of(name, format_bytes(sizes[name])) for name in layer_order(rank) if sizes.get(name)]
 

@@ -13,7 +13,10 @@ __all__ = ["cost_per_million_tokens", "cost_scatter", "time_points", "time_scatt
 
 
 def time_points(reports: Sequence[Report]) -> list[Point]:
-    """Returns points (step time in s, peak memory) of the scenarios that have both."""
+    """Returns points (step time in s, bytes on the fullest rank) of the scenarios that have both, in their order.
+
+    `Point.row` is the index in `reports`.
+    """
     return _points(reports, [_step_s(report) for report in reports])
 
 

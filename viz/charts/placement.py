@@ -50,10 +50,10 @@ def members(text: str) -> range:
 
 
 def placement(report: Report, identity: str) -> Markup | None:
-    """Draws the ranks as a grid, each with bars of its bytes by component; None without ranks.
+    """Draws the ranks as a grid, each with a bar of its bytes at rest by component, then the rest of its peak.
 
-    At most 128 cells: of more ranks a cell is a run of ranks of one class. `identity`: begin of the ids in it, unique
-    on the page.
+    At most 128 cells: of more ranks a cell is a run of ranks of one class, of more than 128 runs the first run of each
+    class. None without ranks. `identity`: begin of the ids in it, unique on the page.
     """
     cells = sorted(_cells(report), key=lambda cell: cell.first)[:MAX_CELLS]
     if not cells:
@@ -170,9 +170,9 @@ def _words(report: Report, cell: _Cell) -> str:
 
 
 def component_entries(report: Report) -> list[LegendEntry]:
-    """Returns legend entries of the placement map: components, largest first, and a whole bar's bytes.
+    """Returns legend entries of the placement map: components, largest first, the rest of the peak, a bar's bytes.
 
-    A component's note is its most bytes on any rank.
+    A component's note is its most bytes at rest on any rank.
     """
     sizes: dict[str, int] = {}
     for rank in report.ranks:

@@ -18,7 +18,7 @@ def fullest_class(report: Report) -> RankReport | None:
 
 
 def class_detail(report: Report, rank: RankReport) -> ClassDetail | None:
-    """Returns the details (tensors, owners, spans) of one class of the report's ranks; None without any."""
+    """Returns the details (tensors, owners, spans) of `rank`, one of `report.ranks`; None without any."""
     number = next(n for n, other in enumerate(report.ranks) if other is rank)
     return report.detail.classes[number] if report.detail and number < len(report.detail.classes) else None
 
@@ -26,7 +26,8 @@ def class_detail(report: Report, rank: RankReport) -> ClassDetail | None:
 def by_part(rank: RankReport, detail: ClassDetail) -> RankReport:
     """Returns `rank` with its memory over the step and at the peak by part of the model, not category.
 
-    The same charts can then draw it. Unchanged if there is no such memory in `detail`.
+    The same charts can then draw it; parts stand in the place of categories. Unchanged without a peak, or if there is
+    no such memory in `detail`.
     """
     series = detail.by_part
     if series is None or rank.peak is None or not series.event_index:

@@ -50,7 +50,7 @@ class Scale:
 
 
 def scale_of(rank: RankReport, series: MemorySeries, clock: Clock, capacity: int | None, at_least: int = 0) -> Scale:
-    """Returns the scale of a memory chart; bytes from zero to above the capacity and the peak.
+    """Returns the scale of a memory chart; bytes from zero to above the capacity and the device's peak.
 
     Where the capacity is more than 3.4 times the highest bytes, it is left out of the scale. `at_least`: bytes up to
     which the scale reaches, where charts are compared.

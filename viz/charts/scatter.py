@@ -23,7 +23,7 @@ _WIDE_RANGE: Final = 12
 
 @dataclass(frozen=True)
 class Point:
-    """One scenario in a scatter: its number `row` in the list of reports, its x value, its peak in bytes.
+    """One scenario in a scatter: its index `row` in the list of reports, its x value, its peak in bytes.
 
     `fits`: False is drawn as a cross.
     """
@@ -36,9 +36,9 @@ class Point:
 
 
 def edge(points: Sequence[Point]) -> list[Point]:
-    """Returns the Pareto edge by ascending x: points that fit, with no other one lower on both axes.
+    """Returns the Pareto edge by ascending x: points that fit, for which no other that fits is as low on both axes.
 
-    Of equal points only the first is on the edge.
+    Of equal points only the one with the lowest `row` is on the edge.
     """
     on_edge: list[Point] = []
     for point in sorted((p for p in points if p.fits), key=lambda p: (p.x, p.num_bytes, p.row)):

@@ -73,7 +73,7 @@ def _sizes_at_peak(rank: RankReport) -> dict[str, int]:
 
 
 def stack(series: MemorySeries, order: Sequence[str]) -> tuple[Band, ...]:
-    """Returns the bands of a memory chart from top to bottom, in `order`; the lowest begins at 0 bytes."""
+    """Returns the bands of a memory chart from top to bottom, one a category of `order`; the last begins at 0."""
     by_name = dict(zip(series.categories, series.values, strict=True))
     base = (0,) * len(series.event_index)
     bands = []
@@ -90,7 +90,7 @@ def has_time(series: MemorySeries) -> bool:
 
 
 def edges(series: MemorySeries, clock: Clock) -> tuple[float, ...]:
-    """Returns where each sample begins on the x axis, and where the last one ends; never decreasing.
+    """Returns where each sample begins on the x axis, then where the last one ends; never decreasing.
 
     `clock`: "issue" for event numbers, "time" for seconds. A sample holds until the next one: memory changes in steps.
     Times are those at which the host issues; where a time is earlier than the one before it (streams run in parallel),

@@ -16,7 +16,7 @@ _LINKS = (("nvlink", "inside a node"), ("network", "over the network"))
 
 
 def traffic_bars(report: Report, rank: RankReport, identity: str) -> Markup | None:
-    """Draws the bytes that a rank sends in one step as bars, one for each collective and axis, most first.
+    """Draws the bytes that a rank of one class sends in one step as bars, one a collective and axis, most first.
 
     Parts of a bar: inside a node, over the network. None without traffic. `identity`: begin of the ids in it, unique on
     the page.

@@ -33,7 +33,8 @@ _ORDER: Final = "XCsf"
 def chrome_trace(report: Report, ranks: Sequence[int] = ()) -> tuple[str, Sequence[str]]:
     """Returns (JSON text of the trace, a line for each thing that it leaves out).
 
-    `ranks`: the ranks to show; empty: the first rank of each class.
+    `ranks`: numbers of the ranks to show; empty: the first rank of each class (at most 128 classes). Ranks without a
+    timeline are not in it.
     """
     omissions, shown = left_out(report, ranks), processes(report, ranks)
     places = _places(shown)

@@ -61,7 +61,7 @@ class _Figure:
 def figures(reports: Sequence[Report]) -> Iterator[tuple[str, str]]:
     """Yields (name, SVG text) of every figure; names are safe as file names and have no suffix.
 
-    Several reports have scatters; up to 16 reports also have all charts of each.
+    Several reports have scatters; up to 16 reports also have the charts of each, with its first 16 classes of ranks.
     """
     if len(reports) > 1:
         scatters = (("pareto-time", "Peak memory against step time", time_scatter(reports, "t")),

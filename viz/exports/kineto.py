@@ -54,7 +54,8 @@ _COPIES: Final = {"to_host": "Memcpy DtoH (Device -> Pinned)", "to_device": "Mem
 def kineto_traces(report: Report, ranks: Sequence[int] = ()) -> tuple[dict[str, str], Sequence[str]]:
     """Returns (JSON texts of the traces by file name, a line for each thing that they leave out).
 
-    `ranks`: the ranks to write; empty: the first rank of each class.
+    `ranks`: numbers of the ranks to write; empty: the first rank of each class (at most 128 classes). Ranks without a
+    timeline have no file.
     """
     omissions = left_out(report, ranks)
     world = sum(rank.num_ranks for rank in report.ranks)

@@ -29,7 +29,7 @@ _RUNS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One named interval of a trace from `start` to `end`, in ns.
+    """One named interval of a trace from `start` to `end`, in ns since the step began.
 
     `span`: the report's span that it is part of; None for a step or a pass.
     """
@@ -73,7 +73,7 @@ def processes(report: Report, ranks: Sequence[int] = ()) -> list[Process]:
 
 
 def left_out(report: Report, ranks: Sequence[int] = ()) -> list[str]:
-    """Returns a line of text for each part of the step that is not in a trace.
+    """Returns a line of text for each way in which a trace has less than the step: microbatches, spans, classes.
 
     With `ranks`, classes that were not asked for are not mentioned.
     """

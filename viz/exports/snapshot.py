@@ -56,14 +56,18 @@ Event = dict[str, Any]
 
 
 def pickled(report: Report) -> bytes:
-    """Returns the bytes of the snapshot's file, a pickle. ValueError: the report has no lifetimes."""
+    """Returns the bytes of the file of `snapshot` (all classes of ranks), a pickle.
+
+    ValueError: the report has no lifetimes.
+    """
     return pickle.dumps(snapshot(report), protocol=PROTOCOL)
 
 
 def snapshot(report: Report) -> dict[str, Any]:
-    """Returns the memory snapshot as plain data: segments, events (`device_traces`), and our own notes.
+    """Returns the memory snapshot of all classes of ranks, one device each in the report's order, as plain data.
 
-    Keys and values are those of torch's `_snapshot`, [Note: snapshot]. ValueError: the report has no lifetimes.
+    Keys: `segments` (one a device), `device_traces` (a list of events a device), both as in torch's `_snapshot`
+    ([Note: snapshot]), and `rankscope` (our own notes). ValueError: the report has no lifetimes.
     """
     classes = report.detail.classes if report.detail else ()
     if not classes or any(detail.lifetimes is None for detail in classes):

@@ -36,7 +36,8 @@ _WORDS: Final = {"device_bytes": "peak", "headroom_bytes": "headroom", "step_s":
 def frame_html(frame: Frame) -> str:
     """Returns the HTML with which a notebook shows a table: its first 60 rows, usual and differing columns.
 
-    Below it reasons for missing numbers, and a scatter of peak memory and step time.
+    Below it at most five reasons for missing numbers and, for three and more scenarios that were timed, a scatter of
+    peak memory and step time.
     """
     columns = frame.to_dict()
     names = _shown(frame, columns)

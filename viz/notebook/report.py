@@ -31,7 +31,10 @@ _PARTS: Final = {
 
 
 def report_html(report: Report) -> str:
-    """Returns the HTML with which a notebook shows a result: verdict, numbers, charts of memory and time."""
+    """Returns the HTML with which a notebook shows a result: verdict, numbers, charts of memory and time.
+
+    Bars are of up to 12 classes of ranks; traffic, tables and memory over the step of the fullest class.
+    """
     halves = [element("div", part) for part in (_ranks(report), _at_rest(report), _step(report)) if part]
     return fragment(join((
         element("p", report.name, class_="headline", dir="auto"),

@@ -160,7 +160,7 @@ def _data(reports: Sequence[Report]) -> Markup:
 
 
 def escape_controls(text: str) -> str:
-    """Returns `text` with characters that XML does not allow replaced by U+FFFD; markup stays as it is."""
+    """Returns `text` with the characters that `escape` replaces by U+FFFD replaced so; `<>&"'` stay as they are."""
     return "".join(c if c in "<>&\"'" else escape(c) for c in text)
 
 

@@ -27,7 +27,10 @@ _FACTOR: Final = 400
 
 
 def comparison(a: Report, b: Report) -> Markup:
-    """Returns the page's section about two scenarios: keys that differ, numbers with differences, charts."""
+    """Returns the page's section about two scenarios: keys that differ, numbers with differences, charts.
+
+    Memory and streams are drawn only if both reports have them; memory is of the fullest class of each.
+    """
     both = compare(a, b)
     heads = (element("div", element("h3", element("span", mark, class_="badge side-mark"), " ", r.name, dir="auto"),
                      element("p", verdict(r)), device_fill(r)) for mark, r in (("A", a), ("B", b)))
@@ -37,9 +40,10 @@ def comparison(a: Report, b: Report) -> Markup:
 
 
 def number_tables(both: Comparison) -> Iterator[Markup]:
-    """Yields HTML tables of the numbers of two results, with differences.
+    """Yields HTML tables of the numbers of two results, with differences (B less A, and as a share of A).
 
-    In this order: peak, time, memory at rest, traffic; a table without rows is left out.
+    In this order: peak, time, memory at rest, traffic; memory and traffic are of the worst rank of each. A row that is
+    zero in both, and a table without rows, is left out.
     """
     groups: Sequence[tuple[str, tuple[Row, ...], Callable[[float], str]]] = (
         ("Peak on the worst rank", both.peak, format_bytes), ("Time", both.time, format_seconds),

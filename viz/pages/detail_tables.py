@@ -16,9 +16,10 @@ _MOST: Final = 400  # rows of owners
 
 
 def tensor_table(rank: RankReport, detail: ClassDetail, identity: str) -> Markup | None:
-    """Returns an HTML table, folded, of all tensors at rest on these ranks: shape, cutting axes, bytes.
+    """Returns an HTML table, folded, of all tensors at rest on a rank of this class: shape, sharding axes, bytes.
 
-    Equal tensors of several layers share a row. None without tensors. `identity`: its id, unique on the page.
+    Equal tensors of several layers share a row, with the bytes of all of them. None without tensors. `identity`: its
+    id, unique on the page.
     """
     if not detail.tensors:
         return None
@@ -42,7 +43,10 @@ def _row(tensor: TensorRow) -> list[Child]:
 
 
 def peak_owner_table(detail: ClassDetail) -> Markup | None:
-    """Returns an HTML table, folded, of owners of memory at the peak, at most 400; None without owners."""
+    """Returns an HTML table, folded, of owners (tensor and layers) of memory at the peak, at most 400 of them.
+
+    None without owners.
+    """
     if not detail.holders:
         return None
     rows = [[code(holder.owner), holder.layers, holder.category, f"{holder.num_layers:,}", format_bytes(holder.bytes)]

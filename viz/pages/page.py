@@ -27,7 +27,7 @@ _NOTE: Final = "1 GiB is 2\u00b3\u2070 bytes. \u201cAllocated\u201d is what the 
 def render(reports: Sequence[Report]) -> str:
     """Returns the HTML text of a page: one report in full, two side by side, more as scatters and a table.
 
-    Two and a few more reports are also there in full, folded.
+    Two to eight reports are also there in full, folded.
     """
     main = element("main", element("h1", "rankscope report"), *_parts(reports))
     textures = element("svg", texture_definitions(), class_="textures", width=0, height=0, aria_hidden="true")

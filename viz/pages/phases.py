@@ -18,7 +18,7 @@ _PARTS = (("weights", "weight_bytes", "sharded_param"), ("adapters", "adapter_bu
 
 
 def phase_section(report: Report, identity: str) -> Markup | None:
-    """Returns the section of a reinforcement-learning step: memory in each phase as bars by category.
+    """Returns the section of a reinforcement-learning step: highest memory in each phase on the fullest rank, as bars.
 
     The scale ends at the capacity or the fullest phase. None for a step without phases. `identity`: begin of the ids in
     it, unique on the page.
@@ -52,7 +52,7 @@ def _owners(owners: dict[str, int]) -> str:
 
 
 def engine_section(report: Report, identity: str) -> Markup | None:
-    """Returns the section of an inference engine: memory that it requests by part, cache, decoding.
+    """Returns the section of an inference engine: memory of one rank by part, cache, decoding.
 
     None for a report without an engine. `identity`: begin of the ids in it, unique on the page.
     """

@@ -14,7 +14,7 @@ _SKIPPED: Final = ("name",)
 
 
 def flat_keys(scenario: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the values of a scenario as text by dotted key: `{"mesh": {"tp": 2}}` is `{"mesh.tp": "2"}`."""
+    """Returns the values of a scenario, but its name, by dotted key: `{"mesh": {"tp": 2}}` is `{"mesh.tp": "2"}`."""
     return dict(_flat(scenario, ""))
 
 
@@ -28,7 +28,7 @@ def _flat(value: Mapping[str, Any], before: str) -> Iterator[tuple[str, str]]:
 
 
 def value_text(value: object) -> str:
-    """Returns a scenario's value as text: a dash for none or an empty one, lists separated by commas."""
+    """Returns a scenario's value as text: a dash for None, an empty list or block; lists separated by commas."""
     if value is None or (isinstance(value, dict | list) and not value):
         return "\u2013"
     if isinstance(value, bool):
@@ -39,8 +39,8 @@ def value_text(value: object) -> str:
 def differing_keys(reports: Sequence[Report], most: int | None = None) -> dict[str, list[str]]:
     """Returns the dotted keys that differ between the reports' scenarios, each with its values by report.
 
-    Values are text, in the order of the reports. `most`: keys with more different values are left out. Keys of the mesh
-    come first.
+    Values are text, in the order of the reports, a dash where a scenario lacks the key. `most`: keys with more
+    different values are left out; None: none is. Keys of the mesh come first; the name is not among them.
     """
     scenarios = [flat_keys(report.scenario) for report in reports]
     keys = dict.fromkeys(key for scenario in scenarios for key in scenario)

@@ -56,9 +56,9 @@ def code(text: str) -> Markup:
 
 
 def category_table(rank: RankReport) -> Markup | None:
-    """Returns an HTML table of bytes by category at the peak with their shares, largest first.
+    """Returns an HTML table of bytes by category at the peak with their shares of the allocated bytes, largest first.
 
-    None without a peak.
+    None without a peak or categories in it.
     """
     if rank.peak is None or not rank.peak.by_category:
         return None
@@ -71,7 +71,7 @@ def category_table(rank: RankReport) -> Markup | None:
 
 
 def owner_table(rank: RankReport) -> Markup | None:
-    """Returns an HTML table of the largest owners (layer and tensor) at the peak; None without a peak."""
+    """Returns an HTML table of the report's largest owners (layer and tensor) at the peak; None without any."""
     if rank.peak is None or not rank.peak.top:
         return None
     rows = [[code(o.owner), o.category, format_bytes(o.bytes)] for o in rank.peak.top]
@@ -79,7 +79,7 @@ def owner_table(rank: RankReport) -> Markup | None:
 
 
 def traffic_table(rank: RankReport) -> Markup | None:
-    """Returns an HTML table of the collectives of one step on one rank; None without any."""
+    """Returns an HTML table of the collectives of one step on one rank, a row of the report each; None without any."""
     rows = [[t.collective, code(t.axis), t.phase, t.dtype, t.algorithm, f"{t.group_size:,}", f"{t.calls:,}",
              *map(format_bytes, (t.payload_bytes, t.wire_bytes, t.network_bytes)), t.timing] for t in rank.traffic]
     columns = ("collective", "axis", "phase", "dtype", "algorithm", "ranks", "calls", "payload", "on the wire",
@@ -88,7 +88,7 @@ def traffic_table(rank: RankReport) -> Markup | None:
 
 
 def at_rest_table(rank: RankReport) -> Markup | None:
-    """Returns an HTML table of memory at rest by component, just before the optimizer's step.
+    """Returns an HTML table of memory at rest on one rank by component, just before the optimizer's step.
 
     None without components.
     """

@@ -20,7 +20,7 @@ _VERDICTS: Final = {
 
 
 def verdict_key(report: Report) -> str:
-    """Returns one word for a report: `fits`, `oom`, `illegal`, `error`, or `none` without a verdict."""
+    """Returns one word for a report: `fits`, `oom`, `illegal`, `error`, or `none` without a verdict (as of `check`)."""
     return report.status if report.status != "ok" else report.verdict or "none"
 
 
@@ -51,7 +51,7 @@ def verdict_bar(report: Report) -> Markup:
 
 
 def device_fill(report: Report) -> Markup | None:
-    """Draws a bar of the fullest device: allocated memory, all memory in use, capacity.
+    """Draws a bar of the fullest device at its peak: allocated memory, all memory in use, capacity.
 
     None without a peak or a capacity.
     """
