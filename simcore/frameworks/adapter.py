@@ -38,8 +38,9 @@ class _HostBuffers(Protocol):
 
 
 def even_padding(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]:
-    """Returns the bytes of (parameters, gradients) that round storage up to the same size on all ranks.
+    """Returns the bytes of (parameters, gradients), on one rank's device, that round storage up to equal sizes.
 
+    All ranks then store as much of a tensor.
     Frozen parameters have no gradients, nor have those that the optimizer updates inside backward once that is over.
     `components` and `exact` change nothing.
     """
@@ -88,9 +89,9 @@ class FrameworkAdapter:
 
     `write_table`: the framework applied to a job. `hooks`: makes the hooks at the borders of layers. `lora_tensors`:
     the LoRA tensors of a kind of layer, from its tensors. `versions`: releases, the default first. `implementations`:
-    model code that it can train. `implementation_of`: the one for (model family, training method) if the scenario names
-    none. `options`: the framework options that it takes around the layers of an implementation. `at_rest`: how it
-    counts bytes.
+    model code that it can train. `implementation_of`: the one for (`model_type` of the config, training method) if the
+    scenario names none. `options`: the framework options that it takes around the layers of an implementation, by its
+    name. `at_rest`: how it counts bytes.
 
     `quantize`: the model whose linears compute in 8 or 4 bits, None where that is not served. `default_etp`: size of
     expert tensor parallelism if the mesh leaves it out. `serves_qlora`: frozen weights may be in 4 bits;

@@ -49,7 +49,7 @@ def hooks_of(framework: Framework) -> HooksFactory:
 
 
 def at_rest_of(framework: Framework) -> AtRest:
-    """Returns the functions that count bytes at rest under the framework that a table belongs to."""
+    """Returns the three functions that count a rank's bytes at rest under the framework that a table belongs to."""
     return framework_adapter(framework.name).at_rest
 
 

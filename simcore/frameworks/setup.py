@@ -163,7 +163,7 @@ def _graph(scenario: Scenario, adapter: FrameworkAdapter) -> ModelGraph:
 
 
 def configuration(scenario: Scenario) -> Mapping[str, Any]:
-    """Returns the configuration fields of the model that a scenario names (as in a config.json).
+    """Returns the configuration fields of the model that a scenario names: name -> value, as in a config.json.
 
     They are those of a shipped preset, or of a file in the scenario's folder, with the scenario's overrides.
     """

@@ -83,7 +83,11 @@ def _coordinates(ranks: RankClass, mesh: Mesh, axis: Axis) -> int | str:
 
 
 def fold(graph: ModelGraph, mesh: Mesh, framework: Framework) -> tuple[RankClass, ...]:
-    """Returns the classes of equal ranks: stage by stage, within a stage in the order of their first rank."""
+    """Returns the classes of ranks that are simulated as one: stage by stage, in a stage by their first rank.
+
+    Ranks of a class hold tensors of equal sizes (parts of a `Flat` cut count as equal) and communicate with ranks of
+    the same classes. Every rank is in one class.
+    """
     apart = tuple((one.axes[0], one.heaviest()) for one in framework.dealt)
     return _fold(graph, mesh, framework.policies(graph), framework.communicators, apart)
 
@@ -114,7 +118,10 @@ def unfolded(mesh: Mesh) -> tuple[RankClass, ...]:
 
 
 def joined(classes: Sequence[RankClass]) -> RankClass:
-    """Returns one class with the ranks of several classes, which must have the same stage and period."""
+    """Returns one class with the ranks of several classes, which must have the same stage and period.
+
+    Its representative is that of the first of `classes`.
+    """
     offsets = np.sort(np.concatenate([c.offsets for c in classes]))
     return RankClass(classes[0].stage, classes[0].representative, sum(c.num_ranks for c in classes), offsets,
                      classes[0].period)
@@ -217,10 +224,10 @@ def _in_order(labels: IntArray) -> list[int]:
 
 
 def format_ranks(ranks: IntArray) -> tuple[str, ...]:
-    """Returns ranks as ranges: [0, 1, 2, 3] -> ("0-3",); [0, 64, 128] -> ("0-128:64",).
+    """Returns ranks, which must be in rising order, as ranges: [0, 1, 2, 3] -> ("0-3",).
 
-    Runs are found greedily from the left. More than 256 equal runs at equal distances, [0, 1, 4, 5, 8, 9, ...], become
-    one range for each position in a run: ("0-800:4", "1-801:4").
+    [0, 64, 128] -> ("0-128:64",), every 64th. Runs are found greedily from the left. More than 256 equal runs at equal
+    distances, [0, 1, 4, 5, 8, 9, ...], become one range for each position in a run: ("0-800:4", "1-801:4").
     """
     starts, ends = _runs(ranks)
     if len(starts) > _MANY and len(np.unique(ends - starts)) == len(np.unique(np.diff(starts))) == 1:

@@ -84,7 +84,9 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorPolicies:
-    """The policy of every tensor of a model: `of[kind of layer][index of the tensor in that kind]`.
+    """The policy of every tensor of a model: `of[k][i]` is that of tensor i of the layers of kind k.
+
+    k is an index in `ModelGraph.kinds`, i one in `ModelGraph.tensors[k]`.
 
     Frameworks with the same rules share one instance, and all that is computed from it.
     """
@@ -96,13 +98,14 @@ class TensorPolicies:
 class Unit:
     """A group of tensors that is gathered, used and reduced together (an FSDP unit).
 
-    `name` as upstream prints it in hooks. `members`: (layer number, indices of tensors in that layer's kind), in the
-    order of parameters. `first`, `last`: the layers between which it is in use, from the start of forward of `first` to
-    the end of forward of `last`. `shard_axis`, `replicate_axis`: mesh axes over which it is cut and copied ("": none).
-    `reshard_after_forward`: True, False, or the number of ranks of a smaller group that keeps it cut. `inner`: it wraps
-    a submodule inside the layer (the experts). `explicit`: takes part in explicit prefetch. `joins_copies`: the copies
-    of a tensor (one for each expert) are one parameter. `param_dtype`: "" gathers in the stored dtype; mixed stored
-    dtypes are gathered as raw bytes.
+    `name` as upstream prints it in hooks. `members`: (layer number of the whole model, indices of tensors in that
+    layer's kind), in the order of parameters. `first`, `last`: the layers between which it is in use, from the start of
+    forward of `first` to the end of forward of `last`. `shard_axis`, `replicate_axis`: mesh axes over which it is cut
+    and copied ("": none). `reshard_after_forward`: True, False, or the number of ranks of a smaller group that keeps it
+    cut. `inner`: it wraps a submodule inside the layer (the experts). `is_root`: it wraps the whole model.
+    `explicit`: takes part in explicit prefetch. `joins_copies`: the copies of a tensor (one for each expert) are one
+    parameter. `param_dtype`: of gathered parameters; "" gathers in the stored dtype; mixed stored dtypes are gathered
+    as raw bytes. `reduce_dtype`, `gather_dtype`: of the reduce-scatter and of the all-gather.
     """
 
     name: str
@@ -122,10 +125,10 @@ class Unit:
 
     @property
     def kept_axis(self) -> str:
-        """Name of the mesh axis over which the unit is cut between forward and backward.
+        """Name of the mesh axis over which the unit, if it is resharded, is cut between forward and backward.
 
-        It is `shard_axis`, or "axis/n" for groups of n neighbouring ranks of it if `reshard_after_forward` is a number
-        n.
+        It is `shard_axis` (also with False, when the unit stays whole), or "axis/n" for groups of n neighbouring ranks
+        of it if `reshard_after_forward` is a number n.
         """
         policy = self.reshard_after_forward
         return self.shard_axis if isinstance(policy, bool) else f"{self.shard_axis}/{policy}"
@@ -162,9 +165,9 @@ class LayerwiseShards:
     in_place: bool = False
 
     def heaviest(self) -> int:
-        """Returns the coordinate on the dense axis whose rank has the most bytes.
+        """Returns the coordinate on the dense axis whose rank has the most bytes of optimizer states.
 
-        An element costs 8 bytes if Muon updates it and 12 if Adam does.
+        The first of equal ones. Only dense parameters count: 8 bytes an element if Muon updates it, 12 if Adam does.
         """
         return max(range(len(self.shares[0])), key=lambda at: 8 * self.shares[0][at][0] + 12 * self.shares[0][at][1])
 
@@ -224,9 +227,9 @@ class Framework:
     defaults: tuple[tuple[str, str, str], ...] = field(default=(), compare=False)
 
     def default(self, key: str) -> str | None:
-        """Returns the value that the framework chose for `key`.
+        """Returns the value, as text, that the framework chose for `key`, such as "training.loss" (as in `defaults`).
 
-        None if the scenario sets it or no code asked for it.
+        None if the scenario sets it or the framework recorded no default for it.
         """
         return next((value for name, value, _ in self.defaults if name == key), None)
 

@@ -27,7 +27,10 @@ MOST = 2**63 - 1
 
 
 def topology_of(scenario: Scenario) -> Topology:
-    """Returns the topology that a scenario names: a shipped one, or a YAML file in the scenario's folder."""
+    """Returns the topology that a scenario names: a shipped one, or a YAML file in the scenario's folder.
+
+    With the number of nodes and of GPUs a node that the scenario sets, if it does.
+    """
     given = scenario.topology
     name, nodes, gpus = (given, None, None) if isinstance(given, str) else (
         given.file, given.num_nodes, given.gpus_per_node)
@@ -128,8 +131,8 @@ class Job:
     def options(self, known: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
         """Returns the scenario's `framework_options`, checked: name -> value, only those that are set.
 
-        `known`: name -> what it may be, each a type or a literal. Raises InputError with all unknown names and all
-        values that are not allowed.
+        `known`: name -> what it may be, each a type or a literal; `int` allows 1 to 2**63 - 1, and a float like 5e8
+        becomes one. Raises InputError with all unknown names and all values that are not allowed.
         """
         given = {key: _whole(value, known.get(key, ())) for key, value in self.scenario.framework_options.items()}
         problems = [self._option_problem(key, value, known) for key, value in given.items()]

@@ -37,7 +37,7 @@ COPIES = -1
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Placement on a mesh axis: the tensor is cut along its dimension `dim`.
+    """Placement on a mesh axis: the tensor is cut along its dimension `dim`, from 0; `COPIES` (-1): its copies.
 
     Of d elements of that dimension each of n ranks has `ceil(d / n)`, the last ones less or none. `even`: the framework
     refuses a remainder.
@@ -139,7 +139,10 @@ class TensorLayout:
         return 1 if self.packed is None else self.packed.values_a_row
 
     def num_bytes(self, numel: int) -> int:
-        """Returns the bytes of `numel` elements of the tensor, without quantization constants kept apart."""
+        """Returns the bytes of `numel` elements of the tensor, wherever they are.
+
+        Without quantization constants kept apart, and without the scales of `blocks` (`Blocks.num_bytes`).
+        """
         return packed_bytes(numel, self.dtype) if self.packed is None else self.packed.data_bytes(numel)
 
     def constants(self, shape: tuple[int, ...]) -> int:
@@ -182,7 +185,10 @@ def local_shape(copies: int, shape: tuple[int, ...], placements: Placements, mes
 
 
 def padded_numel(copies: int, shape: tuple[int, ...], placements: Placements, mesh: Mesh) -> int:
-    """Returns the elements of each rank's storage: each cut dimension is divided and rounded up."""
+    """Returns the elements, all copies together, of each rank's storage: cut dimensions are divided and rounded up.
+
+    Only `Shard` cuts are applied; `Flat` ones are not.
+    """
     local = [copies, *shape]
     for name, placement in placements:
         if isinstance(placement, Shard):

@@ -66,7 +66,7 @@ class Mesh:
 
     @property
     def expert_dp(self) -> int:
-        """Number of ranks of a stage that hold the same part of the same experts."""
+        """Number of ranks of a stage that share the same part of the same experts, each with a copy or a shard."""
         return self.stage_size // (self.ep * self.etp)
 
     def axis(self, name: str) -> Axis:

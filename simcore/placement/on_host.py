@@ -9,9 +9,9 @@ __all__ = ["host_bytes", "waiting_bytes"]
 
 
 def waiting_bytes(plan: Plan, tokens: int) -> int:
-    """Returns the host bytes of the inputs [tokens, hidden] that one microbatch keeps for recomputation.
+    """Returns the host bytes of the inputs that one microbatch of `tokens` tokens keeps for recomputation.
 
-    0 unless such inputs are offloaded. The memory is not pinned.
+    One input [tokens, hidden] for each transformer layer of this rank. 0 unless they are offloaded. Not pinned.
     """
     if not plan.framework.options.inputs_on_host:
         return 0
@@ -20,9 +20,9 @@ def waiting_bytes(plan: Plan, tokens: int) -> int:
 
 
 def host_bytes(plan: Plan, tokens: int) -> int:
-    """Returns all bytes of the rank on the host while a microbatch of `tokens` tokens runs.
+    """Returns the bytes of the rank on the host while one microbatch of `tokens` tokens runs.
 
-    They are offloaded tensors, and inputs of recomputed layers.
+    They are offloaded tensors, and inputs of recomputed layers (`waiting_bytes`); no buffers of the framework.
     """
     rests = sum(size for space, size in plan.elsewhere().items() if space.startswith("host"))
     return rests + waiting_bytes(plan, tokens)

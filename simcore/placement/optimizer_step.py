@@ -24,10 +24,10 @@ def is_updated_in_backward(placed: Placed) -> bool:
 
 
 def made_after_backward(plan: Plan) -> int:
-    """Returns the bytes of optimizer states that the first step allocates after its backward.
+    """Returns the bytes of optimizer states on the rank of `plan` that the first step allocates after its backward.
 
-    The memory peak of the first backward is lower than those of later steps by these bytes. 0 if any tensor is updated
-    inside backward.
+    The memory peak of the first backward is lower than those of later steps by these bytes. 0 if any tensor of the
+    model is updated inside backward.
     """
     if any(is_updated_in_backward(placed) for kind in plan.kinds for placed in kind):
         return 0  # an upper bound of that peak: they are made one by one
@@ -35,10 +35,10 @@ def made_after_backward(plan: Plan) -> int:
 
 
 def step_of(placed: Placed, implementation: str) -> Step:
-    """Returns Adam's step of one parameter: temporary bytes, FLOPs and bytes moved.
+    """Returns Adam's step of this rank's part of one parameter: temporary bytes, FLOPs and bytes moved.
 
-    Temporaries (torch 2.13 `optim/adam.py`): with the implementation foreach the square root of the second moment; with
-    for_loop a quotient of the same size too; none in fused kernels and in those of 8-bit states.
+    `implementation`: as in `Optimizer`. Temporaries (torch 2.13 `optim/adam.py`): with foreach the square root of the
+    second moment; with for_loop a quotient of the same size too; none in fused kernels and in those of 8-bit states.
     """
     size = placed.local * dtype_bytes(moment_dtype(placed))
     held = {"foreach": size, "for_loop": 2 * size}.get(implementation, 0)

@@ -57,7 +57,7 @@ class Placed:
 
     @property
     def rest_bytes(self) -> int:
-        """Bytes of the parameter at rest in device memory, padding included."""
+        """Bytes of the parameter at rest in device memory, with padding, and of its quantization constants."""
         return self.policy.at_rest.num_bytes(self.padded) * self.rests_here + self.constants
 
     @property
@@ -73,10 +73,10 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class AtRestBytes:
-    """Bytes in device memory just before the optimizer's step, of one component's tensors.
+    """Bytes in one rank's device memory just before the optimizer's step, of one component's tensors, without padding.
 
-    `grads_bytes` is 0 where gradients do not wait for that step. `num_params`: elements, not bytes. A component is a
-    part of the model such as attention; see `report.AtRest`.
+    `grads_bytes` is 0 where gradients do not wait for that step. `num_params`: elements that the rank holds, on the
+    device or elsewhere. A component is a part of the model such as attention; see `report.AtRest`.
     """
 
     params_bytes: int = 0
@@ -131,7 +131,7 @@ class PlacedKind(tuple[Placed, ...]):
 
     @cached_property
     def rest_bytes(self) -> int:
-        """Bytes of one layer's parameters at rest in device memory, padding included."""
+        """Bytes of one layer's parameters and buffers at rest in device memory, padding included."""
         return sum(placed.rest_bytes for placed in self)
 
     @cached_property
@@ -141,7 +141,10 @@ class PlacedKind(tuple[Placed, ...]):
 
     @cached_property
     def elsewhere(self) -> dict[str, int]:
-        """Bytes of one layer's tensors outside device memory, by memory space ("host_pinned", ...)."""
+        """Bytes of one layer's parameters, gradients and optimizer states outside device memory, by memory space.
+
+        Spaces: "host_pinned", "host", "managed", ...; empty if all are on the device.
+        """
         sums: dict[str, int] = {}
         for _, space, num_bytes in (one for placed in self for one in placed.elsewhere):
             sums[space] = sums.get(space, 0) + num_bytes
@@ -184,7 +187,7 @@ class Plan:
 
     @cached_property
     def kind_counts(self) -> tuple[tuple[int, int], ...]:
-        """(index of a kind of layer, number of this rank's layers of that kind), as they first occur."""
+        """(index of a kind of layer, number of this rank's layers of that kind) pairs, in order of first occurrence."""
         return _kind_counts(self.graph, self.layers)
 
     def at_rest(self) -> dict[str, AtRestBytes]:
@@ -221,7 +224,7 @@ class Plan:
                    for name, size in self.kinds[kind].state_bytes.items() if late or name != "master_param")
 
     def elsewhere(self) -> dict[str, int]:
-        """Returns this rank's bytes outside device memory, by memory space ("host_pinned", ...)."""
+        """Returns this rank's bytes of tensors outside device memory, by memory space ("host_pinned", ...)."""
         found: dict[str, int] = {}
         for kind, count in self.kind_counts:
             for space, num_bytes in self.kinds[kind].elsewhere.items():
@@ -242,7 +245,7 @@ def _kind_counts(graph: ModelGraph, layers: tuple[int, ...]) -> tuple[tuple[int,
 
 
 def place(graph: ModelGraph, mesh: Mesh, framework: Framework, rank: int) -> Plan:
-    """Returns the plan of one rank: each of its tensors in elements and bytes."""
+    """Returns the plan of one rank, numbered over the whole job: each of its tensors in elements and bytes."""
     stage = mesh.axis("pp").coordinate(rank)
     kinds = _kinds(graph, mesh, framework.policies(graph), rank)
     chunks = tuple(framework.stages[part] for part in framework.schedule.parts_of(stage))

@@ -39,8 +39,8 @@ def sent_per_token(routing: Routing, top_k: int) -> int:
 def received_per_token(routing: Routing, top_k: int, ep: int) -> int:
     """Returns how many copies of tokens the busiest rank's experts receive, in units of 2**-16.
 
-    For each token that a rank has. It is at most `ep` times what a rank sends: all that the `ep` ranks of an expert
-    group send.
+    For each token that a rank has. It is what a rank sends, times the scenario's imbalance if `routing` states one, at
+    most times `ep`: all that the `ep` ranks of an expert group send. Random loads (`Draws`) count as balanced.
     """
     busiest = min(routing.imbalance, ep) if isinstance(routing, Imbalance) else 1
     return int(sent_per_token(routing, top_k) * busiest)

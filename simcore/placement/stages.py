@@ -18,16 +18,16 @@ def contiguous(counts: Sequence[int]) -> tuple[range, ...]:
 
 
 def remainder_first(num_layers: int, num_stages: int) -> list[int]:
-    """Returns the number of layers of each stage: equal, a remainder one each to the first stages."""
+    """Returns the number of layers of each stage: equal numbers, and one more on as many first stages as remain."""
     whole, rest = divmod(num_layers, num_stages)
     return [whole + (stage < rest) for stage in range(num_stages)]
 
 
 def stage_layers(graph: ModelGraph, blocks: Sequence[range]) -> tuple[tuple[int, ...], ...]:
-    """Returns the layer numbers of each stage, whose transformer blocks are given as ranges in `blocks`.
+    """Returns the layer numbers of each stage, in the whole model; they include embedding, norm, head and loss.
 
-    Layers before the blocks go to the first stage, those after them to the last. Raises NotYet if the graph cannot be
-    cut between two stages.
+    `blocks`: for each stage a range of its transformer blocks, counted from 0 without embedding. Layers before the
+    blocks go to the first stage, those after them to the last. Raises NotYet if the graph cannot be cut between two.
     """
     inner = graph.blocks
     stages = [[inner[i] for i in part] for part in blocks]

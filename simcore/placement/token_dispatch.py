@@ -48,9 +48,9 @@ class Dispatch(NamedTuple):
 
 
 def dispatch_of(graph: ModelGraph, libraries: KernelLibraries) -> Dispatch | None:
-    """Returns how tokens choose experts, if a token is sent once to a rank (DeepEP, HybridEP).
+    """Returns how a token chooses experts in the model's mixture of experts, if it is sent once to a rank.
 
-    None without experts, or if each choice is sent as a separate copy (NCCL's all-to-all).
+    So do DeepEP and HybridEP. None without experts, or if each choice is sent as a separate copy (NCCL's all-to-all).
     """
     if libraries.dispatcher == "nccl":
         return None

@@ -80,7 +80,11 @@ def _refuse(lora: LoraChoice) -> None:
 
 
 def matches(path: str, module: str, lora: LoraChoice) -> bool:
-    """True if Automodel's matcher adapts the module at `path`; `module`: its kind, "linear" or "grouped"."""
+    """True if Automodel's matcher adapts the module with the dotted `path`; `module`: "linear" or "grouped" (experts).
+
+    Targets are whole paths or patterns with `*`, by default `DEFAULT_TARGETS`; with excluded modules instead, all
+    linears but those.
+    """
     targets = lora.target_modules or (() if lora.exclude_modules else DEFAULT_TARGETS)
     if targets:
         return any(_fits(pattern, path) for pattern in targets)

@@ -73,8 +73,8 @@ OPTIONS = {
 def implementation_of(family: str, method: str) -> str:
     """Returns the layers that Automodel runs by default: "hf" (transformers') or "automodel" (its own).
 
-    transformers' for the family mixtral, of which its registry lacks own code, and for the method qlora, because
-    bitsandbytes packs transformers' layers only.
+    `family`: the config's `model_type`; `method`: the training method. transformers' for the family mixtral, of which
+    its registry lacks own code, and for the method qlora, because bitsandbytes packs transformers' layers only.
     """
     return "hf" if family == "mixtral" or method == "qlora" else "automodel"
 

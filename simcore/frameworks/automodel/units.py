@@ -48,10 +48,11 @@ class _Wrapping:
 
 
 def units(job: Draft, stages: Stages, options: dict[str, object], reduce: str, *, holds_fp32: bool) -> tuple[Unit, ...]:
-    """Returns the FSDP2 units of every pipeline stage, at each layer the outermost first.
+    """Returns the FSDP2 units of every pipeline stage, stage by stage: the root, then the parts from outside inwards.
 
-    Empty if there is one data-parallel rank. `reduce`: dtype in which gradients are reduced. `holds_fp32`: parameters
-    in fp32 are a separate unit.
+    Empty if `fully_shard` wraps nothing (`is_sharded`). `stages`: layer numbers, in the whole model, of each stage or
+    chunk. `options`: the framework options that the scenario sets, by name. `reduce`: dtype in which gradients are
+    reduced. `holds_fp32`: parameters stored in fp32 are a separate unit in each layer.
     """
     if not is_sharded(job):
         return ()

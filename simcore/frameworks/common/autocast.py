@@ -25,7 +25,7 @@ _UNSCALED: Final = "torch 2.13 torch/amp/grad_scaler.py unscale_"
 class Mixed:
     """The mixed precision of one job.
 
-    `stored`: dtype of parameters that are not packed; `autocast`: forward runs under it.
+    `stored`: dtype of parameters that are not packed; `autocast`: forward runs under torch.autocast.
     """
 
     stored: str
@@ -33,9 +33,11 @@ class Mixed:
 
 
 def mixed_of(job: Draft, options: dict[str, Any]) -> Mixed:
-    """Returns the dtype in which parameters are stored, and whether forward runs under autocast.
+    """Returns the dtype in which parameters are stored, and whether forward runs under autocast, with defaults.
 
-    Under autocast they are in fp32 or in the compute dtype. IllegalLayout for dtypes that differ without autocast.
+    `options`: the framework options that the scenario sets, by name. By default parameters have the compute dtype (fp32
+    with `prepare_model_for_kbit_training`), and autocast is on if they differ from it. IllegalLayout for dtypes that
+    differ without autocast; under it parameters must be in fp32 or in the compute dtype (NotYet).
     """
     given = job.scenario.training.precision.params
     if options.get(_KBIT) and job.scenario.training.method != "qlora":

@@ -106,7 +106,8 @@ def automodel_files(job: Draft) -> Files:
 def megatron_files(job: Draft) -> Files:
     """Returns how a Megatron job reads and writes checkpoints, as the scenario asks or by default.
 
-    torch_dist: all that a rank writes is copied to the host first; data-parallel ranks share parameters.
+    torch_dist: all that a rank writes is copied to the host first; data-parallel ranks divide among themselves the
+    writing of parameters that they all hold.
     """
     saved = Transfer("torch_dist: core 0.16.1 dist_checkpointing/strategies/filesystem_async.py preload_tensors, also "
                      "without async_save (async_utils.py:79); Bridge 0.3.1 training/config.py:839 fully_parallel_save, "

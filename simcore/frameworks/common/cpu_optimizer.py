@@ -26,6 +26,7 @@ _FUSED: Final = 7
 def cpu_bytes(optimizer: str, implementation: str, elements: int, size: int) -> int:
     """Returns the bytes that the CPU reads and writes in an optimizer step, as if it had no cache.
 
+    `optimizer`: its name in the scenario. `implementation`: "fused", or any other for a loop of torch's operators.
     `elements`: number of parameters' elements, of `size` bytes each.
     """
     passes = _FUSED if implementation == "fused" else OPTIMIZERS[optimizer].cpu_passes
@@ -33,9 +34,9 @@ def cpu_bytes(optimizer: str, implementation: str, elements: int, size: int) -> 
 
 
 def share_on_host(plan: Plan) -> float:
-    """Returns the fraction of optimizer states that a CPU updates, from 0 (none) to 1.
+    """Returns the fraction of optimizer states in host memory, which a CPU updates, from 0 (none) to 1.
 
-    It is the same for every trained tensor.
+    It is the same for every trained tensor with states there. States in pinned host memory do not count.
     """
     policies = (placed.policy for kind, _ in plan.kind_counts for placed in plan.kinds[kind] if placed.trainable)
     return max((layout.share for policy in policies for _, layout in policy.optimizer_states if layout.space == "host"),
@@ -45,7 +46,7 @@ def share_on_host(plan: Plan) -> float:
 def copied(layer: int, direction: str, dtype: str, num_bytes: int, tables: Tables, builder: Builder) -> None:
     """Writes a copy between device and host to `builder`, on the compute stream, in order with kernels.
 
-    `direction`: "to_host" or "to_device".
+    `layer`: number, in the whole model, under which the copy is listed. `direction`: "to_host" or "to_device".
     """
     builder.copy(layer, tables.comm("copy", direction, dtype), num_bytes, Stream.COMPUTE, int(Module.NONE))
 
@@ -67,7 +68,7 @@ def updated(plan: Plan, builder: Builder) -> None:
 def waits_for_device(layer: int, builder: Builder) -> None:
     """Writes to `builder` that the host waits until all earlier operations of the device are done.
 
-    Copies to the host are among them. `layer`: layer number under which the wait is listed.
+    Copies to the host are among them. `layer`: number, in the whole model, under which the wait is listed.
     """
     builder.wait(layer, HOST_STOPS)
 

@@ -27,7 +27,8 @@ _RULE: Final = (f"{_FILE}, check_prefer_cudnn_attention: on compute capability 9
 def torch_libraries(job: Draft, options: Mapping[str, Any]) -> KernelLibraries:
     """Returns the kernel libraries of a job in plain PyTorch: torch's own linears and operators.
 
-    The attention kernel is the scenario's, or the one that torch chooses; IllegalLayout for one that cannot run.
+    `options`: the framework options that the scenario sets, by name. The attention kernel is the scenario's, or the one
+    that torch chooses; IllegalLayout for one that cannot run.
     """
     compiled = bool(options.get("compile"))
     as_eager = compiled and job.graph.implementation != "torchtitan"

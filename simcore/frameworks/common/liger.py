@@ -15,7 +15,10 @@ _RULE: Final = "Liger-Kernel 0.7.0 transformers/monkey_patch.py"
 
 
 def has_liger(job: Job, options: Mapping[str, Any]) -> bool:
-    """True if the options ask for Liger's kernels; NotYet for layers in which they are not modelled."""
+    """True if `options` (those that the scenario sets, by name) ask for Liger's kernels.
+
+    NotYet for model families and settings with which they are not modelled.
+    """
     if not options.get(LIGER_OPTION):
         return False
     at, family = f"framework_options.{LIGER_OPTION}", job.graph.architecture.family
@@ -29,8 +32,8 @@ def has_liger(job: Job, options: Mapping[str, Any]) -> bool:
 
 
 def loss_with(options: Mapping[str, Any], default: tuple[str, str]) -> tuple[str, str]:
-    """Returns the default loss and its source, as (loss, source).
+    """Returns the loss that runs where the scenario leaves it open, as (loss, source).
 
-    With Liger's kernels it is their fused_linear_cross_entropy ("liger"), otherwise `default`.
+    If `options` ask for Liger's kernels it is their fused_linear_cross_entropy ("liger"), otherwise `default`.
     """
     return ("liger", f"{_RULE}: fused_linear_cross_entropy=True") if options.get(LIGER_OPTION) else default

@@ -51,7 +51,10 @@ FSDP1: dict[str, tuple[Any, str]] = {
 
 
 def check(job: Job, options: dict[str, Any]) -> None:
-    """Raises IllegalLayout for a job that llm-foundry refuses, NotYet for one that is not modelled."""
+    """Raises IllegalLayout for a job that llm-foundry refuses, NotYet for one that is not modelled.
+
+    `options`: the framework options that the scenario sets, by name.
+    """
     mesh, training = job.mesh, job.scenario.training
     if job.graph.architecture.family != "mpt":
         raise job.not_yet("implementation", f"{job.graph.architecture.family} in the layers of llm-foundry (served: "
@@ -98,7 +101,10 @@ def _marked(graph: ModelGraph) -> ModelGraph:
 
 
 def options_of(job: Draft, options: dict[str, Any]) -> LlmfoundryOptions:
-    """Returns the options of llm-foundry's layers for a job, such as the attention kernel."""
+    """Returns the settings of llm-foundry's layers for a job (`LlmfoundryOptions`): attention, positions, fp8.
+
+    `options`: the framework options that the scenario sets, by name; "triton" is the default attention.
+    """
     attention = job.auto("framework_options.attn_impl", options.get("attn_impl", "auto"), "triton",
                          f"{_CODE} models/mpt/configuration_mpt.py attn_config_defaults")
     learned = any(isinstance(kind.block, Embedding) and kind.block.positions for kind in job.graph.kinds)

@@ -16,8 +16,8 @@ DEFAULT_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj
 def name_adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -> tuple[TensorSpec, ...]:
     """Returns the LoRA tensors of one kind of layer; `specs`: the tensors that the layer has without them.
 
-    For every linear whose last name is a target: `lora_a` [rank, in] and `lora_b` [out, rank]. The output head's name
-    is `lm_head`.
+    For every linear whose last path part is a target (of `DEFAULT_TARGETS` if `lora` names none) and not excluded:
+    `lora_a` [rank, in] and `lora_b` [out, rank]. The output head's name is `lm_head`.
     """
     head = isinstance(kind.block, Head)
     targets = lora.target_modules or DEFAULT_TARGETS

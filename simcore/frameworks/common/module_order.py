@@ -33,7 +33,7 @@ _BESIDE: Final = "shared_mlp"
 
 
 def forward_calls(plan: Plan, layer: int) -> Calls:
-    """Returns the module calls of a layer's forward, in order.
+    """Returns the module calls of the forward of layer number `layer` (of the whole model, embedding 0), in order.
 
     A call is a tuple: indices, among the layer's tensors, of the parameters that the module holds itself; often empty.
     """
@@ -49,7 +49,8 @@ def forward_calls(plan: Plan, layer: int) -> Calls:
 def backward_calls(plan: Plan, layer: int) -> tuple[Calls, Calls]:
     """Returns the module calls of a layer's backward: (until its recomputation is over, those after it).
 
-    A call is as in `forward_calls`. Without recomputation the first list is empty.
+    `layer`: its number in the whole model, embedding 0. The first list ends with the calls of the forward that runs
+    again; without recomputation it is empty. A call is as in `forward_calls`.
     """
     kind = plan.graph.kinds[plan.graph.layers[layer].kind]
     if kind.block is not None:  # the model before its head, the inner model before its norm
@@ -72,9 +73,10 @@ def _around(plan: Plan) -> Calls:
 
 
 def replayed(plan: Plan, layer: int) -> tuple[int, int | None]:
-    """Returns (number of backward calls before the recomputation, end of its slice of forward calls).
+    """Returns (number of a layer's backward calls before its recomputation, end of its slice of forward calls).
 
-    The end is that of a Python slice: None for all calls, -1 for all but the last.
+    The recomputation makes the calls `forward_calls(...)[1:end]`: end None for all of them, -1 for all but the last.
+    `layer`: a transformer layer, by its number in the whole model.
     """
     part = _parts(plan, layer)[-1]
     if part.last.adapters:  # its module, and lora_B
@@ -83,7 +85,7 @@ def replayed(plan: Plan, layer: int) -> tuple[int, int | None]:
 
 
 def released_after(plan: Plan, layer: int) -> int:
-    """Returns the number of calls between the recomputation and the release of frozen parameters.
+    """Returns the number of backward calls between a layer's recomputation and the release of frozen parameters.
 
     Those that the recomputation gathered are then released even if they are used again soon. DeepSpeed 0.19.6
     `partitioned_param_coordinator.py`, update_recompute_parameters: they belong to the module of which backward began
@@ -168,7 +170,10 @@ def _linears(plan: Plan, layer: int, branch: str) -> list[_Linear]:
 
 
 def asks_inputs(plan: Plan, layer: int) -> bool:
-    """True if backward computes gradients of the layer's inputs, because layers below it are trained."""
+    """True if backward computes gradients of the inputs of layer number `layer` (of the whole model, embedding 0).
+
+    It does if layers of this rank before it are trained, or if the embedding's output requires a gradient.
+    """
     return plan.framework.options.embeddings_require_grad or any(
         plan.of_layer(below).is_trained for below in plan.layers if below < layer)
 
@@ -183,8 +188,9 @@ def _by_module(plan: Plan, layer: int) -> dict[str, tuple[int, ...]]:
 
 
 def readiness(plan: Plan, layer: int, *, weight_first: bool = False) -> Sequence[int]:
-    """Returns the indices of the layer's trained parameters, in the order in which autograd has gradients.
+    """Returns the indices, among the layer's tensors, of its trained parameters in the order of their gradients.
 
+    `layer`: its number in the whole model. The order is that in which autograd makes them.
     A linear's bias comes before its weight; with `weight_first`, for ZeRO-3's own linear (0.19.6
     `runtime/zero/linear.py`), after it.
     """

@@ -24,10 +24,10 @@ Posting = tuple[str, str, int]
 
 
 def post_rest(plan: Plan, tables: Tables, builder: Builder, of: Callable[[Placed], list[Posting]]) -> None:
-    """Writes the allocation of all tensors that live across steps to `builder`, layer by layer.
+    """Writes the allocation of all of the rank's tensors that live across steps to `builder`, layer by layer.
 
-    `of`: returns (name, category, bytes) of each allocation of a tensor. The model's own buffers are on the first
-    stage.
+    `of`: returns (name, category, bytes) of each allocation of a tensor. Buffers of the model that belong to no layer
+    are on the first stage.
     """
     builder.at(Phase.BUILD)
     tiles: dict[int, LayerRows] = {}
@@ -45,7 +45,10 @@ def post_rest(plan: Plan, tables: Tables, builder: Builder, of: Callable[[Placed
 
 
 def rest_postings(placed: Placed) -> list[Posting]:
-    """Returns (name, category, bytes) of a parameter at rest and of its optimizer states, or of a buffer."""
+    """Returns (name, category, bytes) of a parameter at rest and of each of its optimizer states, or of a buffer.
+
+    Bytes on this rank's device, 0 for a parameter elsewhere; states elsewhere are left out.
+    """
     name = placed.spec.name
     if placed.spec.is_buffer:
         return [(name, "buffer", placed.local * dtype_bytes(placed.policy.at_rest.dtype))]
@@ -55,11 +58,12 @@ def rest_postings(placed: Placed) -> list[Posting]:
 
 
 def optimizer_temporaries(plan: Plan, tables: Tables, builder: Builder) -> None:
-    """Writes the optimizer's step with its temporary memory to `builder`: Adam's, or Muon's if more.
+    """Writes the optimizer's step of the rank, with its temporary memory, to `builder`: Adam's, or Muon's if more.
 
-    One runs after the other. torch 2.13 `optim/adam.py`: foreach: the square roots of all second moments of a parameter
-    group at once; for_loop: a square root and a quotient of one tensor, and the quotient of the tensor before; fused,
-    te and kernels of 8-bit states: none.
+    One runs after the other; parameters that rest on the host or are updated in backward are left out. torch 2.13
+    `optim/adam.py`: foreach: the square roots of all second moments of a parameter group at once; for_loop: a square
+    root and a quotient of one tensor, and the quotient of the tensor before; fused, te and kernels of 8-bit states:
+    none.
     """
     layer, slot = plan.layers[0], tables.slot("sqrt_exp_avg_sq", "optim_temp")
     per_kind = {kind: [p for p in plan.kinds[kind] if p.trainable and p.rests_here and not is_updated_in_backward(p)]
@@ -133,7 +137,7 @@ def step_temporaries(plan: Plan, tables: Tables, builder: Builder, sizes: tuple[
 
 
 def muon_transient(plan: Plan) -> int:
-    """Returns the bytes of temporary memory that Megatron's Muon needs for the matrix that needs most.
+    """Returns the bytes of temporary memory that Megatron's Muon needs for the rank's matrix that needs most.
 
     0 without Muon. [Note: Muon's step] in `megatron/hooks.py`.
     """

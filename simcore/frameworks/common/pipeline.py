@@ -13,10 +13,10 @@ _SPLIT = "torchtitan 0.2.2 distributed/pipeline_parallel.py generate_llm_fqn_per
 
 
 def pipeline_schedule(job: Draft) -> Schedule:
-    """Returns the job's pipeline schedule: name, numbers of stages and chunks, microbatches of a round.
+    """Returns the job's pipeline schedule: name, number of ranks, chunks on each, microbatches of a group.
 
-    A rank runs all microbatches of a round through a chunk in a row. Raises IllegalLayout for a number of microbatches
-    that torch's schedule refuses.
+    A rank runs all microbatches of a group through a chunk in a row. `Schedule()`, of one rank, without pipeline
+    stages. Raises IllegalLayout for a number of microbatches that torch's schedule refuses.
     """
     pipeline, pp, count = job.scenario.training.pipeline, job.mesh.pp, job.scenario.num_microbatches
     if pp == 1:
@@ -66,9 +66,11 @@ def check_schedule(job: Job, *, splits: bool) -> None:
 
 
 def even_stages(job: Job) -> tuple[tuple[int, ...], ...]:
-    """Returns the layer numbers of each stage: as many layers on each, a remainder one each to the first.
+    """Returns the layer numbers, in the whole model, of each stage, with several chunks a rank of each chunk.
 
-    IllegalLayout with fewer layers than stages. KempnerForge's compute_layer_assignment.
+    Each has as many transformer layers, the first ones one more if there is a remainder; the embedding is on the first,
+    norm, head and loss on the last. IllegalLayout with fewer layers than stages. KempnerForge's
+    compute_layer_assignment.
     """
     count, layers = job.mesh.pp * job.scenario.training.pipeline.virtual_stages, job.graph.num_blocks
     if layers < count:
@@ -79,10 +81,10 @@ def even_stages(job: Job) -> tuple[tuple[int, ...], ...]:
 
 
 def weighed_stages(job: Job) -> tuple[tuple[int, ...], ...]:
-    """Returns the layer numbers of each stage, where embedding and output count as layers too.
+    """Returns the layer numbers, in the whole model, of each stage, with several chunks a rank of each chunk.
 
-    The embedding counts as one layer, norm and output together as one; the remainder goes to the first stages. NotYet
-    if a stage would have no layer beside them.
+    Stages are equal if the embedding counts as one layer, and norm and output together as one; the remainder goes to
+    the first stages. NotYet if a stage would have no layer beside them.
     """
     count, layers = job.mesh.pp * job.scenario.training.pipeline.virtual_stages, job.graph.num_blocks
     if count == 1:

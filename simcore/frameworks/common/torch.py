@@ -70,9 +70,10 @@ def torch_optimizer(job: Draft, source: str, default: str = "foreach", *, plain:
                     by_matrix: bool = False) -> Optimizer:
     """Returns the optimizer of `torch.optim` or of a library of 8-bit kernels; NotYet for others.
 
-    `default`: the framework's implementation, with its `source`; without a root no temporaries, as if fused. `plain`:
-    parameters are ordinary tensors, not DTensors. `by_matrix`: the framework's table has policies for optimizers that
-    update matrices of hidden layers in another way (Muon).
+    `default`: the implementation if the scenario names none, with its `source`; an optimizer that takes no square root
+    (SGD) is "fused" in any case, as it has no temporaries. `plain`: parameters are ordinary tensors, not DTensors.
+    `by_matrix`: the framework's table has policies for optimizers that update matrices of hidden layers in another way
+    (Muon).
     """
     optimizer, framework = job.scenario.training.optimizer, job.scenario.framework
     kept = OPTIMIZERS[optimizer.name]
@@ -117,10 +118,11 @@ def _checked_low_bit(job: Draft, *, plain: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """The optimizer states that a job keeps for each parameter.
+    """The settings of one job's optimizer from which `of` derives the states of each parameter.
 
-    `name`: of the optimizer. `moments`: their dtype as the scenario asks. `low_bit`: library of kernels for 8-bit or
-    paged states, or "". `has_momentum`: SGD keeps a momentum buffer.
+    `name`: of the optimizer. `moments`: dtype of its moments as the scenario says it ("auto": like the parameter).
+    `low_bit`: library of kernels for 8-bit or paged states, or "". `paged`: states are in managed memory.
+    `has_momentum`: SGD keeps a momentum buffer.
     """
 
     name: str
@@ -131,7 +133,7 @@ class States:
 
     def of(self, placements: Placements, stored: str, space: str = "device", *,
            hidden: bool = False) -> tuple[tuple[str, TensorLayout], ...]:
-        """Returns (name, layout) of each state of a parameter that is cut like `placements`.
+        """Returns (name, layout) of each optimizer state of a parameter that is cut like `placements`; empty if none.
 
         `stored`: dtype of the parameter and its gradient; `space`: memory space of the states. SGD keeps a buffer only
         with momentum, whose default is 0 (torch 2.13 `optim/sgd.py`); Muon keeps one for each `hidden` matrix, and
@@ -168,9 +170,10 @@ class States:
 
 
 def states_of(job: Job, *, plain: bool = False) -> States:
-    """Returns the states that the scenario's optimizer keeps.
+    """Returns the settings of the scenario's optimizer from which `States.of` derives a parameter's states.
 
-    `plain`: parameters are ordinary tensors, not DTensors.
+    `plain`: parameters are ordinary tensors, not DTensors, so 8-bit or paged states are bitsandbytes' by default, else
+    torchao's.
     """
     optimizer = job.scenario.training.optimizer
     return States(optimizer.name, optimizer.moments, _low_bit(job, plain=plain), optimizer.paged,

@@ -23,7 +23,7 @@ Assumptions = tuple[tuple[str, str, str, str], ...]
 
 
 def uncut(_spec: TensorSpec) -> Placements:
-    """Returns no cuts: tensor parallelism leaves the tensor whole.
+    """Returns no cuts, an empty tuple, for any tensor: tensor parallelism leaves it whole.
 
     For trainers whose `Trainer.check` refuses tensor parallelism.
     """

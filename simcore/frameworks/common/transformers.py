@@ -71,8 +71,8 @@ def check(job: Job, options: dict[str, Any]) -> None:
 def check_layers(job: Job, options: dict[str, Any]) -> None:
     """Raises NotYet or IllegalLayout for settings of transformers' layers that no framework serves.
 
-    They are kernels from the hub, some ways to offload activations, and an optimizer inside backward that cannot run
-    there.
+    `options`: the framework options that the scenario sets, by name. They are kernels from the hub, some ways to
+    offload activations, and an optimizer inside backward that cannot run there.
     """
     if options.get("use_kernels"):
         raise job.not_yet("framework_options.use_kernels", "layers that transformers 5.23 integrations/hub_kernels.py "
@@ -108,9 +108,10 @@ def _by_transformers(job: Job, options: dict[str, Any]) -> bool:
 
 
 def options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
-    """Returns the options of transformers' layers for a job.
+    """Returns the settings of transformers' layers for a job (`HfOptions`), with their defaults.
 
-    Products of experts are transformers' grouped ones, or a balanced stand-in.
+    `options`: the framework options that the scenario sets, by name. Products of experts are transformers' grouped ones
+    if `experts_implementation` asks for them or attention has sinks, else a balanced stand-in.
     """
     unit = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
     apart = HfOptions(experts_unit=unit, inputs_on_host=job.scenario.training.offload.part("activations")[1] > 0,

@@ -36,7 +36,10 @@ class DdpHooks:
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def post_persistent(self) -> None:
-        """Simulates the allocation of all that lives across steps: parameters, optimizer states, buckets."""
+        """Simulates the allocation of all that lives across steps: parameters, optimizer states, buckets.
+
+        Buckets are as large as all gradients together; there are none in a job of one process.
+        """
         post_rest(self.plan, self.tables, self.out, rest_postings)
         if self.strategy.axis:
             self.out.alloc(self.plan.layers[0], self.tables.slot("buckets", "main_grad"), self._bucket_bytes())
@@ -47,7 +50,7 @@ class DdpHooks:
                    for kind, count in self.plan.kind_counts)
 
     def begin_microbatch(self, action: Action) -> None:
-        """Sets whether the microbatch is the last of the step; nothing is simulated."""
+        """Sets whether the pass `action` is of the last microbatch of the step; nothing is simulated."""
         self.is_last = action.is_last
 
     def forward_begin(self, layer: int) -> None:
@@ -60,10 +63,11 @@ class DdpHooks:
         """Simulates nothing: there is nothing to gather."""
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
-        """Takes the layer's new gradients, and adds them to existing ones; the added ones are freed.
+        """Takes the new gradients of layer number `layer`, and adds them to existing ones; the added ones are freed.
 
-        `grads`: (parameter, slot: index of the memory's owner, bytes) each. In the last microbatch it simulates their
-        copy into buckets, and the all-reduce of buckets that are full.
+        Layers are numbered over the whole model, embedding 0. `grads`: (parameter, slot: index of its owner in
+        `Tables.slots`, bytes) each. In the last microbatch it simulates their copy into buckets, and the all-reduce of
+        buckets that are full; gradients that are views of buckets (`DdpStrategy.is_view`) are freed at once.
         """
         for param, slot, num_bytes in grads:
             if (layer, slot) in self.grads or (self.strategy.axis and self.strategy.is_view):
@@ -103,7 +107,7 @@ class DdpHooks:
             self.out.compute(Kernel.COPY, 0, 2 * sum(self.grads.values()))
 
     def optimize(self) -> None:
-        """Simulates the optimizer's step, then the release of gradients (zero_grad) that are no bucket views."""
+        """Simulates this rank's optimizer step, then the release of gradients (zero_grad) that are no bucket views."""
         begin, end, step_end = self.marks
         self.out.mark(begin)
         optimizer_temporaries(self.plan, self.tables, self.out)

@@ -27,8 +27,8 @@ class DdpStrategy(ParallelStrategy):
     """DDP's settings for one job.
 
     `axis`: mesh axis over which gradients are all-reduced; "": one process, without buckets and traffic. `first_bytes`,
-    `bucket_bytes`: size in bytes at which the first bucket of a dtype and the others are closed. `is_view`: gradients
-    are views of buckets (`gradient_as_bucket_view`).
+    `bucket_bytes`: size in bytes of gradients at which the first bucket of a dtype, and each other one, is full and
+    reduced. `is_view`: gradients are views of buckets (`gradient_as_bucket_view`).
     """
 
     axis: str = ""

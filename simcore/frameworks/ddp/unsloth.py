@@ -24,7 +24,8 @@ _LINEARS: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj"
 def fast_layers(job: Job, options: dict[str, Any]) -> UnslothRelease:
     """Returns the release of Unsloth whose layers the options ask for: "newest" or "2024.12"; "" for none.
 
-    NotYet for a job whose layers Unsloth does not replace, or that is not modelled.
+    `options`: the framework options that the scenario sets, by name. NotYet for a job whose layers Unsloth does not
+    replace, or that is not modelled.
     """
     if not options.get(FAST_OPTION):
         return ""
@@ -50,9 +51,9 @@ def fast_layers(job: Job, options: dict[str, Any]) -> UnslothRelease:
 
 
 def adapter_dtype(job: Draft, options: dict[str, Any], stored: str) -> str:
-    """Returns the dtype of LoRA's adapters: as the scenario asks, else fp32 under Unsloth, else `stored`.
+    """Returns the dtype of LoRA's adapters: as the scenario asks, else fp32 with Unsloth's layers, else `stored`.
 
-    `stored`: dtype of the model's weights at rest.
+    `options`: the framework options that the scenario sets, by name. `stored`: dtype of the model's weights at rest.
     """
     requested = job.scenario.training.lora.dtype
     if not options.get(FAST_OPTION):

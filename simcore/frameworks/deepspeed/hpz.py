@@ -16,7 +16,8 @@ Key = tuple[int, int]
 class HpzShards:
     """The secondary shards of parameters (hpZ) at one point of the step, and their memory events.
 
-    Inactive unless `zero_hpz_partition_size` > 1. A parameter is (layer, index in the layer).
+    Inactive unless `zero_hpz_partition_size` > 1. A parameter, the type Key, is (layer number of the whole model, index
+    of the tensor in the layer).
     """
 
     def __init__(self, plan: Plan, tables: Tables, out: Builder, strategy: ZeroStrategy) -> None:
@@ -33,7 +34,7 @@ class HpzShards:
     def keep(self, key: Key, num_bytes: int) -> None:
         """Simulates the allocation of a secondary shard when a gathered parameter of `num_bytes` is released.
 
-        Only the first time in a step.
+        `key`: the parameter, as (layer number of the whole model, index in the layer). Only the first time in a step.
         """
         if self.parts and key not in self.kept:
             self.kept[key] = num_bytes // self.parts

@@ -18,7 +18,7 @@ FP32 = 4
 
 
 def beside_tensors(plan: Plan, *, rounded: bool) -> Counter[str]:
-    """Returns host bytes beyond those of the offloaded tensors, by owner: alignment and buffers.
+    """Returns this rank's host bytes beyond those of its offloaded tensors, by owner: alignment and buffers.
 
     Owners: "parameters", "gradients", "optimizer states", ... If `rounded`, also what pinned blocks are rounded up by:
     they are powers of two (torch 2.13 ATen/core/CachingHostAllocator.h:300); flat buffers are one block each. Empty if

@@ -17,12 +17,15 @@ ALIGN = 2
 
 
 def trained_of(plan: Plan, layer: int) -> list[tuple[int, int]]:
-    """Returns (index in the layer, elements of the parameter in use) of the layer's trained parameters."""
+    """Returns (index in the layer, elements of the whole parameter) of each trained parameter of a layer.
+
+    `layer`: its number in the whole model, embedding 0.
+    """
     return [(number, placed.used) for number, placed in enumerate(plan.of_layer(layer)) if placed.trainable]
 
 
 def flat_padding(plan: Plan) -> int:
-    """Returns the elements of the flat buffer that belong to no parameter."""
+    """Returns the elements of ZeRO-1 and 2's flat buffer of all trained parameters that belong to none."""
     return aligned(plan) - _trained(plan)
 
 
@@ -31,7 +34,10 @@ def _trained(plan: Plan) -> int:
 
 
 def aligned(plan: Plan) -> int:
-    """Returns the elements of the flat buffer, rounded up so that all ranks' partitions are equal."""
+    """Returns the elements of ZeRO-1 and 2's flat buffer of all trained parameters.
+
+    Rounded up so that the partitions of all data-parallel ranks are equal.
+    """
     strategy = plan.framework.strategy_as(ZeroStrategy)
     unit = ALIGN * plan.mesh.axis(strategy.axis).size
     return math.ceil(_trained(plan) / unit) * unit
@@ -40,8 +46,8 @@ def aligned(plan: Plan) -> int:
 def places(plan: Plan) -> dict[tuple[int, int], tuple[int, int]]:
     """Returns (first element, end) of each trained parameter in the flat buffer.
 
-    Keys are (layer, index in the layer). The order is that of registration, or round robin over the ranks
-    (`_round_robin_reorder`).
+    Keys are (layer number of the whole model, index in the layer). The order is that of registration, or round robin
+    over the ranks (`_round_robin_reorder`).
     """
     strategy, ranges, at = plan.framework.strategy_as(ZeroStrategy), {}, 0
     every = [(layer, number, numel) for layer in plan.layers for number, numel in trained_of(plan, layer)]

@@ -38,7 +38,8 @@ def bytes_by_dtype(params: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
 def recorded(plan: Plan) -> Iterator[list[Key]]:
     """Yields, for every call of a module in a microbatch, the parameters that it needs.
 
-    A parameter is (layer, index in the layer). Calls of forward come first, in order, then those of backward.
+    A parameter is (layer number of the whole model, index in the layer); often there are none. Calls of forward come
+    first, in order, then those of backward, from the last layer to the first.
     Parameters that stay gathered are left out.
     """
     for layer in plan.layers:

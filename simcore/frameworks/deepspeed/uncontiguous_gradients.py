@@ -29,7 +29,8 @@ class UnbucketedGradients:
     def made(self, key: Key, slot: int, num_bytes: int) -> None:
         """Adds a gradient of autograd; if the parameter has one already, it is added to that and freed.
 
-        `slot`: index of the memory's owner.
+        `key`: the parameter, as (layer number of the whole model, index in the layer). `slot`: index of the gradient's
+        owner in `Tables.slots`.
         """
         if key in self.fresh:
             self.out.free(key[0], slot, num_bytes)
@@ -40,7 +41,10 @@ class UnbucketedGradients:
         self._drop([key])
 
     def reduced(self, keys: Iterable[Key]) -> None:
-        """Simulates that gradients of `keys` are reduced: those outside the rank's partition are released."""
+        """Simulates that gradients of `keys` are reduced: those outside the rank's partition are released.
+
+        With `behind` those of the reduction before are released, and these after the next.
+        """
         self._drop(self.before)
         self.before = [key for key in keys if not self.is_mine(key)]
         if not self.behind:

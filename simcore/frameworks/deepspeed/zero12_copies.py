@@ -27,11 +27,14 @@ class FlatBuffers:
         self.kept: list[tuple[set[Key], int, int]] = []
 
     def arrived(self, group: Iterable[Key], layer: int, num_bytes: int) -> None:
-        """Adds the buffer of a finished gather of the parameters `group`, which was allocated at `layer`."""
+        """Adds the buffer of `num_bytes` of a finished gather of the parameters `group`.
+
+        `layer`: number of the layer under which its allocation is listed.
+        """
         self.kept.append((set(group), layer, num_bytes))
 
     def asked(self, keys: Iterable[Key]) -> None:
-        """Takes the parameters `keys` that a module requests; buffers without others are released."""
+        """Takes the parameters `keys` that a module requests; buffers of which all were requested are released."""
         for waiting, layer, num_bytes in self.kept:
             waiting.difference_update(keys)
             if not waiting:

@@ -77,7 +77,7 @@ class Zero12Hooks:
         self.out.alloc(self.first, self.tables.slot(name, category), num_bytes)
 
     def begin_microbatch(self, action: Action) -> None:
-        """Records the microbatch's number, and whether it is the last of the step; nothing is simulated."""
+        """Records the number of the microbatch of `action`, and whether it is the last; nothing is simulated."""
         self.is_last, self.microbatch = action.is_last, action.microbatch
 
     def forward_begin(self, layer: int) -> None:
@@ -87,7 +87,10 @@ class Zero12Hooks:
         """Simulates nothing: there is nothing to free."""
 
     def backward_begin(self, layer: int) -> None:
-        """Simulates the allocation of the bucket before the first gradient of a microbatch."""
+        """Simulates the allocation of the bucket before the first gradient of a microbatch (ZeRO-1: of the step).
+
+        `layer`: number of the layer, in the whole model; nothing if it trains nothing, or gradients have no bucket.
+        """
         if not (self.has_bucket or self.strategy.is_apart) and trained_of(self.plan, layer):
             self.out.alloc(self.first, self.slots["ipg_bucket"], self._bucket_bytes())
             self.has_bucket = True
@@ -98,7 +101,8 @@ class Zero12Hooks:
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
         """Takes the layer's new gradients: ZeRO-1 keeps them, ZeRO-2 simulates their copy into the bucket.
 
-        `grads`: (parameter, slot: index of the memory's owner, bytes) each. A full bucket is reduced first.
+        `layer`: its number in the whole model, embedding 0. `grads`: (parameter, slot: index of its owner in
+        `Tables.slots`, bytes) each. A full bucket is reduced first.
         """
         numbers = {placed.spec.name: number for number, placed in enumerate(self.plan.of_layer(layer))}
         for param, slot, num_bytes in grads:

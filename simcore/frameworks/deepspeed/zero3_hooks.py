@@ -121,17 +121,21 @@ class Zero3Hooks:
             self.promised.clear()
 
     def forward_begin(self, layer: int) -> None:
-        """Simulates the gathers and prefetches of the layer's module calls in forward."""
+        """Simulates the gathers and prefetches of the module calls of layer number `layer` in forward.
+
+        Layers are numbered over the whole model, embedding 0.
+        """
         self._call(len(forward_calls(self.plan, layer)))
 
     def forward_end(self, layer: int) -> None:
-        """Simulates the release of the parameters that the layer's calls released."""
+        """Simulates the frees of all parameters that module calls have released by now; `layer` is not used."""
         self._leave()
 
     def backward_begin(self, layer: int) -> None:
         """Simulates the gathers of the layer's module calls up to the end of its recomputation.
 
-        Without a recomputation, those of all its calls in backward.
+        `layer`: its number in the whole model, embedding 0. Without a recomputation, those of all its calls in
+        backward.
         """
         replay, rest = backward_calls(self.plan, layer)
         self._call(len(replay) or len(rest))
@@ -139,7 +143,9 @@ class Zero3Hooks:
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
         """Takes the layer's new gradients: they are copied into the bucket, and parameters are released.
 
-        `grads`: (parameter, slot: index of the memory's owner, bytes) each. A full bucket is reduced first.
+        `layer`: its number in the whole model, embedding 0. `grads`: (parameter, slot: index of its owner in
+        `Tables.slots`, bytes) each. A full bucket is reduced first. With a recomputation the layer's further backward
+        calls gather here.
         """
         replay, rest = backward_calls(self.plan, layer)
         if not self.strategy.is_apart:

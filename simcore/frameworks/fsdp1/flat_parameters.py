@@ -22,8 +22,9 @@ ALIGN = 16
 class FlatUnit:
     """The flat parameter of one FSDP1 unit: all of its tensors laid end to end.
 
-    `numel`: its elements; `shard`: those of one rank's part. `trains`: it has a gradient. `places`: (layer, index of
-    the tensor in its layer, first element in the flat parameter) of each tensor.
+    `numel`: its elements, with alignment; `shard`: those of one rank's part, rounded up. `trains`: it has a gradient,
+    because any tensor of it is trained. `places`: (layer number of the whole model, index of the tensor in its layer,
+    first element in the flat parameter) of each tensor.
     """
 
     numel: int
@@ -76,7 +77,9 @@ def _adapted(name: str) -> str:
 
 
 def unit_padding(plan: Plan) -> int:
-    """Returns the elements of this rank's shards that `Plan` does not count: alignment and rounding up.
+    """Returns the elements, of all units together, of this rank's shards that `Plan` does not count.
+
+    They come from alignment and rounding up.
 
     `Plan` counts the mean over the ranks that are simulated as one.
     """
@@ -87,6 +90,7 @@ def unit_padding(plan: Plan) -> int:
 def unit_padding_bytes(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]:
     """Returns the device bytes of this rank's (parameter, gradient) shards beyond those in `components`.
 
+    `components`: bytes at rest by component of the model; whether they are means or `exact` changes nothing here.
     A flat parameter has one gradient: with `use_orig_params` those of the parameters are views of it, and it exists
     also on ranks whose shard has none of them (torch 2.13 `_flat_param.py`, prepare_gradient_for_optim).
     """

@@ -46,16 +46,17 @@ class FlatGradients:
                                   self.strategy.reduce_dtype) if hybrid else -1
 
     def add(self, u: int, grads: Sequence[tuple[int, int, int]]) -> None:
-        """Keeps new gradients of unit `u`, each (layer, slot: index of the memory's owner, bytes).
+        """Keeps new gradients of unit `u` (index in `flats`), without simulating anything.
 
-        Nothing is simulated.
+        Each is (layer number of the whole model, slot: index of its owner in `Tables.slots`, bytes).
         """
         self.single[u] += grads
 
     def lay_together(self, u: int, layer: int) -> None:
         """Simulates the concatenation of unit `u`'s gradients into one flat gradient, and their release.
 
-        If earlier microbatches left a flat gradient, the new one is added to it. Backward of `torch.split`.
+        `u`: index of the unit in `flats`; `layer`: layer number under which memory is listed. If earlier microbatches
+        left a flat gradient, the new one is added to it. Backward of `torch.split`.
         """
         if not self.single[u]:
             return
@@ -73,7 +74,8 @@ class FlatGradients:
     def reduce(self, u: int, layer: int) -> None:
         """Simulates the reduction of unit `u`'s flat gradient (cast, padding, collective), and its release.
 
-        The rank's shard of the result is cast and accumulated. Nothing if the unit has no gradient.
+        `u`: index of the unit in `flats`; `layer`: layer number under which memory is listed. The rank's shard of the
+        result is cast and accumulated. Nothing if the unit has no gradient.
         """
         if not self.flat[u]:
             return
@@ -137,7 +139,7 @@ class FlatGradients:
             self.drop()
 
     def drop(self) -> None:
-        """Simulates the release of all reduced gradients, as `zero_grad` does."""
+        """Simulates the release of the reduced gradients of all units, as `zero_grad` does."""
         for layer, num_bytes in self.reduced.values():
             self.out.free(layer, self.slots["flat_grad_part"], num_bytes)
         self.reduced.clear()

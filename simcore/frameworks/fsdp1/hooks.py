@@ -52,7 +52,7 @@ class Fsdp1Hooks:
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def post_persistent(self) -> None:
-        """Simulates the allocation of all that lives across steps: the rank's shards and states, aligned."""
+        """Simulates the allocation of all that lives across steps: the rank's shards, padding, states, buffers."""
         post_rest(self.plan, self.tables, self.out, rest_postings)
         if not self.strategy.on_host:
             padding, first = unit_padding(self.plan), self.plan.layers[0]
@@ -61,13 +61,14 @@ class Fsdp1Hooks:
             self.out.alloc(first, self.tables.slot("flat_param.padding.states", "opt_state"), states * padding)
 
     def begin_microbatch(self, action: Action) -> None:
-        """Sets whether gradients are reduced after this forward or backward; nothing is simulated."""
+        """Sets whether the microbatch of the pass `action` reduces gradients; nothing is simulated."""
         self.syncs = self.strategy.sync == "every" or action.is_last
 
     def forward_begin(self, layer: int) -> None:
-        """Simulates the gathering of the layer's unit; before the first layer also that of the root.
+        """Simulates the gathering of the unit of layer number `layer`; before the root's first layer also the root's.
 
-        With `forward_prefetch` (`Fsdp1Strategy.ahead`) the next unit is gathered as well.
+        Layers are numbered over the whole model, embedding 0. With `forward_prefetch` (`Fsdp1Strategy.ahead`) the next
+        unit is gathered as well.
         """
         if layer == self.units[0].first:
             self._unshard(0, FORWARD_GATHER)
@@ -78,9 +79,10 @@ class Fsdp1Hooks:
             self._unshard(self._neighbour(u, +1), FORWARD_GATHER, waits=False)
 
     def forward_end(self, layer: int) -> None:
-        """Simulates the release of the layer's gathered unit, unless the strategy is SHARD_GRAD_OP.
+        """Simulates the release of the gathered unit of layer number `layer`, unless the strategy is SHARD_GRAD_OP.
 
-        Under NO_SHARD it is the low-precision copy that is freed; the root's, too, after its last layer.
+        Layers are numbered over the whole model, embedding 0. The root stays gathered. Under NO_SHARD it is the
+        low-precision copy that is freed; the root's, too, after its last layer.
         """
         u = self._own(layer)
         if u and self.strategy.sharding_strategy != "SHARD_GRAD_OP":
@@ -89,9 +91,11 @@ class Fsdp1Hooks:
             self._free(0)
 
     def backward_begin(self, layer: int) -> None:
-        """Simulates the gathering of the layer's unit before its backward; at the last layer the root's too.
+        """Simulates the gathering, before backward, of the unit of layer number `layer`.
 
-        Nothing for layers before the first trained one: their outputs have no gradient.
+        And of the root at its last layer. Layers are numbered over the whole model, embedding 0. With
+        `Fsdp1Strategy.prefetch` "pre", the next unit of backward is gathered as well. Nothing for layers before the
+        first trained one: their outputs have no gradient.
         """
         if layer < self.first_trained:  # the layer's output has no gradient, so there is no hook on it
             return
@@ -101,10 +105,10 @@ class Fsdp1Hooks:
             self._pre_backward(self._own(layer))
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
-        """Takes the layer's new gradients, (parameter, slot: index of the memory's owner, bytes) each.
+        """Takes the layer's new gradients, (parameter, slot: index of its owner in `Tables.slots`, bytes) each.
 
-        For each unit whose gradients are then complete it simulates their concatenation, the release of its parameters
-        and the reduction.
+        `layer`: its number in the whole model, embedding 0. For each unit whose gradients are then complete it
+        simulates their concatenation, the release of its parameters and the reduction.
         """
         u = self.unit_of.get(layer, 0)
         self.grads.add(u, [(layer, slot, num_bytes) for _, slot, num_bytes in grads])
@@ -123,7 +127,8 @@ class Fsdp1Hooks:
     def end_pass(self, action: Action) -> None:
         """Simulates, after a backward, the release of units still gathered, and the wait for reductions.
 
-        The frees are torch's `_catch_all_reshard`. After a forward it simulates nothing.
+        The frees are torch's `_catch_all_reshard`; none in a microbatch that does not reduce under SHARD_GRAD_OP. After
+        a forward it simulates nothing.
         """
         if action.forward:
             return

@@ -35,6 +35,7 @@ ShardingStrategy = Literal["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]
 class Fsdp1Strategy(ParallelStrategy):
     """FSDP1's settings for one job.
 
+    `sharding_strategy`: torch's name; a hybrid one is the one it is made of, with a `replicate_axis`.
     `axis`: mesh axis over which a flat parameter is cut; `replicate_axis`: mesh axis whose ranks hold equal shards, ""
     if there is none. `reduce_dtype`: dtype of the reduce-scatter. `prefetch`: the next unit of backward is gathered
     before ("pre") or after ("post") this one's backward, or not (""). `ahead`: the next unit of forward is gathered

@@ -38,7 +38,7 @@ class Gathers:
                           for weight in weights]
 
     def unshard(self, u: int, *, backward: bool) -> None:
-        """Simulates the all-gather of a unit; nothing if it is under way or the unit is whole.
+        """Simulates the all-gather of unit `u` (index in `units`); nothing if it is under way or the unit is whole.
 
         `backward`: it is issued in backward.
         """
@@ -60,9 +60,10 @@ class Gathers:
         self.pending[u] = size
 
     def wait(self, u: int, *, forward: bool) -> None:
-        """Simulates the wait for a unit's all-gather and the copy-out of its parameters.
+        """Simulates the wait for the all-gather of unit `u` (index in `units`) and the copy-out of its parameters.
 
-        In forward the all-gather output is kept, and the one kept before it is freed; in backward it is freed at once.
+        Nothing if it is whole already or, on several ranks, no all-gather was issued. In forward the all-gather output
+        is kept, and the one kept before it is freed; in backward it is freed at once.
         """
         weight, pending = self.weights[u], self.pending[u]
         if self.unsharded[u] or (weight.world > 1 and not pending):
@@ -89,7 +90,7 @@ class Gathers:
         self.pending[u], self.unsharded[u], self.kept[u] = 0, True, False
 
     def reshard(self, u: int) -> None:
-        """Simulates the release of a unit's whole parameters; nothing if it is not whole."""
+        """Simulates the release of the whole parameters of unit `u` (index in `units`); nothing if it is not whole."""
         if self.unsharded[u]:
             self.out.free(self.layers[u], self.slots[u].unsharded, self.weights[u].used)
             self.unsharded[u] = False
@@ -97,7 +98,7 @@ class Gathers:
     def reshard_after_forward(self, u: int) -> None:
         """Simulates the release of a unit's parameters after forward as `Unit.reshard_after_forward` says.
 
-        That is all of them, none, or down to a smaller group's shard.
+        `u`: index of the unit in `units`. That is all of them, none, or down to a smaller group's shard.
         """
         policy = self.units[u].reshard_after_forward
         if policy is True:
@@ -109,13 +110,13 @@ class Gathers:
             self.unsharded[u], self.kept[u] = False, True
 
     def drop_held(self) -> None:
-        """Simulates the release of the all-gather output that forward kept, if there is one."""
+        """Simulates the release of the one all-gather output, of whatever unit, that forward kept, if there is one."""
         if self.held >= 0:
             self.out.free(self.layers[self.held], self.slots[self.held].gathered, self.held_bytes)
         self.held = -1
 
     def drop_pending(self, u: int) -> None:
-        """Simulates the release of a unit's all-gather output that was never used, if there is one."""
+        """Simulates the release of the never used all-gather output of unit `u` (index in `units`), if there is one."""
         self.out.free(self.layers[u], self.slots[u].gathered, self.pending[u])
         self.pending[u] = 0
 

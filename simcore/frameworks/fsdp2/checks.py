@@ -22,9 +22,9 @@ RULE = "torch 2.13 torch/distributed/fsdp/_fully_shard/_fsdp_init.py"
 
 
 def check(job: Draft) -> None:
-    """Raises IllegalLayout or NotYet for a job that no trainer runs under `fully_shard`.
+    """Raises IllegalLayout or NotYet for a job that its implementation's trainer cannot run under `fully_shard`.
 
-    Looks at mesh axes, training settings, offload and experts.
+    Looks at mesh axes, training settings, offload, pipeline schedule, LoRA and experts; not at `framework_options`.
     """
     mesh, training = job.mesh, job.scenario.training
     axes = TRAINERS[job.graph.implementation].defaults.axes
@@ -65,7 +65,7 @@ def _check_experts(job: Job) -> None:
 def check_shared(job: Job, *, separate: bool) -> None:
     """Raises IllegalLayout if two units share a parameter, as torch does before the first forward.
 
-    `separate`: embedding and head are units.
+    `separate`: embedding and head are units of their own, not parts of the root unit.
     """
     for layer in job.graph.layers:
         name = next((spec.name for spec in job.graph.tensors[layer.kind] if spec.tied), "")
@@ -80,7 +80,8 @@ def check_shared(job: Job, *, separate: bool) -> None:
 def check_units(job: Job, made: tuple[Unit, ...]) -> None:
     """Raises IllegalLayout if a unit of experts is to be kept in a smaller group after forward.
 
-    Under `fully_shard` its parameters are DTensors, for which torch does not do that.
+    `made`: the units of all pipeline stages. Under `fully_shard` its parameters are DTensors, for which torch does not
+    do that.
     """
     kept = next((unit for unit in made if unit.inner and unit.kept_axis != unit.shard_axis), None)
     if kept is not None:
@@ -90,10 +91,11 @@ def check_units(job: Job, made: tuple[Unit, ...]) -> None:
 
 
 def check_last_backward(job: Job, options: dict[str, Any]) -> None:
-    """Raises IllegalLayout for `set_is_last_backward: last` if a unit below the trained ones is kept cut.
+    """Raises IllegalLayout for `set_is_last_backward: last` if a unit before the trained ones is kept cut.
 
     Such a unit, kept in a smaller group after forward, is gathered ahead in backward and never awaited.
-    `set_is_last_backward(False)` leaves that buffer to the next forward, for which it is too short.
+    `set_is_last_backward(False)` leaves that buffer to the next forward, for which it is too short. `options`: the
+    framework options that the scenario sets, by name.
     """
     asked, shards = options.get("reshard_after_forward"), job.mesh.axis("dp_shard_cp").size
     small = type(asked) is int and 1 < asked < shards

@@ -72,7 +72,10 @@ class UnshardHooks:
         self.replay = False
 
     def pre_forward(self, u: int) -> None:
-        """Simulates what a unit does before its forward: all-gather, copy-out, explicit prefetch."""
+        """Simulates what unit `u` (index in `units`) does before its forward: all-gather, copy-out, explicit prefetch.
+
+        Nothing is gathered if it is whole already.
+        """
         if self.forward_root < 0:
             self.forward_root = u
         if not self.units[u].members:
@@ -86,7 +89,7 @@ class UnshardHooks:
             self.gathers.unshard(target, backward=False)
 
     def post_forward(self, u: int) -> None:
-        """Simulates what a unit does after its forward: it frees its parameters, if its policy says so.
+        """Simulates what unit `u` (index in `units`) does after its forward: it frees parameters, if it reshards.
 
         The outermost unit also frees the last all-gather output.
         """
@@ -103,7 +106,7 @@ class UnshardHooks:
             self.gathers.drop_held()
 
     def pre_backward(self, u: int) -> None:
-        """Simulates what a unit does before its backward: it is gathered again if it was freed.
+        """Simulates what unit `u` (index in `units`) does before its backward: it is gathered again if it was freed.
 
         The unit that ran before it in forward is gathered ahead, or those of the explicit prefetch.
         """
@@ -121,9 +124,10 @@ class UnshardHooks:
             self.gathers.unshard(target, backward=True)
 
     def post_backward(self, u: int) -> None:
-        """Simulates what a unit does after its backward: it frees its parameters and reduces its gradients.
+        """Simulates what unit `u` (index in `units`) does after its backward: frees parameters, reduces gradients.
 
-        In a microbatch that does not reduce, gradients are kept whole for a later one.
+        In a microbatch that does not reduce, gradients are kept whole for a later one, and parameters too if the
+        strategy does not reshard after backward.
         """
         self.done[u] = True
         if not self.units[u].members:
@@ -142,7 +146,7 @@ class UnshardHooks:
         self._mark(u, "bwd:post_backward_end")
 
     def end_backward(self, inside: Sequence[int]) -> None:
-        """Simulates the callback at the end of a backward, for the units with the indices `inside`.
+        """Simulates the callback at the end of a backward, for the units with the indices `inside` in `units`.
 
         Units whose post-backward hook did not run do its work now; then come waits, and frees of buffers that were
         kept.
@@ -157,7 +161,7 @@ class UnshardHooks:
             self._finish(mine)
 
     def reduce_all(self, inside: Sequence[int]) -> None:
-        """Simulates the reduction, at the step's end, of the units with the indices `inside`, one by one.
+        """Simulates the reduction, at the step's end, of the units with the indices `inside` in `units`, one by one.
 
         torch 2.13 `distributed/pipelining/stage.py`, perform_reduce_grad: the states in the order of modules.
         """
@@ -177,7 +181,7 @@ class UnshardHooks:
         self.reductions.wait_for_inputs()
 
     def zero_grad(self) -> None:
-        """Simulates the release of all sharded gradients."""
+        """Simulates the release of the sharded gradients of all units of the rank."""
         for u in self.outermost_first:
             self.reductions.zero_grad(u)
 

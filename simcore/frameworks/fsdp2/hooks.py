@@ -64,11 +64,14 @@ class Fsdp2Hooks:
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def post_persistent(self) -> None:
-        """Simulates the allocation of all that lives across steps: parameters at rest and optimizer states."""
+        """Simulates the allocation of all that lives across steps: parameters at rest, buffers, optimizer states."""
         post_rest(self.plan, self.tables, self.out, rest_postings)
 
     def begin_microbatch(self, action: Action) -> None:
-        """Sets, for a backward, whether units then reduce gradients and free parameters; nothing is simulated."""
+        """Sets, if the pass `action` is a backward, whether units then reduce gradients; simulates nothing itself.
+
+        And whether the buffers and waits of reductions end with this pass. A forward changes neither.
+        """
         self.part = action.part
         if not action.forward:
             at_end = self.strategy.sync == "end"
@@ -77,19 +80,26 @@ class Fsdp2Hooks:
             self.hooks.is_last_backward = every or (action.is_last and not at_end)
 
     def forward_begin(self, layer: int) -> None:
-        """Simulates the gathering of the units that begin at this layer."""
+        """Simulates the gathering of the units, except experts units, that begin at layer number `layer`.
+
+        Layers are numbered over the whole model, from 0, the embedding.
+        """
         for u in self.starting[layer]:
             self.hooks.pre_forward(u)
 
     def forward_end(self, layer: int) -> None:
-        """Simulates the resharding of the units that end at this layer, as far as they reshard after forward."""
+        """Simulates the resharding, if they reshard after forward, of the units that end at layer number `layer`.
+
+        Layers are numbered over the whole model, from 0, the embedding. Experts units are left to `experts`.
+        """
         for u in self.ending[layer]:
             self.hooks.post_forward(u)
 
     def backward_begin(self, layer: int) -> None:
-        """Simulates the gathering, for backward, of the units that end at this layer.
+        """Simulates the gathering, for backward, of the units, except experts units, that end at layer number `layer`.
 
-        Nothing for layers before the first trained one: their outputs have no gradient.
+        Layers are numbered over the whole model, from 0, the embedding. Nothing for layers before the first trained
+        one: their outputs have no gradient.
         """
         if layer < self.first_trained:  # the layer's output carries no gradient: no hook on it
             return
@@ -97,9 +107,11 @@ class Fsdp2Hooks:
             self.hooks.pre_backward(u)
 
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
-        """Takes the layer's new gradients, and simulates the reduction of units whose backward ends here.
+        """Takes the layer's new gradients, and simulates the post-backward of units whose backward ends here.
 
-        `grads`: (parameter, slot: index of the memory's owner, bytes) each.
+        They free their parameters and reduce their gradients, or keep either, as `Fsdp2Strategy` says. `layer`: its
+        number in the whole model, 0 the embedding. `grads`: (parameter, slot: index of its owner in `Tables.slots`,
+        bytes) each.
         """
         if self.part != "input":
             self._sort_grads(layer, grads)
@@ -108,10 +120,11 @@ class Fsdp2Hooks:
                 self.hooks.post_backward(u)
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
-        """Simulates the events of a layer's experts unit at one of its four borders.
+        """Simulates the events of a layer's experts unit (a unit inside the layer) at one of its four borders.
 
-        `mark`: FORWARD_BEGIN, FORWARD_END, BACKWARD_BEGIN or BACKWARD_END of this module. `replay`: forward runs again
-        for recomputation. `grads`: as in `backward_end`, used at the last border only.
+        `layer`: its number in the whole model, 0 the embedding. `mark`: FORWARD_BEGIN, FORWARD_END, BACKWARD_BEGIN or
+        BACKWARD_END of this module. `replay`: forward runs again for recomputation. `grads`: as in `backward_end`, used
+        at the last border only.
         """
         u, phase = self.inner[layer], self.out.phase
         self.out.at(Phase.RECOMPUTE if replay else phase)  # what its hooks do in a replay is part of it
@@ -129,7 +142,10 @@ class Fsdp2Hooks:
         self.out.at(phase)
 
     def end_pass(self, action: Action) -> None:
-        """Simulates, after a backward, the reductions, waits and frees that are left for the chunk's units."""
+        """Simulates, after a backward `action`, the reductions, waits and frees left for the units of its chunk.
+
+        Nothing after a forward.
+        """
         if action.forward:
             return
         chunk = set(self.plan.chunks[action.chunk])
@@ -140,7 +156,7 @@ class Fsdp2Hooks:
             self.hooks.reduce_all(inside)
 
     def optimize(self) -> None:
-        """Simulates the optimizer's step, then the release of all gradients."""
+        """Simulates the optimizer's step of this rank, then the release of all gradients."""
         begin, end, step_end = self.opt_marks
         self.out.mark(begin)
         self.hooks.reductions.wait_for_host()

@@ -41,9 +41,10 @@ def check(job: Job, options: dict[str, Any]) -> None:
 
 
 def options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
-    """Returns the options of the layers: which attention kernel runs.
+    """Returns the settings of the layers (`HfOptions`): the attention kernel, all else by default.
 
-    A causal mask is made unless the kernel is flash-attn's.
+    `options`: the framework options that the scenario sets, by name. A causal mask is made unless the kernel is
+    flash-attn's.
     """
     given = options.get("attn_implementation")
     if given != "flash_attention_2":

@@ -137,9 +137,10 @@ def checkpoint(job: Job) -> str:
 
 
 def options_of(job: Draft, options: dict[str, Any]) -> KempnerforgeOptions:
-    """Returns the options of KempnerForge's layers for a job.
+    """Returns the settings of KempnerForge's layers for a job (`KempnerforgeOptions`), with their defaults.
 
-    The blocks of all experts are as long as that of the fullest: `imbalance` times the mean.
+    `options`: the framework options that the scenario sets, by name. The blocks of all experts are as long as that of
+    the fullest: `imbalance` times the mean.
     """
     if job.mesh.pp > 1:
         job.note("outputs of the last stage",
@@ -175,9 +176,10 @@ def _fullest(job: Draft) -> float:
 
 
 def tp_layout(spec: TensorSpec) -> Placements:
-    """Returns how tensor parallelism cuts a tensor, as (axis, placement) pairs; empty if it is whole.
+    """Returns how tensor parallelism cuts a tensor, as (mesh axis, placement) pairs; empty if it is whole.
 
-    Column-parallel linears are cut on rows, row-parallel ones on columns; norms, embedding and experts are whole.
+    Weights are [out, in]: column-parallel linears, the head too, are cut on rows (dimension 0), row-parallel ones on
+    columns (1); norms, embedding, router and experts are whole.
     """
     if len(spec.shape) == 1 or spec.component in ("embedding", "router", "routed_experts"):
         return ()

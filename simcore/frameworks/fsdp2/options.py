@@ -19,8 +19,9 @@ __all__ = ["strategy", "wrapping"]
 
 
 def strategy(job: Job, options: dict[str, Any], given: Defaults) -> Fsdp2Strategy:
-    """Returns the settings of FSDP2's hooks; `given`: what the trainer sets where the scenario does not.
+    """Returns the settings of FSDP2's hooks (prefetch, times of reduction, resharding) as one `Fsdp2Strategy`.
 
+    `options`: the framework options that the scenario sets, by name; `given`: the trainer's values for the others.
     [Note: FSDP2 under pipeline stages] A stage keeps its parameters whole, and reduces when the last pass is over.
     torch 2.13 `distributed/pipelining/stage.py`, backward_maybe_with_nosync: no backward pass reshards or reduces;
     perform_reduce_grad does, unit by unit.
@@ -45,8 +46,9 @@ def _reshard_policy(job: Job, reshard: object, shards: int) -> bool | int:
 
 
 def wrapping(job: Job, options: dict[str, Any], reduce: str, packed: PackedWeights | None, *, fully: bool) -> Wrapping:
-    """Returns which parts of the model are units, how each reshards, and their dtypes.
+    """Returns which parts of the model are units, how each reshards, and their dtypes, as one `Wrapping`.
 
+    `options`: the framework options that the scenario sets, by name; `packed`: the format of packed weights, or None.
     By default children reshard, and the trainer decides for the root, which torch 2.13 itself does not reshard.
     `set_reshard_after_forward` of the last layer is of all units inside it too (`_fully_shard.py`, recurse). `fully`:
     experts are wrapped by `fully_shard` too; `reduce`: dtype of reduced gradients.

@@ -49,10 +49,11 @@ class Reductions:
         self.comms = [known[unit.shard_axis, unit.replicate_axis, unit.reduce_dtype] for unit in units]
 
     def add(self, u: int, place: int, grad: Grad) -> None:
-        """Takes a new gradient (layer, slot: index of the memory's owner, bytes) of a unit's parameter.
+        """Takes a new gradient of a parameter of unit `u` (index in `units`).
 
-        `place`: the parameter's index in the unit. If one is waiting already, the new one is added to it and freed.
-        torch 2.13 `distributed/pipelining/_backward.py`, stage_backward_weight: `weight.grad += dw`.
+        `place`: the parameter's index in the unit. `grad`: (layer number of the whole model, slot: index of its owner
+        in `Tables.slots`, bytes). If a new one is waiting already, this one is added to it and freed. torch 2.13
+        `distributed/pipelining/_backward.py`, stage_backward_weight: `weight.grad += dw`.
         """
         if place in self.places[u]:
             self.out.free(*grad)
@@ -61,13 +62,16 @@ class Reductions:
         self.places[u] = (*self.places[u], place)
 
     def has_grads(self, u: int) -> bool:
-        """True if a parameter of the unit has a gradient: a new one, or one to which autograd has added."""
+        """True if a parameter of unit `u` (index in `units`) has an unsharded gradient of the parameter itself.
+
+        Either a new one, or one of earlier microbatches to which autograd adds; not a copy in another dtype.
+        """
         return bool(self.grads[u] or (self.accumulated[u] and self.in_place[u]))
 
     def add_in_place(self, u: int) -> None:
         """Simulates the release of a unit's new gradients, which are added to those of earlier microbatches.
 
-        Nothing if there are no earlier ones: see [Note: gradients that wait].
+        `u`: index of the unit in `units`. Nothing if there are no earlier ones: see [Note: gradients that wait].
         """
         if self.accumulated[u]:
             for grad in self.grads[u]:
@@ -75,7 +79,7 @@ class Reductions:
             self._forget(u)
 
     def keep(self, u: int) -> None:
-        """Simulates a microbatch without reduction: a unit's gradients stay whole, in the reduce dtype.
+        """Simulates a microbatch without reduction: gradients of unit `u` (index in `units`) stay, in the reduce dtype.
 
         [Note: gradients that wait] Those that have it already stay their parameters' own: autograd adds to them, one by
         one, as `record_layers.adds_in_place` says, and few come here. Others wait in a copy, to which whole sets of new
@@ -98,16 +102,16 @@ class Reductions:
         self._forget(u)
 
     def wait_for_inputs(self) -> None:
-        """Simulates the wait for the reduce-scatters under way, and the release of their input buffers."""
+        """Simulates the wait for all units' reduce-scatters under way, and the release of their input buffers."""
         for u in self.inputs:
             self.out.wait(self.layers[u], REDUCE)
             self.out.free(self.layers[u], self.slots[u].input, self.input_bytes[u])
         self.inputs.clear()
 
     def reduce(self, u: int) -> None:
-        """Simulates the reduction of a unit's gradients, and their release; nothing when it has none.
+        """Simulates the reduction of the gradients of unit `u` (index in `units`), and their release.
 
-        Optimizer steps that run inside backward follow it.
+        Nothing when it has none. Optimizer steps that run inside backward follow it.
         """
         if not (self.grads[u] or self.accumulated[u]):
             return
@@ -141,14 +145,17 @@ class Reductions:
         self.inputs.append(u)
 
     def drop_replicate_buffer(self, u: int) -> None:
-        """Simulates a wait and the release of the unit's all-reduced buffer, if HSDP has kept one."""
+        """Simulates a wait and the release of the all-reduced buffer that HSDP kept of unit `u`, if there is one.
+
+        `u`: index of the unit in `units`.
+        """
         if self.replicate_buffer[u]:
             self.out.wait(self.layers[u], REPLICATE_REDUCE)
             self.out.free(self.layers[u], self.slots[u].output, self.replicate_buffer[u])
             self.replicate_buffer[u] = 0
 
     def wait_for_host(self) -> None:
-        """Simulates the wait for gradients that are copied to the host.
+        """Simulates the wait for the gradients of all units that are copied to the host; nothing without offload.
 
         torch 2.13 `_fsdp_param_group.py`, finalize_backward: grad_offload_event.
         """
@@ -157,7 +164,10 @@ class Reductions:
                 self.out.wait(self.layers[u], TO_HOST)
 
     def zero_grad(self, u: int) -> None:
-        """Simulates the release of a unit's sharded gradient (`zero_grad(set_to_none=True)`), if it has one."""
+        """Simulates the release of the sharded gradients of unit `u` (index in `units`), if it has any.
+
+        As torch's `zero_grad(set_to_none=True)`.
+        """
         stored = self.stored[u]
         if stored is not None:
             self.out.free(self.layers[u], self.slots[u].sharded, stored.stored)

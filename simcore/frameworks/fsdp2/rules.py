@@ -45,8 +45,9 @@ class _Choice:
 
 
 def packed_weights(job: Draft, options: dict[str, Any]) -> PackedWeights | None:
-    """Returns the storage of weights in 4 or 8 bits; None if the job has none.
+    """Returns the format in which frozen linears are packed in 4 or 8 bits; None without qlora.
 
+    `options`: the framework options that the scenario sets, by name.
     [Note: FSDP2 and weights in 4 bits] Columns of bytes are whole on every rank, others are cut. accelerate 1.15
     `utils/fsdp_utils.py:797` has FSDP ignore uint8. A column of a floating type is gathered like other parameters, so
     it must have the products' own: torch 2.13 `_fsdp_param.py`, init_dtype_attrs, casts any other; that is refused.
@@ -67,8 +68,8 @@ def rules_of(job: Draft, stored: str, packed: PackedWeights | None, *, fully: bo
              in_backward: bool) -> tuple[Rule, ...]:
     """Returns the rules that give each tensor its layouts; the first one that matches a tensor counts.
 
-    `stored`: dtype of parameters at rest. `fully`: experts are wrapped by `fully_shard` too. `in_backward`: the
-    optimizer runs inside backward.
+    `stored`: dtype of parameters at rest. `packed`: format of packed weights, or None. `fully`: experts, split over
+    ranks, are wrapped by `fully_shard` too. `in_backward`: the optimizer runs inside backward.
     """
     adapter, trainer = job.scenario.training.lora.dtype, TRAINERS[job.graph.implementation]
     choice = _Choice(stored, job.compute, trainer.gathered_weights(job), stored if adapter == "auto" else adapter,

@@ -42,7 +42,7 @@ def in_fp8(job: Draft) -> ModelGraph:
 
 
 def table(job: Draft) -> Framework:
-    """Returns FSDP2's table for a job: layouts of all tensors, units, settings. Raises as `checks.check`."""
+    """Returns FSDP2's table for a job; IllegalLayout, InputError or NotYet for one that is not served."""
     trainer = TRAINERS[job.graph.implementation]
     check(job)
     options, precision, given = job.options(trainer.options), job.scenario.training.precision, trainer.defaults

@@ -160,7 +160,10 @@ def checkpoint(job: Job) -> str:
 
 
 def options_of(job: Draft, options: dict[str, Any]) -> TorchtitanOptions:
-    """Returns the options of torchtitan's layers for a job, from its `framework_options` and mesh."""
+    """Returns the settings of torchtitan's layers for a job (`TorchtitanOptions`), with their defaults.
+
+    `options`: the framework options that the scenario sets, by name.
+    """
     stop = job.flag(options, "early_stop", "torchtitan 0.2.2 config/job_config.py: early_stop = False", default=False)
     whole = job.mesh.tp > 1 and job.flag(options, "disable_loss_parallel",
                                          "torchtitan 0.2.2 config/job_config.py: disable_loss_parallel = False",
@@ -195,9 +198,10 @@ def _splits_sequences(job: Draft) -> bool:
 
 
 def tp_layout(spec: TensorSpec) -> Placements:
-    """Returns how tensor parallelism cuts a tensor, as (axis, placement) pairs; empty if it is whole.
+    """Returns how tensor parallelism cuts a tensor, as (mesh axis, placement) pairs; empty if it is whole.
 
-    Column-parallel linears and the embedding are cut on rows, row-parallel ones on columns, norms are whole.
+    Weights are [out, in]: column-parallel linears, head and embedding are cut on rows (dimension 0), row-parallel ones
+    on columns (1), norms are whole.
     """
     if len(spec.shape) == 1:
         return ()

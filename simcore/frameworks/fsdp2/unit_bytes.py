@@ -103,7 +103,7 @@ class UnitBytes:
     def steps(self, places: tuple[int, ...]) -> tuple[Step, ...]:
         """Returns the optimizer steps that run when the gradients of some parameters are reduced.
 
-        `places`: indices in `params`. Empty unless the optimizer runs inside backward.
+        `places`: the parameters' indices in `params`. Empty unless the optimizer runs inside backward.
         """
         return tuple(step for step in (self.params[place].step for place in places) if step is not None)
 
@@ -118,7 +118,7 @@ class UnitBytes:
 
 
 class Weigher:
-    """Function that returns the buffer sizes of a unit on the rank of `plan`.
+    """Function that returns the sizes in bytes of one unit's buffers (`UnitBytes`) on the rank of `plan`.
 
     Units with equal settings and tensors are computed only once.
     """

@@ -19,12 +19,12 @@ __all__ = ["Wrapping", "units"]
 class Wrapping:
     """The parts of a model that `fully_shard` wraps as units, for one job, and how each reshards.
 
-    Reshard policies, True, False or the ranks of a smaller group: `root`, `layers` and the `last` layer, `head` (with
-    the norm), `experts` and `last_experts` of the last layer. `separate`: embedding and head are units, the root has no
-    parameters. `loss_inside`: the root's hooks run around the loss too. `experts_unit`: experts are separate units;
-    `experts_apart`: they belong to no other unit; `packed_apart`: weights in 4 bits belong to no unit. `replicates`:
-    HSDP. `checkpointed`: layers are inside a checkpoint's wrapper. `joins_copies`: all experts of a layer are one
-    tensor (KempnerForge, packed). `compute`, `reduce`: dtypes of gathered parameters and of reduced gradients.
+    Reshard policies, True, False or the ranks of a smaller group: `root`, `layers` and the `last` layer of each stage,
+    `head` (with the norm), `experts` and `last_experts` of the last layer. `separate`: embedding and head are units,
+    the root has no parameters. `loss_inside`: the root's hooks run around the loss too. `experts_unit`: experts are
+    separate units; `experts_apart`: they belong to no other unit; `packed_apart`: weights in 4 bits belong to no unit.
+    `replicates`: HSDP. `checkpointed`: layers are inside a checkpoint's wrapper. `joins_copies`: all experts of a layer
+    are one tensor (KempnerForge, packed). `compute`, `reduce`: dtypes of gathered parameters and of reduced gradients.
     """
 
     root: bool | int
@@ -47,9 +47,9 @@ class Wrapping:
 
 @lru_cache(maxsize=256)
 def units(graph: ModelGraph, stages: tuple[tuple[int, ...], ...], wrapping: Wrapping) -> tuple[Unit, ...]:
-    """Returns the units of every pipeline stage, stage by stage, the root first.
+    """Returns the units of every pipeline stage, stage by stage, each with a root, which comes first.
 
-    `stages`: the layer numbers of each.
+    `stages`: the layer numbers, in the whole model, of each stage; with several chunks a rank, of each chunk.
     """
     return tuple(unit for stage in stages for unit in _of_stage(graph, stage, wrapping))
 

@@ -46,7 +46,7 @@ class FlatBuffer:
         return self.numel - int((self.ends - self.starts).sum())
 
     def part(self, index: int, parts: int) -> IntArray:
-        """Returns the elements of each parameter in part `index`, if every bucket is cut into `parts`."""
+        """Returns the number of elements of each parameter in part `index`, if every bucket is cut into `parts`."""
         lows = np.array([s + index * ((e - s) // parts) for s, e in self.buckets], dtype=np.int64)
         size = np.array([(e - s) // parts for s, e in self.buckets], dtype=np.int64)
         low, high = lows[self.bucket_of], (lows + size)[self.bucket_of]

@@ -44,6 +44,7 @@ _RULE: Final = "core 0.16.1 transformer_config.py"
 def graphs_of(job: Job, options: dict[str, object]) -> tuple[str, ...]:
     """Returns the names of modules that are captured in CUDA graphs, or (FULL_ITERATION,); () for none.
 
+    Names are those of `rows.Module` in small letters. `options`: the framework options that the scenario sets, by name.
     See [Note: graphed modules]. Raises IllegalLayout or NotYet for settings that are refused.
     """
     implementation, scope = str(options.get("cuda_graph_impl", "none")), _scope(job, options)

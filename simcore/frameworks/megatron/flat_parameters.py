@@ -23,8 +23,10 @@ __all__ = ["RankBuffer", "buffer_padding", "exact_at_rest", "padding_bytes", "pa
 class RankBuffer:
     """One flat buffer of a rank: the trained parameters of one pipeline chunk and one stored dtype.
 
-    Dense parameters and experts have separate ones. `axis`: mesh axis over which its gradients are reduced. Entry i is
-    tensor `tensors[i]` of layer `layers[i]`; `flat` says where it lies.
+    Dense parameters and experts have separate ones. `chunk`: its index on the rank. `axis`: mesh axis over which its
+    gradients are reduced; `replicate_axis`: over which the reduced parts are summed again, "" for none. Entry i, in
+    order of registration, is tensor `tensors[i]` of layer `layers[i]` (number in the whole model), once for each
+    expert; `flat` says where it lies.
     """
 
     chunk: int
@@ -95,7 +97,7 @@ def padding_bytes(plan: Plan) -> int:
 
 
 def padding_elements(plan: Plan) -> int:
-    """Returns the elements in this rank's buffers that belong to no parameter: alignment."""
+    """Returns the elements, of all of this rank's buffers, that belong to no parameter: alignment."""
     return sum(buffer.flat.padding for buffer in rank_buffers(plan))
 
 

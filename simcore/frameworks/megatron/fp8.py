@@ -86,11 +86,11 @@ TENSORS_OF_A_GEMM = 5
 class Fp8:
     """Settings of linears that compute in fp8 or fp4, for one job.
 
-    `scaling`: the recipe. `params`: weights are stored in it; `cached`: if not, their copies outlast a forward or
-    backward. `start`, `end`: number of first and last layers in bf16. `history`: fp8_amax_history_len, 0 unless the
-    recipe is delayed. `pads_routing`: tokens of an expert are padded. `further_in_bf16`: modules of multi-token
-    prediction are in bf16. `attends`: attention is in fp8. `matchers`: linears with another recipe, see
-    `fp8_scaling.matched`.
+    `scaling`: the recipe. `params`: weights are stored in that format; `cached`: if not, their copies in it outlast a
+    forward or backward. `start`, `end`: number of first and last transformer layers in bf16. `history`:
+    fp8_amax_history_len, 0 unless the recipe is delayed. `pads_routing`: tokens of an expert are padded.
+    `further_in_bf16`: modules of multi-token prediction are in bf16. `attends`: attention is in fp8. `matchers`:
+    linears with another recipe, see `fp8_scaling.matched`.
     """
 
     scaling: Scaling
@@ -116,9 +116,10 @@ class Fp8:
 
 
 def fp8_of(job: Draft, options: dict[str, object]) -> Fp8 | None:
-    """Returns the settings of fp8 or fp4, with the presets' defaults; None if the job computes in neither.
+    """Returns the settings of fp8 or fp4; None if the job computes in neither.
 
-    Raises IllegalLayout or NotYet for options that are refused.
+    `options`: the framework options that the scenario sets, by name; those left out are as in Megatron-Bridge's
+    presets of mixed precision. Raises IllegalLayout or NotYet for options that are refused.
     """
     _check_idle(job, options)
     if job.narrow == "fp4":
@@ -296,7 +297,7 @@ def check_shapes(job: Job, made: Fp8, graph: ModelGraph) -> None:
 # ---- the model ------------------------------------------------------------------------------------------------------
 @lru_cache(maxsize=64)
 def quantized(graph: ModelGraph, mesh: Mesh, made: Fp8, *, cut: bool = False) -> ModelGraph:
-    """Returns the model with its fp8 layers marked, and their weights stored as asked.
+    """Returns the model with its layers in fp8 or fp4 marked (all but the `start` and `end` ones), and their weights.
 
     Copies of weights that outlast a pass, and scales, are added as buffers. `cut`: data of rows and columns are in
     buckets that ranks share, see `megatron_fsdp/table.py`.

@@ -84,13 +84,14 @@ class MegatronHooks:
         return [(name, policy.at_rest_category, placed.rest_bytes), (f"{name}.main_grad", "main_grad", grads), *states]
 
     def begin_microbatch(self, action: Action) -> None:
-        """Records the pipeline chunk, and whether it is its last microbatch of the step; nothing is simulated."""
+        """Records the chunk of the pass `action`, and whether it is its last of the step; nothing is simulated."""
         self.is_last, self.chunk = action.is_last, action.chunk
 
     def forward_begin(self, layer: int) -> None:
-        """Simulates, in a chunk's first forward, the gathers of the buckets that this layer uses, and a wait.
+        """Simulates, in a chunk's first forward, the gathers of the buckets that this layer uses first, and a wait.
 
-        The next bucket is gathered ahead. Nothing unless parameters are gathered during forward.
+        `layer`: its number in the whole model, embedding 0. The next bucket is gathered ahead. Nothing unless
+        parameters are gathered during forward.
         """
         if self.chunk in self.seen_forward or not (self.strategy.param_gather and self.strategy.gathers_ahead):
             return
@@ -110,8 +111,9 @@ class MegatronHooks:
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
         """Simulates the release of gradients that operators allocated, which are added into main_grad.
 
-        `grads`: (parameter, slot: index of the memory's owner, bytes) each. In the last microbatch, with overlap,
-        buckets that are complete are reduced.
+        `layer`: number of their layer in the whole model, embedding 0. `grads`: (parameter, slot: index of its owner in
+        `Tables.slots`, bytes) each. In the last microbatch, with overlap and one chunk a rank, buckets that are
+        complete are reduced.
         """
         for _, slot, num_bytes in grads:
             self.out.free(layer, slot, num_bytes)
@@ -140,7 +142,7 @@ class MegatronHooks:
                     self.out.wait(bucket, REDUCE_HANDLE + b)
 
     def optimize(self) -> None:
-        """Simulates the optimizer's step, then the gathers that are not left to the next forward.
+        """Simulates this rank's optimizer step, then the gathers that are not left to the next forward.
 
         fp32 copies of gradients stay until zero_grad.
         """

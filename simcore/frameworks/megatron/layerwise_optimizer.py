@@ -31,7 +31,7 @@ _SLACK = 1.3
 
 def dealt(job: Job, rules: Sequence[Rule], stages: tuple[tuple[int, ...], ...], axes: tuple[str, str], *,
           by_parts: bool = False) -> tuple[LayerwiseShards, ...]:
-    """Returns, for each pipeline rank, how many elements each data-parallel rank updates.
+    """Returns, for each pipeline rank, how many elements each data-parallel rank updates with Muon and with Adam.
 
     Empty unless the optimizer is dist_muon. `stages`: layer numbers of each chunk of the model. `axes`: mesh axes over
     whose ranks (dense, expert) parameters are distributed. `by_parts`: [Note: layer-wise parts of buffers].

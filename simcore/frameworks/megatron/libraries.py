@@ -24,9 +24,9 @@ _DIRECT_QUERY = (
 
 
 def layer_assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, str, str], ...]:
-    """Returns assumptions about a Megatron job's layers, pipeline and dispatcher.
+    """Returns assumptions about a Megatron job's layers, pipeline, CUDA graphs and dispatcher.
 
-    Each is (key, value, kind of assumption, source).
+    Each is (key, value, kind of assumption, source). `options`: the framework options that the scenario sets, by name.
     """
     tied = job.graph.leads(Edge.COPY, job.graph.head)
     copies = (("tied embedding", "the all-reduce of its gradients over the first and last stage is left out", "assumed",
@@ -72,7 +72,8 @@ def host_notes(made: Formats) -> tuple[tuple[str, str, str, str], ...]:
 def libraries_of(job: Draft, options: dict[str, object], fp8: Fp8 | None) -> KernelLibraries:
     """Returns the libraries that compute the job's kernels: TransformerEngine's layers or core's own.
 
-    Core's own layers use TransformerEngine only for experts. Core 0.16.1 trains in a container of early 2026.
+    `options`: the framework options that the scenario sets, by name; `fp8`: settings of fp8 or fp4, or None. Core's own
+    layers use TransformerEngine only for experts. Core 0.16.1 trains in a container of early 2026.
     """
     local = options.get("transformer_impl") == "local"
     flex = options.get("moe_token_dispatcher_type") == "flex"

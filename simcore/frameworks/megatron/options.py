@@ -67,20 +67,21 @@ SOFTMAX_ROUTED = ("gpt2", "mixtral", "qwen3_moe")
 
 
 def fuses_experts(job: Job, options: dict[str, object]) -> bool:
-    """True if TransformerEngine fuses the products of experts with all that is between them."""
+    """True if TransformerEngine fuses the products of experts with all that is between them: as asked, on main only."""
     return options.get("use_transformer_engine_op_fuser") is True and version_of(job).startswith("main")
 
 
 def version_of(job: Job) -> str:
-    """Returns the versions of core and Bridge that the scenario names, the released ones if none."""
+    """Returns the version of core and Bridge, as one text, that the scenario names; the released one for "auto"."""
     given = job.scenario.framework_version
     return VERSIONS[0] if given == "auto" else given
 
 
 def implementation_options(job: Draft, options: dict[str, object], grads: str) -> MegatronOptions:
-    """Returns the options of Megatron's layers for a job; `grads`: dtype of main gradients.
+    """Returns the settings of Megatron's layers for a job (`MegatronOptions`), with their defaults.
 
-    Raises IllegalLayout or NotYet for options that are refused.
+    `options`: the framework options that the scenario sets, by name; `grads`: dtype of main gradients. Raises
+    IllegalLayout or NotYet for options that are refused.
     """
     dispatcher = str(options.get("moe_token_dispatcher_type", "auto"))
     if job.has_experts:

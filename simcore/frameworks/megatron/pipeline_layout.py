@@ -29,7 +29,8 @@ _LETTERS: Final = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 def chunks_of(job: Job, options: dict[str, object]) -> list[str]:
     """Returns the letters of each chunk, in the order of the model, such as ["Et", "tt", "tL"].
 
-    Empty if the scenario gives no layout. IllegalLayout for one that Megatron refuses.
+    E is the embedding, t a decoder layer, m multi-token prediction, L the loss. `options`: the framework options that
+    the scenario sets, by name. Empty if they give no layout. IllegalLayout for one that Megatron refuses.
     """
     given = options.get(OPTION)
     if given is None:

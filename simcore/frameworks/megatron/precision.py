@@ -44,9 +44,10 @@ class Formats:
 
 
 def formats(job: Draft, options: dict[str, object]) -> Formats:
-    """Returns the dtypes that the scenario asks for, with the recipes' defaults.
+    """Returns dtypes and optimizer switches as the scenario asks, by default as in Megatron-Bridge's training recipes.
 
-    Raises IllegalLayout or NotYet for combinations that are refused.
+    `options`: the framework options that the scenario sets, by name. Raises IllegalLayout or NotYet for combinations
+    that are refused.
     """
     offloaded = _offloaded(job)
     precise = job.flag(options, "use_precision_aware_optimizer", ALONG if offloaded else RECIPE,

@@ -73,7 +73,7 @@ def together(job: Job) -> int:
 def check_groups(job: Job, stages: tuple[tuple[int, ...], ...]) -> None:
     """Raises IllegalLayout if groups of layers do not divide a stage, or with multi-token prediction.
 
-    `stages`: layer numbers of each.
+    `stages`: layer numbers, in the whole model, of each stage or chunk.
     """
     size = together(job)
     if size > 1 and any(isinstance(kind.block, Mtp) for kind in job.graph.kinds):
@@ -86,10 +86,11 @@ def check_groups(job: Job, stages: tuple[tuple[int, ...], ...]) -> None:
 
 
 def kept_whole(job: Job, stages: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    """Returns the layers that mode block does not recompute: all but the first `num_layers` of each chunk.
+    """Returns the numbers of the layers that mode block does not recompute: those after the first few of each chunk.
 
-    Empty in other modes. `stages`: layer numbers of each chunk (transformer_block.py:549). Modules of multi-token
-    prediction are never recomputed (multi_token_prediction.py:853).
+    Numbers of the whole model; the first few are the scenario's `num_layers`, of transformer layers. Empty in other
+    modes. `stages`: layer numbers of each chunk (transformer_block.py:549). Modules of multi-token prediction are never
+    recomputed (multi_token_prediction.py:853).
     """
     recompute = job.scenario.training.recompute
     if not isinstance(recompute, Recompute) or recompute.mode != "block":

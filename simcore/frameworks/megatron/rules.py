@@ -52,9 +52,10 @@ def _rules(graph: ModelGraph, choice: _Choice) -> tuple[Rule, ...]:
 
 
 def rules_of(graph: ModelGraph, policy_of: Callable[[TensorSpec], TensorPolicy]) -> tuple[Rule, ...]:
-    """Returns one rule for each set of tensors of `graph` that are cut alike.
+    """Returns one rule for each set of tensors of `graph` that are cut alike; every tensor matches one.
 
-    Its policy is `policy_of` the first of them.
+    They have equal names of dimensions, component and stored dtype, and are all, or none, experts and buffers. The
+    policy is `policy_of` the first of them.
     """
     made_of: dict[_Key, Rule] = {}
     for specs in graph.tensors:

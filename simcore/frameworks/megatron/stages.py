@@ -25,7 +25,8 @@ SPLITS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_sta
 def schedule(job: Draft, options: dict[str, object]) -> Schedule:
     """Returns the pipeline schedule: 1F1B, or interleaved 1F1B if ranks have several virtual stages.
 
-    Raises IllegalLayout for other schedules, and for numbers of microbatches that Megatron refuses.
+    `options`: the framework options that the scenario sets, by name. Raises IllegalLayout for other schedules, and for
+    numbers of microbatches that Megatron refuses.
     """
     pipeline, pp, chunks = job.scenario.training.pipeline, job.mesh.pp, _virtual_stages(job, options)
     given = options.get("microbatch_group_size_per_vp_stage")
@@ -82,9 +83,10 @@ def _check_microbatches(job: Job, group: int) -> None:
 
 
 def stages(job: Job, options: dict[str, object]) -> tuple[tuple[int, ...], ...]:
-    """Returns the layer numbers of each chunk, in the order of the model; chunk k is on rank k mod pp.
+    """Returns the layer numbers, in the whole model, of each chunk in its order; chunk k is on rank k mod pp.
 
-    Raises IllegalLayout or NotYet if the model cannot be cut as asked.
+    `options`: the framework options that the scenario sets, by name. Raises IllegalLayout or NotYet if the model cannot
+    be cut as asked.
     """
     pipeline, pp = job.scenario.training.pipeline, job.mesh.pp
     chunks = _virtual_stages(job, options)

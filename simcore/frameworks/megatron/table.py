@@ -66,7 +66,7 @@ def table(job: Draft) -> Framework:
 
 
 def table_of(job: Draft, options: dict[str, object]) -> Framework:
-    """Returns Megatron's table for a job with these options, which must be known ones."""
+    """Returns Megatron's table for a job with the framework options `options`, which must be checked; see `table`."""
     sequence_parallel = _sequence_parallel(job)
     made_stages, made_schedule = stages(job, options), schedule(job, options)
     check_groups(job, made_stages)

@@ -44,7 +44,7 @@ class ParameterPrefetch:
         self.pending: set[int] = set()
 
     def gather(self, wanted: Sequence[int], direction: int, *, columns: bool = False) -> None:
-        """Simulates the gathering of the `wanted` buckets and of those ahead, unless they are gathered.
+        """Simulates the gathering of the `wanted` buckets (indices) and of those ahead, unless they are gathered.
 
         `direction`: +1 prefetches the following buckets, -1 those before, 0 none. `columns`: backward's columns of fp8
         weights.
@@ -120,7 +120,7 @@ class ParameterPrefetch:
         return buckets
 
     def wait(self, wanted: Sequence[int]) -> None:
-        """Simulates the wait for the gathers of the requested buckets, as far as they are under way."""
+        """Simulates the wait for the gathers of the buckets `wanted` (indices), as far as they are under way."""
         for b in self._with_columns(wanted):
             self._wait(b)
 
@@ -133,7 +133,7 @@ class ParameterPrefetch:
         return [key for b in buckets for key in ((b, self.columns[b]) if b in self.columns else (b,))]
 
     def release(self, buckets: Sequence[int]) -> None:
-        """Simulates the release of those `buckets` that are gathered."""
+        """Simulates the release of those `buckets` (indices) that are gathered, after a wait if they are under way."""
         self._free(self._with_columns(buckets))
 
     def _free(self, keys: Sequence[int]) -> None:
@@ -145,7 +145,7 @@ class ParameterPrefetch:
                     self.out.free(self.layers[b], self.slot, self.sizes[b])
 
     def let_go(self, buckets: Sequence[int]) -> None:
-        """Records that `buckets` may be freed as soon as anything is gathered next; nothing is simulated."""
+        """Records that `buckets` (indices) may be freed as soon as another is gathered; nothing is simulated."""
         self.may_go.update(buckets)
 
     def _recycle(self) -> None:

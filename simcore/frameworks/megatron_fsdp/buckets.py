@@ -27,8 +27,9 @@ POOL = 2
 class Bucket:
     """One flat buffer of parameters that are gathered and reduced together, cut over `parts` ranks.
 
-    `axis`: the mesh axis of these ranks. `unit`: index of the FSDP unit that it belongs to, or -1. `members`: (layer,
-    index of the tensor in the layer) of every parameter, once for each expert. `chunked`: where each begins.
+    `axis`: the mesh axis of these ranks. `unit`: index of its FSDP unit in `Framework.units`, or -1. `members`: (layer
+    number of the whole model, index of the tensor in the layer) of every parameter, once for each expert. `chunked`:
+    where each begins.
     """
 
     unit: int
@@ -46,7 +47,7 @@ class Bucket:
 
     @property
     def shard(self) -> int:
-        """Elements that a rank keeps."""
+        """Elements that one rank keeps: an equal part of the bucket, with padding."""
         return self.numel // self.parts
 
     @property
@@ -164,7 +165,7 @@ def together(buckets: Sequence[Bucket]) -> list[list[int]]:
 
 
 def shared_units(buckets: Sequence[Bucket]) -> frozenset[int]:
-    """Returns the indices of the largest set of units with equal buckets, in dtypes and elements.
+    """Returns the indices (`Bucket.unit`) of the largest set of units with equal buckets, in dtypes and elements.
 
     Of equally large sets the first one; empty without units.
     """

@@ -96,23 +96,32 @@ class MegatronFsdpHooks:
         return [(name, policy.at_rest_category, placed.rest_bytes), (f"{name}.main_grad", "main_grad", grads), *states]
 
     def begin_microbatch(self, action: Action) -> None:
-        """Sets whether the microbatch is the step's last, and whether a backward begins; nothing is simulated."""
+        """Sets whether the pass `action` is of the step's last microbatch, and a backward; nothing is simulated."""
         self.is_last, self.is_fresh = action.is_last, not action.forward
 
     def forward_begin(self, layer: int) -> None:
-        """Simulates the gathering of the layer's buckets and of those ahead of them, and the wait for its own."""
+        """Simulates the gathering of the buckets of layer number `layer` and of those ahead, and the wait for its own.
+
+        Layers are numbered over the whole model, embedding 0.
+        """
         ahead = 0 if self.strategy.keeps_outside and layer not in self.units else +1
         for wanted in self.uses[layer]:
             self.gathers.gather(wanted, ahead)
             self.gathers.wait(wanted)
 
     def forward_end(self, layer: int) -> None:
-        """Simulates the release of the buckets of the layer's unit; nothing for a layer of no unit."""
+        """Simulates the release of the buckets of the unit of layer number `layer`; nothing for a layer of no unit.
+
+        Layers are numbered over the whole model, embedding 0.
+        """
         if layer in self.units:
             self.gathers.release(self.uses[layer][0])
 
     def backward_begin(self, layer: int) -> None:
-        """Simulates the gathering of the buckets of the layer's unit, for its recomputation or for backward."""
+        """Simulates the gathering of the buckets of a layer's unit, for its recomputation or for backward.
+
+        `layer`: its number in the whole model, embedding 0. Nothing is gathered for a layer of no unit.
+        """
         if self.is_fresh:
             self.gathers.let_go([b for at in self.units for b in self.uses[at][0]])
             self.is_fresh = False
@@ -127,8 +136,8 @@ class MegatronFsdpHooks:
     def backward_end(self, layer: int, grads: Sequence[tuple[Param, int, int]]) -> None:
         """Simulates the copy of the layer's new gradients into buckets, and the reduction of complete buckets.
 
-        `grads`: (parameter, slot: index of the memory's owner, bytes) each, which are freed. The unit's parameters are
-        freed too.
+        `layer`: its number in the whole model, embedding 0. `grads`: (parameter, slot: index of its owner in
+        `Tables.slots`, bytes) each, which are freed. The unit's parameters are freed too.
         """
         for _, slot, num_bytes in grads:
             self.out.free(layer, slot, num_bytes)
@@ -140,8 +149,8 @@ class MegatronFsdpHooks:
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
         """Simulates the allocation of the layer's gradient buckets, before its first gradient.
 
-        After a recomputation its parameters are gathered for backward first. `mark`, `grads` and `replay` are not used:
-        experts are in the buckets of their layer's unit.
+        `layer`: its number in the whole model, embedding 0. After a recomputation its parameters are gathered for
+        backward first. `mark`, `grads` and `replay` are not used: experts are in the buckets of their layer's unit.
         """
         if layer in self.replayed:
             self.gathers.gather(self.uses[layer][0], -1, columns=True)
@@ -166,7 +175,7 @@ class MegatronFsdpHooks:
             self.gathers.reset()
 
     def optimize(self) -> None:
-        """Simulates the optimizer's step, and the gathers for the next one."""
+        """Simulates this rank's optimizer step, and the first gathers for the next one."""
         begin, end, step_end = self.marks
         elements = bucket_elements(self.plan)
         state_bytes = sum(count * sum(p.state_bytes for p in self.plan.kinds[kind]) for kind,
@@ -182,7 +191,7 @@ class MegatronFsdpHooks:
 
 
 def bucket_elements(plan: Plan) -> int:
-    """Returns the trained elements of this rank's shards: the mean over the ranks simulated as one."""
+    """Returns the trained elements of all of this rank's shards: the mean over ranks simulated as one, no padding."""
     return sum(count * sum(p.local for p in plan.kinds[kind] if p.trainable) for kind, count in plan.kind_counts)
 
 

@@ -46,7 +46,7 @@ class ReduceScatterQueue:
         self.waiting_numel = 0
 
     def open(self, buckets: Sequence[int]) -> None:
-        """Simulates the allocation of those `buckets` that are trained and not yet allocated.
+        """Simulates the allocation of those buckets, given by index, that are trained and not yet allocated.
 
         Called before their first gradients.
         """
@@ -57,7 +57,7 @@ class ReduceScatterQueue:
                 self.out.alloc(self.layers[b], self.whole, self._own(b))
 
     def post_persistent(self) -> None:
-        """Simulates the allocation of the gradient buffers that equal units share (`double_buffer`).
+        """Simulates the allocation of the gradient buffers that equal units share; nothing without `double_buffer`.
 
         They live across steps.
         """
@@ -81,8 +81,8 @@ class ReduceScatterQueue:
     def finish(self, layer: int, *, is_last: bool) -> None:
         """Simulates the reduction of the buckets that this layer's gradients complete, and queues them.
 
-        If `is_last` (microbatch of the step), also over copies of the model. The oldest queued buckets are freed first,
-        while they make more elements than may wait.
+        `layer`: its number in the whole model, embedding 0. If `is_last` (microbatch of the step), also over copies of
+        the model. The oldest queued buckets are freed first, while they make more elements than may wait.
         """
         for group in reversed(self.ending.get(layer, [])):
             while self.waiting_numel > self.waiting:
