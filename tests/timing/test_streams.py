@@ -14,7 +14,7 @@ from simcore.recording.kernel_shape import MODULE_BITS, shape_of
 from simcore.recording.rows import Module, Row, Section
 from simcore.recording.tape import Kernel, Op
 from simcore.simulate import simulate
-from simcore.timing.shared_expert_overlap import hidden_shares
+from simcore.timing.streams import hidden_shares
 
 
 def _program(*, shared: int, calls: tuple[int, ...], collective: str = "all_to_all") -> Program:
