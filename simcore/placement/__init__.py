@@ -10,5 +10,5 @@ replicate, partial; dtype; device or host). `framework`: `TensorPolicy`, rules, 
 of a framework's `ParallelStrategy`. `libraries`: those whose kernels run. `checkpoint_files`: how a framework reads and
 writes checkpoints (`simulation/hosts.py` counts it). `stages`: layers of a pipeline stage. `packing`: packed sequences.
 `token_dispatch`: rows that experts receive, and copies of a token that cross ranks. `optimizer_step`: the optimizer's
-step of one parameter. `on_host`: what a rank keeps in host memory.
+step of one parameter.
 """

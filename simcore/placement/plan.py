@@ -228,6 +228,24 @@ class Plan:
                 found[space] = found.get(space, 0) + count * num_bytes
         return found
 
+    def host_bytes(self, tokens: int) -> int:
+        """Returns all bytes of the rank on the host while a microbatch of `tokens` tokens runs.
+
+        They are offloaded tensors, and inputs of recomputed layers.
+        """
+        rests = sum(size for space, size in self.elsewhere().items() if space.startswith("host"))
+        return rests + self.offloaded_input_bytes(tokens)
+
+    def offloaded_input_bytes(self, tokens: int) -> int:
+        """Returns the host bytes of the inputs [tokens, hidden] that one microbatch keeps for recomputation.
+
+        0 unless such inputs are offloaded. The memory is not pinned.
+        """
+        if not self.framework.options.inputs_on_host:
+            return 0
+        layers = sum(self.graph.kinds[self.graph.layers[layer].kind].block is None for layer in self.layers)
+        return layers * tokens * self.graph.architecture.hidden * dtype_bytes(self.framework.compute_dtype)
+
     def padding_bytes(self) -> int:
         """Returns the bytes of padding in this rank's parameter storage on the device.
 

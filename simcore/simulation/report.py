@@ -14,7 +14,6 @@ from simcore.pipeline.schedule import steady_microbatches
 from simcore.placement.fold import RankClass
 from simcore.placement.framework import Framework
 from simcore.placement.mesh import IntArray
-from simcore.placement.on_host import host_bytes
 from simcore.placement.optimizer_step import made_after_backward
 from simcore.placement.plan import Plan
 from simcore.program.record_layers import record_layers
@@ -143,7 +142,7 @@ def _peak(simulation: Simulation, peak: MemoryPeak, plan: Plan, held: Sequence[O
     buffers = framework_adapter(simulation.framework.name).host_buffers(plan, rounded=False)
     return Peak(
         allocated_bytes=allocated, reserved_bytes=seen.middle, device_bytes=mine.middle + beside,
-        host_bytes=host_bytes(plan, simulation.comm_setup().tokens) + buffers.total(),
+        host_bytes=plan.host_bytes(simulation.comm_setup().tokens) + buffers.total(),
         phase=peak.phase,
         first_step_bytes=first_step(peak, made_after_backward(plan)), event=peak.event, layer=peak.layer,
         microbatch=_microbatch(simulation, peak.microbatch),
