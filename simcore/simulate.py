@@ -11,8 +11,7 @@ from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
 from simcore.results.report import Report
 from simcore.simulation.random_lengths import is_drawn, with_lengths
-from simcore.simulation.refusals import guarded
-from simcore.simulation.report import report
+from simcore.simulation.report import guarded, report
 from simcore.simulation.simulation import legal_simulation, placed_by_rank
 from simcore.simulation.step import Asked, Request, training_step
 from simcore.simulation.step import first_num_rows as rows_of

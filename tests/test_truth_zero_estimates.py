@@ -16,7 +16,6 @@ import small
 from checkout import ROOT
 from simcore.frameworks.deepspeed.offload_buffers import beside_tensors
 from simcore.inputs.loading import load
-from simcore.placement.on_host import host_bytes
 from simcore.placement.plan import Plan
 from simcore.results.report import Peak
 from simcore.simulate import simulate
@@ -93,7 +92,7 @@ def offloaded(name: str, stage: int, away: str) -> tuple[int, int]:
     made = small.plan_of(f"zero{stage}", {"dp_shard": ranks(name)}, model=case(name)["case"]["preset"],
                          offload=AWAY[away])
     rest = made.at_rest().values()
-    return host_bytes(made, 0) * ranks(name), sum(r.params_bytes + r.grads_bytes + r.optimizer_bytes for r in rest)
+    return made.host_bytes(0) * ranks(name), sum(r.params_bytes + r.grads_bytes + r.optimizer_bytes for r in rest)
 
 
 @pytest.mark.parametrize("name", LLAMAS)

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from simcore.cli.ascii import replace_signs
-from simcore.cli.stdio import lost, open_streams
+from simcore.cli.stdio import lost, open_streams, replace_signs
 from simcore.errors import InputError, Problem, RankscopeError
 from simcore.inputs.paths import escaped, is_text
 

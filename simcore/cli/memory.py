@@ -1,6 +1,6 @@
 """Memory as figures for a terminal: a bar for each class of ranks, and a line of memory over the step.
 
-They fit the terminal's width. Colour only repeats the numbers; `ascii.py` has the replacements of blocks that a
+They fit the terminal's width. Colour only repeats the numbers; `stdio.py` has the replacements of blocks that a
 terminal cannot show.
 """
 
@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
-from simcore.cli.ascii import LEVELS
+from simcore.cli.stdio import LEVELS
 from simcore.cli.tables import plain
 from simcore.results.report import MemorySeries, RankReport, Report
 from simcore.units import format_bytes

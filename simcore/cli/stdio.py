@@ -1,22 +1,33 @@
-"""Standard output and error that may be closed, full, or no longer read: the exit code is that of the work.
+"""Standard output and error that may be closed, full, no longer read, or unable to represent our signs.
 
-Output that cannot be written is dropped, and the first error is kept, so that no caller has to check for errors.
+The exit code is that of the work: output that cannot be written is dropped, and the first error is kept, so that no
+caller has to check for errors. Signs that a terminal or pipe lacks, because its encoding is not UTF-8, become ASCII.
 """
 
 from __future__ import annotations
 
+import codecs
 import errno
 import io
 import os
 import select
 import sys
 from io import BufferedWriter, FileIO, TextIOWrapper
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Final, TextIO
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["lost", "open_streams"]
+__all__ = ["LEVELS", "lost", "open_streams", "replace_signs"]
+
+LEVELS: Final = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+"""Eight heights of a block, the lowest first."""
+
+_ASCII: Final = dict(zip(LEVELS, "_.:-=+*#", strict=True)) | {
+    "\u2593": "+", "\u2591": ".", "\u2502": "|", "\u2500": "-", "\u251c": "|", "\u2514": "`", "\u2501": "-",
+    "\u00d7": "x", "\u2013": "-", "\u2212": "-", "\u2026": "...", "\u2018": "'", "\u2019": "'", "\u201c": '"',
+    "\u201d": '"', "\u00b7": "-"}
+"""Look-alike of each sign that our output has."""
 
 
 class _Kept(FileIO):
@@ -80,3 +91,20 @@ def lost(stream: TextIO) -> str:
     raw = stream.buffer.raw if isinstance(stream, TextIOWrapper) and isinstance(stream.buffer, BufferedWriter) else None
     error = raw.error if isinstance(raw, _Kept) else None
     return "" if error is None or error.errno == errno.EPIPE else str(error.strerror)
+
+
+def replace_signs(*streams: object) -> None:
+    """Makes text streams print ASCII for signs that their encoding lacks.
+
+    Our own signs get a look-alike, all others a question mark. Objects that are not text streams are left alone.
+    """
+    codecs.register_error("rankscope", _replaced)
+    for stream in streams:
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="rankscope")
+
+
+def _replaced(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_ASCII.get(sign, "?") for sign in error.object[error.start : error.end]), error.end

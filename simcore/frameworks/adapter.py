@@ -13,7 +13,6 @@ from typing import Any, Protocol
 from simcore.inputs.scenario import Mesh as Degrees
 from simcore.models.blocks import LayerKind
 from simcore.models.graph import ModelGraph
-from simcore.models.lora import LoraChoice
 from simcore.models.tensor import TensorSpec
 from simcore.placement.framework import Framework
 from simcore.placement.job import Defaults, Draft, Job
@@ -21,7 +20,7 @@ from simcore.placement.plan import AtRestBytes, Plan
 from simcore.program.hooks import HooksFactory
 from simcore.units import dtype_bytes
 
-__all__ = ["AtRest", "FrameworkAdapter", "MemoryOption", "Options", "even_padding"]
+__all__ = ["AtRest", "FrameworkAdapter", "LoraChoice", "MemoryOption", "Options", "even_padding"]
 
 Options = Mapping[str, tuple[Any, ...]]
 """Keys of `framework_options`, each with its values or types; the first is the default where that is fixed."""
@@ -81,6 +80,21 @@ class MemoryOption:
 
     kind: str
     keys: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LoraChoice:
+    """LoRA settings of a scenario: rank of the adapters, and module names.
+
+    Each framework's own matcher decides which modules get adapters (`FrameworkAdapter.lora_tensors`).
+    `target_modules` (get an adapter) and `exclude_modules` (get none): empty means not given. `expert_adapters`:
+    adapters of routed experts, "auto" (the framework's own), "none", "shared" or "per_expert".
+    """
+
+    rank: int
+    target_modules: tuple[str, ...] = ()
+    exclude_modules: tuple[str, ...] = ()
+    expert_adapters: str = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

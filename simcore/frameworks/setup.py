@@ -8,14 +8,13 @@ from functools import lru_cache
 from typing import Any
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem, RankscopeError
-from simcore.frameworks.adapter import FrameworkAdapter
+from simcore.frameworks.adapter import FrameworkAdapter, LoraChoice
 from simcore.frameworks.registry import asked_adapter
 from simcore.inputs.scenario import ModelFile, Scenario
 from simcore.inputs.training import Imbalance, Quantization
 from simcore.models.blocks import Attention, Embedding, LayerKind, Moe
 from simcore.models.frozen import with_frozen
 from simcore.models.graph import ModelGraph, build, model_config
-from simcore.models.lora import LoraChoice
 from simcore.models.network import with_copies
 from simcore.models.tensor import TensorSpec
 from simcore.operators.registry import IMPLEMENTATIONS

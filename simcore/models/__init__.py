@@ -9,7 +9,7 @@ Start: `graph.build`; `graph.model_config` finds the configuration.
 
 `blocks`: what layers are made of (attention, latent attention, Mamba-2, MLP, MoE, embedding, head, loss, MTP).
 `config`: strict reader of a configuration, and `ModelFamily`, whose records `families/` fills in and `registry` finds.
-`tensor`: one parameter or buffer. `lora`: what a scenario asks of LoRA. `frozen`: parameters frozen by name
-(`training.frozen`). `flops`: FLOPs a token by the formula of each framework (for TFLOP/s and MFU). Which tensors exist
-depends on the implementation: each one lists them in `operators/<implementation>/tensors.py`.
+`tensor`: one parameter or buffer. `frozen`: parameters frozen by name (`training.frozen`). `flops`: FLOPs a token by
+the formula of each framework (for TFLOP/s and MFU). Which tensors exist depends on the implementation: each one lists
+them in `operators/<implementation>/tensors.py`.
 """

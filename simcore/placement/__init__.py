@@ -9,6 +9,6 @@ argument of every table. `mesh`: axes as digits of the rank. `layout`: `TensorLa
 replicate, partial; dtype; device or host). `framework`: `TensorPolicy`, rules, units. `strategy`: what the engine asks
 of a framework's `ParallelStrategy`. `libraries`: those whose kernels run. `checkpoint_files`: how a framework reads and
 writes checkpoints (`simulation/hosts.py` counts it). `stages`: layers of a pipeline stage. `packing`: packed sequences.
-`routing`: rows that experts receive. `token_dispatch`: copies of a token that cross ranks. `optimizer_step`: the
-optimizer's step of one parameter. `on_host`: what a rank keeps in host memory.
+`token_dispatch`: rows that experts receive, and copies of a token that cross ranks. `optimizer_step`: the optimizer's
+step of one parameter.
 """

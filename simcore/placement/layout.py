@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from simcore.errors import IllegalLayout, Problem
 from simcore.placement.mesh import Mesh
-from simcore.recording.packed_weights import PackedWeights
+from simcore.recording.number_formats import PackedWeights
 from simcore.units import dtype_bytes, packed_bytes
 
 __all__ = [

@@ -231,6 +231,25 @@ class Plan:
                 found[space] = found.get(space, 0) + count * num_bytes
         return found
 
+    def host_bytes(self, tokens: int) -> int:
+        """Returns the bytes of the rank on the host while one microbatch of `tokens` tokens runs.
+
+        They are offloaded tensors, and inputs of recomputed layers (`offloaded_input_bytes`); no buffers of the
+        framework.
+        """
+        rests = sum(size for space, size in self.elsewhere().items() if space.startswith("host"))
+        return rests + self.offloaded_input_bytes(tokens)
+
+    def offloaded_input_bytes(self, tokens: int) -> int:
+        """Returns the host bytes of the inputs that one microbatch of `tokens` tokens keeps for recomputation.
+
+        One input [tokens, hidden] for each transformer layer of this rank. 0 unless they are offloaded. Not pinned.
+        """
+        if not self.framework.options.inputs_on_host:
+            return 0
+        layers = sum(self.graph.kinds[self.graph.layers[layer].kind].block is None for layer in self.layers)
+        return layers * tokens * self.graph.architecture.hidden * dtype_bytes(self.framework.compute_dtype)
+
     def padding_bytes(self) -> int:
         """Returns the bytes of padding in this rank's parameter storage on the device.
 

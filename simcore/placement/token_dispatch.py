@@ -1,10 +1,16 @@
-"""Tokens on their way to experts: one copy a rank, not one a choice.
+"""Tokens on their way to experts: rows that a rank sends and receives, and how many copies of a token that takes.
+
+[Note: rows of the busiest rank]
+`training.routing` says how tokens choose experts. A token is sent to `top_k` of them. The mean over ranks of the rows
+that a rank receives per token it sends is `top_k`; the answer is for the busiest rank, because it decides whether a job
+fits. Rows are in units of 2**-16.
 
 [Note: what a dispatch sends]
-DeepEP sends a token once to every node that has one of its experts, to the rank that stands where its own does, and
-from there over NVLink to the ranks that want it (DeepEP dd758ca `csrc/kernels/legacy/layout.cu`, get_dispatch_layout:
-is_token_in_rank, num_tokens_per_rdma_rank; `internode.cu`: kRDMAAndNVLForwarder). Coming back, rows are summed where
-they were forwarded, so as many bytes go the other way. HybridEP is taken to be equal. Choices are uniform.
+DeepEP sends one copy a rank, not one a choice: a token goes once to every node that has one of its experts, to the rank
+that stands where its own does, and from there over NVLink to the ranks that want it (DeepEP dd758ca
+`csrc/kernels/legacy/layout.cu`, get_dispatch_layout: is_token_in_rank, num_tokens_per_rdma_rank; `internode.cu`:
+kRDMAAndNVLForwarder). Coming back, rows are summed where they were forwarded, so as many bytes go the other way.
+HybridEP is taken to be equal. Choices are uniform.
 """
 
 from __future__ import annotations
@@ -12,11 +18,51 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from simcore.inputs.training import Capacity, Imbalance, Routing
 from simcore.models.blocks import Moe
 from simcore.models.graph import ModelGraph
 from simcore.placement.libraries import KernelLibraries
 
-__all__ = ["Dispatch", "dispatch_of"]
+__all__ = ["Dispatch", "dispatch_of", "expert_hidden", "received_per_token", "sent_per_token", "top_k_of"]
+
+_ONE = 1 << 16
+
+
+def top_k_of(graph: ModelGraph) -> int:
+    """Number of experts to which a token is sent; 0 in a model without experts."""
+    block = _moe_block(graph)
+    return block.top_k if block else 0
+
+
+def expert_hidden(graph: ModelGraph) -> int:
+    """Values of one token as it is sent to experts (often the hidden size); 0 in a model without experts."""
+    block = _moe_block(graph)
+    return block.expert_hidden if block else 0
+
+
+def _moe_block(graph: ModelGraph) -> Moe | None:
+    """First block of experts; None in a model without experts."""
+    blocks = (branch.block for kind in graph.kinds for branch in kind.branches)
+    return next((block for block in blocks if isinstance(block, Moe)), None)
+
+
+def sent_per_token(routing: Routing, top_k: int) -> int:
+    """Returns how many copies a rank sends to experts for each of its tokens, in units of 2**-16.
+
+    It is `top_k`, times the capacity factor if `routing` is a capacity: every expert's share is then cut, or filled up,
+    to it. Core 0.16.1 `moe/moe_utils.py`, apply_router_token_dropping with `moe_pad_expert_input_to_capacity`.
+    """
+    return int(top_k * routing.capacity_factor * _ONE) if isinstance(routing, Capacity) else top_k * _ONE
+
+
+def received_per_token(routing: Routing, top_k: int, ep: int) -> int:
+    """Returns how many copies of tokens the busiest rank's experts receive, in units of 2**-16.
+
+    For each token that a rank has. It is what a rank sends, times the scenario's imbalance if `routing` states one, at
+    most times `ep`: all that the `ep` ranks of an expert group send. Random loads (`Draws`) count as balanced.
+    """
+    busiest = min(routing.imbalance, ep) if isinstance(routing, Imbalance) else 1
+    return int(sent_per_token(routing, top_k) * busiest)
 
 
 class Dispatch(NamedTuple):
@@ -54,5 +100,5 @@ def dispatch_of(graph: ModelGraph, libraries: KernelLibraries) -> Dispatch | Non
     """
     if libraries.dispatcher == "nccl":
         return None
-    blocks = (branch.block for kind in graph.kinds for branch in kind.branches)
-    return next((Dispatch(block.num_experts, block.top_k) for block in blocks if isinstance(block, Moe)), None)
+    block = _moe_block(graph)
+    return Dispatch(block.num_experts, block.top_k) if block else None

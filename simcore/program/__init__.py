@@ -9,5 +9,5 @@ and cuts it. `tile`: a recorded section as an array, laid at every layer of the 
 without its layers' rows, shared between scenarios (`StepTemplate`). `builder`: appends rows for the hooks. `program`:
 the result.
 Pipeline stages: `stage_borders` (inputs and outputs of a pass), `stage_inputs` (received tensors kept by Megatron),
-`stage_buffers` (receive buffers of PyTorch). `stem`: rotary tables that all layers share. `row_cache`: bounded caches.
+`stage_buffers` (receive buffers of PyTorch). `row_cache`: bounded caches.
 """

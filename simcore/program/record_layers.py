@@ -3,16 +3,22 @@
 Input: a plan (the parameters' layouts on this rank) and the workload. Output: `RecordedLayers`: tiles of every kind of
 layer of the stage and of its borders, and the tables that their rows refer to. Equal layers, and equal jobs, share a
 recording.
+
+[Note: tensors of the stem]
+The stem is the model's part before its layers. It makes tensors for all layers: rotary tables and positions. They are
+freed in the backward pass of the lowest layer of the stage that saves them: a replayed layer saves all its inputs,
+another one the tables if gradients flow to queries or keys. So that layer is recorded separately.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
 
-from simcore.models.blocks import LayerKind
+from simcore.models.blocks import Attention, LayerKind
 from simcore.models.graph import ModelGraph
 from simcore.operators.implementation import Implementation
 from simcore.operators.registry import implementation_of
@@ -21,7 +27,6 @@ from simcore.placement.optimizer_step import step_of
 from simcore.placement.plan import Placed, PlacedKind, Plan
 from simcore.program.outline import Tables
 from simcore.program.stage_borders import Edges, edges_of
-from simcore.program.stem import last_user
 from simcore.program.tile import LayerRows, small_tile
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Op, Param
@@ -31,6 +36,8 @@ __all__ = ["LayerPasses", "RecordedLayers", "Shape", "Workload", "adds_in_place"
 TIED_HEAD = 1 << 30
 """Layer offset of rows that belong to a tied head, replaced by the head's index."""
 
+_TURNED = re.compile(r"\b(q|k|qkv|query_key_value)(_proj|_norm)?\.")
+"""Modules whose output is rotated."""
 _MARK = int(Op.MARK)
 EXPERTS_MARKS = range(2, 6)
 """Marks that a tape puts around an experts module that is a separate unit; passes are cut there and at later marks."""
@@ -143,7 +150,7 @@ def keys_of(plan: Plan) -> dict[int, Key]:
     first_block = plan.layers[0] + 1 if plan.stage == 0 else -1
     below = _trained_below(plan)
     framework, spared = plan.framework, set(plan.framework.kept_whole)
-    splits, lowest = framework.schedule.splits_backward, last_user(plan, below) if plan.stage == 0 else -1
+    splits, lowest = framework.schedule.splits_backward, _last_user_of_stem(plan, below) if plan.stage == 0 else -1
     unsplit = {layer for chunk in plan.chunks if chunk[0] == 0 or not splits for layer in chunk}
     return {layer: (plan.graph.layers[layer].kind, layer == first_block, below[layer],
                     "none" if layer in spared else framework.checkpoint, layer not in unsplit,
@@ -232,6 +239,39 @@ def _trained_below(plan: Plan) -> dict[int, bool]:
     first = next((layer for layer, kind in enumerate(kind_of) if trains[kind]), len(kind_of))
     first = 0 if plan.framework.options.embeddings_require_grad else first
     return {layer: layer > first for layer in plan.layers}
+
+
+def _last_user_of_stem(plan: Plan, below: dict[int, bool]) -> int:
+    """Number (in the whole model) of the layer whose backward frees the tensors that the stem makes for all layers.
+
+    The stem is the model's part before its layers, the tensors are rotary tables and positions. The layer is the lowest
+    block of the rank's first chunk that saves them: a replayed one saves all its inputs, another one the tables if
+    gradients flow to queries or keys. If none does, it is the first block; -1 for a chunk without blocks. `below`: by
+    layer number, True where the layer's input carries a gradient.
+    """
+    blocks = [layer for layer in plan.chunks[0] if plan.graph.kinds[plan.graph.layers[layer].kind].block is None]
+    replays, unreplayed = plan.framework.checkpoint != "none", plan.framework.kept_whole
+    for layer in blocks:
+        number = plan.graph.layers[layer].kind
+        if replays and layer not in unreplayed:
+            keeps = below[layer] or plan.kinds[number].is_trained
+        else:
+            keeps = _turns_gradients(plan.graph.kinds[number], plan.kinds[number], carries=below[layer])
+        if keeps:
+            return layer
+    return blocks[0] if blocks else -1
+
+
+def _turns_gradients(kind: LayerKind, placed: PlacedKind, *, carries: bool) -> bool:
+    """True if gradients flow back to queries or keys; `carries`: the layer's input has a gradient."""
+    trained = tuple(p.spec.name for p in placed if p.trainable)
+    for branch in kind.branches:
+        own = [name for name in trained if name.startswith(f"{branch.name}.")]
+        carries = carries or any(name.startswith(f"{branch.norm}.") for name in trained)
+        if isinstance(branch.block, Attention) and (carries or any(_TURNED.search(name) for name in own)):
+            return True
+        carries = carries or bool(own)
+    return False
 
 
 @lru_cache(maxsize=128)

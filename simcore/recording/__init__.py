@@ -8,7 +8,7 @@ Start: `tape.Tape`; its docstring explains why reference counts of Python object
 `layer`: input of an implementation (`LayerWorkload`, with `options`) and its output (`RecordedLayer`). `rows`: the
 columns of a row, kinds of operations (`Op`), kernel classes (`Kernel`), streams, storages. `checkpoint`: activation
 checkpointing (regions that run again in backward). `split_backward`: backward in two halves, for zero-bubble schedules.
-Formats: `packed_weights` (4-bit and int8 weights of bitsandbytes and torchao), `fp8_scaling` (fp8, mxfp8, NVFP4
-recipes and their scales). `kernel_shape`: shapes of matrix products packed into a column. `host_operators`: host time
-of Python code, counted in operators of torch, a row a call. `exact_sums`: sums that may pass 64 bits.
+`number_formats`: 4-bit and int8 weights of bitsandbytes and torchao; fp8, mxfp8, NVFP4 recipes and their scales.
+`kernel_shape`: shapes of matrix products packed into a column. `host_operators`: host time of Python code, counted in
+operators of torch, a row a call. `exact_sums`: sums that may pass 64 bits.
 """

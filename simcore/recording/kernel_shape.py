@@ -1,9 +1,9 @@
 """Shape of a matrix product, or of attention, as one integer in column STREAM of a kernel's row, with its module.
 
-Times depend on it beyond the FLOPs: see `timing/gemm_waves.py` and `timing/attention_softmax.py`. Two sides and the
-number of products are stored; the FLOPs, two for a multiply-add, give the third side. For pointwise kernels, norms,
-copies, scans and permutations the integer is the number of torch operators that a row stands for, see
-`timing/host_launch.py`; a pointwise kernel with the number 1 stays a separate kernel even if a compiler runs.
+Times depend on it beyond the FLOPs: see `timing/kernel_efficiency.py`. Two sides and the number of products are stored;
+the FLOPs, two for a multiply-add, give the third side. For pointwise kernels, norms, copies, scans and permutations the
+integer is the number of torch operators that a row stands for, see `timing/host_launch.py`; a pointwise kernel with the
+number 1 stays a separate kernel even if a compiler runs.
 """
 
 from __future__ import annotations

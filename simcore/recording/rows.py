@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Any
 
 from simcore.recording.kernel_shape import MODULE_BITS
-from simcore.recording.packed_weights import PackedWeights
+from simcore.recording.number_formats import PackedWeights
 from simcore.units import DTYPE_BYTES
 
 __all__ = ["CATEGORY_OF_PHASE", "COMPUTE_STREAM", "GRADIENTS_BEGIN", "GRAD_HIDDEN", "HIDDEN", "HOST_DRAINS",

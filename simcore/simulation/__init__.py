@@ -3,8 +3,8 @@
 Input: `Simulation` (job, framework, classes, plans, programs, timing), filled in step by step.
 Output: a `Report`.
 Start: `step.training_step` (a `Request` to a report), `simulation.placed_simulation` (everything up to plans),
-`report.report` (each number gets its published name, the verdict is made: fits or out of memory), `assumptions`,
-`refusals`.
+`report.report` (each number gets its published name, the verdict is made: fits or out of memory), `report.guarded` (a
+refusal becomes a report), `assumptions`.
 
 `random_routing`: peaks of all draws of expert loads; `expert_loads` draws them; `interpolate` (`PiecewiseLinearStep`)
 gives a step's bytes at any number of rows without simulating it again. `random_lengths`: padded lengths drawn from a

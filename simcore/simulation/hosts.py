@@ -26,7 +26,6 @@ from simcore.placement.checkpoint_files import Files, Transfer
 from simcore.placement.fold import RankClass
 from simcore.placement.framework import Framework, TensorPolicy
 from simcore.placement.mesh import IntArray, Mesh
-from simcore.placement.on_host import waiting_bytes
 from simcore.placement.plan import Placed, Plan
 from simcore.results.report import Assumption, Host, HostPhase, RankReport, Report
 from simcore.simulation.simulation import Simulation
@@ -129,7 +128,7 @@ def _readers(transfer: Transfer | None, first: int, num: IntArray) -> IntArray:
 def _of_rank(plan: Plan, phase: _Phase, transfer: Transfer | None, tokens: int) -> Counter[str]:
     """Bytes that one rank holds on the host, by owner, without the whole model. `tokens`: of its microbatch."""
     held = Counter({"parameters": 0, "gradients": 0, "optimizer states": 0, "activations": 0, "checkpoint": 0})
-    held["activations"] = waiting_bytes(plan, tokens) if phase == "first_step" else 0
+    held["activations"] = plan.offloaded_input_bytes(tokens) if phase == "first_step" else 0
     there = {"load": ("parameters",), "first_step": ("parameters", "gradients", "optimizer states"),
              "save": ("parameters", "optimizer states")}[phase]
     for placed, count in _placed(plan):

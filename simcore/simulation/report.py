@@ -1,10 +1,17 @@
-"""Putting the report together: everything is known, here it gets its published names."""
+"""Putting the report together: everything is known, here it gets its published names.
+
+A refusal is a report too: status illegal or error, with the problems in place of an answer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Literal
 
+from simcore.errors import IllegalLayout, Problem, RankscopeError
 from simcore.frameworks.registry import at_rest_of, framework_adapter
+from simcore.inputs.scenario import Scenario
 from simcore.memory.band import Band, band_of, layout_class
 from simcore.memory.ledger import MemoryPeak, balance, first_step
 from simcore.memory.outside_allocator import OutsideMemory, outside, paged
@@ -14,7 +21,6 @@ from simcore.pipeline.schedule import steady_microbatches
 from simcore.placement.fold import RankClass
 from simcore.placement.framework import Framework
 from simcore.placement.mesh import IntArray
-from simcore.placement.on_host import host_bytes
 from simcore.placement.optimizer_step import made_after_backward
 from simcore.placement.plan import Plan
 from simcore.program.record_layers import record_layers
@@ -25,6 +31,7 @@ from simcore.results.report import (
     Communicator,
     Owner,
     Peak,
+    ProblemRow,
     RankReport,
     Report,
 )
@@ -34,7 +41,7 @@ from simcore.simulation.simulation import Simulation
 from simcore.timing.throughput import step_time
 from simcore.timing.traffic import traffic
 
-__all__ = ["report"]
+__all__ = ["guarded", "report"]
 
 
 def report(simulation: Simulation, *, series: bool) -> Report:
@@ -143,7 +150,7 @@ def _peak(simulation: Simulation, peak: MemoryPeak, plan: Plan, held: Sequence[O
     buffers = framework_adapter(simulation.framework.name).host_buffers(plan, rounded=False)
     return Peak(
         allocated_bytes=allocated, reserved_bytes=seen.middle, device_bytes=mine.middle + beside,
-        host_bytes=host_bytes(plan, simulation.comm_setup().tokens) + buffers.total(),
+        host_bytes=plan.host_bytes(simulation.comm_setup().tokens) + buffers.total(),
         phase=peak.phase,
         first_step_bytes=first_step(peak, made_after_backward(plan)), event=peak.event, layer=peak.layer,
         microbatch=_microbatch(simulation, peak.microbatch),
@@ -151,3 +158,28 @@ def _peak(simulation: Simulation, peak: MemoryPeak, plan: Plan, held: Sequence[O
         top=tuple(Owner(owner=o, category=c, bytes=b) for o, c, b in peak.top),
         reserved_band_bytes=(seen.low, seen.high), outside={one.category: one.num_bytes for one in held},
         band_bytes=(low.low + beside, high.high + beside))
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+def guarded(scenario: Scenario, answer: Callable[[], Report]) -> Report:
+    """Report that `answer` makes, or, if that raises a RankscopeError, a report of its problems.
+
+    The latter has status illegal (IllegalLayout) or error.
+    """
+    try:
+        return answer()
+    except RankscopeError as error:
+        located = type(error)(_located(problem, scenario) for problem in error.problems)
+        return _failed(scenario, located, "illegal" if isinstance(error, IllegalLayout) else "error")
+
+
+def _located(problem: Problem, scenario: Scenario) -> Problem:
+    """Adds `file:line` where a problem names a key alone: layers of models and machines know no file."""
+    key = problem.where.split(".")
+    return replace(problem, where=scenario.where(*key)) if key[0] in type(scenario).model_fields else problem
+
+
+def _failed(scenario: Scenario, error: RankscopeError, status: Literal["illegal", "error"]) -> Report:
+    """The report of a scenario that was refused."""
+    problems = tuple(ProblemRow(where=p.where, message=p.message, rule=p.rule) for p in error.problems)
+    return Report(name=scenario.name, scenario=scenario.normalised(), status=status, problems=problems)

@@ -19,7 +19,7 @@ from simcore.placement.framework import Framework
 from simcore.placement.job import Job, topology_of
 from simcore.placement.packing import pack_sequences
 from simcore.placement.plan import Plan, place
-from simcore.placement.routing import expert_hidden, received_per_token, sent_per_token, top_k_of
+from simcore.placement.token_dispatch import expert_hidden, received_per_token, sent_per_token, top_k_of
 from simcore.program.program import Program
 from simcore.program.record_layers import Workload
 from simcore.timing.routes import Routes

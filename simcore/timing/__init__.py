@@ -4,11 +4,11 @@ Input: a `Program` a class of ranks, and a `Topology`. Output: `StepTiming` (nan
 report.
 Start: `step.time_step`: costs every row, runs the timeline, extrapolates to all microbatches.
 
-One operation: `kernel` (duration of a kernel from FLOPs, bytes and efficiencies), `gemm_waves` (tiles and waves of a
-matrix product), `attention_softmax` (exponentials of small heads), `collective` (duration of a collective: measured
-table or model), `host_launch` (host time of a launch), `shared_expert_overlap` (all-to-all hidden by a shared expert).
-All together: `dependencies` (what waits for what: `ExecutionGraph`), `streams` (a program as streams with lengths),
-`routes` (link of each communicator), `timeline` (all classes on their streams and links, in simpy).
+One operation: `kernel` (duration of a kernel from FLOPs, bytes and efficiencies), `kernel_efficiency` (tiles and waves
+of a matrix product, exponentials of small heads), `collective` (duration of a collective: measured table or model),
+`host_launch` (host time of a launch). All together: `dependencies` (what waits for what: `ExecutionGraph`), `streams`
+(a program as streams with lengths, all-to-alls hidden by a shared expert), `routes` (link of each communicator),
+`timeline` (all classes on their streams and links, in simpy).
 Results: `breakdown` (parts that add up to the step), `traffic` (bytes sent), `throughput` (tokens/s, TFLOP/s, MFU,
 cost), `spans` (streams for pictures). Efficiencies and bandwidths themselves: `hardware/`.
 """

@@ -19,8 +19,7 @@ from simcore.hardware.device import Device
 from simcore.hardware.efficiency import Efficiency, KernelShare, Overlap
 from simcore.hardware.topology import Topology
 from simcore.placement.mesh import IntArray
-from simcore.timing.attention_softmax import softmax_stretch
-from simcore.timing.gemm_waves import stretch
+from simcore.timing.kernel_efficiency import gemm_stretch, softmax_stretch
 
 __all__ = ["DTYPES", "KERNELS", "HostRates", "added_ns", "busy_ns", "compute_ns", "cpu_rate", "exposed_share",
            "host_rates", "on_matrix_units",
@@ -64,14 +63,14 @@ def worked_flops(device: Device, kernel_ids: IntArray, flops: IntArray, dtype_id
                  shapes: IntArray) -> NDArray[np.float64]:
     """FLOPs of each kernel, multiplied by factors for what its shape loses on the device.
 
-    See `gemm_waves.py` and `attention_softmax.py`. `kernel_ids` index `KERNELS`, `dtype_ids` index `DTYPES`. `shapes`:
+    See `kernel_efficiency.py`. `kernel_ids` index `KERNELS`, `dtype_ids` index `DTYPES`. `shapes`:
     of products and of attention as `kernel_shape.py` packs them (0: unknown, factor 1); those of other kernels are
     ignored.
     """
     bits = _BITS[dtype_ids]
     products = np.where(kernel_ids <= _LAST_PRODUCT, shapes, 0)
     attention = np.where(np.isin(kernel_ids, _ATTENTION), shapes, 0)
-    result: NDArray[np.float64] = flops * stretch(device, products, flops, bits) * softmax_stretch(
+    result: NDArray[np.float64] = flops * gemm_stretch(device, products, flops, bits) * softmax_stretch(
         device, attention, bits, older=kernel_ids != KERNELS.index("attention"))
     return result
 

@@ -28,8 +28,7 @@ from simcore.timing.dependencies import ComputeItem
 from simcore.timing.host_launch import launch_ns
 from simcore.timing.kernel import DTYPES, KERNELS, HostRates, added_ns, busy_ns, exposed_share, host_rates, worked_flops
 from simcore.timing.routes import HOST_WAYS, Routes
-from simcore.timing.shared_expert_overlap import hidden_shares
-from simcore.timing.streams import RankStreams, tracks
+from simcore.timing.streams import RankStreams, hidden_shares, tracks
 from simcore.timing.timeline import ClassTimes, Communicators, run
 
 __all__ = ["StepTiming", "forward_ns", "time_step"]

@@ -18,9 +18,8 @@ from pydantic import BaseModel, ConfigDict
 
 from simcore.inputs.loading import Entry
 from simcore.results.report import Report, StepTime
-from simcore.validation.left_out import left_out
 from simcore.validation.runs import Kind, Measured, layout_of
-from simcore.validation.tolerance import STABLE, Judged, Lap, judge_times, median, percentile
+from simcore.validation.tolerance import STABLE, Judged, Lap, judge_times, left_out, median, percentile
 
 __all__ = ["Gap", "Timed", "Timing", "TimingSummary", "timed_layouts", "timing"]
 
@@ -62,7 +61,7 @@ class TimingSummary(_Frozen):
     observations with an answer; `num_oom`: of these, with the verdict oom. `median`, `percentile_90`: of errors without
     their sign, None without an answer; `bias`: the median error with its sign.
     `group_left_out`: the median error of the group on all machines with constants fitted without it;
-    `topology_left_out`: of that machine's rows with constants fitted without any of them (`left_out.py`). `worst`: id
+    `topology_left_out`: of that machine's rows with constants fitted without any of them (`tolerance.py`). `worst`: id
     of a row with `worst_error`.
     """
 

@@ -1,17 +1,28 @@
-"""Tolerances of errors against measured runs, and the functions that judge them."""
+"""Tolerances of errors against measured runs, the functions that judge them, and errors on rows left out of a fit.
+
+[Note: rows left out]
+Constants of time are fitted to measured rows, so their errors on these rows say too little. For each group, and each
+kind of machine, `tests/truth/fit_time.py --left-out` fits constants to all other rows, tests them on these, and writes
+the errors to `measured/left_out.json`.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict
 
+from simcore.inputs.document import read_text
+from simcore.inputs.shipped import data_folder
+
 __all__ = ["ALLOCATED", "STABLE", "Judged", "Lap", "Pair", "Tolerance", "judge_allocated", "judge_reserved",
-           "judge_times", "judge_verdicts", "median", "percentile"]
+           "judge_times", "judge_verdicts", "left_out", "median", "percentile"]
 
 MIB: Final = 2**20
 
@@ -181,3 +192,20 @@ def _at_most(what: str, allowed: float, errors: Sequence[float]) -> Judged:
 
 def _at_least(what: str, allowed: float, good: int, num: int) -> Judged:
     return Judged(what=what, num=num, allowed=allowed, found=good / num, is_kept=good / num >= allowed)
+
+
+def left_out(what: str, name: str) -> float | None:
+    """Median relative error of step times that a fit of constants did not see; None if not tested.
+
+    `what`: "group" (of measured rows, called `name`) or "gpu" (rows of the topology `name`). From
+    `measured/left_out.json`, see [Note: rows left out].
+    """
+    error: float | None = _errors_left_out().get(what, {}).get(name, {}).get("median")
+    return error
+
+
+@lru_cache(maxsize=1)
+def _errors_left_out() -> dict[str, dict[str, dict[str, float]]]:
+    path = data_folder("measured") / "left_out.json"
+    errors: dict[str, dict[str, dict[str, float]]] = json.loads(read_text(path)) if path.exists() else {}
+    return errors

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import small
@@ -104,3 +106,22 @@ def test_even_cuts_are_checked_for_every_kind() -> None:
         small.prepared("automodel", {"dp_shard": 12, "ep": 4})  # expert_dp 3 does not divide 256
     found = cuts(job.graph, table.policies(job.graph))
     assert {axis for _, layout in found for axis, _ in layout} == {"dp_shard_cp", "ep", "expert_dp"}
+
+
+# ---- bytes on the host -----------------------------------------------------------------------------------------------
+LLAMA: dict[str, Any] = {"model": "llama-tiny", "recompute": "full"}
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 64])
+def test_every_layers_input_waits_for_its_replay(tokens: int) -> None:
+    plan = small.plan_of("fsdp2", {"dp_shard": 2}, offload={"activations": "host"}, **LLAMA)
+    layers, hidden = plan.graph.num_blocks, plan.graph.architecture.hidden
+    assert plan.offloaded_input_bytes(tokens) == plan.host_bytes(tokens) == layers * tokens * hidden * 2
+
+
+def test_what_rests_there_is_added() -> None:
+    parts = dict.fromkeys(("params", "gradients", "optimizer"), "host")
+    resting, both = (small.plan_of("fsdp2", {"dp_shard": 2}, offload=given, **LLAMA)
+                     for given in (parts, parts | {"activations": "host"}))
+    assert resting.offloaded_input_bytes(64) == 0
+    assert 0 < resting.host_bytes(64) == both.host_bytes(64) - both.offloaded_input_bytes(64)

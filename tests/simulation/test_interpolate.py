@@ -14,7 +14,7 @@ from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.pipeline.schedule import Action, actions
 from simcore.placement.plan import Plan, place
-from simcore.placement.routing import top_k_of
+from simcore.placement.token_dispatch import top_k_of
 from simcore.program.lower import lower
 from simcore.program.program import Program
 from simcore.program.record_layers import Workload

@@ -9,7 +9,7 @@ import pytest
 
 import small
 from simcore.inputs.training import Imbalance
-from simcore.placement.routing import received_per_token
+from simcore.placement.token_dispatch import received_per_token
 from simcore.results.report import Report
 from simcore.simulate import check, simulate
 

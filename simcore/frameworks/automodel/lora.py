@@ -21,8 +21,8 @@ from functools import lru_cache
 from typing import Final
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
+from simcore.frameworks.adapter import LoraChoice
 from simcore.models.blocks import LayerKind
-from simcore.models.lora import LoraChoice
 from simcore.models.tensor import TensorSpec
 
 __all__ = ["DEFAULT_TARGETS", "adapters", "matches"]

@@ -37,8 +37,8 @@ from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Partial, Placements, Shard, TensorLayout
 from simcore.placement.libraries import KernelLibraries
 from simcore.placement.stages import contiguous, remainder_first, stage_layers
+from simcore.recording.number_formats import PackedWeights
 from simcore.recording.options import ImplementationOptions
-from simcore.recording.packed_weights import PackedWeights
 
 __all__ = ["OPTIONS", "VERSIONS", "implementation_of", "table"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from simcore.frameworks.adapter import LoraChoice
 from simcore.models.blocks import Head, LayerKind
-from simcore.models.lora import LoraChoice
 from simcore.models.tensor import TensorSpec
 
 __all__ = ["DEFAULT_TARGETS", "name_adapters"]

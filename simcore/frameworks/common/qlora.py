@@ -15,7 +15,7 @@ from simcore.errors import InputError, Problem
 from simcore.inputs.training import Quantization
 from simcore.models.tensor import TensorSpec
 from simcore.placement.job import Draft, Job
-from simcore.recording.packed_weights import PackedWeights
+from simcore.recording.number_formats import PackedWeights
 
 __all__ = ["OUTLIERS", "STORAGES", "STORAGE_OPTION", "THRESHOLD_OPTION", "TUNE_OPTION", "is_packed", "packed_of"]
 

@@ -41,7 +41,7 @@ from simcore.placement.capabilities import ONE_STAGE, PLAIN_TORCH, Capabilities
 from simcore.placement.framework import Framework, Rule, TensorPolicy, UpdateTime
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Partial, Placements, TensorLayout
-from simcore.recording.packed_weights import PackedWeights
+from simcore.recording.number_formats import PackedWeights
 
 __all__ = ["OPTIONS", "VERSIONS", "table"]
 

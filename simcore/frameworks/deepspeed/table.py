@@ -28,7 +28,7 @@ from simcore.placement.capabilities import ONE_STAGE, Capabilities
 from simcore.placement.framework import Framework, Optimizer, Rule, TensorPolicy, UpdateTime
 from simcore.placement.job import Draft, Job, topology_of
 from simcore.placement.layout import Flat, Partial, Placements, TensorLayout
-from simcore.recording.packed_weights import PackedWeights
+from simcore.recording.number_formats import PackedWeights
 
 __all__ = ["VERSIONS", "options_of_stage", "zero_table"]
 

@@ -13,7 +13,7 @@ from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.frameworks.fsdp2.trainers import TRAINERS
 from simcore.frameworks.fsdp2.units import Wrapping
 from simcore.placement.job import Job
-from simcore.recording.packed_weights import PackedWeights
+from simcore.recording.number_formats import PackedWeights
 
 __all__ = ["strategy", "wrapping"]
 

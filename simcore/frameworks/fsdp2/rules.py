@@ -19,7 +19,7 @@ from simcore.models.tensor import TensorSpec
 from simcore.placement.framework import Matches, Rule, TensorPolicy, UpdateTime
 from simcore.placement.job import Draft
 from simcore.placement.layout import Partial, Placements, Shard, TensorLayout
-from simcore.recording.packed_weights import PackedWeights
+from simcore.recording.number_formats import PackedWeights
 
 __all__ = ["packed_weights", "rules_of"]
 

@@ -35,7 +35,7 @@ from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import local_shape
 from simcore.placement.mesh import Mesh
-from simcore.recording.fp8_scaling import RECIPES, Scaling, in_model, matched
+from simcore.recording.number_formats import RECIPES, Scaling, in_model, matched
 
 __all__ = [
     "OPTIONS",
@@ -90,7 +90,7 @@ class Fp8:
     forward or backward. `start`, `end`: number of first and last transformer layers in bf16. `history`:
     fp8_amax_history_len, 0 unless the recipe is delayed. `pads_routing`: tokens of an expert are padded.
     `further_in_bf16`: modules of multi-token prediction are in bf16. `attends`: attention is in fp8. `matchers`:
-    linears with another recipe, see `fp8_scaling.matched`.
+    linears with another recipe, see `number_formats.matched`.
     """
 
     scaling: Scaling

@@ -21,8 +21,8 @@ import re
 from typing import Final
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
+from simcore.frameworks.adapter import LoraChoice
 from simcore.models.blocks import Attention, Embedding, LatentAttention, LayerKind, Mamba2, Mlp, Moe
-from simcore.models.lora import LoraChoice
 from simcore.models.tensor import TensorSpec
 
 __all__ = ["DEFAULT_TARGETS", "adapters", "matches"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from simcore.errors import IllegalLayout, NotYet
+from simcore.frameworks.adapter import LoraChoice
 from simcore.frameworks.automodel.lora import adapters, matches
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Mamba2, Mixer, Mlp, Moe
-from simcore.models.lora import LoraChoice
 from simcore.operators.automodel.tensors import tensors
 
 H, V = 2688, 131072

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from simcore.frameworks.adapter import LoraChoice
 from simcore.frameworks.common.lora import name_adapters
 from simcore.models.graph import build, model_config
-from simcore.models.lora import LoraChoice
 from simcore.models.tensor import TensorSpec
 
 GRAPH = build(model_config("nemotron-3-tiny", None, "model"), "hf")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from simcore.errors import IllegalLayout, NotYet
+from simcore.frameworks.adapter import LoraChoice
 from simcore.frameworks.megatron.lora import adapters
 from simcore.models.blocks import Attention, Branch, Embedding, Head, LatentAttention, LayerKind, Mamba2, Moe
-from simcore.models.lora import LoraChoice
 from simcore.models.tensor import TensorSpec
 from simcore.operators.megatron.implementation import tensors
 

@@ -12,13 +12,13 @@ import pytest
 import small
 from checkout import ROOT
 from eventlog import grouped
+from simcore.frameworks.adapter import LoraChoice
 from simcore.frameworks.automodel.lora import adapters
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
 from simcore.models.blocks import Moe
 from simcore.models.graph import ModelGraph, build, model_config
-from simcore.models.lora import LoraChoice
 from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.implementation import record
 from simcore.operators.automodel.options import RELEASE_0_7_0, AutomodelOptions, Dispatcher

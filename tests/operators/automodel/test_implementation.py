@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simcore.errors import NotYet
+from simcore.frameworks.adapter import LoraChoice
 from simcore.frameworks.automodel.lora import adapters
 from simcore.models.blocks import (
     Attention,
@@ -19,7 +20,6 @@ from simcore.models.blocks import (
     Mlp,
     Moe,
 )
-from simcore.models.lora import LoraChoice
 from simcore.operators.automodel.experts import received_rows
 from simcore.operators.automodel.implementation import record, tensors
 from simcore.operators.automodel.options import RELEASE_0_7_0, AutomodelOptions

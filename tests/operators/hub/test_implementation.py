@@ -10,12 +10,12 @@ import pytest
 import small
 from checkout import ROOT
 from simcore.errors import NotYet
+from simcore.frameworks.adapter import LoraChoice
 from simcore.frameworks.common.lora import name_adapters
 from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.models.blocks import Moe
 from simcore.models.graph import ModelGraph, build, model_config
-from simcore.models.lora import LoraChoice
 from simcore.operators.hf import remote_code
 from simcore.operators.hub import implementation as hub
 from simcore.pipeline.schedule import actions

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from simcore.frameworks.adapter import LoraChoice
 from simcore.frameworks.megatron.lora import adapters
 from simcore.models.blocks import (
     Attention,
@@ -21,7 +22,6 @@ from simcore.models.blocks import (
     Moe,
     Mtp,
 )
-from simcore.models.lora import LoraChoice
 from simcore.operators.megatron.implementation import record, tensors
 from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.recording.layer import LayerWorkload, RecordedLayer

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 
 from simcore.models.blocks import LayerKind, Mtp
 from simcore.operators.megatron.ops.options import MegatronOptions
-from simcore.recording.fp8_scaling import Scaling, in_model, matched
 from simcore.recording.kernel_shape import shape_of
 from simcore.recording.layer import LayerWorkload
+from simcore.recording.number_formats import Scaling, in_model, matched
 from simcore.recording.tape import GRADIENTS_BEGIN, Kernel, Node, Param, Tape, Tensor
 from simcore.units import dtype_bytes
 

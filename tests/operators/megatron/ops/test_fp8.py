@@ -31,9 +31,9 @@ from operators.megatron.kinds import (
 from simcore.models.blocks import LayerKind
 from simcore.operators.megatron.implementation import record
 from simcore.operators.megatron.ops.options import Dispatcher, FlexBackend, MegatronOptions
-from simcore.recording.fp8_scaling import RECIPES
 from simcore.recording.kernel_shape import MODULE_BITS
 from simcore.recording.layer import LayerWorkload
+from simcore.recording.number_formats import RECIPES
 from simcore.recording.rows import Kernel, Op
 
 EVERY = [replace(kind, fp8=True) for kind in (MAMBA, MOE, ATTENTION, LLAMA, QWEN3, V2, V3, GPT, GPT_MOE)]

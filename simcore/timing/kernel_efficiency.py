@@ -1,9 +1,11 @@
-"""Extra time of a matrix product because a device computes it in tiles, one wave of multiprocessors after another.
+"""Extra time of a kernel because of its shape: a product's tiles and waves, and the exponentials of attention.
 
-A product of (m, k) and (k, n) is cut into tiles of its output. A tile that exceeds the edge costs as much as a full
-one, and while the last wave runs, multiprocessors without a tile wait. The tiles that cuBLAS chooses are not published;
-DeepGEMM (10747d47, `csrc/jit_kernels/heuristics/sm90.hpp`, get_layout_info) documents its rule, which is used here: of
-the tiles that the instructions allow, those that take the fewest cycles over all waves.
+[Note: tiles and waves]
+A device computes a matrix product in tiles, one wave of multiprocessors after another. A product of (m, k) and (k, n)
+is cut into tiles of its output. A tile that exceeds the edge costs as much as a full one, and while the last wave runs,
+multiprocessors without a tile wait. The tiles that cuBLAS chooses are not published; DeepGEMM (10747d47,
+`csrc/jit_kernels/heuristics/sm90.hpp`, get_layout_info) documents its rule, which is used here: of the tiles that the
+instructions allow, those that take the fewest cycles over all waves.
 
 [Note: a tile's time]
 For each element of k a tile takes the cycles of its multiply-adds, or those that its operands need to arrive: from the
@@ -19,6 +21,16 @@ again to be added (CUTLASS 4, `media/docs/cpp/efficient_gemm.md`, split-K).
 Products of a group share waves: TransformerEngine 2.18 spreads them over four streams (`common/gemm/cublaslt_gemm.cu`,
 multi_stream_cublas_gemm), CUTLASS and DeepGEMM do them in one kernel. The number of rows of a group is random: on
 average its last tile is half full, or, if the sum runs over rows, its last step.
+
+[Note: exponentials]
+Each score of attention also needs an exponential, so heads of other sizes than 128 take another time for their FLOPs.
+For a score the tensor cores do four FLOPs per element of a head (two products of a multiply-add), ten in backward, and
+the special function units one exponential in each pass (flash-attention computes it again in backward). A
+multiprocessor has 16 of those a cycle (FlashAttention-3, arXiv 2407.08608, section 3: 3.9 TFLOPS of special functions
+and 989 of products on H100), Blackwell Ultra twice as many (NVIDIA, "Making Softmax More Efficient with NVIDIA
+Blackwell Ultra"). Both times are added, as arithmetic and traffic are (`kernel.py`). Shares of peaks were measured with
+heads of 128 (`tests/truth/fit_priors.py`), so the result is the ratio to those: small heads are slower for their FLOPs,
+wide heads faster, and 8-bit products do not shorten the exponentials.
 """
 
 from __future__ import annotations
@@ -34,7 +46,7 @@ from simcore.hardware.device import Device
 from simcore.placement.mesh import IntArray
 from simcore.recording.kernel_shape import unpacked
 
-__all__ = ["multiply_adds", "stretch"]
+__all__ = ["gemm_stretch", "softmax_stretch"]
 
 Floats = NDArray[np.float64]
 _STEP_BYTES: Final = 128
@@ -42,6 +54,10 @@ _SHARED_BYTES: Final = 128
 """Bytes of shared memory read in a cycle: DeepGEMM 10747d47 `heuristics/sm90.hpp`, l1_bandwidth_per_cycle."""
 _SPLITS: Final = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32], dtype=np.float64)
 _SUM_BYTES: Final = 8  # an fp32 sum is written and read
+_EXPONENTIALS: Final = {"10.3": 32}
+"""Exponentials that a multiprocessor computes in a cycle, by compute capability."""
+_OTHERS_EXPONENTIALS: Final = 16
+"""The same for all other devices."""
 
 
 class _Tiles(NamedTuple):
@@ -90,7 +106,7 @@ _BLACKWELL: Final = _Machine(4096, 64.0, (128,), tuple(range(32, 257, 32)), 128 
 Clusters of four: CUTLASS 4 `generator.py`, GenerateSM100_TensorOp_16b_UMMA_gemm. Bytes of the L2 cache: assumed."""
 
 
-def stretch(device: Device, shapes: IntArray, flops: IntArray, operand_bits: IntArray) -> Floats:
+def gemm_stretch(device: Device, shapes: IntArray, flops: IntArray, operand_bits: IntArray) -> Floats:
     """Factor by which each kernel's matrix product takes longer than with full tiles and no idle SM.
 
     At least 1 (an SM is a streaming multiprocessor). One entry for each kernel in all arrays: `shapes` as
@@ -101,16 +117,8 @@ def stretch(device: Device, shapes: IntArray, flops: IntArray, operand_bits: Int
     at = np.flatnonzero(shapes)
     if len(at):
         kinds = np.column_stack([shapes[at], flops[at], operand_bits[at]]).astype(np.int64)
-        out[at] = _stretch(_machine(device), int(device.num_sms.si), kinds.tobytes())
+        out[at] = _gemm_stretch(_machine(device), int(device.num_sms.si), kinds.tobytes())
     return out
-
-
-def multiply_adds(device: Device, *, as_on_ampere: bool = False) -> int:
-    """Number of multiply-adds of 16-bit numbers that one multiprocessor does in a cycle.
-
-    `as_on_ampere`: with Ampere's instructions, whatever the device.
-    """
-    return (_AMPERE if as_on_ampere else _machine(device)).adds
 
 
 def _machine(device: Device) -> _Machine:
@@ -119,7 +127,7 @@ def _machine(device: Device) -> _Machine:
 
 
 @lru_cache(maxsize=1024)
-def _stretch(machine: _Machine, num_sms: int, kinds: bytes) -> Floats:
+def _gemm_stretch(machine: _Machine, num_sms: int, kinds: bytes) -> Floats:
     """Factors of products, given as rows of (shape, FLOPs, bits of an element)."""
     distinct, places = np.unique(np.frombuffer(kinds, dtype=np.int64).reshape(-1, 3), axis=0, return_inverse=True)
     m, n, groups, sums_rows = unpacked(distinct[:, 0])
@@ -142,3 +150,30 @@ def _stretch(machine: _Machine, num_sms: int, kinds: bytes) -> Floats:
 def _pieces(amount: Floats, by_chance: NDArray[np.bool_]) -> Floats:
     """Number of full pieces, rounded up, or with random amounts half a piece more on average."""
     return np.where(by_chance[:, None], np.maximum(amount + 0.5, 1), np.ceil(amount))
+
+
+def softmax_stretch(device: Device, shapes: IntArray, operand_bits: IntArray, *,
+                    older: NDArray[np.bool_]) -> Floats:
+    """Factor, for each attention kernel, by which its FLOPs take longer than with heads of 128 in 16 bits.
+
+    Below 1 for wider heads. `shapes`: FLOPs per exponential, relative to heads of 128, as `kernel_shape.shape_of_heads`
+    packs them (0: unknown heads, factor 1). `operand_bits`: bits of an element. `older`: True for kernels that issue
+    products as on Ampere.
+    """
+    out = np.ones(len(shapes))
+    at = np.flatnonzero(shapes)
+    if len(at):
+        packed = unpacked(shapes[at])
+        adds = np.where(older[at], _multiply_adds(device, as_on_ampere=True), _multiply_adds(device))
+        exponential_flops = 2 * adds / _EXPONENTIALS.get(device.compute_capability, _OTHERS_EXPONENTIALS)
+        out[at] = ((1 + exponential_flops * 16 / operand_bits[at] / packed.rows)
+                   / (1 + exponential_flops / packed.columns))
+    return out
+
+
+def _multiply_adds(device: Device, *, as_on_ampere: bool = False) -> int:
+    """Number of multiply-adds of 16-bit numbers that one multiprocessor does in a cycle.
+
+    `as_on_ampere`: with Ampere's instructions, whatever the device.
+    """
+    return (_AMPERE if as_on_ampere else _machine(device)).adds

@@ -13,7 +13,7 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.cli.ascii import LEVELS, replace_signs
+from simcore.cli.stdio import LEVELS, replace_signs
 
 
 def written(text: str, encoding: str) -> bytes:

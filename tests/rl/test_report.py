@@ -1,11 +1,11 @@
-"""Memory over all phases: the peak is in it, times never fall, and training has its own moments."""
+"""Memory over all phases in a report: the peak is in it, times never fall, and training has its own moments."""
 
 from __future__ import annotations
 
 import pytest
 
 from rl.test_workload import DPO, GRPO, asked
-from simcore.rl.series import phase_series
+from simcore.rl.report import phase_series
 from simcore.simulate import simulate
 
 
