@@ -60,7 +60,6 @@ def test_every_measured_point_is_returned_exactly(name: str) -> None:
         curve = measured_curves.measured(collective, ranks)
         assert curve is not None
         assert curve.ns(size) == round(float(us) * 1000)
-        assert curve.covers(size)
 
 
 @pytest.mark.parametrize("picked", PICKED, ids=lambda picked: "-".join(map(str, picked)))
@@ -95,7 +94,6 @@ def test_half_way_in_logarithms_is_the_geometric_mean() -> None:
 def test_beyond_its_points_a_curve_keeps_its_last_bandwidth_and_its_first_time() -> None:
     curve = Curve((100, 200), (1_000, 1_500))
     assert (curve.ns(2_000), curve.ns(1), curve.ns(0)) == (15_000, 1_000, 1_000)
-    assert [curve.covers(size) for size in (0, 99, 100, 150, 200, 201)] == [False, False, True, True, True, False]
 
 
 def test_the_running_maximum_never_falls() -> None:
