@@ -23,7 +23,7 @@ from simcore.placement.mesh import IntArray
 from simcore.program.outline import Phase
 from simcore.program.program import Program
 from simcore.program.tile import AMOUNT, LAYER, OP, SLOT, posted_bytes
-from simcore.recording.exact_sums import fitting
+from simcore.recording.exact_sums import fitting, sums_by_key
 from simcore.recording.tape import Op
 
 __all__ = ["TRIAL_BYTES", "MemoryPeak", "balance", "first_step", "running"]
@@ -150,7 +150,7 @@ def _event(program: Program, piece: int, row: int) -> str:
 
 
 def _held(program: Program, piece: int, row: int) -> IntArray:
-    """Bytes alive after a row by owner: [layer + 1, slot]. Sums stay far below 2**53, so floats count exactly."""
+    """Bytes alive after a row by owner: [layer + 1, slot]. Sums are exact."""
     outline = program.outline
     at, nets = outline.pieces[piece], [tile.nets for tile in program.tiles]
     before = [p for p in outline.pieces[:piece] if p.tile >= 0]
@@ -167,13 +167,12 @@ def _held(program: Program, piece: int, row: int) -> IntArray:
     num_slots = len(program.tables.slots)
     shape = (len(program.layer_paths) + 2, num_slots)
     keys = (every[:, 0] + 1) * num_slots + every[:, 1]
-    sums = np.bincount(keys, weights=every[:, 2], minlength=shape[0] * shape[1])
-    return sums.astype(np.int64).reshape(shape)
+    return sums_by_key(keys, every[:, 2], shape[0] * shape[1]).reshape(shape)
 
 
 def _by_category(program: Program, alive: IntArray) -> dict[str, int]:
     names, numbers = program.outline.categories
-    sums = np.bincount(numbers, weights=alive.sum(axis=0), minlength=len(names)).astype(np.int64)  # exact, see _held
+    sums = sums_by_key(numbers, alive.sum(axis=0), len(names))
     sizes = {name: size for name, size in zip(names, sums.tolist(), strict=True) if size}
     return dict(sorted(sizes.items(), key=lambda item: (-item[1], item[0])))
 

@@ -16,6 +16,7 @@ from simcore.placement.mesh import IntArray
 from simcore.program.outline import Phase
 from simcore.program.program import Program
 from simcore.program.tile import AMOUNT, LAYER, OP, SLOT
+from simcore.recording.exact_sums import sums_by_key
 from simcore.recording.tape import Op
 from simcore.results.detail import Lifetimes
 
@@ -78,7 +79,7 @@ def _thinned(amounts: IntArray, first: int, groups: IntArray, limit: int) -> tup
         tops = [int(a) + int(np.argmax(total[a:b])) for a, b in pairwise(edges)]
         at = np.unique(np.array([max(first - 1, 0), *tops, len(total) - 1]))
         keys, of_row = np.unique(np.searchsorted(at, np.arange(len(total))) * num_groups + groups, return_inverse=True)
-        sums = np.bincount(of_row.ravel(), weights=amounts).astype(np.int64)  # far below 2**53, so exact
+        sums = sums_by_key(of_row.ravel(), amounts, len(keys))
         if stretches == 1 or 2 * np.count_nonzero(sums) <= limit:
             break
         stretches //= 2

@@ -1,4 +1,4 @@
-"""Sums that may exceed 64 bits: numpy wraps silently, so they are computed with Python's integers, or refused."""
+"""Exact sums of integers: of those that may exceed 64 bits, where numpy wraps silently, or the 53 bits of a float."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["countable", "dot", "fitting"]
+__all__ = ["countable", "dot", "fitting", "sums_by_key"]
 
 _MOST: Final = 2.0**62
 """Half of the largest signed 64-bit integer: the sums are estimated in floats, which round."""
+_EXACT: Final = 2.0**53
+"""Integers below it are exact as floats."""
 
 
 def countable(values: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[Any]:
@@ -34,3 +36,15 @@ def fitting(values: NDArray[np.int64]) -> NDArray[np.int64]:
     if float(np.abs(values).sum(dtype=np.float64)) >= _MOST:
         raise OverflowError("sums pass 64 bits")
     return values
+
+
+def sums_by_key(keys: NDArray[np.int64], values: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Exact sums of `values` by their keys, which are from 0 to `size` - 1: entry k is the sum of those of key k.
+
+    The sum of absolute values must fit into 64 bits.
+    """
+    if float(np.abs(values).sum(dtype=np.float64)) < _EXACT:
+        return np.bincount(keys, weights=values, minlength=size).astype(np.int64)  # sums in floats, and is faster
+    sums = np.zeros(size, dtype=np.int64)
+    np.add.at(sums, keys, values)
+    return sums

@@ -29,6 +29,7 @@ from simcore.program.lower import lower
 from simcore.program.outline import Phase
 from simcore.program.program import Program
 from simcore.program.tile import AMOUNT, OP, SLOT
+from simcore.recording.exact_sums import sums_by_key
 from simcore.recording.tape import Op
 from simcore.simulation.simulation import Simulation
 from simcore.timing.step import forward_ns
@@ -100,7 +101,7 @@ def _held(program: Program, rows: int) -> dict[str, int]:
     columns = program.columns[:rows]
     posted = columns[columns[:, OP] <= Op.FREE]
     slots = [category for _, category in program.tables.slots]
-    sums = np.bincount(posted[:, SLOT], weights=posted[:, AMOUNT], minlength=len(slots)).astype(np.int64)
+    sums = sums_by_key(posted[:, SLOT], posted[:, AMOUNT], len(slots))
     sizes: dict[str, int] = {}
     for category, size in zip(slots, sums.tolist(), strict=True):
         sizes[category] = sizes.get(category, 0) + size

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import small
-from simcore.recording.exact_sums import countable, dot, fitting
+from simcore.recording.exact_sums import countable, dot, fitting, sums_by_key
 from simcore.results.report import Report
 from simcore.simulate import simulate
 
@@ -28,6 +28,13 @@ def test_columns_are_too(pairs: list[tuple[int, int]]) -> None:
     table = np.stack([times, 2 * times], axis=1)
     found = (countable(values, table.sum(axis=1)) @ table).tolist()
     assert found == [sum(a * b for a, b in pairs), sum(2 * a * b for a, b in pairs)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(-(2**57), 2**57)), max_size=30))
+def test_sums_by_key_are_python_s(pairs: list[tuple[int, int]]) -> None:
+    """Also beyond 2**53, where sums in floats are some bytes off."""
+    keys, values = (np.array([pair[i] for pair in pairs], dtype=np.int64) for i in (0, 1))
+    assert sums_by_key(keys, values, 5).tolist() == [sum(b for a, b in pairs if a == key) for key in range(5)]
 
 
 @given(st.lists(st.integers(-(2**62), 2**62), max_size=30))
