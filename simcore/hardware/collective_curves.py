@@ -156,6 +156,6 @@ def find_curves(ref: str, where: str = "curves", folder: Path = Path()) -> Path:
 def load_curves(path: str | Path) -> Curves:
     """Reads a file of measured collectives; a path is read again only after a topology file was read.
 
-    InputError with `file:line` of each wrong key and of each text that is not a table.
+    InputError with `file:line` of each wrong key, and of `curves` for the first text in it that is not a table.
     """
     return read_values(Curves, read_document(path))

@@ -109,7 +109,7 @@ def parse_document(text: str, path: str) -> Document:
 
 
 def parse_value(text: str, where: str) -> Any:
-    """Value of a YAML text, as it would be read after `key:`; InputError at `where` if it cannot be read."""
+    """Value of a YAML document (None if empty), such as the value of `--set`; InputError at `where` if unreadable."""
     try:
         return Parser(text, where).document()
     except InputError as error:

@@ -48,7 +48,8 @@ class TopologyFile(Block):
     """A topology of which only some nodes, or some GPUs of each node, are used."""
 
     file: Text = Field(description="A name in topologies/, or a path")
-    num_nodes: _Degree | None = Field(default=None, description="Nodes there are; left out: as many as the mesh needs")
+    num_nodes: _Degree | None = Field(
+        default=None, description="Nodes there are; left out: as in the file, or as many as the mesh needs")
     gpus_per_node: _Degree | None = Field(default=None, description="GPUs of each node that the job has; left out: all")
 
 

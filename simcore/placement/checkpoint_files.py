@@ -18,9 +18,9 @@ class Transfer:
 
     `whole_on`: ranks that hold the whole model on the host. `params`, `states`: number of copies of a rank's own
     parameters and optimizer states that are on the host at once; `shared`: (dense, expert) mesh axes whose ranks divide
-    among themselves what all of them hold. `in_flight`: the least number of whole tensors on the host. `trained_only`:
-    frozen parameters are left out. `on_device`: a whole "tensor" or "unit" for a moment, or all of the "model" in its
-    layout at rest, before any of it is cut. `source`: upstream file and version.
+    among themselves what each of them holds unsharded. `in_flight`: least number of whole tensors on the host.
+    `trained_only`: frozen parameters are left out. `on_device`: a whole "tensor" or "unit" for a moment, or all of the
+    "model" in its layout at rest, before any of it is cut. `source`: upstream file and version.
     """
 
     source: str

@@ -114,7 +114,7 @@ class LayerRows:
         return _by_owner(self.rows)
 
     def nets_until(self, row: int) -> IntArray:
-        """Allocated minus freed bytes of each owner up to and including row `row`, as `nets`."""
+        """Rows (layer offset, slot, bytes): bytes of each owner after row `row`; owners with none are left out."""
         return _by_owner(self.rows[:row + 1])
 
     @cached_property

@@ -45,7 +45,7 @@ __all__ = ["guarded", "report"]
 
 
 def report(simulation: Simulation, *, series: bool) -> Report:
-    """Report of a simulation with everything it has: placement only, or memory, traffic and time too.
+    """Report of a simulation with everything it has: placement, memory and traffic if lowered, time if timed.
 
     `series`: True keeps memory over the step.
     """

@@ -62,10 +62,10 @@ def check_rows(simulation: Simulation) -> None:
 
 
 def unlike(simulation: Simulation, report: Report) -> Report:
-    """Copy of the report with one more assumption, if the time of microbatches does not become steady.
+    """Copy of the report with one more assumption, if the simulated microbatches did not become steady.
 
-    The assumption says how many microbatches are taken to last as long as one of them. Otherwise the report is
-    unchanged.
+    The assumption says how many left-out microbatches are taken to last as long as a simulated one. Otherwise the
+    report is unchanged.
     """
     count = simulation.job.scenario.num_microbatches
     if simulation.timing is None or simulation.timing.steady or simulation.num_written == count:

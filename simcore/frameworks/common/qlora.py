@@ -37,9 +37,9 @@ _COLUMN: Final = ("uint8", "transformers 5.23 utils/quantization_config.py BitsA
 def packed_of(job: Draft, options: dict[str, Any], default: tuple[str, str] = _COLUMN) -> PackedWeights | None:
     """Returns the format in which frozen linears are packed in 4 or 8 bits; None without qlora.
 
-    `options`: the framework options that the scenario sets, by name. `default`: dtype in which the packed values are
-    stored unless they say it, and its source. Raises InputError, IllegalLayout or NotYet for a format that is not
-    served.
+    `options`: the framework options that the scenario sets, by name. `default`: dtype (bitsandbytes' names: uint8,
+    bfloat16, ...) in which the packed values are stored unless they say it, and its source. Raises InputError,
+    IllegalLayout or NotYet for a format that is not served.
     """
     asked, at = job.scenario.training.quantization, "training.quantization"
     if job.scenario.training.method != "qlora":

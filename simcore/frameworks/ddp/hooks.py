@@ -67,7 +67,8 @@ class DdpHooks:
 
         Layers are numbered over the whole model, embedding 0. `grads`: (parameter, slot: index of its owner in
         `Tables.slots`, bytes) each. In the last microbatch it simulates their copy into buckets, and the all-reduce of
-        buckets that are full; gradients that are views of buckets (`DdpStrategy.is_view`) are freed at once.
+        buckets that are full; in
+        every microbatch, gradients that are views of buckets (`DdpStrategy.is_view`) are freed at once.
         """
         for param, slot, num_bytes in grads:
             if (layer, slot) in self.grads or (self.strategy.axis and self.strategy.is_view):

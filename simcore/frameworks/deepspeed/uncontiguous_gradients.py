@@ -65,7 +65,7 @@ class UnbucketedGradients:
         self._drop(list(self.fresh))
 
     def drop_kept(self) -> None:
-        """Simulates the release of the kept gradients, of which the step has a copy in fp32."""
+        """Simulates the release of the gradients that `end_microbatch` kept: the step has their copy in fp32."""
         for (layer, _), (slot, num_bytes) in self.kept.items():
             self.out.free(layer, slot, num_bytes)
         self.kept.clear()

@@ -51,11 +51,12 @@ def route(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
 def route_by_softmax(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
     """Probabilities [tokens, all experts] of a softmax router, 0 for experts that are not chosen.
 
-    Top-k of the logits, softmax of the chosen in fp32; the balance loss has another one. `moe_utils.py`:
-    topk_routing_with_score_function, compute_routing_scores_for_aux_loss. Logits and probabilities are in the dtype of
-    moe_router_dtype. DeepSeek-V2 takes the softmax before the choice (Bridge 0.3.1
-    `models/deepseek/deepseek_v2_bridge.py`, moe_router_pre_softmax), which keeps it for all experts. GPT-OSS has no
-    balance loss (Bridge 0.3.1 `models/gpt_oss/gpt_oss_provider.py`, moe_router_load_balancing_type none).
+    `x` [tokens, hidden]: the router's input. Raises NotYet for an adapter of the router. Top-k of the logits, softmax
+    of the chosen in fp32; the balance loss has another one. `moe_utils.py`: topk_routing_with_score_function,
+    compute_routing_scores_for_aux_loss. Logits and probabilities are in the dtype of moe_router_dtype. DeepSeek-V2
+    takes the softmax before the choice (Bridge 0.3.1 `models/deepseek/deepseek_v2_bridge.py`, moe_router_pre_softmax),
+    which keeps it for all experts. GPT-OSS has no balance loss (Bridge 0.3.1 `models/gpt_oss/gpt_oss_provider.py`,
+    moe_router_load_balancing_type none).
     """
     dtype, balanced = c.options.moe_router_dtype, block.router == "softmax"
     logits = _gate(c, block, rows, x, dtype)

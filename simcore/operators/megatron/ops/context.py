@@ -299,7 +299,7 @@ class Context:
         self.tape.compute(kernel, tensor.numel, passes * tensor.nbytes, operators)
 
     def send(self, collective: str, axis: str, tensor: Tensor) -> None:
-        """Records a collective over mesh axis `axis`.
+        """Records a collective over mesh axis `axis`, also if that has one rank: callers ask first.
 
         Its payload (gathered output, or whole input) is `tensor`.
         """
