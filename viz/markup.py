@@ -53,7 +53,8 @@ def number(value: float) -> str:
 def element(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
     """Returns `<name attribute="...">children</name>`, or `<name .../>` if it is void and has none.
 
-    Void elements: br, input, path and others of `_VOID`. Text and values of attributes are escaped; floats have at most two decimals. Underscores become hyphens.
+    Void elements: br, input, path and others of `_VOID`. Text and values of attributes are escaped; floats have at most
+    two decimals. Underscores become hyphens.
 
     `class_` is written as class, `aria_label` as aria-label; attributes and children that are None are left out, so are
     attributes that are False; True becomes the attribute's name.
