@@ -11,8 +11,9 @@ import small
 from simcore.frameworks.setup import prepare
 from simcore.hardware.topology import load_topology
 from simcore.placement.fold import fold
+from simcore.program.outline import Phase
 from simcore.program.tile import AMOUNT, AUX, OP
-from simcore.recording.tape import Op
+from simcore.recording.tape import Op, Stream
 from simcore.timing.routes import Routes
 from simcore.timing.step import StepTiming, time_step
 
@@ -85,3 +86,37 @@ def test_every_kernel_takes_time() -> None:
     spent = np.diff(np.concatenate([[0], timing.row_ns[0]]))
     assert (spent[kernels] > 0).all()
     assert (spent[~kernels] == 0).all()
+
+
+LORA: dict[str, Any] = {"method": "lora", "lora": {"target_modules": ["q_proj"]}}
+
+
+@pytest.mark.parametrize("given", [{}, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize(("name", "mesh"), [
+    ("fsdp2", {"dp_shard": 2}), ("fsdp2", {"dp_shard": 2, "dp_replicate": 2}), ("fsdp1", {"dp_shard": 2}),
+    ("fsdp1", {"dp_shard": 2, "dp_replicate": 2}), ("ddp", {"dp_replicate": 2}), ("zero1", {"dp_shard": 2}),
+    ("zero2", {"dp_shard": 2}), ("zero3", {"dp_shard": 2}), ("automodel", {"dp_shard": 2}),
+    ("megatron", {"dp_shard": 2})])
+def test_the_optimizer_steps_when_all_gradients_are_reduced(name: str, mesh: dict[str, int],
+                                                            given: dict[str, Any]) -> None:
+    """Also where the model's first layers have no gradient (LoRA's targets lie in the layers)."""
+    if given and name in ("automodel", "megatron"):  # their own words for the same matrix
+        given = LORA | {"lora": {"target_modules": ["*q_proj" if name == "automodel" else "linear_qkv"]}}
+    options = {"options": {"use_orig_params": True}} if name == "fsdp1" else {}
+    _check_wait(name, mesh, **given, **options)
+
+
+def test_the_optimizer_waits_for_a_last_bucket_that_is_full() -> None:
+    """DDP, adapters of 1 MiB each: every gradient fills a bucket, that of the first layer too."""
+    _check_wait("ddp", {"dp_replicate": 2}, method="lora", lora={"rank": 2048, "target_modules": ["q_proj"]},
+                options={"bucket_cap_mb": 1})
+
+
+def _check_wait(name: str, mesh: dict[str, int], **given: Any) -> None:
+    given = given | {"model": "llama-tiny", "seq_len": 1}
+    timing = clocked(name, mesh, microbatches=3, **given)
+    program = small.program_of(name, mesh, microbatches=3, **given)
+    begin = int(np.flatnonzero(program.phase == Phase.OPTIMIZER)[0])
+    awaited = {item.wait_for for item in timing.tracks[0].skeleton.items if item.row <= begin}
+    last = max(call.number for call, _, _ in timing.times[0].calls if call.stream in (Stream.REDUCE, Stream.ALL_REDUCE))
+    assert last in awaited

@@ -32,6 +32,7 @@ class DdpHooks:
         self.grads: dict[tuple[int, int], int] = {}
         self.filled: dict[str, int] = {}
         self.caps: dict[str, int] = {}
+        self.last_layer = plan.layers[0]
         self.is_last = False
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
@@ -67,8 +68,8 @@ class DdpHooks:
 
         Layers are numbered over the whole model, embedding 0. `grads`: (parameter, slot: index of its owner in
         `Tables.slots`, bytes) each. In the last microbatch it simulates their copy into buckets, and the all-reduce of
-        buckets that are full; in
-        every microbatch, gradients that are views of buckets (`DdpStrategy.is_view`) are freed at once.
+        buckets that are full; in every microbatch, gradients that are views of buckets (`DdpStrategy.is_view`) are
+        freed at once.
         """
         for param, slot, num_bytes in grads:
             if (layer, slot) in self.grads or (self.strategy.axis and self.strategy.is_view):
@@ -88,7 +89,7 @@ class DdpHooks:
     def _reduce(self, layer: int, dtype: str) -> None:
         comm = self.tables.comm("all_reduce", self.strategy.axis, dtype)
         self.out.collective(layer, comm, self.filled[dtype], Stream.REDUCE, HANDLE)
-        self.filled[dtype], self.caps[dtype] = 0, self.strategy.bucket_bytes
+        self.filled[dtype], self.caps[dtype], self.last_layer = 0, self.strategy.bucket_bytes, layer
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
         """Simulates nothing: experts are no separate unit here, and no argument is used."""
@@ -103,7 +104,7 @@ class DdpHooks:
         first = self.plan.layers[0]
         for dtype in [dtype for dtype, num_bytes in self.filled.items() if num_bytes]:
             self._reduce(first, dtype)
-        self.out.wait(first, HANDLE)
+        self.out.wait(self.last_layer, HANDLE)
         if not self.strategy.is_view:
             self.out.compute(Kernel.COPY, 0, 2 * sum(self.grads.values()))
 

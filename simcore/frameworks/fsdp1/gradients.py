@@ -34,6 +34,7 @@ class FlatGradients:
         self.single: list[list[tuple[int, int, int]]] = [[] for _ in flats]
         self.flat = [False] * len(flats)
         self.reduced: dict[int, tuple[int, int]] = {}
+        self.last_layer = self.first
         self.slots = {name: tables.slot(name, category) for name, category in (
             ("flat_grad", "unsharded_grad"), ("flat_grad_to_reduce", "reduce_scatter_input"),
             ("reduced_part", "reduce_scatter_output"), ("flat_grad_part", "sharded_grad"))}
@@ -79,7 +80,7 @@ class FlatGradients:
         """
         if not self.flat[u]:
             return
-        self.flat[u] = False
+        self.flat[u], self.last_layer = False, layer
         (self._scatter if self.parts > 1 else self._sum)(u, layer)
         self.out.free(layer, self.slots["flat_grad"], self.flats[u].numel * self.made)
 
@@ -133,7 +134,7 @@ class FlatGradients:
         Shards that were copied to the host are freed on the device.
         """
         if self.comm >= 0:
-            self.out.wait(self.first, REDUCE_HANDLE)
+            self.out.wait(self.last_layer, REDUCE_HANDLE)
         if self.strategy.on_host:
             self.out.wait(self.first, TO_HOST)
             self.drop()
