@@ -25,10 +25,12 @@ from typing import Any, Final
 
 from simcore.errors import InputError
 from simcore.frameworks.registry import asked_adapter
-from simcore.inputs.bounds import ADVISED_DRAWS, ADVISED_LOADS, ADVISED_ROWS
+from simcore.frameworks.setup import prepare
+from simcore.inputs.bounds import ADVISED_LOADS, ADVISED_RANKS, ADVISED_ROWS
 from simcore.inputs.loading import changed
 from simcore.inputs.scenario import Scenario
 from simcore.inputs.training import Draws
+from simcore.models.blocks import Moe
 from simcore.results.detail import MAX_DETAILED
 from simcore.results.report import Advice, Report
 from simcore.simulate import rows_of, simulate
@@ -125,7 +127,8 @@ def advise(scenario: Scenario) -> tuple[Advice, ...]:
     """
     if scenario.workload == "serve":
         return tuple(_of_engine(scenario))[:_MOST]
-    if rows_of(scenario) > ADVISED_ROWS or _num_loads(scenario) > ADVISED_LOADS:
+    if (scenario.world_size > ADVISED_RANKS or rows_of(scenario) > ADVISED_ROWS
+            or _num_loads(scenario) > ADVISED_LOADS):
         return ()
     base = _peak(simulate(scenario, timed=False))
     if base is None:
@@ -145,9 +148,14 @@ def advise(scenario: Scenario) -> tuple[Advice, ...]:
 
 
 def _num_loads(scenario: Scenario) -> int:
-    """Loads of ranks that a simulation handles: those that random routing draws, or the cost of folding ranks."""
+    """Loads that random routing draws in a simulation: of each rank, microbatch and layer with experts."""
     routing = scenario.training.routing
-    return max(routing.draws if isinstance(routing, Draws) else 0, ADVISED_DRAWS) * scenario.world_size
+    if not isinstance(routing, Draws):
+        return 0
+    graph = prepare(scenario)[0].graph
+    layers = sum(any(isinstance(branch.block, Moe) for branch in graph.kinds[layer.kind].branches)
+                 for layer in graph.layers)
+    return routing.draws * scenario.world_size * scenario.num_microbatches * layers
 
 
 def _told(scenario: Scenario, tried: _Tried) -> Advice:

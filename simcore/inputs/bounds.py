@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Final
 
 __all__ = [
-    "ADVISED_DRAWS",
     "ADVISED_LOADS",
+    "ADVISED_RANKS",
     "ADVISED_ROWS",
     "BATCH",
     "BLOCK",
@@ -140,10 +140,11 @@ A step of Llama 3.1 405B on 16 stages of 8 virtual ones has 1.5 million, one of 
 """
 ADVISED_ROWS: Final = 300_000
 """Rows of a step for which advice tries changes, which takes dozens of simulations."""
-ADVISED_LOADS: Final = 2**21
-"""Loads of ranks (draws times ranks, with or without random routing) for which advice tries changes; each takes about a
-microsecond in every simulation, and a step without random routing counts as `ADVISED_DRAWS` draws."""
-ADVISED_DRAWS: Final = 16
+ADVISED_LOADS: Final = 2**23
+"""Loads that random routing draws (draws times ranks, microbatches and layers with experts) for which advice tries
+changes; each takes about 16 ns in every simulation."""
+ADVISED_RANKS: Final = 2**17
+"""Ranks of a job for which advice tries changes; folding each takes about 16 microseconds in every simulation."""
 
 
 def most_of(field: str) -> int:

@@ -12,7 +12,6 @@ import small
 from simcore.batch import advice
 from simcore.batch.advice import advise, work
 from simcore.cli.tables import advice as advice_lines
-from simcore.inputs.bounds import ADVISED_DRAWS
 from simcore.inputs.loading import changed, load
 from simcore.inputs.scenario import Scenario
 from simcore.results.detail import MAX_DETAILED
@@ -140,17 +139,18 @@ def test_a_step_that_is_too_long_to_try_things_on_gets_none(monkeypatch: pytest.
 
 def test_a_step_with_too_many_loads_to_draw_again_and_again_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = kept("training.routing={seed: 0, draws: 30}")
-    monkeypatch.setattr(advice, "ADVISED_LOADS", 30 * drawn.world_size)
+    num_loads = 30 * drawn.world_size * drawn.num_microbatches * 23  # Nano's layers with experts
+    monkeypatch.setattr(advice, "ADVISED_LOADS", num_loads)
     assert advise(drawn)
-    monkeypatch.setattr(advice, "ADVISED_LOADS", 30 * drawn.world_size - 1)
+    monkeypatch.setattr(advice, "ADVISED_LOADS", num_loads - 1)
     assert advise(drawn) == ()
 
 
 def test_a_job_of_very_many_ranks_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Folding its ranks again and again takes too long: 2,097,152 of them took 48 s."""
-    monkeypatch.setattr(advice, "ADVISED_LOADS", ADVISED_DRAWS * kept().world_size)
+    monkeypatch.setattr(advice, "ADVISED_RANKS", kept().world_size)
     assert advise(kept())
-    monkeypatch.setattr(advice, "ADVISED_LOADS", ADVISED_DRAWS * kept().world_size - 1)
+    monkeypatch.setattr(advice, "ADVISED_RANKS", kept().world_size - 1)
     assert advise(kept()) == ()
 
 
