@@ -5,13 +5,14 @@ them are one item.
 
 [Note: dependencies]
 The host issues everything ahead. A reduction starts when the kernels before it are done
-(`reduce_scatter_stream.wait_stream(current_stream)`); a gather when the copy-out of an earlier gather is done, which
-freed its buffer: the last in backward, the one before in forward (torch 2.13 `_fsdp_param_group.py`, wait_for_unshard);
-none before the end of an earlier microbatch at which the host waited for the device (`HOST_DRAINS`). A gather of
-Megatron-FSDP starts, as a reduction does, when the kernels before it are done
-(`all_gather_stream.wait_stream(current_stream)`, core 0.16.1 param_and_grad_buffer.py:3604). A kernel starts when the
-collective that its `wait` names is done. Collectives that a layer calls itself run on the compute stream, in order with
-its kernels. Copies from and to the host are calls that no other rank joins.
+(`reduce_scatter_stream.wait_stream(current_stream)`), an all-reduce of its result over replicas when it is done too
+(`all_reduce_stream.wait_stream(reduce_scatter_stream)`, torch 2.13 `_fsdp_collectives.py`:654); a gather when the
+copy-out of an earlier gather is done, which freed its buffer: the last in backward, the one before in forward (torch
+2.13 `_fsdp_param_group.py`, wait_for_unshard); none before the end of an earlier microbatch at which the host waited
+for the device (`HOST_DRAINS`). A gather of Megatron-FSDP starts, as a reduction does, when the kernels before it are
+done (`all_gather_stream.wait_stream(current_stream)`, core 0.16.1 param_and_grad_buffer.py:3604). A kernel starts when
+the collective that its `wait` names is done. Collectives that a layer calls itself run on the compute stream, in order
+with its kernels. Copies from and to the host are calls that no other rank joins.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from simcore.recording.tape import Kernel, Op, Stream
 __all__ = ["CollectiveCall", "ComputeItem", "ExecutionGraph", "execution_graph"]
 
 _COMPUTE, _GATHER, _SEND, _RECEIVE = map(int, (Stream.COMPUTE, Stream.ALL_GATHER, Stream.SEND, Stream.RECEIVE))
+_REDUCE, _ALL_REDUCE = int(Stream.REDUCE), int(Stream.ALL_REDUCE)
 _PASS = np.array([{Phase.LOSS: Phase.FORWARD, Phase.RECOMPUTE: Phase.BACKWARD}.get(phase, phase) for phase in Phase])
 """The pass that a phase is part of."""
 
@@ -46,7 +48,8 @@ class CollectiveCall(NamedTuple):
     (`Stream`) that it runs on. `gate`: index of the compute item (see `ComputeItem`) after which it may start (-1: at
     once). `serial`: its number among the calls of this communicator on this stream; equal numbers of the group's ranks
     are one call. `layer`, `handle`, `microbatch`: key by which a later wait names the call. `row`: index of its row;
-    `after`: index of the compute item after which it was issued.
+    `after`: index of the compute item after which it was issued. `follows`: number of the call on another stream that
+    must be done before it starts, -1 for none.
     """
 
     number: int
@@ -59,6 +62,7 @@ class CollectiveCall(NamedTuple):
     microbatch: int
     row: int
     after: int = -1
+    follows: int = -1
 
 
 class ComputeItem(NamedTuple):
@@ -209,6 +213,8 @@ class _Compiler:
         if issued.stream == _COMPUTE:
             self.item(issued.row, call=issued)
             return
+        if issued.stream == _ALL_REDUCE and (scattered := self.calls.get(_REDUCE)):
+            issued = issued._replace(follows=scattered[-1].number)
         self.calls.setdefault(issued.stream, []).append(issued)
         self.open[self._name(issued.layer, issued.handle, issued.microbatch)] = issued.number
         if issued.stream == _SEND:

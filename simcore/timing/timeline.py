@@ -186,6 +186,10 @@ class _Machine:
                 if gate not in known:
                     yield gates.news(gate)
                 now = max(now, known[gate])
+            if call.follows >= 0:
+                if call.follows not in done.known:
+                    yield done.news(call.follows)
+                now = max(now, done.known[call.follows])
             start, link = now, shared.get(call.comm)
             if link is not None:
                 yield _Due(self.environment, now, call.number)

@@ -120,3 +120,15 @@ def _check_wait(name: str, mesh: dict[str, int], **given: Any) -> None:
     awaited = {item.wait_for for item in timing.tracks[0].skeleton.items if item.row <= begin}
     last = max(call.number for call, _, _ in timing.times[0].calls if call.stream in (Stream.REDUCE, Stream.ALL_REDUCE))
     assert last in awaited
+
+
+@pytest.mark.parametrize("name", ["fsdp2", "fsdp1", "megatron_fsdp"])
+def test_replicas_sum_what_was_scattered(name: str) -> None:
+    """HSDP, shards in a node, replicas over the network: an all-reduce takes the result of a reduce-scatter."""
+    timing = clocked(name, {"dp_shard": 8, "dp_replicate": 2}, model="llama-tiny", microbatches=1)
+    calls = {stream: [(start, end) for call, start, end in timing.times[0].calls if call.stream == stream]
+             for stream in (Stream.REDUCE, Stream.ALL_REDUCE)}
+    ends = sorted(end for _, end in calls[Stream.REDUCE])
+    starts = sorted(start for start, _ in calls[Stream.ALL_REDUCE])
+    assert len(starts) == len(ends)
+    assert all(end <= start for end, start in zip(ends, starts, strict=True))
