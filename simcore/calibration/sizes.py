@@ -54,7 +54,7 @@ class Sizes:
 def sizes_of(model: str, where: str = "model") -> Sizes:
     """Sizes of the kernels of `model`, a preset or the path of a `config.json`.
 
-    InputError, which names `where`, if it is unknown.
+    InputError, at `where` or at the file's line, if it is unknown or cannot be read.
     """
     kinds = layer_kinds(model_config(model, None, where), where)
     blocks = [branch.block for kind in kinds for branch in kind.branches]

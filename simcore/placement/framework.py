@@ -246,7 +246,7 @@ class Framework:
         return _first_match(self.rules, spec).policy
 
     def policies(self, graph: ModelGraph) -> TensorPolicies:
-        """Returns the policy of every tensor of every kind of layer of `graph`; equal rules share one object."""
+        """Returns the policy of each tensor of each kind of layer of `graph`; cached for equal rules."""
         return _policies(self.rules, graph)
 
 

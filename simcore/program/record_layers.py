@@ -103,7 +103,10 @@ class LayerPasses:
 
     @property
     def shape(self) -> tuple[object, ...]:
-        """Hashable key of all but bytes and FLOPs: cuts of passes, structure of tiles, gradients that remain."""
+        """Hashable key of all but the bytes and FLOPs of operations.
+
+        It has the cuts of passes, the structure of tiles, and the gradients that remain.
+        """
         cuts = tuple(tuple(cut[1:] for cut in cuts) for cuts in (self.forward, self.backward))
         return cuts, tuple(t.structure for t in self.tiles), self.grads
 

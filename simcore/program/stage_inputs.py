@@ -96,8 +96,9 @@ class StageInputs:
     """Tracker of received tensors that a Megatron pipeline rank with several chunks keeps after their use.
 
     Its methods append the allocations and frees to the program; chunks (virtual stages) are parts of the model. Each
-    chunk's newest input is kept and, after backward, its gradient; the lists of the interleaved schedule drop both when
-    they are sent. Other frameworks drop a gradient when it is sent.
+    chunk's newest input, and after that microbatch's backward its gradient, stay until the chunk's next forward begins,
+    often in the next step; gradients of older inputs are freed when they are sent. Other frameworks free every gradient
+    when it is sent.
     """
 
     def __init__(self, plan: Plan, builder: Builder, borders: tuple[Edges, ...]) -> None:

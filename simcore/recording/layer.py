@@ -69,12 +69,13 @@ class LayerWorkload:
 class RecordedLayer:
     """Recording of one layer for one microbatch on one rank: a section (rows in order) for each part.
 
-    `rest`: tensors kept from the previous step; `forward`: until the module returns; `after`: tensors that its caller
-    then drops (after the FSDP unit's post-forward hook); `late`: tensors that the model drops after the last layer;
-    `seed`: before the first backward hook (the loss only); `backward`: until the gradient of the layer's input exists;
-    `grads`: the parameter gradients alive at the end of `backward`, as (parameter, slot: index of its name, bytes).
-    `weight`: gradients of parameters, if `backward` makes none; `release`: tensors that only the autograd graph refers
-    to, freed after backward. `casts`: tensors that autocast drops when the model's forward is over.
+    `rest`: allocations, before the step begins, of tensors that the previous step left; `forward`: until the module
+    returns; `after`: tensors that its caller then drops (after the FSDP unit's post-forward hook); `late`: tensors that
+    the model drops after the last layer; `seed`: before the first backward hook (the loss only); `backward`: until the
+    gradient of the layer's input exists; `grads`: the parameter gradients alive at the end of `backward`, as
+    (parameter, slot: index of its name, bytes). `weight`: gradients of parameters, if `backward` makes none; `release`:
+    tensors that only the autograd graph refers to, freed after backward. `casts`: tensors that autocast drops when the
+    model's forward is over.
     """
 
     forward: Section

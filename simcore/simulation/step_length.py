@@ -28,7 +28,10 @@ _GLANCES: Final = 4
 
 
 def num_rows(simulation: Simulation) -> int:
-    """Estimated number of operations in the programs of all classes of ranks, one step each."""
+    """Estimated number of operations in the programs of all classes of ranks, one step each.
+
+    A lower bound where that is very small, or already more than `bounds.ROWS`.
+    """
     least = _LEAST * simulation.num_written * sum(len(plan.layers) for plan in simulation.plans)
     if least < _LEAST * _FEW or least > ROWS:
         return least

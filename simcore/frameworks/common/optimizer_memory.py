@@ -165,8 +165,8 @@ def newton_schulz_bytes(placed: Placed) -> int:
     """Returns the bytes of temporary memory that torch's Muon needs for one matrix, on this rank.
 
     torch 2.13 `optim/_muon.py`, as DTensor shards its products; measured on two ranks, five shapes, to the byte: the
-    update in the parameter's dtype and two bf16 shards; where rows are cut, which is where there are no more of them
-    than columns, two gathered matrices and a Gram matrix; else three Gram matrices.
+    update in the gradient's dtype and two bf16 shards; for a sharded matrix with no more rows than columns two gathered
+    matrices and a Gram matrix, for any other three Gram matrices.
     """
     rows, columns = placed.spec.shape
     shards = placed.local * (dtype_bytes(placed.policy.grad.dtype) + 2 * 2)

@@ -58,7 +58,8 @@ DEFAULTS = Defaults(
 def check(job: Job, options: dict[str, Any]) -> None:
     """Raises NotYet or IllegalLayout for a job that is not served with transformers' layers under FSDP2.
 
-    NotYet for tensor parallelism and for other losses than the layers have, IllegalLayout for a capacity of experts.
+    NotYet for tensor parallelism and for other losses than the layers have, IllegalLayout for a capacity of experts;
+    and what `check_layers` refuses.
     """
     check_layers(job, options)
     job.refuse_capacity(NO_CAPACITY)

@@ -89,7 +89,7 @@ class LivePackedWeights:
             self.pinned.update(key for key in keys if not _placed(self.plan, key).trainable)
 
     def released(self, at: int) -> Set[Key]:
-        """Returns, and removes, the parameters that are released before call number `at`; often none."""
+        """Returns, and removes, frozen parameters, (layer, index) each, that are released before call number `at`."""
         gone = frozenset(self.pinned) if at in self.ends else frozenset[Key]()
         self.pinned -= gone
         return gone

@@ -67,7 +67,8 @@ def check_overlap(job: Job, options: dict[str, object], *, sequence_parallel: bo
 def check_shared_overlap(job: Job, options: dict[str, object]) -> None:
     """Raises IllegalLayout or InputError if moe_shared_expert_overlap is on where it cannot be.
 
-    The option overlaps the shared expert with the exchange of tokens.
+    The option overlaps the shared expert with the exchange of tokens. IllegalLayout with another dispatcher than
+    alltoall or with overlap_moe_expert_parallel_comm, InputError without a shared expert.
     """
     key = "moe_shared_expert_overlap"
     if not options.get(key):

@@ -118,7 +118,7 @@ class MegatronFsdpHooks:
             self.gathers.release(self.uses[layer][0])
 
     def backward_begin(self, layer: int) -> None:
-        """Simulates the gathering of the buckets of a layer's unit, for its recomputation or for backward.
+        """Simulates gathers of the buckets of a layer's unit, for its recomputation or for backward, and their wait.
 
         `layer`: its number in the whole model, embedding 0. Nothing is gathered for a layer of no unit.
         """

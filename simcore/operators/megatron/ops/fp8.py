@@ -55,9 +55,10 @@ def quantized(c: Context, rows: int, columns: int, name: str, *, forward: bool =
     """Quantised copies of `copies` equal (rows, columns) matrices, each with its scales.
 
     `forward`: makes the copy along rows (always made where columns need none); `backward`: that along columns;
-    `squares`: scales are of 128 x 128 blocks. One kernel writes both (TransformerEngine 2.18 `common/cast/`); a scale
-    of the tensor that there is now needs the maximum first, which reads it once more (`pytorch/csrc/quantizer.cpp`,
-    Float8CurrentScalingQuantizer, NVFP4Quantizer). Without `kernels` another kernel has written them.
+    `squares`: the matrix is a weight: blockwise scales are of 128 x 128 blocks, and nvfp4 has no Hadamard transform.
+    One kernel writes both (TransformerEngine 2.18 `common/cast/`); a scale of the tensor that there is now needs the
+    maximum first, which reads it once more (`pytorch/csrc/quantizer.cpp`, Float8CurrentScalingQuantizer,
+    NVFP4Quantizer). Without `kernels` another kernel has written them.
     """
     scaling = c.scaling
     assert scaling is not None
