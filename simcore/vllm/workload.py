@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.frameworks.setup import configuration
 from simcore.hardware.topology import Topology
 from simcore.inputs.generation import Generation
-from simcore.inputs.scenario import Scenario
+from simcore.inputs.scenario import Checkpoint, Environment, Scenario
+from simcore.inputs.training import Training
 from simcore.models.blocks import Attention, Embedding
 from simcore.models.config import Architecture
 from simcore.models.graph import architecture_of
@@ -42,6 +43,7 @@ def serve(scenario: Scenario, *, ranks: bool = True) -> Report:
     """
     generation = scenario.generation or Generation()
     topology = topology_of(scenario)
+    _check_idle(scenario)
     _check_mesh(scenario, generation)
     topology.check_world_size(scenario.world_size, scenario.where("mesh"))
     engine = engine_of(scenario, generation, topology, "server")
@@ -53,6 +55,39 @@ def serve(scenario: Scenario, *, ranks: bool = True) -> Report:
 def _usable(scenario: Scenario, topology: Topology) -> int:
     usable = scenario.limits.usable_memory
     return topology.device.usable_bytes if usable == "auto" else int(parse_quantity(usable, "B"))
+
+
+def _check_idle(scenario: Scenario) -> None:
+    """Refuses keys that a training step reads and an engine does not, if they are set to other values than defaults.
+
+    NotYet for formats of weights: vLLM has them, here weights have the 16 bits of the checkpoint.
+    """
+    usual = scenario.model_copy(update={
+        "training": Training(seq_len=scenario.training.seq_len), "framework_options": {}, "framework_version": "auto",
+        "implementation": "auto", "environment": Environment(), "checkpoint": Checkpoint(), "rl": None})
+    idle = [path for path in _changed(scenario.normalised(), usual.normalised()) if path[0] != "generation"]
+    formats = [Problem(scenario.where(*path), f"not yet: weights of an engine as {'.'.join(path)} says (served: the "
+                       "16 bits of the checkpoint)") for path in idle if path in _WEIGHTS]
+    if formats:
+        raise NotYet(formats)
+    if idle:
+        raise InputError(Problem(scenario.where(*path), f"{'.'.join(path)}: changes nothing where an engine serves")
+                         for path in idle)
+
+
+_WEIGHTS: Final = (("training", "method"), ("training", "precision", "params"), ("training", "precision", "compute"),
+                   ("training", "precision", "experts"))
+"""Keys that would be formats of an engine's weights, or of its products."""
+
+
+def _changed(found: Mapping[str, Any], usual: Mapping[str, Any], *path: str) -> Iterator[tuple[str, ...]]:
+    """Paths of the keys whose values differ, as deep as both are mappings."""
+    for key, value in found.items():
+        other = usual.get(key)
+        if isinstance(value, Mapping) and isinstance(other, Mapping) and other:
+            yield from _changed(value, other, *path, key)
+        elif value != other:
+            yield *path, key
 
 
 def _check_mesh(scenario: Scenario, given: Generation) -> None:

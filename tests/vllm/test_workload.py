@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +113,22 @@ def test_a_gate_says_why_an_engine_does_not_start() -> None:
     found = [finding for gate in gates() for finding in gate(Outcome(report, "s.json:1", 1))]
     assert [(row.kind, row.code) for row in found] == [("oom", 1)]
     assert "the engine does not start: no memory is left" in found[0].message
+
+
+@pytest.mark.parametrize(("changed", "told"), [
+    ({"training": {"precision": {"params": "fp8"}}}, "not yet: weights of an engine as training.precision.params says"),
+    ({"training": {"precision": {"compute": "fp8"}}}, "not yet: weights of an engine as training.precision.compute"),
+    ({"training": {"method": "qlora"}}, "not yet: weights of an engine as training.method says"),
+    ({"training": {"recompute": "full"}}, "training.recompute: changes nothing where an engine serves"),
+    ({"training": {"offload": {"optimizer": "host"}}}, "training.offload.optimizer: changes nothing"),
+    ({"framework_options": {"wrap": "root"}}, "framework_options.*: changes nothing where an engine serves"),
+    ({"checkpoint": {"load": "rank0"}}, "checkpoint.load: changes nothing where an engine serves")])
+def test_no_key_of_a_training_step_is_silent(changed: dict[str, Any], told: str) -> None:
+    training = {"training": {"seq_len": 262144, **changed.get("training", {})}}
+    report = served(**changed | training)
+    assert report.status == "error"
+    assert re.match(told, report.problems[0].message)
+
+
+def test_a_length_alone_is_no_training() -> None:
+    assert served(training={"seq_len": 262144}).status == "ok"
