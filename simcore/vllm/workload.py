@@ -43,10 +43,10 @@ def serve(scenario: Scenario, *, ranks: bool = True) -> Report:
     """
     generation = scenario.generation or Generation()
     topology = topology_of(scenario)
-    _check_idle(scenario)
     _check_mesh(scenario, generation)
     topology.check_world_size(scenario.world_size, scenario.where("mesh"))
     engine = engine_of(scenario, generation, topology, "server")
+    _check_idle(scenario)
     report = Report(name=scenario.name, scenario=scenario.normalised(), status="ok", capacity_bytes=_usable(scenario,
                    topology), assumptions=tuple(assumptions(engine)), serving=serving(engine))
     return _with_ranks(report, scenario, engine) if ranks else report
