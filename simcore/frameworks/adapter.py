@@ -134,13 +134,16 @@ class FrameworkAdapter:
     memory_options: tuple[MemoryOption, ...] = ()
     host_buffers: _HostBuffers = _no_buffers
 
-    def table(self, job: Job) -> Framework:
-        """Returns the framework's table for a job, with the defaults that the framework chose.
+    def table(self, job: Job, earlier: Defaults = ()) -> Framework:
+        """Returns the framework's table for a job, with `earlier` defaults and those that the framework chose.
 
-        It depends on the job alone. Raises IllegalLayout, InputError or NotYet for a job that is not served.
+        A key that is in both stands where it is in `earlier`, with the framework's value. Raises IllegalLayout,
+        InputError or NotYet for a job that is not served.
         """
         draft = Draft(job)
-        return replace(self.write_table(draft), defaults=draft.defaults)
+        framework = self.write_table(draft)
+        chosen = {key: (key, value, source) for key, value, source in (*earlier, *draft.defaults)}
+        return replace(framework, defaults=tuple(chosen.values()))
 
     def in_low_precision(self, job: Job) -> tuple[ModelGraph, Defaults]:
         """Returns the job's model with linears that compute in 8 or 4 bits, and the defaults chosen for it.

@@ -55,8 +55,7 @@ def prepare(scenario: Scenario) -> tuple[Job, Framework]:
     _check_positions(job)
     _check_base(job, adapter)
     _check_host(job)
-    framework = adapter.table(job)
-    framework = replace(framework, defaults=_joined(defaults, framework.defaults))
+    framework = adapter.table(job, defaults)
     check_even(graph, mesh, framework, f"{framework.name}: this cut must be even ({framework.version})")
     return job, framework
 
@@ -109,12 +108,6 @@ def _check_base(job: Job, adapter: FrameworkAdapter) -> None:
         raise job.illegal(at, *adapter.qlora_refusal)
     if not adapter.serves_qlora:
         raise job.not_yet(at, f"qlora under {job.scenario.framework}")
-
-
-def _joined(first: Defaults, second: Defaults) -> Defaults:
-    """Both, each key once: where it was noted first, with the value that was noted last."""
-    chosen = {key: (value, source) for key, value, source in (*first, *second)}
-    return tuple((key, value, source) for key, (value, source) in chosen.items())
 
 
 def _in_format(job: Job, adapter: FrameworkAdapter) -> tuple[Job, Defaults]:

@@ -43,7 +43,7 @@ def sums_by_key(keys: NDArray[np.int64], values: NDArray[np.int64], size: int) -
 
     The sum of absolute values must fit into 64 bits.
     """
-    if float(np.abs(values).sum(dtype=np.float64)) < _EXACT:
+    if len(values) * max(int(values.max(initial=0)), -int(values.min(initial=0))) < _EXACT:
         return np.bincount(keys, weights=values, minlength=size).astype(np.int64)  # sums in floats, and is faster
     sums = np.zeros(size, dtype=np.int64)
     np.add.at(sums, keys, values)

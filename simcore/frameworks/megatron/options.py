@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from simcore.frameworks.megatron.cuda_graphs import OPTIONS as GRAPH_OPTIONS
 from simcore.frameworks.megatron.fp8 import OPTIONS as FP8_OPTIONS
@@ -13,8 +12,6 @@ from simcore.models.blocks import Attention, LatentAttention
 from simcore.operators.megatron.ops.options import (
     AttentionBackend,
     ContextParallelComm,
-    Dispatcher,
-    FlexBackend,
     MegatronOptions,
 )
 from simcore.placement.job import Draft, Job
@@ -95,9 +92,10 @@ def implementation_options(job: Draft, options: dict[str, object], grads: str) -
         backend = job.auto(
             "framework_options.moe_flex_dispatcher_backend", str(options.get("moe_flex_dispatcher_backend", "auto")),
             "deepep", "core 0.16.1 transformer_config.py:682")
-    made = MegatronOptions(dispatcher="alltoall" if dispatcher == "auto" else cast(Dispatcher, dispatcher),
-                           moe_flex_dispatcher_backend=cast(FlexBackend, backend), main_grad_bytes=dtype_bytes(grads))
-    return _core_options(job, options, _layer_options(job, options, made))
+    made: dict[str, Any] = {
+        "dispatcher": "alltoall" if dispatcher == "auto" else dispatcher,
+        "moe_flex_dispatcher_backend": backend, "main_grad_bytes": dtype_bytes(grads)}
+    return _core_options(job, options, made | _layer_options(job, options))
 
 
 def _attention(job: Draft, options: dict[str, object]) -> AttentionBackend:
@@ -127,7 +125,7 @@ def _refuse_packed(job: Job, options: dict[str, object]) -> None:
     raise job.not_yet("training.lengths", "packed sequences with attention that is not fused")
 
 
-def _core_options(job: Draft, options: dict[str, object], made: MegatronOptions) -> MegatronOptions:
+def _core_options(job: Draft, options: dict[str, object], made: dict[str, Any]) -> MegatronOptions:
     """Adds the options of every layer: the kernel of attention, fusions, what a batch brings along."""
     backend = _attention(job, options)
     if backend == "unfused" and job.mesh.cp > 1:
@@ -142,8 +140,8 @@ def _core_options(job: Draft, options: dict[str, object], made: MegatronOptions)
     if options.get("delay_wgrad_compute") and not overlaps(job, options):
         raise job.illegal("framework_options.delay_wgrad_compute", f"{OVERLAP} must be enabled when enabling "
                           "delay_wgrad_compute", "core 0.16.1 transformer/transformer_config.py:1912")
-    return replace(
-        made, attention_backend=backend, cp_comm_type=cast(ContextParallelComm, exchange),
+    return MegatronOptions(
+        **made, attention_backend=backend, cp_comm_type=cast(ContextParallelComm, exchange),
         gradient_accumulation_fusion=options.get("gradient_accumulation_fusion") is not False,
         moe_permute_fusion=options.get("moe_permute_fusion") is not False,
         use_fused_weighted_squared_relu=options.get("use_fused_weighted_squared_relu") is not False,
@@ -157,19 +155,19 @@ def _core_options(job: Draft, options: dict[str, object], made: MegatronOptions)
         overlap_moe_expert_parallel_comm=overlaps(job, options))
 
 
-def _layer_options(job: Draft, options: dict[str, object], made: MegatronOptions) -> MegatronOptions:
-    """Adds the options that Bridge's providers of single families set, or leave as core has them."""
-    family = job.graph.architecture.family
+def _layer_options(job: Draft, options: dict[str, object]) -> dict[str, Any]:
+    """Options, by field, that Bridge's providers of single families set, or leave as core has them."""
+    family, made = job.graph.architecture.family, dict[str, Any]()
     if family.startswith("qwen") or "bias_activation_fusion" in options:
         fused = job.flag(options, "bias_activation_fusion", "core 0.16.1 transformer_config.py:354; Bridge 0.3.1 "
                          "models/qwen/ sets none", default=not family.startswith("qwen"))
-        made = replace(made, bias_activation_fusion=fused)
-    made = replace(made, apply_rope_fusion=_rotation(job, options))
+        made["bias_activation_fusion"] = fused
+    made["apply_rope_fusion"] = _rotation(job, options)
     if family in SOFTMAX_ROUTED:
         given = options.get("moe_router_dtype")
-        made = replace(made, moe_router_dtype=job.auto(
+        made["moe_router_dtype"] = job.auto(
             "framework_options.moe_router_dtype", str(given or "auto"), job.compute,
-            "core 0.16.1 transformer_config.py:629: the input's"))
+            "core 0.16.1 transformer_config.py:629: the input's")
     elif options.get("moe_router_dtype", "fp32") != "fp32":
         raise job.not_yet("framework_options.moe_router_dtype", f"a router of {family} in {job.compute}")
     return made
