@@ -1,4 +1,4 @@
-"""The command as somebody calls it: its exit code, and what it prints."""
+"""The command as a user calls it: its exit code and output."""
 
 from __future__ import annotations
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,11 @@ def ran(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
         return Ran(end.value.code, *capsys.readouterr())
 
     return call
+
+
+@pytest.fixture
+def _listening() -> Iterator[None]:
+    """A shell that starts tests in the background lets them ignore Ctrl-C, and their children with them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

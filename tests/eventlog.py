@@ -51,7 +51,7 @@ def summit(events: Events) -> tuple[int, int]:
 
 
 Sections = list[tuple[str, Events]]
-"""Where, and what happens there."""
+"""An event: its place, and the change of memory there."""
 
 
 def same_events(recorded: Sections, measured: Sections) -> None:

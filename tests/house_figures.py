@@ -25,7 +25,8 @@ from typing import Final, TypeVar
 import networkx
 
 PRODUCT: Final = ("simcore", "viz")
-RIDDLES: Final = re.compile(r"(Of|What|Whether|Who|Where)\b")
+RIDDLES: Final = re.compile(r"(Of|What|Whether|Who|Whose|Which|Where|When|How)\b")
+NOBODY: Final = re.compile(r"\b(nobody|somebody)\b", re.IGNORECASE)
 VAGUE: Final = frozenset({"found", "made", "told", "one", "whole", "given", "mine", "held"})
 LONG_FILE: Final = 400
 # Classes of a framework's data-parallel record and hooks, by today's and by the former names.
@@ -144,7 +145,7 @@ def class_questions(tree: Tree) -> Iterator[str]:
 
 
 def riddles(tree: Tree) -> Iterator[str]:
-    """Docstrings that begin with Of, What, Whether, Who or Where."""
+    """Docstrings, of names too, that begin with Of, What, Who, Which, How or the like, or name a person for a thing."""
     yield from _riddles(tree.product)
 
 
@@ -155,9 +156,17 @@ def riddles_of_tests(tree: Tree) -> Iterator[str]:
 
 def _riddles(files: dict[str, ast.Module]) -> Iterator[str]:
     for name, node in documented(files):
-        text = ast.get_docstring(node) or ""
-        if RIDDLES.match(text):
-            yield f"{place(name, node)} {text.splitlines()[0]}"
+        for at, text in _docstrings(node):
+            if RIDDLES.match(text) or NOBODY.search(text):
+                yield f"{place(name, at)} {text.splitlines()[0]}"
+
+
+def _docstrings(node: ast.Module | ast.ClassDef | ast.FunctionDef) -> Iterator[tuple[ast.AST, str]]:
+    """Texts that document a module, class or function, and the names assigned in a module or class."""
+    for number, at in enumerate(node.body):
+        if isinstance(at, ast.Expr) and isinstance(at.value, ast.Constant) and isinstance(at.value.value, str) and (
+                number == 0 or isinstance(node.body[number - 1], ast.Assign | ast.AnnAssign)):
+            yield at, at.value.value.strip()
 
 
 def undocumented(tree: Tree) -> Iterator[str]:

@@ -34,7 +34,7 @@ class Block:
 
 
 STREAMS = {"all_gather_cast_input": 1, "all_gather_output": 1, "reduce_scatter_input": 2, "reduce_scatter_output": 2}
-"""Of a category; all others are on stream 0 (torch 2.13 `_fsdp_param_group.py`, `FSDPCommContext`)."""
+"""Stream of a category; all others are on stream 0 (torch 2.13 `_fsdp_param_group.py`, `FSDPCommContext`)."""
 
 
 class Allocator:

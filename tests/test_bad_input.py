@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from simcore.cli import app as cli
 NANO = json.loads((ROOT / "simcore/models/presets/nemotron-3-nano-30b-a3b.json").read_text(encoding="utf-8"))
 PATTERN = NANO["hybrid_override_pattern"]
 SECONDS = 60
-"""Of the processor, in which any refusal comes: an input that blows up takes minutes, or all memory."""
+"""Seconds of the processor within which any refusal comes: an input that blows up takes minutes, or all memory."""
 
 
 def scenario(**changed: str) -> str:
@@ -343,14 +343,6 @@ def test_results_do_not_depend_on_workers_or_hashing(many: Path, tmp_path: Path)
     assert len(json.loads(printed.pop())) == 36
     assert not printed
     assert len(written) == 1
-
-
-@pytest.fixture
-def _listening() -> Iterator[None]:
-    """A shell that starts tests in the background lets them ignore Ctrl-C, and their children with them."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("_listening")

@@ -19,7 +19,7 @@ from simcore.timing.timeline import ClassTimes, run
 
 SEND, RECEIVE = int(Stream.SEND), int(Stream.RECEIVE)
 Times = tuple[int, int, int]
-"""Of a chunk: forward, gradient of the input, gradients of weights."""
+"""Times of a chunk: forward, gradient of the input, gradients of weights."""
 
 
 @dataclass(frozen=True)

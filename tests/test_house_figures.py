@@ -44,7 +44,7 @@ def test_an_import_inside_a_function_closes_a_circle(root: Path) -> None:
 
 def test_a_figure_is_listed_by_its_places(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(root), "--list", "riddle openings", "--in", "simcore/stage"]) == 0
-    assert capsys.readouterr().out == "simcore/stage.py:9 Of a stage.\n"
+    assert capsys.readouterr().out == "simcore/stage.py:10 Of a stage.\n"
 
 
 def test_each_checkout_is_a_column(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,7 @@ def test_every_file_has_a_hash(lock: str) -> None:
 
 @pytest.mark.parametrize("lock", ASKED)
 def test_no_address_is_in_a_lock(lock: str) -> None:
-    """Which index serves a file, and where a checkout lies, is each person's own: the hash tells whether it is it."""
+    """The index that serves a file and the place of a checkout differ between people: the hash identifies the file."""
     assert not re.search(r"://|^-|^ *--(?!hash=)|@ |(?<![\w.])/", text(lock), re.MULTILINE)
 
 

@@ -143,7 +143,7 @@ READS_OWN = {
     },
 }
 READERS = {"read_text", "read_bytes", "open", "fdopen", "fromfile", "genfromtxt", "loadtxt", "memmap", "mmap"}
-"""Of whatever object; the next ones of these modules."""
+"""Methods of any object; the next ones are functions of these modules."""
 LOADERS = {"json.load", "pickle.load", "np.load", "tomllib.load", "csv.reader", "ElementTree.parse"}
 VIZ_READS = {"simcore.results.compare", "simcore.results.detail", "simcore.results.frame", "simcore.results.report",
              "simcore.results.time", "simcore.units"}

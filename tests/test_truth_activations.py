@@ -45,7 +45,7 @@ NO_RSQRT = -4
 SEPARATE_SHARED = 2 * 3712
 """Automodel 0.7.0 does not install the fused LoRA MLP on meta tensors: relu and its square are kept."""
 DISPATCHER = 5 * 128 + 4 * (2 * 128 + 1)
-"""Of a recomputed MoE layer the dispatcher holds probabilities, routing map and row map as attributes (core 0.16.1
+"""In a recomputed MoE layer the dispatcher holds probabilities, routing map and row map as attributes (core 0.16.1
 `moe/token_dispatcher.py`), which the account forgets."""
 RSIGMA = -4
 """It is not kept by a norm that runs without a graph."""

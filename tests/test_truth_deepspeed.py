@@ -214,7 +214,7 @@ def test_hpz_gathers_in_upstreams_groups() -> None:
 
 
 def test_mics_scatters_over_all_ranks() -> None:
-    """Which is why it is refused: a shard of two ranks owns halves, and each gets a quarter."""
+    """The reason of the refusal: a shard of two ranks owns halves, and each gets a quarter."""
     case = SHARDS["three, mics"]
     assert case["options"]["mics_shard_size"] == case["ranks"] // 2
     scattered = [row for rows in case["found"]["microbatches"] for row in rows if row[0] == "reduce_scatter_tensor"]

@@ -24,7 +24,7 @@ TALLIES = {
     "automodel": {"exact": 71, "refused by both": 56, "not yet": 13},
     "megatron": {"exact": 103, "refused by both": 46, "not yet": 1},
 }
-"""What becomes of the rows; nothing else does."""
+"""Outcomes of the rows, all that there are."""
 
 
 @lru_cache(maxsize=2)

@@ -29,7 +29,7 @@ from simcore.simulate import simulate
 TRUTH = ROOT / "tests/truth" / "tape" / "llmfoundry-0.3.0-torch-2.13.0.json"
 CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
 DEFAULTS = {"no_bias": False, "attn_config": {"alibi": False}}
-"""Of llm-foundry 0.3.0 `models/mpt/configuration_mpt.py`; the published models say otherwise."""
+"""Defaults of llm-foundry 0.3.0 `models/mpt/configuration_mpt.py`; the published models say otherwise."""
 
 
 def config_of(case: dict[str, Any]) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def test_what_is_there_at_the_peak(name: str) -> None:
 
 
 def parts_of(case: dict[str, Any]) -> list[int]:
-    """Which of the model's parts the rank has."""
+    """Parts of the model that the rank has."""
     rank, pp, chunks = case["rank"] // (case["world"] // case["pp"]), case["pp"], case.get("virtual", 1)
     return [rank, 2 * pp - 1 - rank] if case.get("schedule") == "ZBVZeroBubble" else list(range(rank, pp * chunks, pp))
 

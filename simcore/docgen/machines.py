@@ -26,7 +26,7 @@ one's own that is written like these."""
 _GPUS: Final = """Dense peaks in TFLOP/s; `-`: the GPU does not compute in that format. Memory in GiB: in
 all, as its tools tell, and what the driver leaves a program. GB/s: what that memory may carry."""
 _NODES: Final = """Rates are of one GPU and one way, in GB/s: what its links may carry, and in brackets the bus
-bandwidth of an all-gather over a node, or over one NIC. An empty cell: there is none. The price is what somebody asked
+bandwidth of an all-gather over a node, or over one NIC. An empty cell: there is none. The price was asked
 on that date for one GPU and an hour, in USD; without one, what a run costs is not told."""
 _SHARES: Final = """What kernels reach of a GPU's peaks is in `topologies/efficiency/`, and a machine names one of its
 files, or a file of one's own by its path from the topology file. Those whose name begins with `generic` are assumed

@@ -51,7 +51,7 @@ _FEATURES: Final[dict[str, tuple[dict[str, Any], ...]]] = {
     "states on host": ({"training": {"offload": {"optimizer": "host"}}}, {"training": _HOST}),
     "activations on host": ({"training": {"offload": {"activations": "host"}, "recompute": "full"}},),
 }
-"""What is asked of each framework: the ways in which a scenario may ask for a feature; one that is served is enough."""
+"""Features that each framework is tried with: the ways to ask for a feature; one that is served is enough."""
 _WORDS: Final = {NotYet: "not yet", IllegalLayout: "refused"}
 
 

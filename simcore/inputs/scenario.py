@@ -97,10 +97,10 @@ class Checkpoint(Block):
     """Reading and writing of the model's files."""
 
     load: Literal["auto", "every_rank", "rank0", "sharded", "none"] = Field(
-        default="auto", description="Who reads the model: every rank all of it, rank 0, each its own part, nobody"
+        default="auto", description="Which ranks read the model: every rank all of it, rank 0, each its own part, none"
     )
     save: Literal["auto", "full", "sharded", "none"] = Field(
-        default="auto", description="Who writes it: rank 0 after a gather, each its own part, nobody"
+        default="auto", description="Which ranks write it: rank 0 after a gather, each its own part, none"
     )
 
 

@@ -48,7 +48,7 @@ def with_frozen(graph: ModelGraph, patterns: tuple[str, ...]) -> tuple[ModelGrap
 
 
 class _Hits:
-    """Which patterns are the name of a parameter or of a module around it; modules are asked once."""
+    """Patterns that are the name of a parameter or of a module around it; each module is looked up once."""
 
     def __init__(self, patterns: tuple[str, ...]) -> None:
         self.matchers = [(pattern, re.compile(translate(pattern)).match) for pattern in patterns]

@@ -35,7 +35,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """How a job's checkpoint is read (`load`) and written (`save`); None if it is not."""
+    """Memory to read a job's checkpoint (`load`) and to write it (`save`); None if that is not done."""
 
     load: Transfer | None = None
     save: Transfer | None = None

@@ -20,7 +20,7 @@ def of_job(simulation: Simulation) -> tuple[Assumption, ...]:
     chosen = [Assumption(what=key, value=value, kind="default", source=source)
               for key, value, source in simulation.framework.defaults]
     if reason := simulation.job.graph.architecture.assumed:
-        chosen.append(Assumption(what="model", value="a shape that nobody published", kind="assumed", source=reason))
+        chosen.append(Assumption(what="model", value="a shape that was never published", kind="assumed", source=reason))
     chosen += [Assumption(what=what, value=value, kind="assumed", source=source)
               for what, value, source in simulation.job.graph.architecture.ignored]
     of_lengths = packing_assumptions(simulation.job.scenario.training)

@@ -23,7 +23,7 @@ from simcore.units import format_bytes, format_seconds
 __all__ = ["Step", "class_of", "explain_peak", "explain_step", "explain_trainable"]
 
 _MOST: Final = 6
-"""Of what a step is made of, how much is named."""
+"""Largest number of parts of a step that are named."""
 
 
 class Step(BaseModel):

@@ -132,7 +132,7 @@ def _steady(simulation: Simulation) -> range:
 
 
 def _repeats(simulation: Simulation) -> int:
-    """How often the steady microbatches happen."""
+    """Number of times that the steady microbatches run in a step."""
     unwritten = simulation.job.scenario.num_microbatches - simulation.num_written
     return unwritten // simulation.framework.schedule.group + 1
 

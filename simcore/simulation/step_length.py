@@ -22,7 +22,7 @@ _FEW: Final = 1000
 _LEAST: Final = 10
 """Rows of a layer in one microbatch, at least."""
 _OF_BUFFER: Final = 6
-"""How often a buffer of a stage's border is laid."""
+"""Number of times that a buffer of a stage's border is recorded."""
 _GLANCES: Final = 4
 """Units of a prefetch that are found to be there already, in the time of a row."""
 

@@ -1,4 +1,4 @@
-"""How long the engine takes, on a quiet machine: `make bench`. What is promised is asserted of the best round."""
+"""Time that the engine takes, on a quiet machine: `make bench`. Promises are asserted of the best round."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LIMIT_8_RANKS_S, LIMIT_8_STAGES_S, LIMIT_131072 = 0.015, 0.3, 3.0
 LIMIT_OPS = 250
 """Items and calls of a stage, a microbatch."""
 BUSY = pytest.mark.benchmark(timer=time.process_time)
-"""Of one thread: what else the machine does is left out."""
+"""Time of one thread, without other work of the machine."""
 
 
 def nano(framework: str, mesh: dict[str, int], *, microbatches: int = 1, **training: Any) -> Scenario:

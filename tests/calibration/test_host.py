@@ -1,4 +1,4 @@
-"""How long the host is busy with a kernel."""
+"""Time that the host is busy with a kernel."""
 
 from __future__ import annotations
 

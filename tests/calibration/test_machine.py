@@ -1,4 +1,4 @@
-"""Which machine is measured: what it is called, and which are refused."""
+"""The measured machine: its name, and machines that are refused."""
 
 from __future__ import annotations
 

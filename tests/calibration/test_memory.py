@@ -103,7 +103,7 @@ def test_a_cpu_has_neither() -> None:
 
 @pytest.mark.slow
 def test_a_process_without_a_gpu_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real thing, where torch has no GPU: nobody waits for what will not come."""
+    """The real measurement, where torch has no GPU: it ends without waiting."""
     torch: Any = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")

@@ -1,6 +1,6 @@
 """Document C: a dense Nemotron of 100 B on H100, H200, B200, and a DGX Spark, M36 to M54.
 
-Nobody has published such a model: the preset says which shape is assumed.
+Such a model was never published: the preset says which shape is assumed.
 """
 
 from __future__ import annotations

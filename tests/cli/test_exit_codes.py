@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -149,14 +148,6 @@ def test_a_page_costs_no_figures(folder: Path) -> None:
     assert done.returncode == 2
     assert done.stdout == "wrote page.html: 1 scenario\n"
     assert "taken: cannot be written" in done.stderr
-
-
-@pytest.fixture
-def _listening() -> Iterator[None]:
-    """A shell that starts tests in the background lets them ignore Ctrl-C, and their children with them."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("_listening")

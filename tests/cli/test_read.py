@@ -1,4 +1,4 @@
-"""`rankscope read`: what comes out, and files that nobody should have to see a traceback for."""
+"""`rankscope read`: its output, and files that must not end in a traceback."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_an_assumed_shape_is_an_assumption_of_the_report() -> None:
     model = {"config": "nemotron-dense-100b", "overrides": {"num_hidden_layers": 1}}
     report = simulate(small.scenario("fsdp2", {"dp_shard": 64}, model=model))
     [told] = [assumption for assumption in report.assumptions if assumption.what == "model"]
-    assert (told.kind, told.value) == ("assumed", "a shape that nobody published")
+    assert (told.kind, told.value) == ("assumed", "a shape that was never published")
     assert build(model_config("nemotron-dense-100b", None, "test"), "hf").count() == 99_925_534_720
     assert not [assumption for assumption in simulate(small.scenario("fsdp2", {"dp_shard": 2},
                                                                      model="llama-3.2-1b")).assumptions

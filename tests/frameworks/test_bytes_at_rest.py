@@ -15,7 +15,7 @@ from simcore.simulate import place, simulate
 
 FRAMEWORKS = ("fsdp2", "automodel", "megatron", "megatron_fsdp", "ddp", "zero1", "zero2", "zero3", "fsdp1")
 SHARES_PARTS = ("megatron_fsdp", "zero1", "zero2", "zero3", "fsdp1")
-"""Whose ranks have equal parts of flat buffers, with more or less of a tensor in them."""
+"""Frameworks whose ranks have equal parts of flat buffers, with more or less of a tensor in them."""
 METHODS = ("full", "lora")
 MODELS: dict[str, Any] = {"dense": {"config": "llama-tiny", "overrides": {"vocab_size": 1001}},
                           "experts": "nemotron-3-tiny"}

@@ -12,11 +12,11 @@ from typing import Final
 __all__ = ["BYTES", "SECONDS", "WALL", "TooLong", "bounded"]
 
 SECONDS: Final = 20.0
-"""Of the processor, so that a busy machine changes nothing."""
+"""Seconds of the processor, so that a busy machine changes nothing."""
 BYTES: Final = 2**30
-"""Of address space, beyond what the process has before."""
+"""Bytes of address space, beyond what the process has before."""
 WALL: Final = 120.0
-"""Of the clock: a case that waits, for its workers too, ends then; a busy machine has several times what it needs."""
+"""Seconds of the clock after which a waiting case ends; several times what it needs on a busy machine."""
 
 
 class TooLong(BaseException):

@@ -12,9 +12,9 @@ from typing import Any, Final, Literal, NamedTuple
 __all__ = ["PIPE", "Case", "Content", "Fault", "Findings", "Input", "Kind", "Special", "Tree"]
 
 PIPE: Final = "pipe"
-"""A file of that name is a pipe that nobody writes to."""
+"""A file of that name is a pipe without a writer."""
 Tree = dict[str, Any]
-"""What a YAML or JSON file holds."""
+"""Content of a YAML or JSON file."""
 _IN_YAML: Final = {"NaN": ".nan", "Infinity": ".inf", "-Infinity": "-.inf"}
 _NUMBERS: Final = re.compile(r"(?<=[ \[])(?:NaN|-?Infinity)(?=,?$)", re.MULTILINE)
 
@@ -71,7 +71,7 @@ class Fault(NamedTuple):
 
 @dataclass
 class Findings:
-    """How many expectations were looked at, and those that did not hold; `counts` is for the summary."""
+    """Number of expectations that were looked at, and those that did not hold; `counts` is for the summary."""
 
     checks: int = 0
     faults: list[Fault] = field(default_factory=list)

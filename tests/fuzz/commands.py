@@ -24,15 +24,15 @@ __all__ = ["LINES", "Said", "expect_answers", "judge", "say"]
 LINES: Final = "file and line"
 """Asked of refusals where whatever is wrong stands in a file of keys."""
 _SAYS: Final = ("rankscope: ",)
-"""What lines on standard error begin with."""
+"""Beginnings of lines on standard error."""
 _HELP: Final = ("Usage: ", "Error: ")
-"""What wrong arguments are answered with begins so, in several lines."""
+"""Beginning of the answer to wrong arguments, which has several lines."""
 _NO_NUMBER: Final = re.compile(r"(?<![\w./'\"-])-?(?:nan|inf|infinity)(?![\w./'\"-])", re.IGNORECASE)
 _NEGATIVE: Final = re.compile(r"(?<![\w-])(?<!left )(?<!left  )-[0-9][0-9.,]* ?[KMGTP]i?B\b")
 _LINE: Final = re.compile(r"rankscope: (?P<file>.+?\.(?:yaml|json|jsonl)):[0-9]+: ")
 _WHOLE: Final = re.compile(r"rankscope: (?P<file>.+?): (?:no such file|no file matches|explains one scenario"
                            r"|expected (?:at most [0-9,]+ bytes|a file|a regular file)|cannot be (?:read|written))")
-"""What is said of a file and not of a line of it."""
+"""Messages about a file and not about a line of it."""
 _ARGUMENT: Final = re.compile(r"rankscope: argument [0-9]+: expected text")
 _OPTION: Final = re.compile(r"rankscope: (?P<option>--[a-z-]+)[ :]")
 _MORE: Final = re.compile(r"rankscope: (?:and [0-9,]+ more$|argument [0-9]+: expected text)")

@@ -26,7 +26,7 @@ from simcore.inputs.paths import escaped
 __all__ = ["Job", "Summary", "judge_case", "run"]
 
 _LOST: Final = WALL + 30
-"""Of the clock: a worker that begins nothing new for so long hangs where no signal reaches it."""
+"""Seconds of the clock: a worker that begins nothing new for so long hangs where no signal reaches it."""
 _ALONE: Final = 20.0
 """Seconds in which processes that a case started must end after it."""
 
@@ -146,7 +146,7 @@ def _work(seed: int, pipe: Connection) -> None:
 
 
 def _ended_others() -> int:
-    """How many processes of this one's group had to be ended."""
+    """Number of processes of this one's group that had to be ended."""
     deadline = time.monotonic() + _ALONE
     while (others := _others()) and time.monotonic() < deadline:
         time.sleep(0.05)

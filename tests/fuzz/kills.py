@@ -50,9 +50,9 @@ sweep: {{training.seq_len: {lengths}}}
 
 
 HOWS = ("", "--append", "", "--overwrite")
-"""What batches do with another that is there, by turns; without a word they begin in no folder."""
+"""Options of batches for another batch in their folder, by turns; without a word they begin in no folder."""
 AT_END = {"contents.json", "lock", "ahead.jsonl"}
-"""What `.batch` may hold beside a finished batch; the last only with nothing in it."""
+"""Files that `.batch` may hold beside a finished batch; the last only with nothing in it."""
 
 
 class Disk:
@@ -90,7 +90,7 @@ def _mount(*arguments: str | Path) -> bool:
 
 @dataclass(frozen=True)
 class How:
-    """How a batch runs: its word, the folder that is there before, and results when nothing disturbs it."""
+    """One batch: its option, the folder that exists before, and the results of an undisturbed run."""
 
     word: str
     other: Path

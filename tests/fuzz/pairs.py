@@ -36,7 +36,7 @@ _NS: Final = 1e-9
 _ROUNDED: Final = 1024
 """Bytes by which a buffer of a share of what is free (refitting) may shrink by more than what grew: two blocks."""
 _TOO_LONG: Final = "expected a step of at most"
-"""What refuses ranks one by one, where all of them make too many operations."""
+"""Beginnings of refusals of unfolded ranks that make too many operations."""
 _PADDED: Final = 1e-5
 """Share of a peak that padding of flat buffers may come to."""
 

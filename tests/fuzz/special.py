@@ -31,7 +31,7 @@ _PLAIN: Final = Input({FILE: seeds.PLAIN}).content(FILE)
 
 # ---- shapes of files, keys and names --------------------------------------------------------------------------------
 def shape(random: Random) -> Input:
-    """A file, a key or a name of a shape that nobody has in mind."""
+    """A file, a key or a name of a shape that is easily forgotten."""
     return random.choice((_complex_keys, _many_swept, _long_setting, _long_swept, _odd_name))(random)
 
 

@@ -164,7 +164,7 @@ def left_out() -> str:
 
 
 def measured() -> str:
-    """Which collectives on how many ranks, and what they reach at the largest message."""
+    """Collectives by number of ranks, and their rates at the largest message."""
     collectives = list(curves(NAMES[0]).curves)
     lines = [f"| file | machine | NCCL | ranks | {' | '.join(collectives)} |", "|---" * (4 + len(collectives)) + "|"]
     for name in NAMES:

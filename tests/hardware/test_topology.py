@@ -404,7 +404,7 @@ def test_link_agrees_with_counting_members(group_size: int, stride: int, num_blo
 @pytest.mark.parametrize("row", [row for file in truth_cases.GROUPS for row in truth_cases.rows(file)],
                          ids=lambda row: "-".join(f"{axis}{size}" for axis, size in row["mesh"].items()))
 def test_links_are_those_that_the_groups_of_real_frameworks_cross(row: dict[str, Any]) -> None:
-    """Nobody says which link a group crosses: it follows from the ranks that the framework puts into it."""
+    """The link that a group crosses is no input: it follows from the ranks that the framework puts into it."""
     mesh, fours = Mesh(**row["mesh"]), load_topology("rtx-a6000").model_copy(update={"network": H100.network,
                                                                                      "num_nodes": None})
     for name, groups in row["groups"].items():

@@ -260,7 +260,7 @@ def test_import_is_light() -> None:
 
 
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the look at it and the opening somebody puts a pipe there."""
+    """Between the look at it and the opening another process puts a pipe there."""
     plain, pipe = write(tmp_path, "a: 1"), tmp_path / "pipe"
     os.mkfifo(pipe)
     status = plain.stat()

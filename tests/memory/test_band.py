@@ -25,7 +25,7 @@ from simcore.validation.validate import Compared
 
 NEAREST_FIRST = ("allocated_peak", "reserved_peak", "device_peak")
 HELD = 0.75
-"""Of today's residuals that a stored band must hold: made to hold 80%, while the engine moves a little."""
+"""Share of today's residuals that a stored band must hold: made to hold 80%, while the engine moves a little."""
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Which layers a pipeline stage holds."""
+"""Layers that a pipeline stage holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which modules LoRA hits, which targets hit nothing, which adapters never learn."""
+"""Modules that LoRA hits, targets that hit nothing, adapters that never learn."""
 
 from __future__ import annotations
 

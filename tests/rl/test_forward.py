@@ -1,4 +1,4 @@
-"""Forward passes that nobody differentiates: nothing is kept, and log-probabilities take their logits in fp32."""
+"""Forward passes without gradients: nothing is kept, and log-probabilities take their logits in fp32."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def test_what_is_refused(changed: dict[str, Any], status: str, told: str) -> Non
 
 @pytest.mark.parametrize("framework", ["automodel", "fsdp2"])
 def test_one_gpu_is_a_job_too(framework: str) -> None:
-    """Trained, and generated on, by a GPU that shares its weights with nobody."""
+    """Trained, and generated on, by a GPU that shares its weights with no other."""
     result = report(framework=framework, model="llama-tiny", mesh={"dp_shard": 1},
                    generation={"tp": 1, "max_model_len": 256})
     assert result.status == "ok", result.problems

@@ -1,4 +1,4 @@
-"""How long the host is busy with a row, by whose call it is and what a CUDA graph holds."""
+"""Time that the host is busy with a row, by the library that is called and the extent of CUDA graphs."""
 
 from __future__ import annotations
 

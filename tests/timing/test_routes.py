@@ -1,4 +1,4 @@
-"""Which way a job's collectives go: links, nodes, and messages between stages."""
+"""Routes of a job's collectives: links, nodes, and messages between stages."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def test_classes_meet_whatever_number_each_has_for_the_communicator() -> None:
 
 
 class Missed(Wires):
-    """Class 1 meets class 0, which meets nobody but itself."""
+    """Class 1 meets class 0, which meets only itself."""
 
     def meets(self, number: int, comm: int) -> tuple[int, ...]:
         return (0, 1) if number else (0,)

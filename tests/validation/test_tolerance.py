@@ -113,7 +113,7 @@ def test_golden_runs_do_not_drown_the_others() -> None:
 
 @pytest.mark.parametrize(("far", "kept"), [(1, True), (2, False)])
 def test_one_tuned_step_in_ten_may_be_far(far: int, kept: bool) -> None:
-    """Runs that nobody made fast, and configurations whose releases differ, are not asked."""
+    """Runs that are not tuned, and configurations whose releases differ, are not asked."""
     laps = [lap(0.16, "tuned")] * far + [lap(0.15, "tuned")] * (10 - far)
     others = [lap(9, "untuned"), lap(9, "tuned", stable=False)]
     (found,) = [judgement for judgement in judge_times([*laps, *others]) if "within 15%" in judgement.what]

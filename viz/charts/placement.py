@@ -192,7 +192,7 @@ def peers(report: Report, identity: str) -> Markup | None:
     axes = report.detail.axes if report.detail else ()
     if not axes or sum(rank.num_ranks for rank in report.ranks) > MAX_CELLS:
         return None
-    choices = [("", "nobody"), *((axis.name, f"{axis.name} {axis.size}") for axis in axes)]
+    choices = [("", "none"), *((axis.name, f"{axis.name} {axis.size}") for axis in axes)]
     buttons = (element("label", element("input", type="radio", name=f"{identity}-peers", value=value,
                                         checked=not value), element("span", words)) for value, words in choices)
     return element("fieldset", element("legend", "mark its group on"), *buttons, class_="choice peers", hidden=True)

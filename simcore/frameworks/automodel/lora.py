@@ -1,4 +1,4 @@
-"""Which modules NeMo Automodel adapts, and the adapters' tensors (nemo-automodel 0.7.0).
+"""Modules that NeMo Automodel adapts, and the adapters' tensors (nemo-automodel 0.7.0).
 
 Rules of `components/_peft/module_matcher.py`, `lora.py` and `lora_experts.py`:
 

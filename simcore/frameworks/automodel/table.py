@@ -160,7 +160,7 @@ def _version(job: Job) -> str:
 
 
 def _layer_options(job: Draft, options: dict[str, object], version: str) -> ImplementationOptions:
-    """Transformers' layers get Liger's kernels, if it has any for them and nobody says no."""
+    """Options of transformers' layers: with Liger's kernels if it has some for them and the option is not off."""
     if job.graph.implementation != "hf":
         job.refuse_idle(options, LIGER_OPTION, "in Automodel's own layers")
         return _chosen(job, options, _LAYERS[version])
@@ -230,7 +230,7 @@ def _dispatcher(job: Draft, options: dict[str, object]) -> str:
 
 
 def _attention(job: Draft, options: dict[str, object]) -> str:
-    """Whose kernels attention runs, which time alone knows; transformers' layers have torch's."""
+    """Library of attention's kernels, which changes time alone; transformers' layers have torch's."""
     if job.graph.implementation == "hf":
         job.refuse_idle(options, "attn", "in transformers' layers")
         return torch_libraries(job, options).attention

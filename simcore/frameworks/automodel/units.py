@@ -102,7 +102,7 @@ def _is_plain_unrouted(spec: TensorSpec) -> bool:
 
 _CHOOSES: dict[tuple[bool, bool], Choose | None] = {
     (True, True): _is_plain_unrouted, (True, False): _is_plain, (False, True): _is_unrouted, (False, False): None}
-"""What a layer's unit has, by whether fp32 and experts are apart."""
+"""Choice of the parameters of a layer's unit, by (fp32 parameters are separate, routed experts are)."""
 
 
 class _Maker:

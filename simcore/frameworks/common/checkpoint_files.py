@@ -1,4 +1,4 @@
-"""How checkpoints of each framework pass through memory: by default, and where a person can choose."""
+"""Memory that reading and writing checkpoints takes under each framework: by default, and as a scenario chooses."""
 
 from __future__ import annotations
 

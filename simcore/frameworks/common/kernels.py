@@ -12,7 +12,7 @@ from simcore.placement.libraries import KernelLibraries
 __all__ = ["FUSED", "SDPA_BACKENDS", "torch_libraries"]
 
 FUSED: Final = 0.38
-"""Of the bytes that pointwise kernels of an eager layer move, what a compiled one moves: assumed, as torchtitan's
+"""Share of the bytes of an eager layer's pointwise kernels that a compiled one moves: assumed, as torchtitan's
 compiled Llama beside transformers' eager one, for layers that are compiled and recorded as eager. Sums of gradients
 are left as they are, though a compiler joins those inside a block."""
 

@@ -29,7 +29,7 @@ __all__ = ["Calls", "asks_inputs", "backward_calls", "forward_calls", "readiness
 Calls = list[tuple[int, ...]]
 _ADAPTERS: Final = (".lora_a", ".lora_b")
 _BESIDE: Final = "shared_mlp"
-"""What GraniteMoeHybrid has beside its experts, in a module of its own (`modeling_granitemoehybrid.py`:1001)."""
+"""Module of GraniteMoeHybrid's shared MLP, no part of the experts' module (`modeling_granitemoehybrid.py`:1001)."""
 
 
 def forward_calls(plan: Plan, layer: int) -> Calls:

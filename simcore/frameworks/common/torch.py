@@ -90,7 +90,7 @@ def torch_optimizer(job: Draft, source: str, default: str = "foreach", *, plain:
 
 
 def _low_bit(job: Job, *, plain: bool) -> str:
-    """Whose kernels update states of 8 bits, or paged ones, if the scenario asks for such."""
+    """Library whose kernels update states of 8 bits, or paged ones; "" if the scenario asks for neither."""
     optimizer = job.scenario.training.optimizer
     if optimizer.implementation == "bitsandbytes":
         return "bitsandbytes"

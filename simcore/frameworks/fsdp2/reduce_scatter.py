@@ -19,7 +19,7 @@ _SCATTER, _REPLICATE, _COPY = Stream.REDUCE, Stream.ALL_REDUCE, Kernel.COPY  # l
 Grad = tuple[int, int, int]
 """(layer, slot, bytes) of an unsharded gradient."""
 Places = tuple[int, ...]
-"""Which of a unit's parameters."""
+"""Indices of some of a unit's parameters, in its order."""
 
 
 class Reductions:

@@ -1,4 +1,4 @@
-"""How FSDP2 shards: what its hooks gather ahead, when gradients are reduced and freed."""
+"""FSDP2's strategy: units that its hooks gather ahead, and the time at which gradients are reduced and freed."""
 
 from __future__ import annotations
 

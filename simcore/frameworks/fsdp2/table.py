@@ -82,7 +82,7 @@ def table(job: Draft) -> Framework:
 
 
 def _of_host(job: Job) -> tuple[tuple[str, str, str, str], ...]:
-    """How copies and a step on the host are timed."""
+    """Assumption about the time of copies and of an optimizer step on the host; () without offload."""
     if not any(job.scenario.training.offload.part(name)[1] for name in ("params", "activations")):
         return ()
     return (("time of offload", "copies at the pace of pinned memory, beside kernels but for inputs of replayed "

@@ -40,7 +40,7 @@ __all__ = ["MegatronHooks"]
 
 REDUCE_HANDLE, GATHER_HANDLE = 16, 1 << 20
 IN_LINE = int(Module.NONE)
-"""What stands where a handle would: the module of a call in line with kernels."""
+"""Number in the place of a handle: the module of a call in line with kernels."""
 
 
 class MegatronHooks:

@@ -1,4 +1,4 @@
-"""Which modules Megatron-Bridge adapts, and the adapters' tensors (megatron-bridge 0.3.1 and main of 2026-08-22).
+"""Modules that Megatron-Bridge adapts, and the adapters' tensors (megatron-bridge 0.3.1 and main of 2026-08-22).
 
 Rules of `peft/module_matcher.py`, `peft/lora.py` and `peft/utils.py`, which both versions share:
 

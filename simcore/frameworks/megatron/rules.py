@@ -1,4 +1,4 @@
-"""How Megatron's tensors live: cut over tensor and expert parallel ranks by the names of their dimensions.
+"""Layouts of Megatron's tensors: cut over tensor and expert parallel ranks by the names of their dimensions.
 
 Optimizer states are cut over data parallel ranks on top, dense and experts' over their own.
 """

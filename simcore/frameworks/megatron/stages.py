@@ -1,4 +1,4 @@
-"""How Megatron-Core cuts the model into pipeline stages and orders their passes (core 0.16.1 unless said otherwise).
+"""Megatron-Core's cut of the model into pipeline stages, and the order of passes (core 0.16.1 unless said otherwise).
 
 With v virtual stages each of p ranks holds v chunks: chunk k of the model, in order, lies on rank k mod p.
 """
@@ -195,7 +195,7 @@ def _even(job: Job, extra: int) -> Counts:
     if blocks % pp and _has_mamba(job):
         raise job.illegal("mesh.pp", f"{blocks} layers do not divide into {pp} stages",
                           "main 2026-08-22 raises; core 0.16.1 (ssm/mamba_block.py:172) silently drops the last "
-                          "layers, which nobody wants")
+                          "layers")
     if blocks % pp:
         raise job.illegal("mesh.pp", f"num_layers ({blocks}) should be divisible by pipeline_model_parallel_size {pp}",
                           "core 0.16.1 transformer/transformer_block.py:156")

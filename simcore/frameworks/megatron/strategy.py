@@ -1,4 +1,4 @@
-"""How Megatron-Core's DistributedDataParallel and distributed optimizer share buffers between ranks."""
+"""Buffers that Megatron-Core's DistributedDataParallel and distributed optimizer share between ranks."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ def _loss(env: Env, block: Loss) -> RecordedLayer:
     value: Tensor | None = aten.mul_scalar(tape, given) if linear_loss else loss(env, given, block)
     assert value is not None
     forward = tape.cut()
-    # Over logits that became their own gradient nobody needs to hold a second view.
+    # Logits that became their own gradient need no second view.
     held = [given] if env.options.keeps_logits and run.loss != "te_inplace" else []
     given = None
     after = tape.cut()

@@ -38,7 +38,7 @@ def latent_attention(env: Env, x: Tensor, block: LatentAttention, path: str) -> 
     plain_key, value = _split(tape, latent, block.nope)
     key = aten.cat(tape, plain_key, turned_key)
     # A view with strides of its own, which TE makes contiguous (TransformerEngine 2.18
-    # `dot_product_attention/utils.py`, get_qkv_layout); nobody else holds the copy.
+    # `dot_product_attention/utils.py`, get_qkv_layout); no other reference holds the copy.
     out = te_attention(env, query, key, aten.contiguous(tape, value, "value_contiguous"))
     return linear(env, out.view(batch, seq, block.out_size), f"{path}.o_proj")
 

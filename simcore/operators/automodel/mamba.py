@@ -134,7 +134,7 @@ def _fused_mamba(tape: Tape, zxbcdt: Tensor, block: Mamba2, small: tuple[Operand
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         to_input = _mamba_backward(tape, s, tail)
-        # Every parameter's gradient is computed, whether somebody wants it or not: there is no needs_input_grad.
+        # Every parameter's gradient is computed, needed or not: there is no needs_input_grad.
         out_proj = _gemm_of(tape, s, tail[1], "grad_out_proj") if tail else None
         rest = [new(tape, shape, dtype, "grad_mamba_param") for shape, dtype in shapes[: len(shapes) - bool(tail)]]
         return [to_input, *rest, *([out_proj] if tail else [])]

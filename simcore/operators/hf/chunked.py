@@ -70,7 +70,7 @@ def _rows(tokens: int) -> list[int]:
 
 
 def _summed(tape: Tape, total: Tensor | None, part: Tensor, *, is_second: bool) -> Tensor:
-    """In torch 2.13 `csrc/autograd/input_buffer.cpp`: in place where nobody else has the sum."""
+    """In torch 2.13 `csrc/autograd/input_buffer.cpp`: in place where no other reference to the sum exists."""
     if total is None:
         return part
     if is_second:

@@ -59,7 +59,7 @@ def embedding(tape: Tape, kind: LayerKind, block: Embedding, run: LayerWorkload)
     hand_on(tape, out)
     _shared_tables(tape, kind.family, block, run)
     forward = tape.cut()
-    meet = partial(meet_waiting, in_place=run.loss == "chunked")  # a sum of chunks is nobody else's
+    meet = partial(meet_waiting, in_place=run.loss == "chunked")  # a sum of chunks has one owner
     if out.node is None and run.options.embeddings_require_grad:
         out.node = tape.node((Tensor(None, (), "fp32", Node()),), (), lambda tape, grads, saved: [None])
     back = run_backward(tape, out, None, meet if weight.tied else nothing)

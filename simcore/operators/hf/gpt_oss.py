@@ -67,7 +67,7 @@ def eager_core(tape: Tape, run: LayerWorkload, name: str, mask: Tensor | None, h
 
 
 def _masked(tape: Tape, x: Tensor, mask: Tensor) -> Tensor:
-    """`x + mask`, which nobody differentiates."""
+    """`x + mask`; the mask gets no gradient."""
     node = tape.node((x,), (), lambda tape, grads, saved: [grads[0]])
     out = aten.new(tape, x.shape, x.dtype, "masked", x.nbytes + mask.nbytes // 2)
     out.node = node
@@ -124,7 +124,7 @@ def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor) -> tuple[Tens
     block, name = branch.block, branch.name
     assert isinstance(block, Moe)
     flat = as_rows(tape, x, (run.tokens, block.hidden))
-    # The logits stay in a local variable that nobody reads.
+    # The logits stay in a local variable that is not read.
     _logits, scores, indices = _route(tape, run, name, block, flat)
     return _experts(tape, run, name, block, flat, indices, scores).view(*x.shape), scores
 

@@ -28,7 +28,7 @@ def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor) -> tuple[Tens
 
 
 def _experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor) -> Tensor:
-    """`GraniteMoeHybridMoE`: the logits stay in a local variable that nobody reads."""
+    """`GraniteMoeHybridMoE`: the logits stay in a local variable that is not read."""
     flat = as_rows(tape, x, (run.tokens, block.hidden))
     _logits, weights, indices = _route(tape, run, name, block, flat)
     return routed(tape, run, name, block, flat, indices, weights).view(*x.shape)

@@ -43,7 +43,7 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "a router by softmax, not normalised", "a gate of the shared expert",
                            "rotation of a part of each head", "scaled residuals",
                            "a scaled embedding or scaled logits", "residuals in fp32"})
-"""What of `features.py` is recorded here."""
+"""Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 
 def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
@@ -99,7 +99,7 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     tape.casts.clear()
     casts = tape.cut()
     del body
-    # A mask that is added is kept by nobody, another one here or above if anything trains here.
+    # A mask that is added is not kept, another one here or above if anything trains here.
     mask = inputs.mask if out.node is not None and not has_eager_attention(run) else None
     if waits:
         inputs.hidden.storage = None

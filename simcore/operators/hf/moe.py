@@ -36,7 +36,7 @@ def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, *, wide: bool
         return _with_gated_shared(tape, run, branch.name, block, x)
     name, shape = branch.name, x.shape
     rows = x.view(run.tokens, block.hidden)
-    # The logits stay in a local variable that nobody reads.
+    # The logits stay in a local variable that is not read.
     if block.router == "sigmoid":
         _logits, weights, indices = _route(tape, run, name, block, rows)
     else:

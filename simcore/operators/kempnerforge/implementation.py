@@ -58,7 +58,7 @@ from simcore.recording.tape import Tape, Tensor
 __all__ = ["IMPLEMENTATION", "record", "standing", "tensors"]
 
 SERVED: Final = frozenset({"gated experts", "a router by softmax"})
-"""What of `features.py` is recorded here."""
+"""Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 
 class Tables(NamedTuple):
@@ -103,7 +103,7 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
 
 # ---- layers ---------------------------------------------------------------------------------------------------------
 Left = list[list[tuple[int, int]]]
-"""What a router holds after a step: (slot, bytes) of what hangs on its one loss, then on the other."""
+"""Tensors that a router keeps after a step, (slot, bytes) each: those of its first loss, then of the second."""
 
 
 def _layer(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],

@@ -46,7 +46,7 @@ __all__ = ["IMPLEMENTATION", "record", "standing", "tensors"]
 
 SERVED: Final = frozenset({"LayerNorm", "LayerNorm without a bias", "learned positions", "a GELU MLP",
                            "biases of the MLP", "biases of attention", "ALiBi"})
-"""What of `features.py` is recorded here."""
+"""Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 
 

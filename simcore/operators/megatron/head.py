@@ -57,7 +57,7 @@ _UNFUSED_FP32: Final = _Native(8, (17, 7), (4, 4, 4))
 _FUSED: Final = _Native(5, (0, 0), (4, 8))
 """Target logits and sums of exponentials go together."""
 TIED_GRAD: Final = "tied.grad"
-"""Who a tied head's gradient is until the embedding's is there."""
+"""Name of a tied head's gradient until the embedding's exists."""
 TIED_HEAD: Final = 1 << 30
 """Layer offset of rows of the embedding that are the head's (`tiles.py`)."""
 Backward = Callable[[Tape, Grads, Saved], Sequence[Tensor | None]]

@@ -57,7 +57,7 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "latent attention without norms on the way up", "attention sinks",
                            "attention within a window", "a router by softmax of the chosen", "biases of experts",
                            "a gate of the shared expert", LATENT})
-"""What of `features.py` is recorded here."""
+"""Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 _EMPTY = Section(())
 

@@ -34,12 +34,12 @@ Made = dict[str, Tensor]
 KEPT: Final = {
     "none": frozenset({"norm1", "wq", "wk", "q", "k", "wv", "attention", "log_sum_exp", "wo", "norm2",
                        "w1", "w3", "product"}),
-    "per_op": frozenset({"wq", "wv", "attention", "log_sum_exp", "w1"}),  # the seventh product, w2, nobody needs again
+    "per_op": frozenset({"wq", "wv", "attention", "log_sum_exp", "w1"}),  # the seventh product, w2, is not needed again
     "full": frozenset[str](),
 }
-"""What is kept beside the input, by `LayerWorkload.checkpoint`."""
+"""Tensors that a block keeps beside its input, by `LayerWorkload.checkpoint`."""
 REPLAYED: Final = KEPT["none"] - {"product"}
-"""What backward of a block that kept nothing makes before it begins; the product comes with its gradients."""
+"""Tensors that backward of a block that kept nothing makes before it begins; the product comes with its gradients."""
 
 
 def block(tape: Tape, kind: LayerKind, run: LayerWorkload, x: Tensor, table: Tensor | None) -> Tensor:

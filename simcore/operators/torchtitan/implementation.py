@@ -45,7 +45,7 @@ __all__ = ["IMPLEMENTATION", "record", "standing", "tensors"]
 
 SERVED: Final = frozenset({"norms of query and key", "latent attention", "gated experts",
                            "a router by softmax, not normalised", "gated experts with a shared one"})
-"""What of `features.py` is recorded here."""
+"""Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 
 def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:

@@ -78,7 +78,7 @@ def _valid_of(tape: Tape, x: Tensor) -> Tensor:
 
 
 def _outside(tape: Tape, rows: int) -> Tensor:
-    """Which targets are another rank's."""
+    """Mask [rows] of the targets that lie in another rank's part of the vocabulary."""
     low, high = _small(tape, (rows,), "int8", "mask"), _small(tape, (rows,), "int8", "mask")
     out = _small(tape, (rows,), "int8", "mask")
     del low, high

@@ -1,4 +1,4 @@
-"""Whose attention torch runs: by the GPU where a scenario does not say, and what that is worth in time."""
+"""Library of attention that torch runs: by the GPU where a scenario does not say, and its effect on time."""
 
 from __future__ import annotations
 

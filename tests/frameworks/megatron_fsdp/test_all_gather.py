@@ -1,4 +1,4 @@
-"""Which buckets are gathered, and which go, call by call."""
+"""Buckets that are gathered, and buckets that are freed, call by call."""
 
 from __future__ import annotations
 

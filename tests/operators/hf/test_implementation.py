@@ -137,7 +137,7 @@ NOT_IN_ORDER = {
     "nemotron-host": ("backward 0", "forward 1", "forward 4"),
     "mamba2": ("after 0", "forward 1"), "mamba2-ac-b2": ("after 0", "forward 1"),
 }
-"""What differs by an event: tables die with the function of the first layer, after the embedding's gradient is born;
+"""Differences of one event: tables die with the function of the first layer, after the embedding's gradient is born;
 a first run without a graph keeps no copy of 4 KiB for an in-place division of the router; FSDP2 casts a hidden state in
 fp32 before it marks the next layer's begin."""
 NEIGHBOURS = ("mamba2", "mamba2-ac-b2")

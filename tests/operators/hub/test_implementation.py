@@ -30,7 +30,7 @@ from simcore.simulate import simulate
 
 NANO = "nemotron-3-nano-30b-a3b"
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "up_proj", "down_proj", "lm_head")
-"""Of all linears `out_proj` alone is left out: Mamba's fused kernel takes its weight."""
+"""`out_proj` is the only linear that is left out: Mamba's fused kernel takes its weight."""
 
 
 def graph_of(model: str, implementation: str = "hub") -> ModelGraph:

@@ -21,7 +21,7 @@ CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
 ROUTING = ROOT / "tests/truth" / "routing" / "kempnerforge-5666d0d16153.json"
 MEASURED = ROOT / "tests/truth" / "measured" / "kempnerforge.jsonl"
 EVENTS = [name for name, row in CASES.items() if row["case"].get("grad_accum", 1) == 1 or "tp" not in row["case"]]
-"""Where microbatches accumulate, norms' gradients are summed over tp once, in fp32, here with each, in their type."""
+"""With several microbatches norms' gradients are summed over tp once, in fp32, here with each, in their type."""
 MODES = {"selective": "per_module"}
 
 

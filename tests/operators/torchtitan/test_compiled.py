@@ -25,7 +25,7 @@ TRUTH = ROOT / "tests/truth" / "tape" / "torchtitan-compiled-0.2.2-torch-2.13.0.
 CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
 MODES = {"op": "per_op"}
 COLUMNS = 0.004
-"""Of the most that is ever there: inverse norms and sums over rows, scales and largest values of fp8."""
+"""Small tensors, left out of the highest moment: inverse norms and sums over rows, scales and largest values of fp8."""
 CASTS = 0.065
 """Inductor's CPU backend casts all weights of a pass in one kernel; here each is cast where it is read."""
 PLACES = [(name, at) for name in CASES for at in ("forward", "backward")]

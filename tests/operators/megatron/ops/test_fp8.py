@@ -40,7 +40,7 @@ EVERY = [replace(kind, fp8=True) for kind in (MAMBA, MOE, ATTENTION, LLAMA, QWEN
 LLAMA8, MOE8, V3_8 = (replace(kind, fp8=True) for kind in (LLAMA, MOE, V3))
 H, FFN = 4096, 14336
 BF16 = 2 * H + 4 + 2 * H + 2 * 1024 + 2 * 1024 + 2 * H + 4 * 32 + 2 * H + 4 + 4 * FFN
-"""What a Llama layer keeps that no linear keeps."""
+"""Bytes that a Llama layer keeps and no linear keeps."""
 
 
 def run8(kind: LayerKind, recipe: str = "tensorwise", *, transposes: bool = True, lasting: bool = True,
