@@ -33,6 +33,7 @@ from simcore.inputs.training import Draws
 from simcore.models.blocks import Moe
 from simcore.results.detail import MAX_DETAILED
 from simcore.results.report import Advice, Report
+from simcore.results.verdict import Verdict
 from simcore.simulate import rows_of, simulate
 
 __all__ = ["advise", "work"]
@@ -84,19 +85,20 @@ class _Change:
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """A simulated change: device bytes on the fullest rank, and headroom in bytes."""
+    """A simulated change: its verdict, device bytes on the fullest rank, and headroom in bytes."""
 
     change: _Change
+    verdict: Verdict
     peak: int
     headroom: int
 
     @property
     def fits(self) -> bool:
-        return self.headroom >= 0
+        return self.verdict == "fits"
 
 
 def work(num_scenarios: int, *, asked: bool | None, drawn: bool = False, shown: bool = False) -> Callable[..., Report]:
-    """Function that simulates one `Scenario` and returns its report, with advice if it does not fit.
+    """Function that simulates one `Scenario` and returns its report, with advice unless it fits.
 
     With its keyword `rank` (one rank alone) there is no advice. `asked`: True: with advice; False: without; None: with
     advice in a run of at most 8 scenarios. `drawn`: reports go into an HTML page, so those of a run of at most
@@ -109,9 +111,9 @@ def work(num_scenarios: int, *, asked: bool | None, drawn: bool = False, shown: 
 
 
 def _advised(scenario: Scenario, *, detail: bool = False, series: bool = False, rank: int | None = None) -> Report:
-    """Result of `simulate`, with advice if it does not fit. With `rank` there is no advice: others may be fuller."""
+    """Result of `simulate`, with advice unless it fits. With `rank` there is no advice: others may be fuller."""
     report = simulate(scenario, detail=detail, series=series, rank=rank)
-    if report.verdict != "oom" or rank is not None:
+    if report.verdict in ("fits", None) or rank is not None:
         return report
     return report.model_copy(update={"advice": advise(scenario)})
 
@@ -121,9 +123,9 @@ def advise(scenario: Scenario) -> tuple[Advice, ...]:
 
     Changes that cost least (1: time only ... 7: more GPUs) come first, of equal ones that with the shorter step. Two
     changes together are tried only if no single one fits, or only offload to the host does; then all are ordered by
-    step time. If nothing fits: the 3 with the lowest peak, with verdict "oom". Empty if the scenario has no peak, or is
-    too large to be simulated dozens of times. For workload "serve": of each kind the smallest change with which the
-    inference engine starts, in a fixed order of kinds; empty if none helps.
+    step time. If nothing surely fits: the 3 with the lowest peak, with verdict "unsure" or "oom". Empty if the scenario
+    has no peak, or is too large to be simulated dozens of times. For workload "serve": of each kind the smallest change
+    with which the inference engine starts, in a fixed order of kinds; empty if none helps.
     """
     if scenario.workload == "serve":
         return tuple(_of_engine(scenario))[:_MOST]
@@ -160,7 +162,7 @@ def _num_loads(scenario: Scenario) -> int:
 
 def _told(scenario: Scenario, tried: _Tried) -> Advice:
     time = simulate(changed(scenario, tried.change.keys)).time
-    return Advice(changes=dict(tried.change.keys), verdict="fits" if tried.fits else "oom", peak_bytes=tried.peak,
+    return Advice(changes=dict(tried.change.keys), verdict=tried.verdict, peak_bytes=tried.peak,
                   headroom_bytes=tried.headroom, step_s=time.step_s if time else None)
 
 
@@ -234,7 +236,7 @@ def _tried(scenario: Scenario, change: _Change) -> _Tried | None:
     if any(a.what in change.keys and a.kind == "assumed" for a in report.assumptions):
         return None
     peak = _peak(report)
-    return peak and _Tried(change, *peak)
+    return peak and report.verdict and _Tried(change, report.verdict, *peak)
 
 
 def _peak(report: Report) -> tuple[int, int] | None:

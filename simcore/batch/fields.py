@@ -167,7 +167,8 @@ _TIME: Final[tuple[Field[Report], ...]] = (
 SCENARIO_FIELDS: Final[tuple[Field[Report], ...]] = (
     _field("name", "string", "of the scenario", lambda r: r.name),
     _field("status", "string", "ok, illegal or error", lambda r: r.status),
-    _field("verdict", "string", "fits or oom", lambda r: r.verdict),
+    _field("verdict", "string", "fits, oom, or unsure: measured errors of such layouts reach across the limit",
+           lambda r: r.verdict),
     _field("workload", "string", "train, dpo, grpo or serve", _asked("workload")),
     _field("model", "string", "preset, or path of a configuration", _asked("model")),
     _field("framework", "string", "its name", _asked("framework")),

@@ -6,6 +6,7 @@
     idle        blocks that have no effect on a training step                 exit code 0
     crash       a bug of ours                                                 exit code 3
     oom         more than the device has                                      exit code 1
+    unsure      measured errors reach across the device's limit               exit code 0 or 1, as `unsure` says
     host        a phase of the job needs more than the host's memory          exit code 1
     fill        more of the device than `--max-fill` allows                   exit code 1
     regression  worse than `--baseline` by more than `TOLERANCE`              exit code 1
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 from xml.etree import ElementTree
 
 from simcore.batch.run import Outcome
@@ -25,9 +27,10 @@ from simcore.errors import InputError, Problem
 from simcore.inputs.bounds import MAX_RESULTS
 from simcore.inputs.document import read_lines, read_text
 from simcore.results.report import Peak, Report
+from simcore.results.verdict import SEVERITY
 from simcore.units import format_bytes, format_seconds, parse_quantity
 
-__all__ = ["TOLERANCE", "Finding", "Gate", "gates", "github", "junit", "read_results", "unmatched"]
+__all__ = ["TOLERANCE", "Decided", "Finding", "Gate", "gates", "github", "junit", "read_results", "unmatched"]
 
 TOLERANCE = 0.01
 MAX_BYTES = 2**28
@@ -38,8 +41,8 @@ MAX_BYTES = 2**28
 class Finding:
     """One fault or notice that a gate (a check of one result) found in a scenario.
 
-    `name`: the scenario; `where`: its place, `file:line`; `kind`: problem, refused, adapters, idle, crash, oom, host,
-    fill or regression; `code`: exit code that it asks for, 0 for a notice.
+    `name`: the scenario; `where`: its place, `file:line`; `kind`: problem, refused, adapters, idle, crash, oom, unsure,
+    host, fill or regression; `code`: exit code that it asks for, 0 for a notice.
     """
 
     name: str
@@ -55,17 +58,19 @@ class Finding:
 
 
 Gate = Callable[[Outcome], Iterable[Finding]]
+Decided = Literal["fits", "oom"]
 
 
-def gates(max_fill: str | None = None, baseline: Path | None = None) -> list[Gate]:
+def gates(max_fill: str | None = None, baseline: Path | None = None, *, unsure: Decided = "fits") -> list[Gate]:
     """Checks to run on each outcome: functions that take one `Outcome` and give its findings.
 
-    Always: problems, LoRA without effect, blocks without effect, device and host memory. With `max_fill`, a share of
+    Always: problems, LoRA without effect, blocks without effect, device and host memory; an unsure verdict counts as
+    `unsure` says. With `max_fill`, a share of
     the device's capacity (`92%` or `0.92`): a peak above it that still fits. With `baseline`, the path of earlier
     results (`read_results`): a worse status or verdict than the scenario of that name has there, or a peak or step time
     more than 1% higher. InputError if an argument is wrong.
     """
-    chosen: list[Gate] = [_problems, _adapters, _idle, _oom, _hosts]
+    chosen: list[Gate] = [_problems, _adapters, _idle, _oom, partial(_unsure, counts_as=unsure), _hosts]
     if max_fill is not None:
         chosen.append(partial(_over_fill, max_fill=_share(max_fill)))
     if baseline is not None:
@@ -141,6 +146,14 @@ def _oom(outcome: Outcome) -> Iterator[Finding]:
         yield _finding(outcome, "oom", f"does not fit: {_fill(outcome.report)}; most of it: {there}")
 
 
+def _unsure(outcome: Outcome, counts_as: Decided) -> Iterator[Finding]:
+    report = outcome.report
+    if report.verdict == "unsure" and report.band_bytes:
+        low, high = map(format_bytes, report.band_bytes)
+        message = f"unsure: {_fill(report)}; measured runs of such layouts: {low} to {high}"
+        yield Finding(report.name, outcome.where, "unsure", message, int(counts_as == "oom"))
+
+
 def _hosts(outcome: Outcome) -> Iterator[Finding]:
     """Phases that do not fit on a host: the job cannot read or write its model there."""
     host = outcome.report.host
@@ -155,7 +168,7 @@ def _hosts(outcome: Outcome) -> Iterator[Finding]:
 
 def _over_fill(outcome: Outcome, max_fill: float) -> Iterator[Finding]:
     highest, capacity = outcome.report.highest_bytes, outcome.report.capacity_bytes
-    if outcome.report.verdict == "fits" and highest and capacity and highest > max_fill * capacity:
+    if outcome.report.verdict in ("fits", "unsure") and highest and capacity and highest > max_fill * capacity:
         yield _finding(outcome, "fill", f"{_fill(outcome.report)} (limit {max_fill:.0%})")
 
 
@@ -174,8 +187,8 @@ def _finding(outcome: Outcome, kind: str, message: str) -> Finding:
 def _lost(old: Report, new: Report) -> Iterator[str]:
     if old.status == "ok" and new.status != "ok":
         yield f"{new.status}, was ok,"
-    elif old.verdict == "fits" and new.verdict == "oom":
-        yield "no longer fits"
+    elif old.verdict and new.verdict and SEVERITY[new.verdict] > SEVERITY[old.verdict]:
+        yield "no longer fits" if new.verdict == "oom" else "no longer surely fits"
 
 
 def _higher_peak(old: Report, new: Report) -> Iterator[str]:
@@ -292,6 +305,8 @@ def _add(case: ElementTree.Element, finding: Finding) -> None:
     """Adds a failure, an error, a reason to skip, or a line of output."""
     by_code = "failure" if finding.code == 1 else "error"
     tag = {"refused": "skipped", "adapters": "system-out", "idle": "system-out"}.get(finding.kind, by_code)
+    if finding.kind == "unsure" and not finding.code:
+        tag = "system-out"
     attributes = {} if tag == "system-out" else {"type": finding.kind, "message": _xml(finding.message)}
     ElementTree.SubElement(case, tag, attributes).text = _xml(str(finding))
 

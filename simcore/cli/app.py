@@ -75,6 +75,13 @@ def rankscope(
     """
 
 
+class Unsure(StrEnum):
+    """Choice of `run --unsure`: the verdict that an unsure one counts as in the exit code."""
+
+    FITS = "fits"
+    OOM = "oom"
+
+
 class Format(StrEnum):
     """Choice of `run --format`: findings for GitHub (workflow commands) or as JUnit XML."""
 
@@ -95,6 +102,8 @@ def run(
     max_fill: Annotated[str | None, typer.Option(help="Allowed share of the capacity, e.g. 92%.")] = None,
     baseline: Annotated[Path | None, typer.Option(help="Earlier --json output; worse by over 1 % is exit 1.")] = None,
     report_format: Annotated[Format | None, typer.Option("--format", help="CI output format.")] = None,
+    unsure: Annotated[Unsure | None, typer.Option(
+        help="An unsure verdict counts as this; omitted: fits, with --max-fill, --baseline or --format oom.")] = None,
     advise: Advise = None,
     json: Json = False,
     overrides: Set = None,
@@ -102,8 +111,9 @@ def run(
 ) -> None:
     """Simulate scenarios: memory, traffic and time of a training step.
 
-    Exit code, the highest of all: 0 fits, or a refused layout of a sweep; 1 does not fit on device or host, passes
-    --max-fill, or is worse than --baseline; 2 wrong input, refused layout, or output that cannot be written; 3 a bug.
+    Exit code, the highest of all: 0 fits, or a refused layout of a sweep; 1 does not fit on device or host, is unsure
+    where --unsure says oom, passes --max-fill, or is worse than --baseline; 2 wrong input, refused layout, or output
+    that cannot be written; 3 a bug.
     """
     from simcore.batch.advice import work
     from simcore.batch.gate import gates, unmatched
@@ -111,7 +121,8 @@ def run(
     from simcore.cli.session import run_entries
     from simcore.inputs.shipped import example as example_path
 
-    asked = gates(max_fill, baseline)
+    gated = max_fill is not None or baseline is not None or report_format is not None
+    asked = gates(max_fill, baseline, unsure=(unsure or (Unsure.OOM if gated else Unsure.FITS)).value)
     existing = _existing(output, append=append, overwrite=overwrite)
     entries = _entries([*(paths or ()), *map(example_path, example or ())], overrides)
     if baseline is not None and (message := unmatched([entry.name for entry in entries], baseline)):

@@ -39,7 +39,7 @@ def _table(report: Report) -> Iterator[RenderableType]:
 
 
 def _mark(phase: PhaseReport) -> str:
-    return "" if phase.device_verdict == "fits" else " OOM"
+    return {"fits": "", "unsure": " unsure", "oom": " OOM"}[phase.device_verdict]
 
 
 def _owners(by_owner: Mapping[str, int]) -> str:

@@ -24,6 +24,7 @@ _STYLE = {
     "fits": "green",
     "legal": "green",
     "placed": "green",
+    "unsure": "yellow",
     "illegal": "yellow",
     "OOM": "bold red",
     "error": "bold red",
@@ -35,11 +36,11 @@ _PLACE = 24
 
 
 def verdict(report: Report) -> str:
-    """One word for a report: fits, OOM, illegal, error; placed or legal if nothing more was computed."""
+    """One word for a report: fits, unsure, OOM, illegal, error; placed or legal if nothing more was computed."""
     if report.status != "ok":
         return report.status
     if report.verdict:
-        return {"fits": "fits", "oom": "OOM"}[report.verdict]
+        return {"fits": "fits", "oom": "OOM", "unsure": "unsure"}[report.verdict]
     return "placed" if report.ranks else "legal"
 
 
@@ -47,24 +48,16 @@ def summary(reports: Sequence[Report], width: int) -> list[RenderableType]:
     """Table with one row a report: layout, verdict, peak, traffic, step time; then counts of verdicts if several.
 
     Memory and traffic are of the worst class of ranks. Columns that do not fit into `width` characters follow in
-    another table below; last come the names of those that fit, but not surely.
+    another table below; last come the names of those whose band of measured errors contains the limit.
     """
     styles = [Style.parse(_STYLE[verdict(report)]) for report in reports]
     shown: list[RenderableType] = [*grids(_columns(reports), reports, styles, width)]
     if len(reports) > 1:
         shown.append(_count(reports))
-    if unsure := [plain(report.name) for report in reports if _is_unsure(report)]:
+    if unsure := [plain(report.name) for report in reports if report.verdict == "unsure"]:
         names = ", ".join(unsure[:3]) + (f" and {len(unsure) - 3:,} more" if len(unsure) > 3 else "")
-        shown.append(Text(f"fits, but not surely (the upper end of the band lies above the limit): {names}"))
+        shown.append(Text(f"unsure (measured errors of such layouts reach across the limit): {names}"))
     return [part for table in shown for part in (table, "")][:-1]
-
-
-def _is_unsure(report: Report) -> bool:
-    """A fit by the middle, and not by what measured runs of such layouts allow."""
-    highest, left = report.highest_bytes, report.headroom_bytes
-    if report.verdict != "fits" or highest is None or left is None:
-        return False
-    return any(other.peak.band_bytes[1] > highest + left for other in report.ranks if other.peak)
 
 
 def _columns(reports: Sequence[Report]) -> tuple[Column, ...]:

@@ -238,9 +238,9 @@ def _errors(summaries: Sequence[Summary]) -> Table:
 
 
 def _told(verdicts: Sequence[Verdicts]) -> Table:
-    table = plain_table("measured", "told fits", "told oom", "not modelled", "wrong", left=("wrong",))
+    table = plain_table("measured", "told fits", "told unsure", "told oom", "not modelled", "wrong", left=("wrong",))
     for row in verdicts:
-        table.add_row(row.measured, *map(str, (row.told_fits, row.told_oom, row.not_modelled)),
+        table.add_row(row.measured, *map(str, (row.told_fits, row.told_unsure, row.told_oom, row.not_modelled)),
                       plain(", ".join(row.wrong)))
     return table
 

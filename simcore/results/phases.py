@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from simcore.results.verdict import Verdict
+
 __all__ = ["PHASES", "PhaseName", "PhaseReport"]
 
 PhaseName = Literal["refit", "generation", "logprob", "reference", "training"]
@@ -37,4 +39,4 @@ class PhaseReport(BaseModel):
     by_category: dict[str, int]
     by_owner: dict[str, int]
     host_by_owner: dict[str, int]
-    device_verdict: Literal["fits", "oom"]
+    device_verdict: Verdict

@@ -44,7 +44,8 @@ class Drawn(Frozen):
     `hottest`: the highest rank of each draw, of `num_groups` expert groups a stage. `oom_probability`: share of draws
     in which some rank does not fit. `exact`: peaks equal those of a full simulation to the byte, else up to rounding.
     `concentration`: of the Dirichlet distribution of experts' popularity, None if all are alike. `balanced_rows`:
-    tokens that the experts of a rank receive when all get equally many; `received`: in each layer.
+    tokens that the experts of a rank receive when all get equally many; `received`: in each layer. `band_bytes`: range
+    of device memory of the highest draw, by measured runs of such layouts.
     """
 
     seed: int
@@ -57,6 +58,7 @@ class Drawn(Frozen):
     hottest: DrawnPeak
     oom_probability: float
     exact: bool
+    band_bytes: tuple[int, int] | None = None
 
 
 class DrawnLengths(Frozen):

@@ -14,6 +14,7 @@ from simcore.results.engine import Serving
 from simcore.results.phases import PhaseName, PhaseReport
 from simcore.results.quantiles import Drawn, DrawnLengths, DrawnPeak
 from simcore.results.time import StepTime
+from simcore.results.verdict import Verdict
 from simcore.units import format_bytes, format_seconds
 
 __all__ = [
@@ -157,7 +158,7 @@ class HostPhase(_Frozen):
     host_bytes: int
     device_bytes: int
     host_verdict: Literal["fits", "oom"]
-    device_verdict: Literal["fits", "oom"]
+    device_verdict: Verdict
     by_owner: dict[str, int]
     source: str = ""
 
@@ -235,7 +236,7 @@ class Advice(_Frozen):
     """
 
     changes: dict[str, Any]
-    verdict: Literal["fits", "oom"]
+    verdict: Verdict
     peak_bytes: int
     headroom_bytes: int
     step_s: float | None = None
@@ -244,11 +245,12 @@ class Advice(_Frozen):
 class Report(_Frozen):
     """The result of one scenario; `ranks` has an entry for each class of equal ranks.
 
-    `status`: ok, illegal (the framework refuses the layout) or error, with `problems`. `verdict`: fits or oom (out of
-    memory), None without a peak. `capacity_bytes`: usable device memory; `headroom_bytes`: what the fullest rank leaves
-    of the part that may be filled. `advice`: for one that does not fit, the smallest changes first. `drawn`: for random
-    routing; the verdict and `headroom_bytes` are then those of the highest draw, because a step that does not fit ends
-    the job. `lengths`: for random lengths; all other fields are then at the longest. `detail`: for figures, on request.
+    `status`: ok, illegal (the framework refuses the layout) or error, with `problems`. `verdict`: fits, oom (out of
+    memory) or unsure (the limit is within the band of measured errors), None without a peak. `capacity_bytes`: usable
+    device memory; `headroom_bytes`: what the fullest rank leaves of the part that may be filled. `advice`: for one that
+    does not fit, the smallest changes first. `drawn`: for random routing; the verdict and `headroom_bytes` are then
+    those of the highest draw, because a step that does not fit ends the job. `lengths`: for random lengths; all other
+    fields are then at the longest. `detail`: for figures, on request.
     """
 
     schema_version: str = SCHEMA_VERSION
@@ -256,7 +258,7 @@ class Report(_Frozen):
     scenario: dict[str, Any]
     status: Literal["ok", "illegal", "error"]
     problems: tuple[ProblemRow, ...] = ()
-    verdict: Literal["fits", "oom"] | None = None
+    verdict: Verdict | None = None
     capacity_bytes: int | None = Field(default=None, gt=0)
     headroom_bytes: int | None = None
     assumptions: tuple[Assumption, ...] = ()
@@ -277,6 +279,14 @@ class Report(_Frozen):
         """Class of ranks with the highest device memory; None if no class has a peak."""
         with_peak = [r for r in self.ranks if r.peak is not None]
         return max(with_peak, key=lambda r: r.peak.device_bytes if r.peak else 0, default=None)
+
+    @property
+    def band_bytes(self) -> tuple[int, int] | None:
+        """Range of device memory that decides the verdict, by measured runs of such layouts; None without peaks."""
+        if self.drawn:
+            return self.drawn.band_bytes
+        bands = [rank.peak.band_bytes for rank in self.ranks if rank.peak]
+        return (max(low for low, _ in bands), max(high for _, high in bands)) if bands else None
 
     @property
     def highest_bytes(self) -> int | None:

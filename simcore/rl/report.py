@@ -15,6 +15,7 @@ from simcore.results.detail import MemorySeries
 from simcore.results.phases import PhaseReport
 from simcore.results.report import Assumption, Host, HostPhase, Owner, Peak, RankReport, Report
 from simcore.results.time import StepTime
+from simcore.results.verdict import Verdict, verdict_of
 from simcore.rl.journal import Entry, Journal, Moment
 from simcore.rl.phases import ENGINE, REFIT, category_name, is_outside
 from simcore.simulation.simulation import Simulation
@@ -48,6 +49,10 @@ class Laid:
         """Bytes of a device that may be used: its capacity times `limits.max_fill`."""
         return int((self.trained.capacity_bytes or 0) * self.scenario.limits.max_fill)
 
+    def verdict(self, moment: Moment) -> Verdict:
+        """Verdict on device memory at one moment."""
+        return verdict_of([_band(moment, self.simulation)], self.limit)
+
 
 def phase_report(laid: Laid, further: Sequence[Assumption]) -> Report:
     """Report of a step with phases: that of its training step, with memory and time of all phases in it.
@@ -55,16 +60,18 @@ def phase_report(laid: Laid, further: Sequence[Assumption]) -> Report:
     Its field `phases` is of the fullest class of ranks; ranks that only generate are a further class, the last.
     `further`: assumptions that are added.
     """
-    ranks = [_rank(rank, journal) for rank, journal in zip(laid.trained.ranks, laid.journals, strict=True)]
+    ranks = [_rank(rank, journal, laid.simulation)
+             for rank, journal in zip(laid.trained.ranks, laid.journals, strict=True)]
     journals = list(laid.journals)
     if laid.engine is not None:
-        ranks.append(_engine_rank(laid.engine, laid.scenario.world_size, laid.num_engine_ranks))
+        ranks.append(_engine_rank(laid.engine, laid))
         journals.append(laid.engine)
     fullest = max(range(len(ranks)), key=lambda i: (_device(ranks[i]), -i))
     worst = _device(ranks[fullest])
     return laid.trained.model_copy(update={
         "name": laid.scenario.name, "scenario": laid.scenario.normalised(), "ranks": tuple(ranks),
-        "verdict": "fits" if worst <= laid.limit else "oom", "headroom_bytes": laid.limit - worst,
+        "verdict": verdict_of((rank.peak.band_bytes for rank in ranks if rank.peak), laid.limit),
+        "headroom_bytes": laid.limit - worst,
         "assumptions": (*laid.trained.assumptions, *further), "phases": _phases(journals[fullest], laid),
         "time": _time(laid), "host": _host(laid)})
 
@@ -74,7 +81,7 @@ def _device(rank: RankReport) -> int:
 
 
 # ---- ranks -----------------------------------------------------------------------------------------------------------
-def _rank(rank: RankReport, journal: Journal) -> RankReport:
+def _rank(rank: RankReport, journal: Journal, simulation: Simulation) -> RankReport:
     assert rank.peak is not None
     highest = _highest(journal)
     inside = {phase.phase: _allocated(phase) for phase in journal.phases if phase.phase != "training"}
@@ -82,7 +89,8 @@ def _rank(rank: RankReport, journal: Journal) -> RankReport:
     more = _allocated(training) - rank.peak.allocated_bytes
     by_phase = {name: size + more for name, size in rank.peak.by_phase.items()} | inside
     host = max(phase.bytes_on("host") for phase in journal.phases)
-    peak = _with_neighbour(rank.peak, highest) if highest.phase == "training" else _peak(highest)
+    at_highest = _peak(highest, simulation)
+    peak = _with_neighbour(rank.peak, at_highest) if highest.phase == "training" else at_highest
     series = None if rank.memory is None else phase_series(journal, rank.memory)
     return rank.model_copy(update={
         "peak": peak.model_copy(update={"by_phase": by_phase, "host_bytes": host}), "memory": series})
@@ -105,9 +113,9 @@ def _allocated(moment: Moment) -> int:
                if category != _LOOSE and not is_outside(category))
 
 
-def _with_neighbour(peak: Peak, moment: Moment) -> Peak:
-    """Peak of the training step, plus the other owners on the device."""
-    combined, more = _peak(moment), moment.bytes_on("device") - peak.device_bytes
+def _with_neighbour(peak: Peak, combined: Peak) -> Peak:
+    """Peak of the training step, plus the other owners on the device, which `combined` counts too."""
+    more = combined.device_bytes - peak.device_bytes
     inside = combined.allocated_bytes - peak.allocated_bytes
     return peak.model_copy(update={
         "allocated_bytes": combined.allocated_bytes, "reserved_bytes": peak.reserved_bytes + inside,
@@ -120,7 +128,16 @@ def _moved(ends: tuple[int, int], by: int) -> tuple[int, int]:
     return ends[0] + by, ends[1] + by
 
 
-def _peak(moment: Moment) -> Peak:
+def _band(moment: Moment, simulation: Simulation) -> tuple[int, int]:
+    """Range of device memory by measured runs of the policy's class of layouts; the engine's bytes have no range."""
+    policy = {key: size for key, size in moment.device.items() if key[0] not in (ENGINE, REFIT)
+              and not is_outside(key[1])}
+    others = moment.bytes_on("device") - sum(policy.values())
+    needed = simulation.needed(sum(size for (_, category), size in policy.items() if category != _LOOSE))
+    return others + needed.low, others + needed.high
+
+
+def _peak(moment: Moment, simulation: Simulation) -> Peak:
     device, categories, outside = moment.bytes_on("device"), Counter[str](), Counter[str]()
     for (_, name), size in moment.device.items():
         (outside if is_outside(name) else categories)[category_name(name)] += size
@@ -132,16 +149,17 @@ def _peak(moment: Moment) -> Peak:
         allocated_bytes=allocated, reserved_bytes=allocated + loose, device_bytes=device, phase=moment.phase,
         event=moment.event, layer="", microbatch=0, by_category=dict(categories.most_common()), by_phase={},
         top=tuple(Owner(owner=f"{owner}/{name}", category=name, bytes=size) for owner, name, size in top[:12]),
-        reserved_band_bytes=(allocated, allocated + loose), outside=dict(outside), band_bytes=(device, device))
+        reserved_band_bytes=(allocated, allocated + loose), outside=dict(outside), band_bytes=_band(moment, simulation))
 
 
-def _engine_rank(journal: Journal, first: int, count: int) -> RankReport:
-    highest = _highest(journal)
+def _engine_rank(journal: Journal, laid: Laid) -> RankReport:
+    highest, first, count = _highest(journal), laid.scenario.world_size, laid.num_engine_ranks
     by_phase = {phase.phase: _allocated(phase) for phase in journal.phases}
+    peak = _peak(highest, laid.simulation).model_copy(update={"by_phase": by_phase})
     last = first + count - 1
     return RankReport(
         ranks=(f"{first}-{last}" if count > 1 else str(first),), num_ranks=count, coordinates={}, stage=0, at_rest={},
-        padding_bytes=0, grads_persist=False, peak=_peak(highest).model_copy(update={"by_phase": by_phase}))
+        padding_bytes=0, grads_persist=False, peak=peak)
 
 
 # ---- memory over the step --------------------------------------------------------------------------------------------
@@ -201,7 +219,7 @@ def _phases(journal: Journal, laid: Laid) -> tuple[PhaseReport, ...]:
             "phase": moment.phase, "start_s": start / 1e9, "seconds": moment.ns / 1e9, "device_bytes": device,
             "host_bytes": moment.bytes_on("host"), "event": moment.event,
             "by_category": dict(_by_category(moment).most_common()), "by_owner": _by_owner(moment.device),
-            "host_by_owner": _by_owner(moment.host), "device_verdict": "fits" if device <= laid.limit else "oom"}))
+            "host_by_owner": _by_owner(moment.host), "device_verdict": laid.verdict(moment)}))
         start += moment.ns
     return tuple(rows)
 
@@ -250,5 +268,5 @@ def _host_phase(moment: Moment, host: Host, laid: Laid) -> HostPhase:
     owners = {name: num_bytes * host.ranks_per_host for name, num_bytes in _by_owner(moment.host).items()}
     return HostPhase.model_validate({
         "phase": moment.phase, "host_bytes": size, "device_bytes": device, "host_verdict": verdict,
-        "device_verdict": "fits" if device <= laid.limit else "oom", "by_owner": owners,
+        "device_verdict": laid.verdict(moment), "by_owner": owners,
         "source": "NeMo RL 7ea279ab, see simcore/rl/phases.py"})

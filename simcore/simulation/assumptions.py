@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simcore.memory.band import Band, layout_class
+from simcore.memory.band import layout_class
 from simcore.memory.outside_allocator import OutsideMemory
 from simcore.memory.reserved import GATHERED, ORDINARY
 from simcore.placement.packing import assumptions as packing_assumptions
@@ -29,11 +29,11 @@ def of_job(simulation: Simulation) -> tuple[Assumption, ...]:
     return (*chosen, *noted)
 
 
-def of_memory(simulation: Simulation, band: Band, held: Sequence[tuple[OutsideMemory, ...]]) -> tuple[Assumption, ...]:
+def of_memory(simulation: Simulation, held: Sequence[tuple[OutsideMemory, ...]]) -> tuple[Assumption, ...]:
     """Assumptions about the parts of allocated, reserved and device memory, and about host memory.
 
     `held`: memory outside the allocator by class of ranks; of each category the largest is listed. () if
-    there is none at all. `band`: range of measured over simulated memory.
+    there is none at all.
     """
     if not any(held):
         return ()
@@ -48,7 +48,7 @@ def of_memory(simulation: Simulation, band: Band, held: Sequence[tuple[OutsideMe
             *(Assumption(what=s.name, value=format_bytes(s.num_bytes), kind=s.kind, source=s.source)
               for s in kept.values()),
             *(Assumption(what=one.category, value=format_bytes(one.num_bytes), kind=one.kind, source=one.source)
-              for one in largest.values()), _of_reserved(simulation), _of_band(simulation, band))
+              for one in largest.values()), _of_reserved(simulation), _of_band(simulation))
 
 
 def _of_reserved(simulation: Simulation) -> Assumption:
@@ -65,8 +65,8 @@ def _of_reserved(simulation: Simulation) -> Assumption:
                       "both on one rank; a replay of torch's allocator, see simcore/memory/reserved.py")
 
 
-def _of_band(simulation: Simulation, band: Band) -> Assumption:
-    name = layout_class(simulation.job, simulation.framework)
+def _of_band(simulation: Simulation) -> Assumption:
+    name, band = layout_class(simulation.job, simulation.framework), simulation.band
     told = f"{band.num} observations" if band.num else "unvalidated: no measured run of this class"
     return Assumption(
         what="band_bytes", value=f"{name}: {band.low - 1:+.1%} to {band.high - 1:+.1%}, {told}",

@@ -20,6 +20,7 @@ from typing import Final, Literal
 import numpy as np
 
 from simcore.frameworks.registry import framework_adapter
+from simcore.memory.reserved import Reserved
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.placement.checkpoint_files import Files, Transfer
@@ -28,6 +29,7 @@ from simcore.placement.framework import Framework, TensorPolicy
 from simcore.placement.mesh import IntArray, Mesh
 from simcore.placement.plan import Placed, Plan
 from simcore.results.report import Assumption, Host, HostPhase, RankReport, Report
+from simcore.results.verdict import verdict_of
 from simcore.simulation.simulation import Simulation
 from simcore.units import packed_bytes
 
@@ -66,12 +68,12 @@ def _transfer(files: Files, phase: _Phase) -> Transfer | None:
 def _phase(simulation: Simulation, report: Report, phase: _Phase, held: dict[str, int]) -> HostPhase:
     transfer = _transfer(simulation.framework.files, phase)
     host_bytes, room = sum(held.values()), int(simulation.topology.node.host_memory)
-    device = max((_device(simulation, plan, rank, phase, transfer) for plan, rank
-                  in zip(simulation.plans, report.ranks, strict=True)), default=0)
-    limit = int(simulation.usable_bytes() * simulation.job.scenario.limits.max_fill)
+    needed = [_device(simulation, plan, rank, phase, transfer) for plan, rank
+              in zip(simulation.plans, report.ranks, strict=True)]
+    verdict = verdict_of(((one.low, one.high) for one in needed), simulation.limit_bytes())
     return HostPhase(
-        phase=phase, host_bytes=host_bytes, device_bytes=device, host_verdict="fits" if host_bytes <= room else "oom",
-        device_verdict="fits" if device <= limit else "oom",
+        phase=phase, host_bytes=host_bytes, device_bytes=max(one.middle for one in needed),
+        host_verdict="fits" if host_bytes <= room else "oom", device_verdict=verdict,
         by_owner={name: size for name, size in held.items() if size}, source=transfer.source if transfer else "")
 
 
@@ -214,8 +216,9 @@ def _placed(plan: Plan) -> Iterator[tuple[Placed, int]]:
 
 
 # ---- the device -----------------------------------------------------------------------------------------------------
-def _device(simulation: Simulation, plan: Plan, rank: RankReport, phase: _Phase, transfer: Transfer | None) -> int:
-    """Tensors of the phase, with blocks that do not fit together and what lies beside them."""
+def _device(simulation: Simulation, plan: Plan, rank: RankReport, phase: _Phase,
+            transfer: Transfer | None) -> Reserved:
+    """Device memory of the phase: tensors, fragmentation, and memory outside the allocator."""
     assert rank.peak is not None
     if phase == "load":
         allocated = _loaded(plan, rank)
@@ -224,7 +227,8 @@ def _device(simulation: Simulation, plan: Plan, rank: RankReport, phase: _Phase,
     else:
         allocated = rank.end_bytes or 0
     moment = _moment(plan, transfer) if transfer and transfer.on_device else 0
-    return simulation.needed(allocated + moment).middle + sum(rank.peak.outside.values())
+    needed, outside = simulation.needed(allocated + moment), sum(rank.peak.outside.values())
+    return Reserved(*(end + outside for end in (needed.low, needed.middle, needed.high)))
 
 
 def _loaded(plan: Plan, rank: RankReport) -> int:

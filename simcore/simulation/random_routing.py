@@ -24,6 +24,7 @@ from simcore.program.lower import lower
 from simcore.program.program import Program
 from simcore.results.quantiles import Drawn, DrawnPeak, DrawnRows, Quantiles, quantiles
 from simcore.results.report import Assumption, RankReport, Report
+from simcore.results.verdict import verdict_of
 from simcore.simulation.expert_loads import ExpertLoad, sample_received_rows
 from simcore.simulation.interpolate import PiecewiseLinearStep, spread
 from simcore.simulation.simulation import Simulation
@@ -59,15 +60,16 @@ def drawn(simulation: Simulation, report: Report) -> Report:
     if not isinstance(routing, Draws):
         return report
     stages = {stage: _stage(simulation, stage, routing) for stage in sorted({plan.stage for plan in simulation.plans})}
-    ranks, highest, exact = [], [], True
+    ranks, highest, bands, exact = [], [], [], True
     for rank_class, plan, rank in zip(simulation.classes, simulation.plans, report.ranks, strict=True):
         steps = _spread(simulation, plan, stages[plan.stage])
         allocated = _allocated(simulation, rank_class, steps, stages[plan.stage])
         ranks.append(rank.model_copy(update={"drawn": _peak(simulation, rank, allocated.ravel())}))
         highest.append(_hottest(simulation, rank, allocated))
+        bands.append(_band(simulation, rank, int(allocated.max())))
         exact &= steps.exact
     device, allocated = np.max(highest, axis=0)
-    limit = int((report.capacity_bytes or 0) * simulation.job.scenario.limits.max_fill)
+    limit = simulation.limit_bytes()
     loads = min((stage.loads for stage in stages.values()), key=lambda loads: loads.num_groups)
     worst = int(device.max())
     found = Drawn(
@@ -76,9 +78,10 @@ def drawn(simulation: Simulation, report: Report) -> Report:
         received=tuple(DrawnRows(layer=simulation.job.graph.layers[layer].path, received=quantiles(rows))
                        for stage in stages.values() for layer, rows in stage.rows.items()),
         hottest=DrawnPeak(allocated_bytes=quantiles(allocated), device_bytes=quantiles(device)),
-        oom_probability=float((device > limit).mean()), exact=exact)
+        oom_probability=float((device > limit).mean()), exact=exact,
+        band_bytes=(max(low for low, _ in bands), max(high for _, high in bands)))
     return report.model_copy(update={
-        "ranks": tuple(ranks), "drawn": found, "verdict": "fits" if worst <= limit else "oom",
+        "ranks": tuple(ranks), "drawn": found, "verdict": verdict_of(bands, limit),
         "headroom_bytes": limit - worst, "assumptions": (*report.assumptions, _assumption(simulation, found))})
 
 
@@ -155,8 +158,16 @@ def _allocated(simulation: Simulation, rank_class: RankClass, steps: PiecewiseLi
 
 
 def _device(simulation: Simulation, rank: RankReport, allocated: int) -> int:
-    beside = sum(rank.peak.outside.values()) if rank.peak else 0
-    return simulation.needed(allocated).middle + beside
+    return simulation.needed(allocated).middle + _outside(rank)
+
+
+def _band(simulation: Simulation, rank: RankReport, allocated: int) -> tuple[int, int]:
+    needed, outside = simulation.needed(allocated), _outside(rank)
+    return needed.low + outside, needed.high + outside
+
+
+def _outside(rank: RankReport) -> int:
+    return sum(rank.peak.outside.values()) if rank.peak else 0
 
 
 def _hottest(simulation: Simulation, rank: RankReport, allocated: IntArray) -> IntArray:

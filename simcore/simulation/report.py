@@ -12,7 +12,6 @@ from typing import Literal
 from simcore.errors import IllegalLayout, Problem, RankscopeError
 from simcore.frameworks.registry import at_rest_of, framework_adapter
 from simcore.inputs.scenario import Scenario
-from simcore.memory.band import Band, band_of, layout_class
 from simcore.memory.ledger import MemoryPeak, balance, first_step
 from simcore.memory.outside_allocator import OutsideMemory, outside, paged
 from simcore.memory.reserved import reserved
@@ -36,6 +35,7 @@ from simcore.results.report import (
     Report,
 )
 from simcore.results.time import StepTime
+from simcore.results.verdict import verdict_of
 from simcore.simulation.assumptions import of_job, of_memory
 from simcore.simulation.simulation import Simulation
 from simcore.timing.throughput import step_time
@@ -50,18 +50,16 @@ def report(simulation: Simulation, *, series: bool) -> Report:
     `series`: True keeps memory over the step.
     """
     scenario = simulation.job.scenario
-    band = band_of(layout_class(simulation.job, simulation.framework))
-    made = [_rank(simulation, c, plan, band, series=series) for c,
+    made = [_rank(simulation, c, plan, series=series) for c,
             plan in zip(simulation.classes, simulation.plans, strict=True)]
     ranks = tuple(rank for rank, _ in made)
-    worst = max((r.peak.device_bytes for r in ranks if r.peak), default=None)
-    capacity = simulation.usable_bytes()
-    limit = int(capacity * scenario.limits.max_fill)
+    peaks, limit = [r.peak for r in ranks if r.peak], simulation.limit_bytes()
     return Report(
         name=scenario.name, scenario=scenario.normalised(), status="ok",
-        verdict=None if worst is None else "fits" if worst <= limit else "oom",
-        capacity_bytes=capacity, headroom_bytes=None if worst is None else limit - worst,
-        assumptions=(*of_job(simulation), *of_memory(simulation, band, [held for _, held in made])),
+        verdict=verdict_of((peak.band_bytes for peak in peaks), limit) if peaks else None,
+        capacity_bytes=simulation.usable_bytes(),
+        headroom_bytes=limit - max(peak.device_bytes for peak in peaks) if peaks else None,
+        assumptions=(*of_job(simulation), *of_memory(simulation, [held for _, held in made])),
         communicators=tuple(Communicator(axis=axis, size=simulation.job.mesh.axis(axis).size)
                             for axis in simulation.framework.communicators),
         adapters=_adapters(simulation), ranks=ranks, time=_time(simulation, ranks))
@@ -85,7 +83,7 @@ def _time(simulation: Simulation, ranks: Sequence[RankReport]) -> StepTime | Non
     return step_time(simulation.job, simulation.framework, simulation.routes, timing, last.ranks, last.traffic)
 
 
-def _rank(simulation: Simulation, rank_class: RankClass, plan: Plan, band: Band, *, series: bool) -> tuple[
+def _rank(simulation: Simulation, rank_class: RankClass, plan: Plan, *, series: bool) -> tuple[
         RankReport, tuple[OutsideMemory, ...]]:
     """The class's report, and what its ranks hold outside the allocator."""
     mesh = simulation.job.mesh
@@ -109,7 +107,7 @@ def _rank(simulation: Simulation, rank_class: RankClass, plan: Plan, band: Band,
                                                          and not simulation.is_exact),
         padding_bytes=of_params, grads_padding_bytes=of_grads,
         grads_persist=_grads_persist(simulation.framework),
-        peak=None if balanced is None else _peak(simulation, balanced, plan, held, band),
+        peak=None if balanced is None else _peak(simulation, balanced, plan, held),
         end_bytes=None if balanced is None else balanced.end_bytes,
         traffic=sent,
         memory=memory_series(program,
@@ -143,13 +141,13 @@ def _microbatch(simulation: Simulation, written: int) -> int:
     return written + is_later * (simulation.job.scenario.num_microbatches - simulation.num_written)
 
 
-def _peak(simulation: Simulation, peak: MemoryPeak, plan: Plan, held: Sequence[OutsideMemory], band: Band) -> Peak:
+def _peak(simulation: Simulation, peak: MemoryPeak, plan: Plan, held: Sequence[OutsideMemory]) -> Peak:
     allocated, beside = peak.peak_bytes, sum(one.num_bytes for one in held)
     seen = reserved(allocated, simulation.reserved_model(), simulation.usable_bytes() - beside)
-    mine, low, high = (simulation.needed(int(allocated * off)) for off in (1, band.low, band.high))
+    needed = simulation.needed(allocated)
     buffers = framework_adapter(simulation.framework.name).host_buffers(plan, rounded=False)
     return Peak(
-        allocated_bytes=allocated, reserved_bytes=seen.middle, device_bytes=mine.middle + beside,
+        allocated_bytes=allocated, reserved_bytes=seen.middle, device_bytes=needed.middle + beside,
         host_bytes=plan.host_bytes(simulation.comm_setup().tokens) + buffers.total(),
         phase=peak.phase,
         first_step_bytes=first_step(peak, made_after_backward(plan)), event=peak.event, layer=peak.layer,
@@ -157,7 +155,7 @@ def _peak(simulation: Simulation, peak: MemoryPeak, plan: Plan, held: Sequence[O
         by_category=peak.by_category, by_phase=peak.by_phase,
         top=tuple(Owner(owner=o, category=c, bytes=b) for o, c, b in peak.top),
         reserved_band_bytes=(seen.low, seen.high), outside={one.category: one.num_bytes for one in held},
-        band_bytes=(low.low + beside, high.high + beside))
+        band_bytes=(needed.low + beside, needed.high + beside))
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------

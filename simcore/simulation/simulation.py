@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final
 
 from simcore.errors import InputError, Problem
@@ -11,6 +12,7 @@ from simcore.frameworks.setup import prepare
 from simcore.hardware.device import Device
 from simcore.hardware.topology import Topology
 from simcore.inputs.scenario import Scenario
+from simcore.memory.band import Band, band_of, layout_class
 from simcore.memory.outside_allocator import CommSetup, OutsideMemory
 from simcore.memory.reserved import EXPANDABLE, GATHERED, ORDINARY, Reserved, ReservedModel, needed
 from simcore.memory.workspace import Workspace, WorkspaceInputs, spaces
@@ -109,9 +111,23 @@ class Simulation:
         """
         return EXPANDABLE if self.job.scenario.environment.expandable_segments else ORDINARY
 
+    @cached_property
+    def band(self) -> Band:
+        """Range of measured over simulated memory of the job's class of layouts."""
+        return band_of(layout_class(self.job, self.framework))
+
     def needed(self, allocated: int) -> Reserved:
-        """Bytes that torch's allocator must reserve for a peak of `allocated` bytes: lowest, likely, highest."""
-        return needed(allocated, self.reserved_model(), self.fragmentation())
+        """Bytes that torch's allocator must reserve for a simulated peak of `allocated` bytes.
+
+        The ends are those of fragmentation for the ends of `band`: lowest, likely, highest.
+        """
+        low, middle, high = (needed(int(allocated * share), self.reserved_model(), self.fragmentation())
+                             for share in (self.band.low, 1, self.band.high))
+        return Reserved(low.low, middle.middle, high.high)
+
+    def limit_bytes(self) -> int:
+        """Bytes of one GPU that the job may fill: `usable_bytes` times `limits.max_fill`."""
+        return int(self.usable_bytes() * self.job.scenario.limits.max_fill)
 
     def usable_bytes(self) -> int:
         """Bytes of one GPU that the job may use: the scenario's `limits.usable_memory`, or what the driver leaves.

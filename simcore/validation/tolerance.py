@@ -14,14 +14,14 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from simcore.inputs.document import read_text
 from simcore.inputs.shipped import data_folder
 
-__all__ = ["ALLOCATED", "STABLE", "Judged", "Lap", "Pair", "Tolerance", "judge_allocated", "judge_reserved",
+__all__ = ["ALLOCATED", "STABLE", "Judged", "Lap", "Pair", "Told", "Tolerance", "judge_allocated", "judge_reserved",
            "judge_times", "judge_verdicts", "left_out", "median", "percentile"]
 
 MIB: Final = 2**20
@@ -53,6 +53,8 @@ RESERVED_MEDIAN: Final = 0.08
 """Largest median error of the interval's middle."""
 OOM_CALLED_FITS: Final = 0.0
 FITS_CALLED_OOM: Final = 0.03
+UNSURE_SHARE: Final = 0.10
+"""Largest share of runs about which the simulation is unsure."""
 
 STABLE: Final = 0.15
 """Largest relative difference between releases of the software for a configuration's step time to be stable."""
@@ -154,14 +156,24 @@ def judge_reserved(pairs: Sequence[Pair]) -> Iterator[Judged]:
         yield _at_most("reserved_peak: median error of the middle", RESERVED_MEDIAN, middles)
 
 
-def judge_verdicts(oom: tuple[int, int], fits: tuple[int, int]) -> Iterator[Judged]:
-    """Judges wrong verdicts, as (wrong, all): `oom` of runs that ran out of memory, `fits` of the others.
+class Told(NamedTuple):
+    """Counts of runs by their simulated verdict."""
 
-    Gives nothing for a pair with no runs.
+    fits: int
+    unsure: int
+    oom: int
+
+
+def judge_verdicts(oom: Told, fits: Told) -> Iterator[Judged]:
+    """Judges verdicts on runs that ran out of memory (`oom`) and on runs that fitted (`fits`): wrong and unsure ones.
+
+    Gives nothing for a kind with no runs.
     """
-    for what, allowed, (wrong, num) in (("out of memory, told to fit", OOM_CALLED_FITS, oom),
-                                        ("ran, told to be out of memory", FITS_CALLED_OOM, fits)):
-        if num:
+    for what, allowed, told, wrong in (
+            ("out of memory, told to fit", OOM_CALLED_FITS, oom, oom.fits),
+            ("ran, told to be out of memory", FITS_CALLED_OOM, fits, fits.oom),
+            ("told to be unsure", UNSURE_SHARE, (*oom, *fits), oom.unsure + fits.unsure)):
+        if num := sum(told):
             yield Judged(what=what, num=num, allowed=allowed, found=wrong / num, is_kept=wrong / num <= allowed)
 
 

@@ -22,6 +22,7 @@ from simcore.validation.step_times import Gap, Timing, timed_layouts, timing
 from simcore.validation.tolerance import (
     Judged,
     Pair,
+    Told,
     judge_allocated,
     judge_reserved,
     judge_verdicts,
@@ -80,11 +81,12 @@ class Summary(_Frozen):
 class Verdicts(_Frozen):
     """Counts of observations (equal runs count once) whose measured verdict is `measured`, by simulated verdict.
 
-    `wrong`: id of the first run of each observation with the other simulated verdict.
+    `wrong`: id of the first run of each observation with the opposite simulated verdict; an unsure one is not wrong.
     """
 
     measured: Literal["fits", "oom"]
     told_fits: int
+    told_unsure: int
     told_oom: int
     not_modelled: int
     wrong: tuple[str, ...]
@@ -286,9 +288,9 @@ def _verdicts(observations: Sequence[_Observation], word: Literal["fits", "oom"]
     asked = [observation for observation in observations if observation.first.row.verdict == word]
     counts = Counter(observation.report.verdict if observation.report else None for observation in asked)
     wrong = [observation.ids[0] for observation in asked
-             if observation.report and observation.report.verdict not in (word, None)]
-    return Verdicts(measured=word, told_fits=counts["fits"], told_oom=counts["oom"], not_modelled=counts[None],
-                    wrong=tuple(wrong))
+             if observation.report and observation.report.verdict not in (word, "unsure", None)]
+    return Verdicts(measured=word, told_fits=counts["fits"], told_unsure=counts["unsure"], told_oom=counts["oom"],
+                    not_modelled=counts[None],                     wrong=tuple(wrong))
 
 
 def _gaps(observations: Sequence[_Observation]) -> Iterator[Gap]:
@@ -324,6 +326,6 @@ def _judged(compared: Sequence[Compared], verdicts: Sequence[Verdicts]) -> Itera
         if quantity.startswith("allocated"):
             yield from judge_allocated(quantity, pairs)
     yield from judge_reserved(read["reserved_peak"])
-    counted = {comparison.measured: (len(comparison.wrong),
-                                     comparison.told_fits + comparison.told_oom) for comparison in verdicts}
+    counted = {comparison.measured: Told(comparison.told_fits, comparison.told_unsure, comparison.told_oom)
+               for comparison in verdicts}
     yield from judge_verdicts(counted["oom"], counted["fits"])

@@ -18,6 +18,7 @@ from simcore.models.graph import architecture_of
 from simcore.placement.job import topology_of
 from simcore.results.engine import Decode, Serving
 from simcore.results.report import Assumption, AtRest, Communicator, Owner, Peak, RankReport, Report
+from simcore.results.verdict import Verdict, verdict_of
 from simcore.units import format_bytes, parse_quantity
 from simcore.vllm.decode import bytes_read, seconds
 from simcore.vllm.engine import Engine, Limits, default_limits, release_of
@@ -175,13 +176,13 @@ def _with_ranks(report: Report, scenario: Scenario, engine: Engine) -> Report:
     size = scenario.world_size
     peak = _peak(engine)
     limit = int((report.capacity_bytes or 0) * scenario.limits.max_fill)
-    fits = peak.device_bytes <= limit and not engine.refusal
+    verdict: Verdict = "oom" if engine.refusal else verdict_of([peak.band_bytes], limit)
     coordinates: dict[str, int | str] = {"tp": f"0-{engine.tp - 1}"} if engine.tp > 1 else {}
     rank = RankReport(
         ranks=(f"0-{size - 1}" if size > 1 else "0",), num_ranks=size, coordinates=coordinates, stage=0,
         at_rest=_at_rest(engine), padding_bytes=0, grads_persist=False, peak=peak, end_bytes=peak.allocated_bytes)
     return report.model_copy(update={
-        "ranks": (rank,), "verdict": "fits" if fits else "oom", "headroom_bytes": limit - peak.device_bytes,
+        "ranks": (rank,), "verdict": verdict, "headroom_bytes": limit - peak.device_bytes,
         "communicators": (Communicator(axis="tp", size=engine.tp),) * (engine.tp > 1)})
 
 

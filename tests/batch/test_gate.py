@@ -8,9 +8,10 @@ from xml.etree import ElementTree
 import pytest
 
 import small
-from simcore.batch.gate import gates, github, junit, read_results, unmatched
+from simcore.batch.gate import Decided, gates, github, junit, read_results, unmatched
 from simcore.batch.run import Outcome
 from simcore.errors import InputError
+from simcore.inputs.loading import changed
 from simcore.results.report import Report
 from simcore.simulate import check, simulate
 
@@ -35,6 +36,19 @@ def test_adapters_that_never_learn_are_told_and_pass() -> None:
     assert (suite.get("failures"), suite.get("errors"), suite.get("skipped")) == ("0", "0", "0")
 
 
+@pytest.mark.parametrize(("counts_as", "code", "tag"), [("fits", 0, "system-out"), ("oom", 1, "failure")])
+def test_an_unsure_verdict_counts_as_asked(counts_as: Decided, code: int, tag: str) -> None:
+    roomy = small.scenario("fsdp2", {"dp_shard": 4}, seq_len=2048)
+    limit = simulate(roomy, timed=False).highest_bytes
+    asked = changed(roomy, {"limits.usable_memory": f"{limit} B"})
+    outcome = Outcome(simulate(asked, timed=False), "a.yaml:1", 0)
+    (told,) = [finding for gate in gates(unsure=counts_as) for finding in gate(outcome)]
+    assert (told.kind, told.code) == ("unsure", code)
+    assert "measured runs of such layouts: " in told.message
+    suite = ElementTree.fromstring(junit(["small"], [told]))  # noqa: S314 - we wrote it
+    assert [child.tag for case in suite for child in case] == [tag]
+
+
 def test_what_a_sweep_made_and_a_framework_refuses_is_told_and_passes() -> None:
     (told,) = [finding for gate in gates() for finding in gate(Outcome(REFUSED, "a.yaml:1", 0))]
     assert (told.kind, told.code) == ("refused", 0)
@@ -48,6 +62,16 @@ def test_what_a_sweep_made_and_a_framework_refuses_is_told_and_passes() -> None:
 def test_the_same_layout_written_by_hand_is_a_problem() -> None:
     (told,) = [finding for gate in gates() for finding in gate(Outcome(REFUSED, "a.yaml:1", 2))]
     assert (told.kind, told.code) == ("problem", 2)
+
+
+@pytest.mark.parametrize(("before", "after", "message"), [
+    ("fits", "unsure", "no longer surely fits since the baseline"),
+    ("unsure", "oom", "no longer fits since the baseline"), ("unsure", "fits", None), ("oom", "unsure", None)])
+def test_a_worse_verdict_is_a_regression(tmp_path: Path, before: str, after: str, message: str | None) -> None:
+    measured = simulate(small.scenario("fsdp2", {"dp_shard": 4}), timed=False)
+    old, new = (measured.model_copy(update={"verdict": word}) for word in (before, after))
+    compared = gates(baseline=_stored(tmp_path / "results.jsonl", old))[-1]
+    assert [f.message for f in compared(Outcome(new, "", 0))] == ([message] if message else [])
 
 
 def test_a_baseline_may_be_lines(tmp_path: Path) -> None:

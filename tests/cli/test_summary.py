@@ -48,14 +48,13 @@ def test_long_names_of_a_sweep_go_on_below() -> None:
     assert max(map(len, text.splitlines())) <= 200
 
 
-def test_a_fit_whose_band_ends_above_the_limit_is_called_unsure() -> None:
-    """Bands of the reports here end 1 GiB above the peak, and the limit is 80 GiB."""
-    sure, unsure, over = (report(name, gib).model_copy(update={"headroom_bytes": int((80 - gib) * 2**30)})
-                          for name, gib in (("sure", 79), ("border", 79.5), ("over", 100)))
-    text = shown(*summary.summary([sure, unsure, over], 240))
-    (line,) = [line for line in text.splitlines() if line.startswith("fits, but not surely")]
-    assert line.endswith("the limit): border")
-    assert "not surely" not in shown(*summary.summary([sure, over], 240))
+def test_unsure_scenarios_are_counted_and_named() -> None:
+    sure, border, over = report("sure", 79), report("border", 79.5), report("over", 100)
+    border = border.model_copy(update={"verdict": "unsure"})
+    text = shown(*summary.summary([sure, border, over], 240))
+    assert text.splitlines()[-2:] == ["", "unsure (measured errors of such layouts reach across the limit): border"]
+    assert "3 scenarios: 1 fits, 1 unsure, 1 OOM" in text
+    assert "unsure" not in shown(*summary.summary([sure, over], 240))
 
 
 def test_a_batch_ends_with_how_many() -> None:

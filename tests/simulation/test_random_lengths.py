@@ -99,16 +99,15 @@ def test_peaks_are_those_of_fixed_lengths(framework: str) -> None:
 def test_the_verdict_is_that_of_the_longest() -> None:
     found = run("megatron", LENGTHS).lengths
     assert found is not None
-    limit = (found.peak.device_bytes.p50 + found.peak.device_bytes.max) // 2
     asked = small.scenario("megatron", MESH, lengths=LENGTHS, seq_len=1024)
+    _, limit = simulate(at_length(asked, found.step.p50), timed=False).band_bytes or (0, 0)
     tight = asked.model_copy(update={"limits": asked.limits.model_copy(update={"usable_memory": f"{limit} B"})})
     report = simulate(tight, timed=False)
-    assert report.verdict == "oom"
     assert report.lengths is not None
-    assert report.lengths.fits == tuple(sorted(
-        {size for name, size in found.step.model_dump().items()
-         if getattr(found.peak.device_bytes, name) <= limit}))
+    at = {size: simulate(at_length(tight, size), timed=False).verdict for size in found.step.model_dump().values()}
+    assert report.lengths.fits == tuple(sorted(size for size, verdict in at.items() if verdict == "fits"))
     assert report.lengths.fits
+    assert report.verdict == at[found.step.max] != "fits"
 
 
 def test_assumptions_name_distribution_and_collator() -> None:

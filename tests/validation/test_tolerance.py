@@ -13,6 +13,7 @@ from simcore.validation.runs import read_measured
 from simcore.validation.tolerance import (
     Lap,
     Pair,
+    Told,
     judge_allocated,
     judge_reserved,
     judge_times,
@@ -84,9 +85,13 @@ def test_reserved_is_judged_by_its_interval_and_the_middle_of_it() -> None:
 
 
 def test_no_run_that_ran_out_of_memory_may_be_told_to_fit() -> None:
-    assert [judgement.is_kept for judgement in judge_verdicts((0, 9), (3, 100))] == [True, True]
-    assert [judgement.is_kept for judgement in judge_verdicts((1, 900), (4, 100))] == [False, False]
-    assert list(judge_verdicts((0, 0), (0, 0))) == []
+    def kept(oom: Told, fits: Told) -> list[bool]:
+        return [judgement.is_kept for judgement in judge_verdicts(oom, fits)]
+
+    assert kept(Told(0, 1, 8), Told(89, 8, 3)) == [True, True, True]
+    assert kept(Told(1, 0, 899), Told(96, 0, 4)) == [False, False, True]
+    assert kept(Told(0, 2, 8), Told(80, 10, 0)) == [True, True, False]
+    assert kept(Told(0, 0, 0), Told(0, 0, 0)) == []
 
 
 # ---- step times -----------------------------------------------------------------------------------------------------

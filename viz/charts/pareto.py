@@ -21,7 +21,7 @@ def time_points(reports: Sequence[Report]) -> list[Point]:
 
 
 def _points(reports: Sequence[Report], values: Sequence[float | None]) -> list[Point]:
-    return [Point(n, report.name, value, report.highest_bytes, report.verdict == "fits")
+    return [Point(n, report.name, value, report.highest_bytes, report.verdict)
             for n, (report, value) in enumerate(zip(reports, values, strict=True))
             if value is not None and report.highest_bytes is not None]
 

@@ -25,23 +25,23 @@ _WIDE_RANGE: Final = 12
 class Point:
     """One scenario in a scatter: its index `row` in the list of reports, its x value, its peak in bytes.
 
-    `fits`: False is drawn as a cross.
+    `verdict`: "fits" is drawn as a disc, "unsure" as a ring, any other as a cross.
     """
 
     row: int
     name: str
     x: float
     num_bytes: int
-    fits: bool
+    verdict: str | None
 
 
 def edge(points: Sequence[Point]) -> list[Point]:
-    """Returns the Pareto edge by ascending x: points that fit, for which no other that fits is as low on both axes.
+    """Returns the Pareto edge by ascending x: points that surely fit, for which no other that does is as low on both.
 
     Of equal points only the one with the lowest `row` is on the edge.
     """
     on_edge: list[Point] = []
-    for point in sorted((p for p in points if p.fits), key=lambda p: (p.x, p.num_bytes, p.row)):
+    for point in sorted((p for p in points if p.verdict == "fits"), key=lambda p: (p.x, p.num_bytes, p.row)):
         if not on_edge or point.num_bytes < on_edge[-1].num_bytes:
             on_edge.append(point)
     return on_edge
@@ -134,8 +134,8 @@ def _capacity_lines(lines: Sequence[int], y: Callable[[float], float]) -> Iterat
 
 
 def _point(point: Point, share: float, y: float, css: str) -> Markup:
-    """Draws a disc for a scenario that fits, a cross for one that does not; the script shows its name."""
+    """Draws a disc for a scenario that fits, a ring for an unsure one, else a cross; the script shows its name."""
     x = percent(share)
-    if point.fits:
-        return element("circle", cx=x, cy=y, r=4.5, class_=f"point fits{css}", data_row=point.row)
+    if point.verdict in ("fits", "unsure"):
+        return element("circle", cx=x, cy=y, r=4.5, class_=f"point {point.verdict}{css}", data_row=point.row)
     return element("text", "\u00d7", x=x, y=y + 6, text_anchor="middle", class_="point oom", data_row=point.row)

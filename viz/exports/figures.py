@@ -76,7 +76,7 @@ def figures(reports: Sequence[Report]) -> Iterator[tuple[str, str]]:
                 yield f"{start}-{figure.name}", _alone(replace(figure, title=f"{figure.title} \u00b7 {report.name}"))
 
 
-_SCATTER_ENTRIES: Final = (LegendEntry("\u25cf fits"), LegendEntry("\u00d7 does not fit"),
+_SCATTER_ENTRIES: Final = (LegendEntry("\u25cf fits"), LegendEntry("\u25cb unsure"), LegendEntry("\u00d7 does not fit"),
                            LegendEntry("black: on the Pareto edge of those that fit"))
 
 

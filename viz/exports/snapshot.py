@@ -20,8 +20,8 @@ it would raise the peak above what torch counts. It is listed under `rankscope`,
 Events are coloured by category. The viewer (MemoryViz.js, `annotate_snapshot`) fails on a file with categories of which
 none is "unknown", because of a misspelt name; so the event that creates the segment has that category, and no tensor.
 
-Where the verdict is oom, an event `oom` comes before the first allocation for which the device has no room, as the
-verdict counts room. A real job ends there; the file continues, to show how much would be needed.
+Where the likely peak is above the limit, an event `oom` comes before the first allocation for which the device has no
+room. A real job ends there; the file continues, to show how much would be needed.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ _SHOWN: Final[dict[str, Callable[[Value], str]]] = {
 
 def _verdict(verdict: Value, columns: dict[str, list[Value]], n: int) -> Markup:
     """Returns the verdict in a word, and a bar of how full the device is."""
-    word = {"fits": "fits", "oom": "OOM"}.get(str(verdict), str(columns["status"][n]))
+    word = {"fits": "fits", "oom": "OOM", "unsure": "unsure"}.get(str(verdict), str(columns["status"][n]))
     css = {"fits": "good", "oom": "bad"}.get(str(verdict), "warn")
     used, capacity = columns["device_bytes"][n], columns["capacity_bytes"][n]
     bar = None
@@ -137,12 +137,13 @@ def _scatter(frame: Frame, columns: dict[str, list[Value]]) -> Markup | None:
     """Draws peak memory against step time; None with fewer than three scenarios that have both."""
     if frame.kind != "scenarios":
         return None
-    points = [Point(n, str(name), step, peak, verdict == "fits") for n, (name, step, peak, verdict) in enumerate(zip(
+    points = [Point(n, str(name), step, peak, str(verdict)) for n, (name, step, peak, verdict) in enumerate(zip(
         columns["name"], columns["step_s"], columns["highest_bytes"], columns["verdict"], strict=True))
         if isinstance(step, float) and isinstance(peak, int)]
     if len(points) < _FEWEST_POINTS:
         return None
     capacities = [size for size in columns["capacity_bytes"] if isinstance(size, int)]
     drawing = scatter(points, "Peak memory against step time", "time of a step", format_seconds, capacities, "scatter")
-    caption = "Peak memory against step time; \u00d7 does not fit; large: no other that fits has less of both"
+    caption = ("Peak memory against step time; ring: unsure; \u00d7 does not fit; "
+               "large: no other that fits has less of both")
     return element("figure", element("figcaption", caption), element("div", drawing, class_="plot"))

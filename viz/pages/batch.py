@@ -47,6 +47,7 @@ def batch(reports: Sequence[Report], *, linked: bool) -> Markup:
 
 
 _WORDS: Final = {"fits": ("fits", "fit"), "oom": ("runs out of memory", "run out of memory"),
+                 "unsure": ("is unsure", "are unsure"),
                  "illegal": ("is illegal", "are illegal"), "error": ("has no answer", "have no answer"),
                  "none": ("has no verdict", "have no verdict")}
 """Verb of a verdict for one scenario, and for several."""
@@ -57,6 +58,7 @@ def _scatter_key(reports: Sequence[Report]) -> Markup | None:
         return None
     disc = {"cx": 8, "cy": 8, "r": 4.5}
     shapes = ((element("circle", **disc, class_="point fits"), "fits"),
+              (element("circle", **disc, class_="point unsure"), "unsure: measured errors reach across the limit"),
               (element("text", "\u00d7", x=8, y=14, text_anchor="middle", class_="point oom"), "does not fit"),
               (element("circle", **disc, class_="point fits on-edge"),
                "on the Pareto edge: no other that fits has less of both"))

@@ -31,7 +31,7 @@ def phase_section(report: Report, identity: str) -> Markup | None:
     for phase in report.phases:
         sizes = {name: size for name, size in phase.by_category.items() if size > 0}
         names |= dict.fromkeys(sizes)
-        oom = "" if phase.device_verdict == "fits" else ", out of memory"
+        oom = {"fits": "", "unsure": ", unsure", "oom": ", out of memory"}[phase.device_verdict]
         when = f"{format_seconds(phase.seconds)} from {format_seconds(phase.start_s)}"
         label = f"{phase.phase} \u00b7 {when}: {phase.event}"
         segments = tuple(category_segment(size / scale, name, f"{name}: {format_bytes(size)}")

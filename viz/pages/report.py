@@ -71,7 +71,15 @@ def _sentence(report: Report) -> Markup | None:
     ranks = join((element("span", part, class_="keep") for part in rank.ranks[:8]), ", ")
     more = f" and {len(rank.ranks) - 8:,} more ranges" if len(rank.ranks) > 8 else ""
     words = f"{format_bytes(used)} of {format_bytes(capacity)} needed at the highest moment "
-    return join((words, f"({used / capacity:.0%}), on ranks ", ranks, f"{more}."))
+    return join((words, f"({used / capacity:.0%}), on ranks ", ranks, f"{more}.{_unsure(report)}"))
+
+
+def _unsure(report: Report) -> str:
+    """Returns the range that reaches across the limit where the verdict is unsure; else ""."""
+    if report.verdict != "unsure" or report.band_bytes is None:
+        return ""
+    low, high = map(format_bytes, report.band_bytes)
+    return f" Measured runs of such layouts needed the equivalent of {low} to {high}."
 
 
 def _map(report: Report, identity: str) -> Markup | None:
@@ -181,9 +189,9 @@ def _advice(report: Report) -> Markup | None:
     """Returns a table of changes that would make the scenario fit, as text for `--set`."""
     if not report.advice:
         return None
-    rows = [[code(" ".join(f"{key}={value}" for key, value in advice.changes.items())),
-             "fits" if advice.verdict == "fits" else "still does not fit", format_bytes(advice.peak_bytes),
-             signed_bytes(advice.headroom_bytes)] for advice in report.advice]
+    words = {"fits": "fits", "unsure": "unsure", "oom": "still does not fit"}
+    rows = [[code(" ".join(f"{key}={value}" for key, value in advice.changes.items())), words[advice.verdict],
+             format_bytes(advice.peak_bytes), signed_bytes(advice.headroom_bytes)] for advice in report.advice]
     return _section("What would make it fit", table("The smallest changes first; each was simulated", (
         "--set", "verdict", "peak", "headroom"), rows, 2))
 

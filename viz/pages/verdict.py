@@ -12,6 +12,7 @@ __all__ = ["device_fill", "verdict", "verdict_bar", "verdict_key"]
 
 _VERDICTS: Final = {
     "fits": ("\u2713", "Fits", "good"),
+    "unsure": ("?", "Unsure", "warn"),
     "oom": ("\u2715", "Out of memory", "bad"),
     "illegal": ("\u26a0", "Illegal layout", "warn"),
     "error": ("\u26a0", "Could not be answered", "warn"),
@@ -20,7 +21,7 @@ _VERDICTS: Final = {
 
 
 def verdict_key(report: Report) -> str:
-    """Returns one word for a report: `fits`, `oom`, `illegal`, `error`, or `none` without a verdict (as of `check`)."""
+    """Returns one word for a report: `fits`, `unsure`, `oom`, `illegal`, `error`; `none` without a verdict."""
     return report.status if report.status != "ok" else report.verdict or "none"
 
 
