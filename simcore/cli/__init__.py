@@ -2,7 +2,7 @@
 
 Input: arguments. Output: text on standard output, problems on standard error, files, an exit code.
 Start: `app.main`; commands `run`, `place`, `check`, `compare`, `validate`, `schema`, `init` are functions of `app`,
-the others have a module: `calibrate`, `explain`, `export`, `read`, `report`.
+the others have a module: `calibrate`, `explain`, `export`, `read`, `report`, `solve`.
 
 Terminal tables: `summary` (one line a scenario), `memory` (bars), `time` (where time goes), `engine` (vLLM), `phases`
 (RL), `tables` (placement, advice, comparison, validation), `columns` (layout of wide tables). `session`: one command's

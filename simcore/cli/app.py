@@ -19,6 +19,7 @@ from simcore.cli.explain import explain
 from simcore.cli.export import export
 from simcore.cli.read import read
 from simcore.cli.report import report
+from simcore.cli.solve import solve
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -256,7 +257,7 @@ def init(
         typer.echo(f"wrote {path}; next: rankscope run {path}")
 
 
-for _command in (calibrate, explain, export, read, report):
+for _command in (calibrate, explain, export, read, report, solve):
     app.command()(_command)
 
 

@@ -104,7 +104,7 @@ def advice(report: Report) -> list[RenderableType]:
     if not report.advice:
         return []
     fits = any(change.verdict == "fits" for change in report.advice)
-    heading = ("what would make it fit, the smallest change first" if fits
+    heading = ("what would make it fit, by what it costs: time, then GPUs" if fits
                else "one or two changes are not enough; nearest")
     return [Text(plain(f"{report.name}: {heading}:")), *map(_advised, report.advice)]
 
@@ -112,7 +112,9 @@ def advice(report: Report) -> list[RenderableType]:
 def _advised(change: Advice) -> Text:
     numbers = f"peak {format_bytes(change.peak_bytes):>10}, left {format_bytes(change.headroom_bytes):>10}"
     numbers += "" if change.step_s is None else f", step {format_seconds(change.step_s):>8}"
-    return Text(plain(f"  {change.verdict:<4}  {numbers}  {' '.join(starmap(setting, change.changes.items()))}"))
+    keys = " ".join(starmap(setting, change.changes.items()))
+    warning = f"  ({change.warning})" if change.warning else ""
+    return Text(plain(f"  {change.verdict:<6}  {numbers}  {keys}{warning}"))
 
 
 def drawn(report: Report) -> list[RenderableType]:

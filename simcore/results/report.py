@@ -232,7 +232,7 @@ class Advice(_Frozen):
     """One tried change of a scenario: its keys with new values (as `--set` takes them), and the result.
 
     `peak_bytes`, `headroom_bytes`: on the fullest rank. `step_s`: time of a step with the changes, None if it is not
-    timed.
+    timed. `num_gpus`: ranks with the changes. `warning`: how the job's numbers come out differently; "" if they do not.
     """
 
     changes: dict[str, Any]
@@ -240,6 +240,8 @@ class Advice(_Frozen):
     peak_bytes: int
     headroom_bytes: int
     step_s: float | None = None
+    num_gpus: int | None = None
+    warning: str = ""
 
 
 class Report(_Frozen):

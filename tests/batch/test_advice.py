@@ -35,12 +35,16 @@ def limited(framework: str, share: float, mesh: dict[str, int] | None = None, **
     return changed(asked, {"limits.usable_memory": f"{int(rank.peak.device_bytes * share)} B"})
 
 
-def test_the_framework_s_own_options_come_before_another_layout() -> None:
+def test_changes_are_ordered_by_what_a_user_loses() -> None:
+    """Time comes first, then GPUs, then numerics; within each the shortest step."""
     found = advise(kept())
     assert [row.verdict for row in found] == ["fits"] * len(found)
     assert 3 <= len(found) <= 5
-    assert [list(row.changes) for row in found[:2]] == [["framework_options.defer_fsdp_grad_sync"],
-                                                        ["framework_options.moe.reshard_after_forward"]]
+    assert {"framework_options.defer_fsdp_grad_sync": False} in [row.changes for row in found]
+    costs = [(bool(row.warning), row.num_gpus != kept().world_size, row.step_s) for row in found]
+    assert costs == sorted(costs)
+    assert [row.warning for row in found if "training.precision.grad_reduce" in row.changes] == [
+        "gradients are summed in bf16"]
 
 
 def test_each_number_is_what_the_changed_scenario_gives() -> None:
@@ -84,17 +88,16 @@ def test_only_what_lowers_the_peak_is_told(framework: str) -> None:
 def test_the_global_batch_stays_when_the_micro_batch_is_halved() -> None:
     asked = limited("fsdp2", 0.8, {"dp_shard": 4}, seq_len=4096, micro_batch_size=4)
     halved = [one.changes for one in advise(asked) if "training.micro_batch_size" in one.changes]
-    assert {"training.micro_batch_size": 2, "training.global_batch_size": 16} in halved
+    assert halved
+    assert all({"training.micro_batch_size": 2, "training.global_batch_size": 16}.items() <= one.items()
+               for one in halved)
 
 
-def test_pairs_only_where_no_single_change_but_offload_is_enough() -> None:
+def test_two_changes_are_tried_where_one_is_not_enough() -> None:
     nano = load(SCENARIOS / "nano-ep4" / "megatron-8gpu.yaml", FULL)[0]
     found = advise(nano)
     assert all(one.verdict == "fits" for one in found)
-    assert {"training.offload.optimizer": "host"} in [one.changes for one in found[1:]]  # it costs time
-    times = [one.step_s or 0.0 for one in found]
-    assert times == sorted(times)
-    assert times[0] > 0
+    assert {"training.offload.optimizer": "host"} in [one.changes for one in found]
     assert {"mesh.ep": 8, "mesh.tp": 4, "mesh.dp_shard": 2} in [one.changes for one in found]
     for one in ({"mesh.ep": 8}, {"mesh.tp": 4, "mesh.dp_shard": 2}):
         assert simulate(changed(nano, one), timed=False).verdict == "oom"
@@ -114,11 +117,15 @@ def test_where_nothing_is_enough_the_nearest_are_told_as_such() -> None:
     assert [row.headroom_bytes for row in found] == sorted((row.headroom_bytes for row in found), reverse=True)
 
 
-def test_twice_the_gpus_bring_nodes_and_a_batch_for_all() -> None:
+def test_more_gpus_are_the_fewest_with_nodes_and_a_batch_for_all() -> None:
     asked = limited("fsdp2", 0.9, {"dp_shard": 8}, microbatches=1, model="llama-3.1-8b", recompute="full")
     asked = changed(asked, {"topology": {"file": "dgx-h100", "num_nodes": 1}})
-    more = [one.changes for one in advise(asked) if "mesh.dp_shard" in one.changes]
-    assert more == [{"mesh.dp_shard": 16, "training.global_batch_size": 16, "topology.num_nodes": 2}]
+    (more,) = [one.changes for one in advise(asked) if "mesh.dp_shard" in one.changes]
+    ranks = more["mesh.dp_shard"]
+    assert more == {"mesh.dp_shard": ranks, "training.global_batch_size": ranks, "topology.num_nodes": 2}
+    assert simulate(changed(asked, more), timed=False).verdict == "fits"
+    fewer = {**more, "mesh.dp_shard": ranks - 1, "training.global_batch_size": ranks - 1}
+    assert simulate(changed(asked, fewer), timed=False).verdict != "fits"
 
 
 def test_a_layout_that_is_shown_with_a_doubt_is_not_advised() -> None:

@@ -67,7 +67,7 @@ def test_advice_is_a_line_a_change() -> None:
     head, line = shown(*advice(report("odd\x1b[31m", 100, advice=(made,)))).splitlines()
     assert "what would make it fit" in head
     assert "\x1b" not in head
-    assert line == ("  fits  peak  60.00 GiB, left  20.00 GiB  --set 'training.recompute=[\"moe\",\"mlp\"]' "
+    assert line == ("  fits    peak  60.00 GiB, left  20.00 GiB  --set 'training.recompute=[\"moe\",\"mlp\"]' "
                     "--set framework_options.overlap=true --set mesh.ep=8")
     nearest = made.model_copy(update={"verdict": "oom", "headroom_bytes": -(2**30)})
     assert "not enough; nearest" in shown(*advice(report("a", 100, advice=(nearest,))))

@@ -1,0 +1,89 @@
+"""`rankscope solve`: the fewest GPUs, the largest micro batch, the longest sequence. Imports the engine when called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from simcore.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from simcore.results.limit import Limit
+
+__all__ = ["limits", "solve"]
+
+
+class Asked(StrEnum):
+    """Choice of the quantity whose limit is asked: GPUs, sequences of a micro batch, or tokens of a sequence."""
+
+    GPUS = "gpus"
+    MICRO_BATCH = "micro_batch"
+    SEQUENCE = "sequence"
+
+
+def solve(
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Scenario files, folders or globs.")],
+    *,
+    quantity: Annotated[Asked, typer.Option("--for", help="Quantity whose limit is asked.")] = Asked.GPUS,
+    json: Annotated[bool, typer.Option("--json", help="Print a list of limits as JSON, nothing else.")] = False,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
+) -> None:
+    """Find the fewest GPUs, the largest micro batch or the longest sequence with which scenarios fit.
+
+    All other keys stay: GPUs are added on the data-parallel axis. Exit code 0; 1 if some scenario fits with no value; 2
+    for wrong input, or a scenario that is refused with every value.
+    """
+    from simcore.batch.solve import limit_of
+    from simcore.cli.output import complain, print_json, print_shown
+    from simcore.inputs.loading import read
+
+    entries = read(paths, overrides or ())
+    problems = [problem for entry in entries for problem in entry.problems]
+    if not entries:
+        raise InputError(Problem(", ".join(paths), "holds no scenario"))
+    found = [limit_of(entry.scenario, quantity.value) for entry in entries if entry.scenario is not None]
+    problems += [Problem(limit.name, limit.problem) for limit in found if limit.problem]
+    if json:
+        print_json(found)
+    elif found:
+        print_shown(*limits(found))
+    complain(problems)
+    raise typer.Exit(2 if problems else int(any(limit.value is None for limit in found)))
+
+
+def limits(found: Sequence[Limit]) -> Iterator[RenderableType]:
+    """Table with one row a scenario: the value that surely fits, the likely one, the value beyond and its peak.
+
+    All limits are of one quantity.
+    """
+    from simcore.cli.tables import plain, plain_table
+    from simcore.results.limit import QUANTITIES
+
+    table = plain_table(QUANTITIES[found[0].quantity], "surely", "likely", "at best", "peak", "next", left=("next",))
+    for limit in found:
+        table.add_row(plain(limit.name), *map(_count, (limit.value, limit.likely, limit.possible)),
+                      _bytes(limit.peak_bytes), plain(_beyond(limit)))
+    yield table
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _bytes(num_bytes: int | None) -> str:
+    from simcore.units import format_bytes
+
+    return "" if num_bytes is None else format_bytes(num_bytes)
+
+
+def _beyond(limit: Limit) -> str:
+    if limit.problem:
+        return "refused with every value"
+    if limit.beyond is None:
+        return "none tried beyond"
+    return f"{limit.beyond:,}: {limit.beyond_verdict}, {_bytes(limit.beyond_bytes)}"

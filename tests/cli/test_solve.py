@@ -1,0 +1,41 @@
+"""`rankscope solve`: one row a scenario, JSON, exit codes, bad input."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import small
+from command import Run
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "a.yaml"
+    path.write_text(json.dumps(small.scenario("fsdp2", {"dp_shard": 4}, model="llama-3.2-3b").normalised()))
+    return path
+
+
+def test_the_fewest_gpus_are_a_row(ran: Run, file: Path) -> None:
+    told = ran("solve", file, "--set", "limits.usable_memory=30 GiB")
+    assert (told.code, told.err) == (0, "")
+    (found,) = json.loads(ran("solve", file, "--set", "limits.usable_memory=30 GiB", "--json").out)
+    row = next(line for line in told.out.splitlines() if line.strip().startswith("small"))
+    assert row.split()[1:4] == [str(found[key]) for key in ("value", "likely", "possible")]
+    assert found["beyond"] == found["value"] - 1
+
+
+def test_what_never_fits_is_exit_1_and_what_is_refused_exit_2(ran: Run, file: Path) -> None:
+    never = ran("solve", file, "--for", "micro_batch", "--set", "limits.usable_memory=1 GiB")
+    assert (never.code, never.err) == (1, "")
+    refused = ran("solve", file, "--set", "mesh.tp=3")
+    assert refused.code == 2
+    assert refused.err.startswith("rankscope: small: ")
+    assert len(refused.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [("--for", "x"), ("--set", "nothing=1")])
+def test_wrong_words_are_exit_2(ran: Run, file: Path, arguments: tuple[str, str]) -> None:
+    assert ran("solve", file, *arguments).code == 2
