@@ -13,9 +13,10 @@ USED_FROM_OUTSIDE: Final[dict[str, frozenset[str]]] = {
     "called by Python, simpy, pickle, pydantic or IPython": frozenset({
         "__class__", "__getattr__", "_accept_plain", "_are_tables", "_countable", "_day_or_month", "_in_range", "_ok",
         "_ordered", "_render_traceback_", "_repr_html_", "callbacks", "find_class", "persistent_load", "pid"}),
-    "commands and values of the command line": frozenset({"CPU", "GITHUB", "JUNIT", "init", "rankscope"}),
+    "commands and values of the command line": frozenset({
+        "CPU", "GITHUB", "JUNIT", "MICRO_BATCH", "SEQUENCE", "init", "rankscope"}),
     "fields of results, published": frozenset({
-        "balanced_rows", "cache_budget_bytes", "executed_tflops_per_gpu", "price_source", "records", "schema_version"}),
+        "balanced_rows", "cache_budget_bytes", "executed_tflops_per_gpu", "num_simulated", "price_source", "records", "schema_version"}),
     "keys of input files, read by computed names": frozenset({
         "activations", "alpha", "fp4", "reduce_scatter", "send_recv", "tf32"}),
     "fields read as a whole or by computed names": frozenset({

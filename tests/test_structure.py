@@ -41,6 +41,7 @@ DOORS = {
         "simcore/inputs/block.py",
         "simcore/calibration/write.py",
         "simcore/results/compare.py",
+        "simcore/results/limit.py",
         "simcore/hardware/collective_curves.py",
         "simcore/results/detail.py",
         "simcore/hardware/device.py",
@@ -62,6 +63,8 @@ DOORS = {
         "simcore/validation/validate.py",
     },
     "rich": {
+        "simcore/cli/solve.py",
+        "simcore/cli/first_screen.py",
         "simcore/cli/columns.py",
         "simcore/cli/memory.py",
         "simcore/cli/output.py",
@@ -72,6 +75,7 @@ DOORS = {
         "simcore/cli/time.py",
     },
     "typer": {
+        "simcore/cli/solve.py",
         "simcore/cli/calibrate.py",
         "simcore/cli/app.py",
         "simcore/cli/explain.py",

@@ -15,7 +15,7 @@ from simcore.inputs.scenario import Scenario
 __all__ = ["FACTORS", "Change", "Loss", "changes"]
 
 Loss = Literal["time", "gpus", "numerics", "job"]
-"""What a user loses: time of a step, money for GPUs, equal numbers, or the job as it was asked for."""
+"""Price of a change to a user: time of a step, more GPUs, other numerics, or a job that differs from the asked one."""
 FACTORS: Final = (2, 4, 8)
 _BATCH: Final = "training.global_batch_size"
 

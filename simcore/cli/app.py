@@ -83,6 +83,11 @@ class Unsure(StrEnum):
     OOM = "oom"
 
 
+CountsAs = Annotated[Unsure | None, typer.Option(
+    help="An unsure verdict counts as this; omitted: fits, with --max-fill, --baseline or --format oom.")]
+Details = Annotated[bool, typer.Option("--details", help="All columns, parts of the step, kernels, collectives.")]
+
+
 class Format(StrEnum):
     """Choice of `run --format`: findings for GitHub (workflow commands) or as JUnit XML."""
 
@@ -103,9 +108,9 @@ def run(
     max_fill: Annotated[str | None, typer.Option(help="Allowed share of the capacity, e.g. 92%.")] = None,
     baseline: Annotated[Path | None, typer.Option(help="Earlier --json output; worse by over 1 % is exit 1.")] = None,
     report_format: Annotated[Format | None, typer.Option("--format", help="CI output format.")] = None,
-    unsure: Annotated[Unsure | None, typer.Option(
-        help="An unsure verdict counts as this; omitted: fits, with --max-fill, --baseline or --format oom.")] = None,
+    unsure: CountsAs = None,
     advise: Advise = None,
+    details: Details = False,
     json: Json = False,
     overrides: Set = None,
     rank: Rank = None,
@@ -122,8 +127,8 @@ def run(
     from simcore.cli.session import run_entries
     from simcore.inputs.shipped import example as example_path
 
-    gated = max_fill is not None or baseline is not None or report_format is not None
-    asked = gates(max_fill, baseline, unsure=(unsure or (Unsure.OOM if gated else Unsure.FITS)).value)
+    careful = (max_fill, baseline, report_format) != (None, None, None)
+    asked = gates(max_fill, baseline, unsure=(unsure or (Unsure.OOM if careful else Unsure.FITS)).value)
     existing = _existing(output, append=append, overwrite=overwrite)
     entries = _entries([*(paths or ()), *map(example_path, example or ())], overrides)
     if baseline is not None and (message := unmatched([entry.name for entry in entries], baseline)):
@@ -131,7 +136,7 @@ def run(
     shown = not (json or output or report_format)
     chosen = partial(work(len(entries), asked=advise, drawn=html is not None, shown=shown), rank=rank)
     ran = run_entries(entries, chosen, jobs, output, existing)
-    code = _show(ran, asked=asked, json=json, report_format=report_format)
+    code = _show(ran, asked=asked, json=json, report_format=report_format, details=details)
     if html is not None:
         code = max(code, _written(html, [o.report for o in ran.outcomes]))
     raise typer.Exit(code)
@@ -282,7 +287,7 @@ def _existing(output: Path | None, *, append: bool, overwrite: bool) -> Existing
 
 
 def _show(ran: Ran, *, json: bool, asked: Sequence[Gate] | None = None, report_format: Format | None = None,
-          summary: bool = True) -> int:
+          summary: bool = True, details: bool = False) -> int:
     """Prints everything; returns the highest exit code of the scenarios, or the code that ended the batch early."""
     from simcore.batch.gate import gates
     from simcore.cli import output
@@ -294,7 +299,7 @@ def _show(ran: Ran, *, json: bool, asked: Sequence[Gate] | None = None, report_f
     elif json:
         output.print_json(reports)
     elif summary:
-        output.print_summary(reports)
+        output.print_summary(reports, details=details)
     findings.sort(key=lambda finding: -finding.code)
     output.complain([*findings, *ran.problems])
     if ran.ended:

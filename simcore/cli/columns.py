@@ -16,9 +16,9 @@ from rich.style import Style
 from simcore.cli.tables import plain
 from simcore.results.report import Report
 
-__all__ = ["Column", "Filled", "Grid", "grids"]
+__all__ = ["GAP", "Column", "Filled", "Grid", "grids", "named"]
 
-_GAP = 2
+GAP = 2
 """Characters between two columns."""
 
 
@@ -80,14 +80,14 @@ class Grid:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         bold = Style(bold=True)
         yield from self._row(0, [bold] * len(self.columns))
-        width = sum(column.width + _GAP for column in self.columns) - _GAP
+        width = sum(column.width + GAP for column in self.columns) - GAP
         yield Segment(("-" if options.ascii_only else "─") * width + "\n")
         for row, style in enumerate(self.styles, start=1):
             yield from self._row(row, [style if column.coloured else None for column in self.columns])
 
     def _row(self, row: int, styles: Sequence[Style | None]) -> Iterator[Segment]:
         height = max(len(column.cells[row]) for column in self.columns)
-        ends = [" " * _GAP] * (len(self.columns) - 1) + ["\n"]
+        ends = [" " * GAP] * (len(self.columns) - 1) + ["\n"]
         for line in range(height):
             for column, style, end in zip(self.columns, styles, ends, strict=True):
                 yield Segment(column.line(row, line, height), style)
@@ -99,9 +99,14 @@ def grids(columns: Sequence[Column], reports: Sequence[Report], styles: Sequence
 
     Each begins with the scenarios' names. `styles`: one a report, for columns that are `coloured`.
     """
-    name = Column("scenario", partial(_name, limit=max(24, width // 4)), "left").filled(reports)
+    name = named(reports, max(24, width // 4))
     parts = _cut(name, [column.filled(reports) for column in columns], width)
     return [Grid((name, *part), styles) for part in parts]
+
+
+def named(reports: Sequence[Report], limit: int) -> Filled:
+    """Column with the names of the reports, in lines of at most `limit` characters."""
+    return Column("scenario", partial(_name, limit=limit), "left").filled(reports)
 
 
 def _cut(name: Filled, columns: Sequence[Filled], width: int) -> list[list[Filled]]:
@@ -109,7 +114,7 @@ def _cut(name: Filled, columns: Sequence[Filled], width: int) -> list[list[Fille
     parts: list[list[Filled]] = [[]]
     used = name.width
     for column in columns:
-        wide = _GAP + column.width
+        wide = GAP + column.width
         if parts[-1] and used + wide > width:
             parts.append([])
             used = name.width

@@ -50,9 +50,13 @@ def print_json(results: Sequence[_Json]) -> None:
     sys.stdout.write("[\n" + ",\n".join(result.model_dump_json() for result in results) + "\n]\n")
 
 
-def print_summary(reports: Sequence[Report]) -> None:
-    """Prints tables of all scenarios, and advice, to standard output; a narrow terminal wraps lines."""
+def print_summary(reports: Sequence[Report], *, details: bool = False) -> None:
+    """Prints the first screen about all scenarios, and advice, to standard output; a narrow terminal wraps lines.
+
+    `details`: all columns of the summary, and of a step its parts, kernels and collectives.
+    """
     from simcore.cli.engine import servesheet
+    from simcore.cli.first_screen import first_screen
     from simcore.cli.memory import memorysheet
     from simcore.cli.phases import phasesheet
     from simcore.cli.summary import summary
@@ -62,10 +66,11 @@ def print_summary(reports: Sequence[Report]) -> None:
     screen = console(sys.stdout)
     lines_below = [["", *lines] for report in reports for lines in (drawn(report), hosts(report),
                                                                     advice(report)) if lines]
-    of_time, of_engine = timesheet(reports, screen.width), servesheet(reports, screen.width)
-    sheets_of_kind = (memorysheet(reports), of_time, phasesheet(reports), of_engine)
+    of_time = timesheet(reports, screen.width) if details else []
+    sheets_of_kind = (memorysheet(reports), of_time, phasesheet(reports), servesheet(reports, screen.width))
     sheets = [["", *sheet] for sheet in sheets_of_kind if sheet]
-    screen.print(*summary(reports, screen.width), *(line for sheet in sheets for line in sheet),
+    first = first_screen if not details and any(report.peak_rank for report in reports) else summary
+    screen.print(*first(reports, screen.width), *(line for sheet in sheets for line in sheet),
                  *(line for lines in lines_below for line in lines), sep="\n", soft_wrap=True)
 
 

@@ -18,9 +18,9 @@ from simcore.results.compare import worst_rank
 from simcore.results.report import Peak, Report
 from simcore.units import format_seconds
 
-__all__ = ["summary", "verdict"]
+__all__ = ["STYLE", "columns_by_heading", "count", "summary", "unsure_line", "verdict"]
 
-_STYLE = {
+STYLE = {
     "fits": "green",
     "legal": "green",
     "placed": "green",
@@ -50,14 +50,27 @@ def summary(reports: Sequence[Report], width: int) -> list[RenderableType]:
     Memory and traffic are of the worst class of ranks. Columns that do not fit into `width` characters follow in
     another table below; last come the names of those whose band of measured errors contains the limit.
     """
-    styles = [Style.parse(_STYLE[verdict(report)]) for report in reports]
+    styles = [Style.parse(STYLE[verdict(report)]) for report in reports]
     shown: list[RenderableType] = [*grids(_columns(reports), reports, styles, width)]
     if len(reports) > 1:
-        shown.append(_count(reports))
-    if unsure := [plain(report.name) for report in reports if report.verdict == "unsure"]:
-        names = ", ".join(unsure[:3]) + (f" and {len(unsure) - 3:,} more" if len(unsure) > 3 else "")
-        shown.append(Text(f"unsure (measured errors of such layouts reach across the limit): {names}"))
+        shown.append(count(reports))
+    if line := unsure_line(reports):
+        shown.append(line)
     return [part for table in shown for part in (table, "")][:-1]
+
+
+def unsure_line(reports: Sequence[Report]) -> Text | None:
+    """Line that names the first three scenarios with an unsure verdict; None without one."""
+    unsure = [plain(report.name) for report in reports if report.verdict == "unsure"]
+    names = ", ".join(unsure[:3]) + (f" and {len(unsure) - 3:,} more" if len(unsure) > 3 else "")
+    return Text(f"unsure (measured errors of such layouts reach across the limit): {names}") if unsure else None
+
+
+def columns_by_heading(reports: Sequence[Report]) -> dict[str, Column]:
+    """Columns of the summary that have values, and more of cost and rate, by the first words of their headings."""
+    columns = (*_columns(reports), *_RATES) if any(report.time for report in reports) else _columns(reports)
+    return {column.heading.split("\n", maxsplit=1)[0]: column for column in columns} | (
+        {_FULL.heading: _FULL} if any(report.peak_rank for report in reports) else {})
 
 
 def _columns(reports: Sequence[Report]) -> tuple[Column, ...]:
@@ -67,10 +80,10 @@ def _columns(reports: Sequence[Report]) -> tuple[Column, ...]:
     return (*_WHAT, _AT_REST, _VERDICT) if any(r.ranks for r in reports) else (*_WHAT, _VERDICT)
 
 
-def _count(reports: Sequence[Report]) -> Text:
+def count(reports: Sequence[Report]) -> Text:
     """Counts of verdicts, such as `14 scenarios: 12 fits, 2 OOM`."""
     words = Counter(map(verdict, reports))
-    return Text(f"{len(reports):,} scenarios: " + ", ".join(f"{words[w]:,} {w}" for w in _STYLE if words[w]))
+    return Text(f"{len(reports):,} scenarios: " + ", ".join(f"{words[w]:,} {w}" for w in STYLE if words[w]))
 
 
 def _framework(report: Report) -> str:
@@ -196,4 +209,11 @@ _STEP = (
     Column("other sent\nGiB/step", _traffic()),
     Column("step", _step),
     Column("tokens/s\nper GPU", _tokens),
+)
+_FULL = Column("full", lambda report: f"{report.highest_bytes / report.capacity_bytes:.0%}"
+               if report.highest_bytes is not None and report.capacity_bytes else "", coloured=True)
+_RATES = (
+    Column("MFU", lambda report: f"{report.time.mfu:.1%}" if report.time else ""),
+    Column("USD per M\ntokens", lambda report: f"{report.time.cost.per_million_tokens:,.3g}" if report.time
+           and report.time.cost and report.time.cost.per_million_tokens is not None else ""),
 )

@@ -24,6 +24,10 @@ def test_nothing_of_the_summary_is_cut_off(capsys: pytest.CaptureFixture[str], m
     monkeypatch.setenv("COLUMNS", "20")
     output.print_summary([report("a-name-of-24-characters.")])
     text = capsys.readouterr().out
+    for word in ("a-name-of-24-characters.", "40.00 GiB of 80.00 GiB (50%)", "backward, layers.51", "verdict"):
+        assert word in text
+    output.print_summary([report("a-name-of-24-characters.")], details=True)
+    text = capsys.readouterr().out
     for word in ("a-name-of-24-characters.", "pp2 dp4 tp2 ep4", "backward, layers.51", "12,346"):
         assert word in text
 

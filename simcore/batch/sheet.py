@@ -1,6 +1,6 @@
 """The page of sizes: fewest GPUs and largest micro batch of models by method and kind of GPU, each simulated.
 
-python -m simcore.docgen.sheet SCENARIOS > docs/sheet.md
+python -m simcore.batch.sheet SCENARIOS > docs/sheet.md
 
 SCENARIOS: the folder of the three scenarios `sheet-full`, `sheet-lora` and `sheet-qlora`.
 """
@@ -29,9 +29,9 @@ _MOST: Final = 1024
 
 _HEAD: Final = """# Sizes
 
-Made by `python -m simcore.docgen.sheet scenarios/claims`; each cell is a `rankscope solve` of a scenario there, with
+Made by `python -m simcore.batch.sheet scenarios/claims`; each cell is a `rankscope solve` of a scenario there, with
 the cell's model and machine: one sequence of 4096 tokens a GPU in bf16, layers recomputed. Full fine-tuning and LoRA
-(rank 16 on all linears) shard with DeepSpeed ZeRO-3; QLoRA (NF4, paged 8-bit AdamW) has its own whole model on each GPU.
+(rank 16 on all linears) shard with DeepSpeed ZeRO-3; QLoRA (NF4, paged AdamW) has the whole model on each GPU.
 
 `27 (25)`: 27 GPUs surely fit; at 25 the likely peak fits, and measured errors of such layouts leave it open. `-`: no
 number of GPUs up to 1,024 fits, or none that the machine has; `refused`: the machine has fewer than 8 GPUs. Host memory

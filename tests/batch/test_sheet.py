@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from checkout import ROOT
-from simcore.docgen.sheet import CARDS, METHODS, MODELS, fewest, largest
+from simcore.batch.sheet import CARDS, METHODS, MODELS, fewest, largest
 from test_scenarios import SCENARIOS
 
 PAGE = (ROOT / "docs" / "sheet.md").read_text(encoding="utf-8")
@@ -28,7 +28,7 @@ def test_the_page_has_every_cell() -> None:
     ("llama-2-7b", "full", "dgx-h100"), ("llama-2-13b", "lora", "rtx-4090"), ("llama-2-70b", "qlora", "dgx-h100"),
     ("nemotron-dense-100b", "full", "dgx-b200"), ("nemotron-dense-100b", "lora", "dgx-h200")])
 def test_a_cell_is_what_the_engine_answers(model: str, method: str, card: str) -> None:
-    told = "run: python -m simcore.docgen.sheet scenarios/claims > docs/sheet.md"
+    told = "run: python -m simcore.batch.sheet scenarios/claims > docs/sheet.md"
     assert cells(1)[model, method, card] == fewest(SCENARIOS / "claims", model, method, card), told
     assert cells(2)[model, method, card] == largest(SCENARIOS / "claims", model, method, card), told
 

@@ -1,0 +1,127 @@
+"""First screen of a run: verdict in a line, one table that fits the terminal, why, what to do, deciding defaults.
+
+A single scenario has its verdict as the first line, and its table has no name. Columns that do not fit are left out,
+the least important first; `rankscope run --details` shows all of them, as `simcore.cli.summary` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import starmap
+from typing import Final
+
+from rich.cells import cell_len
+from rich.console import RenderableType
+from rich.style import Style
+from rich.text import Text
+
+from simcore.cli.columns import GAP, Grid, named
+from simcore.cli.summary import STYLE, columns_by_heading, count, unsure_line, verdict
+from simcore.cli.tables import plain, setting
+from simcore.results.report import Report
+from simcore.units import format_bytes, format_seconds
+
+__all__ = ["first_screen"]
+
+_OWNERS: Final = 3
+"""Categories that the reason for a peak names."""
+_NAME: Final = 26
+"""Characters of a scenario's name in one line of the table, at most."""
+_SHARED: Final = ("framework", "layout", "GPUs", "method")
+"""Columns that are left out where several scenarios are alike in them; a line below the table has them then."""
+_ORDER: Final = ("framework", "layout", "GPUs", "method", "at rest", "verdict", "peak", "capacity", "full", "peak at",
+                 "step", "tokens/s", "MFU", "USD per M", "all-gather", "red.-scatter", "other sent")
+"""Columns from left to right, by the first words of their headings."""
+_IMPORTANT: Final = ("verdict", "peak", "full", "step", "layout", "tokens/s", "framework", "GPUs", "method", "MFU",
+                     "USD per M", "at rest", "capacity", "peak at", "all-gather", "red.-scatter", "other sent")
+_DECIDING: Final = {
+    "training.precision.params": "parameters", "training.optimizer.master": "master parameters", "mesh.etp": "etp",
+    "training.loss": "loss"}
+"""Defaults that decide memory most often, with short names; besides these the token dispatcher."""
+
+
+def first_screen(reports: Sequence[Report], width: int) -> list[RenderableType]:
+    """Lines and one table of at most `width` characters about simulated reports."""
+    single = reports[0] if len(reports) == 1 else None
+    styles = [Style.parse(STYLE[verdict(report)]) for report in reports]
+    shown: list[RenderableType] = [_headline(single, styles[0]), ""] if single else []
+    grid, shared = _table(reports, styles, width)
+    shown.append(grid)
+    if shared:
+        shown.append(Text(shared))
+    if single:
+        shown += [Text(line) for line in ("", *_why(single, width), *_remedy(single))]
+    else:
+        shown.append(count(reports))
+        shown += [line for line in (unsure_line(reports),) if line]
+    return [*shown, *(Text(line) for line in _defaults(reports, width))]
+
+
+def _headline(report: Report, style: Style) -> Text:
+    """Verdict of one report with its peak, the limit, and the range of measured errors where it is unsure."""
+    text = Text(f"{plain(report.name)}: ").append(verdict(report), style)
+    used, capacity = report.highest_bytes, report.capacity_bytes
+    if used is None or not capacity:
+        return text
+    text.append(f", {format_bytes(used)} of {format_bytes(capacity)} ({used / capacity:.0%})")
+    if report.verdict == "unsure" and report.band_bytes:
+        low, high = report.band_bytes
+        text.append(f", by measured runs {format_bytes(low)} to {format_bytes(high)}")
+    return text
+
+
+def _table(reports: Sequence[Report], styles: Sequence[Style], width: int) -> tuple[Grid, str]:
+    """The table, and a line with what all rows of several have in common."""
+    columns = columns_by_heading(reports)
+    filled = {name: columns[name].filled(reports) for name in _ORDER if name in columns}
+    texts = {name: {" ".join(cell) for cell in filled[name].cells[1:]} for name in _SHARED if name in filled}
+    alike = {name: min(cells) for name, cells in texts.items() if len(reports) > 1 and len(cells) == 1}
+    first = [] if len(reports) == 1 else [named(reports, min(_NAME, max(20, width // 3)))]
+    used = sum(column.width + GAP for column in first)
+    chosen = set[str]()
+    for name in _IMPORTANT:
+        if name in filled and name not in alike and used + filled[name].width <= width:
+            chosen.add(name)
+            used += filled[name].width + GAP
+    columns_shown = [*first, *(filled[name] for name in filled if name in chosen)]
+    shared = ", ".join(f"{name} {text}" for name, text in alike.items() if text)
+    return Grid(columns_shown, styles), f"all: {shared}" if shared else ""
+
+
+def _why(report: Report, width: int) -> Iterator[str]:
+    """Line with the place of the peak, and its largest categories as far as there is room."""
+    rank = report.peak_rank
+    if rank is None or rank.peak is None:
+        return
+    largest = sorted(rank.peak.by_category.items(), key=lambda item: -item[1])[:_OWNERS]
+    place = plain(rank.peak.layer or rank.peak.event)
+    at = rank.peak.phase if place == rank.peak.phase else f"{rank.peak.phase}, {place}"
+    line = f"why: {plain(at)}"
+    for number, (name, size) in enumerate(largest):
+        part = f"{', ' if number else ': '}{plain(name)} {format_bytes(size)}"
+        line += part if number == 0 or cell_len(line + part) <= width else ""
+    yield line
+
+
+def _remedy(report: Report) -> Iterator[str]:
+    """Line with the first advice; its further ones are listed below the screen."""
+    if report.advice:
+        best = report.advice[0]
+        time = "" if best.step_s is None else f", step {format_seconds(best.step_s)}"
+        keys = " ".join(starmap(setting, best.changes.items()))
+        yield plain(f"try: {keys} ({best.verdict}, {format_bytes(best.peak_bytes)}{time})")
+
+
+def _defaults(reports: Sequence[Report], width: int) -> Iterator[str]:
+    """Line with the defaults that decide memory, each with its values in the reports."""
+    values: dict[str, dict[str, None]] = {}
+    for report in reports:
+        for assumption in report.assumptions:
+            short = "dispatcher" if "dispatcher" in assumption.what else _DECIDING.get(assumption.what)
+            if assumption.kind == "default" and short:
+                values.setdefault(short, {})[assumption.value] = None
+    words = [plain(f"{name} {'|'.join(texts)}") for name, texts in values.items()]
+    while words and cell_len(line := f"defaults: {', '.join(words)}") > width:
+        words.pop()
+    if words:
+        yield line

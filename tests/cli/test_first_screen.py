@@ -1,0 +1,79 @@
+"""The first screen: verdict, one table within the width, why, what to do, defaults."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from fakes import illegal, report
+from simcore.cli.first_screen import first_screen
+from simcore.results.report import Advice, Assumption, Report
+
+
+def shown(reports: list[Report], width: int = 80) -> list[str]:
+    stream = io.StringIO()
+    Console(file=stream, width=width, color_system=None).print(*first_screen(reports, width), sep="\n", soft_wrap=True)
+    return stream.getvalue().splitlines()
+
+
+def defaults(**values: str) -> tuple[Assumption, ...]:
+    return tuple(Assumption(what=f"training.{key.replace('__', '.')}", value=value, kind="default", source="")
+                 for key, value in values.items())
+
+
+@pytest.mark.parametrize("width", [80, 100, 160, 240])
+def test_one_table_fits_the_width(width: int) -> None:
+    lines = shown([report("nano"), report("big", 100), illegal("odd"), report("x" * 60)], width)
+    assert max(map(cell_len, lines)) <= width
+    assert sum(line.startswith("\u2500") for line in lines) == 1
+    for word in ("verdict", "peak", "full", "step"):
+        assert any(word in line for line in lines[:2])
+
+
+def test_a_wider_screen_has_more_columns() -> None:
+    reports = [report("nano"), report("big", 100)]
+    heads = [" ".join(" ".join(shown(reports, width)[:2]).split()) for width in (80, 240)]
+    assert len(heads[0]) < len(heads[1])
+    assert "all-gather" in heads[1]
+
+
+def test_a_single_scenario_begins_with_its_verdict() -> None:
+    lines = shown([report("big", 100)])
+    assert lines[0] == "big: OOM, 100.00 GiB of 80.00 GiB (125%)"
+    assert not any("scenario" in line for line in lines)
+    (why,) = [line for line in lines if line.startswith("why: ")]
+    assert why.startswith("why: backward, layers.51: ")
+    assert cell_len(why) <= 80
+
+
+def test_an_unsure_one_has_its_range() -> None:
+    border = report("border", 79.5).model_copy(update={"verdict": "unsure"})
+    assert shown([border])[0] == ("border: unsure, 79.50 GiB of 80.00 GiB (99%), by measured runs 78.50 GiB to "
+                                  "80.50 GiB")
+
+
+def test_the_best_advice_is_a_line() -> None:
+    advice = Advice(changes={"mesh.ep": 8}, verdict="fits", peak_bytes=60 * 2**30, headroom_bytes=20 * 2**30,
+                    step_s=0.5)
+    assert "try: --set mesh.ep=8 (fits, 60.00 GiB, step 500 ms)" in shown([report("big", 100, advice=(advice,))])
+
+
+def test_what_is_alike_is_told_once() -> None:
+    lines = shown([report("nano"), report("big", 100)])
+    assert "all: framework fsdp2, layout pp2 dp4 tp2 ep4, GPUs 16, method lora" in lines
+    assert not any("fsdp2" in line for line in lines if not line.startswith("all: "))
+
+
+def test_deciding_defaults_are_one_line_with_their_values() -> None:
+    one = report("a", assumptions=defaults(precision__params="fp32", loss="hf", optimizer__implementation="fused"))
+    two = report("b", assumptions=defaults(precision__params="bf16", loss="hf"))
+    assert shown([one])[-1] == "defaults: parameters fp32, loss hf"
+    assert shown([one, two])[-1] == "defaults: parameters fp32|bf16, loss hf"
+    assert not any(line.startswith("defaults") for line in shown([report("a")]))
+
+
+def test_names_cannot_steer_the_terminal() -> None:
+    assert "\x1b" not in "".join(shown([report("evil\x1b[31m")]))
