@@ -122,8 +122,7 @@ def run(
     that cannot be written; 3 a bug.
     """
     from simcore.batch.advice import work
-    from simcore.batch.gate import gates, unmatched
-    from simcore.cli.output import say
+    from simcore.batch.gate import gates
     from simcore.cli.session import run_entries
     from simcore.inputs.shipped import example as example_path
 
@@ -131,8 +130,7 @@ def run(
     asked = gates(max_fill, baseline, unsure=(unsure or (Unsure.OOM if careful else Unsure.FITS)).value)
     existing = _existing(output, append=append, overwrite=overwrite)
     entries = _entries([*(paths or ()), *map(example_path, example or ())], overrides)
-    if baseline is not None and (message := unmatched([entry.name for entry in entries], baseline)):
-        say(f"{baseline}: {message}")
+    _say_unmatched(entries, baseline)
     shown = not (json or output or report_format)
     chosen = partial(work(len(entries), asked=advise, drawn=html is not None, shown=shown), rank=rank)
     ran = run_entries(entries, chosen, jobs, output, existing)
@@ -274,6 +272,15 @@ def _entries(paths: Sequence[str | Path], overrides: Sequence[str] | None) -> li
     if entries := read(paths, overrides or ()):
         return entries
     raise InputError(Problem(", ".join(map(str, paths)), "holds no scenario"))
+
+
+def _say_unmatched(entries: Sequence[Entry], baseline: Path | None) -> None:
+    """Says which scenarios the baseline lacks, and which only it has."""
+    from simcore.batch.gate import unmatched
+    from simcore.cli.output import say
+
+    if baseline is not None and (message := unmatched([entry.name for entry in entries], baseline)):
+        say(f"{baseline}: {message}")
 
 
 def _existing(output: Path | None, *, append: bool, overwrite: bool) -> Existing:
