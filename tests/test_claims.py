@@ -25,7 +25,7 @@ from claims.claim import (
     Figure,
 )
 from claims.hand import SYMBOLS, by_hand
-from claims.mutate import LEAST, outcomes, table
+from claims.mutate import LEAST, outcomes, table, wrong_engines
 from claims.page import CLAIMS, page
 
 PAGE = ROOT / "docs" / "claims.md"
@@ -63,6 +63,12 @@ def test_a_tenth_more_leaves_the_range_of_a_number(claim: Claim) -> None:
 def test_falsified_results_fail() -> None:
     found = outcomes(_asked())
     assert all(one.share >= LEAST for one in found), table(found)
+
+
+def test_an_engine_that_is_wrong_by_a_tenth_fails() -> None:
+    (found,) = wrong_engines(_asked(), (1.1,))
+    assert found.share >= LEAST, table([found])
+    assert found.claims > 60
 
 
 def test_the_page_is_what_comes_out() -> None:

@@ -13,9 +13,9 @@ from simcore.inputs.scenario import Scenario
 from simcore.results.report import Peak, RankReport, Report
 from simcore.simulate import place, simulate
 
-__all__ = ["FLEX", "GB", "NANO", "at_rest_gb", "fewest", "fullest", "gained_gb", "held_gb", "holds", "kept_gb",
-           "num_params", "peak_gb", "peak_of", "ran", "scenario", "sized", "step_s", "trained", "verdict", "visited",
-           "yes"]
+__all__ = ["FLEX", "GB", "NANO", "at_rest_gb", "fewest", "forget", "fullest", "gained_gb", "held_gb", "holds",
+           "kept_gb", "num_params", "peak_gb", "peak_of", "ran", "scenario", "sized", "step_s", "trained", "verdict",
+           "visited", "yes"]
 
 SIZES = Path(__file__).resolve().parents[2] / "scenarios" / "nano-published"
 
@@ -39,6 +39,11 @@ def scenario(framework: str, mesh: dict[str, int], *, model: Any = NANO, topolog
 def _reported(text: str, *, timed: bool, detail: bool) -> Report:
     asked = Scenario.model_validate_json(text)
     return simulate(asked, timed=timed, detail=detail)
+
+
+def forget() -> None:
+    """Answers that were given are asked for again."""
+    _reported.cache_clear()
 
 
 def ran(asked: Scenario, *, timed: bool = False, detail: bool = False) -> Report:

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from claims.asked import (
     FLEX,
+    at_rest_gb,
     fullest,
     held_gb,
     num_params,
@@ -72,6 +73,9 @@ def _states() -> Sequence[Figure]:
                    "4 + 4 + 4"),
             Figure("E: fp16 Adam, 4 bytes (torch AdamW of fp16 parameters)", 4.0, per_parameter(ran(scenario(
                 "ddp", {"dp_replicate": 1}, precision={"params": "fp16", "compute": "fp16"}, model=llama))), "2 + 2"),
+            Figure("E: all of them, Llama-3.2-3B", None, at_rest_gb(ran(scenario(
+                "ddp", {"dp_replicate": 1}, precision={"params": "fp16", "compute": "fp16"}, model=llama)),
+                "optimizer_bytes"), "4*B", None, unit="GB"),
             Figure("the same, Automodel's default for Llama", 4.0,
                    per_parameter(ran(scenario("automodel", {"dp_shard": 2}, model=llama))), "2 + 2")]
 

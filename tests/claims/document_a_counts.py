@@ -81,9 +81,7 @@ def _saving() -> Sequence[Figure]:
     return [Figure("serving with tp 4: saved of a sequence of 262,144 tokens, a GPU", None, saved,
                    "262144*6*2*128", None, unit="GB", decides=True),
             Figure("serving with tp 4: tokens that the cache holds, of those in bf16", None,
-                   half.cache_tokens / one.cache_tokens, "2", None),
-            Figure("training: bytes of caches at the peak of 8192 tokens", None,
-                   yes(held_gb(bridge(EIGHT, seq_len=8192), "kv_cache")), "no", None)]
+                   half.cache_tokens / one.cache_tokens, "2", None)]
 
 
 # ---- counts ---------------------------------------------------------------------------------------------------------
@@ -247,7 +245,8 @@ def _rules_of_the_mesh() -> Sequence[Figure]:
     return [Figure("ep 4 on 8 ranks is legal", "yes", legal({"dp_shard": 8, "ep": 4}), "yes"),
             Figure("ep 8 on 4 ranks is legal", "no", legal({"dp_shard": 4, "ep": 8}), "no"),
             Figure("ep 3 on 8 ranks is legal", "no", legal({"dp_shard": 8, "ep": 3}), "no"),
-            Figure("adapters of a rank, of all: replicated", 1.0, cut / whole, "1/8", False, decides=True)]
+            Figure("adapters of a rank, of all: replicated", 1.0, cut / whole, "1/8", False, decides=True),
+            Figure("adapters of a rank", None, cut / 1e6, "8*AA/8", None, unit="million")]
 
 
 def _by_layer_kind() -> Sequence[Figure]:
@@ -281,7 +280,7 @@ CLAIMS: tuple[Claim, ...] = (
           "Simulated from the recipe; the step is among the rows that shares were fitted on, and what the fit leaves "
           "of it is a tenth. The arithmetic that the rate counts is the published one.", _benchmark),
     Claim("M14", "What an fp8 cache saves is to be counted.", ANSWERED,
-          "In serving half of the cache, in training nothing.", _saving),
+          "In serving half of the cache. A training step has none (M9).", _saving),
     Claim("M15", "No recipe beyond 2048 tokens has been run.", UNTESTABLE, "A statement on recipes; see M8.", tuple),
     Claim("M16", "31.6 B parameters, 52 layers, 2688 wide; 128 experts of 1856, 6 for a token; 262,144 tokens at most.",
           REPRODUCED, "Counted in tensors that are made, rows that are sent and lengths that are served.",

@@ -151,6 +151,9 @@ def _nemo_rl() -> Sequence[Figure]:
         "name": "adamw", "implementation": "for_loop"}, options={"defer_fsdp_grad_sync": False}))
     return [Figure("SFT with LoRA 256 on 8", "fits", verdict(native), "fits"),
             Figure("the same with the Hub's layers", "fits", verdict(hub), "fits"),
+            Figure("SFT with LoRA 256 on 8, transformers' layers: a GPU", None, peak_gb(native),
+                   "frag*(4*(X + D)/8 + 16*AA*256/8 + 2048*(3924040 + 12*V) + 2*(X + S)/23 + 2*E) + ctx + nccl", None,
+                   unit="GB"),
             Figure("full SFT on 16", "fits", verdict(full), "fits"),
             Figure("full SFT on 16: states and weights of a GPU", None, at_rest_gb(full), "16*(X + D)/16", None,
                    unit="GB"),
@@ -172,6 +175,7 @@ def _regimes() -> Sequence[Figure]:
     weights = at_rest_gb(bridge({"dp_shard": 8, "ep": 8}), "params_bytes")
     return [Figure("tokens at which a step adds as much as the weights", 8192.0, weights / a_token,
                    "2*(X/8 + D)/(frag*(KM + 10*V))", False, decides=True),
+            Figure("weights and adapters", None, weights, "2*(X/8 + D + AM*32)", None, unit="GB"),
             Figure("what 4096 tokens more add, of what 3072 after the first 1024 did", 4 / 3,
                    (step(8192) - step(4096)) / (step(4096) - step(1024)), "4/3")]
 
@@ -210,6 +214,8 @@ def _keys_and_values() -> Sequence[Figure]:
             Figure("attention, of what all layers keep", None,
                    100 * kept_gb(asked, "attention") / sum(kept_gb(asked, kind) for kind in (
                        "moe", "mamba", "attention")), "100*6*28420/KM", None, unit="%"),
+            Figure("attention layers: kept of 8192 tokens", None, kept_gb(asked, "attention"), "8192*6*28420", None,
+                   unit="GB"),
             Figure("serving: an fp8 cache, of the bytes a token", 0.5,
                    half.kv_bytes_per_token / one.kv_bytes_per_token, "1/2")]
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from claims.asked import FLEX, at_rest_gb, fullest, num_params, peak_gb, ran, scenario, trained, verdict, visited, yes
 from claims.claim import REFUTED, REPRODUCED, UNTESTABLE, Claim, Figure
 from claims.document_a_layouts import bridge, total
-from simcore.simulate import place
 
 __all__ = ["CLAIMS", "at_work"]
 
@@ -53,7 +52,8 @@ def _only_adapters() -> Sequence[Figure]:
     share = 100 * trained(report) / sum(c.num_params for c in held)
     return [Figure("a checkpoint of adapters holds less than 1 % of a rank's parameters", "yes", yes(share < 1), "yes",
                    decides=True),
-            Figure("trained, of what a rank holds", None, share, "100*32*AM/(X/8 + D + 32*AM)", None, unit="%")]
+            Figure("trained, of what a rank holds", None, share, "100*32*AM/(X/8 + D + 32*AM)", None, unit="%"),
+            Figure("trained on a rank", None, trained(report) / 1e6, "32*AM", None, unit="million")]
 
 
 def _pretraining() -> Sequence[Figure]:
@@ -67,7 +67,7 @@ def _pretraining() -> Sequence[Figure]:
 
 def _lora_like_full() -> Sequence[Figure]:
     report = bridge({"dp_shard": 8, "ep": 8})
-    full = place(scenario("megatron", {"dp_shard": 8, "ep": 8, "etp": 1}))
+    full = ran(scenario("megatron", {"dp_shard": 8, "ep": 8, "etp": 1}))
     return [Figure("LoRA on 8 GPUs", "does not fit", verdict(report), "fits", False, decides=True),
             Figure("LoRA on 8: a GPU", None, peak_gb(report), total(2048), None, unit="GB"),
             Figure("full on 8: gradients and states of a GPU", None,

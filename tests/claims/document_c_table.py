@@ -89,6 +89,8 @@ def _bytes_of_a_parameter() -> Sequence[Figure]:
     many, packed = full(24), fullest(quantised()).at_rest["mlp"]
     plain, again = asked_full(24, recompute="none"), asked_full(24)
     return [Figure("full, bytes a parameter", 16.0, 24 * at_rest_gb(many) * GB / count, "2 + 2 + 12"),
+            Figure("parameters, gradients and states on each of 24", None, at_rest_gb(many), "16*P/24", None,
+                   unit="GB"),
             Figure("bf16 weights", 2.0, 24 * at_rest_gb(many, "params_bytes") * GB / count, "2"),
             Figure("NF4 weights of linears, with their constants", 0.5,
                    (packed.params_bytes - 2 * packed.num_trainable_params)

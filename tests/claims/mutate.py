@@ -11,12 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from claims.claim import ANSWERED, BY_ITS_RULE, REFUTED, REPRODUCED, UNDECIDED, UNSURE, Claim, Figure, Value
+from claims.falsified import wrong_engine
 from claims.page import CLAIMS
 
-__all__ = ["LEAST", "Outcome", "mutated", "outcomes", "table"]
+__all__ = ["LEAST", "Outcome", "mutated", "outcomes", "table", "wrong_engines"]
 
 LEAST: Final = 0.95
 """Share of the claims concerned that each mutation must make fail."""
+AMOUNTS: Final = ("GB", "GiB", "million", "billion")
+"""Units of bytes and of parameters."""
 Asked = Sequence[tuple[Claim, Sequence[Figure]]]
 
 _TURNED: Final = {"yes": "no", "no": "yes", "fits": "does not fit", "does not fit": "fits", UNSURE: "fits"}
@@ -77,6 +80,25 @@ def outcomes(asked: Asked) -> list[Outcome]:
     return found
 
 
+def wrong_engines(asked: Asked, factors: Iterable[float]) -> list[Outcome]:
+    """All bytes and parameters of the engine's own reports multiplied, for claims that ask for any."""
+    concerned = [claim for claim, figures in asked if any(figure.unit in AMOUNTS for figure in figures)]
+    found = []
+    for factor in factors:
+        with wrong_engine(factor):
+            found.append(_outcome(f"the engine's bytes x {factor:g}", (
+                (claim.number, claim, _answers(claim)) for claim in concerned)))
+    return found
+
+
+def _answers(claim: Claim) -> Sequence[Figure]:
+    """Figures of a claim; none, which is a problem too, where a wrong engine leaves nothing to answer with."""
+    try:
+        return claim.ask()
+    except (ArithmeticError, ValueError, AssertionError):
+        return ()
+
+
 def _outcome(name: str, tried: Iterable[tuple[str, Claim, Sequence[Figure]]]) -> Outcome:
     results = [(number, claim.problem(figures)) for number, claim, figures in tried]
     passed = tuple(number for number, problem in results if problem is None)
@@ -92,6 +114,7 @@ def table(found: Iterable[Outcome]) -> str:
 
 
 if __name__ == "__main__":
-    results = outcomes([(claim, claim.ask()) for claim in CLAIMS])
+    given = [(claim, claim.ask()) for claim in CLAIMS]
+    results = [*outcomes(given), *wrong_engines(given, (1.1, 3, 0.1))]
     sys.stdout.write(table(results))
     sys.exit(any(one.share < LEAST for one in results))

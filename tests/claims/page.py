@@ -96,14 +96,14 @@ def _by_hand(figure: Figure) -> str:
     if isinstance(figure.simulated, str):
         return figure.expected
     value = _shown(figure.by_hand(), figure.unit)
-    share = f" +- {figure.share:.1%}" if figure.share != Figure.__dataclass_fields__["share"].default else ""
+    share = f" ± {100 * figure.share:.3g} %" if figure.share != Figure.__dataclass_fields__["share"].default else ""
     return value + share if re.fullmatch(r"[\d.]+", figure.expected) else f"{value}{share} = `{figure.expected}`"
 
 
 def _agrees(figure: Figure) -> str:
     found = figure.found(figure.simulated)
     numbers = not isinstance(figure.published, str | Between | None)
-    word = {True: f"yes, within {figure.within:.3g}" if numbers else "yes", False: "no", None: ""}[found]
+    word = {True: f"yes, within {100 * figure.within:.3g} %" if numbers else "yes", False: "no", None: ""}[found]
     if found is None and figure.published is not None:
         word = "undecided"
     return ", ".join(filter(None, (word, "decides" if figure.decides else "")))
