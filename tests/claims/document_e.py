@@ -137,8 +137,8 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("M61", "Sixteen cards, two of each: 80 GB and more with 16 to 32 sequences, 24 GB at stage 2 with 4 to 8, 10 "
           "or 11 at stage 3 with 1 or 2.", REFUTED,
           "States alone are more than 24 GB on each of two cards, at both stages, and the optimizer's step takes more "
-          "than 32: no consumer card holds it. Cards of 48 GB and more do, at 512 tokens with layers recomputed; of an A100 of 40 GB the "
-          "limit lies inside the band.", _cards),
+          "than 32: no consumer card holds it. Cards of 48 GB and more do, at 512 tokens with layers recomputed; of an "
+          "A100 of 40 GB the limit lies inside the band.", _cards),
     Claim("M62", "14 GB a card are enough at stage 2 on two, 10 at stage 3; QLoRA takes about 4; an H200 takes 64 "
           "sequences.", REFUTED,
           "States alone are twice that. QLoRA is right, and so is the batch, with layers recomputed.", _need),
