@@ -45,6 +45,11 @@ def _attention(job: Draft, options: Mapping[str, Any]) -> str:
     if given == "flash_attention_2" and job.compute == "fp32":
         raise job.illegal("framework_options.attn_implementation", "FlashAttention only support fp16 and bf16 data "
                           "type", "flash-attn 2 csrc/flash_attn/flash_api.cpp")
+    if given not in ("", "None", "sdpa") and options.get("sdpa_backend"):
+        raise job.illegal("framework_options.sdpa_backend", f"has no effect: attn_implementation {given} is not "
+                          "torch's scaled_dot_product_attention", "transformers 5.23 integrations/sdpa_attention.py")
+    if given == "eager":  # products, counted as such
+        return "attention"
     if given.startswith(("fl", "kernels")):  # flash-attention 2 or FlexAttention, or flash-attention 3 from the hub
         return "attention_flash2" if given.startswith("fl") else "attention"
     wide = _of_16_bits_alone(job)

@@ -81,14 +81,14 @@ def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, tu
     block = branch.block
     assert isinstance(block, Attention)
     name, dim, x = branch.name, block.head_dim, inputs.hidden
-    copies = block.rotary and not hf_liger.has_liger(run)
+    copies = not hf_liger.has_liger(run) if block.rotary else _has_unfused_attention(run)
     q = _heads(tape, run, name, "q", x, block, copy_grad=copies)
     k = _heads(tape, run, name, "k", x, block, copy_grad=copies)
     v = aten.to_heads(tape, linear(tape, run, f"{name}.v_proj", x), dim, copy_grad=core is not None)
     if inputs.cos is not None and inputs.sin is not None and 0 < block.rotated < dim:
         q, k = _rotate_a_part(tape, q, k, inputs.cos, inputs.sin)
     elif inputs.cos is not None and inputs.sin is not None and hf_liger.has_liger(run):
-        q, k = hf_liger.rotate_both(tape, q, k, inputs.cos, inputs.sin)
+        q, k = hf_liger.rotate_both(tape, q, k, inputs.cos, inputs.sin, copy_grads=_has_unfused_attention(run))
     elif inputs.cos is not None and inputs.sin is not None:
         turn = turn or rotate
         rotated = (turn(tape, q, inputs.cos, inputs.sin), turn(tape, k, inputs.cos, inputs.sin))
@@ -103,6 +103,11 @@ def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, tu
 def has_eager_attention(run: LayerWorkload) -> bool:
     """True if attention runs as torch's matrix products (attn_implementation eager)."""
     return HfOptions.of(run.options).attn_implementation == "eager"
+
+
+def _has_unfused_attention(run: LayerWorkload) -> bool:
+    """True if attention is eager; the hub's code runs SDPA for it."""
+    return has_eager_attention(run) and not is_of_hub(run)
 
 
 def has_flash_attention(run: LayerWorkload) -> bool:
