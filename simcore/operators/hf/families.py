@@ -14,8 +14,8 @@ from simcore.operators.hf import gpt_oss, hybrid, layers, phi3, remote_code
 from simcore.operators.hf import liger as hf_liger
 from simcore.operators.hf import moe as hf_moe
 from simcore.operators.hf import nemotron as hf_nemotron
-from simcore.operators.hf.eager import eager_core
 from simcore.operators.hf.layers import Core, Inputs, has_eager_attention, is_of_hub
+from simcore.operators.shared.eager_attention import eager_core
 from simcore.operators.shared.rms_norm import rms_norm
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor

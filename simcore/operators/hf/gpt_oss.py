@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 
 from simcore.models.blocks import Branch, Moe
-from simcore.operators.hf.eager import added_mask, scores_of, weighted_values
 from simcore.operators.hf.layers import Core
 from simcore.operators.hf.moe import as_rows
 from simcore.operators.shared import aten
+from simcore.operators.shared.eager_attention import added_mask, scores_of, weighted_values
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 

@@ -14,7 +14,8 @@ A product takes the heads of all sequences as one stack of matrices: with severa
 
 from __future__ import annotations
 
-from simcore.operators.hf.layers import Core
+from collections.abc import Callable
+
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
 from simcore.recording.tape import Kernel, Tape, Tensor
@@ -22,7 +23,8 @@ from simcore.recording.tape import Kernel, Tape, Tensor
 __all__ = ["added_mask", "eager_core", "scores_of", "weighted_values"]
 
 
-def eager_core(tape: Tape, mask: Tensor | None, held: list[Tensor], *, by_heads: bool) -> Core:
+def eager_core(tape: Tape, mask: Tensor | None, held: list[Tensor], *,
+               by_heads: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """Attention function: (query, key, value), each [b, s, heads, d], to query's shape.
 
     `mask`: added to the scores. `held`: list that gets the probabilities, which the module returns to the layer.
@@ -32,12 +34,13 @@ def eager_core(tape: Tape, mask: Tensor | None, held: list[Tensor], *, by_heads:
 
     def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = (aten.repeat_heads(tape, x, q.shape[2] // x.shape[2]) for x in (k, v))
-        scores = scores_of(tape, _stacked(tape, q, by_heads), _stacked(tape, keys, by_heads or keys is not k))
+        scores = scores_of(tape, _stacked(tape, q, by_heads=by_heads),
+                           _stacked(tape, keys, by_heads=by_heads or keys is not k))
         weights = added_mask(tape, scores, mask)
         del scores
         weights = aten.cast(tape, _softmax_in_fp32(tape, weights), q.dtype)
         held.append(weights)
-        return weighted_values(tape, weights, _stacked(tape, values, values is not v))
+        return weighted_values(tape, weights, _stacked(tape, values, by_heads=values is not v))
 
     return core
 
@@ -78,5 +81,5 @@ def weighted_values(tape: Tape, weights: Tensor, values: Tensor) -> Tensor:
     return made
 
 
-def _stacked(tape: Tape, x: Tensor, by_heads: bool) -> Tensor:
+def _stacked(tape: Tape, x: Tensor, *, by_heads: bool) -> Tensor:
     return x if by_heads or x.shape[0] == 1 else aten.contiguous(tape, x, "heads")
