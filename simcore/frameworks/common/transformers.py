@@ -168,7 +168,7 @@ def _attention(job: Draft, options: dict[str, Any]) -> AttentionImplementation:
     if given is None and packed:
         job.auto("framework_options.attn_implementation", "auto", "sdpa",
                  "transformers 5.23 modeling_utils.py: SDPA where the model has it; its mask is a byte for each pair")
-    return given if given in ("eager", "flash_attention_2") else "sdpa"
+    return given if given in ("eager", "flash_attention_2", "xformers") else "sdpa"
 
 
 TRAINER: Final = Trainer(options=OPTIONS, defaults=DEFAULTS, check=check, layer_options=options_of,
