@@ -11,7 +11,7 @@ from typing import NamedTuple
 from simcore.models.blocks import Attention, Branch, Mlp
 from simcore.operators.automodel.lora import memory_efficient_lora
 from simcore.operators.hf import liger as hf_liger
-from simcore.operators.hf.autocast import is_autocast, narrowed, product
+from simcore.operators.hf.autocast import narrowed, product
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.packed import packed_linear
 from simcore.operators.shared import aten
@@ -42,8 +42,8 @@ def linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
     """Output [..., n] of the linear module `name` for `x` [..., k], with its adapter if it has one.
 
     With one it is `base(x) + lora_b(lora_a(x)) * scale`. Adapters of another type work on a copy of x in theirs, one a
-    module (PEFT 0.21 `_cast_input_dtype`). Automodel's are one function. `name` is relative to the layer, "" for the
-    head.
+    module, under autocast too (PEFT 0.21 `_cast_input_dtype`). Automodel's are one function. `name` is relative to the
+    layer, "" for the head.
     """
     prefix, label = f"{name}." if name else "", name.removeprefix(tape.scope) or "logits"
     if run.params[f"{prefix}weight"].packed is not None:
@@ -56,7 +56,7 @@ def linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
     if lora_a is None:
         return base
     lora_b = run.params[f"{prefix}lora_b.weight"]
-    x = x if is_autocast(run) else aten.cast(tape, x, lora_a.dtype)
+    x = aten.cast(tape, x, lora_a.dtype)
     down_up = product(tape, run, product(tape, run, x, lora_a, f"{label}.lora_a"), lora_b, f"{label}.lora_b")
     scaled = aten.mul_scalar(tape, down_up)
     del down_up

@@ -246,7 +246,7 @@ def _whole(tape: Tape, weight: Param) -> Tensor | None:
 
 def _into(tape: Tape, module: _Module, grad: Tensor, target: Tensor | None, *, adds: bool = False) -> Tensor:
     """`grad W` and the adapter's part, written over `target` or added to it (`adds`), or new."""
-    rows = grad.numel // grad.shape[-1]
+    rows = grad.numel // module.weight.shape[0]  # a gradient may come by heads
     whole = _whole(tape, module.weight)
     flops = 2 * rows * module.weight.numel
     if target is None:

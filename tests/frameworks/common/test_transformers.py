@@ -90,4 +90,4 @@ def test_dropout_of_attention_is_refused() -> None:
 
 def test_a_backend_of_sdpa_has_no_effect_on_other_attention() -> None:
     report = simulate(small.scenario("ddp", {}, options={"attn_implementation": "eager", "sdpa_backend": "flash"}))
-    assert "has no effect: attn_implementation eager" in report.problems[0].message
+    assert "sdpa_backend: changes nothing with attn_implementation: eager" in report.problems[0].message

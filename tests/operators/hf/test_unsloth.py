@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.errors import IllegalLayout, NotYet
-from simcore.recording.tape import Op
+from simcore.models.graph import build, model_config
+from simcore.operators.hf import implementation as hf
+from simcore.operators.hf.options import HfOptions
+from simcore.recording.layer import LayerWorkload, RecordedLayer
+from simcore.recording.tape import Kernel, Op, Param, Section
 from simcore.simulate import simulate
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -119,7 +125,7 @@ def of(preset: str, **fields: int) -> dict[str, Any]:
 def test_a_plain_install_runs_sdpa_and_an_assumption_says_so() -> None:
     """It keeps what flash-attn keeps; heads are grouped."""
     _, table = small.prepared("ddp", **asked(options=PLAIN))
-    assert table.options.attn_implementation == "sdpa"
+    assert HfOptions.of(table.options).attn_implementation == "sdpa"
     assert table.libraries.attention == "attention"
     report = simulate(small.scenario("ddp", **asked(options=PLAIN)))
     assert {a.what: a.value for a in report.assumptions}["framework_options.attn_implementation"] == "sdpa"
@@ -166,3 +172,59 @@ def test_linears_without_an_adapter_leave_their_function_to_peft() -> None:
     assert not small.postings(program, "self_attn.o_proj.clone")
     assert small.postings(program, "mlp.silu")
     assert small.postings(program, "weight_buffer") == [(0, "build", 2 * HIDDEN * HIDDEN + 4 * HIDDEN * HIDDEN // 64)]
+
+
+# ---- Unsloth's own functions, run on a CPU -----------------------------------------------------------------------
+TRUTH: dict[str, Any] = json.loads(
+    (ROOT / "tests/truth/tape/unsloth-015bdef0-torch-2.13.0.json").read_text(encoding="utf-8"))
+SEQ, RANK, LARGE = 512, 8, 2 * 512 * 32
+"""LARGE: bytes below which adapters, their copies and gradients, and what is as narrow as they are, are left out."""
+
+
+def layer_of(case: dict[str, Any]) -> RecordedLayer:
+    """The layer of a case, over frozen weights in bf16 and adapters in fp32."""
+    preset = "qwen3-8b" if case.get("norms") else "qwen2.5-7b" if case.get("biases") else "llama-tiny"
+    fields = SMALL | {"num_hidden_layers": 1, "num_key_value_heads": case.get("kv", 4)} | (
+        {"head_dim": 32} if case.get("norms") else {})
+    graph = build(model_config(preset, fields, "test"), "hf")
+    number, params = graph.layers[1].kind, {}
+    for spec in graph.tensors[number]:
+        params[spec.name] = Param(spec.name, spec.shape, "bf16", trainable=False)
+        if spec.module == "linear" and spec.path.rpartition(".")[2] in case.get("targets", ALL):
+            shapes = {"lora_a": (RANK, spec.shape[1]), "lora_b": (spec.shape[0], RANK)}
+            params |= {name: Param(name, shape, "fp32", trainable=True) for name, shape in (
+                (f"{spec.path}.{part}.weight", shape) for part, shape in shapes.items())}
+    run = LayerWorkload(case.get("batch", 1), SEQ, "bf16", params, "hf", "none", input_requires_grad=True,
+                        options=HfOptions(unsloth="newest"))
+    return hf.record(graph.kinds[number], run, {}, {})
+
+
+def changes(*sections: Section) -> list[int]:
+    return [row[3] for section in sections for row in section.rows if row[0] in (Op.ALLOC, Op.FREE)]
+
+
+def large(events: list[int]) -> list[int]:
+    return [size for size in events if size >= LARGE]
+
+
+@pytest.mark.parametrize("name", TRUTH)
+def test_a_layer_allocates_what_unsloths_functions_do(name: str) -> None:
+    """Every large birth in order, and to a byte what is kept.
+
+    Without groups the CPU's kernel writes gradients in the memory order that the products before read; those of CUDA
+    write them like their inputs (`empty_like`), so each is copied.
+    """
+    case, made = TRUTH[name]["case"], layer_of(TRUTH[name]["case"])
+    assert large(changes(made.forward)) == large(TRUTH[name]["forward"])
+    assert sum(changes(made.forward, made.casts)) == sum(TRUTH[name]["forward"])
+    copies = [2 * case.get("batch", 1) * SEQ * HIDDEN] * (3 if case.get("kv") == HEADS else 0)
+    found, told = large(changes(made.backward)), large(TRUTH[name]["backward"])
+    assert found == [*told[:6], *copies, *told[6:]]
+
+
+def test_products_of_gradients_by_heads_cost_what_others_do() -> None:
+    """Backward of seven frozen linears: as many operations as forward, and a few for adapters."""
+    made = layer_of({})
+    forward, backward = ([row[3] for row in section.rows if row[0] == Op.COMPUTE and row[2] == Kernel.GEMM]
+                         for section in (made.forward, made.backward))
+    assert sum(forward) < sum(backward) < 1.3 * sum(forward)
