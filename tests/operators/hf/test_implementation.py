@@ -186,6 +186,17 @@ def test_eager_attention_allocates_what_was_measured(name: str) -> None:
     assert sum(sum(bytes_of(events)) for _, events in mine) == sum(sum(bytes_of(events)) for _, events in truth)
 
 
+def test_eager_attention_is_matrix_products_of_the_whole_square() -> None:
+    """Two operations a pair and element of a head, for scores and for the output, twice that in backward."""
+    eager, fused = (Model(case).tapes[1] for case in (EAGER["llama-eager"]["case"], LLAMA))
+    square = 2 * 2 * SEQ * SEQ * 256
+    for section, times in (("forward", 1), ("backward", 2)):
+        gemm, attention = ([sum(row[3] for row in getattr(tape, section).rows if row[0] == Op.COMPUTE and row[2] == kind)
+                            for tape in (eager, fused)] for kind in (Kernel.GEMM, Kernel.ATTENTION))
+        assert gemm[0] - gemm[1] == times * square
+        assert attention[0] == 0 < attention[1]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_born_by_category(name: str) -> None:
     """A replay inside a function of autograd is backward to who measures."""

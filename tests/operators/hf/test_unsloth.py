@@ -166,7 +166,7 @@ def test_biases_leave_query_key_and_value_to_peft() -> None:
 
 
 def test_linears_without_an_adapter_leave_their_function_to_peft() -> None:
-    """Of query, key and value, of the output, and of the MLP each apart."""
+    """Query, key and value are one group, the output another, the MLP a third."""
     program = small.program_of("ddp", **asked(lora={"rank": 8, "target_modules": ["q_proj", "v_proj", "o_proj"]}))
     assert small.postings(program, "self_attn.q_proj.clone")
     assert not small.postings(program, "self_attn.o_proj.clone")
