@@ -191,8 +191,9 @@ def test_eager_attention_is_matrix_products_of_the_whole_square() -> None:
     eager, fused = (Model(case).tapes[1] for case in (EAGER["llama-eager"]["case"], LLAMA))
     square = 2 * 2 * SEQ * SEQ * 256
     for section, times in (("forward", 1), ("backward", 2)):
-        gemm, attention = ([sum(row[3] for row in getattr(tape, section).rows if row[0] == Op.COMPUTE and row[2] == kind)
-                            for tape in (eager, fused)] for kind in (Kernel.GEMM, Kernel.ATTENTION))
+        rows = [[row for row in getattr(tape, section).rows if row[0] == Op.COMPUTE] for tape in (eager, fused)]
+        gemm, attention = ([sum(row[3] for row in of if row[2] == kind) for of in rows]
+                           for kind in (Kernel.GEMM, Kernel.ATTENTION))
         assert gemm[0] - gemm[1] == times * square
         assert attention[0] == 0 < attention[1]
 
