@@ -35,6 +35,8 @@ def spec_of(case: dict[str, Any]) -> dict[str, Any]:
         spec["experts_implementation"] = case["experts_implementation"]
     if "attn_implementation" in case:
         spec["attention"] = case["attn_implementation"]
+    if "lora" in case:
+        spec["lora"] = case["lora"]
     if case.get("liger"):
         spec["liger"] = True
     if case.get("compute") == "fp32":

@@ -45,8 +45,12 @@ def _attention(job: Draft, options: Mapping[str, Any]) -> str:
     if given == "flash_attention_2" and job.compute == "fp32":
         raise job.illegal("framework_options.attn_implementation", "FlashAttention only support fp16 and bf16 data "
                           "type", "flash-attn 2 csrc/flash_attn/flash_api.cpp")
-    if given.startswith(("fl", "kernels")):  # flash-attention 2 or FlexAttention, or flash-attention 3 from the hub
-        return "attention_flash2" if given.startswith("fl") else "attention"
+    if given not in ("", "None", "sdpa"):
+        job.refuse_idle(options, "sdpa_backend", f"with attn_implementation: {given}")
+    if given == "eager":  # products, counted as such
+        return "attention"
+    if given.startswith(("fl", "xf", "kernels")):  # flash-attention 2, FlexAttention, xformers, or 3 from the hub
+        return "attention" if given.startswith("kernels") else "attention_flash2"
     wide = _of_16_bits_alone(job)
     reasons = {"cudnn": wide or _not_by_cudnn(job), "flash": wide or _not_by_flash(job), "efficient": ()}
     prefers = job.compute_capability in ((9, 0), (10, 0))

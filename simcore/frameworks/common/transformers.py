@@ -23,7 +23,7 @@ NO_CAPACITY: Final = "transformers 5.23 integrations/moe.py: tokens are never dr
 """The rule by which experts have no capacity."""
 VLLM_FLASH_ATTN3: Final = "kernels-community/vllm-flash-attn3"
 LAYER_OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
-    "attn_implementation": (None, "sdpa", "flash_attention_2"),
+    "attn_implementation": (None, "eager", "sdpa", "flash_attention_2"),
     "experts_implementation": (None, "grouped_mm"),
     "sdpa_backend": (None, *SDPA_BACKENDS),
     LIGER_OPTION: (True, False),
@@ -159,7 +159,7 @@ def _attention(job: Draft, options: dict[str, Any]) -> AttentionImplementation:
     given = options.get("attn_implementation")
     if _has_sinks(job):
         return _attention_with_sinks(job, given)
-    if given in ("eager", VLLM_FLASH_ATTN3):
+    if given == VLLM_FLASH_ATTN3:
         raise job.not_yet("framework_options.attn_implementation", f"{given} in a model without sinks")
     packed = job.scenario.training.lengths == "packed"
     if packed and any(isinstance(b.block, Mamba2) for kind in job.graph.kinds for b in kind.branches):
@@ -168,7 +168,7 @@ def _attention(job: Draft, options: dict[str, Any]) -> AttentionImplementation:
     if given is None and packed:
         job.auto("framework_options.attn_implementation", "auto", "sdpa",
                  "transformers 5.23 modeling_utils.py: SDPA where the model has it; its mask is a byte for each pair")
-    return "flash_attention_2" if given == "flash_attention_2" else "sdpa"
+    return given if given in ("eager", "flash_attention_2", "xformers") else "sdpa"
 
 
 TRAINER: Final = Trainer(options=OPTIONS, defaults=DEFAULTS, check=check, layer_options=options_of,

@@ -34,7 +34,7 @@ from simcore.frameworks.common.torch import (
     torch_optimizer,
 )
 from simcore.frameworks.ddp.strategy import DdpStrategy
-from simcore.frameworks.ddp.unsloth import FAST_OPTION, FAST_RELEASES, adapter_dtype, fast_layers
+from simcore.frameworks.ddp.unsloth import FAST_OPTION, FAST_RELEASES, XFORMERS, adapter_dtype, fast_layers
 from simcore.models.blocks import Attention
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.capabilities import ONE_STAGE, PLAIN_TORCH, Capabilities
@@ -55,7 +55,8 @@ OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "static_graph": (False,),
     "compile": (True, False),
     **_transformers.LAYER_OPTIONS,
-    "attn_implementation": (None, "sdpa", "flash_attention_2", "flex_attention", _transformers.VLLM_FLASH_ATTN3),
+    "attn_implementation": (None, "eager", "sdpa", "flash_attention_2", "flex_attention", XFORMERS,
+                            _transformers.VLLM_FLASH_ATTN3),
     "use_kernels": (True, False),
     "optimizer_in_bwd": (True, False),
     FAST_OPTION: FAST_RELEASES,

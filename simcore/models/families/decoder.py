@@ -59,7 +59,8 @@ def attention(config: Config, *, bias: str = "", qk_norm: bool = False, sinks: b
     """Rotary grouped-query attention by the usual field names (`num_attention_heads`, ...).
 
     The size of a head is the field `head_dim`, else the argument `head_dim` if it is not 0, else hidden size / heads.
-    Other arguments are those of `Attention`. InputError if key-value heads do not divide heads.
+    Other arguments are those of `Attention`; `attention_dropout` above 0 drops some of the softmax. InputError if
+    key-value heads do not divide heads.
     """
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     head_dim = config.integer("head_dim", default=head_dim or max(1, hidden // heads))
@@ -67,7 +68,7 @@ def attention(config: Config, *, bias: str = "", qk_norm: bool = False, sinks: b
     if heads % kv_heads:
         raise config.fail("num_key_value_heads", f"expected a divisor of {heads} heads, got {kv_heads}")
     return Attention(hidden, heads, kv_heads, head_dim, rotary=True, bias=bias, qk_norm=qk_norm, sinks=sinks,
-                     window=window)
+                     window=window, dropout=config.fraction("attention_dropout", 0) > 0)
 
 
 def mlp(config: Config) -> Mlp:

@@ -26,20 +26,24 @@ def window_of(kind: LayerKind) -> int:
     return max((block.window for block in blocks if not block.sinks), default=0)
 
 
-def mask_of(tape: Tape, run: LayerWorkload, window: int) -> Tensor | None:
+def mask_of(tape: Tape, run: LayerWorkload, family: str, window: int) -> Tensor | None:
     """Attention mask that the embedding made for all layers; None if the layer's attention needs none.
 
     For packed sequences or a `window` (0 for none): [seq, seq], a byte for each pair of a query and a key, unless
     flash-attn runs (`masking_utils.py`: _ignore_causal_mask_sdpa, flash_attention_mask). Eager attention always adds
-    masks of the compute dtype, [2, seq, seq]: one for whole layers, one for those within a window (the hub's code has
-    only one).
+    masks of the type of the hidden state, [masks * batch, seq, seq]: see `Family.masks` (the hub's code has one for the
+    whole batch).
     """
     if not _is_masked(run, window):
         return None
     slot = tape.slot("causal_mask", "activation")
     if has_eager_attention(run):
-        return tape.external((1 if is_of_hub(run) else 2, run.seq, run.seq), run.compute, slot, BEFORE)
+        return tape.external(_shape_of_masks(run, family), run.compute, slot, BEFORE)
     return tape.external((run.seq, run.seq), "uint8", slot, BEFORE)
+
+
+def _shape_of_masks(run: LayerWorkload, family: str) -> tuple[int, int, int]:
+    return (1 if is_of_hub(run) else of_family(family).masks * run.batch, run.seq, run.seq)
 
 
 def _is_masked(run: LayerWorkload, window: int) -> bool:
@@ -77,7 +81,7 @@ def _shared_tables(tape: Tape, family: str, block: Embedding, run: LayerWorkload
     names = ["position_ids", "rotary.cos", "rotary.sin"][:len(made)]
     if _is_masked(run, block.window):
         names.insert(1, "causal_mask")
-        made.insert(1, _added_masks(tape, run) if has_eager_attention(run) else _block_diagonal(tape, run.seq))
+        made.insert(1, _added_masks(tape, run, family) if has_eager_attention(run) else _block_diagonal(tape, run.seq))
     for name, tensor in zip(names, made, strict=True):
         tape.rename(tensor.storage, tape.slot(name, "activation"))
         tensor.disown()
@@ -90,12 +94,13 @@ def _block_diagonal(tape: Tape, seq: int) -> Tensor:
     return aten.new(tape, (seq, seq), "uint8", "causal_mask", seen.nbytes + earlier.nbytes)
 
 
-def _added_masks(tape: Tape, run: LayerWorkload) -> Tensor:
-    """Both masks as one, each made of truth values (`masking_utils.py`, eager_mask); smaller things are left out."""
+def _added_masks(tape: Tape, run: LayerWorkload, family: str) -> Tensor:
+    """All masks as one, each made of truth values (`masking_utils.py`, eager_mask); smaller things are left out."""
     if is_of_hub(run):
         return remote_code.causal_mask(tape, run)
     seen = aten.new(tape, (run.seq, run.seq), "uint8", "is_seen")
-    return aten.new(tape, (2, run.seq, run.seq), run.compute, "causal_mask", 2 * seen.nbytes)
+    shape = _shape_of_masks(run, family)
+    return aten.new(tape, shape, run.compute, "causal_mask", shape[0] * seen.nbytes)
 
 
 def _positions(tape: Tape, run: LayerWorkload, family: str) -> Tensor:

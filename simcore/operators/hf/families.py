@@ -14,7 +14,8 @@ from simcore.operators.hf import gpt_oss, hybrid, layers, phi3, remote_code
 from simcore.operators.hf import liger as hf_liger
 from simcore.operators.hf import moe as hf_moe
 from simcore.operators.hf import nemotron as hf_nemotron
-from simcore.operators.hf.layers import Inputs, has_eager_attention, is_of_hub
+from simcore.operators.hf.layers import Core, Inputs, has_eager_attention, is_of_hub
+from simcore.operators.shared.eager_attention import eager_core
 from simcore.operators.shared.rms_norm import rms_norm
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
@@ -37,8 +38,18 @@ def _norm_in_fp32(tape: Tape, weight: Param, x: Tensor) -> Tensor:
 
 
 def _attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
-    core = remote_code.core(tape, run) if is_of_hub(run) else None
-    return layers.attention(tape, run, branch, inputs, core=core), None
+    held: list[Tensor] = []
+    core = remote_code.core(tape, run) if is_of_hub(run) else _eager(tape, run, branch, inputs, held)
+    return layers.attention(tape, run, branch, inputs, core=core), held
+
+
+def _eager(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, held: list[Tensor]) -> Core | None:
+    """Un-fused attention where it is asked for; rotation of a part of each head ends by joining, as Phi-3's does."""
+    if not has_eager_attention(run):
+        return None
+    block = branch.block
+    assert isinstance(block, Attention)
+    return eager_core(tape, inputs.mask, held, by_heads=0 < block.rotated < block.head_dim)
 
 
 def _attention_with_sinks(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
@@ -48,7 +59,9 @@ def _attention_with_sinks(tape: Tape, run: LayerWorkload, branch: Branch, inputs
 
 
 def _attention_of_phi3(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
-    return phi3.attention(tape, run, branch, inputs), None
+    held: list[Tensor] = []
+    core = eager_core(tape, inputs.mask, held, by_heads=True) if has_eager_attention(run) else None
+    return phi3.attention(tape, run, branch, inputs, core), held
 
 
 def _mlp(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
@@ -90,7 +103,9 @@ class Family:
 
     The defaults are Llama's. `norm`, `attention`, `mlp`, `moe`, `mamba`: record a norm or a block of that type.
     `has_positions`: the model makes position ids; `passes_positions`: its layers get them; `adds_cached_positions`: the
-    length of the cache, a zero, is added to them. `halves_rotary`: rotary tables have half a head's size.
+    length of the cache, a zero, is added to them. `halves_rotary`: rotary tables have half a head's size. `masks`:
+    number of masks that the model makes for eager attention; with two, one is for whole layers, one for those within a
+    window.
     """
 
     norm: Norm = _norm
@@ -102,17 +117,20 @@ class Family:
     passes_positions: bool = True
     adds_cached_positions: bool = True
     halves_rotary: bool = False
+    masks: int = 1
 
 
 _LLAMA: Final = Family()
 FAMILIES: Final = {
     "bamba": Family(adds_cached_positions=False),
-    "gpt_oss": Family(norm=gpt_oss.rms_norm, attention=_attention_with_sinks, moe=_moe_of_gpt_oss, halves_rotary=True),
+    "gpt_oss": Family(norm=gpt_oss.rms_norm, attention=_attention_with_sinks, moe=_moe_of_gpt_oss, halves_rotary=True,
+                      masks=2),
     "granitemoehybrid": Family(mlp=_shared_mlp, moe=_moe_beside_mlp, passes_positions=False),
     "mamba2": Family(has_positions=False),
     "mixtral": Family(moe=_moe_with_wide_weights),
     "nemotron_h": Family(norm=_norm_in_fp32),
     "phi3": Family(attention=_attention_of_phi3, mlp=_mlp_of_phi3),
+    "qwen2_moe": Family(masks=2),
 }
 
 

@@ -14,6 +14,7 @@ from simcore.models.blocks import Branch, Moe
 from simcore.operators.hf.layers import Core
 from simcore.operators.hf.moe import as_rows
 from simcore.operators.shared import aten
+from simcore.operators.shared.eager_attention import added_mask, scores_of, weighted_values
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
@@ -51,27 +52,16 @@ def eager_core(tape: Tape, run: LayerWorkload, name: str, mask: Tensor | None, h
 
     def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = (aten.repeat_heads(tape, x, q.shape[2] // x.shape[2]) for x in (k, v))
-        batch, seq, heads, dim = q.shape
-        square = (batch, heads, seq, seq)
-        weights = aten.mul_scalar(tape, aten.product(tape, q, keys, square, dim, "scores"))
-        weights = _masked(tape, weights, mask)
+        square = (q.shape[0], q.shape[2], q.shape[1], q.shape[1])
+        weights = added_mask(tape, scores_of(tape, q, keys), mask)
         logits = _with_sinks(tape, weights, sinks)
         logits = _from_largest(tape, logits)
         probabilities = aten.softmax(tape, logits)
         weights = _without_sinks(tape, probabilities, square)
         held.append(weights)
-        out = aten.product(tape, weights, values, q.shape, seq, "attention")
-        return aten.contiguous(tape, out, "attention")
+        return weighted_values(tape, weights, values)
 
     return core
-
-
-def _masked(tape: Tape, x: Tensor, mask: Tensor) -> Tensor:
-    """`x + mask`; the mask gets no gradient."""
-    node = tape.node((x,), (), lambda tape, grads, saved: [grads[0]])
-    out = aten.new(tape, x.shape, x.dtype, "masked", x.nbytes + mask.nbytes // 2)
-    out.node = node
-    return out
 
 
 def _with_sinks(tape: Tape, x: Tensor, sinks: Param) -> Tensor:

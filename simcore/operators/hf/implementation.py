@@ -151,7 +151,7 @@ def _stem(tape: Tape, kind: LayerKind, run: LayerWorkload) -> Inputs:
         rotary //= 1 + family.halves_rotary
         shared += [tape.external((1, run.seq, 1, rotary), stream_dtype(run), tape.slot(f"rotary.{name}", "activation"),
                                  down) for name in ("cos", "sin")]
-    mask = mask_of(tape, run, window_of(kind))
+    mask = mask_of(tape, run, kind.family, window_of(kind))
     for number, tensor in enumerate(shared):  # only a checkpoint keeps positions, which come first
         if not (run.first if run.checkpoint == "none" and number == 0 else run.stem):
             tensor.disown()
@@ -173,7 +173,7 @@ def _body(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -> Te
 def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -> Tensor:
     if has_fast_layers(run):
         return unsloth_layer(tape, kind, run, inputs.hidden)
-    x = inputs.hidden
+    x, _held = inputs.hidden, None
     for branch in kind.branches:
         residual = x
         tape.scope = f"{branch.norm}."
@@ -183,7 +183,9 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
         if kind.wide:
             residual = aten.cast(tape, residual, "fp32")
         tape.scope = f"{branch.name}."
-        x, _held = mix(tape, run, branch, inputs._replace(hidden=x), kind.family)
+        x, given = mix(tape, run, branch, inputs._replace(hidden=x), kind.family)
+        _held = _held if given is None else given
+        del given
         tape.scope = ""
         x = aten.add(tape, residual, aten.mul_scalar(tape, x) if kind.scaled else x, "residual")
     return x

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from simcore.models.blocks import Attention, Branch, Mlp
 from simcore.operators.automodel.lora import memory_efficient_lora
 from simcore.operators.hf import liger as hf_liger
-from simcore.operators.hf.autocast import is_autocast, narrowed, product
+from simcore.operators.hf.autocast import narrowed, product
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.packed import packed_linear
 from simcore.operators.shared import aten
@@ -42,8 +42,8 @@ def linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
     """Output [..., n] of the linear module `name` for `x` [..., k], with its adapter if it has one.
 
     With one it is `base(x) + lora_b(lora_a(x)) * scale`. Adapters of another type work on a copy of x in theirs, one a
-    module (PEFT 0.21 `_cast_input_dtype`). Automodel's are one function. `name` is relative to the layer, "" for the
-    head.
+    module, under autocast too (PEFT 0.21 `_cast_input_dtype`). Automodel's are one function. `name` is relative to the
+    layer, "" for the head.
     """
     prefix, label = f"{name}." if name else "", name.removeprefix(tape.scope) or "logits"
     if run.params[f"{prefix}weight"].packed is not None:
@@ -56,7 +56,7 @@ def linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
     if lora_a is None:
         return base
     lora_b = run.params[f"{prefix}lora_b.weight"]
-    x = x if is_autocast(run) else aten.cast(tape, x, lora_a.dtype)
+    x = aten.cast(tape, x, lora_a.dtype)
     down_up = product(tape, run, product(tape, run, x, lora_a, f"{label}.lora_a"), lora_b, f"{label}.lora_b")
     scaled = aten.mul_scalar(tape, down_up)
     del down_up
@@ -81,14 +81,14 @@ def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, tu
     block = branch.block
     assert isinstance(block, Attention)
     name, dim, x = branch.name, block.head_dim, inputs.hidden
-    copies = block.rotary and not hf_liger.has_liger(run)
+    copies = not hf_liger.has_liger(run) if block.rotary else _has_unfused_attention(run)
     q = _heads(tape, run, name, "q", x, block, copy_grad=copies)
     k = _heads(tape, run, name, "k", x, block, copy_grad=copies)
     v = aten.to_heads(tape, linear(tape, run, f"{name}.v_proj", x), dim, copy_grad=core is not None)
     if inputs.cos is not None and inputs.sin is not None and 0 < block.rotated < dim:
         q, k = _rotate_a_part(tape, q, k, inputs.cos, inputs.sin)
     elif inputs.cos is not None and inputs.sin is not None and hf_liger.has_liger(run):
-        q, k = hf_liger.rotate_both(tape, q, k, inputs.cos, inputs.sin)
+        q, k = hf_liger.rotate_both(tape, q, k, inputs.cos, inputs.sin, copy_grads=_has_unfused_attention(run))
     elif inputs.cos is not None and inputs.sin is not None:
         turn = turn or rotate
         rotated = (turn(tape, q, inputs.cos, inputs.sin), turn(tape, k, inputs.cos, inputs.sin))
@@ -103,6 +103,11 @@ def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, tu
 def has_eager_attention(run: LayerWorkload) -> bool:
     """True if attention runs as torch's matrix products (attn_implementation eager)."""
     return HfOptions.of(run.options).attn_implementation == "eager"
+
+
+def _has_unfused_attention(run: LayerWorkload) -> bool:
+    """True if attention is eager; the hub's code runs SDPA for it."""
+    return has_eager_attention(run) and not is_of_hub(run)
 
 
 def has_flash_attention(run: LayerWorkload) -> bool:

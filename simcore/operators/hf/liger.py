@@ -47,17 +47,22 @@ def rms_norm(tape: Tape, weight: Param, x: Tensor) -> Tensor:
     return out
 
 
-def rotate_both(tape: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def rotate_both(tape: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, copy_grads: bool = False) -> tuple[
+        Tensor, Tensor]:
     """(query, key), both rotated in place: views of `q` and `k`, each [b, s, heads, d].
 
-    Their gradients are rotated in place too. `cos` and `sin` are saved.
+    Their gradients are rotated in place too. `cos` and `sin` are saved. `copy_grads`: the gradients arrive in another
+    memory order and are copied before (liger-kernel 0.7.0 `ops/rope.py`, rope_backward).
     """
+    shapes, dtype = (q.shape, k.shape), q.dtype
     moved = 2 * (q.nbytes + k.nbytes)
     flops = 3 * (q.numel + k.numel)
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        made: Grads = [new(tape, shape, dtype, "grad_heads", grad.nbytes, Kernel.COPY) if copy_grads and grad else grad
+                       for shape, grad in zip(shapes, grads, strict=True)]
         tape.compute(Kernel.ELEMENTWISE, flops, moved)
-        return [grads[0], grads[1]]
+        return made
 
     node = tape.node((q, k), (), backward)
     tape.compute(Kernel.ELEMENTWISE, flops, moved)

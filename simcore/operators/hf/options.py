@@ -10,7 +10,7 @@ from simcore.recording.options import ImplementationOptions
 
 __all__ = ["AttentionImplementation", "HfOptions", "UnslothRelease"]
 
-AttentionImplementation = Literal["sdpa", "eager", "flash_attention_2"]
+AttentionImplementation = Literal["sdpa", "eager", "flash_attention_2", "xformers"]
 UnslothRelease = Literal["", "newest", "2024.12"]
 
 

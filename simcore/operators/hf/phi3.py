@@ -7,7 +7,7 @@ rotated is joined with what is not, even where that is nothing; the result is in
 from __future__ import annotations
 
 from simcore.models.blocks import Attention, Branch
-from simcore.operators.hf.layers import Inputs, core_of, linear, rotate
+from simcore.operators.hf.layers import Core, Inputs, core_of, linear, rotate
 from simcore.operators.shared import aten
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Tape, Tensor
@@ -15,8 +15,11 @@ from simcore.recording.tape import Tape, Tensor
 __all__ = ["attention", "mlp"]
 
 
-def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> Tensor:
-    """Output of `Phi3Attention` for `inputs.hidden`, in its shape."""
+def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, core: Core | None = None) -> Tensor:
+    """Output of `Phi3Attention` for `inputs.hidden`, in its shape.
+
+    `core`: attention without its projections, None for `core_of`.
+    """
     block, name = branch.block, branch.name
     assert isinstance(block, Attention)
     assert inputs.cos is not None
@@ -24,9 +27,10 @@ def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) ->
     qkv = linear(tape, run, f"{name}.qkv_proj", inputs.hidden)
     q, k, v = (aten.slice_last(tape, qkv, size) for size in (block.q_size, block.kv_size, block.kv_size))
     q, k = (aten.to_heads(tape, x, block.head_dim, copy_grad=True) for x in (q, k))
-    v = aten.to_heads(tape, v, block.head_dim)
+    v = aten.to_heads(tape, v, block.head_dim, copy_grad=core is not None)
     q, k = _rotated(tape, q, k, inputs.cos, inputs.sin)
-    out = aten.contiguous(tape, core_of(tape, run, block, (q, k, v), inputs.mask), "attention")
+    out = core(q, k, v) if core else core_of(tape, run, block, (q, k, v), inputs.mask)
+    out = out if core else aten.contiguous(tape, out, "attention")
     return linear(tape, run, f"{name}.o_proj", out.view(*out.shape[:2], block.q_size))
 
 

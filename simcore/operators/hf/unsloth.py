@@ -1,4 +1,4 @@
-"""Unsloth's layers over transformers' modules: a Llama layer whose linears all have adapters.
+"""Unsloth's layers over transformers' modules: those of Llama, Mistral, Qwen2 and Qwen3.
 
 [Note: Unsloth's functions] unsloth 015bdef0 `models/llama.py`, LlamaDecoderLayer_fast_forward; `kernels/fast_lora.py`,
 LoRA_QKV, LoRA_W, LoRA_MLP; `kernels/rms_layernorm.py`; `kernels/rope_embedding.py` without packed positions;
@@ -7,20 +7,33 @@ LoRA_QKV, LoRA_W, LoRA_MLP; `kernels/rms_layernorm.py`; `kernels/rope_embedding.
  * a norm keeps its input and an fp32 number a row; its gradient is written over the one that came in;
  * query, key and value keep their one input, which their input's gradient is written over; so does the MLP, which keeps
    gate and up as well: backward writes all tensors between over them and over one tensor of their size;
- * rotary embeddings are written in place;
+ * rotary embeddings are written in place; Qwen3's norms of query and key are the norm above (`models/qwen3.py`);
  * forward makes 4-bit weights in one buffer that stays, as large as the largest (`kernels/utils.py`, fast_dequantize
    with use_global_buffer), backward each anew, with its maxima. Adapters are cast to the type of the products for each
    use, their gradients come in that type.
 
 Until 4f166026 (2025-03-01; read at c67183f1, 2024.12) there was no such buffer: forward made each weight in a new
 tensor too. An adapter's part was a separate tensor before it was added, as was each other part of an input's gradient.
+
+[Note: where Unsloth falls back]
+`models/llama.py`, patch_peft_model: query, key and value have their function if all three have an adapter and no bias,
+so has the output projection, and so have the MLP's three. Elsewhere, as in Qwen2, whose three have biases, PEFT's
+modules run under the Trainer's autocast.
+
+[Note: Unsloth's attention]
+`utils/attention_dispatch.py`, run_attention: flash-attn takes grouped heads; xformers gets keys and values copied for
+every head and runs flash-attn's kernel; SDPA takes grouped heads (enable_gqa), and where there are none its inputs and
+output are copied into other memory orders. No mask is passed in training (LlamaModel_fast_forward).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
 
-from simcore.models.blocks import Attention, LayerKind
+from simcore.models.blocks import Attention, LayerKind, Mlp
+from simcore.operators.hf.layers import linear, mlp
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
@@ -43,11 +56,13 @@ def _has_sums(run: LayerWorkload) -> bool:
 def weight_buffer(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
     """{"weight_buffer": bytes} of the buffers in which forward makes weights and their maxima.
 
-    They are as large as the largest weight of all `runs` (a pipeline stage's layers) needs; 0 without 4-bit weights,
-    without Unsloth, or with its release 2024.12.
+    They are as large as the largest weight of all `runs` (a pipeline stage's layers) needs that Unsloth's functions
+    multiply; 0 without 4-bit weights, without Unsloth, or with its release 2024.12.
     """
-    packed = [p for _, run in runs if has_fast_layers(run) and not _has_sums(run)
-              for p in run.params.values() if p.packed is not None]
+    packed = [run.params[f"{name}.weight"] for kind, run in runs if has_fast_layers(run) and not _has_sums(run)
+              for branch in kind.branches for group in _GROUPS
+              for name in (f"{branch.name}.{part}_proj" for part in group)
+              if _is_fused(run, branch.name, group) and run.params[f"{name}.weight"].packed is not None]
     return {"weight_buffer": max((p.nbytes + 4 * p.packed.blocks(p.numel) for p in packed if p.packed), default=0)}
 
 
@@ -70,9 +85,29 @@ def unsloth_layer(tape: Tape, kind: LayerKind, run: LayerWorkload, hidden: Tenso
     tape.scope = f"{second.norm}."
     x = fast_norm(tape, hidden, run.params[f"{second.norm}.weight"])
     tape.scope = f"{second.name}."
-    out = _mlp(tape, [_Module(run, f"{second.name}.{part}_proj") for part in ("gate", "up", "down")], x)
+    if _is_fused(run, second.name, _MLP):
+        out = _mlp(tape, [_Module(run, f"{second.name}.{part}_proj") for part in _MLP], x)
+    else:
+        assert isinstance(second.block, Mlp)
+        out = mlp(tape, _under_autocast(run), second.name, second.block, x)
     tape.scope = ""
     return aten.add(tape, hidden, out, "residual")
+
+
+_QKV: Final = ("q", "k", "v")
+_OUT: Final = ("o",)
+_MLP: Final = ("gate", "up", "down")
+_GROUPS: Final = (_QKV, _OUT, _MLP)
+
+
+def _is_fused(run: LayerWorkload, name: str, parts: Sequence[str]) -> bool:
+    """Tells whether one of Unsloth's functions runs these linears: all have adapters, none a bias."""
+    paths = [f"{name}.{part}_proj" for part in parts]
+    return all(f"{path}.lora_a.weight" in run.params and f"{path}.bias" not in run.params for path in paths)
+
+
+def _under_autocast(run: LayerWorkload) -> LayerWorkload:
+    return replace(run, options=replace(HfOptions.of(run.options), autocast=True))
 
 
 class _Module:
@@ -111,17 +146,56 @@ def fast_norm(tape: Tape, x: Tensor, weight: Param, *, last: bool = False) -> Te
 
 
 def _attention(tape: Tape, run: LayerWorkload, name: str, block: Attention, x: Tensor) -> Tensor:
-    parts = [_Module(run, f"{name}.{part}_proj") for part in ("q", "k", "v")]
-    made = _together(tape, parts, x)
-    heads = [_rotated(tape, one.view(*one.shape[:-1], one.shape[-1] // block.head_dim, block.head_dim))
-             if at < 2 else one.view(*one.shape[:-1], one.shape[-1] // block.head_dim, block.head_dim)
-             for at, one in enumerate(made)]
-    del made
-    out = aten.flash_attention(tape, heads[0], heads[1], heads[2], run.pairs, run.sequences)
-    heads.clear()
+    made = [one.view(*one.shape[:-1], one.shape[-1] // block.head_dim, block.head_dim)
+            for one in _projected(tape, run, name, x)]
+    if block.qk_norm:
+        made[:2] = [fast_norm(tape, one, run.params[f"{name}.{part}_norm.weight"])
+                    for one, part in zip(made[:2], "qk", strict=True)]
+    heads = [_rotated(tape, made[0]), _rotated(tape, made[1]), made[2]]
+    made.clear()
+    out = _core(tape, run, block, heads)
     flat = out.view(*out.shape[:2], out.shape[2] * block.head_dim)
     del out
-    return _alone(tape, _Module(run, f"{name}.o_proj"), flat)
+    if _is_fused(run, name, _OUT):
+        return _alone(tape, _Module(run, f"{name}.o_proj"), flat)
+    return linear(tape, _under_autocast(run), f"{name}.o_proj", flat)
+
+
+def _projected(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> list[Tensor]:
+    """Query, key and value, each [b, s, width]."""
+    if _is_fused(run, name, _QKV):
+        return _together(tape, [_Module(run, f"{name}.{part}_proj") for part in _QKV], x)
+    return [linear(tape, _under_autocast(run), f"{name}.{part}_proj", x) for part in _QKV]
+
+
+def _core(tape: Tape, run: LayerWorkload, block: Attention, heads: list[Tensor]) -> Tensor:
+    """Attention of [query, key, value], each [b, s, heads, d], which it takes out of the list: query's shape."""
+    query, key, value = heads
+    heads.clear()
+    kernel, groups = HfOptions.of(run.options).attn_implementation, query.shape[2] // key.shape[2]
+    pairs = min(run.pairs, 2 * block.window * run.tokens) if block.window else run.pairs
+    if kernel == "flash_attention_2":
+        return aten.flash_attention(tape, query, key, value, pairs, run.sequences)
+    if kernel == "xformers":
+        key, value = (aten.repeat_heads(tape, one, groups) for one in (key, value))
+        return aten.flash_attention(tape, query, key, value, pairs, run.sequences)
+    if groups > 1:
+        return aten.scaled_dot_product_attention(tape, query, key, value)
+    query, key, value = (_reordered(tape, one) for one in (query, key, value))
+    return aten.contiguous(tape, aten.scaled_dot_product_attention(tape, query, key, value), "attention")
+
+
+def _reordered(tape: Tape, x: Tensor) -> Tensor:
+    """A copy by heads; its gradient is copied back."""
+    shape, dtype, moved = x.shape, x.dtype, x.nbytes
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        return [aten.new(tape, shape, dtype, "grad_heads", moved, Kernel.COPY)]
+
+    node = tape.node((x,), (), backward)
+    out = aten.new(tape, shape, dtype, "heads", moved, Kernel.COPY)
+    out.node = node
+    return out
 
 
 def _rotated(tape: Tape, x: Tensor) -> Tensor:
@@ -172,7 +246,7 @@ def _whole(tape: Tape, weight: Param) -> Tensor | None:
 
 def _into(tape: Tape, module: _Module, grad: Tensor, target: Tensor | None, *, adds: bool = False) -> Tensor:
     """`grad W` and the adapter's part, written over `target` or added to it (`adds`), or new."""
-    rows = grad.numel // grad.shape[-1]
+    rows = grad.numel // module.weight.shape[0]  # a gradient may come by heads
     whole = _whole(tape, module.weight)
     flops = 2 * rows * module.weight.numel
     if target is None:

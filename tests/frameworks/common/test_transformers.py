@@ -44,7 +44,50 @@ def test_attention_of_a_model_with_sinks_is_eager_where_nothing_is_said() -> Non
     assert {a.what: a.value for a in silent.assumptions}["framework_options.attn_implementation"] == "eager"
 
 
-@pytest.mark.parametrize("name", ["eager", "kernels-community/vllm-flash-attn3"])
-def test_some_attention_is_served_for_models_with_sinks_alone(name: str) -> None:
+def test_some_attention_is_served_for_models_with_sinks_alone() -> None:
+    name = "kernels-community/vllm-flash-attn3"
     report = simulate(small.scenario("fsdp2", {"dp_shard": 8}, options={"attn_implementation": name}))
     assert "in a model without sinks" in report.problems[0].message
+
+
+LONG = 32768
+
+
+@pytest.mark.parametrize(("framework", "mesh"), [
+    ("ddp", {}), ("fsdp1", {"dp_shard": 2}), ("fsdp2", {"dp_shard": 2}), ("zero2", {"dp_shard": 2})])
+def test_eager_attention_keeps_six_bytes_a_pair_and_head(framework: str, mesh: dict[str, int]) -> None:
+    """Softmax's output in fp32 and its cast, in each of the four layers; recompute keeps those of one alone."""
+    model = {"config": "llama-tiny", "overrides": {"num_attention_heads": 4, "num_key_value_heads": 4}}
+    wide: dict[str, Any] = {"model": model, "seq_len": LONG, "topology": "dgx-b200"}
+    pairs = 4 * LONG**2
+    peaks = {}
+    for recompute in ("none", "full"):
+        for name in ("eager", "sdpa"):
+            report = simulate(small.scenario(framework, mesh, options={"attn_implementation": name},
+                                             recompute=recompute, **wide))
+            assert report.ranks[0].peak, report.problems
+            peaks[recompute, name] = report.ranks[0].peak.allocated_bytes
+    assert 4 * 6 * pairs < peaks["none", "eager"] - peaks["none", "sdpa"] < (4 * 6 + 14) * pairs
+    assert 6 * pairs < peaks["full", "eager"] - peaks["full", "sdpa"] < (6 + 14) * pairs
+
+
+def test_eager_attention_takes_the_time_of_its_kernels() -> None:
+    """Twice the operations of a causal kernel, and every pair's bytes many times."""
+    times = []
+    for name in ("eager", "sdpa"):
+        report = simulate(small.scenario("ddp", {}, model="llama-tiny", options={"attn_implementation": name},
+                                         seq_len=8192))
+        assert report.time, report.problems
+        times.append(report.time.step_s)
+    assert times[0] > 2 * times[1]
+
+
+def test_dropout_of_attention_is_refused() -> None:
+    model = {"config": "llama-tiny", "overrides": {"attention_dropout": 0.1}}
+    report = simulate(small.scenario("ddp", {}, model=model, options={"attn_implementation": "eager"}))
+    assert "dropout" in report.problems[0].message
+
+
+def test_a_backend_of_sdpa_has_no_effect_on_other_attention() -> None:
+    report = simulate(small.scenario("ddp", {}, options={"attn_implementation": "eager", "sdpa_backend": "flash"}))
+    assert "sdpa_backend: changes nothing with attn_implementation: eager" in report.problems[0].message

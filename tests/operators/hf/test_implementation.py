@@ -31,7 +31,7 @@ CASES: dict[str, Any] = {name: case for file in FILES for name, case in json.loa
 
 EAGER: dict[str, Any] = json.loads(
     (TRUTH / "eager-torch-2.13.0-transformers-5.23.0.json").read_text(encoding="utf-8"))
-"""Masks are two there, of which each goes with the last layer that reads it; here they are one, the first layer's."""
+"""GPT-OSS has two masks, of which each goes with the last layer that reads it; here they are one, the first layer's."""
 
 
 class Model:
@@ -161,17 +161,41 @@ def test_running_maxima_and_net_bytes(name: str) -> None:
     assert Counter(both[0]) == Counter(both[1])
 
 
+EAGER_NOT_IN_ORDER = {
+    "gpt-oss-eager": ("after 1",), "gpt-oss-eager-b2": ("after 1",),
+    "gpt-oss-eager-ac": ("backward 1", "backward 0"), "nemotron-eager-ac": ("backward 3", "backward 0"),
+    "llama-eager-host": ("backward 0",),
+}
+"""A mask dies with the lowest layer that reads it, here with the first; GPT-OSS has one more, for layers with a window;
+tables of `host` as above."""
+
+
 @pytest.mark.parametrize("name", EAGER)
 def test_eager_attention_allocates_what_was_measured(name: str) -> None:
-    """Every birth behind the stem, what the stem leaves, and what is left in the end; masks are 2 bytes a pair each."""
-    mine = [(at, bytes_of(sizes(events))) for at, events in Model(EAGER[name]["case"]).sections()]
-    truth = [(section["at"], bytes_of(section["events"])) for section in EAGER[name]["sections"]]
-    assert sum(mine[0][1]) == sum(truth[0][1])
+    """Every event behind the stem but deaths of masks; births there; what the stem leaves, and what is left."""
+    mine = [(at, sizes(events)) for at, events in Model(EAGER[name]["case"]).sections()]
+    truth = [(section["at"], section["events"]) for section in EAGER[name]["sections"]]
+    assert sum(bytes_of(mine[0][1])) == sum(bytes_of(truth[0][1]))
     for (at, found), (where, events) in zip(mine[1:], truth[1:], strict=True):
         assert at == where
-        assert [size for size in found if size > 0] == [size for size in events if size > 0], at
-        assert abs(summit(found)[1] - summit(events)[1]) <= 2 * 2 * SEQ * SEQ, at
-    assert sum(sum(events) for _, events in mine) == sum(sum(events) for _, events in truth)
+        if at in EAGER_NOT_IN_ORDER.get(name, ()):
+            assert [size for size in bytes_of(found) if size > 0] == [size for size in bytes_of(events) if size > 0], at
+            assert summit(found)[1] == summit(events)[1], at
+        else:
+            assert grouped(found) == grouped(events), at
+    assert sum(sum(bytes_of(events)) for _, events in mine) == sum(sum(bytes_of(events)) for _, events in truth)
+
+
+def test_eager_attention_is_matrix_products_of_the_whole_square() -> None:
+    """Two operations a pair and element of a head, for scores and for the output, twice that in backward."""
+    eager, fused = (Model(case).tapes[1] for case in (EAGER["llama-eager"]["case"], LLAMA))
+    square = 2 * 2 * SEQ * SEQ * 256
+    for section, times in (("forward", 1), ("backward", 2)):
+        rows = [[row for row in getattr(tape, section).rows if row[0] == Op.COMPUTE] for tape in (eager, fused)]
+        gemm, attention = ([sum(row[3] for row in of if row[2] == kind) for of in rows]
+                           for kind in (Kernel.GEMM, Kernel.ATTENTION))
+        assert gemm[0] - gemm[1] == times * square
+        assert attention[0] == 0 < attention[1]
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
 
 import small
-from simcore.errors import NotYet
-from simcore.recording.tape import Op
+from checkout import ROOT
+from simcore.errors import IllegalLayout, NotYet
+from simcore.models.graph import build, model_config
+from simcore.operators.hf import implementation as hf
+from simcore.operators.hf.options import HfOptions
+from simcore.recording.layer import LayerWorkload, RecordedLayer
+from simcore.recording.tape import Kernel, Op, Param, Section
+from simcore.simulate import simulate
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 FAST: dict[str, Any] = {"FastLanguageModel": True, "attn_implementation": "flash_attention_2"}
+OLD = FAST | {"FastLanguageModel": "2024.12"}
+PLAIN: dict[str, Any] = {"FastLanguageModel": True}
+XFORMERS: dict[str, Any] = PLAIN | {"attn_implementation": "xformers"}
 TOKENS, HIDDEN, KV, FFN, HEADS = 64, 256, 128, 688, 8
 
 
@@ -78,10 +88,143 @@ def test_its_adapters_are_fp32_unless_told() -> None:
 
 
 @pytest.mark.parametrize(("changed", "told"), [
-    ({"method": "full"}, "without adapters"), ({"model": "qwen3-8b"}, "Unsloth's layers of qwen3"),
-    ({"lora": {"target_modules": ["q_proj", "up_proj"]}}, "missing: down_proj, gate_proj, k_proj, o_proj, v_proj"),
-    ({"options": {"FastLanguageModel": True}}, "another attention"), ({"lengths": "packed"}, "packed sequences"),
-    ({"options": FAST | {"autocast": True}}, "autocast around Unsloth's layers")])
+    ({"method": "full"}, "without adapters"),
+    ({"model": "phi-4"}, "Unsloth's layers of phi3 (served: llama, mistral, "),
+    ({"model": "nemotron-3-tiny"}, "Unsloth's nemotron_h, which has none of its functions"),
+    ({"lora": {"target_modules": ["q_proj", "up_proj"]}, "options": OLD},
+     "missing: down_proj, gate_proj, k_proj, o_proj, v_proj"),
+    ({"lora": {"target_modules": ["lm_head"]}}, "with adapters of lm_head"),
+    ({"options": OLD | {"attn_implementation": "sdpa"}}, "another attention"),
+    ({"lengths": "packed"}, "packed sequences"),
+    ({"options": OLD, "model": "mistral-7b-v0.3"}, "Unsloth's layers of mistral (served: llama)"),
+    ({"model": "mistral-7b-v0.1", "seq_len": 8192, "options": PLAIN}, "a window within the sequence"),
+    ({"options": FAST | {"autocast": True}}, "autocast around Unsloth's layers"),
+    ({"options": XFORMERS, "topology": "rtx-2080-ti"}, "xformers' CUTLASS kernel")])
 def test_where_it_would_fall_back_is_refused(changed: dict[str, Any], told: str) -> None:
     with pytest.raises(NotYet, match=re.escape(told)):
         small.prepared("ddp", **asked(**changed))
+
+
+@pytest.mark.parametrize(("options", "told"), [
+    (PLAIN | {"attn_implementation": "eager"}, "eager: Unsloth's layers run flash-attn if it is installed"),
+    ({"attn_implementation": "xformers"}, "transformers has no xformers attention")])
+def test_an_attention_of_others_is_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(IllegalLayout, match=re.escape(told)):
+        small.prepared("ddp", **asked(options=options))
+
+
+# ---- families and kernels of attention ------------------------------------------------------------------------------
+SMALL = {"hidden_size": HIDDEN, "vocab_size": 1000, "intermediate_size": FFN, "num_hidden_layers": 4,
+         "num_attention_heads": HEADS, "num_key_value_heads": 4}
+
+
+def of(preset: str, **fields: int) -> dict[str, Any]:
+    return {"model": {"config": preset, "overrides": SMALL | fields}}
+
+
+def test_a_plain_install_runs_sdpa_and_an_assumption_says_so() -> None:
+    """It keeps what flash-attn keeps; heads are grouped."""
+    _, table = small.prepared("ddp", **asked(options=PLAIN))
+    assert HfOptions.of(table.options).attn_implementation == "sdpa"
+    assert table.libraries.attention == "attention"
+    report = simulate(small.scenario("ddp", **asked(options=PLAIN)))
+    assert {a.what: a.value for a in report.assumptions}["framework_options.attn_implementation"] == "sdpa"
+    assert kept(options=PLAIN) == kept()
+
+
+def test_sdpa_of_heads_that_are_not_grouped_copies_its_output() -> None:
+    """Query, key and value are replaced by their copies; the output lives twice."""
+    alone = of("llama-tiny", num_key_value_heads=HEADS)
+    assert kept(options=PLAIN, **alone) - kept(**alone) == TOKENS * 2 * HIDDEN
+
+
+def test_xformers_gets_keys_and_values_of_every_head() -> None:
+    """Copies replace what they were made from."""
+    assert kept(options=XFORMERS) - kept() == TOKENS * 2 * 2 * (HIDDEN - KV)
+    _, table = small.prepared("ddp", **asked(options=XFORMERS))
+    assert table.libraries.attention == "attention_flash2"
+
+
+def test_mistral_keeps_what_llama_keeps() -> None:
+    assert kept(**of("mistral-7b-v0.3", head_dim=32)) == kept()
+
+
+def test_norms_of_query_and_key_keep_their_inputs() -> None:
+    """Qwen3: what came out of the products, and an fp32 number a head."""
+    assert kept(**of("qwen3-8b", head_dim=32)) - kept() == TOKENS * (2 * (HIDDEN + KV) + 4 * (HEADS + 4))
+
+
+def test_biases_leave_query_key_and_value_to_peft() -> None:
+    """Qwen2: three narrow products are kept, and each adapter's copies in 16 bits until the pass is over."""
+    widths = HIDDEN + 2 * KV
+    copies = 2 * 8 * (3 * HIDDEN + widths)
+    assert kept(**of("qwen2.5-7b")) - kept() == TOKENS * 3 * 2 * 8 + copies
+    program = small.program_of("ddp", **asked(**of("qwen2.5-7b")))
+    assert len(small.postings(program, "self_attn.q_proj.clone")) == 2 * 4
+    assert not small.postings(program, "mlp.up_proj.clone")
+    assert {phase for _, phase, _ in small.postings(program, "self_attn.dequantised")} == {"forward", "backward"}
+
+
+def test_linears_without_an_adapter_leave_their_function_to_peft() -> None:
+    """Query, key and value are one group, the output another, the MLP a third."""
+    program = small.program_of("ddp", **asked(lora={"rank": 8, "target_modules": ["q_proj", "v_proj", "o_proj"]}))
+    assert small.postings(program, "self_attn.q_proj.clone")
+    assert not small.postings(program, "self_attn.o_proj.clone")
+    assert small.postings(program, "mlp.silu")
+    assert small.postings(program, "weight_buffer") == [(0, "build", 2 * HIDDEN * HIDDEN + 4 * HIDDEN * HIDDEN // 64)]
+
+
+# ---- Unsloth's own functions, run on a CPU -----------------------------------------------------------------------
+TRUTH: dict[str, Any] = json.loads(
+    (ROOT / "tests/truth/tape/unsloth-015bdef0-torch-2.13.0.json").read_text(encoding="utf-8"))
+SEQ, RANK, LARGE = 512, 8, 2 * 512 * 32
+"""LARGE: bytes below which adapters, their copies and gradients, and what is as narrow as they are, are left out."""
+
+
+def layer_of(case: dict[str, Any]) -> RecordedLayer:
+    """The layer of a case, over frozen weights in bf16 and adapters in fp32."""
+    preset = "qwen3-8b" if case.get("norms") else "qwen2.5-7b" if case.get("biases") else "llama-tiny"
+    fields = SMALL | {"num_hidden_layers": 1, "num_key_value_heads": case.get("kv", 4)} | (
+        {"head_dim": 32} if case.get("norms") else {})
+    graph = build(model_config(preset, fields, "test"), "hf")
+    number, params = graph.layers[1].kind, {}
+    for spec in graph.tensors[number]:
+        params[spec.name] = Param(spec.name, spec.shape, "bf16", trainable=False)
+        if spec.module == "linear" and spec.path.rpartition(".")[2] in case.get("targets", ALL):
+            shapes = {"lora_a": (RANK, spec.shape[1]), "lora_b": (spec.shape[0], RANK)}
+            params |= {name: Param(name, shape, "fp32", trainable=True) for name, shape in (
+                (f"{spec.path}.{part}.weight", shape) for part, shape in shapes.items())}
+    run = LayerWorkload(case.get("batch", 1), SEQ, "bf16", params, "hf", "none", input_requires_grad=True,
+                        options=HfOptions(unsloth="newest"))
+    return hf.record(graph.kinds[number], run, {}, {})
+
+
+def changes(*sections: Section) -> list[int]:
+    return [row[3] for section in sections for row in section.rows if row[0] in (Op.ALLOC, Op.FREE)]
+
+
+def large(events: list[int]) -> list[int]:
+    return [size for size in events if size >= LARGE]
+
+
+@pytest.mark.parametrize("name", TRUTH)
+def test_a_layer_allocates_what_unsloths_functions_do(name: str) -> None:
+    """Every large birth in order, and to a byte what is kept.
+
+    Without groups the CPU's kernel writes gradients in the memory order that the products before read; those of CUDA
+    write them like their inputs (`empty_like`), so each is copied.
+    """
+    case, made = TRUTH[name]["case"], layer_of(TRUTH[name]["case"])
+    assert large(changes(made.forward)) == large(TRUTH[name]["forward"])
+    assert sum(changes(made.forward, made.casts)) == sum(TRUTH[name]["forward"])
+    copies = [2 * case.get("batch", 1) * SEQ * HIDDEN] * (3 if case.get("kv") == HEADS else 0)
+    found, told = large(changes(made.backward)), large(TRUTH[name]["backward"])
+    assert found == [*told[:6], *copies, *told[6:]]
+
+
+def test_products_of_gradients_by_heads_cost_what_others_do() -> None:
+    """Backward of seven frozen linears: as many operations as forward, and a few for adapters."""
+    made = layer_of({})
+    forward, backward = ([row[3] for row in section.rows if row[0] == Op.COMPUTE and row[2] == Kernel.GEMM]
+                         for section in (made.forward, made.backward))
+    assert sum(forward) < sum(backward) < 1.3 * sum(forward)

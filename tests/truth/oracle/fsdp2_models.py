@@ -60,8 +60,9 @@ def build_meta(preset: str, overrides: dict[str, Any] | None = None, attention: 
     kw = {**(LLAMA | NEMOTRON)[preset], **(overrides or {})}
     llama = preset in LLAMA
     cfg = LlamaConfig(**kw) if llama else NemotronHConfig(**kw)
-    patch_masks()
-    cfg._attn_implementation = "sdpa"
+    if attention != "eager":
+        patch_masks()
+    cfg._attn_implementation = attention or "sdpa"
     cfg.use_cache = False
     with torch.device("meta"):
         return LlamaForCausalLM(cfg) if llama else NemotronHForCausalLM(cfg)

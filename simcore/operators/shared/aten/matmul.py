@@ -127,11 +127,11 @@ def product(tape: Tape, a: Tensor, b: Tensor, shape: tuple[int, ...], inner: int
     a_needs, b_needs, flops, moved = needs_grad(a), needs_grad(b), 2 * out_numel * inner, a.nbytes + b.nbytes
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
-        to_b, to_a = (new(tape, s, dtype, f"grad_{name}", moved, Kernel.ATTENTION, flops) if needs else None
+        to_b, to_a = (new(tape, s, dtype, f"grad_{name}", moved, Kernel.GEMM, flops) if needs else None
                       for s, needs in ((shapes[1], b_needs), (shapes[0], a_needs)))
         return [to_a, to_b]
 
     node = tape.node((a, b), [*[b] * a_needs, *[a] * b_needs], backward)
-    out = new(tape, shape, dtype, name, moved, Kernel.ATTENTION, flops)
+    out = new(tape, shape, dtype, name, moved, Kernel.GEMM, flops)
     out.node = node
     return out

@@ -57,9 +57,9 @@ def sum_last(tape: Tape, x: Tensor, *, keepdim: bool = False) -> Tensor:
     return out
 
 
-def softmax(tape: Tape, x: Tensor) -> Tensor:
-    """Softmax over the last dimension: a new tensor with the shape and type of `x`.
+def softmax(tape: Tape, x: Tensor, *, dtype: str = "") -> Tensor:
+    """Softmax over the last dimension: a new tensor with the shape of `x`, and its type if `dtype` is "".
 
     Autograd saves the output.
     """
-    return unary(tape, x, "softmax", "output")
+    return unary(tape, x, "softmax", "output", dtype=dtype)

@@ -1,0 +1,85 @@
+"""Attention as torch's own operators, which write every pair of a query and a key (attn_implementation eager).
+
+[Note: eager attention]
+transformers 5.23 `models/llama/modeling_llama.py`, eager_attention_forward, the same function in every family but
+GPT-OSS: keys and values are copied for every head, scores are made in the compute dtype, scaled, and the mask is added,
+each in a new tensor [b, heads, s, s]; softmax reads them in fp32 and its output is cast back. Autograd keeps softmax's
+output in fp32 and its cast, which meets the values: 6 bytes a pair and head in 16 bits, 4 in fp32. For fp16 the CUDA
+kernel of softmax reads 16 bits itself (torch `ATen/native/SoftMax.cpp`, half_to_float). Dropout of probability 0 is the
+tensor itself. The layer holds the probabilities until it returns, even where no graph does.
+
+A product takes the heads of all sequences as one stack of matrices: with several sequences, what is in the memory order
+[b, s, heads, d] is copied first (torch 2.13 `ATen/native/LinearAlgebra.cpp`, _matmul_impl: reshape).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from simcore.operators.shared import aten
+from simcore.operators.shared.aten import Grads, Saved
+from simcore.recording.tape import Kernel, Tape, Tensor
+
+__all__ = ["added_mask", "eager_core", "scores_of", "weighted_values"]
+
+
+def eager_core(tape: Tape, mask: Tensor | None, held: list[Tensor], *,
+               by_heads: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Attention function: (query, key, value), each [b, s, heads, d], to query's shape.
+
+    `mask`: added to the scores. `held`: list that gets the probabilities, which the module returns to the layer.
+    `by_heads`: query and key are in the memory order [b, heads, s, d], as rotation leaves them if it ends by joining.
+    """
+    assert mask is not None
+
+    def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = (aten.repeat_heads(tape, x, q.shape[2] // x.shape[2]) for x in (k, v))
+        scores = scores_of(tape, _stacked(tape, q, by_heads=by_heads),
+                           _stacked(tape, keys, by_heads=by_heads or keys is not k))
+        weights = added_mask(tape, scores, mask)
+        del scores
+        weights = aten.cast(tape, _softmax_in_fp32(tape, weights), q.dtype)
+        held.append(weights)
+        return weighted_values(tape, weights, _stacked(tape, values, by_heads=values is not v))
+
+    return core
+
+
+def _softmax_in_fp32(tape: Tape, x: Tensor) -> Tensor:
+    return aten.softmax(tape, x if x.dtype == "fp16" else aten.cast(tape, x, "fp32"), dtype="fp32")
+
+
+def scores_of(tape: Tape, q: Tensor, keys: Tensor) -> Tensor:
+    """`q @ keys.transpose * number`, [b, heads, s, s], of two tensors [b, s, heads, d] in the memory order of heads."""
+    batch, seq, heads, dim = q.shape
+    scores = aten.product(tape, q, keys, (batch, heads, seq, seq), dim, "scores")
+    del q, keys
+    return aten.mul_scalar(tape, scores)
+
+
+def added_mask(tape: Tape, x: Tensor, mask: Tensor) -> Tensor:
+    """`x + mask` of scores [b, heads, s, s] in a new tensor; the mask gets no gradient."""
+    node = tape.node((x,), (), lambda tape, grads, saved: [grads[0]])
+    out = aten.new(tape, x.shape, x.dtype, "masked", x.nbytes + mask.nbytes)
+    out.node = node
+    return out
+
+
+def weighted_values(tape: Tape, weights: Tensor, values: Tensor) -> Tensor:
+    """`weights @ values`, then a copy in the memory order [b, s, heads, d]; values in the same shape, by heads."""
+    out = aten.product(tape, weights, values, values.shape, weights.shape[2], "attention")
+    shape, dtype = out.shape, out.dtype
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        (grad,) = grads
+        assert grad is not None
+        return [grad if shape[0] == 1 else aten.new(tape, shape, dtype, "grad_heads", grad.nbytes, Kernel.COPY)]
+
+    node = tape.node((out,), (), backward)
+    made = aten.new(tape, shape, dtype, "attention", out.nbytes, Kernel.COPY)
+    made.node = node
+    return made
+
+
+def _stacked(tape: Tape, x: Tensor, *, by_heads: bool) -> Tensor:
+    return x if by_heads or x.shape[0] == 1 else aten.contiguous(tape, x, "heads")
