@@ -122,12 +122,10 @@ def run(
     that cannot be written; 3 a bug.
     """
     from simcore.batch.advice import work
-    from simcore.batch.gate import gates
     from simcore.cli.session import run_entries
     from simcore.inputs.shipped import example as example_path
 
-    careful = (max_fill, baseline, report_format) != (None, None, None)
-    asked = gates(max_fill, baseline, unsure=(unsure or (Unsure.OOM if careful else Unsure.FITS)).value)
+    asked = _gates(max_fill, baseline, report_format, unsure)
     existing = _existing(output, append=append, overwrite=overwrite)
     entries = _entries([*(paths or ()), *map(example_path, example or ())], overrides)
     _say_unmatched(entries, baseline)
@@ -272,6 +270,15 @@ def _entries(paths: Sequence[str | Path], overrides: Sequence[str] | None) -> li
     if entries := read(paths, overrides or ()):
         return entries
     raise InputError(Problem(", ".join(map(str, paths)), "holds no scenario"))
+
+
+def _gates(max_fill: str | None, baseline: Path | None, report_format: Format | None, unsure: Unsure | None
+           ) -> list[Gate]:
+    """Checks of results; where a user asks for a gate an unsure verdict counts as out of memory, unless said."""
+    from simcore.batch.gate import gates
+
+    careful = (max_fill, baseline, report_format) != (None, None, None)
+    return gates(max_fill, baseline, unsure=(unsure or (Unsure.OOM if careful else Unsure.FITS)).value)
 
 
 def _say_unmatched(entries: Sequence[Entry], baseline: Path | None) -> None:
