@@ -26,23 +26,24 @@ from simcore.program.tile import LayerRows
 __all__ = ["lower"]
 
 
-def lower(plan: Plan, workload: Workload, actions: Iterable[Action], hooks_of: HooksFactory) -> Program:
+def lower(plan: Plan, workload: Workload, actions: Iterable[Action], hooks_of: HooksFactory, *,
+          updates: bool = True) -> Program:
     """Program of the plan's rank: all of its operations in a step, in order of issue.
 
     `actions`: this rank's forward and backward passes, in order, of the microbatches that are simulated one by one.
     `workload`: sizes of a microbatch. `hooks_of`: makes the framework's hooks, which post what it gathers, frees and
-    reduces between layers.
+    reduces between layers. `updates`: False without the optimizer's step.
     """
     order = tuple(actions)
     recording = record_layers(plan, workload, several=any(action.microbatch for action in order))
-    outline, places = _outline(plan, recording, order, hooks_of)
+    outline, places = _outline(plan, recording, order, hooks_of, updates=updates)
     tiles = (own if place < 0 else recording.tiles[place] for own, place in zip(outline.tiles, places, strict=True))
     return Program(outline, tuple(tiles))
 
 
 @held(maxsize=64)
-def _outline(plan: Plan, recording: RecordedLayers, actions: tuple[Action, ...], hooks_of: HooksFactory) -> tuple[
-        StepTemplate, tuple[int, ...]]:
+def _outline(plan: Plan, recording: RecordedLayers, actions: tuple[Action, ...], hooks_of: HooksFactory, *,
+             updates: bool) -> tuple[StepTemplate, tuple[int, ...]]:
     """The step template, and the index in `recording.tiles` of each of its tiles, or -1 for a tile of the hooks.
 
     The walk and the hooks read only the plan, the order of passes and the recording's shape, which are the cache's key;
@@ -57,8 +58,9 @@ def _outline(plan: Plan, recording: RecordedLayers, actions: tuple[Action, ...],
     walk.post_persistent()
     walk.step(actions)
     walk.finish()
-    builder.at(Phase.OPTIMIZER)
-    hooks.optimize()
+    if updates:
+        builder.at(Phase.OPTIMIZER)
+        hooks.optimize()
     outline = builder.build([layer.path for layer in plan.graph.layers])
     numbers = {id(tile): number for number, tile in enumerate(recording.tiles)}
     return outline, tuple(numbers.get(id(tile), -1) for tile in outline.tiles)
