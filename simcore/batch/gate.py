@@ -7,6 +7,7 @@
     crash       a bug of ours                                                 exit code 3
     oom         more than the device has                                      exit code 1
     host        a phase of the job needs more than the host's memory          exit code 1
+    phase       evaluation, a merge or an export needs more than the device   exit code 1
     fill        more of the device than `--max-fill` allows                   exit code 1
     regression  worse than `--baseline` by more than `TOLERANCE`              exit code 1
 """
@@ -30,6 +31,8 @@ from simcore.units import format_bytes, format_seconds, parse_quantity
 __all__ = ["TOLERANCE", "Finding", "Gate", "gates", "github", "junit", "read_results", "unmatched"]
 
 TOLERANCE = 0.01
+_ASKED = ("evaluation", "generate", "merge", "export")
+"""Phases that a job has only if the scenario asks for them."""
 MAX_BYTES = 2**28
 """Size of a file of results that is one JSON text."""
 
@@ -39,7 +42,7 @@ class Finding:
     """One fault or notice that a gate (a check of one result) found in a scenario.
 
     `name`: the scenario; `where`: its place, `file:line`; `kind`: problem, refused, adapters, idle, crash, oom, host,
-    fill or regression; `code`: exit code that it asks for, 0 for a notice.
+    phase, fill or regression; `code`: exit code that it asks for, 0 for a notice.
     """
 
     name: str
@@ -142,7 +145,7 @@ def _oom(outcome: Outcome) -> Iterator[Finding]:
 
 
 def _hosts(outcome: Outcome) -> Iterator[Finding]:
-    """Phases that do not fit on a host: the job cannot read or write its model there."""
+    """Phases that do not fit on a host, and phases that the scenario asks for that do not fit on the device."""
     host = outcome.report.host
     if host is None:
         return
@@ -151,6 +154,10 @@ def _hosts(outcome: Outcome) -> Iterator[Finding]:
         if phase.host_verdict == "oom":
             message = f"{phase.phase}: does not fit on the host: {format_bytes(phase.host_bytes)} of {room}"
             yield _finding(outcome, "host", message)
+        if phase.device_verdict == "oom" and phase.phase in _ASKED:
+            capacity = format_bytes(outcome.report.capacity_bytes or 0)
+            message = f"{phase.phase}: does not fit: {format_bytes(phase.device_bytes)} of {capacity}"
+            yield _finding(outcome, "phase", message)
 
 
 def _over_fill(outcome: Outcome, max_fill: float) -> Iterator[Finding]:

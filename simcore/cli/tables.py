@@ -161,6 +161,8 @@ def _phase(phase: HostPhase, host: Host) -> Iterator[str]:
                f"{format_bytes(host.capacity_bytes)}, most of it {most}")
     if phase.device_verdict == "oom" and phase.phase != "first_step":
         yield f"{phase.phase}: OOM on the device: {format_bytes(phase.device_bytes)}"
+    if phase.change:
+        yield f"{phase.phase}: {' '.join(starmap(setting, phase.change.items()))} makes it fit"
 
 
 def setting(key: str, value: object) -> str:

@@ -32,7 +32,7 @@ def lower(plan: Plan, workload: Workload, actions: Iterable[Action], hooks_of: H
 
     `actions`: this rank's forward and backward passes, in order, of the microbatches that are simulated one by one.
     `workload`: sizes of a microbatch. `hooks_of`: makes the framework's hooks, which post what it gathers, frees and
-    reduces between layers. `updates`: False without the optimizer's step.
+    reduces between layers. `updates`: False for passes of a model that does not train, without the optimizer's step.
     """
     order = tuple(actions)
     recording = record_layers(plan, workload, several=any(action.microbatch for action in order))
@@ -52,7 +52,7 @@ def _outline(plan: Plan, recording: RecordedLayers, actions: tuple[Action, ...],
     tables = _own_copy(recording.tables)
     builder = Builder(tables)
     hooks = hooks_of(plan, tables, builder)
-    walk = _Walk(plan, builder, hooks, recording)
+    walk = _Walk(plan, builder, hooks, recording, trains=updates)
     hooks.post_persistent()
     builder.tile(recording.standing, plan.layers[0])
     walk.post_persistent()
@@ -110,7 +110,9 @@ def _past(plan: Plan) -> type[StageInput] | type[StageInputs] | type[StageBuffer
 class _Walk:
     """Passes over the layers of one stage."""
 
-    def __init__(self, plan: Plan, builder: Builder, hooks: MemoryHooks, recording: RecordedLayers) -> None:
+    def __init__(self, plan: Plan, builder: Builder, hooks: MemoryHooks, recording: RecordedLayers, *,
+                 trains: bool) -> None:
+        self.trains = trains
         self.plan, self.out, self.hooks, self.edges, self.wide = plan, builder, hooks, recording.edges, recording.wide
         self.tiles = {layer: recording.kinds[key] for layer, key in keys_of(plan).items()}
         self.later = {layer: recording.later.get(key, recording.kinds[key]) for layer, key in keys_of(plan).items()}
@@ -179,6 +181,8 @@ class _Walk:
         self.past.end_forward(action)
         out.tile(self.edges.drop_mask, chunk.first)
         hooks.end_pass(action)
+        if not self.trains:  # no backward pass will need them
+            out.tile(self.edges.drop_tokens, chunk.first)
 
     def backward(self, action: Action, chunk: _Chunk) -> None:
         """Backward of a chunk.

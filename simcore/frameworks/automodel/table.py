@@ -22,6 +22,7 @@ from typing import Any, cast
 from simcore.frameworks.automodel.checks import QUANTISED, check
 from simcore.frameworks.automodel.units import is_sharded, units
 from simcore.frameworks.common import transformers as _transformers
+from simcore.frameworks.common.afterwards import AUTOMODEL_LOOP, trainer_afterwards
 from simcore.frameworks.common.checkpoint_files import automodel_files
 from simcore.frameworks.common.kernels import SDPA_BACKENDS, torch_libraries
 from simcore.frameworks.common.liger import LIGER_FAMILIES, LIGER_OPTION, has_liger
@@ -110,6 +111,7 @@ def table(job: Draft) -> Framework:
         options=_layer_options(job, options, version),
         communicators=_communicators(job),
         files=automodel_files(job),
+        afterwards=trainer_afterwards(job, "", whole=False, loop=AUTOMODEL_LOOP),
         padding=Padding(1, "0.7.0 components/datasets/utils.py default_collater: pad_seq_len_divisible None"),
         libraries=KernelLibraries(dispatcher=_dispatcher(job, options).replace("torch", "nccl"),
                             attention=_attention(job, options), te_calls=_te_calls(job, options),
