@@ -81,10 +81,10 @@ def _moment(plan: Plan, moments: tuple[Copies, ...], simulation: Simulation) -> 
 
 
 def _copied(copies: Copies, base: Placed, low_rank: tuple[Placed, ...], compute: int) -> int:
-    numel = math.prod(base.spec.shape) * base.spec.copies
+    numel = math.prod(base.spec.shape)
     adapter = dtype_bytes(low_rank[0].policy.at_rest.dtype)
-    packed = base.rest_bytes if copies.packed else 0
-    own = sum(math.prod(one.spec.shape) * one.spec.copies for one in low_rank)
+    packed = base.rest_bytes // base.spec.copies if copies.packed else 0
+    own = sum(math.prod(one.spec.shape) for one in low_rank)
     return numel * (copies.adapters * adapter + copies.compute * compute + copies.wide * max(adapter, compute)
                     + copies.fp32 * _FP32) + packed + copies.low_rank_fp32 * own * _FP32
 

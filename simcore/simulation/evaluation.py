@@ -4,9 +4,10 @@
 The training's job is lowered with the evaluation's sizes, forward passes alone, under torch.no_grad(): nothing is kept
 for backward, layers are not replayed, and the framework's hooks gather as usual. Parameters, optimizer states and
 gradient buffers that survive a step are there. Kept logits: `frameworks/common/afterwards.py`, [Note: the Trainer's
-evaluation]; labels beside them are not counted. Generation: a pass over the prompt that fills the cache, then one pass
-for each token, in which a layer's keys are concatenated anew (transformers 5.23 `cache_utils.py`, DynamicLayer.update);
-masks, positions, and new keys beside their copy in the cache are not counted. Recurrent states of Mamba-2 are fp32, its last inputs in the compute dtype (LinearAttentionLayer).
+evaluation]; labels beside them are not counted, and their gathers take no time. Generation: a pass over the prompt that
+fills the cache, then one pass for each token, in which a layer's keys are concatenated anew (transformers 5.23
+`cache_utils.py`, DynamicLayer.update); masks, positions, and new keys beside their copy in the cache are not counted.
+Recurrent states of Mamba-2 are fp32, its last inputs in the compute dtype (LinearAttentionLayer).
 """
 
 from __future__ import annotations

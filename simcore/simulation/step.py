@@ -77,7 +77,8 @@ def training_step(scenario: Scenario, request: Request) -> Report:
     check_rows(simulation)
     try:
         _write_out(simulation, timed=request.timed and request.rank is None)
-        answer = with_afterwards(simulation, hosted(simulation, drawn(simulation, report(simulation, series=request.has_series))))
+        answer = hosted(simulation, drawn(simulation, report(simulation, series=request.has_series)))
+        answer = with_afterwards(simulation, answer)
         if request.detail:
             answer = with_detail(simulation, answer, request.spans, request.postings)
         return unlike(simulation, answer)

@@ -20,10 +20,10 @@ from itertools import accumulate
 from typing import Any
 
 import bitsandbytes.autograd._functions as functions
-import bitsandbytes.nn.modules as modules
 import peft
 import torch
 import transformers
+from bitsandbytes.nn import modules
 from oracle.fsdp2_tracker import Tracker
 from probe_qlora import SHAPE, Autocast, Ops, built, rest_of
 from transformers import Trainer, TrainingArguments

@@ -4,8 +4,8 @@
 transformers 5.23 `trainer.py`, evaluation_loop and prediction_step: model.eval(), torch.no_grad(), by default 8
 sequences a rank and pass (`training_args.py`, per_device_eval_batch_size). Without `compute_metrics` only losses are
 kept. With it, the logits of a pass are gathered from all ranks (gather_for_metrics: every rank has those of all) and
-concatenated to those of earlier passes on the GPU; the last pass's are held by a variable too. `eval_accumulation_steps`
-moves them to the host. accelerate 1.15 `accelerator.py` prepare_model casts them to fp32 under mixed precision, but not
+concatenated to those of earlier passes on the GPU; the last pass's are held by a variable too.
+`eval_accumulation_steps` moves them to the host. accelerate 1.15 `accelerator.py` prepare_model casts them to fp32 under mixed precision, but not
 under DeepSpeed, nor where the model itself is in 16 bits.
 
 [Note: the merge of PEFT]
