@@ -25,14 +25,12 @@ from simcore.batch.run import Outcome
 from simcore.errors import InputError, Problem
 from simcore.inputs.bounds import MAX_RESULTS
 from simcore.inputs.document import read_lines, read_text
-from simcore.results.report import Peak, Report
+from simcore.results.report import ASKED_PHASES, Peak, Report
 from simcore.units import format_bytes, format_seconds, parse_quantity
 
 __all__ = ["TOLERANCE", "Finding", "Gate", "gates", "github", "junit", "read_results", "unmatched"]
 
 TOLERANCE = 0.01
-_ASKED = ("evaluation", "generate", "merge", "export")
-"""Phases that a job has only if the scenario asks for them."""
 MAX_BYTES = 2**28
 """Size of a file of results that is one JSON text."""
 
@@ -154,7 +152,7 @@ def _hosts(outcome: Outcome) -> Iterator[Finding]:
         if phase.host_verdict == "oom":
             message = f"{phase.phase}: does not fit on the host: {format_bytes(phase.host_bytes)} of {room}"
             yield _finding(outcome, "host", message)
-        if phase.device_verdict == "oom" and phase.phase in _ASKED:
+        if phase.device_verdict == "oom" and phase.phase in ASKED_PHASES:
             capacity = format_bytes(outcome.report.capacity_bytes or 0)
             message = f"{phase.phase}: does not fit: {format_bytes(phase.device_bytes)} of {capacity}"
             yield _finding(outcome, "phase", message)

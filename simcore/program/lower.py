@@ -140,6 +140,8 @@ class _Walk:
             self.out.at(phase, action.microbatch)
             self.forward(action, chunk) if action.forward else self.backward(action, chunk)
             self.out.mark(self.end[action.forward])
+            if not self.trains:  # no backward pass will need them
+                self.out.tile(self.edges.drop_tokens, chunk.first)
             for key in action.ahead:
                 self.received.add(key)
                 self.out.at(phase, key[2])
@@ -181,8 +183,6 @@ class _Walk:
         self.past.end_forward(action)
         out.tile(self.edges.drop_mask, chunk.first)
         hooks.end_pass(action)
-        if not self.trains:  # no backward pass will need them
-            out.tile(self.edges.drop_tokens, chunk.first)
 
     def backward(self, action: Action, chunk: _Chunk) -> None:
         """Backward of a chunk.

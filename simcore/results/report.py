@@ -17,6 +17,7 @@ from simcore.results.time import StepTime
 from simcore.units import format_bytes, format_seconds
 
 __all__ = [
+    "ASKED_PHASES",
     "SCHEMA_VERSION",
     "Advice",
     "Assumption",
@@ -165,6 +166,10 @@ class HostPhase(_Frozen):
     by_category: dict[str, int] = {}
     seconds: float | None = None
     change: dict[str, Any] = {}
+
+
+ASKED_PHASES = ("evaluation", "generate", "merge", "export")
+"""Phases that a job has only if its scenario asks for them."""
 
 
 class Host(_Frozen):

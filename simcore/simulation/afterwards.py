@@ -36,7 +36,7 @@ def refuse_afterwards(scenario: Scenario) -> None:
     asked = {("evaluation",): scenario.evaluation is not None,
              ("checkpoint", "merge"): scenario.checkpoint.merge != "none",
              ("checkpoint", "export"): scenario.checkpoint.export != "none"}
-    problems = [Problem(scenario.where(*key), f"not yet: {'.'.join(key)} with the workload {scenario.workload} (served: "
-                        "train)") for key, given in asked.items() if given]
+    problems = [Problem(scenario.where(*key), f"not yet: {'.'.join(key)} with the workload {scenario.workload} "
+                        "(served: train)") for key, given in asked.items() if given]
     if problems:
         raise NotYet(problems)

@@ -118,7 +118,7 @@ def _passing(scenario: Scenario, batch: int, seq_len: int) -> Scenario:
     """The training's scenario with other sizes, and without what only backward needs."""
     if batch * seq_len > TOKENS:
         told = f"expected at most {TOKENS} tokens in one pass, got seq_len {seq_len} x micro_batch_size {batch}"
-        raise InputError(Problem(scenario.where("evaluation"), told))
+        raise InputError(Problem(scenario.where("evaluation"), f"evaluation: {told}"))
     offload = scenario.training.offload.model_copy(update={"activations": "none"})
     num = batch * scenario.mesh.dp_replicate * scenario.mesh.dp_shard * max(scenario.mesh.pp, 1)
     training = scenario.training.model_copy(update={
@@ -147,7 +147,8 @@ def _passes(simulation: Simulation, report: Report, resting: Mapping[str, int], 
         inside = peak.peak_bytes + kept.beside, {**peak.by_category, "kept logits": kept.beside}
         after = peak.end_bytes + kept.after, {"kept logits": kept.after, "at rest": peak.end_bytes}
         tops.append(max(inside, after, key=lambda top: top[0]))
-    return _phase("evaluation", simulation, report, tops, {**resting, "kept logits": kept.host}, lowered.ns(num))
+    return _phase("evaluation", simulation, report, tops, {**resting, "kept logits": kept.host},
+                  None if simulation.timing is None else lowered.ns(num))
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +200,17 @@ def _generation(simulation: Simulation, report: Report, resting: Mapping[str, in
         filled, cached = _before_head(first) + states, balance(then).peak_bytes + full + key + sampled
         tops.append(max((filled, {"kv_cache": states, "pass over the prompt": filled - states}),
                         (cached, {"kv_cache": full, "pass of a token": cached - full}), key=lambda top: top[0]))
+    return _phase("generate", simulation, report, tops, resting, None if simulation.timing is None else _generation_ns(
+        simulation, asked, (prefill, token), (states + full) // 2))
+
+
+def _generation_ns(simulation: Simulation, asked: Evaluation, passes: tuple[_Lowered, _Lowered], read: int) -> int:
+    """Duration in ns of all rounds: over the prompt and over each new token, which reads `read` bytes of cache."""
+    prefill, token = passes
     rate = simulation.topology.device.memory_bandwidth.si * simulation.topology.efficiency.kernels.copy_.memory.si
-    reading = round((states + full) / 2 / rate * 1e9)
-    num = -(-(asked.sequences or per_rank) // (per_rank * _width(simulation)))
-    ns = num * (prefill.ns(1) + new * (token.ns(_WRITTEN) // _WRITTEN + reading))
-    return _phase("generate", simulation, report, tops, resting, ns)
+    num = -(-(asked.sequences or 1) // (_batch(simulation, asked) * _width(simulation)))
+    each = token.ns(_WRITTEN) // _WRITTEN + round(read / rate * 1e9)
+    return num * (prefill.ns(1) + asked.generate_tokens * each)
 
 
 def _cache(simulation: Simulation, sequences: int, tokens: int) -> int:
@@ -246,7 +253,7 @@ def _before_head(program: Program) -> int:
 
 # ---- the phase -------------------------------------------------------------------------------------------------------
 def _phase(name: str, simulation: Simulation, report: Report, tops: Sequence[tuple[int, dict[str, int]]],
-           on_host: Mapping[str, int], ns: int) -> HostPhase:
+           on_host: Mapping[str, int], ns: int | None) -> HostPhase:
     """The phase of the fullest rank. `tops`: (allocated bytes, by category) of each class."""
     limit = int(simulation.usable_bytes() * simulation.job.scenario.limits.max_fill)
     room, host_bytes = int(simulation.topology.node.host_memory), sum(on_host.values())
@@ -256,7 +263,7 @@ def _phase(name: str, simulation: Simulation, report: Report, tops: Sequence[tup
     fullest = max(range(len(sizes)), key=sizes.__getitem__)
     held = sorted(tops[fullest][1].items(), key=lambda item: -item[1])
     return HostPhase.model_validate({
-        "phase": name, "host_bytes": host_bytes, "device_bytes": sizes[fullest], "seconds": ns / 1e9,
+        "phase": name, "host_bytes": host_bytes, "device_bytes": sizes[fullest], "seconds": None if ns is None else ns / 1e9,
         "host_verdict": "fits" if host_bytes <= room else "oom",
         "device_verdict": "fits" if sizes[fullest] <= limit else "oom",
         "by_owner": {owner: size for owner, size in on_host.items() if size},

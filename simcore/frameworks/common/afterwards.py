@@ -5,8 +5,8 @@ transformers 5.23 `trainer.py`, evaluation_loop and prediction_step: model.eval(
 sequences a rank and pass (`training_args.py`, per_device_eval_batch_size). Without `compute_metrics` only losses are
 kept. With it, the logits of a pass are gathered from all ranks (gather_for_metrics: every rank has those of all) and
 concatenated to those of earlier passes on the GPU; the last pass's are held by a variable too.
-`eval_accumulation_steps` moves them to the host. accelerate 1.15 `accelerator.py` prepare_model casts them to fp32 under mixed precision, but not
-under DeepSpeed, nor where the model itself is in 16 bits.
+`eval_accumulation_steps` moves them to the host. accelerate 1.15 `accelerator.py` prepare_model casts them to fp32
+under mixed precision, but not under DeepSpeed, nor where the model itself is in 16 bits.
 
 [Note: the merge of PEFT]
 PEFT 0.21.2 `tuners/lora/layer.py`, Linear.merge: the product B A and that product scaled, in the adapters' type, then
@@ -22,8 +22,8 @@ from typing import Final
 from simcore.placement.afterwards import Afterwards, Copies, EvaluationLoop, Export, Merge
 from simcore.placement.job import Job
 
-__all__ = ["AUTOMODEL_LOOP", "MEGATRON_LOOP", "OWN_LOOP", "TITAN_LOOP", "TRAINER_LOOP", "bridge_afterwards", "kept_logits",
-           "trainer_afterwards"]
+__all__ = ["AUTOMODEL_LOOP", "MEGATRON_LOOP", "OWN_LOOP", "TITAN_LOOP", "TRAINER_LOOP", "bridge_afterwards",
+           "kept_logits", "trainer_afterwards"]
 
 TRAINER_LOOP: Final = EvaluationLoop("transformers 5.23 trainer.py evaluation_loop; training_args.py: "
                                      "per_device_eval_batch_size 8", 8)
@@ -38,8 +38,9 @@ _PEFT: Final = "PEFT 0.21.2 tuners/lora/"
 _LINEAR: Final = Merge(f"{_PEFT}layer.py Linear.merge", device=(Copies(adapters=2),))
 _PACKED: Final = Merge(f"{_PEFT}bnb.py Linear4bit.merge", host=(Copies(wide=1),),
                        device=(Copies(adapters=2, compute=1), Copies(adapters=1, compute=1, wide=2, packed=1)))
-_ON_HOST: Final = Merge(f"{_PEFT}layer.py Linear.merge on a CPU, adapters in fp32 (autocast_adapter_dtype); transformers "
-                        "5.23 from_pretrained, save_pretrained", host=(Copies(fp32=2),), whole_on_host=True)
+_ON_HOST: Final = Merge(f"{_PEFT}layer.py Linear.merge on a CPU, adapters in fp32 (autocast_adapter_dtype); "
+                        "transformers 5.23 from_pretrained, save_pretrained", host=(Copies(fp32=2),),
+                        whole_on_host=True)
 
 
 def kept_logits(job: Job, stored: str) -> str:
@@ -92,15 +93,15 @@ def _evaluation(job: Job, loop: EvaluationLoop) -> EvaluationLoop | None:
         return None
     rule = loop.source
     if asked.keep_logits and not loop.logits:
-        raise job.illegal("evaluation.keep_logits", "the evaluation loop keeps losses alone", rule)
+        raise job.illegal("evaluation.keep_logits", "keep_logits: the evaluation loop keeps losses alone", rule)
     if asked.keep_logits and job.scenario.training.loss in ("cut", "chunked"):
-        raise job.not_yet("evaluation.keep_logits", f"logits of a model trained with loss: {job.scenario.training.loss}, "
-                          "which makes none")
+        raise job.not_yet("evaluation.keep_logits", f"logits of a model with loss: {job.scenario.training.loss}, which "
+                          "makes none")
     if asked.generate_tokens and not loop.logits:
-        raise job.illegal("evaluation.generate_tokens", "the evaluation loop generates nothing", rule)
+        raise job.illegal("evaluation.generate_tokens", "generate_tokens: the evaluation loop generates nothing", rule)
     if asked.accumulation_steps is not None and not asked.keep_logits:
-        raise job.illegal("evaluation.accumulation_steps", "changes nothing without keep_logits: losses alone are kept",
-                          rule)
+        raise job.illegal("evaluation.accumulation_steps", "accumulation_steps: changes nothing without keep_logits, "
+                          "losses alone are kept", rule)
     return loop
 
 

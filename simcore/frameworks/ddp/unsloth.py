@@ -20,8 +20,8 @@ FAST_OPTION: Final = "FastLanguageModel"
 FAST_RELEASES: Final[tuple[Any, ...]] = (True, False, "2024.12", 2024.12)
 """Releases; True: the newest that is described."""
 FAST_MERGE: Final = Merge(
-    "unsloth-zoo ce232d6c saving_utils.py _merge_lora, _write_tensor_direct_torch: save_pretrained_merged, on mapped files "
-    "of the base in 16 bits", device=(Copies(fp32=1, low_rank_fp32=1), Copies(fp32=1, compute=1)),
+    "unsloth-zoo ce232d6c saving_utils.py _merge_lora, _write_tensor_direct_torch: save_pretrained_merged, on mapped "
+    "files of the base in 16 bits", device=(Copies(fp32=1, low_rank_fp32=1), Copies(fp32=1, compute=1)),
     host=(Copies(fp32=1, compute=1), Copies(compute=2)))
 """`save_pretrained_merged`: the base comes from its files, whose pages are the system's cache."""
 _LINEARS: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
