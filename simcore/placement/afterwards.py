@@ -70,7 +70,7 @@ class Export:
 
 @dataclass(frozen=True, slots=True)
 class Afterwards:
-    """What a job asks for between and after its steps; None for what it does not do."""
+    """Evaluation, merge and export of one job; None for those that it does not ask for."""
 
     evaluation: EvaluationLoop | None = None
     merge: Merge | None = None

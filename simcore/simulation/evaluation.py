@@ -263,7 +263,8 @@ def _phase(name: str, simulation: Simulation, report: Report, tops: Sequence[tup
     fullest = max(range(len(sizes)), key=sizes.__getitem__)
     held = sorted(tops[fullest][1].items(), key=lambda item: -item[1])
     return HostPhase.model_validate({
-        "phase": name, "host_bytes": host_bytes, "device_bytes": sizes[fullest], "seconds": None if ns is None else ns / 1e9,
+        "phase": name, "host_bytes": host_bytes, "device_bytes": sizes[fullest],
+        "seconds": None if ns is None else ns / 1e9,
         "host_verdict": "fits" if host_bytes <= room else "oom",
         "device_verdict": "fits" if sizes[fullest] <= limit else "oom",
         "by_owner": {owner: size for owner, size in on_host.items() if size},

@@ -26,7 +26,8 @@ def test_phases_are_in_the_order_in_which_they_happen() -> None:
     assert [p for p in host.phases if p.phase in ("load", "first_step", "save")] == list(before.phases)
 
 
-@pytest.mark.parametrize("more", [{"evaluation": {}}, {"checkpoint": {"merge": "host"}}, {"checkpoint": {"export": "host"}}])
+@pytest.mark.parametrize("more", [{"evaluation": {}}, {"checkpoint": {"merge": "host"}},
+                                  {"checkpoint": {"export": "host"}}])
 def test_other_workloads_refuse_them(more: dict[str, Any]) -> None:
     data = {"name": "a", "workload": "serve", "model": "llama-3-8b", "topology": "dgx-h100",
             "generation": {"max_model_len": 1024}, **more}

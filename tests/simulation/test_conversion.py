@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import small
-from simcore.results.report import HostPhase
+from simcore.results.report import HostPhase, Report
 from simcore.simulate import simulate
 
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -17,7 +17,7 @@ NUM = 2 * 1000 * 256 + 4 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * LARGEST + 2 * 25
 
 
 def asked(framework: str, mesh: dict[str, int] | None = None, *, merge: str = "none", export: str = "none",
-          **given: Any) -> Any:
+          **given: Any) -> Report:
     scenario = small.scenario(framework, mesh, **({"model": "llama-tiny"} | given))
     chosen = scenario.checkpoint.model_copy(update={"merge": merge, "export": export})
     return simulate(scenario.model_copy(update={"checkpoint": chosen}), timed=False)
@@ -26,6 +26,7 @@ def asked(framework: str, mesh: dict[str, int] | None = None, *, merge: str = "n
 def phase(name: str, *given: Any, **named: Any) -> HostPhase:
     report = asked(*given, **named)
     assert report.status == "ok", report.problems
+    assert report.host is not None
     return next(one for one in report.host.phases if one.phase == name)
 
 

@@ -9,6 +9,7 @@ import pytest
 import small
 from simcore.inputs.evaluation import Evaluation
 from simcore.inputs.scenario import Scenario
+from simcore.models.blocks import Attention, Mamba2
 from simcore.results.report import HostPhase, Report
 from simcore.simulate import check, simulate
 
@@ -128,15 +129,16 @@ def test_generation_fills_a_cache() -> None:
     nano = phase(run("ddp", {}, {"micro_batch_size": 2, "generate_tokens": 10**5}, model=small.TINY), "generate")
     job, _ = small.prepared("ddp")
     blocks = [b.block for layer in job.graph.layers for b in job.graph.kinds[layer.kind].branches]
-    states = sum(b.conv_dim * b.conv_kernel * 2 + b.inner * b.state * 4 for b in blocks if hasattr(b, "conv_dim"))
-    keys = sum(2 * b.kv_size * 2 for b in blocks if hasattr(b, "kv_size"))
+    states = sum(b.conv_dim * b.conv_kernel * 2 + b.inner * b.state * 4 for b in blocks if isinstance(b, Mamba2))
+    keys = sum(2 * b.kv_size * 2 for b in blocks if isinstance(b, Attention))
     assert nano.by_category["kv_cache"] == 2 * (states + keys * (SEQ + 10**5))
 
 
 def test_more_sequences_and_more_tokens_take_longer() -> None:
     seconds = [phase(run("ddp", {}, {"sequences": number}, timed=True)).seconds or 0 for number in (8, 16, 24)]
     assert seconds[2] - seconds[1] == pytest.approx(seconds[1] - seconds[0])
-    new = [phase(run("ddp", {}, {"generate_tokens": number}, timed=True), "generate").seconds or 0 for number in (8, 16)]
+    new = [phase(run("ddp", {}, {"generate_tokens": number}, timed=True), "generate").seconds or 0
+           for number in (8, 16)]
     assert new[0] < new[1] < 2 * new[0]
     assert phase(run("ddp")).seconds is None
 

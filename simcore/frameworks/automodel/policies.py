@@ -24,20 +24,15 @@ from simcore.models.blocks import Attention, Moe
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.job import Draft, Job
 
-__all__ = ["EVERY", "HUB_LOSS", "NEMO_RL", "POLICY_ASSUMPTIONS", "STORED", "check_policies", "hub_options",
-           "trains_policies", "unreplayed"]
+__all__ = ["EVERY", "NEMO_RL", "POLICY_ASSUMPTIONS", "check_policies", "hub_options", "loss_by_default",
+           "stored_by_default", "trains_policies", "unreplayed"]
 
 NEMO_RL: Final = "NeMo RL 7ea279ab"
 """Value of `framework_version`."""
 _SETUP: Final = "NeMo RL 7ea279ab models/automodel/setup.py"
 _PIN: Final = "Automodel 24b47e856 distributed/parallelizer.py"
-STORED: Final = ("fp32", f"{_SETUP}: torch_dtype=float32, _disable_automodel_checkpoint_dtype_restore")
-"""Default dtype of stored parameters, with its source."""
 EVERY: Final = "NeMo RL 7ea279ab models/automodel/train.py: no microbatch sets gradients to wait"
 """Source of the default of defer_fsdp_grad_sync."""
-HUB_LOSS: Final = ("hf", "assumed: a cross entropy of fp32 logits for NeMo RL 7ea279ab distributed/model_utils.py "
-                   "get_next_token_logprobs_from_logits")
-"""Default loss of layers from a checkpoint's repository, with its source."""
 POLICY_ASSUMPTIONS: Final = [
     ("torch.autocast", "casts nothing beside parameters that FSDP2 gathers in 16 bits", "assumed",
      "NeMo RL 7ea279ab models/policy/workers/dtensor_policy_worker_v2.py get_train_context")]
@@ -48,6 +43,21 @@ _OWN: Final = ("deepseek_v3", "nemotron_h", "qwen3_moe")
 def trains_policies(job: Job) -> bool:
     """True if the job is a worker of NeMo RL, see [Note: NeMo RL's pin]."""
     return job.scenario.framework_version == NEMO_RL
+
+
+def stored_by_default(job: Job) -> tuple[str, str]:
+    """Returns the default dtype of stored parameters, with its source."""
+    if trains_policies(job):
+        return "fp32", f"{_SETUP}: torch_dtype=float32, _disable_automodel_checkpoint_dtype_restore"
+    return "bf16", "from_pretrained(torch_dtype='auto'): the checkpoint's dtype"
+
+
+def loss_by_default(job: Job) -> tuple[str, str]:
+    """Returns the default loss, with its source."""
+    if job.graph.implementation == "hub":
+        return "hf", ("assumed: a cross entropy of fp32 logits for NeMo RL 7ea279ab distributed/model_utils.py "
+                      "get_next_token_logprobs_from_logits")
+    return "masked_fp32", "0.7.0 recipes: MaskedCrossEntropy fp32_upcast"
 
 
 def hub_options(job: Draft) -> HfOptions:

@@ -22,11 +22,11 @@ from typing import Any, cast
 from simcore.frameworks.automodel.checks import QUANTISED, check
 from simcore.frameworks.automodel.policies import (
     EVERY,
-    HUB_LOSS,
     NEMO_RL,
     POLICY_ASSUMPTIONS,
-    STORED,
     hub_options,
+    loss_by_default,
+    stored_by_default,
     trains_policies,
     unreplayed,
 )
@@ -98,9 +98,7 @@ def table(job: Draft) -> Framework:
     options = job.options(OPTIONS)
     check(job)
     training, mesh = job.scenario.training, job.mesh
-    by_policy = trains_policies(job)
-    stored = job.auto("training.precision.params", training.precision.params, *(STORED if by_policy else (
-        "bf16", "from_pretrained(torch_dtype='auto'): the checkpoint's dtype")))
+    stored = job.auto("training.precision.params", training.precision.params, *stored_by_default(job))
     reduce = job.auto("training.precision.grad_reduce", training.precision.grad_reduce, "fp32",
                       "0.7.0 config.py:328 MixedPrecisionPolicy")
     _note_defaults(job, stored)
@@ -115,8 +113,7 @@ def table(job: Draft) -> Framework:
                                   plain=not is_sharded(job)),
         compute_dtype=job.compute,
         checkpoint=all_or_no_checkpoint(job),
-        loss=job.auto("training.loss", training.loss, *(HUB_LOSS if job.graph.implementation == "hub" else (
-            "masked_fp32", "0.7.0 recipes: MaskedCrossEntropy fp32_upcast"))),
+        loss=job.auto("training.loss", training.loss, *loss_by_default(job)),
         kept_whole=unreplayed(job),
         sequence_parallel=False,
         stages=stages,

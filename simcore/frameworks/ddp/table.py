@@ -105,7 +105,7 @@ def table(job: Draft) -> Framework:
 
 
 def _afterwards(job: Job, options: dict[str, Any], stored: str) -> Afterwards:
-    """What transformers' Trainer does, and PEFT; with Unsloth's layers its own merge on the device."""
+    """Evaluation of transformers' Trainer and merge of PEFT; with Unsloth's layers its own merge on the device."""
     plain = trainer_afterwards(job, kept_logits(job, stored), whole=True)
     merges = options.get(FAST_OPTION) and job.scenario.checkpoint.merge == "device"
     return replace(plain, merge=FAST_MERGE) if merges else plain
