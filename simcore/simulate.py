@@ -10,6 +10,7 @@ from simcore.errors import NotYet, Problem
 from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
 from simcore.results.report import Report
+from simcore.simulation.afterwards import refuse_afterwards
 from simcore.simulation.random_lengths import is_drawn, with_lengths
 from simcore.simulation.report import guarded, report
 from simcore.simulation.simulation import legal_simulation, placed_by_rank
@@ -59,6 +60,8 @@ def _simulated(scenario: Scenario, request: Request) -> Report:
 
 
 def _checked(scenario: Scenario) -> Report:
+    if scenario.workload != "train":
+        refuse_afterwards(scenario)
     if scenario.workload == "serve":
         return _served(scenario, ranks=False)
     if scenario.workload != "train":
@@ -70,6 +73,7 @@ def _checked(scenario: Scenario) -> Report:
 
 # other workloads are imported where one is asked for: most runs have none of them
 def _other_workload(scenario: Scenario, request: Request) -> Report:
+    refuse_afterwards(scenario)
     if request.rank is not None:
         raise NotYet(Problem("--rank", f"not yet: one rank of the workload {scenario.workload}"))
     if scenario.workload == "serve":

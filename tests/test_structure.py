@@ -46,6 +46,7 @@ DOORS = {
         "simcore/results/detail.py",
         "simcore/hardware/device.py",
         "simcore/hardware/efficiency.py",
+        "simcore/inputs/evaluation.py",
         "simcore/simulation/explanation.py",
         "simcore/inputs/generation.py",
         "simcore/validation/runs.py",

@@ -8,6 +8,7 @@
     oom         more than the device has                                      exit code 1
     unsure      measured errors reach across the device's limit               exit code 0 or 1, as `unsure` says
     host        a phase of the job needs more than the host's memory          exit code 1
+    phase       evaluation, a merge or an export needs more than the device   exit code 1
     fill        more of the device than `--max-fill` allows                   exit code 1
     regression  worse than `--baseline` by more than `TOLERANCE`              exit code 1
 """
@@ -26,7 +27,7 @@ from simcore.batch.run import Outcome
 from simcore.errors import InputError, Problem
 from simcore.inputs.bounds import MAX_RESULTS
 from simcore.inputs.document import read_lines, read_text
-from simcore.results.report import Peak, Report
+from simcore.results.report import ASKED_PHASES, Peak, Report
 from simcore.results.verdict import SEVERITY
 from simcore.units import format_bytes, format_seconds, parse_quantity
 
@@ -42,7 +43,7 @@ class Finding:
     """One fault or notice that a gate (a check of one result) found in a scenario.
 
     `name`: the scenario; `where`: its place, `file:line`; `kind`: problem, refused, adapters, idle, crash, oom, unsure,
-    host, fill or regression; `code`: exit code that it asks for, 0 for a notice.
+    host, phase, fill or regression; `code`: exit code that it asks for, 0 for a notice.
     """
 
     name: str
@@ -155,7 +156,7 @@ def _unsure(outcome: Outcome, counts_as: Decided) -> Iterator[Finding]:
 
 
 def _hosts(outcome: Outcome) -> Iterator[Finding]:
-    """Phases that do not fit on a host: the job cannot read or write its model there."""
+    """Phases that do not fit on a host, and phases that the scenario asks for that do not fit on the device."""
     host = outcome.report.host
     if host is None:
         return
@@ -164,6 +165,10 @@ def _hosts(outcome: Outcome) -> Iterator[Finding]:
         if phase.host_verdict == "oom":
             message = f"{phase.phase}: does not fit on the host: {format_bytes(phase.host_bytes)} of {room}"
             yield _finding(outcome, "host", message)
+        if phase.device_verdict == "oom" and phase.phase in ASKED_PHASES:
+            capacity = format_bytes(outcome.report.capacity_bytes or 0)
+            message = f"{phase.phase}: does not fit: {format_bytes(phase.device_bytes)} of {capacity}"
+            yield _finding(outcome, "phase", message)
 
 
 def _over_fill(outcome: Outcome, max_fill: float) -> Iterator[Finding]:

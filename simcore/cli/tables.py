@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simcore.results.compare import Comparison, Row
-from simcore.results.report import Advice, AtRest, Host, HostPhase, RankReport, Report
+from simcore.results.report import ASKED_PHASES, Advice, AtRest, Host, HostPhase, RankReport, Report
 from simcore.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -146,9 +146,9 @@ def _routing(report: Report) -> Text | None:
 
 
 def hosts(report: Report) -> list[RenderableType]:
-    """Lines about phases in which a host's memory, or a device outside the step, does not suffice.
+    """Lines about phases that the scenario asks for, and others in which memory of a host or a device does not suffice.
 
-    [] if everything fits, or the report has no host memory.
+    [] if there are none, or the report has no host memory.
     """
     if report.host is None:
         return []
@@ -157,12 +157,20 @@ def hosts(report: Report) -> list[RenderableType]:
 
 
 def _phase(phase: HostPhase, host: Host) -> Iterator[str]:
+    if phase.phase in ASKED_PHASES:
+        parts = [f"device {format_bytes(phase.device_bytes)}", f"host {format_bytes(phase.host_bytes)}",
+                 *([] if phase.seconds is None else [f"takes {format_seconds(phase.seconds)}"])]
+        yield f"{phase.phase}: {', '.join(parts)}"
     if phase.host_verdict == "oom":
         most = max(phase.by_owner, key=lambda name: phase.by_owner[name], default="")
         yield (f"{phase.phase}: OOM on the host of {host.ranks_per_host} ranks: {format_bytes(phase.host_bytes)} of "
                f"{format_bytes(host.capacity_bytes)}, most of it {most}")
     if phase.device_verdict == "oom" and phase.phase != "first_step":
         yield f"{phase.phase}: OOM on the device: {format_bytes(phase.device_bytes)}"
+    if phase.device_verdict == "unsure" and phase.phase != "first_step":
+        yield f"{phase.phase}: unsure on the device: {format_bytes(phase.device_bytes)}"
+    if phase.change:
+        yield f"{phase.phase}: {' '.join(starmap(setting, phase.change.items()))} makes it fit"
 
 
 def setting(key: str, value: object) -> str:

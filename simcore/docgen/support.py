@@ -86,7 +86,7 @@ def _answer(framework: str, implementation: str, ways: list[dict[str, Any]]) -> 
     words = {"-"}
     for way in ways:
         for model in _runnable(framework, implementation):
-            words.add(word := _asked({"framework": framework, "implementation": implementation, "model": model, **way}))
+            words.add(word := _asked({**_named(framework, implementation), "model": model, **way}))
             if word == "yes":
                 return word
     return next(word for word in ("not yet", "refused", "-") if word in words)
@@ -95,7 +95,19 @@ def _answer(framework: str, implementation: str, ways: list[dict[str, Any]]) -> 
 @lru_cache
 def _runnable(framework: str, implementation: str) -> tuple[str, ...]:
     """The models that are answered without any feature: what others lack is not the feature's."""
-    base = {"framework": framework, "implementation": implementation}
+    return _models(_named(framework, implementation))
+
+
+@lru_cache
+def _named(framework: str, implementation: str) -> dict[str, Any]:
+    """Keys of the framework and its layers, in the first version of the framework that runs them."""
+    versions = ({"framework": framework, "implementation": implementation, "framework_version": version}
+                for version in framework_adapter(framework).versions)
+    return next((keys for keys in versions if _models(keys)), {"framework": framework,
+                                                               "implementation": implementation})
+
+
+def _models(base: dict[str, Any]) -> tuple[str, ...]:
     return tuple(model for model in _MODELS if any(_asked({**base, "model": model, "mesh": mesh}) == "yes"
                                                    for mesh in ({"dp_shard": 2}, {"dp_replicate": 2})))
 

@@ -88,13 +88,15 @@ class LoraChoice:
 
     Each framework's own matcher decides which modules get adapters (`FrameworkAdapter.lora_tensors`).
     `target_modules` (get an adapter) and `exclude_modules` (get none): empty means not given. `expert_adapters`:
-    adapters of routed experts, "auto" (the framework's own), "none", "shared" or "per_expert".
+    adapters of routed experts, "auto" (the framework's own), "none", "shared" or "per_expert". `release`: version of
+    the framework, as the scenario has it.
     """
 
     rank: int
     target_modules: tuple[str, ...] = ()
     exclude_modules: tuple[str, ...] = ()
     expert_adapters: str = "auto"
+    release: str = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

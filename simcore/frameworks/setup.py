@@ -174,7 +174,8 @@ def _with_adapters(graph: ModelGraph, scenario: Scenario, adapter: FrameworkAdap
     """The model with its adapters, and the targets that hit nothing."""
     lora = scenario.training.lora
     targets = () if lora.target_modules == "auto" else tuple(lora.target_modules)
-    choice = LoraChoice(lora.rank, targets, tuple(lora.exclude_modules), lora.expert_adapters)
+    choice = LoraChoice(lora.rank, targets, tuple(lora.exclude_modules), lora.expert_adapters,
+                        scenario.framework_version)
     try:
         adapted = _adapted(graph, choice, adapter)
     except RankscopeError as error:  # matchers know no file

@@ -11,6 +11,7 @@ from simcore.errors import InputError, Problem
 from simcore.inputs.block import BY_SHAPE, MAP, WORD, Block, Fraction, Name, OpenMap, Text, problems_of
 from simcore.inputs.bounds import DEGREE, RANKS, STAGES
 from simcore.inputs.document import Document
+from simcore.inputs.evaluation import Evaluation
 from simcore.inputs.generation import Generation, Rl
 from simcore.inputs.training import Training
 from simcore.inputs.yaml_parser import dotted
@@ -20,6 +21,7 @@ __all__ = [
     "MAX_RANKS",
     "Checkpoint",
     "Environment",
+    "Evaluation",
     "Generation",
     "Limits",
     "Mesh",
@@ -102,6 +104,14 @@ class Checkpoint(Block):
     save: Literal["auto", "full", "sharded", "none"] = Field(
         default="auto", description="Which ranks write it: rank 0 after a gather, each its own part, none"
     )
+    merge: Literal["none", "device", "host"] = Field(
+        default="none", description="Where adapters are merged into the base afterwards: on the GPU in the training "
+        "process, or on the host in a process of its own"
+    )
+    export: Literal["none", "job", "host"] = Field(
+        default="none", description="Where a trained model becomes files of Hugging Face: in the job, whose ranks "
+        "gather it, or in one process on the host"
+    )
 
 
 class Limits(Block):
@@ -141,6 +151,7 @@ class Scenario(Block):
     )
     mesh: Mesh = Field(default=Mesh(), description="Degrees of parallelism")
     training: Training = Field(description="What one optimizer step does")
+    evaluation: Evaluation | None = Field(default=None, description="Evaluation between the steps of a training")
     rl: Rl | None = Field(default=None, description="Reinforcement learning, for the workload grpo")
     generation: Generation | None = Field(default=None, description="The engine that generates, for grpo and serve")
     framework_options: OpenMap = Field(default={}, description="What only this framework knows, in its own spelling")

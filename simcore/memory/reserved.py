@@ -56,6 +56,15 @@ class Reserved:
     middle: int
     high: int
 
+    @property
+    def band(self) -> tuple[int, int]:
+        """(low, high)."""
+        return self.low, self.high
+
+    def plus(self, num_bytes: int) -> Reserved:
+        """All three, with memory outside the allocator added."""
+        return Reserved(self.low + num_bytes, self.middle + num_bytes, self.high + num_bytes)
+
 
 def needed(allocated: int, shares: ReservedModel, usual: ReservedModel = ORDINARY) -> Reserved:
     """Bytes that the allocator must reserve for `allocated` bytes: with fragmentation, without cache.

@@ -16,6 +16,7 @@ from typing import TypeVar
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.pipeline.schedule import Schedule
+from simcore.placement.afterwards import Afterwards
 from simcore.placement.checkpoint_files import Files
 from simcore.placement.layout import TensorLayout
 from simcore.placement.libraries import KernelLibraries
@@ -223,6 +224,7 @@ class Framework:
     libraries: KernelLibraries = field(default_factory=KernelLibraries)
     padding: Padding = field(default=Padding(), compare=False)
     files: Files = field(default=Files(), compare=False)
+    afterwards: Afterwards = field(default=Afterwards(), compare=False)
     assumptions: tuple[tuple[str, str, str, str], ...] = field(default=(), compare=False)
     defaults: tuple[tuple[str, str, str], ...] = field(default=(), compare=False)
 

@@ -26,23 +26,24 @@ from simcore.program.tile import LayerRows
 __all__ = ["lower"]
 
 
-def lower(plan: Plan, workload: Workload, actions: Iterable[Action], hooks_of: HooksFactory) -> Program:
+def lower(plan: Plan, workload: Workload, actions: Iterable[Action], hooks_of: HooksFactory, *,
+          updates: bool = True) -> Program:
     """Program of the plan's rank: all of its operations in a step, in order of issue.
 
     `actions`: this rank's forward and backward passes, in order, of the microbatches that are simulated one by one.
     `workload`: sizes of a microbatch. `hooks_of`: makes the framework's hooks, which post what it gathers, frees and
-    reduces between layers.
+    reduces between layers. `updates`: False for passes of a model that does not train, without the optimizer's step.
     """
     order = tuple(actions)
     recording = record_layers(plan, workload, several=any(action.microbatch for action in order))
-    outline, places = _outline(plan, recording, order, hooks_of)
+    outline, places = _outline(plan, recording, order, hooks_of, updates=updates)
     tiles = (own if place < 0 else recording.tiles[place] for own, place in zip(outline.tiles, places, strict=True))
     return Program(outline, tuple(tiles))
 
 
 @held(maxsize=64)
-def _outline(plan: Plan, recording: RecordedLayers, actions: tuple[Action, ...], hooks_of: HooksFactory) -> tuple[
-        StepTemplate, tuple[int, ...]]:
+def _outline(plan: Plan, recording: RecordedLayers, actions: tuple[Action, ...], hooks_of: HooksFactory, *,
+             updates: bool) -> tuple[StepTemplate, tuple[int, ...]]:
     """The step template, and the index in `recording.tiles` of each of its tiles, or -1 for a tile of the hooks.
 
     The walk and the hooks read only the plan, the order of passes and the recording's shape, which are the cache's key;
@@ -51,14 +52,15 @@ def _outline(plan: Plan, recording: RecordedLayers, actions: tuple[Action, ...],
     tables = _own_copy(recording.tables)
     builder = Builder(tables)
     hooks = hooks_of(plan, tables, builder)
-    walk = _Walk(plan, builder, hooks, recording)
+    walk = _Walk(plan, builder, hooks, recording, trains=updates)
     hooks.post_persistent()
     builder.tile(recording.standing, plan.layers[0])
     walk.post_persistent()
     walk.step(actions)
     walk.finish()
-    builder.at(Phase.OPTIMIZER)
-    hooks.optimize()
+    if updates:
+        builder.at(Phase.OPTIMIZER)
+        hooks.optimize()
     outline = builder.build([layer.path for layer in plan.graph.layers])
     numbers = {id(tile): number for number, tile in enumerate(recording.tiles)}
     return outline, tuple(numbers.get(id(tile), -1) for tile in outline.tiles)
@@ -108,7 +110,9 @@ def _past(plan: Plan) -> type[StageInput] | type[StageInputs] | type[StageBuffer
 class _Walk:
     """Passes over the layers of one stage."""
 
-    def __init__(self, plan: Plan, builder: Builder, hooks: MemoryHooks, recording: RecordedLayers) -> None:
+    def __init__(self, plan: Plan, builder: Builder, hooks: MemoryHooks, recording: RecordedLayers, *,
+                 trains: bool) -> None:
+        self.trains = trains
         self.plan, self.out, self.hooks, self.edges, self.wide = plan, builder, hooks, recording.edges, recording.wide
         self.tiles = {layer: recording.kinds[key] for layer, key in keys_of(plan).items()}
         self.later = {layer: recording.later.get(key, recording.kinds[key]) for layer, key in keys_of(plan).items()}
@@ -136,6 +140,8 @@ class _Walk:
             self.out.at(phase, action.microbatch)
             self.forward(action, chunk) if action.forward else self.backward(action, chunk)
             self.out.mark(self.end[action.forward])
+            if not self.trains:  # no backward pass will need them
+                self.out.tile(self.edges.drop_tokens, chunk.first)
             for key in action.ahead:
                 self.received.add(key)
                 self.out.at(phase, key[2])

@@ -50,6 +50,7 @@ class Workload:
     `rows_per_token`, `sent_per_token`: tokens that its experts receive and that it sends to experts per token of the
     rank, times 2**16, see `recording.LayerWorkload` (`sent_per_token` 0: top_k). `spaces`: workspaces of libraries, as
     (name, bytes). `packed`: (sequences packed in the microbatch, positions that a token attends to), 0 for unpacked.
+    `no_grad`: passes run under torch.no_grad().
     """
 
     batch: int
@@ -58,6 +59,7 @@ class Workload:
     sent_per_token: int = 0
     spaces: tuple[tuple[str, int], ...] = ()
     packed: tuple[int, int] = (0, 0)
+    no_grad: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,8 +184,9 @@ def run_of(plan: Plan, key: Key, workload: Workload, *, later: bool = False) -> 
     params = _params(plan.kinds[key[0]], plan.graph.used_twice, framework.optimizer.implementation,
                      adds_in_place(plan, key[0]) if later else frozenset(), tied=tied)
     return LayerWorkload(workload.batch, workload.seq, framework.compute_dtype, params, framework.loss, key[3], mesh.tp,
-               framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp, "ep", workload.rows_per_token, key[1], key[2],
-               framework.options, workload.sent_per_token, *workload.packed, split=key[4], stem=key[5])
+               framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp, "ep", workload.rows_per_token, key[1],
+               key[2] and not workload.no_grad, framework.options, workload.sent_per_token, *workload.packed,
+               split=key[4], stem=key[5], no_grad=workload.no_grad)
 
 
 class _Params(dict[str, Param]):

@@ -26,7 +26,8 @@ class LayerWorkload:
     last layer is done. `input_requires_grad`: a tensor below the layer is trained. `sequences`: number packed in the
     microbatch, 0 if each fills its row; `attended`: positions that a token attends to, as the mean, 0 for all. `split`:
     gradients of parameters are made in a separate backward pass. `stem`: number of layers down to the embedding, if
-    this layer frees the tensors that the embedding made for all layers; else 0.
+    this layer frees the tensors that the embedding made for all layers; else 0. `no_grad`: under torch.no_grad(),
+    nothing is kept for backward.
     """
 
     batch: int
@@ -50,6 +51,7 @@ class LayerWorkload:
     attended: int = 0
     split: bool = False
     stem: int = 0
+    no_grad: bool = False
 
     @property
     def tokens(self) -> int:

@@ -123,11 +123,13 @@ class Tape(Recorder):
     """Recording of one layer: its rows, and the autograd graph from which its backward pass is recorded.
 
     `slots`, `comms`: see `Recorder`. `nodes`: nodes in order of creation; `frame`: checkpointed region that runs now;
-    `grads`: (parameter, gradient) pairs that are alive.
+    `grads`: (parameter, gradient) pairs that are alive. `no_grad`: no operator makes a node, as under torch.no_grad().
     """
 
-    def __init__(self, slots: dict[tuple[str, str], int], comms: dict[tuple[str, str, str], int]) -> None:
+    def __init__(self, slots: dict[tuple[str, str], int], comms: dict[tuple[str, str, str], int], *,
+                 no_grad: bool = False) -> None:
         super().__init__(slots, comms)
+        self.no_grad = no_grad
         self.nodes: list[ref[Node]] = []
         self.frame: Frame | None = None
         self.half = ""  # part of a split backward pass that runs, "input" or "weight"
@@ -158,7 +160,7 @@ class Tape(Recorder):
     def node(self, inputs: Sequence[Tensor | Param | None], save: Sequence[Tensor | Param | None],
              backward: Backward, reduce_to: tuple[tuple[int, ...], ...] = (),
              cast_to: tuple[str, ...] = ()) -> Node | None:
-        """New autograd node of an operator with these inputs, or None if no input needs a gradient.
+        """New autograd node of an operator with these inputs, or None if no input needs a gradient or none is made.
 
         `save`: tensors that the node saves *before* the operator allocates its output, as PyTorch does for inputs.
         `backward`: function from the gradients of its outputs to those of its inputs. `reduce_to`: shapes of inputs
@@ -166,7 +168,7 @@ class Tape(Recorder):
         where the operator worked in a wider type (`validate_outputs`).
         """
         edges = tuple([_edge(x) for x in inputs])
-        if not any(edges):
+        if self.no_grad or not any(edges):
             return None
         outputs_of = tuple([x.output if isinstance(x, Tensor) else 0 for x in inputs])
         node = Node(edges, outputs_of, backward, self.scope, self.module, reduce_to, cast_to)

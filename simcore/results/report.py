@@ -18,6 +18,7 @@ from simcore.results.verdict import Verdict
 from simcore.units import format_bytes, format_seconds
 
 __all__ = [
+    "ASKED_PHASES",
     "SCHEMA_VERSION",
     "Advice",
     "Assumption",
@@ -148,19 +149,28 @@ class TrafficRow(_Frozen):
 
 
 class HostPhase(_Frozen):
-    """The fullest host and the fullest GPU in one phase: reading the model, the first step, or saving it.
+    """The fullest host and the fullest GPU in one phase besides the steady step.
 
-    `host_bytes`: memory of that host, `by_owner` its parts; `device_bytes`: memory of that GPU. `source`: the
-    framework's code for reading or writing; "" for the step.
+    Reading the model, the first step, evaluation, generation in it, saving, merging adapters, exporting. `host_bytes`:
+    memory of that host, `by_owner` its parts; `device_bytes`: memory of that GPU, `by_category` its allocated bytes
+    where they are known. `seconds`: duration, None where it is not modelled. `change`: keys with new values, tried,
+    under which a phase fits that does not; {} if none was found. `source`: the framework's code; "" for the step.
     """
 
-    phase: Literal["load", "first_step", "save"] | PhaseName
+    phase: Literal["load", "first_step", "evaluation", "generate", "save", "merge", "export"] | PhaseName
     host_bytes: int
     device_bytes: int
     host_verdict: Literal["fits", "oom"]
     device_verdict: Verdict
     by_owner: dict[str, int]
     source: str = ""
+    by_category: dict[str, int] = {}
+    seconds: float | None = None
+    change: dict[str, Any] = {}
+
+
+ASKED_PHASES = ("evaluation", "generate", "merge", "export")
+"""Phases that a job has only if its scenario asks for them."""
 
 
 class Host(_Frozen):

@@ -70,7 +70,7 @@ def _phase(simulation: Simulation, report: Report, phase: _Phase, held: dict[str
     host_bytes, room = sum(held.values()), int(simulation.topology.node.host_memory)
     needed = [_device(simulation, plan, rank, phase, transfer) for plan, rank
               in zip(simulation.plans, report.ranks, strict=True)]
-    verdict = verdict_of(((one.low, one.high) for one in needed), simulation.limit_bytes())
+    verdict = verdict_of((one.band for one in needed), simulation.limit_bytes())
     return HostPhase(
         phase=phase, host_bytes=host_bytes, device_bytes=max(one.middle for one in needed),
         host_verdict="fits" if host_bytes <= room else "oom", device_verdict=verdict,
@@ -227,8 +227,7 @@ def _device(simulation: Simulation, plan: Plan, rank: RankReport, phase: _Phase,
     else:
         allocated = rank.end_bytes or 0
     moment = _moment(plan, transfer) if transfer and transfer.on_device else 0
-    needed, outside = simulation.needed(allocated + moment), sum(rank.peak.outside.values())
-    return Reserved(*(end + outside for end in (needed.low, needed.middle, needed.high)))
+    return simulation.needed(allocated + moment).plus(sum(rank.peak.outside.values()))
 
 
 def _loaded(plan: Plan, rank: RankReport) -> int:

@@ -16,6 +16,7 @@ from simcore.program.program import Program
 from simcore.program.record_layers import adds_in_place
 from simcore.program.row_cache import taken
 from simcore.results.report import Report
+from simcore.simulation.afterwards import with_afterwards
 from simcore.simulation.detail import with_detail
 from simcore.simulation.hosts import hosted
 from simcore.simulation.random_routing import drawn
@@ -77,6 +78,7 @@ def training_step(scenario: Scenario, request: Request) -> Report:
     try:
         _write_out(simulation, timed=request.timed and request.rank is None)
         answer = hosted(simulation, drawn(simulation, report(simulation, series=request.has_series)))
+        answer = with_afterwards(simulation, answer)
         if request.detail:
             answer = with_detail(simulation, answer, request.spans, request.postings)
         return unlike(simulation, answer)

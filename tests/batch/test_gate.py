@@ -166,6 +166,18 @@ def test_a_host_that_cannot_hold_what_is_read_fails_a_gate() -> None:
     assert told.message.startswith("load: does not fit on the host")
 
 
+@pytest.mark.parametrize(("phase", "kinds"), [("evaluation", ["phase"]), ("first_step", [])])
+def test_a_phase_that_is_asked_for_and_does_not_fit_fails_a_gate(phase: str, kinds: list[str]) -> None:
+    report = simulate(small.scenario("fsdp2", {"dp_shard": 2}), timed=False)
+    assert report.host is not None
+    step = next(one for one in report.host.phases if one.phase == "first_step")
+    full = step.model_copy(update={"phase": phase, "device_verdict": "oom"})
+    host = report.host.model_copy(update={"phases": (full,)})
+    outcome = Outcome(report.model_copy(update={"host": host}), "a.yaml:1", 0)
+    found = [finding for gate in gates() for finding in gate(outcome)]
+    assert [(finding.kind, finding.code) for finding in found] == [(kind, 1) for kind in kinds]
+
+
 def test_a_share_that_is_no_number_is_told_as_given() -> None:
     with pytest.raises(InputError, match="expected a share such as 92%"):
         gates(max_fill="abc")

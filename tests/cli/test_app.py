@@ -194,7 +194,7 @@ def test_schema_of_results_is_json_schema(ran: Run) -> None:
     schema = json.loads(ran("schema", "--result").out)
     assert "headroom_bytes" in schema["properties"]
     assert set(schema["$defs"]["Advice"]["properties"]) == {"changes", "verdict", "peak_bytes", "headroom_bytes",
-                                                                "step_s"}
+                                                                "step_s", "num_gpus", "warning"}
 
 
 def test_init_overwrites_nothing(ran: Run, tmp_path: Path) -> None:

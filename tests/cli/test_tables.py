@@ -61,6 +61,17 @@ def test_hosts_are_told_where_they_do_not_fit() -> None:
     assert hosts(report("a", 100)) == []
 
 
+def test_phases_that_are_asked_for_are_told_where_they_fit_too() -> None:
+    fits = HostPhase(phase="merge", host_bytes=2**30, device_bytes=2**31, host_verdict="fits", device_verdict="fits",
+                     by_owner={})
+    full = HostPhase(phase="evaluation", host_bytes=0, device_bytes=2**33, host_verdict="fits", device_verdict="oom",
+                     by_owner={}, seconds=2.0, change={"evaluation.micro_batch_size": 4})
+    told = report("a", 100, host=Host(capacity_bytes=2 * 2**30, ranks_per_host=8, phases=(full, fits)))
+    assert shown(*hosts(told)).splitlines() == [
+        "a: evaluation: device 8.00 GiB, host 0 B, takes 2 s", "a: evaluation: OOM on the device: 8.00 GiB",
+        "a: evaluation: --set evaluation.micro_batch_size=4 makes it fit", "a: merge: device 2.00 GiB, host 1.00 GiB"]
+
+
 def test_advice_is_a_line_a_change() -> None:
     change = {"training.recompute": ["moe", "mlp"], "framework_options.overlap": True, "mesh.ep": 8}
     made = Advice(changes=change, verdict="fits", peak_bytes=60 * 2**30, headroom_bytes=20 * 2**30)

@@ -52,7 +52,9 @@ FULL: dict[str, Any] = {
                    "prefix_caching": False, "enforce_eager": True,
                    "max_loras": 1, "max_lora_rank": 32, "sleep_level": 1},
     "framework_options": {"reshard_after_forward": None, "wrap": "layers_root"},
-    "checkpoint": {"load": "rank0", "save": "sharded"},
+    "checkpoint": {"load": "rank0", "save": "sharded", "merge": "host", "export": "job"},
+    "evaluation": {"micro_batch_size": 4, "seq_len": 2048, "sequences": 64, "keep_logits": True,
+                   "accumulation_steps": 2, "generate_tokens": 16},
     "environment": {"cublas_workspace_config": ":4096:8", "expandable_segments": True},
     "limits": {"usable_memory": "79 GiB", "max_fill": 0.92},
 }  # fmt: skip

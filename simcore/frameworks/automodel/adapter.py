@@ -11,7 +11,7 @@ __all__ = ["ADAPTERS"]
 
 ADAPTERS = {"automodel": FrameworkAdapter(
     write_table=table, hooks=Fsdp2Hooks, lora_tensors=adapters, versions=VERSIONS,
-    implementations=("automodel", "hf"), implementation_of=implementation_of,
+    implementations=("automodel", "hf", "hub"), implementation_of=implementation_of,
     options=lambda implementation: OPTIONS,
     serves_qlora=True,
     memory_options=(

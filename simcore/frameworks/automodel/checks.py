@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from simcore.frameworks.automodel.policies import check_policies
 from simcore.models.blocks import Moe
 from simcore.pipeline.schedule import ZERO_BUBBLE
 from simcore.placement.capabilities import ALL_AXES, Capabilities
@@ -23,6 +24,7 @@ def check(job: Job) -> None:
     """
     _check_packed(job)
     _check_hf(job)
+    check_policies(job)
     _check_mesh(job)
     _check_deepseek(job)
     _check_tied(job)
@@ -30,7 +32,9 @@ def check(job: Job) -> None:
     _check_pipeline(job)
     _check_context_parallel(job)
     loss = job.scenario.training.loss
-    job.one_of("training.loss", loss, ("auto", "masked_fp32", "masked", "te_inplace", "cut", "chunked", "causal"))
+    losses = ("auto", "hf", "hf_keep_logits") if job.graph.implementation == "hub" else (
+        "auto", "masked_fp32", "masked", "te_inplace", "cut", "chunked", "causal")
+    job.one_of("training.loss", loss, losses)
     if loss == "causal" and (job.mesh.tp > 1 or job.mesh.pp > 1 or job.mesh.cp > 1):
         raise job.not_yet("training.loss", "the model's own loss (causal) with tensor, pipeline or context parallelism")
     CAPABILITIES.check(job)

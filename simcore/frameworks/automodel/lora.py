@@ -22,6 +22,7 @@ from typing import Final
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.frameworks.adapter import LoraChoice
+from simcore.frameworks.automodel.policies import NEMO_RL
 from simcore.models.blocks import LayerKind
 from simcore.models.tensor import TensorSpec
 
@@ -45,7 +46,7 @@ def adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -
     for spec in specs:
         path = f"{inside}{spec.path}" if spec.path else "lm_head"  # transformers' head is not named in its layer
         if spec.module == "linear" and matches(path, "linear", lora):
-            found += _pair(spec, lora.rank)
+            found += _pair(spec, lora.rank, plain=lora.release == NEMO_RL and kind.block is None)
         elif spec in grouped[:1]:
             found += _expert_adapters(grouped, lora.rank)
     return tuple(found)
@@ -114,12 +115,16 @@ def _wildcard(pattern: str) -> re.Pattern[str]:
         raise InputError(Problem(_WHERE, f"{pattern!r} is no pattern: {error}")) from None
 
 
-def _pair(spec: TensorSpec, rank: int) -> list[TensorSpec]:
+def _pair(spec: TensorSpec, rank: int, *, plain: bool) -> list[TensorSpec]:
+    """Both adapters; `plain`: three operators, and not one function (24b47e856 _peft/lora.py, LinearLoRA)."""
     (out_features, in_features), (out_dim, in_dim) = spec.shape, spec.dims
-    at = spec.name.removesuffix("weight")
+    at = f"{spec.name.removesuffix('weight')}lora_"
+    first, second = ("a", "b") if plain else ("A", "B")
     return [
-        TensorSpec(f"{at}lora_A.weight", (rank, in_features), ("rank", in_dim), "adapters", "adapter"),
-        TensorSpec(f"{at}lora_B.weight", (out_features, rank), (out_dim, "rank"), "adapters", "adapter"),
+        TensorSpec(f"{at}{first}.weight", (rank, in_features), ("rank", in_dim), "adapters", "adapter",
+                   copies=spec.copies),
+        TensorSpec(f"{at}{second}.weight", (out_features, rank), (out_dim, "rank"), "adapters", "adapter",
+                   copies=spec.copies),
     ]
 
 

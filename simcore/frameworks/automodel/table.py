@@ -20,8 +20,19 @@ from functools import lru_cache
 from typing import Any, cast
 
 from simcore.frameworks.automodel.checks import QUANTISED, check
+from simcore.frameworks.automodel.policies import (
+    EVERY,
+    NEMO_RL,
+    POLICY_ASSUMPTIONS,
+    hub_options,
+    loss_by_default,
+    stored_by_default,
+    trains_policies,
+    unreplayed,
+)
 from simcore.frameworks.automodel.units import is_sharded, units
 from simcore.frameworks.common import transformers as _transformers
+from simcore.frameworks.common.afterwards import AUTOMODEL_LOOP, trainer_afterwards
 from simcore.frameworks.common.checkpoint_files import automodel_files
 from simcore.frameworks.common.kernels import SDPA_BACKENDS, torch_libraries
 from simcore.frameworks.common.liger import LIGER_FAMILIES, LIGER_OPTION, has_liger
@@ -42,10 +53,10 @@ from simcore.recording.options import ImplementationOptions
 
 __all__ = ["OPTIONS", "VERSIONS", "implementation_of", "table"]
 
-VERSIONS = ("0.7.0", "main 2026-06-08", "0.4.0", "0.3.0")
+VERSIONS = ("0.7.0", "main 2026-06-08", "0.4.0", "0.3.0", NEMO_RL)
 _LAYERS = {"0.7.0": RELEASE_0_7_0, "main 2026-06-08": SNAPSHOT_2026_06_08, "0.4.0": SNAPSHOT_2026_06_08,
-           "0.3.0": SNAPSHOT_2026_06_08}
-_BESIDE = ("0.4.0", "0.3.0")
+           "0.3.0": SNAPSHOT_2026_06_08, NEMO_RL: replace(SNAPSHOT_2026_06_08, keeps_logits=False)}
+_BESIDE = ("0.4.0", "0.3.0", NEMO_RL)
 """Releases that run the shared expert on a stream of its own (0.4.0 moe/layers.py, MoE.forward; gone with
 e42584e30, 2026-05-22)."""
 _ONE_TYPE = ("main 2026-06-08", *_BESIDE)
@@ -87,8 +98,7 @@ def table(job: Draft) -> Framework:
     options = job.options(OPTIONS)
     check(job)
     training, mesh = job.scenario.training, job.mesh
-    stored = job.auto("training.precision.params", training.precision.params, "bf16",
-                      "from_pretrained(torch_dtype='auto'): the checkpoint's dtype")
+    stored = job.auto("training.precision.params", training.precision.params, *stored_by_default(job))
     reduce = job.auto("training.precision.grad_reduce", training.precision.grad_reduce, "fp32",
                       "0.7.0 config.py:328 MixedPrecisionPolicy")
     _note_defaults(job, stored)
@@ -103,13 +113,15 @@ def table(job: Draft) -> Framework:
                                   plain=not is_sharded(job)),
         compute_dtype=job.compute,
         checkpoint=all_or_no_checkpoint(job),
-        loss=job.auto("training.loss", training.loss, "masked_fp32", "0.7.0 recipes: MaskedCrossEntropy fp32_upcast"),
+        loss=job.auto("training.loss", training.loss, *loss_by_default(job)),
+        kept_whole=unreplayed(job),
         sequence_parallel=False,
         stages=stages,
         schedule=Schedule(training.pipeline.schedule if mesh.pp > 1 else "1f1b", mesh.pp),
         options=_layer_options(job, options, version),
         communicators=_communicators(job),
         files=automodel_files(job),
+        afterwards=trainer_afterwards(job, "", whole=False, loop=AUTOMODEL_LOOP),
         padding=Padding(1, "0.7.0 components/datasets/utils.py default_collater: pad_seq_len_divisible None"),
         libraries=KernelLibraries(dispatcher=_dispatcher(job, options).replace("torch", "nccl"),
                             attention=_attention(job, options), te_calls=_te_calls(job, options),
@@ -121,7 +133,7 @@ def table(job: Draft) -> Framework:
 def _note_defaults(job: Draft, stored: str) -> None:
     """Notes the defaults of values that the scenario leaves open; `stored`: the format of parameters."""
     training = job.scenario.training
-    if training.method != "full" and stored == "fp32":
+    if training.method != "full" and stored == "fp32" and _casts_frozen(job):
         source = "0.7.0 _transformers/infrastructure.py:683: PEFT stores them in the compute dtype"
         job.note("precision of frozen parameters", job.compute, source)
     if OPTIMIZERS[training.optimizer.name].states:
@@ -161,6 +173,8 @@ def _version(job: Job) -> str:
 
 def _layer_options(job: Draft, options: dict[str, object], version: str) -> ImplementationOptions:
     """Options of transformers' layers: with Liger's kernels if it has some for them and the option is not off."""
+    if job.graph.implementation == "hub":
+        return hub_options(job)
     if job.graph.implementation != "hf":
         job.refuse_idle(options, LIGER_OPTION, "in Automodel's own layers")
         return _chosen(job, options, _LAYERS[version])
@@ -169,7 +183,7 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
 
 def _has_liger(job: Draft, options: dict[str, object]) -> bool:
     """A default of true is left aside for families of which Liger's kernels are not described."""
-    known = job.graph.architecture.family in LIGER_FAMILIES
+    known = job.graph.architecture.family in LIGER_FAMILIES and not trains_policies(job)
     has_liger(job, options)
     return job.flag(options, LIGER_OPTION, "0.7.0 _transformers/auto_model.py: use_liger_kernel=True" if known else
                     "assumed: Liger has kernels for it, which are not described", default=known)
@@ -190,6 +204,7 @@ def _assumptions(job: Draft, options: dict[str, object]) -> tuple[tuple[str, str
     made += [_INSTALLED] if job.graph.implementation == "hf" and _has_liger(job, options) else []
     made += [_STAGES] if job.mesh.pp > 1 else []
     made += [_READ] if _version(job) in _BESIDE else []
+    made += POLICY_ASSUMPTIONS if trains_policies(job) else []
     if job.graph.architecture.family == "qwen3_moe" and job.graph.implementation != "hf":
         made += [_LATENT, _FAKE_GATE if options.get("fake_balanced_gate") is True else _BALANCED]
     if job.graph.architecture.family == "deepseek_v3":
@@ -203,7 +218,8 @@ def _assumptions(job: Draft, options: dict[str, object]) -> tuple[tuple[str, str
 
 def _strategy(job: Draft, options: dict[str, object]) -> Fsdp2Strategy:
     """Under pipeline stages torch keeps parameters gathered until the last backward (`pipelining/stage.py`, 2.13)."""
-    defer = job.flag(options, "defer_fsdp_grad_sync", "0.7.0 config.py:340", default=True)
+    defer = job.flag(options, "defer_fsdp_grad_sync", *((EVERY,) if trains_policies(job) else ("0.7.0 config.py:340",)),
+                     default=not trains_policies(job))
     kept = bool(options.get("enable_fsdp_optimizations", False)) or job.mesh.pp > 1
     return Fsdp2Strategy(*_ahead(job, options), "last" if defer else "every", reshard_after_backward=not kept)
 
@@ -231,7 +247,7 @@ def _dispatcher(job: Draft, options: dict[str, object]) -> str:
 
 def _attention(job: Draft, options: dict[str, object]) -> str:
     """Library of attention's kernels, which changes time alone; transformers' layers have torch's."""
-    if job.graph.implementation == "hf":
+    if job.graph.implementation != "automodel":
         job.refuse_idle(options, "attn", "in transformers' layers")
         return torch_libraries(job, options).attention
     backend = job.auto("framework_options.attn", str(options.get("attn", "auto")), "te",
@@ -247,7 +263,7 @@ def _te_calls(job: Job, options: dict[str, object]) -> tuple[tuple[str, str], ..
 
     With adapters all linear layers are counted as torch's, as their memory is.
     """
-    if job.graph.implementation == "hf":
+    if job.graph.implementation != "automodel":
         return ()
     linears = [("gemm", part) for part in ("attn", "mlp", "shared_experts")] * (job.scenario.training.method == "full")
     return (*linears, *([("attention", "attn")] if options.get("attn", "te") == "te" else []))
@@ -301,12 +317,17 @@ def _packed(job: Draft, options: dict[str, Any]) -> PackedWeights | None:
 
 def _rules(job: Job, stored: str, packed: PackedWeights | None, *, holds_fp32: bool) -> tuple[Rule, ...]:
     mesh, training = job.mesh, job.scenario.training
-    frozen = job.compute if training.method != "full" else stored
+    frozen = job.compute if training.method != "full" and _casts_frozen(job) else stored
     experts = training.precision.experts
     return _made_rules(_Choice(
         stored, frozen, frozen if experts == "auto" else experts, _adapters(job, stored),
         job.compute, states_of(job, plain=not is_sharded(job)), is_sharded(job), mesh.tp > 1, mesh.ep > 1,
         mesh.expert_dp, packed, holds_fp32))
+
+
+def _casts_frozen(job: Job) -> bool:
+    """True if frozen parameters are stored in the compute dtype: prepare_frozen_parameters_for_sharding of 0.7.0."""
+    return _version(job) == VERSIONS[0]
 
 
 def _adapters(job: Job, stored: str) -> str:

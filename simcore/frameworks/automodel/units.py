@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from simcore.frameworks.automodel.policies import trains_policies
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
 from simcore.placement.framework import Unit
@@ -35,7 +36,8 @@ Choose = Callable[[TensorSpec], bool]
 class _Wrapping:
     """`asked`: whether units reshard after forward, if anyone said so. `experts_dp`: ranks that share an expert.
 
-    `holds_fp32`: parameters in fp32 are a unit of their own.
+    `holds_fp32`: parameters in fp32 are a unit of their own. `whole_root`: embedding and head are the root's without
+    expert parallelism.
     """
 
     asked: bool | None
@@ -45,6 +47,7 @@ class _Wrapping:
     compute: str
     reduce: str
     holds_fp32: bool
+    whole_root: bool
 
 
 def units(job: Draft, stages: Stages, options: dict[str, object], reduce: str, *, holds_fp32: bool) -> tuple[Unit, ...]:
@@ -60,7 +63,7 @@ def units(job: Draft, stages: Stages, options: dict[str, object], reduce: str, *
     replicate = "dp_replicate" if mesh.dp_replicate > 1 else ""
     return _units(job.graph, stages,
                   _Wrapping(_asked(job, options), mesh.ep > 1, mesh.expert_dp, replicate, job.compute, reduce,
-                            holds_fp32))
+                            holds_fp32, trains_policies(job)))
 
 
 def _asked(job: Draft, options: dict[str, object]) -> bool | None:
@@ -140,7 +143,7 @@ class _Maker:
         """
         children = True if self.asked is None else self.asked
         generic = self.graph.architecture.family != "nemotron_h"
-        apart = not (generic and self.graph.has_tied_head)
+        apart = not (generic and self.graph.has_tied_head) and not self.wrapping.whole_root
         rest, own = [], []
         blocks = []
         for layer in stage:

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from simcore.frameworks.adapter import Options
+from simcore.frameworks.common.afterwards import OWN_LOOP
 from simcore.frameworks.common.torch import Defaults
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
+from simcore.placement.afterwards import EvaluationLoop
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Placements
 from simcore.recording.options import ImplementationOptions
@@ -38,6 +40,10 @@ def _none(job: Job, options: dict[str, Any]) -> Assumptions:
     return ()
 
 
+def _no_logits(job: Job, stored: str) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
     """The settings, refusals and cuts of one trainer of a model implementation, under PyTorch's sharding.
@@ -47,7 +53,8 @@ class Trainer:
     activation checkpointing ("none", "full", ...). `stages`: layer numbers of each pipeline stage. `tp_layout`: how
     tensor parallelism cuts a tensor. `in_fp8`: the model whose linears compute in fp8, None where that is not served.
     `gathered_weights`: the format in which linears of blocks are gathered. `assumptions`: notes about compiled layers.
-    `serves_muon`: its optimizer may be torch's Muon.
+    `serves_muon`: its optimizer may be torch's Muon. `evaluation`: its evaluation loop; `kept_logits`: the dtype of the
+    logits that it keeps of a job whose parameters are stored in a dtype, "" if it keeps none.
     """
 
     options: Options
@@ -61,6 +68,8 @@ class Trainer:
     gathered_weights: Callable[[Draft], str] = _compute_dtype
     assumptions: Callable[[Draft, dict[str, Any]], Assumptions] = _none
     serves_muon: bool = False
+    evaluation: EvaluationLoop = OWN_LOOP
+    kept_logits: Callable[[Job, str], str] = _no_logits
 
 
 Trainers = Mapping[str, Trainer]

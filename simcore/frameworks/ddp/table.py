@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from simcore.frameworks.common import transformers as _transformers
+from simcore.frameworks.common.afterwards import kept_logits, trainer_afterwards
 from simcore.frameworks.common.autocast import AUTOCAST_OPTIONS, Mixed, mixed_of
 from simcore.frameworks.common.checkpoint_files import plain_files
 from simcore.frameworks.common.kernels import FUSED, torch_libraries
@@ -34,9 +35,17 @@ from simcore.frameworks.common.torch import (
     torch_optimizer,
 )
 from simcore.frameworks.ddp.strategy import DdpStrategy
-from simcore.frameworks.ddp.unsloth import FAST_OPTION, FAST_RELEASES, XFORMERS, adapter_dtype, fast_layers
+from simcore.frameworks.ddp.unsloth import (
+    FAST_MERGE,
+    FAST_OPTION,
+    FAST_RELEASES,
+    XFORMERS,
+    adapter_dtype,
+    fast_layers,
+)
 from simcore.models.blocks import Attention
 from simcore.operators.hf.options import HfOptions
+from simcore.placement.afterwards import Afterwards
 from simcore.placement.capabilities import ONE_STAGE, PLAIN_TORCH, Capabilities
 from simcore.placement.framework import Framework, Rule, TensorPolicy, UpdateTime
 from simcore.placement.job import Draft, Job
@@ -97,9 +106,17 @@ def table(job: Draft) -> Framework:
         options=_layer_options(job, options, mixed),
         communicators=("dp_replicate",) if job.mesh.dp_replicate > 1 else (),
         files=plain_files(job),
+        afterwards=_afterwards(job, options, stored),
         libraries=torch_libraries(job, options),
         assumptions=_assumptions(job, options),
     )
+
+
+def _afterwards(job: Job, options: dict[str, Any], stored: str) -> Afterwards:
+    """Evaluation of transformers' Trainer and merge of PEFT; with Unsloth's layers its own merge on the device."""
+    plain = trainer_afterwards(job, kept_logits(job, stored), whole=True)
+    merges = options.get(FAST_OPTION) and job.scenario.checkpoint.merge == "device"
+    return replace(plain, merge=FAST_MERGE) if merges else plain
 
 
 def _check(job: Draft, options: dict[str, Any]) -> None:

@@ -19,15 +19,21 @@ from typing import Any, Final
 
 from simcore.models.blocks import Attention
 from simcore.operators.hf.options import UnslothRelease
+from simcore.placement.afterwards import Copies, Merge
 from simcore.placement.job import Draft, Job
 
-__all__ = ["FAST_OPTION", "FAST_RELEASES", "XFORMERS", "adapter_dtype", "fast_layers"]
+__all__ = ["FAST_MERGE", "FAST_OPTION", "FAST_RELEASES", "XFORMERS", "adapter_dtype", "fast_layers"]
 
 FAST_OPTION: Final = "FastLanguageModel"
 FAST_RELEASES: Final[tuple[Any, ...]] = (True, False, "2024.12", 2024.12)
 """Releases; True: the newest that is described."""
 XFORMERS: Final = "xformers"
 _ATTENTION: Final = (None, "sdpa", "flash_attention_2", XFORMERS)
+FAST_MERGE: Final = Merge(
+    "unsloth-zoo ce232d6c saving_utils.py _merge_lora, _write_tensor_direct_torch: save_pretrained_merged, on mapped "
+    "files of the base in 16 bits", device=(Copies(fp32=1, low_rank_fp32=1), Copies(fp32=1, compute=1)),
+    host=(Copies(fp32=1, compute=1), Copies(compute=2)))
+"""`save_pretrained_merged`: the base comes from its files, whose pages are the system's cache."""
 _LINEARS: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
 _SERVED: Final = {"newest": ("llama", "mistral", "qwen2", "qwen3"), "2024.12": ("llama",)}
 _AT: Final = f"framework_options.{FAST_OPTION}"

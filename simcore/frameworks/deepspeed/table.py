@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from simcore.errors import InputError, Problem
 from simcore.frameworks.common import transformers as _transformers
+from simcore.frameworks.common.afterwards import trainer_afterwards
 from simcore.frameworks.common.checkpoint_files import plain_files
 from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
@@ -117,6 +118,7 @@ def zero_table(job: Draft, stage: int) -> Framework:
                         embeddings_require_grad=_transformers.replayed(job)),
         communicators=_communicators(job, strategy),
         files=plain_files(job),
+        afterwards=trainer_afterwards(job, job.compute, whole=stage < 3),
         libraries=torch_libraries(job, options),
         assumptions=(_OVERLAPPED, *(_fetched_by_layer() if stage == 3 else ()), *_of_host(strategy),
                      *((_ALIKE,) if strategy.step_varies_by_rank else ())),

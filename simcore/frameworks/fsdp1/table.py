@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from simcore.frameworks.common import llmfoundry as _llmfoundry
 from simcore.frameworks.common import transformers as _transformers
+from simcore.frameworks.common.afterwards import trainer_afterwards
 from simcore.frameworks.common.checkpoint_files import fsdp1_files
 from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
@@ -102,6 +103,7 @@ def table(job: Draft) -> Framework:
         options=trainer.layer_options(job, options),
         communicators=tuple(axis for axis in ("dp_shard", "dp_replicate") if job.mesh.axis(axis).size > 1),
         files=fsdp1_files(job),
+        afterwards=trainer_afterwards(job, trainer.kept_logits(job, stored), whole=False, loop=trainer.evaluation),
         libraries=torch_libraries(job, options),
         assumptions=_assumptions(strategy),
     )

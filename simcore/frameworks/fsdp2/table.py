@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from simcore.frameworks.common.afterwards import trainer_afterwards
 from simcore.frameworks.common.checkpoint_files import fsdp2_files
 from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
@@ -76,6 +77,7 @@ def table(job: Draft) -> Framework:
         options=_cast_stream(job, trainer.layer_options(job, options)),
         communicators=_communicators(job, made, fully=fully),
         files=fsdp2_files(job),
+        afterwards=trainer_afterwards(job, trainer.kept_logits(job, stored), whole=False, loop=trainer.evaluation),
         libraries=torch_libraries(job, options),
         assumptions=(*_of_host(job), *_of_muon(job), *_of_groups(optimizer), *trainer.assumptions(job, options)),
     )

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
+from simcore.frameworks.common.afterwards import TITAN_LOOP
 from simcore.frameworks.common.kernels import SDPA_BACKENDS
 from simcore.frameworks.common.pipeline import weighed_stages
 from simcore.frameworks.common.torch import Defaults
@@ -213,4 +214,4 @@ def tp_layout(spec: TensorSpec) -> Placements:
 
 TRAINER: Final = Trainer(options=OPTIONS, defaults=DEFAULTS, check=check, layer_options=options_of,
                          checkpoint=checkpoint, stages=weighed_stages, tp_layout=tp_layout, in_fp8=in_fp8,
-                         gathered_weights=gathered_weights)
+                         gathered_weights=gathered_weights, evaluation=TITAN_LOOP)

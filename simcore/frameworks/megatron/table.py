@@ -7,6 +7,7 @@ data-parallel ranks (context parallel ranks included) and, for experts, over the
 
 from __future__ import annotations
 
+from simcore.frameworks.common.afterwards import bridge_afterwards
 from simcore.frameworks.common.checkpoint_files import megatron_files
 from simcore.frameworks.megatron.checks import check, check_fuser, check_overlap, check_shared_overlap
 from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, check_user_buffers, fp8_of, quantized, with_format
@@ -100,7 +101,7 @@ def table_of(job: Draft, options: dict[str, object]) -> Framework:
         options=with_format(implementation_options(job, options, made.grads), fp8),
         communicators=_communicators(job),
         libraries=libraries_of(job, options, fp8),
-        files=megatron_files(job),
+        files=megatron_files(job), afterwards=bridge_afterwards(job),
         padding=Padding(16, "Bridge 0.3.1 data/datasets/sft.py:206 pad_seq_length_to_mult, :703"),
         assumptions=(*layer_assumptions(job, options), *recompute_assumptions(job),
                      *muon_assumptions(job, packed=_by_parts(job, options)), *fp8_assumptions(fp8), *host_notes(made)),

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from simcore.frameworks.common.afterwards import bridge_afterwards
 from simcore.frameworks.common.checkpoint_files import megatron_fsdp_files
 from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, fp8_of, quantized
 from simcore.frameworks.megatron.options import OPTIONS as MEGATRON_OPTIONS
@@ -105,6 +106,7 @@ def table(job: Draft) -> Framework:
         units=_units(job),
         strategy=_queues(job, options, dtypes, has_columns=fp8 is not None and fp8.scaling.has_columns),
         files=megatron_fsdp_files(job),
+        afterwards=bridge_afterwards(job),
         options=replace(MegatronOptions.of(base.options), gradient_buckets=True),
         communicators=tuple(dict.fromkeys((*base.communicators, *_communicators(job)))),
     )

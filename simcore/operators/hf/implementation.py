@@ -55,7 +55,7 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     """
     refuse(kind, SERVED, "hf")
     assert run.tp == run.cp == run.etp == 1, "transformers' own tensor and context parallelism are not modelled"
-    tape = Tape(slots, comms)
+    tape = Tape(slots, comms, no_grad=run.no_grad)
     if isinstance(kind.block, Embedding):
         return embedding(tape, kind, kind.block, run)
     trainer = HfOptions.of(run.options).automodel

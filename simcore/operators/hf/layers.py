@@ -60,7 +60,9 @@ def linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
     down_up = product(tape, run, product(tape, run, x, lora_a, f"{label}.lora_a"), lora_b, f"{label}.lora_b")
     scaled = aten.mul_scalar(tape, down_up)
     del down_up
-    return aten.cast(tape, aten.add(tape, base, scaled, f"{label}.sum"), base.dtype)
+    total, dtype = aten.add(tape, base, scaled, f"{label}.sum"), base.dtype
+    del base, scaled
+    return aten.cast(tape, total, dtype)
 
 
 Rotate = Callable[[Tape, Tensor, Tensor, Tensor], Tensor]

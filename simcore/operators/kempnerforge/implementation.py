@@ -89,7 +89,7 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     assert run.cp == run.etp == 1, "KempnerForge has neither"
     if kind.block is None:
         return _layer(kind, run, slots, comms)
-    tape, run = Tape(slots, comms), run if run.sequence_parallel else replace(run, tp=1)
+    tape, run = Tape(slots, comms, no_grad=run.no_grad), run if run.sequence_parallel else replace(run, tp=1)
     if isinstance(kind.block, Embedding):
         return _embedding(tape, run)
     if isinstance(kind.block, Loss):
@@ -109,8 +109,8 @@ Left = list[list[tuple[int, int]]]
 def _layer(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
            comms: dict[tuple[str, str, str], int]) -> RecordedLayer:
     """Recorded twice where a router holds something: what the first recording leaves, the second finds."""
-    layer, left = _recorded(Tape(slots, comms), kind, run, [[], []])
-    return _recorded(Tape(slots, comms), kind, run, left)[0] if any(left) else layer
+    layer, left = _recorded(Tape(slots, comms, no_grad=run.no_grad), kind, run, [[], []])
+    return _recorded(Tape(slots, comms, no_grad=run.no_grad), kind, run, left)[0] if any(left) else layer
 
 
 def _recorded(tape: Tape, kind: LayerKind, run: LayerWorkload, left: Left) -> tuple[RecordedLayer, Left]:

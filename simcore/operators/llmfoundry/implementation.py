@@ -69,7 +69,7 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     """
     refuse(kind, SERVED, "llmfoundry")
     assert run.tp == run.cp == 1, "llm-foundry 0.3.0 has neither"
-    tape = Tape(slots, comms)
+    tape = Tape(slots, comms, no_grad=run.no_grad)
     if isinstance(kind.block, Embedding):
         return _embedding(tape, kind.block, run)
     if isinstance(kind.block, Loss):

@@ -91,7 +91,7 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     see `recording.rows.Recorder`; entries are added.
     """
     refuse(kind, SERVED, "megatron")
-    c = Context(Tape(slots, comms), run, kind)
+    c = Context(Tape(slots, comms, no_grad=run.no_grad), run, kind)
     if c.is_cut_into_nodes:
         c.run = _with_own_backward(run)
     tape = c.tape

@@ -62,7 +62,7 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     """
     refuse(kind, SERVED, "torchtitan")
     assert run.etp == 1, "torchtitan's experts split by width are not modelled"
-    tape = Tape(slots, comms)
+    tape = Tape(slots, comms, no_grad=run.no_grad)
     if isinstance(kind.block, Embedding):
         return _embedding(tape, run)
     if isinstance(kind.block, Loss):

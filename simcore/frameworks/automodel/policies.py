@@ -1,0 +1,99 @@
+"""Policies of NeMo RL: what its workers do otherwise than Automodel's recipes, in SFT and reinforcement learning.
+
+[Note: NeMo RL's pin]
+NeMo RL main of 2026-08-22 (7ea279ab) pins Automodel 24b47e856 of 2026-05-01. `models/automodel/setup.py` loads every
+model in fp32 (torch_dtype=float32) and switches off what would restore the checkpoint's dtype; the pin does not yet
+store frozen parameters in the compute dtype, so a LoRA base rests in fp32, and so do adapters. FSDP2 gathers in bf16
+and reduces in fp32. Its loop over microbatches (`models/automodel/train.py`) never sets gradients to wait. Liger's
+kernels are off.
+
+`force_hf: true` is `implementation: hub` for Nemotron-H: the pin's parallelizer (`distributed/parallelizer.py`,
+NemotronHParallelizationStrategy) goes through `model.backbone.layers`, which only the code of the checkpoint's own
+repository has, and which trust_remote_code loads; each expert is a module there. It wraps layers alone, so the root
+holds embedding, norm and head, and it replays only layers of Mamba and MLP. Without force_hf, custom classes whose
+adapter of state dicts cannot convert a single tensor (Llama, Qwen2) are replaced by those of transformers:
+`implementation: hf`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.frameworks.fsdp2 import hub as _hub
+from simcore.models.blocks import Attention, Moe
+from simcore.operators.hf.options import HfOptions
+from simcore.placement.job import Draft, Job
+
+__all__ = ["EVERY", "NEMO_RL", "POLICY_ASSUMPTIONS", "check_policies", "hub_options", "loss_by_default",
+           "stored_by_default", "trains_policies", "unreplayed"]
+
+NEMO_RL: Final = "NeMo RL 7ea279ab"
+"""Value of `framework_version`."""
+_SETUP: Final = "NeMo RL 7ea279ab models/automodel/setup.py"
+_PIN: Final = "Automodel 24b47e856 distributed/parallelizer.py"
+EVERY: Final = "NeMo RL 7ea279ab models/automodel/train.py: no microbatch sets gradients to wait"
+"""Source of the default of defer_fsdp_grad_sync."""
+POLICY_ASSUMPTIONS: Final = [
+    ("torch.autocast", "casts nothing beside parameters that FSDP2 gathers in 16 bits", "assumed",
+     "NeMo RL 7ea279ab models/policy/workers/dtensor_policy_worker_v2.py get_train_context")]
+_OWN: Final = ("deepseek_v3", "nemotron_h", "qwen3_moe")
+"""Families whose own layers are served with expert parallelism."""
+
+
+def trains_policies(job: Job) -> bool:
+    """True if the job is a worker of NeMo RL, see [Note: NeMo RL's pin]."""
+    return job.scenario.framework_version == NEMO_RL
+
+
+def stored_by_default(job: Job) -> tuple[str, str]:
+    """Returns the default dtype of stored parameters, with its source."""
+    if trains_policies(job):
+        return "fp32", f"{_SETUP}: torch_dtype=float32, _disable_automodel_checkpoint_dtype_restore"
+    return "bf16", "from_pretrained(torch_dtype='auto'): the checkpoint's dtype"
+
+
+def loss_by_default(job: Job) -> tuple[str, str]:
+    """Returns the default loss, with its source."""
+    if job.graph.implementation == "hub":
+        return "hf", ("assumed: a cross entropy of fp32 logits for NeMo RL 7ea279ab distributed/model_utils.py "
+                      "get_next_token_logprobs_from_logits")
+    return "masked_fp32", "0.7.0 recipes: MaskedCrossEntropy fp32_upcast"
+
+
+def hub_options(job: Draft) -> HfOptions:
+    """Returns the settings of layers from a checkpoint's repository."""
+    return _hub.options_of(job, {})
+
+
+def check_policies(job: Job) -> None:
+    """Raises IllegalLayout or NotYet for layers that NeMo RL's pin does not run, or that are not described of it.
+
+    Also for layers from a checkpoint's repository under Automodel's own releases.
+    """
+    family, own = job.graph.architecture.family, job.graph.implementation
+    if own == "hub":
+        if not trains_policies(job):
+            raise job.not_yet("implementation", "layers of a checkpoint's repository under automodel but for "
+                              f"framework_version: {NEMO_RL}")
+        for axis, size in (("pp", job.mesh.pp), ("cp", job.mesh.cp)):
+            if size > 1:
+                raise job.not_yet(f"mesh.{axis}", "layers of a checkpoint's repository over more than data")
+        _hub.check(job, {})
+    if not trains_policies(job) or own != "automodel":
+        return
+    if job.mesh.ep == 1 and family == "nemotron_h":
+        raise job.illegal("implementation", "NemotronHForCausalLM of Automodel has no attribute backbone (force_hf: "
+                          "true is implementation: hub)", f"{_PIN} NemotronHParallelizationStrategy")
+    if family in ("llama", "qwen2"):
+        raise job.illegal("implementation", "its adapter of state dicts does not implement convert_single_tensor_to_hf "
+                          "and force_hf is set (implementation: hf)", f"{_SETUP} _maybe_set_force_hf")
+    if job.mesh.ep == 1 or family not in _OWN:
+        raise job.not_yet("framework_version", f"Automodel's layers of {family} with ep {job.mesh.ep} under {NEMO_RL}")
+
+
+def unreplayed(job: Job) -> tuple[int, ...]:
+    """Returns the numbers of layers that are never replayed: attention and experts from a checkpoint's repository."""
+    if job.graph.implementation != "hub":
+        return ()
+    return tuple(number for number, layer in enumerate(job.graph.layers)
+                 if any(isinstance(branch.block, Attention | Moe) for branch in job.graph.kinds[layer.kind].branches))

@@ -1,0 +1,79 @@
+"""Workers of NeMo RL: what rests in fp32, which layers run, what its pin wraps and replays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import small
+from simcore.frameworks.automodel.policies import NEMO_RL
+from simcore.models.blocks import Attention, Mamba2, Moe
+from simcore.simulate import simulate
+
+LORA: dict[str, Any] = {"method": "lora", "lora": {"rank": 8, "exclude_modules": ["*out_proj*"]}}
+HUB: dict[str, Any] = {"version": NEMO_RL, "implementation": "hub"}
+
+
+def test_a_frozen_base_and_adapters_rest_in_fp32() -> None:
+    """0.7.0 stores a frozen base in the compute dtype; releases before it leave it as it was loaded."""
+    given: dict[str, Any] = {"implementation": "hf", "model": "llama-tiny", "precision": {"params": "fp32"},
+                             "method": "lora"}
+    widths = {}
+    for version in ("0.7.0", "0.4.0", NEMO_RL):
+        (rest,) = (small.plan_of("automodel", {"dp_shard": 2}, version=version, **given).at_rest()["mlp"],)
+        widths[version] = rest.params_bytes // rest.num_params
+    assert widths == {"0.7.0": 2, "0.4.0": 4, NEMO_RL: 4}
+    auto = small.plan_of("automodel", {"dp_shard": 2}, version=NEMO_RL, model="llama-tiny", implementation="hf", **LORA)
+    assert all(p.policy.at_rest.dtype == "fp32" for layer in auto.layers for p in auto.of_layer(layer)
+               if not p.spec.is_buffer)
+
+
+def test_every_expert_is_a_module_with_an_adapter() -> None:
+    job, table = small.prepared("automodel", {"dp_shard": 2}, **HUB, **LORA)
+    experts = [spec for kind in job.graph.tensors for spec in kind if ".experts." in f".{spec.name}"
+               and spec.module == "adapter"]
+    assert experts
+    assert all(spec.copies > 1 for spec in experts)
+    assert not any("out_proj.lora" in spec.name for kind in job.graph.tensors for spec in kind)
+    (root,) = (unit for unit in table.units if unit.is_root)
+    held = {job.graph.kinds[job.graph.layers[layer].kind].name for layer, _ in root.members}
+    assert held == {"embedding", "final_norm", "head"}
+
+
+def test_it_runs_as_the_same_layers_do_under_plain_fsdp2() -> None:
+    """force_hf is fully_shard around layers and root, in fp32, reduced in fp32 after each microbatch."""
+    named = {"rank": 8, "target_modules": ["in_proj", "q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj",
+                                           "lm_head"], "dtype": "fp32"}
+    policy = simulate(small.scenario("automodel", {"dp_shard": 2}, microbatches=2, **HUB, **LORA))
+    plain = simulate(small.scenario(
+        "fsdp2", {"dp_shard": 2}, microbatches=2, implementation="hub", method="lora", lora=named,
+        precision={"params": "fp32", "grad_reduce": "fp32"}, options={"sync_gradients": "every"}))
+    (ours,), (theirs,) = policy.ranks, plain.ranks
+    assert ours.peak is not None
+    assert theirs.peak is not None
+    assert ours.peak.allocated_bytes == theirs.peak.allocated_bytes
+    assert ours.at_rest == theirs.at_rest
+    assert ours.traffic == theirs.traffic
+
+
+def test_only_layers_of_mamba_and_mlp_are_replayed() -> None:
+    job, table = small.prepared("automodel", {"dp_shard": 2}, recompute="full", **HUB)
+    kinds = [[branch.block for branch in job.graph.kinds[layer.kind].branches] for layer in job.graph.layers]
+    kept = {number for number, blocks in enumerate(kinds) if any(isinstance(b, Attention | Moe) for b in blocks)}
+    assert set(table.kept_whole) == kept
+    assert any(isinstance(b, Mamba2) for number, blocks in enumerate(kinds) if number not in kept for b in blocks)
+
+
+@pytest.mark.parametrize(("mesh", "given", "told"), [
+    ({"dp_shard": 2}, {"implementation": "hub"}, "not yet: layers of a checkpoint's repository under automodel"),
+    ({"dp_shard": 2}, {"version": NEMO_RL}, "has no attribute backbone"),
+    ({"dp_shard": 2}, {"version": NEMO_RL, "model": "llama-tiny"}, "does not implement convert_single_tensor_to_hf"),
+    ({"dp_shard": 2}, {"version": NEMO_RL, "model": "qwen3-8b"}, "not yet: Automodel's layers of qwen3"),
+    ({"dp_shard": 2, "cp": 2}, HUB, "not yet: layers of a checkpoint's repository over more than data"),
+    ({"dp_shard": 2, "tp": 2}, HUB, "not yet: tensor and expert parallelism"),
+    ({"dp_shard": 2}, {**HUB, "method": "qlora"}, "do not support BnB quantization natively")])
+def test_what_it_does_not_run_is_refused(mesh: dict[str, int], given: Any, told: str) -> None:
+    report = simulate(small.scenario("automodel", mesh, **given))
+    assert told in report.problems[0].message
+    assert len(report.problems) == 1

@@ -1,0 +1,105 @@
+"""Merging adapters and exporting, by hand from what the sources hold at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import small
+from simcore.results.report import HostPhase, Report
+from simcore.simulate import simulate
+
+LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+LARGEST = 256 * 688
+NUM = 2 * 1000 * 256 + 4 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * LARGEST + 2 * 256) + 256
+"""Parameters of llama-tiny: tables, layers, the last norm."""
+
+
+def asked(framework: str, mesh: dict[str, int] | None = None, *, merge: str = "none", export: str = "none",
+          **given: Any) -> Report:
+    scenario = small.scenario(framework, mesh, **({"model": "llama-tiny"} | given))
+    chosen = scenario.checkpoint.model_copy(update={"merge": merge, "export": export})
+    return simulate(scenario.model_copy(update={"checkpoint": chosen}), timed=False)
+
+
+def phase(name: str, *given: Any, **named: Any) -> HostPhase:
+    report = asked(*given, **named)
+    assert report.status == "ok", report.problems
+    assert report.host is not None
+    return next(one for one in report.host.phases if one.phase == name)
+
+
+def lora(**more: Any) -> dict[str, Any]:
+    return {"method": "lora", "lora": {"rank": 8, "target_modules": LINEARS, **more}}
+
+
+def test_a_merge_on_the_host_holds_the_base_and_one_linear() -> None:
+    """Adapters as the training stored them; a product of fp32 and the same scaled."""
+    low_rank = 4 * 8 * (2 * (256 + 256) + 2 * (256 + 128) + 3 * (256 + 688))
+    found = phase("merge", "fsdp2", {"dp_shard": 8}, merge="host", **lora(dtype="fp32"))
+    assert found.by_owner == {"base in 16 bits": 2 * NUM, "adapters": 4 * low_rank, "one linear": 2 * 4 * LARGEST}
+    assert (found.device_bytes, found.device_verdict) == (0, "fits")
+
+
+def test_one_process_merges_on_the_host_whatever_the_job_has() -> None:
+    found = [phase("merge", "ddp", {"dp_replicate": ranks}, merge="host", **lora()).host_bytes for ranks in (1, 8)]
+    assert found[0] == found[1]
+
+
+def test_every_process_merges_on_its_device() -> None:
+    found = phase("merge", "ddp", {"dp_replicate": 2}, merge="device", **lora(dtype="fp32"))
+    assert found.by_category["one tensor"] == 2 * 4 * LARGEST
+    packed = phase("merge", "ddp", {}, merge="device", method="qlora", lora={"rank": 8, "target_modules": LINEARS})
+    assert packed.by_owner == {"one linear": 2 * LARGEST}  # the sum is packed by way of the host
+    assert packed.by_category["one tensor"] > (2 + 2 + 2 * 2) * LARGEST + LARGEST // 2
+
+
+def test_unsloth_merges_a_linear_in_fp32() -> None:
+    """The matrix in fp32 and again in 16 bits, or the matrix and its adapters; the base comes from files."""
+    options = {"FastLanguageModel": True, "attn_implementation": "flash_attention_2"}
+    found = phase("merge", "ddp", {}, merge="device", options=options, **lora())
+    assert found.by_category["one tensor"] == (4 + 2) * LARGEST
+    assert found.by_owner == {"one linear": (4 + 2) * LARGEST}
+
+
+def test_megatron_exports_in_the_job_or_on_one_host() -> None:
+    """Ranks gather the largest tensor, here a table; with adapters there is a third copy of it."""
+    table = 2 * 1000 * 256
+    full = phase("export", "megatron", {"dp_shard": 2}, export="job")
+    assert full.by_category["one tensor"] == 2 * _padded(table)
+    merged = phase("export", "megatron", {"dp_shard": 2}, export="job", method="lora")
+    assert merged.by_category["one tensor"] == 3 * _padded(table)
+    alone = phase("export", "megatron", {"dp_shard": 2}, export="host")
+    assert alone.device_bytes == 0
+    assert alone.by_owner["whole model"] >= 2 * NUM
+
+
+def _padded(num_bytes: int) -> int:
+    job, _ = small.prepared("megatron", {"dp_shard": 2}, model="llama-tiny")
+    table = max(spec.numel for kind in job.graph.tensors for spec in kind)
+    assert num_bytes <= 2 * table
+    return 2 * table
+
+
+def test_experts_of_all_ranks_are_gathered_together() -> None:
+    """Bridge gathers one expert of each rank of ep: `gather_from_ep_ranks`."""
+    given = {"model": {"config": small.TINY, "overrides": {"vocab_size": 128}}, "export": "job"}
+    two, four = (phase("export", "megatron", {"dp_shard": 4, "ep": ep}, **given).by_category["one tensor"]
+                 for ep in (2, 4))
+    assert four >= two
+
+
+@pytest.mark.parametrize(("framework", "mesh", "given", "told"), [
+    ("fsdp2", {"dp_shard": 2}, {"merge": "device", **lora()}, "a rank holds parts of parameters"),
+    ("zero3", {"dp_shard": 2}, {"merge": "device", **lora()}, "a rank holds parts of parameters"),
+    ("ddp", {}, {"merge": "host"}, "method: full has no adapters to merge"),
+    ("ddp", {}, {"merge": "device", "method": "qlora", "quantization": {"format": "int8"},
+                 "lora": {"target_modules": LINEARS}}, "not yet: the merge into a base in int8"),
+    ("ddp", {}, {"export": "job"}, "writes files of Hugging Face already"),
+    ("megatron", {"dp_shard": 2}, {"merge": "host", "method": "lora"}, "Bridge merges adapters while it exports")])
+def test_what_cannot_be_converted_is_refused(framework: str, mesh: dict[str, int], given: Any, told: str) -> None:
+    report = asked(framework, mesh, **given)
+    (problem,) = report.problems
+    assert told in problem.message
+    assert "checkpoint" in problem.where or problem.where.startswith("small.json")
