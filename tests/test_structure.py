@@ -41,6 +41,7 @@ DOORS = {
         "simcore/inputs/block.py",
         "simcore/calibration/write.py",
         "simcore/results/compare.py",
+        "simcore/results/settings.py",
         "simcore/hardware/collective_curves.py",
         "simcore/results/detail.py",
         "simcore/hardware/device.py",
