@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from simcore.results.frame import Column, Frame
 from simcore.results.report import RankReport, Report
 from simcore.results.settings import Setting, asked_differently, differing_defaults
 from simcore.results.time import Cost, StepTime
 from simcore.units import format_bytes, format_seconds
 
-__all__ = ["Comparison", "LinkRow", "RateRow", "Row", "Unit", "compare", "worst_rank"]
+__all__ = ["Comparison", "LinkRow", "RateRow", "Row", "Section", "Unit", "as_frame", "compare", "format_value",
+           "traffic_rows", "worst_rank"]
 
 Unit = Literal["bytes", "seconds", "share", "USD", "number"]
 Values = Mapping[str, int | float]
@@ -63,6 +66,14 @@ class RateRow(Row):
     unit: Unit
 
 
+class Section(NamedTuple):
+    """Rows of one field of a comparison, named as the field; `unit` is that of all rows but those of rates."""
+
+    name: str
+    unit: Unit
+    rows: tuple[Row, ...]
+
+
 class Comparison(_Frozen):
     """Results side by side, each by its worst rank (`worst_rank`); `a`, `b` and `more` are their names.
 
@@ -95,6 +106,14 @@ class Comparison(_Frozen):
     def names(self) -> tuple[str, ...]:
         """Names of all results, in their order."""
         return (self.a, self.b, *self.more)
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """All rows, section by section: device, peak, at rest, traffic, traffic by link, time, its parts, rates."""
+        return (Section("room", "bytes", self.room), Section("peak", "bytes", self.peak),
+                Section("at_rest", "bytes", self.at_rest), Section("traffic", "bytes", self.traffic),
+                Section("links", "bytes", self.links), Section("time", "seconds", self.time),
+                Section("parts", "seconds", self.parts), Section("rates", "number", self.rates))
 
     def __repr__(self) -> str:
         """One line with device memory and step time."""
@@ -134,6 +153,68 @@ def compare(a: Report, b: Report, *more: Report) -> Comparison:
         parts=_rows([dict(time.parts) if time else {} for time in times]),
         rates=_rates(reports), conventions=tuple(time.convention if time else "" for time in times),
         defaults=differing_defaults(reports), asked=asked_differently(reports))
+
+
+def traffic_rows(both: Comparison) -> tuple[Row, ...]:
+    """Rows of bytes that leave the worst rank in a step: each collective, below it its axes and links, then sums.
+
+    Names of rows below another begin with a space. Sums: over each kind of link, and of everything. Those of `traffic`,
+    without links, for a comparison that has no others.
+    """
+    return tuple(_by_link_rows(both.links)) or both.traffic
+
+
+def _by_link_rows(rows: Sequence[LinkRow]) -> Iterator[Row]:
+    for collective, group in groupby(rows, lambda row: row.collective):
+        of_one = list(group)
+        yield _summed(collective, of_one)
+        yield from (_summed(f" {row.axis} {_LINKS[row.link]}", [row]) for row in of_one)
+    for link, words in _LINKS.items():
+        if over := [row for row in rows if row.link == link]:
+            yield _summed(f"all over {words}", over)
+    if rows:
+        yield _summed("total", rows)
+
+
+_LINKS: Mapping[str, str] = {"nvlink": "NVLink", "network": "network", "host": "host"}
+
+
+def _summed(what: str, rows: Sequence[Row]) -> Row:
+    return _row(what, [sum(values) for values in zip(*(row.values for row in rows), strict=True)])
+
+
+def as_frame(both: Comparison) -> Frame:
+    """Table with a row for each quantity: section, quantity, unit, then a column for each result, named as it is.
+
+    A column of a name that an earlier result has gets a number. The verdict is the first row, as text.
+    """
+    words = {"section": "field of the comparison", "what": "the quantity", "unit": "empty for a count or a share"}
+    heads = [Column(name, "string", "", about) for name, about in words.items()]
+    names = [f"{name} ({place})" if name in both.names[: place - 1] else name
+             for place, name in enumerate(both.names, 1)]
+    columns = (*heads, *(Column(name, "string", "", f"values of result {place}")
+                         for place, name in enumerate(names, 1)))
+    rows = [("verdict", "verdict", "", *both.verdicts), ("verdict", "GPUs", "", *both.num_gpus)]
+    for section in both.sections:
+        rows += [(section.name, row.what, _UNITS[row.unit if isinstance(row, RateRow) else section.unit], *row.values)
+                 for row in section.rows]
+    return Frame("quantities", columns, tuple(rows))
+
+
+def format_value(value: float, unit: Unit) -> str:
+    """Text of a value in its unit; a dash for zero, which also stands for a result without the quantity."""
+    if not value:
+        return "-"
+    if unit == "bytes":
+        return format_bytes(value)
+    if unit == "seconds":
+        return format_seconds(value)
+    if unit == "share":
+        return f"{value:.1%}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
+
+
+_UNITS: Mapping[Unit, str] = {"bytes": "B", "seconds": "s", "share": "", "USD": "USD", "number": ""}
 
 
 def worst_rank(report: Report) -> RankReport | None:
