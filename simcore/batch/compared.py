@@ -1,7 +1,7 @@
 """Scenarios and results that are compared: read, chosen by name, given the defaults of one of them.
 
-A file with several scenarios or results gives all of them. One scenario file with settings (`--set`) gives its scenarios
-without them and with them.
+A file with several scenarios or results gives all of them. A single scenario file with settings (`--set`) gives its
+scenarios without them and with them.
 """
 
 from __future__ import annotations
@@ -117,7 +117,8 @@ def made_alike(found: Sequence[Compared], like: str) -> tuple[list[Compared], li
         told = f"{len(named)} of them have this name" if named else _listed([one.name for one in found])
         raise InputError(Problem("--like", f"{like!r}: {told}"))
     if fixed := [one.name for one in found if one.result and one.name != like]:
-        raise InputError(Problem("--like", f"{fixed[0]!r} is a result, whose keys cannot be set: name its scenario file"))
+        message = f"{fixed[0]!r} is a result, whose keys cannot be set: name its scenario file"
+        raise InputError(Problem("--like", message))
     reference = _reference(named[0])
     made, kept = list[Compared](), list[str]()
     for one in found:
@@ -147,5 +148,6 @@ def check_workloads(reports: Sequence[Report]) -> None:
     workloads = {str(report.scenario.get("workload", "train")): report.name for report in reversed(reports)}
     if len(workloads) > 1:
         found = ", ".join(f"{workload} ({name})" for workload, name in reversed(workloads.items()))
-        raise InputError(Problem("compare", f"expected results of one workload, got {found}: train is compared with train, "
-                                 "serve with serve; `rankscope run` shows the memory of both"))
+        message = (f"expected results of one workload, got {found}: train is compared with train, serve with serve; "
+                   "`rankscope run` shows the memory of both")
+        raise InputError(Problem("compare", message))

@@ -161,7 +161,7 @@ def check(paths: Paths, *, json: Json = False, overrides: Set = None) -> None:
 def compare(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Scenario files or results, several or one.")],
     *,
-    names: Annotated[list[str] | None, typer.Option("--name", help="Only this one of the files, once for each.")] = None,
+    names: Annotated[list[str] | None, typer.Option("--name", help="Only this scenario, once for each.")] = None,
     like: Annotated[str | None, typer.Option("--like", metavar="NAME", help="Give the others its defaults.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write an HTML page.")] = None,
     csv: Annotated[Path | None, typer.Option(help="Write a row for each quantity.")] = None,

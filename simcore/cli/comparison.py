@@ -11,7 +11,7 @@ from rich.text import Text
 
 from simcore.cli.columns import folded
 from simcore.cli.tables import plain
-from simcore.results.compare import Comparison, RateRow, Row, Unit, format_value, traffic_rows
+from simcore.results.compare import Comparison, RateRow, Row, Unit, format_value, part_rows, phase_rows, traffic_rows
 
 __all__ = ["sheet"]
 
@@ -27,9 +27,6 @@ _FACTOR: Final = 400
 _HEADINGS: Final = {"room": "device", "peak": "at the peak, by category", "at_rest": "at rest, by component",
                     "links": "sent in one step", "time": "time of one step",
                     "parts": "the step, by what the GPU does", "rates": "rates and cost"}
-_PARTS: Final = {"forward": "forward kernels", "backward": "backward kernels", "optimizer": "optimizer kernels",
-                 "communication": "exposed communication"}
-"""Words for parts of the step that have the name of a phase too."""
 
 
 class _Line(NamedTuple):
@@ -86,9 +83,9 @@ def _shown(both: Comparison, section: str, rows: Sequence[Row]) -> Iterator[Row]
     if section == "links":
         yield from traffic_rows(both)
     elif section == "parts":
-        yield from (row.model_copy(update={"what": _PARTS.get(row.what, row.what)}) for row in rows)
-    elif section == "time" and both.parts:
-        yield from (row for row in rows if row.what in ("step", "forward", "backward", "optimizer"))
+        yield from part_rows(both)
+    elif section == "time":
+        yield from phase_rows(both)
     elif section == "room":
         yield from (row.model_copy(update={"what": "needed at the peak"}) for row in both.peak if row.what == "device")
         yield from rows

@@ -159,11 +159,11 @@ def write_page(path: Path, reports: Sequence[Report]) -> None:
 def write_comparison(both: Comparison, reports: Sequence[Report], *, html: Path | None, csv: Path | None) -> None:
     """Writes a comparison as an HTML page and as CSV, where a path is given; InputError if one cannot be written."""
     if csv is not None:
-        from simcore.batch.frame_file import write_csv
-        from simcore.results.compare import as_frame
+        from simcore.batch.frame_file import write_rows
+        from simcore.results.compare import as_rows
 
         with writing(csv):
-            write_csv(csv, as_frame(both))
+            write_rows(csv, as_rows(both))
     if html is not None:
         from viz.pages.page import render_comparison
 

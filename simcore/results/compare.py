@@ -9,17 +9,17 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from simcore.results.frame import Column, Frame
+from simcore.results.frame import Value
 from simcore.results.report import RankReport, Report
 from simcore.results.settings import Setting, asked_differently, differing_defaults
 from simcore.results.time import Cost, StepTime
 from simcore.units import format_bytes, format_seconds
 
-__all__ = ["Comparison", "LinkRow", "RateRow", "Row", "Section", "Unit", "as_frame", "compare", "format_value",
-           "traffic_rows", "worst_rank"]
+__all__ = ["Comparison", "LinkRow", "RateRow", "Row", "Section", "Unit", "as_rows", "compare", "format_value",
+           "part_rows", "phase_rows", "traffic_rows", "worst_rank"]
 
 Unit = Literal["bytes", "seconds", "share", "USD", "number"]
-Values = Mapping[str, int | float]
+_Values = Mapping[str, int | float]
 
 
 class _Frozen(BaseModel):
@@ -155,6 +155,21 @@ def compare(a: Report, b: Report, *more: Report) -> Comparison:
         defaults=differing_defaults(reports), asked=asked_differently(reports))
 
 
+_PHASES = ("step", "forward", "backward", "optimizer")
+_PARTS: Mapping[str, str] = {"forward": "forward kernels", "backward": "backward kernels",
+                             "optimizer": "optimizer kernels", "communication": "exposed communication"}
+
+
+def phase_rows(both: Comparison) -> tuple[Row, ...]:
+    """Rows of `time` that `part_rows` do not repeat: the step and its phases; all of a comparison without parts."""
+    return tuple(row for row in both.time if row.what in _PHASES) if both.parts else both.time
+
+
+def part_rows(both: Comparison) -> tuple[Row, ...]:
+    """Rows of `parts`; those that have the name of a phase are named differently here."""
+    return tuple(row.model_copy(update={"what": _PARTS.get(row.what, row.what)}) for row in both.parts)
+
+
 def traffic_rows(both: Comparison) -> tuple[Row, ...]:
     """Rows of bytes that leave the worst rank in a step: each collective, below it its axes and links, then sums.
 
@@ -183,22 +198,18 @@ def _summed(what: str, rows: Sequence[Row]) -> Row:
     return _row(what, [sum(values) for values in zip(*(row.values for row in rows), strict=True)])
 
 
-def as_frame(both: Comparison) -> Frame:
-    """Table with a row for each quantity: section, quantity, unit, then a column for each result, named as it is.
+def as_rows(both: Comparison) -> list[tuple[Value, ...]]:
+    """Rows for a spreadsheet: names of columns, then a quantity each: section, quantity, unit, value of each result.
 
-    A column of a name that an earlier result has gets a number. The verdict is the first row, as text.
+    Values are numbers in base units (B, s); the verdicts, which come first, are text.
     """
-    words = {"section": "field of the comparison", "what": "the quantity", "unit": "empty for a count or a share"}
-    heads = [Column(name, "string", "", about) for name, about in words.items()]
-    names = [f"{name} ({place})" if name in both.names[: place - 1] else name
-             for place, name in enumerate(both.names, 1)]
-    columns = (*heads, *(Column(name, "string", "", f"values of result {place}")
-                         for place, name in enumerate(names, 1)))
-    rows = [("verdict", "verdict", "", *both.verdicts), ("verdict", "GPUs", "", *both.num_gpus)]
+    rows: list[tuple[Value, ...]] = [
+        ("section", "what", "unit", *both.names), ("verdict", "verdict", "", *both.verdicts),
+        ("verdict", "GPUs", "", *both.num_gpus)]
     for section in both.sections:
         rows += [(section.name, row.what, _UNITS[row.unit if isinstance(row, RateRow) else section.unit], *row.values)
                  for row in section.rows]
-    return Frame("quantities", columns, tuple(rows))
+    return rows
 
 
 def format_value(value: float, unit: Unit) -> str:
@@ -326,7 +337,7 @@ def _total(results: Sequence[Mapping[str, int]]) -> tuple[Row, ...]:
     return _rows([{"total": sum(values.values())} for values in results])
 
 
-def _rows(results: Sequence[Values]) -> tuple[Row, ...]:
+def _rows(results: Sequence[_Values]) -> tuple[Row, ...]:
     """Rows in the order of the first result, then those that only later ones have."""
     return tuple(_row(what, [values.get(what, 0) for values in results])
                  for what in dict.fromkeys(what for values in results for what in values))

@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 __all__ = ["UNITS", "Column", "Dtype", "Field", "Frame", "Kind", "Value", "flat", "frame", "typed", "unit_of"]
 
 Dtype = Literal["string", "int64", "float64", "bool"]
-Kind = Literal["scenarios", "ranks", "quantities"]
+Kind = Literal["scenarios", "ranks"]
 Value = str | int | float | bool | None
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class Field(Generic[T]):
 
 @dataclass(frozen=True)
 class Frame:
-    """A table of results, one row a scenario, a class of ranks, or a quantity of a comparison (`kind`).
+    """A table of results, one row a scenario or a class of ranks (`kind`).
 
     `rows[i][j]` belongs to `columns[j]`. `pandas.DataFrame(frame.to_dict())` accepts it; in a notebook it is shown as a
     table.

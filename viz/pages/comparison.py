@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from simcore.results.compare import Comparison, RateRow, Row, Unit, compare, format_value, traffic_rows
+from simcore.results.compare import (
+    Comparison,
+    RateRow,
+    Row,
+    Unit,
+    compare,
+    format_value,
+    part_rows,
+    phase_rows,
+    traffic_rows,
+)
 from simcore.results.report import RankReport, Report
 from viz.charts.legend import legend
 from viz.charts.memory import memory_chart
@@ -25,9 +35,6 @@ _FACTOR: Final = 400
 """Difference in percent above which a factor is shown instead."""
 _BAR: Final = 8
 """Height of one result's bar in pixels, with the gap below it."""
-_PARTS: Final = {"forward": "forward kernels", "backward": "backward kernels", "optimizer": "optimizer kernels",
-                 "communication": "exposed communication"}
-"""Words for parts of the step that have the name of a phase too."""
 
 _GAINED: Final = ("left", "capacity", "tokens/s per GPU", "MFU", "model TFLOP/s per GPU", "tokens in the cache",
                   "full-length sequences")
@@ -46,9 +53,7 @@ def comparison(a: Report, b: Report, *more: Report) -> Markup:
     """
     reports = (a, b, *more)
     both = compare(*reports)
-    heads = (element("div", element("h3", element("span", mark, class_="badge side-mark"), " ", r.name, dir="auto"),
-                     element("p", verdict(r)), device_fill(r)) for mark, r in zip(marks(len(reports)), reports,
-                                                                                  strict=True))
+    heads = (_head(*pair) for pair in zip(marks(len(reports)), reports, both.num_gpus, strict=True))
     many = " many" if more else ""
     return element("section", element("h2", "Side by side"), element("div", *heads, class_=f"side{many}"),
                    _scenario_keys(reports), _defaults(both),
@@ -57,16 +62,23 @@ def comparison(a: Report, b: Report, *more: Report) -> Markup:
                    aria_label="Scenarios side by side")
 
 
+def _head(mark: str, report: Report, num_gpus: int) -> Markup:
+    """Returns letter, name, verdict, number of GPUs and fill of one scenario."""
+    gpus = element("span", f" {num_gpus:,} GPU{'' if num_gpus == 1 else 's'}", class_="note") if num_gpus else None
+    return element("div", element("h3", element("span", mark, class_="badge side-mark"), " ", report.name, dir="auto"),
+                   element("p", verdict(report), gpus), device_fill(report))
+
+
 def number_tables(both: Comparison) -> Iterator[Markup]:
     """Yields HTML tables of the numbers of all results, with differences to the first (A).
 
     In this order: device, peak, time, its parts, rates and cost, memory at rest, traffic; memory and traffic are of the
     worst rank of each. A row that is zero in all, and a table without such rows, is left out.
     """
-    parts = [row.model_copy(update={"what": _PARTS.get(row.what, row.what)}) for row in both.parts]
     groups: Sequence[tuple[str, Sequence[Row], Unit]] = (
         ("Device", both.room, "bytes"), ("Peak on the worst rank", both.peak, "bytes"),
-        ("Time", both.time, "seconds"), ("The step, by what the GPU does", parts, "seconds"),
+        ("Time", phase_rows(both), "seconds"),
+        ("The step, by what the GPU does", part_rows(both), "seconds"),
         ("Rates and cost", both.rates, "number"), ("At rest on the worst rank", both.at_rest, "bytes"),
         ("Leaves the worst rank in one step", traffic_rows(both), "bytes"))
     for name, rows, unit in groups:
@@ -133,23 +145,24 @@ def _difference(row: Row, unit: Unit) -> Markup:
     return element("span", f"{sign} ", exact, f"({_percent(row, 1)})", class_=css)
 
 
-def _share(row: Row, place: int) -> Markup | None:
-    """Returns the difference to A as a share of it; None where one of them lacks the quantity."""
+def _share(row: Row, place: int) -> Markup:
+    """Returns the difference to A as a share of it; empty where one of them lacks the quantity."""
     percent = row.percent_of(place)
     if percent is None or not row.values[place]:
-        return None
+        return element("span", "", class_="share")
     css = "same" if abs(percent) < _SAME else _css(row, grows=row.values[place] > row.a)
     return element("span", "=" if css == "same" else _percent(row, place), class_=f"share {css}")
 
 
 def _percent(row: Row, place: int) -> str:
     percent = row.percent_of(place) or 0.0
-    return (f"{percent:+.0f}%" if percent < _FACTOR else f"\u00d7{row.values[place] / row.a:,.0f}").replace("-", "\u2212")
+    text = f"{percent:+.0f}%" if percent < _FACTOR else f"\u00d7{row.values[place] / row.a:,.0f}"
+    return text.replace("-", "\u2212")
 
 
 def _bars(row: Row, most: float) -> Markup:
-    bars = (element("rect", x="0", y=1 + _BAR * place, height=_BAR - 2, rx=1, width=f"{100 * max(value, 0) / most:.1f}%",
-                    class_="bar-b" if place else "bar-a") for place, value in enumerate(row.values))
+    bars = (element("rect", x="0", y=1 + _BAR * place, height=_BAR - 2, rx=1, class_="bar-b" if place else "bar-a",
+                    width=f"{100 * max(value, 0) / most:.1f}%") for place, value in enumerate(row.values))
     return element("svg", *bars, width=64, height=_BAR * len(row.values), aria_hidden="true", class_="pair-bars")
 
 
@@ -158,7 +171,7 @@ def _memory(reports: Sequence[Report], many: str) -> Markup | None:
     ranks = [(report, fullest_class(report)) for report in reports]
     most = max((rank.peak.device_bytes for _, rank in ranks if rank and rank.peak), default=0)
     figures = list(_memory_figures(ranks, most))
-    return element("div", *figures, class_=f"side{many}") if len(figures) == len(ranks) else None
+    return element("div", *figures, class_=f"side{many} figures") if len(figures) == len(ranks) else None
 
 
 def _memory_figures(ranks: Sequence[tuple[Report, RankReport | None]], most: int) -> Iterator[Markup]:
@@ -175,4 +188,4 @@ def _streams(reports: Sequence[Report], many: str) -> Markup | None:
     ends = [r.detail.end_s for r in reports if r.detail and r.detail.end_s]
     timelines = [timeline(r, f"versus-{mark}-lanes", f"{mark}: streams", max(ends))
                  for mark, r in zip(marks(len(reports)), reports, strict=True) if ends]
-    return element("div", *timelines, class_=f"side{many}") if timelines and all(timelines) else None
+    return element("div", *timelines, class_=f"side{many} figures") if timelines and all(timelines) else None
