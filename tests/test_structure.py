@@ -64,6 +64,7 @@ DOORS = {
     },
     "rich": {
         "simcore/cli/columns.py",
+        "simcore/cli/comparison.py",
         "simcore/cli/memory.py",
         "simcore/cli/output.py",
         "simcore/cli/phases.py",

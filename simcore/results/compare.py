@@ -279,7 +279,8 @@ def _links(ranks: Sequence[RankReport | None]) -> tuple[LinkRow, ...]:
     """Rows by collective, axis and link, without those that are zero in every result."""
     sent = [_by_link(rank) for rank in ranks]
     found = dict.fromkeys(key for of_one in sent for key in of_one)
-    rows = ((key, _row(" ".join(key), [of_one[key] for of_one in sent])) for key in sorted(found))
+    ordered = sorted(found, key=lambda key: (*key[:2], list(_LINKS).index(key[2])))
+    rows = ((key, _row(" ".join(key), [of_one[key] for of_one in sent])) for key in ordered)
     return tuple(LinkRow(collective=key[0], axis=key[1], link=key[2], **row.model_dump())
                  for key, row in rows if any(row.values))
 

@@ -96,10 +96,10 @@ def test_verdicts_are_the_words_of_the_reports() -> None:
 def test_traffic_is_divided_by_axis_and_link() -> None:
     both = compare(linked("a", 3, 1), linked("b", 0, 5))
     assert [(one.collective, one.axis, one.link, one.a // GIB, one.b // GIB) for one in both.links] == [
-        ("all_gather", "dp_shard", "network", 1, 5), ("all_gather", "dp_shard", "nvlink", 3, 0),
+        ("all_gather", "dp_shard", "nvlink", 3, 0), ("all_gather", "dp_shard", "network", 1, 5),
         ("copy", "dp_shard", "host", 2, 2)]
     assert [(one.what, one.a // GIB, one.b // GIB) for one in traffic_rows(both)] == [
-        ("all_gather", 4, 5), (" dp_shard network", 1, 5), (" dp_shard NVLink", 3, 0), ("copy", 2, 2),
+        ("all_gather", 4, 5), (" dp_shard NVLink", 3, 0), (" dp_shard network", 1, 5), ("copy", 2, 2),
         (" dp_shard host", 2, 2), ("all over NVLink", 3, 0), ("all over network", 1, 5), ("all over host", 2, 2),
         ("total", 6, 7)]
     older = both.model_copy(update={"links": ()})
