@@ -85,3 +85,9 @@ def test_results_without_a_known_framework_are_compared_too() -> None:
     row = Assumption(what="training.loss", value="x", kind="default", source="")
     assert asked(odd, illegal("b"))["framework"] == ('["x"]', "fsdp2")
     assert told(odd, illegal("b").model_copy(update={"assumptions": (row,)})) == {}
+
+
+def test_what_a_scenario_sets_is_no_default() -> None:
+    report = checked("fsdp2", {"dp_shard": 4}, loss="cut")
+    row = Assumption(what="training.loss", value="hf", kind="default", source="")
+    assert settings_of(report.model_copy(update={"assumptions": (row,)}))["training.loss"] == ("cut", False)
