@@ -19,7 +19,7 @@ from simcore.inputs.loading import Entry, changed, read
 from simcore.results.report import Report
 from simcore.simulate import check
 
-__all__ = ["Compared", "check_workloads", "compared", "made_alike"]
+__all__ = ["Compared", "compared", "made_alike"]
 
 _LONGEST: Final = 200
 """Characters of a scenario's name, as those of a sweep."""
@@ -40,17 +40,31 @@ class Compared:
         """Name of the scenario or the result; not `base` if `--set` changed a scenario that is there unchanged too."""
         return self.entry.name if self.entry else self.base
 
+    @property
+    def workload(self) -> str:
+        """Workload of the scenario, such as `train`."""
+        if self.result is not None:
+            return str(self.result.scenario.get("workload", "train"))
+        return self.entry.scenario.workload if self.entry and self.entry.scenario else ""
+
 
 def compared(paths: Sequence[str], overrides: Sequence[str] = (), names: Sequence[str] = ()) -> list[Compared]:
     """Scenarios and results of all `paths` in order, or those named `names`, in the order of the names.
 
     `overrides`: texts `key=value` for every scenario; of a single path the scenarios without them come first.
-    InputError for wrong scenarios and overrides, unknown names, overrides of results alone, and less than two.
+    InputError for wrong scenarios and overrides, unknown names, overrides of results alone, less than
+    two, and different workloads.
     """
     found = _chosen(_read(paths, overrides), names, paths)
     if len(found) < 2:
         message = (f"compare takes two or more scenarios or results, this has {len(found)}: name another, or give "
                    "--set KEY=VALUE to compare one without and with it")
+        raise InputError(Problem(", ".join(paths), message))
+    names_by_workload = {one.workload: one.name for one in reversed(found)}
+    if len(names_by_workload) > 1:
+        told = ", ".join(f"{workload} ({name})" for workload, name in reversed(names_by_workload.items()))
+        message = (f"expected scenarios of one workload, got {told}: a step of one is none of the other; train is "
+                   "compared with train, serve with serve (`rankscope run` shows the memory of both)")
         raise InputError(Problem(", ".join(paths), message))
     return found
 
@@ -141,13 +155,3 @@ def _reference(one: Compared) -> Report:
     if report.status != "ok":
         raise InputError([Problem(row.where, row.message, row.rule) for row in report.problems])
     return report
-
-
-def check_workloads(reports: Sequence[Report]) -> None:
-    """Raises InputError for results of different workloads, because their steps do different work."""
-    workloads = {str(report.scenario.get("workload", "train")): report.name for report in reversed(reports)}
-    if len(workloads) > 1:
-        found = ", ".join(f"{workload} ({name})" for workload, name in reversed(workloads.items()))
-        message = (f"expected results of one workload, got {found}: train is compared with train, serve with serve; "
-                   "`rankscope run` shows the memory of both")
-        raise InputError(Problem("compare", message))

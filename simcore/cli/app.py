@@ -174,7 +174,7 @@ def compare(
     differs by default from that one, where a framework takes it. Exit code 0 however they differ, 2 if one has no
     result or their workloads differ, 3 for a bug. With --json a list of one comparison is printed.
     """
-    from simcore.batch.compared import check_workloads, compared, made_alike
+    from simcore.batch.compared import compared, made_alike
     from simcore.cli.output import print_comparison, print_json, say, write_comparison
     from simcore.results.compare import compare as side_by_side
 
@@ -184,7 +184,6 @@ def compare(
         for line in kept:
             say(line)
     reports = _compared(found, drawn=html is not None)
-    check_workloads(reports)
     both = side_by_side(*reports)
     if json:
         print_json([both])

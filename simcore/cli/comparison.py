@@ -22,6 +22,10 @@ _DIFFERENCE: Final = 18
 _LINES: Final = 110
 """Characters of a line below the table at most."""
 _LABEL: Final = 22
+_MOST: Final = 999
+"""Factor up to which it is shown."""
+_SAME: Final = 0.5
+"""Difference in percent below which a sign stands for it."""
 _FACTOR: Final = 400
 """Difference in percent from which on a factor is shown instead, because a wider number would not fit."""
 _HEADINGS: Final = {"room": "device", "peak": "at the peak, by category", "at_rest": "at rest, by component",
@@ -104,13 +108,18 @@ def _line(row: Row, unit: Unit) -> _Line:
 
 
 def _share(row: Row, place: int) -> str:
-    """Difference to the first result in percent, or as a factor; a sign for equal, nothing beside a dash."""
+    """Difference to the first result in percent, or as a factor; a sign for equal and for nearly equal, nothing beside a dash."""
     percent = row.percent_of(place)
     if percent is None or not row.values[place]:
         return ""
     if row.values[place] == row.a:
         return "="
-    return f"{percent:+.0f}%" if abs(percent) < _FACTOR else f"x{row.values[place] / row.a:.3g}"
+    if abs(percent) < _SAME:
+        return "~"
+    if abs(percent) < _FACTOR:
+        return f"{percent:+.0f}%"
+    factor = row.values[place] / row.a
+    return f"x{factor:.3g}" if abs(factor) < _MOST else f">x{_MOST}"
 
 
 def _table(columns: Sequence[_Column], lines: Sequence[_Line], label: int) -> Iterator[RenderableType]:

@@ -324,7 +324,8 @@ def _rates_of(report: Report) -> dict[tuple[str, Unit], float]:
                  ("model TFLOP/s per GPU", "number"): time.model_tflops_per_gpu, **_prices(time.cost or Cost())}
     if report.serving is not None:
         rates |= {("tokens in the cache", "number"): report.serving.cache_tokens,
-                  ("full-length sequences", "number"): report.serving.concurrency}
+                  ("full-length sequences", "number"): report.serving.concurrency,
+                  ("decoded tokens/s", "number"): max((d.tokens_per_s for d in report.serving.decode), default=None)}
     return {key: value for key, value in rates.items() if value is not None}
 
 

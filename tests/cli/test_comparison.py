@@ -17,6 +17,8 @@ from simcore.results.compare import Comparison, compare
 
 FRAMEWORKS = ("megatron", "automodel", "fsdp2")
 EP = {"dp_shard": 4, "ep": 2}
+SERVE = ("name: served\nworkload: serve\nmodel: llama-3.1-8b\nframework: fsdp2\ntopology: dgx-h100\n"
+         "generation: {engine: vllm, tp: 1, max_model_len: 2048}\n")
 
 
 def lines(both: Comparison, width: int = 80) -> list[str]:
@@ -47,6 +49,21 @@ def test_of_three_results_each_has_its_share_of_the_first() -> None:
     every = compare(report("a", 40), report("b", 60), report("c", 40, step_s=5))
     assert line(every, "needed at the peak")[4:] == ["40.00", "GiB", "60.00", "GiB", "+50%", "40.00", "GiB", "="]
     assert line(every, "step") == ["step", "500", "ms", "500", "ms", "=", "5", "s", "x10"]
+    assert line(compare(report("a", step_s=0.001), report("b"), report("c", step_s=50)), "step")[5:] == [
+        "x500", "50", "s", ">x999"]
+
+
+def test_a_small_difference_is_a_sign() -> None:
+    every = compare(report("a", 40), report("b", 40.01), report("c", 40.3))
+    assert line(every, "needed at the peak")[4:] == ["40.00", "GiB", "40.01", "GiB", "~", "40.30", "GiB", "+1%"]
+
+
+def test_an_engine_has_its_rates(ran: Run, tmp_path: Path) -> None:
+    (tmp_path / "serve.yaml").write_text(SERVE, encoding="utf-8")
+    completed = ran("compare", "serve.yaml", "--set", "generation.kv_dtype=fp8", "--json")
+    rates = {row["what"]: row["percent"] for row in json.loads(completed.out)[0]["rates"]}
+    assert rates["tokens in the cache"] == pytest.approx(100, abs=1)
+    assert rates["decoded tokens/s"] > 0
 
 
 def test_a_verdict_is_the_word_of_the_report() -> None:
@@ -137,15 +154,13 @@ def test_results_are_compared_with_scenarios(ran: Run, files: list[str], tmp_pat
     (["fsdp2.yaml", "--set", "mesh.epp=3"], "unknown key"),
     (["fsdp2.yaml", "none.yaml"], "none.yaml: no such file"),
     (["fsdp2.yaml", "bad.json"], "bad.json: is no result"),
-    (["fsdp2.yaml", "serve.yaml"], "expected results of one workload, got train (fsdp2), serve (served)"),
+    (["fsdp2.yaml", "serve.yaml"], "expected scenarios of one workload, got train (fsdp2), serve (served)"),
     (["fsdp2.yaml", "megatron.yaml", "--csv", "no/such/folder.csv"], "no/such/folder.csv"),
 ])
 def test_bad_input_is_one_line(ran: Run, files: list[str], tmp_path: Path, words: list[str], told: str) -> None:
     assert files
     (tmp_path / "bad.json").write_text("{}", encoding="utf-8")
-    (tmp_path / "serve.yaml").write_text(
-        "name: served\nworkload: serve\nmodel: llama-3.1-8b\nframework: fsdp2\ntopology: dgx-h100\n"
-        "generation: {engine: vllm, tp: 1, max_model_len: 2048}\n", encoding="utf-8")
+    (tmp_path / "serve.yaml").write_text(SERVE, encoding="utf-8")
     completed = ran("compare", *words)
     assert completed.code == 2
     assert completed.err.count("\n") == 1

@@ -37,7 +37,7 @@ _BAR: Final = 8
 """Height of one result's bar in pixels, with the gap below it."""
 
 _GAINED: Final = ("left", "capacity", "tokens/s per GPU", "MFU", "model TFLOP/s per GPU", "tokens in the cache",
-                  "full-length sequences")
+                  "full-length sequences", "decoded tokens/s")
 """Quantities of which more is better; of all others less is."""
 
 
