@@ -108,7 +108,10 @@ def _line(row: Row, unit: Unit) -> _Line:
 
 
 def _share(row: Row, place: int) -> str:
-    """Difference to the first result in percent, or as a factor; a sign for equal and for nearly equal, nothing beside a dash."""
+    """Difference to the first result in percent, or as a factor; nothing beside a dash.
+
+    Signs: `=` equal, `~` less than half a percent apart.
+    """
     percent = row.percent_of(place)
     if percent is None or not row.values[place]:
         return ""
