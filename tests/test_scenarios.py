@@ -11,6 +11,7 @@ import csv
 import json
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -19,7 +20,9 @@ from typing import Any
 import pytest
 
 from checkout import ROOT
+from simcore.cli.comparison import sheet
 from simcore.inputs.loading import load
+from simcore.results.compare import compare
 from simcore.results.phases import PhaseReport
 from simcore.results.report import AtRest, Peak, RankReport, Report, TrafficRow
 from simcore.results.time import StepTime
@@ -28,7 +31,12 @@ from simcore.simulate import simulate
 SCENARIOS = ROOT / "scenarios"
 FOLDERS = sorted(path for path in SCENARIOS.iterdir() if path.is_dir())
 FILES = sorted(SCENARIOS.glob("*/*.yaml"))
-TIMED = ("expert-loop", "nano-at-scale", "nano-expert-parallel", "tensor-parallel")
+TIMED = ("expert-loop", "nano-at-scale", "nano-expert-parallel", "nano-megatron-vs-fsdp2", "tensor-parallel")
+SENT = ("nano-megatron-vs-fsdp2",)
+"""Folders whose tables say what is sent, by collective and axis."""
+BESIDE = {"nano-megatron-vs-fsdp2": ("sft-16-megatron-recompute", "sft-16-automodel-recompute",
+                                     "sft-16-fsdp2-ep8-recompute")}
+"""Scenarios of which a folder keeps what `rankscope compare` prints, for a screen of 80 characters."""
 GENERATED = (
     "<!-- Made by `python tests/test_scenarios.py --write`. -->\n\n"
     "On the rank with the highest peak; GB is 1e9 bytes. Peaks are of the device: what the allocator most likely "
@@ -40,6 +48,10 @@ TIMES = (
     "beside them, what it waits for other stages (bubble) and for the host. MFU is of the dense bf16 peak, with FLOPs "
     "as the named formula counts them: compare it under one formula, tokens/s under any. USD are of a million tokens. "
     "GB are the most that leaves any rank in a step, by link.\n\n"
+)
+SENDS = (
+    "\nWhat leaves the fullest rank in a step, in GB, by collective; in brackets by mesh axis, over NVLink + over the "
+    "network.\n\n"
 )
 PHASED = (
     "\nPhases of a step, in their order, on the fullest rank: the most that lies on its GPU and, of this rank, on the "
@@ -151,7 +163,34 @@ def table(folder: Path) -> str:
     times = TIMES + _lines(TIME_HEADS, [[r.name, _gpus(r), *_time_cells(r)] for r in found])
     phases = [[r.name, *_phase_cells(phase)] for r in found for phase in r.phases]
     return (GENERATED + _lines(heads, [_row(r, published) for r in found])
+            + (SENDS + _sent(found) if folder.name in SENT else "")
             + (PHASED + _lines(PHASE_HEADS, phases) if phases else "") + (times if folder.name in TIMED else ""))
+
+
+def _sent(found: list[Report]) -> str:
+    """A column for each collective that any of them sends."""
+    rows = [[(row.collective, row) for row in report.peak_rank.traffic] if report.peak_rank else [] for report in found]
+    heads = sorted({collective for of_one in rows for collective, _ in of_one})
+    lines = [[report.name, *(_by_axis([row for name, row in of_one if name == head]) for head in heads)]
+             for report, of_one in zip(found, rows, strict=True)]
+    return _lines(["scenario", *heads], lines)
+
+
+def _by_axis(rows: list[TrafficRow]) -> str:
+    if not rows:
+        return ""
+    links: dict[str, tuple[int, int]] = {}
+    for row in rows:
+        near, far = links.get(row.axis, (0, 0))
+        links[row.axis] = near + row.nvlink_bytes, far + row.network_bytes
+    each = ", ".join(f"{axis} {_gb(near)} + {_gb(far)}" for axis, (near, far) in sorted(links.items()))
+    return f"{_gb(sum(row.wire_bytes for row in rows))} ({each})"
+
+
+def beside(folder: Path) -> str:
+    """Tables that `rankscope compare` prints for the folder's scenarios."""
+    found = [one for name in BESIDE[folder.name] for one in reports(folder / f"{name}.yaml")]
+    return "".join(f"{line}\n" for line in map(str, sheet(compare(*found), 80)))
 
 
 def _lines(heads: list[str], rows: list[list[str]]) -> str:
@@ -239,6 +278,8 @@ def write(folders: list[Path]) -> None:
         for file in sorted(folder.glob("*.yaml")):
             _stored(file).write_text(_text(answer(file)) + "\n", encoding="utf-8", newline="\n")
         (answers / "table.md").write_text(table(folder), encoding="utf-8", newline="\n")
+        if folder.name in BESIDE:
+            (answers / "compare.txt").write_text(beside(folder), encoding="utf-8", newline="\n")
 
 
 # ---- tests -----------------------------------------------------------------------------------------------------------
@@ -263,9 +304,53 @@ def test_stored_tables_are_what_comes_out(folder: Path) -> None:
     assert (folder / "answers" / "table.md").read_text(encoding="utf-8") == table(folder)
 
 
+@pytest.mark.parametrize("name", BESIDE)
+def test_stored_comparisons_are_what_comes_out(name: str) -> None:
+    stored = (SCENARIOS / name / "answers" / "compare.txt").read_text(encoding="utf-8")
+    assert stored == beside(SCENARIOS / name)
+    assert max(map(len, stored.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_the_readme_has_the_figures_of_its_comparison(name: str) -> None:
+    found = [one for stem in BESIDE[name] for one in reports(SCENARIOS / name / f"{stem}.yaml")]
+    lines = (SCENARIOS / name / "README.md").read_text(encoding="utf-8").splitlines()
+    for heading, figure in _FIGURES.items():
+        row = next(line for line in lines if line.startswith(f"| {heading} |"))
+        assert row == f"| {heading} | {' | '.join(figure(one) for one in found)} |"
+
+
+def test_what_gathers_and_reduces_in_every_microbatch_waits_for_half_of_it() -> None:
+    folder = SCENARIOS / "nano-megatron-vs-fsdp2"
+    shares = {}
+    for stem in BESIDE[folder.name]:
+        time = reports(folder / f"{stem}.yaml")[0].time
+        assert time is not None
+        rows = [row for row in time.communication if row.collective in ("all_gather", "reduce_scatter")]
+        shares[stem] = sum(row.exposed_s for row in rows) / sum(row.alone_s for row in rows)
+    megatron, *others = shares.values()
+    assert megatron < 0.1
+    assert min(others) > 0.45
+
+
+def _gathered(report: Report) -> str:
+    assert report.peak_rank is not None
+    return f"{sum(row.wire_bytes for row in report.peak_rank.traffic if row.collective == 'all_gather') / 1e9:.1f} GB"
+
+
+_FIGURES: dict[str, Callable[[Report], str]] = {
+    "needed on the fullest GPU": lambda report: f"{(report.highest_bytes or 0) / 1e9:.1f} GB",
+    "all-gather, a rank and step": _gathered,
+    "of all it sends, over the network": lambda report: f"{_links(report)['network_bytes'] / 1e9:.1f} GB",
+    "step": lambda report: f"{report.time.step_s:.1f} s" if report.time else "",
+    "million tokens": lambda report: f"{_dollars(report.time):.3f} USD" if report.time else "",
+}
+
+
 @pytest.mark.parametrize("folder", FOLDERS, ids=_id)
 def test_every_answer_has_its_scenario(folder: Path) -> None:
-    expected = {"table.md", *(f"{file.stem}.json" for file in folder.glob("*.yaml"))}
+    compared = ["compare.txt"] * (folder.name in BESIDE)
+    expected = {"table.md", *compared, *(f"{file.stem}.json" for file in folder.glob("*.yaml"))}
     assert {path.name for path in (folder / "answers").iterdir()} == expected
 
 

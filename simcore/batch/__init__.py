@@ -4,6 +4,8 @@ Input: `Entry`s of `inputs/loading.py`. Output: `Outcome`s (report and exit code
 `Frame`s.
 Start: `run.run_batch`.
 
+Comparing: `compared` (files, names, settings), `like` (a scenario with the defaults of another).
+
 Running: `worker_pool` (processes), `interrupts` (Ctrl-C, SIGTERM), `advice` (smallest changes that make a scenario
 fit). Folder of `run -o`: `folder` (opened, continued, refused), `unfinished` (results under way), `manifest` (which
 batches are in it), `fingerprint` (when two batches are the same), `lock`. Gates: `gate` (`--max-fill`, `--baseline`;

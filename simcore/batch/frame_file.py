@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Sequence
 from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
@@ -23,7 +24,7 @@ from simcore.results.report import SCHEMA_VERSION
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["arrow", "check_parquet", "write_csv", "write_parquet"]
+__all__ = ["arrow", "check_parquet", "write_csv", "write_parquet", "write_rows"]
 
 # Full-width signs count as well, as spreadsheets in Chinese, Japanese or Korean accept them.
 _FORMULA: Final = re.compile("(^|;)(\\s*)(?=[=+\\-@\uff1d\uff0b\uff0d\uff20])")
@@ -36,13 +37,16 @@ def write_csv(path: Path, frame: Frame) -> int:
     the number of cells (column names not counted) whose text got an apostrophe, because a spreadsheet would read a
     formula.
     """
-    lines = [[_cell(value) for value in row] for row in frame.rows]
+    return write_rows(path, [tuple(column.name for column in frame.columns), *frame.rows])
+
+
+def write_rows(path: Path, rows: Sequence[Sequence[Value]]) -> int:
+    """Writes rows, of which the first has the names of columns, as `write_csv` does; returns the same number."""
+    lines = [[_cell(value) for value in row] for row in rows]
     text = StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(_harmless(column.name) for column in frame.columns)
-    writer.writerows(lines)
+    csv.writer(text, lineterminator="\n").writerows(lines)
     write_whole(path, text.getvalue())
-    texts = (pair for row, line in zip(frame.rows, lines, strict=True) for pair in zip(row, line, strict=True))
+    texts = (pair for row, line in zip(rows[1:], lines[1:], strict=True) for pair in zip(row, line, strict=True))
     return sum(isinstance(value, str) and value != cell for value, cell in texts)
 
 

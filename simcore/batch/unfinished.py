@@ -13,12 +13,18 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from simcore.inputs.bounds import MAX_LINE
-from simcore.inputs.paths import writing
+from simcore.inputs.paths import is_file, writing
 
-__all__ = ["PART", "RESULTS", "Part", "whole_lines"]
+__all__ = ["PART", "RESULTS", "Part", "results_file", "whole_lines"]
 
 RESULTS: Final = "results.jsonl"
 PART: Final = "results.jsonl.part"
+
+
+def results_file(path: Path) -> Path | None:
+    """File of results that `path` names: itself (.json, .jsonl, .part), or that in a folder of `run -o`; else None."""
+    file = next((path / name for name in (RESULTS, PART) if is_file(path / name)), path)
+    return file if file.suffix in (".json", ".jsonl", ".part") else None
 
 
 def whole_lines(path: Path, start: int = 0) -> Iterator[bytes]:

@@ -5,7 +5,7 @@ Start: `app.main`; commands `run`, `place`, `check`, `compare`, `validate`, `sch
 the others have a module: `calibrate`, `explain`, `export`, `read`, `report`, `solve`.
 
 Terminal tables: `summary` (one line a scenario), `memory` (bars), `time` (where time goes), `engine` (vLLM), `phases`
-(RL), `tables` (placement, advice, comparison, validation), `columns` (layout of wide tables). `session`: one command's
-batch. `output`: where results go (JSON, pages, figures, CI). `stdio`: streams that are closed, full, or without UTF-8.
-`exit_codes`: how the process ends. `first_scenario`: the file that `init` writes.
+(RL), `comparison` (results side by side), `tables` (placement, advice, validation), `columns` (layout of wide tables).
+`session`: one command's batch. `output`: where results go (JSON, pages, figures, CI). `stdio`: streams that are closed,
+full, or without UTF-8. `exit_codes`: how the process ends. `first_scenario`: the file that `init` writes.
 """

@@ -23,6 +23,7 @@ from simcore.cli.solve import solve
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
+    from simcore.batch.compared import Compared
     from simcore.batch.folder import Existing
     from simcore.batch.gate import Gate
     from simcore.cli.session import Ran
@@ -170,24 +171,38 @@ def check(paths: Paths, *, json: Json = False, overrides: Set = None) -> None:
 
 
 @app.command()
-def compare(a: str, b: str, *, json: Json = False, overrides: Set = None) -> None:
-    """Compare two scenarios, or results of `run --json`, on their worst ranks.
+def compare(
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Scenario files or results, several or one.")],
+    *,
+    names: Annotated[list[str] | None, typer.Option("--name", help="Only this scenario, once for each.")] = None,
+    like: Annotated[str | None, typer.Option("--like", metavar="NAME", help="Give the others its defaults.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write a row for each quantity.")] = None,
+    json: Json = False,
+    overrides: Set = None,
+) -> None:
+    """Compare two or more scenarios, or results of `run` (.json, .jsonl, a folder), on their worst ranks.
 
-    A and B are files with one scenario or one result (.json, .jsonl) each; differences are B less A. Exit code 0
-    however they differ, 2 if one has no result, 3 for a bug. With --json a list of one comparison is printed.
+    Of one file all scenarios are compared; with --set they are compared with themselves, changed. --like sets what
+    differs by default from that one, where a framework takes it. Exit code 0 however they differ, 2 if one has no
+    result or their workloads differ, 3 for a bug. With --json a list of one comparison is printed.
     """
-    from simcore.cli.output import print_json, print_shown
+    from simcore.batch.compared import compared, made_alike
+    from simcore.cli.output import print_comparison, print_json, say, write_comparison
     from simcore.results.compare import compare as side_by_side
 
-    if overrides and all(path.endswith((".json", ".jsonl")) for path in (a, b)):
-        raise InputError(Problem("--set", "expected a scenario whose keys to override, got two results"))
-    both = side_by_side(_result(a, overrides), _result(b, overrides))
+    found = compared(paths, overrides or (), names or ())
+    if like is not None:
+        found, kept = made_alike(found, like)
+        for line in kept:
+            say(line)
+    reports = _compared(found, drawn=html is not None)
+    both = side_by_side(*reports)
     if json:
         print_json([both])
     else:
-        from simcore.cli.tables import comparison
-
-        print_shown(comparison(both))
+        print_comparison(both)
+    write_comparison(both, reports, html=html, csv=csv)
 
 
 @app.command()
@@ -334,22 +349,22 @@ def _written(page: Path, reports: Sequence[Report]) -> int:
     return 0
 
 
-def _result(path: str, overrides: Sequence[str] | None) -> Report:
-    """Result of the one scenario in a file, simulated, or of an earlier `run --json`."""
-    from simcore.batch.gate import read_results
+def _compared(found: Sequence[Compared], *, drawn: bool) -> list[Report]:
+    """Results in the order of `found`; `drawn`: with the details of figures, if they are few enough.
+
+    Ends the process with the problems of those that have no result.
+    """
+    from simcore.cli.report import closer
     from simcore.cli.session import run_entries
+    from simcore.results.detail import MAX_DETAILED
     from simcore.simulate import simulate
 
-    if path.endswith((".json", ".jsonl")):
-        reports = read_results(Path(path))
-    else:
-        ran = run_entries(_entries([path], overrides), simulate)
-        if ran.ended or any(o.code > 1 for o in ran.outcomes):
-            raise typer.Exit(_show(ran, json=False, summary=False))
-        reports = [o.report for o in ran.outcomes]
-    if len(reports) != 1:
-        raise InputError(Problem(path, f"compare takes one scenario from each file, this has {len(reports)}"))
-    return reports[0]
+    detail = drawn and len(found) <= MAX_DETAILED
+    ran = run_entries([one.entry for one in found if one.entry], partial(simulate, detail=True) if detail else simulate)
+    if ran.ended or any(o.code > 1 for o in ran.outcomes):
+        raise typer.Exit(_show(ran, json=False, summary=False))
+    simulated = iter(ran.outcomes)
+    return [(closer(one.result) if detail else one.result) if one.result else next(simulated).report for one in found]
 
 
 def main() -> NoReturn:

@@ -16,7 +16,7 @@ from rich.style import Style
 from simcore.cli.tables import plain
 from simcore.results.report import Report
 
-__all__ = ["GAP", "Column", "Filled", "Grid", "grids", "named"]
+__all__ = ["GAP", "Column", "Filled", "Grid", "folded", "grids", "named"]
 
 GAP = 2
 """Characters between two columns."""
@@ -125,10 +125,10 @@ def _cut(name: Filled, columns: Sequence[Filled], width: int) -> list[list[Fille
 
 def _name(report: Report, limit: int) -> str:
     """Name of a report; long names, as of sweeps, are continued on further lines."""
-    return "\n".join(_folded(plain(report.name), limit))
+    return "\n".join(folded(plain(report.name), limit))
 
 
-def _folded(name: str, limit: int) -> Iterator[str]:
+def folded(name: str, limit: int) -> Iterator[str]:
     """Lines of a name, cut after a comma, bracket or dash if there is one."""
     line = ""
     for piece in re.findall(r"[^-,\[]*[-,\[]?", name):

@@ -19,17 +19,20 @@ from simcore.results.report import Report
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from simcore.results.compare import Comparison
     from simcore.validation.validate import Validation
 
 __all__ = [
     "ci_text",
     "complain",
+    "print_comparison",
     "print_json",
     "print_schema",
     "print_shown",
     "print_summary",
     "print_validation",
     "progress",
+    "write_comparison",
     "write_figures",
     "write_new",
     "write_page",
@@ -79,6 +82,15 @@ def print_shown(*shown: RenderableType) -> None:
     from simcore.cli.tables import console
 
     console(sys.stdout).print(*shown, sep="\n")
+
+
+def print_comparison(both: Comparison) -> None:
+    """Prints the tables of a comparison to standard output, as many results beside each other as the screen holds."""
+    from simcore.cli.comparison import sheet
+    from simcore.cli.tables import console
+
+    screen = console(sys.stdout)
+    screen.print(*sheet(both, screen.width), sep="\n", soft_wrap=True)
 
 
 def print_schema(*, result: bool) -> None:
@@ -147,6 +159,22 @@ def write_page(path: Path, reports: Sequence[Report]) -> None:
     text = render(reports)
     with writing(path):
         write_whole(path, text)
+
+
+def write_comparison(both: Comparison, reports: Sequence[Report], *, html: Path | None, csv: Path | None) -> None:
+    """Writes a comparison as an HTML page and as CSV, where a path is given; InputError if one cannot be written."""
+    if csv is not None:
+        from simcore.batch.frame_file import write_rows
+        from simcore.results.compare import as_rows
+
+        with writing(csv):
+            write_rows(csv, as_rows(both))
+    if html is not None:
+        from viz.pages.page import render_comparison
+
+        text = render_comparison(reports)
+        with writing(html):
+            write_whole(html, text)
 
 
 def write_figures(folder: Path, reports: Sequence[Report], *, png: bool) -> list[Path]:

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simcore.batch.unfinished import PART, RESULTS
+from simcore.batch.unfinished import PART, results_file
 from simcore.errors import InputError, Problem
 from simcore.inputs.paths import is_file
 
 if TYPE_CHECKING:
     from simcore.results.report import Report
 
-__all__ = ["report", "results_of"]
+__all__ = ["closer", "report", "results_of"]
 
 
 def report(
@@ -45,7 +45,7 @@ def report(
     _check_png(figures, png=png)
     reports = [result for path in results for result in results_of(Path(path), overrides or ())]
     if len(reports) <= MAX_DETAILED:
-        reports = [_closer(result) for result in reports]
+        reports = [closer(result) for result in reports]
     lines, problems = list[str](), list[Problem]()
     with _apart(problems):
         write_page(output, reports)
@@ -102,10 +102,9 @@ def results_of(path: Path, overrides: Sequence[str]) -> Iterator[Report]:
     from simcore.batch.gate import read_results
     from simcore.cli.output import say
 
-    file = next((path / name for name in (RESULTS, PART) if is_file(path / name)), path)
     if is_file(path / PART):
         say(f"{path}: its last batch is not finished; the same run goes on with it")
-    if file.suffix in (".json", ".jsonl", ".part"):
+    if file := results_file(path):
         if overrides:
             raise InputError(Problem("--set", f"expected a scenario whose keys to override, {file} holds results"))
         yield from read_results(file)
@@ -128,7 +127,7 @@ def _simulated(path: Path, overrides: Sequence[str]) -> Iterator[Report]:
     yield from (outcome.report for outcome in ran.outcomes)
 
 
-def _closer(result: Report) -> Report:
+def closer(result: Report) -> Report:
     """Result with the detail of figures, if this version still computes the same numbers; else unchanged."""
     from simcore.inputs.document import Document
     from simcore.inputs.scenario import parse_scenario

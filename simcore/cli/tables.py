@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import starmap
 from typing import IO, TYPE_CHECKING
 
@@ -17,7 +17,6 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from simcore.results.compare import Comparison, Row
 from simcore.results.report import ASKED_PHASES, Advice, AtRest, Host, HostPhase, RankReport, Report
 from simcore.units import format_bytes, format_seconds
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from simcore.validation.tolerance import Judged
     from simcore.validation.validate import Compared, Summary, Validation, Verdicts
 
-__all__ = ["advice", "comparison", "console", "drawn", "hosts", "placement", "plain", "plain_table", "setting",
+__all__ = ["advice", "console", "drawn", "hosts", "placement", "plain", "plain_table", "setting",
            "validation"]
 
 _MOST_CLASSES = 16
@@ -177,28 +176,6 @@ def setting(key: str, value: object) -> str:
     """Text `--set KEY=VALUE` for a command line, quoted for a shell if necessary."""
     text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     return f"--set {shlex.quote(f'{key}={text}')}"
-
-
-def comparison(both: Comparison) -> Table:
-    """Table of two results side by side, on the worst rank of each, with differences (second less first).
-
-    Rows: memory at rest and at the peak, traffic, times; differences in bytes or seconds, and in percent of the first.
-    """
-    table = plain_table("on the worst rank", both.a, both.b, "difference", "%")
-    _section(table, "at rest (flat shards: their mean)", both.at_rest, format_bytes)
-    _section(table, "at the peak", both.peak, format_bytes)
-    _section(table, "traffic per step", both.traffic, format_bytes)
-    _section(table, "time", both.time, format_seconds)
-    return table
-
-
-def _section(table: Table, heading: str, rows: Sequence[Row], show: Callable[[float], str]) -> None:
-    table.add_row(Text(heading, style="bold"))
-    for row in rows:
-        percent = "" if row.percent is None else f"{row.percent:+.1f}"
-        sign = "+" if row.difference > 0 else ""
-        table.add_row(f"  {plain(row.what)}", show(row.a), show(row.b), sign + show(row.difference), percent)
-    table.add_section()
 
 
 def validation(found: Validation) -> list[RenderableType]:

@@ -116,6 +116,8 @@ class FrameworkAdapter:
     embedding. `freezes`: implementations whose parameters can be frozen one by one. `host_buffers`: bytes on the host
     by owner beyond tensors; with `rounded`, pinned blocks count as rounded up. `memory_options`: settings of the
     framework that advice tries where a job does not fit.
+    `dispatchers`: ways to send tokens to experts on other ranks, by a name that is equal where another framework does
+    the same, each with the framework options that choose it.
     """
 
     write_table: Callable[[Draft], Framework]
@@ -134,6 +136,7 @@ class FrameworkAdapter:
     copies_tied_head: bool = False
     freezes: tuple[str, ...] = ()
     memory_options: tuple[MemoryOption, ...] = ()
+    dispatchers: Mapping[str, Mapping[str, str]] = field(default_factory=dict, compare=False)
     host_buffers: _HostBuffers = _no_buffers
 
     def table(self, job: Job, earlier: Defaults = ()) -> Framework:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -14,7 +15,8 @@ from simcore.inputs.scenario import Scenario
 from simcore.placement.framework import Framework
 from simcore.program.hooks import HooksFactory
 
-__all__ = ["asked_adapter", "at_rest_of", "framework_adapter", "framework_file", "hooks_of", "known_frameworks"]
+__all__ = ["asked_adapter", "at_rest_of", "dispatchers_of", "framework_adapter", "framework_file", "hooks_of",
+           "known_frameworks"]
 
 _FOLDERS: Final = {
     "automodel": "automodel", "ddp": "ddp", "fsdp1": "fsdp1", "fsdp2": "fsdp2",
@@ -36,6 +38,11 @@ def framework_adapter(name: str) -> FrameworkAdapter:
     adapters: dict[str, FrameworkAdapter] = importlib.import_module(
         f"simcore.frameworks.{_FOLDERS[name]}.adapter").ADAPTERS
     return adapters[name]
+
+
+def dispatchers_of(name: str) -> Mapping[str, Mapping[str, str]]:
+    """Returns the dispatchers of the framework `name`, as `FrameworkAdapter.dispatchers`; none for an unknown one."""
+    return framework_adapter(name).dispatchers if name in _FOLDERS else {}
 
 
 def framework_file(name: str) -> str:

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-__all__ = ["OPTIMIZERS", "ROOTED_STATES", "OptimizerKind", "optimizers_of"]
+__all__ = ["AS_STORED", "OPTIMIZERS", "ROOTED_STATES", "OptimizerKind", "optimizers_of"]
 
+AS_STORED: Final = "as each parameter is stored"
+"""Format of moments that torch makes: `zeros_like` of the parameter."""
 _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 
 

@@ -1,41 +1,89 @@
-"""A comparison of two results: differences between the worst rank of each."""
+"""A comparison of two or more results: verdict, memory, traffic, time and cost of the worst rank of each."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from simcore.results.frame import Value
 from simcore.results.report import RankReport, Report
+from simcore.results.settings import Setting, asked_differently, differing_defaults
+from simcore.results.time import Cost, StepTime
 from simcore.units import format_bytes, format_seconds
 
-__all__ = ["Comparison", "Row", "compare", "worst_rank"]
+__all__ = ["Comparison", "LinkRow", "RateRow", "Row", "Section", "Unit", "as_rows", "compare", "format_value",
+           "part_rows", "phase_rows", "traffic_rows", "worst_rank"]
+
+Unit = Literal["bytes", "seconds", "share", "USD", "number"]
+_Values = Mapping[str, int | float]
 
 
-class Row(BaseModel):
-    """One quantity in result `a` and in result `b`.
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Row(_Frozen):
+    """One quantity in result `a`, in result `b`, and in all `more` results, in their order.
 
     `difference` is b - a, `percent` 100 (b - a) / a, None if a is 0. A result without that quantity counts as zero.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     what: str
     a: int | float
     b: int | float
     difference: int | float
     percent: float | None
+    more: tuple[int | float, ...] = ()
+
+    @property
+    def values(self) -> tuple[int | float, ...]:
+        """Values of all results, in their order."""
+        return (self.a, self.b, *self.more)
+
+    def percent_of(self, place: int) -> float | None:
+        """Difference of the result at `place` (0 is the first) to the first, in percent of the first; None if 0."""
+        return 100 * (self.values[place] - self.a) / self.a if self.a else None
 
 
-class Comparison(BaseModel):
-    """Two results side by side, each by its worst rank (`worst_rank`); `a` and `b` are their names.
+class LinkRow(Row):
+    """Bytes that leave the worst rank in a step by one collective on one mesh axis over one kind of link.
 
-    Rows of `at_rest` (by component), `peak` (by category) and `traffic` (bytes that leave the rank in a step) are in
-    bytes, those of `time` in seconds.
+    `link`: nvlink (inside a node, PCIe included), network (between nodes) or host (copies to and from the host).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    collective: str
+    axis: str
+    link: Literal["nvlink", "network", "host"]
+
+
+class RateRow(Row):
+    """One rate or price, whose `unit` says how to read it; a result without it has the value 0."""
+
+    unit: Unit
+
+
+class Section(NamedTuple):
+    """Rows of one field of a comparison, named as the field; `unit` is that of all rows but those of rates."""
+
+    name: str
+    unit: Unit
+    rows: tuple[Row, ...]
+
+
+class Comparison(_Frozen):
+    """Results side by side, each by its worst rank (`worst_rank`); `a`, `b` and `more` are their names.
+
+    `verdicts`: the verdict of each, or its status if it has none. `num_gpus`: 0 for a result without ranks. Rows of
+    `room` (capacity of the device, and what the fullest rank leaves of it), `at_rest` (by component), `peak` (by
+    category), `traffic` (bytes that leave the rank in a step) and `links` (the same by link) are in bytes, those of
+    `time` and `parts` (activities of the device, which add up to the step) in seconds, those of `rates` in their unit.
+    `conventions`: how each MFU counts FLOPs. `defaults`: settings in which they differ because a framework chose;
+    `asked`: all others in which the scenarios differ.
+    """
 
     a: str
     b: str
@@ -43,12 +91,36 @@ class Comparison(BaseModel):
     peak: tuple[Row, ...]
     traffic: tuple[Row, ...]
     time: tuple[Row, ...]
+    more: tuple[str, ...] = ()
+    verdicts: tuple[str, ...] = ()
+    num_gpus: tuple[int, ...] = ()
+    room: tuple[Row, ...] = ()
+    links: tuple[LinkRow, ...] = ()
+    parts: tuple[Row, ...] = ()
+    rates: tuple[RateRow, ...] = ()
+    conventions: tuple[str, ...] = ()
+    defaults: tuple[Setting, ...] = ()
+    asked: tuple[Setting, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all results, in their order."""
+        return (self.a, self.b, *self.more)
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        """All rows, section by section: device, peak, at rest, traffic, traffic by link, time, its parts, rates."""
+        return (Section("room", "bytes", self.room), Section("peak", "bytes", self.peak),
+                Section("at_rest", "bytes", self.at_rest), Section("traffic", "bytes", self.traffic),
+                Section("links", "bytes", self.links), Section("time", "seconds", self.time),
+                Section("parts", "seconds", self.parts), Section("rates", "number", self.rates))
 
     def __repr__(self) -> str:
         """One line with device memory and step time."""
-        device = [f"device {format_bytes(row.a)} -> {format_bytes(row.b)}" for row in self.peak if row.what == "device"]
-        step = [f"step {format_seconds(row.a)} -> {format_seconds(row.b)}" for row in self.time if row.what == "step"]
-        return f"<Comparison {self.a!r} -> {self.b!r}: {', '.join((*device, *step)) or 'nothing to compare'}>"
+        device = [f"device {_arrow(row, format_bytes)}" for row in self.peak if row.what == "device"]
+        step = [f"step {_arrow(row, format_seconds)}" for row in self.time if row.what == "step"]
+        names = " -> ".join(map(repr, self.names))
+        return f"<Comparison {names}: {', '.join((*device, *step)) or 'nothing to compare'}>"
 
     __str__ = __repr__
 
@@ -59,18 +131,101 @@ class Comparison(BaseModel):
         return comparison_html(self)
 
 
-def compare(a: Report, b: Report) -> Comparison:
-    """Comparison of two results; a result without ranks or time counts as zero there."""
-    rank_a, rank_b = worst_rank(a), worst_rank(b)
-    at_rest, traffic = (_at_rest(rank_a), _at_rest(rank_b)), (_traffic(rank_a), _traffic(rank_b))
+def _arrow(row: Row, show: Callable[[float], str]) -> str:
+    return " -> ".join(map(show, row.values))
+
+
+def compare(a: Report, b: Report, *more: Report) -> Comparison:
+    """Comparison of two or more results; a result without ranks or time counts as zero there."""
+    reports = (a, b, *more)
+    ranks = [worst_rank(report) for report in reports]
+    at_rest, traffic = [_at_rest(rank) for rank in ranks], [_traffic(rank) for rank in ranks]
+    times = [report.time for report in reports]
     return Comparison(
-        a=a.name,
-        b=b.name,
-        at_rest=_rows(*at_rest) + _total(*at_rest),
-        peak=_rows(_peak(rank_a), _peak(rank_b)) + _rows(_device(rank_a), _device(rank_b)),
-        traffic=_rows(*traffic) + _total(*traffic),
-        time=_rows(_time(a), _time(b)),
-    )
+        a=a.name, b=b.name, more=tuple(report.name for report in more),
+        verdicts=tuple(_verdict(report) for report in reports),
+        num_gpus=tuple(sum(rank.num_ranks for rank in report.ranks) for report in reports),
+        room=_rows([_room(report) for report in reports]),
+        at_rest=_rows(at_rest) + _total(at_rest),
+        peak=_rows([_peak(rank) for rank in ranks]) + _rows([_device(rank) for rank in ranks]),
+        traffic=_rows(traffic) + _total(traffic), links=_links(ranks),
+        time=_rows([_time(time) for time in times]),
+        parts=_rows([dict(time.parts) if time else {} for time in times]),
+        rates=_rates(reports), conventions=tuple(time.convention if time else "" for time in times),
+        defaults=differing_defaults(reports), asked=asked_differently(reports))
+
+
+_PHASES = ("step", "forward", "backward", "optimizer")
+_PARTS: Mapping[str, str] = {"forward": "forward kernels", "backward": "backward kernels",
+                             "optimizer": "optimizer kernels", "communication": "exposed communication"}
+
+
+def phase_rows(both: Comparison) -> tuple[Row, ...]:
+    """Rows of `time` that `part_rows` do not repeat: the step and its phases; all of a comparison without parts."""
+    return tuple(row for row in both.time if row.what in _PHASES) if both.parts else both.time
+
+
+def part_rows(both: Comparison) -> tuple[Row, ...]:
+    """Rows of `parts`; those that have the name of a phase are named differently here."""
+    return tuple(row.model_copy(update={"what": _PARTS.get(row.what, row.what)}) for row in both.parts)
+
+
+def traffic_rows(both: Comparison) -> tuple[Row, ...]:
+    """Rows of bytes that leave the worst rank in a step: each collective, below it its axes and links, then sums.
+
+    Names of rows below another begin with a space. Sums: over each kind of link, and of everything. Those of `traffic`,
+    without links, for a comparison that has no others.
+    """
+    return tuple(_by_link_rows(both.links)) or both.traffic
+
+
+def _by_link_rows(rows: Sequence[LinkRow]) -> Iterator[Row]:
+    for collective, group in groupby(rows, lambda row: row.collective):
+        of_one = list(group)
+        yield _summed(collective, of_one)
+        yield from (_summed(f" {row.axis} {_LINKS[row.link]}", [row]) for row in of_one)
+    for link, words in _LINKS.items():
+        if over := [row for row in rows if row.link == link]:
+            yield _summed(f"all over {words}", over)
+    if rows:
+        yield _summed("total", rows)
+
+
+_LINKS: Mapping[str, str] = {"nvlink": "NVLink", "network": "network", "host": "host"}
+
+
+def _summed(what: str, rows: Sequence[Row]) -> Row:
+    return _row(what, [sum(values) for values in zip(*(row.values for row in rows), strict=True)])
+
+
+def as_rows(both: Comparison) -> list[tuple[Value, ...]]:
+    """Rows for a spreadsheet: names of columns, then a quantity each: section, quantity, unit, value of each result.
+
+    Values are numbers in base units (B, s); the verdicts, which come first, are text.
+    """
+    rows: list[tuple[Value, ...]] = [
+        ("section", "what", "unit", *both.names), ("verdict", "verdict", "", *both.verdicts),
+        ("verdict", "GPUs", "", *both.num_gpus)]
+    for section in both.sections:
+        rows += [(section.name, row.what, _UNITS[row.unit if isinstance(row, RateRow) else section.unit], *row.values)
+                 for row in section.rows]
+    return rows
+
+
+def format_value(value: float, unit: Unit) -> str:
+    """Text of a value in its unit; a dash for zero, which also stands for a result without the quantity."""
+    if not value:
+        return "-"
+    if unit == "bytes":
+        return format_bytes(value)
+    if unit == "seconds":
+        return format_seconds(value)
+    if unit == "share":
+        return f"{value:.1%}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
+
+
+_UNITS: Mapping[Unit, str] = {"bytes": "B", "seconds": "s", "share": "", "USD": "USD", "number": ""}
 
 
 def worst_rank(report: Report) -> RankReport | None:
@@ -79,6 +234,16 @@ def worst_rank(report: Report) -> RankReport | None:
     None without ranks.
     """
     return report.peak_rank or max(report.ranks, key=RankReport.at_rest_bytes, default=None)
+
+
+def _verdict(report: Report) -> str:
+    return (report.verdict or "") if report.status == "ok" else report.status
+
+
+def _room(report: Report) -> dict[str, int]:
+    if report.capacity_bytes is None or report.headroom_bytes is None:
+        return {}
+    return {"capacity": report.capacity_bytes, "left": report.headroom_bytes}
 
 
 def _at_rest(rank: RankReport | None) -> dict[str, int]:
@@ -107,10 +272,32 @@ def _traffic(rank: RankReport | None) -> dict[str, int]:
     return dict(wire)
 
 
-def _time(report: Report) -> dict[str, float]:
-    if report.time is None:
+_Link = tuple[str, str, Literal["nvlink", "network", "host"]]
+
+
+def _links(ranks: Sequence[RankReport | None]) -> tuple[LinkRow, ...]:
+    """Rows by collective, axis and link, without those that are zero in every result."""
+    sent = [_by_link(rank) for rank in ranks]
+    found = dict.fromkeys(key for of_one in sent for key in of_one)
+    ordered = sorted(found, key=lambda key: (*key[:2], list(_LINKS).index(key[2])))
+    rows = ((key, _row(" ".join(key), [of_one[key] for of_one in sent])) for key in ordered)
+    return tuple(LinkRow(collective=key[0], axis=key[1], link=key[2], **row.model_dump())
+                 for key, row in rows if any(row.values))
+
+
+def _by_link(rank: RankReport | None) -> Counter[_Link]:
+    """Bytes by (collective, axis, link); what crosses neither NVLink nor the network is copied to or from the host."""
+    sent: Counter[_Link] = Counter()
+    for row in rank.traffic if rank else ():
+        sent[row.collective, row.axis, "nvlink"] += row.nvlink_bytes
+        sent[row.collective, row.axis, "network"] += row.network_bytes
+        sent[row.collective, row.axis, "host"] += row.wire_bytes - row.nvlink_bytes - row.network_bytes
+    return sent
+
+
+def _time(time: StepTime | None) -> dict[str, float]:
+    if time is None:
         return {}
-    time = report.time
     return {
         "step": time.step_s,
         "forward": time.forward_s,
@@ -121,14 +308,43 @@ def _time(report: Report) -> dict[str, float]:
     }
 
 
-def _total(a: Mapping[str, int], b: Mapping[str, int]) -> tuple[Row, ...]:
-    return _rows({"total": sum(a.values())}, {"total": sum(b.values())})
+def _rates(reports: Sequence[Report]) -> tuple[RateRow, ...]:
+    """Rows of rates and prices that at least one result has."""
+    found = [_rates_of(report) for report in reports]
+    keys = dict.fromkeys(key for of_one in found for key in of_one)
+    return tuple(RateRow(unit=unit, **_row(what, [of_one.get((what, unit), 0) for of_one in found]).model_dump())
+                 for what, unit in keys)
 
 
-def _rows(a: Mapping[str, int | float], b: Mapping[str, int | float]) -> tuple[Row, ...]:
-    """Rows in the order of `a`, then those that only `b` has."""
-    return tuple(_row(what, a.get(what, 0), b.get(what, 0)) for what in dict.fromkeys((*a, *b)))
+def _rates_of(report: Report) -> dict[tuple[str, Unit], float]:
+    time = report.time
+    rates: dict[tuple[str, Unit], float | None] = {}
+    if time is not None:
+        rates = {("tokens/s per GPU", "number"): time.tokens_per_s_per_gpu, ("MFU", "share"): time.mfu,
+                 ("model TFLOP/s per GPU", "number"): time.model_tflops_per_gpu, **_prices(time.cost or Cost())}
+    if report.serving is not None:
+        rates |= {("tokens in the cache", "number"): report.serving.cache_tokens,
+                  ("full-length sequences", "number"): report.serving.concurrency,
+                  ("decoded tokens/s", "number"): max((d.tokens_per_s for d in report.serving.decode), default=None)}
+    return {key: value for key, value in rates.items() if value is not None}
 
 
-def _row(what: str, a: int | float, b: int | float) -> Row:
-    return Row(what=what, a=a, b=b, difference=b - a, percent=100 * (b - a) / a if a else None)
+def _prices(cost: Cost) -> dict[tuple[str, Unit], float | None]:
+    return {("USD per step", "USD"): cost.per_step, ("USD per M tokens", "USD"): cost.per_million_tokens,
+            ("USD per GPU hour", "USD"): cost.price_per_gpu_hour, ("GPU hours of the run", "number"): cost.gpu_hours,
+            ("USD for the run", "USD"): cost.per_run}
+
+
+def _total(results: Sequence[Mapping[str, int]]) -> tuple[Row, ...]:
+    return _rows([{"total": sum(values.values())} for values in results])
+
+
+def _rows(results: Sequence[_Values]) -> tuple[Row, ...]:
+    """Rows in the order of the first result, then those that only later ones have."""
+    return tuple(_row(what, [values.get(what, 0) for values in results])
+                 for what in dict.fromkeys(what for values in results for what in values))
+
+
+def _row(what: str, values: Sequence[int | float]) -> Row:
+    a, b, *more = values
+    return Row(what=what, a=a, b=b, difference=b - a, percent=100 * (b - a) / a if a else None, more=tuple(more))

@@ -172,19 +172,6 @@ def test_place_shows_components(ran: Run) -> None:
     assert ran("place", "nano=bad").code == 2
 
 
-def test_compare_takes_scenarios_and_results(ran: Run, tmp_path: Path) -> None:
-    (tmp_path / "old.json").write_text(ran("run", "a", "--json").out)
-    result = ran("compare", tmp_path / "old.json", "b=oom")
-    assert result.code == 0
-    assert "+60.00 GiB" in result.out
-    assert json.loads(ran("compare", "a", "b", "--json").out)[0]["b"] == "b"
-    assert ran("compare", "a", "b=illegal").code == 2
-    assert ran("compare", "a", "b=bad").code == 2
-    unchanged = ran("compare", tmp_path / "old.json", tmp_path / "old.json", "--set", "mesh.ep=4")
-    assert unchanged.code == 2
-    assert "expected a scenario whose keys to override, got two results" in unchanged.err
-
-
 def test_check_says_legal(ran: Run) -> None:
     assert "legal" in ran("check", "a").out
     assert ran("check", "a", "b=bad").code == 2

@@ -7,8 +7,7 @@ import io
 from rich.console import Console
 
 from fakes import rank, report
-from simcore.cli.tables import advice, comparison, drawn, hosts, placement
-from simcore.results.compare import compare
+from simcore.cli.tables import advice, drawn, hosts, placement
 from simcore.results.quantiles import Drawn, DrawnLengths, DrawnPeak, Quantiles
 from simcore.results.report import Advice, Host, HostPhase
 
@@ -83,13 +82,6 @@ def test_advice_is_a_line_a_change() -> None:
     nearest = made.model_copy(update={"verdict": "oom", "headroom_bytes": -(2**30)})
     assert "not enough; nearest" in shown(*advice(report("a", 100, advice=(nearest,))))
     assert advice(report("a", 100)) == []
-
-
-def test_comparison_shows_signs_and_percent() -> None:
-    text = shown(comparison(compare(report("a", 40), report("b", 50))))
-    device = next(line for line in text.splitlines() if "device" in line)
-    for word in ("40.00 GiB", "50.00 GiB", "+10.00 GiB", "+25.0"):
-        assert word in device
 
 
 def test_a_narrow_terminal_folds_names_and_cuts_none() -> None:

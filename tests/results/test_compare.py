@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from fakes import GIB, illegal, rank, report
-from simcore.results.compare import Comparison, Row, compare, worst_rank
+from fakes import GIB, illegal, rank, report, traffic
+from simcore.results.compare import Comparison, Row, as_rows, compare, part_rows, phase_rows, traffic_rows, worst_rank
+from simcore.results.report import Report
+from simcore.results.time import Cost
 
 
 def row(rows: tuple[Row, ...], what: str) -> Row:
@@ -54,3 +56,80 @@ def test_a_comparison_is_frozen_and_goes_through_json() -> None:
     assert Comparison.model_validate_json(both.model_dump_json()) == both
     with pytest.raises(ValidationError):
         both.a = "c"
+
+
+def timed(name: str, step_s: float = 0.5, **changed: object) -> Report:
+    """A report whose step has parts and a price."""
+    base = report(name, step_s=step_s)
+    assert base.time is not None
+    cost = Cost(price_per_gpu_hour=2, per_step=0.004, per_million_tokens=0.5)
+    parts = {"forward": 0.1, "backward": 0.2, "communication": 0.2}
+    return base.model_copy(update={"time": base.time.model_copy(update={"parts": parts, "cost": cost} | changed)})
+
+
+def linked(name: str, nvlink: int, network: int) -> Report:
+    """A report whose gathers cross both links."""
+    rows = (traffic("all_gather", nvlink + network).model_copy(
+        update={"nvlink_bytes": nvlink * GIB, "network_bytes": network * GIB}), traffic("copy", 2))
+    return report(name, ranks=(rank(traffic=rows),))
+
+
+def test_a_third_result_is_compared_with_the_first() -> None:
+    every = compare(report("a", 40), report("b", 50), report("c", 20))
+    assert every.names == ("a", "b", "c")
+    device = row(every.peak, "device")
+    assert device.values == (40 * GIB, 50 * GIB, 20 * GIB)
+    assert [device.percent_of(place) for place in range(3)] == [0, 25, -50]
+    assert (device.difference, device.percent) == (10 * GIB, 25)
+    assert repr(every) == ("<Comparison 'a' -> 'b' -> 'c': device 40.00 GiB -> 50.00 GiB -> 20.00 GiB, "
+                           "step 500 ms -> 500 ms -> 500 ms>")
+    assert Comparison.model_validate_json(every.model_dump_json()) == every
+
+
+def test_verdicts_are_the_words_of_the_reports() -> None:
+    unsure = report("c").model_copy(update={"verdict": "unsure"})  # a value that a later version adds
+    every = compare(report("a"), report("b", 100), unsure, illegal("d"), report("e", None))
+    assert every.verdicts == ("fits", "oom", "unsure", "illegal", "")
+    assert every.num_gpus == (4, 4, 4, 0, 4)
+
+
+def test_traffic_is_divided_by_axis_and_link() -> None:
+    both = compare(linked("a", 3, 1), linked("b", 0, 5))
+    assert [(one.collective, one.axis, one.link, one.a // GIB, one.b // GIB) for one in both.links] == [
+        ("all_gather", "dp_shard", "nvlink", 3, 0), ("all_gather", "dp_shard", "network", 1, 5),
+        ("copy", "dp_shard", "host", 2, 2)]
+    assert [(one.what, one.a // GIB, one.b // GIB) for one in traffic_rows(both)] == [
+        ("all_gather", 4, 5), (" dp_shard NVLink", 3, 0), (" dp_shard network", 1, 5), ("copy", 2, 2),
+        (" dp_shard host", 2, 2), ("all over NVLink", 3, 0), ("all over network", 1, 5), ("all over host", 2, 2),
+        ("total", 6, 7)]
+    older = both.model_copy(update={"links": ()})
+    assert traffic_rows(older) == both.traffic
+
+
+def test_parts_add_up_to_the_step_and_replace_what_they_divide() -> None:
+    both = compare(timed("a"), timed("b"))
+    assert sum(one.a for one in both.parts) == both.time[0].a
+    assert [one.what for one in part_rows(both)] == ["forward kernels", "backward kernels", "exposed communication"]
+    assert [one.what for one in phase_rows(both)] == ["step", "forward", "backward", "optimizer"]
+    assert phase_rows(compare(report("a"), report("b")))[4].what == "exposed communication"
+
+
+def test_rates_and_prices_have_units() -> None:
+    both = compare(timed("a"), timed("b", cost=None))
+    assert {one.what: (one.unit, one.a, one.b) for one in both.rates} == {
+        "tokens/s per GPU": ("number", 12_345.6, 12_345.6), "MFU": ("share", 0.3, 0.3),
+        "model TFLOP/s per GPU": ("number", 300, 300), "USD per step": ("USD", 0.004, 0),
+        "USD per M tokens": ("USD", 0.5, 0), "USD per GPU hour": ("USD", 2, 0)}
+    assert both.conventions == ("rankscope", "rankscope")
+
+
+def test_rows_for_a_spreadsheet_have_every_quantity_once() -> None:
+    both = compare(timed("a"), timed("b"), timed("c"))
+    heads, verdicts, gpus, *rows = as_rows(both)
+    assert heads == ("section", "what", "unit", "a", "b", "c")
+    assert verdicts[3:] == ("fits", "fits", "fits")
+    assert gpus[3:] == (4, 4, 4)
+    assert len(rows) == sum(len(section.rows) for section in both.sections)
+    assert len({one[:2] for one in rows}) == len(rows)
+    assert ("rates", "USD per step", "USD", 0.004, 0.004, 0.004) in rows
+    assert ("peak", "device", "B", 40 * GIB, 40 * GIB, 40 * GIB) in rows

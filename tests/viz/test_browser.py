@@ -14,7 +14,7 @@ from browser import Tab, tab
 from reports import swept_report
 from simcore.results.report import Report
 from simcore.simulate import simulate
-from viz.pages.page import render
+from viz.pages.page import render, render_comparison
 
 pytestmark = pytest.mark.slow
 EVIL = "<script>document.title='harmed'</script><img src=x onerror=alert(1)>\x1b[31m\x00\x9b"
@@ -88,6 +88,21 @@ def test_numbers_of_two_are_whole_and_marks_of_an_axis_are_apart(shown: Any, wid
     assert page.run(OVERLAPS) == []
     page = shown(staged(), width=width)
     assert page.run(OVERLAPS) == []
+
+
+@pytest.mark.parametrize("width", [1280, 700, 390])
+def test_three_are_side_by_side_and_nothing_is_cut_off(browser: Tab, tmp_path: Path, width: int) -> None:
+    browser.complaints.clear()
+    (tmp_path / "page.html").write_text(render_comparison([staged("one"), other(), staged("three")]), encoding="utf-8")
+    browser.open(tmp_path / "page.html", width)
+    assert browser.run(TOO_WIDE) == []
+    assert browser.run(OVERLAPS) == []
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    assert width < 700 or browser.run(CUT) == []
+    charts = browser.run(DRAWN)
+    assert sum(1 for name, *_ in charts if name == "chart") >= 3
+    assert all(wide > 60 and high > 0 and parts > 0 for _, wide, high, parts in charts), charts
+    assert browser.complaints == []
 
 
 def test_a_page_ends_where_its_words_end(shown: Any) -> None:

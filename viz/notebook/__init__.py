@@ -4,7 +4,7 @@ Comes in: a `Report`, a `Comparison` or a `Frame`; their methods `_repr_html_` i
 text of one `<div>` that brings its own rules and textures and changes nothing around it.
 
 - `report`: the card of one result.
-- `comparison`: the card of two results, each number with its difference.
+- `comparison`: the card of several results, each number with its difference to the first.
 - `frame`: the card of a table of results.
 - `fragment`: the frame of every card: rules that reach only the card, light or dark as the notebook is.
 

@@ -5,7 +5,7 @@ content policy lets nothing run but its own style sheet and its own script, `pag
 is still on the page.
 
 - `page`: the page around everything; it chooses among the next three.
-- `report` (one report), `comparison` (two, side by side), `batch` (many: filters, scatters, a table).
+- `report` (one report), `comparison` (two or more, side by side), `batch` (many: filters, scatters, a table).
 - Sections of a report: `phases` (reinforcement learning, inference engine), `ranks` (a class of ranks), `timeline`.
 - Parts: `tables`, `detail_tables` (every tensor, every owner at the peak), `verdict` (its badge and bars),
   `scenario_keys` (keys in which scenarios differ).

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.resources import files
 from typing import Final
 
@@ -17,7 +17,7 @@ from viz.pages.report import article
 from viz.palette import texture_definitions
 from viz.stylesheet import stylesheet
 
-__all__ = ["render"]
+__all__ = ["render", "render_comparison"]
 
 _STYLE: Final = stylesheet()
 _SCRIPT: Final = files("viz.pages").joinpath("page.js").read_text(encoding="utf-8").strip()
@@ -29,7 +29,16 @@ def render(reports: Sequence[Report]) -> str:
 
     Two to eight reports are also there in full, folded.
     """
-    main = element("main", element("h1", "rankscope report"), *_parts(reports))
+    return _page(reports, "rankscope report", _parts(reports))
+
+
+def render_comparison(reports: Sequence[Report]) -> str:
+    """Returns the HTML text of a page with two or more reports side by side; up to eight are there in full, folded."""
+    return _page(reports, "rankscope comparison", (comparison(*reports), *_in_full(reports)))
+
+
+def _page(reports: Sequence[Report], title: str, parts: Iterable[Markup]) -> str:
+    main = element("main", element("h1", title), *parts)
     textures = element("svg", texture_definitions(), class_="textures", width=0, height=0, aria_hidden="true")
     body = element("body", textures, main, element("footer", element("p", _NOTE)), element("script", Markup(_SCRIPT)))
     return f"<!DOCTYPE html>\n{element('html', _head(reports), body, lang='en')}\n"
@@ -43,8 +52,13 @@ def _parts(reports: Sequence[Report]) -> Iterator[Markup]:
     else:
         is_few = len(reports) <= MAX_DETAILED
         yield batch(reports, linked=is_few) if len(reports) > 2 else comparison(*reports)
-        if is_few:
-            yield from (_folded(report, n, len(reports)) for n, report in enumerate(reports, 1))
+        yield from _in_full(reports)
+
+
+def _in_full(reports: Sequence[Report]) -> Iterator[Markup]:
+    """Yields an article for each report, folded; none for many reports."""
+    if len(reports) <= MAX_DETAILED:
+        yield from (_folded(report, n, len(reports)) for n, report in enumerate(reports, 1))
 
 
 def _folded(report: Report, ordinal: int, count: int) -> Markup:

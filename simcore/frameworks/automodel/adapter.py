@@ -14,6 +14,7 @@ ADAPTERS = {"automodel": FrameworkAdapter(
     implementations=("automodel", "hf", "hub"), implementation_of=implementation_of,
     options=lambda implementation: OPTIONS,
     serves_qlora=True,
+    dispatchers={name: {"dispatcher": name} for name in OPTIONS["dispatcher"]},
     memory_options=(
         MemoryOption("reshard", {"framework_options.moe.reshard_after_forward": True}),
         MemoryOption("reshard", {"framework_options.reshard_after_forward": True}),

@@ -39,7 +39,7 @@ from simcore.frameworks.common.liger import LIGER_FAMILIES, LIGER_OPTION, has_li
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed, packed_of
 from simcore.frameworks.common.torch import States, all_or_no_checkpoint, states_of, torch_optimizer
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
-from simcore.inputs.optimizers import OPTIMIZERS
+from simcore.inputs.optimizers import AS_STORED, OPTIMIZERS
 from simcore.operators.automodel.options import RELEASE_0_7_0, SNAPSHOT_2026_06_08, AutomodelOptions, Dispatcher
 from simcore.operators.hf.options import HfOptions
 from simcore.pipeline.schedule import Schedule
@@ -137,7 +137,7 @@ def _note_defaults(job: Draft, stored: str) -> None:
         source = "0.7.0 _transformers/infrastructure.py:683: PEFT stores them in the compute dtype"
         job.note("precision of frozen parameters", job.compute, source)
     if OPTIMIZERS[training.optimizer.name].states:
-        job.auto("training.optimizer.moments", training.optimizer.moments, "as each parameter is stored",
+        job.auto("training.optimizer.moments", training.optimizer.moments, AS_STORED,
                  "recipes: torch.optim.Adam, zeros_like(parameter)")
     if training.method == "qlora":
         job.auto("implementation", job.scenario.implementation, "hf", f"{QUANTISED}: transformers' loader packs them")

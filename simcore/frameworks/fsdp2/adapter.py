@@ -16,6 +16,7 @@ ADAPTERS = {"fsdp2": FrameworkAdapter(
     options=lambda implementation: TRAINERS[implementation].options,
     quantize=in_fp8, serves_qlora=True, casts_parameters=True,
     freezes=("hf",),  # a unit may have trainable and frozen parameters (torch 2.13 `_fsdp_param_group.py`)
+    dispatchers={"alltoall": {}},  # rows are exchanged by NCCL's all-to-all: `operators/hf/moe.py`
     memory_options=(
         MemoryOption("reshard", {"framework_options.reshard_after_forward": True}),
         MemoryOption("reshard", {"framework_options.set_last_reshard": True}),

@@ -21,7 +21,7 @@ from simcore.frameworks.fsdp2.options import strategy, wrapping
 from simcore.frameworks.fsdp2.rules import packed_weights, rules_of
 from simcore.frameworks.fsdp2.trainers import TRAINERS
 from simcore.frameworks.fsdp2.units import units
-from simcore.inputs.optimizers import OPTIMIZERS
+from simcore.inputs.optimizers import AS_STORED, OPTIMIZERS
 from simcore.models.graph import ModelGraph
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.framework import Framework, Optimizer, Unit
@@ -141,7 +141,7 @@ def _note_defaults(job: Draft, options: dict[str, object]) -> None:
         job.auto("framework_options.reshard_after_forward", "auto",
                  *(given.reshard if job.mesh.pp == 1 else given.reshard_in_stages))
     if OPTIMIZERS[job.scenario.training.optimizer.name].states:
-        job.auto("training.optimizer.moments", job.scenario.training.optimizer.moments, "as each parameter is stored",
+        job.auto("training.optimizer.moments", job.scenario.training.optimizer.moments, AS_STORED,
                  "torch 2.13 optim/adam.py: zeros_like(parameter)")
 
 

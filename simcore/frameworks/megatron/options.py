@@ -17,7 +17,7 @@ from simcore.operators.megatron.ops.options import (
 from simcore.placement.job import Draft, Job
 from simcore.units import dtype_bytes
 
-__all__ = ["OPTIONS", "VERSIONS", "fuses_experts", "implementation_options", "version_of"]
+__all__ = ["DISPATCHERS", "OPTIONS", "VERSIONS", "fuses_experts", "implementation_options", "version_of"]
 
 VERSIONS = ("core 0.16.1 + bridge 0.3.1", "main 2026-08-22")
 OPTIONS = {
@@ -60,6 +60,13 @@ OPTIONS = {
     **GRAPH_OPTIONS,
     **FP8_OPTIONS,
 }
+DISPATCHERS = {
+    "alltoall": {"moe_token_dispatcher_type": "alltoall"},
+    "allgather": {"moe_token_dispatcher_type": "allgather"},
+    "deepep": {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"},
+    "hybridep": {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"},
+}
+"""Core 0.16.1 transformer_config.py:675 and :682: the type, and the library that flex calls."""
 SOFTMAX_ROUTED = ("gpt2", "mixtral", "qwen3_moe")
 
 

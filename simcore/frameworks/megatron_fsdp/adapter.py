@@ -17,4 +17,5 @@ ADAPTERS = {"megatron_fsdp": FrameworkAdapter(
     options=lambda implementation: OPTIONS,
     at_rest=AtRest(exact=exact_in_buckets, padding=bucket_padding_bytes),
     quantize=in_fp8, default_etp=default_etp, qlora_refusal=QLORA_REFUSAL,
+    dispatchers={"alltoall": {}},
 )}
