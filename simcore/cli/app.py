@@ -259,7 +259,7 @@ def init(
     Exit code 2, and no file, if FILE exists without --force or a value is wrong; a layout that the framework refuses is
     written. --json only leaves out the message that FILE was written.
     """
-    from simcore.cli.first_scenario import expect_readable, starter_text
+    from simcore.docgen.first_scenario import expect_readable, starter_text
     from simcore.cli.output import write_new
 
     path = Path("scenario.yaml" if file == "-" else file)

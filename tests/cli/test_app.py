@@ -25,7 +25,7 @@ from simcore.results.report import Report
 @pytest.fixture(autouse=True)
 def _engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A path is `name=what the engine does with it`."""
-    names = ("simcore.inputs.loading", "simcore.simulate", "simcore.cli.first_scenario", "simcore.batch.advice")
+    names = ("simcore.inputs.loading", "simcore.simulate", "simcore.docgen.first_scenario", "simcore.batch.advice")
     loading, simulate, starter, advice = (ModuleType(name) for name in names)
     vars(loading)["read"] = lambda paths, overrides: [_read(str(path)) for path in paths]
     vars(simulate).update(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from simcore.cli.first_scenario import expect_readable, starter_text
+from simcore.docgen.first_scenario import expect_readable, starter_text
 from simcore.errors import InputError
 from simcore.inputs.document import parse_document
 from simcore.inputs.loading import load
