@@ -29,10 +29,10 @@ _NAME: Final = 26
 """Characters of a scenario's name in one line of the table, at most."""
 _SHARED: Final = ("framework", "layout", "GPUs", "method")
 """Columns that are left out where several scenarios are alike in them; a line below the table has them then."""
-_ORDER: Final = ("framework", "layout", "GPUs", "method", "at rest", "verdict", "peak", "capacity", "full", "peak at",
+_ORDER: Final = ("framework", "layout", "GPUs", "method", "at rest", "verdict", "peak", "capacity", "fill", "peak at",
                  "step", "tokens/s", "MFU", "USD per M", "all-gather", "red.-scatter", "other sent")
 """Columns from left to right, by the first words of their headings."""
-_IMPORTANT: Final = ("verdict", "peak", "full", "step", "layout", "tokens/s", "framework", "GPUs", "method", "MFU",
+_IMPORTANT: Final = ("verdict", "peak", "fill", "step", "layout", "tokens/s", "framework", "GPUs", "method", "MFU",
                      "USD per M", "at rest", "capacity", "peak at", "all-gather", "red.-scatter", "other sent")
 _DECIDING: Final = {
     "training.precision.params": "parameters", "training.optimizer.master": "master parameters", "mesh.etp": "etp",

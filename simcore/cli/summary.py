@@ -210,7 +210,7 @@ _STEP = (
     Column("step", _step),
     Column("tokens/s\nper GPU", _tokens),
 )
-_FULL = Column("full", lambda report: f"{report.highest_bytes / report.capacity_bytes:.0%}"
+_FULL = Column("fill", lambda report: f"{report.highest_bytes / report.capacity_bytes:.0%}"
                if report.highest_bytes is not None and report.capacity_bytes else "", coloured=True)
 _RATES = (
     Column("MFU", lambda report: f"{report.time.mfu:.1%}" if report.time else ""),

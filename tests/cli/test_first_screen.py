@@ -29,7 +29,7 @@ def test_one_table_fits_the_width(width: int) -> None:
     lines = shown([report("nano"), report("big", 100), illegal("odd"), report("x" * 60)], width)
     assert max(map(cell_len, lines)) <= width
     assert sum(line.startswith("\u2500") for line in lines) == 1
-    for word in ("verdict", "peak", "full", "step"):
+    for word in ("verdict", "peak", "fill", "step"):
         assert any(word in line for line in lines[:2])
 
 
