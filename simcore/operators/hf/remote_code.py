@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Mlp, Moe
+from simcore.operators.hf.expert_modules import index_add_, params_of_one, picked, share_of
 from simcore.operators.hf.layers import Core, has_flash_attention, mlp
 from simcore.operators.shared import aten
 from simcore.recording.layer import LayerWorkload
-from simcore.recording.tape import Kernel, Param, Tape, Tensor
+from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["causal_mask", "core", "experts", "shifted"]
 
@@ -60,59 +60,23 @@ def experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidden: Tenso
     One expert after another runs on its even share of rows ([Note: the hub's experts]). `indices`, `weights` (fp32):
     numbers and weights of the chosen experts, [tokens, top_k]. Raises NotYet for fewer rows than experts.
     """
-    rows = run.tokens * block.top_k
-    if rows < block.num_experts:
-        raise NotYet(Problem("training.seq_len", f"not yet: {rows} routed rows for {block.num_experts} experts: one "
-                             "that gets none is run on a row of zeros"))
-    one, path = replace(run, params=_of_one(run, name)), f"{name}.experts"
+    one, path = replace(run, params=params_of_one(run, name)), f"{name}.experts"
     shape = Mlp(block.hidden, block.expert_ffn, gated=False)
     final = aten.new(tape, hidden.shape, weights.dtype, "final")
     # All experts' masks are views of it, it lives until the loop is over.
     _one_hot = aten.new(tape, (*indices.shape, block.num_experts), "int64", "expert_mask", indices.nbytes)
     for expert in range(block.num_experts):
         tape.stop()  # torch.where tells how many rows it found
-        share = rows * (expert + 1) // block.num_experts - rows * expert // block.num_experts
+        share = share_of(run, block, expert)
         # Both numbers of every entry found are columns of one tensor.
         found = aten.new(tape, (share, 2), "int64", "found", _one_hot.nbytes // block.num_experts)
         token = Tensor(found.storage, (share,), "int64")
-        own = _picked(tape, weights, token)
+        own = picked(tape, weights, token)
         rows_in = aten.index(tape, hidden, token, "dispatched")
         out = mlp(tape, one, path, shape, rows_in)
         weighted = aten.mul_rows(tape, out, own, "weighted")
-        _index_add_(tape, final, token, weighted)
+        index_add_(tape, final, token, weighted)
     return aten.cast(tape, final, hidden.dtype)
-
-
-def _of_one(run: LayerWorkload, name: str) -> dict[str, Param]:
-    """Parameters of one expert, which are those of every other."""
-    return {key: replace(param, shape=param.shape[1:]) for key, param in run.params.items()
-            if key.startswith(f"{name}.experts.")}
-
-
-def _picked(tape: Tape, weights: Tensor, token: Tensor) -> Tensor:
-    """`weights[token, place]`: one number a row; the gradient is put into zeros of the whole."""
-    shape, dtype = weights.shape, weights.dtype
-
-    def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
-        zeros = aten.new(tape, shape, dtype, "zeros")
-        return [aten.new(tape, shape, dtype, "grad_row_weights", zeros.nbytes, Kernel.PERMUTE)]
-
-    node = tape.node((weights,), (token, token), backward)
-    out = aten.new(tape, token.shape, dtype, "row_weights", 2 * token.nbytes, Kernel.PERMUTE)
-    out.node = node
-    return out
-
-
-def _index_add_(tape: Tape, into: Tensor, rows: Tensor, x: Tensor) -> None:
-    """`into.index_add_(0, rows, x)`: the gradient passes to what was there, x gets its rows of it and is kept.
-
-    torch 2.13 `tools/autograd/derivatives.yaml`, index_add: x's shape is read from x itself.
-    """
-    shape, dtype, num_bytes = x.shape, x.dtype, x.nbytes
-    node = tape.node((into, x), (rows, x), lambda tape, grads, saved: [
-        grads[0], aten.new(tape, shape, dtype, "grad_weighted", num_bytes, Kernel.PERMUTE)])
-    tape.compute(Kernel.PERMUTE, x.numel, 3 * num_bytes)
-    into.node = node
 
 
 def shifted(tape: Tape, logits: Tensor) -> Tensor:
