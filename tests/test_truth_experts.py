@@ -1,4 +1,4 @@
-"""QLoRA of experts that are modules, against bitsandbytes, PEFT and transformers 4.57.1: `tests/truth/probe_experts.py`."""
+"""QLoRA of experts that are modules, against bitsandbytes, PEFT, transformers 4.57.1: `truth/probe_experts.py`."""
 
 from __future__ import annotations
 

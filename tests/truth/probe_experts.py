@@ -8,9 +8,10 @@ NemotronHMOE.moe runs it: bytes of every birth in order, each pass apart, what i
 most in either pass. `steps`: two steps of models of transformers 4.57.1 (TRANSFORMERS_4: a folder with it,
 huggingface_hub 0.36.2 and tokenizers 0.22.1), measured as in `probe_qlora.py`, whose product of many rows they run;
 they get a mask of ones, as collators make it (without one 4.57.1 `masking_utils.py` makes a mask for packed sequences
-and SDPA leaves its fast kernels); `packed`: last names of the modules that transformers replaces, with how many. Every expert gets its even share of rows:
-the numbers of the chosen ones are written over where torch has put its own. Both ends of the numbers' range, which
-one_hot asks for on a CPU alone (8 bytes each), are left out.
+and SDPA leaves its fast kernels); `packed`: last names of the modules that transformers
+replaces, with how many. Every expert gets its even share of rows: the numbers of the chosen ones are written over where
+torch has put its own. Both ends of the numbers' range, which one_hot asks for on a CPU alone (8 bytes each), are left
+out.
 """
 
 from __future__ import annotations
@@ -123,8 +124,8 @@ def looped(case: dict[str, Any]) -> dict[str, Any]:
     events = [change for _, change in tracker.events]
     assert events[start:forward].count(8) == 2
     return {"forward": [x for x in events[start:forward] if x > 0 and x != 8],
-            "backward": [x for x in events[forward:] if x > 0], "kept": sum(events[start:forward]), "peaks": [max(accumulate(events[start:forward])),
-                                                          max(accumulate(events[forward:]))]}
+            "backward": [x for x in events[forward:] if x > 0], "kept": sum(events[start:forward]),
+            "peaks": [max(accumulate(events[start:forward])), max(accumulate(events[forward:]))]}
 
 
 # ---- steps of transformers 4 -----------------------------------------------------------------------------------------

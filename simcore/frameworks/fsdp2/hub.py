@@ -23,6 +23,6 @@ def _trainer(layers: Layers, options: dict[str, tuple[Any, ...]]) -> Trainer:
                    layer_options=layers.layer_options, serves_muon=False)
 
 
-HUB_TRAINER: Final = replace(
-    _trainer(HUB, {}), defaults=replace(_transformers.DEFAULTS, loss=("hf", f"{_FILE}: CrossEntropyLoss of fp32 logits")))
+_LOSS: Final = ("hf", f"{_FILE}: CrossEntropyLoss of fp32 logits")
+HUB_TRAINER: Final = replace(_trainer(HUB, {}), defaults=replace(_transformers.DEFAULTS, loss=_LOSS))
 FOUR_TRAINER: Final = _trainer(FOUR, {"recompute_by": _transformers.OPTIONS["recompute_by"]})

@@ -6,7 +6,7 @@ Routing cannot be known here: it is perfectly balanced, batched products over eq
 from __future__ import annotations
 
 from simcore.models.blocks import Branch, Mlp, Moe
-from simcore.operators.hf import expert_modules, remote_code
+from simcore.operators.hf import remote_code
 from simcore.operators.hf.layers import is_of_hub, linear, mlp, relu2
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared import aten
@@ -61,7 +61,7 @@ def routed(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor, ind
     runs: grouped, batched or the repository's own. `name`: the module in the layer.
     """
     if HfOptions.of(run.options).has_expert_modules:
-        return expert_modules.experts(tape, run, name, block, x, indices, weights)
+        return remote_code.experts_of_four(tape, run, name, block, x, indices, weights)
     if is_of_hub(run):
         return remote_code.experts(tape, run, name, block, x, indices, weights)
     if HfOptions.of(run.options).grouped_experts:
@@ -74,7 +74,7 @@ def routed(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor, ind
 def returning_logits(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor) -> tuple[Tensor, Tensor]:
     """(output of transformers 4's MoE block for `x` [b, s, hidden], in x's shape; logits of its router).
 
-    Both read one view of x: [Note: the experts of transformers 4] in `expert_modules.py`.
+    Both read one view of x: [Note: the experts of transformers 4] in `remote_code.py`.
     """
     block = branch.block
     assert isinstance(block, Moe)

@@ -4,5 +4,5 @@ Input: `LayerKind`, `LayerWorkload` with `HfOptions`. Output: `RecordedLayer`, `
 Start: `implementation.record`.
 
 Served are Qwen3-MoE and Mixtral. All but the experts, their router and the loop over them is that of `operators/hf`;
-the loop is in `operators/hf/expert_modules.py`. `frameworks/common/expert_modules.py` says what is served.
+the loop is in `operators/hf/remote_code.py`. `frameworks/common/expert_modules.py` says what is served.
 """

@@ -5,7 +5,7 @@ Differences from 5.23, where the experts of a layer are one or two parameters of
  * each expert is a module of three linears (gate_proj, up_proj, down_proj; in Mixtral w1, w3, w2), so adapters by name
    find them and bitsandbytes packs them;
  * the router is a linear too, is registered before the experts, and is packed with them;
- * a loop over experts runs them, see `operators/hf/expert_modules.py`.
+ * a loop over experts runs them, see `operators/hf/remote_code.py`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from simcore.models.blocks import LayerKind
 from simcore.models.tensor import TensorSpec
 from simcore.operators.hf import implementation as hf
 from simcore.operators.hf import tensors as hf_tensors
-from simcore.operators.hf.expert_modules import LINEARS, joined
 from simcore.operators.hf.options import HfOptions
+from simcore.operators.hf.remote_code import LINEARS, joined
 from simcore.operators.implementation import Implementation
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 

@@ -18,8 +18,8 @@ from simcore.models.blocks import LayerKind
 from simcore.models.tensor import TensorSpec
 from simcore.operators.hf import implementation as hf
 from simcore.operators.hf import tensors as hf_tensors
-from simcore.operators.hf.expert_modules import joined
 from simcore.operators.hf.options import HfOptions
+from simcore.operators.hf.remote_code import joined
 from simcore.operators.implementation import Implementation
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 
