@@ -155,6 +155,8 @@ def _strategy(job: Draft, options: dict[str, Any], stage: int) -> ZeroStrategy:
                                                                    ("offload_param", params)) if key in options and on]
     away = (states, params, all(pinned), states and job.scenario.num_microbatches > 1)
     apart = not job.flag(options, "contiguous_gradients", f"{CONFIG} contiguous_gradients", default=True)
+    if apart and any(spec.copies > 1 and spec.trainable for specs in job.graph.tensors for spec in specs):
+        raise job.not_yet("framework_options.contiguous_gradients", "false with experts that train, each a module")
     if stage < 3:
         apart = apart and not states
         turns = job.flag(options, "round_robin_gradients", f"{CONFIG} round_robin_gradients", default=False)
