@@ -15,6 +15,7 @@ from typing import Any, Final
 from simcore.frameworks.common import llmfoundry as _llmfoundry
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.checkpoint_files import fsdp1_files
+from simcore.frameworks.common.expert_modules import LAYERS
 from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed, packed_of
@@ -67,7 +68,7 @@ _CLASS: Final[dict[str, tuple[Any, str]]] = {
     "wrap": ("layers_root", "transformer_auto_wrap_policy over the model's layers, which trainers ask for"),
 }
 """Defaults of the class, which a trainer may replace."""
-ASKED: Final = {"hf": _CLASS, "llmfoundry": _CLASS | _llmfoundry.FSDP1}
+ASKED: Final = dict.fromkeys(LAYERS, _CLASS) | {"llmfoundry": _CLASS | _llmfoundry.FSDP1}
 """Defaults under the trainer around each implementation."""
 CAPABILITIES: Final = Capabilities(
     axes=("dp_replicate", "dp_shard"), offload=("params", "gradients", "optimizer", "activations"),
@@ -134,6 +135,9 @@ def _check_transformers(job: Job, options: dict[str, Any]) -> None:
 TRAINERS: Final[Trainers] = {
     "hf": replace(_transformers.TRAINER, options=_OF_TRANSFORMERS | OF_LAYERS["hf"], defaults=_ACCELERATE,
                   check=_check_transformers),
+    **{name: replace(_transformers.TRAINER, options={**_OF_TRANSFORMERS, **layers.options}, defaults=_ACCELERATE,
+                     check=layers.check, layer_options=layers.layer_options)
+       for name, layers in LAYERS.items() if name != "hf"},
     "llmfoundry": replace(_llmfoundry.TRAINER, options=OPTIONS | OF_LAYERS["llmfoundry"]),
 }
 
@@ -184,7 +188,8 @@ def _check_adapters(job: Draft, options: dict[str, Any], *, aligned: bool) -> No
     check_named_adapters(job)
     if not aligned:
         raise job.illegal("framework_options.use_orig_params", "Must flatten tensors with uniform `requires_grad` when "
-                          "`use_orig_params=False`: a layer has frozen weights and adapters",
+                          "`use_orig_params=False`: a layer has frozen weights and adapters (write use_orig_params: true; a unit "
+                          "for each adapter's matrix, as PEFT's fsdp_auto_wrap_policy makes it, is not modelled)",
                           "torch 2.13 torch/distributed/fsdp/_flat_param.py _validate_tensors_to_flatten")
     stored = job.scenario.training.precision.params
     if job.scenario.training.lora.dtype not in ("auto", "fp32" if stored == "auto" else stored):
@@ -201,7 +206,7 @@ def _packed(job: Draft, options: dict[str, Any], stored: str, strategy: Fsdp1Str
     fix_4bit_weight_quant_state_from_module, makes the weight a `Params4bit` anew in forward, so a unit that is not
     freed behind it is refused (`tests/truth/fsdp1/qlora-torch-2.13.0.json`).
     """
-    if job.scenario.training.method == "qlora" and job.graph.implementation != "hf":
+    if job.scenario.training.method == "qlora" and job.graph.implementation not in LAYERS:
         raise job.not_yet("training.method", f"qlora with the layers of {job.graph.implementation} under fsdp1")
     packed, at = packed_of(job, options), f"framework_options.{STORAGE_OPTION}"
     if packed is None:
