@@ -124,9 +124,9 @@ def packed(name: str) -> tuple[dict[str, int], dict[str, Any]]:
     rank, modules = case["lora"]
     options = {ours: case[theirs] for theirs, ours in OPTIONS.items() if theirs in case}
     return {"dp_shard": case["ranks"]}, {
-        "method": "qlora", "lora": {"rank": rank, "alpha": rank, "target_modules": modules}, "rank": QLORA[name]["rank"],
-        "options": options | {"bnb_4bit_quant_storage": case["storage"]}, "precision": {"params": "bf16"},
-        "recompute": "full" if case.get("checkpoint") else "none",
+        "method": "qlora", "lora": {"rank": rank, "alpha": rank, "target_modules": modules},
+        "rank": QLORA[name]["rank"], "options": options | {"bnb_4bit_quant_storage": case["storage"]},
+        "precision": {"params": "bf16"}, "recompute": "full" if case.get("checkpoint") else "none",
         "model": {"config": "llama-3.2-3b", "overrides": LLAMA}}
 
 
@@ -159,8 +159,9 @@ def test_packed_units_are_gathered_and_reduced_as_torchs_are(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "told"), [
-    ("qlora, bytes", "Cannot flatten integer dtype tensors"), ("qlora, fp32", "Must flatten tensors with uniform dtype"),
-    ("qlora, flat", "requires_grad"), ("qlora, SHARD_GRAD_OP", "does not support changing the parameters")])
+    ("qlora, bytes", "Cannot flatten integer dtype tensors"),
+    ("qlora, fp32", "Must flatten tensors with uniform dtype"), ("qlora, flat", "requires_grad"),
+    ("qlora, SHARD_GRAD_OP", "does not support changing the parameters")])
 def test_what_torch_refuses_of_packed_units_is_refused(name: str, told: str) -> None:
     mesh, rest = packed(name)
     assert told in QLORA[name]["refused"]

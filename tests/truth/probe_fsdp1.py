@@ -4,10 +4,11 @@ Reads one case per line (JSON) from standard input. The process group is torch's
 are noted with the bytes of their largest tensor. `units`: elements of every flat parameter, without the padding of
 parts, and of a rank's part, root first; `step`: of the second step, in order, what is gathered, reduced and summed, and
 when a unit's whole parameters come (`+`) and go (`-`), with the number of the unit; `grads`: dtypes of the gradients
-that rest. `refused`: the message, where torch does not make it. With `lora` (rank, modules) PEFT adapts the model
-first (with `storage` bitsandbytes packs its linears in 4 bits before, stored in that type, and all is
-bf16: then `step` is there too, and `constants`: bytes of all quantisation constants); then `rest`: after the second backward, elements of the gradient of every flat parameter (0: none), on this rank
-elements of parameters and of those trained, and after the step elements of moments.
+that rest. `refused`: the message, where torch does not make it. With `lora` (rank, modules) PEFT adapts the model first
+(with `storage` bitsandbytes packs its linears in 4 bits before, stored in that type, and all is bf16: then `step` is
+there too, and `constants`: bytes of all quantisation constants); then `rest`: after the second backward, elements of
+the gradient of every flat parameter (0: none), on this rank elements of parameters and of those trained, and after the
+step elements of moments.
 """
 
 from __future__ import annotations

@@ -188,8 +188,8 @@ def _check_adapters(job: Draft, options: dict[str, Any], *, aligned: bool) -> No
     check_named_adapters(job)
     if not aligned:
         raise job.illegal("framework_options.use_orig_params", "Must flatten tensors with uniform `requires_grad` when "
-                          "`use_orig_params=False`: a layer has frozen weights and adapters (write use_orig_params: true; a unit "
-                          "for each adapter's matrix, as PEFT's fsdp_auto_wrap_policy makes it, is not modelled)",
+                          "`use_orig_params=False`: a layer has frozen weights and adapters (write use_orig_params: "
+                          "true; units of one adapter, by PEFT's fsdp_auto_wrap_policy, are not modelled)",
                           "torch 2.13 torch/distributed/fsdp/_flat_param.py _validate_tensors_to_flatten")
     stored = job.scenario.training.precision.params
     if job.scenario.training.lora.dtype not in ("auto", "fp32" if stored == "auto" else stored):
@@ -219,10 +219,11 @@ def _packed(job: Draft, options: dict[str, Any], stored: str, strategy: Fsdp1Str
                           "torch 2.13 torch/distributed/fsdp/_flat_param.py _use_low_precision_shard; accelerate 1.15 "
                           "accelerator.py: flat parameters that train are upcast under mixed precision")
     if packed.storage != stored:
-        raise job.illegal(at, f"Must flatten tensors with uniform dtype but got {packed.storage} and {stored}", FLATTEN)
+        raise job.illegal(at, f"Must flatten tensors with uniform dtype but got {packed.storage} and {stored}",
+                          FLATTEN)
     if strategy.sharding_strategy == "SHARD_GRAD_OP":
-        raise job.illegal("framework_options.sharding_strategy", "FSDP does not support changing the parameters between "
-                          "forward and backward for SHARD_GRAD_OP: bitsandbytes makes each packed weight anew",
+        raise job.illegal("framework_options.sharding_strategy", "FSDP does not support changing the parameters "
+                          "between forward and backward for SHARD_GRAD_OP: bitsandbytes makes each packed weight anew",
                           "torch 2.13 torch/distributed/fsdp/_flat_param.py _writeback_orig_params")
     return packed
 

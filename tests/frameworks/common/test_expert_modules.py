@@ -46,7 +46,7 @@ def test_every_expert_of_nano_rests_in_4_bits(double_quant: bool) -> None:
 
 def test_one_parameter_of_all_experts_stays_in_16_bits_and_it_is_said() -> None:
     for implementation, expected in (("hf", True), ("hf4", False)):
-        job, table = small.prepared("ddp", **given(implementation=implementation, lora={"target_modules": ["q_proj"]}))
+        _, table = small.prepared("ddp", **given(implementation=implementation, lora={"target_modules": ["q_proj"]}))
         assert (table.default("quantization of experts") is not None) is expected
         assert table.default("quantization of out_proj") is None
     _, table = small.prepared("ddp", model=small.TINY, method="qlora", lora={"target_modules": ["q_proj"]})
@@ -76,6 +76,7 @@ def test_experts_in_4_bits_are_served(framework: str, mesh: dict[str, int], opti
 @pytest.mark.parametrize(("framework", "more", "told"), [
     ("zero3", {}, "not yet: the layers of hf4 under zero3 (served: hf)"),
     ("ddp", {"quantization": {"format": "int8"}}, "int8 (LLM.int8()) of experts that are modules"),
+    ("ddp", {"lengths": "packed"}, "packed sequences in the layers of transformers 4.57.1"),
     ("ddp", {"loss": "cut"}, "not yet: cut under ddp"),
     ("ddp", {"routing": {"seed": 0}}, "drawn at random in the loop over experts"),
     ("ddp", {"routing": {"capacity_factor": 1.0}}, "this framework has no expert capacity"),
