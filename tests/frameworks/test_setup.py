@@ -81,7 +81,7 @@ def test_a_base_in_4_bits_is_for_qlora_alone() -> None:
 @pytest.mark.parametrize(("framework", "kind", "told"), [
     ("megatron", IllegalLayout, "bitsandbytes packs torch.nn.Linear"),
     ("megatron_fsdp", IllegalLayout, "bitsandbytes packs torch.nn.Linear"),
-    ("fsdp1", NotYet, "qlora under fsdp1"),
+    ("fsdp1", IllegalLayout, "write use_orig_params"),
     ("automodel", NotYet, "qlora of a model with experts under automodel")])
 def test_who_has_no_base_in_4_bits_says_why(framework: str, kind: type[RankscopeError], told: str) -> None:
     with pytest.raises(kind, match=told):

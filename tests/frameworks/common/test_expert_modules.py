@@ -113,7 +113,7 @@ def test_a_rank_averages_what_touches_its_part() -> None:
 
 
 def test_a_bucket_is_full_between_two_experts() -> None:
-    """Of 8 experts' adapters of rank 512, 1.5 MiB in three linears' two matrices: the first bucket closes at 1 MiB."""
+    """Adapters of one linear of 8 experts are 3 MiB at rank 512; the first bucket closes at 1 MiB."""
     program = small.program_of("ddp", {"dp_replicate": 2}, **given(lora={"rank": 512, "target_modules": EXPERTS}))
     sizes = [size for axis, _, size in small.calls(program, "all_reduce") if axis == "dp_replicate"]
     assert sizes[0] == 2**20
