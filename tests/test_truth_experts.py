@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -13,14 +14,17 @@ import small
 from checkout import ROOT
 from simcore.models.blocks import Moe
 from simcore.operators.hf import remote_code
+from simcore.operators.hf.moe import returning_logits
+from simcore.operators.hf.options import HfOptions
+from simcore.program.record_layers import Workload, keys_of, run_of
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.number_formats import PackedWeights
 from simcore.recording.tape import Node, Op, Param, Section, Tape
 from simcore.results.report import Peak, Report
 from simcore.simulate import simulate
 
-LOOPS, STEPS = (json.loads((ROOT / f"tests/truth/bitsandbytes/{name}-0.50.2.json").read_text(encoding="utf-8"))["cases"]
-                for name in ("loop", "experts"))
+LOOPS, BLOCKS, STEPS = (json.loads((ROOT / f"tests/truth/bitsandbytes/{name}-0.50.2.json").read_text(encoding="utf-8"))["cases"]
+                for name in ("loop", "blocks", "experts"))
 PRESETS = {"qwen3_moe": "qwen3-30b-a3b", "mixtral": "mixtral-8x7b"}
 TOKENS = 64
 
@@ -69,6 +73,27 @@ def asked(case: dict[str, Any]) -> dict[str, Any]:
             "quantization": {"double_quant": case.get("double_quant", True)},
             "lora": {"rank": 8, "target_modules": case["targets"], "dtype": case.get("adapters", "auto")},
             "optimizer": {"implementation": "fused"}, "recompute": "full" if case.get("recompute") else "none"}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_block_of_transformers_4_is_torch_s_own_birth_by_birth(name: str) -> None:
+    """Router, loop and sum; its logits are held."""
+    case, tape, plan = BLOCKS[name], Tape({}, {}), small.plan_of("ddp", **asked(BLOCKS[name]))
+    key = next(key for key in keys_of(plan).values() if plan.graph.kinds[key[0]].block is None)
+    run = run_of(plan, key, Workload(1, TOKENS, 2 << 16))
+    run = replace(run, options=replace(HfOptions.of(run.options), has_expert_modules=True))
+    branch = next(branch for branch in plan.graph.kinds[key[0]].branches if isinstance(branch.block, Moe))
+    hidden = tape.external((1, TOKENS, 256), "bf16", tape.slot("hidden", "activation"), -1)
+    hidden.node = Node()
+    out, _logits = returning_logits(tape, run, branch, hidden)
+    forward = amounts(tape.cut())
+    tape.seed(out, hidden)
+    tape.backward()
+    backward, found = amounts(tape.cut()), case["found"]
+    assert [size for size in forward if size > 0] == found["forward"]
+    assert [size for size in backward if size > 0] == found["backward"]
+    assert sum(forward) == found["kept"]
+    assert [max(accumulate(forward)), max(accumulate(backward))] == found["peaks"]
 
 
 def stepped(case: dict[str, Any]) -> Report:

@@ -1,11 +1,13 @@
 """Experts that are modules of two or three linears, packed in 4 bits by bitsandbytes and adapted by PEFT.
 
     python tests/truth/probe_experts.py loop > tests/truth/bitsandbytes/loop-0.50.2.json
+    PYTHONPATH=TRANSFORMERS_4 python tests/truth/probe_experts.py blocks > tests/truth/bitsandbytes/blocks-0.50.2.json
     PYTHONPATH=TRANSFORMERS_4 python tests/truth/probe_experts.py steps > tests/truth/bitsandbytes/experts-0.50.2.json
 
 Runs on a CPU, real tensors. `loop`: the loop over experts of Nemotron-3-Nano's repository, written here as
 NemotronHMOE.moe runs it: bytes of every birth in order, each pass apart, what is kept when forward is over, and the
-most in either pass. `steps`: two steps of models of transformers 4.57.1 (TRANSFORMERS_4: a folder with it,
+most in either pass; `blocks`: the same of one MoE block of transformers 4.57.1, router and all, whose logits are
+held. `steps`: two steps of models of transformers 4.57.1 (TRANSFORMERS_4: a folder with it,
 huggingface_hub 0.36.2 and tokenizers 0.22.1), measured as in `probe_qlora.py`, whose product of many rows they run;
 they get a mask of ones, as collators make it (without one 4.57.1 `masking_utils.py` makes a mask for packed sequences
 and SDPA leaves its fast kernels); `packed`: last names of the modules that transformers
@@ -104,6 +106,23 @@ def moe(experts: Any, hidden: torch.Tensor, indices: torch.Tensor, weights: torc
     return final.type(hidden.dtype)
 
 
+def blocked(case: dict[str, Any]) -> dict[str, Any]:
+    """One block of a model, by itself."""
+    model, _ = built(case)
+    layer = model.base_model.model.model.layers[0]
+    block = layer.mlp if hasattr(layer, "mlp") else layer.block_sparse_moe
+    hidden = torch.randn(1, TOKENS, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
+    seed, tracker = torch.ones_like(hidden), Tracker()
+    with tracker:
+        for p in (hidden, seed, *block.parameters()):
+            tracker.number_of(p)
+        start = len(tracker.events)
+        out, _logits = block(hidden)
+        forward = len(tracker.events)
+        out.backward(seed)
+    return passes([change for _, change in tracker.events], start, forward)
+
+
 def looped(case: dict[str, Any]) -> dict[str, Any]:
     model = torch.nn.Module()
     model.experts = torch.nn.ModuleList(Expert() for _ in range(EXPERTS))
@@ -121,9 +140,15 @@ def looped(case: dict[str, Any]) -> dict[str, Any]:
         out = moe(model.experts, hidden, indices, probabilities)
         forward = len(tracker.events)
         out.backward(seed)
-    events = [change for _, change in tracker.events]
-    assert events[start:forward].count(8) == 2
-    return {"forward": [x for x in events[start:forward] if x > 0 and x != 8],
+    return passes([change for _, change in tracker.events], start, forward)
+
+
+def passes(events: list[int], start: int, forward: int) -> dict[str, Any]:
+    """Births and the most of either pass, without one_hot's two numbers."""
+    births = [x for x in events[start:forward] if x > 0]
+    for _ in range(2):
+        births.remove(8)  # the first ones
+    return {"forward": births,
             "backward": [x for x in events[forward:] if x > 0], "kept": sum(events[start:forward]),
             "peaks": [max(accumulate(events[start:forward])), max(accumulate(events[forward:]))]}
 
@@ -152,9 +177,11 @@ def built(case: dict[str, Any]) -> tuple[Any, Counter[str]]:
 
 def balanced(chosen: Any) -> Any:
     """torch.topk whose numbers are even."""
+    numbers = even(TOKENS)
+
     def choose(x: torch.Tensor, *given: Any, **named: Any) -> Any:
         values, indices = chosen(x, *given, **named)
-        indices.data.copy_(even(len(x)))
+        indices.data.copy_(numbers)
         return values, indices
     return choose
 
@@ -198,6 +225,11 @@ def main() -> None:
         return
     torch.topk = balanced(torch.topk)
     assert transformers.__version__ == "4.57.1"
+    if sys.argv[1] == "blocks":
+        functions.torch = type("torch", (), {**vars(torch), "ops": probe_qlora.Ops})  # type: ignore[attr-defined]
+        rows = {name: case | {"found": blocked(case)} for name, case in STEPS.items() if "recompute" not in case}
+        print(json.dumps(head | {"transformers": transformers.__version__, "cases": rows}))
+        return
     rows = {name: case | stepped(case) for name, case in STEPS.items()}
     print(json.dumps(head | {"transformers": transformers.__version__, "cases": rows}, indent=1))
 
