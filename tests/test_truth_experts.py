@@ -23,8 +23,8 @@ from simcore.recording.tape import Node, Op, Param, Section, Tape
 from simcore.results.report import Peak, Report
 from simcore.simulate import simulate
 
-LOOPS, BLOCKS, STEPS = (json.loads((ROOT / f"tests/truth/bitsandbytes/{name}-0.50.2.json").read_text(encoding="utf-8"))["cases"]
-                for name in ("loop", "blocks", "experts"))
+LOOPS, BLOCKS, STEPS = (json.loads((ROOT / f"tests/truth/bitsandbytes/{name}-0.50.2.json").read_text(
+    encoding="utf-8"))["cases"] for name in ("loop", "blocks", "experts"))
 PRESETS = {"qwen3_moe": "qwen3-30b-a3b", "mixtral": "mixtral-8x7b"}
 TOKENS = 64
 
