@@ -10,6 +10,7 @@ import pytest
 
 import small
 from checkout import ROOT
+from simcore.errors import IllegalLayout
 from simcore.frameworks.fsdp1.flat_parameters import flat_units
 from simcore.frameworks.registry import at_rest_of
 from simcore.program.program import Program
@@ -109,3 +110,67 @@ def test_a_ranks_part_of_adapted_units_is_torchs(name: str) -> None:
     assert sum(r.grads_bytes for r in held) + grads == 4 * sum(theirs["grads"])
     assert sum(r.num_trainable_params for r in held) == theirs["trained"]
     assert sum(r.optimizer_bytes for r in held) == 4 * theirs["moments"]
+
+
+# ---- QLoRA ----------------------------------------------------------------------------------------------------
+QLORA: dict[str, dict[str, Any]] = {row["name"]: row for row in json.loads(
+    (ROOT / "tests/truth/fsdp1/qlora-torch-2.13.0.json").read_text(encoding="utf-8"))}
+RAN = [name for name, row in QLORA.items() if "refused" not in row]
+
+
+def packed(name: str) -> tuple[dict[str, int], dict[str, Any]]:
+    """(mesh, the rest) of a case whose linears bitsandbytes packs; all else in bf16."""
+    case = QLORA[name]["case"]
+    rank, modules = case["lora"]
+    options = {ours: case[theirs] for theirs, ours in OPTIONS.items() if theirs in case}
+    return {"dp_shard": case["ranks"]}, {
+        "method": "qlora", "lora": {"rank": rank, "alpha": rank, "target_modules": modules},
+        "rank": QLORA[name]["rank"], "options": options | {"bnb_4bit_quant_storage": case["storage"]},
+        "precision": {"params": "bf16"}, "recompute": "full" if case.get("checkpoint") else "none",
+        "model": {"config": "llama-3.2-3b", "overrides": LLAMA}}
+
+
+@pytest.mark.parametrize("name", RAN)
+def test_a_ranks_part_of_packed_units_is_torchs(name: str) -> None:
+    """Columns lie in the flat parameter, with a gradient of zeros; constants of all of them are on every rank."""
+    mesh, rest = packed(name)
+    plan, row = small.plan_of("fsdp1", mesh, **rest), QLORA[name]
+    units, held = flat_units(plan), at_rest_of(plan.framework).exact(plan)
+    theirs = row["rest"]
+    assert [[unit.numel, unit.shard] for unit in units] == row["units"]
+    assert [unit.shard * unit.trains for unit in units] == theirs["grads"]
+    params, grads = at_rest_of(plan.framework).padding(plan, held, exact=True)
+    assert sum(r.params_bytes for r in held.values()) + params == 2 * sum(u.shard for u in units) + row["constants"]
+    assert sum(r.grads_bytes for r in held.values()) + grads == 2 * sum(theirs["grads"])
+    assert sum(r.num_trainable_params for r in held.values()) == theirs["trained"]
+    assert sum(r.optimizer_bytes for r in held.values()) == 2 * theirs["moments"]
+    mean = at_rest_of(plan.framework).mean(plan)
+    more, _ = at_rest_of(plan.framework).padding(plan, mean, exact=False)
+    assert sum(r.params_bytes for r in mean.values()) + more == 2 * sum(u.shard for u in units) + row["constants"]
+
+
+@pytest.mark.parametrize("name", RAN)
+def test_packed_units_are_gathered_and_reduced_as_torchs_are(name: str) -> None:
+    mesh, rest = packed(name)
+    program = small.program_of("fsdp1", mesh, microbatches=1, **rest)
+    comms = {number: kind for (kind, _, _), number in program.tables.comms.items()}
+    ours = [[comms[slot], amount] for op, _, slot, amount, _, _ in program.columns.tolist() if op == Op.COLLECTIVE]
+    assert ours == [event for event in QLORA[name]["step"] if event[0] not in "+-" and mesh["dp_shard"] > 1]
+
+
+@pytest.mark.parametrize(("name", "told"), [
+    ("qlora, bytes", "Cannot flatten integer dtype tensors"),
+    ("qlora, fp32", "Must flatten tensors with uniform dtype"), ("qlora, flat", "requires_grad"),
+    ("qlora, SHARD_GRAD_OP", "does not support changing the parameters")])
+def test_what_torch_refuses_of_packed_units_is_refused(name: str, told: str) -> None:
+    mesh, rest = packed(name)
+    assert told in QLORA[name]["refused"]
+    with pytest.raises(IllegalLayout, match=told):
+        small.prepared("fsdp1", mesh, **{key: value for key, value in rest.items() if key != "rank"})
+
+
+def test_packed_values_are_never_cast() -> None:
+    mesh, rest = packed(RAN[0])
+    del rest["precision"], rest["rank"]
+    with pytest.raises(IllegalLayout, match="packed values would be cast to bf16"):
+        small.prepared("fsdp1", mesh, **rest)

@@ -35,7 +35,9 @@ _HOST: Final = {"offload": {"params": "host", "optimizer": "host", "gradients": 
 _FEATURES: Final[dict[str, tuple[dict[str, Any], ...]]] = {
     "lora": ({"training": {"method": "lora"}},
              {"training": {"method": "lora"}, "framework_options": {"use_orig_params": True}}),
-    "qlora": ({"training": {"method": "qlora"}},),
+    "qlora": ({"training": {"method": "qlora"}},
+              {"training": {"method": "qlora", "precision": {"params": "bf16"}},
+               "framework_options": {"use_orig_params": True, "bnb_4bit_quant_storage": "bfloat16"}}),
     "fp8": ({"training": {"precision": {"compute": "fp8"}}},
             {"training": {"precision": {"compute": "fp8"}, "recompute": "full"},
              "framework_options": {"compile": True}},

@@ -48,7 +48,7 @@ def given(**changed: Any) -> str:
     ({"framework": "fsdp"}, "unknown framework 'fsdp'"), ({"framework": "fsdp"}, "did you mean 'fsdp2'?"),
     ({"framework_version": "torch 1.0"}, "expected one of torch 2.13, got 'torch 1.0'"),
     ({"implementation": "jax"},
-     "expected auto or one of automodel, hf, hub, kempnerforge, llmfoundry, megatron, torchtitan, got 'jax'"),
+     "expected auto or one of automodel, hf, hf4, hub, kempnerforge, llmfoundry, megatron, torchtitan, got 'jax'"),
     ({"model": "gpt-2"}, "unknown model 'gpt-2'"),
     ({"framework_options": {"x": 1}}, "unknown option 'x'")])
 def test_what_is_not_known_is_refused(changed: dict[str, Any], told: str) -> None:
@@ -81,7 +81,7 @@ def test_a_base_in_4_bits_is_for_qlora_alone() -> None:
 @pytest.mark.parametrize(("framework", "kind", "told"), [
     ("megatron", IllegalLayout, "bitsandbytes packs torch.nn.Linear"),
     ("megatron_fsdp", IllegalLayout, "bitsandbytes packs torch.nn.Linear"),
-    ("fsdp1", NotYet, "qlora under fsdp1"),
+    ("fsdp1", IllegalLayout, "write use_orig_params"),
     ("automodel", NotYet, "qlora of a model with experts under automodel")])
 def test_who_has_no_base_in_4_bits_says_why(framework: str, kind: type[RankscopeError], told: str) -> None:
     with pytest.raises(kind, match=told):

@@ -4,9 +4,11 @@ Reads one case per line (JSON) from standard input. The process group is torch's
 are noted with the bytes of their largest tensor. `units`: elements of every flat parameter, without the padding of
 parts, and of a rank's part, root first; `step`: of the second step, in order, what is gathered, reduced and summed, and
 when a unit's whole parameters come (`+`) and go (`-`), with the number of the unit; `grads`: dtypes of the gradients
-that rest. `refused`: the message, where torch does not make it. With `lora` (rank, modules) PEFT adapts the model
-first; then `rest`: after the second backward, elements of the gradient of every flat parameter (0: none), on this rank
-elements of parameters and of those trained, and after the step elements of moments.
+that rest. `refused`: the message, where torch does not make it. With `lora` (rank, modules) PEFT adapts the model first
+(with `storage` bitsandbytes packs its linears in 4 bits before, stored in that type, and all is bf16: then `step` is
+there too, and `constants`: bytes of all quantisation constants); then `rest`: after the second backward, elements of
+the gradient of every flat parameter (0: none), on this rank elements of parameters and of those trained, and after the
+step elements of moments.
 """
 
 from __future__ import annotations
@@ -26,14 +28,46 @@ def _model(case: dict[str, Any]) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     config = AutoConfig.for_model("llama", **LLAMA | case.get("model", {}))
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").train()
+    stored = torch.bfloat16 if "storage" in case else torch.float32
+    model = AutoModelForCausalLM.from_config(config, dtype=stored, attn_implementation="sdpa").train()
+    if "storage" in case:
+        model = _packed(model, getattr(torch, case["storage"]), config)
     if "lora" in case:
         from peft import LoraConfig, get_peft_model
         rank, modules = case["lora"]
         model = get_peft_model(model, LoraConfig(r=rank, lora_alpha=rank, target_modules=modules))
+        for p in model.parameters():
+            p.data = p.data.to(stored) if p.requires_grad else p.data
     if case.get("checkpoint"):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model
+
+
+def _packed(model: Any, storage: Any, config: Any) -> Any:
+    """As transformers loads it."""
+    import bitsandbytes as bnb
+    import probe_qlora
+    import torch
+    from transformers import BitsAndBytesConfig
+    from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+    from transformers.quantizers.base import get_keys_to_not_convert
+    bnb.autograd._functions.torch = type("torch", (), {**vars(torch), "ops": probe_qlora.Ops})
+    weights = {name: p.data for name, p in model.named_parameters()}
+    made = replace_with_bnb_linear(model, get_keys_to_not_convert(model), BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16, bnb_4bit_quant_storage=storage))
+    for name, part in made.named_modules():
+        if isinstance(part, bnb.nn.Linear4bit):
+            part.weight = bnb.nn.Params4bit(weights[f"{name}.weight"], requires_grad=False, compress_statistics=True,
+                                            quant_type="nf4", quant_storage=storage, module=part).to("cpu")
+    made.is_loaded_in_4bit = True  # what PEFT asks for
+    return made
+
+
+def _constants(model: Any) -> int:
+    states = [part.quant_state for part in model.modules() if getattr(part, "quant_state", None) is not None]
+    parts = [x for s in states for x in (s.absmax, s.code, s.offset, s.state2.absmax, s.state2.code)]
+    return sum({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in parts}.values())
 
 
 def _wrapped(case: dict[str, Any], model: Any, mesh: Any) -> Any:
@@ -120,7 +154,8 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     if rest:
         states = [x for state in optimizer.state.values() for x in state.values() if torch.is_tensor(x)]
         rest["moments"] = sum(x.numel() for x in states if x.dim())
-        return placement_head(case) | {"units": units, "rest": rest}
+        more = {"constants": _constants(model), "step": list(events)} if "storage" in case else {}
+        return placement_head(case) | {"units": units, "rest": rest} | more
     return placement_head(case) | {"units": units, "grads": sorted(grads), "step": list(events)}
 
 

@@ -19,11 +19,8 @@ import bitsandbytes as bnb
 import bitsandbytes.autograd._functions as functions
 import peft
 import torch
-from oracle import fsdp2_models as models
 from oracle.fsdp2_tracker import Tracker
 from transformers import BitsAndBytesConfig
-from transformers.integrations.bitsandbytes import replace_with_bnb_linear
-from transformers.quantizers.base import get_keys_to_not_convert
 
 SHAPE = {"vocab_size": 512, "num_hidden_layers": 3}
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -72,6 +69,10 @@ class Ops:
 
 def built(case: dict[str, Any]) -> Any:
     """The model as transformers loads it and PEFT adapts it."""
+    from oracle import fsdp2_models as models  # not with transformers 4, whose probe takes the rest of this file
+    from transformers.integrations.bitsandbytes import replace_with_bnb_linear
+    from transformers.quantizers.base import get_keys_to_not_convert
+
     torch.manual_seed(0)
     shape = SHAPE | ({"tie_word_embeddings": True} if case.get("tied") else {})
     plain = models.build_meta("llama-tiny", shape).to_empty(device="cpu").to(torch.bfloat16)

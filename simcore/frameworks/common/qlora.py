@@ -2,7 +2,15 @@
 
 transformers `integrations/bitsandbytes.py`, replace_with_bnb_linear: every `nn.Linear` but those that
 `quantizers/base.py`, get_keys_to_not_convert, names: the output head, what is tied, the last module. Embeddings, norms,
-convolutions, routers and experts that are one 3-D parameter are no `nn.Linear`: they stay as they are stored.
+convolutions, routers and experts that are one 3-D parameter are no `nn.Linear`: they stay as they are stored. In
+transformers 4 and in a model's own repository each expert is a module of linears, which are packed
+(4.57.1 `integrations/bitsandbytes.py`); so is transformers 4's router, a linear there.
+
+[Note: Mamba's output projection] It is never packed. Mamba's fused kernel takes `out_proj.weight` itself (mamba-ssm
+`ops/triton/ssd_combined.py`: F.linear(out, outproj_weight)), and a packed column is no such matrix: the first step
+raises "mat1 and mat2 shapes cannot be multiplied" (axolotl issue 3951). Every run that works skips it, by
+`llm_int8_skip_modules: [out_proj, lm_head]`, a list that replaces the default one (5.23 `quantizers/base.py`,
+get_modules_to_not_convert).
 torchtune bd2a0fc7 `models/llama3_1/_model_builders.py` and `modules/low_precision/nf4_linear.py` (quantize_base): the
 same linears, by torchao's NF4Tensor.
 """
@@ -46,9 +54,7 @@ def packed_of(job: Draft, options: dict[str, Any], default: tuple[str, str] = _C
         for name in (STORAGE_OPTION, TUNE_OPTION, THRESHOLD_OPTION):
             job.refuse_idle(options, name, "without qlora")
         return None
-    if job.has_experts and job.graph.implementation == "hf":
-        job.note("quantization of experts", "none: they stay in 16 bits", "transformers 5.23 integrations/"
-                                                "bitsandbytes.py: linears are packed, experts are parameters of 3-D")
+    _note_unpacked(job)
     if options.get(TUNE_OPTION):
         return _torchaos(job, options)
     if asked.format == "int8":
@@ -66,12 +72,25 @@ def packed_of(job: Draft, options: dict[str, Any], default: tuple[str, str] = _C
     return PackedWeights(asked.format, asked.block_size, asked.double_quant, _TYPES[storage])
 
 
+def _note_unpacked(job: Draft) -> None:
+    """Records what stays in 16 bits although its like is packed elsewhere."""
+    if job.has_experts and job.graph.implementation == "hf":
+        job.note("quantization of experts", "none: they stay in 16 bits", "transformers 5.23 integrations/"
+                                                "bitsandbytes.py: linears are packed, experts are parameters of 3-D")
+    if any(_is_taken_by_kernel(spec) for specs in job.graph.tensors for spec in specs):
+        job.note("quantization of out_proj", "none: it stays in 16 bits, by llm_int8_skip_modules: [out_proj, lm_head]",
+                 "mamba-ssm ops/triton/ssd_combined.py: F.linear(out, outproj_weight); packed, the first step raises")
+
+
 def _int8(job: Draft, options: dict[str, Any]) -> PackedWeights:
     """Nothing of it is asked for but a threshold, which frameworks take that serve it."""
     asked = job.scenario.training.quantization
     if job.scenario.framework != "ddp":
         raise job.not_yet("training.quantization.format", f"int8 (LLM.int8()) under {job.scenario.framework} (served: "
                           "ddp)")
+    if job.graph.implementation != "hf":
+        raise job.not_yet("training.quantization.format", "int8 (LLM.int8()) of experts that are modules (served: nf4, "
+                          "fp4)")
     if job.compute_capability < _TURING:
         have, need = (".".join(str(part) for part in parts) for parts in (job.compute_capability, _TURING))
         raise job.illegal("training.quantization.format", "int8: products of LLM.int8() need compute "
@@ -102,5 +121,13 @@ def _torchaos(job: Job, options: dict[str, Any]) -> PackedWeights:
 
 
 def is_packed(spec: TensorSpec) -> bool:
-    """True if a tensor is packed under qlora: a frozen weight of a linear that is not the output head."""
-    return spec.module == "linear" and not spec.trainable and spec.component not in ("embedding", "lm_head")
+    """True if a tensor is packed under qlora: a frozen weight of a linear.
+
+    Neither the output head's nor Mamba's output projection ([Note: Mamba's output projection]).
+    """
+    return (spec.module == "linear" and not spec.trainable and spec.component not in ("embedding", "lm_head")
+            and not _is_taken_by_kernel(spec))
+
+
+def _is_taken_by_kernel(spec: TensorSpec) -> bool:
+    return spec.component == "mamba" and spec.module == "linear" and spec.path.endswith("out_proj")

@@ -18,7 +18,7 @@ from simcore.operators.hf.options import AttentionImplementation, HfOptions
 from simcore.placement.job import Draft, Job
 
 __all__ = ["DEFAULTS", "LAYER_OPTIONS", "NO_CAPACITY", "OPTIONS", "TRAINER", "VLLM_FLASH_ATTN3", "check",
-           "check_layers", "options_of", "replayed"]
+           "check_layers", "dense_options_of", "options_of", "replayed"]
 
 NO_CAPACITY: Final = "transformers 5.23 integrations/moe.py: tokens are never dropped"
 """The rule by which experts have no capacity."""
@@ -115,10 +115,7 @@ def options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
     `options`: the framework options that the scenario sets, by name. Products of experts are transformers' grouped ones
     if `experts_implementation` asks for them or attention has sinks, else a balanced stand-in.
     """
-    unit = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
-    apart = HfOptions(experts_unit=unit, inputs_on_host=job.scenario.training.offload.part("activations")[1] > 0,
-                      attn_implementation=_attention(job, options), liger=has_liger(job, options),
-                      embeddings_require_grad=_by_transformers(job, options))
+    apart = dense_options_of(job, options)
     given = options.get("experts_implementation")
     if given is None and _has_sinks(job):
         job.auto("framework_options.experts_implementation", "auto", "grouped_mm",
@@ -134,6 +131,17 @@ def options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
     if job.mesh.ep > 1:
         raise job.not_yet("framework_options.experts_implementation", "grouped_mm with experts split over ranks")
     return replace(apart, grouped_experts=True)
+
+
+def dense_options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
+    """Returns the settings of transformers' layers for a job but for the products of their experts.
+
+    `options`: the framework options that the scenario sets, by name.
+    """
+    unit = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
+    return HfOptions(experts_unit=unit, inputs_on_host=job.scenario.training.offload.part("activations")[1] > 0,
+                     attn_implementation=_attention(job, options), liger=has_liger(job, options),
+                     embeddings_require_grad=_by_transformers(job, options))
 
 
 def _has_sinks(job: Job) -> bool:

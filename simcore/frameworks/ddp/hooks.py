@@ -76,8 +76,13 @@ class DdpHooks:
                 self.out.free(layer, slot, num_bytes)
             else:
                 self.grads[layer, slot] = num_bytes
-            if self.is_last and self.strategy.axis:
-                self._fill(layer, param.dtype, num_bytes)
+            copies = self._copies(layer, param.name) if self.is_last and self.strategy.axis else 0
+            for _ in range(copies):
+                self._fill(layer, param.dtype, num_bytes // copies)
+
+    def _copies(self, layer: int, name: str) -> int:
+        """Number of parameters that an entry stands for: one, or one for each expert."""
+        return next(placed.used_copies for placed in self.plan.of_layer(layer) if placed.spec.name == name)
 
     def _fill(self, layer: int, dtype: str, num_bytes: int) -> None:
         """Copies a gradient into the bucket of its dtype, which is reduced as soon as it has reached its cap."""

@@ -16,6 +16,7 @@ from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import kept_logits, trainer_afterwards
 from simcore.frameworks.common.autocast import AUTOCAST_OPTIONS, Mixed, mixed_of
 from simcore.frameworks.common.checkpoint_files import plain_files
+from simcore.frameworks.common.expert_modules import LAYERS
 from simcore.frameworks.common.kernels import FUSED, torch_libraries
 from simcore.frameworks.common.liger import loss_with
 from simcore.frameworks.common.qlora import (
@@ -52,25 +53,27 @@ from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Partial, Placements, TensorLayout
 from simcore.recording.number_formats import PackedWeights
 
-__all__ = ["OPTIONS", "VERSIONS", "table"]
+__all__ = ["VERSIONS", "options_around", "table"]
 
 VERSIONS = ("torch 2.13",)
 RULE: Final = "torch 2.13 torch/nn/parallel/distributed.py"
 MIB: Final = 2**20
-OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
+_OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
     "bucket_cap_mb": (None, int),
     "gradient_as_bucket_view": (None, True, False),
     "find_unused_parameters": (False,),
     "static_graph": (False,),
+    "optimizer_in_bwd": (True, False),
+    STORAGE_OPTION: STORAGES,
+}
+_OF_HF: Final[dict[str, tuple[Any, ...]]] = {
     "compile": (True, False),
     **_transformers.LAYER_OPTIONS,
     "attn_implementation": (None, "eager", "sdpa", "flash_attention_2", "flex_attention", XFORMERS,
                             _transformers.VLLM_FLASH_ATTN3),
     "use_kernels": (True, False),
-    "optimizer_in_bwd": (True, False),
     FAST_OPTION: FAST_RELEASES,
     **AUTOCAST_OPTIONS,
-    STORAGE_OPTION: STORAGES,
     TUNE_OPTION: (True, False),
     THRESHOLD_OPTION: (None, float, 0),
 }
@@ -81,12 +84,17 @@ CAPABILITIES: Final = Capabilities(
 LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "chunked")
 
 
+def options_around(implementation: str) -> dict[str, tuple[Any, ...]]:
+    """Returns the options that DDP takes around the layers of `implementation`: name -> allowed values or types."""
+    return _OF_ALL | (_OF_HF if implementation == "hf" else dict(LAYERS[implementation].options))
+
+
 def table(job: Draft) -> Framework:
     """Returns DDP's table for a job: layouts of all tensors, settings.
 
     Raises IllegalLayout, InputError or NotYet for a job that is not served.
     """
-    options = job.options(OPTIONS)
+    options = job.options(options_around(job.graph.implementation))
     _check(job, options)
     mixed = _mixed(job, options)
     options, stored = options | {"autocast": mixed.autocast}, mixed.stored  # on where fp32 parameters ask for it, too
@@ -121,7 +129,7 @@ def _afterwards(job: Job, options: dict[str, Any], stored: str) -> Afterwards:
 
 def _check(job: Draft, options: dict[str, Any]) -> None:
     CAPABILITIES.check(job)
-    _transformers.check_layers(job, options)
+    LAYERS[job.graph.implementation].check(job, options)
     if options.get("optimizer_in_bwd") and job.mesh.dp_replicate > 1:
         raise job.not_yet("framework_options.optimizer_in_bwd", "an optimizer inside backward of gradients that are "
                           "reduced in buckets (torch's _apply_optimizer_in_backward)")
@@ -162,7 +170,7 @@ def _reducer(job: Draft, options: dict[str, Any]) -> DdpStrategy:
 def _layer_options(job: Draft, options: dict[str, Any], mixed: Mixed) -> HfOptions:
     """Options of the layers; bytes of kernels that are fused if compiled are known for torchao's weights only."""
     return replace(
-        _transformers.options_of(job, _attention(options)),
+        LAYERS[job.graph.implementation].layer_options(job, _attention(options)),
         embeddings_require_grad=_transformers.replayed(job), autocast=mixed.autocast,
         hidden=mixed.stored if mixed.autocast else "",
         compile=bool(options.get("compile")) and bool(options.get(TUNE_OPTION)),

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from simcore.frameworks.adapter import AtRest, FrameworkAdapter
+from simcore.frameworks.common.expert_modules import LAYERS
 from simcore.frameworks.common.lora import name_adapters
 from simcore.frameworks.deepspeed.at_rest import exact_in_pieces, partition_padding, piece_padding
 from simcore.frameworks.deepspeed.offload_buffers import beside_tensors
@@ -19,15 +20,18 @@ __all__ = ["ADAPTERS"]
 _ZERO3 = FrameworkAdapter(
     write_table=partial(zero_table, stage=3), hooks=Zero3Hooks, lora_tensors=name_adapters, versions=VERSIONS,
     implementations=("hf",), implementation_of=lambda family, method: "hf",
-    options=lambda implementation: options_of_stage(3),
+    options=partial(options_of_stage, 3),
     at_rest=AtRest(exact=exact_in_pieces, padding=piece_padding),
     serves_qlora=True, host_buffers=beside_tensors,
 )
 _PARTITIONED = AtRest(exact=exact_in_parts, padding=partition_padding)
+_ZERO1 = replace(_ZERO3, implementations=tuple(LAYERS))
+"""Stage 3 gathers module by module, and modules of experts are not described: a block at once if set_z3_leaf_modules
+names it."""
 ADAPTERS = {
-    "zero1": replace(_ZERO3, write_table=partial(zero_table, stage=1), hooks=Zero12Hooks, at_rest=_PARTITIONED,
-                     options=lambda implementation: options_of_stage(1)),
-    "zero2": replace(_ZERO3, write_table=partial(zero_table, stage=2), hooks=Zero12Hooks, at_rest=_PARTITIONED,
-                     options=lambda implementation: options_of_stage(2)),
+    "zero1": replace(_ZERO1, write_table=partial(zero_table, stage=1), hooks=Zero12Hooks, at_rest=_PARTITIONED,
+                     options=partial(options_of_stage, 1)),
+    "zero2": replace(_ZERO1, write_table=partial(zero_table, stage=2), hooks=Zero12Hooks, at_rest=_PARTITIONED,
+                     options=partial(options_of_stage, 2)),
     "zero3": _ZERO3,
 }

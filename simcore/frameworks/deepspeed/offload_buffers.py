@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from simcore.frameworks.deepspeed.partitions import aligned, touching, trained_of
+from simcore.frameworks.deepspeed.partitions import aligned, largest_trained, touching
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.hardware.nvme import aligned as aligned_to_drives
 from simcore.hardware.nvme import is_swapped
@@ -109,7 +109,7 @@ def trained(plan: Plan) -> Iterator[Placed]:
 
 
 def _largest(plan: Plan) -> int:
-    return max((numel for layer in plan.layers for _, numel in trained_of(plan, layer)), default=0)
+    return largest_trained(plan)
 
 
 def touched(plan: Plan, strategy: ZeroStrategy) -> list[int]:

@@ -10,7 +10,8 @@ from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.placement.plan import AtRestBytes, Plan
 from simcore.units import dtype_bytes
 
-__all__ = ["aligned", "exact_in_parts", "flat_padding", "gradient_elements", "places", "touching", "trained_of"]
+__all__ = ["aligned", "exact_in_parts", "flat_padding", "gradient_elements", "largest_trained", "of_copies", "places",
+           "touching", "trained_of"]
 
 ALIGN = 2
 """Alignment in elements for each rank: nccl_start_alignment_factor."""
@@ -22,6 +23,12 @@ def trained_of(plan: Plan, layer: int) -> list[tuple[int, int]]:
     `layer`: its number in the whole model, embedding 0.
     """
     return [(number, placed.used) for number, placed in enumerate(plan.of_layer(layer)) if placed.trainable]
+
+
+def largest_trained(plan: Plan) -> int:
+    """Returns the elements of the largest trained parameter, where each expert's is a parameter; 0 if there is none."""
+    return max((placed.used // placed.used_copies for kind, _ in plan.kind_counts for placed in plan.kinds[kind]
+                if placed.trainable), default=0)
 
 
 def flat_padding(plan: Plan) -> int:
@@ -58,6 +65,21 @@ def places(plan: Plan) -> dict[tuple[int, int], tuple[int, int]]:
     return ranges
 
 
+def of_copies(plan: Plan, key: tuple[int, int], span: tuple[int, int]) -> list[tuple[int, int]]:
+    """Returns (first element, end) of each parameter that an entry of `places` stands for: one, or one an expert.
+
+    `key`: (layer number of the whole model, index in the layer); `span`: the entry's value. Parameters of one name lie
+    together here; in upstream's order of registration those of one expert do.
+    """
+    (start, end), copies = span, plan.of_layer(key[0])[key[1]].used_copies
+    size = (end - start) // copies
+    return [(start + number * size, start + (number + 1) * size) for number in range(copies)]
+
+
+def _every(plan: Plan) -> list[tuple[int, int]]:
+    return [span for key, whole in places(plan).items() for span in of_copies(plan, key, whole)]
+
+
 def touching(plan: Plan, coordinate: int) -> list[int]:
     """Returns the elements of every parameter that is, at least in part, in the partition of one rank.
 
@@ -66,7 +88,7 @@ def touching(plan: Plan, coordinate: int) -> list[int]:
     strategy = plan.framework.strategy_as(ZeroStrategy)
     part = aligned(plan) // plan.mesh.axis(strategy.axis).size
     low = coordinate * part
-    return [end - start for start, end in places(plan).values() if start < low + part and end > low]
+    return [end - start for start, end in _every(plan) if start < low + part and end > low]
 
 
 def gradient_elements(plan: Plan, *, exact: bool = False) -> int:
@@ -80,7 +102,7 @@ def gradient_elements(plan: Plan, *, exact: bool = False) -> int:
     axis, part = plan.mesh.axis(strategy.axis), aligned(plan) // plan.mesh.axis(strategy.axis).size
     if exact:
         return sum(touching(plan, axis.coordinate(plan.rank))) or part
-    ends = np.array(sorted(places(plan).values()), dtype=np.int64).reshape(-1, 2)
+    ends = np.array(sorted(_every(plan)), dtype=np.int64).reshape(-1, 2)
     lows = np.arange(axis.size, dtype=np.int64) * part
     first = np.searchsorted(ends[:, 1], lows, side="right")
     ends_after = np.searchsorted(ends[:, 0], lows + part, side="left")

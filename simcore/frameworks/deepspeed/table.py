@@ -15,6 +15,7 @@ from simcore.errors import InputError, Problem
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import trainer_afterwards
 from simcore.frameworks.common.checkpoint_files import plain_files
+from simcore.frameworks.common.expert_modules import LAYERS
 from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed, packed_of
@@ -55,7 +56,6 @@ _OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
     "contiguous_gradients": (None, True, False),
     "reduce_scatter": (True,),
     "round_robin_gradients": (None, True, False),
-    **_transformers.LAYER_OPTIONS,
     "offload_optimizer": (dict,),
     STORAGE_OPTION: STORAGES,
 }
@@ -87,9 +87,12 @@ _OVERLAPPED: Final = ("time of overlap_comm", "reductions run beside the product
                       "it decides on buffers; without it DeepSpeed waits for each reduction")
 
 
-def options_of_stage(stage: int) -> dict[str, tuple[Any, ...]]:
-    """Returns the framework options that a stage of ZeRO takes: name -> allowed values or types."""
-    return _OF_ALL | (_OF_3 if stage == 3 else {})
+def options_of_stage(stage: int, implementation: str) -> dict[str, tuple[Any, ...]]:
+    """Returns the framework options that a stage of ZeRO takes: name -> allowed values or types.
+
+    With those of the layers of `implementation`.
+    """
+    return {**_OF_ALL, **LAYERS[implementation].options, **(_OF_3 if stage == 3 else {})}
 
 
 def zero_table(job: Draft, stage: int) -> Framework:
@@ -97,8 +100,8 @@ def zero_table(job: Draft, stage: int) -> Framework:
 
     Raises IllegalLayout, InputError or NotYet for a job that is not served.
     """
-    options = job.options(options_of_stage(stage))
-    _check(job)
+    options = job.options(options_of_stage(stage, job.graph.implementation))
+    _check(job, options)
     _check_shards(job, stage)
     threshold = _size(job, options, "stage3_param_persistence_threshold", 100_000) if stage == 3 else 0
     strategy = _strategy(job, options, stage)
@@ -114,7 +117,7 @@ def zero_table(job: Draft, stage: int) -> Framework:
         loss=job.auto("training.loss", job.scenario.training.loss, *loss_with(options, _transformers.DEFAULTS.loss)),
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
-        options=replace(_transformers.options_of(job, options),
+        options=replace(LAYERS[job.graph.implementation].layer_options(job, options),
                         embeddings_require_grad=_transformers.replayed(job)),
         communicators=_communicators(job, strategy),
         files=plain_files(job),
@@ -125,10 +128,11 @@ def zero_table(job: Draft, stage: int) -> Framework:
     )
 
 
-def _check(job: Draft) -> None:
+def _check(job: Draft, options: dict[str, Any]) -> None:
     if job.compute not in ("bf16", "fp16"):
         raise job.not_yet("training.precision.compute", f"{job.compute} under {job.scenario.framework}")
     CAPABILITIES.check(job)
+    LAYERS[job.graph.implementation].check(job, options)
     job.refuse_given(dict.fromkeys(_IN_COMPUTE, job.compute))
     if job.scenario.training.method != "full":
         check_named_adapters(job)
@@ -153,6 +157,8 @@ def _strategy(job: Draft, options: dict[str, Any], stage: int) -> ZeroStrategy:
                                                                    ("offload_param", params)) if key in options and on]
     away = (states, params, all(pinned), states and job.scenario.num_microbatches > 1)
     apart = not job.flag(options, "contiguous_gradients", f"{CONFIG} contiguous_gradients", default=True)
+    if apart and any(spec.copies > 1 and spec.trainable for specs in job.graph.tensors for spec in specs):
+        raise job.not_yet("framework_options.contiguous_gradients", "false with experts that train, each a module")
     if stage < 3:
         apart = apart and not states
         turns = job.flag(options, "round_robin_gradients", f"{CONFIG} round_robin_gradients", default=False)

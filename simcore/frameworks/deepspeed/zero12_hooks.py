@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from simcore.frameworks.common.cpu_optimizer import copied, updated_on_host
 from simcore.frameworks.common.module_order import readiness
 from simcore.frameworks.common.optimizer_memory import post_rest, rest_postings, step_temporaries
-from simcore.frameworks.deepspeed.partitions import aligned, flat_padding, gradient_elements, places, trained_of
+from simcore.frameworks.deepspeed.partitions import (
+    aligned,
+    flat_padding,
+    gradient_elements,
+    largest_trained,
+    of_copies,
+    places,
+    trained_of,
+)
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.frameworks.deepspeed.uncontiguous_gradients import UnbucketedGradients
 from simcore.pipeline.schedule import Action
@@ -43,7 +51,7 @@ class Zero12Hooks:
         self.in_bucket: list[tuple[int, int]] = []
         self.places = places(plan)
         self.slices: list[tuple[int, int]] = []
-        self.largest = max((numel for layer in plan.layers for _, numel in trained_of(plan, layer)), default=0)
+        self.largest = largest_trained(plan)
         self.largest_in_bucket = self.touched_in_bucket = self.mine_in_bucket = self.microbatch = 0
         self.own, self.dtype = plan.mesh.axis(self.strategy.axis).coordinate(plan.rank), plan.framework.compute_dtype
         self.filled = self.parts = 0
@@ -119,10 +127,12 @@ class Zero12Hooks:
                 self.apart.sent(key)
 
     def _put(self, key: tuple[int, int]) -> None:
-        """Puts a gradient into the bucket, which is reduced first if there is no room."""
-        start, end = self.places[key]
-        numel = end - start
-        copied = not self.strategy.is_apart
+        """Puts a gradient, or those of all experts one by one, into the bucket; reduced first if there is no room."""
+        for start, end in of_copies(self.plan, key, self.places[key]):
+            self._put_one(key, start, end)
+
+    def _put_one(self, key: tuple[int, int], start: int, end: int) -> None:
+        numel, copied = end - start, not self.strategy.is_apart
         if self.filled and self.filled + numel > self.strategy.bucket:
             self._reduce()
         self.out.compute(Kernel.COPY, 0, 2 * numel * self.size * copied)

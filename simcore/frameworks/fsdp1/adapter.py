@@ -15,6 +15,6 @@ ADAPTERS = {"fsdp1": FrameworkAdapter(
     implementations=tuple(TRAINERS), implementation_of=lambda family, method: "hf",
     options=lambda implementation: TRAINERS[implementation].options if implementation in TRAINERS else OPTIONS,
     at_rest=AtRest(mean=mean_in_units, exact=exact_in_units, padding=unit_padding_bytes),
-    quantize=in_fp8, casts_parameters=True,
+    quantize=in_fp8, casts_parameters=True, serves_qlora=True,
     memory_options=(MemoryOption("sync", {"framework_options.sync_gradients": "every"}),),
 )}

@@ -1,4 +1,7 @@
-"""Lengths of the flat parameters of FSDP1's units: [Note: FSDP1] in `strategy.py`."""
+"""Lengths of the flat parameters of FSDP1's units: [Note: FSDP1] in `strategy.py`.
+
+Lengths are in stored elements: an element of a weight in 4 bits holds several of its values.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,13 @@ class FlatUnit:
 
     `numel`: its elements, with alignment; `shard`: those of one rank's part, rounded up. `trains`: it has a gradient,
     because any tensor of it is trained. `places`: (layer number of the whole model, index of the tensor in its layer,
-    first element in the flat parameter) of each tensor.
+    first element in the flat parameter, end) of each tensor; of each copy, where an entry stands for several.
     """
 
     numel: int
     shard: int
     trains: bool
-    places: tuple[tuple[int, int, int], ...]
+    places: tuple[tuple[int, int, int, int], ...]
 
 
 def flat_units(plan: Plan) -> list[FlatUnit]:
@@ -39,8 +42,9 @@ def flat_units(plan: Plan) -> list[FlatUnit]:
 
 
 def flat_policy(plan: Plan) -> TensorPolicy:
-    """Returns the policy of the flat parameters that are trained."""
-    return next(rule.policy for rule in plan.framework.rules if rule.policy.updated is not UpdateTime.NEVER)
+    """Returns the policy of the flat parameters, as parameters that are not packed have it."""
+    return next(rule.policy for rule in plan.framework.rules
+                if rule.policy.updated is not UpdateTime.NEVER and rule.policy.at_rest.packed is None)
 
 
 def parts_of(plan: Plan) -> int:
@@ -54,9 +58,10 @@ def _flat_unit(plan: Plan, unit: Unit) -> FlatUnit:
     align = ALIGN // dtype_bytes(plan.framework.compute_dtype) if strategy.aligned else 1
     end, places, trains = 0, [], False
     for layer, number, placed in _members(plan, unit):
-        start = -(-end // align) * align
-        places.append((layer, number, start))
-        end = start + placed.used
+        for _ in range(placed.used_copies):
+            start = -(-end // align) * align
+            end = start + placed.used // placed.used_copies // placed.policy.at_rest.values
+            places.append((layer, number, start, end))
         trains = trains or placed.trainable
     shard = -(-end // parts)
     return FlatUnit(shard * parts if strategy.aligned else end, shard, trains, tuple(places))
@@ -83,7 +88,8 @@ def unit_padding(plan: Plan) -> int:
 
     `Plan` counts the mean over the ranks that are simulated as one.
     """
-    counted = sum(count * sum(p.local for p in plan.kinds[kind] if p.spec.is_owned) for kind, count in plan.kind_counts)
+    counted = sum(count * sum(p.local // p.policy.at_rest.values for p in plan.kinds[kind] if p.spec.is_owned)
+                  for kind, count in plan.kind_counts)
     return sum(unit.shard for unit in flat_units(plan)) - counted
 
 
@@ -97,7 +103,8 @@ def unit_padding_bytes(plan: Plan, components: Mapping[str, AtRestBytes], *, exa
     policy, units = flat_policy(plan), flat_units(plan)
     params = sum(u.shard for u in units) * dtype_bytes(policy.at_rest.dtype) * (policy.at_rest.space == "device")
     grads = sum(u.shard for u in units if u.trains) * dtype_bytes(policy.grad.dtype) * (policy.grad.space == "device")
-    return (params - sum(c.params_bytes for c in components.values()),
+    constants = sum(count * sum(p.constants for p in plan.kinds[kind]) for kind, count in plan.kind_counts)
+    return (params + constants - sum(c.params_bytes for c in components.values()),
             grads - sum(c.grads_bytes for c in components.values()))
 
 
@@ -108,9 +115,10 @@ def mean_in_units(plan: Plan) -> dict[str, AtRestBytes]:
     """
     totals = plan.at_rest()
     for unit in flat_units(plan):
-        for placed in (plan.of_layer(layer)[number] for layer, number, _ in unit.places if unit.trains):
+        held = dict.fromkeys((layer, number) for layer, number, *_ in unit.places if unit.trains)
+        for placed in (plan.of_layer(layer)[number] for layer, number in held):
             policy, component = placed.policy, placed.spec.component
-            frozen = placed.local * (not placed.trainable) * (policy.grad.space == "device")
+            frozen = placed.local // policy.at_rest.values * (not placed.trainable) * (policy.grad.space == "device")
             totals[component] = totals[component] + AtRestBytes(grads_bytes=frozen * dtype_bytes(policy.grad.dtype))
     return totals
 
@@ -124,20 +132,25 @@ def exact_in_units(plan: Plan) -> dict[str, AtRestBytes]:
     at = plan.mesh.axis(strategy.axis).coordinate(plan.rank) if parts_of(plan) > 1 else 0
     for unit in flat_units(plan):
         low, high = at * unit.shard, (at + 1) * unit.shard
-        for layer, number, start in unit.places:
+        for layer, number, start, end in unit.places:
             placed = plan.of_layer(layer)[number]
-            inside = max(0, min(start + placed.used, high) - max(start, low))
+            inside = max(0, min(end, high) - max(start, low))
             component = placed.spec.component
             totals[component] = totals.get(component, AtRestBytes()) + _held(placed, inside, trains=unit.trains)
+    for kind, count in plan.kind_counts:
+        for placed in (placed for placed in plan.kinds[kind] if placed.constants):
+            totals[placed.spec.component] += AtRestBytes(params_bytes=count * placed.constants)
     return totals
 
 
 def _held(placed: Placed, inside: int, *, trains: bool) -> AtRestBytes:
+    """`inside`: stored elements of the tensor, or of one of its copies, in the rank's shard."""
     policy, trained = placed.policy, inside * placed.trainable
     grads = inside * trains * dtype_bytes(policy.grad.dtype) * (policy.grad.space == "device")
     states = sum(_state_bytes(layout, trained) for _,
                  layout in policy.optimizer_states if layout.space_of(inside) == "device")
-    return AtRestBytes(inside * dtype_bytes(policy.at_rest.dtype) * placed.rests_here, grads, states, inside, trained)
+    return AtRestBytes(inside * dtype_bytes(policy.at_rest.dtype) * placed.rests_here, grads, states,
+                       inside * policy.at_rest.values, trained)
 
 
 def _state_bytes(layout: TensorLayout, numel: int) -> int:

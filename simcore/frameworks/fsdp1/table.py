@@ -16,8 +16,10 @@ from simcore.frameworks.common import llmfoundry as _llmfoundry
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import trainer_afterwards
 from simcore.frameworks.common.checkpoint_files import fsdp1_files
+from simcore.frameworks.common.expert_modules import LAYERS
 from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
+from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed, packed_of
 from simcore.frameworks.common.torch import (
     States,
     all_or_no_checkpoint,
@@ -34,11 +36,13 @@ from simcore.placement.capabilities import ONE_STAGE, PLAIN_TORCH, Capabilities
 from simcore.placement.framework import Framework, Rule, TensorPolicy, Unit, UpdateTime
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Flat, Partial, Placements, TensorLayout
+from simcore.recording.number_formats import PackedWeights
 
 __all__ = ["OPTIONS", "TRAINERS", "VERSIONS", "in_fp8", "table"]
 
 VERSIONS = ("torch 2.13",)
 RULE: Final = "torch 2.13 torch/distributed/fsdp/fully_sharded_data_parallel.py"
+FLATTEN: Final = "torch 2.13 torch/distributed/fsdp/_flat_param.py _validate_tensors_to_flatten"
 INIT: Final = "torch 2.13 torch/distributed/fsdp/_init_utils.py"
 OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "sharding_strategy": (None, "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2"),
@@ -49,6 +53,7 @@ OPTIONS: Final[dict[str, tuple[Any, ...]]] = {
     "sync_gradients": (None, "last", "every"),
     "wrap": (None, "layers_root", "root"),
 }
+_OF_TRANSFORMERS: Final[dict[str, tuple[Any, ...]]] = {**OPTIONS, STORAGE_OPTION: STORAGES}
 OF_LAYERS: Final[dict[str, dict[str, tuple[Any, ...]]]] = {
     "hf": _transformers.LAYER_OPTIONS,
     "llmfoundry": {"attn_impl": _llmfoundry.OPTIONS["attn_impl"],
@@ -64,7 +69,7 @@ _CLASS: Final[dict[str, tuple[Any, str]]] = {
     "wrap": ("layers_root", "transformer_auto_wrap_policy over the model's layers, which trainers ask for"),
 }
 """Defaults of the class, which a trainer may replace."""
-ASKED: Final = {"hf": _CLASS, "llmfoundry": _CLASS | _llmfoundry.FSDP1}
+ASKED: Final = dict.fromkeys(LAYERS, _CLASS) | {"llmfoundry": _CLASS | _llmfoundry.FSDP1}
 """Defaults under the trainer around each implementation."""
 CAPABILITIES: Final = Capabilities(
     axes=("dp_replicate", "dp_shard"), offload=("params", "gradients", "optimizer", "activations"),
@@ -88,10 +93,11 @@ def table(job: Draft) -> Framework:
     stored = job.auto("training.precision.params", precision.params, *defaults.stored)
     reduce = job.auto("training.precision.grad_reduce", precision.grad_reduce, job.compute, defaults.reduce[1])
     strategy = _strategy(job, options, reduce)
+    packed = _packed(job, options, stored, strategy)
     _check_offload(job, strategy)
     return Framework(
         name="fsdp1", version=VERSIONS[0],
-        rules=_rules(stored, job.compute, states_of(job, plain=True), strategy),
+        rules=_rules(stored, job.compute, states_of(job, plain=True), strategy, packed),
         units=_units(job, options, reduce),
         strategy=strategy,
         optimizer=torch_optimizer(job, *reversed(defaults.optimizer), plain=True),
@@ -129,8 +135,11 @@ def _check_transformers(job: Job, options: dict[str, Any]) -> None:
 
 
 TRAINERS: Final[Trainers] = {
-    "hf": replace(_transformers.TRAINER, options=OPTIONS | OF_LAYERS["hf"], defaults=_ACCELERATE,
+    "hf": replace(_transformers.TRAINER, options=_OF_TRANSFORMERS | OF_LAYERS["hf"], defaults=_ACCELERATE,
                   check=_check_transformers),
+    **{name: replace(_transformers.TRAINER, options={**_OF_TRANSFORMERS, **layers.options}, defaults=_ACCELERATE,
+                     check=layers.check, layer_options=layers.layer_options)
+       for name, layers in LAYERS.items() if name != "hf"},
     "llmfoundry": replace(_llmfoundry.TRAINER, options=OPTIONS | OF_LAYERS["llmfoundry"]),
 }
 
@@ -181,11 +190,44 @@ def _check_adapters(job: Draft, options: dict[str, Any], *, aligned: bool) -> No
     check_named_adapters(job)
     if not aligned:
         raise job.illegal("framework_options.use_orig_params", "Must flatten tensors with uniform `requires_grad` when "
-                          "`use_orig_params=False`: a layer has frozen weights and adapters",
+                          "`use_orig_params=False`: a layer has frozen weights and adapters (write use_orig_params: "
+                          "true; units of one adapter, by PEFT's fsdp_auto_wrap_policy, are not modelled)",
                           "torch 2.13 torch/distributed/fsdp/_flat_param.py _validate_tensors_to_flatten")
-    if job.scenario.training.lora.dtype not in ("auto", "fp32", job.scenario.training.precision.params):
+    stored = job.scenario.training.precision.params
+    if job.scenario.training.lora.dtype not in ("auto", "fp32" if stored == "auto" else stored):
         raise job.illegal("training.lora.dtype", "Must flatten tensors with uniform dtype",
                           "torch 2.13 torch/distributed/fsdp/_flat_param.py _validate_tensors_to_flatten")
+
+
+def _packed(job: Draft, options: dict[str, Any], stored: str, strategy: Fsdp1Strategy) -> PackedWeights | None:
+    """Returns the format in which frozen linears are packed in 4 bits; None without qlora.
+
+    [Note: FSDP1 and weights in 4 bits] A flat parameter has one floating type, so packed columns must be stored in that
+    of the other parameters, and it must be that of the products, to which a flat parameter is cast, packed values and
+    all. Constants are attributes of the weights: every rank has all of them. bitsandbytes 0.50.2 `nn/modules.py`,
+    fix_4bit_weight_quant_state_from_module, makes the weight a `Params4bit` anew in forward, so a unit that is not
+    freed behind it is refused (`tests/truth/fsdp1/qlora-torch-2.13.0.json`).
+    """
+    if job.scenario.training.method == "qlora" and job.graph.implementation not in LAYERS:
+        raise job.not_yet("training.method", f"qlora with the layers of {job.graph.implementation} under fsdp1")
+    packed, at = packed_of(job, options), f"framework_options.{STORAGE_OPTION}"
+    if packed is None:
+        return None
+    if packed.storage == "uint8":
+        raise job.illegal(at, f"Cannot flatten integer dtype tensors: write {STORAGE_OPTION}: bfloat16", FLATTEN)
+    if stored != job.compute:
+        raise job.illegal("training.precision.params", f"{stored}: packed values would be cast to {job.compute} (write "
+                          f"params: {job.compute}, which accelerate keeps with mixed_precision: no)",
+                          "torch 2.13 torch/distributed/fsdp/_flat_param.py _use_low_precision_shard; accelerate 1.15 "
+                          "accelerator.py: flat parameters that train are upcast under mixed precision")
+    if packed.storage != stored:
+        raise job.illegal(at, f"Must flatten tensors with uniform dtype but got {packed.storage} and {stored}",
+                          FLATTEN)
+    if strategy.sharding_strategy == "SHARD_GRAD_OP":
+        raise job.illegal("framework_options.sharding_strategy", "FSDP does not support changing the parameters "
+                          "between forward and backward for SHARD_GRAD_OP: bitsandbytes makes each packed weight anew",
+                          "torch 2.13 torch/distributed/fsdp/_flat_param.py _writeback_orig_params")
+    return packed
 
 
 def _check_offload(job: Job, strategy: Fsdp1Strategy) -> None:
@@ -238,7 +280,8 @@ def _assumptions(strategy: Fsdp1Strategy) -> tuple[tuple[str, str, str, str], ..
 
 
 @lru_cache(maxsize=64)
-def _rules(stored: str, compute: str, kept: States, strategy: Fsdp1Strategy) -> tuple[Rule, ...]:
+def _rules(stored: str, compute: str, kept: States, strategy: Fsdp1Strategy,
+           packed: PackedWeights | None) -> tuple[Rule, ...]:
     """Rules of shards of flat parameters; all parameters of a unit are stored in one dtype."""
     cut: Placements = () if strategy.sharding_strategy == "NO_SHARD" else ((strategy.axis, Flat("unit")),)
     space = "host_pinned" if strategy.on_host else "device"
@@ -251,4 +294,6 @@ def _rules(stored: str, compute: str, kept: States, strategy: Fsdp1Strategy) -> 
         states = tuple((name, replace(layout, least_away=0, blocks=layout.blocks and replace(layout.blocks, least=0)))
                        for name, layout in states)
     policy = TensorPolicy("flat", rest, unsharded, unreduced, rest, states)
-    return Rule(lambda t: t.is_buffer, buffer), Rule(lambda t: True, policy)
+    columns = () if packed is None else (Rule(is_packed, replace(
+        policy, name="packed", at_rest=TensorLayout(cut, packed.storage, space, packed=packed), optimizer_states=())),)
+    return Rule(lambda t: t.is_buffer, buffer), *columns, Rule(lambda t: True, policy)

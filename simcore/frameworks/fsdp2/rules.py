@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from simcore.frameworks.common.expert_modules import LAYERS
 from simcore.frameworks.common.qlora import STORAGE_OPTION, is_packed, packed_of
 from simcore.frameworks.common.torch import States, states_of
 from simcore.frameworks.fsdp2.trainers import TRAINERS
@@ -53,7 +54,7 @@ def packed_weights(job: Draft, options: dict[str, Any]) -> PackedWeights | None:
     it must have the products' own: torch 2.13 `_fsdp_param.py`, init_dtype_attrs, casts any other; that is refused.
     Constants are no parameters: every rank has all of them.
     """
-    if job.graph.implementation != "hf":
+    if job.graph.implementation not in LAYERS:
         if job.scenario.training.method == "qlora":
             raise job.not_yet("training.method", f"qlora with the layers of {job.graph.implementation}")
         return None

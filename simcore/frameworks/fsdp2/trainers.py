@@ -11,6 +11,6 @@ from simcore.frameworks.fsdp2 import hub, kempnerforge, torchtitan
 __all__ = ["TRAINERS"]
 
 TRAINERS: Final[Trainers] = {
-    "hf": transformers.TRAINER, "hub": hub.TRAINER, "torchtitan": torchtitan.TRAINER,
-    "kempnerforge": kempnerforge.TRAINER, "llmfoundry": llmfoundry.TRAINER,
+    "hf": transformers.TRAINER, "hub": hub.HUB_TRAINER, "hf4": hub.FOUR_TRAINER,
+    "torchtitan": torchtitan.TRAINER, "kempnerforge": kempnerforge.TRAINER, "llmfoundry": llmfoundry.TRAINER,
 }

@@ -8,6 +8,6 @@ families. `families`: one row a family that differs, whose modules are `gpt_oss`
 `nemotron` (Mamba-2). `moe`: routers and experts. `head`, `losses`; `chunked`: torchtune's loss in chunks. `autocast`:
 casts of mixed precision.
 Libraries on top: `liger` (Liger-Kernel 0.7.0), `unsloth`, `packed` (4-bit linears of bitsandbytes or torchao with
-PEFT's adapter), `int8` (LLM.int8()). `remote_code`: what Nemotron's own repository computes differently, for
-`operators/hub`.
+PEFT's adapter), `int8` (LLM.int8()). `remote_code`: what Nemotron's own repository and transformers 4
+compute differently, for `operators/hub` and `operators/hf4`.
 """

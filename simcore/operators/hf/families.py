@@ -15,6 +15,7 @@ from simcore.operators.hf import liger as hf_liger
 from simcore.operators.hf import moe as hf_moe
 from simcore.operators.hf import nemotron as hf_nemotron
 from simcore.operators.hf.layers import Core, Inputs, has_eager_attention, is_of_hub
+from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared.eager_attention import eager_core
 from simcore.operators.shared.rms_norm import rms_norm
 from simcore.recording.layer import LayerWorkload
@@ -78,10 +79,14 @@ def _shared_mlp(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) 
 
 
 def _moe(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    if HfOptions.of(run.options).has_expert_modules:
+        return hf_moe.returning_logits(tape, run, branch, inputs.hidden)
     return hf_moe.moe(tape, run, branch, inputs.hidden), None
 
 
 def _moe_with_wide_weights(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    if HfOptions.of(run.options).has_expert_modules:
+        return hf_moe.returning_logits(tape, run, branch, inputs.hidden)
     return hf_moe.moe(tape, run, branch, inputs.hidden, wide=True), None
 
 

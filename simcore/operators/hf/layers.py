@@ -5,7 +5,7 @@ Same operators in the same order as the modelling code, and local variables that
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from simcore.models.blocks import Attention, Branch, Mlp
@@ -20,7 +20,7 @@ from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Tape, Tensor
 
 __all__ = ["Inputs", "attention", "core_of", "has_eager_attention", "has_flash_attention", "is_of_hub", "linear", "mlp",
-           "rotate"]
+           "rotate", "swiglu"]
 
 
 class Inputs(NamedTuple):
@@ -185,10 +185,15 @@ def mlp(tape: Tape, run: LayerWorkload, name: str, block: Mlp, x: Tensor) -> Ten
         made = hf_liger.silu_mul(tape, gate, linear(tape, run, f"{name}.up_proj", x))
         del gate
         return linear(tape, run, f"{name}.down_proj", made)
-    gate = aten.silu(tape, linear(tape, run, f"{name}.gate_proj", x))
-    product = aten.mul(tape, gate, linear(tape, run, f"{name}.up_proj", x))
+    return swiglu(tape, run, [f"{name}.{part}_proj" for part in ("gate", "up", "down")], x)
+
+
+def swiglu(tape: Tape, run: LayerWorkload, linears: Sequence[str], x: Tensor) -> Tensor:
+    """`down(silu(gate(x)) * up(x))` for `x` [..., hidden], in x's shape; `linears`: names of gate, up and down."""
+    gate = aten.silu(tape, linear(tape, run, linears[0], x))
+    product = aten.mul(tape, gate, linear(tape, run, linears[1], x))
     del gate
-    return linear(tape, run, f"{name}.down_proj", product)
+    return linear(tape, run, linears[2], product)
 
 
 def relu2(tape: Tape, x: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from simcore.recording.tape import (
     Tensor,
 )
 
-__all__ = ["as_rows", "moe", "routed"]
+__all__ = ["as_rows", "moe", "returning_logits", "routed"]
 
 
 def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, *, wide: bool = False) -> Tensor:
@@ -60,6 +60,8 @@ def routed(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor, ind
     `indices`, `weights`: numbers and weights of the chosen experts, [tokens, top_k]. The options name the code that
     runs: grouped, batched or the repository's own. `name`: the module in the layer.
     """
+    if HfOptions.of(run.options).has_expert_modules:
+        return remote_code.experts_of_four(tape, run, name, block, x, indices, weights)
     if is_of_hub(run):
         return remote_code.experts(tape, run, name, block, x, indices, weights)
     if HfOptions.of(run.options).grouped_experts:
@@ -67,6 +69,18 @@ def routed(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor, ind
     if HfOptions.of(run.options).experts_unit:
         return _inner_unit(tape, run, name, block, x, indices, weights)
     return _experts(tape, run, name, block, x, indices, weights)
+
+
+def returning_logits(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor) -> tuple[Tensor, Tensor]:
+    """(output of transformers 4's MoE block for `x` [b, s, hidden], in x's shape; logits of its router).
+
+    Both read one view of x: [Note: the experts of transformers 4] in `remote_code.py`.
+    """
+    block = branch.block
+    assert isinstance(block, Moe)
+    flat = as_rows(tape, x, (run.tokens, block.hidden))
+    logits, weights, indices = _route_by_softmax(tape, run, branch.name, block, flat, run.compute)
+    return routed(tape, run, branch.name, block, flat, indices, weights).view(*x.shape), logits
 
 
 def _with_gated_shared(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor) -> Tensor:

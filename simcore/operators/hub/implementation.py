@@ -11,7 +11,6 @@ silent it is transformers' own: norms, Mamba's fused kernel, embedding, head. Wh
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import groupby
 from typing import Final
 
 from simcore.errors import NotYet, Problem
@@ -20,9 +19,9 @@ from simcore.models.tensor import TensorSpec
 from simcore.operators.hf import implementation as hf
 from simcore.operators.hf import tensors as hf_tensors
 from simcore.operators.hf.options import HfOptions
+from simcore.operators.hf.remote_code import joined
 from simcore.operators.implementation import Implementation
 from simcore.recording.layer import LayerWorkload, RecordedLayer
-from simcore.recording.tape import Param
 
 __all__ = ["IMPLEMENTATION", "record", "tensors"]
 
@@ -55,14 +54,7 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     communications, see `recording.rows.Recorder`; entries are added.
     """
     tape = hf.record(kind, replace(run, options=replace(HfOptions.of(run.options), is_of_hub=True)), slots, comms)
-    return replace(tape, grads=_joined(tape.grads, run))
-
-
-def _joined(grads: tuple[tuple[Param, int, int], ...], run: LayerWorkload) -> tuple[tuple[Param, int, int], ...]:
-    """Experts come one after the other, with the same name and slot."""
-    order = {name: place for place, name in enumerate(dict.fromkeys(param.name for param, _, _ in grads))}
-    found = groupby(sorted(grads, key=lambda grad: order[grad[0].name]), lambda grad: (grad[0].name, grad[1]))
-    return tuple((run.params[name], slot, sum(num_bytes for _, _, num_bytes in same)) for (name, slot), same in found)
+    return replace(tape, grads=joined(tape.grads, run))
 
 
 IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors)

@@ -1,0 +1,121 @@
+"""QLoRA of experts that are modules, against bitsandbytes, PEFT, transformers 4.57.1: `truth/probe_experts.py`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import pytest
+
+import small
+from checkout import ROOT
+from simcore.models.blocks import Moe
+from simcore.operators.hf import remote_code
+from simcore.operators.hf.moe import returning_logits
+from simcore.operators.hf.options import HfOptions
+from simcore.program.record_layers import Workload, keys_of, run_of
+from simcore.recording.layer import LayerWorkload
+from simcore.recording.number_formats import PackedWeights
+from simcore.recording.tape import Node, Op, Param, Section, Tape
+from simcore.results.report import Peak, Report
+from simcore.simulate import simulate
+
+LOOPS, BLOCKS, STEPS = (json.loads((ROOT / f"tests/truth/bitsandbytes/{name}-0.50.2.json").read_text(
+    encoding="utf-8"))["cases"] for name in ("loop", "blocks", "experts"))
+PRESETS = {"qwen3_moe": "qwen3-30b-a3b", "mixtral": "mixtral-8x7b"}
+TOKENS = 64
+
+
+# ---- the loop of Nemotron's repository -------------------------------------------------------------------------------
+def params_of(case: dict[str, Any]) -> dict[str, Param]:
+    """Eight experts; adapters of rank 8."""
+    packed = PackedWeights("nf4", 64, double_quant=case.get("double_quant", True))
+    made = {}
+    for part, (rows, columns) in {"up_proj": (128, 256), "down_proj": (256, 128)}.items():
+        at, targets = f"m.experts.{part}", case.get("targets", ())
+        made[f"{at}.weight"] = Param(f"{at}.weight", (8, rows, columns), "bf16", trainable=False, packed=packed)
+        for end, shape in (("a", (8, 8, columns)), ("b", (8, rows, 8))) if part in targets else ():
+            name = f"{at}.lora_{end}.weight"
+            made[name] = Param(name, shape, case.get("adapters", "bf16"), trainable=True)
+    return made
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_over_packed_experts_is_torch_s_own_birth_by_birth(name: str) -> None:
+    case, tape = LOOPS[name], Tape({}, {})
+    hidden, weights, indices = (tape.external(shape, dtype, tape.slot(dtype, "activation"), -1) for shape, dtype in (
+        ((TOKENS, 256), "bf16"), ((TOKENS, 2), "fp32"), ((TOKENS, 2), "int64")))
+    hidden.node, weights.node = Node(), Node()
+    run = LayerWorkload(1, TOKENS, "bf16", params_of(case))
+    out = remote_code.experts(tape, run, "m", Moe(256, 8, 2, 128, 0), hidden, indices, weights)
+    forward = amounts(tape.cut())
+    tape.seed(out, hidden)
+    tape.backward()
+    backward, found = amounts(tape.cut()), case["found"]
+    assert [size for size in forward if size > 0] == found["forward"]
+    assert [size for size in backward if size > 0] == found["backward"]
+    assert sum(forward) == found["kept"]
+    assert [max(accumulate(forward)), max(accumulate(backward))] == found["peaks"]
+
+
+def amounts(section: Section) -> list[int]:
+    return [amount for op, _, _, amount, _, _ in section.rows if op in (Op.ALLOC, Op.FREE)]
+
+
+# ---- transformers 4 --------------------------------------------------------------------------------------------------
+def asked(case: dict[str, Any]) -> dict[str, Any]:
+    fields = dict(case["model"])
+    family = fields.pop("model_type")
+    return {"model": {"config": PRESETS[family], "overrides": fields}, "implementation": "hf4", "method": "qlora",
+            "quantization": {"double_quant": case.get("double_quant", True)},
+            "lora": {"rank": 8, "target_modules": case["targets"], "dtype": case.get("adapters", "auto")},
+            "optimizer": {"implementation": "fused"}, "recompute": "full" if case.get("recompute") else "none"}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_block_of_transformers_4_is_torch_s_own_birth_by_birth(name: str) -> None:
+    """Router, loop and sum; its logits are held."""
+    case, tape, plan = BLOCKS[name], Tape({}, {}), small.plan_of("ddp", **asked(BLOCKS[name]))
+    key = next(key for key in keys_of(plan).values() if plan.graph.kinds[key[0]].block is None)
+    run = run_of(plan, key, Workload(1, TOKENS, 2 << 16))
+    run = replace(run, options=replace(HfOptions.of(run.options), has_expert_modules=True))
+    branch = next(branch for branch in plan.graph.kinds[key[0]].branches if isinstance(branch.block, Moe))
+    hidden = tape.external((1, TOKENS, 256), "bf16", tape.slot("hidden", "activation"), -1)
+    hidden.node = Node()
+    out, _logits = returning_logits(tape, run, branch, hidden)
+    forward = amounts(tape.cut())
+    tape.seed(out, hidden)
+    tape.backward()
+    backward, found = amounts(tape.cut()), case["found"]
+    assert [size for size in forward if size > 0] == found["forward"]
+    assert [size for size in backward if size > 0] == found["backward"]
+    assert sum(forward) == found["kept"]
+    assert [max(accumulate(forward)), max(accumulate(backward))] == found["peaks"]
+
+
+def stepped(case: dict[str, Any]) -> Report:
+    return simulate(small.scenario("ddp", **asked(case)))
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_allocates_what_transformers_4_bitsandbytes_and_peft_allocate(name: str) -> None:
+    report = stepped(STEPS[name])
+    assert report.status == "ok", report.problems
+    (rank,) = report.ranks
+    assert isinstance(rank.peak, Peak)
+    assert rank.end_bytes is not None
+    beside = rank.peak.by_category["workspace"] + rank.peak.by_category["buffer"]
+    forward = max(rank.peak.by_phase[phase] for phase in ("forward", "loss"))
+    assert {"rest": sum(one.params_bytes for one in rank.at_rest.values()), "forward": forward - beside,
+            "peak": rank.peak.allocated_bytes - beside, "end": rank.end_bytes - beside} == STEPS[name]["found"]
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_linears_that_are_packed_are_those_that_transformers_4_replaces(name: str) -> None:
+    plan, found = small.plan_of("ddp", **asked(STEPS[name])), Counter[str]()
+    for placed in (placed for layer in plan.layers for placed in plan.of_layer(layer)):
+        found[placed.spec.path.rpartition(".")[2]] += placed.spec.copies * (placed.policy.at_rest.packed is not None)
+    assert +found == {path: count for path, count in STEPS[name]["packed"].items() if path != "base_layer"}
