@@ -259,8 +259,8 @@ def init(
     Exit code 2, and no file, if FILE exists without --force or a value is wrong; a layout that the framework refuses is
     written. --json only leaves out the message that FILE was written.
     """
-    from simcore.docgen.first_scenario import expect_readable, starter_text
     from simcore.cli.output import write_new
+    from simcore.docgen.first_scenario import expect_readable, starter_text
 
     path = Path("scenario.yaml" if file == "-" else file)
     text = starter_text(name or path.stem, model, framework, topology)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from simcore.frameworks.fsdp2 import hub as _hub
+from simcore.frameworks.common.expert_modules import HUB
 from simcore.models.blocks import Attention, Moe
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.job import Draft, Job
@@ -62,7 +62,7 @@ def loss_by_default(job: Job) -> tuple[str, str]:
 
 def hub_options(job: Draft) -> HfOptions:
     """Returns the settings of layers from a checkpoint's repository."""
-    return _hub.options_of(job, {})
+    return HUB.layer_options(job, {})
 
 
 def check_policies(job: Job) -> None:
@@ -78,7 +78,7 @@ def check_policies(job: Job) -> None:
         for axis, size in (("pp", job.mesh.pp), ("cp", job.mesh.cp)):
             if size > 1:
                 raise job.not_yet(f"mesh.{axis}", "layers of a checkpoint's repository over more than data")
-        _hub.check(job, {})
+        HUB.check(job, {})
     if not trains_policies(job) or own != "automodel":
         return
     if job.mesh.ep == 1 and family == "nemotron_h":
