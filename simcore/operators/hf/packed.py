@@ -18,9 +18,10 @@ too, torchtune's adapter adds nothing but sums.
 from __future__ import annotations
 
 from simcore.operators.automodel.lora import memory_efficient_lora
-from simcore.operators.hf.autocast import is_autocast, product
+from simcore.operators.hf.autocast import is_autocast
 from simcore.operators.hf.int8 import int8_product
 from simcore.operators.hf.options import HfOptions
+from simcore.operators.hf.peft import dora_sum, has_dora, lora_part
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
 from simcore.recording.layer import LayerWorkload
@@ -44,12 +45,13 @@ def packed_linear(tape: Tape, run: LayerWorkload, prefix: str, label: str, x: Te
     if lora_a is None:
         return base
     base = base if is_int8 or _is_torchaos(run, prefix) else _clone(tape, base, label)
-    lora_b = run.params[f"{prefix}lora_b.weight"]
-    x = x if is_autocast(run) else aten.cast(tape, x, lora_a.dtype)
-    down_up = product(tape, run, product(tape, run, x, lora_a, f"{label}.lora_a"), lora_b, f"{label}.lora_b")
-    scaled = aten.mul_scalar(tape, down_up)
-    del down_up
-    scaled = scaled if is_autocast(run) else aten.cast(tape, scaled, base.dtype)
+    x, dtype = x if is_autocast(run) else aten.cast(tape, x, lora_a.dtype), base.dtype
+    if has_dora(run, prefix):
+        total = dora_sum(tape, run, prefix, label, x, base, lambda: _values(tape, weight, _beside(tape, run, weight)))
+        del base
+        return total if is_autocast(run) else aten.cast(tape, total, dtype)
+    scaled = lora_part(tape, run, prefix, label, x)
+    scaled = scaled if is_autocast(run) else aten.cast(tape, scaled, dtype)
     return aten.add(tape, base, scaled, f"{label}.sum")
 
 
