@@ -39,6 +39,7 @@ def fast_layers(job: Job, options: dict[str, Any]) -> UnslothRelease:
     if adapted != _LINEARS:
         missing = ", ".join(sorted(_LINEARS - adapted)) or "none"
         raise job.not_yet(at, f"Unsloth's layers without an adapter of each linear (missing: {missing})")
+    _check_variants(job, at)
     if options.get("attn_implementation") != "flash_attention_2":
         raise job.not_yet(at, "Unsloth's layers with another attention than flash_attention_2")
     if options.get("autocast") or options.get("prepare_model_for_kbit_training"):
@@ -48,6 +49,17 @@ def fast_layers(job: Job, options: dict[str, Any]) -> UnslothRelease:
     if training.lengths == "packed":
         raise job.not_yet(at, "packed sequences in Unsloth's layers")
     return "newest" if options[FAST_OPTION] is True else "2024.12"
+
+
+def _check_variants(job: Job, at: str) -> None:
+    """Refuses adapters for which Unsloth leaves its own functions of linears (`models/llama.py`, patch_peft_model)."""
+    lora = job.scenario.training.lora
+    if lora.dropout:
+        raise job.not_yet(at, "Unsloth's layers with dropout of adapters, around PEFT's linears: it patches QKV, O and "
+                          "MLP for lora_dropout = 0 alone (served: dropout: 0, or PEFT's layers without this option)")
+    if lora.use_dora:
+        raise job.not_yet(at, "Unsloth's layers with DoRA, around PEFT's linears (served: PEFT's layers without this "
+                          "option)")
 
 
 def adapter_dtype(job: Draft, options: dict[str, Any], stored: str) -> str:
