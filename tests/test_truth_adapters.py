@@ -1,15 +1,18 @@
-"""Adapters of single linears against PEFT: dropout, DoRA and rsLoRA, every allocation in its order."""
+"""Adapters of single linears against PEFT and Automodel: dropout, DoRA and rsLoRA, every allocation in its order."""
 
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from typing import Any
 
 import pytest
 
 import eventlog
+import small
 from checkout import ROOT
+from simcore.errors import IllegalLayout
 from simcore.operators.hf.layers import linear
 from simcore.operators.hf.options import HfOptions
 from simcore.recording.layer import LayerWorkload
@@ -17,18 +20,25 @@ from simcore.recording.number_formats import PackedWeights
 from simcore.recording.tape import Op, Param, Tape, Tensor
 
 PEFT: dict[str, Any] = json.loads((ROOT / "tests/truth/adapters/peft-0.21.2.json").read_text(encoding="utf-8"))
+AUTOMODEL: dict[str, Any] = json.loads(
+    (ROOT / "tests/truth/adapters/automodel-0.7.0.json").read_text(encoding="utf-8"))
+SERVED = [name for name, case in AUTOMODEL["cases"].items() if "found" in case]
 OUT, IN = PEFT["shape"]
 RANK = 8
+NAMES = {"peft": ("lora_a.weight", "lora_b.weight", "lora_magnitude_vector.weight"),
+         "automodel": ("lora_A.weight", "lora_B.weight", "lora_magnitude")}
 
 
 def params_of(case: dict[str, Any]) -> dict[str, Param]:
+    """Parameters of a linear with the adapter of a library, by their names here."""
     kind, adapter = case.get("base", "bf16"), case.get("adapters", "bf16")
-    packed = PackedWeights("nf4", 64, double_quant=case.get("double_quant", True), storage="uint8") if kind == "nf4" else None
-    shapes = {"lora_a": (RANK, IN), "lora_b": (OUT, RANK)} | (
-        {"lora_magnitude_vector": (OUT,)} if case.get("dora") else {})
+    packed = PackedWeights("nf4", 64, double_quant=case.get("double_quant", True), storage="uint8")
+    names = NAMES[case.get("library", "peft")]
+    shapes = dict(zip(names, ((RANK, IN), (OUT, RANK), (OUT,)), strict=True))
     stored = "bf16" if kind == "nf4" else kind
-    made = [Param("one.weight", (OUT, IN), stored, False, "sharded_param", packed=packed)]
-    made += [Param(f"one.{name}.weight", shape, adapter, True, "sharded_grad") for name, shape in shapes.items()]
+    made = [Param("one.weight", (OUT, IN), stored, False, "sharded_param", packed=packed if kind == "nf4" else None)]
+    made += [Param(f"one.{name}", shapes[name], adapter, True, "sharded_grad")
+             for name in names[:3 if case.get("dora") else 2]]
     made += [Param("one.bias", (OUT,), stored, False, "sharded_param")] * case.get("bias", False)
     return {param.name: param for param in made}
 
@@ -40,7 +50,7 @@ def changes(tape: Tape, start: int) -> list[int]:
 def passed(case: dict[str, Any]) -> tuple[list[int], list[int]]:
     """Signed bytes of a forward and of its backward."""
     tape, params = Tape({}, {}), params_of(case)
-    options = HfOptions(autocast=case.get("autocast", False), lora_dropout="pre" if case.get("dropout") else "")
+    options = HfOptions(autocast=case.get("autocast", False), lora_dropout=case.get("position", "pre") if case.get("dropout") else "")
     run = LayerWorkload(2, PEFT["rows"] // 2, "fp32" if case.get("x") == "fp32" and not case.get("autocast") else
                         "bf16", params, options=options)
     x = tape.empty((2, PEFT["rows"] // 2, IN), case.get("x", "bf16"), "x")
@@ -75,3 +85,20 @@ def test_trained_parameters_are_those_of_peft(name: str) -> None:
     ours = {tuple(p.shape): f"torch.{dict(bf16='bfloat16', fp32='float32')[p.dtype]}" for p in params_of(case).values()
             if p.trainable}
     assert ours == {tuple(shape): dtype for shape, dtype in case["found"]["parameters"].values()}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_a_linear_allocates_what_automodel_allocates(name: str) -> None:
+    case = AUTOMODEL["cases"][name]
+    forward, backward = passed(case | {"library": "automodel"})
+    assert eventlog.grouped(forward) == eventlog.grouped(case["found"]["forward"])
+    assert eventlog.grouped(backward) == eventlog.grouped(case["found"]["backward"])
+
+
+def test_automodel_refuses_dora_over_packed_weights_alone() -> None:
+    refused = {name: case["refused"] for name, case in AUTOMODEL["cases"].items() if "refused" in case}
+    assert refused
+    assert all("dora" in name and "nf4" in name for name in refused)
+    with pytest.raises(IllegalLayout, match=re.escape("DoRA is not supported for quantized linear layers")) as found:
+        small.prepared("automodel", {"dp_shard": 2}, model="llama-tiny", method="qlora", lora={"use_dora": True})
+    assert {message.rstrip(".") for message in refused.values()} == {found.value.problems[0].message}

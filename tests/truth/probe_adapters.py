@@ -129,11 +129,16 @@ def measured(case: dict[str, Any]) -> dict[str, Any]:
             "parameters": {name: [list(p.shape), str(p.dtype)] for name, p in trained.items()}}
 
 
-if __name__ == "__main__":
+def prepare() -> None:
+    """Operators as CUDA has them; objects of the imports are not looked at again."""
     warnings.simplefilter("ignore")
     torch.nn.Dropout.forward = fused_dropout
     functions.torch = type("torch", (), {**vars(torch), "ops": probe_qlora.Ops})  # type: ignore[attr-defined]
     gc.freeze()
+
+
+if __name__ == "__main__":
+    prepare()
     made = {"peft": peft.__version__, "bitsandbytes": bnb.__version__, "torch": torch.__version__,
             "rows": BATCH * SEQ, "shape": [NARROW, WIDE]}
     rows = [f"{json.dumps(name)}: {json.dumps(case | {'found': measured(case)})}" for name, case in CASES.items()]

@@ -48,8 +48,7 @@ def adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -
     for spec in specs:
         path = f"{inside}{spec.path}" if spec.path else "lm_head"  # transformers' head is not named in its layer
         if spec.module == "linear" and matches(path, "linear", lora):
-            found += _pair(spec, lora.rank)
-            found += [_magnitude(spec)] * lora.use_dora
+            found += [*([_magnitude(spec)] * lora.use_dora), *_pair(spec, lora.rank)]
         elif spec in grouped[:1]:
             _refuse_dora_of_experts(lora)
             found += _expert_adapters(grouped, lora.rank)
@@ -163,6 +162,9 @@ def automodel_dropout(job: Draft) -> LoraDropout:
     if training.lora.use_dora and training.method == "qlora":
         raise job.illegal(f"{_WHERE}.use_dora", "DoRA is not supported for quantized linear layers (e.g., "
                           "BitsAndBytes)", "0.7.0 _peft/lora.py patch_linear_module")
+    if (training.lora.use_dora or training.lora.dropout) and job.scenario.framework_version not in ("auto", "0.7.0"):
+        raise job.not_yet(f"{_WHERE}.{'use_dora' if training.lora.use_dora else 'dropout'}", "dropout and DoRA of other "
+                          "releases of Automodel than 0.7.0")
     if training.lora.use_dora and mesh.tp > 1:
         raise job.not_yet(f"{_WHERE}.use_dora", "DoRA over tensor parallel weights under automodel")
     if training.lora.use_rslora:

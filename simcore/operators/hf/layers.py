@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from simcore.models.blocks import Attention, Branch, Mlp
-from simcore.operators.automodel.lora import memory_efficient_lora
+from simcore.operators.automodel.lora import linear_lora
 from simcore.operators.hf import liger as hf_liger
 from simcore.operators.hf.autocast import narrowed, product
 from simcore.operators.hf.options import HfOptions
@@ -49,9 +49,8 @@ def linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
     if run.params[f"{prefix}weight"].packed is not None:
         return packed_linear(tape, run, prefix, label, x)
     base = product(tape, run, x, run.params[f"{prefix}weight"], label, bias=run.params.get(f"{prefix}bias"))
-    own = run.params.get(f"{prefix}lora_A.weight")
-    if own is not None:
-        return memory_efficient_lora(tape, x, (own, run.params[f"{prefix}lora_B.weight"]), base, label)
+    if f"{prefix}lora_A.weight" in run.params:
+        return linear_lora(tape, run, prefix, x, base, label)
     lora_a = run.params.get(f"{prefix}lora_a.weight")
     if lora_a is None:
         return base

@@ -17,7 +17,7 @@ too, torchtune's adapter adds nothing but sums.
 
 from __future__ import annotations
 
-from simcore.operators.automodel.lora import memory_efficient_lora
+from simcore.operators.automodel.lora import linear_lora
 from simcore.operators.hf.autocast import is_autocast
 from simcore.operators.hf.int8 import int8_product
 from simcore.operators.hf.options import HfOptions
@@ -38,9 +38,8 @@ def packed_linear(tape: Tape, run: LayerWorkload, prefix: str, label: str, x: Te
     weight = run.params[f"{prefix}weight"]
     is_int8 = weight.packed is not None and weight.packed.is_int8
     base = (int8_product if is_int8 else _module)(tape, run, x, weight, run.params.get(f"{prefix}bias"), label)
-    own = run.params.get(f"{prefix}lora_A.weight")
-    if own is not None:
-        return memory_efficient_lora(tape, x, (own, run.params[f"{prefix}lora_B.weight"]), base, label)
+    if f"{prefix}lora_A.weight" in run.params:
+        return linear_lora(tape, run, prefix, x, base, label)
     lora_a = run.params.get(f"{prefix}lora_a.weight")
     if lora_a is None:
         return base

@@ -21,11 +21,10 @@ from collections.abc import Callable
 from typing import Final
 
 from simcore.operators.hf.autocast import product
-from simcore.operators.shared import aten
+from simcore.operators.shared import aten, dora
 from simcore.operators.shared.aten import Operand
 from simcore.recording.layer import LayerWorkload
-from simcore.recording.tape import Param, Tape, Tensor
-from simcore.units import dtype_bytes
+from simcore.recording.tape import Tape, Tensor
 
 __all__ = ["dora_sum", "has_dora", "lora_part"]
 
@@ -75,15 +74,14 @@ def _dora(tape: Tape, run: LayerWorkload, prefix: str, label: str, x: Tensor, ba
     both = aten.cast(tape, _of_identity(tape, run, prefix, label, x.shape[-1]), x.dtype)
     weight = whole()
     weight = weight if weight.dtype == x.dtype else aten.cast(tape, weight, x.dtype)
-    norm = _norm(tape, weight, both, label)
-    scale = _ratio(tape, magnitude, norm, label).view(1, magnitude.numel)
+    norm = dora.norms(tape, weight, both, label)
+    scale = dora.ratio(tape, magnitude, norm, label).view(1, magnitude.numel)
     part = _up(tape, run, prefix, label, _down(tape, run, prefix, label, x))
     if base is None:
         base = product(tape, run, x, weight, f"{label}.dropped")
     elif bias is not None:
-        base = _without_bias(tape, base, bias, label)
-    return aten.add(tape, aten.mul(tape, aten.add_scalar(tape, scale), base, f"{label}.base_scaled"),
-                    aten.mul_scalar(tape, aten.mul(tape, scale, part, f"{label}.lora_scaled")), f"{label}.dora")
+        base = dora.without_bias(tape, base, bias, label)
+    return dora.scaled_sum(tape, scale, base, part, label)
 
 
 def _of_identity(tape: Tape, run: LayerWorkload, prefix: str, label: str, columns: int) -> Tensor:
@@ -91,28 +89,3 @@ def _of_identity(tape: Tape, run: LayerWorkload, prefix: str, label: str, column
     identity = aten.new(tape, (columns, columns), run.params[f"{prefix}lora_a.weight"].dtype, f"{label}.identity")
     low = _down(tape, run, prefix, f"{label}.of_identity", identity)
     return _up(tape, run, prefix, f"{label}.of_identity", low)
-
-
-def _norm(tape: Tape, weight: Operand, both: Tensor, label: str) -> Tensor:
-    """Norm of every row of `weight + scaling * both`: [n], without a gradient."""
-    scaled = aten.new(tape, weight.shape, both.dtype, f"{label}.delta", both.nbytes)
-    total = aten.new(tape, weight.shape, weight.dtype, f"{label}.adapted", weight.nbytes + scaled.nbytes)
-    del scaled
-    return aten.new(tape, weight.shape[:1], weight.dtype, f"{label}.norm", total.nbytes, flops=2 * total.numel)
-
-
-def _ratio(tape: Tape, magnitude: Param, norm: Tensor, label: str) -> Tensor:
-    shape, dtype = magnitude.shape, max((magnitude.dtype, norm.dtype), key=dtype_bytes)
-    node = tape.node((magnitude,), (norm,), lambda tape, grads, saved: [
-        aten.new(tape, shape, dtype, f"grad_{label}.magnitude")], reduce_to=(shape,), cast_to=(magnitude.dtype,))
-    out = aten.new(tape, shape, dtype, f"{label}.ratio", magnitude.nbytes + norm.nbytes)
-    out.node = node
-    return out
-
-
-def _without_bias(tape: Tape, base: Tensor, bias: Param, label: str) -> Tensor:
-    node = tape.node((base,), (), lambda tape, grads, saved: [grads[0]], reduce_to=(base.shape,), cast_to=(base.dtype,))
-    out = aten.new(tape, base.shape, max((base.dtype, bias.dtype), key=dtype_bytes), f"{label}.without_bias",
-                   base.nbytes)
-    out.node = node
-    return out
