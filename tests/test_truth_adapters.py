@@ -1,4 +1,4 @@
-"""Adapters of single linears against PEFT and Automodel: dropout, DoRA and rsLoRA, every allocation in its order."""
+"""Adapters against PEFT, Automodel and Bridge: dropout, DoRA and rsLoRA, every allocation in its order."""
 
 from __future__ import annotations
 
@@ -13,18 +13,29 @@ import eventlog
 import small
 from checkout import ROOT
 from simcore.errors import IllegalLayout
+from simcore.models.blocks import LayerKind
 from simcore.operators.hf.layers import linear
 from simcore.operators.hf.options import HfOptions
+from simcore.operators.megatron.ops.adapter import adapted, adapter_input
+from simcore.operators.megatron.ops.context import Context
+from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.number_formats import PackedWeights
-from simcore.recording.tape import Op, Param, Tape, Tensor
+from simcore.recording.tape import Op, Param, Tape
+from simcore.results.report import Peak, Report
+from simcore.simulate import simulate
 
 PEFT: dict[str, Any] = json.loads((ROOT / "tests/truth/adapters/peft-0.21.2.json").read_text(encoding="utf-8"))
 AUTOMODEL: dict[str, Any] = json.loads(
     (ROOT / "tests/truth/adapters/automodel-0.7.0.json").read_text(encoding="utf-8"))
+BRIDGE: dict[str, Any] = json.loads(
+    (ROOT / "tests/truth/adapters/bridge-0.3.1.json").read_text(encoding="utf-8"))["cases"]
+STEPS: dict[str, Any] = json.loads(
+    (ROOT / "tests/truth/adapters/steps-peft-0.21.2.json").read_text(encoding="utf-8"))["cases"]
 SERVED = [name for name, case in AUTOMODEL["cases"].items() if "found" in case]
 OUT, IN = PEFT["shape"]
 RANK = 8
+ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 NAMES = {"peft": ("lora_a.weight", "lora_b.weight", "lora_magnitude_vector.weight"),
          "automodel": ("lora_A.weight", "lora_B.weight", "lora_magnitude")}
 
@@ -50,7 +61,8 @@ def changes(tape: Tape, start: int) -> list[int]:
 def passed(case: dict[str, Any]) -> tuple[list[int], list[int]]:
     """Signed bytes of a forward and of its backward."""
     tape, params = Tape({}, {}), params_of(case)
-    options = HfOptions(autocast=case.get("autocast", False), lora_dropout=case.get("position", "pre") if case.get("dropout") else "")
+    place = case.get("position", "pre") if case.get("dropout") else ""
+    options = HfOptions(autocast=case.get("autocast", False), lora_dropout=place)
     run = LayerWorkload(2, PEFT["rows"] // 2, "fp32" if case.get("x") == "fp32" and not case.get("autocast") else
                         "bf16", params, options=options)
     x = tape.empty((2, PEFT["rows"] // 2, IN), case.get("x", "bf16"), "x")
@@ -102,3 +114,71 @@ def test_automodel_refuses_dora_over_packed_weights_alone() -> None:
     with pytest.raises(IllegalLayout, match=re.escape("DoRA is not supported for quantized linear layers")) as found:
         small.prepared("automodel", {"dp_shard": 2}, model="llama-tiny", method="qlora", lora={"use_dora": True})
     assert {message.rstrip(".") for message in refused.values()} == {found.value.problems[0].message}
+
+
+@pytest.mark.parametrize("name", BRIDGE)
+def test_an_adapter_allocates_what_bridge_allocates(name: str) -> None:
+    case, tape = BRIDGE[name], Tape({}, {})
+    pair = (Param("in", (RANK, IN), "bf16", True, "sharded_grad"), Param("out", (OUT, RANK), "bf16", True,
+                                                                         "sharded_grad"))
+    run = LayerWorkload(1, PEFT["rows"], "bf16", {}, options=MegatronOptions(lora_dropout=case.get("position", "")))
+    c = Context(tape, run, LayerKind("one", "llama", IN))
+    x = tape.empty((PEFT["rows"], IN), "bf16", "x")
+    x.node = tape.node((Param("x", (1,), "bf16", True, "sharded_grad"),), (), lambda tape, grads, saved: [None])
+    start = len(tape.rows)
+    out = adapted(c, "one", adapter_input(c, x), pair, row_parallel=case["row"])
+    forward = changes(tape, start)
+    grad = tape.empty(out.shape, "bf16", "grad")
+    start = len(tape.rows)
+    tape.seed(out, grad)
+    node = out.node
+    del out, x
+    tape.backward()
+    del node, grad
+    assert eventlog.grouped(forward) == eventlog.grouped(case["found"]["forward"])
+    assert eventlog.grouped(changes(tape, start)) == eventlog.grouped(case["found"]["backward"])
+
+
+def stepped(case: dict[str, Any]) -> Report:
+    """A step of the small Llama of `tests/truth/probe_adapter_steps.py`."""
+    lora = {"rank": RANK, "target_modules": ALL, "dropout": case.get("dropout", 0.0),
+            "use_dora": case.get("dora", False), "use_rslora": case.get("rslora", False),
+            "dtype": case.get("adapters", "auto")}
+    base = {"method": "lora", "precision": {"params": case["base"]}} if "base" in case else {"method": "qlora"}
+    asked = {"autocast": "autocast", "prepare_model_for_kbit_training": "kbit"}
+    return simulate(small.scenario(
+        "ddp", model={"config": "llama-tiny", "overrides": {"vocab_size": 512, "num_hidden_layers": 3}}, lora=lora,
+        optimizer={"implementation": "fused"}, recompute="full" if case["recompute"] else "none",
+        options={option: True for option, word in asked.items() if case.get(word)}, **base))
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_allocates_what_peft_allocates(name: str) -> None:
+    """At the peaks of forward and of the step, and when it is over."""
+    case = STEPS[name]
+    (rank,) = stepped(case).ranks
+    assert isinstance(rank.peak, Peak)
+    assert rank.end_bytes is not None
+    beside = rank.peak.by_category["workspace"] + rank.peak.by_category["buffer"]
+    forward = max(rank.peak.by_phase[phase] for phase in ("forward", "loss"))
+    assert {"rest": sum(one.params_bytes for one in rank.at_rest.values()), "forward": forward - beside,
+            "peak": rank.peak.allocated_bytes - beside, "end": rank.end_bytes - beside,
+            "trained": rank.at_rest["adapters"].num_params} == case["found"]
+
+
+def test_rank_stabilised_scaling_is_listed_as_without_effect() -> None:
+    _, table = small.prepared("ddp", model="llama-tiny", method="lora", lora={"use_rslora": True})
+    assert (table.default("training.lora.use_rslora") or "").startswith("no effect on bytes and time")
+    _, plain = small.prepared("ddp", model="llama-tiny", method="lora")
+    assert plain.default("training.lora.use_rslora") is None
+
+
+@pytest.mark.parametrize(("framework", "mesh", "place"), [
+    ("ddp", {}, "pre"), ("fsdp2", {"dp_shard": 2}, "pre"), ("zero3", {"dp_shard": 2}, "pre"),
+    ("automodel", {"dp_shard": 2}, "post"), ("megatron", {"dp_shard": 2}, "pre")])
+def test_dropout_is_where_the_library_has_it(framework: str, mesh: dict[str, int], place: str) -> None:
+    model = "llama-tiny" if framework != "megatron" else small.TINY
+    _, table = small.prepared(framework, mesh, model=model, method="lora", lora={"dropout": 0.05})
+    assert table.options.lora_dropout == place
+    assert table.default("training.lora.dropout_position") == place
+    assert small.prepared(framework, mesh, model=model, method="lora")[1].options.lora_dropout == ""

@@ -105,11 +105,11 @@ class FrameworkAdapter:
     """One framework as the engine knows it: functions that make its table and its hooks, and settings.
 
     `write_table`: the framework applied to a job. `hooks`: makes the hooks at the borders of layers. `lora_tensors`:
-    the LoRA tensors of a kind of layer, from its tensors. `lora_dropout`: place of dropout around the adapters that a job
-    asks for; raises an error for DoRA, rsLoRA or dropout that they do not know. `versions`: releases, the default first. `implementations`:
-    model code that it can train. `implementation_of`: the one for (`model_type` of the config, training method) if the
-    scenario names none. `options`: the framework options that it takes around the layers of an implementation, by its
-    name. `at_rest`: how it counts bytes.
+    the LoRA tensors of a kind of layer, from its tensors. `lora_dropout`: place of dropout around the adapters that a
+    job asks for; raises an error for DoRA, rsLoRA or dropout that they do not know. `versions`: releases, the default
+    first. `implementations`: model code that it can train. `implementation_of`: the one for (`model_type` of the
+    config, training method) if the scenario names none. `options`: the framework options that it takes around the
+    layers of an implementation, by its name. `at_rest`: how it counts bytes.
 
     `quantize`: the model whose linears compute in 8 or 4 bits, None where that is not served. `default_etp`: size of
     expert tensor parallelism if the mesh leaves it out. `serves_qlora`: frozen weights may be in 4 bits;

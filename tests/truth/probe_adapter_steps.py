@@ -27,8 +27,8 @@ CASES = {f"{variant}{way}{', replayed' if recompute else ''}": what | of | {"rec
 
 def built(case: dict[str, Any]) -> Any:
     """As `probe_qlora.built`, of a packed base or of one in 16 or 32 bits."""
-    config = peft.LoraConfig(r=8, lora_alpha=16, target_modules=probe_qlora.ALL, use_dora=case.get("dora", False),
-                             lora_dropout=case.get("dropout", 0.0), use_rslora=case.get("rslora", False))
+    config = LoraConfig(r=8, lora_alpha=16, target_modules=probe_qlora.ALL, use_dora=case.get("dora", False),
+                        lora_dropout=case.get("dropout", 0.0), use_rslora=case.get("rslora", False))
     if "base" not in case:
         probe_qlora.peft.LoraConfig = lambda **_: config
         return packed(case)
@@ -47,13 +47,18 @@ def built(case: dict[str, Any]) -> Any:
 
 def measured(case: dict[str, Any]) -> dict[str, int]:
     """What `probe_qlora.measured` finds, and the number of trained elements."""
-    kept: list[Any] = []
-    probe_qlora.built = lambda case: kept.append(built(case)) or kept.pop()
-    trained = sum(p.numel() for p in built(case).parameters() if p.requires_grad)
-    return probe_qlora.measured(case) | {"trained": trained}
+    counted: list[int] = []
+
+    def counting(case: dict[str, Any]) -> Any:
+        model = built(case)
+        counted.append(sum(p.numel() for p in model.parameters() if p.requires_grad))
+        return model
+
+    probe_qlora.built = counting
+    return probe_qlora.measured(case) | {"trained": counted[0]}
 
 
-packed = probe_qlora.built
+packed, LoraConfig = probe_qlora.built, peft.LoraConfig
 
 if __name__ == "__main__":
     probe_adapters.prepare()

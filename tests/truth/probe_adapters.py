@@ -29,7 +29,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {}, "dropout": {"dropout": 0.05}, "rslora": {"rslora": True}, "dora": {"dora": True},
     "dora, dropout": {"dora": True, "dropout": 0.05}}
 BASES: dict[str, dict[str, Any]] = {
-    "bf16": {}, "bf16, adapters in fp32": {"adapters": "fp32"}, "fp32": {"base": "fp32", "adapters": "fp32", "x": "fp32"},
+    "bf16": {}, "bf16, adapters in fp32": {"adapters": "fp32"},
+    "fp32": {"base": "fp32", "adapters": "fp32", "x": "fp32"},
     "nf4": {"base": "nf4"}, "nf4, adapters in fp32": {"base": "nf4", "adapters": "fp32"},
     "nf4, single": {"base": "nf4", "double_quant": False}}
 WAYS: dict[str, dict[str, Any]] = {"": {}, ", replayed": {"recompute": True}, ", first": {"first": True}}

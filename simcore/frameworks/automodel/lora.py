@@ -163,8 +163,8 @@ def automodel_dropout(job: Draft) -> LoraDropout:
         raise job.illegal(f"{_WHERE}.use_dora", "DoRA is not supported for quantized linear layers (e.g., "
                           "BitsAndBytes)", "0.7.0 _peft/lora.py patch_linear_module")
     if (training.lora.use_dora or training.lora.dropout) and job.scenario.framework_version not in ("auto", "0.7.0"):
-        raise job.not_yet(f"{_WHERE}.{'use_dora' if training.lora.use_dora else 'dropout'}", "dropout and DoRA of other "
-                          "releases of Automodel than 0.7.0")
+        key = "use_dora" if training.lora.use_dora else "dropout"
+        raise job.not_yet(f"{_WHERE}.{key}", "dropout and DoRA of other releases of Automodel than 0.7.0")
     if training.lora.use_dora and mesh.tp > 1:
         raise job.not_yet(f"{_WHERE}.use_dora", "DoRA over tensor parallel weights under automodel")
     if training.lora.use_rslora:

@@ -28,7 +28,8 @@ def narrowed(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
     return aten.cast(tape, x, run.compute) if is_autocast(run) else x
 
 
-def product(tape: Tape, run: LayerWorkload, x: Tensor, weight: aten.Operand, label: str, bias: Param | None = None) -> Tensor:
+def product(tape: Tape, run: LayerWorkload, x: Tensor, weight: aten.Operand, label: str,
+            bias: Param | None = None) -> Tensor:
     """`F.linear(x, weight, bias)`: [..., n] for `x` [..., k] and `weight` [n, k].
 
     Under autocast input and weight are cast before. `label`: name of the output's storage.
