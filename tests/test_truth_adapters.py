@@ -21,6 +21,7 @@ from simcore.operators.megatron.ops.context import Context
 from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.number_formats import PackedWeights
+from simcore.recording.options import LoraDropout
 from simcore.recording.tape import Op, Param, Tape
 from simcore.results.report import Peak, Report
 from simcore.simulate import simulate
@@ -61,7 +62,7 @@ def changes(tape: Tape, start: int) -> list[int]:
 def passed(case: dict[str, Any]) -> tuple[list[int], list[int]]:
     """Signed bytes of a forward and of its backward."""
     tape, params = Tape({}, {}), params_of(case)
-    place = case.get("position", "pre") if case.get("dropout") else ""
+    place: LoraDropout = case.get("position", "pre") if case.get("dropout") else ""
     options = HfOptions(autocast=case.get("autocast", False), lora_dropout=place)
     run = LayerWorkload(2, PEFT["rows"] // 2, "fp32" if case.get("x") == "fp32" and not case.get("autocast") else
                         "bf16", params, options=options)
