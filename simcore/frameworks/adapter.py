@@ -18,6 +18,7 @@ from simcore.placement.framework import Framework
 from simcore.placement.job import Defaults, Draft, Job
 from simcore.placement.plan import AtRestBytes, Plan
 from simcore.program.hooks import HooksFactory
+from simcore.recording.options import LoraDropout
 from simcore.units import dtype_bytes
 
 __all__ = ["AtRest", "FrameworkAdapter", "LoraChoice", "MemoryOption", "Options", "even_padding"]
@@ -89,7 +90,7 @@ class LoraChoice:
     Each framework's own matcher decides which modules get adapters (`FrameworkAdapter.lora_tensors`).
     `target_modules` (get an adapter) and `exclude_modules` (get none): empty means not given. `expert_adapters`:
     adapters of routed experts, "auto" (the framework's own), "none", "shared" or "per_expert". `release`: version of
-    the framework, as the scenario has it.
+    the framework, as the scenario has it. `use_dora`: each adapter has a vector of magnitudes too.
     """
 
     rank: int
@@ -97,6 +98,7 @@ class LoraChoice:
     exclude_modules: tuple[str, ...] = ()
     expert_adapters: str = "auto"
     release: str = "auto"
+    use_dora: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +106,11 @@ class FrameworkAdapter:
     """One framework as the engine knows it: functions that make its table and its hooks, and settings.
 
     `write_table`: the framework applied to a job. `hooks`: makes the hooks at the borders of layers. `lora_tensors`:
-    the LoRA tensors of a kind of layer, from its tensors. `versions`: releases, the default first. `implementations`:
-    model code that it can train. `implementation_of`: the one for (`model_type` of the config, training method) if the
-    scenario names none. `options`: the framework options that it takes around the layers of an implementation, by its
-    name. `at_rest`: how it counts bytes.
+    the LoRA tensors of a kind of layer, from its tensors. `lora_dropout`: place of dropout around the adapters that a
+    job asks for; raises an error for DoRA, rsLoRA or dropout that they do not know. `versions`: releases, the default
+    first. `implementations`: model code that it can train. `implementation_of`: the one for (`model_type` of the
+    config, training method) if the scenario names none. `options`: the framework options that it takes around the
+    layers of an implementation, by its name. `at_rest`: how it counts bytes.
 
     `quantize`: the model whose linears compute in 8 or 4 bits, None where that is not served. `default_etp`: size of
     expert tensor parallelism if the mesh leaves it out. `serves_qlora`: frozen weights may be in 4 bits;
@@ -123,6 +126,7 @@ class FrameworkAdapter:
     write_table: Callable[[Draft], Framework]
     hooks: HooksFactory
     lora_tensors: Callable[[LayerKind, tuple[TensorSpec, ...], LoraChoice], tuple[TensorSpec, ...]]
+    lora_dropout: Callable[[Draft], LoraDropout]
     versions: tuple[str, ...]
     implementations: tuple[str, ...]
     implementation_of: Callable[[str, str], str]
@@ -147,6 +151,8 @@ class FrameworkAdapter:
         """
         draft = Draft(job)
         framework = self.write_table(draft)
+        if job.scenario.training.method != "full" and (dropout := self.lora_dropout(draft)):
+            framework = replace(framework, options=replace(framework.options, lora_dropout=dropout))
         chosen = {key: (key, value, source) for key, value, source in (*earlier, *draft.defaults)}
         return replace(framework, defaults=tuple(chosen.values()))
 

@@ -175,7 +175,7 @@ def _with_adapters(graph: ModelGraph, scenario: Scenario, adapter: FrameworkAdap
     lora = scenario.training.lora
     targets = () if lora.target_modules == "auto" else tuple(lora.target_modules)
     choice = LoraChoice(lora.rank, targets, tuple(lora.exclude_modules), lora.expert_adapters,
-                        scenario.framework_version)
+                        scenario.framework_version, lora.use_dora)
     try:
         adapted = _adapted(graph, choice, adapter)
     except RankscopeError as error:  # matchers know no file
@@ -234,7 +234,6 @@ def _refuse_unserved(scenario: Scenario) -> None:
     unserved = [
         (("training", "pipeline", "schedule"), training.pipeline.schedule not in SCHEDULES,
          f"schedule {training.pipeline.schedule}"),
-        (("training", "lora", "dropout"), training.method != "full" and training.lora.dropout > 0, "LoRA dropout"),
         *_unserved_formats(scenario),
     ]
     problems = [Problem(scenario.where(*key), f"not yet: {what} is not modelled in this version")

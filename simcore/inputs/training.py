@@ -204,8 +204,13 @@ class Lora(Block):
         default=32.0, description="Scale: the adapter is multiplied by alpha / rank"
     )
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.0, description="Dropout in front of the adapter, in [0, 1)"
+        default=0.0, description="Dropout of the adapter's input or output, in [0, 1)"
     )
+    dropout_position: Literal["auto", "pre", "post"] = Field(
+        default="auto", description="Dropout of the adapter's input (pre) or of its output (post)"
+    )
+    use_dora: bool = Field(default=False, description="DoRA: a vector of magnitudes beside each adapter")
+    use_rslora: bool = Field(default=False, description="The adapter is multiplied by alpha / sqrt(rank)")
     target_modules: Annotated[Annotated[Literal["auto"], WORD] | Annotated[Names, LIST], BY_SHAPE] = Field(
         default="auto", description="Module names or patterns that get an adapter"
     )

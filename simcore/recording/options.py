@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, Literal, Self
 
-__all__ = ["NO_OPTIONS", "ImplementationOptions"]
+__all__ = ["NO_OPTIONS", "ImplementationOptions", "LoraDropout"]
+
+LoraDropout = Literal["", "pre", "post"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,12 +16,14 @@ class ImplementationOptions:
 
     `hidden`: dtype of the hidden state between layers, "" for the compute dtype. `embeddings_require_grad`: the
     embedding's output takes a gradient that no parameter needs, so that replays of layers above carry one.
-    `inputs_on_host`: inputs of replayed layers wait in host memory until backward.
+    `inputs_on_host`: inputs of replayed layers wait in host memory until backward. `lora_dropout`: place of the dropout
+    of LoRA adapters: "pre" on their input, "post" on their output, "" without one.
     """
 
     hidden: str = ""
     embeddings_require_grad: bool = False
     inputs_on_host: bool = False
+    lora_dropout: LoraDropout = ""
 
     @property
     def loads_whole_sequences(self) -> bool:

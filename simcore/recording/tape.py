@@ -253,6 +253,8 @@ class Tape(Recorder):
         if node.frame is not None and not node.frame.nested:
             node.saved.clear()
         for i, shape in enumerate(node.reduce_to):
+            if node.edges[i] is None:  # torch 2.13 csrc/autograd/engine.cpp validate_outputs: no valid edge
+                continue
             outputs[i] = self._sum_to(outputs[i], shape)
             outputs[i] = self._cast_to(outputs[i], node.cast_to[i:i + 1])
         grads.clear()

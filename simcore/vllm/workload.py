@@ -69,6 +69,10 @@ def _check_idle(scenario: Scenario) -> None:
     idle = [path for path in _changed(scenario.normalised(), usual.normalised()) if path[0] != "generation"]
     formats = [Problem(scenario.where(*path), f"not yet: weights of an engine as {'.'.join(path)} says (served: the "
                        "16 bits of the checkpoint)") for path in idle if path in _WEIGHTS]
+    if scenario.training.lora.use_dora:
+        raise IllegalLayout(Problem(scenario.where("training", "lora", "use_dora"), "use_dora: vLLM does not yet "
+                                    "support DoRA (merge the adapter into the weights)",
+                                    "vLLM 0.12.0 lora/peft_helper.py _validate_features"))
     if formats:
         raise NotYet(formats)
     if idle:

@@ -69,7 +69,7 @@ def test_what_is_not_served_is_named_and_never_ignored(training: dict[str, Any],
 
 def test_everything_unserved_is_told_at_once() -> None:
     text = given(training={"seq_len": 64, "pipeline": {"schedule": "dualpipe"}, "method": "lora",
-                           "lora": {"dropout": 0.1}})
+                           "lora": {"dtype": "fp8"}})
     assert text.count("not yet") == 2
 
 

@@ -23,10 +23,13 @@ from typing import Final
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.frameworks.adapter import LoraChoice
 from simcore.frameworks.automodel.policies import NEMO_RL
+from simcore.frameworks.common.lora import dropout_at
 from simcore.models.blocks import LayerKind
 from simcore.models.tensor import TensorSpec
+from simcore.placement.job import Draft
+from simcore.recording.options import LoraDropout
 
-__all__ = ["DEFAULT_TARGETS", "adapters", "matches"]
+__all__ = ["DEFAULT_TARGETS", "adapters", "automodel_dropout", "matches"]
 
 DEFAULT_TARGETS: Final = ("*_proj",)
 _WHERE: Final = "training.lora"
@@ -46,8 +49,10 @@ def adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -
     for spec in specs:
         path = f"{inside}{spec.path}" if spec.path else "lm_head"  # transformers' head is not named in its layer
         if spec.module == "linear" and matches(path, "linear", lora):
-            found += _pair(spec, lora.rank, plain=lora.release == NEMO_RL and kind.block is None)
+            found += [*([_magnitude(spec)] * lora.use_dora),
+                      *_pair(spec, lora.rank, plain=lora.release == NEMO_RL and kind.block is None)]
         elif spec in grouped[:1]:
+            _refuse_dora_of_experts(lora)
             found += _expert_adapters(grouped, lora.rank)
     return tuple(found)
 
@@ -128,6 +133,18 @@ def _pair(spec: TensorSpec, rank: int, *, plain: bool) -> list[TensorSpec]:
     ]
 
 
+def _magnitude(spec: TensorSpec) -> TensorSpec:
+    return TensorSpec(f"{spec.name.removesuffix('weight')}lora_magnitude", spec.shape[:1], spec.dims[:1], "adapters",
+                      "adapter")
+
+
+def _refuse_dora_of_experts(lora: LoraChoice) -> None:
+    if lora.use_dora:
+        raise IllegalLayout(Problem(_WHERE, "use_dora: DoRA is not supported for MoE expert modules in Automodel yet "
+                                    "(name linears alone, or expert_adapters: none)",
+                                    "0.7.0 _peft/lora.py apply_lora_to_linear_modules"))
+
+
 def _expert_adapters(grouped: tuple[TensorSpec, ...], rank: int) -> list[TensorSpec]:
     made = []
     for spec, name in zip(grouped, ("gate_and_up", "down"), strict=True):
@@ -139,3 +156,24 @@ def _expert_adapters(grouped: tuple[TensorSpec, ...], rank: int) -> list[TensorS
                        "adapter"),
         ]
     return made
+
+
+def automodel_dropout(job: Draft) -> LoraDropout:
+    """Returns the place of dropout around Automodel's adapters: "post" (its default) or "pre", "" without it.
+
+    IllegalLayout for rank-stabilised scaling and for DoRA over packed weights, NotYet for DoRA over tp. Adapters of
+    routed experts have no dropout (`_peft/lora.py`, patch_moe_module).
+    """
+    training, mesh = job.scenario.training, job.mesh
+    if training.lora.use_dora and training.method == "qlora":
+        raise job.illegal(f"{_WHERE}.use_dora", "DoRA is not supported for quantized linear layers (e.g., "
+                          "BitsAndBytes)", "0.7.0 _peft/lora.py patch_linear_module")
+    if (training.lora.use_dora or training.lora.dropout) and job.scenario.framework_version not in ("auto", "0.7.0"):
+        key = "use_dora" if training.lora.use_dora else "dropout"
+        raise job.not_yet(f"{_WHERE}.{key}", "dropout and DoRA of other releases of Automodel than 0.7.0")
+    if training.lora.use_dora and mesh.tp > 1:
+        raise job.not_yet(f"{_WHERE}.use_dora", "DoRA over tensor parallel weights under automodel")
+    if training.lora.use_rslora:
+        raise job.illegal(f"{_WHERE}.use_rslora", "Automodel's adapters scale by alpha / dim alone: multiply alpha by "
+                          "the square root of rank", "0.7.0 _peft/lora.py PeftConfig, LinearLoRA._init_adapter")
+    return dropout_at(job, "post", "0.7.0 _peft/lora.py PeftConfig: dropout_position \"post\"")

@@ -32,7 +32,7 @@ class Layers:
     """
 
     options: Options
-    check: Callable[[Draft, dict[str, Any]], None]
+    check: Callable[[Job, dict[str, Any]], None]
     layer_options: Callable[[Draft, dict[str, Any]], HfOptions]
 
 

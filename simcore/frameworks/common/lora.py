@@ -1,12 +1,19 @@
-"""LoRA by module name: a linear whose last path part is in the target list gets an adapter, nothing else does."""
+"""LoRA by module name: a linear whose last path part is in the target list gets an adapter, nothing else does.
+
+The adapters are PEFT's ([Note: PEFT's adapters] in `simcore/operators/hf/peft.py`): dropout is on their input.
+"""
 
 from __future__ import annotations
 
+from simcore.errors import InputError, Problem
 from simcore.frameworks.adapter import LoraChoice
+from simcore.frameworks.common.qlora import TUNE_OPTION
 from simcore.models.blocks import Head, LayerKind
 from simcore.models.tensor import TensorSpec
+from simcore.placement.job import Draft, Job
+from simcore.recording.options import LoraDropout
 
-__all__ = ["DEFAULT_TARGETS", "name_adapters"]
+__all__ = ["DEFAULT_TARGETS", "dropout_at", "name_adapters", "peft_dropout"]
 
 DEFAULT_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "in_proj",
                    "qkv_proj", "gate_up_proj", "Wqkv", "input_linear", "output_linear")
@@ -17,7 +24,8 @@ def name_adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoi
     """Returns the LoRA tensors of one kind of layer; `specs`: the tensors that the layer has without them.
 
     For every linear whose last path part is a target (of `DEFAULT_TARGETS` if `lora` names none) and not excluded:
-    `lora_a` [rank, in] and `lora_b` [out, rank]. The output head's name is `lm_head`.
+    `lora_a` [rank, in] and `lora_b` [out, rank], and for DoRA `lora_magnitude_vector` [out]. The output head's name is
+    `lm_head`.
     """
     head = isinstance(kind.block, Head)
     targets = lora.target_modules or DEFAULT_TARGETS
@@ -32,4 +40,60 @@ def name_adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoi
                               "adapter", copies=spec.copies))
         out.append(TensorSpec(f"{path}lora_b.weight", (rows, lora.rank), (spec.dims[0], "rank"), "adapters",
                               "adapter", copies=spec.copies))
+        if lora.use_dora:
+            out.append(TensorSpec(f"{path}lora_magnitude_vector.weight", (rows,), (spec.dims[0],), "adapters",
+                                  "adapter", copies=spec.copies))
     return tuple(out)
+
+
+def dropout_at(job: Draft, default: LoraDropout, source: str) -> LoraDropout:
+    """Returns the place of the adapters' dropout, as the scenario asks or `default`; "" without dropout.
+
+    InputError for a place without dropout.
+    """
+    lora = job.scenario.training.lora
+    if not lora.dropout:
+        if lora.dropout_position != "auto":
+            raise InputError(Problem(job.scenario.where("training", "lora", "dropout_position"),
+                                     "dropout_position: changes nothing without dropout"))
+        return ""
+    if lora.dropout_position != "auto":
+        return lora.dropout_position
+    job.note("training.lora.dropout_position", default, source)
+    return default
+
+
+def peft_dropout(job: Draft) -> LoraDropout:
+    """Returns the place of dropout around PEFT's adapters: "pre", or "" without it.
+
+    IllegalLayout or NotYet for dropout of their output and for variants that are not described.
+    """
+    lora, source = job.scenario.training.lora, "PEFT 0.21.2 tuners/lora/layer.py"
+    if job.scenario.framework_options.get(TUNE_OPTION):
+        _check_torchtune(job)
+    if lora.use_dora:
+        _check_dora(job)
+    if lora.use_rslora:
+        job.note("training.lora.use_rslora", "no effect on bytes and time: a number scales by alpha / sqrt(rank)",
+                 f"{source} update_layer")
+    found = dropout_at(job, "pre", f"{source} forward: lora_B(lora_A(dropout(x)))")
+    if found == "post":
+        raise job.illegal("training.lora.dropout_position", "PEFT drops the adapter's input (pre)", source)
+    return found
+
+
+def _check_torchtune(job: Job) -> None:
+    lora, source = job.scenario.training.lora, "torchtune bd2a0fc7 modules/peft/lora.py LoRALinear"
+    if lora.use_dora:
+        raise job.not_yet("training.lora.use_dora", "torchtune's DoRALinear over NF4Tensor")
+    if lora.use_rslora:
+        raise job.illegal("training.lora.use_rslora", "torchtune's adapters scale by alpha / rank alone", source)
+
+
+def _check_dora(job: Job) -> None:
+    at, training = "training.lora.use_dora", job.scenario.training
+    if training.method == "qlora" and training.quantization.format == "int8":
+        raise job.not_yet(at, "DoRA over LLM.int8() (served: over nf4 and fp4, and over 16 bits)")
+    if job.scenario.framework == "zero3":
+        raise job.not_yet(at, "DoRA under zero3: its norm reads the base's weight outside the base's module, where "
+                          "DeepSpeed gathers it once more (served: zero1, zero2)")

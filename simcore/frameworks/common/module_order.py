@@ -17,7 +17,7 @@ frozen one of 4 bits saves nothing, so a replay begins behind it and ends before
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from simcore.models.blocks import Branch, Embedding, Head, Mlp, Moe
@@ -28,6 +28,7 @@ __all__ = ["Calls", "asks_inputs", "backward_calls", "forward_calls", "readiness
 
 Calls = list[tuple[int, ...]]
 _ADAPTERS: Final = (".lora_a", ".lora_b")
+_MAGNITUDE: Final = ".lora_magnitude_vector"
 _BESIDE: Final = "shared_mlp"
 """Module of GraniteMoeHybrid's shared MLP, no part of the experts' module (`modeling_granitemoehybrid.py`:1001)."""
 
@@ -104,13 +105,14 @@ def _saves_nothing(plan: Plan, layer: int, linear: _Linear) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Linear:
-    """Numbers of its parameters, and of the adapter's two, if it has one."""
+    """Numbers of its parameters, of the adapter's two, if it has one, and of its magnitudes."""
 
     own: tuple[int, ...]
     adapters: tuple[tuple[int, ...], ...]
+    magnitude: Calls = field(default_factory=list)
 
     def forward(self) -> Calls:
-        return [self.adapters[0], self.own, (), *self.adapters] if self.adapters else [self.own]
+        return [self.adapters[0], self.own, (), *self.magnitude, *self.adapters] if self.adapters else [self.own]
 
     def backward(self) -> Calls:
         """In forward's order."""
@@ -163,9 +165,11 @@ def _blocks(plan: Plan, layer: int) -> Iterator[tuple[str, Branch]]:
 def _linears(plan: Plan, layer: int, branch: str) -> list[_Linear]:
     """In the order of calls: queries and keys are normed as soon as they are there (5.23 `modeling_qwen3.py`:244)."""
     named = _by_module(plan, layer)
-    paths = sorted((path for path in named if path.startswith(f"{branch}.") and not path.endswith(_ADAPTERS)),
+    paths = sorted((path for path in named if path.startswith(f"{branch}.")
+                    and not path.endswith((*_ADAPTERS, _MAGNITUDE))),
                    key=lambda path: list(named).index(path.replace("q_norm", "q_proj").replace("k_norm", "k_proj")))
-    return [_Linear(named[path], tuple(named[f"{path}{end}"] for end in _ADAPTERS if f"{path}{end}" in named))
+    return [_Linear(named[path], tuple(named[f"{path}{end}"] for end in _ADAPTERS if f"{path}{end}" in named),
+                    [named[f"{path}{end}"] for end in (_MAGNITUDE,) if f"{path}{end}" in named])
             for path in paths]
 
 

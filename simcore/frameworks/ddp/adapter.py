@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from simcore.frameworks.adapter import FrameworkAdapter
 from simcore.frameworks.common.expert_modules import LAYERS
-from simcore.frameworks.common.lora import name_adapters
+from simcore.frameworks.common.lora import name_adapters, peft_dropout
 from simcore.frameworks.ddp.hooks import DdpHooks
 from simcore.frameworks.ddp.table import VERSIONS, options_around, table
 
 __all__ = ["ADAPTERS"]
 
 ADAPTERS = {"ddp": FrameworkAdapter(
-    write_table=table, hooks=DdpHooks, lora_tensors=name_adapters, versions=VERSIONS,
+    write_table=table, hooks=DdpHooks, lora_tensors=name_adapters, lora_dropout=peft_dropout, versions=VERSIONS,
     implementations=tuple(LAYERS), implementation_of=lambda family, method: "hf",
     options=options_around,
     serves_qlora=True,

@@ -83,8 +83,13 @@ def _check_training(job: Job, options: dict[str, Any]) -> None:
     training = job.scenario.training
     if options.get("autocast") or options.get("prepare_model_for_kbit_training"):
         raise job.not_yet(_AT, "autocast around Unsloth's layers over fp32 parameters")
-    if training.lora.dropout > 0:
-        raise job.not_yet("training.lora.dropout", "Unsloth's layers with dropout, where all its functions fall back")
+    lora = training.lora
+    if lora.dropout:
+        raise job.not_yet(_AT, "Unsloth's layers with dropout of adapters, around PEFT's linears: it patches QKV, O "
+                          "and MLP for lora_dropout = 0 alone (served: dropout: 0, or PEFT's layers without it)")
+    if lora.use_dora:
+        raise job.not_yet(_AT, "Unsloth's layers with DoRA, around PEFT's linears (served: PEFT's layers without this "
+                          "option)")
     if training.quantization.format == "int8":
         raise job.not_yet(_AT, "Unsloth's layers over LLM.int8() (load_in_8bit)")
     if training.lengths == "packed":

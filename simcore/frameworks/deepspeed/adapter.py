@@ -7,7 +7,7 @@ from functools import partial
 
 from simcore.frameworks.adapter import AtRest, FrameworkAdapter
 from simcore.frameworks.common.expert_modules import LAYERS
-from simcore.frameworks.common.lora import name_adapters
+from simcore.frameworks.common.lora import name_adapters, peft_dropout
 from simcore.frameworks.deepspeed.at_rest import exact_in_pieces, partition_padding, piece_padding
 from simcore.frameworks.deepspeed.offload_buffers import beside_tensors
 from simcore.frameworks.deepspeed.partitions import exact_in_parts
@@ -18,7 +18,8 @@ from simcore.frameworks.deepspeed.zero12_hooks import Zero12Hooks
 __all__ = ["ADAPTERS"]
 
 _ZERO3 = FrameworkAdapter(
-    write_table=partial(zero_table, stage=3), hooks=Zero3Hooks, lora_tensors=name_adapters, versions=VERSIONS,
+    write_table=partial(zero_table, stage=3), hooks=Zero3Hooks, lora_tensors=name_adapters, lora_dropout=peft_dropout,
+    versions=VERSIONS,
     implementations=("hf",), implementation_of=lambda family, method: "hf",
     options=partial(options_of_stage, 3),
     at_rest=AtRest(exact=exact_in_pieces, padding=piece_padding),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simcore.frameworks.adapter import AtRest, FrameworkAdapter, MemoryOption
-from simcore.frameworks.common.lora import name_adapters
+from simcore.frameworks.common.lora import name_adapters, peft_dropout
 from simcore.frameworks.fsdp1.flat_parameters import exact_in_units, mean_in_units, unit_padding_bytes
 from simcore.frameworks.fsdp1.hooks import Fsdp1Hooks
 from simcore.frameworks.fsdp1.table import OPTIONS, TRAINERS, VERSIONS, in_fp8, table
@@ -11,7 +11,8 @@ from simcore.frameworks.fsdp1.table import OPTIONS, TRAINERS, VERSIONS, in_fp8, 
 __all__ = ["ADAPTERS"]
 
 ADAPTERS = {"fsdp1": FrameworkAdapter(
-    write_table=table, hooks=Fsdp1Hooks, lora_tensors=name_adapters, versions=VERSIONS,
+    write_table=table, hooks=Fsdp1Hooks, lora_tensors=name_adapters, lora_dropout=peft_dropout,
+    versions=VERSIONS,
     implementations=tuple(TRAINERS), implementation_of=lambda family, method: "hf",
     options=lambda implementation: TRAINERS[implementation].options if implementation in TRAINERS else OPTIONS,
     at_rest=AtRest(mean=mean_in_units, exact=exact_in_units, padding=unit_padding_bytes),

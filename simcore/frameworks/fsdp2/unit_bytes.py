@@ -182,7 +182,7 @@ def _cast_alone(plan: Plan, unit: Unit, placed: list[Placed], *, away: bool) -> 
 
 def _registered(placed: list[Placed]) -> list[Placed]:
     """In the order of registration: adapters are inside the module that they adapt."""
-    modules = [re.sub(r"\.lora_[abAB]$", "", p.spec.path) for p in placed]
+    modules = [re.sub(r"\.lora_([abAB]|magnitude_vector)$", "", p.spec.path) for p in placed]
     return [placed[i] for i in sorted(range(len(placed)), key=lambda i: modules.index(modules[i]))]
 
 

@@ -22,10 +22,13 @@ from typing import Final
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.frameworks.adapter import LoraChoice
+from simcore.frameworks.common.lora import dropout_at
 from simcore.models.blocks import Attention, Embedding, LatentAttention, LayerKind, Mamba2, Mlp, Moe
 from simcore.models.tensor import TensorSpec
+from simcore.placement.job import Draft
+from simcore.recording.options import LoraDropout
 
-__all__ = ["DEFAULT_TARGETS", "adapters", "matches"]
+__all__ = ["DEFAULT_TARGETS", "adapters", "bridge_dropout", "matches"]
 
 DEFAULT_TARGETS: Final = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "in_proj", "out_proj")
 _ADAPTABLE: Final = ("linear", "grouped", "router")
@@ -127,3 +130,21 @@ def _pair(spec: TensorSpec, lora: LoraChoice) -> list[TensorSpec]:
         TensorSpec(f"{spec.path}.adapter.linear_out.weight", (*experts, out_features, rank),
                    (*named, f"{axis}_out", "rank"), component, "adapter"),
     ]
+
+
+def bridge_dropout(job: Draft) -> LoraDropout:
+    """Returns the place of dropout around Bridge's adapters: "pre" (its default) or "post", "" without it.
+
+    IllegalLayout for rank-stabilised scaling, NotYet for DoRA.
+    """
+    lora, at = job.scenario.training.lora, "training.lora"
+    if lora.use_dora:
+        raise job.not_yet(f"{at}.use_dora", "Megatron-Bridge's DoRA (0.3.1 peft/dora_layers.py), which gathers both "
+                          "matrices of an adapter over tp in every pass (served: DoRA of PEFT and of Automodel)")
+    if lora.use_rslora:
+        raise job.illegal(f"{at}.use_rslora", "Bridge's adapters scale by alpha / dim alone: multiply alpha by the "
+                          "square root of rank", "Bridge 0.3.1 peft/utils.py ParallelLinearAdapter.forward")
+    found = dropout_at(job, "pre", "Bridge 0.3.1 peft/lora.py: dropout_position \"pre\"")
+    if found and lora.expert_adapters == "per_expert":
+        raise job.not_yet(f"{at}.dropout", "dropout of adapters that each expert has for itself")
+    return found

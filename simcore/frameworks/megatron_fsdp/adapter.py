@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simcore.frameworks.adapter import AtRest, FrameworkAdapter
-from simcore.frameworks.megatron.lora import adapters
+from simcore.frameworks.megatron.lora import adapters, bridge_dropout
 from simcore.frameworks.megatron.table import QLORA_REFUSAL, default_etp
 from simcore.frameworks.megatron_fsdp.buckets import bucket_padding_bytes, exact_in_buckets
 from simcore.frameworks.megatron_fsdp.hooks import MegatronFsdpHooks
@@ -12,7 +12,8 @@ from simcore.frameworks.megatron_fsdp.table import OPTIONS, VERSIONS, in_fp8, ta
 __all__ = ["ADAPTERS"]
 
 ADAPTERS = {"megatron_fsdp": FrameworkAdapter(
-    write_table=table, hooks=MegatronFsdpHooks, lora_tensors=adapters, versions=VERSIONS,
+    write_table=table, hooks=MegatronFsdpHooks, lora_tensors=adapters, lora_dropout=bridge_dropout,
+    versions=VERSIONS,
     implementations=("megatron",), implementation_of=lambda family, method: "megatron",
     options=lambda implementation: OPTIONS,
     at_rest=AtRest(exact=exact_in_buckets, padding=bucket_padding_bytes),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from simcore.models.blocks import Attention
 from simcore.operators.automodel.env import Env
-from simcore.operators.automodel.lora import memory_efficient_lora
+from simcore.operators.automodel.lora import linear_lora
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved, needs_grad, new
 from simcore.recording.kernel_shape import shape_of_heads
@@ -56,9 +56,11 @@ def linear(env: Env, x: Tensor, path: str) -> Tensor:
     if pair is None:
         return base
     if env.options.linear == "te":  # TE adapters are modules of their own and keep x A
-        low = aten.mul_scalar(tape, aten.linear(tape, x, pair[0], "lora_a"))
-        return aten.add(tape, base, aten.linear(tape, low, pair[1], "lora_b"), name)
-    return memory_efficient_lora(tape, x, pair, base, name)
+        place = env.options.lora_dropout
+        x = aten.dropout(tape, x) if place == "pre" else x
+        part = aten.linear(tape, aten.mul_scalar(tape, aten.linear(tape, x, pair[0], "lora_a")), pair[1], "lora_b")
+        return aten.add(tape, base, aten.dropout(tape, part) if place == "post" else part, name)
+    return linear_lora(tape, env.run, f"{path}.", x, base, name)
 
 
 # ---- MLP --------------------------------------------------------------------------------------------------------
@@ -70,8 +72,8 @@ def mlp(env: Env, x: Tensor, path: str, *, gated: bool) -> Tensor:
     meta device.
     """
     projections = [f"{path}.{name}_proj" for name in (("gate", "up", "down") if gated else ("up", "down"))]
-    adapted = all(env.adapters(p) for p in projections)
-    if adapted and env.options.fuses_lora_mlp and env.options.linear == "torch":
+    adapted = all(env.adapters(p) and f"{p}.lora_magnitude" not in env.run.params for p in projections)
+    if adapted and not env.options.lora_dropout and env.options.fuses_lora_mlp and env.options.linear == "torch":
         return _fused_lora_mlp(env, x, projections)
     if not gated:
         return linear(env, _relu_squared(env.tape, linear(env, x, f"{path}.up_proj")), f"{path}.down_proj")

@@ -28,7 +28,8 @@ def narrowed(tape: Tape, run: LayerWorkload, x: Tensor) -> Tensor:
     return aten.cast(tape, x, run.compute) if is_autocast(run) else x
 
 
-def product(tape: Tape, run: LayerWorkload, x: Tensor, weight: Param, label: str, bias: Param | None = None) -> Tensor:
+def product(tape: Tape, run: LayerWorkload, x: Tensor, weight: aten.Operand, label: str,
+            bias: Param | None = None) -> Tensor:
     """`F.linear(x, weight, bias)`: [..., n] for `x` [..., k] and `weight` [n, k].
 
     Under autocast input and weight are cast before. `label`: name of the output's storage.
@@ -39,8 +40,8 @@ def product(tape: Tape, run: LayerWorkload, x: Tensor, weight: Param, label: str
     return aten.linear(tape, aten.cast(tape, x, run.compute), narrow, label, bias=bias)
 
 
-def _weight(tape: Tape, run: LayerWorkload, weight: Param) -> aten.Operand:
-    if weight.dtype == run.compute or not weight.trainable:
+def _weight(tape: Tape, run: LayerWorkload, weight: aten.Operand) -> aten.Operand:
+    if isinstance(weight, Tensor) or weight.dtype == run.compute or not weight.trainable:
         return aten.cast(tape, weight, run.compute)
     if weight.name not in tape.casts:
         tape.casts[weight.name] = aten.cast(tape, weight, run.compute)

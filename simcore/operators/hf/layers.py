@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from simcore.models.blocks import Attention, Branch, Mlp
-from simcore.operators.automodel.lora import memory_efficient_lora
+from simcore.operators.automodel.lora import linear_lora
 from simcore.operators.hf import liger as hf_liger
 from simcore.operators.hf.autocast import narrowed, product
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.packed import packed_linear
+from simcore.operators.hf.peft import dora_sum, has_dora, lora_part
 from simcore.operators.shared import aten
 from simcore.operators.shared.rms_norm import rms_norm
 from simcore.recording.layer import LayerWorkload
@@ -41,27 +42,24 @@ class Inputs(NamedTuple):
 def linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
     """Output [..., n] of the linear module `name` for `x` [..., k], with its adapter if it has one.
 
-    With one it is `base(x) + lora_b(lora_a(x)) * scale`. Adapters of another type work on a copy of x in theirs, one a
-    module, under autocast too (PEFT 0.21 `_cast_input_dtype`). Automodel's are one function. `name` is relative to the
-    layer, "" for the head.
+    With one it is as [Note: PEFT's adapters] says. Automodel's are one function. `name` is relative to the layer, ""
+    for the head.
     """
     prefix, label = f"{name}." if name else "", name.removeprefix(tape.scope) or "logits"
     if run.params[f"{prefix}weight"].packed is not None:
         return packed_linear(tape, run, prefix, label, x)
     base = product(tape, run, x, run.params[f"{prefix}weight"], label, bias=run.params.get(f"{prefix}bias"))
-    own = run.params.get(f"{prefix}lora_A.weight")
-    if own is not None:
-        return memory_efficient_lora(tape, x, (own, run.params[f"{prefix}lora_B.weight"]), base, label)
+    if f"{prefix}lora_A.weight" in run.params:
+        return linear_lora(tape, run, prefix, x, base, label)
     lora_a = run.params.get(f"{prefix}lora_a.weight")
     if lora_a is None:
         return base
-    lora_b = run.params[f"{prefix}lora_b.weight"]
-    x = aten.cast(tape, x, lora_a.dtype)
-    down_up = product(tape, run, product(tape, run, x, lora_a, f"{label}.lora_a"), lora_b, f"{label}.lora_b")
-    scaled = aten.mul_scalar(tape, down_up)
-    del down_up
-    total, dtype = aten.add(tape, base, scaled, f"{label}.sum"), base.dtype
-    del base, scaled
+    x, dtype = aten.cast(tape, x, lora_a.dtype), base.dtype
+    if has_dora(run, prefix):
+        total = dora_sum(tape, run, prefix, label, x, base, lambda: run.params[f"{prefix}weight"])
+    else:
+        total = aten.add(tape, base, lora_part(tape, run, prefix, label, x), f"{label}.sum")
+    del base
     return aten.cast(tape, total, dtype)
 
 

@@ -1,4 +1,4 @@
-"""A linear whose frozen weight is stored in 4 bits, and PEFT's adapter of it.
+"""A linear whose frozen weight is stored in 4 bits or in int8, and its adapter.
 
 [Note: a product with 4 bits]
 bitsandbytes 0.50.2 `autograd/_functions.py`, MatMul4Bit, and `backends/cuda/ops.py`, _dequant_linear_fallback: forward
@@ -13,14 +13,22 @@ patch_linear_module: super_fwd) adds the output in place to its own.
 torchao 0.18 `nf4_tensor.py`, get_original_weight: eager, 12 bytes a value (indices of 8 bytes, halves in 16 bits) and
 the maxima in 16 bits exist with the result when it is made; compiled it is one kernel. LinearNF4 is such a function
 too, torchtune's adapter adds nothing but sums.
+
+[Note: a product of LLM.int8()]
+bitsandbytes 0.50.2 `autograd/_functions.py`, MatMul8bitLt, and `backends/cuda/ops.py`: the input is cast to fp16 and
+quantised by rows; where a threshold is set, a copy of its absolute values and a mask are made too, and the host asks
+whether there is any outlier. The product is int32, then fp16, then of the input's type, all three alive at once.
+Columns with outliers would be multiplied apart, in the input's type: none are counted. Backward makes the weight in the
+input's type. The node keeps the input, which it does not need, as an attribute: so no checkpoint takes it away, and it
+lives as long as the graph. Kernels of int8 are timed as those of the input's type.
 """
 
 from __future__ import annotations
 
-from simcore.operators.automodel.lora import memory_efficient_lora
-from simcore.operators.hf.autocast import is_autocast, product
-from simcore.operators.hf.int8 import int8_product
+from simcore.operators.automodel.lora import linear_lora
+from simcore.operators.hf.autocast import is_autocast
 from simcore.operators.hf.options import HfOptions
+from simcore.operators.hf.peft import dora_sum, has_dora, lora_part
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
 from simcore.recording.layer import LayerWorkload
@@ -36,20 +44,20 @@ def packed_linear(tape: Tape, run: LayerWorkload, prefix: str, label: str, x: Te
     """
     weight = run.params[f"{prefix}weight"]
     is_int8 = weight.packed is not None and weight.packed.is_int8
-    base = (int8_product if is_int8 else _module)(tape, run, x, weight, run.params.get(f"{prefix}bias"), label)
-    own = run.params.get(f"{prefix}lora_A.weight")
-    if own is not None:
-        return memory_efficient_lora(tape, x, (own, run.params[f"{prefix}lora_B.weight"]), base, label)
+    base = (_int8_module if is_int8 else _module)(tape, run, x, weight, run.params.get(f"{prefix}bias"), label)
+    if f"{prefix}lora_A.weight" in run.params:
+        return linear_lora(tape, run, prefix, x, base, label)
     lora_a = run.params.get(f"{prefix}lora_a.weight")
     if lora_a is None:
         return base
     base = base if is_int8 or _is_torchaos(run, prefix) else _clone(tape, base, label)
-    lora_b = run.params[f"{prefix}lora_b.weight"]
-    x = x if is_autocast(run) else aten.cast(tape, x, lora_a.dtype)
-    down_up = product(tape, run, product(tape, run, x, lora_a, f"{label}.lora_a"), lora_b, f"{label}.lora_b")
-    scaled = aten.mul_scalar(tape, down_up)
-    del down_up
-    scaled = scaled if is_autocast(run) else aten.cast(tape, scaled, base.dtype)
+    x, dtype = x if is_autocast(run) else aten.cast(tape, x, lora_a.dtype), base.dtype
+    if has_dora(run, prefix):
+        total = dora_sum(tape, run, prefix, label, x, base, lambda: _values(tape, weight, _beside(tape, run, weight)))
+        del base
+        return total if is_autocast(run) else aten.cast(tape, total, dtype)
+    scaled = lora_part(tape, run, prefix, label, x)
+    scaled = scaled if is_autocast(run) else aten.cast(tape, scaled, dtype)
     return aten.add(tape, base, scaled, f"{label}.sum")
 
 
@@ -111,3 +119,57 @@ def _clone(tape: Tape, x: Tensor, label: str) -> Tensor:
     out = aten.new(tape, x.shape, x.dtype, f"{label}.clone", x.nbytes, Kernel.COPY)
     out.node = node
     return out
+
+
+# ---- LLM.int8() ---------------------------------------------------------------------------------------------------
+def _int8_module(tape: Tape, run: LayerWorkload, x: Tensor, weight: Param, bias: Param | None, label: str) -> Tensor:
+    """`Linear8bitLt.forward`: [..., n] in x's type, for `x` [..., k] and an int8 `weight` [n, k].
+
+    A bias is added in place. The node keeps `x` as long as the graph lives. `label`: name of the output's storage.
+    """
+    shape, dtype, rows = x.shape, x.dtype, x.numel // x.shape[-1]
+    width, flops = weight.shape[0], 2 * x.numel * weight.shape[0]
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        (grad,) = grads
+        assert grad is not None
+        whole = _int8_values(tape, weight, dtype)
+        return [aten.new(tape, shape, dtype, f"grad_{label}", grad.nbytes + whole.nbytes, Kernel.GEMM, flops)]
+
+    node = tape.node((x,), (), backward)
+    tape.attach(node, x)
+    narrow, scales = _quantised(tape, run, x, rows)
+    out = _multiplied(tape, narrow, weight, (*shape[:-1], width), dtype, label)
+    del narrow, scales
+    if bias is not None:
+        tape.compute(Kernel.ELEMENTWISE, out.numel, 2 * out.nbytes)
+    out.node = node
+    return out
+
+
+def _quantised(tape: Tape, run: LayerWorkload, x: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """Rows in int8 and their maxima; nothing else of `int8_vectorwise_quant` is left."""
+    half = aten.cast(tape, x.detach(), "fp16")
+    scales = aten.new(tape, (rows,), "fp32", "int8.maxima", 0)
+    narrow = aten.new(tape, x.shape, "int8", "int8.rows", half.nbytes)
+    if HfOptions.of(run.options).has_outlier_threshold:
+        absolute = aten.new(tape, x.shape, "fp16", "int8.absolute", half.nbytes)
+        mask = aten.new(tape, x.shape, "uint8", "int8.outliers", half.nbytes)
+        del absolute
+        tape.stop()
+        del mask
+    return narrow, scales
+
+
+def _multiplied(tape: Tape, narrow: Tensor, weight: Param, shape: tuple[int, ...], dtype: str, label: str) -> Tensor:
+    flops = 2 * narrow.numel * weight.shape[0]
+    whole = aten.new(tape, shape, "int32", "int8.product", narrow.nbytes + weight.numel, Kernel.GEMM, flops)
+    half = aten.new(tape, shape, "fp16", label if dtype == "fp16" else "int8.scaled", whole.nbytes)
+    return half if dtype == "fp16" else aten.new(tape, shape, dtype, label, half.nbytes)
+
+
+def _int8_values(tape: Tape, weight: Param, dtype: str) -> Tensor:
+    whole = aten.new(tape, weight.shape, dtype, "dequantised", weight.numel)
+    factors = aten.new(tape, (weight.shape[0], 1), "fp32", "dequantised.factors", 0)
+    tape.compute(Kernel.ELEMENTWISE, whole.numel, 2 * whole.nbytes + factors.nbytes)
+    return whole

@@ -26,7 +26,7 @@ from typing import Final
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Embedding, Head, Mtp
-from simcore.operators.megatron.ops.adapter import adapted
+from simcore.operators.megatron.ops.adapter import adapted, adapter_input
 from simcore.operators.megatron.ops.context import Context, Grads, Saved, fuses_wgrad
 from simcore.operators.megatron.ops.elementwise import add, dropped
 from simcore.operators.megatron.ops.linear import gather_backward
@@ -213,7 +213,8 @@ def head(c: Context, block: Head, x: Tensor) -> Tensor:
 def _with_adapter(c: Context, x: Tensor, out: Tensor, pair: tuple[Param, Param] | None) -> Tensor:
     if pair is None:
         return out
-    seen = gather_backward(c, x, "output_layer.adapter_input") if c.local != c.tokens else x
+    seen = adapter_input(c, x)
+    seen = gather_backward(c, seen, "output_layer.adapter_input") if c.local != c.tokens else seen
     return add(c, out, adapted(c, "output_layer", seen, pair), "hidden_states")
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.parts import all_gather
+from simcore.operators.shared import aten
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["adapted"]
+__all__ = ["adapted", "adapter_input"]
 
 
 def mm(c: Context, x: Tensor, weight: Param, name: str, axis: str = "") -> Tensor:
@@ -65,7 +66,14 @@ def adapted(c: Context, path: str, x: Tensor, pair: tuple[Param, Param], *, row_
         out = _widen(c, out, f"{path}.gathered", axis, size)
     if row_parallel and axis == "tp" and c.local != c.tokens:
         out = _scatter(c, out, f"{path}.scattered")
+    if c.options.lora_dropout == "post":
+        out = aten.dropout(c.tape, out)
     return _scaled(c, out, f"{path}.scaled")
+
+
+def adapter_input(c: Context, x: Tensor) -> Tensor:
+    """Input of an adapter before it is gathered: `x`, or with dropout before the adapter a dropped copy."""
+    return aten.dropout(c.tape, x) if c.options.lora_dropout == "pre" else x
 
 
 def _scatter(c: Context, x: Tensor, name: str) -> Tensor:

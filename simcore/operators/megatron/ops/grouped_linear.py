@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simcore.operators.megatron.ops.adapter import adapted
+from simcore.operators.megatron.ops.adapter import adapted, adapter_input
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.elementwise import add
 from simcore.operators.megatron.ops.fp8 import grouped_fp8
@@ -24,7 +24,8 @@ def grouped(c: Context, path: str, x: Tensor, experts: int, *, casts_input: bool
         c, path, x, experts, casts_input=casts_input, casts_grad=casts_grad)
     if pair is None:
         return out
-    extra = adapted(c, path, x, pair, row_parallel=path.endswith("fc2"), axis="etp", size=c.run.etp)
+    extra = adapted(c, path, adapter_input(c, x), pair, row_parallel=path.endswith("fc2"), axis="etp",
+                    size=c.run.etp)
     return add(c, out, extra, f"{path}.sum")
 
 

@@ -26,6 +26,7 @@ from simcore.operators.shared.aten.elementwise import (
     cast,
     clamp,
     div_,
+    dropout,
     exp,
     gelu,
     masked_fill,
@@ -64,7 +65,7 @@ from simcore.operators.shared.aten.normalization import layer_norm, rms_norm
 from simcore.operators.shared.aten.reduction import log_softmax, mean, softmax, sum_last, sum_of
 
 __all__ = ["Grads", "Operand", "Saved", "add", "add_", "add_scalar", "all_to_all", "bmm", "cast", "cat", "chunk",
-           "clamp", "contiguous", "cross_entropy", "div_", "embedding", "exp", "flash_attention",
+           "clamp", "contiguous", "cross_entropy", "div_", "dropout", "embedding", "exp", "flash_attention",
            "flash_attention_with_sinks", "gather", "gelu", "grouped_mm", "index", "index_add", "layer_norm", "linear",
            "log_softmax", "masked_attention", "masked_fill", "mean", "mul", "mul_rows", "mul_scalar", "needs_grad",
            "neg", "new", "product", "relu", "repeat_heads", "rms_norm", "rotate", "rsqrt",

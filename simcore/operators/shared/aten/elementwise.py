@@ -9,8 +9,8 @@ from simcore.operators.shared.aten.kernels import Grads, Operand, Saved, needs_g
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 from simcore.units import dtype_bytes
 
-__all__ = ["add", "add_", "add_scalar", "cast", "clamp", "div_", "exp", "gelu", "masked_fill", "mul", "mul_rows",
-           "mul_scalar", "neg", "relu", "rsqrt", "select", "sigmoid", "silu", "square", "sub"]
+__all__ = ["add", "add_", "add_scalar", "cast", "clamp", "div_", "dropout", "exp", "gelu", "masked_fill", "mul",
+           "mul_rows", "mul_scalar", "neg", "relu", "rsqrt", "select", "sigmoid", "silu", "square", "sub"]
 
 
 @overload
@@ -73,6 +73,20 @@ def rsqrt(tape: Tape, x: Tensor) -> Tensor:
 def gelu(tape: Tape, x: Tensor) -> Tensor:
     """Records GELU of `x`; returns a new tensor with the shape and type of `x`. Autograd saves the input."""
     return unary(tape, x, "gelu", "input")
+
+
+def dropout(tape: Tape, x: Tensor) -> Tensor:
+    """Records `F.dropout(x)` with a probability above 0; returns a new tensor with the shape and type of `x`.
+
+    One kernel (`native_dropout`), which also writes the mask that autograd saves, a byte an element.
+    """
+    shape, dtype, moved = x.shape, x.dtype, x.nbytes + x.numel
+    node = tape.node((x,), (), lambda tape, grads, saved: [new(tape, shape, dtype, "grad_dropout", moved)])
+    out = new(tape, shape, dtype, "dropout", moved)
+    mask = tape.empty(shape, "uint8", "dropout_mask")
+    tape.save(node, mask)
+    out.node = node
+    return out
 
 
 def mul_scalar(tape: Tape, x: Tensor) -> Tensor:

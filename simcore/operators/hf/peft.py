@@ -1,0 +1,91 @@
+"""PEFT's adapter of a linear layer: LoRA with and without dropout, and DoRA.
+
+[Note: PEFT's adapters]
+PEFT 0.21.2 `tuners/lora/layer.py`, Linear.forward: the input is cast to the adapter's type, under autocast too; then
+`base(x) + lora_B(lora_A(dropout(x))) * scaling`, cast back. `tuners/lora/bnb.py`, Linear4bit and Linear8bitLt: under
+autocast nothing is cast. Dropout is torch's one kernel (2.13 `aten/src/ATen/native/Dropout.cpp`, native_dropout): every
+adapted linear has its own, so it keeps a copy of its input for `lora_A`, and the mask, a byte an element, where the
+input takes a gradient.
+
+`tuners/lora/dora.py`, DoraLinearLayer.forward: the product `lora_B(lora_A(identity))` and the base's weight, in 4 bits
+made whole first, give the norm of each row of the sum, which takes no gradient; all of them live until the function
+returns. Magnitudes over norms scale both the base's output and the adapter's, so both are kept for backward.
+`tuners/lora/variants.py`, DoraLinearVariant.forward: with dropout the base's product runs again on the dropped input,
+and keeps its weight: one that was made from 4 bits, or cast, lives until backward.
+Scaling is a number: rank-stabilised LoRA has the same kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from simcore.operators.hf.autocast import product
+from simcore.operators.shared import aten, dora
+from simcore.operators.shared.aten import Operand
+from simcore.recording.layer import LayerWorkload
+from simcore.recording.tape import Tape, Tensor
+
+__all__ = ["dora_sum", "has_dora", "lora_part"]
+
+_MAGNITUDE: Final = "lora_magnitude_vector.weight"
+
+
+def has_dora(run: LayerWorkload, prefix: str) -> bool:
+    """True if the adapter of the linear whose parameters begin with `prefix` has a vector of magnitudes."""
+    return f"{prefix}{_MAGNITUDE}" in run.params
+
+
+def lora_part(tape: Tape, run: LayerWorkload, prefix: str, label: str, x: Tensor) -> Tensor:
+    """`lora_B(lora_A(dropout(x))) * scaling` of `x` [..., k]: a new tensor [..., n]."""
+    return aten.mul_scalar(tape, _up(tape, run, prefix, label, _down(
+        tape, run, prefix, label, aten.dropout(tape, x) if _drops(run) else x)))
+
+
+def dora_sum(tape: Tape, run: LayerWorkload, prefix: str, label: str, x: Tensor, base: Tensor,
+             whole: Callable[[], Operand]) -> Tensor:
+    """`base + DoRA(x)`: a new tensor in the shape of `base` [..., n], in the wider of the types.
+
+    `x`: the input [..., k] in the type in which the adapter takes it. `whole`: makes the base's weight [n, k], which a
+    linear of 16 bits has already.
+    """
+    if _drops(run):
+        x = aten.dropout(tape, x)
+        return aten.add(tape, base, _dora(tape, run, prefix, label, x, None, whole), f"{label}.sum")
+    return aten.add(tape, base, _dora(tape, run, prefix, label, x, base, whole), f"{label}.sum")
+
+
+def _drops(run: LayerWorkload) -> bool:
+    return run.options.lora_dropout != ""
+
+
+def _down(tape: Tape, run: LayerWorkload, prefix: str, label: str, x: Tensor) -> Tensor:
+    return product(tape, run, x, run.params[f"{prefix}lora_a.weight"], f"{label}.lora_a")
+
+
+def _up(tape: Tape, run: LayerWorkload, prefix: str, label: str, low: Tensor) -> Tensor:
+    return product(tape, run, low, run.params[f"{prefix}lora_b.weight"], f"{label}.lora_b")
+
+
+def _dora(tape: Tape, run: LayerWorkload, prefix: str, label: str, x: Tensor, base: Tensor | None,
+          whole: Callable[[], Operand]) -> Tensor:
+    """`(m / norm - 1) * base + m / norm * lora * scaling`; without `base` its product runs on `x`."""
+    magnitude, bias = run.params[f"{prefix}{_MAGNITUDE}"], run.params.get(f"{prefix}bias")
+    both = aten.cast(tape, _of_identity(tape, run, prefix, label, x.shape[-1]), x.dtype)
+    weight = whole()
+    weight = weight if weight.dtype == x.dtype else aten.cast(tape, weight, x.dtype)
+    norm = dora.norms(tape, weight, both, label)
+    scale = dora.ratio(tape, magnitude, norm, label).view(1, magnitude.numel)
+    part = _up(tape, run, prefix, label, _down(tape, run, prefix, label, x))
+    if base is None:
+        base = product(tape, run, x, weight, f"{label}.dropped")
+    elif bias is not None:
+        base = dora.without_bias(tape, base, bias, label)
+    return dora.scaled_sum(tape, scale, base, part, label)
+
+
+def _of_identity(tape: Tape, run: LayerWorkload, prefix: str, label: str, columns: int) -> Tensor:
+    """`lora_B(lora_A(identity)).T`, in an identity of the adapter's type."""
+    identity = aten.new(tape, (columns, columns), run.params[f"{prefix}lora_a.weight"].dtype, f"{label}.identity")
+    low = _down(tape, run, prefix, f"{label}.of_identity", identity)
+    return _up(tape, run, prefix, f"{label}.of_identity", low)
