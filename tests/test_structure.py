@@ -43,6 +43,7 @@ DOORS = {
         "simcore/results/compare.py",
         "simcore/hardware/collective_curves.py",
         "simcore/results/detail.py",
+        "simcore/results/evidence.py",
         "simcore/hardware/device.py",
         "simcore/hardware/efficiency.py",
         "simcore/simulation/explanation.py",

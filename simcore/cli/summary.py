@@ -15,6 +15,7 @@ from rich.text import Text
 from simcore.cli.columns import Column, grids
 from simcore.cli.tables import plain
 from simcore.results.compare import worst_rank
+from simcore.results.evidence import COUNTED
 from simcore.results.report import Peak, Report
 from simcore.units import format_seconds
 
@@ -57,7 +58,18 @@ def summary(reports: Sequence[Report], width: int) -> list[RenderableType]:
     if unsure := [plain(report.name) for report in reports if report.verdict == "unsure"]:
         names = ", ".join(unsure[:3]) + (f" and {len(unsure) - 3:,} more" if len(unsure) > 3 else "")
         shown.append(Text(f"unsure (measured errors of such layouts reach across the limit): {names}"))
+    if known := _evidence(reports):
+        shown.append(Text(f"evidence: {known}"))
     return [part for table in shown for part in (table, "")][:-1]
+
+
+def _evidence(reports: Sequence[Report]) -> str:
+    """Sentence on known runs of one report's layout, or how many of several have which; "" if there is none."""
+    found = [report.evidence for report in reports if report.evidence and report.peak_rank]
+    if len(reports) == 1:
+        return plain(found[0].sentence()) if found else ""
+    kinds = Counter(one.kind for one in found)
+    return "; ".join(f"{kinds[kind]:,} {words}" for kind, words in COUNTED.items() if kinds[kind])
 
 
 def _columns(reports: Sequence[Report]) -> tuple[Column, ...]:
