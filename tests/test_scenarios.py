@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from collections import defaultdict
 from decimal import Decimal
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 
+import nano_ep4
 from checkout import ROOT
 from simcore.inputs.loading import load
 from simcore.results.phases import PhaseReport
@@ -29,6 +31,9 @@ SCENARIOS = ROOT / "scenarios"
 FOLDERS = sorted(path for path in SCENARIOS.iterdir() if path.is_dir())
 FILES = sorted(SCENARIOS.glob("*/*.yaml"))
 TIMED = ("expert-loop", "nano-at-scale", "nano-expert-parallel", "tensor-parallel")
+MADE = {"nano-ep4": nano_ep4.TABLES}
+"""Tables in the README of a folder, by the name in its mark."""
+MARKED = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 GENERATED = (
     "<!-- Made by `python tests/test_scenarios.py --write`. -->\n\n"
     "On the rank with the highest peak; GB is 1e9 bytes. Peaks are of the device: what the allocator most likely "
@@ -239,6 +244,17 @@ def write(folders: list[Path]) -> None:
         for file in sorted(folder.glob("*.yaml")):
             _stored(file).write_text(_text(answer(file)) + "\n", encoding="utf-8", newline="\n")
         (answers / "table.md").write_text(table(folder), encoding="utf-8", newline="\n")
+        if folder.name in MADE:
+            (folder / "README.md").write_text(with_tables(folder), encoding="utf-8", newline="\n")
+
+
+def with_tables(folder: Path) -> str:
+    """Text of the folder's README with its tables as they are today."""
+    def made(found: re.Match[str]) -> str:
+        heads, *rows = MADE[folder.name][found[2]]()
+        return found[1] + _lines(heads, rows) + found[3]
+
+    return MARKED.sub(made, (folder / "README.md").read_text(encoding="utf-8"))
 
 
 # ---- tests -----------------------------------------------------------------------------------------------------------
@@ -261,6 +277,14 @@ def test_only_a_sweep_asks_for_what_is_refused(file: Path) -> None:
 @pytest.mark.parametrize("folder", FOLDERS, ids=_id)
 def test_stored_tables_are_what_comes_out(folder: Path) -> None:
     assert (folder / "answers" / "table.md").read_text(encoding="utf-8") == table(folder)
+
+
+@pytest.mark.parametrize("folder", MADE)
+def test_tables_of_a_readme_are_what_comes_out(folder: str) -> None:
+    text = (SCENARIOS / folder / "README.md").read_text(encoding="utf-8")
+    assert [found[2] for found in MARKED.finditer(text)] == list(MADE[folder])
+    assert text == with_tables(SCENARIOS / folder), f"if this is meant, python tests/test_scenarios.py --write {folder}"
+    assert re.findall(r"\d[\d.,]* (?:GB|GiB|tokens/s|%)", MARKED.sub("", text)) == [], "not generated: becomes outdated"
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=_id)

@@ -20,7 +20,7 @@ EvidenceKind = Literal["measured", "recipe", "class", "none"]
 
 COUNTED: Mapping[EvidenceKind, str] = {
     "measured": "measured run of this very layout",
-    "recipe": "shipped as a recipe, never published with a measurement",
+    "recipe": "shipped as a recipe, no measured run published",
     "class": "no known run or recipe, measured runs of its class",
     "none": "no known run or recipe, no measured run of its class",
 }
@@ -77,7 +77,7 @@ class Evidence(_Frozen):
             return f"measured run of this very layout: {_listed([_run(run) for run in self.runs])}"
         if self.kind == "recipe":
             shipped = _listed([_recipe(recipe) for recipe in self.recipes])
-            return f"shipped as a recipe, never published with a measurement: {shipped}; {of_class}"
+            return f"shipped as a recipe, no measured run published: {shipped}; {of_class}"
         return f"nobody is known to have run this layout, no recipe ships it; {of_class}"
 
 
