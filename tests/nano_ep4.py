@@ -15,8 +15,8 @@ from simcore.results.report import Report
 from simcore.simulate import simulate
 
 FOLDER = ROOT / "scenarios" / "nano-ep4"
-CONCENTRATIONS = ("10", "1", "0.1")
-DRAWS = 200
+ROUTING = (*(f"{{seed: 0, draws: 200, concentration: {c}}}" for c in (10, 1, 0.1)), "{imbalance: 2}")
+"""The smaller the concentration, the fewer experts receive most tokens; imbalance: the busiest rank over the mean."""
 ALIKE = ("automodel-8gpu-cp2-kept", "automodel-8gpu-replicate2", "automodel-8gpu-reshard")
 """Layouts whose experts receive what those of another file do."""
 AGAINST = ("automodel-8gpu-against-ep8", "megatron-8gpu-against-ep8")
@@ -30,10 +30,10 @@ def reports(file: str) -> tuple[Report, ...]:
 
 
 @cache
-def drawn(file: str, concentration: str) -> tuple[Report, ...]:
-    """Reports of a file with routing drawn: the smaller the concentration, the fewer experts receive most tokens."""
-    routing = f"training.routing={{seed: 0, draws: {DRAWS}, concentration: {concentration}}}"
-    return tuple(simulate(scenario, timed=False) for scenario in load(FOLDER / f"{file}.yaml", [routing]))
+def routed(file: str, routing: str) -> tuple[Report, ...]:
+    """Reports of a file with uneven routing."""
+    asked = [f"training.routing={routing}"]
+    return tuple(simulate(scenario, timed=False) for scenario in load(FOLDER / f"{file}.yaml", asked))
 
 
 def files() -> Iterator[str]:
@@ -82,14 +82,15 @@ def against_ep8() -> Rows:
     return rows
 
 
-def drawn_routing() -> Rows:
-    rows = [["layout", "method", "balanced GB", "concentration 10", "1", "0.1", "verdict at 0.1"]]
+def uneven_routing() -> Rows:
+    rows = [["layout", "method", "balanced GB", "concentration 10", "1", "0.1", "verdict at 0.1", "imbalance 2",
+             "verdict"]]
     for file in (name for name in files() if name not in ALIKE and reports(name)[0].scenario["workload"] == "train"):
         for number, report in enumerate(reports(file)):
-            steps = [drawn(file, concentration)[number] for concentration in CONCENTRATIONS]
+            steps = [routed(file, routing)[number] for routing in ROUTING]
             more = [f"{((step.highest_bytes or 0) - (report.highest_bytes or 0)) / 1e9:+.2f}" for step in steps]
-            rows.append([_name(file, report), _method(report), _gb(report.highest_bytes), *more,
-                         str(steps[-1].verdict)])
+            rows.append([_name(file, report), _method(report), _gb(report.highest_bytes), *more[:-1],
+                         str(steps[-2].verdict), more[-1], str(steps[-1].verdict)])
     return rows
 
 
@@ -100,7 +101,7 @@ def rate(report: Report) -> float:
 
 
 TABLES: dict[str, Callable[[], Rows]] = {
-    "layouts": layouts, "ep 4 and ep 8": against_ep8, "drawn routing": drawn_routing}
+    "layouts": layouts, "ep 4 and ep 8": against_ep8, "uneven routing": uneven_routing}
 
 
 def _name(file: str, report: Report) -> str:

@@ -10,7 +10,7 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, Final
 
 from simcore.errors import RankscopeError
@@ -81,12 +81,12 @@ def _difference(one: Known, layout: Mapping[str, str], model: Mapping[str, Any])
     return {key: theirs.get(key, "") for key in layout.keys() | theirs.keys() if layout.get(key) != theirs.get(key)}
 
 
-@lru_cache(maxsize=None)
+@cache
 def _model(one: Known) -> Mapping[str, Any]:
     return configuration(one.scenario())
 
 
-@lru_cache(maxsize=None)
+@cache
 def _layout(one: Known) -> Mapping[str, str]:
     return job_layout(*prepare(one.scenario()))
 

@@ -11,7 +11,7 @@ in, except keys that say something else:
 - `training.global_batch_size`, `training.num_tokens`: the number of microbatches and of steps.
 - `training.routing`: the data, on average.
 - `model`: its configuration decides, not the name or path under which it is found.
-- `training.lora` without LoRA, `training.quantization` without QLoRA: they have no effect.
+- `training.lora` in full fine-tuning: it has no effect.
 
 Versions are equal up to the last part of a number such as 0.7.0, because patch releases keep rules. Of the other keys,
 those in `SIZES` size tensors and do not place them: a recipe may be run with any of their values.
@@ -46,9 +46,7 @@ def job_layout(job: Job, framework: Framework) -> dict[str, str]:
 
     Two jobs have an equal layout if and only if these are equal.
     """
-    training = job.scenario.training
-    idle = {"training.lora"} if training.method == "full" else set()
-    idle |= {"training.quantization"} if training.method != "qlora" else set()
+    idle = {"training.lora"} if job.scenario.training.method == "full" else set()
     found = dict(_flat(job.scenario.normalised(), "", _OTHER | idle))
     for key, value, _ in framework.defaults:
         if found.get(key, "null") in ("null", "auto") and key.split(".")[0] not in _OTHER:
@@ -57,7 +55,7 @@ def job_layout(job: Job, framework: Framework) -> dict[str, str]:
                     VERSION: re.sub(r"(\d+\.\d+)\.\d+", r"\1", framework.version)}
 
 
-def _flat(values: Mapping[str, Any], prefix: str, left_out: frozenset[str] | set[str]) -> Iterator[tuple[str, str]]:
+def _flat(values: Mapping[str, Any], prefix: str, left_out: frozenset[str]) -> Iterator[tuple[str, str]]:
     """Yields each value of nested maps with its dotted key; an empty map has none."""
     for name, value in values.items():
         key = prefix + name
