@@ -1,4 +1,4 @@
-"""Tables of `scenarios/nano-ep4/README.md`: memory beside time, how sure each verdict is, and what is known of a layout.
+"""Tables of `scenarios/nano-ep4/README.md`: memory beside time, how sure each verdict is, known runs of a layout.
 
 Batches of a step are those of the files: times of two layouts compare where their batches are the same.
 """

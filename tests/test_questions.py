@@ -95,8 +95,8 @@ def at_rest(rank: RankReport, part: Callable[[AtRest], int]) -> int:
 
 # ---- expert parallelism on four GPUs ---------------------------------------------------------------------------------
 def four_gpus() -> Rows:
-    rows = [["framework", "method", "at rest GB", "peak GB", "by measured runs GB", "of GB", "verdict", "smallest change that makes it fit",
-             "known runs"]]
+    rows = [["framework", "method", "at rest GB", "peak GB", "by measured runs GB", "of GB", "verdict",
+             "smallest change that makes it fit", "known runs"]]
     for framework in ("automodel", "megatron"):
         for method in ("lora", "full"):
             file, asked = f"nano-ep4/{framework}-4gpu", f"training.method={method}"

@@ -284,7 +284,7 @@ def test_tables_of_a_readme_are_what_comes_out(folder: str) -> None:
     text = (SCENARIOS / folder / "README.md").read_text(encoding="utf-8")
     assert [found[2] for found in MARKED.finditer(text)] == list(MADE[folder])
     assert text == with_tables(SCENARIOS / folder), f"if this is meant, python tests/test_scenarios.py --write {folder}"
-    assert re.findall(r"\d[\d.,]* (?:GB|GiB|tokens/s|%)", MARKED.sub("", text)) == [], "not generated: becomes outdated"
+    assert re.findall(r"\d[\d.,]* (?:GB|GiB|tokens/s)", MARKED.sub("", text)) == [], "not generated: becomes outdated"
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=_id)
@@ -419,7 +419,7 @@ def test_large_microbatches_make_ep_4_equal_and_it_needs_more_memory_always() ->
 
 
 def test_drawn_routing_changes_no_verdict_and_one_hot_rank_does() -> None:
-    """What the README of EP=4 says of its last table."""
+    """The README of EP=4 says so of its last table."""
     balanced = {(row[0], row[1]): row[6] for row in nano_ep4.layouts()[1:]}
     rows = nano_ep4.uneven_routing()[1:]
     assert [row[6] for row in rows] == [balanced[row[0], row[1]] for row in rows]

@@ -1,4 +1,4 @@
-"""Evidence for a layout: runs that were measured, and recipes in which its authors ship it.
+"""Known runs of a layout: published measurements, and recipes of upstream repositories.
 
 [Note: evidence]
 A simulated number is as sure as what is known about the layout. `kind` names the nearest thing that is known:

@@ -251,8 +251,8 @@ class Report(_Frozen):
     device memory; `headroom_bytes`: what the fullest rank leaves of the part that may be filled. `advice`: for one that
     does not fit, the smallest changes first. `drawn`: for random routing; the verdict and `headroom_bytes` are then
     those of the highest draw, because a step that does not fit ends the job. `lengths`: for random lengths; all other
-    fields are then at the longest. `evidence`: known runs and recipes of the layout, None without training. `detail`: for
-    figures, on request.
+    fields are then at the longest. `evidence`: known runs and recipes of the layout, None without training. `detail`:
+    for figures, on request.
     """
 
     schema_version: str = SCHEMA_VERSION

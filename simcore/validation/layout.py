@@ -36,8 +36,8 @@ SIZES: Final = frozenset({
     "training.lora.rank", "training.lora.alpha"})
 """Keys that size tensors and do not place them."""
 
-_OTHER: Final = frozenset({"name", "model", "topology", "limits", "environment", "checkpoint", "training.global_batch_size",
-                           "training.num_tokens", "training.routing"})
+_OTHER: Final = frozenset({"name", "model", "topology", "limits", "environment", "checkpoint",
+                           "training.global_batch_size", "training.num_tokens", "training.routing"})
 """Keys and blocks that are no part of a layout, each with its reason in [Note: layouts]."""
 
 
@@ -51,7 +51,8 @@ def job_layout(job: Job, framework: Framework) -> dict[str, str]:
     for key, value, _ in framework.defaults:
         if found.get(key, "null") in ("null", "auto") and key.split(".")[0] not in _OTHER:
             found[key] = _text(value)
-    return found | {"model": _text(dict(configuration(job.scenario))), "implementation": job.graph.implementation, "mesh.etp": str(job.mesh.etp),
+    return found | {"model": _text(dict(configuration(job.scenario))), "mesh.etp": str(job.mesh.etp),
+                    "implementation": job.graph.implementation,
                     VERSION: re.sub(r"(\d+\.\d+)\.\d+", r"\1", framework.version)}
 
 
