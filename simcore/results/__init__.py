@@ -6,6 +6,7 @@ Start: `report.Report`. Nothing here computes memory or time.
 `report`: status, ranks with peak, parts and traffic, host memory, assumptions, advice. `time`: step time, its parts,
 communication, kernels, roofline, cost. `phases`: phases of a DPO or GRPO step. `engine`: memory and decoding of a vLLM
 engine. `quantiles`: results over random draws. `detail`: what pictures need in addition (memory series, spans,
-tensors, lifetimes). `compare`: two reports side by side. `frame`: results as typed columns. `evidence`: known runs and recipes of a layout. `lora_coverage`: which
-modules LoRA reaches, which targets match nothing, which adapters get no gradient.
+tensors, lifetimes). `compare`: two reports side by side. `frame`: results as typed columns. `evidence`: known runs and
+recipes of a layout. `lora_coverage`: which modules LoRA reaches, which targets match nothing, which adapters get no
+gradient.
 """

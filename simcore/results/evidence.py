@@ -1,10 +1,10 @@
-"""Known runs of a layout: published measurements, and recipes of upstream repositories.
+"""Evidence for a layout: published measurements of it, and upstream recipes that ship it.
 
 [Note: evidence]
 A simulated number is as sure as what is known about the layout. `kind` names the nearest thing that is known:
 "measured" is a published measurement of this very layout; "recipe" is a file in which the framework's authors ship it,
 without any published measurement; "class" is measured runs of other layouts of the same class, see `[Note: bands]`; and
-"none" is none of these. With the last two kinds, nobody is known to have run the layout.
+"none" is none of these. With the last two kinds, no run of the layout is known.
 """
 
 from __future__ import annotations

@@ -71,6 +71,7 @@ ROW = "automodel-blog-Nemotron-3-Nano-30B-A3B-am"
 def test_more_microbatches_are_the_same_layout_and_longer_sequences_are_not() -> None:
     assert of_row(ROW, global_batch_size=64).kind == "measured"
     assert of_row(ROW, seq_len=8192).kind == "class"
+    assert of_row(ROW, loss="masked").kind == "class"
     run = of_row(ROW).runs[0]
     assert (run.id, run.topology, run.oom) == (ROW, "dgx-h100", False)
     assert "benchmark_results.md" in of_row(ROW).sentence()
@@ -106,6 +107,12 @@ def test_every_recipe_is_a_layout_that_is_accepted_and_finds_itself(number: int)
     ("nano-grpo/dpo-ep8", (), "recipe")])
 def test_layouts_of_nano_and_who_ships_them(file: str, overrides: tuple[str, ...], kind: str) -> None:
     assert known(file, *overrides).kind == kind
+
+
+def test_a_recipe_counts_at_any_release_and_not_with_another_placement() -> None:
+    other_release = ("training.method=lora", "mesh.ep=8", "framework_version=main 2026-08-22")
+    assert known("nano-ep4/megatron-8gpu", *other_release).recipes
+    assert not known("nano-ep4/automodel-4gpu", "training.method=lora", "training.recompute=full").recipes
 
 
 def test_a_recipe_tells_which_sizes_it_has_otherwise() -> None:
