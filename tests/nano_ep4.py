@@ -63,7 +63,8 @@ def known(evidence: Evidence) -> str:
     if evidence.kind == "measured":
         return "measured: " + ", ".join(run.id for run in evidence.runs)
     shipped = [f"`{recipe.file.rpartition('/')[2]}`" + "".join(f", there {key.partition('.')[2]} {value}"
-               for key, value in recipe.differs.items()) for recipe in evidence.recipes]
+               for key, value in recipe.differs.items()) + f" ({recipe.note.partition(';')[0]})" * bool(recipe.note)
+               for recipe in evidence.recipes]
     return f"recipe {', '.join(shipped)}; {of_class}" if shipped else f"no run or recipe; {of_class}"
 
 

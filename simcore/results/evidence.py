@@ -70,7 +70,7 @@ class Evidence(_Frozen):
     class_runs: int
 
     def sentence(self) -> str:
-        """One line for a terminal or a page, with the sources."""
+        """One line for a terminal or a page, with the sources; folders of recipes are in the fields alone."""
         num, name = self.class_runs, self.layout_class
         of_class = f"{num or 'no'} measured run{'' if num == 1 else 's'} of its class ({name})"
         if self.kind == "measured":
@@ -93,4 +93,5 @@ def _run(run: MeasuredRun) -> str:
 def _recipe(recipe: Recipe) -> str:
     there = ", ".join(f"{key} {value}" for key, value in recipe.differs.items())
     further = "; ".join(filter(None, [f"there {there}" if there else "", recipe.note]))
-    return f"{recipe.file} of {recipe.repository}, {recipe.release}{f' ({further})' if further else ''}"
+    file = recipe.file.rpartition("/")[2]
+    return f"{file} of {recipe.repository}, {recipe.release}{f' ({further})' if further else ''}"
