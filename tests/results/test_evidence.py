@@ -6,7 +6,8 @@ import pytest
 
 from simcore.results.evidence import COUNTED, Evidence, EvidenceKind, MeasuredRun, Recipe
 
-RECIPE = Recipe(repository="a/b", file="folder/c.yaml", release="1.0", differs={"training.seq_len": "4096"}, note="a test")
+RECIPE = Recipe(repository="a/b", file="folder/c.yaml", release="1.0", differs={"training.seq_len": "4096"},
+                note="a test")
 RUN = MeasuredRun(id="row-1", source="github:a/b", topology="dgx-h100")
 
 

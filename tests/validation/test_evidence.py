@@ -9,6 +9,7 @@ import pytest
 import simcore.validation.evidence as module
 from checkout import ROOT
 from measured_memory import measured_rows
+from simcore.batch.fields import SCENARIO_FIELDS
 from simcore.errors import RankscopeError
 from simcore.frameworks.setup import prepare
 from simcore.inputs.loading import read
@@ -152,3 +153,9 @@ def test_results_have_it_and_engines_do_not() -> None:
     dpo = asked("nano-ep4/nemo-rl-dpo", "topology=gb200-nvl72")
     assert simulate(dpo).evidence == evidence_of(*prepare(dpo))
     assert simulate(asked("nano-grpo/serve")).evidence is None
+
+
+def test_a_column_of_tables_has_its_kind() -> None:
+    (field,) = [field for field in SCENARIO_FIELDS if field.column.name == "evidence"]
+    assert field.value(check(asked("nano-ep4/automodel-4gpu", "training.method=lora"))) == "recipe"
+    assert field.value(check(asked("nano-grpo/serve"))) is None
