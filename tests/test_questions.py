@@ -14,6 +14,7 @@ from functools import cache
 
 import pytest
 
+import nano_ep4
 from checkout import ROOT
 from simcore.batch.advice import advise
 from simcore.cli.tables import setting
@@ -94,13 +95,17 @@ def at_rest(rank: RankReport, part: Callable[[AtRest], int]) -> int:
 
 # ---- expert parallelism on four GPUs ---------------------------------------------------------------------------------
 def four_gpus() -> Rows:
-    rows = [["framework", "method", "at rest GB", "peak GB", "of GB", "verdict", "smallest change that makes it fit"]]
+    rows = [["framework", "method", "at rest GB", "peak GB", "by measured runs GB", "of GB", "verdict",
+             "smallest change that makes it fit", "known runs"]]
     for framework in ("automodel", "megatron"):
         for method in ("lora", "full"):
             file, asked = f"nano-ep4/{framework}-4gpu", f"training.method={method}"
             report = one(file, asked)
+            assert report.evidence is not None
+            low, high = report.band_bytes or (0, 0)
             rows.append([framework, method, gb(fullest(report)[0].at_rest_bytes()), peak_gb(report),
-                         gb(report.capacity_bytes or 0), str(report.verdict), _advice(file, asked, report)])
+                         f"{gb(low)} to {gb(high)}", gb(report.capacity_bytes or 0), str(report.verdict),
+                         _advice(file, asked, report), nano_ep4.known(report.evidence)])
     return rows
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from typing import Any
 
 import pytest
 
+import nano_ep4
 from checkout import ROOT
 from simcore.cli.comparison import sheet
 from simcore.inputs.loading import load
@@ -37,6 +39,9 @@ SENT = ("nano-megatron-vs-fsdp2",)
 BESIDE = {"nano-megatron-vs-fsdp2": ("sft-16-megatron-recompute", "sft-16-automodel-recompute",
                                      "sft-16-fsdp2-ep8-recompute")}
 """Scenarios of which a folder keeps what `rankscope compare` prints, for a screen of 80 characters."""
+MADE = {"nano-ep4": nano_ep4.TABLES}
+"""Tables in the README of a folder, by the name in its mark."""
+MARKED = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 GENERATED = (
     "<!-- Made by `python tests/test_scenarios.py --write`. -->\n\n"
     "On the rank with the highest peak; GB is 1e9 bytes. Peaks are of the device: what the allocator most likely "
@@ -280,6 +285,17 @@ def write(folders: list[Path]) -> None:
         (answers / "table.md").write_text(table(folder), encoding="utf-8", newline="\n")
         if folder.name in BESIDE:
             (answers / "compare.txt").write_text(beside(folder), encoding="utf-8", newline="\n")
+        if folder.name in MADE:
+            (folder / "README.md").write_text(with_tables(folder), encoding="utf-8", newline="\n")
+
+
+def with_tables(folder: Path) -> str:
+    """Text of the folder's README with its tables as they are today."""
+    def made(found: re.Match[str]) -> str:
+        heads, *rows = MADE[folder.name][found[2]]()
+        return found[1] + _lines(heads, rows) + found[3]
+
+    return MARKED.sub(made, (folder / "README.md").read_text(encoding="utf-8"))
 
 
 # ---- tests -----------------------------------------------------------------------------------------------------------
@@ -302,6 +318,14 @@ def test_only_a_sweep_asks_for_what_is_refused(file: Path) -> None:
 @pytest.mark.parametrize("folder", FOLDERS, ids=_id)
 def test_stored_tables_are_what_comes_out(folder: Path) -> None:
     assert (folder / "answers" / "table.md").read_text(encoding="utf-8") == table(folder)
+
+
+@pytest.mark.parametrize("folder", MADE)
+def test_tables_of_a_readme_are_what_comes_out(folder: str) -> None:
+    text = (SCENARIOS / folder / "README.md").read_text(encoding="utf-8")
+    assert [found[2] for found in MARKED.finditer(text)] == list(MADE[folder])
+    assert text == with_tables(SCENARIOS / folder), f"if this is meant, python tests/test_scenarios.py --write {folder}"
+    assert re.findall(r"\d[\d.,]* (?:GB|GiB|tokens/s)", MARKED.sub("", text)) == [], "not generated: becomes outdated"
 
 
 @pytest.mark.parametrize("name", BESIDE)
@@ -357,7 +381,7 @@ def test_every_answer_has_its_scenario(folder: Path) -> None:
 @pytest.mark.parametrize("file", FILES, ids=_id)
 def test_the_readme_says_who_ships_a_layout(file: Path) -> None:
     """A row of the table names the file first and its origin last."""
-    lines = (file.parent / "README.md").read_text(encoding="utf-8").splitlines()
+    lines = MARKED.sub("", (file.parent / "README.md").read_text(encoding="utf-8")).splitlines()
     rows = [line.strip("| ").split(" | ") for line in lines if line.startswith(f"| `{file.stem}` |")]
     assert len(rows) == 1
     assert len(rows[0]) > 2
@@ -441,6 +465,51 @@ def test_what_a_loop_over_experts_costs() -> None:
     assert sent[balanced] == pytest.approx(4, abs=0.5)
     twice = next(name for name in passes if name.endswith('{"imbalance":2.0}]'))
     assert 1.05 < passes[twice] / passes[balanced] < 1.15, "the host hides much of an imbalance"
+
+
+def _pairs(number: int) -> list[tuple[Report, Report]]:
+    """Reports with ep 4 and ep 8 that are alike otherwise, of a framework."""
+    found = nano_ep4.reports(nano_ep4.AGAINST[number])
+    return list(zip(found[::2], found[1::2], strict=True))
+
+
+def _sent_over(report: Report, *axes: str) -> int:
+    assert report.peak_rank is not None
+    return sum(row.wire_bytes for row in report.peak_rank.traffic
+               if row.axis in axes and row.collective != "reduce_scatter")
+
+
+def _read_by_experts(report: Report) -> int:
+    assert report.time is not None
+    return next(kernel.bytes_moved for kernel in report.time.kernels if kernel.kernel == "grouped_gemm")
+
+
+@pytest.mark.parametrize("framework", [0, 1])
+def test_why_ep_4_is_slower_than_ep_8_on_the_same_gpus(framework: int) -> None:
+    """Experts' kernels read more, Automodel gathers experts, and less token traffic does not make up for it."""
+    four, eight = _pairs(framework)[0]
+    assert 0.88 < nano_ep4.rate(four) / nano_ep4.rate(eight) < 0.94
+    assert 1.4 < _read_by_experts(four) / _read_by_experts(eight) < 2
+    assert 0.6 < _sent_over(four, "ep") / _sent_over(eight, "ep") < 0.7
+    assert (_sent_over(four, "expert_dp") > 50e9) == (framework == 0)
+    assert _sent_over(eight, "expert_dp") == 0
+
+
+def test_large_microbatches_make_ep_4_equal_and_it_needs_more_memory_always() -> None:
+    pairs = [pair for number in (0, 1) for pair in _pairs(number)]
+    assert all((four.highest_bytes or 0) > (eight.highest_bytes or 0) + 7e9 for four, eight in pairs)
+    four, eight = next(pair for pair in _pairs(0) if pair[0].scenario["training"]["micro_batch_size"] == 8)
+    assert nano_ep4.rate(four) == pytest.approx(nano_ep4.rate(eight), rel=0.01)
+    assert (four.verdict, eight.verdict) == ("oom", "fits")
+
+
+def test_drawn_routing_changes_no_verdict_and_one_hot_rank_does() -> None:
+    """The README of EP=4 says so of its last table."""
+    balanced = {(row[0], row[1]): row[6] for row in nano_ep4.layouts()[1:]}
+    rows = nano_ep4.uneven_routing()[1:]
+    assert [row[6] for row in rows] == [balanced[row[0], row[1]] for row in rows]
+    changed = [(row[0], row[1]) for row in rows if row[8] != balanced[row[0], row[1]]]
+    assert changed == [("`megatron-8gpu-tp4-ep8`", "full")]
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ DOORS = {
         "simcore/results/settings.py",
         "simcore/hardware/collective_curves.py",
         "simcore/results/detail.py",
+        "simcore/results/evidence.py",
         "simcore/hardware/device.py",
         "simcore/hardware/efficiency.py",
         "simcore/inputs/evaluation.py",

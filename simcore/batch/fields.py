@@ -169,6 +169,8 @@ SCENARIO_FIELDS: Final[tuple[Field[Report], ...]] = (
     _field("status", "string", "ok, illegal or error", lambda r: r.status),
     _field("verdict", "string", "fits, oom, or unsure: measured errors of such layouts reach across the limit",
            lambda r: r.verdict),
+    _field("evidence", "string", "measured (a run of this layout), recipe (shipped, no measured run published), "
+           "class (runs of its class alone), none", lambda r: r.evidence.kind if r.evidence else None),
     _field("workload", "string", "train, dpo, grpo or serve", _asked("workload")),
     _field("model", "string", "preset, or path of a configuration", _asked("model")),
     _field("framework", "string", "its name", _asked("framework")),

@@ -16,7 +16,7 @@ from rich.style import Style
 from rich.text import Text
 
 from simcore.cli.columns import GAP, Grid, named
-from simcore.cli.summary import STYLE, columns_by_heading, count, unsure_line, verdict
+from simcore.cli.summary import STYLE, columns_by_heading, count, evidence_line, unsure_line, verdict
 from simcore.cli.tables import plain, setting
 from simcore.results.report import Report
 from simcore.units import format_bytes, format_seconds
@@ -54,7 +54,8 @@ def first_screen(reports: Sequence[Report], width: int) -> list[RenderableType]:
     else:
         shown.append(count(reports))
         shown += [line for line in (unsure_line(reports),) if line]
-    return [*shown, *(Text(line) for line in _defaults(reports, width))]
+    evidence = evidence_line(reports)
+    return [*shown, *(Text(line) for line in _defaults(reports, width)), *([evidence] if evidence else [])]
 
 
 def _headline(report: Report, style: Style) -> Text:

@@ -15,10 +15,11 @@ from rich.text import Text
 from simcore.cli.columns import Column, grids
 from simcore.cli.tables import plain
 from simcore.results.compare import worst_rank
+from simcore.results.evidence import COUNTED
 from simcore.results.report import Peak, Report
 from simcore.units import format_seconds
 
-__all__ = ["STYLE", "columns_by_heading", "count", "summary", "unsure_line", "verdict"]
+__all__ = ["STYLE", "columns_by_heading", "count", "evidence_line", "summary", "unsure_line", "verdict"]
 
 STYLE = {
     "fits": "green",
@@ -54,8 +55,7 @@ def summary(reports: Sequence[Report], width: int) -> list[RenderableType]:
     shown: list[RenderableType] = [*grids(_columns(reports), reports, styles, width)]
     if len(reports) > 1:
         shown.append(count(reports))
-    if line := unsure_line(reports):
-        shown.append(line)
+    shown += [line for line in (unsure_line(reports), evidence_line(reports)) if line]
     return [part for table in shown for part in (table, "")][:-1]
 
 
@@ -64,6 +64,17 @@ def unsure_line(reports: Sequence[Report]) -> Text | None:
     unsure = [plain(report.name) for report in reports if report.verdict == "unsure"]
     names = ", ".join(unsure[:3]) + (f" and {len(unsure) - 3:,} more" if len(unsure) > 3 else "")
     return Text(f"unsure (measured errors of such layouts reach across the limit): {names}") if unsure else None
+
+
+def evidence_line(reports: Sequence[Report]) -> Text | None:
+    """Line on known runs of one report's layout, or how many of several have which; None if there is none."""
+    found = [report.evidence for report in reports if report.evidence and report.peak_rank]
+    if not found:
+        return None
+    if len(reports) == 1:
+        return Text(f"evidence: {plain(found[0].sentence())}")
+    kinds = Counter(one.kind for one in found)
+    return Text("evidence: " + "; ".join(f"{kinds[kind]:,} {words}" for kind, words in COUNTED.items() if kinds[kind]))
 
 
 def columns_by_heading(reports: Sequence[Report]) -> dict[str, Column]:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from simcore.results.detail import Detail, MemorySeries
 from simcore.results.engine import Serving
+from simcore.results.evidence import Evidence
 from simcore.results.phases import PhaseName, PhaseReport
 from simcore.results.quantiles import Drawn, DrawnLengths, DrawnPeak
 from simcore.results.time import StepTime
@@ -262,7 +263,8 @@ class Report(_Frozen):
     device memory; `headroom_bytes`: what the fullest rank leaves of the part that may be filled. `advice`: for one that
     does not fit, the smallest changes first. `drawn`: for random routing; the verdict and `headroom_bytes` are then
     those of the highest draw, because a step that does not fit ends the job. `lengths`: for random lengths; all other
-    fields are then at the longest. `detail`: for figures, on request.
+    fields are then at the longest. `evidence`: known runs and recipes of the layout, None without training. `detail`:
+    for figures, on request.
     """
 
     schema_version: str = SCHEMA_VERSION
@@ -273,6 +275,7 @@ class Report(_Frozen):
     verdict: Verdict | None = None
     capacity_bytes: int | None = Field(default=None, gt=0)
     headroom_bytes: int | None = None
+    evidence: Evidence | None = None
     assumptions: tuple[Assumption, ...] = ()
     communicators: tuple[Communicator, ...] = ()
     adapters: Adapters | None = None

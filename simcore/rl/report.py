@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
 from simcore.results.detail import MemorySeries
 from simcore.results.phases import PhaseReport
@@ -19,6 +20,7 @@ from simcore.results.verdict import Verdict, verdict_of
 from simcore.rl.journal import Entry, Journal, Moment
 from simcore.rl.phases import ENGINE, REFIT, category_name, is_outside
 from simcore.simulation.simulation import Simulation
+from simcore.validation.evidence import evidence_of
 
 __all__ = ["Laid", "phase_report", "phase_series"]
 
@@ -71,7 +73,7 @@ def phase_report(laid: Laid, further: Sequence[Assumption]) -> Report:
     return laid.trained.model_copy(update={
         "name": laid.scenario.name, "scenario": laid.scenario.normalised(), "ranks": tuple(ranks),
         "verdict": verdict_of((rank.peak.band_bytes for rank in ranks if rank.peak), laid.limit),
-        "headroom_bytes": laid.limit - worst,
+        "headroom_bytes": laid.limit - worst, "evidence": evidence_of(*prepare(laid.scenario)),
         "assumptions": (*laid.trained.assumptions, *further), "phases": _phases(journals[fullest], laid),
         "time": _time(laid), "host": _host(laid)})
 

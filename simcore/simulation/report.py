@@ -40,6 +40,7 @@ from simcore.simulation.assumptions import of_job, of_memory
 from simcore.simulation.simulation import Simulation
 from simcore.timing.throughput import step_time
 from simcore.timing.traffic import traffic
+from simcore.validation.evidence import evidence_of
 
 __all__ = ["guarded", "report"]
 
@@ -59,6 +60,7 @@ def report(simulation: Simulation, *, series: bool) -> Report:
         verdict=verdict_of((peak.band_bytes for peak in peaks), limit) if peaks else None,
         capacity_bytes=simulation.usable_bytes(),
         headroom_bytes=limit - max(peak.device_bytes for peak in peaks) if peaks else None,
+        evidence=evidence_of(simulation.job, simulation.framework),
         assumptions=(*of_job(simulation), *of_memory(simulation, [held for _, held in made])),
         communicators=tuple(Communicator(axis=axis, size=simulation.job.mesh.axis(axis).size)
                             for axis in simulation.framework.communicators),

@@ -11,6 +11,7 @@ from rich.console import Console
 from fakes import illegal, report
 from simcore.cli import summary
 from simcore.cli.tables import console
+from simcore.results.evidence import COUNTED, Evidence, EvidenceKind
 from simcore.results.report import Report
 
 
@@ -31,6 +32,24 @@ def test_one_line_says_what_a_person_asks_first() -> None:
     assert "OOM" in text
     assert "125%" in text
     assert "illegal" in text
+
+
+def with_evidence(name: str, kind: EvidenceKind) -> Report:
+    found = Evidence(kind=kind, layout_class="gathered, moe, full", class_runs=3 * (kind == "class"))
+    return report(name).model_copy(update={"evidence": found})
+
+
+def test_what_is_known_of_a_layout_is_one_line_below_the_table() -> None:
+    alone = with_evidence("a", "class")
+    assert f"\nevidence: {alone.evidence.sentence() if alone.evidence else ''}\n" in shown(
+        *summary.summary([alone], 240))
+    assert "evidence" not in shown(*summary.summary([report("a")], 240))
+
+
+def test_of_several_it_is_counted() -> None:
+    text = shown(*summary.summary([with_evidence("a", "class"), with_evidence("b", "none"), with_evidence("c", "class"),
+                                   illegal("odd")], 240))
+    assert f"evidence: 2 {COUNTED['class']}; 1 {COUNTED['none']}\n" in text
 
 
 @pytest.mark.parametrize(("width", "num_tables"), [(240, 1), (200, 1), (120, 2), (80, 3)])

@@ -47,10 +47,10 @@ def article(report: Report, ordinal: int, share: float = 1.0) -> Markup:
     more = element("p", f"{left:,} more classes of ranks are in the result, not on this page.", class_="note")
     name = f"r{ordinal}"
     return element(
-        "article", head, _problems(report), _advice(report), _facts(report), phase_section(report, f"{name}-phases"),
-        engine_section(report, f"{name}-engine"), _map(report, f"{name}-map"), *classes, more if left else None,
-        _streams(report, f"{name}-streams"), _adapters(report), _assumptions(report), _communicators(report),
-        _scenario(report), id=f"report-{ordinal}", aria_labelledby=f"report-{ordinal}-name")
+        "article", head, _problems(report), _evidence(report), _advice(report), _facts(report),
+        phase_section(report, f"{name}-phases"), engine_section(report, f"{name}-engine"), _map(report, f"{name}-map"),
+        *classes, more if left else None, _streams(report, f"{name}-streams"), _adapters(report), _assumptions(report),
+        _communicators(report), _scenario(report), id=f"report-{ordinal}", aria_labelledby=f"report-{ordinal}-name")
 
 
 def _classes(report: Report, ordinal: int, room: float) -> Iterator[Markup]:
@@ -80,6 +80,11 @@ def _unsure(report: Report) -> str:
         return ""
     low, high = map(format_bytes, report.band_bytes)
     return f" Measured runs of such layouts needed the equivalent of {low} to {high}."
+
+
+def _evidence(report: Report) -> Markup | None:
+    known = report.evidence
+    return element("p", element("strong", "Evidence: "), known.sentence(), ".", class_="note") if known else None
 
 
 def _map(report: Report, identity: str) -> Markup | None:

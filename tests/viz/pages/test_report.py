@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from reports import GIB, a_report, parsed
+from simcore.results.evidence import Evidence, Recipe
 from simcore.results.quantiles import Drawn, DrawnPeak, Quantiles
 from simcore.results.report import (
     Host,
@@ -23,3 +24,12 @@ def test_hosts_and_the_highest_draw_are_facts() -> None:
     assert facts["in the highest draw"] == "16.00 GiB"
     assert (facts["capacity"], facts["first step"]) == ("2.00 GiB", "3.00 GiB, does not fit")
     assert "in the highest draw" not in render([a_report()])
+
+
+def test_what_is_known_of_the_layout_stands_above_the_facts() -> None:
+    recipe = Recipe(repository="a/b", file="<c>.yaml", release="1.0")
+    known = Evidence(kind="recipe", recipes=(recipe,), layout_class="gathered, moe, full", class_runs=0)
+    page = render([a_report("x").model_copy(update={"evidence": known})])
+    assert "Evidence: " in page
+    assert "&lt;c&gt;.yaml of a/b, 1.0; no measured runs of its class" in page
+    assert "Evidence: " not in render([a_report("x")])
