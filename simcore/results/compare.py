@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from pydantic import BaseModel, ConfigDict
 
+from simcore.results.phases import PHASE_PARTS
 from simcore.results.report import RankReport, Report
 from simcore.units import format_bytes, format_seconds
 
@@ -118,6 +119,7 @@ def _time(report: Report) -> dict[str, float]:
         "optimizer": time.optimizer_s,
         "exposed communication": time.exposed_communication_s,
         **{part: time.parts.get(part, 0.0) for part in ("contention", "bubble", "host")},
+        **{part: time.parts[part] for part in PHASE_PARTS if part in time.parts},
     }
 
 
