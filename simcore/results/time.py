@@ -17,7 +17,7 @@ class CommunicationTime(_Frozen):
     """Collectives of one kind on one mesh axis in one step of a rank that ends last: their number and seconds.
 
     `alone_s`: their time if nothing else ran. `exposed_s`: time that kernels waited for them, including waiting for
-    late ranks; `hidden_s`: the part of `alone_s` without waiting. Messages between stages are those that the rank
+    late ranks; `hidden_s`: the part of `alone_s` beside kernels. Messages between stages are those that the rank
     receives.
     """
 
