@@ -18,6 +18,10 @@ __all__ = ["PLACES", "RANK_FIELDS", "SCENARIO_FIELDS", "OneClass"]
 
 T = TypeVar("T")
 AXES: Final = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
+_LIMITS: Final = {
+    "compute": "all FLOPs of matrix units", "memory": "all bytes of device memory",
+    "nvlink": "what the rank sends inside its node", "network": "what it sends over the network",
+    "host_link": "copies from or to the host"}
 PLACES: Final = (*AXES, "expert_dp")
 
 
@@ -96,6 +100,10 @@ def _part(name: str) -> Callable[[StepTime], Value]:
     return lambda time: time.parts.get(name)
 
 
+def _limit(name: str) -> Callable[[StepTime], Value]:
+    return lambda time: time.roofline.limits.get(name) if time.roofline else None
+
+
 def _serving(read: Callable[[Serving], Value]) -> Callable[[Report], Value]:
     return lambda report: None if report.serving is None else read(report.serving)
 
@@ -149,6 +157,9 @@ _TIME: Final[tuple[Field[Report], ...]] = (
     _field("bound", "string", "what bounds the step", _time(lambda t: t.roofline.bound if t.roofline else None)),
     _field("limit_s", "float64", "the step takes at least that by the datasheets", _time(
         lambda t: t.roofline.limit_s if t.roofline else None)),
+    _field("limit", "string", "the resource of limit_s", _time(lambda t: t.roofline.limit if t.roofline else None)),
+    *(_field(f"limit_{name}_s", "float64", f"by the datasheets, {words}", _time(_limit(name)))
+      for name, words in _LIMITS.items()),
     _field("tokens_per_s_per_gpu", "float64", "tokens of the batch", _time(lambda t: t.tokens_per_s_per_gpu)),
     _field("model_tflops_per_gpu", "float64", "FLOPs as flops_convention counts them", _time(
         lambda t: t.model_tflops_per_gpu)),

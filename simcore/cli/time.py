@@ -92,7 +92,7 @@ _COLUMNS = (
 def _details(time: StepTime) -> Iterator[RenderableType]:
     if time.communication:
         yield from ("", _communication(time))
-    yield from ("", _kernels(time), Text(plain(_told(time))))
+    yield from ("", _kernels(time), *_limits(time), Text(plain(_told(time))))
 
 
 def _communication(time: StepTime) -> RenderableType:
@@ -116,6 +116,15 @@ def _kernels(time: StepTime) -> RenderableType:
                       f"{seconds / time.step_s:.1%}", f"{kernel.flops / seconds / 1e12:,.1f}",
                       f"{kernel.bytes_moved / seconds / 1e9:,.0f}")
     return table
+
+
+def _limits(time: StepTime) -> Iterator[Text]:
+    """Line with the least time of each resource by the datasheets, the longest first."""
+    limits = time.roofline.limits if time.roofline else {}
+    words = [f"{name.replace('_', ' ')} {format_seconds(seconds)}"
+             for name, seconds in sorted(limits.items(), key=lambda item: -item[1]) if seconds]
+    if words:
+        yield Text(plain(f"least time by the datasheets: {', '.join(words)}"))
 
 
 def _told(time: StepTime) -> str:
