@@ -50,7 +50,7 @@ def first_screen(reports: Sequence[Report], width: int) -> list[RenderableType]:
     if shared:
         shown.append(Text(shared))
     if single:
-        shown += [Text(line) for line in ("", *_why(single, width), *_remedy(single), *_cost(single))]
+        shown += [Text(line) for line in ("", *_why(single, width), *_remedy(single), *_cost(single), *_graphs(single))]
     else:
         shown.append(count(reports))
         shown += [line for line in (unsure_line(reports),) if line]
@@ -123,6 +123,11 @@ def _cost(report: Report) -> Iterator[str]:
         price = "" if cost.per_run is None else f" {_usd(cost.per_run)},"
         words.append(f"the run{price} {cost.run_s / 3600:,.3g} h, {cost.gpu_hours:,.3g} GPU hours")
     yield f"cost: {'; '.join(words)}"
+
+
+def _graphs(report: Report) -> Iterator[str]:
+    """Line about memory that captured graphs hold, which is in the band and not in the peak."""
+    yield from (plain(f"{one.what}: {one.value}") for one in report.assumptions if one.what == "cuda graphs")
 
 
 def _usd(amount: float) -> str:
