@@ -56,7 +56,7 @@ class Waits:
 
     def hidden(self, alone: IntArray) -> IntArray:
         """Hidden ns by call, at most what is not exposed of `alone`, their ns without contention."""
-        most = np.maximum(alone - self.of_call, 0)
+        most: IntArray = np.maximum(alone - self.of_call, 0)
         shared = [(number, start, end) for number, (stream, start, end) in self._dates.items()
                   if stream not in _NOT_SHARED]
         if not shared or not len(self._ends):
