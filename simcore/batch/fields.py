@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from simcore.results.compare import worst_rank
 from simcore.results.engine import Serving
 from simcore.results.frame import Column, Dtype, Field, Value, unit_of
+from simcore.results.phases import PHASE_PARTS
 from simcore.results.report import Peak, RankReport, Report, StepTime
 from simcore.results.time import Cost
 from simcore.timing.breakdown import PARTS
@@ -17,6 +18,10 @@ __all__ = ["PLACES", "RANK_FIELDS", "SCENARIO_FIELDS", "OneClass"]
 
 T = TypeVar("T")
 AXES: Final = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
+_LIMITS: Final = {
+    "compute": "all FLOPs of matrix units", "memory": "all bytes of device memory",
+    "nvlink": "what the rank sends inside its node", "network": "what it sends over the network",
+    "host_link": "copies from or to the host"}
 PLACES: Final = (*AXES, "expert_dp")
 
 
@@ -95,6 +100,10 @@ def _part(name: str) -> Callable[[StepTime], Value]:
     return lambda time: time.parts.get(name)
 
 
+def _limit(name: str) -> Callable[[StepTime], Value]:
+    return lambda time: time.roofline.limits.get(name) if time.roofline else None
+
+
 def _serving(read: Callable[[Serving], Value]) -> Callable[[Report], Value]:
     return lambda report: None if report.serving is None else read(report.serving)
 
@@ -142,11 +151,15 @@ _TIME: Final[tuple[Field[Report], ...]] = (
     _field("optimizer_s", "float64", "as forward_s", _time(lambda t: t.optimizer_s)),
     _field("exposed_communication_s", "float64", "kernels waited for communication", _time(
         lambda t: t.exposed_communication_s)),
-    *(_field(f"part_{name}_s", "float64", words, _time(_part(name))) for name, words in PARTS.items()),
+    *(_field(f"part_{name.replace(' ', '_')}_s", "float64", words, _time(_part(name)))
+      for name, words in (PARTS | PHASE_PARTS).items()),
     _field("bubble_share", "float64", "share of the step, 0 to 1", _time(lambda t: t.bubble_share)),
     _field("bound", "string", "what bounds the step", _time(lambda t: t.roofline.bound if t.roofline else None)),
     _field("limit_s", "float64", "the step takes at least that by the datasheets", _time(
         lambda t: t.roofline.limit_s if t.roofline else None)),
+    _field("limit", "string", "the resource of limit_s", _time(lambda t: t.roofline.limit if t.roofline else None)),
+    *(_field(f"limit_{name}_s", "float64", f"by the datasheets, {words}", _time(_limit(name)))
+      for name, words in _LIMITS.items()),
     _field("tokens_per_s_per_gpu", "float64", "tokens of the batch", _time(lambda t: t.tokens_per_s_per_gpu)),
     _field("model_tflops_per_gpu", "float64", "FLOPs as flops_convention counts them", _time(
         lambda t: t.model_tflops_per_gpu)),
@@ -156,7 +169,7 @@ _TIME: Final[tuple[Field[Report], ...]] = (
     _field("price_date", "string", "when it was asked", _cost(lambda c: c.price_date or None)),
     _field("cost_per_step_usd", "float64", "on all GPUs", _cost(lambda c: c.per_step)),
     _field("cost_per_million_tokens_usd", "float64", "on all GPUs", _cost(lambda c: c.per_million_tokens)),
-    _field("run_s", "float64", "training.num_tokens, where that is given", _cost(lambda c: c.run_s)),
+    _field("run_s", "float64", "the whole run, where its length is given", _cost(lambda c: c.run_s)),
     _field("cost_per_run_usd", "float64", "of that run", _cost(lambda c: c.per_run)),
     _field("cache_tokens", "int64", "of an engine that generates: tokens that its KV cache holds", _serving(
         lambda s: s.cache_tokens)),

@@ -41,7 +41,7 @@ _DECIDING: Final = {
 
 
 def first_screen(reports: Sequence[Report], width: int) -> list[RenderableType]:
-    """Lines and one table of at most `width` characters about simulated reports."""
+    """Lines and one table of at most `width` characters about simulated reports; of one also its cost."""
     single = reports[0] if len(reports) == 1 else None
     styles = [Style.parse(STYLE[verdict(report)]) for report in reports]
     shown: list[RenderableType] = [_headline(single, styles[0]), ""] if single else []
@@ -50,7 +50,7 @@ def first_screen(reports: Sequence[Report], width: int) -> list[RenderableType]:
     if shared:
         shown.append(Text(shared))
     if single:
-        shown += [Text(line) for line in ("", *_why(single, width), *_remedy(single))]
+        shown += [Text(line) for line in ("", *_why(single, width), *_remedy(single), *_cost(single), *_graphs(single))]
     else:
         shown.append(count(reports))
         shown += [line for line in (unsure_line(reports),) if line]
@@ -111,6 +111,28 @@ def _remedy(report: Report) -> Iterator[str]:
         time = "" if best.step_s is None else f", step {format_seconds(best.step_s)}"
         keys = " ".join(starmap(setting, best.changes.items()))
         yield plain(f"try: {keys} ({best.verdict}, {format_bytes(best.peak_bytes)}{time})")
+
+
+def _cost(report: Report) -> Iterator[str]:
+    """Line with the price of a step, of a million tokens, and of the run where its length is given."""
+    cost = report.time.cost if report.time else None
+    if cost is None or (cost.per_step is None and cost.run_s is None):
+        return
+    words = ["no price"] if cost.per_step is None or cost.per_million_tokens is None else [
+        f"{_usd(cost.per_step)} a step, {_usd(cost.per_million_tokens)} a million tokens"]
+    if cost.run_s is not None and cost.gpu_hours is not None:
+        price = "" if cost.per_run is None else f" {_usd(cost.per_run)},"
+        words.append(f"the run{price} {cost.run_s / 3600:,.3g} h, {cost.gpu_hours:,.3g} GPU hours")
+    yield f"cost: {'; '.join(words)}"
+
+
+def _graphs(report: Report) -> Iterator[str]:
+    """Line about memory that captured graphs hold, which is in the band and not in the peak."""
+    yield from (plain(f"{one.what}: {one.value}") for one in report.assumptions if one.what == "cuda graphs")
+
+
+def _usd(amount: float) -> str:
+    return f"{amount:,.2f} USD" if amount >= 1 else f"{amount:.3g} USD"
 
 
 def _defaults(reports: Sequence[Report], width: int) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from rich.console import RenderableType
 from rich.style import Style
@@ -29,7 +30,9 @@ def timesheet(reports: Sequence[Report], width: int) -> list[RenderableType]:
     timed = [report for report in reports if report.time is not None and report.time.parts]
     if not timed:
         return []
-    shown: list[RenderableType] = [*grids(_COLUMNS, timed, [Style()] * len(timed), width)]
+    columns = [column for column in _COLUMNS if column.heading not in _PHASES.values()
+               or any(column.cell(report) not in ("", "-") for report in timed)]
+    shown: list[RenderableType] = [*grids(columns, timed, [Style()] * len(timed), width)]
     if len(reports) == 1 and timed[0].time is not None:
         shown += _details(timed[0].time)
     return shown
@@ -63,6 +66,9 @@ def _money(amount: Callable[[Cost], float | None]) -> Callable[[StepTime], str]:
     return cell
 
 
+_PHASES: Final = {"refit": "refit", "generation": "gene-\nration", "logprob": "log-\nprob.",
+                  "reference": "refe-\nrence", "host copies": "host\ncopies"}
+"""Parts that only a step with phases has, with their headings."""
 _COLUMNS = (
     Column("step", _of(lambda time: format_seconds(time.step_s))),
     Column("forward", _share("forward")),
@@ -72,6 +78,7 @@ _COLUMNS = (
     Column("exposed\ncomm.", _share("communication")),
     Column("bubble", _share("bubble")),
     Column("host", _share("host")),
+    *(Column(heading, _share(part)) for part, heading in _PHASES.items()),
     Column("bound by", _of(lambda time: time.roofline.bound.replace("_", " ") if time.roofline else ""), "left"),
     Column("physical\nlimit", _of(_limit), "left"),
     Column("TFLOP/s\nper GPU", _of(lambda time: f"{time.model_tflops_per_gpu:,.1f}")),
@@ -85,7 +92,7 @@ _COLUMNS = (
 def _details(time: StepTime) -> Iterator[RenderableType]:
     if time.communication:
         yield from ("", _communication(time))
-    yield from ("", _kernels(time), Text(plain(_told(time))))
+    yield from ("", _kernels(time), *_limits(time), Text(plain(_told(time))))
 
 
 def _communication(time: StepTime) -> RenderableType:
@@ -111,9 +118,20 @@ def _kernels(time: StepTime) -> RenderableType:
     return table
 
 
+def _limits(time: StepTime) -> Iterator[Text]:
+    """Line with the least time of each resource by the datasheets, the longest first."""
+    limits = time.roofline.limits if time.roofline else {}
+    words = [f"{name.replace('_', ' ')} {format_seconds(seconds)}"
+             for name, seconds in sorted(limits.items(), key=lambda item: -item[1]) if seconds]
+    if words:
+        yield Text(plain(f"least time by the datasheets: {', '.join(words)}"))
+
+
 def _told(time: StepTime) -> str:
     """Line about the ranks, the peak and the price of the numbers above."""
     first = f"of ranks {', '.join(time.ranks)}, which end last; MFU of {time.peak_tflops or 0:,.1f} TFLOP/s dense"
+    if time.convention.endswith("(training)"):
+        first = f"passes, kernels and communication are those of training; FLOPs too, over the whole step; {first}"
     cost = time.cost
     if cost is None:
         return f"{first} {time.peak_dtype}"

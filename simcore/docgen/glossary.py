@@ -37,6 +37,7 @@ from simcore.program.program import Program
 from simcore.program.record_layers import Workload
 from simcore.program.tile import OP, SLOT
 from simcore.recording.tape import Kernel, Op, Stream
+from simcore.results.phases import PHASE_PARTS
 from simcore.timing.breakdown import PARTS
 from simcore.timing.collective import COLLECTIVES
 
@@ -162,7 +163,9 @@ def _phases() -> tuple[str, str]:
             " `load` (the model is read), `first_step` and `save` (it is written).")
     rows = [(f"`{phase.name.lower()}`", what) for phase, what in _PHASES.items()]
     parts = table(("part", "is"), [(f"`{name}`", what) for name, what in PARTS.items()])
-    return "Phases", f"{table(('phase', 'is'), rows)}\n\n{note}\n\nParts of `time`, which add up to it:\n\n{parts}"
+    more = table(("part", "is"), [(f"`{name}`", what) for name, what in PHASE_PARTS.items()])
+    return "Phases", (f"{table(('phase', 'is'), rows)}\n\n{note}\n\nParts of `time`, which add up to it:\n\n{parts}\n\n"
+                      f"Further parts of a step with phases, as of GRPO:\n\n{more}")
 
 
 def _collectives() -> tuple[str, str]:

@@ -18,6 +18,7 @@ __all__ = [
     "BLOCK",
     "CONFIG",
     "DEGREE",
+    "EPOCHS",
     "FACTOR",
     "GENERATIONS",
     "KINDS",
@@ -58,6 +59,8 @@ TOKENS: Final = 2**26
 """Tokens of one microbatch, or of one forward pass of an engine: 16 of the longest sequences."""
 BATCH: Final = 2**24
 """Sequences of a step. BERT was trained with 65,536 (You et al., 2019) and with 2 million (Anil et al., 2021)."""
+EPOCHS: Final = 2**16
+"""Passes over a data set. transformers' Trainer makes 3 by default; DeiT was trained for 1,000 (Touvron, 2021)."""
 PROMPTS: Final = 2**20
 """Prompts of one step of reinforcement learning: recipes have 64 to 8,192."""
 GENERATIONS: Final = 2**16

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from fractions import Fraction as Exact
+from math import ceil
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from simcore.inputs.block import BY_SHAPE, FLAG, LIST, MAP, WORD, Block, Count, Fraction, Many, Name, Names
-from simcore.inputs.bounds import BATCH, BLOCK, FACTOR, LAYERS, LORA_RANK, SEQ_LEN, TOKENS
+from simcore.inputs.bounds import BATCH, BLOCK, EPOCHS, FACTOR, LAYERS, LORA_RANK, SEQ_LEN, TOKENS
 from simcore.inputs.optimizers import OPTIMIZERS
 
 __all__ = ["Capacity", "DType", "Draws", "Imbalance", "Lengths", "Lora", "Observed", "Offload", "OffloadPart",
@@ -238,9 +240,14 @@ class Training(Block):
     global_batch_size: Sequences | None = Field(
         default=None, description="Sequences per optimizer step; left out: one microbatch on every data-parallel rank"
     )
-    num_tokens: Many | None = Field(
-        default=None, description="Tokens of the whole run, for its cost"
+    num_tokens: Many | None = Field(default=None, description="Length of the whole run in tokens, for its cost")
+    num_samples: Many | None = Field(
+        default=None, description="Length of the whole run in samples: sequences, pairs of dpo, prompts of grpo"
     )
+    num_epochs: Annotated[float, Field(gt=0, le=EPOCHS)] | None = Field(
+        default=None, description="Length of the whole run in passes over the data set; needs dataset_size"
+    )
+    dataset_size: Many | None = Field(default=None, description="Samples of the data set, for num_epochs")
     lengths: Annotated[
         Annotated[Literal["fixed", "packed"], WORD]
         | Annotated[Observed, Tag("<observed>")]
@@ -275,6 +282,28 @@ class Training(Block):
         if self.packed_length is not None and self.lengths != "packed":
             raise ValueError("packed_length: expected lengths: packed beside it")
         return self
+
+    @model_validator(mode="after")
+    def _one_length_of_the_run(self) -> Training:
+        given = [name for name in ("num_tokens", "num_samples", "num_epochs") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)}: expected one of them, each is the length of the whole run")
+        if self.num_epochs is not None and self.dataset_size is None:
+            raise ValueError("num_epochs: expected dataset_size beside it, the samples of the data set")
+        if self.dataset_size is not None and self.num_epochs is None:
+            raise ValueError("dataset_size: expected num_epochs beside it")
+        return self
+
+    def run_steps(self, tokens: int, samples: int) -> int | None:
+        """Optimizer steps of the whole run, rounded up, at `tokens` tokens and `samples` samples each.
+
+        None if the scenario does not state the run's length.
+        """
+        if self.num_tokens is not None:
+            return -(-self.num_tokens // tokens)
+        if self.num_epochs is not None and self.dataset_size is not None:
+            return ceil(Exact(str(self.num_epochs)) * self.dataset_size / samples)
+        return None if self.num_samples is None else -(-self.num_samples // samples)
 
     @model_validator(mode="after")
     def _countable(self) -> Training:

@@ -14,7 +14,8 @@ FULL_ITERATION: Final = "full_iteration"
 class KernelLibraries:
     """Libraries that compute the kernels of a job, and how they are called.
 
-    Memory (workspaces: `simcore/memory/workspace.py`): `date`: the month of torch and TransformerEngine, whose defaults
+    Memory (workspaces: `simcore/memory/workspace.py`): `graph_pool_bytes`: the most that pools of CUDA graphs
+    may add to the peak, in the upper end of a band. `date`: the month of torch and TransformerEngine, whose defaults
     changed. `te_linears`: TransformerEngine's linears, not torch's; `te_grouped`: its grouped GEMM for experts;
     `te_overlap`: its user buffers for tensor parallel overlap, `user_buffer_bytes` for each element of a layer's whole
     input. `core_buffers`: Megatron-Core's global buffer and rotary cache; `core_attention`: its own attention, which
@@ -50,6 +51,7 @@ class KernelLibraries:
     te_calls: tuple[tuple[str, str], ...] = ()
     launches_each: bool = False
     graphs: tuple[str, ...] = ()
+    graph_pool_bytes: int = 0
     fills: bool = False
     waits_for_messages: bool = False
     overlapped: tuple[str, ...] = ()

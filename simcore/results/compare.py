@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from simcore.results.frame import Value
+from simcore.results.phases import PHASE_PARTS
 from simcore.results.report import RankReport, Report
 from simcore.results.settings import Setting, asked_differently, differing_defaults
 from simcore.results.time import Cost, StepTime
@@ -305,6 +306,7 @@ def _time(time: StepTime | None) -> dict[str, float]:
         "optimizer": time.optimizer_s,
         "exposed communication": time.exposed_communication_s,
         **{part: time.parts.get(part, 0.0) for part in ("contention", "bubble", "host")},
+        **{part: time.parts[part] for part in PHASE_PARTS if part in time.parts},
     }
 
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from simcore.results.verdict import Verdict
 
-__all__ = ["PHASES", "PhaseName", "PhaseReport"]
+__all__ = ["PHASES", "PHASE_PARTS", "PhaseName", "PhaseReport"]
 
 PhaseName = Literal["refit", "generation", "logprob", "reference", "training"]
 PHASES: dict[PhaseName, str] = {
@@ -18,6 +18,11 @@ PHASES: dict[PhaseName, str] = {
     "reference": "a forward pass of the reference policy",
     "training": "forward, backward and the optimizer's step, as in a step that only trains",
 }
+PHASE_PARTS: dict[str, str] = {
+    **{name: f"{words}, without copies to and from the host" for name, words in PHASES.items() if name != "training"},
+    "host copies": "copies of parameters, optimizer states and the engine between device and host, of all phases",
+}
+"""Parts of the time of a step with phases, besides those of its training."""
 
 
 class PhaseReport(BaseModel):

@@ -17,7 +17,7 @@ class CommunicationTime(_Frozen):
     """Collectives of one kind on one mesh axis in one step of a rank that ends last: their number and seconds.
 
     `alone_s`: their time if nothing else ran. `exposed_s`: time that kernels waited for them, including waiting for
-    late ranks; `hidden_s`: the part of `alone_s` without waiting. Messages between stages are those that the rank
+    late ranks; `hidden_s`: the part of `alone_s` beside kernels. Messages between stages are those that the rank
     receives.
     """
 
@@ -66,7 +66,7 @@ class Roofline(_Frozen):
 class Cost(_Frozen):
     """Cost of the GPUs, in USD; without a price, `note` says so and all costs are None.
 
-    `per_step`: of one step on all GPUs. `run_s`, `gpu_hours`: of a run of `training.num_tokens`, if given.
+    `per_step`: of one step on all GPUs. `run_s`, `gpu_hours`: of the whole run, if the scenario states its length.
     """
 
     price_per_gpu_hour: float | None = None
@@ -88,7 +88,8 @@ class StepTime(_Frozen):
     copies. `parts`: the step by activity of the device; they add up to `step_s` (defined in
     `simcore/timing/breakdown.py`). `bubble_share`: share of the step spent waiting for other pipeline stages.
     `model_tflops_per_gpu`: as `convention` counts a token's FLOPs ("rankscope": three times forward's products,
-    attention and scan, twice where the base is frozen); `mfu` of the dense peak of `peak_dtype`.
+    attention and scan, twice where the base is frozen; "(training)": of a step with phases, whose other
+    phases count as time without FLOPs); `mfu` of the dense peak of `peak_dtype`.
     `executed_tflops_per_gpu`: rate of the matrix units of `ranks`, recomputation included.
     """
 

@@ -22,12 +22,14 @@ Key = tuple[Space, str, str]
 class Moment:
     """One phase of a step: its name, duration in `ns`, and its highest moments so far on device and host.
 
-    `device`, `host`: bytes by (owner, category) at the highest moment of each, which may differ; `event`: text, what
-    happened at that of the device.
+    `copied_ns`: part of `ns` for copies between device and host, which nothing overlaps. `device`, `host`: bytes by
+    (owner, category) at the highest moment of each, which may differ; `event`: text, what happened at that of the
+    device.
     """
 
     phase: str
     ns: int = 0
+    copied_ns: int = 0
     event: str = ""
     device: Counter[tuple[str, str]] = field(default_factory=Counter)
     host: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -108,6 +110,11 @@ class Journal:
         """Lengthens the current phase by `ns`; memory stays as it is."""
         self.phases[-1].ns += ns
         self._look("")
+
+    def copy(self, ns: int) -> None:
+        """Lengthens the current phase by `ns` of copies between device and host; memory stays as it is."""
+        self.phases[-1].copied_ns += ns
+        self.take(ns)
 
     def size(self, space: Space) -> int:
         """Bytes of all owners in that space now."""

@@ -93,7 +93,7 @@ def _reference(journal: Journal, policy: Policy, topology: Topology) -> None:
     journal.begin("reference")
     size = sum(policy.copied.values())
     journal.put(f"{POLICY}, copied", policy.copied, "host", "policy copied to the host")
-    journal.take(_copied(topology, size, to_host=True) + 2 * _copied(topology, size, to_host=False))
+    journal.copy(_copied(topology, size, to_host=True) + 2 * _copied(topology, size, to_host=False))
     _logprob(journal, policy)
     journal.drop(f"{POLICY}, copied", "host")
 
@@ -145,11 +145,11 @@ def grpo_step(policy: Policy, step: GrpoStep, topology: Topology) -> Journal:
 
 def _back(journal: Journal, sizes: Mapping[str, int], topology: Topology) -> None:
     """Moves tensors from the host back to the device; 0 ns if they never left."""
-    journal.take(_copied(topology, journal.move(POLICY, "host", "device", sizes), to_host=False))
+    journal.copy(_copied(topology, journal.move(POLICY, "host", "device", sizes), to_host=False))
 
 
 def _away(journal: Journal, sizes: Mapping[str, int], topology: Topology) -> None:
-    journal.take(_copied(topology, journal.move(POLICY, "device", "host", sizes), to_host=True))
+    journal.copy(_copied(topology, journal.move(POLICY, "device", "host", sizes), to_host=True))
 
 
 def _refit(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology) -> None:
@@ -194,7 +194,7 @@ def _asleep(journal: Journal, engine: Engine) -> None:
 
 def _wake(journal: Journal, engine: Engine, topology: Topology) -> None:
     if engine.generation.sleep_level == 1:
-        journal.take(_copied(topology, journal.move(ENGINE, "host", "device", _loaded(engine)), to_host=False))
+        journal.copy(_copied(topology, journal.move(ENGINE, "host", "device", _loaded(engine)), to_host=False))
     elif engine.generation.sleep_level == 2:
         journal.put(ENGINE, _loaded(engine), event="weights wake")
 
@@ -204,7 +204,7 @@ def _sleep(journal: Journal, engine: Engine, topology: Topology) -> None:
     if level:
         journal.drop(ENGINE, "device", ["kv_cache"])
     if level == 1:
-        journal.take(_copied(topology, journal.move(ENGINE, "device", "host", _loaded(engine)), to_host=True))
+        journal.copy(_copied(topology, journal.move(ENGINE, "device", "host", _loaded(engine)), to_host=True))
     elif level == 2:
         journal.drop(ENGINE, "device", _loaded(engine))
 

@@ -19,6 +19,7 @@ from simcore.results.time import StepTime
 from simcore.results.verdict import Verdict, verdict_of
 from simcore.rl.journal import Entry, Journal, Moment
 from simcore.rl.phases import ENGINE, REFIT, category_name, is_outside
+from simcore.rl.time import Batch, whole_step
 from simcore.simulation.simulation import Simulation
 from simcore.validation.evidence import evidence_of
 
@@ -35,14 +36,15 @@ class Laid:
     """One step with phases, simulated, before it is put into a report.
 
     `trained`: report of its training step; `journals`: memory and time of each class of `trained.ranks`, in that order;
-    `simulation`: of its forward passes; `engine`: journal of each of the `num_engine_ranks` ranks that only generate,
-    None if engines share GPUs with training.
+    `simulation`: of its forward passes; `batch`: what the step trains on; `engine`: journal of each of the
+    `num_engine_ranks` ranks that only generate, None if engines share GPUs with training.
     """
 
     scenario: Scenario
     trained: Report
     journals: tuple[Journal, ...]
     simulation: Simulation
+    batch: Batch
     engine: Journal | None = None
     num_engine_ranks: int = 0
 
@@ -238,19 +240,10 @@ def _slowest(laid: Laid) -> Journal:
 
 
 def _time(laid: Laid) -> StepTime | None:
-    """Time of the training step extended to all phases: rates are of the full step, without a roofline."""
-    time = laid.trained.time
-    if time is None:
-        return None
-    phases = {phase.phase: phase.ns / 1e9 for phase in _slowest(laid).phases}
-    total_s = sum(phases.values())
-    others = {name: seconds for name, seconds in phases.items() if name != "training"}
-    parts = time.parts | others | {"host copies": phases["training"] - time.step_s}
-    share = time.step_s / total_s
-    return time.model_copy(update={
-        "step_s": total_s, "parts": parts, "tokens_per_s_per_gpu": time.tokens_per_s_per_gpu * share,
-        "model_tflops_per_gpu": time.model_tflops_per_gpu * share, "mfu": time.mfu * share,
-        "executed_tflops_per_gpu": None, "bubble_share": None, "roofline": None, "cost": None})
+    """Time of the training step extended to all phases."""
+    time, size = laid.trained.time, laid.scenario.world_size
+    return None if time is None else whole_step(time, _slowest(laid).phases, laid.batch, laid.scenario.training,
+                                                laid.simulation.topology, (size, size + laid.num_engine_ranks))
 
 
 def _host(laid: Laid) -> Host | None:

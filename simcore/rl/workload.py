@@ -21,6 +21,7 @@ from simcore.rl.phases import GrpoStep, dpo_step, engine_step, grpo_step
 from simcore.rl.policy import Policy, policy_of
 from simcore.rl.refit import gathered
 from simcore.rl.report import Laid, phase_report
+from simcore.rl.time import Batch
 from simcore.simulation.simulation import Simulation, placed_simulation
 from simcore.simulation.step import Request, training_step
 from simcore.vllm.decode import decode_seconds
@@ -101,6 +102,13 @@ def _policies(scenario: Scenario, trained: Report, passing: Scenario, simulation
                                                              strict=True)]
 
 
+def _batch(passing: Scenario, per_sample: int, steps: int = 1) -> Batch:
+    """Amounts of a step of which `passing` are the forward passes; `per_sample`: sequences of a prompt or pair."""
+    mesh = passing.mesh
+    sequences = passing.num_microbatches * passing.training.micro_batch_size * mesh.dp_replicate * mesh.dp_shard
+    return Batch(steps, sequences, sequences // per_sample)
+
+
 # ---- DPO -------------------------------------------------------------------------------------------------------------
 def _dpo(scenario: Scenario, request: Request) -> Report:
     if scenario.generation is not None:
@@ -118,7 +126,7 @@ def _dpo(scenario: Scenario, request: Request) -> Report:
                        "sequences", kind="derived", source="NeMo RL 7ea279ab algorithms/dpo.py:602"),
             Assumption(what="reference policy", value="on the host, swapped in for its pass", kind="derived",
                        source="NeMo RL 7ea279ab dtensor_policy_worker_v2.py use_reference_model"), _LOSS]
-    return phase_report(Laid(scenario, trained, tuple(journals), simulation), further)
+    return phase_report(Laid(scenario, trained, tuple(journals), simulation, _batch(passing, _PAIR)), further)
 
 
 _LOSS = Assumption(what="training.loss", value="a cross entropy stands in for the loss of log-probabilities",
@@ -140,7 +148,8 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
                 rl.reference != "none", _generate_ns(engine, rl, -(-sequences // engines)), rl.refit_buffer)
     journals = [grpo_step(policy, step, simulation.topology) for policy in policies]
     engine_journal = None if engine.generation.colocated else _beside(step, journals, simulation)
-    laid = Laid(scenario, trained, tuple(journals), simulation, engine_journal,
+    batch = _batch(passing, rl.generations, steps)
+    laid = Laid(scenario, trained, tuple(journals), simulation, batch, engine_journal,
                 engines * engine.tp if engine_journal else 0)
     further = [*assumptions(engine), *_told(rl, engine, step), _LOSS]
     report = phase_report(laid, further)

@@ -9,6 +9,6 @@ of a matrix product, exponentials of small heads), `collective` (duration of a c
 `host_launch` (host time of a launch). All together: `dependencies` (what waits for what: `ExecutionGraph`), `streams`
 (a program as streams with lengths, all-to-alls hidden by a shared expert), `routes` (link of each communicator),
 `timeline` (all classes on their streams and links, in simpy).
-Results: `breakdown` (parts that add up to the step), `traffic` (bytes sent), `throughput` (tokens/s, TFLOP/s, MFU,
-cost), `spans` (streams for pictures). Efficiencies and bandwidths themselves: `hardware/`.
+Results: `breakdown` (parts that add up to the step), `waits` (exposed and hidden time of calls), `traffic`
+(bytes sent), `throughput` (tokens/s, TFLOP/s, MFU, cost), `spans` (streams for pictures). Efficiencies: `hardware/`.
 """

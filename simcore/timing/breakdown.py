@@ -6,7 +6,7 @@ of the rank that ends last, because waiting on other ranks does not lengthen the
 [Note: parts of a step]
 The device computes, or it waits; `PARTS` lists the reasons. Waiting for ranks that are late is communication, also
 where their layers take longer; waiting for a stage with more work is bubble, as is waiting due to the order of passes.
-A collective is hidden while no stream waits for it, or, inside a layer, while kernels run at the same time.
+What of a collective is exposed and what is hidden: `waits.py`.
 
 [Note: what bounds kernels]
 A kernel takes the sum of the times of its arithmetic and of its memory traffic (see `kernel.py`), so each has its share
@@ -32,6 +32,7 @@ from simcore.recording.tape import Stream
 from simcore.timing.kernel import DTYPES, KERNELS
 from simcore.timing.streams import RankStreams
 from simcore.timing.timeline import ClassTimes
+from simcore.timing.waits import Waits
 
 __all__ = ["PARTS", "Breakdown", "Kernels", "Sent", "Work", "breakdown"]
 
@@ -47,7 +48,7 @@ PARTS: Final = {
 }
 _COMPUTE: Final = tuple(PARTS)[:3]
 _PART_OF = np.array([{Phase.BACKWARD: 1, Phase.RECOMPUTE: 1, Phase.OPTIMIZER: 2}.get(phase, 0) for phase in Phase])
-_SEND, _RECEIVE = int(Stream.SEND), int(Stream.RECEIVE)
+_SEND = int(Stream.SEND)
 
 
 class Kernels(NamedTuple):
@@ -92,8 +93,7 @@ class Sent:
     """All calls of one collective on one mesh axis in a step of one rank.
 
     `calls`: their number, of messages only those received. `alone_ns`: their time without contention; `exposed_ns`:
-    time that a stream waited for them; `hidden_ns`: the sum, over calls, of the time without contention that was not
-    waited for.
+    time that kernels waited for them; `hidden_ns`: the sum, over calls, of their time beside kernels.
     """
 
     collective: str
@@ -128,7 +128,8 @@ def breakdown(program: Program, track: RankStreams, times: ClassTimes, weight: I
     work = _work(program, weight, kernels)
     rows = np.minimum(track.skeleton.item_rows, len(program.places) - 1)
     of_item = weight[program.microbatch[rows]]
-    waits = _Waits(track, times)
+    calls = weight[program.microbatch[track.skeleton.call_rows]] if len(track.call_ns) else weight[:0]
+    waits = Waits(track, times, calls)
     clock = track.item_clock
     late = np.array(track.item_ns, dtype=np.int64) - np.diff(clock, prepend=0)
     parts = {part: sum(kernels_of_class.ns[number] for kernels_of_class in work) for number,
@@ -169,30 +170,7 @@ def _often(outline: StepTemplate, weight: bytes, num_rows: int) -> IntArray:
     return often.astype(np.int64).reshape(num_rows, len(_COMPUTE))
 
 
-class _Waits:
-    """Waiting of the compute stream: `waited` ns at each item, `exposed` the part of it due to communication.
-
-    `of_call`: exposed ns by call. `trailing`: ns for which the last call runs after the compute stream has ended.
-    """
-
-    def __init__(self, track: RankStreams, times: ClassTimes) -> None:
-        self.waited = np.array(times.waited_at, dtype=np.int64)
-        self.exposed = self.waited.copy()
-        self.of_call = np.zeros(len(track.call_ns), dtype=np.int64)
-        places, numbers = track.skeleton.awaited
-        is_received = np.zeros(len(track.call_ns), dtype=np.bool_)
-        is_received[[call.number for call in track.skeleton.calls.get(_RECEIVE, ())]] = True
-        messages = places[is_received[numbers]]
-        lengths = np.array(track.call_ns, dtype=np.int64)[numbers[is_received[numbers]]]
-        self.exposed[messages] = np.minimum(self.waited[messages], lengths)
-        np.add.at(self.of_call, numbers, self.exposed[places])
-        self.trailing = times.end - (times.item_ends[-1] if times.item_ends else 0)
-        if self.trailing:
-            last, _, _ = max(times.calls, key=lambda timed: timed[2])
-            self.of_call[last.number] += self.trailing
-
-
-def _sent(program: Program, track: RankStreams, weight: IntArray, waits: _Waits,
+def _sent(program: Program, track: RankStreams, weight: IntArray, waits: Waits,
           alone_ns: Callable[[int, int], int]) -> tuple[Sent, ...]:
     """Calls by collective and axis. Only the receiver of a message is counted: sending runs next to any computation."""
     call_rows = track.skeleton.call_rows
@@ -202,8 +180,7 @@ def _sent(program: Program, track: RankStreams, weight: IntArray, waits: _Waits,
     alone = np.array([lengths[pair] for pair in pairs], dtype=np.int64)
     often = weight[program.microbatch[call_rows]].copy() if len(call_rows) else np.zeros(0, dtype=np.int64)
     often[[call.number for call in track.skeleton.calls.get(_SEND, ())]] = 0
-    hidden = np.maximum(alone - waits.of_call, 0)
-    return tuple(_kinds_of_calls(program, calls[:, SLOT], often, (alone, waits.of_call, hidden)))
+    return tuple(_kinds_of_calls(program, calls[:, SLOT], often, (alone, waits.of_call, waits.hidden(alone))))
 
 
 def _kinds_of_calls(program: Program, comms: IntArray, often: IntArray, columns: Sequence[IntArray]) -> list[Sent]:

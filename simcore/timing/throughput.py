@@ -51,7 +51,7 @@ def step_time(job: Job, framework: Framework, routes: Routes, clocked: StepTimin
         bubble_share=parts["bubble"] / seconds,
         communication=tuple(_communication(row, routes) for row in spending.sent),
         kernels=tuple(_kernel(row) for row in spending.work), roofline=_roofline(spending, routes, traffic),
-        cost=cost(topology, seconds, tokens, job.mesh.size, job.scenario.training.num_tokens))
+        cost=cost(topology, seconds, tokens, job.mesh.size, job.scenario.training.run_steps(tokens, _samples(job))))
 
 
 def _tokens(job: Job) -> int:
@@ -59,6 +59,13 @@ def _tokens(job: Job) -> int:
     training, mesh = job.scenario.training, job.mesh
     sequences = job.scenario.num_microbatches * training.micro_batch_size * mesh.dp_replicate * mesh.dp_shard
     return sequences * training.seq_len
+
+
+def _samples(job: Job) -> int:
+    """Sequences of one step, each counted alone where several share a pack."""
+    scenario, mesh = job.scenario, job.mesh
+    each = pack_sequences(scenario.training).sequences or scenario.training.micro_batch_size
+    return scenario.num_microbatches * each * mesh.dp_replicate * mesh.dp_shard
 
 
 def _counted(job: Job, framework: Framework, clocked: StepTiming) -> tuple[str, float]:
@@ -150,13 +157,13 @@ def _sent_inside(row: TrafficRow, *, sums_in_switch: bool) -> int:
 
 
 # ---- money ----------------------------------------------------------------------------------------------------------
-def cost(topology: Topology, step_s: float, tokens: int, num_gpus: int, num_tokens: int | None) -> Cost:
-    """Cost on all GPUs of one step of `step_s` seconds and `tokens` tokens, and of a run of `num_tokens`.
+def cost(topology: Topology, step_s: float, tokens: int, num_gpus: int, num_steps: int | None) -> Cost:
+    """Cost on all GPUs of one step of `step_s` seconds and `tokens` tokens, and of a run of `num_steps`.
 
-    Prices are in US dollars; they are None, with a note, if the topology has no price per GPU hour. A run is rounded up
-    to full steps; its fields are None if `num_tokens` is.
+    Prices are in US dollars; they are None, with a note, if the topology has no price per GPU hour. Fields of a
+    run are None if `num_steps` is.
     """
-    run_s = None if num_tokens is None else -(-num_tokens // tokens) * step_s
+    run_s = None if num_steps is None else num_steps * step_s
     gpu_hours = None if run_s is None else run_s * num_gpus / 3600
     price = topology.price_per_gpu_hour
     if price is None:

@@ -38,6 +38,10 @@ def test_a_row_says_what_its_result_says(staged: Report) -> None:
         ", ".join(worst.ranks), worst.peak.phase, worst.peak.event)
     assert (found["step_s"], found["part_bubble_s"], found["bubble_share"], found["mfu"]) == (
         time.step_s, time.parts["bubble"], time.bubble_share, time.mfu)
+    assert time.roofline is not None
+    limits = {name: found[f"limit_{name}_s"] for name in time.roofline.limits}
+    assert (limits, found["limit"]) == (time.roofline.limits, time.roofline.limit)
+    assert limits["nvlink"] != limits["network"]
     assert found["cost_per_step_usd"] == time.cost.per_step
     assert (found["pp"], found["dp_shard"], found["tp"], found["etp"], found["num_gpus"]) == (2, 2, 1, None, 4)
 

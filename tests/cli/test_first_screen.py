@@ -11,6 +11,7 @@ from rich.console import Console
 from fakes import illegal, report
 from simcore.cli.first_screen import first_screen
 from simcore.results.report import Advice, Assumption, Report
+from simcore.results.time import Cost
 
 
 def shown(reports: list[Report], width: int = 80) -> list[str]:
@@ -65,6 +66,21 @@ def test_what_is_alike_is_told_once() -> None:
     lines = shown([report("nano"), report("big", 100)])
     assert "all: framework fsdp2, layout pp2 dp4 tp2 ep4, GPUs 16, method lora" in lines
     assert not any("fsdp2" in line for line in lines if not line.startswith("all: "))
+
+
+@pytest.mark.parametrize(("cost", "line"), [
+    (Cost(price_per_gpu_hour=2.0, per_step=0.0045, per_million_tokens=1.25),
+     "cost: 0.0045 USD a step, 1.25 USD a million tokens"),
+    (Cost(price_per_gpu_hour=2.0, per_step=3.5, per_million_tokens=1.25, run_s=7200, gpu_hours=16, per_run=1232.0),
+     "cost: 3.50 USD a step, 1.25 USD a million tokens; the run 1,232.00 USD, 2 h, 16 GPU hours"),
+    (Cost(run_s=7200, gpu_hours=16, note="no price"), "cost: no price; the run 2 h, 16 GPU hours"),
+    (Cost(note="no price"), None), (None, None)])
+def test_the_price_of_one_scenario_is_a_line(cost: Cost | None, line: str | None) -> None:
+    timed = report("a")
+    assert timed.time is not None
+    priced = timed.model_copy(update={"time": timed.time.model_copy(update={"cost": cost})})
+    assert [each for each in shown([priced]) if each.startswith("cost: ")] == ([line] if line else [])
+    assert not any(each.startswith("cost: ") for each in shown([priced, report("b")]))
 
 
 def test_deciding_defaults_are_one_line_with_their_values() -> None:

@@ -42,6 +42,19 @@ def test_one_scenario_shows_what_it_is_made_of() -> None:
         assert told not in two
 
 
+def test_limits_of_each_link_are_apart() -> None:
+    found = timed({"dp_shard": 16})
+    assert found.time is not None
+    assert found.time.roofline is not None
+    limits = {name.replace("_", " "): seconds for name, seconds in found.time.roofline.limits.items() if seconds}
+    assert {"nvlink", "network"} <= set(limits)
+    (line,) = [line for line in shown(found).splitlines() if line.startswith("least time by the datasheets: ")]
+    told = [part.rsplit(" ", 2)[0] for part in line.partition(": ")[2].split(", ")]
+    assert told == sorted(limits, key=lambda name: -limits[name])
+    assert told[0] == found.time.roofline.limit.replace("_", " ")
+    assert not any("network" in line for line in shown(timed({"dp_shard": 2})).splitlines())
+
+
 def test_one_rank_sends_nothing() -> None:
     assert "communication of a step" not in shown(timed({"dp_shard": 1}))
 

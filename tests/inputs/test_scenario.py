@@ -28,6 +28,7 @@ FULL: dict[str, Any] = {
     "mesh": {"pp": 2, "dp_replicate": 1, "dp_shard": 4, "cp": 2, "tp": 1, "ep": 4, "etp": 1},
     "training": {
         "method": "qlora", "seq_len": 2048, "micro_batch_size": 2, "global_batch_size": 16, "num_tokens": 10**12,
+        "num_samples": None, "num_epochs": None, "dataset_size": None,
         "lengths": {"mean": 900, "max": 2048, "seed": 0, "draws": 1000, "distribution": "lognormal", "sigma": 1.0},
         "packed_length": None, "sequence_parallel": False,
         "recompute": {"mode": "block", "num_layers": 2, "modules": ["moe"]},
@@ -161,6 +162,18 @@ def test_wrong_values_are_refused_with_their_key(text: str) -> None:
     messages = told(f"training: {{seq_len: 128, {text}}}")
     assert len(messages) == 1
     assert messages[0].startswith(f"f.yaml:5: training.{text.partition(':')[0]}")
+
+
+@pytest.mark.parametrize(("text", "told_words"), [
+    ("num_tokens: 5, num_samples: 5", "num_tokens and num_samples: expected one of them"),
+    ("num_samples: 5, num_epochs: 1, dataset_size: 2", "num_samples and num_epochs: expected one of them"),
+    ("num_epochs: 1", "num_epochs: expected dataset_size beside it"),
+    ("dataset_size: 7", "dataset_size: expected num_epochs beside it"),
+    ("num_epochs: 0, dataset_size: 7", "num_epochs: expected"), ("num_samples: 0", "num_samples: expected"),
+    ("num_epochs: .nan, dataset_size: 7", "num_epochs: expected")])
+def test_a_run_has_one_length(text: str, told_words: str) -> None:
+    (message,) = told(f"training: {{seq_len: 128, {text}}}")
+    assert told_words in message
 
 
 def test_all_problems_are_told_together() -> None:

@@ -131,7 +131,7 @@ def test_what_bounds_a_step(given: dict[str, Any], bound: str) -> None:
 def test_without_a_price_nothing_has_a_cost() -> None:
     """Never 0: that would be a price."""
     unpriced: Any = SimpleNamespace(name="cluster", price_per_gpu_hour=None)
-    found = cost(unpriced, 2.0, 1000, 8, 1_000_500)
+    found = cost(unpriced, 2.0, 1000, 8, 1001)
     assert (found.per_million_tokens, found.per_run, found.price_per_gpu_hour) == (None, None, None)
     assert found.per_step is None
     assert found.note == "no price: cluster has no price_per_gpu_hour"
@@ -142,12 +142,23 @@ def test_a_price_by_the_hour() -> None:
     """8 GPUs at 3.60 an hour are 0.8 cents a second; 1000 tokens take two."""
     price = SimpleNamespace(si=3.6, date="2026-05", source="somebody")
     priced: Any = SimpleNamespace(name="cluster", price_per_gpu_hour=price)
-    found = cost(priced, 2.0, 1000, 8, 500_000)
+    found = cost(priced, 2.0, 1000, 8, 500)
     assert found.per_step == pytest.approx(0.016)
     assert found.per_million_tokens == pytest.approx(16)
     assert found.per_run == pytest.approx(8)
     assert (found.price_date, found.price_source, found.note) == ("2026-05", "somebody", "")
     assert cost(priced, 2.0, 1000, 8, None).per_run is None
+
+
+@pytest.mark.parametrize(("given", "steps"), [
+    ({"num_samples": 9}, 3), ({"num_samples": 8}, 2), ({"num_epochs": 3, "dataset_size": 5}, 4),
+    ({"num_epochs": 0.1, "dataset_size": 120}, 3), ({"num_epochs": 0.7, "dataset_size": 40}, 7),
+    ({"num_samples": 17, "lengths": "packed", "packed_length": 32, "model": "llama-tiny"}, 3)])
+def test_the_length_of_a_run_in_samples_and_epochs(given: dict[str, Any], steps: int) -> None:
+    """4 sequences of 64 tokens a step; in packs of two samples 8. 0.7 x 40 is 28, not a little more."""
+    time = time_of(small.scenario("fsdp2", {"dp_shard": 2}, micro_batch_size=2, **given))
+    assert time.cost is not None
+    assert time.cost.run_s == pytest.approx(steps * time.step_s)
 
 
 def test_a_run_is_of_whole_steps() -> None:

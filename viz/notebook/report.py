@@ -26,7 +26,10 @@ _PARTS: Final = {
     "forward": LegendEntry("forward", "fill-sky"), "backward": LegendEntry("backward", "fill-navy"),
     "optimizer": LegendEntry("optimizer", "fill-plum"), "contention": LegendEntry("contention", "fill-lilac"),
     "communication": LegendEntry("exposed communication", "wait-communication"),
-    "bubble": LegendEntry("bubble", "wait-bubble"), "host": LegendEntry("host", "wait-host")}
+    "bubble": LegendEntry("bubble", "wait-bubble"), "host": LegendEntry("host", "wait-host"),
+    "refit": LegendEntry("refit", "fill-gold"), "generation": LegendEntry("generation", "fill-green"),
+    "logprob": LegendEntry("log-probabilities", "fill-mint"), "reference": LegendEntry("reference", "fill-rose"),
+    "host copies": LegendEntry("host copies", "fill-silver")}
 """Parts of the step time, in the colours and textures of the streams on a page."""
 
 
@@ -129,7 +132,7 @@ def _class(rank: RankReport, scale: int, capacity: int | None) -> Bar:
 
 
 def _step(report: Report) -> Markup | None:
-    """Draws the parts of the step time as one bar; of a step with several phases, those of training."""
+    """Draws the parts of the step time as one bar."""
     time = report.time
     parts = [(entry, time.parts[name]) for name, entry in _PARTS.items() if time.parts.get(name)] if time else []
     total_s = sum(seconds for _, seconds in parts)
@@ -137,9 +140,8 @@ def _step(report: Report) -> Markup | None:
         return None
     segments = tuple(Segment(seconds / total_s, f"{entry.words}: {format_seconds(seconds)}", entry.css_class)
                      for entry, seconds in parts)
-    label, title = ("training", "Where the time of training goes") if report.phases else (
-        "one step", "Where the time of a step goes")
-    chart = bars([Bar(label, format_seconds(total_s), segments)], title, "time")
+    title = "Where the time of a step goes"
+    chart = bars([Bar("one step", format_seconds(total_s), segments)], title, "time")
     entries = [LegendEntry(entry.words, entry.css_class, None, f"{seconds / total_s:.1%}") for entry, seconds in parts]
     return element("figure", element("figcaption", title), chart, legend(entries, "Parts"))
 

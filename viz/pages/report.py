@@ -155,13 +155,17 @@ def _host_facts(report: Report) -> list[Fact]:
               for phase in report.host.phases)]
 
 
+_FURTHER_PARTS: Final = ("contention", "bubble", "host", "refit", "generation", "logprob", "reference", "host copies")
+"""Parts of a step besides passes, the optimizer and communication; the last five are of a step with phases."""
+
+
 def _time_facts(report: Report) -> list[Fact]:
     time = report.time
     if time is None:
         return []
     parts = (("whole step", time.step_s), ("forward", time.forward_s), ("backward", time.backward_s),
              ("optimizer", time.optimizer_s), ("exposed communication", time.exposed_communication_s),
-             *((part, time.parts[part]) for part in ("contention", "bubble", "host") if part in time.parts))
+             *((part, time.parts[part]) for part in _FURTHER_PARTS if part in time.parts))
     return [*((name, format_seconds(seconds)) for name, seconds in parts),
             ("tokens per second and GPU", f"{time.tokens_per_s_per_gpu:,.0f}"),
             (f"model TFLOP/s per GPU, as {time.convention} counts", f"{time.model_tflops_per_gpu:,.1f}"),

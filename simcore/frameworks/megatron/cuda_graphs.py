@@ -13,6 +13,12 @@ whole layer. `moe_router`: the norm, a shared expert that does not overlap the e
 permutation. Token exchange, experts, the exchange back and the residual are in none of these, only in `moe`, for
 experts that drop and pad. No scope: whole layers. Embedding, last norm, output and loss are no layers; the optimizer is
 in no graph. A module's backward is in a graph if its forward is.
+
+[Note: pools of graphs]
+Graphs are captured after the steps whose peak is simulated. Their buffers lie in private pools that are kept until the
+run ends and that ordinary tensors cannot use; the bytes depend on the order of capture and on microbatches in flight.
+Megatron-Bridge 0bcbd0bd `docs/training/cuda-graphs.md`: "typically adding a few GB", with pipeline stages "over 10 GB";
+nothing more precise is published. So the peak stays as it is, and the upper end of its band is raised by that much.
 """
 
 from __future__ import annotations
@@ -25,7 +31,7 @@ from simcore.placement.job import Job
 from simcore.placement.libraries import FULL_ITERATION
 from simcore.recording.rows import Module
 
-__all__ = ["OPTIONS", "assumptions", "graphs_of"]
+__all__ = ["OPTIONS", "assumptions", "graphs_of", "pool_bytes"]
 
 _PARTS: Final = {
     "attn": (Module.ATTN,), "mlp": (Module.MLP,), "mamba": (Module.MAMBA,),
@@ -38,6 +44,9 @@ OPTIONS: Final = {
     "cuda_graph_modules": (*SCOPES, list),
     "cuda_graph_warmup_steps": (0, int),
 }
+_FEW: Final = 3 * 10**9
+"""Bytes of "a few GB"; see [Note: pools of graphs]."""
+_WITH_STAGES: Final = 10 * 10**9
 _RULE: Final = "core 0.16.1 transformer_config.py"
 
 
@@ -63,6 +72,13 @@ def graphs_of(job: Job, options: dict[str, object]) -> tuple[str, ...]:
     return tuple(part.name.lower() for part in Module if part in held)
 
 
+def pool_bytes(job: Job, options: dict[str, object]) -> int:
+    """Bytes that pools of graphs may add to a rank's peak, see [Note: pools of graphs]; 0 without graphs."""
+    if not graphs_of(job, options):
+        return 0
+    return _WITH_STAGES if job.mesh.pp > 1 else _FEW
+
+
 def assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, str, str], ...]:
     """Returns the assumptions about CUDA graphs, each (key, value, kind, source); () without graphs.
 
@@ -72,8 +88,9 @@ def assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, s
     found = graphs_of(job, options)
     if not found:
         return ()
-    made = (("cuda graphs", f"peaks are those of the {_ordinary(options)} steps before capture; what graphs hold is "
-             "not counted", "assumed", f"{_RULE}:769; TransformerEngine pytorch/graph.py"),
+    pools = f"{pool_bytes(job, options) / 1e9:.0f} GB"
+    made = (("cuda graphs", f"peak of the {_ordinary(options)} steps before capture; pools may add {pools} (in band)",
+             "assumed", f"{_RULE}:769; TransformerEngine pytorch/graph.py"),
             ("cuda graphs hold", ", ".join(found), "derived", "core 0.16.1 transformer_layer.py:942"))
     if _scope(job, options) or FULL_ITERATION in found or not job.has_experts or _pads(job):
         return made

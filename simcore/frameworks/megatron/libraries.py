@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simcore.frameworks.megatron.cuda_graphs import assumptions as graph_assumptions
-from simcore.frameworks.megatron.cuda_graphs import graphs_of
+from simcore.frameworks.megatron.cuda_graphs import graphs_of, pool_bytes
 from simcore.frameworks.megatron.fp8 import Fp8, user_buffer_bytes
 from simcore.frameworks.megatron.options import VERSIONS, fuses_experts, version_of
 from simcore.frameworks.megatron.precision import Formats
@@ -85,7 +85,8 @@ def libraries_of(job: Draft, options: dict[str, object], fp8: Fp8 | None) -> Ker
         user_buffer_bytes=user_buffer_bytes(fp8) if options.get("tp_comm_overlap") else 0,
         dispatcher=str(options.get("moe_flex_dispatcher_backend", "deepep")) if flex else "nccl",
         attention="attention", module_calls=True, launches_each=not fuses_experts(job, options),
-        graphs=graphs_of(job, options), fills=options.get("deterministic_mode") is True,
+        graphs=graphs_of(job, options), graph_pool_bytes=pool_bytes(job, options),
+        fills=options.get("deterministic_mode") is True,
         waits_for_messages=job.mesh.pp > 1 and schedule(job, options).num_chunks == 1,
         overlapped=_overlapped(options), shared_beside=options.get("moe_shared_expert_overlap") is True)
 

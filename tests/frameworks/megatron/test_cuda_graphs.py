@@ -2,22 +2,51 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import small
 from frameworks.megatron.asked import OVERLAP, QWEN3_MOE, refused_with
+from simcore.cli.first_screen import first_screen
 from simcore.simulate import simulate
 
 
 def test_peaks_with_cuda_graphs_are_those_of_the_steps_before() -> None:
     graphs = {"cuda_graph_impl": "transformer_engine"}
     with_graphs, without = (simulate(small.scenario("megatron", options=options)) for options in (graphs, {}))
-    assert with_graphs.ranks[0].peak == without.ranks[0].peak
+    ours, other = with_graphs.ranks[0].peak, without.ranks[0].peak
+    assert ours is not None
+    assert other is not None
+    assert ours.model_copy(update={"band_bytes": other.band_bytes}) == other
     assert "cuda graphs" in {one.what for one in with_graphs.assumptions}
     refused_with("error", "after 1 ordinary steps", options=graphs | {"cuda_graph_warmup_steps": 1})
     refused_with("error", "CUDA graphs by local", options={"cuda_graph_impl": "local"})
+
+
+@pytest.mark.parametrize(("mesh", "pools"), [({"dp_shard": 2}, 3e9), ({"pp": 2, "dp_shard": 2}, 10e9)])
+def test_pools_of_graphs_raise_the_upper_end_of_the_band(mesh: dict[str, int], pools: float) -> None:
+    """A layout that fits by less than the pools is unsure: it may crash when graphs are captured."""
+    def simulated(options: dict[str, Any], room: float = 0) -> Any:
+        asked = small.scenario("megatron", mesh, options=options, model="llama-3.2-1b")
+        limits = asked.limits.model_copy(update={"usable_memory": f"{room:.0f} B"} if room else {})
+        return simulate(asked.model_copy(update={"limits": limits}))
+
+    with_graphs, without = simulated(BY_TE), simulated({})
+    low, high = without.band_bytes
+    assert with_graphs.band_bytes == (low, high + pools)
+    assert f"pools may add {pools / 1e9:.0f} GB" in next(
+        one.value for one in with_graphs.assumptions if one.what == "cuda graphs")
+    lines = io.StringIO()
+    Console(file=lines, width=80, color_system=None).print(*first_screen([with_graphs], 80), sep="\n", soft_wrap=True)
+    (line,) = [line for line in lines.getvalue().splitlines() if line.startswith("cuda graphs: ")]
+    assert len(line) <= 80
+    assert simulated({}, high + 1).verdict == "fits"
+    assert simulated(BY_TE, high + 1).verdict == simulated(BY_TE, high + pools - 1).verdict == "unsure"
+    assert simulated(BY_TE, high + pools).verdict == "fits"
+
 
 BY_TE = {"cuda_graph_impl": "transformer_engine"}
 MAIN = "main 2026-08-22"
