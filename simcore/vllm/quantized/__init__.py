@@ -1,0 +1,8 @@
+"""Quantised weights of vLLM: which tensors a linear layer has, as created and as held after repacking.
+
+Input: a `Linear` of a rank, the scenario's `generation.quantization`, the model's `quantization_config`. Output:
+`Tensor`s. Start: `recipe.recipe_of`.
+
+`tensor`: name, shape and format of one tensor, and what a method of quantisation answers. `fp8`, `integers`, `nvfp4`,
+`four_bit`: methods. `skipped`: layers that stay in 16 bits. `recipe`: from a configuration to a method.
+"""
