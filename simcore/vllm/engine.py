@@ -116,7 +116,7 @@ class Engine:
     def loading_bytes(self) -> int:
         """Highest bytes on a rank while weights are read and, by an online recipe, quantised on the device."""
         if self.recipe is None or not self.recipe.is_online:
-            return self.weight_bytes
+            return max(self.weight_bytes, self.buffers + sum(weight.created_bytes for weight in self.weights))
         quantised = [weight for weight in self.weights if weight.held]
         rest = self.buffers + sum(weight.num_bytes for weight in self.weights if not weight.held)
         return loading_bytes(rest, list(by_module(quantised)))

@@ -94,7 +94,7 @@ def _check_layers(scenario: Scenario, at: str, architecture: Architecture, recip
                 if method is not None:
                     illegal[method.refusal(linear)] = None
     except ValueError as error:
-        rule = "vLLM 0.12.0 utils/quant_utils.py is_layer_skipped: All shards of fused layers to have the same precision"
+        rule = "vLLM 0.12.0 quant_utils.py is_layer_skipped: All shards of fused layers to have the same precision"
         raise IllegalLayout(Problem(at, f"quantization_config: {error}", rule)) from None
     problems = [(message, rule) for message, rule in illegal if message]
     if any(rule for _, rule in problems):
@@ -117,6 +117,6 @@ def assumptions_of(recipe: Recipe | None) -> list[Assumption]:
                                kind="assumed", source="vLLM 0.12.0 reads them from the files (maybe_update_config)"))
     if recipe.name == "fp8":
         rows.append(Assumption(what="kernels of fp8", value="without DeepGEMM and FlashInfer", kind="assumed",
-                               source="vLLM 0.12.0 fp8.py get_fp8_moe_backend: DeepGEMM is not in its wheel, FlashInfer's "
-                               "kernels for experts must be asked for"))
+                               source="vLLM 0.12.0 fp8.py get_fp8_moe_backend: DeepGEMM is not in its wheel, and "
+                               "FlashInfer's kernels for experts must be asked for"))
     return rows

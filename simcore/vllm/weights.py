@@ -14,7 +14,7 @@ from typing import Any, Final
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Mamba2, Mlp, Moe, Mtp
 from simcore.models.config import Architecture
 from simcore.units import dtype_bytes
-from simcore.vllm.linears import Linear, conv_rows, kv_heads, linears
+from simcore.vllm.quantized.linears import Linear, conv_rows, kv_heads, linears
 from simcore.vllm.quantized.recipe import Recipe
 from simcore.vllm.quantized.tensor import Tensor, num_bytes
 

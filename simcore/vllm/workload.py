@@ -21,8 +21,8 @@ from simcore.results.report import Assumption, AtRest, Communicator, Owner, Peak
 from simcore.units import format_bytes, parse_quantity
 from simcore.vllm.decode import bytes_read, seconds
 from simcore.vllm.engine import Engine, Limits, default_limits, release_of
-from simcore.vllm.linears import kv_heads
 from simcore.vllm.quantization import assumptions_of, recipe_of
+from simcore.vllm.quantized.linears import kv_heads
 from simcore.vllm.weights import refusals, unserved
 
 __all__ = ["assumptions", "engine_of", "serve", "serving"]
@@ -68,6 +68,9 @@ def _check_idle(scenario: Scenario) -> None:
         "training": Training(seq_len=scenario.training.seq_len), "framework_options": {}, "framework_version": "auto",
         "implementation": "auto", "environment": Environment(), "checkpoint": Checkpoint(), "rl": None})
     idle = [path for path in _changed(scenario.normalised(), usual.normalised()) if path[0] != "generation"]
+    given, left_out = scenario.generation or Generation(), Generation()
+    idle += [("generation", name) for name in ("colocated", "engines", "sleep_level")
+             if getattr(given, name) != getattr(left_out, name)]
     formats = [Problem(scenario.where(*path), f"not yet: weights of an engine as {'.'.join(path)} says (served: "
                        "generation.quantization, or the model's quantization_config)")
                for path in idle if path in _WEIGHTS]
@@ -98,7 +101,7 @@ def _check_mesh(scenario: Scenario, given: Generation) -> None:
     mesh = scenario.mesh
     problems = [Problem(scenario.where("mesh", axis), f"not yet: {axis} of an engine that serves (served: tp, and "
                         "dp_replicate engines beside each other)")
-                for axis in ("pp", "dp_shard", "cp", "ep") if getattr(mesh, axis) > 1]
+                for axis in ("pp", "dp_shard", "cp", "ep", "etp") if (getattr(mesh, axis) or 1) > 1]
     if problems:
         raise NotYet(problems)
     if mesh.tp != given.tp:

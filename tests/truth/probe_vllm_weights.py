@@ -1,6 +1,7 @@
 """Tensors of quantised models as vLLM itself makes them, on a machine without a GPU: no bytes, but names and shapes.
 
-    python tests/truth/probe_vllm_weights.py 9.0 132 FILE        and 8.0 108, 8.9 142, 10.0 148
+    python tests/truth/probe_vllm_weights.py 9.0 132 FILE        and 8.0 108; some cases of 8.9 142 and 10.0 148
+    python tests/truth/probe_vllm_weights.py merge FILE ... > tests/truth/vllm/weights-0.12.0.json
 
 Runs in an environment where vLLM's wheel is installed with its torch (and bitsandbytes 0.48.2); `libcuda.so.1` may be
 a library of empty functions. vLLM builds small models with `initialize_model` on torch's device "meta" and repacks them
@@ -309,5 +310,28 @@ def main(capability: str, sms: str, file: str, *only: str) -> None:
     Path(file).write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
 
 
+def states() -> list[dict[str, object]]:
+    """Tensors of the state of a matrix as the loader keeps it: scales are made whole, as without double quantisation."""
+    from bitsandbytes.functional import quantize_4bit
+
+    rows = []
+    for shape in ((512, 512), (1544, 512), (256, 1000), (7, 30)):
+        packed, state = quantize_4bit(torch.zeros(shape), compress_statistics=False, quant_type="nf4")
+        held = {name: value for name, value in vars(state).items() if isinstance(value, torch.Tensor)}
+        rows.append({"shape": shape, "packed": list(packed.shape), "held": {
+            name: f"{WIDTHS[str(value.dtype)[6:]]}{list(value.shape)}" for name, value in held.items()}})
+    return rows
+
+
+def merged(*parts: str) -> str:
+    """All rows, with the models and configurations that they name."""
+    rows = [json.dumps(row) for part in parts for row in json.loads(Path(part).read_text())]
+    return "\n".join(["{", f'"states": {json.dumps(states())},', f'"models": {json.dumps(MODELS)},', f'"configs": {json.dumps(CONFIGS)},', '"rows": [',
+                      ",\n".join(rows), "]}"])
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1] == "merge":
+        print(merged(*sys.argv[2:]))
+    else:
+        main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Tensors of quantised weights are vLLM's own: names, shapes, formats and bytes (`tests/truth/probe_vllm_weights.py`)."""
+"""Tensors of quantised weights are vLLM's own, byte for byte (`tests/truth/probe_vllm_weights.py`)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from checkout import ROOT
 from simcore.models.config import Architecture
 from simcore.models.graph import architecture_of
 from simcore.vllm.engine import by_module
+from simcore.vllm.quantized.four_bit import FourBits
+from simcore.vllm.quantized.linears import Linear
 from simcore.vllm.quantized.loading import loading_bytes
 from simcore.vllm.quantized.recipe import Recipe, Unserved, of_checkpoint, online
 from simcore.vllm.quantized.tensor import Gpu, Tensor
@@ -48,7 +50,9 @@ def shown(tensors: tuple[Tensor, ...]) -> dict[str, str]:
     return {tensor.name: f"{tensor.dtype}{list(tensor.shape)}" for tensor in tensors}
 
 
-SERVED, REFUSED, UNSERVED = [], [], []
+SERVED: list[dict[str, Any]] = []
+REFUSED: list[dict[str, Any]] = []
+UNSERVED: list[dict[str, Any]] = []
 for truth_row in ROWS:
     try:
         problems = [] if (made := asked(truth_row))[1] is None else refused(*made, truth_row["tp"])  # type: ignore[arg-type]
@@ -120,7 +124,21 @@ def test_the_highest_while_weights_are_quantised(row: dict[str, Any]) -> None:
     assert mine > row["created_bytes"] + row["scales_bytes"]
 
 
-def test_most_of_what_was_asked_is_served() -> None:
-    assert len(SERVED) > 700
-    assert {row["case"] for row in UNSERVED if row["capability"] == "9.0"} == {
-        "ct-fp8-block", "ct-nvfp4", "gptq-act", "modelopt-nvfp4"} & {row["case"] for row in UNSERVED}
+@pytest.mark.parametrize("row", TRUTH["states"], ids=lambda row: str(row["shape"]))
+def test_states_of_bitsandbytes(row: dict[str, Any]) -> None:
+    """As its own `quantize_4bit` makes them for one matrix."""
+    rows, columns = row["shape"]
+    held = shown(FourBits(from_file=False).held(Linear("o_proj", columns, (rows,), columns)))
+    assert held["weight"] == f"uint8{row['packed']}"
+    assert {name.rpartition(".")[2]: value for name, value in held.items() if name != "weight"} == row["held"]
+
+
+def test_what_was_asked_is_served() -> None:
+    served = {(row["case"], row["capability"]) for row in SERVED}
+    assert len(SERVED) > 400
+    assert {row["case"] for row in UNSERVED} & {case for case, _ in served} == {
+        "fp8-static", "fp8-dynamic", "fp8-ignored", "fp8-block", "fp8-block-64", "ct-fp8-channel", "ct-fp8-tensor",
+        "ct-fp8-ignored", "ct-nvfp4", "modelopt-fp8", "modelopt-ignored", "modelopt-nvfp4", "online-fp8"}
+    assert {case for case, capability in served if capability == "8.0"} == {
+        "none", "ct-w4a16", "ct-w4a16-channel", "awq", "awq-64", "awq-ignored", "gptq", "gptq-8", "gptq-channel",
+        "online-bitsandbytes"}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from simcore.vllm.linears import Linear
+from simcore.vllm.quantized.linears import Linear
 from simcore.vllm.quantized.tensor import TAKEN, UNGATED, Tensor, named
 
 __all__ = ["FourBits"]

@@ -2,8 +2,9 @@
 
 vLLM 0.12.0 `model_executor/layers/quantization/fp8.py` Fp8LinearMethod, Fp8MoEMethod; `compressed_tensors/schemes/
 compressed_tensors_w8a8_fp8.py`, `compressed_tensors_moe.py` CompressedTensorsW8A8Fp8MoEMethod; `modelopt.py`
-ModelOptFp8LinearMethod, ModelOptFp8MoEMethod. For GPUs whose cores take fp8 (compute capability 8.9 and later); without
-DeepGEMM, which would lay out scales of blocks in another way (`utils/fp8_utils.py` maybe_post_process_fp8_weight_block).
+ModelOptFp8LinearMethod, ModelOptFp8MoEMethod. For GPUs whose cores take fp8 (compute capability 8.9 and later);
+without DeepGEMM, which lays out scales of blocks in another way (`utils/fp8_utils.py` maybe_post_process_fp8_weight_
+block).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from simcore.vllm.linears import Linear
+from simcore.vllm.quantized.linears import Linear
 from simcore.vllm.quantized.tensor import TAKEN, UNGATED, Tensor, named
 
 __all__ = ["Fp8Blocks", "Fp8Channels", "Fp8Matrices", "OnlineFp8"]

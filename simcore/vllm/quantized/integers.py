@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from simcore.vllm.linears import Linear
+from simcore.vllm.quantized.linears import Linear
 from simcore.vllm.quantized.tensor import TAKEN, UNGATED, Gpu, Tensor, named
 
 __all__ = ["Integers"]

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from simcore.vllm.linears import Linear
 from simcore.vllm.quantized.four_bit import FourBits
 from simcore.vllm.quantized.fp8 import Fp8Blocks, Fp8Channels, Fp8Matrices, OnlineFp8
 from simcore.vllm.quantized.integers import Integers
+from simcore.vllm.quantized.linears import Linear
 from simcore.vllm.quantized.nvfp4 import Nvfp4
 from simcore.vllm.quantized.skipped import Skipped
 from simcore.vllm.quantized.tensor import Gpu, Method

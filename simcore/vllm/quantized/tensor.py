@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from simcore.units import dtype_bytes
-from simcore.vllm.linears import Linear
+from simcore.vllm.quantized.linears import Linear
 
 __all__ = ["TAKEN", "UNGATED", "Gpu", "Method", "Tensor", "named", "num_bytes"]
 
