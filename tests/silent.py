@@ -150,6 +150,7 @@ def bases(workload: str, method: str, framework: str) -> Iterator[Tree]:
 
 _MEGATRON: Final[tuple[Tree, ...]] = (
     {"training": {"precision": {"compute": "fp8"}}},
+    {"training": {"precision": {"compute": "fp8"}}, "framework_options": {"fp8_recipe": "blockwise"}},
     {"framework_options": {"attention_backend": "unfused"}},
     {"framework_options": {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["attn"]}})
 OPTIONS_BESIDE: Final[dict[str, tuple[Tree, ...]]] = {

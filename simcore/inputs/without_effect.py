@@ -29,6 +29,8 @@ WITHOUT_EFFECT: Final[tuple[Idle, ...]] = (
     Idle("rl.*", "a training step has no prompts; `rankscope check` says so", workload="train"),
     Idle("training.num_tokens", "a step in phases has no price of a whole run", workload="dpo"),
     Idle("training.num_tokens", "a step in phases has no price of a whole run", workload="grpo"),
+    Idle("framework_options.set_is_last_backward", "gradients of adapters are too small for the peak, and their waits too "
+         "short for the step, which full training shows", method="*lora", framework="fsdp2"),
     Idle("topology.num_nodes", "nodes beyond those that the mesh needs stay empty"),
     Idle("topology.gpus_per_node", "an engine's ranks read no network, so that it does not matter on which nodes they "
          "are", workload="serve"),
