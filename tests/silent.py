@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from copy import deepcopy
 from functools import cache
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from simcore.errors import RankscopeError
@@ -311,7 +312,7 @@ def outcome(combination: Combination) -> tuple[str, int, Any]:
     the default are refused; "listed": without effect, by a rule with its reason; "refused": all values; or "silent".
     """
     best: tuple[str, int, Any] = ("refused", -1, None)
-    refused, listed = False, reason(*combination)
+    refused, listed = False, reason(combination.workload, combination.method, combination.key)
     for found, number, value in tried(combination):
         if found == "changes":
             return found, number, value
@@ -360,10 +361,16 @@ def main(file: str, *only: str) -> None:
         found.setdefault(combination.place, {})[combination.key] = [kind, number, value]
         counts[kind] += 1
         if kind == "silent":
-            print(*combination, "base", number, "value", value, flush=True)
-    with open(file, "w", encoding="utf-8") as target:
-        json.dump(found, target, indent=None, separators=(",", ":"))
-    print(sum(counts.values()), "combinations:", dict(counts))
+            sys.stdout.write(f"{' '.join(combination)}: scenario {number}, value {value}\n")
+            sys.stdout.flush()
+    Path(file).write_text(written(found), encoding="utf-8")
+    sys.stdout.write(f"{sum(counts.values())} combinations: {dict(counts)}\n")
+
+
+def written(found: dict[str, dict[str, list[Any]]]) -> str:
+    """The file's text, a line for each workload, method and framework."""
+    rows = (f"{json.dumps(place)}: {json.dumps(keys, separators=(',', ':'))}" for place, keys in found.items())
+    return "{\n" + ",\n".join(rows) + "\n}\n"
 
 
 if __name__ == "__main__":

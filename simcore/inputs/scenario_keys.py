@@ -25,8 +25,8 @@ def key_rows() -> Iterator[tuple[str, str, str, str]]:
 def idle_rows() -> Iterator[tuple[str, str, str]]:
     """Yields (key, where, reason) of every rule for keys that are accepted and change no number, as Markdown."""
     for row in WITHOUT_EFFECT:
-        where = [f"{name} {value}" for name, value in (("workload", row.workload), ("method", row.method),
-                                                       ("framework", row.framework)) if value != "*"]
+        where = [f"{name} {value}" for name, value in (("workload", row.workload), ("method", row.method))
+                 if value != "*"]
         yield f"`{row.key}`", ", ".join(where) or "everywhere", row.why
 
 

@@ -11,13 +11,12 @@ __all__ = ["WITHOUT_EFFECT", "Idle", "matches", "reason"]
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Rule: a key (a pattern) has no effect where workload, method and framework match their patterns."""
+    """Rule: a key (a pattern) has no effect where workload and method match their patterns, under every framework."""
 
     key: str
     why: str
     workload: str = "*"
     method: str = "*"
-    framework: str = "*"
 
 
 _NO_ADAPTERS: Final = "adapters are made by the methods lora and qlora; a sweep over methods may keep the block"
@@ -29,8 +28,6 @@ WITHOUT_EFFECT: Final[tuple[Idle, ...]] = (
     Idle("rl.*", "a training step has no prompts; `rankscope check` says so", workload="train"),
     Idle("training.num_tokens", "a step in phases has no price of a whole run", workload="dpo"),
     Idle("training.num_tokens", "a step in phases has no price of a whole run", workload="grpo"),
-    Idle("framework_options.set_is_last_backward", "gradients of adapters are too small for the peak, and their waits too "
-         "short for the step, which full training shows", method="*lora", framework="fsdp2"),
     Idle("topology.num_nodes", "nodes beyond those that the mesh needs stay empty"),
     Idle("topology.gpus_per_node", "an engine's ranks read no network, so that it does not matter on which nodes they "
          "are", workload="serve"),
@@ -39,12 +36,12 @@ WITHOUT_EFFECT: Final[tuple[Idle, ...]] = (
 """Rules; the first that matches gives the reason."""
 
 
-def reason(workload: str, method: str, framework: str, key: str) -> str:
+def reason(workload: str, method: str, key: str) -> str:
     """Reason why the key changes nothing there; "" if it is not listed."""
-    return next((row.why for row in WITHOUT_EFFECT if matches(row, workload, method, framework, key)), "")
+    return next((row.why for row in WITHOUT_EFFECT if matches(row, workload, method, key)), "")
 
 
-def matches(row: Idle, workload: str, method: str, framework: str, key: str) -> bool:
+def matches(row: Idle, workload: str, method: str, key: str) -> bool:
     """True if the rule is about the key there."""
-    pairs = ((key, row.key), (workload, row.workload), (method, row.method), (framework, row.framework))
-    return all(fnmatch(value, pattern) for value, pattern in pairs)
+    return all(fnmatch(value, pattern) for value, pattern in (
+        (key, row.key), (workload, row.workload), (method, row.method)))

@@ -301,7 +301,7 @@ def main(capability: str, sms: str, file: str, *only: str) -> None:
                        "case": name, "tp": tp}
                 try:
                     row |= measure(fields | ({"quantization_config": config} if config else {}), tp, quantization)
-                except Exception as error:  # what vLLM refuses is a row too
+                except Exception as error:  # noqa: BLE001  what vLLM refuses is a row too
                     row["refused"] = f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
                 if tp != 2:  # names of one degree are enough, bytes of all are kept
                     row.pop("created", row.pop("held", None))
@@ -311,7 +311,7 @@ def main(capability: str, sms: str, file: str, *only: str) -> None:
 
 
 def states() -> list[dict[str, object]]:
-    """Tensors of the state of a matrix as the loader keeps it: scales are made whole, as without double quantisation."""
+    """Tensors of a matrix's state as the loader keeps it: scales are made whole, as without double quantisation."""
     from bitsandbytes.functional import quantize_4bit
 
     rows = []
@@ -326,7 +326,8 @@ def states() -> list[dict[str, object]]:
 def merged(*parts: str) -> str:
     """All rows, with the models and configurations that they name."""
     rows = [json.dumps(row) for part in parts for row in json.loads(Path(part).read_text())]
-    return "\n".join(["{", f'"states": {json.dumps(states())},', f'"models": {json.dumps(MODELS)},', f'"configs": {json.dumps(CONFIGS)},', '"rows": [',
+    heads = {"states": states(), "models": MODELS, "configs": CONFIGS}
+    return "\n".join(["{", *(f"{json.dumps(name)}: {json.dumps(value)}," for name, value in heads.items()), '"rows": [',
                       ",\n".join(rows), "]}"])
 
 

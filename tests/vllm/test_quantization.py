@@ -35,7 +35,8 @@ def weights_of(report: Report) -> int:
 def test_nano_in_8_bits_is_half_of_nano() -> None:
     """A checkpoint of ModelOpt: linears and experts in fp8, embedding, head, convolution and router wider."""
     wide, narrow = weights_of(served(NANO)), weights_of(served(NANO, MODELOPT))
-    assert 32e9 < narrow < 34e9 < 63e9 < wide
+    assert 32e9 < narrow < 34e9
+    assert wide > 63e9
     assert served(NANO, MODELOPT).ranks[0].at_rest["routed_experts"].num_params == 23 * 128 * 2 * 2688 * 1856
 
 
