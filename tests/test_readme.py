@@ -33,7 +33,7 @@ README = FILE.read_text(encoding="utf-8")
 PICTURE = ROOT / "docs" / "first-scenario.svg"
 WRITE = "run: python tests/test_readme.py --write"
 MAX_LINES, MAX_COLUMNS = 120, 100
-WIDTH, SHOWN = 100, 14
+WIDTH, SHOWN = 100, 15
 """Columns of the terminal whose output is shown, and the first lines that are."""
 MACHINES: Final = ("dgx-a100", "dgx-h100", "dgx-b200", "gb200-nvl72")
 MEMORY: Final = {

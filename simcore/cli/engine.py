@@ -49,7 +49,7 @@ def _heads(found: Serving) -> str:
 _COLUMNS = (
     Column("engine", _of(lambda s: f"{s.engine} {s.version}"), "left"),
     Column("asks for\nGiB", _of(lambda s: _gib(s.requested_bytes))),
-    Column("weights\nGiB", _of(lambda s: _gib(s.weight_bytes))),
+    Column("weights\nGiB", _of(lambda s: f"{_gib(s.weight_bytes)} {s.quantization}".rstrip())),
     Column("LoRA\nbuffers", _of(lambda s: format_bytes(s.adapter_buffer_bytes) if s.adapter_buffer_bytes
                                    else "-")),
     Column("profile\nGiB", _of(lambda s: _gib(s.activation_bytes))),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import starmap
+from textwrap import wrap
 from typing import Final
 
 from rich.cells import cell_len
@@ -55,7 +56,8 @@ def first_screen(reports: Sequence[Report], width: int) -> list[RenderableType]:
         shown.append(count(reports))
         shown += [line for line in (unsure_line(reports),) if line]
     evidence = evidence_line(reports)
-    return [*shown, *(Text(line) for line in _defaults(reports, width)), *([evidence] if evidence else [])]
+    below = [*_defaults(reports, width), *wrap(str(evidence or ""), width, subsequent_indent="  ")]
+    return [*shown, *map(Text, below)]
 
 
 def _headline(report: Report, style: Style) -> Text:

@@ -25,7 +25,7 @@ from simcore.frameworks.setup import prepare
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Mesh as Degrees
 from simcore.inputs.scenario import parse_scenario
-from simcore.inputs.scenario_keys import key_rows
+from simcore.inputs.scenario_keys import idle_rows, key_rows
 from simcore.pipeline.schedule import actions
 from simcore.placement.framework import UpdateTime
 from simcore.placement.layout import Placement
@@ -241,8 +241,13 @@ def _sample() -> Program:
 
 
 def scenario_keys() -> str:
-    """Markdown table of every key of a scenario file: allowed values, meaning of its absence, description."""
-    return table(("key", "value", "left out", "what it says"), list(key_rows()))
+    """Markdown tables of every key of a scenario file (allowed values, meaning of its absence, description).
+
+    The second one is of keys without effect.
+    """
+    found = table(("key", "value", "left out", "what it says"), list(key_rows()))
+    idle = table(("accepted, without effect", "where", "why"), list(idle_rows()))
+    return f"{found}\n\nEvery other key changes a number where it is accepted, or is refused.\n\n{idle}"
 
 
 def filled(page: str) -> str:

@@ -13,6 +13,7 @@ from simcore.frameworks.registry import asked_adapter
 from simcore.inputs.scenario import ModelFile, Scenario
 from simcore.inputs.training import Imbalance, Quantization
 from simcore.models.blocks import Attention, Embedding, LayerKind, Moe
+from simcore.models.config import quantization_of
 from simcore.models.frozen import with_frozen
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.models.network import with_copies
@@ -141,6 +142,7 @@ def _check_host(job: Job) -> None:
 
 def _graph(scenario: Scenario, adapter: FrameworkAdapter) -> ModelGraph:
     where, fields = scenario.where("model"), configuration(scenario)
+    _check_weights(fields, where)
     implementation = scenario.implementation
     if implementation == "auto":
         implementation = adapter.implementation_of(str(fields.get("model_type")), scenario.training.method)
@@ -152,6 +154,19 @@ def _graph(scenario: Scenario, adapter: FrameworkAdapter) -> ModelGraph:
                    f"(served: {', '.join(adapter.implementations)})")
         raise NotYet(Problem(scenario.where("implementation"), message))
     return build(fields, implementation, where)
+
+
+def _check_weights(fields: Mapping[str, Any], where: str) -> None:
+    """NotYet for a checkpoint whose weights are quantised: what is loaded and trained then is the library's choice.
+
+    transformers 5.23 `quantizers/auto.py` has a quantizer for each quant_method: some make weights whole again, others
+    train adapters beside them.
+    """
+    found = quantization_of(fields, where)
+    if found is not None:
+        raise NotYet(Problem(where, f"model configuration: not yet: training from weights that are quantised "
+                             f"(quantization_config, {found.get('quant_method', 'no quant_method')}); take the "
+                             "configuration of the 16 bits, with training.method: qlora for a frozen base in few bits"))
 
 
 def configuration(scenario: Scenario) -> Mapping[str, Any]:

@@ -52,6 +52,11 @@ class Generation(Block):
     max_num_batched_tokens: Annotated[int, Field(ge=1, le=TOKENS)] | None = Field(
         default=None, description="Most tokens of one forward pass; left out: the engine's own, by device"
     )
+    quantization: Literal["auto", "fp8", "bitsandbytes", "awq_marlin", "gptq_marlin", "compressed-tensors", "modelopt",
+                          "modelopt_fp4"] = Field(
+        default="auto", description="Format of weights: fp8 or bitsandbytes quantise 16 bits while loading; auto, and "
+        "others: as the model's quantization_config says"
+    )
     kv_dtype: DType = Field(default="auto", description="Format of the KV cache")
     ssm_dtype: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         default="auto", description="Format of Mamba's recurrent state; auto: the engine's own, by version"

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from simcore.inputs.scenario import scenario_schema
+from simcore.inputs.without_effect import WITHOUT_EFFECT
 
-__all__ = ["key_rows"]
+__all__ = ["idle_rows", "key_rows"]
 
 
 def key_rows() -> Iterator[tuple[str, str, str, str]]:
@@ -19,6 +20,14 @@ def key_rows() -> Iterator[tuple[str, str, str, str]]:
     schema = scenario_schema()
     for key, field, required in _keys(schema, schema["$defs"], ""):
         yield f"`{key}`", _values(field, schema["$defs"]), _left_out(field, required=required), field["description"]
+
+
+def idle_rows() -> Iterator[tuple[str, str, str]]:
+    """Yields (key, where, reason) of every rule for keys that are accepted and change no number, as Markdown."""
+    for row in WITHOUT_EFFECT:
+        where = [f"{name} {value}" for name, value in (("workload", row.workload), ("method", row.method))
+                 if value != "*"]
+        yield f"`{row.key}`", ", ".join(where) or "everywhere", row.why
 
 
 def _keys(block: dict[str, Any], known: dict[str, Any], prefix: str) -> Iterator[tuple[str, dict[str, Any], bool]]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from simcore.errors import InputError, Problem
 from simcore.inputs.block import shorten
 from simcore.inputs.bounds import most_of
 from simcore.models.blocks import LayerKind
 
-__all__ = ["Architecture", "Config", "ModelFamily"]
+__all__ = ["QUANTIZED", "Architecture", "Config", "ModelFamily", "quantization_of"]
+
+QUANTIZED: Final = "quantization_config"
+"""Field of a configuration whose weights are published in few bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +112,18 @@ class Config:
         for name in names:
             if self.boolean(name, default=False):
                 raise self.fail(name, "not modelled yet")
+
+
+def quantization_of(fields: Mapping[str, Any], where: str) -> Mapping[str, Any] | None:
+    """Content of a configuration's `quantization_config` (or `compression_config`); None for weights in 16 or 32 bits.
+
+    InputError, with place `where`, for one that is no mapping. vLLM 0.12.0 `config/model.py` _parse_quant_hf_config and
+    transformers read these two fields.
+    """
+    found = fields.get(QUANTIZED) or fields.get("compression_config")
+    if found is not None and not isinstance(found, Mapping):
+        raise Config(fields, where).fail(QUANTIZED, f"expected a mapping, got {shorten(found)}")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

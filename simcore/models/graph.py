@@ -20,7 +20,7 @@ from simcore.errors import InputError, NotYet, Problem
 from simcore.inputs.bounds import KINDS, LAYERS
 from simcore.inputs.document import read_document
 from simcore.models.blocks import Head, LayerKind, Mtp
-from simcore.models.config import Architecture, Config
+from simcore.models.config import QUANTIZED, Architecture, Config
 from simcore.models.network import BORROWED, DATA, Edge, Network, borrowed, connect, edges, renumbered, running_order
 from simcore.models.registry import family_of, known_families
 from simcore.models.tensor import TensorSpec
@@ -257,7 +257,7 @@ def model_config(reference: str, overrides: Mapping[str, Any] | None, where: str
 
 
 _OPTIONAL_FIELDS = ("num_hidden_layers", "tie_word_embeddings", "head_dim", "chunk_size", "layers_block_type",
-                    "layer_types", "mtp_num_layers")
+                    "layer_types", "mtp_num_layers", QUANTIZED)
 
 
 def _further_fields(fields: Mapping[str, Any]) -> tuple[str, ...]:

@@ -33,7 +33,8 @@ class Serving(_Frozen):
     out of the remaining `cache_budget_bytes`. `kv_bytes_per_token`: over all attention layers; `state_bytes`: of one
     sequence over all Mamba layers, without the padding to a page. `cache_tokens`: as the engine logs it. `concurrency`:
     sequences of `max_model_len` that the cache holds; `longest`: tokens of the longest that is admitted. `refusal`:
-    reason for which the engine does not start, "" if it does.
+    reason for which the engine does not start, "" if it does. `quantization`: vLLM's name of the weights' format, ""
+    for 16 bits.
     """
 
     engine: str
@@ -44,6 +45,7 @@ class Serving(_Frozen):
     max_num_batched_tokens: int
     kv_dtype: str
     ssm_dtype: str
+    quantization: str = ""
     kv_heads_per_rank: int
     kv_head_replicas: int
     requested_bytes: int

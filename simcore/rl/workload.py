@@ -113,6 +113,8 @@ def _batch(passing: Scenario, per_sample: int, steps: int = 1) -> Batch:
 def _dpo(scenario: Scenario, request: Request) -> Report:
     if scenario.generation is not None:
         raise InputError(Problem(scenario.where("generation"), "generation: nothing is generated in dpo"))
+    if scenario.rl is not None:
+        raise InputError(Problem(scenario.where("rl"), "rl: changes nothing in dpo (the workload grpo reads it)"))
     training = scenario.training
     batch = training.global_batch_size
     doubled = {"micro_batch_size": _PAIR * training.micro_batch_size,

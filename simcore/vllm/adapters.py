@@ -14,7 +14,8 @@ from typing import Final
 
 from simcore.models.blocks import Embedding, Head
 from simcore.models.config import Architecture
-from simcore.vllm.weights import Linear, layers_of, linears
+from simcore.vllm.quantized.linears import Linear, linears
+from simcore.vllm.weights import layers_of
 
 __all__ = ["adapter_elements"]
 

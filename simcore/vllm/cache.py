@@ -21,8 +21,9 @@ from typing import Final
 from simcore.models.blocks import Attention, Mamba2
 from simcore.models.config import Architecture
 from simcore.units import dtype_bytes
+from simcore.vllm.quantized.linears import kv_heads
 from simcore.vllm.release import Release, States
-from simcore.vllm.weights import kv_heads, layers_of
+from simcore.vllm.weights import layers_of
 
 __all__ = ["Cache", "Formats", "Pages", "pages"]
 

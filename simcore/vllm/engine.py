@@ -11,7 +11,8 @@ them is subtracted from the cache (0.25.1). So the device holds more than the ut
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Literal
 
@@ -22,16 +23,16 @@ from simcore.units import dtype_bytes
 from simcore.vllm.adapters import adapter_elements
 from simcore.vllm.cache import Cache, Formats, Pages, pages
 from simcore.vllm.profile import Profile, profile
+from simcore.vllm.quantized.loading import loading_bytes
+from simcore.vllm.quantized.recipe import Recipe
+from simcore.vllm.quantized.tensor import Tensor
 from simcore.vllm.release import RELEASES, Release
-from simcore.vllm.weights import Weight, weights
+from simcore.vllm.weights import MODEL_DTYPE, Weight, layers_of, modules, weights
 
-__all__ = ["Engine", "Limits", "default_limits", "release_of"]
+__all__ = ["Engine", "Limits", "by_module", "default_limits", "release_of"]
 
 _MIB: Final = 2**20
 _GIB: Final = 2**30
-MODEL_DTYPE: Final = "bf16"
-"""`dtype: auto` is the checkpoint's; all presets are published in bf16."""
-
 CUBLAS_BYTES: Final = {9: 32 * _MIB}
 """Torch's workspace of one thread by major compute capability (`CublasHandlePool.cpp`); else 8 MiB and 128 KiB."""
 _CUBLAS_ELSE: Final = 8 * _MIB + 128 * 1024
@@ -70,7 +71,7 @@ class Engine:
 
     `max_model_len`: tokens of the longest sequence; `release`: vLLM's version. `buffers`: bytes of the model's rotary
     table. `caches_prefixes`: blocks are kept for prompts with a common prefix. `utilization`: share of the memory that
-    the driver reports which the engine requests.
+    the driver reports which the engine requests. `recipe`: quantisation of weights, None for 16 bits.
     """
 
     architecture: Architecture
@@ -82,6 +83,7 @@ class Engine:
     buffers: int = 0
     caches_prefixes: bool = False
     utilization: float = 0.9
+    recipe: Recipe | None = None
 
     @property
     def tp(self) -> int:
@@ -91,11 +93,11 @@ class Engine:
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
         """Weights of one rank, layer by layer; all ranks have the same sizes."""
-        return tuple(weights(self.architecture, self.tp))
+        return tuple(weights(self.architecture, self.tp, self.recipe))
 
     def bytes_of(self, weight: Weight) -> int:
         """Bytes of one of the engine's `weights` on a rank."""
-        return weight.numel * (weight.width or dtype_bytes(MODEL_DTYPE))
+        return weight.num_bytes
 
     @cached_property
     def by_component(self) -> dict[str, int]:
@@ -109,6 +111,15 @@ class Engine:
     def weight_bytes(self) -> int:
         """Bytes that `load_model` allocates besides LoRA: parameters, and buffers such as the rotary table."""
         return sum(self.by_component.values()) + self.buffers
+
+    @cached_property
+    def loading_bytes(self) -> int:
+        """Highest bytes on a rank while weights are read and, by an online recipe, quantised on the device."""
+        if self.recipe is None or not self.recipe.is_online:
+            return max(self.weight_bytes, self.buffers + sum(weight.created_bytes for weight in self.weights))
+        quantised = [weight for weight in self.weights if weight.held]
+        rest = self.buffers + sum(weight.num_bytes for weight in self.weights if not weight.held)
+        return loading_bytes(rest, list(by_module(quantised)))
 
     @cached_property
     def adapter_bytes(self) -> int:
@@ -135,8 +146,13 @@ class Engine:
     @cached_property
     def profile(self) -> Profile:
         """Bytes besides weights at the highest moments of vLLM's profile run on a rank (`Profile`)."""
-        return profile(self.architecture, self.tp, self.limits.tokens, self.limits.seqs, dtype_bytes(MODEL_DTYPE),
-                       self.release.sampled)
+        found = profile(self.architecture, self.tp, self.limits.tokens, self.limits.seqs, dtype_bytes(MODEL_DTYPE),
+                        self.release.sampled)
+        if self.recipe is None or not self.recipe.unpacks:
+            return found
+        largest = max(linear.inputs * max(linear.parts) for path, kind in layers_of(self.architecture)
+                      for module, linear in modules(path, kind, self.tp) if self.recipe.method_of(module, linear))
+        return replace(found, forward=found.forward + largest * dtype_bytes(MODEL_DTYPE))
 
     @property
     def workspace_bytes(self) -> int:
@@ -184,6 +200,9 @@ class Engine:
         if self.free_at_start < self.requested_bytes:
             return (f"free memory on startup ({self.free_at_start / _GIB:.2f} GiB) is less than the utilisation asks "
                     f"for ({self.requested_bytes / _GIB:.2f} GiB)")
+        if self.loading_bytes > self.free_at_start:
+            return (f"weights need {self.loading_bytes / _GIB:.2f} GiB while they are quantised, there are "
+                    f"{self.free_at_start / _GIB:.2f} GiB")
         if self.cache_budget <= 0:
             return "no memory is left for cache blocks"
         needed = self.pages.needed(self.max_model_len)
@@ -203,6 +222,14 @@ class Engine:
         """Bytes outside torch's allocator on a rank, by category: `context`, and `nccl` if tp exceeds 1."""
         sizes = {"context": self.topology.device.context_bytes, "nccl": self.nccl_bytes}
         return {name: size for name, size in sizes.items() if size}
+
+
+def by_module(quantised: list[Weight]) -> Iterator[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
+    """Tensors of each module in vLLM's order; the two matrices of experts are one module."""
+    rows = iter(quantised)
+    for weight in rows:
+        other = next(rows) if weight.routed else None
+        yield (weight.created + other.created, weight.held + other.held) if other else (weight.created, weight.held)
 
 
 def release_of(generation: Generation, default: str) -> Release:

@@ -17,7 +17,8 @@ from typing import Final
 
 from simcore.models.blocks import Branch, Moe
 from simcore.models.config import Architecture
-from simcore.vllm.weights import layers_of, linears
+from simcore.vllm.quantized.linears import linears
+from simcore.vllm.weights import layers_of
 
 __all__ = ["Profile", "profile"]
 

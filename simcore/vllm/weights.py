@@ -13,8 +13,15 @@ from typing import Any, Final
 
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Mamba2, Mlp, Moe, Mtp
 from simcore.models.config import Architecture
+from simcore.units import dtype_bytes
+from simcore.vllm.quantized.linears import Linear, conv_rows, kv_heads, linears
+from simcore.vllm.quantized.recipe import Recipe
+from simcore.vllm.quantized.tensor import Tensor, num_bytes
 
-__all__ = ["Linear", "Weight", "kv_heads", "layers_of", "linears", "refusals", "unserved", "weights"]
+__all__ = ["MODEL_DTYPE", "Weight", "layers_of", "modules", "refusals", "unserved", "weights"]
+
+MODEL_DTYPE: Final = "bf16"
+"""`dtype: auto` is the checkpoint's; all presets are published in bf16."""
 
 _PADDING: Final = 64
 """Multiple to which rows of the vocabulary are padded (`DEFAULT_VOCAB_PADDING_SIZE`)."""
@@ -27,35 +34,25 @@ class Weight:
     """One weight, or several small ones together, on a rank: component (attention, mlp, ...), number of elements.
 
     `width`: bytes of an element, 0: the width of the model's dtype. `routed`: of experts that tokens are routed to.
+    `created`, `held`: tensors of a quantised one, as the checkpoint's files fill them and as steps read them.
     """
 
     component: str
     numel: int
     width: int = 0
     routed: bool = False
+    created: tuple[Tensor, ...] = ()
+    held: tuple[Tensor, ...] = ()
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes while the engine runs."""
+        return num_bytes(self.held) if self.held else self.numel * (self.width or dtype_bytes(MODEL_DTYPE))
 
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """Shard of one linear layer on a rank: `inputs` x `outputs` elements, `copies` times (one an expert).
-
-    `name`: vLLM's, such as "qkv_proj"; `slices`: matrices that are merged in it and share the input, 3 for a qkv
-    projection.
-    """
-
-    name: str
-    inputs: int
-    outputs: int
-    slices: int = 1
-    copies: int = 1
-
-
-def kv_heads(block: Attention, tp: int) -> int:
-    """Number of key and value heads on each rank; at least one: heads fewer than `tp` are replicated.
-
-    As `get_num_kv_heads`.
-    """
-    return max(1, block.num_kv_heads // tp)
+    @property
+    def created_bytes(self) -> int:
+        """Bytes while the checkpoint is read, before the engine quantises or packs."""
+        return num_bytes(self.created) if self.held else self.num_bytes
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
@@ -134,13 +131,49 @@ def unserved(architecture: Architecture) -> str:
     return ""
 
 
-def weights(architecture: Architecture, tp: int) -> list[Weight]:
-    """All weights of one rank, layer by layer, embedding first; every rank has the same sizes."""
-    of_kind = {kind: list(_of_kind(kind, architecture, tp)) for kind in _kinds(architecture)}
-    return [weight for _, kind in layers_of(architecture) for weight in of_kind[kind]]
+def weights(architecture: Architecture, tp: int, recipe: Recipe | None = None) -> list[Weight]:
+    """All weights of one rank, layer by layer, embedding first; every rank has the same sizes.
+
+    `recipe`: quantisation of linears, None for 16 bits. ValueError where a checkpoint's list of layers splits one.
+    """
+    known: dict[tuple[LayerKind, tuple[bool, ...]], list[Weight]] = {}
+    found: list[Weight] = []
+    for path, kind in layers_of(architecture):
+        taken = tuple(recipe is not None and recipe.method_of(module, linear) is not None
+                      for module, linear in modules(path, kind, tp))
+        if (kind, taken) not in known:
+            methods = iter([recipe if each else None for each in taken])
+            known[kind, taken] = list(_of_kind(kind, architecture, tp, methods))
+        found += known[kind, taken]
+    return found
 
 
-def _of_kind(kind: LayerKind, architecture: Architecture, tp: int) -> Iterator[Weight]:
+def modules(path: str, kind: LayerKind, tp: int) -> Iterator[tuple[str, Linear]]:
+    """(path of the module in vLLM, linear) of every linear of a layer, in the order of `weights`."""
+    for branch in kind.branches:
+        name = "block_sparse_moe" if kind.family == "mixtral" and isinstance(branch.block, Moe) else branch.name
+        for linear in _linears(branch, kind, tp):
+            yield f"{path}.{name}.{_module(branch, linear)}", linear
+
+
+def _module(branch: Branch, linear: Linear) -> str:
+    """Path of a linear's module below its block: experts are one module, a shared expert one with linears."""
+    if linear.is_experts:
+        return "experts"
+    shared = isinstance(branch.block, Moe) and linear.name != "gate"
+    return f"shared_experts.{linear.name}" if shared else linear.name
+
+
+def _linears(branch: Branch, kind: LayerKind, tp: int) -> list[Linear]:
+    """Linears of a block, and the router of a family whose router may be quantised (`models/qwen3_moe.py`)."""
+    block, found = branch.block, linears(branch, tp)
+    if isinstance(block, Moe) and kind.family == "qwen3_moe":
+        found.append(Linear("gate", block.hidden, (block.num_experts,), block.hidden))
+    return found
+
+
+def _of_kind(kind: LayerKind, architecture: Architecture, tp: int,
+             recipes: Iterator[Recipe | None]) -> Iterator[Weight]:
     hidden = kind.hidden
     if isinstance(kind.block, Embedding):
         yield Weight("embedding", _vocab_rows(architecture, tp) * hidden + kind.block.positions * hidden)
@@ -150,7 +183,7 @@ def _of_kind(kind: LayerKind, architecture: Architecture, tp: int) -> Iterator[W
         yield Weight("norms", hidden * (1 + (kind.block.layer_norm and kind.block.norm_bias)))
     for branch in kind.branches:
         yield Weight("norms", hidden * (1 + (branch.layer_norm and branch.norm_bias)))
-        yield from _of_block(branch, kind, tp)
+        yield from _of_block(branch, kind, tp, recipes)
 
 
 def _vocab_rows(architecture: Architecture, tp: int) -> int:
@@ -161,12 +194,10 @@ def _padded(rows: int) -> int:
     return -(-rows // _PADDING) * _PADDING
 
 
-def _of_block(branch: Branch, kind: LayerKind, tp: int) -> Iterator[Weight]:
+def _of_block(branch: Branch, kind: LayerKind, tp: int, recipes: Iterator[Recipe | None]) -> Iterator[Weight]:
     block = branch.block
-    for linear in linears(branch, tp):
-        size = linear.copies * linear.inputs * linear.outputs
-        routed = linear.name in ("w13", "w2")
-        yield Weight(_component(block, linear), size, routed=routed)
+    for linear in _linears(branch, kind, tp):
+        yield _of_linear(block, linear, next(recipes))
     if isinstance(block, Attention):
         yield from _beside_attention(block, tp)
     elif isinstance(block, Mamba2):
@@ -177,9 +208,17 @@ def _of_block(branch: Branch, kind: LayerKind, tp: int) -> Iterator[Weight]:
         yield Weight("mlp", block.ffn // tp * (1 + block.gated) + block.hidden)
 
 
+def _of_linear(block: object, linear: Linear, recipe: Recipe | None) -> Weight:
+    component, routed = _component(block, linear), linear.is_experts
+    if recipe is None:
+        return Weight(component, linear.numel, routed=routed)
+    return Weight(component, linear.numel, routed=routed, created=recipe.method.created(linear),
+                  held=recipe.method.held(linear))
+
+
 def _component(block: object, linear: Linear) -> str:
     if isinstance(block, Moe):
-        return "routed_experts" if linear.copies > 1 else "shared_experts"
+        return "router" if linear.name == "gate" else "routed_experts" if linear.is_experts else "shared_experts"
     return {Attention: "attention", Mamba2: "mamba", Mlp: "mlp"}[type(block)]
 
 
@@ -194,7 +233,7 @@ def _beside_attention(block: Attention, tp: int) -> Iterator[Weight]:
 
 def _beside_mamba(block: Mamba2, tp: int) -> Iterator[Weight]:
     """The convolution's bias, D, dt_bias and the gated norm; A in fp32; biases of the projections, out's unsharded."""
-    heads, rows = block.num_heads // tp, _conv_rows(block, tp)
+    heads, rows = block.num_heads // tp, conv_rows(block, tp)
     yield Weight("mamba", rows * block.conv_bias + 2 * heads + block.inner // tp)
     yield Weight("mamba", heads, _FP32)
     if block.bias:
@@ -203,56 +242,9 @@ def _beside_mamba(block: Mamba2, tp: int) -> Iterator[Weight]:
 
 def _router(block: Moe, kind: LayerKind) -> Iterator[Weight]:
     """Router, unsharded on every rank: fp32 in Nemotron-H; a sigmoid router's correction is a parameter in fp32."""
-    yield Weight("router", block.num_experts * block.hidden, _FP32 if kind.family == "nemotron_h" else 0)
+    if kind.family != "qwen3_moe":
+        yield Weight("router", block.num_experts * block.hidden, _FP32 if kind.family == "nemotron_h" else 0)
     if block.router == "sigmoid":
         yield Weight("router", block.num_experts, _FP32)
     if block.shared_gate:
         yield Weight("shared_experts", block.hidden)
-
-
-# ---- its linears -----------------------------------------------------------------------------------------------------
-def linears(branch: Branch, tp: int) -> list[Linear]:
-    """Shards of a block's linear layers on one rank, Mamba's convolution included, without the router."""
-    return list(_LINEARS[type(branch.block)](branch.block, tp))
-
-
-def _of_attention(block: Attention, tp: int) -> Iterator[Linear]:
-    rows = (block.num_heads // tp + 2 * kv_heads(block, tp)) * block.head_dim
-    yield Linear("qkv_proj", block.hidden, rows, slices=3)
-    yield Linear("o_proj", block.q_size // tp, block.hidden)
-
-
-def _groups(block: Mamba2, tp: int) -> int:
-    """Groups of all ranks: a single group that tp does not divide is replicated on every rank."""
-    return block.num_groups if block.num_groups % tp == 0 else tp
-
-
-def _conv_rows(block: Mamba2, tp: int) -> int:
-    """Channels of a rank's convolution."""
-    return (block.inner + 2 * _groups(block, tp) * block.state) // tp
-
-
-def _of_mamba(block: Mamba2, tp: int) -> Iterator[Linear]:
-    yield Linear("conv1d", block.conv_kernel, _conv_rows(block, tp))
-    yield Linear("in_proj", block.hidden, (block.inner + block.num_heads) // tp + _conv_rows(block, tp))
-    yield Linear("out_proj", block.inner // tp, block.hidden)
-
-
-def _of_mlp(block: Mlp, tp: int) -> Iterator[Linear]:
-    yield from _feed_forward("gate_up_proj", "down_proj", block.hidden, block.ffn // tp, gated=block.gated)
-
-
-def _of_moe(block: Moe, tp: int) -> Iterator[Linear]:
-    yield from _feed_forward("w13", "w2", block.hidden, block.expert_ffn // tp, gated=block.gated,
-                             copies=block.num_experts)
-    if block.shared_ffn:
-        yield from _feed_forward("gate_up_proj", "down_proj", block.hidden, block.shared_ffn // tp, gated=block.gated)
-
-
-def _feed_forward(first: str, last: str, hidden: int, ffn: int, *, gated: bool, copies: int = 1) -> Iterator[Linear]:
-    yield Linear(first, hidden, ffn * (1 + gated), slices=1 + gated, copies=copies)
-    yield Linear(last, ffn, hidden, copies=copies)
-
-
-_LINEARS: Final[dict[type, Callable[[Any, int], Iterator[Linear]]]] = {
-    Attention: _of_attention, Mamba2: _of_mamba, Mlp: _of_mlp, Moe: _of_moe}

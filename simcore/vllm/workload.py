@@ -22,7 +22,9 @@ from simcore.results.verdict import Verdict, verdict_of
 from simcore.units import format_bytes, parse_quantity
 from simcore.vllm.decode import bytes_read, seconds
 from simcore.vllm.engine import Engine, Limits, default_limits, release_of
-from simcore.vllm.weights import kv_heads, refusals, unserved
+from simcore.vllm.quantization import assumptions_of, recipe_of
+from simcore.vllm.quantized.linears import kv_heads
+from simcore.vllm.weights import refusals, unserved
 
 __all__ = ["assumptions", "engine_of", "serve", "serving"]
 
@@ -61,14 +63,18 @@ def _usable(scenario: Scenario, topology: Topology) -> int:
 def _check_idle(scenario: Scenario) -> None:
     """Refuses keys that a training step reads and an engine does not, if they are set to other values than defaults.
 
-    NotYet for formats of weights: vLLM has them, here weights have the 16 bits of the checkpoint.
+    NotYet for formats that a training step reads: those of an engine's weights are `generation.quantization`.
     """
     usual = scenario.model_copy(update={
         "training": Training(seq_len=scenario.training.seq_len), "framework_options": {}, "framework_version": "auto",
         "implementation": "auto", "environment": Environment(), "checkpoint": Checkpoint(), "rl": None})
     idle = [path for path in _changed(scenario.normalised(), usual.normalised()) if path[0] != "generation"]
-    formats = [Problem(scenario.where(*path), f"not yet: weights of an engine as {'.'.join(path)} says (served: the "
-                       "16 bits of the checkpoint)") for path in idle if path in _WEIGHTS]
+    given, left_out = scenario.generation or Generation(), Generation()
+    idle += [("generation", name) for name in ("colocated", "engines", "sleep_level")
+             if getattr(given, name) != getattr(left_out, name)]
+    formats = [Problem(scenario.where(*path), f"not yet: weights of an engine as {'.'.join(path)} says (served: "
+                       "generation.quantization, or the model's quantization_config)")
+               for path in idle if path in _WEIGHTS]
     if scenario.training.lora.use_dora:
         raise IllegalLayout(Problem(scenario.where("training", "lora", "use_dora"), "use_dora: vLLM does not yet "
                                     "support DoRA (merge the adapter into the weights)",
@@ -100,7 +106,7 @@ def _check_mesh(scenario: Scenario, given: Generation) -> None:
     mesh = scenario.mesh
     problems = [Problem(scenario.where("mesh", axis), f"not yet: {axis} of an engine that serves (served: tp, and "
                         "dp_replicate engines beside each other)")
-                for axis in ("pp", "dp_shard", "cp", "ep") if getattr(mesh, axis) > 1]
+                for axis in ("pp", "dp_shard", "cp", "ep", "etp") if (getattr(mesh, axis) or 1) > 1]
     if problems:
         raise NotYet(problems)
     if mesh.tp != given.tp:
@@ -137,8 +143,9 @@ def engine_of(scenario: Scenario, given: Generation, topology: Topology, use: Li
     # not with Mamba layers; it does not change the bytes of other models
     caches = given.prefix_caching if given.prefix_caching is not None else (
         use == "library" and topology.device.architecture >= _CACHING)
+    recipe = recipe_of(scenario, given, (architecture, fields), topology, (release.name, use))
     return Engine(architecture, given, topology, longest, release, limits, _rotary_bytes(architecture, fields), caches,
-                  given.gpu_memory_utilization or _UTILIZATION[use])
+                  given.gpu_memory_utilization or _UTILIZATION[use], recipe)
 
 
 def _check_model(scenario: Scenario, architecture: Architecture, tp: int) -> None:
@@ -200,14 +207,19 @@ def _at_rest(engine: Engine) -> dict[str, AtRest]:
 
 
 def _peak(engine: Engine) -> Peak:
-    """Memory while the engine generates, with a full cache."""
-    sizes, outside = engine.held(), engine.outside()
-    allocated = sum(sizes.values())
+    """Memory while the engine generates with a full cache, or while its weights are quantised, if that is more."""
+    running, outside = engine.held(), engine.outside()
+    phases = {"generation": sum(running.values())}
+    if engine.recipe is not None and engine.recipe.is_online:
+        phases = {"load": engine.loading_bytes, **phases}
+    phase = max(phases, key=lambda name: phases[name])
+    loading = {"sharded_param": engine.loading_bytes - engine.buffers, "buffer": engine.buffers}
+    sizes = running if phase == "generation" else {name: size for name, size in loading.items() if size}
+    allocated = phases[phase]
     device = allocated + sum(outside.values())
     return Peak(
-        allocated_bytes=allocated, reserved_bytes=allocated, device_bytes=device, phase="generation",
-        event="generation", layer="", microbatch=0, by_category=dict(sorted(sizes.items(), key=lambda item: -item[1])),
-        by_phase={"generation": allocated},
+        allocated_bytes=allocated, reserved_bytes=allocated, device_bytes=device, phase=phase, event=phase, layer="",
+        microbatch=0, by_category=dict(sorted(sizes.items(), key=lambda item: -item[1])), by_phase=phases,
         top=tuple(Owner(owner=f"engine/{name}", category=name, bytes=size) for name, size in
                   sorted(sizes.items(), key=lambda item: -item[1])),
         reserved_band_bytes=(allocated, allocated), outside=outside, band_bytes=(device, device))
@@ -222,7 +234,7 @@ def serving(engine: Engine) -> Serving:
     return Serving(
         engine=engine.generation.engine, version=engine.release.name, tp=engine.tp, max_model_len=engine.max_model_len,
         max_num_seqs=engine.limits.seqs, max_num_batched_tokens=engine.limits.tokens, kv_dtype=engine.formats.kv,
-        ssm_dtype=engine.formats.ssm, kv_heads_per_rank=heads,
+        ssm_dtype=engine.formats.ssm, quantization=engine.recipe.name if engine.recipe else "", kv_heads_per_rank=heads,
         kv_head_replicas=heads * engine.tp // attention.num_kv_heads, requested_bytes=engine.requested_bytes,
         weight_bytes=engine.weight_bytes, adapter_buffer_bytes=engine.adapter_bytes,
         activation_bytes=engine.profile.highest, graph_bytes=engine.graph_bytes,
@@ -248,6 +260,7 @@ def _decodes(engine: Engine) -> Iterator[Decode]:
 def assumptions(engine: Engine) -> Iterator[Assumption]:
     """Assumptions of the report: defaults of keys that were left out, and numbers that were not measured."""
     version, generation = engine.release.name, engine.generation
+    yield from assumptions_of(engine.recipe)
     if generation.max_num_batched_tokens is None or generation.max_num_seqs is None:
         limits = f"{engine.limits.tokens:,} tokens a pass, {engine.limits.seqs:,} sequences"
         yield Assumption(what="generation.max_num_batched_tokens, max_num_seqs", value=limits, kind="default",

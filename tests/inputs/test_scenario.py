@@ -50,7 +50,7 @@ FULL: dict[str, Any] = {
            "refit_buffer": 0.3},
     "generation": {"engine": "vllm", "version": "0.12.0", "colocated": True, "tp": 4, "engines": 1,
                    "gpu_memory_utilization": 0.7, "max_model_len": 2048, "max_num_seqs": 256,
-                   "max_num_batched_tokens": 8192, "kv_dtype": "auto", "ssm_dtype": "fp32",
+                   "max_num_batched_tokens": 8192, "quantization": "auto", "kv_dtype": "auto", "ssm_dtype": "fp32",
                    "prefix_caching": False, "enforce_eager": True,
                    "max_loras": 1, "max_lora_rank": 32, "sleep_level": 1},
     "framework_options": {"reshard_after_forward": None, "wrap": "layers_root"},

@@ -178,6 +178,7 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
     if job.graph.implementation != "hf":
         job.refuse_idle(options, LIGER_OPTION, "in Automodel's own layers")
         return _chosen(job, options, _LAYERS[version])
+    job.refuse_idle(options, "fake_balanced_gate", "in transformers' layers")
     return replace(_OF_HF, embeddings_require_grad=_transformers.replayed(job), liger=_has_liger(job, options))
 
 
@@ -233,6 +234,9 @@ def _ahead(job: Draft, options: dict[str, object]) -> tuple[int, int]:
         return 0, 0
     chained = job.flag(options, "enable_fsdp2_prefetch", "0.7.0 distributed/config.py:344", default=False)
     if not chained or options.get("reshard_after_forward") is False:
+        for way in ("forward", "backward"):
+            job.refuse_idle(options, f"fsdp2_{way}_prefetch_depth", "without enable_fsdp2_prefetch and layers that are "
+                            "gathered again")
         return 0, 0
     depths = [options.get(f"fsdp2_{way}_prefetch_depth", depth) for way, depth in (("forward", 1), ("backward", 2))]
     forward, backward = (depth for depth in depths if isinstance(depth, int))

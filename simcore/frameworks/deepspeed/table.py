@@ -95,6 +95,13 @@ def options_of_stage(stage: int, implementation: str) -> dict[str, tuple[Any, ..
     return {**_OF_ALL, **LAYERS[implementation].options, **(_OF_3 if stage == 3 else {})}
 
 
+_IDLE_3 = {
+    "round_robin_gradients": "0.19.6 runtime/engine.py _configure_zero_optimizer: passed on in stages 1 and 2 alone",
+    "stage3_gather_16bit_weights_on_model_save": "0.19.6 runtime/engine.py save_16bit_model; checkpoint.save says who "
+                                                 "writes"}
+"""Options that stage 3 accepts, with the reason why they change no number."""
+
+
 def zero_table(job: Draft, stage: int) -> Framework:
     """Returns the table of a ZeRO stage (1, 2 or 3) for a job: layouts of all tensors, settings.
 
@@ -103,6 +110,8 @@ def zero_table(job: Draft, stage: int) -> Framework:
     options = job.options(options_of_stage(stage, job.graph.implementation))
     _check(job, options)
     _check_shards(job, stage)
+    for name in sorted(_IDLE_3.keys() & options.keys()) if stage == 3 else ():
+        job.note(f"framework_options.{name}", "changes no number", _IDLE_3[name])
     threshold = _size(job, options, "stage3_param_persistence_threshold", 100_000) if stage == 3 else 0
     strategy = _strategy(job, options, stage)
     return Framework(

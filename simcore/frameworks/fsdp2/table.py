@@ -136,6 +136,9 @@ def _cast_stream(job: Job, options: ImplementationOptions) -> ImplementationOpti
 
 def _note_defaults(job: Draft, options: dict[str, object]) -> None:
     """Notes the defaults of settings that are chosen tensor by tensor or unit by unit."""
+    if options.get("set_is_last_backward") == "last" and job.scenario.training.method != "full":
+        job.note("framework_options.set_is_last_backward", "last", "torch 2.13 _fsdp_state.py: what waits for the last "
+                 "backward pass are gradients of adapters, below the peak")
     if options.get("reshard_after_forward") is None:
         given = TRAINERS[job.graph.implementation].defaults
         job.auto("framework_options.reshard_after_forward", "auto",

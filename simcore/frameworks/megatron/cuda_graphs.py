@@ -48,6 +48,7 @@ _FEW: Final = 3 * 10**9
 """Bytes of "a few GB"; see [Note: pools of graphs]."""
 _WITH_STAGES: Final = 10 * 10**9
 _RULE: Final = "core 0.16.1 transformer_config.py"
+_WARMUP: Final = "cuda_graph_warmup_steps"
 
 
 def graphs_of(job: Job, options: dict[str, object]) -> tuple[str, ...]:
@@ -58,6 +59,8 @@ def graphs_of(job: Job, options: dict[str, object]) -> tuple[str, ...]:
     """
     implementation, scope = str(options.get("cuda_graph_impl", "none")), _scope(job, options)
     if implementation == "none":
+        for name in () if "cuda_graph_impl" in options else ("cuda_graph_scope", "cuda_graph_modules", _WARMUP):
+            job.refuse_idle(options, name, "without cuda_graph_impl")
         return ()
     _check(job, options, implementation, scope)
     _check_modules(job, scope)
@@ -181,4 +184,4 @@ def _check_with(job: Job, options: dict[str, object], implementation: str, scope
 
 
 def _ordinary(options: dict[str, object]) -> int:
-    return int(str(options.get("cuda_graph_warmup_steps", 3)))
+    return int(str(options.get(_WARMUP, 3)))

@@ -98,6 +98,8 @@ def table(job: Draft) -> Framework:
     """
     options = job.options(OPTIONS)
     _check(job, options)
+    for name in sorted(_IDLE.keys() & options.keys()):
+        job.note(f"framework_options.{name}", "changes no number", _IDLE[name])
     shared = _shared(options)
     base, dtypes, fp8 = table_of(job, shared), formats(job, shared), _fp8(job, shared)
     return replace(
@@ -114,6 +116,16 @@ def table(job: Draft) -> Framework:
 
 _OVERLAPPED: dict[str, object] = {"overlap_grad_reduce": True, "overlap_param_gather": True}
 """Always with `optim_grads_params`: core 0.16.1 megatron_fsdp.py __init__ sets both."""
+
+
+_IDLE: dict[str, str] = {
+    "overlap_param_gather": "core 0.16.1 megatron_fsdp.py __init__ sets it to true with optim_grads_params",
+    "disable_parameter_transpose_cache": "core 0.16.1 extensions/transformer_engine.py: without it TE keeps transposes "
+                                         "of weights over microbatches; parameters in fp8 have none to keep",
+    "init_model_with_meta_device": "core 0.16.1 fsdp/src/README.md: it decides what is on the device before the first "
+                                   "step, which is not simulated",
+    "calculate_per_token_loss": "core 0.16.1 finalize_model_grads.py: gradients are divided at another moment"}
+"""Options that are accepted, with the reason why they change no number."""
 
 
 def _check(job: Draft, options: dict[str, object]) -> None:

@@ -1,0 +1,122 @@
+"""Quantised weights that a scenario asks for: by `generation.quantization`, or by the model's own configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from simcore.errors import IllegalLayout, InputError, NotYet, Problem
+from simcore.hardware.topology import Topology
+from simcore.inputs.generation import Generation
+from simcore.inputs.scenario import Scenario
+from simcore.models.blocks import Attention
+from simcore.models.config import Architecture, quantization_of
+from simcore.results.report import Assumption
+from simcore.vllm.quantized.recipe import FAMILIES, Recipe, Unserved, of_checkpoint, online
+from simcore.vllm.quantized.tensor import Gpu
+from simcore.vllm.weights import layers_of, modules
+
+__all__ = ["assumptions_of", "recipe_of"]
+
+_RELEASE: Final = "0.12.0"
+"""The version whose layers are held to it."""
+_ONLINE: Final = ("fp8", "bitsandbytes")
+_DECIDES: Final = "vLLM 0.12.0 config/model.py _verify_quantization"
+
+
+def recipe_of(scenario: Scenario, given: Generation, model: tuple[Architecture, Mapping[str, Any]], topology: Topology,
+              engine: tuple[str, Literal["server", "library"]]) -> Recipe | None:
+    """Quantisation of an engine's weights; None for the 16 bits of the checkpoint.
+
+    `model`: its layers and its configuration; `engine`: version of vLLM, and who calls it. Raises IllegalLayout for
+    what vLLM refuses, NotYet for what is not modelled, InputError for a wrong value of the configuration.
+    """
+    (architecture, fields), asked = model, given.quantization
+    found = quantization_of(fields, scenario.where("model"))
+    if found is None and asked == "auto":
+        return None
+    at = scenario.where("model") if asked == "auto" else scenario.where("generation", "quantization")
+    _check_engine(at, architecture, topology, engine)
+    recipe = _read(at, asked, found, Gpu(_capability(topology), int(topology.device.num_sms)))
+    _check_layers(scenario, at, architecture, recipe)
+    return recipe
+
+
+def _capability(topology: Topology) -> tuple[int, int]:
+    major, _, minor = topology.device.compute_capability.partition(".")
+    return int(major), int(minor)
+
+
+def _check_engine(at: str, architecture: Architecture, topology: Topology, engine: tuple[str, str]) -> None:
+    version, use = engine
+    missing = ""
+    if use == "library":
+        missing = ("quantised weights of an engine that a trainer sends weights to (NeMo RL 7ea279ab has them in fp8 "
+                   "only, by vllm_cfg.precision)")
+    elif version != _RELEASE:
+        missing = f"quantised weights of vLLM {version} (served: {_RELEASE})"
+    elif "AMD" in topology.device.name:
+        missing = f"quantised weights on {topology.device.name}"
+    elif architecture.family not in FAMILIES:
+        missing = f"quantised weights of {architecture.family} (served: {', '.join(FAMILIES)})"
+    if missing:
+        raise NotYet(Problem(at, f"not yet: {missing}"))
+
+
+def _read(at: str, asked: str, found: Mapping[str, Any] | None, gpu: Gpu) -> Recipe:
+    """Recipe of the key over a checkpoint in 16 bits, or of the checkpoint, which the key may name."""
+    try:
+        if found is None:
+            if asked not in _ONLINE:
+                raise IllegalLayout(Problem(at, f"quantization: {asked} of a model whose configuration has no "
+                                            "quantization_config", "vLLM 0.12.0 model_loader/weight_utils.py "
+                                            "get_quant_config: Cannot find the config file"))
+            return online(asked, gpu)
+        recipe = of_checkpoint(found, gpu)
+    except Unserved as error:
+        raise NotYet(Problem(at, f"not yet: quantised weights: {error}")) from None
+    except ValueError as error:
+        raise InputError(Problem(at, f"model configuration: quantization_config: {error}")) from None
+    if asked not in ("auto", recipe.name):
+        raise IllegalLayout(Problem(at, f"quantization: {asked} over a checkpoint of {recipe.name}", f"{_DECIDES}: "
+                                    "Quantization method specified in the model config does not match"))
+    return recipe
+
+
+def _check_layers(scenario: Scenario, at: str, architecture: Architecture, recipe: Recipe) -> None:
+    """Refuses layers that the method does not take on this many ranks; one line for each kind of layer."""
+    tp = scenario.mesh.tp
+    illegal: dict[tuple[str, str], None] = {}
+    try:
+        for path, kind in layers_of(architecture):
+            for module, linear in modules(path, kind, tp):
+                method = recipe.method_of(module, linear)
+                if method is not None:
+                    illegal[method.refusal(linear)] = None
+    except ValueError as error:
+        rule = "vLLM 0.12.0 quant_utils.py is_layer_skipped: All shards of fused layers to have the same precision"
+        raise IllegalLayout(Problem(at, f"quantization_config: {error}", rule)) from None
+    problems = [(message, rule) for message, rule in illegal if message]
+    if any(rule for _, rule in problems):
+        raise IllegalLayout(Problem(at, f"{recipe.name}: {message}", rule) for message, rule in problems if rule)
+    if problems:
+        raise NotYet(Problem(at, f"not yet: {recipe.name}: {message}") for message, _ in problems)
+    if recipe.name == "bitsandbytes" and any(isinstance(branch.block, Attention) and branch.block.num_kv_heads < tp
+                                             for _, kind in architecture.parts for branch in kind.branches):
+        raise NotYet(Problem(at, "not yet: bitsandbytes with KV heads that are replicated over tp"))
+
+
+def assumptions_of(recipe: Recipe | None) -> list[Assumption]:
+    """Assumptions about quantised weights; none for 16 bits."""
+    if recipe is None:
+        return []
+    rows = [Assumption(what="generation.quantization", value=recipe.name, kind="derived", source=f"{_DECIDES}; see "
+                       "simcore/vllm/quantized/recipe.py: linears and experts, all else in 16 bits")]
+    if recipe.name in ("awq_marlin", "gptq_marlin"):
+        rows.append(Assumption(what="layers that are packed", value="all linears of layers, routers not unless listed",
+                               kind="assumed", source="vLLM 0.12.0 reads them from the files (maybe_update_config)"))
+    if recipe.name == "fp8":
+        rows.append(Assumption(what="kernels of fp8", value="without DeepGEMM and FlashInfer", kind="assumed",
+                               source="vLLM 0.12.0 fp8.py get_fp8_moe_backend: DeepGEMM is not in its wheel, and "
+                               "FlashInfer's kernels for experts must be asked for"))
+    return rows

@@ -1,0 +1,115 @@
+"""Linear layers of a block on a rank of vLLM: how tensor parallelism cuts them, and which matrices are merged.
+
+vLLM 0.12.0: `model_executor/layers/linear.py` (column and row parallel, QKVParallelLinear with KV heads replicated),
+`layers/fused_moe/layer.py`, `layers/mamba/mamba_mixer2.py`. `parts` are what `create_weights` gets as
+output_partition_sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from simcore.models.blocks import Attention, Branch, Mamba2, Mlp, Moe
+
+__all__ = ["Linear", "conv_rows", "kv_heads", "linears"]
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """Shard of one linear layer on a rank: `inputs` x the sum of `parts` elements, `copies` times (one an expert).
+
+    `name`: vLLM's, such as "qkv_proj". `parts`: columns of each matrix that is merged in it; `full`: inputs before tp
+    splits them; `ranks`: number of ranks that share it, 1 for one that is whole on each. `slices`: matrices that share
+    the input where adapters are made, 3 for a qkv projection.
+    """
+
+    name: str
+    inputs: int
+    parts: tuple[int, ...]
+    full: int
+    ranks: int = 1
+    slices: int = 1
+    copies: int = 1
+
+    @property
+    def outputs(self) -> int:
+        """Columns of all merged matrices."""
+        return sum(self.parts)
+
+    @property
+    def numel(self) -> int:
+        """Elements of all copies."""
+        return self.copies * self.inputs * self.outputs
+
+    @property
+    def is_experts(self) -> bool:
+        """True for a matrix of routed experts, whose copies are one tensor."""
+        return self.name in ("w13", "w2")
+
+    @property
+    def is_ungated(self) -> bool:
+        """True for the first matrix of routed experts that have no gate (Nemotron-H)."""
+        return self.name == "w13" and len(self.parts) == 1
+
+
+def kv_heads(block: Attention, tp: int) -> int:
+    """Number of key and value heads on each rank; at least one: heads fewer than `tp` are replicated.
+
+    As `get_num_kv_heads`.
+    """
+    return max(1, block.num_kv_heads // tp)
+
+
+def linears(branch: Branch, tp: int) -> list[Linear]:
+    """Shards of a block's linear layers on one rank, Mamba's convolution included, without the router."""
+    return list(_LINEARS[type(branch.block)](branch.block, tp))
+
+
+def _of_attention(block: Attention, tp: int) -> Iterator[Linear]:
+    kv = kv_heads(block, tp) * block.head_dim
+    yield Linear("qkv_proj", block.hidden, (block.q_size // tp, kv, kv), block.hidden, tp, slices=3)
+    yield Linear("o_proj", block.q_size // tp, (block.hidden,), block.q_size, tp)
+
+
+def _groups(block: Mamba2, tp: int) -> int:
+    """Groups of all ranks: a single group that tp does not divide is replicated on every rank."""
+    return block.num_groups if block.num_groups % tp == 0 else tp
+
+
+def conv_rows(block: Mamba2, tp: int) -> int:
+    """Channels of a rank's convolution."""
+    return (block.inner + 2 * _groups(block, tp) * block.state) // tp
+
+
+def _of_mamba(block: Mamba2, tp: int) -> Iterator[Linear]:
+    inner, heads, rows = block.inner // tp, block.num_heads // tp, conv_rows(block, tp)
+    states = (rows - inner) // 2
+    yield Linear("conv1d", block.conv_kernel, (rows,), block.conv_kernel, tp)
+    merged = (inner, inner, states, states, heads) if block.num_groups % tp == 0 else (inner + rows + heads,)
+    yield Linear("in_proj", block.hidden, merged, block.hidden, tp)
+    yield Linear("out_proj", inner, (block.hidden,), block.inner, tp)
+
+
+def _of_mlp(block: Mlp, tp: int) -> Iterator[Linear]:
+    yield from _feed_forward(block.hidden, block.ffn, tp, gated=block.gated)
+
+
+def _of_moe(block: Moe, tp: int) -> Iterator[Linear]:
+    ffn = block.expert_ffn // tp
+    first = (ffn,) * (1 + block.gated)
+    yield Linear("w13", block.hidden, first, block.hidden, tp, slices=len(first), copies=block.num_experts)
+    yield Linear("w2", ffn, (block.hidden,), block.expert_ffn, tp, copies=block.num_experts)
+    if block.shared_ffn:
+        yield from _feed_forward(block.hidden, block.shared_ffn, tp, gated=block.gated)
+
+
+def _feed_forward(hidden: int, ffn: int, tp: int, *, gated: bool) -> Iterator[Linear]:
+    first = (ffn // tp,) * (1 + gated)
+    yield Linear("gate_up_proj" if gated else "up_proj", hidden, first, hidden, tp, slices=len(first))
+    yield Linear("down_proj", ffn // tp, (hidden,), ffn, tp)
+
+
+_LINEARS: Final[dict[type, Callable[[Any, int], Iterator[Linear]]]] = {
+    Attention: _of_attention, Mamba2: _of_mamba, Mlp: _of_mlp, Moe: _of_moe}

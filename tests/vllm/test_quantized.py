@@ -1,0 +1,144 @@
+"""Tensors of quantised weights are vLLM's own, byte for byte (`tests/truth/probe_vllm_weights.py`)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from checkout import ROOT
+from simcore.models.config import Architecture
+from simcore.models.graph import architecture_of
+from simcore.vllm.engine import by_module
+from simcore.vllm.quantized.four_bit import FourBits
+from simcore.vllm.quantized.linears import Linear
+from simcore.vllm.quantized.loading import loading_bytes
+from simcore.vllm.quantized.recipe import Recipe, Unserved, of_checkpoint, online
+from simcore.vllm.quantized.tensor import Gpu, Tensor
+from simcore.vllm.weights import layers_of, modules, weights
+
+TRUTH = json.loads((ROOT / "tests/truth/vllm/weights-0.12.0.json").read_text(encoding="utf-8"))
+ROWS: list[dict[str, Any]] = TRUTH["rows"]
+ROTARY = 256 * 64 * 2
+"""Bytes of the rotary table of these models, 256 positions of 64 in 16 bits; Nemotron-H has none."""
+
+
+def name_of(row: dict[str, Any]) -> str:
+    return "-".join(str(row[key]) for key in ("model", "case", "tp", "capability"))
+
+
+def asked(row: dict[str, Any]) -> tuple[Architecture, Recipe | None]:
+    gpu = Gpu(tuple(map(int, row["capability"].split("."))), row["sms"])  # type: ignore[arg-type]
+    architecture, case = architecture_of(TRUTH["models"][row["model"]]), row["case"]
+    if case.startswith("online-"):
+        return architecture, online(case.removeprefix("online-"), gpu)
+    config = TRUTH["configs"][case]
+    return architecture, of_checkpoint(config, gpu) if config else None
+
+
+def refused(architecture: Architecture, recipe: Recipe, tp: int) -> list[tuple[str, str]]:
+    try:
+        found = [method.refusal(linear) for path, kind in layers_of(architecture)
+                 for module, linear in modules(path, kind, tp) if (method := recipe.method_of(module, linear))]
+    except ValueError as error:
+        return [(str(error), "is_layer_skipped")]
+    return [pair for pair in found if pair[0]]
+
+
+def shown(tensors: tuple[Tensor, ...]) -> dict[str, str]:
+    return {tensor.name: f"{tensor.dtype}{list(tensor.shape)}" for tensor in tensors}
+
+
+SERVED: list[dict[str, Any]] = []
+REFUSED: list[dict[str, Any]] = []
+UNSERVED: list[dict[str, Any]] = []
+for truth_row in ROWS:
+    try:
+        problems = [] if (made := asked(truth_row))[1] is None else refused(*made, truth_row["tp"])  # type: ignore[arg-type]
+    except Unserved:
+        UNSERVED.append(truth_row)
+    else:
+        (REFUSED if problems or "refused" in truth_row else SERVED).append(truth_row)
+
+
+@pytest.mark.parametrize("row", SERVED, ids=name_of)
+def test_bytes_are_the_engines_own(row: dict[str, Any]) -> None:
+    architecture, recipe = asked(row)
+    found = weights(architecture, row["tp"], recipe)
+    table = 0 if row["model"] == "nemotron_h" else ROTARY
+    assert sum(weight.created_bytes for weight in found) + table == row["created_bytes"]
+    if recipe is None or recipe.name != "bitsandbytes":  # its states are no tensors of modules
+        assert sum(weight.num_bytes for weight in found) + table == row["held_bytes"]
+
+
+@pytest.mark.parametrize("row", [row for row in SERVED if "created" in row and row["case"] != "none"], ids=name_of)
+def test_tensors_are_the_engines_own(row: dict[str, Any]) -> None:
+    architecture, recipe = asked(row)
+    assert recipe is not None
+    for path, kind in layers_of(architecture):
+        for module, linear in modules(path, kind, row["tp"]):
+            method = recipe.method_of(module, linear)
+            if method is None or (".layers.0." not in module and "mixer" not in module):
+                continue
+            truth = [{key[len(module) + 1:].removeprefix("kernel."): value for key, value in row[when].items()
+                      if key.startswith(f"{module}.")} for when in ("created", "held")]
+            for mine, theirs in zip((shown(method.created(linear)), shown(method.held(linear))), truth, strict=True):
+                assert {key: theirs.get(key) for key in mine if "bnb_quant_state" not in key} == {
+                    key: value for key, value in mine.items() if "bnb_quant_state" not in key}
+
+
+def test_no_tensor_of_the_engine_is_missing() -> None:
+    """Together with the bytes of all: what is listed by vLLM and not here is empty."""
+    for row in [row for row in SERVED if "held" in row and row["model"] == "llama" and row["case"] != "none"]:
+        architecture, recipe = asked(row)
+        assert recipe is not None
+        mine = {f"{module}.{tensor.name}" for path, kind in layers_of(architecture)
+                for module, linear in modules(path, kind, row["tp"])
+                if (method := recipe.method_of(module, linear)) for tensor in method.held(linear)}
+        for name, shape in row["held"].items():
+            assert name.replace("kernel.", "") in mine or shape.endswith("[0]") or shape.startswith("bf16"), name
+
+
+@pytest.mark.parametrize("row", REFUSED, ids=name_of)
+def test_what_the_engine_refuses_is_refused(row: dict[str, Any]) -> None:
+    architecture, recipe = asked(row)
+    assert recipe is not None
+    told = refused(architecture, recipe, row["tp"])
+    assert told
+    if "refused" not in row:  # vLLM has kernels that are not modelled: said to be not yet, without a rule
+        assert all(not rule for _, rule in told)
+    elif "KeyError" not in row["refused"]:
+        assert any(rule for _, rule in told)
+
+
+@pytest.mark.parametrize("row", [row for row in SERVED if row["case"] == "online-fp8"], ids=name_of)
+def test_the_highest_while_weights_are_quantised(row: dict[str, Any]) -> None:
+    """To the byte but for the four scales of 16 bits that each layer's attention drops on the way."""
+    architecture, recipe = asked(row)
+    found = weights(architecture, row["tp"], recipe)
+    table = 0 if row["model"] == "nemotron_h" else ROTARY
+    rest = table + sum(weight.num_bytes for weight in found if not weight.held)
+    mine = loading_bytes(rest, list(by_module([weight for weight in found if weight.held]))) + row["scales_bytes"]
+    assert mine - row["peak_bytes"] in {0, 8}
+    assert mine > row["created_bytes"] + row["scales_bytes"]
+
+
+@pytest.mark.parametrize("row", TRUTH["states"], ids=lambda row: str(row["shape"]))
+def test_states_of_bitsandbytes(row: dict[str, Any]) -> None:
+    """As its own `quantize_4bit` makes them for one matrix."""
+    rows, columns = row["shape"]
+    held = shown(FourBits(from_file=False).held(Linear("o_proj", columns, (rows,), columns)))
+    assert held["weight"] == f"uint8{row['packed']}"
+    assert {name.rpartition(".")[2]: value for name, value in held.items() if name != "weight"} == row["held"]
+
+
+def test_what_was_asked_is_served() -> None:
+    served = {(row["case"], row["capability"]) for row in SERVED}
+    assert len(SERVED) > 400
+    assert {row["case"] for row in UNSERVED} & {case for case, _ in served} == {
+        "fp8-static", "fp8-dynamic", "fp8-ignored", "fp8-block", "fp8-block-64", "ct-fp8-channel", "ct-fp8-tensor",
+        "ct-fp8-ignored", "ct-nvfp4", "modelopt-fp8", "modelopt-ignored", "modelopt-nvfp4", "online-fp8"}
+    assert {case for case, capability in served if capability == "8.0"} == {
+        "none", "ct-w4a16", "ct-w4a16-channel", "awq", "awq-64", "awq-ignored", "gptq", "gptq-8", "gptq-channel",
+        "online-bitsandbytes"}
