@@ -26,7 +26,7 @@ __all__ = ["first_screen"]
 
 _OWNERS: Final = 3
 """Categories that the reason for a peak names."""
-_NAME: Final = 26
+_NAME: Final = 60
 """Characters of a scenario's name in one line of the table, at most."""
 _SHARED: Final = ("framework", "layout", "GPUs", "method")
 """Columns that are left out where several scenarios are alike in them; a line below the table has them then."""
@@ -79,7 +79,7 @@ def _table(reports: Sequence[Report], styles: Sequence[Style], width: int) -> tu
     filled = {name: columns[name].filled(reports) for name in _ORDER if name in columns}
     texts = {name: {" ".join(cell) for cell in filled[name].cells[1:]} for name in _SHARED if name in filled}
     alike = {name: min(cells) for name, cells in texts.items() if len(reports) > 1 and len(cells) == 1}
-    first = [] if len(reports) == 1 else [named(reports, min(_NAME, max(20, width // 3)))]
+    first = [] if len(reports) == 1 else [named(reports, min(_NAME, max(26, width // 4)))]
     used = sum(column.width + GAP for column in first)
     chosen = set[str]()
     for name in _IMPORTANT:
