@@ -69,11 +69,17 @@ def numbers_of(value: Any, key: str) -> Iterator[tuple[str, float]]:
 
 
 def verdict_agrees_with_capacity(report: Report, found: Findings) -> None:
-    """A verdict of fits has headroom, oom has none; `highest_bytes` decides the verdict."""
+    """The whole band of measured errors fits, is beyond the limit, or contains it; the likely value is in the band."""
     if report.verdict is None or report.headroom_bytes is None or report.serving is not None:
         return
-    found.expect("what fits leaves room", (report.verdict == "fits") == (report.headroom_bytes >= 0),
-                 f"{report.verdict}, {report.headroom_bytes} B left")
+    found.expect("what fits leaves room", {"fits": report.headroom_bytes >= 0, "oom": report.headroom_bytes < 0}.get(
+        report.verdict, True), f"{report.verdict}, {report.headroom_bytes} B left")
+    if report.band_bytes and report.highest_bytes is not None:
+        (low, high), limit = report.band_bytes, report.highest_bytes + report.headroom_bytes
+        found.expect("the band decides", report.verdict == ("fits" if high <= limit else "unsure" if low <= limit else
+                                                           "oom"), f"{report.verdict}, {low} to {high} of {limit} B")
+        found.expect("the likely peak is in its band", low <= report.highest_bytes <= high,
+                     f"{report.highest_bytes} of {low} to {high} B")
     capacity = report.capacity_bytes or 0
     found.expect("headroom is within the capacity", report.headroom_bytes <= capacity,
                  f"{report.headroom_bytes} of {capacity}")
