@@ -17,7 +17,7 @@ from simcore.inputs.without_effect import WITHOUT_EFFECT, matches
 
 FOUND: dict[str, dict[str, list[Any]]] = json.loads((ROOT / "tests/silent.json").read_text(encoding="utf-8"))
 ALL = list(combinations())
-SHARE = 40
+SHARE = 6
 """One in so many combinations is tried again here."""
 
 
