@@ -26,8 +26,6 @@ WITHOUT_EFFECT: Final[tuple[Idle, ...]] = (
     Idle("training.lora.*", _NO_ADAPTERS, method="full"),
     Idle("generation.*", "a training step generates nothing; `rankscope check` says so", workload="train"),
     Idle("rl.*", "a training step has no prompts; `rankscope check` says so", workload="train"),
-    Idle("training.num_tokens", "a step in phases has no price of a whole run", workload="dpo"),
-    Idle("training.num_tokens", "a step in phases has no price of a whole run", workload="grpo"),
     Idle("topology.num_nodes", "nodes beyond those that the mesh needs stay empty"),
     Idle("topology.gpus_per_node", "an engine's ranks read no network, so that it does not matter on which nodes they "
          "are", workload="serve"),
