@@ -47,6 +47,7 @@ def calls(scenarios: list[str], folder: Path) -> list[Call]:
         Call(("place", first, "--rank", 3)),
         Call(("check", *scenarios)),
         Call(("compare", first, first)),
+        Call(("solve", first, "--for", "micro_batch")),
         Call(("validate", ROOT / "tests" / "truth" / "measured" / "axolotl.jsonl")),
         Call(("schema",)),
         Call(("schema", "--result")),
