@@ -20,6 +20,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from simcore.operators.registry import implementation_of
 from simcore.placement.plan import Placed, PlacedKind, Plan
 from simcore.timing.routes import Routes
 from simcore.units import dtype_bytes
@@ -29,7 +30,6 @@ __all__ = ["Gathered", "broadcast_buffers", "gathered", "ipc_buffers"]
 _ADAPTER: Final = re.compile(r"\.?lora_.*")
 _SENT: Final = 2
 """Bytes of an element sent to the engine: `policy.precision` bfloat16."""
-_SPLITS: Final = "automodel"
 _ALIGNED: Final = 512
 _PACKED_SHARE, _PACKED_MOST = 0.02, 5 * 2**30
 
@@ -62,7 +62,7 @@ def _by_unit(plan: Plan, routes: Routes) -> Gathered:
     sizes = [(placed, count * placed.spec.copies, placed.spec.numel) for kind, count in plan.kind_counts
              for placed in plan.kinds[kind] if placed.spec.is_owned and placed.spec.module != "adapter"]
     route = routes.of("all_gather", max(axes, key=lambda name: plan.mesh.axis(name).size)) if axes else None
-    splits = plan.graph.implementation == _SPLITS
+    splits = implementation_of(plan.graph.implementation).exports_experts_apart
     return Gathered(
         max(_transient(placed, _parts(placed, splits=splits), gathers=route is not None,
                        adapted=placed.spec.path in _adapted(plan.kinds[kind]))

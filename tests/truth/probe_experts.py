@@ -33,6 +33,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from oracle.fsdp2_tracker import Tracker
+from probe_hub import moe
 
 HIDDEN, FFN, EXPERTS, TOP_K, TOKENS = 256, 128, 8, 2, 64
 LOOPS: dict[str, dict[str, Any]] = {
@@ -91,19 +92,6 @@ class Expert(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.down_proj(torch.square(F.relu(self.up_proj(x))))
-
-
-def moe(experts: Any, hidden: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    final = torch.zeros_like(hidden, dtype=weights.dtype)
-    masks = F.one_hot(indices, num_classes=EXPERTS).permute(2, 0, 1)
-    for expert, mask in zip(experts, masks, strict=True):
-        token, place = torch.where(mask)
-        own = weights[token, place]
-        rows = hidden[token]
-        out = expert(rows)
-        weighted = out * own.unsqueeze(-1)
-        final.index_add_(0, token, weighted)
-    return final.type(hidden.dtype)
 
 
 def blocked(case: dict[str, Any]) -> dict[str, Any]:

@@ -84,4 +84,5 @@ def main():
     print(json.dumps({"torch": torch.__version__, "kept": kept, "forward": forward, "backward": backward}))
 
 
-main()
+if __name__ == "__main__":
+    main()

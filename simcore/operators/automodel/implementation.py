@@ -256,4 +256,4 @@ def _loss(env: Env, block: Loss) -> RecordedLayer:
     return RecordedLayer(forward, backward, after, tape.cut(), seed)
 
 
-IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing)
+IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing, exports_experts_apart=True)
