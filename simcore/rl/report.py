@@ -133,12 +133,14 @@ def _moved(ends: tuple[int, int], by: int) -> tuple[int, int]:
 
 
 def _band(moment: Moment, simulation: Simulation) -> tuple[int, int]:
-    """Range of device memory by measured runs of the policy's class of layouts; the engine's bytes have no range."""
-    policy = {key: size for key, size in moment.device.items() if key[0] not in (ENGINE, REFIT)
-              and not is_outside(key[1])}
-    others = moment.bytes_on("device") - sum(policy.values())
-    needed = simulation.needed(sum(size for (_, category), size in policy.items() if category != _LOOSE))
-    return others + needed.low, others + needed.high
+    """Range of device memory by measured runs of the policy's class of layouts; the engine's bytes have no range.
+
+    The range is laid around the bytes of the phase, whose own fragmentation may be rounded up in other places.
+    """
+    policy = sum(size for (owner, category), size in moment.device.items()
+                 if owner not in (ENGINE, REFIT) and category != _LOOSE and not is_outside(category))
+    needed, device = simulation.needed(policy), moment.bytes_on("device")
+    return device - (needed.middle - needed.low), device + needed.high - needed.middle
 
 
 def _peak(moment: Moment, simulation: Simulation) -> Peak:

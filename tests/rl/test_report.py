@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rl.test_workload import DPO, GRPO, asked
+from simcore.inputs.scenario import Scenario
 from simcore.rl.report import phase_series
 from simcore.simulate import simulate
 
@@ -33,6 +34,20 @@ def test_dates_follow_the_phases() -> None:
         inside = [at for at, name in zip(memory.time_s, memory.phases, strict=True) if name == phase.phase]
         assert min(inside) == pytest.approx(phase.start_s)
         assert max(inside) == pytest.approx(phase.start_s + phase.seconds)
+
+
+def test_the_band_contains_the_likely_peak_of_every_phase() -> None:
+    """A forward pass of the reference model that peaks above the step rounds its fragmentation up for itself."""
+    report = simulate(Scenario.model_validate({
+        "name": "tiny", "model": {"config": "nemotron-3-tiny"}, "topology": "h100-96gb-hbm2e", "framework": "fsdp2",
+        "training": {"seq_len": 1, "method": "lora"}, "workload": "dpo"}))
+    assert report.peak_rank is not None
+    assert report.peak_rank.peak is not None
+    assert report.peak_rank.peak.phase == "reference"
+    assert report.band_bytes is not None
+    assert report.highest_bytes is not None
+    low, high = report.band_bytes
+    assert low <= report.highest_bytes <= high
 
 
 def test_without_pictures_there_is_none() -> None:

@@ -34,7 +34,7 @@ def mask_of(tape: Tape, run: LayerWorkload, family: str, window: int) -> Tensor 
     masks of the type of the hidden state, [masks * batch, seq, seq]: see `Family.masks` (the hub's code has one for the
     whole batch).
     """
-    if not _is_masked(run, window):
+    if not _is_masked(run, family, window):
         return None
     slot = tape.slot("causal_mask", "activation")
     if has_eager_attention(run):
@@ -46,7 +46,9 @@ def _shape_of_masks(run: LayerWorkload, family: str) -> tuple[int, int, int]:
     return (1 if is_of_hub(run) else of_family(family).masks * run.batch, run.seq, run.seq)
 
 
-def _is_masked(run: LayerWorkload, window: int) -> bool:
+def _is_masked(run: LayerWorkload, family: str, window: int) -> bool:
+    if not of_family(family).has_positions:  # models without attention make neither positions nor masks
+        return False
     special = run.sequences > 0 or 0 < window <= run.seq
     return has_eager_attention(run) or (special and not has_flash_attention(run))
 
@@ -79,7 +81,7 @@ def _shared_tables(tape: Tape, family: str, block: Embedding, run: LayerWorkload
     if block.rotary_dim:
         made += _rotary_tables(tape, run, block.rotary_dim, positions, halves=of_family(family).halves_rotary)
     names = ["position_ids", "rotary.cos", "rotary.sin"][:len(made)]
-    if _is_masked(run, block.window):
+    if _is_masked(run, family, block.window):
         names.insert(1, "causal_mask")
         made.insert(1, _added_masks(tape, run, family) if has_eager_attention(run) else _block_diagonal(tape, run.seq))
     for name, tensor in zip(names, made, strict=True):

@@ -12,6 +12,7 @@ import pytest
 
 from checkout import ROOT
 from eventlog import Events, backwards, born, bytes_of, grouped, sizes, summit
+from simcore.inputs.scenario import Scenario
 from simcore.models.blocks import Attention, Embedding, Head, LayerKind
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.models.tensor import TensorSpec
@@ -21,6 +22,7 @@ from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared.layer_borders import TIED_HEAD
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import GRAD_HIDDEN, Kernel, Op, Param, Section
+from simcore.simulate import simulate
 
 TRUTH = ROOT / "tests/truth" / "tape"
 FILES = [f"{kind}-torch-2.13.0-transformers-5.23.0.json" for kind in (
@@ -184,6 +186,17 @@ def test_eager_attention_allocates_what_was_measured(name: str) -> None:
         else:
             assert grouped(found) == grouped(events), at
     assert sum(sum(bytes_of(events)) for _, events in mine) == sum(sum(bytes_of(events)) for _, events in truth)
+
+
+def test_a_model_without_attention_has_no_mask_to_free() -> None:
+    """`attn_implementation: eager` is a key of every transformers model; Mamba2Model makes no mask (5.23)."""
+    reports = [simulate(Scenario.model_validate({
+        "name": "mamba", "model": {"config": "mamba2-130m"}, "topology": "dgx-h100", "framework": "zero2",
+        "training": {"seq_len": 1}, "framework_options": {"attn_implementation": name}})) for name in ("eager", "sdpa")]
+    eager, fused = (report.ranks[0].peak for report in reports)
+    assert eager is not None
+    assert eager == fused
+    assert min(eager.by_category.values()) >= 0
 
 
 def test_eager_attention_is_matrix_products_of_the_whole_square() -> None:
