@@ -131,11 +131,11 @@ WRONG = {
                         ["f.yaml:6", "DoRA is not supported for MoE expert modules"]),
     "DoRA served": (scenario(workload="serve", mesh="{}", training="{seq_len: 8, lora: {use_dora: true}}",
                              generation="{max_model_len: 4096}"), ["vLLM does not yet support DoRA"]),
-    "Unsloth with dropout": (
+    "Unsloth 2024.12 with dropout": (
         scenario(framework="ddp", mesh="{}", model="llama-tiny", training="{seq_len: 8, method: lora, lora: {dropout: "
                  "0.1, target_modules: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]}}",
-                 framework_options="{FastLanguageModel: true, attn_implementation: flash_attention_2}"),
-        ["not yet: Unsloth's layers with dropout of adapters"]),
+                 framework_options="{FastLanguageModel: 2024.12, attn_implementation: flash_attention_2}"),
+        ["not yet: 2024.12's layers around PEFT's own modules"]),
     "fp4 on Hopper": (scenario(training="\n  seq_len: 8\n  precision: {compute: fp4}"),
                       ["f.yaml:8", "H100 80GB HBM3 does not compute in fp4; it has fp32, tf32, bf16, fp16, fp8"]),
     "fp4 on Blackwell": (scenario(topology="dgx-b200", training="\n  seq_len: 8\n  precision: {compute: fp4}"),

@@ -6,7 +6,8 @@
 The functions are Unsloth's own, imported from the checkout (`kernels/fast_lora.py`, `rms_layernorm.py`,
 `rope_embedding.py`, `swiglu.py`, and matmul_lora and get_lora_parameters of `utils.py`), on a CPU, with 16-bit weights.
 Transcribed by hand: which of them a layer calls, and in which order (`models/llama.py`, `models/qwen3.py`,
-`utils/attention_dispatch.py`). Stand-ins: launches of Triton's kernels do nothing; the CPU flash kernel.
+`utils/attention_dispatch.py`), with PEFT's modules where its conditions fail: other adapters, biases, dropout, DoRA.
+Stand-ins: launches of Triton's kernels do nothing; the CPU flash kernel; dropout as in `probe_adapters.py`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import torch
 from oracle.fsdp2_tracker import Tracker
 from oracle.liger import stub_triton
 from peft import LoraConfig, get_peft_model
+from probe_adapters import fused_dropout
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -31,6 +33,10 @@ HIDDEN, FFN, HEADS, SEQ, RANK = 256, 688, 8, 512, 8
 CASES: dict[str, dict[str, Any]] = {
     "llama": {}, "llama-b2": {"batch": 2}, "mha": {"kv": 8}, "mha-b2": {"kv": 8, "batch": 2}, "qwen3": {"norms": True},
     "qwen2": {"biases": True}, "partial": {"targets": ["q_proj", "v_proj", "o_proj"]},
+    "dropout": {"dropout": 0.1}, "dropout-b2": {"dropout": 0.1, "batch": 2},
+    "dropout-partial": {"dropout": 0.1, "targets": ["q_proj", "v_proj", "o_proj"]},
+    "dora": {"dora": True}, "dora-partial": {"dora": True, "targets": ["q_proj", "v_proj", "o_proj"]},
+    "dora-dropout": {"dora": True, "dropout": 0.1}, "rslora": {"rslora": True},
 }
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 FROM_UTILS = ("matmul_lora", "get_lora_parameters", "calculate_settings", "_maybe_fake_quantize_activations")
@@ -94,7 +100,8 @@ class Layer(nn.Module):
 def fused(layer: Any, *names: str) -> bool:
     """The conditions of patch_peft_model."""
     found = [getattr(layer, name) for name in names]
-    return all(hasattr(one, "lora_A") and one.base_layer.bias is None for one in found)
+    return all(hasattr(one, "lora_A") and one.base_layer.bias is None and len(one.lora_magnitude_vector) == 0
+               and isinstance(one.lora_dropout["default"], nn.Identity) for one in found)
 
 
 def forward(fast: Any, layer: Any, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -142,7 +149,9 @@ def measure(fast: Any, case: dict[str, Any]) -> dict[str, Any]:
     """Signed bytes of every birth and death in forward and backward of one layer under autocast."""
     tracker = Tracker()
     layer = Layer(case.get("kv", 4), case.get("biases", False), case.get("norms", False)).to(torch.bfloat16)
-    made = get_peft_model(layer, LoraConfig(r=RANK, lora_alpha=RANK, target_modules=case.get("targets", LINEARS)))
+    made = get_peft_model(layer, LoraConfig(
+        r=RANK, lora_alpha=RANK, target_modules=case.get("targets", LINEARS), lora_dropout=case.get("dropout", 0.0),
+        use_dora=case.get("dora", False), use_rslora=case.get("rslora", False)))
     assert all(param.dtype == torch.float32 for name, param in made.named_parameters() if "lora_" in name)
     batch = case.get("batch", 1)
     hidden = torch.randn(batch, SEQ, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
@@ -163,6 +172,7 @@ def measure(fast: Any, case: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    nn.Dropout.forward = fused_dropout  # type: ignore[method-assign]
     functions = unsloth(Path(sys.argv[1]))
     rows = {name: measure(functions, case) for name, case in CASES.items()}
     print("{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items()) + "\n}")

@@ -53,7 +53,7 @@ def fast_layers(job: Draft, options: dict[str, Any]) -> UnslothRelease:
         return ""
     release: UnslothRelease = "newest" if options[FAST_OPTION] is True else "2024.12"
     _check_model(job, release)
-    _check_training(job, options)
+    _check_training(job, options, release)
     _choose_attention(job, options, release)
     return release
 
@@ -79,17 +79,13 @@ def _check_model(job: Job, release: UnslothRelease) -> None:
                           f"{', '.join(sorted(_LINEARS - adapted))})")
 
 
-def _check_training(job: Job, options: dict[str, Any]) -> None:
+def _check_training(job: Job, options: dict[str, Any], release: UnslothRelease) -> None:
     training = job.scenario.training
     if options.get("autocast") or options.get("prepare_model_for_kbit_training"):
         raise job.not_yet(_AT, "autocast around Unsloth's layers over fp32 parameters")
-    lora = training.lora
-    if lora.dropout:
-        raise job.not_yet(_AT, "Unsloth's layers with dropout of adapters, around PEFT's linears: it patches QKV, O "
-                          "and MLP for lora_dropout = 0 alone (served: dropout: 0, or PEFT's layers without it)")
-    if lora.use_dora:
-        raise job.not_yet(_AT, "Unsloth's layers with DoRA, around PEFT's linears (served: PEFT's layers without this "
-                          "option)")
+    if release == "2024.12" and (training.lora.dropout or training.lora.use_dora):
+        raise job.not_yet(_AT, f"{release}'s layers around PEFT's own modules, as dropout of adapters and DoRA leave "
+                          "them (models/llama.py patch_peft_model; served: the newest release)")
     if training.quantization.format == "int8":
         raise job.not_yet(_AT, "Unsloth's layers over LLM.int8() (load_in_8bit)")
     if training.lengths == "packed":

@@ -16,9 +16,10 @@ Until 4f166026 (2025-03-01; read at c67183f1, 2024.12) there was no such buffer:
 tensor too. An adapter's part was a separate tensor before it was added, as was each other part of an input's gradient.
 
 [Note: where Unsloth falls back]
-`models/llama.py`, patch_peft_model: query, key and value have their function if all three have an adapter and no bias,
-so has the output projection, and so have the MLP's three. Elsewhere, as in Qwen2, whose three have biases, PEFT's
-modules run under the Trainer's autocast.
+`models/llama.py`, patch_peft_model: query, key and value have their function if all three have an adapter and neither a
+bias nor DoRA's magnitudes, so has the output projection, and so have the MLP's three; and only where lora_dropout is 0.
+Elsewhere, as in Qwen2, whose three have biases, PEFT's modules run under the Trainer's autocast; norms and rotation stay
+Unsloth's.
 
 [Note: Unsloth's attention]
 `utils/attention_dispatch.py`, run_attention: flash-attn takes grouped heads; xformers gets keys and values copied for
@@ -35,6 +36,7 @@ from typing import Final
 from simcore.models.blocks import Attention, LayerKind, Mlp
 from simcore.operators.hf.layers import linear, mlp
 from simcore.operators.hf.options import HfOptions
+from simcore.operators.hf.peft import drops, has_dora
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
 from simcore.recording.layer import LayerWorkload
@@ -101,9 +103,11 @@ _GROUPS: Final = (_QKV, _OUT, _MLP)
 
 
 def _is_fused(run: LayerWorkload, name: str, parts: Sequence[str]) -> bool:
-    """Tells whether one of Unsloth's functions runs these linears: all have adapters, none a bias."""
+    """Tells whether one of Unsloth's functions runs these linears: [Note: where Unsloth falls back]."""
     paths = [f"{name}.{part}_proj" for part in parts]
-    return all(f"{path}.lora_a.weight" in run.params and f"{path}.bias" not in run.params for path in paths)
+    return not drops(run) and all(
+        f"{path}.lora_a.weight" in run.params and f"{path}.bias" not in run.params and not has_dora(run, f"{path}.")
+        for path in paths)
 
 
 def _under_autocast(run: LayerWorkload) -> LayerWorkload:

@@ -96,6 +96,8 @@ def test_its_adapters_are_fp32_unless_told() -> None:
     ({"lora": {"target_modules": ["lm_head"]}}, "with adapters of lm_head"),
     ({"options": OLD | {"attn_implementation": "sdpa"}}, "another attention"),
     ({"lengths": "packed"}, "packed sequences"),
+    ({"lora": {"target_modules": ALL, "dropout": 0.1}, "options": OLD}, "2024.12's layers around PEFT's own modules"),
+    ({"lora": {"target_modules": ALL, "use_dora": True}, "options": OLD}, "as dropout of adapters and DoRA leave them"),
     ({"options": OLD, "model": "mistral-7b-v0.3"}, "Unsloth's layers of mistral (served: llama)"),
     ({"model": "mistral-7b-v0.1", "seq_len": 8192, "options": PLAIN}, "a window within the sequence"),
     ({"options": FAST | {"autocast": True}}, "autocast around Unsloth's layers"),
@@ -174,6 +176,21 @@ def test_linears_without_an_adapter_leave_their_function_to_peft() -> None:
     assert small.postings(program, "weight_buffer") == [(0, "build", 2 * HIDDEN * HIDDEN + 4 * HIDDEN * HIDDEN // 64)]
 
 
+@pytest.mark.parametrize("asked_for", [{"dropout": 0.1}, {"use_dora": True}])
+def test_dropout_and_dora_leave_all_linears_to_peft(asked_for: dict[str, Any]) -> None:
+    """No buffer stays: each weight is made anew, in forward too. Norms and rotation stay Unsloth's."""
+    lora = {"rank": 8, "target_modules": ALL, **asked_for}
+    program = small.program_of("ddp", **asked(lora=lora))
+    assert not small.postings(program, "weight_buffer")
+    assert {phase for _, phase, _ in small.postings(program, "mlp.dequantised")} == {"forward", "backward"}
+    assert small.postings(program, "input_layernorm.rstd")
+    assert kept(lora=lora) > kept(lora={"rank": 8, "target_modules": ALL})
+
+
+def test_rank_stabilised_lora_changes_no_byte() -> None:
+    assert kept(lora={"rank": 8, "target_modules": ALL, "use_rslora": True}) == kept()
+
+
 # ---- Unsloth's own functions, run on a CPU -----------------------------------------------------------------------
 TRUTH: dict[str, Any] = json.loads(
     (ROOT / "tests/truth/tape/unsloth-015bdef0-torch-2.13.0.json").read_text(encoding="utf-8"))
@@ -191,11 +208,12 @@ def layer_of(case: dict[str, Any]) -> RecordedLayer:
     for spec in graph.tensors[number]:
         params[spec.name] = Param(spec.name, spec.shape, "bf16", trainable=False)
         if spec.module == "linear" and spec.path.rpartition(".")[2] in case.get("targets", ALL):
-            shapes = {"lora_a": (RANK, spec.shape[1]), "lora_b": (spec.shape[0], RANK)}
+            shapes = {"lora_a": (RANK, spec.shape[1]), "lora_b": (spec.shape[0], RANK)} | (
+                {"lora_magnitude_vector": (spec.shape[0],)} if case.get("dora") else {})
             params |= {name: Param(name, shape, "fp32", trainable=True) for name, shape in (
                 (f"{spec.path}.{part}.weight", shape) for part, shape in shapes.items())}
     run = LayerWorkload(case.get("batch", 1), SEQ, "bf16", params, "hf", "none", input_requires_grad=True,
-                        options=HfOptions(unsloth="newest"))
+                        options=HfOptions(unsloth="newest", lora_dropout="pre" if case.get("dropout") else ""))
     return hf.record(graph.kinds[number], run, {}, {})
 
 
