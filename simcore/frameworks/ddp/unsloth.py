@@ -7,22 +7,36 @@ ce232d6c `training_utils.py`, prepare_model_for_training: adapters are fp32, eve
 `use_gradient_checkpointing: unsloth` is recompute: full with offload.activations: host.
 
 [Note: Nemotron-H in Unsloth]
-FastModel loads it (`models/loader.py`; `models/vision.py`: SKIP_QUANTIZATION_MODULES and out_proj stay in 16 bits).
-With trust_remote_code nothing is compiled (`models/_utils.py`, unsloth_compile_transformers), and each expert of that
-code is two linears, packed in 4 bits. The experts of transformers 5 are parameters of 3-D named up_proj and down_proj,
-which unsloth-zoo `temporary_patches/moe_utils_bnb4bit.py` does not pack: it looks for gate_up_proj.
+`models/loader.py` sends it to FastModel. With trust_remote_code its repository's own code runs, and nothing of it is
+compiled or replaced (`models/_utils.py`, unsloth_compile_transformers: "We can't trace models"): no function of LoRA,
+its own router, loop over experts, norms and loss (a CrossEntropyLoss of its own, which `patch_loss_functions` does not
+reach; `temporary_patches/moe_grouped_modulelist.py` knows three other blocks). What Unsloth does around it:
+
+ * `models/vision.py`, FastBaseModel.from_pretrained: NF4 with double quantisation of every linear but
+   SKIP_QUANTIZATION_MODULES and out_proj: each expert's two linears, Mamba's in_proj, attention, shared experts;
+ * get_peft_model: PEFT's adapters, made fp32; everything else stays in bf16. The Trainer's bf16 is switched on for them
+   (`models/rl.py`: UNSLOTH_MIXED_PRECISION float32), so forward runs under autocast, also over router and experts;
+ * prepare_model_for_training: the embedding's output takes a gradient (enable_input_require_grads). On several GPUs
+   checkpoints are torch's own without reentry, and nothing is moved to the host (`post_patch_model`).
+
+In fp16 the model would be loaded in fp32 and its projections cast (UNSLOTH_FORCE_CUSTOM_DTYPE). Without
+trust_remote_code FastModel compiles transformers' modules (unsloth-zoo `compiler.py`), and its experts are parameters
+of 3-D named up_proj and down_proj, which `temporary_patches/moe_utils_bnb4bit.py` does not pack: it looks for
+gate_up_proj.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
+from simcore.frameworks.common.autocast import Mixed, mixed_of
 from simcore.models.blocks import Attention
 from simcore.operators.hf.options import UnslothRelease
 from simcore.placement.afterwards import Copies, Merge
 from simcore.placement.job import Draft, Job
 
-__all__ = ["FAST_MERGE", "FAST_OPTION", "FAST_RELEASES", "XFORMERS", "adapter_dtype", "fast_layers"]
+__all__ = ["FAST_MERGE", "FAST_OPTION", "FAST_RELEASES", "XFORMERS", "adapter_dtype", "asks_for_gradient", "fast_layers",
+           "fast_mixed"]
 
 FAST_OPTION: Final = "FastLanguageModel"
 FAST_RELEASES: Final[tuple[Any, ...]] = (True, False, "2024.12", 2024.12)
@@ -34,6 +48,7 @@ FAST_MERGE: Final = Merge(
     "files of the base in 16 bits", device=(Copies(fp32=1, low_rank_fp32=1), Copies(fp32=1, compute=1)),
     host=(Copies(fp32=1, compute=1), Copies(compute=2)))
 """`save_pretrained_merged`: the base comes from its files, whose pages are the system's cache."""
+_REPOSITORY: Final = "hub"
 _LINEARS: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
 _SERVED: Final = {"newest": ("llama", "mistral", "qwen2", "qwen3"), "2024.12": ("llama",)}
 _AT: Final = f"framework_options.{FAST_OPTION}"
@@ -41,10 +56,12 @@ _KERNEL: Final = "framework_options.attn_implementation"
 
 
 def fast_layers(job: Draft, options: dict[str, Any]) -> UnslothRelease:
-    """Returns the release of Unsloth whose layers the options ask for: "newest" or "2024.12"; "" for none.
+    """Returns the release of Unsloth whose functions the layers run: "newest" or "2024.12"; "" for none.
 
-    `options`: the framework options that the scenario sets, by name. NotYet for a job whose layers Unsloth does not
-    replace, or that is not modelled; IllegalLayout for an attention that is not Unsloth's, or Unsloth's alone.
+    None run in Nemotron-H, see [Note: Nemotron-H in Unsloth].
+
+    `options`: the framework options that the scenario sets, by name. NotYet for a job that is not modelled;
+    IllegalLayout for an attention that is not Unsloth's, or Unsloth's alone.
     """
     if not options.get(FAST_OPTION):
         if options.get("attn_implementation") == XFORMERS:
@@ -54,6 +71,9 @@ def fast_layers(job: Draft, options: dict[str, Any]) -> UnslothRelease:
     release: UnslothRelease = "newest" if options[FAST_OPTION] is True else "2024.12"
     _check_model(job, release)
     _check_training(job, options, release)
+    if job.graph.implementation == _REPOSITORY:
+        _check_repository(job)
+        return ""
     _choose_attention(job, options, release)
     return release
 
@@ -63,10 +83,11 @@ def _check_model(job: Job, release: UnslothRelease) -> None:
     family, served = job.graph.architecture.family, _SERVED[release]
     if job.scenario.training.method == "full":
         raise job.not_yet(_AT, "Unsloth's layers without adapters (full_finetuning)")
-    if family == "nemotron_h":
-        raise job.not_yet(_AT, "Unsloth's nemotron_h, which has none of its functions: with trust_remote_code the "
-                          "layers of its repository, else transformers' with experts in 16 bits; ask for either by "
-                          f"implementation, without {FAST_OPTION}")
+    if family == "nemotron_h" and release == "newest":
+        if job.graph.implementation == _REPOSITORY:
+            return
+        raise job.not_yet(_AT, "Unsloth's nemotron_h without trust_remote_code, whose modules FastModel compiles "
+                          "(unsloth_zoo compiler.py), with experts in 16 bits (served: implementation: hub)")
     if family not in served:
         raise job.not_yet(_AT, f"Unsloth's layers of {family} (served: {', '.join(served)})")
     adapted = {spec.path.rpartition(".")[2] or "lm_head" for specs in job.graph.tensors for spec in specs
@@ -81,7 +102,8 @@ def _check_model(job: Job, release: UnslothRelease) -> None:
 
 def _check_training(job: Job, options: dict[str, Any], release: UnslothRelease) -> None:
     training = job.scenario.training
-    if options.get("autocast") or options.get("prepare_model_for_kbit_training"):
+    asked = options.get("autocast") or options.get("prepare_model_for_kbit_training")
+    if asked and job.graph.implementation != _REPOSITORY:  # whose forward is under autocast without being asked
         raise job.not_yet(_AT, "autocast around Unsloth's layers over fp32 parameters")
     if release == "2024.12" and (training.lora.dropout or training.lora.use_dora):
         raise job.not_yet(_AT, f"{release}'s layers around PEFT's own modules, as dropout of adapters and DoRA leave "
@@ -90,6 +112,42 @@ def _check_training(job: Job, options: dict[str, Any], release: UnslothRelease) 
         raise job.not_yet(_AT, "Unsloth's layers over LLM.int8() (load_in_8bit)")
     if training.lengths == "packed":
         raise job.not_yet(_AT, "packed sequences in Unsloth's layers")
+
+
+def _check_repository(job: Job) -> None:
+    """Raises NotYet or IllegalLayout for settings that Unsloth does not run a repository's code with."""
+    if job.compute != "bf16":
+        raise job.not_yet("training.precision.compute", f"{job.compute} of Unsloth's nemotron_h, which is loaded in "
+                          "fp32 and cast by parts (models/loader.py UNSLOTH_FORCE_CUSTOM_DTYPE; served: bf16)")
+    if job.mesh.dp_replicate > 1 and job.scenario.training.offload.part("activations")[1]:
+        raise job.illegal("training.offload.activations", "on several GPUs Unsloth takes its checkpointing back: "
+                          "inputs of layers stay on the device", "unsloth 015bdef0 models/vision.py post_patch_model")
+
+
+def fast_mixed(job: Draft, options: dict[str, Any]) -> Mixed:
+    """Returns dtype of the parameters and autocast of a model that Unsloth or a plain Trainer trains.
+
+    `options`: the framework options that the scenario sets, by name. A repository's code runs under autocast over
+    16-bit weights in Unsloth, NotYet for others; what else is in `mixed_of`.
+    """
+    if not options.get(FAST_OPTION) or job.graph.implementation != _REPOSITORY:
+        return mixed_of(job, options)
+    stored = job.auto("training.precision.params", job.scenario.training.precision.params, job.compute,
+                      "unsloth 015bdef0 models/vision.py: torch_dtype")
+    if stored != job.compute:
+        raise job.not_yet("training.precision.params", f"{stored} parameters of a repository's code in Unsloth")
+    job.note("framework_options.autocast", "true", "unsloth 015bdef0 models/rl.py: bf16 for adapters in fp32")
+    return Mixed(stored, autocast=True)
+
+
+def asks_for_gradient(job: Job, options: dict[str, Any]) -> bool:
+    """True if the embedding's output takes a gradient because Unsloth asks for it, with or without checkpoints.
+
+    `options`: the framework options that the scenario sets, by name. unsloth-zoo ce232d6c `training_utils.py`,
+    prepare_model_for_training: use_reentrant; unsloth 015bdef0 `models/vision.py`: not on several GPUs.
+    """
+    alone = job.mesh.dp_replicate == 1 or job.graph.implementation != _REPOSITORY
+    return bool(options.get(FAST_OPTION)) and alone
 
 
 def _choose_attention(job: Draft, options: dict[str, Any], release: UnslothRelease) -> None:
