@@ -26,6 +26,10 @@ XFORMERS: dict[str, Any] = PLAIN | {"attn_implementation": "xformers"}
 TOKENS, HIDDEN, KV, FFN, HEADS = 64, 256, 128, 688, 8
 
 
+NEMOTRON: dict[str, Any] = {"model": "nemotron-3-tiny", "implementation": "hub", "method": "qlora", "loss": "auto",
+                            "options": PLAIN, "lora": {"rank": 8, "target_modules": ["q_proj", "up_proj"]}}
+
+
 def asked(**changed: Any) -> dict[str, Any]:
     return {"model": "llama-tiny", "method": "qlora", "lora": {"rank": 8, "target_modules": ALL}, "loss": "cut",
             "options": FAST} | changed
@@ -90,7 +94,10 @@ def test_its_adapters_are_fp32_unless_told() -> None:
 @pytest.mark.parametrize(("changed", "told"), [
     ({"method": "full"}, "without adapters"),
     ({"model": "phi-4"}, "Unsloth's layers of phi3 (served: llama, mistral, "),
-    ({"model": "nemotron-3-tiny"}, "Unsloth's nemotron_h, which has none of its functions"),
+    ({"model": "nemotron-3-tiny"}, "Unsloth's nemotron_h without trust_remote_code, whose modules FastModel compiles"),
+    (NEMOTRON | {"options": {"FastLanguageModel": "2024.12"}}, "Unsloth's layers of nemotron_h (served: llama)"),
+    (NEMOTRON | {"precision": {"compute": "fp16"}}, "fp16 of Unsloth's nemotron_h, which is loaded in fp32"),
+    (NEMOTRON | {"precision": {"params": "fp32"}}, "fp32 parameters of a repository's code in Unsloth"),
     ({"lora": {"target_modules": ["q_proj", "up_proj"]}, "options": OLD},
      "missing: down_proj, gate_proj, k_proj, o_proj, v_proj"),
     ({"lora": {"target_modules": ["lm_head"]}}, "with adapters of lm_head"),
@@ -189,6 +196,48 @@ def test_dropout_and_dora_leave_all_linears_to_peft(asked_for: dict[str, Any]) -
 
 def test_rank_stabilised_lora_changes_no_byte() -> None:
     assert kept(lora={"rank": 8, "target_modules": ALL, "use_rslora": True}) == kept()
+
+
+# ---- Nemotron-H of its own repository -------------------------------------------------------------------------------
+def test_nemotron_has_none_of_its_functions_but_its_precision() -> None:
+    """Adapters in fp32 under autocast, the rest in 16 bits or in four; the embedding's output takes a gradient."""
+    _, table = small.prepared("ddp", **NEMOTRON)
+    options = HfOptions.of(table.options)
+    assert (options.unsloth, options.autocast, options.embeddings_require_grad) == ("", True, True)
+    plan = small.plan_of("ddp", **NEMOTRON)
+    rest = plan.at_rest()
+    assert rest["adapters"].params_bytes == 4 * rest["adapters"].num_params
+    packed = {placed.spec.path.rpartition(".")[2] for layer in plan.layers for placed in plan.of_layer(layer)
+              if placed.policy.at_rest.packed is not None}
+    assert packed == {"q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "up_proj", "down_proj"}
+
+
+def test_autocast_keeps_a_copy_of_the_adapter_of_every_expert() -> None:
+    """Eight matrices [128, 8] in 16 bits until forward is over, then backward makes none."""
+    size = 2 * 128 * 8
+    program = small.program_of("ddp", **NEMOTRON)
+    posted = [(phase, amount) for layer, phase, amount in small.postings(program, "mixer.to_bf16")
+              if layer == 2 and abs(amount) == size]
+    assert [amount for _, amount in posted] == [size] * 8 + [-size] * 8
+    assert {phase for phase, amount in posted if amount > 0} == {"forward"}
+    assert small.postings(small.program_of("ddp", **NEMOTRON | {"options": {}}), "mixer.to_bf16") != posted
+
+
+def test_router_and_experts_are_in_16_bits_under_autocast() -> None:
+    """Their sums are fp32 in the repository's code without it."""
+    final = {size for _, _, size in small.postings(small.program_of("ddp", **NEMOTRON), "mixer.final") if size > 0}
+    wide = {size for _, _, size in small.postings(
+        small.program_of("ddp", **NEMOTRON | {"options": {}}), "mixer.final") if size > 0}
+    assert (final, wide) == ({2 * TOKENS * HIDDEN}, {4 * TOKENS * HIDDEN})
+
+
+def test_several_gpus_take_its_checkpoints_back() -> None:
+    host = NEMOTRON | {"recompute": "full", "offload": {"activations": "host"}}
+    small.prepared("ddp", **host)
+    with pytest.raises(IllegalLayout, match="on several GPUs Unsloth takes its checkpointing back"):
+        small.prepared("ddp", {"dp_replicate": 2}, **host)
+    _, table = small.prepared("ddp", {"dp_replicate": 2}, **NEMOTRON)
+    assert not HfOptions.of(table.options).embeddings_require_grad
 
 
 # ---- Unsloth's own functions, run on a CPU -----------------------------------------------------------------------
