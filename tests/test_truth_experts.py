@@ -60,8 +60,9 @@ def test_a_block_of_the_repository_under_autocast_is_torch_s_own_birth_by_birth(
     case, tape = ROUTED[name], Tape({}, {})
     wide = case.get("autocast", True)
     gate = Param("m.gate.weight", (8, 256), "bf16", trainable=False)
-    run = LayerWorkload(1, TOKENS, "bf16", {gate.name: gate, **params_of(case | {"adapters": "fp32" if wide else "bf16"})},
-                        options=HfOptions(is_of_hub=True, autocast=wide, lora_dropout="pre" * ("dropout" in case)))
+    params = {gate.name: gate, **params_of(case | {"adapters": "fp32" if wide else "bf16"})}
+    run = LayerWorkload(1, TOKENS, "bf16", params, options=HfOptions(
+        is_of_hub=True, autocast=wide, lora_dropout="pre" if "dropout" in case else ""))
     hidden = tape.external((1, TOKENS, 256), "bf16", tape.slot("hidden", "activation"), -1)
     hidden.node = Node()
     out = moe(tape, run, Branch("norm", "m", Moe(256, 8, 2, 128, 0)), hidden)

@@ -43,8 +43,10 @@ from simcore.frameworks.ddp.unsloth import (
     XFORMERS,
     adapter_dtype,
     asks_for_gradient,
+    checkpointed,
     fast_layers,
     fast_mixed,
+    kept_inputs,
 )
 from simcore.models.blocks import Attention
 from simcore.operators.hf.options import HfOptions
@@ -111,6 +113,7 @@ def table(job: Draft) -> Framework:
         optimizer=torch_optimizer(job, "torch 2.13 optim/adam.py: foreach by default on CUDA", "foreach", plain=True),
         compute_dtype=job.compute,
         checkpoint=all_or_no_checkpoint(job),
+        kept_inputs=kept_inputs(job, options),
         loss=job.auto("training.loss", job.scenario.training.loss, *loss_with(options, _transformers.DEFAULTS.loss)),
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
@@ -173,7 +176,7 @@ def _reducer(job: Draft, options: dict[str, Any]) -> DdpStrategy:
 def _layer_options(job: Draft, options: dict[str, Any], mixed: Mixed) -> HfOptions:
     """Options of the layers; bytes of kernels that are fused if compiled are known for torchao's weights only."""
     return replace(
-        LAYERS[job.graph.implementation].layer_options(job, _attention(options)),
+        checkpointed(job, options, LAYERS[job.graph.implementation].layer_options(job, _attention(options))),
         embeddings_require_grad=_transformers.replayed(job) or asks_for_gradient(job, options),
         autocast=mixed.autocast,
         hidden=mixed.stored if mixed.autocast else "",

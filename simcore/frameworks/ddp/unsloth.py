@@ -4,7 +4,8 @@ unsloth 015bdef0 (2026.8.19) `models/loader.py`, FastLanguageModel.from_pretrain
 and qwen3; every other family goes to FastModel, which compiles transformers' own. `models/llama.py`, patch_peft_model:
 its functions run linears whose adapters have no dropout, module by module, see `operators/hf/unsloth.py`. unsloth-zoo
 ce232d6c `training_utils.py`, prepare_model_for_training: adapters are fp32, everything else stays as it is loaded.
-`use_gradient_checkpointing: unsloth` is recompute: full with offload.activations: host.
+`use_gradient_checkpointing: unsloth` is recompute: full with offload.activations: host ([Note: Unsloth's checkpoints]
+in `operators/hf/unsloth.py`).
 
 [Note: Nemotron-H in Unsloth]
 `models/loader.py` sends it to FastModel. With trust_remote_code its repository's own code runs, and nothing of it is
@@ -27,16 +28,17 @@ gate_up_proj.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from simcore.frameworks.common.autocast import Mixed, mixed_of
 from simcore.models.blocks import Attention
-from simcore.operators.hf.options import UnslothRelease
+from simcore.operators.hf.options import HfOptions, UnslothRelease
 from simcore.placement.afterwards import Copies, Merge
 from simcore.placement.job import Draft, Job
 
-__all__ = ["FAST_MERGE", "FAST_OPTION", "FAST_RELEASES", "XFORMERS", "adapter_dtype", "asks_for_gradient", "fast_layers",
-           "fast_mixed"]
+__all__ = ["FAST_MERGE", "FAST_OPTION", "FAST_RELEASES", "XFORMERS", "adapter_dtype", "asks_for_gradient",
+           "checkpointed", "fast_layers", "fast_mixed", "kept_inputs"]
 
 FAST_OPTION: Final = "FastLanguageModel"
 FAST_RELEASES: Final[tuple[Any, ...]] = (True, False, "2024.12", 2024.12)
@@ -51,6 +53,9 @@ FAST_MERGE: Final = Merge(
 _REPOSITORY: Final = "hub"
 _LINEARS: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
 _SERVED: Final = {"newest": ("llama", "mistral", "qwen2", "qwen3"), "2024.12": ("llama",)}
+_CHECKPOINT: Final = "unsloth-zoo ce232d6c gradient_checkpointing.py UnslothCheckpointFunction"
+_SMALLEST: Final = 2**20
+"""Elements of 16 bits in 2 MiB."""
 _AT: Final = f"framework_options.{FAST_OPTION}"
 _KERNEL: Final = "framework_options.attn_implementation"
 
@@ -168,6 +173,35 @@ def _choose_attention(job: Draft, options: dict[str, Any], release: UnslothRelea
         job.auto(_KERNEL, "auto", "sdpa", "unsloth 015bdef0 utils/attention_dispatch.py select_attention_backend: "
                  "flash-attn if installed (Ampere or newer), else xformers, else SDPA; pip install unsloth brings "
                  "neither (pyproject.toml)")
+
+
+def checkpointed(job: Draft, options: dict[str, Any], layers: HfOptions) -> HfOptions:
+    """Returns options of `layers` whose inputs go to the host by Unsloth's newest checkpointing.
+
+    `options`: the framework options that the scenario sets, by name. Inputs of 2 MiB or less stay. Other jobs' are
+    returned as they are.
+    """
+    if not _buffers_inputs(options) or not layers.inputs_on_host:
+        return layers
+    training = job.scenario.training
+    elements = training.micro_batch_size * training.seq_len * job.graph.architecture.hidden
+    if elements <= _SMALLEST:
+        job.note("training.offload.activations", f"no effect: inputs of {elements} elements stay on the device",
+                 f"{_CHECKPOINT}: MINIMUM_SIZE")
+    return replace(layers, inputs_on_host=elements > _SMALLEST, has_input_buffers=True)
+
+
+def kept_inputs(job: Job, options: dict[str, Any]) -> tuple[int, ...]:
+    """Returns the number of the last layer, whose input Unsloth's newest checkpointing leaves on the device; or none.
+
+    `options`: the framework options that the scenario sets, by name. Source: LAST_GC_INDEX, which the first step sets.
+    """
+    layers = [number for number, layer in enumerate(job.graph.layers) if job.graph.kinds[layer.kind].block is None]
+    return (layers[-1],) if _buffers_inputs(options) and job.scenario.training.offload.part("activations")[1] else ()
+
+
+def _buffers_inputs(options: dict[str, Any]) -> bool:
+    return options.get(FAST_OPTION) is True
 
 
 def adapter_dtype(job: Draft, options: dict[str, Any], stored: str) -> str:

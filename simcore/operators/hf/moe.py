@@ -39,12 +39,12 @@ def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, *, wide: bool
     rows = x.view(run.tokens, block.hidden)
     # The logits stay in a local variable that is not read; those of the hub's router are its own.
     if block.router == "sigmoid":
-        _logits, weights, indices = _route(tape, run, name, block, rows)
-        _logits = None if is_of_hub(run) else _logits
+        logits, weights, indices = _route(tape, run, name, block, rows)
     else:
         dtype = "fp32" if wide else run.compute
-        _logits, weights, indices = _route_by_softmax(tape, run, name, block, rows, dtype)
-    del rows
+        logits, weights, indices = _route_by_softmax(tape, run, name, block, rows, dtype)
+    _kept = None if is_of_hub(run) else logits
+    del rows, logits
     flat = as_rows(tape, x, (run.tokens, block.hidden))
     y = routed(tape, run, name, block, flat, indices, weights)
     del flat
