@@ -131,6 +131,13 @@ def of(preset: str, **fields: int) -> dict[str, Any]:
     return {"model": {"config": preset, "overrides": SMALL | fields}}
 
 
+def test_the_embeddings_output_takes_a_gradient_without_checkpoints_too() -> None:
+    """The first layer's input has one although nothing below trains."""
+    found = small.postings(small.program_of("ddp", **asked()), "grad_hidden_states")
+    plain = small.postings(small.program_of("ddp", **asked(options={})), "grad_hidden_states")
+    assert {layer for layer, *_ in found} - {layer for layer, *_ in plain} == {1}
+
+
 def test_a_plain_install_runs_sdpa_and_an_assumption_says_so() -> None:
     """It keeps what flash-attn keeps; heads are grouped."""
     _, table = small.prepared("ddp", **asked(options=PLAIN))
@@ -249,14 +256,14 @@ def test_two_buffers_take_inputs_back_and_that_of_the_last_layer_stays() -> None
     assert small.postings(hub, "input_buffers") == [(0, "build", 2 * size)]
 
 
-def test_small_inputs_stay_on_the_device() -> None:
-    """Both buffers are there all the same, with the elements that they begin with."""
-    program = small.program_of("ddp", **asked(**HOST | {"seq_len": 4096}))
-    assert small.postings(program, "input_buffers") == [(0, "build", 2 * 2 * 2**20)]
-    report = simulate(small.scenario("ddp", **asked(**HOST | {"seq_len": 4096})))
-    assert {a.what: a.value for a in report.assumptions}["training.offload.activations"].startswith("no effect: inputs "
-                                                                                                    "of 1048576")
-    assert small.plan_of("ddp", **asked(**HOST | {"seq_len": 4096})).offloaded_input_bytes(4096) == 0
+@pytest.mark.parametrize("seq_len", [2048, 4096])
+def test_small_inputs_stay_on_the_device(seq_len: int) -> None:
+    """Up to 2 MiB. Both buffers are there all the same, with the elements that they begin with."""
+    given = asked(**HOST | {"seq_len": seq_len})
+    assert small.postings(small.program_of("ddp", **given), "input_buffers") == [(0, "build", 2 * 2 * 2**20)]
+    told = {a.what: a.value for a in simulate(small.scenario("ddp", **given)).assumptions}
+    assert told["training.offload.activations"].startswith(f"no effect: inputs of {seq_len * HIDDEN} elements stay")
+    assert small.plan_of("ddp", **given).offloaded_input_bytes(seq_len) == 0
 
 
 def test_several_gpus_take_its_checkpoints_back() -> None:
