@@ -243,7 +243,7 @@ HOST: dict[str, Any] = {"recompute": "full", "offload": {"activations": "host"},
 
 
 def test_two_buffers_take_inputs_back_and_that_of_the_last_layer_stays() -> None:
-    """Of 2 M elements each, 1 M at least; four layers."""
+    """Each has 2 M elements; there are four layers."""
     program, size = small.program_of("ddp", **asked(**HOST)), 2 * 8192 * HIDDEN
     assert small.postings(program, "input_buffers") == [(0, "build", 2 * size)]
     assert sum(size for _, _, size in small.postings(program, "hidden_states.from_host")) == 0
