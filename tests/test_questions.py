@@ -16,6 +16,7 @@ import pytest
 
 import nano_ep4
 from checkout import ROOT
+from published import in_gib_too
 from simcore.batch.advice import advise
 from simcore.cli.tables import setting
 from simcore.frameworks.registry import hooks_of
@@ -30,6 +31,7 @@ from simcore.program.tile import AMOUNT, LAYER, OP, SLOT
 from simcore.recording.tape import Op
 from simcore.results.report import AtRest, Peak, RankReport, Report
 from simcore.simulate import place, simulate
+from simcore.units import format_bytes, in_gib
 from simcore.validation.runs import Measured, read_measured
 
 SCENARIOS = ROOT / "scenarios"
@@ -77,12 +79,12 @@ def longest(file: str, *overrides: str, step: int = 1024) -> int:
     return low * step
 
 
-def gb(size: float) -> str:
-    return f"{size / 1e9:.1f}"
+def gib(size: float) -> str:
+    return in_gib(size, 1)
 
 
-def peak_gb(report: Report) -> str:
-    return gb(fullest(report)[1].device_bytes)
+def peak_size(report: Report) -> str:
+    return gib(fullest(report)[1].device_bytes)
 
 
 def held(peak: Peak, *categories: str) -> int:
@@ -95,7 +97,7 @@ def at_rest(rank: RankReport, part: Callable[[AtRest], int]) -> int:
 
 # ---- expert parallelism on four GPUs ---------------------------------------------------------------------------------
 def four_gpus() -> Rows:
-    rows = [["framework", "method", "at rest GB", "peak GB", "by measured runs GB", "of GB", "verdict",
+    rows = [["framework", "method", "at rest GiB", "peak GiB", "by measured runs GiB", "of GiB", "verdict",
              "smallest change that makes it fit", "known runs"]]
     for framework in ("automodel", "megatron"):
         for method in ("lora", "full"):
@@ -103,8 +105,8 @@ def four_gpus() -> Rows:
             report = one(file, asked)
             assert report.evidence is not None
             low, high = report.band_bytes or (0, 0)
-            rows.append([framework, method, gb(fullest(report)[0].at_rest_bytes()), peak_gb(report),
-                         f"{gb(low)} to {gb(high)}", gb(report.capacity_bytes or 0), str(report.verdict),
+            rows.append([framework, method, gib(fullest(report)[0].at_rest_bytes()), peak_size(report),
+                         f"{gib(low)} to {gib(high)}", gib(report.capacity_bytes or 0), str(report.verdict),
                          _advice(file, asked, report), nano_ep4.known(report.evidence)])
     return rows
 
@@ -114,7 +116,7 @@ def _advice(file: str, asked: str, report: Report) -> str:
         return ""
     first = advise(load(SCENARIOS / f"{file}.yaml", ["sweep=null", asked])[0])[0]
     told = " ".join(setting(key, value) for key, value in first.changes.items())
-    return f"`{told}`: {gb(first.peak_bytes)}" if first.verdict == "fits" else "none of one or two changes"
+    return f"`{told}`: {format_bytes(first.peak_bytes)}" if first.verdict == "fits" else "none of one or two changes"
 
 
 # ---- the longest sequence --------------------------------------------------------------------------------------------
@@ -182,11 +184,11 @@ KEEPERS = (("megatron", "lora-8-megatron", ()), ("automodel", "lora-8-automodel"
 
 
 def keys_and_values() -> Rows:
-    rows = [["framework", "kept for backward GB", "attention GB", "keys and values GB", "their share"]]
+    rows = [["framework", "kept for backward GiB", "attention GiB", "keys and values GiB", "their share"]]
     for framework, file, overrides in KEEPERS:
         found = kept(f"{NODE}/{file}", *EIGHT_K, *overrides)
         whole, pair = found["all layers"] + found["loss"], found["keys and values"]
-        rows.append([framework, gb(whole), gb(found["attention"]), f"{pair / 1e9:.2f}", f"{pair / whole:.2%}"])
+        rows.append([framework, gib(whole), gib(found["attention"]), in_gib(pair), f"{pair / whole:.2%}"])
     return rows
 
 
@@ -199,13 +201,14 @@ def published() -> dict[str, dict[str, str]]:
 
 def sizes(file: str, unpublished: str = "") -> Rows:
     """Published totals of a table beside ours, a row each; then layouts that the table leaves out."""
-    rows = [["layout", "published weights GB", "ours", "published peak GB", "ours", "published verdict", "ours"]]
+    rows = [["layout", "published weights GiB", "ours", "published peak GiB", "ours", "published verdict", "ours"]]
     told = {name: row for name, row in published().items() if name.partition("[")[0] == file and row["total_gb"]}
     others = reports(f"nano-published/{unpublished}") if unpublished else ()
     for report in (*map(named, told), *others):
         row = told.get(report.name, {})
-        weights = gb(at_rest(fullest(report)[0], lambda part: part.params_bytes))
-        rows.append([_layout(report), row.get("weights_gb", ""), weights, row.get("total_gb", ""), peak_gb(report),
+        weights = gib(at_rest(fullest(report)[0], lambda part: part.params_bytes))
+        told_weights, told_peak = (in_gib_too(row.get(key, "")) for key in ("weights_gb", "total_gb"))
+        rows.append([_layout(report), told_weights, weights, told_peak, peak_size(report),
                      row.get("verdict", ""), str(report.verdict)])
     return rows
 
@@ -254,12 +257,13 @@ COLUMNS = (
 
 
 def components() -> Rows:
-    rows = [["layout", "", "weights GB", "optimizer GB", "gradients GB", "activations and the rest GB", "peak GB"]]
+    rows = [["layout", "", "weights GiB", "optimizer GiB", "gradients GiB", "activations and the rest GiB",
+             "peak GiB"]]
     for layout, *told, total, name in COLUMNS:
         _, peak = fullest(named(name))
         parts = [held(peak, "sharded_param"), held(peak, "opt_state", "main_param"), held(peak, "main_grad")]
-        rows.append([layout, "published", *told, total])
-        rows.append(["", "ours", *map(gb, (*parts, peak.device_bytes - sum(parts))), gb(peak.device_bytes)])
+        rows.append([layout, "published", *map(in_gib_too, (*told, total))])
+        rows.append(["", "ours", *map(gib, (*parts, peak.device_bytes - sum(parts))), gib(peak.device_bytes)])
     return rows
 
 
@@ -269,10 +273,11 @@ def by_kind() -> Rows:
     words = {"embedding": "embeddings and other", "loss": "logits, in the loss"}
     rest = found["embedding"] + found["final_norm"] + found["head"]
     sums = {kind: rest if kind == "embedding" else found[kind] for kind in told}
-    rows = [["kept at 8,192 tokens", "published GB", "ours GB", "share"]]
+    rows = [["kept at 8,192 tokens", "published GiB", "ours GiB", "share"]]
     for kind, size in sums.items():
-        rows.append([words.get(kind, kind), told[kind], gb(size), f"{size / sum(sums.values()):.0%}"])
-    return [*rows, ["together", "24.5", gb(sum(sums.values())), "100%"]]
+        quoted = in_gib_too(told[kind]) if kind != "loss" else told[kind]
+        rows.append([words.get(kind, kind), quoted, gib(size), f"{size / sum(sums.values()):.0%}"])
+    return [*rows, ["together", in_gib_too("24.5"), gib(sum(sums.values())), "100%"]]
 
 
 # ---- recompute ladder ------------------------------------------------------------------------------------------------
@@ -283,7 +288,7 @@ def rungs() -> list[Measured]:
 
 
 def ladder() -> Rows:
-    rows = [["recompute", "measured", "measured peak GB", "ours", "ours GB", "error", "device full to"]]
+    rows = [["recompute", "measured", "measured peak GiB", "ours", "ours GiB", "error", "device full to"]]
     for rung in rungs():
         assert rung.entry is not None
         assert rung.entry.scenario is not None
@@ -292,8 +297,8 @@ def ladder() -> Rows:
         told = [reading.bytes for reading in rung.row.readings]
         modules = ", ".join(report.scenario["training"]["recompute"])
         error = f"{peak.allocated_bytes / told[0] - 1:+.1%}" if told else ""
-        rows.append([modules, str(rung.row.verdict), gb(told[0]) if told else "", str(report.verdict),
-                     gb(peak.allocated_bytes), error, f"{peak.device_bytes / (report.capacity_bytes or 1):.0%}"])
+        rows.append([modules, str(rung.row.verdict), gib(told[0]) if told else "", str(report.verdict),
+                     gib(peak.allocated_bytes), error, f"{peak.device_bytes / (report.capacity_bytes or 1):.0%}"])
     return rows
 
 
@@ -325,13 +330,13 @@ def variant(defer: str, reshard: str) -> tuple[str, ...]:
 def accounting() -> Rows:
     found = {word: one(NANO, *variant(*options)) for word, *options in VARIANTS}
     peaks = {word: fullest(report)[1] for word, report in found.items()}
-    rows = [["at the peak, GB", "by hand", *found]]
-    rows += [[what, gb(size), *(gb(held(peak, *HELD[what])) for peak in peaks.values())]
+    rows = [["at the peak, GiB", "by hand", *found]]
+    rows += [[what, gib(size), *(gib(held(peak, *HELD[what])) for peak in peaks.values())]
              for what, size in BY_HAND.items()]
     named_bytes = [held(peak, *(name for names in HELD.values() for name in names)) for peak in peaks.values()]
     rest = [peak.device_bytes - sum_ for peak, sum_ in zip(peaks.values(), named_bytes, strict=True)]
-    rows.append(["activations, reduced gradients, temporaries, libraries, context", "", *map(gb, rest)])
-    rows.append(["together", gb(sum(BY_HAND.values())), *(gb(peak.device_bytes) for peak in peaks.values())])
+    rows.append(["activations, reduced gradients, temporaries, libraries, context", "", *map(gib, rest)])
+    rows.append(["together", gib(sum(BY_HAND.values())), *(gib(peak.device_bytes) for peak in peaks.values())])
     rows.append(["verdict", "", *(str(report.verdict) for report in found.values())])
     rows.append(["longest sequence that fits", "", *(f"{longest(NANO, *variant(*options), step=256):,}"
                                                      for _, *options in VARIANTS)])
@@ -339,14 +344,14 @@ def accounting() -> Rows:
 
 
 def syncing() -> Rows:
-    rows = [["sync_gradients", "microbatches", "whole gradients GB", "gradient shards GB", "peak GB",
-             "reduce-scatter sent, GB a step"]]
+    rows = [["sync_gradients", "microbatches", "whole gradients GiB", "gradient shards GiB", "peak GiB",
+             "reduce-scatter sent, GiB a step"]]
     for report in reports("gradient-accumulation/fsdp2-llama"):
         rank, peak = fullest(report)
         sent = sum(row.wire_bytes for row in rank.traffic if row.collective == "reduce_scatter")
         rows.append([report.scenario["framework_options"]["sync_gradients"],
-                     str(report.scenario["training"]["global_batch_size"] // 8), gb(held(peak, "unsharded_grad")),
-                     gb(held(peak, "sharded_grad")), gb(peak.device_bytes), gb(sent)])
+                     str(report.scenario["training"]["global_batch_size"] // 8), gib(held(peak, "unsharded_grad")),
+                     gib(held(peak, "sharded_grad")), gib(peak.device_bytes), gib(sent)])
     return rows
 
 
