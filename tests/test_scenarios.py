@@ -41,8 +41,6 @@ SENT = ("nano-megatron-vs-fsdp2",)
 BESIDE = {"nano-megatron-vs-fsdp2": ("sft-16-megatron-recompute", "sft-16-automodel-recompute",
                                      "sft-16-fsdp2-ep8-recompute")}
 """Scenarios of which a folder keeps what `rankscope compare` prints, for a screen of 80 characters."""
-MADE = {"nano-ep4": nano_ep4.TABLES}
-"""Tables in the README of a folder, by the name in its mark."""
 MARKED = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 GENERATED = (
     "<!-- Made by `python tests/test_scenarios.py --write`. -->\n\n"
@@ -203,6 +201,34 @@ def beside(folder: Path) -> str:
     return "".join(f"{line}\n" for line in map(str, sheet(compare(*found), 80)))
 
 
+def _gathered(report: Report) -> str:
+    assert report.peak_rank is not None
+    sent = sum(row.wire_bytes for row in report.peak_rank.traffic if row.collective == "all_gather")
+    return f"{in_gib(sent, 1)} GiB"
+
+
+_FIGURES: dict[str, Callable[[Report], str]] = {
+    "needed on the fullest GPU": lambda report: f"{in_gib(report.highest_bytes or 0, 1)} GiB",
+    "all-gather, a rank and step": _gathered,
+    "of all it sends, over the network": lambda report: f"{in_gib(_links(report)['network_bytes'], 1)} GiB",
+    "step": lambda report: f"{report.time.step_s:.1f} s" if report.time else "",
+    "million tokens": lambda report: f"{_dollars(report.time):.3f} USD" if report.time else "",
+}
+
+
+def side_by_side() -> nano_ep4.Rows:
+    """What decides between the frameworks of the folder `nano-megatron-vs-fsdp2`."""
+    (folder, stems), = BESIDE.items()
+    found = [one for stem in stems for one in reports(SCENARIOS / folder / f"{stem}.yaml")]
+    return [["", "Megatron", "Automodel", "FSDP2"],
+            *([heading, *map(figure, found)] for heading, figure in _FIGURES.items())]
+
+
+MADE: dict[str, dict[str, Callable[[], nano_ep4.Rows]]] = {
+    "nano-ep4": nano_ep4.TABLES, "nano-megatron-vs-fsdp2": {"side by side": side_by_side}}
+"""Tables in the README of a folder, by the name in its mark."""
+
+
 def _lines(heads: list[str], rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in (heads, ["---"] * len(heads), *rows))
 
@@ -338,15 +364,6 @@ def test_stored_comparisons_are_what_comes_out(name: str) -> None:
     assert max(map(len, stored.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("name", BESIDE)
-def test_the_readme_has_the_figures_of_its_comparison(name: str) -> None:
-    found = [one for stem in BESIDE[name] for one in reports(SCENARIOS / name / f"{stem}.yaml")]
-    lines = (SCENARIOS / name / "README.md").read_text(encoding="utf-8").splitlines()
-    for heading, figure in _FIGURES.items():
-        row = next(line for line in lines if line.startswith(f"| {heading} |"))
-        assert row == f"| {heading} | {' | '.join(figure(one) for one in found)} |"
-
-
 def test_what_gathers_and_reduces_in_every_microbatch_waits_for_half_of_it() -> None:
     folder = SCENARIOS / "nano-megatron-vs-fsdp2"
     shares = {}
@@ -358,21 +375,6 @@ def test_what_gathers_and_reduces_in_every_microbatch_waits_for_half_of_it() -> 
     megatron, *others = shares.values()
     assert megatron < 0.1
     assert min(others) > 0.45
-
-
-def _gathered(report: Report) -> str:
-    assert report.peak_rank is not None
-    sent = sum(row.wire_bytes for row in report.peak_rank.traffic if row.collective == "all_gather")
-    return f"{in_gib(sent, 1)} GiB"
-
-
-_FIGURES: dict[str, Callable[[Report], str]] = {
-    "needed on the fullest GPU": lambda report: f"{in_gib(report.highest_bytes or 0, 1)} GiB",
-    "all-gather, a rank and step": _gathered,
-    "of all it sends, over the network": lambda report: f"{in_gib(_links(report)['network_bytes'], 1)} GiB",
-    "step": lambda report: f"{report.time.step_s:.1f} s" if report.time else "",
-    "million tokens": lambda report: f"{_dollars(report.time):.3f} USD" if report.time else "",
-}
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=_id)
