@@ -224,16 +224,13 @@ def adapters() -> Rows:
     rows = [["rank", "published", "recipe", "adapters that are made", "on a rank"]]
     recipes = (("8", "220 M", "Automodel", "nano-published/automodel-recommended-lora", 8, ()),
                ("32", "883 M", "Megatron-Bridge", "nano-published/bridge-min-lora", 8, ()),
-               ("128", "3.5 B", "NeMo RL GRPO", f"{NODE}/lora-8-automodel", 1, RL),
-               ("256", "7.1 B", "NeMo RL SFT", f"{NODE}/lora-8-automodel", 1, RL))
+               ("128", "3.5 B", "NeMo RL GRPO", "nemo-rl-sft/nano-lora", 1, ()),
+               ("256", "7.1 B", "NeMo RL SFT", "nemo-rl-sft/nano-lora", 1, ()))
     for rank, told, recipe, file, ep, overrides in recipes:
         (scenario,) = load(SCENARIOS / f"{file}.yaml", ["sweep=null", f"training.lora.rank={rank}", *overrides])
         made, own = _trainable(place(scenario), ep)
         rows.append([rank, told, recipe, f"{made / 1e6:.2f} M", f"{own / 1e6:.2f} M"])
     return rows
-
-
-RL = ("mesh.ep=1", "training.lora.exclude_modules=['*out_proj*']")
 
 
 def _trainable(report: Report, ep: int) -> tuple[int, int]:
@@ -338,7 +335,7 @@ def accounting() -> Rows:
     rows.append(["activations, reduced gradients, temporaries, libraries, context", "", *map(gib, rest)])
     rows.append(["together", gib(sum(BY_HAND.values())), *(gib(peak.device_bytes) for peak in peaks.values())])
     rows.append(["verdict", "", *(str(report.verdict) for report in found.values())])
-    rows.append(["longest sequence that fits", "", *(f"{longest(NANO, *variant(*options), step=256):,}"
+    rows.append(["longest sequence that fits", "", *(_tokens(longest(NANO, *variant(*options), step=256))
                                                      for _, *options in VARIANTS)])
     return rows
 
@@ -407,9 +404,124 @@ def test_the_accounting_by_hand_is_the_engine_s() -> None:
 def test_only_the_last_microbatch_is_reduced_where_the_loop_takes_care() -> None:
     """Llama-3.1-8B on 8 ranks: fp32 gradients whole are eight times their shards; and are sent once, not each time."""
     whole = {(row[0], row[1]): row for row in syncing()[1:]}
-    assert float(whole["last", "8"][2]) == pytest.approx(8 * float(whole["every", "8"][3]), rel=0.01)
+    assert float(whole["last", "8"][2]) == pytest.approx(8 * float(whole["every", "8"][3]), rel=0.02)
     assert float(whole["every", "8"][5]) == pytest.approx(8 * float(whole["last", "8"][5]), rel=0.01)
     assert whole["last", "1"][2:] == whole["every", "1"][2:]
+
+
+# ---- sentences -------------------------------------------------------------------------------------------------------
+@cache
+def made(name: str) -> tuple[tuple[str, ...], ...]:
+    """Rows of a table, without its heads."""
+    return tuple(map(tuple, TABLES[name]()[1:]))
+
+
+def number(cell: str) -> float:
+    """First number of a cell."""
+    return float(re.findall(r"[\d.]+", cell.replace(",", ""))[0])
+
+
+def ratios(name: str, ours: int, published: int) -> list[float]:
+    """Ours over what is published, of each row that has a published value."""
+    return [number(row[ours]) / number(row[published]) for row in made(name)
+            if re.search(r"\d", row[published])]
+
+
+def share_at_rest(file: str) -> float:
+    report = one(file)
+    return fullest(report)[0].at_rest_bytes() / (report.capacity_bytes or 1)
+
+
+def is_open(report: Report, phase: str = "") -> bool:
+    """True if the band crosses the capacity, with the peak in a phase."""
+    return report.verdict == "unsure" and fullest(report)[1].phase.startswith(phase)
+
+
+def offloaded() -> float:
+    """Time of a step with the optimizer on the host, over that without."""
+    steps = []
+    for overrides in ((), ("training.offload.optimizer=host",)):
+        (asked,) = load(SCENARIOS / "nano-ep4/megatron-4gpu.yaml", ["sweep=null", "training.method=full", *overrides])
+        time = simulate(asked).time
+        assert time is not None
+        steps.append(time.step_s)
+    return steps[1] / steps[0]
+
+
+def middle_below() -> bool:
+    report = one("nano-ep4/automodel-4gpu", "training.method=full", f"{DEFER}=false")
+    return is_open(report) and fullest(report)[1].device_bytes < (report.capacity_bytes or 0)
+
+
+def of_experts() -> bool:
+    megatron, automodel, hf = (kept(f"{NODE}/{file}", *EIGHT_K)["moe"] for _, file, _ in KEEPERS)
+    return automodel < min(megatron, hf) / 2
+
+
+def without_what_lies_beside() -> bool:
+    """The shortest sequence, with the defaults: tensors and the context alone would fit."""
+    report = one(NANO, "training.seq_len=256")
+    peak = fullest(report)[1]
+    return is_open(report) and peak.allocated_bytes + peak.outside["context"] < (report.capacity_bytes or 0)
+
+
+def account(row: int, variant_: int) -> float:
+    return number(made("accounting")[row][variant_])
+
+
+SHORT = ("training.global_batch_size=8", "training.seq_len=1024")
+SAID: dict[str, Callable[[], bool]] = {
+    "Automodel is over by little": lambda: 1 < number(made("four GPUs")[1][3]) / number(made("four GPUs")[1][5]) < 1.1,
+    "brings its middle below the limit, but not the whole range": middle_below,
+    "Megatron needs twice what there is":
+        lambda: 1.9 < number(made("four GPUs")[3][3]) / number(made("four GPUs")[3][5]) < 2.1,
+    "make the step more than three quarters longer": lambda: 1.75 < offloaded() < 1.85,
+    "One of the four is a recipe": lambda: ["recipe" in row[8].partition(" ")[0] for row in made("four GPUs")] == [
+        True, False, False, False],
+    "Megatron's full fine-tuning does not fit on this layout at any length": lambda: {
+        row[4] for row in made("longest sequence") if row[:3] == ("megatron", "full", "dp 8, ep 8")} == {"none fits"},
+    "what rests on a rank is nearly all of its memory": lambda: share_at_rest(f"{NODE}/sft-8-megatron") > 0.95,
+    "so it does fit then": lambda: made("longest sequence")[15][4] not in ("", "none fits"),
+    "its highest moment is the step of the optimizer": lambda: is_open(
+        one(f"{NODE}/sft-8-fsdp2-recompute", *SHORT), "optimizer"),
+    "keep less than half of what those of Megatron and of the Hugging Face code keep": of_experts,
+    "would be lost in the rounding": lambda: all(number(row[4]) < 0.5 for row in made("keys and values")),
+    "nearly right at 1024 tokens": lambda: ratios("by length", 4, 3)[0] < 1.05,
+    "an eighth more is needed at 2048": lambda: 1.11 < ratios("by length", 4, 3)[1] < 1.14,
+    "more than half as much again from 16,384 on": lambda: min(ratios("by length", 4, 3)[4:]) > 1.5,
+    "three of five rows that it calls safe": lambda: [
+        row[6] for row in made("longer sequences") if row[5] == "fits"].count("oom") == 3,
+    "the peak is nearly the same": lambda: all(
+        number(few[4]) == pytest.approx(number(many[4]), rel=0.01)
+        for few, many in zip(made("longer sequences")[5:], made("longer sequences")[1:4], strict=True)),
+    "The weights agree": lambda: all(abs(one - 1) < 0.01 for one in ratios("by GPUs, Megatron", 2, 1)),
+    "at rest half of what is published, at the peak more": lambda: abs(
+        ratios("by GPUs, Automodel", 2, 1)[1] - 0.52) < 0.02 and ratios("by GPUs, Automodel", 4, 3)[1] > 1.5,
+    "so its rows are right": lambda: all(number(row[3]) / 1000 == pytest.approx(number(row[1]), rel=0.02)
+                                              for row in made("adapters")[2:]),
+    "Even so 8 GPUs hold rank 256": lambda: one("nemo-rl-sft/nano-lora", "mesh.dp_shard=8").verdict == "fits",
+    "twice what the note says": lambda: number(made("components")[1][4]) / number(made("components")[0][4])
+    == pytest.approx(2, rel=0.02),
+    "shared adapters need far less": lambda: number(made("components")[5][3]) < number(made("components")[4][3]) / 10,
+    "Every kind of layer with weights of its own keeps more than published": lambda: min(
+        ratios("activations", 2, 1)[i] for i in (0, 1, 2)) > 1.1,
+    "at a third of that": lambda: number(made("by length")[0][2]) / number(made("activations")[5][2])
+    == pytest.approx(1 / 3, rel=0.05),
+    "twice the size of the first": lambda: account(2, 2) == pytest.approx(2 * account(1, 2), rel=0.01),
+    "Either option alone is enough": lambda: made("accounting")[6][2:] == ("oom", "fits", "fits", "fits"),
+    "A single microbatch a step needs neither": lambda: one("gradient-accumulation/automodel-nano-cp2-one").verdict
+    == "fits",
+    "the first one gets by without them": lambda: account(5, 2) - account(3, 2) < 79.11,
+    "without them, short batches stay below the capacity even with the defaults": without_what_lies_beside,
+    "and more GPUs never help": lambda: number(made("syncing")[1][2]) == pytest.approx(4 * 8.03 / 1.0737, rel=0.01),
+}
+"""Sentences of the page about its tables, and what they say."""
+
+
+@pytest.mark.parametrize("sentence", SAID)
+def test_a_sentence_says_what_the_engine_says(sentence: str) -> None:
+    assert " ".join(sentence.split()) in " ".join(text().split())
+    assert SAID[sentence](), sentence
 
 
 if __name__ == "__main__":
