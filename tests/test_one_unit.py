@@ -16,6 +16,7 @@ from checkout import ROOT
 from simcore.inputs.loading import load
 from simcore.results.report import Report
 from simcore.simulate import simulate
+from simcore.units import GIB, in_gib
 from viz.pages.page import render, render_comparison
 
 PAGES: Final = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "scenarios").rglob("*.md"),
@@ -55,6 +56,14 @@ def shown(page: str, reports: list[Report]) -> str:
     for source in {one.source for report in reports for one in report.assumptions if one.source}:
         text = text.replace(source, "")
     return text
+
+
+@pytest.mark.parametrize(("size", "digits", "signed", "told"), [
+    (3 * GIB / 2, 2, False, "1.50"), (0, 2, False, "0.00"), (GIB // 1000, 2, False, "<0.01"),
+    (GIB // 50, 1, False, "<0.1"), (2000 * GIB, 1, False, "2,000.0"), (-GIB, 1, True, "-1.0"), (GIB // 1000, 2, True, "+0.00"),
+    (GIB, 0, False, "1")])
+def test_a_number_of_a_column(size: int, digits: int, signed: bool, told: str) -> None:
+    assert in_gib(size, digits, signed=signed) == told
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

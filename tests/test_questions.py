@@ -527,5 +527,5 @@ def test_a_sentence_says_what_the_engine_says(sentence: str) -> None:
 if __name__ == "__main__":
     if sys.argv[1:] != ["--write"]:
         sys.exit("usage: python tests/test_questions.py --write")
-    made = MARKED.sub(lambda found: f"{found[1]}{markdown(TABLES[found[2]]())}{found[3]}", text())
-    PAGE.write_text(made, encoding="utf-8", newline="\n")
+    anew = MARKED.sub(lambda found: f"{found[1]}{markdown(TABLES[found[2]]())}{found[3]}", text())
+    PAGE.write_text(anew, encoding="utf-8", newline="\n")
