@@ -39,7 +39,7 @@ OF_A_PAGE: Final[dict[str, tuple[str, ...]]] = {
     "scenarios/nano-published/answers/table.md": (r"GB, taken as 1e9 bytes",),
     "scenarios/zero3-estimate/README.md": (r'"0\.77GB"',),
 }
-"""What a page quotes, or says of the units of others. The page of claims judges figures in the unit of their source."""
+"""Quotations of a page, and words about the units of others. Claims are judged in the unit of their source."""
 
 
 def left(name: str, text: str) -> list[str]:
@@ -60,8 +60,8 @@ def shown(page: str, reports: list[Report]) -> str:
 
 @pytest.mark.parametrize(("size", "digits", "signed", "told"), [
     (3 * GIB / 2, 2, False, "1.50"), (0, 2, False, "0.00"), (GIB // 1000, 2, False, "<0.01"),
-    (GIB // 50, 1, False, "<0.1"), (2000 * GIB, 1, False, "2,000.0"), (-GIB, 1, True, "-1.0"), (GIB // 1000, 2, True, "+0.00"),
-    (GIB, 0, False, "1")])
+    (GIB // 50, 1, False, "<0.1"), (2000 * GIB, 1, False, "2,000.0"), (-GIB, 1, True, "-1.0"),
+    (GIB // 1000, 2, True, "+0.00"), (GIB, 0, False, "1")])
 def test_a_number_of_a_column(size: int, digits: int, signed: bool, told: str) -> None:
     assert in_gib(size, digits, signed=signed) == told
 

@@ -217,7 +217,7 @@ _FIGURES: dict[str, Callable[[Report], str]] = {
 
 
 def side_by_side() -> nano_ep4.Rows:
-    """What decides between the frameworks of the folder `nano-megatron-vs-fsdp2`."""
+    """Figures that decide between the frameworks of the folder `nano-megatron-vs-fsdp2`."""
     (folder, stems), = BESIDE.items()
     found = [one for stem in stems for one in reports(SCENARIOS / folder / f"{stem}.yaml")]
     return [["", "Megatron", "Automodel", "FSDP2"],
