@@ -52,7 +52,7 @@ def with_paging(simulation: Simulation, timing: StepTiming, num_bytes: int) -> S
 
 
 def of_paging(paged: int, away: int) -> tuple[Assumption, ...]:
-    """What is assumed of pages without room: () if all have some. `away`: bytes of `paged` that have none."""
+    """Assumption about pages without room; () if all have some. `away`: bytes of `paged` that have none."""
     if not away:
         return ()
     return (Assumption(what="pages of optimizer states", kind="assumed", source=_SOURCE, value=f"{format_bytes(away)} "
