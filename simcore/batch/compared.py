@@ -16,6 +16,7 @@ from simcore.batch.like import made_like
 from simcore.batch.unfinished import results_file
 from simcore.errors import InputError, Problem
 from simcore.inputs.loading import Entry, changed, read
+from simcore.results.compare import Kept
 from simcore.results.report import Report
 from simcore.simulate import check
 
@@ -121,8 +122,8 @@ def _listed(names: Sequence[str]) -> str:
     return f"expected one of {', '.join(names[:_MOST])}{more}"
 
 
-def made_alike(found: Sequence[Compared], like: str) -> tuple[list[Compared], list[str]]:
-    """All with the defaults of the one named `like`, where their frameworks take them; a line for each that is kept.
+def made_alike(found: Sequence[Compared], like: str) -> tuple[list[Compared], list[Kept]]:
+    """All with the defaults of the one named `like`, where their frameworks take them, and each setting that is kept.
 
     InputError if `like` is not the name of exactly one, or if another one is a result.
     """
@@ -134,13 +135,13 @@ def made_alike(found: Sequence[Compared], like: str) -> tuple[list[Compared], li
         message = f"{fixed[0]!r} is a result, whose keys cannot be set: name its scenario file"
         raise InputError(Problem("--like", message))
     reference = _reference(named[0])
-    made, kept = list[Compared](), list[str]()
-    for one in found:
+    made, kept = list[Compared](), list[Kept]()
+    for place, one in enumerate(found):
         if one.name == like or one.entry is None or one.entry.scenario is None:
             made.append(one)
             continue
         liked = made_like(reference, one.entry.scenario)
-        kept += [f"{one.name}: {line}" for line in liked.kept]
+        kept += [Kept(place=place, **refused._asdict()) for refused in liked.kept]
         made.append(replace(one, entry=replace(one.entry, scenario=liked.scenario)))
     return made, kept
 

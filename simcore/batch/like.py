@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from simcore.errors import InputError, Problem
 from simcore.frameworks.registry import dispatchers_of
@@ -19,17 +19,26 @@ from simcore.results.report import Report
 from simcore.results.settings import DISPATCHER, differing_defaults, settings_of
 from simcore.simulate import check
 
-__all__ = ["Liked", "made_like"]
+__all__ = ["Liked", "Refused", "made_like"]
 
 _OPTION: Final = "framework_options."
 
 
+class Refused(NamedTuple):
+    """One setting whose `wanted` value the framework refuses: its key, the value that stays, the framework's reason."""
+
+    key: str
+    value: str
+    wanted: str
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class Liked:
-    """A scenario with the settings of another, and a message about each setting that it keeps."""
+    """A scenario with the settings of another, and each setting that it keeps."""
 
     scenario: Scenario
-    kept: tuple[str, ...] = ()
+    kept: tuple[Refused, ...] = ()
 
 
 def made_like(reference: Report, scenario: Scenario) -> Liked:
@@ -41,7 +50,7 @@ def made_like(reference: Report, scenario: Scenario) -> Liked:
     own = check(scenario)
     if own.status != "ok":
         return Liked(scenario)
-    wanted, kept, tried = settings_of(reference), list[str](), set[str]()
+    wanted, kept, tried = settings_of(reference), list[Refused](), set[str]()
     while row := next((row for row in differing_defaults((reference, own)) if row.key not in tried
                        and row.by_default[1]), None):
         tried.add(row.key)
@@ -50,7 +59,7 @@ def made_like(reference: Report, scenario: Scenario) -> Liked:
         except InputError as error:
             problem = error.problems[0]
             rule = f" [{problem.rule}]" if problem.rule else ""
-            kept.append(f"keeps {row.key} {row.values[1]}, not {row.values[0]}: {problem.message}{rule}")
+            kept.append(Refused(row.key, row.values[1], row.values[0], f"{problem.message}{rule}"))
     return Liked(scenario, tuple(kept))
 
 

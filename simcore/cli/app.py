@@ -192,14 +192,13 @@ def compare(
     from simcore.results.compare import compare as side_by_side
 
     found = compared(paths, overrides or (), names or ())
-    if like is not None:
-        found, kept = made_alike(found, like)
-        for line in kept:
-            say(line)
+    found, kept = (found, []) if like is None else made_alike(found, like)
     reports = _compared(found, drawn=html is not None)
-    both = side_by_side(*reports)
+    both = side_by_side(*reports, kept=kept)
     if json:
         print_json([both])
+        for one in kept:
+            say(f"{both.names[one.place]}: {one}")
     else:
         print_comparison(both)
     write_comparison(both, reports, html=html, csv=csv)

@@ -12,6 +12,7 @@ from rich.text import Text
 from simcore.cli.columns import folded
 from simcore.cli.tables import plain
 from simcore.results.compare import Comparison, RateRow, Row, Unit, format_value, part_rows, phase_rows, traffic_rows
+from simcore.results.evidence import COUNTED
 
 __all__ = ["sheet"]
 
@@ -75,6 +76,8 @@ def _lines(both: Comparison) -> Iterator[_Line]:
     last = [""] * (len(both.names) == 2)
     yield _Line("verdict", [*(plain(verdict) or "-" for verdict in both.verdicts), *last])
     yield _Line("GPUs", [*(f"{number:,}" if number else "-" for number in both.num_gpus), *last])
+    if any(both.evidence):
+        yield _Line("evidence", [*(kind or "-" for kind in both.evidence), *last])
     for section in both.sections:
         rows = [row for row in _shown(both, section.name, section.rows) if any(row.values)]
         if section.name in _HEADINGS and rows:
@@ -145,12 +148,15 @@ def _joined(label: str, wide: int, cells: Sequence[str], columns: Sequence[_Colu
 
 
 def _notes(both: Comparison, width: int) -> Iterator[str]:
-    """Lines about settings in which the results differ, and about rates that are counted differently."""
-    lines = [f"{heading}: {'; '.join(map(str, rows))}" for heading, rows in (
+    """Lines about evidence, settings in which the results differ or must, and rates that are counted differently."""
+    kinds = [f"{kind} = {words}" for kind, words in COUNTED.items() if kind in both.evidence]
+    lines = [f"evidence: {'; '.join(kinds)}"] if kinds else []
+    lines += [f"{heading}: {'; '.join(map(str, rows))}" for heading, rows in (
         ("differs by default", both.defaults), ("asked differently", both.asked)) if rows]
     if len(set(filter(None, both.conventions))) > 1:
         lines.append(f"MFU and TFLOP/s count FLOPs as: {' | '.join(name or '-' for name in both.conventions)}; "
                      "tokens/s are the same under all")
+    lines += [f"{both.names[one.place]}: {one}" for one in both.kept]
     for line in lines:
         yield from textwrap.wrap(plain(line), width, subsequent_indent="  ", break_long_words=False,
                                  break_on_hyphens=False)

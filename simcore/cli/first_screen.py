@@ -20,6 +20,7 @@ from simcore.cli.columns import GAP, Grid, named
 from simcore.cli.summary import STYLE, columns_by_heading, count, evidence_line, unsure_line, verdict
 from simcore.cli.tables import plain, setting
 from simcore.results.report import Report
+from simcore.results.settings import DISPATCHER, chosen_dispatcher
 from simcore.units import format_bytes, format_seconds
 
 __all__ = ["first_screen"]
@@ -141,8 +142,10 @@ def _defaults(reports: Sequence[Report], width: int) -> Iterator[str]:
     """Line with the defaults that decide memory, each with its values in the reports."""
     values: dict[str, dict[str, None]] = {}
     for report in reports:
+        if dispatcher := chosen_dispatcher(report):
+            values.setdefault(DISPATCHER, {})[dispatcher] = None
         for assumption in report.assumptions:
-            short = "dispatcher" if "dispatcher" in assumption.what else _DECIDING.get(assumption.what)
+            short = _DECIDING.get(assumption.what)
             if assumption.kind == "default" and short:
                 values.setdefault(short, {})[assumption.value] = None
     words = [plain(f"{name} {'|'.join(texts)}") for name, texts in values.items()]

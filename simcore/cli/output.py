@@ -172,7 +172,7 @@ def write_comparison(both: Comparison, reports: Sequence[Report], *, html: Path 
     if html is not None:
         from viz.pages.page import render_comparison
 
-        text = render_comparison(reports)
+        text = render_comparison(reports, both.kept)
         with writing(html):
             write_whole(html, text)
 

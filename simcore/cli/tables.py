@@ -145,18 +145,21 @@ def _routing(report: Report) -> Text | None:
 
 
 def hosts(report: Report) -> list[RenderableType]:
-    """Lines about phases that the scenario asks for, and others in which memory of a host or a device does not suffice.
+    """Lines about phases in which memory of a host or a device does not suffice, and memory and time of all phases.
 
-    [] if there are none, or the report has no host memory.
+    The latter where the scenario asks for a phase besides loading and saving. [] if there are none, or the report has
+    no host memory.
     """
     if report.host is None:
         return []
+    asked = any(phase.phase in ASKED_PHASES for phase in report.host.phases)
     return [Text(plain(f"{report.name}: {line}")) for phase in report.host.phases
-            for line in _phase(phase, report.host)]
+            for line in _phase(phase, report.host, shown=asked and phase.phase != "first_step")]
 
 
-def _phase(phase: HostPhase, host: Host) -> Iterator[str]:
-    if phase.phase in ASKED_PHASES:
+def _phase(phase: HostPhase, host: Host, *, shown: bool) -> Iterator[str]:
+    """Lines of one phase; `shown`: also its memory and duration, where something fits or not."""
+    if shown:
         parts = [f"device {format_bytes(phase.device_bytes)}", f"host {format_bytes(phase.host_bytes)}",
                  *([] if phase.seconds is None else [f"takes {format_seconds(phase.seconds)}"])]
         yield f"{phase.phase}: {', '.join(parts)}"

@@ -87,11 +87,11 @@ def outside(site: CommSetup, traffic: Iterable[TrafficRow]) -> tuple[OutsideMemo
 
 
 def paged(num_bytes: int) -> tuple[OutsideMemory, ...]:
-    """One entry for `num_bytes` of paged optimizer states, counted as on the device; () for 0 bytes.
+    """One entry for `num_bytes` of paged optimizer states that are on the device; () for 0 bytes.
 
     Paged states (cudaMallocManaged) stay on the device as long as nothing else needs the room.
     """
-    source = "bitsandbytes 95f9af30 functional.py get_paged: cudaMallocManaged; counted as resident on the device"
+    source = "bitsandbytes 95f9af30 functional.py get_paged: cudaMallocManaged; what has room stays on the device"
     return (OutsideMemory("paged_states", num_bytes, "assumed", source),) * bool(num_bytes)
 
 

@@ -16,14 +16,16 @@ __all__ = ["Files", "Transfer"]
 class Transfer:
     """Extra memory that a checkpoint needs while it is read or written: on the host, and on the device.
 
-    `whole_on`: ranks that hold the whole model on the host. `params`, `states`: number of copies of a rank's own
-    parameters and optimizer states that are on the host at once; `shared`: (dense, expert) mesh axes whose ranks divide
-    among themselves what each of them holds unsharded. `in_flight`: least number of whole tensors on the host.
-    `trained_only`: frozen parameters are left out. `on_device`: a whole "tensor" or "unit" for a moment, or all of the
-    "model" in its layout at rest, before any of it is cut. `source`: upstream file and version.
+    `one_process`: rank 0 alone reads or writes all files. `whole_on`: ranks that hold the whole model on the host.
+    `params`, `states`: number of copies of a rank's own parameters and optimizer states that are on the host at once;
+    `shared`: (dense, expert) mesh axes whose ranks divide among themselves what each of them holds unsharded.
+    `in_flight`: least number of whole tensors on the host. `trained_only`: frozen parameters are left out. `on_device`:
+    a whole "tensor" or "unit" for a moment, or all of the "model" in its layout at rest, before any of it is cut.
+    `source`: upstream file and version.
     """
 
     source: str
+    one_process: bool = False
     whole_on: Literal["", "rank0", "every_rank"] = ""
     trained_only: bool = False
     params: int = 0

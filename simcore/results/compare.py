@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
+from simcore.results.evidence import EvidenceKind
 from simcore.results.frame import Value
 from simcore.results.phases import PHASE_PARTS
 from simcore.results.report import RankReport, Report
@@ -16,7 +17,7 @@ from simcore.results.settings import Setting, asked_differently, differing_defau
 from simcore.results.time import Cost, StepTime
 from simcore.units import format_bytes, format_seconds
 
-__all__ = ["Comparison", "LinkRow", "RateRow", "Row", "Section", "Unit", "as_rows", "compare", "format_value",
+__all__ = ["Comparison", "Kept", "LinkRow", "RateRow", "Row", "Section", "Unit", "as_rows", "compare", "format_value",
            "part_rows", "phase_rows", "traffic_rows", "worst_rank"]
 
 Unit = Literal["bytes", "seconds", "share", "USD", "number"]
@@ -67,6 +68,24 @@ class RateRow(Row):
     unit: Unit
 
 
+class Kept(_Frozen):
+    """One setting that a result keeps although `wanted`, the value of another, was asked for all (`compare --like`).
+
+    `place`: of the result among those compared, from 0. `key`: dotted, or `dispatcher`. `value`: what it keeps.
+    `reason`: the refusal of its framework.
+    """
+
+    place: int
+    key: str
+    value: str
+    wanted: str
+    reason: str
+
+    def __str__(self) -> str:
+        """One line without the name of the result."""
+        return f"keeps {self.key} {self.value}, not {self.wanted}: {self.reason}"
+
+
 class Section(NamedTuple):
     """Rows of one field of a comparison, named as the field; `unit` is that of all rows but those of rates."""
 
@@ -78,12 +97,13 @@ class Section(NamedTuple):
 class Comparison(_Frozen):
     """Results side by side, each by its worst rank (`worst_rank`); `a`, `b` and `more` are their names.
 
-    `verdicts`: the verdict of each, or its status if it has none. `num_gpus`: 0 for a result without ranks. Rows of
+    `verdicts`: the verdict of each, or its status if it has none. `evidence`: kind of each result's evidence, "" if it
+    has none (`results.evidence`). `num_gpus`: 0 for a result without ranks. Rows of
     `room` (capacity of the device, and what the fullest rank leaves of it), `at_rest` (by component), `peak` (by
     category), `traffic` (bytes that leave the rank in a step) and `links` (the same by link) are in bytes, those of
     `time` and `parts` (activities of the device, which add up to the step) in seconds, those of `rates` in their unit.
     `conventions`: how each MFU counts FLOPs. `defaults`: settings in which they differ because a framework chose;
-    `asked`: all others in which the scenarios differ.
+    `asked`: all others in which the scenarios differ. `kept`: what remains different although it was asked to be alike.
     """
 
     a: str
@@ -94,6 +114,7 @@ class Comparison(_Frozen):
     time: tuple[Row, ...]
     more: tuple[str, ...] = ()
     verdicts: tuple[str, ...] = ()
+    evidence: tuple[EvidenceKind | Literal[""], ...] = ()
     num_gpus: tuple[int, ...] = ()
     room: tuple[Row, ...] = ()
     links: tuple[LinkRow, ...] = ()
@@ -102,6 +123,7 @@ class Comparison(_Frozen):
     conventions: tuple[str, ...] = ()
     defaults: tuple[Setting, ...] = ()
     asked: tuple[Setting, ...] = ()
+    kept: tuple[Kept, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -136,15 +158,19 @@ def _arrow(row: Row, show: Callable[[float], str]) -> str:
     return " -> ".join(map(show, row.values))
 
 
-def compare(a: Report, b: Report, *more: Report) -> Comparison:
-    """Comparison of two or more results; a result without ranks or time counts as zero there."""
+def compare(a: Report, b: Report, *more: Report, kept: Sequence[Kept] = ()) -> Comparison:
+    """Comparison of two or more results; a result without ranks or time counts as zero there.
+
+    `kept`: settings that some of them keep although all were to have those of one.
+    """
     reports = (a, b, *more)
     ranks = [worst_rank(report) for report in reports]
     at_rest, traffic = [_at_rest(rank) for rank in ranks], [_traffic(rank) for rank in ranks]
     times = [report.time for report in reports]
     return Comparison(
         a=a.name, b=b.name, more=tuple(report.name for report in more),
-        verdicts=tuple(_verdict(report) for report in reports),
+        verdicts=tuple(_verdict(report) for report in reports), kept=tuple(kept),
+        evidence=tuple(report.evidence.kind if report.evidence else "" for report in reports),
         num_gpus=tuple(sum(rank.num_ranks for rank in report.ranks) for report in reports),
         room=_rows([_room(report) for report in reports]),
         at_rest=_rows(at_rest) + _total(at_rest),
@@ -202,14 +228,19 @@ def _summed(what: str, rows: Sequence[Row]) -> Row:
 def as_rows(both: Comparison) -> list[tuple[Value, ...]]:
     """Rows for a spreadsheet: names of columns, then a quantity each: section, quantity, unit, value of each result.
 
-    Values are numbers in base units (B, s); the verdicts, which come first, are text.
+    Values are numbers in base units (B, s). Verdicts and evidence, which come first, are text; so are settings that a
+    result keeps, which come last, each in its result's column.
     """
     rows: list[tuple[Value, ...]] = [
         ("section", "what", "unit", *both.names), ("verdict", "verdict", "", *both.verdicts),
         ("verdict", "GPUs", "", *both.num_gpus)]
+    if any(both.evidence):
+        rows.append(("verdict", "evidence", "", *both.evidence))
     for section in both.sections:
         rows += [(section.name, row.what, _UNITS[row.unit if isinstance(row, RateRow) else section.unit], *row.values)
                  for row in section.rows]
+    rows += [("kept", one.key, "", *(str(one) if place == one.place else "" for place in range(len(both.names))))
+             for one in both.kept]
     return rows
 
 

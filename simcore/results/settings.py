@@ -17,7 +17,8 @@ from simcore.inputs.optimizers import AS_STORED
 from simcore.results.frame import flat
 from simcore.results.report import Report
 
-__all__ = ["DISPATCHER", "Setting", "Value", "asked_differently", "differing_defaults", "settings_of"]
+__all__ = ["DISPATCHER", "Setting", "Value", "asked_differently", "chosen_dispatcher", "differing_defaults",
+           "settings_of"]
 
 DISPATCHER: Final = "dispatcher"
 """Name of the way in which tokens go to experts; frameworks choose it by options of different names."""
@@ -82,6 +83,14 @@ def _dispatcher(report: Report, found: Mapping[str, Value]) -> dict[str, Value]:
         if [value.text for value in values if value] == list(options.values()):
             return {DISPATCHER: Value(name, by_default=all(value.by_default for value in values if value))}
     return {}
+
+
+def chosen_dispatcher(report: Report) -> str | None:
+    """Dispatcher that the framework chose among several; None if the scenario did, or nothing was to choose."""
+    found = settings_of(report).get(DISPATCHER)
+    if found is None or not found.by_default or len(dispatchers_of(_framework(report))) < 2:
+        return None
+    return found.text
 
 
 def _framework(report: Report) -> str:

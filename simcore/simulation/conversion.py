@@ -1,14 +1,16 @@
-"""Merging of adapters and export after training: memory of device and host, with its duration left out.
+"""Merging of adapters and export after training: memory of device and host, and the least duration.
 
 Sizes of what a conversion holds at once are records of the framework (`placement/afterwards.py`). Where it runs in the
 training's processes, parameters, states and gradient buffers are still there; a process of its own on the host has the
-model alone.
+model alone. Each copy of a matrix is written and read once, the base read and written once; see [Note: time of
+phases].
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from simcore.models.tensor import TensorSpec
@@ -17,6 +19,7 @@ from simcore.placement.plan import Placed, Plan
 from simcore.results.report import HostPhase, Report
 from simcore.results.verdict import verdict_of
 from simcore.simulation.hosts import model_bytes
+from simcore.simulation.moved_bytes import Moved, least_seconds
 from simcore.simulation.simulation import Simulation
 from simcore.units import dtype_bytes
 
@@ -44,22 +47,24 @@ def converted(simulation: Simulation, report: Report, resting: Mapping[str, int]
 def _merged(simulation: Simulation, report: Report, merge: Merge, resting: Mapping[str, int]) -> HostPhase:
     extra, working = (max(_moment(plan, moments, simulation) for plan in simulation.plans)
                       for moments in (merge.device, merge.host))
+    moved = max((_merging(plan, merge, simulation) for plan in simulation.plans), key=lambda one: one.flops)
     ranks = 1 if merge.whole_on_host else _ranks_per_host(simulation)
     model = {"base in 16 bits": _base_bytes(simulation), "adapters": _adapter_bytes(simulation)}
     base = model if merge.whole_on_host else resting
     return _phase("merge", simulation, report, None if merge.whole_on_host else extra,
-                  {**base, "one linear": working * ranks}, merge.source, {"checkpoint.merge": "host"})
+                  {**base, "one linear": working * ranks}, merge.source, {"checkpoint.merge": "host"}, moved)
 
 
 def _exported(simulation: Simulation, report: Report, export: Export, resting: Mapping[str, int]) -> HostPhase:
     whole = _base_bytes(simulation)
     if export.whole_on_host:
         on_host = {"whole model": whole, "a file": min(whole, _FILE)}
-        return _phase("export", simulation, report, None, on_host, export.source, {})
+        moved = Moved(read=whole, written=whole, on_host=2 * whole)
+        return _phase("export", simulation, report, None, on_host, export.source, {}, moved)
     largest = max(_gathered(plan) for plan in simulation.plans)
     on_host = {**resting, "a file": min(whole, _FILE), "a tensor on each rank": largest * _ranks_per_host(simulation)}
     return _phase("export", simulation, report, export.copies * largest, on_host, export.source,
-                  {"checkpoint.export": "host"})
+                  {"checkpoint.export": "host"}, Moved(to_host=whole, written=whole))
 
 
 def _gathered(plan: Plan) -> int:
@@ -77,8 +82,36 @@ def _is_of_experts(spec: TensorSpec) -> bool:
 def _moment(plan: Plan, moments: tuple[Copies, ...], simulation: Simulation) -> int:
     """Most bytes of these moments, over all linears with an adapter."""
     compute = dtype_bytes(simulation.framework.compute_dtype)
-    return max((_copied(copies, base, low_rank, compute) for base, low_rank in _adapted(plan) for copies in moments),
-               default=0)
+    return max((_copied(copies, base, low_rank, compute) for _, base, low_rank in _adapted(plan)
+                for copies in moments), default=0)
+
+
+def _merging(plan: Plan, merge: Merge, simulation: Simulation) -> Moved:
+    """Work of a merge of all linears with adapters, one after the other; of the files too if it is on the host."""
+    compute, whole, files = dtype_bytes(simulation.framework.compute_dtype), merge.whole_on_host, Moved()
+    on_device = between = on_host = flops = 0
+    in_fp32 = False
+    for times, base, low_rank in _adapted(plan):
+        numel = math.prod(base.spec.shape)
+        made, there = (max((_copied(copies, base, low_rank, compute) for copies in moments), default=0)
+                       for moments in (merge.device, merge.host))
+        on_device += times * 2 * (made + base.rest_bytes // base.spec.copies) * (not whole)
+        between += times * there * (not whole)
+        on_host += times * 2 * (there + _BF16 * numel * whole)
+        flops += times * 2 * numel * _rank_of(base.spec, low_rank)
+        in_fp32 |= low_rank[0].policy.at_rest.dtype == "fp32"
+    if whole:
+        base_bytes = _base_bytes(simulation)
+        files = Moved(read=base_bytes + _adapter_bytes(simulation), written=base_bytes)
+    return replace(files, on_device=on_device, to_device=between, to_host=between, on_host=on_host,
+                   flops=0 if whole else flops, in_fp32=in_fp32)
+
+
+def _rank_of(base: TensorSpec, low_rank: tuple[Placed, ...]) -> int:
+    """Inner dimension of an adapter: its matrices [rank, in] and [out, rank] have rank * (in + out) elements."""
+    rows, columns = base.shape[-2:]
+    matrices = sum(math.prod(one.spec.shape) for one in low_rank if len(one.spec.shape) > 1)
+    return matrices * rows * columns // (math.prod(base.shape) * (rows + columns))
 
 
 def _copied(copies: Copies, base: Placed, low_rank: tuple[Placed, ...], compute: int) -> int:
@@ -90,16 +123,16 @@ def _copied(copies: Copies, base: Placed, low_rank: tuple[Placed, ...], compute:
                     + copies.fp32 * _FP32) + packed + copies.low_rank_fp32 * own * _FP32
 
 
-def _adapted(plan: Plan) -> Iterator[tuple[Placed, tuple[Placed, ...]]]:
-    """Each linear with an adapter, of every kind of layer on the rank, and the adapter's matrices."""
-    for kind, _ in plan.kind_counts:
+def _adapted(plan: Plan) -> Iterator[tuple[int, Placed, tuple[Placed, ...]]]:
+    """Each linear with an adapter, of every kind of layer on the rank: how many, one, and its adapter's matrices."""
+    for kind, count in plan.kind_counts:
         by_path: dict[str, list[Placed]] = {}
         for placed in plan.kinds[kind]:
             if placed.spec.module == "adapter":
                 by_path.setdefault(placed.spec.path.rpartition(".")[0], []).append(placed)
         for placed in plan.kinds[kind]:
             if placed.spec.path in by_path and placed.spec.module != "adapter":
-                yield placed, tuple(by_path[placed.spec.path])
+                yield count * placed.spec.copies, placed, tuple(by_path[placed.spec.path])
 
 
 def _placed(plan: Plan) -> Iterator[Placed]:
@@ -126,7 +159,7 @@ def _ranks_per_host(simulation: Simulation) -> int:
 
 # ---- the phase -------------------------------------------------------------------------------------------------------
 def _phase(name: str, simulation: Simulation, report: Report, extra: int | None, on_host: Mapping[str, int],
-           source: str, change: Mapping[str, str]) -> HostPhase:
+           source: str, change: Mapping[str, str], moved: Moved) -> HostPhase:
     """The phase of the fullest rank. `extra`: bytes on the device beside what rests there; None: nothing is there."""
     needed = [] if extra is None else [simulation.needed((rank.end_bytes or 0) + extra).plus(
         sum(rank.peak.outside.values() if rank.peak else ())) for rank in report.ranks]
@@ -134,7 +167,8 @@ def _phase(name: str, simulation: Simulation, report: Report, extra: int | None,
     verdicts = ("fits" if size <= room else "oom",
                 verdict_of((one.band for one in needed), simulation.limit_bytes()) if needed else "fits")
     return HostPhase.model_validate({
-        "phase": name, "host_bytes": size, "device_bytes": max((one.middle for one in needed), default=0),
+        "phase": name, "host_bytes": size, "seconds": least_seconds(moved, simulation.topology),
+        "device_bytes": max((one.middle for one in needed), default=0),
         "host_verdict": verdicts[0],
         "device_verdict": verdicts[1], "by_owner": {owner: held for owner, held in on_host.items() if held},
         "by_category": {} if extra is None else {"at rest": max(rank.end_bytes or 0 for rank in report.ranks),

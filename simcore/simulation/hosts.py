@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final, Literal
 
@@ -30,6 +31,7 @@ from simcore.placement.mesh import IntArray, Mesh
 from simcore.placement.plan import Placed, Plan
 from simcore.results.report import Assumption, Host, HostPhase, RankReport, Report
 from simcore.results.verdict import verdict_of
+from simcore.simulation.moved_bytes import Moved, least_seconds, of_drives
 from simcore.simulation.simulation import Simulation
 from simcore.units import format_bytes, packed_bytes
 
@@ -58,7 +60,8 @@ def hosted(simulation: Simulation, report: Report) -> Report:
     memory = topology.node.host_memory
     kind: Literal["assumed", "derived"] = "assumed" if memory.kind == "assumed" else "derived"
     told = Assumption(what="host_memory", value=format_bytes(host.capacity_bytes), kind=kind, source=memory.source)
-    return report.model_copy(update={"host": host, "assumptions": (*report.assumptions, told)})
+    told_all = (*report.assumptions, told, of_drives(topology))
+    return report.model_copy(update={"host": host, "assumptions": told_all})
 
 
 def _transfer(files: Files, phase: _Phase) -> Transfer | None:
@@ -74,7 +77,23 @@ def _phase(simulation: Simulation, report: Report, phase: _Phase, held: dict[str
     return HostPhase(
         phase=phase, host_bytes=host_bytes, device_bytes=max(one.middle for one in needed),
         host_verdict="fits" if host_bytes <= room else "oom", device_verdict=verdict,
-        by_owner={name: size for name, size in held.items() if size}, source=transfer.source if transfer else "")
+        by_owner={name: size for name, size in held.items() if size}, source=transfer.source if transfer else "",
+        seconds=least_seconds(_moved(simulation, phase, transfer), simulation.topology) if transfer else None)
+
+
+def _moved(simulation: Simulation, phase: _Phase, transfer: Transfer) -> Moved:
+    """Bytes that reading or writing the model moves, see [Note: time of phases].
+
+    All that a host's ranks hold is on its drives once, but a rank's link carries the whole model where the rank gets
+    it whole. What several ranks read of one file is read once.
+    """
+    whole = model_bytes(simulation.job.graph, simulation.framework, trained_only=transfer.trained_only)
+    own = max(_copied(plan, replace(transfer, params=1, states=min(1, transfer.states))) for plan in simulation.plans)
+    together = own * min(simulation.topology.gpus_per_host, simulation.job.mesh.size)
+    files = whole if transfer.whole_on or transfer.one_process else together
+    files = files if transfer.states else min(files, whole)
+    link = whole if transfer.whole_on or transfer.one_process or transfer.on_device else own
+    return Moved(read=files, to_device=link) if phase == "load" else Moved(written=files, to_host=link)
 
 
 # ---- the host -------------------------------------------------------------------------------------------------------

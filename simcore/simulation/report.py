@@ -6,7 +6,7 @@ A refusal is a report too: status illegal or error, with the problems in place o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from typing import Literal
 
 from simcore.errors import IllegalLayout, Problem, RankscopeError
@@ -37,6 +37,7 @@ from simcore.results.report import (
 from simcore.results.time import StepTime
 from simcore.results.verdict import verdict_of
 from simcore.simulation.assumptions import of_job, of_memory
+from simcore.simulation.paging import of_paging, resident, with_paging
 from simcore.simulation.simulation import Simulation
 from simcore.timing.throughput import step_time
 from simcore.timing.traffic import traffic
@@ -61,10 +62,22 @@ def report(simulation: Simulation, *, series: bool) -> Report:
         capacity_bytes=simulation.usable_bytes(),
         headroom_bytes=limit - max(peak.device_bytes for peak in peaks) if peaks else None,
         evidence=evidence_of(simulation.job, simulation.framework),
-        assumptions=(*of_job(simulation), *of_memory(simulation, [held for _, held in made])),
+        assumptions=(*of_job(simulation), *of_memory(simulation, [held for _, held in made]),
+                     *max((of_paging(_paged(plan), _away(plan, rank)) for plan, rank
+                           in zip(simulation.plans, ranks, strict=True)), key=len, default=())),
         communicators=tuple(Communicator(axis=axis, size=simulation.job.mesh.axis(axis).size)
                             for axis in simulation.framework.communicators),
         adapters=_adapters(simulation), ranks=ranks, time=_time(simulation, ranks))
+
+
+def _paged(plan: Plan) -> int:
+    """Bytes of a rank's optimizer states in memory that the driver pages."""
+    return plan.elsewhere().get("managed", 0)
+
+
+def _away(plan: Plan, rank: RankReport) -> int:
+    """Bytes of paged states that have no room on the device at the peak."""
+    return _paged(plan) - rank.peak.outside.get("paged_states", 0) if rank.peak else 0
 
 
 def _adapters(simulation: Simulation) -> Adapters | None:
@@ -82,6 +95,7 @@ def _time(simulation: Simulation, ranks: Sequence[RankReport]) -> StepTime | Non
     if timing is None:
         return None
     last = ranks[timing.worst]
+    timing = with_paging(simulation, timing, _away(simulation.plans[timing.worst], last))
     return step_time(simulation.job, simulation.framework, simulation.routes, timing, last.ranks, last.traffic)
 
 
@@ -97,8 +111,9 @@ def _rank(simulation: Simulation, rank_class: RankClass, plan: Plan, *, series: 
     of_params, of_grads = at_rest.padding(plan, rest, exact=simulation.is_exact)
     sent = () if program is None else traffic(program, simulation.routes, rank_class.members(mesh), _steady(simulation),
                                               _repeats(simulation))
-    held = () if program is None else (*outside(simulation.comm_setup(), sent), *simulation.uncounted_workspaces(plan),
-                                             *paged(plan.elsewhere().get("managed", 0)))
+    held = () if program is None else (*outside(simulation.comm_setup(), sent), *simulation.uncounted_workspaces(plan))
+    peak = None if balanced is None else _peak(simulation, balanced, plan, held)
+    pages = paged(peak.outside.get("paged_states", 0)) if peak else ()
     return RankReport(
         ranks=rank_class.rank_text(mesh), num_ranks=rank_class.num_ranks,
         coordinates={a.name: rank_class.coordinates(mesh, a) for a in axes if a.size > 1}, stage=rank_class.stage,
@@ -109,11 +124,12 @@ def _rank(simulation: Simulation, rank_class: RankClass, plan: Plan, *, series: 
                                                          and not simulation.is_exact),
         padding_bytes=of_params, grads_padding_bytes=of_grads,
         grads_persist=_grads_persist(simulation.framework),
-        peak=None if balanced is None else _peak(simulation, balanced, plan, held),
+        peak=peak,
         end_bytes=None if balanced is None else balanced.end_bytes,
         traffic=sent,
         memory=memory_series(program,
-                             _row_ns(simulation, rank_class)) if series and program is not None else None), held
+                             _row_ns(simulation, rank_class)) if series and program is not None else None), (
+                                 *held, *pages)
 
 
 def _row_ns(simulation: Simulation, rank_class: RankClass) -> IntArray | None:
@@ -144,20 +160,24 @@ def _microbatch(simulation: Simulation, written: int) -> int:
 
 
 def _peak(simulation: Simulation, peak: MemoryPeak, plan: Plan, held: Sequence[OutsideMemory]) -> Peak:
-    allocated, beside = peak.peak_bytes, sum(one.num_bytes for one in held)
+    allocated, beside, states = peak.peak_bytes, sum(one.num_bytes for one in held), _paged(plan)
     seen = reserved(allocated, simulation.reserved_model(), simulation.usable_bytes() - beside)
-    needed = simulation.needed(allocated)
+    needed = simulation.needed(allocated).plus(beside)
+    pages = [resident(simulation, states, end) for end in astuple(needed)]
+    on_device: dict[str, int] = {one.category: one.num_bytes for one in held}
+    if states:
+        on_device["paged_states"] = pages[1]
     buffers = framework_adapter(simulation.framework.name).host_buffers(plan, rounded=False)
     return Peak(
-        allocated_bytes=allocated, reserved_bytes=seen.middle, device_bytes=needed.middle + beside,
+        allocated_bytes=allocated, reserved_bytes=seen.middle, device_bytes=needed.middle + pages[1],
         host_bytes=plan.host_bytes(simulation.comm_setup().tokens) + buffers.total(),
         phase=peak.phase,
         first_step_bytes=first_step(peak, made_after_backward(plan)), event=peak.event, layer=peak.layer,
         microbatch=_microbatch(simulation, peak.microbatch),
         by_category=peak.by_category, by_phase=peak.by_phase,
         top=tuple(Owner(owner=o, category=c, bytes=b) for o, c, b in peak.top),
-        reserved_band_bytes=(seen.low, seen.high), outside={one.category: one.num_bytes for one in held},
-        band_bytes=(needed.low + beside, needed.high + beside))
+        reserved_band_bytes=(seen.low, seen.high), outside=on_device,
+        band_bytes=(needed.low + pages[0], needed.high + pages[2]))
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import small
-from simcore.batch.like import Liked, made_like
+from simcore.batch.like import Liked, Refused, made_like
 from simcore.results.settings import settings_of
 from simcore.simulate import check
 
@@ -30,10 +30,10 @@ def test_a_default_of_another_framework_is_taken_where_it_is_accepted() -> None:
 def test_what_a_framework_refuses_is_told_with_its_reason() -> None:
     liked = like("automodel", "fsdp2")
     assert value(liked, "training.loss") == "hf"
-    assert [line for line in liked.kept if "loss" in line] == [
-        "keeps training.loss hf, not masked_fp32: not yet: masked_fp32 under fsdp2 "
-        "(served: auto, hf, hf_keep_logits, cut, liger)"]
-    assert all("\n" not in line for line in liked.kept)
+    assert [one for one in liked.kept if "loss" in one.key] == [
+        Refused("training.loss", "hf", "masked_fp32", "not yet: masked_fp32 under fsdp2 "
+                "(served: auto, hf, hf_keep_logits, cut, liger)")]
+    assert all("\n" not in one.reason for one in liked.kept)
 
 
 def test_a_dispatcher_has_other_options_in_another_framework() -> None:
@@ -41,13 +41,13 @@ def test_a_dispatcher_has_other_options_in_another_framework() -> None:
     assert liked.scenario.framework_options == {"moe_token_dispatcher_type": "flex",
                                                 "moe_flex_dispatcher_backend": "deepep"}
     assert value(liked, "dispatcher") == "deepep"
-    assert "keeps dispatcher alltoall, not deepep: fsdp2 has alltoall" in like("automodel", "fsdp2").kept
+    assert Refused("dispatcher", "alltoall", "deepep", "fsdp2 has alltoall") in like("automodel", "fsdp2").kept
 
 
 def test_what_the_scenario_sets_stays() -> None:
     liked = like("automodel", "fsdp2", precision={"params": "fp32"})
     assert value(liked, "training.precision.params") == "fp32"
-    assert not any("params" in line for line in liked.kept)
+    assert not any("params" in one.key for one in liked.kept)
 
 
 def test_a_difference_that_another_setting_makes_is_taken_away_too() -> None:

@@ -32,6 +32,7 @@ __all__ = ["CLAIMS", "passes"]
 
 TOPOLOGIES: Final = Path(__file__).resolve().parents[2] / "topologies"
 EIGHT_B: Final = "llama-3.1-nemotron-nano-8b"
+LARGEST: Final = "llama-3.1-405b"
 
 
 def _spark_check() -> Sequence[Figure]:
@@ -69,6 +70,11 @@ def _lengths() -> Sequence[Figure]:
         return ran(scenario("fsdp2", {"dp_shard": 2}, model=DENSE, topology=topology, seq_len=seq_len,
                             recompute="full", options={"bnb_4bit_quant_storage": "bfloat16"}, **QLORA))
 
+    def eager(seq_len: int) -> float:
+        asked = scenario("ddp", {"dp_replicate": 1}, model="llama-3.1-8b", seq_len=seq_len,
+                         options={"attn_implementation": "eager"}, **LORA)
+        return kept_gb(asked, "decoder", "self_attn.softmax", "self_attn.to_bf16")
+
     hand = ("frag*(L/4 + 0.015869*L + 2*(P - L) + 6*A16 + 4*W*10240 + 8192*(76*20480 + 12*W)) + ctx + nccl")
     return [Figure("8192 tokens against 4096, activations and gradients of logits", 2.0, tokens(8192) / tokens(4096),
                    "2", unit="times", decides=True),
@@ -76,7 +82,14 @@ def _lengths() -> Sequence[Figure]:
                    "does not fit"),
             Figure("QLoRA on two H100, 8192 tokens, packed weights cut too", "fits", verdict(on_two("dgx-h100", 8192)),
                    "fits"),
-            Figure("a GPU of the two", None, peak_gb(on_two("dgx-h100", 8192)), hand, None, unit="GB")]
+            Figure("a GPU of the two", None, peak_gb(on_two("dgx-h100", 8192)), hand, None, unit="GB"),
+            Figure("QLoRA on one H100, 8192 tokens", "does not fit", verdict(quantised("dgx-h100", 8192)), "unsure",
+                   None),
+            Figure("un-fused attention, 8 B, 4096 tokens: probabilities of 32 layers, fp32 and again bf16", None,
+                   eager(4096), "32*32*6*4096*4096", None, unit="GB"),
+            Figure("the same, 8192 tokens against 4096: quadratic", 4.0, eager(8192) / eager(4096), "4", unit="times"),
+            Figure("at 32768 tokens those of one layer are more than an H100 has", "yes",
+                   yes(eager(32_768) / 32 > 79.1 * 2**30 / 1e9), "yes")]
 
 
 def passes(framework: str, **given: Any) -> float:
@@ -101,6 +114,13 @@ def _asked_of_layout(name: str) -> Scenario:
     return scenario(framework, mesh, model=DENSE, seq_len=4096, recompute="full", global_batch_size=24)
 
 
+def _step_of(name: str, sequences: int) -> float:
+    """Seconds of a step of that many sequences."""
+    asked = _asked_of_layout(name)
+    training = asked.training.model_copy(update={"global_batch_size": sequences})
+    return step_s(asked.model_copy(update={"training": training}))
+
+
 def _two_layouts() -> Sequence[Figure]:
     wide, deep = (ran(_asked_of_layout(name), timed=True) for name in ("FSDP", "tp 8, pp 3"))
     assert deep.time is not None
@@ -115,8 +135,9 @@ def _two_layouts() -> Sequence[Figure]:
             Figure("tp 8, pp 3: parameters, gradients and states of a GPU", None, at_rest_gb(deep), "18*P/24", None,
                    unit="GB"),
             Figure("tp 8 with pp 3 is faster, 24 sequences a step", "yes",
-                   yes(step_s(_asked_of_layout("tp 8, pp 3")) < step_s(_asked_of_layout("FSDP"))), "no", False,
-                   decides=True)]
+                   yes(_step_of("tp 8, pp 3", 24) < _step_of("FSDP", 24)), "no", False, decides=True),
+            Figure("the same, 192 sequences a step, which fill the stages", "yes",
+                   yes(_step_of("tp 8, pp 3", 192) < _step_of("FSDP", 192)), "no", False, decides=True)]
 
 
 def _offloaded_step() -> Sequence[Figure]:
@@ -155,17 +176,26 @@ def _fewest(model: str, counts: tuple[int, ...], **given: Any) -> float:
                                             **given)), counts)
 
 
+def _quantised_whole(model: str) -> Report:
+    return ran(scenario("ddp", {"dp_replicate": 1}, model=model, topology="dgx-h200", seq_len=4096, recompute="full",
+                        **QLORA, **PAGED))
+
+
 def _sheet() -> Sequence[Figure]:
     """Fewest H100 by the peak, one sequence of 4096 tokens a GPU, whole layers recomputed."""
     room = "((card - ctx - nccl)/frag - 1e9 - 4096"
     rows = (("7 B", "llama-2-7b", (1, 2), f"ceil(16*6.738e9/{room}*(34*8192 + 12*32000)))"),
             ("13 B", "llama-2-13b", (2, 3), f"ceil(16*13.016e9/{room}*(42*10240 + 12*32000)))"),
-            ("70 B", "llama-2-70b", (15, 16), f"ceil(16*68.977e9/{room}*(82*16384 + 12*32000) - 2e9))"))
+            ("70 B", "llama-2-70b", (15, 16), f"ceil(16*68.977e9/{room}*(82*16384 + 12*32000) - 2e9))"),
+            ("405 B", LARGEST, (126, 127), f"ceil(16*405.85e9/{room}*126*32768 - 2*3.188e9 - 4*16384*53248 - 2e9))"))
+    largest = "(card - ctx - nccl)/frag - 1e9 - 4096*(126*32768 + 2*W) - 4*W*16384 - 2*3.188e9"
     lora = "(card - ctx - nccl)/frag - 4096*76*20480 - 6*W*10240 - 1e9"
     return [*(Figure(f"full, {size}", None, _fewest(model, counts), hand, None) for size, model, counts, hand in rows),
             Figure("full, 100 B: 24 to 32", Between(24.0, 32.0), fewest(full, (24, 25)),
                    f"ceil(16*P/((card - ctx - nccl)/frag - ({FULL})))", decides=True),
             Figure("LoRA, 7 B", None, _fewest("llama-2-7b", (1, 2), **LORA), "1", None),
+            Figure("LoRA, 405 B", None, _fewest(LARGEST, (17, 18), **LORA), f"ceil(2*405.85e9/({largest}))", None),
+            Figure("QLoRA, 405 B, one H200", None, verdict(_quantised_whole(LARGEST)), "does not fit", None),
             Figure("LoRA, 100 B: 4 to 8", Between(4.0, 8.0), fewest(adapted, (3, 4, 8)),
                    f"ceil((2*P + 16*A16)/({lora}))", decides=True),
             Figure("QLoRA, 100 B: one", "fits", verdict(quantised("dgx-h100")), "fits", decides=True)]
@@ -216,8 +246,9 @@ CLAIMS: tuple[Claim, ...] = (
           "8 B times 16 bytes are all of its memory: full fine-tuning leaves nothing for activations.", _eight_and_49),
     Claim("M46", "Twice the sequence is about twice the activations; length turns QLoRA on one GPU into two.",
           REPRODUCED,
-          "With flash-attention everything that tokens add follows their number. The turn comes on an H200 before "
-          "32768 tokens; two GPUs help if packed weights are cut too, which needs their storage in 16 bits.",
+          "With flash-attention everything that tokens add follows their number; un-fused, probabilities follow its "
+          "square. The turn comes on an H100 at 8192 tokens, within the band, and on an H200 before 32768; two GPUs "
+          "help if packed weights are cut too, which needs their storage in 16 bits.",
           _lengths),
     Claim("M47", "Effective batch = micro-batch times accumulation.", REPRODUCED, "Counted in passes over the layers.",
           _effective_batch),
@@ -225,7 +256,7 @@ CLAIMS: tuple[Claim, ...] = (
           "which is faster.", REFUTED,
           "Both layouts are legal, and at 4096 tokens, a length that the document does not name, the limit lies "
           "inside the band of both. tp 8 with pp 3 is not the faster one: tensor parallelism sends every layer's "
-          "activations, and stages wait.", _two_layouts),
+          "activations, and stages wait, less with 192 sequences a step than with 24.", _two_layouts),
     Claim("M49", "An optimizer on the host: a step of 300 ms becomes 3 s.", REFUTED,
           "It does get longer, by copies over the host's link and an update at the pace of its memory, but ZeRO-2 on 8 "
           "H100 not ten times (Llama-3.2-3B, one sequence of 2048 a GPU; the CPU's pace is assumed).", _offloaded_step),

@@ -14,6 +14,7 @@ from command import Run
 from fakes import illegal, report
 from simcore.cli.comparison import sheet
 from simcore.results.compare import Comparison, compare
+from simcore.results.evidence import Evidence
 
 FRAMEWORKS = ("megatron", "automodel", "fsdp2")
 EP = {"dp_shard": 4, "ep": 2}
@@ -108,11 +109,35 @@ def test_three_frameworks_are_compared(ran: Run, files: list[str], monkeypatch: 
 
 def test_like_makes_defaults_equal_and_says_where_not(ran: Run, files: list[str]) -> None:
     completed = ran("compare", *files, "--like", "automodel")
-    assert completed.code == 0
-    assert "rankscope: fsdp2: keeps training.loss hf, not masked_fp32: not yet" in completed.err
+    assert (completed.code, completed.err) == (0, "")
+    assert "fsdp2: keeps training.loss hf, not masked_fp32: not yet" in completed.out
     defaults = next(one for one in completed.out.splitlines() if one.startswith("differs by default"))
     assert "params" not in defaults
     assert "dispatcher deepep | deepep | alltoall" in defaults
+
+
+def test_what_like_cannot_change_is_in_every_form_of_the_answer(ran: Run, files: list[str], tmp_path: Path) -> None:
+    completed = ran("compare", *files, "--like", "automodel", "--json", "--html", "page.html", "--csv", "rows.csv")
+    kept = [one for one in json.loads(completed.out)[0]["kept"] if one["key"] == "training.loss"]
+    assert [(one["place"], one["value"], one["wanted"]) for one in kept] == [(0, "megatron", "masked_fp32"),
+                                                                             (2, "hf", "masked_fp32")]
+    assert kept[1]["reason"].startswith("not yet: masked_fp32 under fsdp2")
+    assert "rankscope: fsdp2: keeps training.loss hf, not masked_fp32: not yet" in completed.err
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "Kept, though asked to be alike" in page
+    assert kept[1]["reason"] in page
+    with (tmp_path / "rows.csv").open(encoding="utf-8", newline="") as stream:
+        rows = [row for row in csv.DictReader(stream) if (row["section"], row["what"]) == ("kept", "training.loss")]
+    assert [[bool(row[name]) for name in FRAMEWORKS] for row in rows] == [[True, False, False], [False, False, True]]
+    assert rows[1]["fsdp2"] == f"keeps training.loss hf, not masked_fp32: {kept[1]['reason']}"
+
+
+def test_evidence_is_a_row_with_its_words_below() -> None:
+    known = Evidence(kind="recipe", layout_class="fsdp2", class_runs=3)
+    both = compare(report("a").model_copy(update={"evidence": known}), report("b"))
+    assert line(both, "evidence") == ["evidence", "recipe", "-"]
+    assert lines(both)[-1] == "evidence: recipe = shipped as a recipe, no measured run published"
+    assert not any(one.startswith("evidence") for one in lines(compare(report("a"), report("b"))))
 
 
 def test_one_file_with_a_key_changed(ran: Run, files: list[str]) -> None:

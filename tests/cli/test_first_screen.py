@@ -8,10 +8,12 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+import small
 from fakes import illegal, report
 from simcore.cli.first_screen import first_screen
 from simcore.results.report import Advice, Assumption, Report
 from simcore.results.time import Cost
+from simcore.simulate import simulate
 
 
 def shown(reports: list[Report], width: int = 80) -> list[str]:
@@ -89,6 +91,23 @@ def test_deciding_defaults_are_one_line_with_their_values() -> None:
     assert shown([one])[-1] == "defaults: parameters fp32, loss hf"
     assert shown([one, two])[-1] == "defaults: parameters fp32|bf16, loss hf"
     assert not any(line.startswith("defaults") for line in shown([report("a")]))
+
+
+def test_the_dispatcher_is_a_deciding_default_where_a_framework_has_several() -> None:
+    found = {name: simulate(small.scenario(name, {"dp_shard": 4, "ep": 2})) for name in ("megatron", "automodel",
+                                                                                       "fsdp2")}
+    last = {name: next(line for line in shown([one]) if line.startswith("defaults: ")) for name, one in found.items()}
+    assert "dispatcher alltoall" in last["megatron"]
+    assert "dispatcher deepep" in last["automodel"]
+    assert "dispatcher" not in last["fsdp2"]
+    asked = simulate(small.scenario("automodel", {"dp_shard": 4, "ep": 2}, options={"dispatcher": "deepep"}))
+    assert "dispatcher" not in next(line for line in shown([asked]) if line.startswith("defaults: "))
+
+
+def test_another_assumption_may_have_the_word_in_its_name() -> None:
+    """`settings.chosen_dispatcher` finds the value by the framework's own table."""
+    one = report("a", assumptions=defaults(dispatcher_of_something="x", loss="hf"))
+    assert shown([one])[-1] == "defaults: loss hf"
 
 
 def test_names_cannot_steer_the_terminal() -> None:

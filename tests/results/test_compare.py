@@ -4,7 +4,18 @@ import pytest
 from pydantic import ValidationError
 
 from fakes import GIB, illegal, rank, report, traffic
-from simcore.results.compare import Comparison, Row, as_rows, compare, part_rows, phase_rows, traffic_rows, worst_rank
+from simcore.results.compare import (
+    Comparison,
+    Kept,
+    Row,
+    as_rows,
+    compare,
+    part_rows,
+    phase_rows,
+    traffic_rows,
+    worst_rank,
+)
+from simcore.results.evidence import Evidence
 from simcore.results.report import Report
 from simcore.results.time import Cost
 
@@ -93,6 +104,20 @@ def test_verdicts_are_the_words_of_the_reports() -> None:
     assert every.num_gpus == (4, 4, 4, 0, 4)
 
 
+def test_evidence_is_that_of_the_reports() -> None:
+    known = Evidence(kind="class", layout_class="fsdp2", class_runs=3)
+    every = compare(report("a"), report("b").model_copy(update={"evidence": known}), illegal("c"))
+    assert every.evidence == ("", "class", "")
+    assert ("verdict", "evidence", "", "", "class", "") in as_rows(every)
+
+
+def test_a_setting_that_is_kept_is_in_the_column_of_its_result() -> None:
+    kept = Kept(place=1, key="training.loss", value="hf", wanted="te", reason="not yet")
+    both = compare(report("a"), report("b"), kept=[kept])
+    assert as_rows(both)[-1] == ("kept", "training.loss", "", "", "keeps training.loss hf, not te: not yet")
+    assert Comparison.model_validate_json(both.model_dump_json()).kept == (kept,)
+
+
 def test_traffic_is_divided_by_axis_and_link() -> None:
     both = compare(linked("a", 3, 1), linked("b", 0, 5))
     assert [(one.collective, one.axis, one.link, one.a // GIB, one.b // GIB) for one in both.links] == [
@@ -126,6 +151,7 @@ def test_rates_and_prices_have_units() -> None:
 def test_rows_for_a_spreadsheet_have_every_quantity_once() -> None:
     both = compare(timed("a"), timed("b"), timed("c"))
     heads, verdicts, gpus, *rows = as_rows(both)
+    assert not any(one[1] == "evidence" for one in rows)
     assert heads == ("section", "what", "unit", "a", "b", "c")
     assert verdicts[3:] == ("fits", "fits", "fits")
     assert gpus[3:] == (4, 4, 4)

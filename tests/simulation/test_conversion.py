@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.results.report import HostPhase, Report
 from simcore.simulate import simulate
 
@@ -88,6 +90,64 @@ def test_experts_of_all_ranks_are_gathered_together() -> None:
     two, four = (phase("export", "megatron", {"dp_shard": 4, "ep": ep}, **given).by_category["one tensor"]
                  for ep in (2, 4))
     assert four >= two
+
+
+# ---- durations: by hand from bytes and the rates of a DGX H100 and the assumed drive --------------------------------
+READ, WRITE, LINK, HBM = 6.5e9, 3.5e9, 55.1e9, 3.35e12
+RANK = 8
+
+
+def linears() -> int:
+    """Elements of all adapted linears of llama-tiny."""
+    return 4 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * LARGEST)
+
+
+def test_a_merge_on_the_host_waits_for_the_drive() -> None:
+    """Base and adapters are read, the base is written; the memory of the host is two hundred times as fast."""
+    low_rank = 4 * 4 * RANK * (2 * (256 + 256) + 2 * (256 + 128) + 3 * (256 + 688))
+    found = phase("merge", "fsdp2", {"dp_shard": 8}, merge="host", **lora(dtype="fp32"))
+    assert found.seconds == pytest.approx((2 * NUM + low_rank) / READ + 2 * NUM / WRITE)
+
+
+def test_a_merge_on_the_device_moves_each_matrix_in_its_memory() -> None:
+    """A product of fp32 and the same scaled, each written and read; the base in 16 bits read and written."""
+    given = lora(dtype="fp32") | {"precision": {"params": "bf16"}}
+    found = phase("merge", "ddp", {}, merge="device", **given)
+    assert found.seconds == pytest.approx(2 * (2 * 4 + 2) * linears() / HBM)
+
+
+def test_wide_adapters_wait_for_their_products() -> None:
+    """At rank 1,024 the product of fp32, 66.9 TFLOP/s, takes longer than the memory."""
+    found = phase("merge", "ddp", {}, merge="device", method="lora", precision={"params": "bf16"},
+                  lora={"rank": 1024, "target_modules": LINEARS, "dtype": "fp32"})
+    assert found.seconds == pytest.approx(2 * 1024 * linears() / 66.9e12)
+
+
+def test_a_packed_base_goes_to_the_host_and_back() -> None:
+    """One way at a time over the link, in 16 bits."""
+    found = phase("merge", "ddp", {}, merge="device", method="qlora", lora={"rank": RANK, "target_modules": LINEARS})
+    assert found.seconds == pytest.approx(2 * linears() / LINK)
+
+
+def test_an_export_waits_for_the_drive() -> None:
+    job, host = (phase("export", "megatron", {"dp_shard": 2}, export=where) for where in ("job", "host"))
+    whole = host.by_owner["whole model"]
+    assert job.seconds == pytest.approx(whole / WRITE)
+    assert host.seconds == pytest.approx(whole / READ + whole / WRITE)
+
+
+def test_a_named_drive_counts_and_an_assumed_one_is_said(tmp_path: Path) -> None:
+    report = asked("ddp", {}, merge="host", **lora())
+    (told,) = (one for one in report.assumptions if one.what == "drives of a host")
+    assert (told.value, told.kind) == ("read 6.5 GB/s, written 3.5 GB/s", "assumed")
+    text = (ROOT / "topologies/dgx-h100.yaml").read_text(encoding="utf-8")
+    file = tmp_path / "fast.yaml"
+    file.write_text(text.replace("  host_link:", '  nvme: {read: "13 GB/s", write: "7 GB/s"}\n  host_link:'),
+                    encoding="utf-8")
+    fast = phase("merge", "ddp", {}, merge="host", topology=str(file), **lora())
+    slow = phase("merge", "ddp", {}, merge="host", **lora())
+    assert slow.seconds is not None
+    assert fast.seconds == pytest.approx(slow.seconds / 2)
 
 
 @pytest.mark.parametrize(("framework", "mesh", "given", "told"), [

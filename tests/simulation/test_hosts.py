@@ -202,6 +202,37 @@ def test_a_host_that_is_too_small_is_told() -> None:
     assert "datasheet" in told.source
 
 
+# ---- durations: by hand at 6.5 and 3.5 GB/s of the assumed drive, and a DGX H100's links ---------------------------
+def test_a_file_is_read_once_on_a_host_and_crosses_every_link() -> None:
+    """All ranks read the same file; a unit is on each device whole, before FSDP2 cuts it."""
+    mesh = {"dp_shard": 16}
+    size = whole("fsdp2", mesh, model=DENSE)
+    assert phase("load", "fsdp2", mesh, model=DENSE).seconds == pytest.approx(size / 6.5e9)
+    sharded = phase("load", "fsdp2", mesh, model=DENSE, load="sharded")
+    assert sharded.seconds == pytest.approx(size / 2 / 6.5e9, rel=0.01)  # half of the ranks are on each host
+
+
+def test_one_rank_that_writes_all_uses_its_hosts_drive_alone() -> None:
+    size = whole("fsdp2", {"dp_shard": 16}, model=DENSE)
+    assert phase("save", "fsdp2", {"dp_shard": 16}, model=DENSE).seconds == pytest.approx(size / 3.5e9)
+    for framework, mesh in (("ddp", {"dp_replicate": 16}), ("zero3", {"dp_shard": 16})):
+        size = whole(framework, mesh, model=DENSE)
+        assert phase("save", framework, mesh, model=DENSE).seconds == pytest.approx(size / 3.5e9)
+
+
+def test_megatron_writes_states_too_and_divides_them() -> None:
+    """Parameters of 2 bytes, and of the optimizer 12 more, over the ranks that hold them."""
+    one, two = (phase("save", "megatron", {"dp_shard": ranks}, model=DENSE).seconds for ranks in (8, 16))
+    assert one is not None
+    assert two == pytest.approx(one / 2, rel=0.01)
+    assert one * 3.5e9 == pytest.approx(7 * whole("megatron", {"dp_shard": 8}, model=DENSE), rel=0.01)
+
+
+def test_a_phase_without_files_takes_no_time_of_its_own() -> None:
+    assert phase("load", "fsdp2", {"dp_shard": 2}, load="none", model=DENSE).seconds is None
+    assert phase("first_step", "fsdp2", {"dp_shard": 2}, model=DENSE).seconds is None
+
+
 def test_one_rank_says_nothing_about_its_host() -> None:
     assert simulate(small.scenario("fsdp2", {"dp_shard": 4}), rank=1, timed=False).host is None
 

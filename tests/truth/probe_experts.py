@@ -33,6 +33,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from oracle.fsdp2_tracker import Tracker
+from oracle.measured_steps import two_measured_steps
 from probe_hub import moe
 
 HIDDEN, FFN, EXPERTS, TOP_K, TOKENS = 256, 128, 8, 2, 64
@@ -179,29 +180,18 @@ def stepped(case: dict[str, Any]) -> dict[str, Any]:
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, foreach=False, fused=True)
     functions.torch = type("torch", (), {**vars(torch), "ops": probe_qlora.Ops})  # type: ignore[attr-defined]
-    tracker, starts, forwards, seen = Tracker(), [], [], torch.ones(1, TOKENS, dtype=torch.int64)
+    tracker, seen = Tracker(), torch.ones(1, TOKENS, dtype=torch.int64)
     known = probe_qlora.rest_of(model)
     with tracker:
         for p in (*model.parameters(), *model.buffers(), seen):
             tracker.number_of(p)
         gc.collect()
         base = sum(change for _, change in tracker.events)
-        for _ in range(2):
-            starts.append(len(tracker.events))
-            tokens, labels = (torch.randint(0, SHAPE["vocab_size"], (1, TOKENS)) for _ in range(2))
-            loss = model(input_ids=tokens, attention_mask=seen, labels=labels, use_cache=False).loss
-            forwards.append(len(tracker.events))
-            loss.backward()
-            del loss, tokens, labels
-            gc.collect()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            gc.collect()
-    running = [0, *accumulate(change for _, change in tracker.events)]
+        steps = two_measured_steps(tracker, optimizer, lambda tokens, labels: model(
+            input_ids=tokens, attention_mask=seen, labels=labels, use_cache=False).loss, SHAPE["vocab_size"], TOKENS)
     more = known - base - 4 * len(trained)
-    return {"packed": names, "found": {
-        "rest": known, "forward": max(running[starts[1]:forwards[1]]) + more, "peak": max(running[starts[1]:]) + more,
-        "end": running[-1] + more}}
+    return {"packed": names,
+            "found": {"rest": known, **{name: size + more for name, size in steps.found().items()}}}
 
 
 def main() -> None:

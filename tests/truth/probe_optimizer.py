@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import gc
 import json
-from itertools import accumulate
 from typing import Any
 
 import torch
 from oracle import fsdp2_models as models
 from oracle.fsdp2_setup import StepsInBackward, checkpoint, make_optim
 from oracle.fsdp2_tracker import Tracker
+from oracle.measured_steps import two_measured_steps
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 SHAPE = {"vocab_size": 512, "num_hidden_layers": 8}
@@ -39,21 +39,12 @@ def measured(case: dict[str, Any]) -> dict[str, int]:
         model.tie_weights()
         gc.collect()
         early = case["optimizer_in_bwd"]
-        optimizer = StepsInBackward(model, tracker) if early else make_optim(model, {"optim": "adamw_foreach"})
-        starts = []
-        for _ in range(2):
-            starts.append(len(tracker.events))
-            tokens, labels = (torch.randint(0, 512, (1, 64)) for _ in range(2))
-            loss = model(input_ids=tokens, labels=labels, use_cache=False).loss
-            loss.backward()
-            del loss, tokens, labels
-            gc.collect()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            gc.collect()
-        running = [0, *accumulate(change for _, change in tracker.events)]
+        optimizer = StepsInBackward(model, tracker) if early else make_optim(
+            model, {"optim": "adamw_foreach", "optim_groups": "one"})
+        found = two_measured_steps(tracker, optimizer, lambda tokens, labels: model(
+            input_ids=tokens, labels=labels, use_cache=False).loss, SHAPE["vocab_size"]).found()
         counters = 4 * len(list(model.parameters()))
-    return {"peak": max(running[starts[1]:]) - counters, "end": running[-1] - counters}
+    return {"peak": found["peak"] - counters, "end": found["end"] - counters}
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import gc
 import json
-from itertools import accumulate
 from typing import Any
 
 import bitsandbytes as bnb
@@ -20,6 +19,7 @@ import bitsandbytes.autograd._functions as functions
 import peft
 import torch
 from oracle.fsdp2_tracker import Tracker
+from oracle.measured_steps import two_measured_steps
 from transformers import BitsAndBytesConfig
 
 SHAPE = {"vocab_size": 512, "num_hidden_layers": 3}
@@ -125,30 +125,21 @@ def measured(case: dict[str, Any]) -> dict[str, int]:
     optimizer = torch.optim.AdamW(trained, foreach=False, fused=True)
     functions.torch = type("torch", (), {**vars(torch), "ops": Ops})  # type: ignore[attr-defined]
     torch.is_autocast_enabled = lambda *_: case.get("autocast", False)  # PEFT asks for that of CUDA
+
+    def loss_of(tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        with Autocast("cpu", torch.bfloat16, enabled=case.get("autocast", False)):
+            return model(input_ids=tokens, labels=labels, use_cache=False).loss
+
     tracker = Tracker()
-    starts, forwards = [], []
     known = rest_of(model)
     with tracker:
         for p in (*model.parameters(), *model.buffers()):
             tracker.number_of(p)
         gc.collect()
         base = sum(change for _, change in tracker.events)
-        for _ in range(2):
-            starts.append(len(tracker.events))
-            tokens, labels = (torch.randint(0, SHAPE["vocab_size"], (1, 64)) for _ in range(2))
-            with Autocast("cpu", torch.bfloat16, enabled=case.get("autocast", False)):
-                loss = model(input_ids=tokens, labels=labels, use_cache=False).loss
-            forwards.append(len(tracker.events))
-            loss.backward()
-            del loss, tokens, labels
-            gc.collect()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            gc.collect()
-    running = [0, *accumulate(change for _, change in tracker.events)]
+        steps = two_measured_steps(tracker, optimizer, loss_of, int(SHAPE["vocab_size"]))
     more = known - base - 4 * len(trained)
-    return {"rest": known, "forward": max(running[starts[1]:forwards[1]]) + more,
-            "peak": max(running[starts[1]:]) + more, "end": running[-1] + more}
+    return {"rest": known, **{name: size + more for name, size in steps.found().items()}}
 
 
 if __name__ == "__main__":

@@ -5,13 +5,13 @@ from __future__ import annotations
 from simcore.results.compare import Comparison
 from viz.markup import element, join
 from viz.notebook.fragment import fragment
-from viz.pages.comparison import marks, number_tables
+from viz.pages.comparison import evidence_table, kept_table, marks, number_tables
 
 __all__ = ["comparison_html"]
 
 
 def comparison_html(both: Comparison) -> str:
-    """Returns the HTML with which a notebook shows a comparison: each number of all, with differences.
+    """Returns the HTML with which a notebook shows a comparison: evidence, then each number of all, with differences.
 
     If one of the results has no numbers, it says which.
     """
@@ -23,5 +23,6 @@ def comparison_html(both: Comparison) -> str:
         letters, both.names, strict=True))
     body = (element("p", f"{' and '.join(missing)} {'have' if len(missing) > 1 else 'has'} no numbers, so there is "
                     "nothing to compare: the layout was refused, or could not be answered.", class_="answer")
-            if missing else element("div", *number_tables(both), class_="numbers"))
+            if missing else element("div", evidence_table(both), *number_tables(both), kept_table(both),
+                                    class_="numbers"))
     return fragment(join((*names, body)))

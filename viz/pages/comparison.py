@@ -7,6 +7,7 @@ from typing import Final
 
 from simcore.results.compare import (
     Comparison,
+    Kept,
     RateRow,
     Row,
     Unit,
@@ -16,6 +17,7 @@ from simcore.results.compare import (
     phase_rows,
     traffic_rows,
 )
+from simcore.results.evidence import COUNTED
 from simcore.results.report import RankReport, Report
 from viz.charts.legend import legend
 from viz.charts.memory import memory_chart
@@ -27,7 +29,7 @@ from viz.pages.tables import table
 from viz.pages.timeline import timeline
 from viz.pages.verdict import device_fill, verdict
 
-__all__ = ["comparison", "marks", "number_tables"]
+__all__ = ["comparison", "evidence_table", "kept_table", "marks", "number_tables"]
 
 _SAME: Final = 0.5
 """Difference in percent below which two numbers are shown as the same."""
@@ -46,17 +48,18 @@ def marks(number: int) -> tuple[str, ...]:
     return tuple(class_letter(place) for place in range(number))
 
 
-def comparison(a: Report, b: Report, *more: Report) -> Markup:
+def comparison(a: Report, b: Report, *more: Report, kept: Sequence[Kept] = ()) -> Markup:
     """Returns the page's section about two or more scenarios: keys that differ, numbers with differences, charts.
 
-    Memory and streams are drawn only if all reports have them; memory is of the fullest class of each.
+    Memory and streams are drawn only if all reports have them; memory is of the fullest class of each. `kept`: settings
+    that some keep although all were to have those of one.
     """
     reports = (a, b, *more)
-    both = compare(*reports)
+    both = compare(*reports, kept=kept)
     heads = (_head(*pair) for pair in zip(marks(len(reports)), reports, both.num_gpus, strict=True))
     many = " many" if more else ""
     return element("section", element("h2", "Side by side"), element("div", *heads, class_=f"side{many}"),
-                   _scenario_keys(reports), _defaults(both),
+                   evidence_table(both), _scenario_keys(reports), _defaults(both), kept_table(both),
                    element("div", *number_tables(both), class_=f"side numbers{many}"),
                    _memory(reports, many), _streams(reports, many), class_="versus",
                    aria_label="Scenarios side by side")
@@ -84,6 +87,22 @@ def number_tables(both: Comparison) -> Iterator[Markup]:
     for name, rows, unit in groups:
         if shown := [row for row in rows if any(row.values)]:
             yield _table(name, shown, unit, marks(len(both.names)))
+
+
+def evidence_table(both: Comparison) -> Markup | None:
+    """Returns a table of what is known about each layout; None if nothing is told of any."""
+    if not any(both.evidence):
+        return None
+    rows = [[mark, COUNTED[kind] if kind else "\u2013"]
+            for mark, kind in zip(marks(len(both.names)), both.evidence, strict=True)]
+    return table("Evidence", ("", "known runs of the layout"), rows, 2)
+
+
+def kept_table(both: Comparison) -> Markup | None:
+    """Returns a table of settings that a result keeps although another's were asked for, with the refusals."""
+    letters = marks(len(both.names))
+    rows = [[letters[one.place], element("code", one.key), one.value, one.wanted, one.reason] for one in both.kept]
+    return table("Kept, though asked to be alike", ("", "key", "keeps", "asked", "why"), rows, 5) if rows else None
 
 
 def _scenario_keys(reports: Sequence[Report]) -> Markup:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.resources import files
 from typing import Final
 
+from simcore.results.compare import Kept
 from simcore.results.detail import MAX_DETAILED
 from simcore.results.report import Report
 from viz.markup import Markup, element, join
@@ -32,9 +33,12 @@ def render(reports: Sequence[Report]) -> str:
     return _page(reports, "rankscope report", _parts(reports))
 
 
-def render_comparison(reports: Sequence[Report]) -> str:
-    """Returns the HTML text of a page with two or more reports side by side; up to eight are there in full, folded."""
-    return _page(reports, "rankscope comparison", (comparison(*reports), *_in_full(reports)))
+def render_comparison(reports: Sequence[Report], kept: Sequence[Kept] = ()) -> str:
+    """Returns the HTML text of a page with two or more reports side by side; up to eight are there in full, folded.
+
+    `kept`: settings that some keep although all were to have those of one.
+    """
+    return _page(reports, "rankscope comparison", (comparison(*reports, kept=kept), *_in_full(reports)))
 
 
 def _page(reports: Sequence[Report], title: str, parts: Iterable[Markup]) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from simcore.results.report import Report, StepTime
+from simcore.results.report import HostPhase, Report, StepTime
 from simcore.units import format_bytes, format_seconds
 from viz.charts.legend import legend
 from viz.charts.placement import component_entries, peers, placement
@@ -151,8 +151,13 @@ def _host_facts(report: Report) -> list[Fact]:
         return []
     words = {"fits": "", "oom": ", does not fit"}
     return [("capacity", format_bytes(report.host.capacity_bytes)),
-            *((phase.phase.replace("_", " "), format_bytes(phase.host_bytes) + words[phase.host_verdict])
+            *((phase.phase.replace("_", " "),
+               f"{format_bytes(phase.host_bytes)}{words[phase.host_verdict]}{_takes(phase)}")
               for phase in report.host.phases)]
+
+
+def _takes(phase: HostPhase) -> str:
+    return "" if phase.seconds is None else f", takes {format_seconds(phase.seconds)}"
 
 
 _FURTHER_PARTS: Final = ("contention", "bubble", "host", "refit", "generation", "logprob", "reference", "host copies")

@@ -75,7 +75,7 @@ def plain_files(job: Draft) -> Files:
         load = Transfer(f"{load.source}; get_init_context: what is packed is whole on every rank's device before "
                         "DeepSpeed cuts it", whole_on="every_rank", in_flight=0, on_device="model")
     save = Transfer("transformers 5.23 modeling_utils.py save_pretrained on rank 0: a file's bytes at a time",
-                    trained_only=job.scenario.training.method != "full", in_flight=1)
+                    one_process=True, trained_only=job.scenario.training.method != "full", in_flight=1)
     return _chosen(job, {"every_rank": load}, {"full": save}, ("every_rank", "full"))
 
 

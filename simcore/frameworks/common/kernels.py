@@ -9,19 +9,24 @@ from simcore.models.blocks import Attention, LatentAttention
 from simcore.placement.job import Draft, Job
 from simcore.placement.libraries import KernelLibraries
 
-__all__ = ["FUSED", "SDPA_BACKENDS", "torch_libraries"]
+__all__ = ["FUSED", "SDPA_BACKENDS", "runs_math", "torch_libraries"]
 
 FUSED: Final = 0.38
 """Share of the bytes of an eager layer's pointwise kernels that a compiled one moves: assumed, as torchtitan's
 compiled Llama beside transformers' eager one, for layers that are compiled and recorded as eager. Sums of gradients
 are left as they are, though a compiler joins those inside a block."""
 
-SDPA_BACKENDS: Final = ("cudnn", "flash", "efficient")
-"""Values of the option `sdpa_backend`, torch's SDPBackend in small letters."""
-_KERNELS: Final = {"cudnn": "attention", "flash": "attention_flash2", "efficient": "attention_efficient"}
+SDPA_BACKENDS: Final = ("cudnn", "flash", "efficient", "math")
+"""Values of the option `sdpa_backend`, torch's SDPBackend in small letters, in the order in which torch tries them."""
+_KERNELS: Final = {"cudnn": "attention", "flash": "attention_flash2", "efficient": "attention_efficient",
+                   "math": "attention_efficient"}
+"""Kernel of each backend; layers with a mask have one also where the others run plain operators."""
+_GROUPED: Final = ("hf", "hf4")
+"""Implementations that ask SDPA for grouped heads where they pass no mask (use_gqa_in_sdpa)."""
+_WIDEST: Final = 256
 _FILE: Final = "torch 2.13 ATen/native/transformers/cuda/sdp_utils.cpp"
 _RULE: Final = (f"{_FILE}, check_prefer_cudnn_attention: on compute capability 9.0 and 10.0 with cuDNN 9.15.1 or "
-                "later; else flash-attention 2; where that cannot, the memory-efficient kernel")
+                "later; else flash-attention 2; where that cannot, the memory-efficient kernel, then plain operators")
 
 
 def torch_libraries(job: Draft, options: Mapping[str, Any]) -> KernelLibraries:
@@ -51,16 +56,40 @@ def _attention(job: Draft, options: Mapping[str, Any]) -> str:
         return "attention"
     if given.startswith(("fl", "xf", "kernels")):  # flash-attention 2, FlexAttention, xformers, or 3 from the hub
         return "attention" if given.startswith("kernels") else "attention_flash2"
-    wide = _of_16_bits_alone(job)
-    reasons = {"cudnn": wide or _not_by_cudnn(job), "flash": wide or _not_by_flash(job), "efficient": ()}
-    prefers = job.compute_capability in ((9, 0), (10, 0))
-    default = next(name for name in SDPA_BACKENDS if not reasons[name] and (prefers or name != "cudnn"))
-    backend = job.auto("framework_options.sdpa_backend", str(options.get("sdpa_backend") or "auto"), default, _RULE)
+    reasons = _reasons(job)
+    backend = job.auto("framework_options.sdpa_backend", str(options.get("sdpa_backend") or "auto"),
+                       _default(job, reasons), _RULE)
+    if backend == "math" and job.graph.implementation not in _GROUPED:
+        raise job.not_yet("framework_options.sdpa_backend", f"math in layers of {job.graph.implementation} (served: "
+                          f"{', '.join(SDPA_BACKENDS[:-1])})")
     if reason := reasons[backend]:
         raise job.illegal("framework_options.sdpa_backend", *reason)
-    if backend == "efficient" and (wide or job.compute_capability < (8, 0)):
-        _note_pairs(job)
     return _KERNELS[backend]
+
+
+def runs_math(job: Job, options: Mapping[str, Any]) -> bool:
+    """True if torch's attention without a mask is plain operators, by its own choice or because the scenario asks.
+
+    `options`: the framework options that the scenario sets, by name. See `operators/shared/math_attention.py`.
+    """
+    asked = str(options.get("sdpa_backend") or "auto")
+    return (_default(job, _reasons(job)) if asked == "auto" else asked) == "math"
+
+
+_Reasons = Mapping[str, tuple[str, str] | tuple[()]]
+"""Why a backend does not take a job's attention, and the rule; () where it does."""
+
+
+def _reasons(job: Job) -> _Reasons:
+    wide = _of_16_bits_alone(job)
+    return {"cudnn": wide or _not_by_cudnn(job), "flash": wide or _not_by_flash(job),
+            "efficient": _not_by_efficient(job), "math": ()}
+
+
+def _default(job: Job, reasons: _Reasons) -> str:
+    """Backend that torch chooses."""
+    prefers = job.compute_capability in ((9, 0), (10, 0))
+    return next(name for name in SDPA_BACKENDS if not reasons[name] and (prefers or name != "cudnn"))
 
 
 def _of_16_bits_alone(job: Job) -> tuple[str, str] | tuple[()]:
@@ -77,15 +106,17 @@ def _not_by_cudnn(job: Job) -> tuple[str, str] | tuple[()]:
             f"{_FILE} check_cudnn_hardware_support")
 
 
-def _note_pairs(job: Draft) -> None:
-    """Grouped queries are for flash and cuDNN: else transformers' layers, which ask for them, have no kernel."""
+def _not_by_efficient(job: Job) -> tuple[str, str] | tuple[()]:
+    """Why the memory-efficient kernel does not take this job's attention without a mask, and the rule."""
+    training = job.scenario.training
+    if job.graph.implementation not in _GROUPED or training.lengths == "packed":
+        return ()
     blocks = [branch.block for kind in job.graph.kinds for branch in kind.branches]
-    grouped = any(isinstance(block, Attention) and block.num_kv_heads < block.num_heads for block in blocks)
-    if job.graph.implementation == "hf" and grouped and job.scenario.training.lengths != "packed":
-        job.note("attention of grouped queries",
-            "counted as a kernel's: torch has none here, and its own operators keep every pair of tokens",
-            f"{_FILE} check_batch_size_and_num_heads_dense; transformers 5.23 integrations/sdpa_attention.py "
-            "use_gqa_in_sdpa")
+    grouped = any(isinstance(block, Attention) and block.num_kv_heads < block.num_heads and block.head_dim <= _WIDEST
+                  and not 0 < block.window <= training.seq_len for block in blocks)
+    return ("For dense input, both fused kernels require query, key and value to have the same num_heads",
+            f"{_FILE} can_use_mem_efficient_attention, check_batch_size_and_num_heads_dense; transformers 5.23 "
+            "integrations/sdpa_attention.py use_gqa_in_sdpa") if grouped else ()
 
 
 def _not_by_flash(job: Job) -> tuple[str, str] | tuple[()]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from simcore.frameworks.common.afterwards import TRAINER_LOOP, kept_logits
-from simcore.frameworks.common.kernels import SDPA_BACKENDS
+from simcore.frameworks.common.kernels import SDPA_BACKENDS, runs_math
 from simcore.frameworks.common.liger import LIGER_OPTION, has_liger
 from simcore.frameworks.common.pipeline import weighed_stages
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, TUNE_OPTION
@@ -139,8 +139,10 @@ def dense_options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
     `options`: the framework options that the scenario sets, by name.
     """
     unit = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
+    attention = _attention(job, options)
     return HfOptions(experts_unit=unit, inputs_on_host=job.scenario.training.offload.part("activations")[1] > 0,
-                     attn_implementation=_attention(job, options), liger=has_liger(job, options),
+                     attn_implementation=attention, liger=has_liger(job, options),
+                     math_attention=attention == "sdpa" and runs_math(job, options),
                      embeddings_require_grad=_by_transformers(job, options))
 
 

@@ -16,12 +16,13 @@ from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.packed import packed_linear
 from simcore.operators.hf.peft import dora_sum, has_dora, lora_part
 from simcore.operators.shared import aten
+from simcore.operators.shared.math_attention import math_attention
 from simcore.operators.shared.rms_norm import rms_norm
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Tape, Tensor
 
 __all__ = ["Inputs", "attention", "core_of", "has_eager_attention", "has_flash_attention", "is_of_hub", "linear", "mlp",
-           "rotate", "swiglu"]
+           "rotate", "runs_math", "swiglu"]
 
 
 class Inputs(NamedTuple):
@@ -81,21 +82,22 @@ def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, tu
     block = branch.block
     assert isinstance(block, Attention)
     name, dim, x = branch.name, block.head_dim, inputs.hidden
-    copies = not hf_liger.has_liger(run) if block.rotary else _has_unfused_attention(run)
+    unfused = _has_unfused_attention(run, block, inputs.mask)
+    copies = not hf_liger.has_liger(run) if block.rotary else unfused
     q = _heads(tape, run, name, "q", x, block, copy_grad=copies)
     k = _heads(tape, run, name, "k", x, block, copy_grad=copies)
-    v = aten.to_heads(tape, linear(tape, run, f"{name}.v_proj", x), dim, copy_grad=core is not None)
+    v = aten.to_heads(tape, linear(tape, run, f"{name}.v_proj", x), dim, copy_grad=core is not None or unfused)
     if inputs.cos is not None and inputs.sin is not None and 0 < block.rotated < dim:
         q, k = _rotate_a_part(tape, q, k, inputs.cos, inputs.sin)
     elif inputs.cos is not None and inputs.sin is not None and hf_liger.has_liger(run):
-        q, k = hf_liger.rotate_both(tape, q, k, inputs.cos, inputs.sin, copy_grads=_has_unfused_attention(run))
+        q, k = hf_liger.rotate_both(tape, q, k, inputs.cos, inputs.sin, copy_grads=unfused)
     elif inputs.cos is not None and inputs.sin is not None:
         turn = turn or rotate
         rotated = (turn(tape, q, inputs.cos, inputs.sin), turn(tape, k, inputs.cos, inputs.sin))
         q, k = rotated
         del rotated
     out = core(q, k, v) if core else core_of(tape, run, block, (q, k, v), inputs.mask)
-    if 0 < block.rotated < dim:  # lies by heads, as queries that were joined do, and is copied
+    if 0 < block.rotated < dim and not runs_math(run, block, inputs.mask):  # lies by heads, as joined queries do
         out = aten.contiguous(tape, out, "attention")
     return linear(tape, run, f"{name}.o_proj", out.view(*out.shape[:2], out.shape[2] * dim))
 
@@ -105,9 +107,14 @@ def has_eager_attention(run: LayerWorkload) -> bool:
     return HfOptions.of(run.options).attn_implementation == "eager"
 
 
-def _has_unfused_attention(run: LayerWorkload) -> bool:
-    """True if attention is eager; the hub's code runs SDPA for it."""
-    return has_eager_attention(run) and not is_of_hub(run)
+def _has_unfused_attention(run: LayerWorkload, block: Attention, mask: Tensor | None) -> bool:
+    """True if attention is plain operators; the hub's code runs SDPA for eager."""
+    return runs_math(run, block, mask) or (has_eager_attention(run) and not is_of_hub(run))
+
+
+def runs_math(run: LayerWorkload, block: Attention, mask: Tensor | None) -> bool:
+    """True if torch's SDPA has no kernel: [Note: attention without a kernel]."""
+    return HfOptions.of(run.options).math_attention and mask is None and block.num_kv_heads < block.num_heads
 
 
 def has_flash_attention(run: LayerWorkload) -> bool:
@@ -136,6 +143,8 @@ def core_of(tape: Tape, run: LayerWorkload, block: Attention, parts: tuple[Tenso
         return aten.flash_attention(tape, query, key, value, pairs, run.sequences)
     if mask is not None:
         return aten.masked_attention(tape, query, key, value)
+    if runs_math(run, block, mask):
+        return math_attention(tape, query, key, value)
     return aten.scaled_dot_product_attention(tape, query, key, value)
 
 

@@ -18,6 +18,7 @@ UnslothRelease = Literal["", "newest", "2024.12"]
 class HfOptions(ImplementationOptions):
     """Options of transformers' layers in one run; names of upstream's own options are kept.
 
+    `math_attention`: torch's attention of grouped heads without a mask is plain operators, not a kernel.
     `experts_unit`: the experts are a separate data-parallel unit. `grouped_experts`: transformers' grouped products
     (experts_implementation: grouped_mm) instead of batched ones over equal groups of rows. `inv_freq`: stored dtype of
     the rotary frequencies. `casts_stream`: FSDP2's hook casts a hidden state in fp32 to the compute dtype before each
@@ -31,6 +32,7 @@ class HfOptions(ImplementationOptions):
     """
 
     attn_implementation: AttentionImplementation = "sdpa"
+    math_attention: bool = False
     experts_unit: bool = False
     grouped_experts: bool = False
     inv_freq: str = "fp32"

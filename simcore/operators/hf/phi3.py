@@ -7,7 +7,7 @@ rotated is joined with what is not, even where that is nothing; the result is in
 from __future__ import annotations
 
 from simcore.models.blocks import Attention, Branch
-from simcore.operators.hf.layers import Core, Inputs, core_of, linear, rotate
+from simcore.operators.hf.layers import Core, Inputs, core_of, linear, rotate, runs_math
 from simcore.operators.shared import aten
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Tape, Tensor
@@ -27,7 +27,7 @@ def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, co
     qkv = linear(tape, run, f"{name}.qkv_proj", inputs.hidden)
     q, k, v = (aten.slice_last(tape, qkv, size) for size in (block.q_size, block.kv_size, block.kv_size))
     q, k = (aten.to_heads(tape, x, block.head_dim, copy_grad=True) for x in (q, k))
-    v = aten.to_heads(tape, v, block.head_dim, copy_grad=core is not None)
+    v = aten.to_heads(tape, v, block.head_dim, copy_grad=core is not None or runs_math(run, block, inputs.mask))
     q, k = _rotated(tape, q, k, inputs.cos, inputs.sin)
     out = core(q, k, v) if core else core_of(tape, run, block, (q, k, v), inputs.mask)
     out = out if core else aten.contiguous(tape, out, "attention")

@@ -8,12 +8,16 @@ import numpy as np
 import pytest
 
 import small
-from simcore.errors import IllegalLayout
+from simcore.errors import IllegalLayout, NotYet
 from simcore.frameworks.common.kernels import FUSED
+from simcore.operators.hf.options import HfOptions
 from simcore.program.tile import AUX, OP, SLOT, STREAM
 from simcore.recording.kernel_shape import shapes_in
 from simcore.recording.tape import Kernel, Op
 from simcore.simulate import simulate
+
+ALIKE = {"config": "llama-3.2-3b", "overrides": {"num_key_value_heads": 24}}
+HALF: dict[str, Any] = {"precision": {"params": "fp16", "compute": "fp16"}}
 
 
 def _attention(topology: str = "dgx-h100", framework: str = "fsdp2", mesh: dict[str, int] | None = None,
@@ -34,7 +38,7 @@ def test_cudnn_comes_first_on_hopper_and_the_first_blackwell(topology: str, kern
     ({"sdpa_backend": "efficient"}, "attention_efficient"),
     ({"attn_implementation": "flash_attention_2"}, "attention_flash2")])
 def test_a_scenario_may_say(options: dict[str, Any], kernel: str) -> None:
-    assert _attention(options=options) == kernel
+    assert _attention(model=ALIKE, options=options) == kernel
 
 
 def test_heads_whose_values_are_narrower_are_not_for_flash() -> None:
@@ -54,8 +58,7 @@ def test_gpus_before_ampere_have_no_flash() -> None:
 def test_fp32_is_for_neither_cudnn_nor_flash(topology: str) -> None:
     wide: dict[str, Any] = {"precision": {"params": "fp32", "compute": "fp32"}}
     assert _attention(topology, **wide) == "attention_efficient"
-    _, table = small.prepared("fsdp2", {"dp_shard": 2}, topology=topology, model="llama-3.2-3b", **wide)
-    assert "keep every pair of tokens" in (table.default("attention of grouped queries") or "")
+    assert _backend(topology, model="llama-3.2-3b", **wide) == ("math", True)
     for backend in ("cudnn", "flash"):
         with pytest.raises(IllegalLayout, match="Half, BFloat16"):
             _attention(topology, **wide, options={"sdpa_backend": backend})
@@ -88,14 +91,53 @@ def test_the_choice_is_listed_and_is_worth_time() -> None:
     assert {a.value for a in auto.assumptions if a.what == "framework_options.sdpa_backend"} == {"cudnn"}
 
 
-def test_below_ampere_there_is_no_flash_and_what_is_not_counted_is_said() -> None:
+def _backend(topology: str, framework: str = "fsdp2", **given: Any) -> tuple[str | None, bool]:
+    """torch's choice, and whether layers without a mask run plain operators."""
+    mesh = {"dp_replicate" if framework == "ddp" else "dp_shard": 2}
+    _, table = small.prepared(framework, mesh, topology=topology, **given)
+    options = table.options
+    return (table.default("framework_options.sdpa_backend"),
+            isinstance(options, HfOptions) and options.math_attention)
+
+
+@pytest.mark.parametrize("framework", ["fsdp2", "ddp", "zero2"])
+def test_below_ampere_grouped_heads_have_no_kernel(framework: str) -> None:
+    """torch 2.13 sdp_utils.cpp: flash begins with sm80, the memory-efficient kernel takes no groups."""
+    asked: dict[str, Any] = {"precision": {"compute": "fp16"}}
+    assert _backend("v100-32gb", framework, model="llama-3.2-3b", **asked) == ("math", True)
+    assert _backend("rtx-2080-ti", framework, model="llama-3.2-3b", **asked) == ("math", True)
+    assert _backend("v100-32gb", framework, model=ALIKE, **asked) == ("efficient", False)
+    assert _backend("dgx-a100", framework, model="llama-3.2-3b", **asked) == ("flash", False)
+
+
+def test_a_mask_repeats_keys_and_leaves_a_kernel() -> None:
+    assert _backend("v100-32gb", model="llama-3.2-3b", lengths="packed", **HALF) == ("efficient", False)
+
+
+def test_plain_operators_keep_a_score_in_fp32_for_each_pair_and_head() -> None:
+    def peak(topology: str) -> int:
+        report = simulate(small.scenario("ddp", {}, model="llama-3.2-3b", topology=topology, seq_len=1024,
+                                         method="lora", **HALF))
+        assert report.peak_rank is not None
+        assert report.peak_rank.peak is not None
+        return report.peak_rank.peak.allocated_bytes
+
+    per_layer = 24 * 1024 * 1024 * 4 + 3 * 24 * 128 * 1024 * 4  # softmax's output; scaled query, repeated keys, values
+    instead = (24 + 8 + 8) * 128 * 1024 * 2 + 24 * 1024 * 4  # query, key, value and log-sum-exp of a fused kernel
+    assert peak("v100-32gb") - peak("dgx-a100") == 28 * (per_layer - instead)
+
+
+def test_math_may_be_asked_and_efficient_may_not_where_it_cannot() -> None:
+    asked: dict[str, Any] = {"model": "llama-3.2-3b", **HALF}
+    assert _backend("dgx-h100", options={"sdpa_backend": "math"}, **asked) == (None, True)
+    with pytest.raises(IllegalLayout, match="to have the same num_heads"):
+        _attention("dgx-h100", options={"sdpa_backend": "efficient"}, **asked)
+    with pytest.raises(NotYet, match="math in layers of torchtitan"):
+        _attention(model="deepseek-v2-lite", implementation="torchtitan", options={"sdpa_backend": "math"})
+
+
+def test_flash_attn_begins_with_ampere() -> None:
     asked: dict[str, Any] = {"model": "llama-3.2-3b", "precision": {"compute": "fp16"}}
-    assert _attention("v100-32gb", **asked) == "attention_efficient"
-    _, table = small.prepared("fsdp2", {"dp_shard": 2}, topology="v100-32gb", **asked)
-    assert "keep every pair of tokens" in (table.default("attention of grouped queries") or "")
-    alike = {"config": "llama-3.2-3b", "overrides": {"num_key_value_heads": 24}}
-    _, table = small.prepared("fsdp2", {"dp_shard": 2}, topology="v100-32gb", **(asked | {"model": alike}))
-    assert table.default("attention of grouped queries") is None
     with pytest.raises(IllegalLayout, match="FlashAttention only supports Ampere GPUs or newer"):
         _attention("rtx-2080-ti", options={"attn_implementation": "flash_attention_2"}, **asked)
 

@@ -6,6 +6,8 @@ import xml.etree.ElementTree as ET
 
 import small
 from reports import a_report, parsed
+from simcore.results.compare import Kept
+from simcore.results.evidence import Evidence
 from simcore.results.report import Report
 from simcore.simulate import simulate
 from viz.pages.page import render, render_comparison
@@ -43,6 +45,17 @@ def test_three_frameworks_stand_side_by_side() -> None:
     words = text(root)
     assert all(f"{mark}: memory of ranks" in words and f"{mark}: streams" in words for mark in "ABC")
     assert all(f"Everything about {name}" in words for name in FRAMEWORKS)
+
+
+def test_evidence_and_what_is_kept_are_tables() -> None:
+    known = Evidence(kind="measured", layout_class="fsdp2", class_runs=3)
+    kept = Kept(place=1, key="training.loss", value="hf", wanted="te", reason="not yet: te")
+    root = parsed(render_comparison([a_report("a").model_copy(update={"evidence": known}), a_report("b")], [kept]))
+    found = tables(root)
+    assert found["Evidence"][1:] == [["A", "measured run of this very layout"], ["B", "\u2013"]]
+    assert found["Kept, though asked to be alike"][1:] == [["B", "training.loss", "hf", "te", "not yet: te"]]
+    plain = tables(parsed(render([a_report("a"), a_report("b")])))
+    assert not {"Evidence", "Kept, though asked to be alike"} & plain.keys()
 
 
 def test_each_has_its_share_of_the_first_and_a_bar() -> None:
