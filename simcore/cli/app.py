@@ -16,10 +16,11 @@ import typer
 from simcore.cli.calibrate import calibrate
 from simcore.cli.exit_codes import ended
 from simcore.cli.explain import explain
+from simcore.cli.explore.search import search
+from simcore.cli.explore.solve import solve
 from simcore.cli.export import export
 from simcore.cli.read import read
 from simcore.cli.report import report
-from simcore.cli.solve import solve
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -273,7 +274,7 @@ def init(
         typer.echo(f"wrote {path}; next: rankscope run {path}")
 
 
-for _command in (calibrate, explain, export, read, report, solve):
+for _command in (calibrate, explain, export, read, report, search, solve):
     app.command()(_command)
 
 

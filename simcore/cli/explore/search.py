@@ -1,0 +1,186 @@
+"""`rankscope search`: the best layouts of a scenario with free keys. Imports the engine when called."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simcore.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from simcore.inputs.scenario import Scenario
+    from simcore.results.found import SearchResult
+    from simcore.search.objective import Objective
+    from simcore.search.space import Space
+
+__all__ = ["numbers", "search"]
+
+
+class By(StrEnum):
+    """Choice of the quantity to rank by."""
+
+    TOKENS = "tokens"
+    STEP = "step"
+    COST = "cost"
+    PEAK = "peak"
+    GPUS = "gpus"
+
+
+class Counts(StrEnum):
+    """Choice of the verdict that an unsure one counts as."""
+
+    FITS = "fits"
+    OOM = "oom"
+
+
+def search(
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Scenario files, folders or globs.")],
+    *,
+    gpus: Annotated[str, typer.Option(metavar="N,..", help="Numbers of GPUs, such as 8,16 or 1-24.")] = "",
+    framework: Annotated[str, typer.Option(metavar="NAME,..", help="Frameworks to try.")] = "",
+    topology: Annotated[str, typer.Option(metavar="NAME,..", help="Machines to try.")] = "",
+    free: Annotated[list[str] | None, typer.Option(
+        metavar="KEY[=V,..]", help="Free key, with values; omitted: mesh, micro batch, recompute, options.")] = None,
+    where: Annotated[list[str] | None, typer.Option(
+        metavar="CONDITION", help="Over keys and results, such as 'mesh.tp <= 8 and peak_gib < 70'.")] = None,
+    allow: Annotated[list[str] | None, typer.Option(
+        metavar="NAME", help="Numerics that may change: bf16-params, bf16-grads, bf16-moments.")] = None,
+    objective: Annotated[By, typer.Option("--objective", help="Quantity to rank by.")] = By.TOKENS,
+    pareto: Annotated[str, typer.Option(metavar="NAME,..", help="Other objectives of the Pareto set.")] = "peak",
+    top: Annotated[int, typer.Option(min=1, max=1000, help="Places of the ranking.")] = 10,
+    unsure: Annotated[Counts, typer.Option(help="An unsure verdict counts as this.")] = Counts.OOM,
+    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Time every layout that fits.")] = False,
+    write: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the ranking as scenario files.")] = None,
+    jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, max=256, help="Worker processes.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print a list of answers as JSON, nothing else.")] = False,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
+) -> None:
+    """Search the layouts of a scenario: the best that fit, the Pareto set, and why the others are in neither.
+
+    Free are all degrees of the mesh at the given numbers of GPUs, the micro batch, recomputation, and the memory
+    options of the framework. Global batch and numerics stay. Exit code 0; 1 if no layout fits; 2 for wrong input, or if
+    every layout is refused.
+    """
+    from simcore.cli.explore.tables import answer
+    from simcore.cli.output import print_json, print_shown
+
+    scenarios = _scenarios(paths, overrides or ())
+    objectives = _objectives(objective.value, pareto)
+    found: list[SearchResult] = []
+    for scenario in scenarios:
+        space = _space(scenario, gpus, _names(framework), _names(topology), free, where or (), allow or ())
+        found.append(_searched(space, objectives, top=top, unsure=unsure is Counts.FITS, prunes=not exhaustive,
+                               workers=jobs or os.cpu_count() or 1))
+    if write is not None:
+        _write(write, scenarios, found)
+    if json:
+        print_json(found)
+    else:
+        print_shown(*(line for result in found for line in answer(result)))
+    raise typer.Exit(int(any(not result.best for result in found)))
+
+
+def _scenarios(paths: Sequence[str], overrides: Sequence[str]) -> list[Scenario]:
+    from simcore.inputs.loading import read
+
+    entries = read(paths, overrides)
+    problems = [problem for entry in entries for problem in entry.problems]
+    if not entries:
+        problems = [Problem(", ".join(paths), "holds no scenario")]
+    if problems:
+        raise InputError(problems)
+    return [entry.scenario for entry in entries if entry.scenario is not None]
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def _objectives(first: str, others: str) -> tuple[Objective, ...]:
+    from simcore.search.objective import OBJECTIVES
+
+    names = tuple(dict.fromkeys((first, *_names(others))))
+    for name in names:
+        if name not in OBJECTIVES:
+            raise InputError(Problem(f"--pareto {others}", f"expected {', '.join(OBJECTIVES)}, got {name!r}"))
+    return tuple(OBJECTIVES[name] for name in names)
+
+
+def _space(scenario: Scenario, gpus: str, frameworks: Sequence[str], topologies: Sequence[str],
+           free: Sequence[str] | None, where: Sequence[str], allow: Sequence[str]) -> Space:
+    from simcore.search.condition import condition
+    from simcore.search.space import ALLOWED, space_of
+
+    for name in allow:
+        if name not in ALLOWED:
+            raise InputError(Problem(f"--allow {name}", f"expected {', '.join(ALLOWED)}"))
+    return space_of(scenario, gpus=numbers(gpus), frameworks=frameworks, topologies=topologies,
+                    free=None if free is None else _free(free), allow=allow,
+                    conditions=tuple(condition(text) for text in where))
+
+
+def _free(texts: Sequence[str]) -> Mapping[str, tuple[Any, ...]]:
+    """Free keys with their values: `mesh.ep=2,4` has two, `mesh.ep,mesh.tp` are two keys with none."""
+    from simcore.inputs.document import parse_value
+
+    found: dict[str, tuple[Any, ...]] = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        if not equals:
+            found |= dict.fromkeys(_names(text), ())
+            continue
+        parsed = parse_value(f"[{values}]", f"--free {text}"[:120])
+        if not isinstance(parsed, list) or not parsed:
+            raise InputError(Problem(f"--free {text}"[:120], "expected values, such as mesh.ep=2,4"))
+        found[key.strip()] = tuple(parsed)
+    return found
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Numbers of GPUs from text: `8,16`, or `1-24` for each from 1 to 24. InputError for anything else."""
+    from simcore.inputs.scenario import MAX_RANKS
+
+    found: list[int] = []
+    for part in _names(text):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or len(first) > 9 or len(last) > 9:
+            message = f"expected numbers such as 8,16 or 1-24, got {part[:40]!r}"
+            raise InputError(Problem(f"--gpus {text}"[:120], message))
+        ends = int(first), int(last) if dash else int(first)
+        if not 1 <= ends[0] <= ends[1] <= MAX_RANKS:
+            raise InputError(Problem(f"--gpus {text}"[:120], f"expected 1 to {MAX_RANKS:,} GPUs, got {part}"))
+        found += range(ends[0], ends[1] + 1)
+    return tuple(dict.fromkeys(found))
+
+
+def _searched(space: Space, objectives: tuple[Objective, ...], *, top: int, unsure: bool, prunes: bool,
+              workers: int) -> SearchResult:
+    from simcore.cli.explore.progress import stages
+    from simcore.search.search import Search
+    from simcore.search.search import search as find
+
+    with stages() as told:
+        result = find(Search(space, objectives, top, unsure, workers, prunes), told)
+    if result.counts.refused == result.counts.candidates:
+        most = result.refused[0]
+        rule = f" [{most.rule}]" if most.rule != most.message and not most.rule.endswith("#") else ""
+        raise InputError(Problem(result.name, f"no layout is legal: {most.count:,} of {result.counts.candidates:,} "
+                                              f"refused with: {most.message}{rule}"))
+    return result
+
+
+def _write(folder: Path, scenarios: Sequence[Scenario], found: Sequence[SearchResult]) -> None:
+    from simcore.inputs.paths import write_whole, writing
+    from simcore.search.scenarios import files_of
+
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    for scenario, result in zip(scenarios, found, strict=True):
+        for name, text in files_of(scenario, result):
+            with writing(folder / name):
+                write_whole(folder / name, text)
