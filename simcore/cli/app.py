@@ -16,11 +16,11 @@ import typer
 from simcore.cli.calibrate import calibrate
 from simcore.cli.exit_codes import ended
 from simcore.cli.explain import explain
-from simcore.cli.explore.search import search
-from simcore.cli.explore.solve import solve
 from simcore.cli.export import export
 from simcore.cli.read import read
 from simcore.cli.report import report
+from simcore.cli.search import search
+from simcore.cli.solve import solve
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def place(scenario: str, *, rank: Rank = None, json: Json = False, overrides: Se
     """
     from simcore.cli.output import print_shown
     from simcore.cli.session import run_entries
-    from simcore.cli.tables import placement
+    from simcore.cli.sheets.tables import placement
     from simcore.simulate import place as place_ranks
 
     ran = run_entries(_entries([scenario], overrides), partial(place_ranks, rank=rank))

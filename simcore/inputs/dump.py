@@ -14,9 +14,9 @@ __all__ = ["yaml_text"]
 def yaml_text(data: Mapping[str, Any]) -> str:
     """YAML text of plain values (mappings, lists, text, numbers); reading it gives the same values."""
     writer = YAML(typ="safe", pure=True)
-    writer.default_flow_style = None  # type: ignore[assignment]  # blocks, with the innermost mappings on one line
-    writer.width = 120
-    writer.sort_base_mapping_type_on_output = False
+    settings = {"default_flow_style": None, "sort_base_mapping_type_on_output": False, "width": 120}
+    for name, value in settings.items():  # blocks in the order of the keys, the innermost mappings on one line
+        setattr(writer, name, value)
     stream = StringIO()
     writer.dump(dict(data), stream)
     return stream.getvalue()

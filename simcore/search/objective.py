@@ -8,7 +8,7 @@ from typing import Final
 
 from simcore.search.judge import Sized
 
-__all__ = ["OBJECTIVES", "Objective", "Value", "objective"]
+__all__ = ["OBJECTIVES", "Objective", "Value"]
 
 Value = tuple[float, ...]
 """Comparable value of a layout, smaller first; later places decide between equal earlier ones."""
@@ -19,13 +19,12 @@ class Objective:
     """A quantity to rank by.
 
     `value(layout, seconds of a step)`: never falls if the seconds rise, so a lower bound of the seconds gives a lower
-    bound of the value. `words`: what is best, for a person. `is_timed`: the first place of the value needs the time.
+    bound of the value. `words`: what is best, for a person.
     """
 
     name: str
     words: str
     value: Callable[[Sized, float], Value]
-    is_timed: bool = True
 
 
 def _gpu_seconds(layout: Sized, seconds: float) -> float:
@@ -42,13 +41,7 @@ OBJECTIVES: Final = {one.name: one for one in (
     Objective("tokens", "most tokens/s per GPU", lambda layout, s: (_gpu_seconds(layout, s), layout.peak_bytes)),
     Objective("step", "shortest step", lambda layout, s: (s, layout.num_gpus, layout.peak_bytes)),
     Objective("cost", "fewest USD per token", lambda layout, s: (_dollars(layout, s), s)),
-    Objective("peak", "lowest peak memory", lambda layout, s: (layout.peak_bytes, _gpu_seconds(layout, s)),
-              is_timed=False),
-    Objective("gpus", "fewest GPUs", lambda layout, s: (layout.num_gpus, _gpu_seconds(layout, s)), is_timed=False),
+    Objective("peak", "lowest peak memory", lambda layout, s: (layout.peak_bytes, _gpu_seconds(layout, s))),
+    Objective("gpus", "fewest GPUs", lambda layout, s: (layout.num_gpus, _gpu_seconds(layout, s))),
 )}
 """Objectives by the name that a user gives; the first is the default."""
-
-
-def objective(name: str) -> Objective:
-    """The objective of a name; KeyError for an unknown one."""
-    return OBJECTIVES[name]

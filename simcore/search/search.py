@@ -28,9 +28,9 @@ from simcore.search.space import Space, candidates
 
 __all__ = ["Search", "search"]
 
-_CHUNK: Final = 16
-"""Candidates that a process gets at once."""
-_ROUND: Final = 64
+_CHUNKS: Final = {"memory": 16, "time": 4}
+"""Candidates that a process gets at once, by stage; with time each takes longer."""
+_ROUND: Final = 32
 """Candidates that are timed between two looks at what the bounds still allow."""
 Answer = TypeVar("Answer")
 Progress = Callable[[str, int, int], None]
@@ -88,10 +88,12 @@ def search(question: Search, told: Progress = lambda stage, done, all_of: None) 
     counts = _Counts()
     with interrupts() as asked:
         base = question.space.base
-        answers = _parallel(partial(judged, base), every, question.workers, asked, partial(told, "memory"))
+        answers = _parallel(partial(judged, base), _chunks(every, "memory"), question.workers, asked,
+                            partial(told, "memory"))
         fitting = list(_fitting(every, answers, question, counts))
         _rank(fitting, question, counts, lambda some: _parallel(
-            partial(timed, base), some, question.workers, asked, lambda done, all_of: None), partial(told, "time"))
+            partial(timed, base), _chunks(some, "time"), question.workers, asked, lambda done, all_of: None),
+              partial(told, "time"))
     return _result(question, len(every), fitting, counts)
 
 
@@ -100,16 +102,20 @@ def _empty(space: Space) -> str:
     return f"no layout: no mesh of {gpus} GPUs has the degrees that are not free, or satisfies every condition on keys"
 
 
-def _parallel(work: Callable[[Sequence[Candidate]], Sequence[Answer]], every: Sequence[Candidate], workers: int,
-              asked: Interrupts, told: Callable[[int, int], None]) -> list[Answer]:
-    """Answers of `work` on all candidates, in order, from several processes or this one."""
-    chunks = [every[start:start + _CHUNK] for start in range(0, len(every), _CHUNK)]
+def _chunks(every: Sequence[Candidate], stage: str) -> list[Sequence[Candidate]]:
+    size = _CHUNKS[stage]
+    return [every[start:start + size] for start in range(0, len(every), size)]
+
+
+def _parallel(work: Callable[[Sequence[Candidate]], Sequence[Answer]], chunks: Sequence[Sequence[Candidate]],
+              workers: int, asked: Interrupts, told: Callable[[int, int], None]) -> list[Answer]:
+    """Answers of `work` on all candidates of all chunks, in order, from several processes or this one."""
     found: dict[int, Sequence[Answer]] = {}
-    done = 0
+    done, every = 0, sum(map(len, chunks))
     for index, answer in _answers(work, chunks, workers, asked):
         found[index] = answer
         done += len(answer)
-        told(done, len(every))
+        told(done, every)
     if asked.number:
         raise KeyboardInterrupt
     return [answer for index in range(len(chunks)) for answer in found[index]]
@@ -253,7 +259,8 @@ def _result(question: Search, num: int, fitting: Sequence[_Found], counts: _Coun
         counts=SearchCounts(
             candidates=num, refused=refused, at_rest=others["at_rest"], oom=others["oom"], unsure=others["unsure"],
             excluded=others["excluded"], slower=sum(found.time is None and not found.is_out for found in fitting),
-            ranked=len(ranked), alike=num_kept - len(ranked), simulated=num - refused - others["at_rest"], timed=num_timed))
+            ranked=len(ranked), alike=num_kept - len(ranked),
+            simulated=num - refused - others["at_rest"], timed=num_timed))
 
 
 def _layout(found: _Found, base: Scenario, *, is_pareto: bool) -> FoundLayout:

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem
-from simcore.frameworks.registry import framework_adapter
+from simcore.frameworks.registry import asked_adapter, framework_adapter
 from simcore.inputs.loading import changed
 from simcore.inputs.scenario import Mesh, Scenario
+from simcore.placement.job import topology_of
 from simcore.search.condition import RESULTS, Condition
 from simcore.search.judge import Candidate
 from simcore.search.meshes import DEGREES, meshes
@@ -111,6 +112,10 @@ def _value(base: Scenario, key: str) -> Any:
 
 def _check(space: Space) -> None:
     """Raises InputError for keys and names that the scenario does not have, and for wrong values."""
+    for framework, topology in itertools.product(space.frameworks, space.topologies or (None,)):
+        other = changed(space.base, _head(space.base, framework, topology))
+        asked_adapter(other)
+        topology_of(other)
     for key, values in space.axes.items():
         for value in values:
             try:
@@ -149,10 +154,10 @@ def _all(space: Space) -> Iterator[Candidate]:
 
 
 def _head(base: Scenario, framework: str, topology: str | None) -> dict[str, Any]:
-    head: dict[str, Any] = {} if topology is None else {"topology": topology}
-    if framework != base.framework:
-        head |= {"framework": framework, "framework_version": "auto", "framework_options": {}, "implementation": "auto"}
-    return head
+    """Keys that choose framework and machine; the scenario's own framework keeps its version, options and layers."""
+    machine = {} if topology is None else {"topology": topology}
+    other = {"framework": framework, "framework_version": "auto", "framework_options": {}, "implementation": "auto"}
+    return machine | {base.framework: {}}.get(framework, other)
 
 
 def _nodes(space: Space, topology: str | None, num_gpus: int) -> dict[str, int]:

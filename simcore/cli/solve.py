@@ -61,7 +61,7 @@ def limits(found: Sequence[Limit]) -> Iterator[RenderableType]:
 
     All limits are of one quantity.
     """
-    from simcore.cli.tables import plain, plain_table
+    from simcore.cli.sheets.tables import plain, plain_table
     from simcore.results.limit import QUANTITIES
 
     table = plain_table(QUANTITIES[found[0].quantity], "surely", "likely", "at best", "peak", "next", left=("next",))

@@ -21,14 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["numbers", "search"]
 
 
-class By(StrEnum):
-    """Choice of the quantity to rank by."""
-
-    TOKENS = "tokens"
-    STEP = "step"
-    COST = "cost"
-    PEAK = "peak"
-    GPUS = "gpus"
+By = StrEnum("By", ["TOKENS", "STEP", "COST", "PEAK", "GPUS"])
+"""Choice of the quantity to rank by: names of `search.objective.OBJECTIVES`."""
+_TOKENS = By("tokens")
 
 
 class Counts(StrEnum):
@@ -50,7 +45,7 @@ def search(
         metavar="CONDITION", help="Over keys and results, such as 'mesh.tp <= 8 and peak_gib < 70'.")] = None,
     allow: Annotated[list[str] | None, typer.Option(
         metavar="NAME", help="Numerics that may change: bf16-params, bf16-grads, bf16-moments.")] = None,
-    objective: Annotated[By, typer.Option("--objective", help="Quantity to rank by.")] = By.TOKENS,
+    objective: Annotated[By, typer.Option("--objective", help="Quantity to rank by.")] = _TOKENS,
     pareto: Annotated[str, typer.Option(metavar="NAME,..", help="Other objectives of the Pareto set.")] = "peak",
     top: Annotated[int, typer.Option(min=1, max=1000, help="Places of the ranking.")] = 10,
     unsure: Annotated[Counts, typer.Option(help="An unsure verdict counts as this.")] = Counts.OOM,
@@ -66,11 +61,7 @@ def search(
     options of the framework. Global batch and numerics stay. Exit code 0; 1 if no layout fits; 2 for wrong input, or if
     every layout is refused.
     """
-    from simcore.cli.explore.tables import answer
-    from simcore.cli.output import print_json, print_shown
-
-    scenarios = _scenarios(paths, overrides or ())
-    objectives = _objectives(objective.value, pareto)
+    scenarios, objectives = _scenarios(paths, overrides or ()), _objectives(objective.value, pareto)
     found: list[SearchResult] = []
     for scenario in scenarios:
         space = _space(scenario, gpus, _names(framework), _names(topology), free, where or (), allow or ())
@@ -78,11 +69,18 @@ def search(
                                workers=jobs or os.cpu_count() or 1))
     if write is not None:
         _write(write, scenarios, found)
+    _show(found, json=json)
+    raise typer.Exit(int(any(not result.best for result in found)))
+
+
+def _show(found: Sequence[SearchResult], *, json: bool) -> None:
+    from simcore.cli.output import print_json, print_shown
+    from simcore.cli.sheets.found import answer
+
     if json:
         print_json(found)
     else:
         print_shown(*(line for result in found for line in answer(result)))
-    raise typer.Exit(int(any(not result.best for result in found)))
 
 
 def _scenarios(paths: Sequence[str], overrides: Sequence[str]) -> list[Scenario]:
@@ -160,7 +158,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 def _searched(space: Space, objectives: tuple[Objective, ...], *, top: int, unsure: bool, prunes: bool,
               workers: int) -> SearchResult:
-    from simcore.cli.explore.progress import stages
+    from simcore.cli.sheets.stages import stages
     from simcore.search.search import Search
     from simcore.search.search import search as find
 

@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from fakes import illegal, report
-from simcore.cli.first_screen import first_screen
+from simcore.cli.sheets.first_screen import first_screen
 from simcore.results.report import Advice, Assumption, Report
 from simcore.results.time import Cost
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.text import Text
 
-from simcore.cli.tables import plain, plain_table
+from simcore.cli.sheets.tables import plain, plain_table
 from simcore.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
