@@ -14,11 +14,13 @@ from functools import cached_property, lru_cache
 from importlib import resources
 from itertools import accumulate
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 from simcore.errors import InputError, NotYet, Problem
 from simcore.inputs.bounds import KINDS, LAYERS
-from simcore.inputs.document import read_document
+from simcore.inputs.document import Document, read_document
+from simcore.inputs.file_cache import FileCache
 from simcore.models.blocks import Head, LayerKind, Mtp
 from simcore.models.config import QUANTIZED, Architecture, Config
 from simcore.models.network import BORROWED, DATA, Edge, Network, borrowed, connect, edges, renumbered, running_order
@@ -233,6 +235,10 @@ def _preset(name: str) -> Mapping[str, Any]:
     return fields
 
 
+_document: FileCache[Document] = FileCache(lambda path: (read_document(path), ()))
+"""Parsed `config.json` files of users: advice and searches read one hundreds of times."""
+
+
 def model_config(reference: str, overrides: Mapping[str, Any] | None, where: str) -> Mapping[str, Any]:
     """Fields of the configuration named `reference`: a preset, or the path of a `config.json`.
 
@@ -243,7 +249,7 @@ def model_config(reference: str, overrides: Mapping[str, Any] | None, where: str
     if reference in known_presets():
         fields = dict(_preset(reference))
     elif reference.endswith(".json"):
-        document = read_document(reference)
+        document = replace(_document(Path(reference)), path=reference)
         fields = dict(document.data)
         if "model_type" not in (overrides or {}):
             _check_family(Config(fields, document.where(("model_type",))))

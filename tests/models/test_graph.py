@@ -10,6 +10,7 @@ import pytest
 
 import small
 from simcore.errors import InputError, NotYet
+from simcore.inputs import document
 from simcore.models.blocks import LayerKind
 from simcore.models.graph import build, known_presets, model_config
 from simcore.models.tensor import TensorSpec
@@ -62,6 +63,26 @@ def test_a_file_is_a_model_too(tmp_path: Path) -> None:
     path.write_text(json.dumps(dict(TINY)))
     assert model_config(str(path), None, "model") == TINY
     assert model_config(str(path), {"hidden_size": 512}, "model")["hidden_size"] == 512
+
+
+def test_a_file_is_parsed_once_and_again_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, read = tmp_path / "config.json", []
+    parse = document.parse_document
+
+    def counted(text: str, name: str) -> document.Document:
+        read.append(name)
+        return parse(text, name)
+
+    monkeypatch.setattr(document, "parse_document", counted)
+    fields = dict(model_config("llama-3.2-1b", None, "model"))
+    path.write_text(json.dumps(fields), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert [model_config(name, None, "model")["vocab_size"] for name in (str(path), "config.json", str(path))] == [
+        fields["vocab_size"]] * 3
+    assert len(read) == 1
+    path.write_text(json.dumps({**fields, "vocab_size": 1000, "more": 1}), encoding="utf-8")
+    assert model_config(str(path), None, "model")["vocab_size"] == 1000
+    assert len(read) == 2
 
 
 def test_what_is_unknown_is_refused_with_a_hint() -> None:
