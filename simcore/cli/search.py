@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from simcore.search.objective import Objective
     from simcore.search.space import Space
 
-__all__ = ["numbers", "search"]
+__all__ = ["asked_space", "chosen_objectives", "names_in", "numbers", "search"]
 
 
 By = StrEnum("By", ["TOKENS", "STEP", "COST", "PEAK", "GPUS"])
@@ -61,10 +61,10 @@ def search(
     options of the framework. Global batch and numerics stay. Exit code 0; 1 if no layout fits; 2 for wrong input, or if
     every layout is refused.
     """
-    scenarios, objectives = _scenarios(paths, overrides or ()), _objectives(objective.value, pareto)
+    scenarios, objectives = _scenarios(paths, overrides or ()), chosen_objectives(objective.value, pareto)
     found: list[SearchResult] = []
     for scenario in scenarios:
-        space = _space(scenario, gpus, _names(framework), _names(topology), free, where or (), allow or ())
+        space = asked_space(scenario, gpus, names_in(framework), names_in(topology), free, where or (), allow or ())
         found.append(_searched(space, objectives, top=top, unsure=unsure is Counts.FITS, prunes=not exhaustive,
                                workers=jobs or os.cpu_count() or 1))
     if write is not None:
@@ -95,22 +95,25 @@ def _scenarios(paths: Sequence[str], overrides: Sequence[str]) -> list[Scenario]
     return [entry.scenario for entry in entries if entry.scenario is not None]
 
 
-def _names(text: str) -> tuple[str, ...]:
+def names_in(text: str) -> tuple[str, ...]:
+    """Names of a text with commas, each once."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
-def _objectives(first: str, others: str) -> tuple[Objective, ...]:
+def chosen_objectives(first: str, others: str) -> tuple[Objective, ...]:
+    """Objectives by name: the one to rank by, then the others of the Pareto set. InputError for an unknown name."""
     from simcore.search.objective import OBJECTIVES
 
-    names = tuple(dict.fromkeys((first, *_names(others))))
+    names = tuple(dict.fromkeys((first, *names_in(others))))
     for name in names:
         if name not in OBJECTIVES:
             raise InputError(Problem(f"--pareto {others}", f"expected {', '.join(OBJECTIVES)}, got {name!r}"))
     return tuple(OBJECTIVES[name] for name in names)
 
 
-def _space(scenario: Scenario, gpus: str, frameworks: Sequence[str], topologies: Sequence[str],
-           free: Sequence[str] | None, where: Sequence[str], allow: Sequence[str]) -> Space:
+def asked_space(scenario: Scenario, gpus: str, frameworks: Sequence[str], topologies: Sequence[str],
+                free: Sequence[str] | None, where: Sequence[str] = (), allow: Sequence[str] = ()) -> Space:
+    """Space from the texts of options. InputError for each that cannot be read, or names nothing."""
     from simcore.search.condition import condition
     from simcore.search.space import ALLOWED, space_of
 
@@ -130,7 +133,7 @@ def _free(texts: Sequence[str]) -> Mapping[str, tuple[Any, ...]]:
     for text in texts:
         key, equals, values = text.partition("=")
         if not equals:
-            found |= dict.fromkeys(_names(text), ())
+            found |= dict.fromkeys(names_in(text), ())
             continue
         parsed = parse_value(f"[{values}]", f"--free {text}"[:120])
         if not isinstance(parsed, list) or not parsed:
@@ -144,7 +147,7 @@ def numbers(text: str) -> tuple[int, ...]:
     from simcore.inputs.scenario import MAX_RANKS
 
     found: list[int] = []
-    for part in _names(text):
+    for part in names_in(text):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or len(first) > 9 or len(last) > 9:
             message = f"expected numbers such as 8,16 or 1-24, got {part[:40]!r}"

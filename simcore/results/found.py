@@ -7,9 +7,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from simcore.results.evidence import EvidenceKind
+from simcore.results.limit import Quantity
 from simcore.results.verdict import Verdict
 
-__all__ = ["FoundLayout", "RefusedBy", "SearchCounts", "SearchResult"]
+__all__ = ["FoundLayout", "FreeLimit", "RefusedBy", "SearchCounts", "SearchResult"]
 
 
 class _Frozen(BaseModel):
@@ -84,3 +85,18 @@ class SearchResult(_Frozen):
     pareto: tuple[FoundLayout, ...]
     counts: SearchCounts
     refused: tuple[RefusedBy, ...]
+
+
+class FreeLimit(_Frozen):
+    """Limit of a quantity over all layouts of scenario `name`.
+
+    `value`: None if no value holds; `best`: search of the layouts there, ranked. `beyond`: the nearest value that does
+    not hold, None if none was tried; `nearest_bytes`: lowest simulated peak of a layout there, None without one.
+    """
+
+    name: str
+    quantity: Quantity
+    value: int | None
+    best: SearchResult | None
+    beyond: int | None
+    nearest_bytes: int | None
