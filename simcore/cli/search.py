@@ -51,6 +51,8 @@ def search(
     unsure: Annotated[Counts, typer.Option(help="An unsure verdict counts as this.")] = Counts.OOM,
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Time every layout that fits.")] = False,
     write: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the ranking as scenario files.")] = None,
+    output: Annotated[Path | None, typer.Option(
+        "-o", "--output", metavar="DIR", help="Keep what is simulated in DIR; started again it goes on there.")] = None,
     jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, max=256, help="Worker processes.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print a list of answers as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
@@ -66,11 +68,16 @@ def search(
     for scenario in scenarios:
         space = asked_space(scenario, gpus, names_in(framework), names_in(topology), free, where or (), allow or ())
         found.append(_searched(space, objectives, top=top, unsure=unsure is Counts.FITS, prunes=not exhaustive,
-                               workers=jobs or os.cpu_count() or 1))
+                               workers=jobs or os.cpu_count() or 1, kept=_folder(output, scenario, len(scenarios))))
     if write is not None:
         _write(write, scenarios, found)
     _show(found, json=json)
     raise typer.Exit(int(any(not result.best for result in found)))
+
+
+def _folder(output: Path | None, scenario: Scenario, num_scenarios: int) -> Path | None:
+    """Folder of one scenario's search: `output` itself, or a folder in it where there are several."""
+    return output if output is None or num_scenarios == 1 else output / scenario.name
 
 
 def _show(found: Sequence[SearchResult], *, json: bool) -> None:
@@ -160,13 +167,13 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def _searched(space: Space, objectives: tuple[Objective, ...], *, top: int, unsure: bool, prunes: bool,
-              workers: int) -> SearchResult:
+              workers: int, kept: Path | None) -> SearchResult:
     from simcore.cli.sheets.stages import stages
     from simcore.search.search import Search
     from simcore.search.search import search as find
 
     with stages() as told:
-        result = find(Search(space, objectives, top, unsure, workers, prunes), told)
+        result = find(Search(space, objectives, top, unsure, workers, prunes), told, kept)
     if result.counts.refused == result.counts.candidates:
         most = result.refused[0]
         rule = f" [{most.rule}]" if most.rule != most.message and not most.rule.endswith("#") else ""

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from simcore.batch.interrupts import Interrupts, interrupts
@@ -22,12 +23,14 @@ from simcore.errors import InputError, Problem
 from simcore.inputs.scenario import Mesh, Scenario
 from simcore.results.found import FoundLayout, RefusedBy, SearchCounts, SearchResult
 from simcore.search.condition import Condition
+from simcore.search.journal import Memory, journal
 from simcore.search.judge import Candidate, Judged, Refused, Sized, Status, Timed, judged, timed
 from simcore.search.objective import Objective, Value
 from simcore.search.space import Space, candidates
 
 __all__ = ["Search", "search"]
 
+_DIED: Final = "a process that simulated layouts died three times (out of memory?); try fewer with -j"
 _CHUNKS: Final = {"memory": 16, "time": 4}
 """Candidates that a process gets at once, by stage; with time each takes longer."""
 _ROUND: Final = 32
@@ -76,66 +79,76 @@ class _Counts:
     others: Counter[str] = field(default_factory=Counter)
 
 
-def search(question: Search, told: Progress = lambda stage, done, all_of: None) -> SearchResult:
+def search(question: Search, told: Progress = lambda stage, done, all_of: None,
+           kept: Path | None = None) -> SearchResult:
     """Searches all candidates of the question's space.
 
-    `told(stage, done, all_of)` is called as work goes on; stages are "memory" and "time". KeyboardInterrupt after a
-    signal. InputError for an empty space, and for conditions that cannot be decided.
+    `told(stage, done, all_of)` is called as work goes on; stages are "memory" and "time". `kept`: folder of a journal,
+    from which a search that was stopped goes on; None: nothing is written. SystemExit after a signal, with the exit
+    code of the signal. InputError for an empty space, conditions that cannot be decided, and a folder that cannot be
+    used.
     """
     every = list(candidates(question.space))
     if not every:
         raise InputError(Problem(question.space.base.name, _empty(question.space)))
     counts = _Counts()
-    with interrupts() as asked:
-        base = question.space.base
-        answers = _parallel(partial(judged, base), _chunks(every, "memory"), question.workers, asked,
-                            partial(told, "memory"))
+    with journal(kept, question.space) as known, interrupts() as asked:
+        work = _Work(question, asked, known, every)
+        answers = work.answers(judged, "memory", range(len(every)), partial(told, "memory"))
         fitting = list(_fitting(every, answers, question, counts))
-        _rank(fitting, question, counts, lambda some: _parallel(
-            partial(timed, base), _chunks(some, "time"), question.workers, asked, lambda done, all_of: None),
-              partial(told, "time"))
-    return _result(question, len(every), fitting, counts)
+        _rank(fitting, question, counts, partial(work.answers, timed, "time"), partial(told, "time"))
+        result = _result(question, len(every), fitting, counts)
+        known.end(result)
+    return result
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Simulation of candidates by several processes or this one, with a journal of the answers."""
+
+    question: Search
+    asked: Interrupts
+    known: Memory
+    every: Sequence[Candidate]
+
+    def answers(self, work: Callable[[Scenario, Sequence[Candidate]], Sequence[Answer]], stage: str,
+                indices: Sequence[int], told: Callable[[int, int], None]) -> list[Answer]:
+        """Answers of `work` on the candidates of `indices`, in order; those in the journal are not simulated again."""
+        known: dict[int, Any] = self.known.known(stage)
+        missing = [index for index in indices if index not in known]
+        size = _CHUNKS[stage]
+        chunks = [missing[start:start + size] for start in range(0, len(missing), size)]
+        found: dict[int, Answer] = {index: known[index] for index in indices if index in known}
+        told(len(found), len(indices))
+        tasks = [[self.every[index] for index in chunk] for chunk in chunks]
+        for at, answers in self._each(partial(work, self.question.space.base), tasks):
+            self.known.add(stage, chunks[at], answers)  # type: ignore[arg-type]  # answers of this stage
+            found |= zip(chunks[at], answers, strict=True)
+            told(len(found), len(indices))
+        if self.asked.number:
+            raise SystemExit(self.asked.code)
+        return [found[index] for index in indices]
+
+    def _each(self, work: Callable[[Sequence[Candidate]], Sequence[Answer]], tasks: Sequence[Sequence[Candidate]],
+              ) -> Iterator[tuple[int, Sequence[Answer]]]:
+        """(index of a task, its answers) as they come."""
+        left: Sequence[int] = range(len(tasks))
+        if self.question.workers > 1 and len(tasks) > 1:
+            with Crew(tasks, work, min(self.question.workers, len(tasks)), self.asked) as crew:
+                for index, answer in crew.answers():
+                    if isinstance(answer, Died | Unsent):
+                        raise InputError(Problem("rankscope search", _DIED))
+                    yield index, answer
+                left = crew.left
+        for index in left:
+            if self.asked.number:
+                return
+            yield index, work(tasks[index])
 
 
 def _empty(space: Space) -> str:
     gpus = ", ".join(map(str, space.gpus))
     return f"no layout: no mesh of {gpus} GPUs has the degrees that are not free, or satisfies every condition on keys"
-
-
-def _chunks(every: Sequence[Candidate], stage: str) -> list[Sequence[Candidate]]:
-    size = _CHUNKS[stage]
-    return [every[start:start + size] for start in range(0, len(every), size)]
-
-
-def _parallel(work: Callable[[Sequence[Candidate]], Sequence[Answer]], chunks: Sequence[Sequence[Candidate]],
-              workers: int, asked: Interrupts, told: Callable[[int, int], None]) -> list[Answer]:
-    """Answers of `work` on all candidates of all chunks, in order, from several processes or this one."""
-    found: dict[int, Sequence[Answer]] = {}
-    done, every = 0, sum(map(len, chunks))
-    for index, answer in _answers(work, chunks, workers, asked):
-        found[index] = answer
-        done += len(answer)
-        told(done, every)
-    if asked.number:
-        raise KeyboardInterrupt
-    return [answer for index in range(len(chunks)) for answer in found[index]]
-
-
-def _answers(work: Callable[[Sequence[Candidate]], Sequence[Answer]], chunks: Sequence[Sequence[Candidate]],
-             workers: int, asked: Interrupts) -> Iterator[tuple[int, Sequence[Answer]]]:
-    left: Sequence[int] = range(len(chunks))
-    if workers > 1 and len(chunks) > 1:
-        with Crew(chunks, work, min(workers, len(chunks)), asked) as crew:
-            for index, answer in crew.answers():
-                if isinstance(answer, Died | Unsent):
-                    raise InputError(Problem("rankscope search", "a process that simulated layouts died three times "
-                                             "(out of memory?); try fewer with -j"))
-                yield index, answer
-            left = crew.left
-    for index in left:
-        if asked.number:
-            return
-        yield index, work(chunks[index])
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
@@ -183,7 +196,8 @@ def key_value(base: Scenario, candidate: Candidate, name: str) -> Any:
 
 # ---- time ------------------------------------------------------------------------------------------------------------
 def _rank(fitting: list[_Found], question: Search, counts: _Counts,
-          simulated: Callable[[Sequence[Candidate]], Sequence[Timed | None]], told: Callable[[int, int], None]) -> None:
+          simulated: Callable[[Sequence[int], Callable[[int, int], None]], Sequence[Timed | None]],
+          told: Callable[[int, int], None]) -> None:
     """Times layouts until no other can be in the ranking or the Pareto set."""
     conditions = [one for one in question.space.conditions if one.needs_time]
     first = question.objectives[0]
@@ -191,7 +205,8 @@ def _rank(fitting: list[_Found], question: Search, counts: _Counts,
     done = 0
     while waiting := list(_possible(waiting, fitting, question) if question.prunes else waiting):
         now, waiting = waiting[:_ROUND], waiting[_ROUND:]
-        for found, time in zip(now, simulated([each.candidate for each in now]), strict=True):
+        times = simulated([each.index for each in now], lambda done, all_of: None)
+        for found, time in zip(now, times, strict=True):
             found.time = time
             found.is_out = time is None or not all(_holds(one, found, question.space.base) for one in conditions)
             counts.others["excluded"] += found.is_out
