@@ -1,6 +1,7 @@
 """Quantities: bytes and nanoseconds are `int`, and a quantity in a file carries its unit.
 
-GB is 1e9 bytes, GiB is 2**30 bytes; they are never confused.
+GB is 1e9 bytes, GiB is 2**30 bytes; they are never confused. Files may give either; sizes of memory and of messages are
+shown to people in GiB by `format_bytes`, or by `in_gib` in columns and on axes whose head has the unit.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import re
 from typing import Final
 
-__all__ = ["DTYPE_BYTES", "dtype_bytes", "format_bytes", "format_seconds", "packed_bytes", "parse_cublas",
-           "parse_quantity"]
+__all__ = ["DTYPE_BYTES", "GIB", "dtype_bytes", "format_bytes", "format_seconds", "in_gib", "packed_bytes",
+           "parse_cublas", "parse_quantity"]
+
+GIB: Final = 2**30
 
 DTYPE_BYTES: Final = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1, "uint8": 1, "int32": 4, "int64": 8}
 
@@ -82,10 +85,21 @@ def _example(unit: str) -> str:
 
 def format_bytes(num_bytes: float) -> str:
     """Text of a number of bytes in GiB, MiB or KiB with two decimals, or in B, such as `1.50 GiB`."""
-    for scale, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+    for scale, unit in ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if abs(num_bytes) >= scale:
             return f"{num_bytes / scale:.2f} {unit}"
     return f"{num_bytes:.0f} B"
+
+
+def in_gib(num_bytes: float, digits: int = 2, *, signed: bool = False) -> str:
+    """Number of GiB, without the unit, with as many digits after the point, so that points of a column are aligned.
+
+    A small number is not shown as zero, but as `<0.01`. `signed`: a difference, with its sign, zero too.
+    """
+    least = 10.0**-digits
+    if not signed and 0 < num_bytes < GIB * least / 2:
+        return f"<{least:.{digits}f}"
+    return f"{num_bytes / GIB:{'+' if signed else ''},.{digits}f}"
 
 
 def format_seconds(seconds: float) -> str:

@@ -13,6 +13,7 @@ from simcore.inputs.loading import load
 from simcore.results.evidence import Evidence
 from simcore.results.report import Report
 from simcore.simulate import simulate
+from simcore.units import in_gib
 
 FOLDER = ROOT / "scenarios" / "nano-ep4"
 ROUTING = (*(f"{{seed: 0, draws: 200, concentration: {c}}}" for c in (10, 1, 0.1)), "{imbalance: 2}")
@@ -44,15 +45,15 @@ def files() -> Iterator[str]:
 
 
 def layouts() -> Rows:
-    rows = [["layout", "method", "sequences a step", "peak GB", "by measured runs GB", "of GB", "verdict", "step s",
+    rows = [["layout", "method", "sequences a step", "peak GiB", "by measured runs GiB", "of GiB", "verdict", "step s",
              "tokens/s a GPU", "known runs"]]
     for file in files():
         for report in reports(file):
             assert report.time is not None
             assert report.evidence is not None
             sequences = str(report.scenario["training"]["global_batch_size"])
-            rows.append([_name(file, report), _method(report), sequences, _gb(report.highest_bytes), _band(report),
-                         _gb(report.capacity_bytes), str(report.verdict), _three(report.time.step_s),
+            rows.append([_name(file, report), _method(report), sequences, _size(report.highest_bytes), _band(report),
+                         _size(report.capacity_bytes), str(report.verdict), _three(report.time.step_s),
                          f"{report.time.tokens_per_s_per_gpu:,.0f}", known(report.evidence)])
     return rows
 
@@ -69,28 +70,28 @@ def known(evidence: Evidence) -> str:
 
 
 def against_ep8() -> Rows:
-    rows = [["framework", "method", "micro-batch", "tokens/s a GPU: ep 4", "ep 8", "ep 4 is", "peak GB: ep 4", "ep 8",
+    rows = [["framework", "method", "micro-batch", "tokens/s a GPU: ep 4", "ep 8", "ep 4 is", "peak GiB: ep 4", "ep 8",
              "ep 4 needs", "verdict: ep 4", "ep 8"]]
     for file in AGAINST:
         found = {(_method(r), r.scenario["training"]["micro_batch_size"], r.scenario["mesh"]["ep"]): r
                  for r in reports(file)}
         for method, batch in dict.fromkeys((method, batch) for method, batch, _ in found):
             four, eight = found[method, batch, 4], found[method, batch, 8]
+            more = (four.highest_bytes or 0) - (eight.highest_bytes or 0)
             rows.append([file.partition("-")[0], method, str(batch), f"{rate(four):,.0f}", f"{rate(eight):,.0f}",
-                         f"{rate(four) / rate(eight) - 1:+.0%}", _gb(four.highest_bytes), _gb(eight.highest_bytes),
-                         f"{((four.highest_bytes or 0) - (eight.highest_bytes or 0)) / 1e9:+.1f}", str(four.verdict),
-                         str(eight.verdict)])
+                         f"{rate(four) / rate(eight) - 1:+.0%}", _size(four.highest_bytes), _size(eight.highest_bytes),
+                         in_gib(more, 1, signed=True), str(four.verdict), str(eight.verdict)])
     return rows
 
 
 def uneven_routing() -> Rows:
-    rows = [["layout", "method", "balanced GB", "concentration 10", "1", "0.1", "verdict at 0.1", "imbalance 2",
+    rows = [["layout", "method", "balanced GiB", "concentration 10", "1", "0.1", "verdict at 0.1", "imbalance 2",
              "verdict"]]
     for file in (name for name in files() if name not in ALIKE and reports(name)[0].scenario["workload"] == "train"):
         for number, report in enumerate(reports(file)):
             steps = [routed(file, routing)[number] for routing in ROUTING]
-            more = [f"{((step.highest_bytes or 0) - (report.highest_bytes or 0)) / 1e9:+.2f}" for step in steps]
-            rows.append([_name(file, report), _method(report), _gb(report.highest_bytes), *more[:-1],
+            more = [in_gib((step.highest_bytes or 0) - (report.highest_bytes or 0), signed=True) for step in steps]
+            rows.append([_name(file, report), _method(report), _size(report.highest_bytes), *more[:-1],
                          str(steps[-2].verdict), more[-1], str(steps[-1].verdict)])
     return rows
 
@@ -118,11 +119,11 @@ def _method(report: Report) -> str:
 
 def _band(report: Report) -> str:
     low, high = report.band_bytes or (0, 0)
-    return f"{_gb(low)} to {_gb(high)}"
+    return f"{_size(low)} to {_size(high)}"
 
 
-def _gb(size: int | None) -> str:
-    return "" if size is None else f"{size / 1e9:.1f}"
+def _size(size: int | None) -> str:
+    return "" if size is None else in_gib(size, 1)
 
 
 def _three(value: float) -> str:

@@ -131,11 +131,21 @@ WRONG = {
                         ["f.yaml:6", "DoRA is not supported for MoE expert modules"]),
     "DoRA served": (scenario(workload="serve", mesh="{}", training="{seq_len: 8, lora: {use_dora: true}}",
                              generation="{max_model_len: 4096}"), ["vLLM does not yet support DoRA"]),
-    "Unsloth with dropout": (
+    "Unsloth 2024.12 with dropout": (
         scenario(framework="ddp", mesh="{}", model="llama-tiny", training="{seq_len: 8, method: lora, lora: {dropout: "
                  "0.1, target_modules: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]}}",
-                 framework_options="{FastLanguageModel: true, attn_implementation: flash_attention_2}"),
-        ["not yet: Unsloth's layers with dropout of adapters"]),
+                 framework_options="{FastLanguageModel: 2024.12, attn_implementation: flash_attention_2}"),
+        ["not yet: 2024.12's layers around PEFT's own modules"]),
+    **{f"Unsloth on Nemotron-H {name}": (
+        scenario(framework="ddp", mesh=mesh, model="nemotron-3-tiny", implementation=implementation,
+                 training=f"{{seq_len: 64, method: qlora, lora: {{target_modules: [q_proj]}}{more}}}",
+                 framework_options="{FastLanguageModel: true}"), [told])
+       for name, implementation, mesh, more, told in (
+           ("compiled", "hf", "{}", "", "without trust_remote_code, whose modules FastModel compiles"),
+           ("in fp16", "hub", "{}", ", precision: {compute: fp16}", "fp16 of Unsloth's nemotron_h"),
+           ("in fp32", "hub", "{}", ", precision: {params: fp32}", "fp32 parameters of a repository's code in Unsloth"),
+           ("on two GPUs", "hub", "{dp_replicate: 2}", ", recompute: full, offload: {activations: host}",
+            "on several GPUs Unsloth takes its checkpointing back"))},
     "fp4 on Hopper": (scenario(training="\n  seq_len: 8\n  precision: {compute: fp4}"),
                       ["f.yaml:8", "H100 80GB HBM3 does not compute in fp4; it has fp32, tf32, bf16, fp16, fp8"]),
     "fp4 on Blackwell": (scenario(topology="dgx-b200", training="\n  seq_len: 8\n  precision: {compute: fp4}"),

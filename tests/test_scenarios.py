@@ -22,6 +22,7 @@ import pytest
 
 import nano_ep4
 from checkout import ROOT
+from published import in_gib_too
 from simcore.cli.sheets.comparison import sheet
 from simcore.inputs.loading import load
 from simcore.results.compare import compare
@@ -29,6 +30,7 @@ from simcore.results.phases import PhaseReport
 from simcore.results.report import AtRest, Peak, RankReport, Report, TrafficRow
 from simcore.results.time import StepTime
 from simcore.simulate import simulate
+from simcore.units import GIB, in_gib
 
 SCENARIOS = ROOT / "scenarios"
 FOLDERS = sorted(path for path in SCENARIOS.iterdir() if path.is_dir())
@@ -39,32 +41,33 @@ SENT = ("nano-megatron-vs-fsdp2",)
 BESIDE = {"nano-megatron-vs-fsdp2": ("sft-16-megatron-recompute", "sft-16-automodel-recompute",
                                      "sft-16-fsdp2-ep8-recompute")}
 """Scenarios of which a folder keeps what `rankscope compare` prints, for a screen of 80 characters."""
-MADE = {"nano-ep4": nano_ep4.TABLES}
-"""Tables in the README of a folder, by the name in its mark."""
 MARKED = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
 GENERATED = (
     "<!-- Made by `python tests/test_scenarios.py --write`. -->\n\n"
-    "On the rank with the highest peak; GB is 1e9 bytes. Peaks are of the device: what the allocator most likely "
+    "On the rank with the highest peak. Peaks are of the device: what the allocator most likely "
     "reserves, the CUDA context, buffers of NCCL and of token dispatchers.\n\n"
+)
+QUOTED = (
+    "Published sizes are in GiB, and in brackets as their source has them: GB, taken as 1e9 bytes.\n\n"
 )
 TIMES = (
     "\nTimes, by models of kernels and links as they are fitted today, to three digits. The step and its parts are of "
     "the rank that ends last: what it waits for collectives (exposed, by axis), by how much collectives slow kernels "
     "beside them, what it waits for other stages (bubble) and for the host. MFU is of the dense bf16 peak, with FLOPs "
     "as the named formula counts them: compare it under one formula, tokens/s under any. USD are of a million tokens. "
-    "GB are the most that leaves any rank in a step, by link.\n\n"
+    "GiB are the most that leaves any rank in a step, by link.\n\n"
 )
 SENDS = (
-    "\nWhat leaves the fullest rank in a step, in GB, by collective; in brackets by mesh axis, over NVLink + over the "
+    "\nWhat leaves the fullest rank in a step, in GiB, by collective; in brackets by mesh axis, over NVLink + over the "
     "network.\n\n"
 )
 PHASED = (
     "\nPhases of a step, in their order, on the fullest rank: the most that lies on its GPU and, of this rank, on the "
     "host.\n\n"
 )
-PHASE_HEADS = ["scenario", "phase", "device GB", "highest when", "host GB", "on the device", "on the host"]
+PHASE_HEADS = ["scenario", "phase", "device GiB", "highest when", "host GiB", "on the device", "on the host"]
 TIME_HEADS = ["scenario", "GPUs", "step s", "tokens/s a GPU", "exposed s", "exposed by axis", "slowed s", "bubble s",
-              "host s", "MFU", "counted by", "USD", "NVLink GB", "network GB", "verdict"]
+              "host s", "MFU", "counted by", "USD", "NVLink GiB", "network GiB", "verdict"]
 
 
 def _id(path: Path) -> str:
@@ -162,12 +165,12 @@ def table(folder: Path) -> str:
     """All scenarios of a folder, beside what others published about them (`published.csv`) where there is any."""
     published = _published(folder)
     found = [report for file in sorted(folder.glob("*.yaml")) for report in reports(file)]
-    heads = ["scenario", "GPUs", "weights GB", "at rest GB", "peak GB", "peak in", "verdict"]
+    heads = ["scenario", "GPUs", "weights GiB", "at rest GiB", "peak GiB", "peak in", "verdict"]
     if published:
-        heads += ["published weights GB", "published total GB", "published verdict", "where"]
+        heads += ["published weights GiB", "published total GiB", "published verdict", "where"]
     times = TIMES + _lines(TIME_HEADS, [[r.name, _gpus(r), *_time_cells(r)] for r in found])
     phases = [[r.name, *_phase_cells(phase)] for r in found for phase in r.phases]
-    return (GENERATED + _lines(heads, [_row(r, published) for r in found])
+    return (GENERATED + QUOTED * bool(published) + _lines(heads, [_row(r, published) for r in found])
             + (SENDS + _sent(found) if folder.name in SENT else "")
             + (PHASED + _lines(PHASE_HEADS, phases) if phases else "") + (times if folder.name in TIMED else ""))
 
@@ -188,8 +191,8 @@ def _by_axis(rows: list[TrafficRow]) -> str:
     for row in rows:
         near, far = links.get(row.axis, (0, 0))
         links[row.axis] = near + row.nvlink_bytes, far + row.network_bytes
-    each = ", ".join(f"{axis} {_gb(near)} + {_gb(far)}" for axis, (near, far) in sorted(links.items()))
-    return f"{_gb(sum(row.wire_bytes for row in rows))} ({each})"
+    each = ", ".join(f"{axis} {in_gib(near)} + {in_gib(far)}" for axis, (near, far) in sorted(links.items()))
+    return f"{in_gib(sum(row.wire_bytes for row in rows))} ({each})"
 
 
 def beside(folder: Path) -> str:
@@ -198,14 +201,42 @@ def beside(folder: Path) -> str:
     return "".join(f"{line}\n" for line in map(str, sheet(compare(*found), 80)))
 
 
+def _gathered(report: Report) -> str:
+    assert report.peak_rank is not None
+    sent = sum(row.wire_bytes for row in report.peak_rank.traffic if row.collective == "all_gather")
+    return f"{in_gib(sent, 1)} GiB"
+
+
+_FIGURES: dict[str, Callable[[Report], str]] = {
+    "needed on the fullest GPU": lambda report: f"{in_gib(report.highest_bytes or 0, 1)} GiB",
+    "all-gather, a rank and step": _gathered,
+    "of all it sends, over the network": lambda report: f"{in_gib(_links(report)['network_bytes'], 1)} GiB",
+    "step": lambda report: f"{report.time.step_s:.1f} s" if report.time else "",
+    "million tokens": lambda report: f"{_dollars(report.time):.3f} USD" if report.time else "",
+}
+
+
+def side_by_side() -> nano_ep4.Rows:
+    """Figures that decide between the frameworks of the folder `nano-megatron-vs-fsdp2`."""
+    (folder, stems), = BESIDE.items()
+    found = [one for stem in stems for one in reports(SCENARIOS / folder / f"{stem}.yaml")]
+    return [["", "Megatron", "Automodel", "FSDP2"],
+            *([heading, *map(figure, found)] for heading, figure in _FIGURES.items())]
+
+
+MADE: dict[str, dict[str, Callable[[], nano_ep4.Rows]]] = {
+    "nano-ep4": nano_ep4.TABLES, "nano-megatron-vs-fsdp2": {"side by side": side_by_side}}
+"""Tables in the README of a folder, by the name in its mark."""
+
+
 def _lines(heads: list[str], rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in (heads, ["---"] * len(heads), *rows))
 
 
 def _phase_cells(phase: PhaseReport) -> list[str]:
-    owners = (", ".join(f"{name} {_gb(size)}" for name, size in by_owner.items())
+    owners = (", ".join(f"{name} {in_gib(size)}" for name, size in by_owner.items())
               for by_owner in (phase.by_owner, phase.host_by_owner))
-    return [phase.phase, _gb(phase.device_bytes), phase.event, _gb(phase.host_bytes), *owners]
+    return [phase.phase, in_gib(phase.device_bytes), phase.event, in_gib(phase.host_bytes), *owners]
 
 
 def _time_cells(report: Report) -> list[str]:
@@ -217,7 +248,7 @@ def _time_cells(report: Report) -> list[str]:
     parts = [_three(time.parts[name]) for name in ("contention", "bubble", "host")]
     return [_three(time.step_s), _three(time.tokens_per_s_per_gpu), _three(time.exposed_communication_s), waits, *parts,
             f"{time.mfu:.1%}", time.convention, _three(_dollars(time)),
-            *(_gb(size) for size in _links(report).values()), str(report.verdict)]
+            *(in_gib(size) for size in _links(report).values()), str(report.verdict)]
 
 
 def _three(value: float) -> str:
@@ -237,7 +268,8 @@ def _row(report: Report, published: dict[str, dict[str, str]]) -> list[str]:
     cells = [report.name, _gpus(report), *_memory(report)]
     if published:
         row = published.get(report.name, {})
-        cells += [row.get(key, "") for key in ("weights_gb", "total_gb", "verdict", "where")]
+        cells += [in_gib_too(row.get(key, "")) for key in ("weights_gb", "total_gb")]
+        cells += [row.get(key, "") for key in ("verdict", "where")]
     return cells
 
 
@@ -251,11 +283,8 @@ def _memory(report: Report) -> list[str]:
     if rank is None or rank.peak is None:
         return ["", "", "", "", report.status]
     weights = sum(part.params_bytes for part in rank.at_rest.values())
-    return [_gb(weights), _gb(rank.at_rest_bytes()), _gb(rank.peak.device_bytes), rank.peak.phase, str(report.verdict)]
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.2f}"
+    sizes = map(in_gib, (weights, rank.at_rest_bytes(), rank.peak.device_bytes))
+    return [*sizes, rank.peak.phase, str(report.verdict)]
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -335,15 +364,6 @@ def test_stored_comparisons_are_what_comes_out(name: str) -> None:
     assert max(map(len, stored.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("name", BESIDE)
-def test_the_readme_has_the_figures_of_its_comparison(name: str) -> None:
-    found = [one for stem in BESIDE[name] for one in reports(SCENARIOS / name / f"{stem}.yaml")]
-    lines = (SCENARIOS / name / "README.md").read_text(encoding="utf-8").splitlines()
-    for heading, figure in _FIGURES.items():
-        row = next(line for line in lines if line.startswith(f"| {heading} |"))
-        assert row == f"| {heading} | {' | '.join(figure(one) for one in found)} |"
-
-
 def test_what_gathers_and_reduces_in_every_microbatch_waits_for_half_of_it() -> None:
     folder = SCENARIOS / "nano-megatron-vs-fsdp2"
     shares = {}
@@ -355,20 +375,6 @@ def test_what_gathers_and_reduces_in_every_microbatch_waits_for_half_of_it() -> 
     megatron, *others = shares.values()
     assert megatron < 0.1
     assert min(others) > 0.45
-
-
-def _gathered(report: Report) -> str:
-    assert report.peak_rank is not None
-    return f"{sum(row.wire_bytes for row in report.peak_rank.traffic if row.collective == 'all_gather') / 1e9:.1f} GB"
-
-
-_FIGURES: dict[str, Callable[[Report], str]] = {
-    "needed on the fullest GPU": lambda report: f"{(report.highest_bytes or 0) / 1e9:.1f} GB",
-    "all-gather, a rank and step": _gathered,
-    "of all it sends, over the network": lambda report: f"{_links(report)['network_bytes'] / 1e9:.1f} GB",
-    "step": lambda report: f"{report.time.step_s:.1f} s" if report.time else "",
-    "million tokens": lambda report: f"{_dollars(report.time):.3f} USD" if report.time else "",
-}
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=_id)
@@ -459,7 +465,7 @@ def test_what_a_loop_over_experts_costs() -> None:
     assert device == pytest.approx(0.25, abs=0.02), "it would be done earlier"
     assert grouped.parts["host"] / grouped.step_s == pytest.approx(0.25, abs=0.05)
     _assert_where_the_difference_lies(loop, grouped)
-    sent = {one.name: sum(row.wire_bytes for row in one.ranks[0].traffic if row.collective == "all_gather") / 2**30
+    sent = {one.name: sum(row.wire_bytes for row in one.ranks[0].traffic if row.collective == "all_gather") / GIB
             for one in every}
     assert sent["loop-over-experts"] == pytest.approx(102, abs=0.5)
     assert sent[balanced] == pytest.approx(4, abs=0.5)

@@ -12,9 +12,9 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.models.blocks import Moe
+from simcore.models.blocks import Branch, Moe
 from simcore.operators.hf import remote_code
-from simcore.operators.hf.moe import returning_logits
+from simcore.operators.hf.moe import moe, returning_logits
 from simcore.operators.hf.options import HfOptions
 from simcore.program.record_layers import Workload, keys_of, run_of
 from simcore.recording.layer import LayerWorkload
@@ -23,8 +23,8 @@ from simcore.recording.tape import Node, Op, Param, Section, Tape, Tensor
 from simcore.results.report import Peak, Report
 from simcore.simulate import simulate
 
-LOOPS, BLOCKS, STEPS = (json.loads((ROOT / f"tests/truth/bitsandbytes/{name}-0.50.2.json").read_text(
-    encoding="utf-8"))["cases"] for name in ("loop", "blocks", "experts"))
+LOOPS, ROUTED, BLOCKS, STEPS = (json.loads((ROOT / f"tests/truth/bitsandbytes/{name}-0.50.2.json").read_text(
+    encoding="utf-8"))["cases"] for name in ("loop", "routed", "blocks", "experts"))
 PRESETS = {"qwen3_moe": "qwen3-30b-a3b", "mixtral": "mixtral-8x7b"}
 TOKENS = 64
 
@@ -51,6 +51,22 @@ def test_a_loop_over_packed_experts_is_torch_s_own_birth_by_birth(name: str) -> 
     hidden.node, weights.node = Node(), Node()
     run = LayerWorkload(1, TOKENS, "bf16", params_of(case))
     out = remote_code.experts(tape, run, "m", Moe(256, 8, 2, 128, 0), hidden, indices, weights)
+    assert passes(tape, out, hidden) == case["found"]
+
+
+@pytest.mark.parametrize("name", ROUTED)
+def test_a_block_of_the_repository_under_autocast_is_torch_s_own_birth_by_birth(name: str) -> None:
+    """Router and loop; `truth/probe_routed.py`. Copies that autocast keeps die with its region, an expert's each."""
+    case, tape = ROUTED[name], Tape({}, {})
+    wide = case.get("autocast", True)
+    gate = Param("m.gate.weight", (8, 256), "bf16", trainable=False)
+    params = {gate.name: gate, **params_of(case | {"adapters": "fp32" if wide else "bf16"})}
+    run = LayerWorkload(1, TOKENS, "bf16", params, options=HfOptions(
+        is_of_hub=True, autocast=wide, lora_dropout="pre" if "dropout" in case else ""))
+    hidden = tape.external((1, TOKENS, 256), "bf16", tape.slot("hidden", "activation"), -1)
+    hidden.node = Node()
+    out = moe(tape, run, Branch("norm", "m", Moe(256, 8, 2, 128, 0)), hidden)
+    tape.casts.clear()
     assert passes(tape, out, hidden) == case["found"]
 
 

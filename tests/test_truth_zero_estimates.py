@@ -141,7 +141,7 @@ def test_buffers_come_on_top_of_both() -> None:
         assert beside_tensors(made, rounded=False).total() == beside
 
 
-# ---- 0.77 GB estimated, 13 GB used (DeepSpeed issue 4093) ------------------------------------------------------------
+# ---- 0.77 GiB estimated, 13 GiB used (DeepSpeed issue 4093) ----------------------------------------------------------
 def peaks(file: str) -> dict[str, Peak]:
     """The scenario's parts, by name."""
     path = ROOT / "scenarios" / "zero3-estimate" / f"{file}.yaml"

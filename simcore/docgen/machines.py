@@ -13,6 +13,7 @@ from simcore.hardware.device import Peaks
 from simcore.hardware.efficiency import efficiency_names
 from simcore.hardware.topology import Topology, load_topology, topology_names
 from simcore.inputs.quantity import Quantity
+from simcore.units import GIB
 
 __all__ = ["machines"]
 
@@ -38,8 +39,8 @@ def machines() -> str:
     topologies = [load_topology(name) for name in topology_names()]
     gpus = table(("GPU", "capability", "SMs", "memory", "usable", "GB/s", *_formats(), "W"),
                  {topology.device.name: _gpu(topology) for topology in topologies}.values())
-    nodes = table(("machine", "GPUs a node", "GPU", "between GPUs", "network", "nodes", "host GB", "host link", "price",
-                   "kernels"), map(_machine, topologies))
+    nodes = table(("machine", "GPUs a node", "GPU", "between GPUs", "network", "nodes", "host GiB", "host link",
+                   "price", "kernels"), map(_machine, topologies))
     shares = _SHARES + ", ".join(f"`{name}`" for name in efficiency_names()) + "."
     parts = (_HEAD, "## GPUs", _GPUS, gpus, "## Nodes and networks", _NODES, nodes, "## Kernels", shares)
     return "\n\n".join(parts) + "\n"
@@ -52,8 +53,8 @@ def _formats() -> tuple[str, ...]:
 def _gpu(machine: Topology) -> tuple[str, ...]:
     device = machine.device
     peaks = (_formatted(getattr(device.peak, name), 1e12) or "-" for name in _formats())
-    return (device.name, device.compute_capability, _formatted(device.num_sms), _formatted(device.memory.total, 2**30),
-            _formatted(device.memory.usable, 2**30), _formatted(device.memory_bandwidth, 1e9), *peaks,
+    return (device.name, device.compute_capability, _formatted(device.num_sms), _formatted(device.memory.total, GIB),
+            _formatted(device.memory.usable, GIB), _formatted(device.memory_bandwidth, 1e9), *peaks,
             _formatted(device.power))
 
 
@@ -64,7 +65,7 @@ def _machine(machine: Topology) -> tuple[str, ...]:
     links = [f"{_formatted(link.bandwidth, 1e9)} ({_formatted(link.bus_bandwidth.all_gather, 1e9)})" if link else ""
              for link in (node.fabric, machine.network)]
     return (f"`{machine.name}`", f"{_formatted(node.gpus)}{hosts}", machine.device.name, f"{pcie}{links[0]}", links[1],
-            str(machine.num_nodes or ("as needed" if machine.network else "1")), _formatted(node.host_memory, 1e9),
+            str(machine.num_nodes or ("as needed" if machine.network else "1")), _formatted(node.host_memory, GIB),
             _formatted(node.host_link.bandwidth, 1e9), f"{_formatted(price)} ({price.date})" if price else "",
             f"`{machine.efficiency.name}`")
 

@@ -3,7 +3,7 @@
 [Note: NCCL's buffers]
 A communicator for rings and trees is counted as measured: on A100 544 MiB for two ranks and 688 MiB for more (nccl
 issue 964: four A100 on NVLink, one all-reduce in each group); on later GPUs 342 and 392 MiB (aiconfigurator 095f58a5,
-system files). Sends and receives connect every pair by 32 channels with 14 MiB each: 3.28 GB with seven peers (nccl
+system files). Sends and receives connect every pair by 32 channels with 14 MiB each: 3.06 GiB with seven peers (nccl
 issue 1685: first all-to-all of eight H100), without NVLink by 2 (`graph/paths.cc`, ncclTopoGetNchannels); one buffer
 of 10 MiB is 4 MiB Simple, 4.7 MiB LL128 and 0.5 MiB LL in pages of 2 MiB (nccl 5067397c `init.cc:810`), the rest is
 on the sender's side. Peers in other nodes share buffers and are not counted; no measurement of a

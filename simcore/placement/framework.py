@@ -187,8 +187,9 @@ class Framework:
 
     `rules`: the first that matches a tensor gives its policy. `stages`: layer numbers of each pipeline stage, in the
     order of the model; with several chunks a rank, of each chunk (`Schedule.parts_of`: those of a rank). `checkpoint`:
-    the activation recomputation. `kept_whole`: layers that are never recomputed. `recomputed_together`: number of
-    layers that keep one input ("uniform"). `frees_sent_output`: a stage frees an output once it is sent.
+    the activation recomputation. `kept_whole`: layers that are never recomputed; `kept_inputs`: layers
+    whose inputs stay on the device where those of others wait on the host. `recomputed_together`: number of layers that
+    keep one input ("uniform"). `frees_sent_output`: a stage frees an output once it is sent.
     `keeps_received`: it keeps the last received input, and that input's gradient, until the next ones arrive.
     `buffered_microbatches`: number of microbatches for which a stage has a receive buffer. `returns_outputs`: the last
     stage keeps the model's output of each microbatch. `deferred_heads`: number of microbatches of a step that keep the
@@ -211,6 +212,7 @@ class Framework:
     sequence_parallel: bool
     stages: tuple[tuple[int, ...], ...]
     kept_whole: tuple[int, ...] = ()
+    kept_inputs: tuple[int, ...] = ()
     recomputed_together: int = 1
     schedule: Schedule = field(default_factory=Schedule)
     frees_sent_output: bool = False

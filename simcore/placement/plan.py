@@ -243,11 +243,13 @@ class Plan:
     def offloaded_input_bytes(self, tokens: int) -> int:
         """Returns the host bytes of the inputs that one microbatch of `tokens` tokens keeps for recomputation.
 
-        One input [tokens, hidden] for each transformer layer of this rank. 0 unless they are offloaded. Not pinned.
+        One input [tokens, hidden] for each transformer layer of this rank, but for `Framework.kept_inputs`. 0 unless
+        they are offloaded. Not pinned.
         """
         if not self.framework.options.inputs_on_host:
             return 0
-        layers = sum(self.graph.kinds[self.graph.layers[layer].kind].block is None for layer in self.layers)
+        layers = sum(self.graph.kinds[self.graph.layers[layer].kind].block is None for layer in self.layers
+                     if layer not in self.framework.kept_inputs)
         return layers * tokens * self.graph.architecture.hidden * dtype_bytes(self.framework.compute_dtype)
 
     def padding_bytes(self) -> int:

@@ -28,7 +28,7 @@ from simcore.placement.plan import Placed, PlacedKind, Plan
 from simcore.program.outline import Tables
 from simcore.program.stage_borders import Edges, edges_of
 from simcore.program.tile import LayerRows, small_tile
-from simcore.recording.layer import LayerWorkload, RecordedLayer
+from simcore.recording.layer import INPUT_STAYS, LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Op, Param
 
 __all__ = ["LayerPasses", "RecordedLayers", "Shape", "Workload", "adds_in_place", "keys_of", "record_layers", "run_of"]
@@ -154,11 +154,12 @@ def keys_of(plan: Plan) -> dict[int, Key]:
     """
     first_block = plan.layers[0] + 1 if plan.stage == 0 else -1
     below = _trained_below(plan)
-    framework, spared = plan.framework, set(plan.framework.kept_whole)
+    framework = plan.framework
+    named = dict.fromkeys(framework.kept_inputs, INPUT_STAYS) | dict.fromkeys(framework.kept_whole, "none")
     splits, lowest = framework.schedule.splits_backward, _last_user_of_stem(plan, below) if plan.stage == 0 else -1
     unsplit = {layer for chunk in plan.chunks if chunk[0] == 0 or not splits for layer in chunk}
     return {layer: (plan.graph.layers[layer].kind, layer == first_block, below[layer],
-                    "none" if layer in spared else framework.checkpoint, layer not in unsplit,
+                    named.get(layer, framework.checkpoint), layer not in unsplit,
                     layer - plan.layers[0] if layer == lowest else 0) for layer in plan.layers}
 
 

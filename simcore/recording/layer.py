@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from simcore.recording.options import NO_OPTIONS, ImplementationOptions
 from simcore.recording.tape import Param, Section
 
-__all__ = ["LayerWorkload", "RecordedLayer"]
+__all__ = ["INPUT_STAYS", "LayerWorkload", "RecordedLayer"]
 
+INPUT_STAYS: Final = "full, its input stays"
+"""Name of the checkpointing of a layer whose input stays on the device where those of others wait on the host."""
 _EMPTY = Section(())
 
 
@@ -57,6 +60,11 @@ class LayerWorkload:
     def tokens(self) -> int:
         """Number of tokens of the microbatch on this rank, before sequence parallelism."""
         return self.batch * self.seq
+
+    @property
+    def input_waits(self) -> bool:
+        """True if the layer's input waits in host memory until the layer runs again."""
+        return self.checkpoint not in ("none", INPUT_STAYS) and self.options.inputs_on_host
 
     @property
     def pairs(self) -> int:

@@ -181,13 +181,13 @@ class Tape(Recorder):
 
         Parameters (kept by their owner) and None (scalars) take no bytes, but count for the early stop of a replay. In
         forward of a checkpointed region nothing is saved; its replay in backward saves the tensors, and raises
-        StopReplay when it has saved all.
+        StopReplay when it has saved all. A nested region is one function: any of its nodes runs behind the replay.
         """
         if node is None:
             return
         if self.frame is None or self.phase == "recompute":  # the graph of a replay saves tensors while it lives
             node.saved.extend([x.detach() for x in things if isinstance(x, Tensor)])
-        if self.frame is None or not things:
+        if self.frame is None or not (things or self.frame.nested):
             return
         if self.phase == "recompute":
             self._save_again(self.frame, things)

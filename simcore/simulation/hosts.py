@@ -31,7 +31,7 @@ from simcore.placement.plan import Placed, Plan
 from simcore.results.report import Assumption, Host, HostPhase, RankReport, Report
 from simcore.results.verdict import verdict_of
 from simcore.simulation.simulation import Simulation
-from simcore.units import packed_bytes
+from simcore.units import format_bytes, packed_bytes
 
 __all__ = ["hosted", "model_bytes"]
 
@@ -57,7 +57,7 @@ def hosted(simulation: Simulation, report: Report) -> Report:
     host = Host(capacity_bytes=int(topology.node.host_memory), ranks_per_host=per_host, phases=tuple(phases))
     memory = topology.node.host_memory
     kind: Literal["assumed", "derived"] = "assumed" if memory.kind == "assumed" else "derived"
-    told = Assumption(what="host_memory", value=f"{host.capacity_bytes / 1e9:,.0f} GB", kind=kind, source=memory.source)
+    told = Assumption(what="host_memory", value=format_bytes(host.capacity_bytes), kind=kind, source=memory.source)
     return report.model_copy(update={"host": host, "assumptions": (*report.assumptions, told)})
 
 

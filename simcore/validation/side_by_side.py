@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from simcore.errors import InputError, NotYet, Problem
 from simcore.results.report import Peak, RankReport, Report
+from simcore.units import format_bytes
 from simcore.validation.memory_snapshot import Dump
 from simcore.validation.stack_frames import BUFFERS, MAIN_GRADS, PARAMETERS, WORKSPACES, group_of_category
 from simcore.validation.training_log import Log, Reading
@@ -127,8 +128,8 @@ def _beside(what: str, unit: Unit, measured: float | None, simulated: float | No
 
 
 def _band(peak: Peak) -> str:
-    low, high = (size / 2**30 for size in peak.reserved_band_bytes)
-    return f"simulated between {low:.2f} and {high:.2f} GiB"
+    low, high = map(format_bytes, peak.reserved_band_bytes)
+    return f"simulated between {low} and {high}"
 
 
 # ---- snapshots ------------------------------------------------------------------------------------------------------

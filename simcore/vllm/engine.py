@@ -19,7 +19,7 @@ from typing import Final, Literal
 from simcore.hardware.topology import Topology
 from simcore.inputs.generation import Generation
 from simcore.models.config import Architecture
-from simcore.units import dtype_bytes
+from simcore.units import GIB, dtype_bytes, format_bytes
 from simcore.vllm.adapters import adapter_elements
 from simcore.vllm.cache import Cache, Formats, Pages, pages
 from simcore.vllm.profile import Profile, profile
@@ -32,16 +32,15 @@ from simcore.vllm.weights import MODEL_DTYPE, Weight, layers_of, modules, weight
 __all__ = ["Engine", "Limits", "by_module", "default_limits", "release_of"]
 
 _MIB: Final = 2**20
-_GIB: Final = 2**30
 CUBLAS_BYTES: Final = {9: 32 * _MIB}
 """Torch's workspace of one thread by major compute capability (`CublasHandlePool.cpp`); else 8 MiB and 128 KiB."""
 _CUBLAS_ELSE: Final = 8 * _MIB + 128 * 1024
-GRAPH_BYTES: Final = _GIB
+GRAPH_BYTES: Final = GIB
 """Bytes of CUDA graphs, assumed: vLLM 0.6 `worker/model_runner.py` capture_model documents 1 to 3 GiB; the low end."""
 _REDUCE_BYTES: Final = 2 * 8 * _MIB
 """Custom all-reduce of more than one rank: two buffers of 8 MiB (`custom_all_reduce.py`), before memory is read."""
 _NCCL: Final = {True: (544, 688), False: (342, 392)}
-_LARGE: Final = 70 * _GIB
+_LARGE: Final = 70 * GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,17 +197,17 @@ class Engine:
     def refusal(self) -> str:
         """Reason, as a sentence, why the engine does not start on an otherwise empty device; "" if it starts."""
         if self.free_at_start < self.requested_bytes:
-            return (f"free memory on startup ({self.free_at_start / _GIB:.2f} GiB) is less than the utilisation asks "
-                    f"for ({self.requested_bytes / _GIB:.2f} GiB)")
+            return (f"free memory on startup ({format_bytes(self.free_at_start)}) is less than the utilisation asks "
+                    f"for ({format_bytes(self.requested_bytes)})")
         if self.loading_bytes > self.free_at_start:
-            return (f"weights need {self.loading_bytes / _GIB:.2f} GiB while they are quantised, there are "
-                    f"{self.free_at_start / _GIB:.2f} GiB")
+            return (f"weights need {format_bytes(self.loading_bytes)} while they are quantised, there are "
+                    f"{format_bytes(self.free_at_start)}")
         if self.cache_budget <= 0:
             return "no memory is left for cache blocks"
         needed = self.pages.needed(self.max_model_len)
         if needed > self.cache_budget:
-            return (f"one sequence of {self.max_model_len:,} tokens needs {needed / _GIB:.2f} GiB of cache, there are "
-                    f"{self.cache_budget / _GIB:.2f} GiB; the longest is {self.pages.longest(self.cache_budget):,}")
+            return (f"one sequence of {self.max_model_len:,} tokens needs {format_bytes(needed)} of cache, there are "
+                    f"{format_bytes(self.cache_budget)}; the longest is {self.pages.longest(self.cache_budget):,}")
         return ""
 
     def held(self) -> dict[str, int]:

@@ -305,8 +305,9 @@ CLAIMS: tuple[Claim, ...] = (
           "DeepEP and above it with the default dispatcher.", _components_of_a_gpu),
     Claim("M22", "Adapters: 220 M at rank 8, 883 M at 32, 3.5 B at 128, 7.1 B at 256.", BY_ITS_RULE,
           "The figures count an adapter for every routed expert. Automodel's matcher skips grouped experts, and "
-          "Bridge makes one adapter a rank and grouped matrix. NeMo RL makes what the figures say if it loads the "
-          "Hub's code, where each expert has linears of its own, and a thirtieth with transformers' grouped experts.",
+          "Bridge makes one adapter a rank and grouped matrix. NeMo RL makes what the figures say: its recipes set "
+          "`force_hf`, which loads the Hub's code, where each expert has linears of its own; with transformers' "
+          "grouped experts it would be a thirtieth.",
           _adapters),
     Claim("M23", "Routed experts take 7.3 GB a GPU with ep 8, 14.7 with ep 4, and only ep can distribute them.",
           REFUTED, "FSDP2 cuts them without any ep.", _experts_on_a_gpu),

@@ -262,8 +262,8 @@ CLAIMS: tuple[Claim, ...] = (
     Claim("M5", "NeMo RL: SFT with LoRA 256 on 8 or 16, full SFT on 16, GRPO with LoRA 128 on 16; high ranks need "
           "GPUs for their states.", REFUTED,
           "All fit, in fp32 as the recipes load it. States do not ask for 16 GPUs: they are small with transformers' "
-          "grouped experts, and where the Hub's code has a linear for every expert, 8 GPUs hold them too. Which of the "
-          "two NeMo RL loads is not known.", _nemo_rl),
+          "grouped experts, and where the Hub's code has a linear for every expert, 8 GPUs hold them too. NeMo RL's "
+          "LoRA recipes set `force_hf` and load the Hub's code.", _nemo_rl),
     Claim("M6", "Below 8192 tokens weights bind, above activations, which grow with the sequence.", REFUTED,
           "They do grow with the sequence, but pass the weights before 4096 tokens.", _regimes),
     Claim("M7", "8 H100, ep 8, rank 32: 15.8 GB and 3.0 GB for every 1024 tokens; 16384 tokens fit.", BY_ITS_RULE,

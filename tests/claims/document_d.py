@@ -36,7 +36,7 @@ def _sizes() -> Sequence[Figure]:
             *(Figure(f"LoRA in 16 bits on one GPU, {tokens} tokens", 60.0, unsloth(tokens),
                      f"2*(X + D) + 6*{ADAPTERS} + {tokens}*162448", unit="GiB", within=0.03)
               for tokens in (1024, 2048, 4096)),
-            Figure("of it weights and adapters, in GB", None, at_rest_gb(_alone(), "params_bytes"),
+            Figure("of it weights and adapters", None, at_rest_gb(_alone(), "params_bytes"),
                    f"2*(X + D + {ADAPTERS})", None, unit="GB")]
 
 

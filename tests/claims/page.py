@@ -19,8 +19,10 @@ from claims import (
     document_d,
     document_e,
 )
+from claims.asked import GB
 from claims.claim import VERDICTS, Between, Claim, Figure, Value
 from claims.hand import SYMBOLS
+from simcore.units import GIB
 
 __all__ = ["CLAIMS", "page"]
 
@@ -35,13 +37,14 @@ DOCUMENTS = (
 CLAIMS: tuple[Claim, ...] = tuple(claim for _, _, claims in DOCUMENTS for claim in claims)
 _HEAD = """# Claims
 
-What public sizing documents say, beside what rankscope computes; GB is 1e9 bytes, GiB 2^30. The page is made by
-`python tests/test_claims.py > docs/claims.md`. A claim and the reason for its verdict are written by a person. Every
-figure in the column *simulated* comes from the engine. The column *by hand* is arithmetic of counts, bytes and cited
-constants (below); a test fails where the engine leaves its range, 2 % unless said otherwise, where a figure agrees or
-disagrees with the document and should not, or where the verdict does not follow from the figures marked *decides*.
-`PYTHONPATH=tests python -m claims.mutate` multiplies all simulated numbers by 1.1, 3 and 0.1 and turns all words: the
-tests must fail.
+What public sizing documents say, beside what rankscope computes. A published size has its source's unit, mostly GB (1e9
+bytes), and so have the values that are compared with it; GiB (2^30) is beside them. Where none is published, sizes are
+in GiB. The page is made by `python tests/test_claims.py > docs/claims.md`. A claim and the reason for its verdict are
+written by a person. Every figure in the column *simulated* comes from the engine. The column *by hand* is arithmetic of
+counts, bytes and cited constants (below); a test fails where the engine leaves its range, 2 % unless said otherwise,
+where a figure agrees or disagrees with the document and should not, or where the verdict does not follow from the
+figures marked *decides*. `PYTHONPATH=tests python -m claims.mutate` multiplies all simulated numbers by 1.1, 3 and 0.1
+and turns all words: the tests must fail.
 
 - *reproduced*: what decides agrees, within the share that is shown; without a mark everything decides.
 - *refuted*: what decides does not agree. Other figures of the claim may.
@@ -88,16 +91,32 @@ def _section(claim: Claim, figures: Sequence[Figure]) -> Iterator[str]:
     for one in figures:
         rule = f" {_shown(one.by_rule(), one.unit)} |" if with_rule else ""
         yield (f"| {one.what} | {_shown(one.published, one.unit)} |{rule} {_by_hand(one)} | "
-               f"{_shown(one.simulated, one.unit)} | {_agrees(one)} |")
+               f"{_simulated(one)} | {_agrees(one)} |")
     yield ""
 
 
 def _by_hand(figure: Figure) -> str:
     if isinstance(figure.simulated, str):
         return figure.expected
-    value = _shown(figure.by_hand(), figure.unit)
+    value = _beside_published(figure, figure.by_hand())
     share = f" ± {100 * figure.share:.3g} %" if figure.share != Figure.__dataclass_fields__["share"].default else ""
     return value + share if re.fullmatch(r"[\d.]+", figure.expected) else f"{value}{share} = `{figure.expected}`"
+
+
+def _simulated(figure: Figure) -> str:
+    shown, size = _beside_published(figure, figure.simulated), _in_gib(figure, figure.simulated)
+    return shown if size in ("", shown) else f"{shown} ({size})"
+
+
+def _beside_published(figure: Figure, value: Value) -> str:
+    """A value in the unit of the published one; a size in GiB where none is published."""
+    alone = _in_gib(figure, value) if figure.published is None else ""
+    return alone or _shown(value, figure.unit)
+
+
+def _in_gib(figure: Figure, value: Value) -> str:
+    """A value of a figure in GB; nothing for other ones."""
+    return "" if figure.unit != "GB" or isinstance(value, str) else _shown(value * GB / GIB, "GiB")
 
 
 def _agrees(figure: Figure) -> str:

@@ -35,6 +35,6 @@ def test_a_gpu_tells_its_peaks_and_what_it_lacks() -> None:
 
 
 def test_what_is_assumed_is_marked() -> None:
-    assert row("`dgx-h100`")[4:] == ["50 (34.8)", "as needed", "2000", "64", "2.95 (2026-05-20)", "`h100`"]
+    assert row("`dgx-h100`")[4:] == ["50 (34.8)", "as needed", "1862.65", "64", "2.95 (2026-05-20)", "`h100`"]
     assert row("`h100-pcie`")[3:5] == ["PCIe 64 (~22.32)", "~25 (~17.4)"]
-    assert row("`h100-1gpu`")[3:7] == ["", "", "1", "~256"]
+    assert row("`h100-1gpu`")[3:7] == ["", "", "1", "~238.42"]

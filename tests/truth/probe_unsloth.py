@@ -1,12 +1,16 @@
 """What Unsloth's functions of autograd allocate in one decoder layer, event by event.
 
     git -C UNSLOTH archive 015bdef0 unsloth/kernels | tar -x -C CHECKOUT
+    git -C UNSLOTH_ZOO archive ce232d6c unsloth_zoo/gradient_checkpointing.py | tar -x -C CHECKOUT
     python tests/truth/probe_unsloth.py CHECKOUT > tests/truth/tape/unsloth-015bdef0-torch-2.13.0.json
 
 The functions are Unsloth's own, imported from the checkout (`kernels/fast_lora.py`, `rms_layernorm.py`,
 `rope_embedding.py`, `swiglu.py`, and matmul_lora and get_lora_parameters of `utils.py`), on a CPU, with 16-bit weights.
 Transcribed by hand: which of them a layer calls, and in which order (`models/llama.py`, `models/qwen3.py`,
-`utils/attention_dispatch.py`). Stand-ins: launches of Triton's kernels do nothing; the CPU flash kernel.
+`utils/attention_dispatch.py`), with PEFT's modules where its conditions fail: other adapters, biases, dropout, DoRA.
+`checkpoint`: inside unsloth-zoo's own UnslothCheckpointFunction, whose buffers on device and host are there before; the
+layer's input "waits", or that of the last layer "stays". Stand-ins: launches of Triton's kernels do nothing; the CPU
+flash kernel; streams; dropout as in `probe_adapters.py`.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import torch
 from oracle.fsdp2_tracker import Tracker
 from oracle.liger import stub_triton
 from peft import LoraConfig, get_peft_model
+from probe_adapters import fused_dropout
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -31,6 +36,12 @@ HIDDEN, FFN, HEADS, SEQ, RANK = 256, 688, 8, 512, 8
 CASES: dict[str, dict[str, Any]] = {
     "llama": {}, "llama-b2": {"batch": 2}, "mha": {"kv": 8}, "mha-b2": {"kv": 8, "batch": 2}, "qwen3": {"norms": True},
     "qwen2": {"biases": True}, "partial": {"targets": ["q_proj", "v_proj", "o_proj"]},
+    "dropout": {"dropout": 0.1}, "dropout-b2": {"dropout": 0.1, "batch": 2},
+    "dropout-partial": {"dropout": 0.1, "targets": ["q_proj", "v_proj", "o_proj"]},
+    "dora": {"dora": True}, "dora-partial": {"dora": True, "targets": ["q_proj", "v_proj", "o_proj"]},
+    "dora-dropout": {"dora": True, "dropout": 0.1}, "rslora": {"rslora": True},
+    "waits": {"checkpoint": "waits"}, "stays": {"checkpoint": "stays"},
+    "dropout-waits": {"dropout": 0.1, "checkpoint": "waits"},
 }
 LINEARS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 FROM_UTILS = ("matmul_lora", "get_lora_parameters", "calculate_settings", "_maybe_fake_quantize_activations")
@@ -68,6 +79,35 @@ def unsloth(checkout: Path) -> types.SimpleNamespace:
                                  norm=norm.fast_rms_layernorm, rope=rope.fast_rope_embedding)
 
 
+class Queue:
+    """A stream or an event of a device that does everything at once."""
+
+    def wait_stream(self, other: Any) -> None: ...
+
+    def wait_event(self, event: Any) -> None: ...
+
+    def record(self, stream: Any) -> None: ...
+
+
+def checkpointed(checkout: Path, size: int, *, last: bool) -> Any:
+    """UnslothCheckpointFunction on a CPU, behind its first step: both buffers hold `size` elements."""
+    buffers = [{None: torch.empty(size, dtype=torch.bfloat16)} for _ in range(2)]
+    space: dict[str, Any] = {name: getattr(torch.utils.checkpoint, name) for name in (
+        "_infer_device_type", "_get_autocast_kwargs", "_get_device_module", "get_device_states")}
+    space |= {
+        "torch": torch, "nullcontext": contextlib.nullcontext, "DEVICE_TYPE": "cuda", "FIRST_PASS": False,
+        "torch_gpu_stream": contextlib.nullcontext, "_gradient_checkpoint_recompute_marker": contextlib.nullcontext,
+        "_no_inference_mode": contextlib.nullcontext, "MINIMUM_SIZE": 0, "CPU_INDEX": 0, "BACKWARD_PASS": True,
+        "USE_UNSLOTH_GC": False, "CURRENT_GC_INDEX": 0, "LAST_GC_INDEX": 1 if last else 2, "USE_DOUBLE_BUFFER": True,
+        "NEXT_BUFFER_SLOT": {None: 0}, "CPU_BUFFERS": [torch.empty(size, dtype=torch.bfloat16)],
+        "GPU_BUFFERS": buffers[0], "GPU_BUFFERS_B": buffers[1], "MAIN_STREAMS": {None: Queue()},
+        "EXTRA_STREAMS": {None: Queue()}, "BUFFER_EVENTS_A": {None: Queue()}, "BUFFER_EVENTS_B": {None: Queue()}}
+    tree = ast.parse((checkout / "unsloth_zoo/gradient_checkpointing.py").read_text(encoding="utf-8"))
+    found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "UnslothCheckpointFunction"]
+    exec(compile(ast.Module(list(found), []), "gradient_checkpointing.py", "exec"), space)  # noqa: S102
+    return space["UnslothCheckpointFunction"], [*(one[None] for one in buffers), space["CPU_BUFFERS"][0]]
+
+
 class Norm(nn.Module):
     """Weight and epsilon of a norm."""
 
@@ -94,7 +134,8 @@ class Layer(nn.Module):
 def fused(layer: Any, *names: str) -> bool:
     """The conditions of patch_peft_model."""
     found = [getattr(layer, name) for name in names]
-    return all(hasattr(one, "lora_A") and one.base_layer.bias is None for one in found)
+    return all(hasattr(one, "lora_A") and one.base_layer.bias is None and len(one.lora_magnitude_vector) == 0
+               and isinstance(one.lora_dropout["default"], nn.Identity) for one in found)
 
 
 def forward(fast: Any, layer: Any, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -138,23 +179,30 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, grouped: bool) 
     return out.transpose(1, 2).contiguous()
 
 
-def measure(fast: Any, case: dict[str, Any]) -> dict[str, Any]:
+def measure(checkout: Path, fast: Any, case: dict[str, Any]) -> dict[str, Any]:
     """Signed bytes of every birth and death in forward and backward of one layer under autocast."""
     tracker = Tracker()
     layer = Layer(case.get("kv", 4), case.get("biases", False), case.get("norms", False)).to(torch.bfloat16)
-    made = get_peft_model(layer, LoraConfig(r=RANK, lora_alpha=RANK, target_modules=case.get("targets", LINEARS)))
+    made = get_peft_model(layer, LoraConfig(
+        r=RANK, lora_alpha=RANK, target_modules=case.get("targets", LINEARS), lora_dropout=case.get("dropout", 0.0),
+        use_dora=case.get("dora", False), use_rslora=case.get("rslora", False)))
     assert all(param.dtype == torch.float32 for name, param in made.named_parameters() if "lora_" in name)
     batch = case.get("batch", 1)
     hidden = torch.randn(batch, SEQ, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
     cos, sin = (torch.randn(SEQ, layer.dim, dtype=torch.bfloat16) for _ in range(2))
     grad = torch.randn(batch, SEQ, HIDDEN, dtype=torch.bfloat16)
+    function, buffers = checkpointed(checkout, hidden.numel(), last=case.get("checkpoint") == "stays")
+    body = made.base_model.model
     with tracker:
-        for one in (*made.parameters(), hidden, cos, sin, grad):
+        for one in (*made.parameters(), hidden, cos, sin, grad, *buffers):
             one.detach()  # seen, so that it is not taken for new
         above = hidden + 0
         begins = len(tracker.events)
         with torch.autocast("cpu", torch.bfloat16):
-            out = forward(fast, made.base_model.model, above, cos, sin)
+            if "checkpoint" in case:
+                out = function.apply(lambda x: forward(fast, body, x, cos, sin), False, above)
+            else:
+                out = forward(fast, body, above, cos, sin)
         del above
         ends = len(tracker.events)
         out.backward(grad)
@@ -163,6 +211,7 @@ def measure(fast: Any, case: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    nn.Dropout.forward = fused_dropout  # type: ignore[method-assign]
     functions = unsloth(Path(sys.argv[1]))
-    rows = {name: measure(functions, case) for name, case in CASES.items()}
+    rows = {name: measure(Path(sys.argv[1]), functions, case) for name, case in CASES.items()}
     print("{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items()) + "\n}")

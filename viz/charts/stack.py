@@ -6,16 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
-from typing import Final, Literal
+from typing import Literal
 
 from simcore.results.report import MemorySeries, RankReport
+from simcore.units import GIB, in_gib
 from viz.palette import swatch
 
 __all__ = ["Band", "Clock", "PhaseRun", "edges", "gib_ticks", "has_time", "layer_order", "layer_runs", "peak_index",
            "phase_runs", "stack", "ticks", "totals"]
 
 Clock = Literal["issue", "time"]
-_GIB: Final = 2**30
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,6 @@ def ticks(low: float, high: float, count: int) -> tuple[float, ...]:
 
 def gib_ticks(top_bytes: float) -> tuple[tuple[int, str], ...]:
     """Returns (bytes, label in GiB) of about five ticks of a y axis, from zero to `top_bytes`."""
-    marks = ticks(0.0, top_bytes / _GIB, 5)
+    marks = ticks(0.0, top_bytes / GIB, 5)
     digits = max(0, -math.floor(math.log10(marks[1]))) if len(marks) > 1 else 2
-    return tuple((round(mark * _GIB), f"{mark:.{digits}f}") for mark in marks)
+    return tuple((round(mark * GIB), in_gib(mark * GIB, digits)) for mark in marks)

@@ -12,7 +12,7 @@ from simcore.cli.sheets.columns import Column, grids
 from simcore.cli.sheets.tables import plain, plain_table
 from simcore.results.engine import Serving
 from simcore.results.report import Report
-from simcore.units import format_bytes, format_seconds
+from simcore.units import format_bytes, format_seconds, in_gib
 
 __all__ = ["servesheet"]
 
@@ -38,22 +38,18 @@ def _of(show: Callable[[Serving], str]) -> Callable[[Report], str]:
     return lambda report: "" if report.serving is None else plain(show(report.serving))
 
 
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:,.2f}"
-
-
 def _heads(found: Serving) -> str:
     return f"{found.kv_heads_per_rank}" + (f" (x{found.kv_head_replicas})" if found.kv_head_replicas > 1 else "")
 
 
 _COLUMNS = (
     Column("engine", _of(lambda s: f"{s.engine} {s.version}"), "left"),
-    Column("asks for\nGiB", _of(lambda s: _gib(s.requested_bytes))),
-    Column("weights\nGiB", _of(lambda s: f"{_gib(s.weight_bytes)} {s.quantization}".rstrip())),
+    Column("asks for\nGiB", _of(lambda s: in_gib(s.requested_bytes))),
+    Column("weights\nGiB", _of(lambda s: f"{in_gib(s.weight_bytes)} {s.quantization}".rstrip())),
     Column("LoRA\nbuffers", _of(lambda s: format_bytes(s.adapter_buffer_bytes) if s.adapter_buffer_bytes
                                    else "-")),
-    Column("profile\nGiB", _of(lambda s: _gib(s.activation_bytes))),
-    Column("cache\nGiB", _of(lambda s: _gib(s.cache_bytes))),
+    Column("profile\nGiB", _of(lambda s: in_gib(s.activation_bytes))),
+    Column("cache\nGiB", _of(lambda s: in_gib(s.cache_bytes))),
     Column("KV heads\na rank", _of(_heads)),
     Column("KV bytes\na token", _of(lambda s: f"{s.kv_bytes_per_token:,} {s.kv_dtype}")),
     Column("state of a\nsequence", _of(lambda s: f"{format_bytes(s.state_bytes)} {s.ssm_dtype}" if s.state_bytes

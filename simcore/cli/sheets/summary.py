@@ -17,7 +17,7 @@ from simcore.cli.sheets.tables import plain
 from simcore.results.compare import worst_rank
 from simcore.results.evidence import COUNTED
 from simcore.results.report import Peak, Report
-from simcore.units import format_seconds
+from simcore.units import format_seconds, in_gib
 
 __all__ = ["STYLE", "columns_by_heading", "count", "evidence_line", "summary", "unsure_line", "verdict"]
 
@@ -137,14 +137,9 @@ def _method(report: Report) -> str:
     return {"train": method, "serve": workload}.get(workload, f"{workload} {method}")
 
 
-def _gib(num_bytes: float) -> str:
-    """Number for a column of GiB, with aligned decimal points; a small number is never shown as zero."""
-    return "<0.01" if 0 < num_bytes < 2**30 / 200 else f"{num_bytes / 2**30:,.2f}"
-
-
 def _at_rest(report: Report) -> str:
     rank = worst_rank(report)
-    return _gib(rank.at_rest_bytes() + rank.padding_bytes) if rank else ""
+    return in_gib(rank.at_rest_bytes() + rank.padding_bytes) if rank else ""
 
 
 def _of_peak(show: Callable[[Peak], str]) -> Callable[[Report], str]:
@@ -166,7 +161,7 @@ def _peak_at(peak: Peak) -> str:
 
 
 def _capacity(report: Report) -> str:
-    return _gib(report.capacity_bytes) if report.capacity_bytes else ""
+    return in_gib(report.capacity_bytes) if report.capacity_bytes else ""
 
 
 def _fill(report: Report) -> str:
@@ -187,7 +182,7 @@ def _traffic(*collectives: str) -> Callable[[Report], str]:
         if rank is None or rank.peak is None:
             return ""
         named = collectives or ("all_gather", "reduce_scatter")
-        return _gib(sum(t.wire_bytes for t in rank.traffic if (t.collective in named) == bool(collectives)))
+        return in_gib(sum(t.wire_bytes for t in rank.traffic if (t.collective in named) == bool(collectives)))
 
     return cell
 
@@ -209,7 +204,7 @@ _WHAT = (
 _VERDICT = Column("verdict", verdict, "left", coloured=True)
 _AT_REST = Column("at rest\nGiB", _at_rest)
 _MEMORY = (
-    Column("peak\nGiB", _of_peak(lambda peak: _gib(peak.device_bytes))),
+    Column("peak\nGiB", _of_peak(lambda peak: in_gib(peak.device_bytes))),
     Column("capacity\nGiB", _capacity),
     Column("fill", _fill, "left", coloured=True),
 )

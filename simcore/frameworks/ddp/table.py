@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import kept_logits, trainer_afterwards
-from simcore.frameworks.common.autocast import AUTOCAST_OPTIONS, Mixed, mixed_of
+from simcore.frameworks.common.autocast import AUTOCAST_OPTIONS, Mixed
 from simcore.frameworks.common.checkpoint_files import plain_files
 from simcore.frameworks.common.expert_modules import LAYERS
 from simcore.frameworks.common.kernels import FUSED, torch_libraries
@@ -42,7 +42,11 @@ from simcore.frameworks.ddp.unsloth import (
     FAST_RELEASES,
     XFORMERS,
     adapter_dtype,
+    asks_for_gradient,
+    checkpointed,
     fast_layers,
+    fast_mixed,
+    kept_inputs,
 )
 from simcore.models.blocks import Attention
 from simcore.operators.hf.options import HfOptions
@@ -86,7 +90,8 @@ LOSSES: Final = ("auto", "hf", "hf_keep_logits", "cut", "liger", "chunked")
 
 def options_around(implementation: str) -> dict[str, tuple[Any, ...]]:
     """Returns the options that DDP takes around the layers of `implementation`: name -> allowed values or types."""
-    return _OF_ALL | (_OF_HF if implementation == "hf" else dict(LAYERS[implementation].options))
+    return _OF_ALL | (_OF_HF if implementation == "hf" else dict(LAYERS[implementation].options)) | (
+        {FAST_OPTION: FAST_RELEASES} if implementation == "hub" else {})
 
 
 def table(job: Draft) -> Framework:
@@ -108,6 +113,7 @@ def table(job: Draft) -> Framework:
         optimizer=torch_optimizer(job, "torch 2.13 optim/adam.py: foreach by default on CUDA", "foreach", plain=True),
         compute_dtype=job.compute,
         checkpoint=all_or_no_checkpoint(job),
+        kept_inputs=kept_inputs(job, options),
         loss=job.auto("training.loss", job.scenario.training.loss, *loss_with(options, _transformers.DEFAULTS.loss)),
         sequence_parallel=False,
         stages=(tuple(range(len(job.graph.layers))),),
@@ -151,7 +157,7 @@ def _check_sinks(job: Job, options: dict[str, Any]) -> None:
 
 def _mixed(job: Draft, options: dict[str, Any]) -> Mixed:
     """Dtypes of mixed precision; gradients are reduced in the dtype in which parameters are stored."""
-    mixed, requested = mixed_of(job, options), job.scenario.training.precision.grad_reduce
+    mixed, requested = fast_mixed(job, options), job.scenario.training.precision.grad_reduce
     if requested not in ("auto", mixed.stored):
         raise job.not_yet("training.precision.grad_reduce", f"gradients reduced in {requested} by a hook")
     return mixed
@@ -170,8 +176,9 @@ def _reducer(job: Draft, options: dict[str, Any]) -> DdpStrategy:
 def _layer_options(job: Draft, options: dict[str, Any], mixed: Mixed) -> HfOptions:
     """Options of the layers; bytes of kernels that are fused if compiled are known for torchao's weights only."""
     return replace(
-        LAYERS[job.graph.implementation].layer_options(job, _attention(options)),
-        embeddings_require_grad=_transformers.replayed(job), autocast=mixed.autocast,
+        checkpointed(job, options, LAYERS[job.graph.implementation].layer_options(job, _attention(options))),
+        embeddings_require_grad=_transformers.replayed(job) or asks_for_gradient(job, options),
+        autocast=mixed.autocast,
         hidden=mixed.stored if mixed.autocast else "",
         compile=bool(options.get("compile")) and bool(options.get(TUNE_OPTION)),
         has_outlier_threshold=options.get(THRESHOLD_OPTION) != 0, unsloth=fast_layers(job, options))

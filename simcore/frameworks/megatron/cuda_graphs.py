@@ -30,6 +30,7 @@ from simcore.models.blocks import Mamba2, Mlp, Moe
 from simcore.placement.job import Job
 from simcore.placement.libraries import FULL_ITERATION
 from simcore.recording.rows import Module
+from simcore.units import format_bytes
 
 __all__ = ["OPTIONS", "assumptions", "graphs_of", "pool_bytes"]
 
@@ -91,8 +92,8 @@ def assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, s
     found = graphs_of(job, options)
     if not found:
         return ()
-    pools = f"{pool_bytes(job, options) / 1e9:.0f} GB"
-    made = (("cuda graphs", f"peak of the {_ordinary(options)} steps before capture; pools may add {pools} (in band)",
+    pools = format_bytes(pool_bytes(job, options))
+    made = (("cuda graphs", f"peak of {_ordinary(options)} steps before capture; pools may add {pools} (in band)",
              "assumed", f"{_RULE}:769; TransformerEngine pytorch/graph.py"),
             ("cuda graphs hold", ", ".join(found), "derived", "core 0.16.1 transformer_layer.py:942"))
     if _scope(job, options) or FULL_ITERATION in found or not job.has_experts or _pads(job):

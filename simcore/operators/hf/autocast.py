@@ -10,12 +10,14 @@ take what they get, norms and losses are fp32 in the modelling code already.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared import aten
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
-__all__ = ["is_autocast", "narrowed", "product"]
+__all__ = ["is_autocast", "narrowed", "product", "set_apart"]
 
 
 def is_autocast(run: LayerWorkload) -> bool:
@@ -47,3 +49,13 @@ def _weight(tape: Tape, run: LayerWorkload, weight: aten.Operand) -> aten.Operan
         tape.casts[weight.name] = aten.cast(tape, weight, run.compute)
     copy: aten.Operand = tape.casts[weight.name]
     return copy
+
+
+def set_apart(tape: Tape, names: Iterable[str], number: int) -> None:
+    """Renames the copies of trained parameters `names` that autocast keeps, as those of module `number` of many alike.
+
+    The next module's parameters have the same names here, and copies of their own.
+    """
+    for name in names:
+        if name in tape.casts:
+            tape.casts[f"{name} of {number}"] = tape.casts.pop(name)

@@ -27,7 +27,7 @@ from simcore.operators.hf.layers import Inputs, has_eager_attention
 from simcore.operators.hf.losses import loss_of
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.tensors import tensors
-from simcore.operators.hf.unsloth import has_fast_layers, unsloth_layer, weight_buffer
+from simcore.operators.hf.unsloth import has_fast_layers, input_buffers, unsloth_layer, weight_buffer
 from simcore.operators.implementation import Implementation
 from simcore.operators.shared import aten
 from simcore.operators.shared.features import refuse
@@ -90,10 +90,10 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
         inputs = inputs._replace(hidden=aten.cast(tape, inputs.hidden, run.compute))
     body: Callable[[], Tensor] = partial(_body, tape, kind, run, inputs)
     held: list[Callable[[], Tensor]] = []
-    if waits := run.checkpoint != "none" and run.options.inputs_on_host:
-        held.append(_Function(tape, inputs, body))
+    if is_function := run.checkpoint != "none" and run.options.inputs_on_host:
+        held.append(_Function(tape, run, inputs, body))
         body = held[0]
-    out = tape.checkpoint(body, nested=waits) if run.checkpoint != "none" else body()
+    out = tape.checkpoint(body, nested=is_function) if run.checkpoint != "none" else body()
     hand_on(tape, out)
     forward = tape.cut()
     tape.casts.clear()
@@ -101,7 +101,7 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     del body
     # A mask that is added is not kept, another one here or above if anything trains here.
     mask = inputs.mask if out.node is not None and not has_eager_attention(run) else None
-    if waits:
+    if run.input_waits:
         inputs.hidden.storage = None
     inputs = None
     del positions, stream
@@ -115,27 +115,35 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
 
 
 class _Function:
-    """A replayed layer as one function of autograd whose input is on the host until backward.
+    """A replayed layer as one function of autograd, whose input is on the host until backward or stays.
 
     It holds the gradient that came in, the input that came back and what the replay put out until all of the layer is
     differentiated (unsloth-zoo `gradient_checkpointing.py`, Unsloth_Offloaded_Gradient_Checkpointer; axolotl's
-    `gradient_checkpointing: offload` is a copy of it). Both copies are on the stream of the kernels.
+    `gradient_checkpointing: offload` is a copy of it). Both copies are on the stream of the kernels. Into a new tensor
+    or, with `HfOptions.has_input_buffers`, into a buffer that is there before (UnslothCheckpointFunction, same file).
     """
 
-    def __init__(self, tape: Tape, inputs: Inputs, body: Callable[[], Tensor]) -> None:
+    def __init__(self, tape: Tape, run: LayerWorkload, inputs: Inputs, body: Callable[[], Tensor]) -> None:
         self.tape, self.inputs, self.body = tape, inputs, body
+        self.waits, self.has_buffer = run.input_waits, HfOptions.of(run.options).has_input_buffers
         self.out: Tensor | None = None
 
     def __call__(self) -> Tensor:
-        hidden = self.inputs.hidden
-        if hidden.storage is not None:  # the first run
-            self.tape.copy("to_host", hidden.nbytes, hidden.dtype)
+        if self.tape.phase != "recompute":
+            if self.waits:
+                self.tape.copy("to_host", self.inputs.hidden.nbytes, self.inputs.hidden.dtype)
             return self.body()
-        self.tape.copy("to_device", hidden.nbytes, hidden.dtype)
-        hidden.storage = self.tape.empty(hidden.shape, hidden.dtype, "hidden_states.from_host").storage
+        if self.waits:
+            self._return()
         out = self.body()
         self.out = out.detach()
         return out
+
+    def _return(self) -> None:
+        hidden = self.inputs.hidden
+        self.tape.copy("to_device", hidden.nbytes, hidden.dtype)
+        back = self.tape.empty((0,) if self.has_buffer else hidden.shape, hidden.dtype, "hidden_states.from_host")
+        hidden.storage = back.storage
 
 
 def _stem(tape: Tape, kind: LayerKind, run: LayerWorkload) -> Inputs:
@@ -192,8 +200,8 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
 
 
 def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
-    """{"weight_buffer": bytes} of the buffer that Unsloth's layers share, 0 without; see `weight_buffer`."""
-    return weight_buffer(runs)
+    """Bytes of what Unsloth's layers share, 0 without: `weight_buffer`, `input_buffers`."""
+    return weight_buffer(runs) | input_buffers(runs)
 
 
 IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from simcore.models.blocks import Branch, Mlp, Moe
 from simcore.operators.hf import remote_code
+from simcore.operators.hf.autocast import product
 from simcore.operators.hf.layers import is_of_hub, linear, mlp, relu2
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared import aten
@@ -36,13 +37,14 @@ def moe(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor, *, wide: bool
         return _with_gated_shared(tape, run, branch.name, block, x)
     name, shape = branch.name, x.shape
     rows = x.view(run.tokens, block.hidden)
-    # The logits stay in a local variable that is not read.
+    # The logits stay in a local variable that is not read; those of the hub's router are its own.
     if block.router == "sigmoid":
-        _logits, weights, indices = _route(tape, run, name, block, rows)
+        logits, weights, indices = _route(tape, run, name, block, rows)
     else:
         dtype = "fp32" if wide else run.compute
-        _logits, weights, indices = _route_by_softmax(tape, run, name, block, rows, dtype)
-    del rows
+        logits, weights, indices = _route_by_softmax(tape, run, name, block, rows, dtype)
+    _kept = None if is_of_hub(run) else logits
+    del rows, logits
     flat = as_rows(tape, x, (run.tokens, block.hidden))
     y = routed(tape, run, name, block, flat, indices, weights)
     del flat
@@ -107,12 +109,15 @@ def as_rows(tape: Tape, x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _route(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sigmoid scores, one group of experts, top k, normalised and scaled. All in fp32."""
+    """Sigmoid scores, one group of experts, top k, normalised and scaled.
+
+    All in fp32; under autocast the product, and so scores and weights, are in the compute dtype, sums stay fp32.
+    """
     tokens, experts = run.tokens, block.num_experts
     weight = run.params[f"{name}.gate.weight"]
-    logits = aten.linear(tape, aten.cast(tape, x, "fp32"), aten.cast(tape, weight, "fp32"), "gate")
+    logits = product(tape, run, aten.cast(tape, x, "fp32"), aten.cast(tape, weight, "fp32"), "gate")
     scores = aten.sigmoid(tape, logits)
-    choice = aten.add_scalar(tape, scores)
+    choice = aten.add_scalar(tape, scores, dtype="fp32")
     group_scores = aten.sum_last(tape, aten.topk(tape, choice.view(tokens, 1, experts), 2)[0])
     group_indices = aten.topk(tape, group_scores, 1)[1]
     group_mask = aten.select(tape, group_scores, (tokens, 1), "fp32", "group_mask")
@@ -122,7 +127,7 @@ def _route(tape: Tape, run: LayerWorkload, name: str, block: Moe, x: Tensor) -> 
     del mask
     indices = aten.topk(tape, choice, block.top_k)[1]
     weights = aten.gather(tape, scores, indices)
-    denominator = aten.add_scalar(tape, aten.sum_last(tape, weights, keepdim=True))
+    denominator = aten.add_scalar(tape, aten.sum_last(tape, weights, keepdim=True, dtype="fp32"))
     aten.div_(tape, weights, denominator)
     weights = aten.mul_scalar(tape, weights)
     del group_indices

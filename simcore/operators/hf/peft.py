@@ -26,7 +26,7 @@ from simcore.operators.shared.aten import Operand
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Tape, Tensor
 
-__all__ = ["dora_sum", "has_dora", "lora_part"]
+__all__ = ["dora_sum", "drops", "has_dora", "lora_part"]
 
 _MAGNITUDE: Final = "lora_magnitude_vector.weight"
 
@@ -39,7 +39,7 @@ def has_dora(run: LayerWorkload, prefix: str) -> bool:
 def lora_part(tape: Tape, run: LayerWorkload, prefix: str, label: str, x: Tensor) -> Tensor:
     """`lora_B(lora_A(dropout(x))) * scaling` of `x` [..., k]: a new tensor [..., n]."""
     return aten.mul_scalar(tape, _up(tape, run, prefix, label, _down(
-        tape, run, prefix, label, aten.dropout(tape, x) if _drops(run) else x)))
+        tape, run, prefix, label, aten.dropout(tape, x) if drops(run) else x)))
 
 
 def dora_sum(tape: Tape, run: LayerWorkload, prefix: str, label: str, x: Tensor, base: Tensor,
@@ -49,13 +49,14 @@ def dora_sum(tape: Tape, run: LayerWorkload, prefix: str, label: str, x: Tensor,
     `x`: the input [..., k] in the type in which the adapter takes it. `whole`: makes the base's weight [n, k], which a
     linear of 16 bits has already.
     """
-    if _drops(run):
+    if drops(run):
         x = aten.dropout(tape, x)
         return aten.add(tape, base, _dora(tape, run, prefix, label, x, None, whole), f"{label}.sum")
     return aten.add(tape, base, _dora(tape, run, prefix, label, x, base, whole), f"{label}.sum")
 
 
-def _drops(run: LayerWorkload) -> bool:
+def drops(run: LayerWorkload) -> bool:
+    """True if adapters drop elements of their inputs (lora_dropout above 0)."""
     return run.options.lora_dropout != ""
 
 

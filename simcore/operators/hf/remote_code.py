@@ -27,6 +27,7 @@ from typing import Final
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Mlp, Moe
+from simcore.operators.hf.autocast import set_apart
 from simcore.operators.hf.layers import Core, has_flash_attention, mlp, swiglu
 from simcore.operators.shared import aten
 from simcore.recording.layer import LayerWorkload
@@ -87,6 +88,7 @@ def experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidden: Tenso
         own = _picked(tape, weights, token)
         rows_in = aten.index(tape, hidden, token, "dispatched")
         out = mlp(tape, one, path, shape, rows_in)
+        set_apart(tape, one.params, expert)
         weighted = aten.mul_rows(tape, out, own, "weighted")
         _index_add_(tape, final, token, weighted)
     return aten.cast(tape, final, hidden.dtype)

@@ -16,9 +16,10 @@ Until 4f166026 (2025-03-01; read at c67183f1, 2024.12) there was no such buffer:
 tensor too. An adapter's part was a separate tensor before it was added, as was each other part of an input's gradient.
 
 [Note: where Unsloth falls back]
-`models/llama.py`, patch_peft_model: query, key and value have their function if all three have an adapter and no bias,
-so has the output projection, and so have the MLP's three. Elsewhere, as in Qwen2, whose three have biases, PEFT's
-modules run under the Trainer's autocast.
+`models/llama.py`, patch_peft_model: query, key and value have their function if all three have an adapter and neither
+a bias nor DoRA's magnitudes, so has the output projection, and so have the MLP's three; and only where lora_dropout is
+0. Elsewhere, as in Qwen2, whose three have biases, PEFT's modules run under the Trainer's autocast; norms and rotation
+stay Unsloth's.
 
 [Note: Unsloth's attention]
 `utils/attention_dispatch.py`, run_attention: flash-attn takes grouped heads; xformers gets keys and values copied for
@@ -35,12 +36,14 @@ from typing import Final
 from simcore.models.blocks import Attention, LayerKind, Mlp
 from simcore.operators.hf.layers import linear, mlp
 from simcore.operators.hf.options import HfOptions
+from simcore.operators.hf.peft import drops, has_dora
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
+from simcore.units import dtype_bytes
 
-__all__ = ["fast_norm", "has_fast_layers", "unsloth_layer", "weight_buffer"]
+__all__ = ["fast_norm", "has_fast_layers", "input_buffers", "unsloth_layer", "weight_buffer"]
 
 
 def has_fast_layers(run: LayerWorkload) -> bool:
@@ -64,6 +67,20 @@ def weight_buffer(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, 
               for name in (f"{branch.name}.{part}_proj" for part in group)
               if _is_fused(run, branch.name, group) and run.params[f"{name}.weight"].packed is not None]
     return {"weight_buffer": max((p.nbytes + 4 * p.packed.blocks(p.numel) for p in packed if p.packed), default=0)}
+
+
+def input_buffers(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
+    """{"input_buffers": bytes} of both buffers into which inputs of layers come back from the host; 0 without.
+
+    [Note: Unsloth's checkpoints]
+    unsloth-zoo ce232d6c `gradient_checkpointing.py`, UnslothCheckpointFunction: one function of autograd a layer. Its
+    input is copied to the host unless it has 2 MiB or less or the layer is the last one (as the first step has
+    counted), and back into one of two buffers in turn, which begin with INITIAL_GPU_BUFFER_SIZE elements and grow. The
+    second one is given back where less than 512 MiB of the device are free, which is not modelled.
+    """
+    large = [max(_INITIAL, run.tokens * kind.hidden) for kind, run in runs
+             if kind.block is None and HfOptions.of(run.options).has_input_buffers]
+    return {"input_buffers": 2 * max(large, default=0) * dtype_bytes(runs[0][1].compute) if runs else 0}
 
 
 def unsloth_layer(tape: Tape, kind: LayerKind, run: LayerWorkload, hidden: Tensor) -> Tensor:
@@ -94,6 +111,7 @@ def unsloth_layer(tape: Tape, kind: LayerKind, run: LayerWorkload, hidden: Tenso
     return aten.add(tape, hidden, out, "residual")
 
 
+_INITIAL: Final = 2 * 256 * 2048
 _QKV: Final = ("q", "k", "v")
 _OUT: Final = ("o",)
 _MLP: Final = ("gate", "up", "down")
@@ -101,9 +119,11 @@ _GROUPS: Final = (_QKV, _OUT, _MLP)
 
 
 def _is_fused(run: LayerWorkload, name: str, parts: Sequence[str]) -> bool:
-    """Tells whether one of Unsloth's functions runs these linears: all have adapters, none a bias."""
+    """Tells whether one of Unsloth's functions runs these linears: [Note: where Unsloth falls back]."""
     paths = [f"{name}.{part}_proj" for part in parts]
-    return all(f"{path}.lora_a.weight" in run.params and f"{path}.bias" not in run.params for path in paths)
+    return not drops(run) and all(
+        f"{path}.lora_a.weight" in run.params and f"{path}.bias" not in run.params and not has_dora(run, f"{path}.")
+        for path in paths)
 
 
 def _under_autocast(run: LayerWorkload) -> LayerWorkload:

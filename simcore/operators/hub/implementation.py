@@ -57,4 +57,4 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     return replace(tape, grads=joined(tape.grads, run))
 
 
-IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors)
+IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=hf.standing)

@@ -67,7 +67,7 @@ def idle_gradients(kind: LayerKind, run: LayerWorkload) -> frozenset[tuple[tuple
 
     TE makes one for each shape and dtype of the whole process at its first backward and never frees it
     (`pytorch/module/base.py`, get_dummy_wgrad; megatron-core's own linear uses it too): a constant of a job, which no
-    layer can record. Their sum over the distinct shapes of all kinds is 0.87 GB for Nemotron 3 Nano at tp 1. Empty
+    layer can record. Their sum over the distinct shapes of all kinds is 0.81 GiB for Nemotron 3 Nano at tp 1. Empty
     without gradient accumulation fusion.
     """
     if not fuses_wgrad(run):

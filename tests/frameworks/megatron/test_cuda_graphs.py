@@ -12,6 +12,7 @@ import small
 from frameworks.megatron.asked import OVERLAP, QWEN3_MOE, refused_with
 from simcore.cli.sheets.first_screen import first_screen
 from simcore.simulate import simulate
+from simcore.units import format_bytes
 
 
 def test_peaks_with_cuda_graphs_are_those_of_the_steps_before() -> None:
@@ -37,7 +38,7 @@ def test_pools_of_graphs_raise_the_upper_end_of_the_band(mesh: dict[str, int], p
     with_graphs, without = simulated(BY_TE), simulated({})
     low, high = without.band_bytes
     assert with_graphs.band_bytes == (low, high + pools)
-    assert f"pools may add {pools / 1e9:.0f} GB" in next(
+    assert f"pools may add {format_bytes(pools)}" in next(
         one.value for one in with_graphs.assumptions if one.what == "cuda graphs")
     lines = io.StringIO()
     Console(file=lines, width=80, color_system=None).print(*first_screen([with_graphs], 80), sep="\n", soft_wrap=True)

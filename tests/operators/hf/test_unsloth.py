@@ -14,7 +14,7 @@ from simcore.errors import IllegalLayout, NotYet
 from simcore.models.graph import build, model_config
 from simcore.operators.hf import implementation as hf
 from simcore.operators.hf.options import HfOptions
-from simcore.recording.layer import LayerWorkload, RecordedLayer
+from simcore.recording.layer import INPUT_STAYS, LayerWorkload, RecordedLayer
 from simcore.recording.tape import Kernel, Op, Param, Section
 from simcore.simulate import simulate
 
@@ -24,6 +24,10 @@ OLD = FAST | {"FastLanguageModel": "2024.12"}
 PLAIN: dict[str, Any] = {"FastLanguageModel": True}
 XFORMERS: dict[str, Any] = PLAIN | {"attn_implementation": "xformers"}
 TOKENS, HIDDEN, KV, FFN, HEADS = 64, 256, 128, 688, 8
+
+
+NEMOTRON: dict[str, Any] = {"model": "nemotron-3-tiny", "implementation": "hub", "method": "qlora", "loss": "auto",
+                            "options": PLAIN, "lora": {"rank": 8, "target_modules": ["q_proj", "up_proj"]}}
 
 
 def asked(**changed: Any) -> dict[str, Any]:
@@ -90,12 +94,17 @@ def test_its_adapters_are_fp32_unless_told() -> None:
 @pytest.mark.parametrize(("changed", "told"), [
     ({"method": "full"}, "without adapters"),
     ({"model": "phi-4"}, "Unsloth's layers of phi3 (served: llama, mistral, "),
-    ({"model": "nemotron-3-tiny"}, "Unsloth's nemotron_h, which has none of its functions"),
+    ({"model": "nemotron-3-tiny"}, "Unsloth's nemotron_h without trust_remote_code, whose modules FastModel compiles"),
+    (NEMOTRON | {"options": {"FastLanguageModel": "2024.12"}}, "Unsloth's layers of nemotron_h (served: llama)"),
+    (NEMOTRON | {"precision": {"compute": "fp16"}}, "fp16 of Unsloth's nemotron_h, which is loaded in fp32"),
+    (NEMOTRON | {"precision": {"params": "fp32"}}, "fp32 parameters of a repository's code in Unsloth"),
     ({"lora": {"target_modules": ["q_proj", "up_proj"]}, "options": OLD},
      "missing: down_proj, gate_proj, k_proj, o_proj, v_proj"),
     ({"lora": {"target_modules": ["lm_head"]}}, "with adapters of lm_head"),
     ({"options": OLD | {"attn_implementation": "sdpa"}}, "another attention"),
     ({"lengths": "packed"}, "packed sequences"),
+    ({"lora": {"target_modules": ALL, "dropout": 0.1}, "options": OLD}, "2024.12's layers around PEFT's own modules"),
+    ({"lora": {"target_modules": ALL, "use_dora": True}, "options": OLD}, "as dropout of adapters and DoRA leave them"),
     ({"options": OLD, "model": "mistral-7b-v0.3"}, "Unsloth's layers of mistral (served: llama)"),
     ({"model": "mistral-7b-v0.1", "seq_len": 8192, "options": PLAIN}, "a window within the sequence"),
     ({"options": FAST | {"autocast": True}}, "autocast around Unsloth's layers"),
@@ -120,6 +129,13 @@ SMALL = {"hidden_size": HIDDEN, "vocab_size": 1000, "intermediate_size": FFN, "n
 
 def of(preset: str, **fields: int) -> dict[str, Any]:
     return {"model": {"config": preset, "overrides": SMALL | fields}}
+
+
+def test_the_embeddings_output_takes_a_gradient_without_checkpoints_too() -> None:
+    """The first layer's input has one although nothing below trains."""
+    found = small.postings(small.program_of("ddp", **asked()), "grad_hidden_states")
+    plain = small.postings(small.program_of("ddp", **asked(options={})), "grad_hidden_states")
+    assert {layer for layer, *_ in found} - {layer for layer, *_ in plain} == {1}
 
 
 def test_a_plain_install_runs_sdpa_and_an_assumption_says_so() -> None:
@@ -174,6 +190,91 @@ def test_linears_without_an_adapter_leave_their_function_to_peft() -> None:
     assert small.postings(program, "weight_buffer") == [(0, "build", 2 * HIDDEN * HIDDEN + 4 * HIDDEN * HIDDEN // 64)]
 
 
+@pytest.mark.parametrize("asked_for", [{"dropout": 0.1}, {"use_dora": True}])
+def test_dropout_and_dora_leave_all_linears_to_peft(asked_for: dict[str, Any]) -> None:
+    """No buffer stays: each weight is made anew, in forward too. Norms and rotation stay Unsloth's."""
+    lora = {"rank": 8, "target_modules": ALL, **asked_for}
+    program = small.program_of("ddp", **asked(lora=lora))
+    assert not small.postings(program, "weight_buffer")
+    assert {phase for _, phase, _ in small.postings(program, "mlp.dequantised")} == {"forward", "backward"}
+    assert small.postings(program, "input_layernorm.rstd")
+    assert kept(lora=lora) > kept(lora={"rank": 8, "target_modules": ALL})
+
+
+def test_rank_stabilised_lora_changes_no_byte() -> None:
+    assert kept(lora={"rank": 8, "target_modules": ALL, "use_rslora": True}) == kept()
+
+
+# ---- Nemotron-H of its own repository -------------------------------------------------------------------------------
+def test_nemotron_has_none_of_its_functions_but_its_precision() -> None:
+    """Adapters in fp32 under autocast, the rest in 16 bits or in four; the embedding's output takes a gradient."""
+    _, table = small.prepared("ddp", **NEMOTRON)
+    options = HfOptions.of(table.options)
+    assert (options.unsloth, options.autocast, options.embeddings_require_grad) == ("", True, True)
+    plan = small.plan_of("ddp", **NEMOTRON)
+    rest = plan.at_rest()
+    assert rest["adapters"].params_bytes == 4 * rest["adapters"].num_params
+    packed = {placed.spec.path.rpartition(".")[2] for layer in plan.layers for placed in plan.of_layer(layer)
+              if placed.policy.at_rest.packed is not None}
+    assert packed == {"q_proj", "k_proj", "v_proj", "o_proj", "in_proj", "up_proj", "down_proj"}
+
+
+def test_autocast_keeps_a_copy_of_the_adapter_of_every_expert() -> None:
+    """Eight matrices [128, 8] in 16 bits until forward is over, then backward makes none."""
+    size = 2 * 128 * 8
+    program = small.program_of("ddp", **NEMOTRON)
+    posted = [(phase, amount) for layer, phase, amount in small.postings(program, "mixer.to_bf16")
+              if layer == 2 and abs(amount) == size]
+    assert [amount for _, amount in posted] == [size] * 8 + [-size] * 8
+    assert {phase for phase, amount in posted if amount > 0} == {"forward"}
+    assert {size for _, _, size in small.postings(
+        small.program_of("ddp", **NEMOTRON | {"options": {}}), "mixer.to_bf16")}.isdisjoint({size})
+
+
+def test_router_and_experts_are_in_16_bits_under_autocast() -> None:
+    """Their sums are fp32 in the repository's code without it."""
+    final = {size for _, _, size in small.postings(small.program_of("ddp", **NEMOTRON), "mixer.final") if size > 0}
+    wide = {size for _, _, size in small.postings(
+        small.program_of("ddp", **NEMOTRON | {"options": {}}), "mixer.final") if size > 0}
+    assert (final, wide) == ({2 * TOKENS * HIDDEN}, {4 * TOKENS * HIDDEN})
+
+
+HOST: dict[str, Any] = {"recompute": "full", "offload": {"activations": "host"}, "seq_len": 8192}
+
+
+def test_two_buffers_take_inputs_back_and_that_of_the_last_layer_stays() -> None:
+    """Each has 2 M elements; there are four layers."""
+    program, size = small.program_of("ddp", **asked(**HOST)), 2 * 8192 * HIDDEN
+    assert small.postings(program, "input_buffers") == [(0, "build", 2 * size)]
+    assert sum(size for _, _, size in small.postings(program, "hidden_states.from_host")) == 0
+    plan, old = (small.plan_of("ddp", **asked(**HOST, options=options)) for options in (FAST, OLD))
+    assert plan.framework.kept_inputs == (4,)
+    assert plan.offloaded_input_bytes(8192) == 3 * size
+    assert old.offloaded_input_bytes(8192) == 4 * size
+    assert not small.postings(small.program_of("ddp", **asked(**HOST, options=OLD)), "input_buffers")
+    hub = small.program_of("ddp", **NEMOTRON | HOST)
+    assert small.postings(hub, "input_buffers") == [(0, "build", 2 * size)]
+
+
+@pytest.mark.parametrize("seq_len", [2048, 4096])
+def test_small_inputs_stay_on_the_device(seq_len: int) -> None:
+    """Up to 2 MiB. Both buffers are there all the same, with the elements that they begin with."""
+    given = asked(**HOST | {"seq_len": seq_len})
+    assert small.postings(small.program_of("ddp", **given), "input_buffers") == [(0, "build", 2 * 2 * 2**20)]
+    told = {a.what: a.value for a in simulate(small.scenario("ddp", **given)).assumptions}
+    assert told["training.offload.activations"].startswith(f"no effect: inputs of {seq_len * HIDDEN} elements stay")
+    assert small.plan_of("ddp", **given).offloaded_input_bytes(seq_len) == 0
+
+
+def test_several_gpus_take_its_checkpoints_back() -> None:
+    host = NEMOTRON | HOST
+    small.prepared("ddp", **host)
+    with pytest.raises(IllegalLayout, match="on several GPUs Unsloth takes its checkpointing back"):
+        small.prepared("ddp", {"dp_replicate": 2}, **host)
+    _, table = small.prepared("ddp", {"dp_replicate": 2}, **NEMOTRON)
+    assert not HfOptions.of(table.options).embeddings_require_grad
+
+
 # ---- Unsloth's own functions, run on a CPU -----------------------------------------------------------------------
 TRUTH: dict[str, Any] = json.loads(
     (ROOT / "tests/truth/tape/unsloth-015bdef0-torch-2.13.0.json").read_text(encoding="utf-8"))
@@ -191,11 +292,15 @@ def layer_of(case: dict[str, Any]) -> RecordedLayer:
     for spec in graph.tensors[number]:
         params[spec.name] = Param(spec.name, spec.shape, "bf16", trainable=False)
         if spec.module == "linear" and spec.path.rpartition(".")[2] in case.get("targets", ALL):
-            shapes = {"lora_a": (RANK, spec.shape[1]), "lora_b": (spec.shape[0], RANK)}
+            shapes = {"lora_a": (RANK, spec.shape[1]), "lora_b": (spec.shape[0], RANK)} | (
+                {"lora_magnitude_vector": (spec.shape[0],)} if case.get("dora") else {})
             params |= {name: Param(name, shape, "fp32", trainable=True) for name, shape in (
                 (f"{spec.path}.{part}.weight", shape) for part, shape in shapes.items())}
-    run = LayerWorkload(case.get("batch", 1), SEQ, "bf16", params, "hf", "none", input_requires_grad=True,
-                        options=HfOptions(unsloth="newest"))
+    checkpoint = {"waits": "full", "stays": INPUT_STAYS}.get(case.get("checkpoint", ""), "none")
+    options = HfOptions(unsloth="newest", lora_dropout="pre" if case.get("dropout") else "",
+                        inputs_on_host="checkpoint" in case, has_input_buffers=True)
+    run = LayerWorkload(case.get("batch", 1), SEQ, "bf16", params, "hf", checkpoint, input_requires_grad=True,
+                        options=options)
     return hf.record(graph.kinds[number], run, {}, {})
 
 
@@ -216,7 +321,7 @@ def test_a_layer_allocates_what_unsloths_functions_do(name: str) -> None:
     """
     case, made = TRUTH[name]["case"], layer_of(TRUTH[name]["case"])
     assert large(changes(made.forward)) == large(TRUTH[name]["forward"])
-    assert sum(changes(made.forward, made.casts)) == sum(TRUTH[name]["forward"])
+    assert sum(changes(made.forward, made.after, made.casts)) == sum(TRUTH[name]["forward"])
     copies = [2 * case.get("batch", 1) * SEQ * HIDDEN] * (3 if case.get("kv") == HEADS else 0)
     found, told = large(changes(made.backward)), large(TRUTH[name]["backward"])
     assert found == [*told[:6], *copies, *told[6:]]

@@ -97,13 +97,14 @@ def mul_scalar(tape: Tape, x: Tensor) -> Tensor:
     return unary(tape, x, "scale")
 
 
-def add_scalar(tape: Tape, x: Tensor) -> Tensor:
-    """Records `x + number`; returns a new tensor with the shape and type of `x`.
+def add_scalar(tape: Tape, x: Tensor, *, dtype: str = "") -> Tensor:
+    """Records `x + number`; returns a new tensor with the shape of `x`, and its type if `dtype` is "".
 
-    Nothing is saved; the output's gradient, unchanged, is the input's.
+    `dtype`: type of a small tensor that is added instead, wider than x's. Nothing is saved; the output's gradient,
+    cast to x's type, is the input's.
     """
-    node = tape.node((x,), (), pass_on)
-    out = new(tape, x.shape, x.dtype, "add", x.nbytes)
+    node = tape.node((x,), (), pass_on, reduce_to=(x.shape,), cast_to=(x.dtype,))
+    out = new(tape, x.shape, dtype or x.dtype, "add", x.nbytes)
     out.node = node
     return out
 
@@ -213,18 +214,22 @@ def div_(tape: Tape, a: Tensor, b: Tensor) -> None:
     """Records `a /= b` in place.
 
     If `b` needs a gradient, autograd saves `b` and a copy of the old `a`; otherwise the division is not differentiated.
+    A wider `b` makes gradients in its type: that of `a` is then cast (torch 2.13 `FunctionsManual.cpp`,
+    div_tensor_other_backward: `-grad * ((self / other) / other)`).
     """
     shape, b_shape, dtype, moved = a.shape, b.shape, a.dtype, a.nbytes + b.nbytes
+    wide, types = max((a.dtype, b.dtype), key=dtype_bytes), (a.dtype, b.dtype)
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
-        to_b: Tensor | None = [new(tape, shape, dtype, "grad_div", moved) for _ in range(4)][-1]
-        to_a = new(tape, shape, dtype, "grad_div", moved)
+        steps = (wide, wide, dtype, wide)
+        to_b: Tensor | None = [new(tape, shape, step, "grad_div", moved) for step in steps][-1]
+        to_a = new(tape, shape, wide, "grad_div", moved)
         return [to_a, to_b]
 
     node = None
     if needs_grad(b):
         before = new(tape, shape, dtype, "clone", a.nbytes)
-        node = tape.node((a, b), (before, b), backward, reduce_to=(shape, b_shape))
+        node = tape.node((a, b), (before, b), backward, reduce_to=(shape, b_shape), cast_to=types)
     tape.compute(Kernel.ELEMENTWISE, a.numel, moved + a.nbytes)
     a.node = node
 

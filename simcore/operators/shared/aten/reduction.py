@@ -40,19 +40,19 @@ def sum_of(tape: Tape, x: Tensor, count: int) -> Tensor:
     return out
 
 
-def sum_last(tape: Tape, x: Tensor, *, keepdim: bool = False) -> Tensor:
+def sum_last(tape: Tape, x: Tensor, *, keepdim: bool = False, dtype: str = "") -> Tensor:
     """`x.sum(-1)`, in a new tensor; with `keepdim` the last dimension stays as 1.
 
-    The gradient is an expanded view.
+    `dtype`: type of the sum, "" for x's. The gradient is an expanded view, of another type a cast of it.
     """
-    shape = x.shape
+    shape, cast_to = x.shape, (x.dtype,)
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         (grad,) = grads
         return [grad and grad.view(*shape)]
 
-    node = tape.node((x,), (), backward)
-    out = new(tape, (*shape[:-1], 1) if keepdim else shape[:-1], x.dtype, "sum", x.nbytes, flops=x.numel)
+    node = tape.node((x,), (), backward, reduce_to=(shape,), cast_to=cast_to)
+    out = new(tape, (*shape[:-1], 1) if keepdim else shape[:-1], dtype or x.dtype, "sum", x.nbytes, flops=x.numel)
     out.node = node
     return out
 
