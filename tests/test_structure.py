@@ -58,6 +58,7 @@ DOORS = {
         "simcore/inputs/quantity.py",
         "simcore/results/report.py",
         "simcore/inputs/scenario.py",
+        "simcore/inputs/search_keys.py",
         "simcore/results/engine.py",
         "simcore/validation/side_by_side.py",
         "simcore/results/time.py",

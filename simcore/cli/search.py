@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simcore.errors import InputError, Problem
+from simcore.inputs.search_keys import SearchKeys
 
 if TYPE_CHECKING:
     from simcore.inputs.scenario import Scenario
@@ -23,7 +24,6 @@ __all__ = ["asked_space", "chosen_objectives", "names_in", "numbers", "search"]
 
 By = StrEnum("By", ["TOKENS", "STEP", "COST", "PEAK", "GPUS"])
 """Choice of the quantity to rank by: names of `search.objective.OBJECTIVES`."""
-_TOKENS = By("tokens")
 
 
 class Counts(StrEnum):
@@ -45,8 +45,8 @@ def search(
         metavar="CONDITION", help="Over keys and results, such as 'mesh.tp <= 8 and peak_gib < 70'.")] = None,
     allow: Annotated[list[str] | None, typer.Option(
         metavar="NAME", help="Numerics that may change: bf16-params, bf16-grads, bf16-moments.")] = None,
-    objective: Annotated[By, typer.Option("--objective", help="Quantity to rank by.")] = _TOKENS,
-    pareto: Annotated[str, typer.Option(metavar="NAME,..", help="Other objectives of the Pareto set.")] = "peak",
+    objective: Annotated[By | None, typer.Option("--objective", help="Quantity to rank by; omitted: tokens.")] = None,
+    pareto: Annotated[str, typer.Option(metavar="NAME,..", help="Other objectives of the Pareto set.")] = "",
     top: Annotated[int, typer.Option(min=1, max=1000, help="Places of the ranking.")] = 10,
     unsure: Annotated[Counts, typer.Option(help="An unsure verdict counts as this.")] = Counts.OOM,
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Time every layout that fits.")] = False,
@@ -63,9 +63,10 @@ def search(
     options of the framework. Global batch and numerics stay. Exit code 0; 1 if no layout fits; 2 for wrong input, or if
     every layout is refused.
     """
-    scenarios, objectives = _scenarios(paths, overrides or ()), chosen_objectives(objective.value, pareto)
+    scenarios = _scenarios(paths, overrides or ())
     found: list[SearchResult] = []
     for scenario in scenarios:
+        objectives = _objectives(scenario, objective, pareto)
         space = asked_space(scenario, gpus, names_in(framework), names_in(topology), free, where or (), allow or ())
         found.append(_searched(space, objectives, top=top, unsure=unsure is Counts.FITS, prunes=not exhaustive,
                                workers=jobs or os.cpu_count() or 1, kept=_folder(output, scenario, len(scenarios))))
@@ -107,29 +108,40 @@ def names_in(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
-def chosen_objectives(first: str, others: str) -> tuple[Objective, ...]:
+def _objectives(scenario: Scenario, first: By | None, others: str) -> tuple[Objective, ...]:
+    keys = scenario.search or SearchKeys()
+    return chosen_objectives(first.value if first else keys.objective, names_in(others) or keys.pareto)
+
+
+def chosen_objectives(first: str, others: Sequence[str]) -> tuple[Objective, ...]:
     """Objectives by name: the one to rank by, then the others of the Pareto set. InputError for an unknown name."""
     from simcore.search.objective import OBJECTIVES
 
-    names = tuple(dict.fromkeys((first, *names_in(others))))
+    names = tuple(dict.fromkeys((first, *others)))
     for name in names:
         if name not in OBJECTIVES:
-            raise InputError(Problem(f"--pareto {others}", f"expected {', '.join(OBJECTIVES)}, got {name!r}"))
+            message = f"expected {', '.join(OBJECTIVES)}, got {name!r}"
+            raise InputError(Problem("search.objective, search.pareto", message))
     return tuple(OBJECTIVES[name] for name in names)
 
 
 def asked_space(scenario: Scenario, gpus: str, frameworks: Sequence[str], topologies: Sequence[str],
                 free: Sequence[str] | None, where: Sequence[str] = (), allow: Sequence[str] = ()) -> Space:
-    """Space from the texts of options. InputError for each that cannot be read, or names nothing."""
+    """Space from the texts of options, and the scenario's block `search` where they are left out.
+
+    InputError for each that cannot be read, or names nothing.
+    """
     from simcore.search.condition import condition
     from simcore.search.space import ALLOWED, space_of
 
-    for name in allow:
+    keys = scenario.search or SearchKeys()
+    for name in allow or keys.allow:
         if name not in ALLOWED:
             raise InputError(Problem(f"--allow {name}", f"expected {', '.join(ALLOWED)}"))
-    return space_of(scenario, gpus=numbers(gpus), frameworks=frameworks, topologies=topologies,
-                    free=None if free is None else _free(free), allow=allow,
-                    conditions=tuple(condition(text) for text in where))
+    return space_of(scenario, gpus=numbers(gpus) or keys.gpus, frameworks=frameworks or keys.framework,
+                    topologies=topologies or keys.topology, free=keys.free if free is None else _free(free),
+                    allow=allow or keys.allow,
+                    conditions=tuple(condition(text) for text in where or keys.where))
 
 
 def _free(texts: Sequence[str]) -> Mapping[str, tuple[Any, ...]]:

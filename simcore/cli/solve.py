@@ -67,7 +67,7 @@ def _over_layouts(entries: Sequence[Entry], names: tuple[str, str, str], free: S
     if problems := [problem for entry in entries for problem in entry.problems]:
         raise InputError(problems)
     numbers, frameworks, topologies = names[0], names_in(names[1]), names_in(names[2])
-    objectives, found = chosen_objectives("tokens", "peak"), []
+    objectives, found = chosen_objectives("tokens", ["peak"]), []
     for scenario in (entry.scenario for entry in entries if entry.scenario):
         space = asked_space(scenario, numbers, frameworks, topologies, free)
         found.append(free_limit(Search(space, objectives), quantity.value))

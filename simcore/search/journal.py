@@ -149,7 +149,7 @@ def journal(folder: Path | None, space: Space) -> Iterator[Memory]:
 
 
 def _head(space: Space) -> dict[str, Any]:
-    """Which search a journal is of: digests of the scenario, its files and the engine, and the space."""
+    """First line of a search's journal: digests of the scenario, its files and the engine, and the space."""
     base = space.base
     asked = {"gpus": space.gpus, "frameworks": space.frameworks, "topologies": space.topologies,
              "free": [*space.degrees, *(["options"] if space.options else [])], "values": dict(space.axes),

@@ -76,3 +76,28 @@ def test_a_folder_that_cannot_be_written_is_one_line(ran: Run, file: str) -> Non
     told = ran("search", file, "-j", "1", "--write", file)
     assert told.code == 2
     assert len(told.err.strip().splitlines()) == 1
+
+
+def test_the_block_of_the_file_is_the_space_and_options_go_before_it(ran: Run, tmp_path: Path) -> None:
+    file = tmp_path / "block.yaml"
+    file.write_text(SCENARIO + "search: {gpus: [2], free: {mesh: [], training.micro_batch_size: [1, 2]}, "
+                    "where: [mesh.dp_replicate >= 1], objective: peak, pareto: [tokens, step]}\n", encoding="utf-8")
+    (found,) = json.loads(ran("search", str(file), "-j", "1", "--json").out)
+    assert found["objectives"] == ["peak", "tokens", "step"]
+    assert {one["num_gpus"] for one in found["best"]} == {2}
+    assert {one["keys"]["training.micro_batch_size"] for one in found["best"]} <= {1, 2}
+    (other,) = json.loads(ran("search", str(file), "-j", "1", "--json", "--gpus", "1", "--objective", "step").out)
+    assert other["objectives"] == ["step", "tokens"]
+    assert {one["num_gpus"] for one in other["best"]} == {1}
+    assert ran("run", str(file)).code == 0
+
+
+@pytest.mark.parametrize("block", [
+    "{gpus: [0]}", "{gpu: [1]}", "{free: {mesh: 1}}", "{where: [1]}", "{objective: beauty}", "{pareto: [x]}",
+    "{allow: [fp2]}", "{where: ['mesh.tp <']}", "7"])
+def test_a_wrong_block_is_one_line(ran: Run, tmp_path: Path, block: str) -> None:
+    file = tmp_path / "block.yaml"
+    file.write_text(f"{SCENARIO}search: {block}\n", encoding="utf-8")
+    told = ran("search", str(file), "-j", "1")
+    assert told.code == 2
+    assert len(told.err.strip().splitlines()) == 1
