@@ -66,13 +66,11 @@ def search(
     scenarios = _scenarios(paths, overrides or ())
     found: list[SearchResult] = []
     for scenario in scenarios:
-        objectives = _objectives(scenario, objective, pareto)
         space = asked_space(scenario, gpus, names_in(framework), names_in(topology), free, where or (), allow or ())
-        found.append(_searched(space, objectives, top=top, unsure=unsure is Counts.FITS, prunes=not exhaustive,
-                               workers=jobs or os.cpu_count() or 1, kept=_folder(output, scenario, len(scenarios))))
-    if write is not None:
-        _write(write, scenarios, found)
-    _show(found, json=json)
+        found.append(_searched(space, _objectives(scenario, objective, pareto), top=top, unsure=unsure is Counts.FITS,
+                               prunes=not exhaustive, workers=jobs or os.cpu_count() or 1,
+                               kept=_folder(output, scenario, len(scenarios))))
+    _hand_out(scenarios, found, write, json=json)
     raise typer.Exit(int(any(not result.best for result in found)))
 
 
@@ -81,10 +79,13 @@ def _folder(output: Path | None, scenario: Scenario, num_scenarios: int) -> Path
     return output if output is None or num_scenarios == 1 else output / scenario.name
 
 
-def _show(found: Sequence[SearchResult], *, json: bool) -> None:
+def _hand_out(scenarios: Sequence[Scenario], found: Sequence[SearchResult], write: Path | None, *, json: bool) -> None:
+    """Writes scenario files of the rankings if asked, and prints the answers."""
     from simcore.cli.output import print_json, print_shown
     from simcore.cli.sheets.found import answer
 
+    if write is not None:
+        _write(write, scenarios, found)
     if json:
         print_json(found)
     else:
