@@ -18,7 +18,7 @@ Start: `simulate.simulate`, the path of the data from a `Scenario` to a `Report`
     operators    what each implementation's layers do  validation   measured runs, snapshots, logs
     placement    mesh, layouts, plan of a rank         vllm, rl     inference engine; DPO and GRPO
     frameworks   FSDP, ZeRO, Megatron, ...: rules      calibration  measuring a machine with PyTorch
-                 and memory hooks                      batch, cli, docgen   many scenarios, command line, docs
+                 and memory hooks                      batch, search, cli, docgen   many scenarios, commands
 """
 
 from __future__ import annotations

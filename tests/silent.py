@@ -28,7 +28,7 @@ from simcore.simulate import simulate
 __all__ = ["Combination", "combinations", "keys", "outcome", "tried", "witnessed"]
 
 Tree = dict[str, Any]
-LEFT_OUT: Final = ("name", "sweep", "workload", "framework", "training.method")
+LEFT_OUT: Final = ("name", "search", "sweep", "workload", "framework", "training.method")
 """Keys that make the combinations, and those that are no question."""
 
 

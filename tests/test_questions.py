@@ -18,7 +18,7 @@ import nano_ep4
 from checkout import ROOT
 from published import in_gib_too
 from simcore.batch.advice import advise
-from simcore.cli.tables import setting
+from simcore.cli.sheets.tables import setting
 from simcore.frameworks.registry import hooks_of
 from simcore.frameworks.setup import prepare
 from simcore.inputs.loading import load

@@ -23,7 +23,7 @@ import pytest
 import nano_ep4
 from checkout import ROOT
 from published import in_gib_too
-from simcore.cli.comparison import sheet
+from simcore.cli.sheets.comparison import sheet
 from simcore.inputs.loading import load
 from simcore.results.compare import compare
 from simcore.results.phases import PhaseReport

@@ -18,7 +18,7 @@ from house_figures import Tree, riddles, riddles_of_tests
 # place here; they take part in the search for cycles.
 PACKAGES = ("pipeline", "recording", "inputs", "hardware", "models", "operators", "placement", "program",
             "frameworks", "results", "memory", "timing", "validation", "vllm", "docgen", "simulation", "rl",
-            "calibration", "batch", "cli")
+            "calibration", "batch", "search", "cli")
 
 # Folders of `viz`, and those from which each imports; any of them may import the modules in the root.
 VIZ_FOLDERS: dict[str, set[str]] = {"charts": set(), "exports": {"charts"}, "pages": {"charts"},
@@ -35,12 +35,14 @@ DOORS = {
     "ruamel": {
         "simcore/calibration/write.py",
         "simcore/inputs/document.py",
+        "simcore/inputs/dump.py",
         "simcore/inputs/yaml_parser.py",
     },
     "pydantic": {
         "simcore/inputs/block.py",
         "simcore/calibration/write.py",
         "simcore/results/compare.py",
+        "simcore/results/found.py",
         "simcore/results/limit.py",
         "simcore/results/settings.py",
         "simcore/hardware/collective_curves.py",
@@ -56,6 +58,7 @@ DOORS = {
         "simcore/inputs/quantity.py",
         "simcore/results/report.py",
         "simcore/inputs/scenario.py",
+        "simcore/inputs/search_keys.py",
         "simcore/results/engine.py",
         "simcore/validation/side_by_side.py",
         "simcore/results/time.py",
@@ -67,18 +70,21 @@ DOORS = {
     },
     "rich": {
         "simcore/cli/solve.py",
-        "simcore/cli/first_screen.py",
-        "simcore/cli/columns.py",
-        "simcore/cli/comparison.py",
-        "simcore/cli/memory.py",
+        "simcore/cli/sheets/found.py",
+        "simcore/cli/sheets/stages.py",
+        "simcore/cli/sheets/first_screen.py",
+        "simcore/cli/sheets/columns.py",
+        "simcore/cli/sheets/comparison.py",
+        "simcore/cli/sheets/memory.py",
         "simcore/cli/output.py",
-        "simcore/cli/phases.py",
-        "simcore/cli/engine.py",
-        "simcore/cli/summary.py",
-        "simcore/cli/tables.py",
-        "simcore/cli/time.py",
+        "simcore/cli/sheets/phases.py",
+        "simcore/cli/sheets/engine.py",
+        "simcore/cli/sheets/summary.py",
+        "simcore/cli/sheets/tables.py",
+        "simcore/cli/sheets/time.py",
     },
     "typer": {
+        "simcore/cli/search.py",
         "simcore/cli/solve.py",
         "simcore/cli/calibrate.py",
         "simcore/cli/app.py",
@@ -189,7 +195,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def _module(module: str, name: str) -> str:
-    """`from simcore.cli import tables` imports simcore.cli.tables, `from simcore.cli.tables import verdict` too."""
+    """The modules of an import: `from simcore.cli import app` imports simcore.cli.app, `... import x` of it too."""
     inner = ROOT.joinpath(*module.split("."), name)
     return f"{module}.{name}" if inner.with_suffix(".py").exists() or inner.is_dir() else module
 

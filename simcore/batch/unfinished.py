@@ -15,7 +15,7 @@ from typing import BinaryIO, Final
 from simcore.inputs.bounds import MAX_LINE
 from simcore.inputs.paths import is_file, writing
 
-__all__ = ["PART", "RESULTS", "Part", "results_file", "whole_lines"]
+__all__ = ["PART", "RESULTS", "GrowingLines", "Part", "results_file", "whole_lines"]
 
 RESULTS: Final = "results.jsonl"
 PART: Final = "results.jsonl.part"
@@ -38,7 +38,7 @@ def whole_lines(path: Path, start: int = 0) -> Iterator[bytes]:
             yield line
 
 
-class _Lines:
+class GrowingLines:
     """A file that grows by complete lines: a partially written line is removed."""
 
     def __init__(self, path: Path, size: int) -> None:
@@ -79,8 +79,8 @@ class Part:
         """Keeps lines while `fits(index, line)` is True for the result of that index; the rest is cut off."""
         self.early: dict[int, bytes] = {}
         self.num_lines, size = _in_order(path, base, fits)
-        self._lines = _Lines(path, size)
-        self._ahead = _Lines(ahead, self._read_early(ahead, fits) if ahead.exists() else 0)
+        self._lines = GrowingLines(path, size)
+        self._ahead = GrowingLines(ahead, self._read_early(ahead, fits) if ahead.exists() else 0)
 
     def _read_early(self, ahead: Path, fits: Callable[[int, bytes], bool]) -> int:
         size = 0

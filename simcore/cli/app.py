@@ -19,6 +19,7 @@ from simcore.cli.explain import explain
 from simcore.cli.export import export
 from simcore.cli.read import read
 from simcore.cli.report import report
+from simcore.cli.search import search
 from simcore.cli.solve import solve
 from simcore.errors import InputError, Problem
 
@@ -148,7 +149,7 @@ def place(scenario: str, *, rank: Rank = None, json: Json = False, overrides: Se
     """
     from simcore.cli.output import print_shown
     from simcore.cli.session import run_entries
-    from simcore.cli.tables import placement
+    from simcore.cli.sheets.tables import placement
     from simcore.simulate import place as place_ranks
 
     ran = run_entries(_entries([scenario], overrides), partial(place_ranks, rank=rank))
@@ -272,7 +273,7 @@ def init(
         typer.echo(f"wrote {path}; next: rankscope run {path}")
 
 
-for _command in (calibrate, explain, export, read, report, solve):
+for _command in (calibrate, explain, export, read, report, search, solve):
     app.command()(_command)
 
 

@@ -12,7 +12,7 @@ import typer
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
-    from simcore.cli.memory import Bars, Spark
+    from simcore.cli.sheets.memory import Bars, Spark
     from simcore.results.report import Report
     from simcore.simulation.explanation import Step
 
@@ -73,7 +73,7 @@ def _simulated(path: str, overrides: Sequence[str]) -> Report:
 
 
 def _explained(report: Report, what: What, rank: int | None) -> tuple[Step, list[Bars | Spark | str]]:
-    from simcore.cli.memory import Bars, Spark
+    from simcore.cli.sheets.memory import Bars, Spark
     from simcore.simulation.explanation import class_of, explain_peak, explain_step, explain_trainable
 
     rank_class, detail = class_of(report, rank)
@@ -89,7 +89,7 @@ def _explained(report: Report, what: What, rank: int | None) -> tuple[Step, list
 
 def tree(step: Step) -> Iterator[str]:
     """Lines of text: an explained number with formula and source, and indented below it its parts, and so on."""
-    from simcore.cli.tables import plain
+    from simcore.cli.sheets.tables import plain
 
     tail = "  ".join(filter(None, (f"= {step.how}" if step.how else "", f"[{step.source}]" if step.source else "")))
     yield plain(f"{step.amount}  {step.words}" + (f"  {tail}" if tail else ""))

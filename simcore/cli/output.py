@@ -58,13 +58,13 @@ def print_summary(reports: Sequence[Report], *, details: bool = False) -> None:
 
     `details`: all columns of the summary, and of a step its parts, kernels and collectives.
     """
-    from simcore.cli.engine import servesheet
-    from simcore.cli.first_screen import first_screen
-    from simcore.cli.memory import memorysheet
-    from simcore.cli.phases import phasesheet
-    from simcore.cli.summary import summary
-    from simcore.cli.tables import advice, console, drawn, hosts
-    from simcore.cli.time import timesheet
+    from simcore.cli.sheets.engine import servesheet
+    from simcore.cli.sheets.first_screen import first_screen
+    from simcore.cli.sheets.memory import memorysheet
+    from simcore.cli.sheets.phases import phasesheet
+    from simcore.cli.sheets.summary import summary
+    from simcore.cli.sheets.tables import advice, console, drawn, hosts
+    from simcore.cli.sheets.time import timesheet
 
     screen = console(sys.stdout)
     lines_below = [["", *lines] for report in reports for lines in (drawn(report), hosts(report),
@@ -79,15 +79,15 @@ def print_summary(reports: Sequence[Report], *, details: bool = False) -> None:
 
 def print_shown(*shown: RenderableType) -> None:
     """Prints tables and lines of text to standard output, below each other."""
-    from simcore.cli.tables import console
+    from simcore.cli.sheets.tables import console
 
     console(sys.stdout).print(*shown, sep="\n")
 
 
 def print_comparison(both: Comparison) -> None:
     """Prints the tables of a comparison to standard output, as many results beside each other as the screen holds."""
-    from simcore.cli.comparison import sheet
-    from simcore.cli.tables import console
+    from simcore.cli.sheets.comparison import sheet
+    from simcore.cli.sheets.tables import console
 
     screen = console(sys.stdout)
     screen.print(*sheet(both, screen.width), sep="\n", soft_wrap=True)
@@ -106,7 +106,7 @@ def print_validation(found: Validation, *, json: bool) -> None:
     if json:
         print_json([found])
         return
-    from simcore.cli.tables import console, validation
+    from simcore.cli.sheets.tables import console, validation
 
     console(sys.stdout).print(*validation(found), sep="\n", soft_wrap=True)
 

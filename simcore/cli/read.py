@@ -79,7 +79,7 @@ def _simulated(path: str, overrides: Sequence[str]) -> Report:
 
 def sheet(compared: SideBySide) -> Iterator[str]:
     """Lines of text for a terminal: measured and simulated quantities of one rank side by side, then notes."""
-    from simcore.cli.tables import plain
+    from simcore.cli.sheets.tables import plain
 
     yield plain(f"{compared.source} {compared.measured} beside {compared.scenario}, ranks {', '.join(compared.ranks)}")
     yield from _table(("", "measured", "simulated", "difference", ""), compared.quantities)
@@ -93,7 +93,7 @@ def sheet(compared: SideBySide) -> Iterator[str]:
 
 def _table(heads: Sequence[str], rows: Sequence[Beside]) -> Iterator[str]:
     """Lines of a table with columns as wide as their widest cell; numbers are right-aligned."""
-    from simcore.cli.tables import plain
+    from simcore.cli.sheets.tables import plain
 
     cells = [heads, *([plain(text) for text in _cells(row)] for row in rows)]
     wide = [max(len(row[column]) for row in cells) for column in range(len(heads))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -13,6 +13,7 @@ from simcore.errors import InputError, Problem
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from simcore.inputs.loading import Entry
     from simcore.results.limit import Limit
 
 __all__ = ["limits", "solve"]
@@ -30,19 +31,58 @@ def solve(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Scenario files, folders or globs.")],
     *,
     quantity: Annotated[Asked, typer.Option("--for", help="Quantity whose limit is asked.")] = Asked.GPUS,
+    gpus: Annotated[str, typer.Option(metavar="N,..", help="Only these numbers of GPUs; with --free.")] = "",
+    framework: Annotated[str, typer.Option(metavar="NAME,..", help="Frameworks to try.")] = "",
+    topology: Annotated[str, typer.Option(metavar="NAME,..", help="Machines to try.")] = "",
+    free: Annotated[list[str] | None, typer.Option(
+        metavar="KEY[=V,..]", help="Keys of the layout that are free, as in search, such as mesh.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print a list of limits as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
 ) -> None:
     """Find the fewest GPUs, the largest micro batch or the longest sequence with which scenarios fit.
 
-    All other keys stay: GPUs are added on the data-parallel axis. Exit code 0; 1 if some scenario fits with no value; 2
-    for wrong input, or a scenario that is refused with every value.
+    All other keys stay: GPUs are added on the data-parallel axis. With --free, --framework or --topology all their
+    layouts are tried, and the best at the limit are listed. Exit code 0; 1 if some scenario fits with no value; 2 for
+    wrong input, or a scenario that is refused with every value.
     """
-    from simcore.batch.solve import limit_of
-    from simcore.cli.output import complain, print_json, print_shown
     from simcore.inputs.loading import read
 
     entries = read(paths, overrides or ())
+    if free or framework or topology:
+        _over_layouts(entries, (gpus, framework, topology), free, quantity, json=json)
+    elif gpus:
+        raise InputError(Problem(f"--gpus {gpus}"[:120], "expected --free, --framework or --topology with it"))
+    _fixed(paths, entries, quantity, json=json)
+
+
+def _over_layouts(entries: Sequence[Entry], names: tuple[str, str, str], free: Sequence[str] | None, quantity: Asked, *,
+                  json: bool) -> NoReturn:
+    """Limits over all layouts of spaces around the scenarios. `names`: texts of GPUs, frameworks and topologies."""
+    from simcore.cli.output import print_json, print_shown
+    from simcore.cli.search import asked_space, chosen_objectives, names_in
+    from simcore.cli.sheets.found import limit_lines
+    from simcore.search.limits import free_limit
+    from simcore.search.search import Search
+
+    if problems := [problem for entry in entries for problem in entry.problems]:
+        raise InputError(problems)
+    numbers, frameworks, topologies = names[0], names_in(names[1]), names_in(names[2])
+    objectives, found = chosen_objectives("tokens", ["peak"]), []
+    for scenario in (entry.scenario for entry in entries if entry.scenario):
+        space = asked_space(scenario, numbers, frameworks, topologies, free)
+        found.append(free_limit(Search(space, objectives), quantity.value))
+    if json:
+        print_json(found)
+    else:
+        print_shown(*(line for limit in found for line in limit_lines(limit)))
+    raise typer.Exit(int(any(limit.value is None for limit in found)))
+
+
+def _fixed(paths: Sequence[str], entries: Sequence[Entry], quantity: Asked, *, json: bool) -> NoReturn:
+    """Limits of scenarios whose other keys stay."""
+    from simcore.batch.solve import limit_of
+    from simcore.cli.output import complain, print_json, print_shown
+
     problems = [problem for entry in entries for problem in entry.problems]
     if not entries:
         raise InputError(Problem(", ".join(paths), "holds no scenario"))
@@ -61,7 +101,7 @@ def limits(found: Sequence[Limit]) -> Iterator[RenderableType]:
 
     All limits are of one quantity.
     """
-    from simcore.cli.tables import plain, plain_table
+    from simcore.cli.sheets.tables import plain, plain_table
     from simcore.results.limit import QUANTITIES
 
     table = plain_table(QUANTITIES[found[0].quantity], "surely", "likely", "at best", "peak", "next", left=("next",))

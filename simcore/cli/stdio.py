@@ -15,12 +15,13 @@ import sys
 from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import TYPE_CHECKING, Final, TextIO
 
+from simcore.cli.sheets.levels import LEVELS
+
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["LEVELS", "lost", "open_streams", "replace_signs"]
+__all__ = ["lost", "open_streams", "replace_signs"]
 
-LEVELS: Final = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 """Eight heights of a block, the lowest first."""
 
 _ASCII: Final = dict(zip(LEVELS, "_.:-=+*#", strict=True)) | {

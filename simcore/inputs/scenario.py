@@ -13,6 +13,7 @@ from simcore.inputs.bounds import DEGREE, RANKS, STAGES
 from simcore.inputs.document import Document
 from simcore.inputs.evaluation import Evaluation
 from simcore.inputs.generation import Generation, Rl
+from simcore.inputs.search_keys import SearchKeys
 from simcore.inputs.training import Training
 from simcore.inputs.yaml_parser import dotted
 from simcore.units import parse_cublas, parse_quantity
@@ -158,6 +159,7 @@ class Scenario(Block):
     environment: Environment = Field(default=Environment(), description="Variables that change memory")
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="How the model's files are read and written")
     limits: Limits = Field(default=Limits(), description="How much of a device may be used")
+    search: SearchKeys | None = Field(default=None, description="What `rankscope search` tries; read by it alone")
     sweep: Any = Field(
         default=None, description="Keys with lists of values: one scenario for each", json_schema_extra=_SWEEP_SCHEMA
     )
@@ -225,11 +227,11 @@ class Scenario(Block):
         return self._document.where(key_path) if self._document else dotted(key_path)
 
     def normalised(self) -> dict[str, Any]:
-        """All keys but `sweep` with their values as JSON types, defaults filled in.
+        """All keys but `search` and `sweep` with their values as JSON types, defaults filled in.
 
         Reading it back gives an equal scenario.
         """
-        return self.model_dump(mode="json", exclude={"sweep"})
+        return self.model_dump(mode="json", exclude={"search", "sweep"})
 
 
 def _of_engine(data: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from simcore.simulation.simulation import Simulation, placed_simulation
 from simcore.simulation.step_length import check_rows, num_rows, unlike
 from simcore.timing.step import StepTiming, time_step
 
-__all__ = ["Asked", "Request", "first_num_rows", "program_of", "training_step"]
+__all__ = ["Asked", "Request", "first_num_rows", "program_of", "step_of", "training_step"]
 
 
 class Asked(TypedDict, total=False):
@@ -72,7 +72,15 @@ def training_step(scenario: Scenario, request: Request) -> Report:
 
     Raises IllegalLayout, InputError or NotYet if the scenario cannot be simulated.
     """
-    simulation = placed_simulation(scenario, folded=request.fold, rank=request.rank)
+    return step_of(placed_simulation(scenario, folded=request.fold, rank=request.rank), request)
+
+
+def step_of(simulation: Simulation, request: Request) -> Report:
+    """Report of one training step of a placed simulation, which then holds its programs and times.
+
+    `request`: how much of it is simulated; classes of ranks are those of `simulation`. Raises as `training_step`.
+    """
+    scenario = simulation.job.scenario
     simulation.num_written = scenario.num_microbatches if request.whole else _few(simulation)
     check_rows(simulation)
     try:

@@ -31,7 +31,7 @@ from simcore.timing.routes import HOST_WAYS, Routes
 from simcore.timing.streams import RankStreams, hidden_shares, tracks
 from simcore.timing.timeline import ClassTimes, Communicators, run
 
-__all__ = ["StepTiming", "forward_ns", "time_step"]
+__all__ = ["StepTiming", "forward_ns", "kernel_ns", "time_step"]
 
 _DTYPE_ID = {name: DTYPES.index(name) for name in ("fp32", "bf16", "fp16", "fp8", "fp4")}
 
@@ -102,6 +102,15 @@ def forward_ns(programs: Sequence[Program], classes: Sequence[RankClass], routes
     compiled = [_track(program, _kernels(program, routes.topology, framework), _alone(program, routes),
                        routes, framework) for program in programs]
     return max(times.end for times in run(compiled, _Wires(programs, classes, routes)))
+
+
+def kernel_ns(program: Program, topology: Topology, framework: Framework) -> IntArray:
+    """Sum of the times of all kernels of each simulated microbatch, in ns, each alone on an idle device."""
+    kernels = _kernels(program, topology, framework)
+    ns = np.zeros(len(program.distinct), dtype=np.int64)
+    ns[kernels.rows] = kernels.ns
+    sums = np.bincount(program.microbatch, weights=ns[program.places])
+    return sums.astype(np.int64)
 
 
 def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], hosts: Sequence[IntArray],

@@ -11,7 +11,7 @@ import pytest
 import small
 from simcore.batch import advice
 from simcore.batch.advice import advise, work
-from simcore.cli.tables import advice as advice_lines
+from simcore.cli.sheets.tables import advice as advice_lines
 from simcore.inputs.loading import changed, load
 from simcore.inputs.scenario import Scenario
 from simcore.results.detail import MAX_DETAILED

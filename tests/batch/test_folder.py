@@ -264,14 +264,14 @@ def test_nothing_is_touched_where_nothing_can_be_read(tmp_path: Path) -> None:
 
 def test_a_full_disk_costs_what_comes_after_it(tmp_path: Path, undisturbed: bytes,
                                                monkeypatch: pytest.MonkeyPatch) -> None:
-    real = part._Lines.add
+    real = part.GrowingLines.add
 
-    def add(self: part._Lines, line: bytes) -> None:
+    def add(self: part.GrowingLines, line: bytes) -> None:
         if self.size > len(undisturbed) / 2:
             raise OSError(28, "No space left on device")
         real(self, line)
 
-    monkeypatch.setattr(part._Lines, "add", lambda self, line: _converted(add, self, line))
+    monkeypatch.setattr(part.GrowingLines, "add", lambda self, line: _converted(add, self, line))
     ran = run(tmp_path / "out")
     assert ran.ended == 2
     assert ["No space left" in str(p) for p in ran.problems] == [True]
@@ -281,13 +281,13 @@ def test_a_full_disk_costs_what_comes_after_it(tmp_path: Path, undisturbed: byte
     assert (tmp_path / "out" / "results.jsonl").read_bytes() == undisturbed
 
 
-def _converted(add: Callable[[part._Lines, bytes], None], lines: part._Lines, line: bytes) -> None:
+def _converted(add: Callable[[part.GrowingLines, bytes], None], lines: part.GrowingLines, line: bytes) -> None:
     with writing(lines.path):
         add(lines, line)
 
 
 def test_half_a_line_is_taken_back(tmp_path: Path) -> None:
-    lines = part._Lines(tmp_path / "x", 0)
+    lines = part.GrowingLines(tmp_path / "x", 0)
     lines.add(b"whole\n")
 
     class Full:

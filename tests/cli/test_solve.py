@@ -39,3 +39,23 @@ def test_what_never_fits_is_exit_1_and_what_is_refused_exit_2(ran: Run, file: Pa
 @pytest.mark.parametrize("arguments", [("--for", "x"), ("--set", "nothing=1")])
 def test_wrong_words_are_exit_2(ran: Run, file: Path, arguments: tuple[str, str]) -> None:
     assert ran("solve", file, *arguments).code == 2
+
+
+def test_free_layouts_give_a_limit_and_the_best_there(ran: Run, file: Path) -> None:
+    asked = ("solve", file, "--for", "gpus", "--free", "mesh", "--set", "limits.usable_memory=30 GiB")
+    told = ran(*asked)
+    assert (told.code, told.err) == (0, "")
+    (found,) = json.loads(ran(*asked, "--json").out)
+    assert f"fewest GPUs: {found['value']} surely fits; {found['beyond']} does not" in told.out
+    assert {one["num_gpus"] for one in found["best"]["best"]} == {found["value"]}
+    never = ran("solve", file, "--for", "sequence", "--free", "training.recompute", "--set",
+                "limits.usable_memory=1 GiB")
+    assert (never.code, "none fits" in never.out) == (1, True)
+
+
+@pytest.mark.parametrize("arguments", [("--gpus", "4"), ("--free", "nothing"), ("--free", "mesh", "--gpus", "x"),
+                                       ("--framework", "jax")])
+def test_wrong_spaces_are_one_line(ran: Run, file: Path, arguments: tuple[str, ...]) -> None:
+    told = ran("solve", file, *arguments)
+    assert told.code == 2
+    assert len(told.err.strip().splitlines()) == 1

@@ -13,7 +13,8 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.cli.stdio import LEVELS, replace_signs
+from simcore.cli.sheets.levels import LEVELS
+from simcore.cli.stdio import replace_signs
 
 
 def written(text: str, encoding: str) -> bytes:

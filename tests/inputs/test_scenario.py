@@ -321,7 +321,7 @@ def test_no_whole_number_is_guessed(key_path: tuple[str, ...], value: object) ->
 def test_schema_names_every_key() -> None:
     schema = scenario_schema()
     assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
-    assert set(schema["properties"]) == {*FULL, "sweep"}
+    assert set(schema["properties"]) == {*FULL, "search", "sweep"}
     assert schema["additionalProperties"] is False
     assert set(schema["$defs"]["Training"]["properties"]) == set(FULL["training"])
     blocks = [schema, *schema["$defs"].values()]

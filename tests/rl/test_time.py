@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from cli.test_time import shown
+from cli.sheets.test_time import shown
 from rl.test_workload import DPO, GRPO, asked, report
 from simcore.batch.tabulate import table
-from simcore.cli.time import timesheet
+from simcore.cli.sheets.time import timesheet
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
 from simcore.results.compare import compare

@@ -11,7 +11,7 @@ import pytest
 
 from fakes import rank, reader
 from fakes import report as answer
-from simcore.cli.tables import console, validation
+from simcore.cli.sheets.tables import console, validation
 from simcore.results.report import Report
 from simcore.simulate import simulate
 from simcore.validation.runs import Measured, layout_of, read_measured

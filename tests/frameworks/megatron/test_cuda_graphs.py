@@ -10,7 +10,7 @@ from rich.console import Console
 
 import small
 from frameworks.megatron.asked import OVERLAP, QWEN3_MOE, refused_with
-from simcore.cli.first_screen import first_screen
+from simcore.cli.sheets.first_screen import first_screen
 from simcore.simulate import simulate
 from simcore.units import format_bytes
 

@@ -8,8 +8,8 @@ from rich.console import RenderableType
 from rich.style import Style
 from rich.text import Text
 
-from simcore.cli.columns import Column, grids
-from simcore.cli.tables import plain, plain_table
+from simcore.cli.sheets.columns import Column, grids
+from simcore.cli.sheets.tables import plain, plain_table
 from simcore.results.engine import Serving
 from simcore.results.report import Report
 from simcore.units import format_bytes, format_seconds, in_gib

@@ -12,8 +12,8 @@ from rich.console import RenderableType
 from rich.style import Style
 from rich.text import Text
 
-from simcore.cli.columns import Column, grids
-from simcore.cli.tables import plain
+from simcore.cli.sheets.columns import Column, grids
+from simcore.cli.sheets.tables import plain
 from simcore.results.compare import worst_rank
 from simcore.results.evidence import COUNTED
 from simcore.results.report import Peak, Report

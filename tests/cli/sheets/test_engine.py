@@ -6,7 +6,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from simcore.cli.engine import servesheet
+from simcore.cli.sheets.engine import servesheet
 from simcore.results.report import Report
 from vllm.test_workload import served
 

@@ -7,7 +7,7 @@ from io import StringIO
 from rich.console import Console
 
 from rl.test_workload import DPO, report
-from simcore.cli.phases import phasesheet
+from simcore.cli.sheets.phases import phasesheet
 from simcore.results.report import Report
 
 

@@ -9,8 +9,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from fakes import illegal, report
-from simcore.cli import summary
-from simcore.cli.tables import console
+from simcore.cli.sheets import summary
+from simcore.cli.sheets.tables import console
 from simcore.results.evidence import COUNTED, Evidence, EvidenceKind
 from simcore.results.report import Report
 

@@ -7,7 +7,7 @@ import io
 from rich.console import Console
 
 from fakes import rank, report
-from simcore.cli.tables import advice, drawn, hosts, placement
+from simcore.cli.sheets.tables import advice, drawn, hosts, placement
 from simcore.results.quantiles import Drawn, DrawnLengths, DrawnPeak, Quantiles
 from simcore.results.report import Advice, Host, HostPhase
 

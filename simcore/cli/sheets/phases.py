@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from simcore.cli.tables import plain, plain_table
+from simcore.cli.sheets.tables import plain, plain_table
 from simcore.results.phases import PhaseReport
 from simcore.results.report import Report
 from simcore.units import format_bytes, format_seconds

@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 from rich.console import RenderableType
 from rich.text import Text
 
-from simcore.cli.columns import folded
-from simcore.cli.tables import plain
+from simcore.cli.sheets.columns import folded
+from simcore.cli.sheets.tables import plain
 from simcore.results.compare import Comparison, RateRow, Row, Unit, format_value, part_rows, phase_rows, traffic_rows
 from simcore.results.evidence import COUNTED
 

@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 from rich.style import Style
 
-from simcore.cli.tables import plain
+from simcore.cli.sheets.tables import plain
 from simcore.results.report import Report
 
 __all__ = ["GAP", "Column", "Filled", "Grid", "folded", "grids", "named"]

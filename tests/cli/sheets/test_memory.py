@@ -10,7 +10,7 @@ from rich.console import Console
 
 import fakes
 import small
-from simcore.cli.memory import Bars, Spark, memorysheet
+from simcore.cli.sheets.memory import Bars, Spark, memorysheet
 from simcore.results.detail import MemorySeries
 from simcore.results.report import Report
 from simcore.simulate import simulate

@@ -9,7 +9,7 @@ from rich.console import Console
 
 import small
 from fakes import illegal, report
-from simcore.cli.time import timesheet
+from simcore.cli.sheets.time import timesheet
 from simcore.results.report import Report
 from simcore.simulate import simulate
 

@@ -12,7 +12,7 @@ import pytest
 import small
 from command import Run
 from fakes import illegal, report
-from simcore.cli.comparison import sheet
+from simcore.cli.sheets.comparison import sheet
 from simcore.results.compare import Comparison, compare
 from simcore.results.evidence import Evidence
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 import small
 from fakes import illegal, report
-from simcore.cli.first_screen import first_screen
+from simcore.cli.sheets.first_screen import first_screen
 from simcore.results.report import Advice, Assumption, Report
 from simcore.results.time import Cost
 from simcore.simulate import simulate

@@ -14,8 +14,8 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.text import Text
 
-from simcore.cli.stdio import LEVELS
-from simcore.cli.tables import plain
+from simcore.cli.sheets.levels import LEVELS
+from simcore.cli.sheets.tables import plain
 from simcore.results.report import MemorySeries, RankReport, Report
 from simcore.units import format_bytes
 

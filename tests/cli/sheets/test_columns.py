@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.style import Style
 
 from fakes import report
-from simcore.cli.columns import Column, grids
+from simcore.cli.sheets.columns import Column, grids
 
 COLUMNS = [Column("left\nhead", lambda one: one.name.upper(), "left"), Column("n", lambda one: str(len(one.name)))]
 

@@ -1,7 +1,7 @@
 """First screen of a run: verdict in a line, one table that fits the terminal, why, what to do, deciding defaults.
 
 A single scenario has its verdict as the first line, and its table has no name. Columns that do not fit are left out,
-the least important first; `rankscope run --details` shows all of them, as `simcore.cli.summary` does.
+the least important first; `rankscope run --details` shows all of them, as `simcore.cli.sheets.summary` does.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from rich.console import RenderableType
 from rich.style import Style
 from rich.text import Text
 
-from simcore.cli.columns import GAP, Grid, named
-from simcore.cli.summary import STYLE, columns_by_heading, count, evidence_line, unsure_line, verdict
-from simcore.cli.tables import plain, setting
+from simcore.cli.sheets.columns import GAP, Grid, named
+from simcore.cli.sheets.summary import STYLE, columns_by_heading, count, evidence_line, unsure_line, verdict
+from simcore.cli.sheets.tables import plain, setting
 from simcore.results.report import Report
 from simcore.results.settings import DISPATCHER, chosen_dispatcher
 from simcore.units import format_bytes, format_seconds

@@ -1,0 +1,207 @@
+"""`rankscope search`: the best layouts of a scenario with free keys. Imports the engine when called."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from simcore.errors import InputError, Problem
+from simcore.inputs.search_keys import SearchKeys
+
+if TYPE_CHECKING:
+    from simcore.inputs.scenario import Scenario
+    from simcore.results.found import SearchResult
+    from simcore.search.objective import Objective
+    from simcore.search.space import Space
+
+__all__ = ["asked_space", "chosen_objectives", "names_in", "numbers", "search"]
+
+
+By = StrEnum("By", ["TOKENS", "STEP", "COST", "PEAK", "GPUS"])
+"""Choice of the quantity to rank by: names of `search.objective.OBJECTIVES`."""
+
+
+class Counts(StrEnum):
+    """Choice of the verdict that an unsure one counts as."""
+
+    FITS = "fits"
+    OOM = "oom"
+
+
+def search(
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Scenario files, folders or globs.")],
+    *,
+    gpus: Annotated[str, typer.Option(metavar="N,..", help="Numbers of GPUs, such as 8,16 or 1-24.")] = "",
+    framework: Annotated[str, typer.Option(metavar="NAME,..", help="Frameworks to try.")] = "",
+    topology: Annotated[str, typer.Option(metavar="NAME,..", help="Machines to try.")] = "",
+    free: Annotated[list[str] | None, typer.Option(
+        metavar="KEY[=V,..]", help="Free key, with values; omitted: mesh, micro batch, recompute, options.")] = None,
+    where: Annotated[list[str] | None, typer.Option(
+        metavar="CONDITION", help="Over keys and results, such as 'mesh.tp <= 8 and peak_gib < 70'.")] = None,
+    allow: Annotated[list[str] | None, typer.Option(
+        metavar="NAME", help="Numerics that may change: bf16-params, bf16-grads, bf16-moments.")] = None,
+    objective: Annotated[By | None, typer.Option("--objective", help="Quantity to rank by; omitted: tokens.")] = None,
+    pareto: Annotated[str, typer.Option(metavar="NAME,..", help="Other objectives of the Pareto set.")] = "",
+    top: Annotated[int, typer.Option(min=1, max=1000, help="Places of the ranking.")] = 10,
+    unsure: Annotated[Counts, typer.Option(help="An unsure verdict counts as this.")] = Counts.OOM,
+    exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Time every layout that fits.")] = False,
+    write: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the ranking as scenario files.")] = None,
+    output: Annotated[Path | None, typer.Option(
+        "-o", "--output", metavar="DIR", help="Keep what is simulated in DIR; started again it goes on there.")] = None,
+    jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, max=256, help="Worker processes.")] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print a list of answers as JSON, nothing else.")] = False,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
+) -> None:
+    """Search the layouts of a scenario: the best that fit, the Pareto set, and why the others are in neither.
+
+    Free are all degrees of the mesh at the given numbers of GPUs, the micro batch, recomputation, and the memory
+    options of the framework. Global batch and numerics stay. Exit code 0; 1 if no layout fits; 2 for wrong input, or if
+    every layout is refused.
+    """
+    scenarios = _scenarios(paths, overrides or ())
+    found: list[SearchResult] = []
+    for scenario in scenarios:
+        space = asked_space(scenario, gpus, names_in(framework), names_in(topology), free, where or (), allow or ())
+        found.append(_searched(space, _objectives(scenario, objective, pareto), top=top, unsure=unsure is Counts.FITS,
+                               prunes=not exhaustive, workers=jobs or os.cpu_count() or 1,
+                               kept=_folder(output, scenario, len(scenarios))))
+    _hand_out(scenarios, found, write, json=json)
+    raise typer.Exit(int(any(not result.best for result in found)))
+
+
+def _folder(output: Path | None, scenario: Scenario, num_scenarios: int) -> Path | None:
+    """Folder of one scenario's search: `output` itself, or a folder in it where there are several."""
+    return output if output is None or num_scenarios == 1 else output / scenario.name
+
+
+def _hand_out(scenarios: Sequence[Scenario], found: Sequence[SearchResult], write: Path | None, *, json: bool) -> None:
+    """Writes scenario files of the rankings if asked, and prints the answers."""
+    from simcore.cli.output import print_json, print_shown
+    from simcore.cli.sheets.found import answer
+
+    if write is not None:
+        _write(write, scenarios, found)
+    if json:
+        print_json(found)
+    else:
+        print_shown(*(line for result in found for line in answer(result)))
+
+
+def _scenarios(paths: Sequence[str], overrides: Sequence[str]) -> list[Scenario]:
+    from simcore.inputs.loading import read
+
+    entries = read(paths, overrides)
+    problems = [problem for entry in entries for problem in entry.problems]
+    if not entries:
+        problems = [Problem(", ".join(paths), "holds no scenario")]
+    if problems:
+        raise InputError(problems)
+    return [entry.scenario for entry in entries if entry.scenario is not None]
+
+
+def names_in(text: str) -> tuple[str, ...]:
+    """Names of a text with commas, each once."""
+    return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def _objectives(scenario: Scenario, first: By | None, others: str) -> tuple[Objective, ...]:
+    keys = scenario.search or SearchKeys()
+    return chosen_objectives(first.value if first else keys.objective, names_in(others) or keys.pareto)
+
+
+def chosen_objectives(first: str, others: Sequence[str]) -> tuple[Objective, ...]:
+    """Objectives by name: the one to rank by, then the others of the Pareto set. InputError for an unknown name."""
+    from simcore.search.objective import OBJECTIVES
+
+    names = tuple(dict.fromkeys((first, *others)))
+    for name in names:
+        if name not in OBJECTIVES:
+            message = f"expected {', '.join(OBJECTIVES)}, got {name!r}"
+            raise InputError(Problem("search.objective, search.pareto", message))
+    return tuple(OBJECTIVES[name] for name in names)
+
+
+def asked_space(scenario: Scenario, gpus: str, frameworks: Sequence[str], topologies: Sequence[str],
+                free: Sequence[str] | None, where: Sequence[str] = (), allow: Sequence[str] = ()) -> Space:
+    """Space from the texts of options, and the scenario's block `search` where they are left out.
+
+    InputError for each that cannot be read, or names nothing.
+    """
+    from simcore.search.condition import condition
+    from simcore.search.space import ALLOWED, space_of
+
+    keys = scenario.search or SearchKeys()
+    for name in allow or keys.allow:
+        if name not in ALLOWED:
+            raise InputError(Problem(f"--allow {name}", f"expected {', '.join(ALLOWED)}"))
+    return space_of(scenario, gpus=numbers(gpus) or keys.gpus, frameworks=frameworks or keys.framework,
+                    topologies=topologies or keys.topology, free=keys.free if free is None else _free(free),
+                    allow=allow or keys.allow,
+                    conditions=tuple(condition(text) for text in where or keys.where))
+
+
+def _free(texts: Sequence[str]) -> Mapping[str, tuple[Any, ...]]:
+    """Free keys with their values: `mesh.ep=2,4` has two, `mesh.ep,mesh.tp` are two keys with none."""
+    from simcore.inputs.document import parse_value
+
+    found: dict[str, tuple[Any, ...]] = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        if not equals:
+            found |= dict.fromkeys(names_in(text), ())
+            continue
+        parsed = parse_value(f"[{values}]", f"--free {text}"[:120])
+        if not isinstance(parsed, list) or not parsed:
+            raise InputError(Problem(f"--free {text}"[:120], "expected values, such as mesh.ep=2,4"))
+        found[key.strip()] = tuple(parsed)
+    return found
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Numbers of GPUs from text: `8,16`, or `1-24` for each from 1 to 24. InputError for anything else."""
+    from simcore.inputs.scenario import MAX_RANKS
+
+    found: list[int] = []
+    for part in names_in(text):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or len(first) > 9 or len(last) > 9:
+            message = f"expected numbers such as 8,16 or 1-24, got {part[:40]!r}"
+            raise InputError(Problem(f"--gpus {text}"[:120], message))
+        ends = int(first), int(last) if dash else int(first)
+        if not 1 <= ends[0] <= ends[1] <= MAX_RANKS:
+            raise InputError(Problem(f"--gpus {text}"[:120], f"expected 1 to {MAX_RANKS:,} GPUs, got {part}"))
+        found += range(ends[0], ends[1] + 1)
+    return tuple(dict.fromkeys(found))
+
+
+def _searched(space: Space, objectives: tuple[Objective, ...], *, top: int, unsure: bool, prunes: bool,
+              workers: int, kept: Path | None) -> SearchResult:
+    from simcore.cli.sheets.stages import stages
+    from simcore.search.search import Search
+    from simcore.search.search import search as find
+
+    with stages() as told:
+        result = find(Search(space, objectives, top, unsure, workers, prunes), told, kept)
+    if result.counts.refused == result.counts.candidates:
+        most = result.refused[0]
+        rule = f" [{most.rule}]" if most.rule != most.message and not most.rule.endswith("#") else ""
+        raise InputError(Problem(result.name, f"no layout is legal: {most.count:,} of {result.counts.candidates:,} "
+                                              f"refused with: {most.message}{rule}"))
+    return result
+
+
+def _write(folder: Path, scenarios: Sequence[Scenario], found: Sequence[SearchResult]) -> None:
+    from simcore.inputs.paths import write_whole, writing
+    from simcore.search.scenarios import files_of
+
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    for scenario, result in zip(scenarios, found, strict=True):
+        for name, text in files_of(scenario, result):
+            with writing(folder / name):
+                write_whole(folder / name, text)

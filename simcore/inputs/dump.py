@@ -1,0 +1,22 @@
+"""YAML text of a scenario's keys, for files that rankscope writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import StringIO
+from typing import Any
+
+from ruamel.yaml import YAML
+
+__all__ = ["yaml_text"]
+
+
+def yaml_text(data: Mapping[str, Any]) -> str:
+    """YAML text of plain values (mappings, lists, text, numbers); reading it gives the same values."""
+    writer = YAML(typ="safe", pure=True)
+    settings = {"default_flow_style": None, "sort_base_mapping_type_on_output": False, "width": 120}
+    for name, value in settings.items():  # blocks in the order of the keys, the innermost mappings on one line
+        setattr(writer, name, value)
+    stream = StringIO()
+    writer.dump(dict(data), stream)
+    return stream.getvalue()

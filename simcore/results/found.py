@@ -1,0 +1,102 @@
+"""The answer of a search: the best layouts, the Pareto set, and why the others are in neither; JSON in and out."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from simcore.results.evidence import EvidenceKind
+from simcore.results.limit import Quantity
+from simcore.results.verdict import Verdict
+
+__all__ = ["FoundLayout", "FreeLimit", "RefusedBy", "SearchCounts", "SearchResult"]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FoundLayout(_Frozen):
+    """One layout of the answer.
+
+    `keys`: what makes it out of the scenario, as `--set` takes it; `layout`: its degrees as text. Memory is of the
+    fullest rank, in bytes. `is_pareto`: no other layout is at least as good in every objective and better in one.
+    """
+
+    keys: dict[str, Any]
+    framework: str
+    topology: str
+    layout: str
+    num_gpus: int
+    verdict: Verdict
+    peak_bytes: int
+    headroom_bytes: int
+    step_s: float
+    tokens_per_s_per_gpu: float
+    mfu: float
+    usd_per_million_tokens: float | None
+    evidence: EvidenceKind
+    is_pareto: bool = False
+
+
+class RefusedBy(_Frozen):
+    """Candidates refused by one rule: their number, and the message of the first."""
+
+    status: Literal["illegal", "wrong", "not yet", "bug"]
+    rule: str
+    message: str
+    count: int
+
+
+class SearchCounts(_Frozen):
+    """Number of candidates by what became of them; all but `candidates`, `simulated` and `timed` add up to it.
+
+    `refused`: by a rule; `at_rest`: what rests is more than fits, not simulated; `oom`, `unsure`: by their simulated
+    memory, the latter unless they count as fitting; `excluded`: by a condition on results; `slower`: fit, but the
+    kernels of their step alone take longer than the answer needs; `ranked`: fit and have a time; `alike`: the same
+    degrees and numbers as one that is ranked, because a key has no effect there. `simulated`: memory was simulated;
+    `timed`: time was.
+    """
+
+    candidates: int
+    refused: int
+    at_rest: int
+    oom: int
+    unsure: int
+    excluded: int
+    slower: int
+    ranked: int
+    alike: int
+    simulated: int
+    timed: int
+
+
+class SearchResult(_Frozen):
+    """Answer of a search over the layouts of scenario `name`.
+
+    `objectives`: that of the ranking first, then those of the Pareto set. `best`: in order of the first; `pareto`: in
+    order of the first as well. `refused`: rules by the number of their candidates.
+    """
+
+    name: str
+    objectives: tuple[str, ...]
+    best: tuple[FoundLayout, ...]
+    pareto: tuple[FoundLayout, ...]
+    counts: SearchCounts
+    refused: tuple[RefusedBy, ...]
+
+
+class FreeLimit(_Frozen):
+    """Limit of a quantity over all layouts of scenario `name`.
+
+    `value`: None if no value holds; `best`: search of the layouts there, ranked. `beyond`: the nearest value that does
+    not hold, None if none was tried; `nearest_bytes`: lowest simulated peak of a layout there, None without one.
+    """
+
+    name: str
+    quantity: Quantity
+    value: int | None
+    best: SearchResult | None
+    beyond: int | None
+    nearest_bytes: int | None

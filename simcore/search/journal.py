@@ -1,0 +1,158 @@
+"""Answers of a search on the disk as they come, so that a search that was stopped goes on where it was.
+
+[Note: journal of a search]
+A folder has `journal.jsonl`: a first line that says which search it is, then a line for each chunk of candidates, with
+the stage ("memory" or "time") and an answer for each. Lines are whole or absent, whatever ended the process. A search
+that finds its own first line takes the answers over; another search is refused. When the search is done, its result is
+written to `answer.json` as a whole. Both are the same bytes for any number of processes and interruptions, but for the
+order of the journal's lines.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from simcore.batch.fingerprint import DIFFERENCES, fingerprint
+from simcore.batch.lock import locked
+from simcore.batch.unfinished import GrowingLines, whole_lines
+from simcore.errors import InputError, Problem
+from simcore.inputs.loading import Entry
+from simcore.inputs.paths import write_whole, writing
+from simcore.results.found import SearchResult
+from simcore.search.judge import Judged, Refused, Sized, Timed, judged
+from simcore.search.space import Space
+
+__all__ = ["ANSWER", "JOURNAL", "Journal", "Memory", "journal"]
+
+JOURNAL: Final = "journal.jsonl"
+ANSWER: Final = "answer.json"
+Answered = Judged | Timed
+
+
+class Memory:
+    """A journal without a file: nothing is known, nothing is kept."""
+
+    def known(self, stage: str) -> dict[int, Answered]:
+        """Answers of a stage by the index of the candidate: none."""
+        return {}
+
+    def add(self, stage: str, indices: Sequence[int], answers: Sequence[Answered]) -> None:
+        """Keeps nothing."""
+
+    def end(self, result: SearchResult) -> None:
+        """Writes nothing."""
+
+
+class Journal(Memory):
+    """A journal in a folder, open for writing."""
+
+    def __init__(self, folder: Path, head: dict[str, Any]) -> None:
+        """Reads what is there. InputError if it is another search's, or cannot be read or written."""
+        self._folder, path = folder, folder / JOURNAL
+        self._known: dict[str, dict[int, Answered]] = {"memory": {}, "time": {}}
+        first = _line(head)
+        size = self._taken_up(path, first, head) if path.exists() else 0
+        self._lines = GrowingLines(path, size)
+        if not size:
+            self._lines.add(first)
+
+    def _taken_up(self, path: Path, first: bytes, head: dict[str, Any]) -> int:
+        """Bytes of the file up to the last line that can be used."""
+        size = 0
+        with writing(path):
+            for line in whole_lines(path):
+                if not size and line != first:
+                    message = f"is of another search: {_difference(line, head)}; name another folder or remove it"
+                    raise InputError(Problem(str(path), message))
+                if size and not self._takes(line):
+                    break
+                size += len(line)
+        return size
+
+    def _takes(self, line: bytes) -> bool:
+        try:
+            row = json.loads(line)
+            answers = [_answer(each) for each in row["answers"]]
+            self._known[row["stage"]].update(zip(row["at"], answers, strict=True))
+        except (ValueError, KeyError, TypeError):
+            return False
+        return True
+
+    def known(self, stage: str) -> dict[int, Answered]:
+        """Answers of a stage by the index of the candidate."""
+        return self._known[stage]
+
+    def add(self, stage: str, indices: Sequence[int], answers: Sequence[Answered]) -> None:
+        """Appends the answers on some candidates. InputError if they cannot be written."""
+        self._lines.add(_line({"stage": stage, "at": list(indices), "answers": [_row(each) for each in answers]}))
+
+    def end(self, result: SearchResult) -> None:
+        """Writes the result beside the journal. InputError if it cannot be written."""
+        file = self._folder / ANSWER
+        with writing(file):
+            write_whole(file, result.model_dump_json(indent=1) + "\n")
+
+    def close(self) -> None:
+        """Closes the journal's file, which stays."""
+        self._lines.file.close()
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    return json.dumps(row, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
+
+
+def _row(answer: Answered) -> list[Any] | None:
+    return None if answer is None else [type(answer).__name__, asdict(answer)]
+
+
+def _answer(row: Any) -> Answered:
+    if row is None:
+        return None
+    made = {"Refused": Refused, "Sized": Sized, "Timed": Timed}[row[0]](**row[1])
+    assert isinstance(made, Refused | Sized | Timed)
+    return made
+
+
+def _difference(line: bytes, head: dict[str, Any]) -> str:
+    try:
+        before = json.loads(line)
+        changed = [key for key in head if before.get(key) != head[key]]
+    except (ValueError, AttributeError):
+        return "its first line cannot be read"
+    return "; ".join(DIFFERENCES.get(key, f"another {key}") for key in changed) or DIFFERENCES["engine"]
+
+
+@contextmanager
+def journal(folder: Path | None, space: Space) -> Iterator[Memory]:
+    """Context with the journal of a search in `folder`, which is made; None: one without a file.
+
+    InputError if the folder is not empty and has no journal, if another process writes to it, or if its journal is of
+    another search.
+    """
+    if folder is None:
+        yield Memory()
+        return
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        others = [path for path in folder.iterdir() if path.name not in (JOURNAL, ANSWER, ".lock")]
+    if others and not (folder / JOURNAL).exists():
+        raise InputError(Problem(str(folder), f"expected an empty folder or one of a search, found {others[0].name}"))
+    with locked(folder / ".lock", folder):
+        kept = Journal(folder, _head(space))
+        with closing(kept):
+            yield kept
+
+
+def _head(space: Space) -> dict[str, Any]:
+    """First line of a search's journal: digests of the scenario, its files and the engine, and the space."""
+    base = space.base
+    asked = {"gpus": space.gpus, "frameworks": space.frameworks, "topologies": space.topologies,
+             "free": [*space.degrees, *(["options"] if space.options else [])], "values": dict(space.axes),
+             "degrees": dict(space.given), "where": [one.text for one in space.conditions]}
+    made_by = fingerprint([Entry(base.name, base.name, base)], judged)
+    return {**made_by, "space": json.loads(json.dumps(asked))}

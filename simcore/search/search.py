@@ -1,0 +1,293 @@
+"""All candidates of a space: memory of each first, then times in the order of proven bounds, until the answer is sure.
+
+[Note: order of a search]
+Memory needs no time, so it is simulated first, and only candidates that fit go on. They are sorted by the lower bound
+of the objective (`simulation/bounds.py`), and timed in rounds of a fixed number. A candidate whose bound is worse than
+the last place of the ranking, and which a timed layout dominates in the Pareto set even if its step were as short as
+the bound, is never timed: its own value can only be worse. Rounds do not depend on the number of processes, so neither
+does the answer, nor any count in it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from simcore.batch.interrupts import Interrupts, interrupts
+from simcore.batch.worker_pool import Crew, Died, Unsent
+from simcore.errors import InputError, Problem
+from simcore.inputs.scenario import Mesh, Scenario
+from simcore.results.found import FoundLayout, RefusedBy, SearchCounts, SearchResult
+from simcore.search.condition import Condition
+from simcore.search.journal import Memory, journal
+from simcore.search.judge import Candidate, Judged, Refused, Sized, Status, Timed, judged, timed
+from simcore.search.objective import Objective, Value
+from simcore.search.space import Space, candidates
+
+__all__ = ["Search", "search"]
+
+_DIED: Final = "a process that simulated layouts died three times (out of memory?); try fewer with -j"
+_CHUNKS: Final = {"memory": 16, "time": 4}
+"""Candidates that a process gets at once, by stage; with time each takes longer."""
+_ROUND: Final = 32
+"""Candidates that are timed between two looks at what the bounds still allow."""
+Answer = TypeVar("Answer")
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Question of a search.
+
+    `objectives`: the first ranks, all make the Pareto set; `top`: places of the ranking; `unsure`: layouts whose
+    verdict is "unsure" count as fitting; `workers`: processes; `prunes` False times every layout that fits.
+    """
+
+    space: Space
+    objectives: tuple[Objective, ...]
+    top: int = 10
+    unsure: bool = False
+    workers: int = 1
+    prunes: bool = True
+
+
+@dataclass(slots=True)
+class _Found:
+    """A layout that fits: its candidate, memory and, once simulated, time."""
+
+    index: int
+    candidate: Candidate
+    sized: Sized
+    time: Timed | None = None
+    is_out: bool = False
+
+    def value(self, objective: Objective, *, bound: bool = False) -> Value:
+        seconds = self.sized.least_s if bound or self.time is None else self.time.step_s
+        return objective.value(self.sized, seconds)
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Counts of a running search, see `SearchCounts`."""
+
+    refused: Counter[tuple[Status, str]] = field(default_factory=Counter)
+    messages: dict[tuple[Status, str], str] = field(default_factory=dict)
+    others: Counter[str] = field(default_factory=Counter)
+
+
+def search(question: Search, told: Progress = lambda stage, done, all_of: None,
+           kept: Path | None = None) -> SearchResult:
+    """Searches all candidates of the question's space.
+
+    `told(stage, done, all_of)` is called as work goes on; stages are "memory" and "time". `kept`: folder of a journal,
+    from which a search that was stopped goes on; None: nothing is written. SystemExit after a signal, with the exit
+    code of the signal. InputError for an empty space, conditions that cannot be decided, and a folder that cannot be
+    used.
+    """
+    every = list(candidates(question.space))
+    if not every:
+        raise InputError(Problem(question.space.base.name, _empty(question.space)))
+    counts = _Counts()
+    with journal(kept, question.space) as known, interrupts() as asked:
+        work = _Work(question, asked, known, every)
+        answers = work.answers(judged, "memory", range(len(every)), partial(told, "memory"))
+        fitting = list(_fitting(every, answers, question, counts))
+        _rank(fitting, question, counts, partial(work.answers, timed, "time"), partial(told, "time"))
+        result = _result(question, len(every), fitting, counts)
+        known.end(result)
+    return result
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Simulation of candidates by several processes or this one, with a journal of the answers."""
+
+    question: Search
+    asked: Interrupts
+    known: Memory
+    every: Sequence[Candidate]
+
+    def answers(self, work: Callable[[Scenario, Sequence[Candidate]], Sequence[Answer]], stage: str,
+                indices: Sequence[int], told: Callable[[int, int], None]) -> list[Answer]:
+        """Answers of `work` on the candidates of `indices`, in order; those in the journal are not simulated again."""
+        known: dict[int, Any] = self.known.known(stage)
+        missing = [index for index in indices if index not in known]
+        size = _CHUNKS[stage]
+        chunks = [missing[start:start + size] for start in range(0, len(missing), size)]
+        found: dict[int, Answer] = {index: known[index] for index in indices if index in known}
+        told(len(found), len(indices))
+        tasks = [[self.every[index] for index in chunk] for chunk in chunks]
+        for at, answers in self._each(partial(work, self.question.space.base), tasks):
+            self.known.add(stage, chunks[at], answers)  # type: ignore[arg-type]  # answers of this stage
+            found |= zip(chunks[at], answers, strict=True)
+            told(len(found), len(indices))
+        if self.asked.number:
+            raise SystemExit(self.asked.code)
+        return [found[index] for index in indices]
+
+    def _each(self, work: Callable[[Sequence[Candidate]], Sequence[Answer]], tasks: Sequence[Sequence[Candidate]],
+              ) -> Iterator[tuple[int, Sequence[Answer]]]:
+        """(index of a task, its answers) as they come."""
+        left: Sequence[int] = range(len(tasks))
+        if self.question.workers > 1 and len(tasks) > 1:
+            with Crew(tasks, work, min(self.question.workers, len(tasks)), self.asked) as crew:
+                for index, answer in crew.answers():
+                    if isinstance(answer, Died | Unsent):
+                        raise InputError(Problem("rankscope search", _DIED))
+                    yield index, answer
+                left = crew.left
+        for index in left:
+            if self.asked.number:
+                return
+            yield index, work(tasks[index])
+
+
+def _empty(space: Space) -> str:
+    gpus = ", ".join(map(str, space.gpus))
+    return f"no layout: no mesh of {gpus} GPUs has the degrees that are not free, or satisfies every condition on keys"
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+def _fitting(every: Sequence[Candidate], answers: Sequence[Judged], question: Search,
+             counts: _Counts) -> Iterator[_Found]:
+    """Candidates that fit and satisfy the conditions on memory; all others are counted."""
+    conditions = [one for one in question.space.conditions if one.needs_memory and not one.needs_time]
+    for index, (candidate, answer) in enumerate(zip(every, answers, strict=True)):
+        if isinstance(answer, Refused):
+            key = (answer.status, answer.rule)
+            counts.refused[key] += 1
+            counts.messages.setdefault(key, answer.message)
+        elif answer is None:
+            counts.others["at_rest"] += 1
+        elif answer.verdict == "oom" or (answer.verdict == "unsure" and not question.unsure):
+            counts.others[answer.verdict] += 1
+        else:
+            found = _Found(index, candidate, answer)
+            if all(_holds(one, found, question.space.base) for one in conditions):
+                yield found
+            else:
+                counts.others["excluded"] += 1
+
+
+def _holds(one: Condition, found: _Found, base: Scenario) -> bool:
+    results: dict[str, Any] = {
+        "peak_gib": found.sized.peak_bytes / 2**30, "headroom_gib": found.sized.headroom_bytes / 2**30,
+        "verdict": found.sized.verdict, "num_gpus": found.sized.num_gpus}
+    if found.time:
+        results |= {"step_s": found.time.step_s, "tokens_per_s_per_gpu": found.time.tokens_per_s_per_gpu,
+                    "mfu": found.time.mfu, "usd_per_million_tokens": found.time.usd_per_million_tokens}
+    return one.holds({name: results[name] if name in results else key_value(base, found.candidate, name)
+                      for name in one.names})
+
+
+def key_value(base: Scenario, candidate: Candidate, name: str) -> Any:
+    """Value of a dotted key in the scenario that a candidate makes."""
+    if name in candidate:
+        return candidate[name]
+    value: Any = base.normalised()
+    for part in name.split("."):
+        value = value[part]
+    return value
+
+
+# ---- time ------------------------------------------------------------------------------------------------------------
+def _rank(fitting: list[_Found], question: Search, counts: _Counts,
+          simulated: Callable[[Sequence[int], Callable[[int, int], None]], Sequence[Timed | None]],
+          told: Callable[[int, int], None]) -> None:
+    """Times layouts until no other can be in the ranking or the Pareto set."""
+    conditions = [one for one in question.space.conditions if one.needs_time]
+    first = question.objectives[0]
+    waiting = sorted(fitting, key=lambda found: (found.value(first, bound=True), found.index))
+    done = 0
+    while waiting := list(_possible(waiting, fitting, question) if question.prunes else waiting):
+        now, waiting = waiting[:_ROUND], waiting[_ROUND:]
+        times = simulated([each.index for each in now], lambda done, all_of: None)
+        for found, time in zip(now, times, strict=True):
+            found.time = time
+            found.is_out = time is None or not all(_holds(one, found, question.space.base) for one in conditions)
+            counts.others["excluded"] += found.is_out
+        done += len(now)
+        told(done, done + len(waiting))
+
+
+def _possible(waiting: Sequence[_Found], fitting: Sequence[_Found], question: Search) -> Iterator[_Found]:
+    """Layouts of `waiting` that the bounds allow in the answer."""
+    ranked = _ranking(fitting, question.objectives[0])
+    last = ranked[question.top - 1].value(question.objectives[0]) if len(ranked) >= question.top else None
+    front = _front([_scalars(found, question.objectives) for found in ranked])
+    for found in waiting:
+        bound = found.value(question.objectives[0], bound=True)
+        if last is None or bound <= last or not _is_dominated(_scalars(found, question.objectives, bound=True), front):
+            yield found
+
+
+def _ranking(fitting: Iterable[_Found], objective: Objective) -> list[_Found]:
+    """Timed layouts from good to bad; of several that differ in keys without effect there, the first candidate."""
+    timed_ones = (found for found in fitting if found.time and not found.is_out)
+    first: dict[object, _Found] = {}
+    for found in sorted(timed_ones, key=lambda found: (found.value(objective), found.index)):
+        first.setdefault((found.sized, found.time, *_degrees(found.candidate)), found)
+    return list(first.values())
+
+
+def _degrees(candidate: Candidate) -> Iterator[object]:
+    """Framework, topology and degrees of a candidate: layouts that differ in these are different answers."""
+    return (value for key, value in candidate.items() if key in ("framework", "topology") or key.startswith("mesh."))
+
+
+def _scalars(found: _Found, objectives: Sequence[Objective], *, bound: bool = False) -> Value:
+    return tuple(found.value(one, bound=bound)[0] for one in objectives)
+
+
+def _front(values: Iterable[Value]) -> list[Value]:
+    """Values that no other dominates."""
+    kept: list[Value] = []
+    for value in sorted(set(values)):
+        if not _is_dominated(value, kept):
+            kept.append(value)
+    return kept
+
+
+def _is_dominated(value: Value, front: Iterable[Value]) -> bool:
+    """True if another value is nowhere larger and somewhere smaller."""
+    return any(other != value and all(a <= b for a, b in zip(other, value, strict=True)) for other in front)
+
+
+# ---- answer ----------------------------------------------------------------------------------------------------------
+def _result(question: Search, num: int, fitting: Sequence[_Found], counts: _Counts) -> SearchResult:
+    ranked = _ranking(fitting, question.objectives[0])
+    front = set(_front([_scalars(found, question.objectives) for found in ranked]))
+    layouts = [_layout(found, question.space.base, is_pareto=_scalars(found, question.objectives) in front)
+               for found in ranked]
+    num_timed, others = sum(found.time is not None for found in fitting), counts.others
+    num_kept = sum(found.time is not None and not found.is_out for found in fitting)
+    refused = sum(counts.refused.values())
+    return SearchResult(
+        name=question.space.base.name, objectives=tuple(one.name for one in question.objectives),
+        best=tuple(layouts[:question.top]), pareto=tuple(one for one in layouts if one.is_pareto),
+        refused=tuple(RefusedBy(status=status, rule=rule, message=counts.messages[status, rule], count=count)
+                      for (status, rule), count in counts.refused.most_common()),
+        counts=SearchCounts(
+            candidates=num, refused=refused, at_rest=others["at_rest"], oom=others["oom"], unsure=others["unsure"],
+            excluded=others["excluded"], slower=sum(found.time is None and not found.is_out for found in fitting),
+            ranked=len(ranked), alike=num_kept - len(ranked),
+            simulated=num - refused - others["at_rest"], timed=num_timed))
+
+
+def _layout(found: _Found, base: Scenario, *, is_pareto: bool) -> FoundLayout:
+    time, sized = found.time, found.sized
+    assert time is not None
+    topology = key_value(base, found.candidate, "topology")
+    degrees = {axis: key_value(base, found.candidate, f"mesh.{axis}") for axis in Mesh.model_fields}
+    return FoundLayout(
+        keys=dict(found.candidate), framework=key_value(base, found.candidate, "framework"),
+        topology=topology if isinstance(topology, str) else topology["file"],
+        layout=" ".join(f"{axis} {degree}" for axis, degree in degrees.items()
+                        if degree is not None and (degree > 1 or axis == "etp")) or "1 rank",
+        num_gpus=sized.num_gpus, verdict=sized.verdict, peak_bytes=sized.peak_bytes,
+        headroom_bytes=sized.headroom_bytes, step_s=time.step_s, tokens_per_s_per_gpu=time.tokens_per_s_per_gpu,
+        mfu=time.mfu, usd_per_million_tokens=time.usd_per_million_tokens, evidence=time.evidence, is_pareto=is_pareto)

@@ -1,0 +1,197 @@
+"""The space of a search: a scenario, keys that are free, and every combination of their values as a candidate.
+
+[Note: what stays]
+The global batch stays: where the scenario gives one, layouts that do not divide it are refused; where it gives none,
+each layout has one microbatch, as without a search. Numerics stay too, unless `ALLOWED` says otherwise. Options of the
+scenario's framework, its version and its layers are not set for other frameworks, which have their own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from simcore.errors import InputError, Problem
+from simcore.frameworks.registry import asked_adapter, framework_adapter
+from simcore.inputs.loading import changed
+from simcore.inputs.scenario import Mesh, Scenario
+from simcore.placement.job import topology_of
+from simcore.search.condition import RESULTS, Condition
+from simcore.search.judge import Candidate
+from simcore.search.meshes import DEGREES, meshes
+
+__all__ = ["ALLOWED", "FREE", "Space", "candidates", "space_of"]
+
+FREE: Final = ("mesh", "training.micro_batch_size", "training.recompute", "options")
+"""Keys that are free by default; `mesh` stands for all its degrees, `options` for the framework's memory options."""
+_MESH: Final = (*DEGREES, "ep", "etp")
+_MICRO_BATCHES: Final = (1, 2, 4, 8)
+_RECOMPUTE: Final = ("none", "full")
+ALLOWED: Final[Mapping[str, tuple[str, Any]]] = {
+    "bf16-params": ("training.precision.params", "bf16"),
+    "bf16-grads": ("training.precision.grad_reduce", "bf16"),
+    "bf16-moments": ("training.optimizer.moments", "bf16"),
+}
+"""Changes of numerics that `--allow` adds, by name: a key with the value that is tried beside the scenario's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The candidates of a search.
+
+    `gpus`, `frameworks`, `topologies`: tried each; `degrees`: free axes of the mesh; `axes`: other free keys with their
+    values; `conditions`: what a candidate's keys must satisfy; `options`: memory options of frameworks are free.
+    """
+
+    base: Scenario
+    gpus: tuple[int, ...]
+    frameworks: tuple[str, ...]
+    topologies: tuple[str, ...]
+    degrees: tuple[str, ...]
+    axes: Mapping[str, tuple[Any, ...]]
+    given: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    options: bool = True
+    conditions: tuple[Condition, ...] = ()
+
+
+def space_of(base: Scenario, *, gpus: Sequence[int] = (), frameworks: Sequence[str] = (),
+             topologies: Sequence[str] = (), free: Mapping[str, tuple[Any, ...]] | None = None,
+             allow: Sequence[str] = (), conditions: Sequence[Condition] = ()) -> Space:
+    """Space around a scenario. Left out: its number of GPUs, its framework and topology, and `FREE`.
+
+    `free`: keys with the values to try, () for the usual ones of a key in `FREE` or an axis of the mesh. InputError for
+    a key that is not free by itself and has no values, and for keys that no scenario has.
+    """
+    asked = dict.fromkeys(FREE, ()) if free is None else dict(free)
+    degrees = tuple(axis for axis in _MESH if "mesh" in asked or f"mesh.{axis}" in asked)
+    axes: dict[str, tuple[Any, ...]] = {}
+    given: dict[str, tuple[Any, ...]] = {}
+    for key, values in asked.items():
+        if key in ("mesh", "options"):
+            continue
+        if key.removeprefix("mesh.") in _MESH and key.startswith("mesh."):
+            given |= {key.removeprefix("mesh."): values} if values else {}
+        elif key == "training.micro_batch_size":
+            axes[key] = values or _MICRO_BATCHES
+        elif key == "training.recompute":
+            axes[key] = values or _distinct((*_RECOMPUTE, _plain(base.training.recompute)))
+        elif values:
+            axes[key] = values
+        else:
+            raise InputError(Problem(f"--free {key}", f"expected values, such as {key}=1,2, or one of "
+                                                      f"{', '.join((*FREE, 'mesh.<axis>'))}"))
+    for name in allow:
+        key, value = ALLOWED[name]
+        axes[key] = _distinct((*axes.get(key, (_value(base, key),)), value))
+    space = Space(base, tuple(gpus) or (base.world_size,), tuple(frameworks) or (base.framework,), tuple(topologies),
+                  degrees, axes, given, "options" in asked, tuple(conditions))
+    _check(space)
+    return space
+
+
+def _distinct(values: Sequence[Any]) -> tuple[Any, ...]:
+    """Values without repetition, in order; they may be lists."""
+    return tuple(value for index, value in enumerate(values) if value not in values[:index])
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _value(base: Scenario, key: str) -> Any:
+    """Value of a dotted key in a scenario, defaults filled in. InputError if there is no such key."""
+    value: Any = base.normalised()
+    for part in key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise InputError(Problem(key, f"no key of a scenario, and none of {', '.join(RESULTS)}"))
+        value = value[part]
+    return value
+
+
+def _check(space: Space) -> None:
+    """Raises InputError for keys and names that the scenario does not have, and for wrong values."""
+    for framework, topology in itertools.product(space.frameworks, space.topologies or (None,)):
+        other = changed(space.base, _head(space.base, framework, topology))
+        asked_adapter(other)
+        topology_of(other)
+    for key, values in space.axes.items():
+        for value in values:
+            try:
+                changed(space.base, {key: value})
+            except InputError as error:
+                if any("multiple of" in problem.message for problem in error.problems):
+                    continue  # the batch: a layout decides
+                raise
+    for one in space.conditions:
+        for name in one.names:
+            if name not in RESULTS:
+                _value(space.base, name)
+
+
+def candidates(space: Space) -> Iterator[Candidate]:
+    """Every candidate of a space whose keys satisfy the conditions, in a fixed order."""
+    deciding = [one for one in space.conditions if not one.needs_memory]
+    names = dict.fromkeys(name for one in deciding for name in one.names)
+    fixed = {name: _value(space.base, name) for name in names}
+    for candidate in _all(space):
+        values = {name: candidate.get(name, value) for name, value in fixed.items()}
+        if all(one.holds(values) for one in deciding):
+            yield candidate
+
+
+def _all(space: Space) -> Iterator[Candidate]:
+    for framework in space.frameworks:
+        for topology in space.topologies or (None,):
+            head = _head(space.base, framework, topology)
+            for num_gpus in space.gpus:
+                for mesh in _meshes(space, framework, num_gpus):
+                    nodes = _nodes(space, topology, num_gpus)
+                    for values in itertools.product(*space.axes.values()):
+                        keys = {**head, **nodes, **mesh, **dict(zip(space.axes, values, strict=True))}
+                        yield from ({**keys, **option} for option in _options(space, framework))
+
+
+def _head(base: Scenario, framework: str, topology: str | None) -> dict[str, Any]:
+    """Keys that choose framework and machine; the scenario's own framework keeps its version, options and layers."""
+    machine = {} if topology is None else {"topology": topology}
+    other = {"framework": framework, "framework_version": "auto", "framework_options": {}, "implementation": "auto"}
+    return machine | {base.framework: {}}.get(framework, other)
+
+
+def _nodes(space: Space, topology: str | None, num_gpus: int) -> dict[str, int]:
+    """Number of nodes of the scenario's own topology, if it states one."""
+    file = space.base.topology
+    if topology is not None or isinstance(file, str) or file.num_nodes is None:
+        return {}
+    return {"topology.num_nodes": max(1, -(-num_gpus * file.num_nodes // space.base.world_size))}
+
+
+def _meshes(space: Space, framework: str, num_gpus: int) -> Iterator[dict[str, Any]]:
+    base = space.base.mesh
+    for degrees in meshes(num_gpus, base, space.degrees, space.given):
+        keys = {f"mesh.{axis}": degree for axis, degree in degrees.items()}
+        yield from ({**keys, **width} for width in _widths(space, framework, base, degrees))
+
+
+def _widths(space: Space, framework: str, base: Mesh, degrees: Mapping[str, int]) -> Iterator[dict[str, int | None]]:
+    """Expert tensor parallelism: the framework's default, and 1 where the default is more."""
+    if "etp" not in space.degrees:
+        yield {}
+        return
+    if "etp" in space.given:
+        yield from ({"mesh.etp": degree} for degree in space.given["etp"])
+        return
+    yield {"mesh.etp": None} if base.etp is not None else {}
+    usual = framework_adapter(framework).default_etp(base.model_copy(update=dict(degrees)))
+    if usual > 1 and degrees["ep"] > 1:
+        yield {"mesh.etp": 1}
+
+
+def _options(space: Space, framework: str) -> Iterator[dict[str, Any]]:
+    """No memory option of the framework, then each alone."""
+    yield {}
+    if space.options:
+        yield from (dict(option.keys) for option in framework_adapter(framework).memory_options
+                    if option.kind != "formats")
