@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simcore.errors import InputError, Problem
-from simcore.inputs.search_keys import SearchKeys
 
 if TYPE_CHECKING:
     from simcore.inputs.scenario import Scenario
+    from simcore.inputs.search_keys import SearchKeys
     from simcore.results.found import SearchResult
     from simcore.search.objective import Objective
     from simcore.search.space import Space
@@ -110,8 +110,15 @@ def names_in(text: str) -> tuple[str, ...]:
 
 
 def _objectives(scenario: Scenario, first: By | None, others: str) -> tuple[Objective, ...]:
-    keys = scenario.search or SearchKeys()
+    keys = _keys(scenario)
     return chosen_objectives(first.value if first else keys.objective, names_in(others) or keys.pareto)
+
+
+def _keys(scenario: Scenario) -> SearchKeys:
+    """The scenario's block `search`, or one with defaults."""
+    from simcore.inputs.search_keys import SearchKeys
+
+    return scenario.search or SearchKeys()
 
 
 def chosen_objectives(first: str, others: Sequence[str]) -> tuple[Objective, ...]:
@@ -135,7 +142,7 @@ def asked_space(scenario: Scenario, gpus: str, frameworks: Sequence[str], topolo
     from simcore.search.condition import condition
     from simcore.search.space import ALLOWED, space_of
 
-    keys = scenario.search or SearchKeys()
+    keys = _keys(scenario)
     for name in allow or keys.allow:
         if name not in ALLOWED:
             raise InputError(Problem(f"--allow {name}", f"expected {', '.join(ALLOWED)}"))
