@@ -12,11 +12,12 @@ from simcore.inputs.scenario import Scenario
 from simcore.models.blocks import Attention
 from simcore.models.config import Architecture, quantization_of
 from simcore.results.report import Assumption
+from simcore.vllm.quantized.four_bit import FourBits
 from simcore.vllm.quantized.recipe import FAMILIES, Recipe, Unserved, of_checkpoint, online
 from simcore.vllm.quantized.tensor import Gpu
 from simcore.vllm.weights import layers_of, modules
 
-__all__ = ["assumptions_of", "recipe_of"]
+__all__ = ["assumptions_of", "misread", "recipe_of"]
 
 _RELEASE: Final = "0.12.0"
 """The version whose layers are held to it."""
@@ -96,7 +97,7 @@ def _check_layers(scenario: Scenario, at: str, architecture: Architecture, recip
     except ValueError as error:
         rule = "vLLM 0.12.0 quant_utils.py is_layer_skipped: All shards of fused layers to have the same precision"
         raise IllegalLayout(Problem(at, f"quantization_config: {error}", rule)) from None
-    problems = [(message, rule) for message, rule in illegal if message]
+    problems = [(message, rule) for message, rule in illegal if message] + misread(architecture, recipe)
     if any(rule for _, rule in problems):
         raise IllegalLayout(Problem(at, f"{recipe.name}: {message}", rule) for message, rule in problems if rule)
     if problems:
@@ -106,12 +107,35 @@ def _check_layers(scenario: Scenario, at: str, architecture: Architecture, recip
         raise NotYet(Problem(at, "not yet: bitsandbytes with KV heads that are replicated over tp"))
 
 
+def misread(architecture: Architecture, recipe: Recipe) -> list[tuple[str, str]]:
+    """Pairs (message, vLLM's rule) for files of bitsandbytes that hold a layer in another format than vLLM makes it.
+
+    Experts are always made in 4 bits; a router of Mixtral is always made in 16 (`models/mixtral.py`).
+    """
+    found: dict[tuple[str, str], None] = {}
+    for path, kind in layers_of(architecture) if isinstance(recipe.method, FourBits) and recipe.method.from_file else ():
+        for module in [module for module, linear in modules(path, kind, 1) if linear.is_experts]:
+            router = f"{module.rpartition('.')[0]}.gate"
+            if recipe.skipped.names(module):
+                found["experts that llm_int8_skip_modules names, whose files hold 16 bits",
+                      "vLLM 0.12.0 bitsandbytes.py get_quant_method: FusedMoE is quantised whatever the list says"] = None
+            if kind.family == "mixtral" and not recipe.skipped.names(router):
+                found["a router that llm_int8_skip_modules does not name, whose files hold 4 bits",
+                      "vLLM 0.12.0 models/mixtral.py: the gate has no quant_config; linear.py ReplicatedLinear "
+                      "weight_loader: Tried to load weights of size"] = None
+    return list(found)
+
+
 def assumptions_of(recipe: Recipe | None) -> list[Assumption]:
     """Assumptions about quantised weights; none for 16 bits."""
     if recipe is None:
         return []
     rows = [Assumption(what="generation.quantization", value=recipe.name, kind="derived", source=f"{_DECIDES}; see "
                        "simcore/vllm/quantized/recipe.py: linears and experts, all else in 16 bits")]
+    if recipe.unpacks:
+        rows.append(Assumption(what="layers in 4 bits", value="made whole in 16 bits in every pass: one matrix after the "
+                               "other, of experts all of a layer", kind="derived",
+                               source="vLLM 0.12.0 bitsandbytes.py _apply_bnb_4bit, _apply_4bit_dequnt"))
     if recipe.name in ("awq_marlin", "gptq_marlin"):
         rows.append(Assumption(what="layers that are packed", value="all linears of layers, routers not unless listed",
                                kind="assumed", source="vLLM 0.12.0 reads them from the files (maybe_update_config)"))

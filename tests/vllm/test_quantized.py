@@ -11,6 +11,7 @@ from checkout import ROOT
 from simcore.models.config import Architecture
 from simcore.models.graph import architecture_of
 from simcore.vllm.engine import by_module
+from simcore.vllm.quantization import misread
 from simcore.vllm.quantized.four_bit import FourBits
 from simcore.vllm.quantized.linears import Linear
 from simcore.vllm.quantized.loading import loading_bytes
@@ -131,6 +132,43 @@ def test_states_of_bitsandbytes(row: dict[str, Any]) -> None:
     held = shown(FourBits(from_file=False).held(Linear("o_proj", columns, (rows,), columns)))
     assert held["weight"] == f"uint8{row['packed']}"
     assert {name.rpartition(".")[2]: value for name, value in held.items() if name != "weight"} == row["held"]
+
+
+def loaded(row: dict[str, Any]) -> tuple[Architecture, Recipe]:
+    """Model and recipe of a row that vLLM's loader of bitsandbytes read from files."""
+    architecture, gpu = architecture_of(TRUTH["models"][row["model"]]), Gpu((9, 0), 132)
+    config = TRUTH["configs"][f"loaded-{row['case']}"]
+    return architecture, of_checkpoint(config, gpu) if config else online("bitsandbytes", gpu)
+
+
+def not_loaded(row: dict[str, Any]) -> list[tuple[str, str]]:
+    """What is refused here of such a row; a method that is not served has no rule."""
+    try:
+        architecture, recipe = loaded(row)
+    except Unserved as error:
+        return [(str(error), "")]
+    return refused(architecture, recipe, row["tp"]) or misread(architecture, recipe)
+
+
+@pytest.mark.parametrize("row", TRUTH["loaded"], ids=lambda row: f"{row['model']}-{row['case']}-{row['tp']}")
+def test_states_are_those_that_the_loader_binds(row: dict[str, Any]) -> None:
+    """Every state of the first layer by name, format and shape, and all bytes of parameters and states."""
+    if "refused" in row:
+        assert not_loaded(row)
+        return
+    assert not not_loaded(row)
+    architecture, recipe = loaded(row)
+    mine = {}
+    for path, kind in layers_of(architecture):
+        for module, linear in modules(path, kind, row["tp"]):
+            method = recipe.method_of(module, linear)
+            if method is not None and ".layers.0." in module:
+                mine |= {f"{module}.{tensor.name}": f"{tensor.dtype}{list(tensor.shape)}"
+                         for tensor in method.held(linear) if "bnb_quant_state" in tensor.name}
+    theirs = {name.replace("weight:.", "bnb_quant_state.").replace("weight:", "bnb_quant_state."): value
+              for name, value in row["states"].items()}
+    assert mine == theirs
+    assert sum(weight.num_bytes for weight in weights(architecture, row["tp"], recipe)) + ROTARY == row["held_bytes"]
 
 
 def test_what_was_asked_is_served() -> None:

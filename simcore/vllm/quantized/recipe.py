@@ -11,10 +11,11 @@ parameters for the families below, on compute capability 8.0, 8.9, 9.0 and 10.0 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from simcore.models.blocks import Branch
 from simcore.vllm.quantized.four_bit import FourBits
 from simcore.vllm.quantized.fp8 import Fp8Blocks, Fp8Channels, Fp8Matrices, OnlineFp8
 from simcore.vllm.quantized.integers import Integers
@@ -54,6 +55,20 @@ class Recipe:
     def unpacks(self) -> bool:
         """True if a pass of many tokens makes each matrix whole in 16 bits first (bitsandbytes `_functions.py`)."""
         return isinstance(self.method, FourBits)
+
+    def unpacked_bytes(self, blocks: Iterable[tuple[Branch, list[tuple[str, Linear]]]], tokens: int) -> dict[
+            Branch, int]:
+        """Bytes that a pass of `tokens` tokens adds to unpack weights, by block; empty where kernels read them packed.
+
+        `blocks`: each with its linears by path; of a block that stands in several layers the most.
+        """
+        found: dict[Branch, int] = {}
+        if not isinstance(self.method, FourBits):
+            return found
+        for branch, linears in blocks:
+            taken = [linear for module, linear in linears if self.method_of(module, linear) is not None]
+            found[branch] = max(found.get(branch, 0), self.method.unpacked_bytes(taken, tokens))
+        return found
 
     def method_of(self, module: str, linear: Linear) -> Method | None:
         """Method of a linear of the module with this path; None for one that stays in 16 bits."""
