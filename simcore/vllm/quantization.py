@@ -113,12 +113,14 @@ def misread(architecture: Architecture, recipe: Recipe) -> list[tuple[str, str]]
     Experts are always made in 4 bits; a router of Mixtral is always made in 16 (`models/mixtral.py`).
     """
     found: dict[tuple[str, str], None] = {}
-    for path, kind in layers_of(architecture) if isinstance(recipe.method, FourBits) and recipe.method.from_file else ():
+    if not isinstance(recipe.method, FourBits) or not recipe.method.from_file:
+        return []
+    for path, kind in layers_of(architecture):
         for module in [module for module, linear in modules(path, kind, 1) if linear.is_experts]:
             router = f"{module.rpartition('.')[0]}.gate"
             if recipe.skipped.names(module):
                 found["experts that llm_int8_skip_modules names, whose files hold 16 bits",
-                      "vLLM 0.12.0 bitsandbytes.py get_quant_method: FusedMoE is quantised whatever the list says"] = None
+                      "vLLM 0.12.0 bitsandbytes.py get_quant_method: FusedMoE is quantised, listed or not"] = None
             if kind.family == "mixtral" and not recipe.skipped.names(router):
                 found["a router that llm_int8_skip_modules does not name, whose files hold 4 bits",
                       "vLLM 0.12.0 models/mixtral.py: the gate has no quant_config; linear.py ReplicatedLinear "
@@ -133,8 +135,8 @@ def assumptions_of(recipe: Recipe | None) -> list[Assumption]:
     rows = [Assumption(what="generation.quantization", value=recipe.name, kind="derived", source=f"{_DECIDES}; see "
                        "simcore/vllm/quantized/recipe.py: linears and experts, all else in 16 bits")]
     if recipe.unpacks:
-        rows.append(Assumption(what="layers in 4 bits", value="made whole in 16 bits in every pass: one matrix after the "
-                               "other, of experts all of a layer", kind="derived",
+        rows.append(Assumption(what="layers in 4 bits", value="made whole in 16 bits in every pass: one matrix after "
+                               "the other, of experts all of a layer", kind="derived",
                                source="vLLM 0.12.0 bitsandbytes.py _apply_bnb_4bit, _apply_4bit_dequnt"))
     if recipe.name in ("awq_marlin", "gptq_marlin"):
         rows.append(Assumption(what="layers that are packed", value="all linears of layers, routers not unless listed",

@@ -19,7 +19,7 @@ from simcore.vllm.quantized.linears import Linear, conv_rows, kv_heads, linears
 from simcore.vllm.quantized.recipe import Recipe
 from simcore.vllm.quantized.tensor import Tensor, num_bytes
 
-__all__ = ["MODEL_DTYPE", "Weight", "blocks", "layers_of", "modules", "refusals", "unserved", "weights"]
+__all__ = ["MODEL_DTYPE", "Weight", "blocks", "layers_of", "modules", "padded_rows", "refusals", "unserved", "weights"]
 
 MODEL_DTYPE: Final = "bf16"
 """`dtype: auto` is the checkpoint's; all presets are published in bf16."""
@@ -66,7 +66,7 @@ def refusals(architecture: Architecture, tp: int) -> list[tuple[str, str]]:
     """Pairs (message, vLLM's rule) for each part of the model that `tp` ranks cannot shard; empty if none."""
     blocks = dict.fromkeys(branch.block for kind in _kinds(architecture) for branch in kind.branches)
     problems = [problem for block in blocks if type(block) in _REFUSED for problem in _REFUSED[type(block)](block, tp)]
-    rows = _padded(architecture.vocab)
+    rows = padded_rows(architecture.vocab)
     return problems + [(f"a vocabulary of {rows} padded rows is not divisible by tp {tp}", _DIVIDE)] * bool(rows % tp)
 
 
@@ -195,10 +195,11 @@ def _of_kind(kind: LayerKind, architecture: Architecture, tp: int,
 
 
 def _vocab_rows(architecture: Architecture, tp: int) -> int:
-    return _padded(architecture.vocab) // tp
+    return padded_rows(architecture.vocab) // tp
 
 
-def _padded(rows: int) -> int:
+def padded_rows(rows: int) -> int:
+    """Rows of a vocabulary with vLLM's padding, on all ranks together."""
     return -(-rows // _PADDING) * _PADDING
 
 

@@ -390,8 +390,9 @@ def load(folder, tp) -> dict[str, object]:
 
 def loaded(file: str, *only: str) -> None:
     device((9, 0), 132)
-    import vllm
     from vllm.platforms import current_platform
+
+    import vllm
 
     current_platform.device_type = "cpu"
     torch.cuda.empty_cache = lambda: None

@@ -142,7 +142,7 @@ def loaded(row: dict[str, Any]) -> tuple[Architecture, Recipe]:
 
 
 def not_loaded(row: dict[str, Any]) -> list[tuple[str, str]]:
-    """What is refused here of such a row; a method that is not served has no rule."""
+    """Refusals of such a row here; a method that is not served has no rule."""
     try:
         architecture, recipe = loaded(row)
     except Unserved as error:
@@ -158,7 +158,7 @@ def test_states_are_those_that_the_loader_binds(row: dict[str, Any]) -> None:
         return
     assert not not_loaded(row)
     architecture, recipe = loaded(row)
-    mine = {}
+    mine: dict[str, str] = {}
     for path, kind in layers_of(architecture):
         for module, linear in modules(path, kind, row["tp"]):
             method = recipe.method_of(module, linear)
