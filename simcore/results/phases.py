@@ -29,6 +29,7 @@ ACTIVITIES: dict[str, str] = {
     "host copies": "parameters, optimizer states or the engine between device and host",
     "gathers": "all-gathers of the policy's parameters, one after the other",
     "packing": "copies into the buffers that the engine reads, and from them into its weights",
+    "quantising": "weights that arrive in 16 bits, to 8 bits with their scales",
     "broadcast": "the packed weights to the GPUs that generate",
     "forward passes": "log-probabilities of what was generated",
     "decoding": "bytes that the engine reads for each token",

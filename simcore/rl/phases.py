@@ -26,6 +26,7 @@ from typing import Final
 from simcore.hardware.topology import Topology
 from simcore.rl.journal import Journal, Way
 from simcore.rl.policy import Policy
+from simcore.rl.quantising import Quantising, quantising_of
 from simcore.rl.refit import Gathered, broadcast_buffers, ipc_buffers
 from simcore.timing.collective import collective_ns
 from simcore.vllm.engine import Engine
@@ -35,8 +36,11 @@ __all__ = ["ENGINE", "FIXED", "POLICY", "REFERENCE", "REFIT", "GrpoStep", "categ
 
 POLICY, FIXED, ENGINE, REFERENCE, REFIT = "policy", "policy, fixed", "engine", "reference policy", "refit"
 FORWARD, STEPS, DECODING = "forward passes", "training steps", "decoding"
-GATHERS, PACKING, BROADCAST, WAITING = "gathers", "packing", "broadcast", "the ranks that train"
+GATHERS, PACKING, BROADCAST, QUANTISING = "gathers", "packing", "broadcast", "quantising"
+WAITING = "the ranks that train"
 """Parts of phases, besides copies between device and host."""
+_TURNS: Final = 2
+"""Buffers that take turns in a refit."""
 _SWAPS: Final[tuple[Way, ...]] = ("to_host", "to_device", "to_device")
 """Copies around a reference policy's pass: the policy leaves, the reference comes in, the policy comes back."""
 _OUTSIDE: Final = "outside the allocator: "
@@ -60,6 +64,11 @@ class GrpoStep:
     generate_ns: int
     refit_share: float
     broadcast_ns: int = 0
+
+    @property
+    def quantising(self) -> Quantising:
+        """Matrices that the engine quantises as they arrive."""
+        return quantising_of(self.engine)
 
 
 def is_outside(category: str) -> bool:
@@ -165,6 +174,8 @@ def _refit(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology)
     _wake(journal, step.engine, topology)
     free = topology.device.usable_bytes - journal.size("device")
     buffers = ipc_buffers(max(0, free), step.refit_share, step.gathered.largest)
+    batch = ipc_buffers(max(0, free), step.refit_share, 0)["buffer"] // _TURNS
+    buffers["buffer"] += step.quantising.held_bytes(batch)
     _stream(journal, step, topology, buffers)
     _away(journal, policy.params, topology)
     if step.engine.generation.sleep_level:
@@ -181,7 +192,8 @@ def _stream(journal: Journal, step: GrpoStep, topology: Topology, buffers: Mappi
     rate = topology.device.memory_bandwidth.si * topology.efficiency.kernels.copy_.memory.si
     packing = round(_COPIES * step.gathered.total / rate * 1e9)
     journal.spike(REFIT, sizes, "weights are streamed",
-                  {GATHERS: step.gathered.ns, PACKING: packing, BROADCAST: step.broadcast_ns})
+                  {GATHERS: step.gathered.ns, PACKING: packing, BROADCAST: step.broadcast_ns,
+                   QUANTISING: round(step.quantising.moved_bytes / rate * 1e9)})
 
 
 # ---- the engine ------------------------------------------------------------------------------------------------------
@@ -229,8 +241,9 @@ def engine_step(step: GrpoStep, topology: Topology, waiting: Mapping[str, int]) 
     for phase, ns in waiting.items():
         journal.begin(phase)
         if phase == "refit":
-            journal.spike(REFIT, broadcast_buffers(topology.device.usable_bytes, step.gathered.largest, sends=False),
-                          "weights are received")
+            buffers = broadcast_buffers(topology.device.usable_bytes, step.gathered.largest, sends=False)
+            buffers["buffer"] += step.quantising.held_bytes(buffers["buffer"] // _TURNS)
+            journal.spike(REFIT, buffers, "weights are received")
         elif phase == "generation":
             journal.spike(ENGINE, {"activation": engine.profile.highest}, "prefill of the most tokens")
         journal.take(DECODING if phase == "generation" else WAITING, ns)

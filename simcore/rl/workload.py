@@ -84,6 +84,11 @@ def _check_worker(scenario: Scenario, simulation: Simulation) -> None:
         raise IllegalLayout(Problem(at, f"kv_dtype: fp8 under {scenario.framework}", "NeMo RL 7ea279ab "
                                     "dtensor_policy_worker_v2.py stream_weights_via_ipc_zmq: FP8 kvcache is not "
                                     "currently supported for DTensor path"))
+    generation = scenario.generation
+    if generation is not None and generation.kv_dtype == "fp8" and generation.quantization != "fp8":
+        raise IllegalLayout(Problem(scenario.where("generation", "kv_dtype"), "kv_dtype: fp8 without quantization: fp8",
+                                    "NeMo RL 7ea279ab algorithms/grpo.py:1325: FP8 KV cache can only be used together "
+                                    "with FP8 model weights"))
     if scenario.training.method == "qlora":
         at = scenario.where("training", "method")
         raise NotYet(Problem(at, f"not yet: {workload} over a base in few bits (NeMo RL 7ea279ab has no setting for "

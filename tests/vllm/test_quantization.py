@@ -151,10 +151,33 @@ def test_no_framework_ignores_a_quantised_checkpoint(framework: str, workload: s
     assert "not yet: training from weights that are quantised (quantization_config, gptq)" in report.problems[0].message
 
 
-def test_a_trainers_engine_has_no_quantised_weights() -> None:
-    tree = {"name": "g", "workload": "grpo", "framework": "automodel", "topology": "dgx-h100", "mesh": {"dp_shard": 8},
-            "model": "llama-3.2-1b", "training": {"seq_len": 64}, "rl": {"prompts": 4, "generations": 4},
-            "generation": {"quantization": "fp8"}}
-    report = check(parse_scenario(parse_document(json.dumps(tree), "g.json")))
-    assert report.status == "error"
-    assert "a trainer sends weights to" in report.problems[0].message
+def trained(model: str = "llama-3.1-8b", topology: str = "dgx-h100", **generation: Any) -> Report:
+    tree = {"name": "g", "workload": "grpo", "framework": "automodel", "topology": topology, "mesh": {"dp_shard": 8},
+            "model": model, "training": {"seq_len": 1024}, "rl": {"prompts": 4, "generations": 4},
+            "generation": generation}
+    return simulate(parse_scenario(parse_document(json.dumps(tree), "g.json")))
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_a_trainers_engine_in_8_bits_by_hand(tp: int) -> None:
+    """Linears a byte an element and a scale of 4 bytes for each block; embedding, head and norms in 16 bits."""
+    linears = 32 * 4096 * (6144 + 4096 + 3 * 14336)
+    whole, narrow = (weights_of(trained(quantization=name, tp=tp)) for name in ("auto", "fp8"))
+    assert whole - narrow == (2 * linears - linears - linears // 128**2 * 4) // tp
+
+
+@pytest.mark.parametrize(("asked", "status", "told", "rule"), [
+    ({"quantization": "bitsandbytes"}, "illegal", "bitsandbytes of an engine", "vllm_backend.py:201"),
+    ({"quantization": "awq_marlin"}, "illegal", "awq_marlin of an engine", "vllm_backend.py:201"),
+    ({"quantization": "fp8", "version": "0.12.0"}, "illegal", "fp8 under NeMo RL with vLLM 0.12.0", "fp8.py:24"),
+    ({"kv_dtype": "fp8"}, "illegal", "kv_dtype: fp8", "NeMo RL 7ea279ab"),
+    ({"quantization": "fp8", "model": "qwen3-30b-a3b", "tp": 4}, "illegal", "not divisible by blocks", "vLLM 0.25.1"),
+    ({"quantization": "modelopt"}, "error", "not yet: quantization: modelopt", ""),
+    ({"quantization": "fp8", "model": NANO}, "error", "not yet: weights of nemotron_h", ""),
+    ({"quantization": "fp8", "topology": "dgx-b200"}, "error", "other than compute capability 9", ""),
+    ({"quantization": "fp8", "model": "llama-3.2-1b", "tp": 8}, "error", "that share blocks of 128", "")])
+def test_what_a_trainers_engine_is_refused(asked: dict[str, Any], status: str, told: str, rule: str) -> None:
+    report = trained(**asked)
+    assert report.status == status, report.verdict
+    assert told in report.problems[0].message
+    assert rule in report.problems[0].rule
