@@ -160,7 +160,7 @@ READERS = {"read_text", "read_bytes", "open", "fdopen", "fromfile", "genfromtxt"
 """Methods of any object; the next ones are functions of these modules."""
 LOADERS = {"json.load", "pickle.load", "np.load", "tomllib.load", "csv.reader", "ElementTree.parse"}
 VIZ_READS = {"simcore.results.compare", "simcore.results.detail", "simcore.results.evidence", "simcore.results.frame",
-             "simcore.results.report", "simcore.results.time", "simcore.units"}
+             "simcore.results.phases", "simcore.results.report", "simcore.results.time", "simcore.units"}
 
 MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 400, 40, 10
 MAX_FOLDER = 20

@@ -39,13 +39,13 @@ def explain(
 ) -> None:
     """Walk from a number to what it is made of, by which formula and rule.
 
-    SCENARIO has one scenario of workload train. --rank does not change the explanation of `step`, which is of the ranks
-    that end last. Exit code 0 also if it does not fit; 2 for wrong input or a refused layout. With --json a list of one
-    tree is printed.
+    SCENARIO has one scenario of workload train, for `step` also grpo or dpo. --rank does not change the explanation of
+    `step`, which is of the ranks that end last, in phases of the fullest rank. Exit code 0 also if it does not fit; 2
+    for wrong input or a refused layout. With --json a list of one tree is printed.
     """
     from simcore.cli.output import print_json, print_shown
 
-    report = _simulated(scenario, overrides or ())
+    report = _simulated(scenario, overrides or (), what)
     step, pictures = _explained(report, what, rank)
     if json:
         print_json([step])
@@ -55,7 +55,7 @@ def explain(
     sys.stdout.write("".join(f"{line}\n" for line in tree(step)))  # typer.echo would write UTF-8 on any terminal
 
 
-def _simulated(path: str, overrides: Sequence[str]) -> Report:
+def _simulated(path: str, overrides: Sequence[str], what: What) -> Report:
     from simcore.inputs.loading import load
     from simcore.simulate import simulate
 
@@ -66,16 +66,21 @@ def _simulated(path: str, overrides: Sequence[str]) -> Report:
     report = simulate(scenarios[0], detail=True)
     if report.status != "ok":
         raise InputError([Problem(row.where, row.message, row.rule) for row in report.problems])
-    if report.detail is None:
-        message = f"{report.scenario['workload']}: has no single step to explain; expected train"
+    if report.detail is None and not (what is What.STEP and report.phases):
+        message = f"{report.scenario['workload']}: has no single step to explain; expected train" + (
+            ", or `explain ... step`" if report.phases else "")
         raise InputError(Problem(scenarios[0].where("workload"), message))
     return report
 
 
 def _explained(report: Report, what: What, rank: int | None) -> tuple[Step, list[Bars | Spark | str]]:
     from simcore.cli.sheets.memory import Bars, Spark
-    from simcore.simulation.explanation import class_of, explain_peak, explain_step, explain_trainable
+    from simcore.simulation.explanation import check_rank, class_of, explain_peak, explain_step, explain_trainable
 
+    if report.phases:
+        if rank is not None:
+            check_rank(report, rank)
+        return explain_step(report), []
     rank_class, detail = class_of(report, rank)
     if what is What.TRAINABLE:
         return explain_trainable(report, rank_class, detail), []

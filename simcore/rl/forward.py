@@ -31,8 +31,10 @@ from simcore.program.program import Program
 from simcore.program.tile import AMOUNT, OP, SLOT
 from simcore.recording.exact_sums import sums_by_key
 from simcore.recording.tape import Op
+from simcore.results.report import TrafficRow
 from simcore.simulation.simulation import Simulation
 from simcore.timing.step import forward_ns
+from simcore.timing.traffic import traffic
 from simcore.units import dtype_bytes
 
 __all__ = ["Passes", "passes", "resting"]
@@ -47,17 +49,28 @@ class Passes:
     """Memory, by class of ranks, and time of forward passes without gradients, one microbatch each.
 
     `rest`: bytes by category before the first pass, one dict for each class of ranks in the simulation's order;
-    `above`: bytes in addition at the highest moment. `ns`: (duration of the first pass, of each further one), until the
-    last rank ends.
+    `above`: bytes in addition at the highest moment. `programs`: of two passes, one for each class. `ns`: (duration of
+    the first pass, of each further one), until the last rank ends.
     """
 
     rest: tuple[dict[str, int], ...]
     above: tuple[dict[str, int], ...]
+    programs: tuple[Program, ...]
     ns: tuple[int, int]
 
     def total_ns(self, count: int) -> int:
         """Duration in ns of `count` (at least 1) passes in a row, one microbatch each, until the last rank ends."""
         return self.ns[0] + (count - 1) * self.ns[1]
+
+    def traffic(self, simulation: Simulation, count: int) -> list[tuple[TrafficRow, ...]]:
+        """Rows of traffic of `count` (at least 1) passes in a row, for each class of ranks; phases are "forward".
+
+        `simulation`: the one that the passes are of.
+        """
+        mesh, further = simulation.job.mesh, range(1, _WRITTEN)
+        found = (traffic(program, simulation.routes, of.members(mesh), further, count - 1)
+                 for program, of in zip(self.programs, simulation.classes, strict=True))
+        return [tuple(row for row in rows if row.calls) for rows in found]
 
 
 def passes(simulation: Simulation, *, timed: bool = True) -> Passes:
@@ -71,7 +84,7 @@ def passes(simulation: Simulation, *, timed: bool = True) -> Passes:
     programs = [_program(simulation, plan, _WRITTEN) for plan in plans]
     rest = tuple(resting(program) for program in programs)
     above = tuple(_above(program, own, simulation) for program, own in zip(programs, rest, strict=True))
-    return Passes(rest, above, _durations(simulation, plans, programs) if timed else (0, 0))
+    return Passes(rest, above, tuple(programs), _durations(simulation, plans, programs) if timed else (0, 0))
 
 
 def _durations(simulation: Simulation, plans: Sequence[Plan], two: Sequence[Program]) -> tuple[int, int]:

@@ -9,30 +9,53 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal, NamedTuple
 
-__all__ = ["Entry", "Journal", "Moment", "Space"]
+__all__ = ["COPIES", "Copied", "Entry", "Journal", "Moment", "Space", "Way"]
+
+COPIES: Final = "host copies"
+"""Part of a phase for copies between device and host."""
+_NOTHING: Final[Mapping[str, int]] = {}
+Way = Literal["to_host", "to_device"]
 
 Space = Literal["device", "host"]
 Key = tuple[Space, str, str]
 """(space, owner, category)."""
 
 
+class Copied(NamedTuple):
+    """Copies in one direction: their number and all their bytes."""
+
+    calls: int
+    num_bytes: int
+
+
 @dataclass(slots=True)
 class Moment:
-    """One phase of a step: its name, duration in `ns`, and its highest moments so far on device and host.
+    """One phase of a step: its name, its duration by part, and its highest moments so far on device and host.
 
-    `copied_ns`: part of `ns` for copies between device and host, which nothing overlaps. `device`, `host`: bytes by
+    `parts`: ns by what is done, in order (`COPIES`: between device and host, which nothing overlaps); `copied`: bytes
+    and number of those copies by direction. `device`, `host`: bytes by
     (owner, category) at the highest moment of each, which may differ; `event`: text, what happened at that of the
     device.
     """
 
     phase: str
-    ns: int = 0
-    copied_ns: int = 0
+    parts: Counter[str] = field(default_factory=Counter)
+    copied: dict[Way, Copied] = field(default_factory=dict)
     event: str = ""
     device: Counter[tuple[str, str]] = field(default_factory=Counter)
     host: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    @property
+    def ns(self) -> int:
+        """Duration so far, in ns."""
+        return self.parts.total()
+
+    @property
+    def copied_ns(self) -> int:
+        """Part of the duration for copies between device and host, in ns."""
+        return self.parts[COPIES]
 
     def bytes_on(self, space: Space) -> int:
         """Bytes of all owners at the phase's highest moment in that space."""
@@ -96,25 +119,31 @@ class Journal:
         self.put(owner, moved, target, f"{owner} to the {target}")
         return sum(moved.values())
 
-    def spike(self, owner: str, sizes: Mapping[str, int], event: str, ns: int = 0) -> None:
-        """Adds `sizes` on the device for `ns`, which lengthen the current phase, and frees them again."""
+    def spike(self, owner: str, sizes: Mapping[str, int], event: str, parts: Mapping[str, int] = _NOTHING) -> None:
+        """Adds `sizes` on the device while `parts` (ns by what is done) lengthen the phase, and frees them again."""
         before = self.held.copy()
         self._add(owner, sizes, "device")
         self._look(event, spike=True)
-        self.phases[-1].ns += ns
+        self._lengthen(parts)
         self._look(event, spike=True)
         self.held = before
         self._look("")
 
-    def take(self, ns: int) -> None:
-        """Lengthens the current phase by `ns`; memory stays as it is."""
-        self.phases[-1].ns += ns
+    def take(self, what: str, ns: int) -> None:
+        """Lengthens the current phase by `ns` of `what`; memory stays as it is."""
+        self._lengthen({what: ns})
         self._look("")
 
-    def copy(self, ns: int) -> None:
-        """Lengthens the current phase by `ns` of copies between device and host; memory stays as it is."""
-        self.phases[-1].copied_ns += ns
-        self.take(ns)
+    def copy(self, way: Way, num_bytes: int, ns: int) -> None:
+        """Lengthens the current phase by `ns`, in which `num_bytes` are copied; memory stays as it is."""
+        if num_bytes:
+            copied = self.phases[-1].copied
+            before = copied.get(way, Copied(0, 0))
+            copied[way] = Copied(before.calls + 1, before.num_bytes + num_bytes)
+        self.take(COPIES, ns)
+
+    def _lengthen(self, parts: Mapping[str, int]) -> None:
+        self.phases[-1].parts.update({what: ns for what, ns in parts.items() if ns})
 
     def size(self, space: Space) -> int:
         """Bytes of all owners in that space now."""

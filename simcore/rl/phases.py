@@ -24,8 +24,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from simcore.hardware.topology import Topology
-from simcore.rl.journal import Journal
+from simcore.rl.journal import Journal, Way
 from simcore.rl.policy import Policy
+from simcore.rl.quantising import Quantising, quantising_of
 from simcore.rl.refit import Gathered, broadcast_buffers, ipc_buffers
 from simcore.timing.collective import collective_ns
 from simcore.vllm.engine import Engine
@@ -34,6 +35,14 @@ __all__ = ["ENGINE", "FIXED", "POLICY", "REFERENCE", "REFIT", "GrpoStep", "categ
            "grpo_step", "is_outside"]
 
 POLICY, FIXED, ENGINE, REFERENCE, REFIT = "policy", "policy, fixed", "engine", "reference policy", "refit"
+FORWARD, STEPS, DECODING = "forward passes", "training steps", "decoding"
+GATHERS, PACKING, BROADCAST, QUANTISING = "gathers", "packing", "broadcast", "quantising"
+WAITING = "the ranks that train"
+"""Parts of phases, besides copies between device and host."""
+_TURNS: Final = 2
+"""Buffers that take turns in a refit."""
+_SWAPS: Final[tuple[Way, ...]] = ("to_host", "to_device", "to_device")
+"""Copies around a reference policy's pass: the policy leaves, the reference comes in, the policy comes back."""
 _OUTSIDE: Final = "outside the allocator: "
 """Prefix of categories of memory outside torch's allocator. Dispatchers and workspaces may be inside or outside."""
 _COPIES: Final = 4
@@ -45,7 +54,8 @@ class GrpoStep:
     """Inputs of one GRPO step besides its training: `engine` generates, `gathered`: of the weights sent to it.
 
     `has_reference`: log-probabilities of a reference policy are computed. `generate_ns`: ns in which one engine decodes
-    all its sequences; `refit_share`: share of free memory for the buffers through which weights are sent, 0 to 1.
+    all its sequences; `refit_share`: share of free memory for the buffers through which weights are sent, 0 to 1;
+    `broadcast_ns`: ns in which weights are broadcast to engines on separate GPUs.
     """
 
     engine: Engine
@@ -53,6 +63,12 @@ class GrpoStep:
     has_reference: bool
     generate_ns: int
     refit_share: float
+    broadcast_ns: int = 0
+
+    @property
+    def quantising(self) -> Quantising:
+        """Matrices that the engine quantises as they arrive."""
+        return quantising_of(self.engine)
 
 
 def is_outside(category: str) -> bool:
@@ -69,8 +85,8 @@ def _outside(sizes: Mapping[str, int]) -> dict[str, int]:
     return {_OUTSIDE + category: size for category, size in sizes.items()}
 
 
-def _copied(topology: Topology, num_bytes: int, *, to_host: bool) -> int:
-    return collective_ns("copy", num_bytes, 1, topology.node.host_link.way("to_host" if to_host else "to_device"))
+def _copy(journal: Journal, topology: Topology, num_bytes: int, way: Way) -> None:
+    journal.copy(way, num_bytes, collective_ns("copy", num_bytes, 1, topology.node.host_link.way(way)))
 
 
 def _start(policy: Policy, *, has_reference: bool) -> Journal:
@@ -85,7 +101,7 @@ def _start(policy: Policy, *, has_reference: bool) -> Journal:
 
 # ---- phases ----------------------------------------------------------------------------------------------------------
 def _logprob(journal: Journal, policy: Policy) -> None:
-    journal.spike(POLICY, policy.passing, "forward pass", policy.passing_ns)
+    journal.spike(POLICY, policy.passing, "forward pass", {FORWARD: policy.passing_ns})
 
 
 def _reference(journal: Journal, policy: Policy, topology: Topology) -> None:
@@ -93,13 +109,14 @@ def _reference(journal: Journal, policy: Policy, topology: Topology) -> None:
     journal.begin("reference")
     size = sum(policy.copied.values())
     journal.put(f"{POLICY}, copied", policy.copied, "host", "policy copied to the host")
-    journal.copy(_copied(topology, size, to_host=True) + 2 * _copied(topology, size, to_host=False))
+    for way in _SWAPS:
+        _copy(journal, topology, size, way)
     _logprob(journal, policy)
     journal.drop(f"{POLICY}, copied", "host")
 
 
 def _training(journal: Journal, policy: Policy) -> None:
-    journal.spike(POLICY, policy.training, "training step", policy.training_ns)
+    journal.spike(POLICY, policy.training, "training step", {STEPS: policy.training_ns})
 
 
 def dpo_step(policy: Policy, topology: Topology) -> Journal:
@@ -129,7 +146,7 @@ def grpo_step(policy: Policy, step: GrpoStep, topology: Topology) -> Journal:
     journal.begin("generation")
     if colocated:
         journal.spike(ENGINE, {"activation": step.engine.profile.highest}, "prefill of the most tokens")
-    journal.take(step.generate_ns)
+    journal.take(DECODING, step.generate_ns)
     if colocated:
         _sleep(journal, step.engine, topology)
     journal.begin("logprob")
@@ -145,11 +162,11 @@ def grpo_step(policy: Policy, step: GrpoStep, topology: Topology) -> Journal:
 
 def _back(journal: Journal, sizes: Mapping[str, int], topology: Topology) -> None:
     """Moves tensors from the host back to the device; 0 ns if they never left."""
-    journal.copy(_copied(topology, journal.move(POLICY, "host", "device", sizes), to_host=False))
+    _copy(journal, topology, journal.move(POLICY, "host", "device", sizes), "to_device")
 
 
 def _away(journal: Journal, sizes: Mapping[str, int], topology: Topology) -> None:
-    journal.copy(_copied(topology, journal.move(POLICY, "device", "host", sizes), to_host=True))
+    _copy(journal, topology, journal.move(POLICY, "device", "host", sizes), "to_host")
 
 
 def _refit(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology) -> None:
@@ -157,6 +174,8 @@ def _refit(journal: Journal, policy: Policy, step: GrpoStep, topology: Topology)
     _wake(journal, step.engine, topology)
     free = topology.device.usable_bytes - journal.size("device")
     buffers = ipc_buffers(max(0, free), step.refit_share, step.gathered.largest)
+    batch = ipc_buffers(max(0, free), step.refit_share, 0)["buffer"] // _TURNS
+    buffers["buffer"] += step.quantising.held_bytes(batch)
     _stream(journal, step, topology, buffers)
     _away(journal, policy.params, topology)
     if step.engine.generation.sleep_level:
@@ -172,7 +191,9 @@ def _stream(journal: Journal, step: GrpoStep, topology: Topology, buffers: Mappi
     sizes = {**buffers, "all_gather_output": step.gathered.transient}
     rate = topology.device.memory_bandwidth.si * topology.efficiency.kernels.copy_.memory.si
     packing = round(_COPIES * step.gathered.total / rate * 1e9)
-    journal.spike(REFIT, sizes, "weights are streamed", step.gathered.ns + packing)
+    journal.spike(REFIT, sizes, "weights are streamed",
+                  {GATHERS: step.gathered.ns, PACKING: packing, BROADCAST: step.broadcast_ns,
+                   QUANTISING: round(step.quantising.moved_bytes / rate * 1e9)})
 
 
 # ---- the engine ------------------------------------------------------------------------------------------------------
@@ -194,7 +215,7 @@ def _asleep(journal: Journal, engine: Engine) -> None:
 
 def _wake(journal: Journal, engine: Engine, topology: Topology) -> None:
     if engine.generation.sleep_level == 1:
-        journal.copy(_copied(topology, journal.move(ENGINE, "host", "device", _loaded(engine)), to_host=False))
+        _copy(journal, topology, journal.move(ENGINE, "host", "device", _loaded(engine)), "to_device")
     elif engine.generation.sleep_level == 2:
         journal.put(ENGINE, _loaded(engine), event="weights wake")
 
@@ -204,7 +225,7 @@ def _sleep(journal: Journal, engine: Engine, topology: Topology) -> None:
     if level:
         journal.drop(ENGINE, "device", ["kv_cache"])
     if level == 1:
-        journal.copy(_copied(topology, journal.move(ENGINE, "device", "host", _loaded(engine)), to_host=True))
+        _copy(journal, topology, journal.move(ENGINE, "device", "host", _loaded(engine)), "to_host")
     elif level == 2:
         journal.drop(ENGINE, "device", _loaded(engine))
 
@@ -220,9 +241,10 @@ def engine_step(step: GrpoStep, topology: Topology, waiting: Mapping[str, int]) 
     for phase, ns in waiting.items():
         journal.begin(phase)
         if phase == "refit":
-            journal.spike(REFIT, broadcast_buffers(topology.device.usable_bytes, step.gathered.largest, sends=False),
-                          "weights are received")
+            buffers = broadcast_buffers(topology.device.usable_bytes, step.gathered.largest, sends=False)
+            buffers["buffer"] += step.quantising.held_bytes(buffers["buffer"] // _TURNS)
+            journal.spike(REFIT, buffers, "weights are received")
         elif phase == "generation":
             journal.spike(ENGINE, {"activation": engine.profile.highest}, "prefill of the most tokens")
-        journal.take(ns)
+        journal.take(DECODING if phase == "generation" else WAITING, ns)
     return journal

@@ -17,6 +17,7 @@ gathered and concatenated; adapters are merged before, which is not counted.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,13 +26,24 @@ from simcore.placement.plan import Placed, PlacedKind, Plan
 from simcore.timing.routes import Routes
 from simcore.units import dtype_bytes
 
-__all__ = ["Gathered", "broadcast_buffers", "gathered", "ipc_buffers"]
+__all__ = ["Gather", "Gathered", "broadcast_buffers", "gathered", "ipc_buffers", "packed_bytes"]
 
 _ADAPTER: Final = re.compile(r"\.?lora_.*")
 _SENT: Final = 2
 """Bytes of an element sent to the engine: `policy.precision` bfloat16."""
+_SENT_AS: Final = "bf16"
 _ALIGNED: Final = 512
 _PACKED_SHARE, _PACKED_MOST = 0.02, 5 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """Equal all-gathers of one rank: `num_calls` on a mesh axis, each of `num_bytes` in its full output."""
+
+    axis: str
+    dtype: str
+    num_bytes: int
+    num_calls: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +51,14 @@ class Gathered:
     """Sizes and time of gathering the parameters of one rank's stage, to send them to the engine.
 
     `transient`: most bytes that gathering one tensor takes; `largest`: bytes of the largest tensor as it is sent (full,
-    2 bytes an element); `total`: bytes of all as they are sent. `ns`: time of all gathers, one after the other.
+    2 bytes an element); `total`: bytes of all as they are sent. `calls`: all-gathers on mesh axes; `ns`: time of all,
+    one after the other.
     """
 
     transient: int
     largest: int
     total: int
+    calls: tuple[Gather, ...]
     ns: int
 
 
@@ -61,16 +75,21 @@ def _by_unit(plan: Plan, routes: Routes) -> Gathered:
     axes = sorted({unit.shard_axis for unit in plan.framework.units})
     sizes = [(placed, count * placed.spec.copies, placed.spec.numel) for kind, count in plan.kind_counts
              for placed in plan.kinds[kind] if placed.spec.is_owned and placed.spec.module != "adapter"]
-    route = routes.of("all_gather", max(axes, key=lambda name: plan.mesh.axis(name).size)) if axes else None
+    axis = max(axes, key=lambda name: plan.mesh.axis(name).size) if axes else ""
+    calls = [Gather(axis, placed.policy.at_rest.dtype, numel * dtype_bytes(placed.policy.at_rest.dtype), times)
+             for placed, times, numel in sizes] if axis else []
     splits = implementation_of(plan.graph.implementation).exports_experts_apart
     return Gathered(
-        max(_transient(placed, _parts(placed, splits=splits), gathers=route is not None,
+        max(_transient(placed, _parts(placed, splits=splits), gathers=bool(axis),
                        adapted=placed.spec.path in _adapted(plan.kinds[kind]))
             for kind, _ in plan.kind_counts for placed in plan.kinds[kind] if placed.spec.is_owned),
         max(numel // _parts(placed, splits=splits) * _SENT for placed, _, numel in sizes),
-        sum(times * numel * _SENT for _, times, numel in sizes),
-        sum(times * route.ns(numel * dtype_bytes(placed.policy.at_rest.dtype)) for placed, times, numel in sizes)
-        if route else 0)
+        sum(times * numel * _SENT for _, times, numel in sizes), tuple(calls), _time(calls, routes))
+
+
+def _time(calls: Sequence[Gather], routes: Routes) -> int:
+    """Time in ns of all calls, one after the other."""
+    return sum(call.num_calls * routes.of("all_gather", call.axis).ns(call.num_bytes) for call in calls)
 
 
 def _exported(plan: Plan, routes: Routes) -> Gathered:
@@ -81,11 +100,12 @@ def _exported(plan: Plan, routes: Routes) -> Gathered:
     each = [(placed.spec.numel * _SENT, max(1, placed.spec.copies // ep) if placed.spec.copies > 1 else 1,
              "ep" if placed.spec.copies > 1 else "tp", count) for placed, count in sizes]
     together = [(size * (ep if axis == "ep" else 1), calls * count, axis) for size, calls, axis, count in each]
+    calls = [Gather(axis, _SENT_AS, size, times) for size, times, axis in together
+             if (ep if axis == "ep" else tp) > 1]
     return Gathered(
         max(2 * size for size, _, _ in together), max(size for size, _, _, _ in each),
-        sum(placed.spec.numel * placed.spec.copies * _SENT * count for placed, count in sizes),
-        sum(calls * routes.of("all_gather", axis).ns(size) for size, calls, axis in together
-            if (ep if axis == "ep" else tp) > 1))
+        sum(placed.spec.numel * placed.spec.copies * _SENT * count for placed, count in sizes), tuple(calls),
+        _time(calls, routes))
 
 
 def _adapted(kind: PlacedKind) -> frozenset[str]:
@@ -114,11 +134,16 @@ def ipc_buffers(free: int, ratio: float, largest: int) -> dict[str, int]:
     return {"buffer": 2 * each + (largest if largest > each else 0)}
 
 
+def packed_bytes(device_bytes: int) -> int:
+    """Bytes that tensors which are broadcast together reach, on a device of `device_bytes`."""
+    return min(int(device_bytes * _PACKED_SHARE), _PACKED_MOST)
+
+
 def broadcast_buffers(device_bytes: int, largest: int, *, sends: bool) -> dict[str, int]:
     """Bytes, under the key `buffer`, of the buffers through which weights are broadcast to other GPUs.
 
     Two buffers, each of 2% of `device_bytes`, at most 5 GiB, plus one tensor of `largest` bytes; the sender (`sends`)
     has each twice (collected tensors and their concatenation).
     """
-    each = min(int(device_bytes * _PACKED_SHARE), _PACKED_MOST) + largest  # the last tensor exceeds the limit
+    each = packed_bytes(device_bytes) + largest  # the last tensor exceeds the limit
     return {"buffer": 2 * each * (1 + sends)}

@@ -14,12 +14,13 @@ from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
 from simcore.results.detail import MemorySeries
 from simcore.results.phases import PhaseReport
-from simcore.results.report import Assumption, Host, HostPhase, Owner, Peak, RankReport, Report
+from simcore.results.report import Assumption, Host, HostPhase, Owner, Peak, RankReport, Report, TrafficRow
 from simcore.results.time import StepTime
 from simcore.results.verdict import Verdict, verdict_of
 from simcore.rl.journal import Entry, Journal, Moment
 from simcore.rl.phases import ENGINE, REFIT, category_name, is_outside
 from simcore.rl.time import Batch, whole_step
+from simcore.rl.traffic import by_phase
 from simcore.simulation.simulation import Simulation
 from simcore.validation.evidence import evidence_of
 
@@ -35,18 +36,21 @@ _Sample = tuple[int, str, Counter[str]]
 class Laid:
     """One step with phases, simulated, before it is put into a report.
 
-    `trained`: report of its training step; `journals`: memory and time of each class of `trained.ranks`, in that order;
-    `simulation`: of its forward passes; `batch`: what the step trains on; `engine`: journal of each of the
-    `num_engine_ranks` ranks that only generate, None if engines share GPUs with training.
+    `trained`: report of its training step; `journals`, `traffic`: memory and time of each class of `trained.ranks`, in
+    that order, and what it sends; `simulation`: of its forward passes; `batch`: what the step trains on; `engine`,
+    `engine_traffic`: of each of the `num_engine_ranks` ranks that only generate, None if engines share GPUs with
+    training.
     """
 
     scenario: Scenario
     trained: Report
     journals: tuple[Journal, ...]
+    traffic: tuple[tuple[TrafficRow, ...], ...]
     simulation: Simulation
     batch: Batch
     engine: Journal | None = None
     num_engine_ranks: int = 0
+    engine_traffic: tuple[TrafficRow, ...] = ()
 
     @property
     def limit(self) -> int:
@@ -64,8 +68,8 @@ def phase_report(laid: Laid, further: Sequence[Assumption]) -> Report:
     Its field `phases` is of the fullest class of ranks; ranks that only generate are a further class, the last.
     `further`: assumptions that are added.
     """
-    ranks = [_rank(rank, journal, laid.simulation)
-             for rank, journal in zip(laid.trained.ranks, laid.journals, strict=True)]
+    ranks = [_rank(rank, journal, laid.simulation).model_copy(update={"traffic": _sorted(sent)})
+             for rank, journal, sent in zip(laid.trained.ranks, laid.journals, laid.traffic, strict=True)]
     journals = list(laid.journals)
     if laid.engine is not None:
         ranks.append(_engine_rank(laid.engine, laid))
@@ -76,8 +80,12 @@ def phase_report(laid: Laid, further: Sequence[Assumption]) -> Report:
         "name": laid.scenario.name, "scenario": laid.scenario.normalised(), "ranks": tuple(ranks),
         "verdict": verdict_of((rank.peak.band_bytes for rank in ranks if rank.peak), laid.limit),
         "headroom_bytes": laid.limit - worst, "evidence": evidence_of(*prepare(laid.scenario)),
-        "assumptions": (*laid.trained.assumptions, *further), "phases": _phases(journals[fullest], laid),
-        "time": _time(laid), "host": _host(laid)})
+        "assumptions": (*laid.trained.assumptions, *further),
+        "phases": _phases(journals[fullest], ranks[fullest], laid), "time": _time(laid), "host": _host(laid)})
+
+
+def _sorted(sent: Sequence[TrafficRow]) -> tuple[TrafficRow, ...]:
+    return tuple(sorted(sent, key=lambda row: (row.collective, row.axis, row.phase, row.dtype)))
 
 
 def _device(rank: RankReport) -> int:
@@ -165,7 +173,7 @@ def _engine_rank(journal: Journal, laid: Laid) -> RankReport:
     last = first + count - 1
     return RankReport(
         ranks=(f"{first}-{last}" if count > 1 else str(first),), num_ranks=count, coordinates={}, stage=0, at_rest={},
-        padding_bytes=0, grads_persist=False, peak=peak)
+        padding_bytes=0, grads_persist=False, peak=peak, traffic=_sorted(laid.engine_traffic))
 
 
 # ---- memory over the step --------------------------------------------------------------------------------------------
@@ -217,15 +225,16 @@ def _allocated_by_category(entry: Entry) -> Counter[str]:
 
 
 # ---- phases, clock, hosts --------------------------------------------------------------------------------------------
-def _phases(journal: Journal, laid: Laid) -> tuple[PhaseReport, ...]:
-    rows, start = [], 0
+def _phases(journal: Journal, rank: RankReport, laid: Laid) -> tuple[PhaseReport, ...]:
+    rows, start, sent = [], 0, by_phase(rank.traffic)
     for moment in journal.phases:
         device = moment.bytes_on("device")
         rows.append(PhaseReport.model_validate({
             "phase": moment.phase, "start_s": start / 1e9, "seconds": moment.ns / 1e9, "device_bytes": device,
             "host_bytes": moment.bytes_on("host"), "event": moment.event,
             "by_category": dict(_by_category(moment).most_common()), "by_owner": _by_owner(moment.device),
-            "host_by_owner": _by_owner(moment.host), "device_verdict": laid.verdict(moment)}))
+            "host_by_owner": _by_owner(moment.host), "device_verdict": laid.verdict(moment),
+            "parts": {what: ns / 1e9 for what, ns in moment.parts.items()}, "sent_bytes": sent.get(moment.phase, {})}))
         start += moment.ns
     return tuple(rows)
 

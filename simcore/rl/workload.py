@@ -8,24 +8,27 @@ user's scenario, and put in order (`phases.py`).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.inputs.generation import Rl
 from simcore.inputs.scenario import Scenario
 from simcore.placement.job import topology_of
-from simcore.results.report import Assumption, Report
-from simcore.rl.forward import passes
+from simcore.results.report import Assumption, Report, TrafficRow
+from simcore.rl.forward import Passes, passes
 from simcore.rl.journal import Journal
 from simcore.rl.phases import GrpoStep, dpo_step, engine_step, grpo_step
 from simcore.rl.policy import Policy, policy_of
-from simcore.rl.refit import gathered
+from simcore.rl.refit import gathered, packed_bytes
 from simcore.rl.report import Laid, phase_report
 from simcore.rl.time import Batch
+from simcore.rl.traffic import EVERY_AXIS, PACKED, Sent, of_copies, of_engine, of_passes, of_refit, of_steps, rows
 from simcore.simulation.simulation import Simulation, placed_simulation
 from simcore.simulation.step import Request, training_step
 from simcore.vllm.decode import decode_seconds
 from simcore.vllm.engine import Engine
+from simcore.vllm.parallel import calls
 from simcore.vllm.workload import assumptions, engine_of, serving
 
 __all__ = ["in_phases", "legal"]
@@ -81,6 +84,11 @@ def _check_worker(scenario: Scenario, simulation: Simulation) -> None:
         raise IllegalLayout(Problem(at, f"kv_dtype: fp8 under {scenario.framework}", "NeMo RL 7ea279ab "
                                     "dtensor_policy_worker_v2.py stream_weights_via_ipc_zmq: FP8 kvcache is not "
                                     "currently supported for DTensor path"))
+    generation = scenario.generation
+    if generation is not None and generation.kv_dtype == "fp8" and generation.quantization != "fp8":
+        raise IllegalLayout(Problem(scenario.where("generation", "kv_dtype"), "kv_dtype: fp8 without quantization: fp8",
+                                    "NeMo RL 7ea279ab algorithms/grpo.py:1325: FP8 KV cache can only be used together "
+                                    "with FP8 model weights"))
     if scenario.training.method == "qlora":
         at = scenario.where("training", "method")
         raise NotYet(Problem(at, f"not yet: {workload} over a base in few bits (NeMo RL 7ea279ab has no setting for "
@@ -91,10 +99,10 @@ def _check_worker(scenario: Scenario, simulation: Simulation) -> None:
         raise NotYet(Problem(scenario.where("training", "lengths"), f"not yet: {workload} with drawn lengths"))
 
 
-def _policies(scenario: Scenario, trained: Report, passing: Scenario, simulation: Simulation,
-              steps: int, *, timed: bool) -> list[Policy]:
-    """Policies of every class of ranks, in the report's order. `simulation`: that of `passing`."""
-    forward = passes(simulation, timed=timed)
+def _policies(scenario: Scenario, trained: Report, forward: Passes, simulation: Simulation,
+              steps: int) -> list[Policy]:
+    """Policies of every class of ranks, in the report's order. `simulation`: that of the passes."""
+    passing = simulation.job.scenario
     step_ns = round((trained.time.step_s if trained.time else 0.0) * 1e9)
     ns = forward.total_ns(passing.num_microbatches), steps * step_ns
     plans = placed_simulation(_training(scenario)).plans
@@ -122,13 +130,18 @@ def _dpo(scenario: Scenario, request: Request) -> Report:
     passing = _training(scenario, **doubled, recompute="none")
     simulation = _passes_of(scenario, passing)
     trained = training_step(_training(scenario, **doubled), request)
-    policies = _policies(scenario, trained, passing, simulation, 1, timed=request.timed)
+    forward = passes(simulation, timed=request.timed)
+    policies = _policies(scenario, trained, forward, simulation, 1)
     journals = [dpo_step(policy, simulation.topology) for policy in policies]
+    sent = [(*of_steps(rank.traffic, 1), *of_passes(passed, "reference"), *of_copies(journal, simulation.topology))
+            for rank, passed, journal in zip(trained.ranks, forward.traffic(simulation, passing.num_microbatches),
+                                             journals, strict=True)]
     further = [Assumption(what="training.micro_batch_size, global_batch_size", value="counted in pairs, doubled to "
                        "sequences", kind="derived", source="NeMo RL 7ea279ab algorithms/dpo.py:602"),
             Assumption(what="reference policy", value="on the host, swapped in for its pass", kind="derived",
                        source="NeMo RL 7ea279ab dtensor_policy_worker_v2.py use_reference_model"), _LOSS]
-    return phase_report(Laid(scenario, trained, tuple(journals), simulation, _batch(passing, _PAIR)), further)
+    return phase_report(Laid(scenario, trained, tuple(journals), tuple(sent), simulation, _batch(passing, _PAIR)),
+                        further)
 
 
 _LOSS = Assumption(what="training.loss", value="a cross entropy stands in for the loss of log-probabilities",
@@ -145,14 +158,23 @@ def _grpo(scenario: Scenario, request: Request) -> Report:
                         recompute="none")
     simulation = _passes_of(scenario, passing)
     trained = training_step(_training(scenario, global_batch_size=sequences // steps), request)
-    policies = _policies(scenario, trained, passing, simulation, steps, timed=request.timed)
-    step = GrpoStep(engine, gathered(simulation.plans[0], simulation.routes),
-                rl.reference != "none", _generate_ns(engine, rl, -(-sequences // engines)), rl.refit_buffer)
+    forward = passes(simulation, timed=request.timed)
+    policies = _policies(scenario, trained, forward, simulation, steps)
+    weights, rounds = gathered(simulation.plans[0], simulation.routes), _rounds(engine, -(-sequences // engines))
+    broadcast = list(_broadcast(scenario, engine, weights.total))
+    step = GrpoStep(engine, weights, rl.reference != "none", _generate_ns(engine, rl, rounds), rl.refit_buffer,
+                    sum(one.ns for one in broadcast))
     journals = [grpo_step(policy, step, simulation.topology) for policy in policies]
-    engine_journal = None if engine.generation.colocated else _beside(step, journals, simulation)
+    beside = None if engine.generation.colocated else _beside(step, journals, simulation)
+    engine_rows = rows([*broadcast, *_generating(scenario, engine, rounds, rl.prompt_tokens)])
+    own = (*rows([*of_refit(weights, simulation.routes), *broadcast]), *(() if beside else engine_rows))
+    sent = [(*of_steps(rank.traffic, steps), *own, *_scored(passed, has_reference=step.has_reference),
+             *of_copies(journal, simulation.topology))
+            for rank, passed, journal in zip(trained.ranks, forward.traffic(simulation, passing.num_microbatches),
+                                             journals, strict=True)]
     batch = _batch(passing, rl.generations, steps)
-    laid = Laid(scenario, trained, tuple(journals), simulation, batch, engine_journal,
-                engines * engine.tp if engine_journal else 0)
+    laid = Laid(scenario, trained, tuple(journals), tuple(sent), simulation, batch, beside,
+                engines * engine.tp if beside else 0, engine_rows)
     further = [*assumptions(engine), *_told(rl, engine, step), _LOSS]
     report = phase_report(laid, further)
     return report.model_copy(update={"serving": serving(engine),
@@ -202,14 +224,44 @@ def _num_engines(scenario: Scenario, engine: Engine) -> int:
     return scenario.world_size // engine.tp
 
 
-def _generate_ns(engine: Engine, rl: Rl, sequences: int) -> int:
-    """Time in ns of one engine: as many sequences at once as its limits and cache allow, in several rounds."""
+def _rounds(engine: Engine, sequences: int) -> list[int]:
+    """Sequences that one engine generates together, round after round: as many as its limits and cache allow."""
     most = max(1, min(engine.limits.seqs, math.floor(engine.cache.concurrency(engine.max_model_len))))
     full, remainder = divmod(sequences, most)
-    full_s, remainder_s = (decode_seconds(engine, sequences_at_once, rl.prompt_tokens,
-                                          engine.max_model_len) if sequences_at_once else 0.0
-                   for sequences_at_once in (most, remainder))
-    return round(1e9 * (full * full_s + remainder_s))
+    return [most] * full + [remainder] * (remainder > 0)
+
+
+def _generate_ns(engine: Engine, rl: Rl, rounds: list[int]) -> int:
+    """Time in ns in which one engine decodes all rounds."""
+    seconds = {together: decode_seconds(engine, together, rl.prompt_tokens, engine.max_model_len)
+               for together in dict.fromkeys(rounds)}
+    return round(1e9 * sum(seconds[together] for together in rounds))
+
+
+def _broadcast(scenario: Scenario, engine: Engine, num_bytes: int) -> Iterator[Sent]:
+    """Broadcasts of all weights, from one rank to all that train and all that generate; none on shared GPUs."""
+    if engine.generation.colocated:
+        return
+    topology, size = engine.topology, scenario.world_size + engine.generation.engines * engine.tp
+    each = packed_bytes(topology.device.usable_bytes)
+    full, last = divmod(num_bytes, each)
+    for number, num_calls in ((each, full), (last, 1)):
+        yield Sent("broadcast", EVERY_AXIS, size, topology.link(size, 1, size), "refit", PACKED, number, num_calls)
+
+
+def _generating(scenario: Scenario, engine: Engine, rounds: list[int], prompt: int) -> Iterator[Sent]:
+    """Collectives of an engine's ranks, which are neighbours."""
+    generation = engine.generation
+    size = scenario.world_size if generation.colocated else scenario.world_size + generation.engines * engine.tp
+    return of_engine(calls(engine, rounds, prompt), engine.tp, engine.topology.link(engine.tp, 1, size))
+
+
+def _scored(passed: Iterable[TrafficRow], *, has_reference: bool) -> Iterator[TrafficRow]:
+    """Forward passes of the policy, and of the reference policy if there is one."""
+    found = tuple(passed)
+    yield from of_passes(found, "logprob")
+    if has_reference:
+        yield from of_passes(found, "reference")
 
 
 def _beside(step: GrpoStep, journals: list[Journal], simulation: Simulation) -> Journal:

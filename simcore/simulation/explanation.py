@@ -16,14 +16,18 @@ from simcore.docgen.glossary import CATEGORIES, COMPONENTS
 from simcore.errors import InputError, Problem
 from simcore.frameworks.registry import framework_file
 from simcore.results.detail import ClassDetail, Holder, TensorRow
+from simcore.results.phases import ACTIVITIES, PHASE_PARTS, PHASES, PhaseReport
 from simcore.results.report import RankReport, Report
+from simcore.results.time import StepTime
 from simcore.timing.breakdown import PARTS
 from simcore.units import format_bytes, format_seconds
 
-__all__ = ["Step", "class_of", "explain_peak", "explain_step", "explain_trainable"]
+__all__ = ["Step", "check_rank", "class_of", "explain_peak", "explain_step", "explain_trainable"]
 
 _MOST: Final = 6
 """Largest number of parts of a step that are named."""
+_ROUNDED_S: Final = 1e-6
+"""Seconds by which sums of rounded durations may differ."""
 
 
 class Step(BaseModel):
@@ -53,10 +57,14 @@ def class_of(report: Report, rank: int | None) -> tuple[RankReport, ClassDetail]
     pairs = list(zip(report.ranks, report.detail.classes, strict=True))
     if rank is None:
         return max(pairs, key=lambda pair: pair[0].peak.device_bytes if pair[0].peak else 0)
-    found = [pair for pair in pairs if pair[0].has_rank(rank)]
-    if not found:
+    check_rank(report, rank)
+    return next(pair for pair in pairs if pair[0].has_rank(rank))
+
+
+def check_rank(report: Report, rank: int) -> None:
+    """Raises InputError for a rank that the job does not have."""
+    if not any(one.has_rank(rank) for one in report.ranks):
         raise InputError(Problem("--rank", f"no rank {rank}: there are {sum(r.num_ranks for r in report.ranks)}"))
-    return found[0]
 
 
 # ---- memory ---------------------------------------------------------------------------------------------------------
@@ -186,16 +194,49 @@ def _component(report: Report, name: str, rows: Sequence[TensorRow]) -> Step:
 def explain_step(report: Report) -> Step:
     """Explanation of the time of a step: its parts on the ranks that end last, and what they consist of.
 
-    InputError if the report has no time.
+    A step with phases: its phases on the fullest rank, in the order of time. InputError if the report has no time.
     """
     time = report.time
     if time is None:
         raise InputError(Problem(report.name, "has no time to explain: it was not simulated"))
-    inside = tuple(Step(words=part, amount=format_seconds(seconds), how=f"{seconds / time.step_s:.1%}: {PARTS[part]}",
-                        inside=tuple(_of_part(report, part))) for part, seconds in time.parts.items() if seconds)
+    if report.phases:
+        return _in_phases(report, time)
+    inside = tuple(_parts(report, time))
     bound = f"bound by {time.roofline.bound.replace('_', ' ')}" if time.roofline else ""
     return Step(words=f"a step, on ranks {', '.join(time.ranks)}, which end last", amount=format_seconds(time.step_s),
                 how=bound, source="simcore/timing/breakdown.py", inside=inside)
+
+
+def _parts(report: Report, time: StepTime) -> Iterator[Step]:
+    """Parts of the training in a step."""
+    for part, seconds in time.parts.items():
+        if seconds and part not in PHASE_PARTS:
+            yield Step(words=part, amount=format_seconds(seconds), how=f"{seconds / time.step_s:.1%}: {PARTS[part]}",
+                       inside=tuple(_of_part(report, part)))
+
+
+def _in_phases(report: Report, time: StepTime) -> Step:
+    inside = [Step(words=f"{phase.phase}, from {format_seconds(phase.start_s)}", amount=format_seconds(phase.seconds),
+                   how=f"{phase.seconds / time.step_s:.1%}: {PHASES[phase.phase]}{_sent(phase)}",
+                   inside=tuple(_activities(report, time, phase))) for phase in report.phases]
+    waits = time.step_s - sum(phase.seconds for phase in report.phases)
+    if waits > _ROUNDED_S:
+        inside.append(Step(words="waits for slower ranks", amount=format_seconds(waits),
+                           how=f"{waits / time.step_s:.1%}: other ranks copy more"))
+    return Step(words="a step, phase after phase on the fullest rank", amount=format_seconds(time.step_s),
+                source="simcore/rl/phases.py", inside=tuple(inside))
+
+
+def _activities(report: Report, time: StepTime, phase: PhaseReport) -> Iterator[Step]:
+    for name, seconds in phase.parts.items():
+        trains = phase.phase == "training" and name == "training steps"
+        yield Step(words=name, amount=format_seconds(seconds), how=ACTIVITIES[name],
+                   inside=tuple(_parts(report, time)) if trains else ())
+
+
+def _sent(phase: PhaseReport) -> str:
+    sizes = [f"{format_bytes(size)} over {name}" for name, size in phase.sent_bytes.items()]
+    return f"; the rank sends {', '.join(sizes)}" if sizes else ""
 
 
 def _of_part(report: Report, part: str) -> Iterable[Step]:

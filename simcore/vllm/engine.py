@@ -12,22 +12,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal
 
 from simcore.hardware.topology import Topology
 from simcore.inputs.generation import Generation
+from simcore.models.blocks import Branch
 from simcore.models.config import Architecture
 from simcore.units import GIB, dtype_bytes, format_bytes
 from simcore.vllm.adapters import adapter_elements
 from simcore.vllm.cache import Cache, Formats, Pages, pages
 from simcore.vllm.profile import Profile, profile
+from simcore.vllm.quantized.linears import Linear
 from simcore.vllm.quantized.loading import loading_bytes
 from simcore.vllm.quantized.recipe import Recipe
 from simcore.vllm.quantized.tensor import Tensor
 from simcore.vllm.release import RELEASES, Release
-from simcore.vllm.weights import MODEL_DTYPE, Weight, layers_of, modules, weights
+from simcore.vllm.weights import MODEL_DTYPE, Weight, blocks, layers_of, weights
 
 __all__ = ["Engine", "Limits", "by_module", "default_limits", "release_of"]
 
@@ -145,13 +147,14 @@ class Engine:
     @cached_property
     def profile(self) -> Profile:
         """Bytes besides weights at the highest moments of vLLM's profile run on a rank (`Profile`)."""
-        found = profile(self.architecture, self.tp, self.limits.tokens, self.limits.seqs, dtype_bytes(MODEL_DTYPE),
-                        self.release.sampled)
-        if self.recipe is None or not self.recipe.unpacks:
-            return found
-        largest = max(linear.inputs * max(linear.parts) for path, kind in layers_of(self.architecture)
-                      for module, linear in modules(path, kind, self.tp) if self.recipe.method_of(module, linear))
-        return replace(found, forward=found.forward + largest * dtype_bytes(MODEL_DTYPE))
+        unpacked = {} if self.recipe is None else self.recipe.unpacked_bytes(self._blocks(), self.limits.tokens)
+        return profile(self.architecture, self.tp, self.limits.tokens, self.limits.seqs, dtype_bytes(MODEL_DTYPE),
+                       self.release.sampled, unpacked)
+
+    def _blocks(self) -> Iterator[tuple[Branch, list[tuple[str, Linear]]]]:
+        """Every block of every layer, with its linears by the paths of their modules."""
+        for path, kind in layers_of(self.architecture):
+            yield from blocks(path, kind, self.tp)
 
     @property
     def workspace_bytes(self) -> int:

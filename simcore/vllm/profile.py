@@ -12,6 +12,7 @@ them that a version makes (`Release.sampled`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,14 +41,18 @@ class Profile:
         return max(self.forward, self.sampler)
 
 
-def profile(architecture: Architecture, tp: int, tokens: int, seqs: int, width: int, sampled: int) -> Profile:
+_NOTHING: Final[Mapping[Branch, int]] = {}
+
+
+def profile(architecture: Architecture, tp: int, tokens: int, seqs: int, width: int, sampled: int,
+            unpacked: Mapping[Branch, int] = _NOTHING) -> Profile:
     """Highest bytes, besides weights, of vLLM's profile run on a rank: `tokens` tokens, then sampling of `seqs`.
 
     `seqs`: sequences, at most `tokens` count. `width`: bytes of an element of the model's dtype; `sampled`: bytes of
-    each logit in the sampler, in addition to `width`.
+    each logit in the sampler, in addition to `width`; `unpacked`: bytes that a block's kernels add to unpack weights.
     """
     stream = 2 * tokens * architecture.hidden * width
-    largest = max(_of_block(branch, tp, tokens, width) for _, kind in layers_of(architecture)
+    largest = max(_of_block(branch, tp, tokens, width) + unpacked.get(branch, 0) for _, kind in layers_of(architecture)
                   for branch in kind.branches)
     logits = min(seqs, tokens) * architecture.vocab * (width + sampled)
     return Profile(stream + largest, tokens * architecture.hidden * width + logits)

@@ -12,11 +12,12 @@ from simcore.inputs.scenario import Scenario
 from simcore.models.blocks import Attention
 from simcore.models.config import Architecture, quantization_of
 from simcore.results.report import Assumption
-from simcore.vllm.quantized.recipe import FAMILIES, Recipe, Unserved, of_checkpoint, online
+from simcore.vllm.quantized.four_bit import FourBits
+from simcore.vllm.quantized.recipe import FAMILIES, REFITTED, Recipe, Unserved, of_checkpoint, online, refitted
 from simcore.vllm.quantized.tensor import Gpu
 from simcore.vllm.weights import layers_of, modules
 
-__all__ = ["assumptions_of", "recipe_of"]
+__all__ = ["assumptions_of", "misread", "recipe_of"]
 
 _RELEASE: Final = "0.12.0"
 """The version whose layers are held to it."""
@@ -32,13 +33,15 @@ def recipe_of(scenario: Scenario, given: Generation, model: tuple[Architecture, 
     what vLLM refuses, NotYet for what is not modelled, InputError for a wrong value of the configuration.
     """
     (architecture, fields), asked = model, given.quantization
+    if engine[1] == "library" and asked != "auto":
+        return _refitted(scenario, given, architecture, topology, engine[0])
     found = quantization_of(fields, scenario.where("model"))
     if found is None and asked == "auto":
         return None
     at = scenario.where("model") if asked == "auto" else scenario.where("generation", "quantization")
     _check_engine(at, architecture, topology, engine)
     recipe = _read(at, asked, found, Gpu(_capability(topology), int(topology.device.num_sms)))
-    _check_layers(scenario, at, architecture, recipe)
+    _check_layers(at, given.tp, architecture, recipe)
     return recipe
 
 
@@ -51,8 +54,7 @@ def _check_engine(at: str, architecture: Architecture, topology: Topology, engin
     version, use = engine
     missing = ""
     if use == "library":
-        missing = ("quantised weights of an engine that a trainer sends weights to (NeMo RL 7ea279ab has them in fp8 "
-                   "only, by vllm_cfg.precision)")
+        missing = "a quantised checkpoint of an engine that a trainer sends weights to (served: quantization: fp8)"
     elif version != _RELEASE:
         missing = f"quantised weights of vLLM {version} (served: {_RELEASE})"
     elif "AMD" in topology.device.name:
@@ -61,6 +63,32 @@ def _check_engine(at: str, architecture: Architecture, topology: Topology, engin
         missing = f"quantised weights of {architecture.family} (served: {', '.join(FAMILIES)})"
     if missing:
         raise NotYet(Problem(at, f"not yet: {missing}"))
+
+
+def _refitted(scenario: Scenario, given: Generation, architecture: Architecture, topology: Topology,
+              version: str) -> Recipe:
+    """Recipe of an engine to which NeMo RL sends weights in 16 bits: fp8, which its own loader makes of them."""
+    at, asked = scenario.where("generation", "quantization"), given.quantization
+    if asked.startswith("modelopt"):
+        raise NotYet(Problem(at, f"not yet: quantization: {asked} of an engine that a trainer sends weights to (NeMo "
+                             "RL 7ea279ab nemo_rl/modelopt; served: fp8)"))
+    if asked != "fp8":
+        raise IllegalLayout(Problem(at, f"quantization: {asked} of an engine that a trainer sends weights to; fp8 is "
+                                    "possible", "NeMo RL 7ea279ab models/generation/vllm/vllm_backend.py:201 "
+                                    "_load_hf_weights: weights arrive in 16 bits, and are quantised to fp8 alone"))
+    if version == _RELEASE:
+        raise IllegalLayout(Problem(at, f"quantization: fp8 under NeMo RL with vLLM {version}", "NeMo RL 7ea279ab "
+                                    "models/generation/vllm/quantization/fp8.py:24 imports fused_moe.routed_experts, "
+                                    "which vLLM 0.12.0 does not have"))
+    if architecture.family not in REFITTED:
+        raise NotYet(Problem(at, f"not yet: weights of {architecture.family} that a trainer sends in fp8 (served: "
+                             f"{', '.join(REFITTED)})"))
+    try:
+        recipe = refitted(Gpu(_capability(topology), int(topology.device.num_sms)))
+    except Unserved as error:
+        raise NotYet(Problem(at, f"not yet: {error}")) from None
+    _check_layers(at, given.tp, architecture, recipe)
+    return recipe
 
 
 def _read(at: str, asked: str, found: Mapping[str, Any] | None, gpu: Gpu) -> Recipe:
@@ -83,9 +111,8 @@ def _read(at: str, asked: str, found: Mapping[str, Any] | None, gpu: Gpu) -> Rec
     return recipe
 
 
-def _check_layers(scenario: Scenario, at: str, architecture: Architecture, recipe: Recipe) -> None:
+def _check_layers(at: str, tp: int, architecture: Architecture, recipe: Recipe) -> None:
     """Refuses layers that the method does not take on this many ranks; one line for each kind of layer."""
-    tp = scenario.mesh.tp
     illegal: dict[tuple[str, str], None] = {}
     try:
         for path, kind in layers_of(architecture):
@@ -96,7 +123,7 @@ def _check_layers(scenario: Scenario, at: str, architecture: Architecture, recip
     except ValueError as error:
         rule = "vLLM 0.12.0 quant_utils.py is_layer_skipped: All shards of fused layers to have the same precision"
         raise IllegalLayout(Problem(at, f"quantization_config: {error}", rule)) from None
-    problems = [(message, rule) for message, rule in illegal if message]
+    problems = [(message, rule) for message, rule in illegal if message] + misread(architecture, recipe)
     if any(rule for _, rule in problems):
         raise IllegalLayout(Problem(at, f"{recipe.name}: {message}", rule) for message, rule in problems if rule)
     if problems:
@@ -106,12 +133,42 @@ def _check_layers(scenario: Scenario, at: str, architecture: Architecture, recip
         raise NotYet(Problem(at, "not yet: bitsandbytes with KV heads that are replicated over tp"))
 
 
-def assumptions_of(recipe: Recipe | None) -> list[Assumption]:
-    """Assumptions about quantised weights; none for 16 bits."""
+def misread(architecture: Architecture, recipe: Recipe) -> list[tuple[str, str]]:
+    """Pairs (message, vLLM's rule) for files of bitsandbytes that hold a layer in another format than vLLM makes it.
+
+    Experts are always made in 4 bits; a router of Mixtral is always made in 16 (`models/mixtral.py`).
+    """
+    found: dict[tuple[str, str], None] = {}
+    if not isinstance(recipe.method, FourBits) or not recipe.method.from_file:
+        return []
+    for path, kind in layers_of(architecture):
+        for module in [module for module, linear in modules(path, kind, 1) if linear.is_experts]:
+            router = f"{module.rpartition('.')[0]}.gate"
+            if recipe.skipped.names(module):
+                found["experts that llm_int8_skip_modules names, whose files hold 16 bits",
+                      "vLLM 0.12.0 bitsandbytes.py get_quant_method: FusedMoE is quantised, listed or not"] = None
+            if kind.family == "mixtral" and not recipe.skipped.names(router):
+                found["a router that llm_int8_skip_modules does not name, whose files hold 4 bits",
+                      "vLLM 0.12.0 models/mixtral.py: the gate has no quant_config; linear.py ReplicatedLinear "
+                      "weight_loader: Tried to load weights of size"] = None
+    return list(found)
+
+
+def assumptions_of(recipe: Recipe | None, version: str) -> list[Assumption]:
+    """Assumptions about quantised weights of an engine of that version; none for 16 bits."""
     if recipe is None:
         return []
+    if version != _RELEASE:
+        return [Assumption(what="generation.quantization", value=f"{recipe.name} in blocks of 128 x 128, quantised in "
+                           "every refit", kind="derived", source="NeMo RL 7ea279ab "
+                           "models/generation/vllm/quantization/fp8.py init_fp8, load_weights; no layers left out "
+                           "(quantization_ignored_layer_kws, num_first_layers_in_bf16), is_mx false")]
     rows = [Assumption(what="generation.quantization", value=recipe.name, kind="derived", source=f"{_DECIDES}; see "
                        "simcore/vllm/quantized/recipe.py: linears and experts, all else in 16 bits")]
+    if recipe.unpacks:
+        rows.append(Assumption(what="layers in 4 bits", value="made whole in 16 bits in every pass: one matrix after "
+                               "the other, of experts all of a layer", kind="derived",
+                               source="vLLM 0.12.0 bitsandbytes.py _apply_bnb_4bit, _apply_4bit_dequnt"))
     if recipe.name in ("awq_marlin", "gptq_marlin"):
         rows.append(Assumption(what="layers that are packed", value="all linears of layers, routers not unless listed",
                                kind="assumed", source="vLLM 0.12.0 reads them from the files (maybe_update_config)"))

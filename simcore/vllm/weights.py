@@ -14,11 +14,12 @@ from typing import Any, Final
 from simcore.models.blocks import Attention, Branch, Embedding, FinalNorm, Head, LayerKind, Mamba2, Mlp, Moe, Mtp
 from simcore.models.config import Architecture
 from simcore.units import dtype_bytes
+from simcore.vllm.quantized.four_bit import WIDE
 from simcore.vllm.quantized.linears import Linear, conv_rows, kv_heads, linears
 from simcore.vllm.quantized.recipe import Recipe
 from simcore.vllm.quantized.tensor import Tensor, num_bytes
 
-__all__ = ["MODEL_DTYPE", "Weight", "layers_of", "modules", "refusals", "unserved", "weights"]
+__all__ = ["MODEL_DTYPE", "Weight", "blocks", "layers_of", "modules", "padded_rows", "refusals", "unserved", "weights"]
 
 MODEL_DTYPE: Final = "bf16"
 """`dtype: auto` is the checkpoint's; all presets are published in bf16."""
@@ -34,7 +35,8 @@ class Weight:
     """One weight, or several small ones together, on a rank: component (attention, mlp, ...), number of elements.
 
     `width`: bytes of an element, 0: the width of the model's dtype. `routed`: of experts that tokens are routed to.
-    `created`, `held`: tensors of a quantised one, as the checkpoint's files fill them and as steps read them.
+    `created`, `held`: tensors of a quantised one, as the checkpoint's files fill them and as steps read them; `wide`:
+    bytes of the copy in 16 bits that a pass makes of it first, 0 where kernels read `held`.
     """
 
     component: str
@@ -43,6 +45,7 @@ class Weight:
     routed: bool = False
     created: tuple[Tensor, ...] = ()
     held: tuple[Tensor, ...] = ()
+    wide: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -63,7 +66,7 @@ def refusals(architecture: Architecture, tp: int) -> list[tuple[str, str]]:
     """Pairs (message, vLLM's rule) for each part of the model that `tp` ranks cannot shard; empty if none."""
     blocks = dict.fromkeys(branch.block for kind in _kinds(architecture) for branch in kind.branches)
     problems = [problem for block in blocks if type(block) in _REFUSED for problem in _REFUSED[type(block)](block, tp)]
-    rows = _padded(architecture.vocab)
+    rows = padded_rows(architecture.vocab)
     return problems + [(f"a vocabulary of {rows} padded rows is not divisible by tp {tp}", _DIVIDE)] * bool(rows % tp)
 
 
@@ -150,10 +153,15 @@ def weights(architecture: Architecture, tp: int, recipe: Recipe | None = None) -
 
 def modules(path: str, kind: LayerKind, tp: int) -> Iterator[tuple[str, Linear]]:
     """(path of the module in vLLM, linear) of every linear of a layer, in the order of `weights`."""
+    for _, found in blocks(path, kind, tp):
+        yield from found
+
+
+def blocks(path: str, kind: LayerKind, tp: int) -> Iterator[tuple[Branch, list[tuple[str, Linear]]]]:
+    """Blocks of a layer, each with its rows of `modules`."""
     for branch in kind.branches:
         name = "block_sparse_moe" if kind.family == "mixtral" and isinstance(branch.block, Moe) else branch.name
-        for linear in _linears(branch, kind, tp):
-            yield f"{path}.{name}.{_module(branch, linear)}", linear
+        yield branch, [(f"{path}.{name}.{_module(branch, linear)}", linear) for linear in _linears(branch, kind, tp)]
 
 
 def _module(branch: Branch, linear: Linear) -> str:
@@ -187,10 +195,11 @@ def _of_kind(kind: LayerKind, architecture: Architecture, tp: int,
 
 
 def _vocab_rows(architecture: Architecture, tp: int) -> int:
-    return _padded(architecture.vocab) // tp
+    return padded_rows(architecture.vocab) // tp
 
 
-def _padded(rows: int) -> int:
+def padded_rows(rows: int) -> int:
+    """Rows of a vocabulary with vLLM's padding, on all ranks together."""
     return -(-rows // _PADDING) * _PADDING
 
 
@@ -213,7 +222,7 @@ def _of_linear(block: object, linear: Linear, recipe: Recipe | None) -> Weight:
     if recipe is None:
         return Weight(component, linear.numel, routed=routed)
     return Weight(component, linear.numel, routed=routed, created=recipe.method.created(linear),
-                  held=recipe.method.held(linear))
+                  held=recipe.method.held(linear), wide=WIDE * linear.numel if recipe.unpacks else 0)
 
 
 def _component(block: object, linear: Linear) -> str:

@@ -260,7 +260,7 @@ def _decodes(engine: Engine) -> Iterator[Decode]:
 def assumptions(engine: Engine) -> Iterator[Assumption]:
     """Assumptions of the report: defaults of keys that were left out, and numbers that were not measured."""
     version, generation = engine.release.name, engine.generation
-    yield from assumptions_of(engine.recipe)
+    yield from assumptions_of(engine.recipe, version)
     if generation.max_num_batched_tokens is None or generation.max_num_seqs is None:
         limits = f"{engine.limits.tokens:,} tokens a pass, {engine.limits.seqs:,} sequences"
         yield Assumption(what="generation.max_num_batched_tokens, max_num_seqs", value=limits, kind="default",

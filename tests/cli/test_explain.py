@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import small
+from rl.test_workload import GRPO
 from simcore.cli import app as cli
 from simcore.cli.explain import tree
 from simcore.simulation.explanation import Step
@@ -67,6 +68,21 @@ def test_a_refused_scenario_is_told_with_its_line(file: Path, changed: dict[str,
     number = 1 + next(n for n, line in enumerate(text.splitlines()) if f'"{key}"' in line)
     assert call(monkeypatch, file) == 2
     assert f"a.yaml:{number}" in capsys.readouterr().err
+
+
+def test_a_step_with_phases_is_explained_and_its_peak_is_not(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(json.dumps(GRPO, indent=1), encoding="utf-8")
+    assert call(monkeypatch, path, "step", "--rank", 2) == 0
+    out = capsys.readouterr().out
+    places = [out.index(f" {phase}, from ") for phase in ("refit", "generation", "logprob", "reference", "training")]
+    assert places == sorted(places)
+    for arguments, told in (((path, "peak"), "expected train, or `explain ... step`"),
+                            ((path, "step", "--rank", 8), "no rank 8: there are 8")):
+        assert call(monkeypatch, *arguments) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert told in line
 
 
 def test_what_has_no_step_is_told_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -50,8 +50,8 @@ def test_every_entry_tells_who_holds_what_and_when() -> None:
     journal = Journal()
     journal.put("a", {"x": 4})
     journal.begin("one")
-    journal.take(10)
-    journal.spike("b", {"y": 5}, "spike", 7)
+    journal.take("work", 10)
+    journal.spike("b", {"y": 5}, "spike", {"work": 7})
     journal.begin("two")
     assert [(entry.phase, entry.ns, entry.held.total(), entry.spike) for entry in journal.entries] == [
         (0, 0, 4, False), (0, 10, 4, False), (0, 10, 9, True), (0, 17, 9, True), (0, 17, 4, False), (1, 0, 4, False)]
@@ -61,6 +61,16 @@ def test_phases_add_up_their_own_time() -> None:
     journal = Journal()
     for phase, ns in (("one", 3), ("two", 4)):
         journal.begin(phase)
-        journal.take(ns)
-        journal.take(1)
+        journal.take("work", ns)
+        journal.take("rest", 1)
     assert [moment.ns for moment in journal.phases] == [4, 5]
+    assert [dict(moment.parts) for moment in journal.phases] == [{"work": 3, "rest": 1}, {"work": 4, "rest": 1}]
+
+
+def test_copies_are_counted_by_direction() -> None:
+    journal = Journal()
+    journal.begin("one")
+    for way, size in (("to_host", 7), ("to_device", 2), ("to_host", 3), ("to_device", 0)):
+        journal.copy("to_host" if way == "to_host" else "to_device", size, 5 * size)
+    assert journal.phases[0].copied == {"to_host": (2, 10), "to_device": (1, 2)}
+    assert (journal.phases[0].copied_ns, journal.phases[0].ns) == (60, 60)

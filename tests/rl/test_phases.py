@@ -19,8 +19,8 @@ POLICY_OF = Policy({"sharded_param": 3 * GIB}, {"opt_state": 6 * GIB}, {}, {"sha
 
 
 def turn(*, has_reference: bool = True, **given: Any) -> GrpoStep:
-    return GrpoStep(engine(2048, gpu_memory_utilization=0.7, **given), Gathered(GIB, GIB, 60 * GIB, 100), has_reference,
-                7000, 0.3)
+    weights = Gathered(GIB, GIB, 60 * GIB, (), 100)
+    return GrpoStep(engine(2048, gpu_memory_utilization=0.7, **given), weights, has_reference, 7000, 0.3)
 
 
 def step(**given: Any) -> Journal:

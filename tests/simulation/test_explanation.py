@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from typing import Any
 
 import pytest
 
 import small
+from rl.test_workload import DPO, GRPO
+from rl.test_workload import report as phased
 from simcore.errors import InputError
+from simcore.results.phases import PHASE_PARTS
 from simcore.results.report import Report
 from simcore.simulate import simulate
 from simcore.simulation.explanation import Step, class_of, explain_peak, explain_step, explain_trainable
+from simcore.units import format_seconds
 
 SCALE = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
@@ -102,6 +107,29 @@ def test_parts_of_a_step_are_told_with_what_they_are() -> None:
     assert [step.words for step in whole.inside] == [part for part, seconds in made.time.parts.items() if seconds]
     bubble = next(step for step in whole.inside if step.words == "bubble")
     assert "neighbouring stage" in bubble.how
+
+
+@pytest.mark.parametrize("base", [GRPO, DPO], ids=["grpo", "dpo"])
+def test_phases_are_told_in_the_order_of_time_with_what_they_do(base: dict[str, Any]) -> None:
+    made = phased(base)
+    whole = explain_step(made)
+    assert made.time is not None
+    assert [step.words.partition(",")[0] for step in whole.inside] == [phase.phase for phase in made.phases]
+    for step, phase in zip(whole.inside, made.phases, strict=True):
+        assert [inner.words for inner in step.inside] == list(phase.parts)
+        assert ("nvlink" in step.how) == ("nvlink" in phase.sent_bytes)
+    steps = next(inner for inner in whole.inside[-1].inside if inner.words == "training steps")
+    trained = {name for name, seconds in made.time.parts.items() if seconds} - set(PHASE_PARTS)
+    assert {inner.words for inner in steps.inside} == trained
+
+
+def test_a_rank_that_ends_early_waits_for_the_others() -> None:
+    made = phased(GRPO)
+    assert made.time is not None
+    late = made.model_copy(update={"time": made.time.model_copy(update={"step_s": made.time.step_s + 1})})
+    assert explain_step(late).inside[-1].words == "waits for slower ranks"
+    assert explain_step(late).inside[-1].amount == format_seconds(1.0)
+    assert explain_step(made).inside[-1].words.startswith("training")
 
 
 def test_a_rank_is_found_in_its_class() -> None:

@@ -1,6 +1,7 @@
 """Tensors of quantised models as vLLM itself makes them, on a machine without a GPU: no bytes, but names and shapes.
 
     python tests/truth/probe_vllm_weights.py 9.0 132 FILE        and 8.0 108; some cases of 8.9 142 and 10.0 148
+    python tests/truth/probe_vllm_weights.py loaded FILE         what bitsandbytes' loader leaves, from files on a CPU
     python tests/truth/probe_vllm_weights.py merge FILE ... > tests/truth/vllm/weights-0.12.0.json
 
 Runs in an environment where vLLM's wheel is installed with its torch (and bitsandbytes 0.48.2); `libcuda.so.1` may be
@@ -10,6 +11,10 @@ of ranks, the two operators that only a GPU has (`scaled_fp8_quant`, zero points
 shapes of `_custom_ops.py` and `marlin_utils.py` pack_cols), and the files of AWQ and GPTQ, from which vLLM reads what
 is packed: here all linears of layers but routers. A value that Python reads from a tensor is 1. Each row has what is
 registered, what is held after repacking, all bytes of both, and the highest bytes that were alive in between.
+
+States of bitsandbytes are no tensors of modules: its loader makes them while it reads files. `loaded` lets vLLM's own
+`BitsAndBytesModelLoader` read small checkpoints (written by transformers; quantised ones with bitsandbytes' own
+`quantize_4bit` and `QuantState.as_dict`) on the CPU, and lists the states of each parameter, with all bytes.
 """
 
 from __future__ import annotations
@@ -323,10 +328,103 @@ def states() -> list[dict[str, object]]:
     return rows
 
 
+# ---- bitsandbytes, loaded from files ---------------------------------------------------------------------------------
+FOUR_BITS = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
+             "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bfloat16"}
+LOADED = {"online": None, "file": FOUR_BITS | {"llm_int8_skip_modules": ["lm_head", "gate"]},
+          "file-all": FOUR_BITS | {"llm_int8_skip_modules": ["lm_head"]},
+          "file-part": FOUR_BITS | {"llm_int8_skip_modules": ["lm_head", "gate", "self_attn"]},
+          "file-experts": FOUR_BITS | {"llm_int8_skip_modules": ["lm_head", "gate", "experts"]},
+          "file-8": {"quant_method": "bitsandbytes", "load_in_8bit": True}}
+
+
+def checkpoint(fields, config) -> str:
+    """Folder of a checkpoint with random weights in 16 bits, or with linears that bitsandbytes has quantised."""
+    from bitsandbytes.functional import quantize_4bit
+    from safetensors.torch import save_file
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    known = {name: value for name, value in fields.items() if name not in ("architectures", "model_type")}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(fields["model_type"], **known)).bfloat16()
+    linears = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    found = {}
+    for name, tensor in model.state_dict().items():
+        skipped = set(name.split(".")) & set((config or {}).get("llm_int8_skip_modules", ()))
+        if config is None or skipped or name not in linears:
+            found[name] = tensor.contiguous()
+            continue
+        found[name], state = quantize_4bit(tensor.contiguous(), compress_statistics=True, quant_type="nf4")
+        found |= {f"{name}.{key}": value for key, value in state.as_dict(packed=True).items()}
+    folder = tempfile.mkdtemp()
+    Path(folder, "config.json").write_text(json.dumps(fields | ({"quantization_config": config} if config else {})))
+    save_file(found, Path(folder, "model.safetensors"))
+    return folder
+
+
+def load(folder, tp) -> dict[str, object]:
+    """States that the loader binds to parameters, and bytes of parameters and states, each storage once."""
+    from vllm.config import set_current_vllm_config
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.model_executor.model_loader.bitsandbytes_loader import BitsAndBytesModelLoader
+    from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
+    groups(tp)
+    config = EngineArgs(model=folder, tokenizer=folder, skip_tokenizer_init=True, dtype="bfloat16", max_model_len=256,
+                        quantization="bitsandbytes", enforce_eager=True).create_engine_config()
+    with set_default_torch_dtype(torch.bfloat16), set_current_vllm_config(config):
+        model = initialize_model(vllm_config=config)
+        BitsAndBytesModelLoader(config.load_config).load_weights(model, config.model_config)
+        process_weights_after_loading(model, config.model_config, torch.device("cpu"))
+    states = {}
+    for name, parameter in model.named_parameters():
+        bound = getattr(parameter, "bnb_quant_state", {})
+        for number, state in bound.items() if isinstance(bound, dict) else [("", bound)]:
+            states |= {f"{name}:{number}.{key}": value for key, value in vars(state).items()
+                       if isinstance(value, torch.Tensor)}
+    alive = [*states.values(), *(t for name, t in tensors_of(model).items() if ".attn." not in name)]
+    return {"states": {name: f"{WIDTHS.get(str(t.dtype)[6:], str(t.dtype)[6:])}{list(t.shape)}"
+                       for name, t in states.items() if ".layers.0." in name},
+            "held_bytes": sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in alive}.values())}
+
+
+def loaded(file: str, *only: str) -> None:
+    device((9, 0), 132)
+    from vllm.platforms import current_platform
+
+    import vllm
+
+    current_platform.device_type = "cpu"
+    torch.cuda.empty_cache = lambda: None
+    rows = []
+    for family, fields in MODELS.items():
+        if family == "nemotron_h" or (only and family not in only):  # its experts are refused when they are made
+            continue
+        for case, config in LOADED.items():
+            torch.set_default_dtype(torch.float32)  # vLLM leaves its own behind where it raises
+            if case == "file-8" and family not in ("qwen3_moe", "mixtral"):  # refused for experts alone
+                continue
+            folder = checkpoint(fields, None if case == "file-8" else config)
+            if case == "file-8":
+                Path(folder, "config.json").write_text(json.dumps(fields | {"quantization_config": config}))
+            for tp in (1, 2, 4) if case == "online" else (1, 2):
+                row = {"version": vllm.__version__, "model": family, "case": case, "tp": tp}
+                torch.set_default_dtype(torch.float32)
+                try:
+                    row |= load(folder, tp)
+                except Exception as error:  # noqa: BLE001  what vLLM refuses is a row too
+                    row["refused"] = f"{type(error).__name__}: {error}".replace("\n", " ")[:300]
+                rows.append(row)
+                print(family, case, tp, row.get("refused") or row["held_bytes"], file=sys.stderr)
+    Path(file).write_text(json.dumps(rows))
+
+
 def merged(*parts: str) -> str:
-    """All rows, with the models and configurations that they name."""
-    rows = [json.dumps(row) for part in parts for row in json.loads(Path(part).read_text())]
-    heads = {"states": states(), "models": MODELS, "configs": CONFIGS}
+    """All rows, with the models and configurations that they name; rows of `loaded` are those with states."""
+    every = [row for part in parts for row in json.loads(Path(part).read_text())]
+    rows = [json.dumps(row) for row in every if "capability" in row]
+    heads = {"states": states(), "models": MODELS, "configs": CONFIGS | {f"loaded-{k}": v for k, v in LOADED.items()},
+             "loaded": [row for row in every if "capability" not in row]}
     return "\n".join(["{", *(f"{json.dumps(name)}: {json.dumps(value)}," for name, value in heads.items()), '"rows": [',
                       ",\n".join(rows), "]}"])
 
@@ -334,5 +432,7 @@ def merged(*parts: str) -> str:
 if __name__ == "__main__":
     if sys.argv[1] == "merge":
         print(merged(*sys.argv[2:]))
+    elif sys.argv[1] == "loaded":
+        loaded(*sys.argv[2:])
     else:
         main(*sys.argv[1:])

@@ -17,6 +17,7 @@ MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 
 
 def served(model: str = "llama-3.1-8b", config: Any = None, topology: str = "h100-1gpu", tp: int = 1,
@@ -50,6 +51,40 @@ def test_an_8b_model_by_hand(asked: str, config: Any, bits: float) -> None:
     assert weights_of(served(config=config, quantization=asked)) == pytest.approx(linears * bits / 8 + rest, rel=1e-3)
 
 
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_experts_in_4_bits_by_hand(tp: int) -> None:
+    """Mixtral's experts on a rank: half a byte an element, a scale of 4 bytes for 64; router, head, rest in 16 bits."""
+    experts, attention = 32 * 8 * 3 * 4096 * 14336, 32 * 4096 * (4096 + 2 * 1024 + 4096)
+    packed = served("mixtral-8x7b", quantization="bitsandbytes", tp=tp, topology="dgx-h100")
+    at_rest = packed.ranks[0].at_rest["routed_experts"].params_bytes
+    assert at_rest == experts // tp * 9 // 16 + 32 * 2 * 16 * 4
+    tables = 32 * 4 * 16 * 4  # of query, key, value and output, whose matrices have one each
+    assert packed.ranks[0].at_rest["attention"].params_bytes == attention // tp * 9 // 16 + tables
+    assert packed.ranks[0].at_rest["router"].params_bytes == 32 * 8 * 4096 * 2
+
+
+def test_a_pass_makes_the_experts_of_a_layer_whole() -> None:
+    """All experts of one layer in 16 bits, on top of what the pass takes with weights in 16 bits."""
+    whole, packed = (served("mixtral-8x7b", quantization=name, tp=4, topology="dgx-h100", max_num_seqs=1,
+                            max_num_batched_tokens=4096).serving for name in ("auto", "bitsandbytes"))
+    assert whole is not None
+    assert packed is not None
+    assert packed.activation_bytes - whole.activation_bytes == 8 * 3 * 4096 * 14336 // 4 * 2
+
+
+def test_decoding_unpacks_all_experts_and_reads_those_that_are_used() -> None:
+    """One token: all experts packed and written in 16 bits, its two of eight read; linears are read packed."""
+    whole, packed = (served("mixtral-8x7b", quantization=name, tp=4, topology="dgx-h100").serving
+                     for name in ("auto", "bitsandbytes"))
+    assert whole is not None
+    assert packed is not None
+    experts = 32 * 8 * 3 * 4096 * 14336 // 4
+    linears = 32 * 4096 * (4096 + 2 * 1024 + 4096) // 4
+    tables = 32 * 4 * (2 + 4) * 16
+    more = packed.decode[0].bytes_read - whole.decode[0].bytes_read
+    assert more == experts * 9 // 16 + experts * 2 - linears * 2 + linears * 9 // 16 + tables
+
+
 def test_weights_are_whole_before_they_are_quantised() -> None:
     report = served(quantization="fp8")
     peak = report.ranks[0].peak
@@ -81,7 +116,14 @@ def test_what_does_not_fit_while_it_loads_does_not_start() -> None:
     ({"quantization": "fp8", "version": "0.25.1"}, "error", "not yet: quantised weights of vLLM 0.25.1"),
     ({"quantization": "fp8", "topology": "dgx-a100"}, "error", "not yet: quantised weights: fp8 weights on GPUs"),
     ({"quantization": "fp8", "model": "gpt2", "max_model_len": 512}, "error", "not yet: quantised weights of gpt2"),
-    ({"quantization": "bitsandbytes", "model": "mixtral-8x7b"}, "error", "not yet: bitsandbytes: experts"),
+    ({"quantization": "bitsandbytes", "model": NANO}, "illegal", "bitsandbytes: routed experts without a gate"),
+    ({"config": NF4, "model": "mixtral-8x7b"}, "illegal", "a router that llm_int8_skip_modules does not name"),
+    ({"config": NF4 | {"llm_int8_skip_modules": ["experts"]}, "model": "qwen3-30b-a3b"}, "illegal",
+     "experts that llm_int8_skip_modules names"),
+    ({"config": NF4 | {"llm_int8_skip_modules": "gate"}, "model": "mixtral-8x7b"}, "error",
+     "llm_int8_skip_modules: expected a list"),
+    ({"config": {"quant_method": "bitsandbytes", "load_in_8bit": True}, "model": "mixtral-8x7b"}, "error",
+     "not yet: quantised weights: bitsandbytes in 8 bits"),
     ({"config": {"quant_method": "aqlm"}}, "error", "not yet: quantised weights: quant_method aqlm"),
     ({"config": {"quant_method": "quark", "x": 1}}, "error", "not yet: quantised weights: quant_method quark"),
     ({"config": {}, "quantization": "awq_marlin"}, "illegal", "no quantization_config"),
@@ -109,10 +151,33 @@ def test_no_framework_ignores_a_quantised_checkpoint(framework: str, workload: s
     assert "not yet: training from weights that are quantised (quantization_config, gptq)" in report.problems[0].message
 
 
-def test_a_trainers_engine_has_no_quantised_weights() -> None:
-    tree = {"name": "g", "workload": "grpo", "framework": "automodel", "topology": "dgx-h100", "mesh": {"dp_shard": 8},
-            "model": "llama-3.2-1b", "training": {"seq_len": 64}, "rl": {"prompts": 4, "generations": 4},
-            "generation": {"quantization": "fp8"}}
-    report = check(parse_scenario(parse_document(json.dumps(tree), "g.json")))
-    assert report.status == "error"
-    assert "a trainer sends weights to" in report.problems[0].message
+def trained(model: str = "llama-3.1-8b", topology: str = "dgx-h100", **generation: Any) -> Report:
+    tree = {"name": "g", "workload": "grpo", "framework": "automodel", "topology": topology, "mesh": {"dp_shard": 8},
+            "model": model, "training": {"seq_len": 1024}, "rl": {"prompts": 4, "generations": 4},
+            "generation": generation}
+    return simulate(parse_scenario(parse_document(json.dumps(tree), "g.json")))
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+def test_a_trainers_engine_in_8_bits_by_hand(tp: int) -> None:
+    """Linears a byte an element and a scale of 4 bytes for each block; embedding, head and norms in 16 bits."""
+    linears = 32 * 4096 * (6144 + 4096 + 3 * 14336)
+    whole, narrow = (weights_of(trained(quantization=name, tp=tp)) for name in ("auto", "fp8"))
+    assert whole - narrow == (2 * linears - linears - linears // 128**2 * 4) // tp
+
+
+@pytest.mark.parametrize(("asked", "status", "told", "rule"), [
+    ({"quantization": "bitsandbytes"}, "illegal", "bitsandbytes of an engine", "vllm_backend.py:201"),
+    ({"quantization": "awq_marlin"}, "illegal", "awq_marlin of an engine", "vllm_backend.py:201"),
+    ({"quantization": "fp8", "version": "0.12.0"}, "illegal", "fp8 under NeMo RL with vLLM 0.12.0", "fp8.py:24"),
+    ({"kv_dtype": "fp8"}, "illegal", "kv_dtype: fp8", "NeMo RL 7ea279ab"),
+    ({"quantization": "fp8", "model": "qwen3-30b-a3b", "tp": 4}, "illegal", "not divisible by blocks", "vLLM 0.25.1"),
+    ({"quantization": "modelopt"}, "error", "not yet: quantization: modelopt", ""),
+    ({"quantization": "fp8", "model": NANO}, "error", "not yet: weights of nemotron_h", ""),
+    ({"quantization": "fp8", "topology": "dgx-b200"}, "error", "other than compute capability 9", ""),
+    ({"quantization": "fp8", "model": "llama-3.2-1b", "tp": 8}, "error", "that share blocks of 128", "")])
+def test_what_a_trainers_engine_is_refused(asked: dict[str, Any], status: str, told: str, rule: str) -> None:
+    report = trained(**asked)
+    assert report.status == status, report.verdict
+    assert told in report.problems[0].message
+    assert rule in report.problems[0].rule

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+
+from simcore.results.phases import LINKS
 from simcore.results.report import Report
 from simcore.units import format_bytes, format_seconds
 from viz.charts.bars import Bar, Segment, bars, category_segment
@@ -41,9 +45,23 @@ def phase_section(report: Report, identity: str) -> Markup | None:
     owner_rows = [[phase.phase, _owners(phase.by_owner), _owners(phase.host_by_owner)] for phase in report.phases]
     more = element("details", element("summary", "Who holds it, on the device and on the host"), table(
         "By owner at the highest moment of each phase", ("phase", "device", "host"), owner_rows, 9), class_="more")
+    sent = table("Bytes that leave the rank", ("phase", *LINKS), [*_sent_rows(report)], 9)
     chart = bars(rows, "Phases of a step", identity)
     return element("section", element("figure", element("figcaption", caption), chart, legend(
-        [entry_of(name) for name in names], "Categories")), more, class_="card")
+        [entry_of(name) for name in names], "Categories")), sent, more, class_="card")
+
+
+def _sent_rows(report: Report) -> Iterator[list[Child]]:
+    """A row for each phase with the bytes over each link, and one with their sums."""
+    total: Counter[str] = Counter()
+    for phase in report.phases:
+        total.update(phase.sent_bytes)
+        yield [phase.phase, *(_size(phase.sent_bytes.get(name, 0)) for name in LINKS)]
+    yield ["step", *(_size(total[name]) for name in LINKS)]
+
+
+def _size(num_bytes: int) -> str:
+    return format_bytes(num_bytes) if num_bytes else "\u2013"
 
 
 def _owners(owners: dict[str, int]) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from simcore.cli.sheets.tables import plain, plain_table
-from simcore.results.phases import PhaseReport
+from simcore.results.phases import LINKS, PhaseReport
 from simcore.results.report import Report
 from simcore.units import format_bytes, format_seconds
 
@@ -21,21 +22,32 @@ _OWNERS = 3
 def phasesheet(reports: Sequence[Report]) -> list[RenderableType]:
     """Tables of the phases of a reinforcement-learning step on the fullest rank, one a report with phases.
 
-    A row a phase: begin, duration, memory of device and host. [] if no report has phases.
+    A row a phase: begin, duration, memory of device and host, bytes that leave the rank by link; the last row has the
+    sums of the step. [] if no report has phases.
     """
     return [line for report in reports if report.phases for line in (*_table(report), "")][:-1]
 
 
 def _table(report: Report) -> Iterator[RenderableType]:
-    highest = max(report.phases, key=lambda phase: phase.device_bytes)
-    table = plain_table("phase", "begins", "takes", "device", "host", "highest when", "who is on the device",
-                        left=("highest when", "who is on the device"))
+    highest, sent = max(report.phases, key=lambda phase: phase.device_bytes), Counter[str]()
+    for phase in report.phases:
+        sent.update(phase.sent_bytes)
+    links = [name for name in LINKS if sent[name]]
+    table = plain_table("phase", "begins", "takes", "device", "host", *(f"sent, {name}" for name in links),
+                        "highest when", "who is on the device", left=("highest when", "who is on the device"))
     for phase in report.phases:
         table.add_row(phase.phase, format_seconds(phase.start_s), format_seconds(phase.seconds),
                       format_bytes(phase.device_bytes) + _mark(phase), format_bytes(phase.host_bytes),
-                      plain(phase.event), _owners(phase.by_owner), style="bold" if phase is highest else None)
+                      *(_size(phase.sent_bytes, name) for name in links), plain(phase.event), _owners(phase.by_owner),
+                      style="bold" if phase is highest else None)
+    table.add_row("step", "", format_seconds(sum(phase.seconds for phase in report.phases)), "", "",
+                  *(_size(sent, name) for name in links), "", "")
     yield Text(plain(f"{report.name}: phases of a step on the fullest rank; {highest.phase} sets the peak"))
     yield table
+
+
+def _size(sent: Mapping[str, int], link: str) -> str:
+    return format_bytes(sent[link]) if sent.get(link) else ""
 
 
 def _mark(phase: PhaseReport) -> str:

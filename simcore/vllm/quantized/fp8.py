@@ -10,13 +10,14 @@ block).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from simcore.vllm.quantized.linears import Linear
 from simcore.vllm.quantized.tensor import TAKEN, UNGATED, Tensor, named
 
-__all__ = ["Fp8Blocks", "Fp8Channels", "Fp8Matrices", "OnlineFp8"]
+__all__ = ["REFIT_BLOCK", "Fp8Blocks", "Fp8Channels", "Fp8Matrices", "OnlineFp8", "quantising_bytes"]
 
+_FIRST: Final = "0.12.0"
 
 
 def _weight(linear: Linear, dtype: str, *, turned: bool = False) -> tuple[str, tuple[int, ...], str]:
@@ -116,35 +117,63 @@ class Fp8Channels:
 class Fp8Blocks:
     """A checkpoint with one scale for each block of `rows` outputs x `columns` inputs.
 
-    `scale`: name of the scales as created; "weight_scale_inv", of compressed-tensors "weight_scale".
+    `scale`: name of the scales as created; "weight_scale_inv", of compressed-tensors "weight_scale". `kept`: name of a
+    linear's as held. `release`: vLLM's version.
     """
 
     rows: int
     columns: int
     scale: str = "weight_scale_inv"
+    kept: str = "weight_scale"
+    release: str = _FIRST
 
     def created(self, linear: Linear) -> tuple[Tensor, ...]:
-        """As `Method`; each merged matrix has whole blocks."""
+        """As `Method`; blocks of a linear are counted over its merged matrices, of experts in each."""
         return named(linear, _weight(linear, "fp8"), (self.scale, self._blocks(linear), "fp32"))
 
     def held(self, linear: Linear) -> tuple[Tensor, ...]:
         """As `Method`."""
-        name = self.scale if linear.is_experts else "weight_scale"
+        name = self.scale if linear.is_experts else self.kept
         return named(linear, _weight(linear, "fp8"), (name, self._blocks(linear), "fp32"))
 
     def _blocks(self, linear: Linear) -> tuple[int, int]:
-        return sum(-(-part // self.rows) for part in linear.parts), -(-linear.inputs // self.columns)
+        each = linear.parts if linear.is_experts else (linear.outputs,)
+        return sum(-(-part // self.rows) for part in each), -(-linear.inputs // self.columns)
 
     def refusal(self, linear: Linear) -> tuple[str, str]:
-        """As `Method`; `utils/fp8_utils.py` validate_fp8_block_shape, and Fp8MoEMethod.create_weights for experts."""
+        """As `Method`; `utils/fp8_utils.py` validate_fp8_block_shape, and Fp8MoEMethod.create_weights for experts.
+
+        0.25.1 makes a merged linear whose matrices share blocks (`linear.py` _maybe_allow_fp8_block_shape_mismatch).
+        """
         if linear.is_ungated:
             return UNGATED
         by_rows = linear.ranks > 1 and linear.inputs != linear.full
         if by_rows and linear.inputs % self.columns:
             return (f"{linear.name}: {linear.inputs} inputs on a rank are not divisible by blocks of {self.columns}",
-                    "vLLM 0.12.0 validate_fp8_block_shape: weight quantization block_k")
+                    f"vLLM {self.release} validate_fp8_block_shape: weight quantization block_k")
+        if self.release != _FIRST and not linear.is_experts and len(linear.parts) > 1:
+            split = any(part % self.rows for part in linear.parts)
+            return (f"{linear.name}: matrices of {linear.parts} on a rank that share blocks of {self.rows}",
+                    "") if split else TAKEN
         by_columns = (linear.ranks > 1 and not by_rows) or linear.name == "w13"
         if any(part % self.rows for part in (linear.parts if by_columns else linear.parts[:-1])):
             return (f"{linear.name}: outputs {linear.parts} on a rank are not divisible by blocks of {self.rows}",
-                    "vLLM 0.12.0 validate_fp8_block_shape: weight quantization block_n")
+                    f"vLLM {self.release} validate_fp8_block_shape: weight quantization block_n")
         return TAKEN
+
+
+def quantising_bytes(rows: int, columns: int) -> int:
+    """Most bytes that NeMo RL takes to quantise a matrix of `rows` x `columns` of a refit, besides the matrix.
+
+    NeMo RL 7ea279ab `models/generation/vllm/quantization/fp8.py` cast_tensor_to_fp8_blockwise: padded to blocks, in
+    fp32, times its scales, clamped; four numbers for each block. Every expert is a matrix.
+    """
+    blocks = -(-rows // REFIT_BLOCK) * -(-columns // REFIT_BLOCK)
+    return blocks * (_WIDE_COPIES * REFIT_BLOCK**2 + _BLOCK_NUMBERS) * _FP32
+
+
+REFIT_BLOCK: Final = 128
+"""Rows and columns of a block, of which each has a scale (`FP8_BLOCK_QUANT_KWARGS`)."""
+_WIDE_COPIES: Final = 3
+_BLOCK_NUMBERS: Final = 4
+_FP32: Final = 4

@@ -11,22 +11,25 @@ parameters for the families below, on compute capability 8.0, 8.9, 9.0 and 10.0 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from simcore.models.blocks import Branch
 from simcore.vllm.quantized.four_bit import FourBits
-from simcore.vllm.quantized.fp8 import Fp8Blocks, Fp8Channels, Fp8Matrices, OnlineFp8
+from simcore.vllm.quantized.fp8 import REFIT_BLOCK, Fp8Blocks, Fp8Channels, Fp8Matrices, OnlineFp8
 from simcore.vllm.quantized.integers import Integers
 from simcore.vllm.quantized.linears import Linear
 from simcore.vllm.quantized.nvfp4 import Nvfp4
 from simcore.vllm.quantized.skipped import Skipped
 from simcore.vllm.quantized.tensor import Gpu, Method
 
-__all__ = ["FAMILIES", "Recipe", "Unserved", "of_checkpoint", "online"]
+__all__ = ["FAMILIES", "REFITTED", "Recipe", "Unserved", "of_checkpoint", "online", "refitted"]
 
 FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "nemotron_h")
 """Model families whose modules and their names are known here."""
+REFITTED: Final = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral")
+"""Those with NeMo RL's fp8. vLLM 0.25.1 makes the first matrix of experts without a gate twice as large: not yet."""
 
 
 class Unserved(Exception):
@@ -34,6 +37,7 @@ class Unserved(Exception):
 
 
 _NONE: Final = Skipped()
+_HOPPER: Final = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,20 @@ class Recipe:
         """True if a pass of many tokens makes each matrix whole in 16 bits first (bitsandbytes `_functions.py`)."""
         return isinstance(self.method, FourBits)
 
+    def unpacked_bytes(self, blocks: Iterable[tuple[Branch, list[tuple[str, Linear]]]], tokens: int) -> dict[
+            Branch, int]:
+        """Bytes that a pass of `tokens` tokens adds to unpack weights, by block; empty where kernels read them packed.
+
+        `blocks`: each with its linears by path; of a block that stands in several layers the most.
+        """
+        found: dict[Branch, int] = {}
+        if not isinstance(self.method, FourBits):
+            return found
+        for branch, linears in blocks:
+            taken = [linear for module, linear in linears if self.method_of(module, linear) is not None]
+            found[branch] = max(found.get(branch, 0), self.method.unpacked_bytes(taken, tokens))
+        return found
+
     def method_of(self, module: str, linear: Linear) -> Method | None:
         """Method of a linear of the module with this path; None for one that stays in 16 bits."""
         if linear.name == "conv1d" or (linear.name == "gate" and not self.routers) or self.skipped.has(module):
@@ -68,6 +86,19 @@ def online(name: str, gpu: Gpu) -> Recipe:
         _needs(gpu, (8, 9), "fp8 weights on GPUs whose cores do not take fp8 (vLLM packs them for Marlin)")
         return Recipe(name, OnlineFp8(), is_online=True)
     return Recipe(name, FourBits(from_file=False))
+
+
+def refitted(gpu: Gpu) -> Recipe:
+    """Recipe of an engine of NeMo RL with `vllm_cfg.precision: fp8`, whose weights are quantised as they arrive.
+
+    NeMo RL 7ea279ab `models/generation/vllm/quantization/fp8.py` init_fp8: vLLM 0.25.1 takes it for a checkpoint in
+    blocks of 128 x 128; process_weights_after_loading and _moe keep the tensors that were made, so that the next refit
+    finds them. Raises Unserved for other GPUs than compute capability 9.
+    """
+    if gpu.capability[0] != _HOPPER:
+        raise Unserved("fp8 weights that a trainer sends, on GPUs other than compute capability 9 (DeepGEMM packs "
+                       "scales in another way on 10, Marlin weights below 8.9)")
+    return Recipe("fp8", Fp8Blocks(REFIT_BLOCK, REFIT_BLOCK, kept="weight_scale_inv", release="0.25.1"))
 
 
 def of_checkpoint(config: Mapping[str, Any], gpu: Gpu) -> Recipe:

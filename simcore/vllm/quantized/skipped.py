@@ -9,7 +9,7 @@ names of their matrices, which must agree. Names of Nemotron-H begin with "backb
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from typing import Final
@@ -32,6 +32,10 @@ class Skipped:
         if not self.listed:
             return False
         return _READINGS[self.reading](module, [_renamed(item) for item in self.listed])
+
+    def names(self, module: str) -> bool:
+        """True if the list names this module or one inside it, so that files hold it in 16 bits, by components."""
+        return _is_component(module, self.listed) or any(item.startswith(f"{module}.") for item in self.listed)
 
 
 def _renamed(item: str) -> str:
@@ -75,6 +79,11 @@ def _by_wildcards(module: str, listed: list[str]) -> bool:
 
 
 def _by_components(module: str, listed: list[str]) -> bool:
+    """Linears alone: `get_quant_method` of bitsandbytes does not ask for experts, which are always quantised."""
+    return not module.endswith(f".{_EXPERTS}") and _is_component(module, listed)
+
+
+def _is_component(module: str, listed: Sequence[str]) -> bool:
     names = module.split(".")
     prefixes = {".".join(names[:end]) for end in range(1, len(names) + 1)}
     return any(item in names or item in prefixes for item in listed)

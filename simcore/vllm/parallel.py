@@ -1,0 +1,80 @@
+"""Collectives of an engine's tensor parallelism: how often each is called, and its payload, to generate a batch.
+
+[Note: collectives of an engine]
+vLLM 0.25.1 (0.12.0 alike) `model_executor/layers/vocab_parallel_embedding.py` forward: an all-reduce of the embedded
+tokens; `linear.py` RowParallelLinear, `fused_moe/runner/moe_runner.py`: an all-reduce of a block's output, of routed
+and shared experts together; `mamba/mamba_mixer2.py` Mixer2RMSNormGated: of a single group that tp splits, an all-reduce
+of the sums of squares in fp32.
+`logits_processor.py` _gather_logits: an all-gather of the logits of a sequence's last token (CUDA's platform gathers to
+all). Every token but the last passes the model once: prompts in passes of at most `max_num_batched_tokens`, each later
+token in a pass with those of the other sequences. Prompts that the prefix cache has are not taken off. Payloads are
+counted as rings send them; vLLM's custom all-reduce for small tensors in one node reads a part of them more often
+(`distributed/device_communicators/custom_all_reduce.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from simcore.models.blocks import Embedding, Mamba2
+from simcore.units import dtype_bytes
+from simcore.vllm.engine import Engine
+from simcore.vllm.weights import MODEL_DTYPE, layers_of, padded_rows
+
+__all__ = ["Call", "calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Equal calls of one collective on each rank of an engine: their number, the payload of one, its format."""
+
+    collective: str
+    dtype: str
+    num_bytes: int
+    num_calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """Equal forward passes: tokens of one, sequences whose logits it makes, how often it runs."""
+
+    tokens: int
+    sequences: int
+    times: int
+
+
+def calls(engine: Engine, rounds: list[int], prompt: int) -> list[Call]:
+    """Collectives of a rank for all rounds, from prompts of `prompt` tokens to the engine's longest sequences.
+
+    `rounds`: sequences that are generated together, round after round. [] for an engine on one rank. See [Note:
+    collectives of an engine].
+    """
+    if engine.tp == 1:
+        return []
+    return [call for sequences in rounds if sequences for one in _passes(engine, sequences, prompt)
+            for call in _of_pass(engine, one)]
+
+
+def _passes(engine: Engine, sequences: int, prompt: int) -> Iterator[_Pass]:
+    """Passes of one round: prompts, then one token of each sequence at a time."""
+    first = max(prompt, 1)  # a sequence without a prompt begins with a token
+    full, last = divmod(sequences * first - 1, engine.limits.tokens)
+    # logits are made once for a prompt, in the pass that ends it: all are counted in the last pass of the prompts
+    yield _Pass(engine.limits.tokens, 0, full)
+    yield _Pass(last + 1, sequences, 1)
+    yield _Pass(sequences, sequences, engine.max_model_len - first - 1)
+
+
+def _of_pass(engine: Engine, one: _Pass) -> Iterator[Call]:
+    width = dtype_bytes(MODEL_DTYPE)
+    for _, kind in layers_of(engine.architecture):
+        if isinstance(kind.block, Embedding):
+            yield Call("all_reduce", MODEL_DTYPE, one.tokens * kind.hidden * width, one.times)
+        for branch in kind.branches:
+            yield Call("all_reduce", MODEL_DTYPE, one.tokens * kind.hidden * width, one.times)
+            if isinstance(branch.block, Mamba2) and branch.block.num_groups == 1:
+                yield Call("all_reduce", "fp32", one.tokens * dtype_bytes("fp32"), one.times)
+    if one.sequences:
+        rows = padded_rows(engine.architecture.vocab)
+        yield Call("all_gather", MODEL_DTYPE, one.sequences * rows * width, one.times)
