@@ -190,7 +190,8 @@ class Framework:
     the activation recomputation. `kept_whole`: layers that are never recomputed. `recomputed_together`: number of
     layers that keep one input ("uniform"). `frees_sent_output`: a stage frees an output once it is sent.
     `keeps_received`: it keeps the last received input, and that input's gradient, until the next ones arrive.
-    `buffered_microbatches`: number of microbatches for which a stage has a receive buffer. `returns_outputs`: the last
+    `buffered_microbatches`: number of microbatches for which a stage has a receive buffer. `buffer_slack`: receive
+    buffers that microbatches share, beyond as many as are in flight; -1: each has its buffer. `returns_outputs`: the last
     stage keeps the model's output of each microbatch. `deferred_heads`: number of microbatches of a step that keep the
     inputs of the output head's weight gradient until the end of the step. `dealt`: for each pipeline rank, the
     parameters that ranks update whole; empty if optimizer states are cut. `communicators`: every mesh axis of more than
@@ -216,6 +217,7 @@ class Framework:
     frees_sent_output: bool = False
     keeps_received: bool = False
     buffered_microbatches: int = 0
+    buffer_slack: int = -1
     returns_outputs: bool = False
     deferred_heads: int = 0
     dealt: tuple[LayerwiseShards, ...] = ()

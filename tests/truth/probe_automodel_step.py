@@ -78,7 +78,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         model.to_empty(device="cpu")
         for b in model.buffers():
             tr.tag(b, "buffer")
-        optimizer = make_optim(model, {"optim": "adamw_fused"})
+        optimizer = make_optim(model, {"optim": "adamw_fused", "optim_groups": "one"})
         for step in range(2):
             gc.collect()
             start, sent = len(tr.events), len(tr.comms)

@@ -118,6 +118,8 @@ def table(job: Draft) -> Framework:
         sequence_parallel=False,
         stages=stages,
         schedule=Schedule(training.pipeline.schedule if mesh.pp > 1 else "1f1b", mesh.pp),
+        buffered_microbatches=job.scenario.num_microbatches if mesh.pp > 1 else 0,
+        returns_outputs=mesh.pp > 1,
         options=_layer_options(job, options, version),
         communicators=_communicators(job),
         files=automodel_files(job),
@@ -194,7 +196,7 @@ def _chosen(job: Draft, options: dict[str, object], version: AutomodelOptions) -
     """Options of the layers; `version`: those by which the release differs."""
     if not job.has_experts:
         job.refuse_idle(options, "fake_balanced_gate", "in a model without experts")
-    return replace(version, experts_unit=job.mesh.ep > 1 and job.mesh.expert_dp > 1,
+    return replace(version, keeps_logits=version.keeps_logits or job.mesh.pp > 1, experts_unit=job.mesh.ep > 1 and job.mesh.expert_dp > 1,
                    dispatcher=cast(Dispatcher, _dispatcher(job, options)),
                    fake_balanced_gate=options.get("fake_balanced_gate") is True)
 
@@ -218,10 +220,16 @@ def _assumptions(job: Draft, options: dict[str, object]) -> tuple[tuple[str, str
 
 
 def _strategy(job: Draft, options: dict[str, object]) -> Fsdp2Strategy:
-    """Under pipeline stages torch keeps parameters gathered until the last backward (`pipelining/stage.py`, 2.13)."""
+    """Under pipeline stages gradients are reduced, and parameters freed, when all microbatches have run backward.
+
+    torch 2.13 `pipelining/stage.py`, backward_maybe_with_nosync and perform_reduce_grad; not so if they are not
+    deferred (0.7.0 moe/fsdp_mixin.py, patched_backward_maybe_with_nosync).
+    """
     defer = job.flag(options, "defer_fsdp_grad_sync", *((EVERY,) if trains_policies(job) else ("0.7.0 config.py:340",)),
                      default=not trains_policies(job))
-    kept = bool(options.get("enable_fsdp_optimizations", False)) or job.mesh.pp > 1
+    if job.mesh.pp > 1:
+        return Fsdp2Strategy(*_ahead(job, options), "end" if defer else "every", reshard_after_backward=not defer)
+    kept = bool(options.get("enable_fsdp_optimizations", False))
     return Fsdp2Strategy(*_ahead(job, options), "last" if defer else "every", reshard_after_backward=not kept)
 
 
