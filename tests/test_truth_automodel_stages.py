@@ -1,4 +1,4 @@
-"""Pipeline ranks of Automodel: what is there at the peak of a step, and what is sent, see tests/truth/tape/README.md."""
+"""Pipeline ranks of Automodel: contents of the peak of a step, and traffic, see tests/truth/tape/README.md."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def ran(name: str) -> RankReport:
     overrides = DENSE["shape"] | {"num_hidden_layers": LAYERS}
     asked = small.scenario("automodel", {"pp": pp, "dp_shard": WORLD // pp}, seq_len=SEQ,
                            options={key: case[key] for key in OPTIONS if key in case},
-                           version=VERSIONS.get(case["family"], "auto"), model={"config": PRESETS[case["family"]], "overrides": overrides},
+                           version=VERSIONS.get(case["family"], "auto"),
+                           model={"config": PRESETS[case["family"]], "overrides": overrides},
                            recompute="full" if case.get("checkpoint") else "none",
                            global_batch_size=case["microbatches"] * WORLD // pp,
                            optimizer={"implementation": "fused"}).normalised()

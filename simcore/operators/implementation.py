@@ -34,7 +34,8 @@ class Implementation:
     registration order, names relative to the layer; raises NotYet for what the code base does not build. `standing`:
     from (kind, workload) of a pipeline stage's layers to the bytes on a rank, by name, of buffers that these layers
     share. `stage_stem`: the same of tensors that a stage after the model's first makes for its layers in each
-    microbatch, in the place of the model's stem. `exports_experts_apart`: state dicts for other programs have each expert's matrices as tensors of their own.
+    microbatch, in the place of the model's stem. `exports_experts_apart`: state dicts for other programs have each
+    expert's matrices as tensors of their own.
     """
 
     record: _Recorder

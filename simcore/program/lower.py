@@ -193,14 +193,7 @@ class _Walk:
             hooks.forward_begin(layer)
             self._pass(layer, self.tiles[layer], self.tiles[layer].forward)
             hooks.forward_end(layer)
-            if layer != chunk.head:
-                out.tile(self.tiles[layer].after, layer)
-            if layer in self.unheld:
-                out.tile(self.edges.keep_hidden, layer - 1)
-            if layer in chunk.unkept:
-                out.tile(self.edges.drop_hidden, layer - 1)
-            if layer == chunk.norm and chunk.is_first:
-                out.tile(self.tiles[chunk.first + 1].late, chunk.first + 1)
+            self._drop_behind(layer, chunk)
         if chunk.is_first and chunk.norm < 0 and chunk.last > chunk.first:
             out.tile(self.tiles[chunk.first + 1].late, chunk.first + 1)
         if chunk.head >= 0:
@@ -214,6 +207,18 @@ class _Walk:
         self.past.end_forward(action)
         out.tile(self.edges.drop_mask, chunk.first)
         hooks.end_pass(action)
+
+    def _drop_behind(self, layer: int, chunk: _Chunk) -> None:
+        """Frees what the caller of a layer drops when it has returned; an input may be a stage's buffer again."""
+        out = self.out
+        if layer != chunk.head:
+            out.tile(self.tiles[layer].after, layer)
+        if layer in self.unheld:
+            out.tile(self.edges.keep_hidden, layer - 1)
+        if layer in chunk.unkept:
+            out.tile(self.edges.drop_hidden, layer - 1)
+        if layer == chunk.norm and chunk.is_first:
+            out.tile(self.tiles[chunk.first + 1].late, chunk.first + 1)
 
     def backward(self, action: Action, chunk: _Chunk) -> None:
         """Backward of a chunk.
@@ -272,7 +277,7 @@ class _Walk:
         for layer in chunk.layers:
             self.out.tile(tiles[layer].weight, layer)
             self.hooks.backward_end(layer, tiles[layer].outer_grads)
-            if layer == chunk.first and layer not in self.unheld:  # it has released the chunk's input, whose buffer stays
+            if layer == chunk.first and layer not in self.unheld:  # it has released the input, whose buffer stays
                 self.out.tile(self._behind(layer - 1).keep_hidden, layer - 1)
         for layer in chunk.layers:
             self.out.tile(tiles[layer].release, layer)

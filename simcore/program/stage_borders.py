@@ -30,9 +30,10 @@ class Edges:
     """Operations at the ends of a pipeline rank's part of the model, each a tile (a few recorded rows).
 
     They allocate and free the microbatch's tokens and labels, and receive, wait for, send, keep and drop hidden states
-    and their gradients. `stem`: tensors that a stage after the first makes for all of its layers. `mask`: attention mask, exists while forward runs. `keep_hidden`, `keep_grad`: a received
-    tensor that is kept after the layers have used it. `keep_output`: the kept output of the model. `defer`: the head's
-    input and the gradient of its output wait for the end of the step.
+    and their gradients. `stem`: tensors that a stage after the first makes for all of its layers. `mask`: attention
+    mask, exists while forward runs. `keep_hidden`, `keep_grad`: a received tensor that is kept after the layers have
+    used it. `keep_output`: the kept output of the model. `defer`: the head's input and the gradient of its output wait
+    for the end of the step.
     """
 
     tokens: LayerRows
@@ -69,7 +70,8 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
     `blocks`: blocks of its layers (embedding, head, loss, ...); `hidden`: elements of a token that crosses a border.
     Tokens and labels are int64; where `loads_whole_sequences`, the batch of all cp ranks, from which they are sliced,
     exists as well, and their int32 positions. Hidden states are split over tp if the framework runs sequence
-    parallelism. `stem`: bytes by name (`Implementation.stage_stem`). Stages with an embedding or a loss receive the data loader's mask, a byte for each pair of positions.
+    parallelism. `stem`: bytes by name (`Implementation.stage_stem`). Stages with an embedding or a loss receive the
+    data loader's mask, a byte for each pair of positions.
     """
     tokens, border = tables.slot("input_ids_and_labels", "input"), tables.comm("send_recv", "pp", run.compute)
     of_tokens = 2 * 8 * run.tokens + (4 + 2 * 8 * run.cp) * run.tokens * run.options.loads_whole_sequences

@@ -71,6 +71,9 @@ def check_policies(job: Job) -> None:
     Also for layers from a checkpoint's repository under Automodel's own releases.
     """
     family, own = job.graph.architecture.family, job.graph.implementation
+    if trains_policies(job) and job.mesh.pp > 1:
+        raise job.illegal("mesh.pp", "workers of DTensor have no pipeline stages: the device mesh is made with pp_size "
+                          "1", f"{_SETUP}:511")
     if own == "hub":
         if not trains_policies(job):
             raise job.not_yet("implementation", "layers of a checkpoint's repository under automodel but for "

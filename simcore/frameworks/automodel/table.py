@@ -20,6 +20,13 @@ from functools import lru_cache
 from typing import Any, cast
 
 from simcore.frameworks.automodel.checks import QUANTISED, check
+from simcore.frameworks.automodel.pipeline import (
+    POOL_OPTIONS,
+    STAGES,
+    deferred_reduction,
+    held_by_stages,
+    stages_of,
+)
 from simcore.frameworks.automodel.policies import (
     EVERY,
     NEMO_RL,
@@ -47,7 +54,6 @@ from simcore.placement.framework import Framework, Padding, Rule, TensorPolicy
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Partial, Placements, Shard, TensorLayout
 from simcore.placement.libraries import KernelLibraries
-from simcore.placement.stages import contiguous, remainder_first, stage_layers
 from simcore.recording.number_formats import PackedWeights
 from simcore.recording.options import ImplementationOptions
 
@@ -78,6 +84,7 @@ OPTIONS = {
     "fake_balanced_gate": (True, False),
     LIGER_OPTION: (True, False),
     STORAGE_OPTION: STORAGES,
+    **POOL_OPTIONS,
 }
 
 
@@ -102,9 +109,9 @@ def table(job: Draft) -> Framework:
     reduce = job.auto("training.precision.grad_reduce", training.precision.grad_reduce, "fp32",
                       "0.7.0 config.py:328 MixedPrecisionPolicy")
     _note_defaults(job, stored)
-    stages = _stages(job)
+    stages = stages_of(job)
     version = _version(job)
-    return Framework(
+    made = Framework(
         name="automodel", version=version,
         rules=_rules(job, stored, _packed(job, options), holds_fp32=version not in _ONE_TYPE),
         units=units(job, stages, options, reduce, holds_fp32=version not in _ONE_TYPE),
@@ -118,8 +125,6 @@ def table(job: Draft) -> Framework:
         sequence_parallel=False,
         stages=stages,
         schedule=Schedule(training.pipeline.schedule if mesh.pp > 1 else "1f1b", mesh.pp),
-        buffered_microbatches=job.scenario.num_microbatches if mesh.pp > 1 else 0,
-        returns_outputs=mesh.pp > 1,
         options=_layer_options(job, options, version),
         communicators=_communicators(job),
         files=automodel_files(job),
@@ -130,6 +135,7 @@ def table(job: Draft) -> Framework:
                             shared_beside=version in _BESIDE),
         assumptions=_assumptions(job, options),
     )
+    return held_by_stages(made, job, options, released=version == VERSIONS[0])
 
 
 def _note_defaults(job: Draft, stored: str) -> None:
@@ -153,9 +159,6 @@ _OF_HF = HfOptions(automodel=RELEASE_0_7_0, grouped_experts=True)
 """Replayed by transformers' own gradient_checkpointing_enable (0.7.0 distributed/model_parallelizer.py)."""
 _INSTALLED = ("framework_options.use_liger_kernel", "Liger-Kernel is installed", "assumed", "0.7.0 _transformers/"
               "kernel_patches.py: without it transformers' layers run as they are, with a warning")
-_STAGES = ("mesh.pp", "what PyTorch's stages hold of all microbatches is left out: buffers of what they receive, and "
-           "the last stage's logits", "assumed", "torch 2.13 distributed/pipelining/stage.py; 0.7.0 recipes/llm/"
-           "train_ft.py:1312 does not say return_outputs=False: peaks of stages are too low")
 _PACKED = ("training.lengths", "attention by TE, in its layout thd", "assumed", "0.7.0 components/attention/utils.py: "
            "backend.attn te; SDPA would need a mask for each pair of positions")
 _READ = ("framework_version", "layers as recorded of 0.7.0, with what the release's code does otherwise", "assumed",
@@ -196,7 +199,8 @@ def _chosen(job: Draft, options: dict[str, object], version: AutomodelOptions) -
     """Options of the layers; `version`: those by which the release differs."""
     if not job.has_experts:
         job.refuse_idle(options, "fake_balanced_gate", "in a model without experts")
-    return replace(version, keeps_logits=version.keeps_logits or job.mesh.pp > 1, experts_unit=job.mesh.ep > 1 and job.mesh.expert_dp > 1,
+    return replace(version, keeps_logits=version.keeps_logits or job.mesh.pp > 1,
+                   experts_unit=job.mesh.ep > 1 and job.mesh.expert_dp > 1,
                    dispatcher=cast(Dispatcher, _dispatcher(job, options)),
                    fake_balanced_gate=options.get("fake_balanced_gate") is True)
 
@@ -205,7 +209,7 @@ def _assumptions(job: Draft, options: dict[str, object]) -> tuple[tuple[str, str
     """Packs need TE. A mesh that the parallelizer serves and the loader before it does not is shown, with that said."""
     made = [_PACKED] if job.scenario.training.lengths == "packed" else []
     made += [_INSTALLED] if job.graph.implementation == "hf" and _has_liger(job, options) else []
-    made += [_STAGES] if job.mesh.pp > 1 else []
+    made += [STAGES] if job.mesh.pp > 1 else []
     made += [_READ] if _version(job) in _BESIDE else []
     made += POLICY_ASSUMPTIONS if trains_policies(job) else []
     if job.graph.architecture.family == "qwen3_moe" and job.graph.implementation != "hf":
@@ -220,15 +224,10 @@ def _assumptions(job: Draft, options: dict[str, object]) -> tuple[tuple[str, str
 
 
 def _strategy(job: Draft, options: dict[str, object]) -> Fsdp2Strategy:
-    """Under pipeline stages gradients are reduced, and parameters freed, when all microbatches have run backward.
-
-    torch 2.13 `pipelining/stage.py`, backward_maybe_with_nosync and perform_reduce_grad; not so if they are not
-    deferred (0.7.0 moe/fsdp_mixin.py, patched_backward_maybe_with_nosync).
-    """
     defer = job.flag(options, "defer_fsdp_grad_sync", *((EVERY,) if trains_policies(job) else ("0.7.0 config.py:340",)),
                      default=not trains_policies(job))
     if job.mesh.pp > 1:
-        return Fsdp2Strategy(*_ahead(job, options), "end" if defer else "every", reshard_after_backward=not defer)
+        return deferred_reduction(_ahead(job, options), defer=defer)
     kept = bool(options.get("enable_fsdp_optimizations", False))
     return Fsdp2Strategy(*_ahead(job, options), "last" if defer else "every", reshard_after_backward=not kept)
 
@@ -279,17 +278,6 @@ def _te_calls(job: Job, options: dict[str, object]) -> tuple[tuple[str, str], ..
         return ()
     linears = [("gemm", part) for part in ("attn", "mlp", "shared_experts")] * (job.scenario.training.method == "full")
     return (*linears, *([("attention", "attn")] if options.get("attn", "te") == "te" else []))
-
-
-def _stages(job: Job) -> tuple[tuple[int, ...], ...]:
-    """Contiguous, remainder to the first stages (0.7.0 pipelining/functional.py:98)."""
-    given, pp = job.scenario.training.pipeline.layers, job.mesh.pp
-    counts = remainder_first(job.graph.num_blocks, pp) if given == "auto" else list(given)
-    if len(counts) != pp or sum(counts) != job.graph.num_blocks or min(counts) < 1:
-        raise job.illegal("mesh.pp", f"expected {pp} stages of at least one layer, adding up to "
-                          f"{job.graph.num_blocks}, got {counts}",
-                          "0.7.0 pipelining/functional.py:135: stages cannot exceed layers")
-    return stage_layers(job.graph, contiguous(counts))
 
 
 # ---- rules ----------------------------------------------------------------------------------------------------------
