@@ -60,9 +60,12 @@ def loss_by_default(job: Job) -> tuple[str, str]:
     return "masked_fp32", "0.7.0 recipes: MaskedCrossEntropy fp32_upcast"
 
 
-def hub_options(job: Draft) -> HfOptions:
-    """Returns the settings of layers from a checkpoint's repository."""
-    return HUB.layer_options(job, {})
+def hub_options(job: Draft, options: dict[str, object]) -> HfOptions:
+    """Returns the settings of layers from a checkpoint's repository.
+
+    `options`: the framework options that the scenario sets; of these layers it is attn_implementation alone.
+    """
+    return HUB.layer_options(job, {name: options[name] for name in HUB.options if name in options})
 
 
 def check_policies(job: Job) -> None:

@@ -19,6 +19,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, cast
 
+from simcore.frameworks.automodel.attention import (
+    ATTENTION_OPTION,
+    ATTENTIONS,
+    attention_library,
+    attention_of,
+    te_calls,
+)
 from simcore.frameworks.automodel.checks import QUANTISED, check
 from simcore.frameworks.automodel.pipeline import (
     POOL_OPTIONS,
@@ -41,7 +48,7 @@ from simcore.frameworks.automodel.units import is_sharded, units
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import AUTOMODEL_LOOP, trainer_afterwards
 from simcore.frameworks.common.checkpoint_files import automodel_files
-from simcore.frameworks.common.kernels import SDPA_BACKENDS, torch_libraries
+from simcore.frameworks.common.kernels import SDPA_BACKENDS
 from simcore.frameworks.common.liger import LIGER_FAMILIES, LIGER_OPTION, has_liger
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed, packed_of
 from simcore.frameworks.common.torch import States, all_or_no_checkpoint, states_of, torch_optimizer
@@ -80,6 +87,7 @@ OPTIONS = {
     "enable_fsdp_optimizations": (True, False),
     "dispatcher": ("deepep", "hybridep", "torch"),
     "attn": ("te", "sdpa"),
+    ATTENTION_OPTION: ATTENTIONS,
     "sdpa_backend": SDPA_BACKENDS,
     "fake_balanced_gate": (True, False),
     LIGER_OPTION: (True, False),
@@ -131,7 +139,7 @@ def table(job: Draft) -> Framework:
         afterwards=trainer_afterwards(job, "", whole=False, loop=AUTOMODEL_LOOP),
         padding=Padding(1, "0.7.0 components/datasets/utils.py default_collater: pad_seq_len_divisible None"),
         libraries=KernelLibraries(dispatcher=_dispatcher(job, options).replace("torch", "nccl"),
-                            attention=_attention(job, options), te_calls=_te_calls(job, options),
+                            attention=attention_library(job, options), te_calls=te_calls(job, options),
                             shared_beside=version in _BESIDE),
         assumptions=_assumptions(job, options),
     )
@@ -179,12 +187,13 @@ def _version(job: Job) -> str:
 def _layer_options(job: Draft, options: dict[str, object], version: str) -> ImplementationOptions:
     """Options of transformers' layers: with Liger's kernels if it has some for them and the option is not off."""
     if job.graph.implementation == "hub":
-        return hub_options(job)
+        return hub_options(job, options)
     if job.graph.implementation != "hf":
         job.refuse_idle(options, LIGER_OPTION, "in Automodel's own layers")
         return _chosen(job, options, _LAYERS[version])
     job.refuse_idle(options, "fake_balanced_gate", "in transformers' layers")
-    return replace(_OF_HF, embeddings_require_grad=_transformers.replayed(job), liger=_has_liger(job, options))
+    return replace(_OF_HF, attn_implementation=attention_of(job, options), liger=_has_liger(job, options),
+                   embeddings_require_grad=_transformers.replayed(job))
 
 
 def _has_liger(job: Draft, options: dict[str, object]) -> bool:
@@ -199,7 +208,9 @@ def _chosen(job: Draft, options: dict[str, object], version: AutomodelOptions) -
     """Options of the layers; `version`: those by which the release differs."""
     if not job.has_experts:
         job.refuse_idle(options, "fake_balanced_gate", "in a model without experts")
-    return replace(version, keeps_logits=version.keeps_logits or job.mesh.pp > 1,
+    eager = attention_of(job, options) == "eager"
+    return replace(version, attn_implementation="eager" if eager else "sdpa",
+                   keeps_logits=version.keeps_logits or job.mesh.pp > 1,
                    experts_unit=job.mesh.ep > 1 and job.mesh.expert_dp > 1,
                    dispatcher=cast(Dispatcher, _dispatcher(job, options)),
                    fake_balanced_gate=options.get("fake_balanced_gate") is True)
@@ -254,30 +265,6 @@ def _dispatcher(job: Draft, options: dict[str, object]) -> str:
     default = "deepep" if job.mesh.ep > 1 else "torch"
     return job.auto("framework_options.dispatcher", str(options.get("dispatcher", "auto")), default,
                     "0.7.0 models/common/utils.py: DeepEP where installed and ep > 1, else torch")
-
-
-def _attention(job: Draft, options: dict[str, object]) -> str:
-    """Library of attention's kernels, which changes time alone; transformers' layers have torch's."""
-    if job.graph.implementation != "automodel":
-        job.refuse_idle(options, "attn", "in transformers' layers")
-        return torch_libraries(job, options).attention
-    backend = job.auto("framework_options.attn", str(options.get("attn", "auto")), "te",
-                       "0.7.0 models/common/utils.py: BackendConfig.attn is te where TE is installed")
-    if backend == "te":
-        job.refuse_idle(options, "sdpa_backend", "with attention by TE")
-        return "attention"
-    return torch_libraries(job, options).attention
-
-
-def _te_calls(job: Job, options: dict[str, object]) -> tuple[tuple[str, str], ...]:
-    """0.7.0 models/common/utils.py: BackendConfig.linear is te where TE is installed; llama and qwen take torch's.
-
-    With adapters all linear layers are counted as torch's, as their memory is.
-    """
-    if job.graph.implementation != "automodel":
-        return ()
-    linears = [("gemm", part) for part in ("attn", "mlp", "shared_experts")] * (job.scenario.training.method == "full")
-    return (*linears, *([("attention", "attn")] if options.get("attn", "te") == "te" else []))
 
 
 # ---- rules ----------------------------------------------------------------------------------------------------------

@@ -104,7 +104,9 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
     tape.rename(out.storage, HIDDEN)
     out.disown()
     forward = tape.cut()
+    masks = _added_masks(env, kind)
     hidden = None
+    masks.clear()
     dropped = tape.cut()
     # Other models still hold the stem's output as `inputs_embeds`, these reuse the variable.
     late = run.first and kind.family not in ("nemotron_h", "qwen3_moe")
@@ -117,6 +119,22 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
     _hand_back(tape, leaf)
     sections = (_EMPTY, dropped) if late else (dropped, _EMPTY)
     return RecordedLayer(forward, tape.cut(), *sections, grads=tape.release_grads())
+
+
+def _added_masks(env: Env, kind: LayerKind) -> list[Tensor]:
+    """Eager attention's mask, if the model's variable is the last that holds it: dropped with the first layer's input.
+
+    A checkpoint keeps it for its replay, see `_tables`.
+    """
+    run, tape = env.run, env.tape
+    if not run.first or not _is_eager(env, kind) or run.checkpoint == "full":
+        return []
+    slot = tape.slot("causal_mask", "activation")
+    return [tape.external((run.batch, run.seq, run.seq), run.compute, slot, BEFORE)]
+
+
+def _is_eager(env: Env, kind: LayerKind) -> bool:
+    return env.options.attn_implementation == "eager" and kind.family in DENSE
 
 
 def _input(env: Env, shape: tuple[int, ...], dtype: str) -> Tensor:
@@ -171,6 +189,7 @@ def _layer(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
         if kind.family in ("deepseek_v3", "qwen3_moe"):
             named.append(hidden)
         hidden = aten.add(env.tape, residual, hidden, "residual")
+    env.held.clear()
     return hidden
 
 
@@ -233,7 +252,18 @@ def _embedding(env: Env, kind: LayerKind, block: Embedding) -> RecordedLayer:
 
 def _tables(env: Env, kind: LayerKind, block: Embedding) -> list[Tensor]:
     """Angles, and positions that a checkpoint keeps, in the order in which the stem makes them."""
-    return [env.tape.empty(shape, dtype, name) for name, shape, dtype in _angles(kind, env.run, block.rotary_dim)]
+    tape, run = env.tape, env.run
+    mask = [_made_mask(env)] if _is_eager(env, kind) else []
+    if mask and run.checkpoint != "full":
+        mask.pop().disown()
+    return mask + [tape.empty(shape, dtype, name) for name, shape, dtype in _angles(kind, run, block.rotary_dim)]
+
+
+def _made_mask(env: Env) -> Tensor:
+    """Mask that eager attention adds, made of truth values (transformers 5.23 `masking_utils.py`, eager_mask)."""
+    tape, run = env.tape, env.run
+    seen = aten.new(tape, (run.seq, run.seq), "uint8", "is_seen")
+    return aten.new(tape, (run.batch, run.seq, run.seq), run.compute, "causal_mask", run.batch * seen.nbytes)
 
 
 def _angles(kind: LayerKind, run: LayerWorkload, dim: int) -> list[tuple[str, tuple[int, ...], str]]:
