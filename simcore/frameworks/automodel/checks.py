@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from simcore.frameworks.automodel.pipeline import check_pipeline
-from simcore.frameworks.automodel.policies import check_policies
+from simcore.frameworks.automodel.policies import check_policies, offload_parts
 from simcore.models.blocks import Moe
 from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
@@ -37,7 +38,7 @@ def check(job: Job) -> None:
     job.one_of("training.loss", loss, losses)
     if loss == "causal" and (job.mesh.tp > 1 or job.mesh.pp > 1 or job.mesh.cp > 1):
         raise job.not_yet("training.loss", "the model's own loss (causal) with tensor, pipeline or context parallelism")
-    CAPABILITIES.check(job)
+    replace(CAPABILITIES, offload=offload_parts(job)).check(job)
 
 
 def _check_packed(job: Job) -> None:

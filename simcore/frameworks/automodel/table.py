@@ -40,6 +40,7 @@ from simcore.frameworks.automodel.policies import (
     POLICY_ASSUMPTIONS,
     hub_options,
     loss_by_default,
+    rests_on_host,
     stored_by_default,
     trains_policies,
     unreplayed,
@@ -51,7 +52,7 @@ from simcore.frameworks.common.checkpoint_files import automodel_files
 from simcore.frameworks.common.kernels import SDPA_BACKENDS
 from simcore.frameworks.common.liger import LIGER_FAMILIES, LIGER_OPTION, has_liger
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed, packed_of
-from simcore.frameworks.common.torch import States, all_or_no_checkpoint, states_of, torch_optimizer
+from simcore.frameworks.common.torch import States, all_or_no_checkpoint, states_of, time_of_offload, torch_optimizer
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.inputs.optimizers import AS_STORED, OPTIMIZERS
 from simcore.operators.automodel.options import RELEASE_0_7_0, SNAPSHOT_2026_06_08, AutomodelOptions, Dispatcher
@@ -222,7 +223,7 @@ def _assumptions(job: Draft, options: dict[str, object]) -> tuple[tuple[str, str
     made += [_INSTALLED] if job.graph.implementation == "hf" and _has_liger(job, options) else []
     made += [STAGES] if job.mesh.pp > 1 else []
     made += [_READ] if _version(job) in _BESIDE else []
-    made += POLICY_ASSUMPTIONS if trains_policies(job) else []
+    made += [*POLICY_ASSUMPTIONS, *time_of_offload(job)] if trains_policies(job) else []
     if job.graph.architecture.family == "qwen3_moe" and job.graph.implementation != "hf":
         made += [_LATENT, _FAKE_GATE if options.get("fake_balanced_gate") is True else _BALANCED]
     if job.graph.architecture.family == "deepseek_v3":
@@ -273,7 +274,7 @@ class _Choice:
     """Settings that tensor policies depend on, apart from the tensor itself.
 
     `stored`: dtype of trained parameters; `frozen`: of the base's; `kept`: the optimizer's states. `experts_dp`: ranks
-    that shard an expert.
+    that shard an expert. `on_host`: sharded tensors rest there.
     """
 
     stored: str
@@ -288,6 +289,7 @@ class _Choice:
     experts_dp: int
     packed: PackedWeights | None = None
     holds_fp32: bool = True
+    on_host: bool = False
 
 
 def _packed(job: Draft, options: dict[str, Any]) -> PackedWeights | None:
@@ -309,7 +311,7 @@ def _rules(job: Job, stored: str, packed: PackedWeights | None, *, holds_fp32: b
     return _made_rules(_Choice(
         stored, frozen, frozen if experts == "auto" else experts, _adapters(job, stored),
         job.compute, states_of(job, plain=not is_sharded(job)), is_sharded(job), mesh.tp > 1, mesh.ep > 1,
-        mesh.expert_dp, packed, holds_fp32))
+        mesh.expert_dp, packed, holds_fp32, rests_on_host(job)))
 
 
 def _casts_frozen(job: Job) -> bool:
@@ -369,9 +371,10 @@ def _policy(choice: _Choice, name: str, placements: Placements, used: Placements
                             choice.kept.of(used, stored),
                     unreduced_grad_category="sharded_grad")
     partial: Placements = (*used, ("dp_shard_cp", Partial()))
-    return TensorPolicy(name, TensorLayout(placements, stored), TensorLayout(used, compute),
-                        TensorLayout(partial, compute), TensorLayout(placements, stored),
-                choice.kept.of(placements, stored), pad_storage=True)
+    space = "host" if choice.on_host else "device"
+    rest = TensorLayout(placements, stored, space)
+    return TensorPolicy(name, rest, TensorLayout(used, compute), TensorLayout(partial, compute), rest,
+                        choice.kept.of(placements, stored, space), pad_storage=True)
 
 
 def _communicators(job: Job) -> tuple[str, ...]:
