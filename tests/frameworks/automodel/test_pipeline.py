@@ -9,6 +9,8 @@ import pytest
 import small
 from simcore.errors import IllegalLayout, InputError, NotYet
 from simcore.frameworks.automodel.policies import NEMO_RL
+from simcore.program.outline import Phase
+from simcore.recording.tape import Kernel, Op
 from simcore.results.report import Report
 from simcore.simulate import simulate
 
@@ -41,6 +43,19 @@ def test_a_pool_holds_as_many_buffers_however_many_microbatches() -> None:
     assert pooled[0] + (32 - 4) * 64 * 256 * 2 == _peaks(microbatches=32)[0], "two in flight and two to spare"
     less = _peaks(microbatches=16, options={POOL: True, "pp_recv_buffer_pool_slack": 0})[0]
     assert pooled[0] - less == 2 * 64 * 256 * 2
+
+
+@pytest.mark.parametrize(("defer", "late"), [(True, True), (False, False)])
+def test_gradients_are_reduced_when_all_microbatches_are_through(defer: bool, late: bool) -> None:
+    """torch's REDUCE_GRAD, behind the last backward pass; or with each, of Automodel's own patch."""
+    program = small.program_of("automodel", PP, microbatches=3, options={"defer_fsdp_grad_sync": defer}, **LLAMA)
+    rows = program.columns.tolist()
+    scatters = {number for (name, *_), number in program.tables.comms.items() if name == "reduce_scatter"}
+    reduces = [at for at, row in enumerate(rows) if row[0] == Op.COLLECTIVE and row[2] in scatters]
+    last = max(at for at, (row, phase) in enumerate(zip(rows, program.phase.tolist(), strict=True))
+               if row[0] == Op.COMPUTE and row[2] == Kernel.GEMM and phase == Phase.BACKWARD)
+    assert reduces
+    assert (reduces[0] > last) is late
 
 
 @pytest.mark.parametrize(("schedule", "more"), [("1f1b", 0), ("gpipe", 256 * 2)])
