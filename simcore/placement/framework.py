@@ -191,8 +191,10 @@ class Framework:
     whose inputs stay on the device where those of others wait on the host. `recomputed_together`: number of layers that
     keep one input ("uniform"). `frees_sent_output`: a stage frees an output once it is sent.
     `keeps_received`: it keeps the last received input, and that input's gradient, until the next ones arrive.
-    `buffered_microbatches`: number of microbatches for which a stage has a receive buffer. `returns_outputs`: the last
-    stage keeps the model's output of each microbatch. `deferred_heads`: number of microbatches of a step that keep the
+    `buffered_microbatches`: number of microbatches for which a stage has a receive buffer. `buffer_slack`: receive
+    buffers that microbatches share, beyond as many as are in flight; -1: each has its buffer. `returns_outputs`: the
+    last stage keeps the model's output of each microbatch. `unseen_bytes`: the most that tensors which no pass lists
+    may add to the peak, in the upper end of a band. `deferred_heads`: number of microbatches of a step that keep the
     inputs of the output head's weight gradient until the end of the step. `dealt`: for each pipeline rank, the
     parameters that ranks update whole; empty if optimizer states are cut. `communicators`: every mesh axis of more than
     one rank with a collective or a transfer. `assumptions`: (key, value, kind, source); `defaults`: (key, value,
@@ -218,7 +220,9 @@ class Framework:
     frees_sent_output: bool = False
     keeps_received: bool = False
     buffered_microbatches: int = 0
+    buffer_slack: int = -1
     returns_outputs: bool = False
+    unseen_bytes: int = 0
     deferred_heads: int = 0
     dealt: tuple[LayerwiseShards, ...] = ()
     options: ImplementationOptions = NO_OPTIONS

@@ -7,7 +7,7 @@ framework's hooks post what they gather, free and reduce. Layers are recorded on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from simcore.pipeline.schedule import Action, Pass
@@ -22,6 +22,7 @@ from simcore.program.stage_borders import Edges
 from simcore.program.stage_buffers import StageBuffers
 from simcore.program.stage_inputs import StageInput, StageInputs
 from simcore.program.tile import LayerRows
+from simcore.recording.tape import HIDDEN
 
 __all__ = ["lower"]
 
@@ -100,11 +101,35 @@ def _kind(plan: Plan, layer: int) -> str:
     return plan.graph.kinds[plan.graph.layers[layer].kind].name
 
 
-def _past(plan: Plan) -> type[StageInput] | type[StageInputs] | type[StageBuffers]:
-    """Class of the tracker for tensors received across stage boundaries."""
+def _past(plan: Plan, builder: Builder, borders: tuple[Edges, ...],
+          unheld: frozenset[int]) -> StageInput | StageInputs | StageBuffers:
+    """Tracker for tensors received across stage boundaries. `unheld`: see `_unheld`."""
     if plan.framework.buffered_microbatches:
-        return StageBuffers
-    return StageInput if len(plan.chunks) == 1 else StageInputs
+        return StageBuffers(plan, builder, borders, unheld)
+    return (StageInput if len(plan.chunks) == 1 else StageInputs)(plan, builder, borders)
+
+
+def _unheld(plan: Plan, tiles: Mapping[int, LayerPasses]) -> frozenset[int]:
+    """First layers of the rank's chunks that drop their input in forward, as none of their operators saves it.
+
+    A buffer that the stage keeps for its input is then the stage's again (torch 2.13 `distributed/pipelining/stage.py`,
+    fwd_cache and args_recv_info).
+    """
+    firsts = [chunk[0] for chunk in plan.chunks if chunk[0] > 0]
+    return frozenset(first for first in firsts
+                     if any(offset == -1 and slot == HIDDEN for tile in (
+                         *(tile for tile, _, _ in tiles[first].forward), tiles[first].after)
+                            for offset, slot, _ in tile.nets.tolist()))
+
+
+def _refilled(plan: Plan) -> frozenset[int]:
+    """Last layers of the rank's chunks whose received gradient is the stage's buffer again when they have used it.
+
+    Where backward is split, a layer's second part still uses it.
+    """
+    if not plan.framework.buffered_microbatches or plan.framework.schedule.splits_backward:
+        return frozenset()
+    return frozenset(chunk[-1] for chunk in plan.chunks if chunk[-1] + 1 < len(plan.graph.layers))
 
 
 class _Walk:
@@ -123,7 +148,9 @@ class _Walk:
         self.chunks = [_Chunk(plan, number) for number in range(len(plan.chunks))]
         self.received: set[Pass] = set()
         self.kept: _Chunk | None = None
-        self.past = _past(plan)(plan, builder, tuple(self._behind(chunk.first - 1) for chunk in self.chunks))
+        self.unheld = _unheld(plan, self.tiles) if plan.framework.buffered_microbatches else frozenset()
+        self.refilled = _refilled(plan)
+        self.past = _past(plan, builder, tuple(self._behind(chunk.first - 1) for chunk in self.chunks), self.unheld)
         self.waiting = 0
 
     def post_persistent(self) -> None:
@@ -142,6 +169,7 @@ class _Walk:
             self.out.mark(self.end[action.forward])
             if not self.trains:  # no backward pass will need them
                 self.out.tile(self.edges.drop_tokens, chunk.first)
+                self._stem(chunk, self.edges.drop_stem)
             for key in action.ahead:
                 self.received.add(key)
                 self.out.at(phase, key[2])
@@ -156,6 +184,7 @@ class _Walk:
         hooks.begin_microbatch(action)
         out.tile(self.edges.mask, chunk.first)
         self._take_in(action, chunk)
+        self._stem(chunk, self.edges.stem)
         if not chunk.is_first:
             self.past.begin_forward(action.chunk)
         for layer in chunk.layers:
@@ -164,12 +193,7 @@ class _Walk:
             hooks.forward_begin(layer)
             self._pass(layer, self.tiles[layer], self.tiles[layer].forward)
             hooks.forward_end(layer)
-            if layer != chunk.head:
-                out.tile(self.tiles[layer].after, layer)
-            if layer in chunk.unkept:
-                out.tile(self.edges.drop_hidden, layer - 1)
-            if layer == chunk.norm and chunk.is_first:
-                out.tile(self.tiles[chunk.first + 1].late, chunk.first + 1)
+            self._drop_behind(layer, chunk)
         if chunk.is_first and chunk.norm < 0 and chunk.last > chunk.first:
             out.tile(self.tiles[chunk.first + 1].late, chunk.first + 1)
         if chunk.head >= 0:
@@ -183,6 +207,18 @@ class _Walk:
         self.past.end_forward(action)
         out.tile(self.edges.drop_mask, chunk.first)
         hooks.end_pass(action)
+
+    def _drop_behind(self, layer: int, chunk: _Chunk) -> None:
+        """Frees what the caller of a layer drops when it has returned; an input may be a stage's buffer again."""
+        out = self.out
+        if layer != chunk.head:
+            out.tile(self.tiles[layer].after, layer)
+        if layer in self.unheld:
+            out.tile(self.edges.keep_hidden, layer - 1)
+        if layer in chunk.unkept:
+            out.tile(self.edges.drop_hidden, layer - 1)
+        if layer == chunk.norm and chunk.is_first:
+            out.tile(self.tiles[chunk.first + 1].late, chunk.first + 1)
 
     def backward(self, action: Action, chunk: _Chunk) -> None:
         """Backward of a chunk.
@@ -208,12 +244,15 @@ class _Walk:
             out.tile(self.tiles[layer].seed, layer)
             hooks.backward_begin(layer)
             self._pass(layer, tiles[layer], tiles[layer].backward)
+            if layer in self.refilled:
+                out.tile(self.edges.keep_grad, layer + 1)
             hooks.backward_end(layer, tiles[layer].outer_grads)
             if layer in chunk.last_of:  # the replay's own output
                 out.tile(self.edges.drop_hidden, chunk.last_of[layer])
             if layer == chunk.head and action.microbatch < self.plan.framework.deferred_heads:
                 out.tile(self.edges.defer, layer)
                 self.waiting += 1
+        self._stem(chunk, self.edges.drop_stem)
         if not chunk.is_first:
             if not chunk.follows:
                 out.tile(self._behind(chunk.first - 1).send_grad, chunk.first)
@@ -238,13 +277,18 @@ class _Walk:
         for layer in chunk.layers:
             self.out.tile(tiles[layer].weight, layer)
             self.hooks.backward_end(layer, tiles[layer].outer_grads)
-            if layer == chunk.first:  # it has released the chunk's input, whose buffer stays
+            if layer == chunk.first and layer not in self.unheld:  # it has released the input, whose buffer stays
                 self.out.tile(self._behind(layer - 1).keep_hidden, layer - 1)
         for layer in chunk.layers:
             self.out.tile(tiles[layer].release, layer)
         self.hooks.end_pass(action)
         self.past.end_backward(action)
         self._let_go(action, chunk)
+
+    def _stem(self, chunk: _Chunk, tile: LayerRows) -> None:
+        """Posts `tile` on a chunk after the model's first, for tensors that its stem makes in the first."""
+        if not chunk.is_first and len(tile.rows):
+            self.out.tile(tile, chunk.first)
 
     def _let_go(self, action: Action, chunk: _Chunk) -> None:
         """Frees what the schedule kept of a microbatch until its backward pass was over."""

@@ -287,11 +287,12 @@ def _record(graph: ModelGraph, runs: tuple[tuple[Key, LayerWorkload], ...],
     operators = implementation_of(graph.implementation)
     tables = Tables()
     tiles, then = ({key: _recorded(operators, graph, key, run, tables) for key, run in some} for some in (runs, later))
-    own = operators.standing([(graph.kinds[key[0]], run) for key, run in runs])
+    given = [(graph.kinds[key[0]], run) for key, run in runs]
+    own, stem = operators.standing(given), operators.stage_stem(given)
     kept = small_tile(*((Op.ALLOC, tables.slot(name, "workspace"), size)
                         for name, size in (*own.items(), *spaces) if size))
     edges, wide = (edges_of(runs[0][1], [graph.kinds[key[0]].block for key, _ in runs],
-                            graph.architecture.hidden * width, tables) for width in (1, 2))
+                            graph.architecture.hidden * width, tables, stem) for width in (1, 2))
     shape = _shape(tuple(tables.slots), tuple(tables.comms), tuple(t.structure for t in (kept, *edges.tiles)),
                    tuple((key, kind.shape) for recorded in (tiles, then) for key, kind in recorded.items()))
     return RecordedLayers(shape, tables, tiles, then, edges, wide, kept)

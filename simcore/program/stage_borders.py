@@ -6,8 +6,10 @@ the layers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import Final
 
 from simcore.models.blocks import Embedding, Head, Loss, Mtp
 from simcore.program.outline import Tables
@@ -18,6 +20,7 @@ from simcore.units import dtype_bytes
 
 __all__ = ["BORDER_HANDLES", "Edges", "edges_of"]
 
+NO_STEM: Final[Mapping[str, int]] = MappingProxyType({})
 BORDER_HANDLES = 8, 9
 """Handles of messages across a stage border: in forward, in backward."""
 
@@ -27,13 +30,16 @@ class Edges:
     """Operations at the ends of a pipeline rank's part of the model, each a tile (a few recorded rows).
 
     They allocate and free the microbatch's tokens and labels, and receive, wait for, send, keep and drop hidden states
-    and their gradients. `mask`: attention mask, exists while forward runs. `keep_hidden`, `keep_grad`: a received
-    tensor that is kept after the layers have used it. `keep_output`: the kept output of the model. `defer`: the head's
-    input and the gradient of its output wait for the end of the step.
+    and their gradients. `stem`: tensors that a stage after the first makes for all of its layers. `mask`: attention
+    mask, exists while forward runs. `keep_hidden`, `keep_grad`: a received tensor that is kept after the layers have
+    used it. `keep_output`: the kept output of the model. `defer`: the head's input and the gradient of its output wait
+    for the end of the step.
     """
 
     tokens: LayerRows
     drop_tokens: LayerRows
+    stem: LayerRows
+    drop_stem: LayerRows
     mask: LayerRows
     drop_mask: LayerRows
     receive_hidden: LayerRows
@@ -57,13 +63,15 @@ class Edges:
         return tuple(getattr(self, edge.name) for edge in fields(self))
 
 
-def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: Tables) -> Edges:
+def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: Tables,
+             stem: Mapping[str, int] = NO_STEM) -> Edges:
     """`Edges` of a rank's part of the model: sizes of its inputs and outputs for one microbatch.
 
     `blocks`: blocks of its layers (embedding, head, loss, ...); `hidden`: elements of a token that crosses a border.
     Tokens and labels are int64; where `loads_whole_sequences`, the batch of all cp ranks, from which they are sliced,
     exists as well, and their int32 positions. Hidden states are split over tp if the framework runs sequence
-    parallelism. Stages with an embedding or a loss receive the data loader's mask, a byte for each pair of positions.
+    parallelism. `stem`: bytes by name (`Implementation.stage_stem`). Stages with an embedding or a loss receive the
+    data loader's mask, a byte for each pair of positions.
     """
     tokens, border = tables.slot("input_ids_and_labels", "input"), tables.comm("send_recv", "pp", run.compute)
     of_tokens = 2 * 8 * run.tokens + (4 + 2 * 8 * run.cp) * run.tokens * run.options.loads_whole_sequences
@@ -80,6 +88,8 @@ def edges_of(run: LayerWorkload, blocks: Sequence[object], hidden: int, tables: 
         _messages(border, of_hidden, handle) for handle in BORDER_HANDLES)
     return Edges(
         small_tile((Op.ALLOC, tokens, of_tokens)), small_tile((Op.FREE, tokens, -of_tokens)),
+        small_tile(*((Op.ALLOC, tables.slot(name, "activation"), size) for name, size in stem.items())),
+        small_tile(*((Op.FREE, tables.slot(name, "activation"), -size) for name, size in stem.items())),
         small_tile(*((Op.ALLOC, mask, of_mask),) * squares), small_tile(*((Op.FREE, mask, -of_mask),) * squares),
         small_tile((Op.ALLOC, HIDDEN, of_hidden), receive), small_tile(wait), small_tile(send),
         small_tile((Op.ALLOC, HIDDEN, of_hidden)), small_tile((Op.FREE, HIDDEN, -of_hidden)),

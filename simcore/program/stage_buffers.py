@@ -28,10 +28,12 @@ class StageBuffers:
     microbatch is in it, and to the stage after its backward pass.
     """
 
-    def __init__(self, plan: Plan, builder: Builder, borders: tuple[Edges, ...]) -> None:
+    def __init__(self, plan: Plan, builder: Builder, borders: tuple[Edges, ...], unheld: frozenset[int]) -> None:
+        """`unheld`: first layers whose input is the stage's again when they have run forward."""
         self.out, (self.edges, *_) = builder, borders
         self.chunks, self.splits = plan.chunks, plan.framework.schedule.splits_backward
-        self.count = plan.framework.buffered_microbatches
+        self.count, self.unheld = plan.framework.buffered_microbatches, unheld
+        self.ring = _ring(plan, self.count)
         last = len(plan.graph.layers) - 1
         self.inputs = [chunk[0] for chunk in plan.chunks if chunk[0] > 0]
         self.outputs = [chunk[-1] for chunk in plan.chunks if chunk[-1] < last]
@@ -44,12 +46,12 @@ class StageBuffers:
     def post_persistent(self) -> None:
         """Appends allocations of all receive buffers, and of outputs and gradients that the last step left.
 
-        Each is there once for every microbatch of the step, simulated or not.
+        Each is there once for every microbatch of the step, simulated or not; of buffers in a ring there are fewer.
         """
         for first in self.inputs:
-            self._repeat(self.edges.keep_hidden, first - 1, self.count)
+            self._repeat(self.edges.keep_hidden, first - 1, self.ring)
         for final in self.outputs:
-            self._repeat(self.edges.keep_grad, final + 1, self.count)
+            self._repeat(self.edges.keep_grad, final + 1, self.ring)
         self._held(self.edges.keep_grad, self.count)
         self._returned(self.count)
 
@@ -101,17 +103,17 @@ class StageBuffers:
         if len(self.chunks) > 1 or self.sent >= 0:
             self.out.tile(self.edges.drop_grad, first)
         self.sent = first if len(self.chunks) == 1 else -1
-        self.out.tile(self.edges.keep_hidden, first - 1)
+        self._repeat(self.edges.keep_hidden, first - 1, first not in self.unheld)
 
     def end_backward(self, action: Action) -> None:
-        """Allocates the buffer of the output's gradient for the stage again, after backward pass `action`.
+        """Allocates the model's output after backward pass `action` of the last chunk, if the stage returns it.
 
-        On the model's last chunk it allocates the model's output instead, if the stage returns that at the end of the
-        step. Where backward is split, the former runs after its weight part, the latter after its input part.
+        Where backward is split, other chunks' buffer of the output's gradient is the stage's again after the weight
+        part; else it already is.
         """
         final = self.chunks[action.chunk][-1]
         if final in self.outputs:
-            self._repeat(self.edges.keep_grad, final + 1, action.part != "input")
+            self._repeat(self.edges.keep_grad, final + 1, self.splits and action.part != "input")
         elif action.part != "weight":
             self._returned(1)
 
@@ -134,3 +136,13 @@ class StageBuffers:
     def _repeat(self, tile: LayerRows, layer: int, count: int) -> None:
         for _ in range(count):
             self.out.tile(tile, layer)
+
+
+def _ring(plan: Plan, count: int) -> int:
+    """Receive buffers of a stage in each direction; `count`: microbatches of a step.
+
+    nemo-automodel 0.7.0 `distributed/pipelining/recv_buffer_pool.py`, _ring_size: those in flight under 1F1B and some
+    more, where buffers are pooled.
+    """
+    slack = plan.framework.buffer_slack
+    return count if slack < 0 else max(2, min(count, plan.mesh.pp - plan.stage + slack))

@@ -120,11 +120,12 @@ class Simulation:
         """Bytes that torch's allocator must reserve for a simulated peak of `allocated` bytes.
 
         The ends are those of fragmentation for the ends of `band`: lowest, likely, highest. The highest includes the
-        most that pools of CUDA graphs may add.
+        most that pools of CUDA graphs, and tensors that no pass lists, may add.
         """
         low, middle, high = (needed(int(allocated * share), self.reserved_model(), self.fragmentation())
                              for share in (self.band.low, 1, self.band.high))
-        return Reserved(low.low, middle.middle, high.high + self.framework.libraries.graph_pool_bytes)
+        return Reserved(low.low, middle.middle, high.high + self.framework.libraries.graph_pool_bytes
+                        + self.framework.unseen_bytes)
 
     def limit_bytes(self) -> int:
         """Bytes of one GPU that the job may fill: `usable_bytes` times `limits.max_fill`."""

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import small
+from simcore.frameworks.registry import hooks_of
+from simcore.pipeline.schedule import actions
+from simcore.placement.plan import place
+from simcore.program.lower import lower
 from simcore.program.program import Program
+from simcore.program.record_layers import Workload
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Op
 
 DEEP = {"config": "llama-tiny", "overrides": {"num_hidden_layers": 8}}
@@ -15,8 +21,8 @@ INPUT = 64 * 256 * 2
 VIRTUAL, ONE = {"virtual_stages": 2}, {"virtual_stages": 1}
 
 
-def _program(rank: int, framework: str = "megatron", **given: Any) -> Program:
-    return small.program_of(framework, {"pp": 2}, model=DEEP, microbatches=4, rank=rank, **given)
+def _program(rank: int, **given: Any) -> Program:
+    return small.program_of("megatron", {"pp": 2}, model=DEEP, microbatches=4, rank=rank, **given)
 
 
 def _held(program: Program, slot: int, first: int, *, until_forward: bool = False) -> int:
@@ -56,5 +62,7 @@ def test_the_next_input_takes_its_place() -> None:
 
 
 def test_others_drop_a_gradient_when_it_is_sent() -> None:
-    program = _program(1, "automodel")
+    job, table = small.prepared("megatron", {"pp": 2}, model=DEEP, microbatches=4)
+    plan = place(job.graph, job.mesh, replace(table, keeps_received=False), 1)
+    program = lower(plan, Workload(1, 64, 0), actions(table.schedule, plan.stage, 4), hooks_of(table))
     assert _held(program, GRAD_HIDDEN, 5) == _held(program, HIDDEN, 5) == 0

@@ -2,6 +2,10 @@
 
     python tests/truth/probe_automodel_dense.py > tests/truth/tape/automodel-dense-0.7.0-torch-2.13.0.json
 
+With the word `eager` it measures layers with `attn_implementation: eager` alone, and prints their events:
+
+    python tests/truth/probe_automodel_dense.py eager > tests/truth/tape/automodel-eager-0.7.0-torch-2.13.0.json
+
 Layers: Llama, Qwen2, Qwen3 and a dense one of Qwen3-MoE on fake tensors on a CPU, plain and under Automodel's own
 checkpointing of sub-modules; and Qwen3-MoE's gate. Stand-ins: the CPU flash kernel; norms are `rms_norm: torch` with a
 kernel that allocates what CUDA's does, but Qwen3's are Hugging Face's and run as they are. Of Qwen3-MoE's, the compiled
@@ -69,6 +73,9 @@ GATES = {"gate": {"norm_topk_prob": True}, "gate as it is": {"norm_topk_prob": F
 LAYERS = {f"{family}{' checkpointed' * again}{' of two' * (batch - 1)}":
           {"family": family, "batch": batch, "seq": 192, "checkpoint": bool(again)}
           for family in ("llama", "qwen2", "qwen3", "qwen3_moe") for again, batch in ((0, 1), (0, 2), (1, 1))}
+EAGER = {f"{family}{' checkpointed' * again}{' of two' * (batch - 1)}":
+         {"family": family, "batch": batch, "seq": 192, "checkpoint": bool(again), "attention": "eager"}
+         for family in ("llama", "qwen2", "qwen3") for again, batch in ((0, 1), (0, 2), (1, 1), (1, 2))}
 WRAPPED: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama", "checkpoint": True}, "qwen2": {"family": "qwen2", "checkpoint": True},
     "qwen3": {"family": "qwen3", "checkpoint": True}, "mixtral": {"family": "mixtral", "checkpoint": True},
@@ -84,17 +91,17 @@ WRAPPED: dict[str, dict[str, Any]] = {
 }
 
 
-def config(family: str, *, tied: bool = False, **given: Any) -> Any:
+def config(family: str, *, tied: bool = False, attention: str = "sdpa", **given: Any) -> Any:
     fields = SHAPE | (EXPERTS if family in ("qwen3_moe", "mixtral") else {}) | {"tie_word_embeddings": tied} | given
     made = AutoConfig.for_model(family, **fields)
-    made._attn_implementation = "sdpa"
+    made._attn_implementation = attention
     made.use_cache = False
     made.torch_dtype = torch.bfloat16
     return made
 
 
 def model_of(case: dict[str, Any]) -> Any:
-    cfg = config(case["family"], tied=case.get("tied", False))
+    cfg = config(case["family"], tied=case.get("tied", False), attention=case.get("attention", "sdpa"))
     with torch.device("meta"):
         if case.get("hf") or case["family"] not in OWN:
             return AutoModelForCausalLM.from_config(cfg, dtype=torch.bfloat16)
@@ -135,9 +142,9 @@ class Rotated(torch.autograd.Function):
 
 
 # ---- layers, event by event ------------------------------------------------------------------------------------------
-def layer_of(family: str) -> Any:
+def layer_of(family: str, attention: str) -> Any:
     if family != "qwen3_moe":
-        return LAYER_OF[family](config(family), 0, BACKEND).train()
+        return LAYER_OF[family](config(family, attention=attention), 0, BACKEND).train()
     with torch.device("meta"):
         experts = Qwen3MoeForCausalLM(config(family), backend=BACKEND).model.moe_config
     block = Block(0, config(family, mlp_only_layers=[0]), experts, BACKEND).train()
@@ -177,7 +184,7 @@ def events(case: dict[str, Any]) -> dict[str, Any]:
     shape, seen = (case["batch"], case["seq"], SHAPE["hidden_size"]), []
     torch.set_default_dtype(torch.bfloat16)
     with fake:
-        layer = layer_of(case["family"])
+        layer = layer_of(case["family"], case.get("attention", "sdpa"))
     torch.set_default_dtype(torch.float32)
     if case["checkpoint"]:
         ac.apply_submodule_checkpointing([layer], False)
@@ -185,12 +192,14 @@ def events(case: dict[str, Any]) -> dict[str, Any]:
         leaf = torch.empty((), dtype=torch.bfloat16, requires_grad=True)
         x = Around.apply(leaf, shape, seen, tr.events)
         tables = tuple(torch.empty(1, case["seq"], SHAPE["head_dim"]) for _ in range(2))
-        for known in (*layer.parameters(), *tables):
+        mask = torch.empty(case["batch"], 1, case["seq"], case["seq"], dtype=torch.bfloat16) if "attention" in case \
+            else None
+        for known in (*layer.parameters(), *tables, *([] if mask is None else [mask])):
             tr.number_of(known)
         gc.collect()
         start, tr.phase = len(tr.events), "fwd"
         named = {"freqs_cis": tables[0]} if case["family"] == "qwen3_moe" else {"position_embeddings": tables}
-        out = layer(x, attention_mask=None, **named)
+        out = layer(x, attention_mask=mask, **named)
         middle = len(tr.events)
         del x
         loss = Around.apply(out, (), seen, tr.events)
@@ -255,6 +264,8 @@ def stand_in() -> None:
 
 
 def main() -> str:
+    if "eager" in sys.argv:
+        return lines({name: events(case) for name, case in EAGER.items()})
     os.environ.update(WORLD_SIZE="8", RANK="0", LOCAL_RANK="0")
     made = {name: events(case) for name, case in LAYERS.items()}
     gates = {name: gate_events(given) for name, given in GATES.items()}

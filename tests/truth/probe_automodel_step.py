@@ -4,7 +4,8 @@
 
 Fake tensors on a CPU over PyTorch's fake process group of 8 ranks: Automodel's `parallelize_model`, forward, its
 `MaskedCrossEntropy`, backward and fused AdamW, twice; the second step is told. Stand-ins: the CPU flash kernel, no
-mask, rotary tables as long as the sequence without asking the device for the last position, no state of random numbers.
+mask but for eager attention, rotary tables as long as the sequence without asking the device for the last position, no
+state of random numbers.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import gc
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import probe_automodel_dense as dense
@@ -39,6 +41,9 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3 tied": {"family": "qwen3", "tied": True},
     "qwen3 ahead": {"family": "qwen3", "enable_fsdp2_prefetch": True},
     "qwen3 by transformers": {"family": "qwen3", "hf": True, "checkpoint": True},
+    "qwen3 eager": {"family": "qwen3", "attention": "eager"},
+    "qwen3 eager checkpointed": {"family": "qwen3", "attention": "eager", "checkpoint": True},
+    "qwen3 eager by transformers": {"family": "qwen3", "attention": "eager", "hf": True},
     "mixtral": {"family": "mixtral"}, "mixtral checkpointed": {"family": "mixtral", "checkpoint": True},
 }
 SEQ = 512
@@ -78,7 +83,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         model.to_empty(device="cpu")
         for b in model.buffers():
             tr.tag(b, "buffer")
-        optimizer = make_optim(model, {"optim": "adamw_fused"})
+        optimizer = make_optim(model, {"optim": "adamw_fused", "optim_groups": "one"})
         for step in range(2):
             gc.collect()
             start, sent = len(tr.events), len(tr.comms)
@@ -107,13 +112,18 @@ def main() -> str:
     return dense.lines({name: measure(case) for name, case in CASES.items()})
 
 
+def masked(own: Callable[..., Any]) -> Callable[..., Any]:
+    """Its own mask for eager attention, else none."""
+    return lambda *args, **given: (own if given["config"]._attn_implementation == "eager" else no_mask)(*args, **given)
+
+
 def stand_in() -> None:
     dense.stand_in()
     LlamaRotaryEmbedding.forward = tables
     for module in (qwen3, modeling_mixtral, modeling_qwen3):
         for name in ("create_causal_mask", "create_sliding_window_causal_mask"):
             if hasattr(module, name):
-                setattr(module, name, no_mask)
+                setattr(module, name, masked(getattr(module, name)))
 
 
 if __name__ == "__main__":

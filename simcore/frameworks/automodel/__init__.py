@@ -3,8 +3,9 @@
 Input: a `Job`. Output: a `Framework` with an `Fsdp2Strategy` and `Unit`s; the hooks are those of `frameworks/fsdp2`.
 Start: `table.table`; its [Note: Automodel's two paths] says how wrapping depends on expert parallelism.
 
-`units`: what is wrapped by `fully_shard`, at ep = 1 and ep > 1. `checks`: refusals, each with its rule. `lora`: which
-modules its matcher adapts, and the adapters' tensors. `table.implementation_of`: for which families it runs its own
-models (`operators/automodel`), and for which those of transformers (`operators/hf`).
+`units`: what is wrapped by `fully_shard`, at ep = 1 and ep > 1. `pipeline`: stages, their buffers, returned outputs.
+`checks`: refusals, each with its rule. `lora`: modules that its matcher adapts, and the adapters' tensors.
+`table.implementation_of`: for which families it runs its own models (`operators/automodel`), and for which those of
+transformers (`operators/hf`).
 Upstream: `nemo_automodel/components/distributed/`, `components/moe/parallelizer.py`, `components/_peft/`.
 """

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
-from simcore.frameworks.automodel.policies import check_policies
+from simcore.frameworks.automodel.pipeline import check_pipeline
+from simcore.frameworks.automodel.policies import check_policies, offload_parts
 from simcore.models.blocks import Moe
-from simcore.pipeline.schedule import ZERO_BUBBLE
 from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
 
@@ -23,13 +24,13 @@ def check(job: Job) -> None:
     IllegalLayout: Automodel itself refuses the job. NotYet: rankscope does not model it.
     """
     _check_packed(job)
-    _check_hf(job)
     check_policies(job)
+    _check_hf(job)
     _check_mesh(job)
     _check_deepseek(job)
     _check_tied(job)
     _check_tensor_parallel(job)
-    _check_pipeline(job)
+    check_pipeline(job)
     _check_context_parallel(job)
     loss = job.scenario.training.loss
     losses = ("auto", "hf", "hf_keep_logits") if job.graph.implementation == "hub" else (
@@ -37,7 +38,7 @@ def check(job: Job) -> None:
     job.one_of("training.loss", loss, losses)
     if loss == "causal" and (job.mesh.tp > 1 or job.mesh.pp > 1 or job.mesh.cp > 1):
         raise job.not_yet("training.loss", "the model's own loss (causal) with tensor, pipeline or context parallelism")
-    CAPABILITIES.check(job)
+    replace(CAPABILITIES, offload=offload_parts(job)).check(job)
 
 
 def _check_packed(job: Job) -> None:
@@ -153,21 +154,6 @@ def _check_tied(job: Job) -> None:
         raise job.illegal("model", f"{apart} has separate input and output embeddings and does not support "
                           "tie_word_embeddings=True", "0.7.0 models/common/tie_word_embeddings.py: "
                           "TieSupport.UNTIED_ONLY")
-
-
-def _check_pipeline(job: Job) -> None:
-    """A batch that is written down must fill the pipeline; an omitted one is not checked."""
-    training, pp = job.scenario.training, job.mesh.pp
-    if training.pipeline.schedule in ZERO_BUBBLE:
-        raise job.not_yet("training.pipeline.schedule", f"{training.pipeline.schedule} under automodel")
-    if pp > 1 and job.graph.has_tied_head:
-        raise job.illegal("mesh.pp", "Pipeline parallelism does not support tie_word_embeddings=True",
-                          "0.7.0 distributed/pipelining/hf_utils.py:755")
-    microbatches = job.scenario.num_microbatches
-    if pp > 1 and training.global_batch_size is not None and microbatches < pp:
-        raise job.illegal("training.global_batch_size", f"pp_batch_size {microbatches * training.micro_batch_size} // "
-                          f"pp_microbatch_size {training.micro_batch_size} must be >= pp_size {pp}",
-                          "0.7.0 recipes/llm/train_ft.py:675")
 
 
 def _check_context_parallel(job: Job) -> None:

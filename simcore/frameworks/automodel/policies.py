@@ -20,12 +20,13 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.frameworks.common.expert_modules import HUB
+from simcore.frameworks.common.torch import offloaded_together
 from simcore.models.blocks import Attention, Moe
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.job import Draft, Job
 
 __all__ = ["EVERY", "NEMO_RL", "POLICY_ASSUMPTIONS", "check_policies", "hub_options", "loss_by_default",
-           "stored_by_default", "trains_policies", "unreplayed"]
+           "offload_parts", "rests_on_host", "stored_by_default", "trains_policies", "unreplayed"]
 
 NEMO_RL: Final = "NeMo RL 7ea279ab"
 """Value of `framework_version`."""
@@ -60,9 +61,26 @@ def loss_by_default(job: Job) -> tuple[str, str]:
     return "masked_fp32", "0.7.0 recipes: MaskedCrossEntropy fp32_upcast"
 
 
-def hub_options(job: Draft) -> HfOptions:
-    """Returns the settings of layers from a checkpoint's repository."""
-    return HUB.layer_options(job, {})
+def hub_options(job: Draft, options: dict[str, object]) -> HfOptions:
+    """Returns the settings of layers from a checkpoint's repository.
+
+    `options`: the framework options that the scenario sets; of these layers it is attn_implementation alone.
+    """
+    return HUB.layer_options(job, {name: options[name] for name in HUB.options if name in options})
+
+
+def offload_parts(job: Job) -> tuple[str, ...]:
+    """Returns the parts that may rest on the host: those of cpu_offload for workers of NeMo RL, else none."""
+    return ("params", "gradients", "optimizer") if trains_policies(job) else ()
+
+
+def rests_on_host(job: Job) -> bool:
+    """True with cpu_offload: parameters, gradients and states rest in memory of the host that is not pinned.
+
+    `models/automodel/setup.py:489`: CPUOffloadPolicy(pin_memory=False); before training the worker moves buffers alone
+    to the device (`dtensor_policy_worker_v2.py`, prepare_for_training).
+    """
+    return trains_policies(job) and job.scenario.training.offload.part("params")[1] > 0
 
 
 def check_policies(job: Job) -> None:
@@ -71,6 +89,12 @@ def check_policies(job: Job) -> None:
     Also for layers from a checkpoint's repository under Automodel's own releases.
     """
     family, own = job.graph.architecture.family, job.graph.implementation
+    if trains_policies(job) and job.mesh.pp > 1:
+        raise job.illegal("mesh.pp", "workers of DTensor have no pipeline stages: the device mesh is made with pp_size "
+                          "1", f"{_SETUP}:511")
+    if trains_policies(job):
+        _check_offload(job)
+        _check_tensor_parallel(job)
     if own == "hub":
         if not trains_policies(job):
             raise job.not_yet("implementation", "layers of a checkpoint's repository under automodel but for "
@@ -89,6 +113,49 @@ def check_policies(job: Job) -> None:
                           "and force_hf is set (implementation: hf)", f"{_SETUP} _maybe_set_force_hf")
     if job.mesh.ep == 1 or family not in _OWN:
         raise job.not_yet("framework_version", f"Automodel's layers of {family} with ep {job.mesh.ep} under {NEMO_RL}")
+
+
+def _check_offload(job: Job) -> None:
+    away = offloaded_together(job, "cpu_offload is FSDP2's CPUOffloadPolicy, which offloads parameters, gradients, and "
+                              "optimizer states to CPU", f"{_SETUP}:489")
+    if not away:
+        return
+    if job.mesh.size == 1:
+        raise job.illegal("training.offload", "CPUOffload doesn't work on single GPU for AutoModel", f"{_SETUP}:500")
+    if job.scenario.workload != "train" or job.mesh.ep > 1:
+        raise job.not_yet("training.offload", "cpu_offload but for SFT without expert parallelism")
+
+
+_PLANS: Final = {"llama": "_parallelize_llama", "qwen2": "_parallelize_qwen", "qwen3": "_parallelize_qwen"}
+_PLAN_FILE: Final = "Automodel 24b47e856 distributed/optimized_tp_plans.py"
+
+
+def _check_tensor_parallel(job: Job) -> None:
+    """Refuses what the worker or its pin refuses; plans that would run are not modelled."""
+    mesh, sequences = job.mesh, job.scenario.training.sequence_parallel is True
+    if mesh.tp == 1:
+        return
+    if mesh.cp > 1 and sequences:
+        raise job.illegal("training.sequence_parallel", "It's a known issue that context parallel can't be used "
+                          "together with sequence parallel in DTensor worker", f"{_SETUP}:637")
+    if mesh.ep > 1:
+        raise job.illegal("mesh.tp", "Tensor parallelism not supported for custom MoE models",
+                          "Automodel 24b47e856 moe/parallelizer.py:353")
+    if job.graph.implementation == "hub":
+        if sequences:
+            raise job.illegal("training.sequence_parallel", "Sequence parallelism is not supported for "
+                              "NemotronHForCausalLM", f"{_PIN}:335")
+        return
+    for block in (branch.block for kind in job.graph.kinds for branch in kind.branches):
+        if not isinstance(block, Attention):
+            continue
+        for name, heads in (("num_key_value_heads", block.num_kv_heads), ("num_attention_heads", block.num_heads)):
+            if heads % mesh.tp:
+                raise job.illegal("mesh.tp", f"{name} ({heads}) must be divisible by TP size ({mesh.tp})",
+                                  f"{_PIN}:1190")
+    family = job.graph.architecture.family
+    plan = f"{_PLAN_FILE} {_PLANS[family]}" if family in _PLANS else f"{_PIN} get_hf_tp_shard_plan"
+    raise job.not_yet("mesh.tp", f"DTensor's plan for transformers' layers of {family} ({plan})")
 
 
 def unreplayed(job: Job) -> tuple[int, ...]:

@@ -19,13 +19,28 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, cast
 
+from simcore.frameworks.automodel.attention import (
+    ATTENTION_OPTION,
+    ATTENTIONS,
+    attention_library,
+    attention_of,
+    te_calls,
+)
 from simcore.frameworks.automodel.checks import QUANTISED, check
+from simcore.frameworks.automodel.pipeline import (
+    POOL_OPTIONS,
+    STAGES,
+    deferred_reduction,
+    held_by_stages,
+    stages_of,
+)
 from simcore.frameworks.automodel.policies import (
     EVERY,
     NEMO_RL,
     POLICY_ASSUMPTIONS,
     hub_options,
     loss_by_default,
+    rests_on_host,
     stored_by_default,
     trains_policies,
     unreplayed,
@@ -34,10 +49,10 @@ from simcore.frameworks.automodel.units import is_sharded, units
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import AUTOMODEL_LOOP, trainer_afterwards
 from simcore.frameworks.common.checkpoint_files import automodel_files
-from simcore.frameworks.common.kernels import SDPA_BACKENDS, torch_libraries
+from simcore.frameworks.common.kernels import SDPA_BACKENDS
 from simcore.frameworks.common.liger import LIGER_FAMILIES, LIGER_OPTION, has_liger
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed, packed_of
-from simcore.frameworks.common.torch import States, all_or_no_checkpoint, states_of, torch_optimizer
+from simcore.frameworks.common.torch import States, all_or_no_checkpoint, states_of, time_of_offload, torch_optimizer
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.inputs.optimizers import AS_STORED, OPTIMIZERS
 from simcore.operators.automodel.options import RELEASE_0_7_0, SNAPSHOT_2026_06_08, AutomodelOptions, Dispatcher
@@ -47,7 +62,6 @@ from simcore.placement.framework import Framework, Padding, Rule, TensorPolicy
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Partial, Placements, Shard, TensorLayout
 from simcore.placement.libraries import KernelLibraries
-from simcore.placement.stages import contiguous, remainder_first, stage_layers
 from simcore.recording.number_formats import PackedWeights
 from simcore.recording.options import ImplementationOptions
 
@@ -74,10 +88,12 @@ OPTIONS = {
     "enable_fsdp_optimizations": (True, False),
     "dispatcher": ("deepep", "hybridep", "torch"),
     "attn": ("te", "sdpa"),
+    ATTENTION_OPTION: ATTENTIONS,
     "sdpa_backend": SDPA_BACKENDS,
     "fake_balanced_gate": (True, False),
     LIGER_OPTION: (True, False),
     STORAGE_OPTION: STORAGES,
+    **POOL_OPTIONS,
 }
 
 
@@ -102,9 +118,9 @@ def table(job: Draft) -> Framework:
     reduce = job.auto("training.precision.grad_reduce", training.precision.grad_reduce, "fp32",
                       "0.7.0 config.py:328 MixedPrecisionPolicy")
     _note_defaults(job, stored)
-    stages = _stages(job)
+    stages = stages_of(job)
     version = _version(job)
-    return Framework(
+    made = Framework(
         name="automodel", version=version,
         rules=_rules(job, stored, _packed(job, options), holds_fp32=version not in _ONE_TYPE),
         units=units(job, stages, options, reduce, holds_fp32=version not in _ONE_TYPE),
@@ -124,10 +140,11 @@ def table(job: Draft) -> Framework:
         afterwards=trainer_afterwards(job, "", whole=False, loop=AUTOMODEL_LOOP),
         padding=Padding(1, "0.7.0 components/datasets/utils.py default_collater: pad_seq_len_divisible None"),
         libraries=KernelLibraries(dispatcher=_dispatcher(job, options).replace("torch", "nccl"),
-                            attention=_attention(job, options), te_calls=_te_calls(job, options),
+                            attention=attention_library(job, options), te_calls=te_calls(job, options),
                             shared_beside=version in _BESIDE),
         assumptions=_assumptions(job, options),
     )
+    return held_by_stages(made, job, options, released=version == VERSIONS[0])
 
 
 def _note_defaults(job: Draft, stored: str) -> None:
@@ -151,9 +168,6 @@ _OF_HF = HfOptions(automodel=RELEASE_0_7_0, grouped_experts=True)
 """Replayed by transformers' own gradient_checkpointing_enable (0.7.0 distributed/model_parallelizer.py)."""
 _INSTALLED = ("framework_options.use_liger_kernel", "Liger-Kernel is installed", "assumed", "0.7.0 _transformers/"
               "kernel_patches.py: without it transformers' layers run as they are, with a warning")
-_STAGES = ("mesh.pp", "what PyTorch's stages hold of all microbatches is left out: buffers of what they receive, and "
-           "the last stage's logits", "assumed", "torch 2.13 distributed/pipelining/stage.py; 0.7.0 recipes/llm/"
-           "train_ft.py:1312 does not say return_outputs=False: peaks of stages are too low")
 _PACKED = ("training.lengths", "attention by TE, in its layout thd", "assumed", "0.7.0 components/attention/utils.py: "
            "backend.attn te; SDPA would need a mask for each pair of positions")
 _READ = ("framework_version", "layers as recorded of 0.7.0, with what the release's code does otherwise", "assumed",
@@ -174,12 +188,13 @@ def _version(job: Job) -> str:
 def _layer_options(job: Draft, options: dict[str, object], version: str) -> ImplementationOptions:
     """Options of transformers' layers: with Liger's kernels if it has some for them and the option is not off."""
     if job.graph.implementation == "hub":
-        return hub_options(job)
+        return hub_options(job, options)
     if job.graph.implementation != "hf":
         job.refuse_idle(options, LIGER_OPTION, "in Automodel's own layers")
         return _chosen(job, options, _LAYERS[version])
     job.refuse_idle(options, "fake_balanced_gate", "in transformers' layers")
-    return replace(_OF_HF, embeddings_require_grad=_transformers.replayed(job), liger=_has_liger(job, options))
+    return replace(_OF_HF, attn_implementation=attention_of(job, options), liger=_has_liger(job, options),
+                   embeddings_require_grad=_transformers.replayed(job))
 
 
 def _has_liger(job: Draft, options: dict[str, object]) -> bool:
@@ -194,7 +209,10 @@ def _chosen(job: Draft, options: dict[str, object], version: AutomodelOptions) -
     """Options of the layers; `version`: those by which the release differs."""
     if not job.has_experts:
         job.refuse_idle(options, "fake_balanced_gate", "in a model without experts")
-    return replace(version, experts_unit=job.mesh.ep > 1 and job.mesh.expert_dp > 1,
+    eager = attention_of(job, options) == "eager"
+    return replace(version, attn_implementation="eager" if eager else "sdpa",
+                   keeps_logits=version.keeps_logits or job.mesh.pp > 1,
+                   experts_unit=job.mesh.ep > 1 and job.mesh.expert_dp > 1,
                    dispatcher=cast(Dispatcher, _dispatcher(job, options)),
                    fake_balanced_gate=options.get("fake_balanced_gate") is True)
 
@@ -203,9 +221,9 @@ def _assumptions(job: Draft, options: dict[str, object]) -> tuple[tuple[str, str
     """Packs need TE. A mesh that the parallelizer serves and the loader before it does not is shown, with that said."""
     made = [_PACKED] if job.scenario.training.lengths == "packed" else []
     made += [_INSTALLED] if job.graph.implementation == "hf" and _has_liger(job, options) else []
-    made += [_STAGES] if job.mesh.pp > 1 else []
+    made += [STAGES] if job.mesh.pp > 1 else []
     made += [_READ] if _version(job) in _BESIDE else []
-    made += POLICY_ASSUMPTIONS if trains_policies(job) else []
+    made += [*POLICY_ASSUMPTIONS, *time_of_offload(job)] if trains_policies(job) else []
     if job.graph.architecture.family == "qwen3_moe" and job.graph.implementation != "hf":
         made += [_LATENT, _FAKE_GATE if options.get("fake_balanced_gate") is True else _BALANCED]
     if job.graph.architecture.family == "deepseek_v3":
@@ -218,10 +236,11 @@ def _assumptions(job: Draft, options: dict[str, object]) -> tuple[tuple[str, str
 
 
 def _strategy(job: Draft, options: dict[str, object]) -> Fsdp2Strategy:
-    """Under pipeline stages torch keeps parameters gathered until the last backward (`pipelining/stage.py`, 2.13)."""
     defer = job.flag(options, "defer_fsdp_grad_sync", *((EVERY,) if trains_policies(job) else ("0.7.0 config.py:340",)),
                      default=not trains_policies(job))
-    kept = bool(options.get("enable_fsdp_optimizations", False)) or job.mesh.pp > 1
+    if job.mesh.pp > 1:
+        return deferred_reduction(_ahead(job, options), defer=defer)
+    kept = bool(options.get("enable_fsdp_optimizations", False))
     return Fsdp2Strategy(*_ahead(job, options), "last" if defer else "every", reshard_after_backward=not kept)
 
 
@@ -249,48 +268,13 @@ def _dispatcher(job: Draft, options: dict[str, object]) -> str:
                     "0.7.0 models/common/utils.py: DeepEP where installed and ep > 1, else torch")
 
 
-def _attention(job: Draft, options: dict[str, object]) -> str:
-    """Library of attention's kernels, which changes time alone; transformers' layers have torch's."""
-    if job.graph.implementation != "automodel":
-        job.refuse_idle(options, "attn", "in transformers' layers")
-        return torch_libraries(job, options).attention
-    backend = job.auto("framework_options.attn", str(options.get("attn", "auto")), "te",
-                       "0.7.0 models/common/utils.py: BackendConfig.attn is te where TE is installed")
-    if backend == "te":
-        job.refuse_idle(options, "sdpa_backend", "with attention by TE")
-        return "attention"
-    return torch_libraries(job, options).attention
-
-
-def _te_calls(job: Job, options: dict[str, object]) -> tuple[tuple[str, str], ...]:
-    """0.7.0 models/common/utils.py: BackendConfig.linear is te where TE is installed; llama and qwen take torch's.
-
-    With adapters all linear layers are counted as torch's, as their memory is.
-    """
-    if job.graph.implementation != "automodel":
-        return ()
-    linears = [("gemm", part) for part in ("attn", "mlp", "shared_experts")] * (job.scenario.training.method == "full")
-    return (*linears, *([("attention", "attn")] if options.get("attn", "te") == "te" else []))
-
-
-def _stages(job: Job) -> tuple[tuple[int, ...], ...]:
-    """Contiguous, remainder to the first stages (0.7.0 pipelining/functional.py:98)."""
-    given, pp = job.scenario.training.pipeline.layers, job.mesh.pp
-    counts = remainder_first(job.graph.num_blocks, pp) if given == "auto" else list(given)
-    if len(counts) != pp or sum(counts) != job.graph.num_blocks or min(counts) < 1:
-        raise job.illegal("mesh.pp", f"expected {pp} stages of at least one layer, adding up to "
-                          f"{job.graph.num_blocks}, got {counts}",
-                          "0.7.0 pipelining/functional.py:135: stages cannot exceed layers")
-    return stage_layers(job.graph, contiguous(counts))
-
-
 # ---- rules ----------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class _Choice:
     """Settings that tensor policies depend on, apart from the tensor itself.
 
     `stored`: dtype of trained parameters; `frozen`: of the base's; `kept`: the optimizer's states. `experts_dp`: ranks
-    that shard an expert.
+    that shard an expert. `on_host`: sharded tensors rest there.
     """
 
     stored: str
@@ -305,6 +289,7 @@ class _Choice:
     experts_dp: int
     packed: PackedWeights | None = None
     holds_fp32: bool = True
+    on_host: bool = False
 
 
 def _packed(job: Draft, options: dict[str, Any]) -> PackedWeights | None:
@@ -326,7 +311,7 @@ def _rules(job: Job, stored: str, packed: PackedWeights | None, *, holds_fp32: b
     return _made_rules(_Choice(
         stored, frozen, frozen if experts == "auto" else experts, _adapters(job, stored),
         job.compute, states_of(job, plain=not is_sharded(job)), is_sharded(job), mesh.tp > 1, mesh.ep > 1,
-        mesh.expert_dp, packed, holds_fp32))
+        mesh.expert_dp, packed, holds_fp32, rests_on_host(job)))
 
 
 def _casts_frozen(job: Job) -> bool:
@@ -386,9 +371,10 @@ def _policy(choice: _Choice, name: str, placements: Placements, used: Placements
                             choice.kept.of(used, stored),
                     unreduced_grad_category="sharded_grad")
     partial: Placements = (*used, ("dp_shard_cp", Partial()))
-    return TensorPolicy(name, TensorLayout(placements, stored), TensorLayout(used, compute),
-                        TensorLayout(partial, compute), TensorLayout(placements, stored),
-                choice.kept.of(placements, stored), pad_storage=True)
+    space = "host" if choice.on_host else "device"
+    rest = TensorLayout(placements, stored, space)
+    return TensorPolicy(name, rest, TensorLayout(used, compute), TensorLayout(partial, compute), rest,
+                        choice.kept.of(placements, stored, space), pad_storage=True)
 
 
 def _communicators(job: Job) -> tuple[str, ...]:

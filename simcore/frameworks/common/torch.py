@@ -12,7 +12,7 @@ from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Blocks, Placements, TensorLayout
 
 __all__ = ["Defaults", "Sourced", "States", "all_or_no_checkpoint", "check_named_adapters",
-           "check_optimizer_in_backward", "offloaded_together", "states_of", "torch_optimizer"]
+           "check_optimizer_in_backward", "offloaded_together", "states_of", "time_of_offload", "torch_optimizer"]
 
 _AO: Final = "torchao 36027d82 optim/adam.py"
 _TUNE: Final = "torchtune bd2a0fc7 recipes/full_finetune_single_device.py"
@@ -64,6 +64,15 @@ def offloaded_together(job: Job, told: str, rule: str) -> bool:
         if fraction != parts["params"][1] or fraction not in (0, 1):
             raise job.illegal(f"training.offload.{name}", f"{told}, all three and whole", rule)
     return bool(parts["params"][1])
+
+
+def time_of_offload(job: Job) -> tuple[tuple[str, str, str, str], ...]:
+    """Returns the assumption about the time of copies and of an optimizer step on the host; () without offload."""
+    if not any(job.scenario.training.offload.part(name)[1] for name in ("params", "activations")):
+        return ()
+    return (("time of offload", "copies at the pace of pinned memory, beside kernels but for inputs of replayed "
+             "layers; the CPU's step at 0.7 of its memory bandwidth", "assumed",
+             "torch 2.13 distributed/fsdp/_fully_shard; optim/adam.py; no time is published"),)
 
 
 def torch_optimizer(job: Draft, source: str, default: str = "foreach", *, plain: bool = False,

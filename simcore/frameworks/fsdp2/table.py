@@ -15,7 +15,7 @@ from simcore.frameworks.common.checkpoint_files import fsdp2_files
 from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
 from simcore.frameworks.common.pipeline import pipeline_schedule
-from simcore.frameworks.common.torch import Sourced, torch_optimizer
+from simcore.frameworks.common.torch import Sourced, time_of_offload, torch_optimizer
 from simcore.frameworks.fsdp2.checks import check, check_last_backward, check_shared, check_units
 from simcore.frameworks.fsdp2.options import strategy, wrapping
 from simcore.frameworks.fsdp2.rules import packed_weights, rules_of
@@ -79,17 +79,8 @@ def table(job: Draft) -> Framework:
         files=fsdp2_files(job),
         afterwards=trainer_afterwards(job, trainer.kept_logits(job, stored), whole=False, loop=trainer.evaluation),
         libraries=torch_libraries(job, options),
-        assumptions=(*_of_host(job), *_of_muon(job), *_of_groups(optimizer), *trainer.assumptions(job, options)),
+        assumptions=(*time_of_offload(job), *_of_muon(job), *_of_groups(optimizer), *trainer.assumptions(job, options)),
     )
-
-
-def _of_host(job: Job) -> tuple[tuple[str, str, str, str], ...]:
-    """Assumption about the time of copies and of an optimizer step on the host; () without offload."""
-    if not any(job.scenario.training.offload.part(name)[1] for name in ("params", "activations")):
-        return ()
-    return (("time of offload", "copies at the pace of pinned memory, beside kernels but for inputs of replayed "
-             "layers; the CPU's step at 0.7 of its memory bandwidth", "assumed",
-             "torch 2.13 distributed/fsdp/_fully_shard; optim/adam.py; no time is published"),)
 
 
 def _of_muon(job: Job) -> tuple[tuple[str, str, str, str], ...]:

@@ -16,6 +16,7 @@ from simcore.models.blocks import Attention
 from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.layers import core_attention, linear, norm
 from simcore.operators.shared import aten
+from simcore.operators.shared.eager_attention import eager_core
 from simcore.operators.shared.rms_norm import rms_norm
 from simcore.recording.tape import Tape, Tensor
 
@@ -44,22 +45,39 @@ def dense_attention(env: Env, x: Tensor, block: Attention, path: str) -> Tensor:
     if block.qk_norm:
         query, key, value = _normed(env, x, block, path)
         query, key = _rotated(env.tape, query, key)
-        out = core_attention(env, query, key, value)
+        out = _core(env, query, key, value)
         return linear(env, out.view(*x.shape[:2], block.q_size), f"{path}.o_proj")
     tape, dim = env.tape, block.head_dim
     q, k, v = (linear(env, x, f"{path}.{part}_proj") for part in "qkv")
-    # A rotary gradient comes in [b, heads, s, d] order and is copied back, SDPA's own does not.
+    # A gradient of the rotation, or of eager attention, comes in [b, heads, s, d] order and is copied back.
     query, key = aten.to_heads(tape, q, dim, copy_grad=True), aten.to_heads(tape, k, dim, copy_grad=True)
-    value = aten.to_heads(tape, v, dim)
+    value = aten.to_heads(tape, v, dim, copy_grad=_is_eager(env))
     query, key = _rotated(tape, query, key)
-    out = core_attention(env, query, key, value)
+    out = _core(env, query, key, value)
     return linear(env, out.view(*x.shape[:2], block.q_size), f"{path}.o_proj")
+
+
+def _core(env: Env, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """SDPA, or for eager attention transformers' own function, whose probabilities the decoder layer holds.
+
+    `models/llama/model.py:237`, `models/qwen2/model.py:221`, `models/qwen3/model.py:122`; a replay drops them at once.
+    """
+    if not _is_eager(env):
+        return core_attention(env, query, key, value)
+    batch, seq, *_ = query.shape
+    held = env.held if env.tape.phase != "recompute" else []
+    return eager_core(env.tape, Tensor(None, (batch, seq, seq), query.dtype), held, by_heads=False)(query, key, value)
+
+
+def _is_eager(env: Env) -> bool:
+    return env.options.attn_implementation == "eager"
 
 
 def _normed(env: Env, x: Tensor, block: Attention, path: str) -> tuple[Tensor, Tensor, Tensor]:
     """`Qwen3Attention`: what the norms of query and key are given is gone when they return."""
     query, key = (_normed_heads(env, x, block, f"{path}.{part}") for part in "qk")
-    return query, key, aten.to_heads(env.tape, linear(env, x, f"{path}.v_proj"), block.head_dim)
+    return query, key, aten.to_heads(env.tape, linear(env, x, f"{path}.v_proj"), block.head_dim,
+                                     copy_grad=_is_eager(env))
 
 
 def _normed_heads(env: Env, x: Tensor, block: Attention, path: str) -> Tensor:

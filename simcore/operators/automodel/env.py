@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from simcore.operators.automodel.options import AutomodelOptions
 from simcore.recording.layer import LayerWorkload
@@ -16,13 +16,15 @@ __all__ = ["Env"]
 class Env:
     """Things that every operator of one recorded layer needs: its tape, workload and options.
 
-    `cache`: results that a checkpoint keeps for its replay, by name; None outside such a checkpoint.
+    `held`: tensors that the decoder layer holds until it returns. `cache`: results that a checkpoint keeps for its
+    replay, by name; None outside such a checkpoint.
     """
 
     tape: Tape
     run: LayerWorkload
     options: AutomodelOptions
     cache: dict[str, tuple[Tensor, ...]] | None = None
+    held: list[Tensor] = field(default_factory=list)
 
     def param(self, name: str) -> Param:
         """Parameter with the given name, relative to the layer. Raises KeyError if the layer has none."""

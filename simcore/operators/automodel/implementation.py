@@ -11,6 +11,7 @@ separate checkpoint: layers whose class is Automodel's are no case of `_should_u
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
@@ -45,6 +46,7 @@ from simcore.operators.shared.layer_borders import AFTER, BEFORE, leave_waiting,
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Module
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
+from simcore.units import dtype_bytes
 
 __all__ = ["IMPLEMENTATION", "record", "standing", "tensors"]
 
@@ -60,6 +62,21 @@ def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
     found = [2 * 4 * run.seq * run.cp * block.block.head_dim for kind, run in runs if kind.family in DENSE
              for block in kind.branches if isinstance(block.block, Attention)]
     return {"rotary_cache": max(found, default=0)}
+
+
+def stage_stem(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
+    """Bytes by name of angles, and of positions that checkpoints keep, which each stage makes for its own layers.
+
+    0.7.0 `distributed/pipelining/hf_utils.py`, create_pipeline_forward_inner; `models/deepseek_v3/model.py` and
+    `models/qwen3_moe/model.py` in their own forward. Nemotron-H has none.
+    """
+    attending = ((kind, run, branch.block) for kind, run in runs if kind.family != "nemotron_h"
+                 for branch in kind.branches)
+    for kind, run, block in attending:
+        if isinstance(block, Attention | LatentAttention):
+            dim = block.rope if isinstance(block, LatentAttention) else block.head_dim
+            return {name: math.prod(shape) * dtype_bytes(dtype) for name, shape, dtype in _angles(kind, run, dim)}
+    return {}
 
 
 def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int],
@@ -87,7 +104,9 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
     tape.rename(out.storage, HIDDEN)
     out.disown()
     forward = tape.cut()
+    masks = _added_masks(env, kind)
     hidden = None
+    masks.clear()
     dropped = tape.cut()
     # Other models still hold the stem's output as `inputs_embeds`, these reuse the variable.
     late = run.first and kind.family not in ("nemotron_h", "qwen3_moe")
@@ -100,6 +119,22 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
     _hand_back(tape, leaf)
     sections = (_EMPTY, dropped) if late else (dropped, _EMPTY)
     return RecordedLayer(forward, tape.cut(), *sections, grads=tape.release_grads())
+
+
+def _added_masks(env: Env, kind: LayerKind) -> list[Tensor]:
+    """Eager attention's mask, if the model's variable is the last that holds it: dropped with the first layer's input.
+
+    A checkpoint keeps it for its replay, see `_tables`.
+    """
+    run, tape = env.run, env.tape
+    if not run.first or not _is_eager(env, kind) or run.checkpoint == "full":
+        return []
+    slot = tape.slot("causal_mask", "activation")
+    return [tape.external((run.batch, run.seq, run.seq), run.compute, slot, BEFORE)]
+
+
+def _is_eager(env: Env, kind: LayerKind) -> bool:
+    return env.options.attn_implementation == "eager" and kind.family in DENSE
 
 
 def _input(env: Env, shape: tuple[int, ...], dtype: str) -> Tensor:
@@ -154,6 +189,7 @@ def _layer(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
         if kind.family in ("deepseek_v3", "qwen3_moe"):
             named.append(hidden)
         hidden = aten.add(env.tape, residual, hidden, "residual")
+    env.held.clear()
     return hidden
 
 
@@ -215,18 +251,32 @@ def _embedding(env: Env, kind: LayerKind, block: Embedding) -> RecordedLayer:
 
 
 def _tables(env: Env, kind: LayerKind, block: Embedding) -> list[Tensor]:
-    """Cosines and sines in fp32.
-
-    A row a token of DeepSeek's, complex64 (`rope_utils.py`, freqs_cis_from_position_ids), and of Qwen3-MoE's, side by
-    side (`gpt_oss/rope_utils.py`, position_ids_to_freqs_cis).
-    """
+    """Angles, and positions that a checkpoint keeps, in the order in which the stem makes them."""
     tape, run = env.tape, env.run
+    mask = [_made_mask(env)] if _is_eager(env, kind) else []
+    if mask and run.checkpoint != "full":
+        mask.pop().disown()
+    return mask + [tape.empty(shape, dtype, name) for name, shape, dtype in _angles(kind, run, block.rotary_dim)]
+
+
+def _made_mask(env: Env) -> Tensor:
+    """Mask that eager attention adds, made of truth values (transformers 5.23 `masking_utils.py`, eager_mask)."""
+    tape, run = env.tape, env.run
+    seen = aten.new(tape, (run.seq, run.seq), "uint8", "is_seen")
+    return aten.new(tape, (run.batch, run.seq, run.seq), run.compute, "causal_mask", run.batch * seen.nbytes)
+
+
+def _angles(kind: LayerKind, run: LayerWorkload, dim: int) -> list[tuple[str, tuple[int, ...], str]]:
+    """Name, shape and dtype of what turns queries and keys; `dim`: dimensions of a head that are rotated, 0 none.
+
+    Cosines and sines in fp32. A row a token of DeepSeek's, complex64 (`rope_utils.py`, freqs_cis_from_position_ids),
+    and of Qwen3-MoE's, side by side (`gpt_oss/rope_utils.py`, position_ids_to_freqs_cis).
+    """
     if kind.family in ("deepseek_v3", "qwen3_moe"):
-        return [tape.empty((run.batch, run.seq, block.rotary_dim), "fp32", "freqs_cis")]
+        return [("freqs_cis", (run.batch, run.seq, dim), "fp32")]
     # A checkpoint keeps what attention is given by name, positions among it.
-    positions = [tape.empty((run.seq,), "int64", "position_ids")] if _by_parts(kind, run) else []
-    return positions + [tape.empty((1, run.seq, block.rotary_dim), "fp32", f"rotary_{name}")
-                        for name in ("cos", "sin") if block.rotary_dim]
+    positions = [("position_ids", (run.seq,), "int64")] if _by_parts(kind, run) else []
+    return positions + [(f"rotary_{name}", (1, run.seq, dim), "fp32") for name in ("cos", "sin") if dim]
 
 
 def _loss(env: Env, block: Loss) -> RecordedLayer:
@@ -256,4 +306,5 @@ def _loss(env: Env, block: Loss) -> RecordedLayer:
     return RecordedLayer(forward, backward, after, tape.cut(), seed)
 
 
-IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing, exports_experts_apart=True)
+IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing, stage_stem=stage_stem,
+                                       exports_experts_apart=True)

@@ -16,14 +16,16 @@ Dispatcher = Literal["deepep", "hybridep", "torch"]
 class AutomodelOptions(ImplementationOptions):
     """Options of NeMo Automodel's own layers in one run.
 
-    `dispatcher`: exchange of tokens between experts; without expert parallelism it is torch. `linear`: with "te",
-    linear layers save x A of their adapters. `experts_unit`: the experts are a separate FSDP2 unit.
-    `fake_balanced_gate`: experts are chosen in turn with equal weights. Differences of versions: `keeps_norm_rstd`:
-    norms save the reciprocal root; `fuses_lora_mlp`: an MLP with adapters is one node; `keeps_logits`: the training
-    loop holds the logits until the step is over; `replays_dispatch`: a checkpoint keeps what the dispatch received;
-    `keeps_router`: a checkpoint keeps the router's product and its top-k.
+    `attn_implementation`: attention of dense models; others take `BackendConfig.attn`. `dispatcher`: exchange of tokens
+    between experts; without expert parallelism it is torch. `linear`: with "te", linear layers save x A of their
+    adapters. `experts_unit`: the experts are a separate FSDP2 unit. `fake_balanced_gate`: experts are chosen in turn
+    with equal weights. Differences of versions: `keeps_norm_rstd`: norms save the reciprocal root; `fuses_lora_mlp`: an
+    MLP with adapters is one node; `keeps_logits`: the training loop holds the logits until the step is over;
+    `replays_dispatch`: a checkpoint keeps what the dispatch received; `keeps_router`: a checkpoint keeps the router's
+    product and its top-k.
     """
 
+    attn_implementation: Literal["sdpa", "eager"] = "sdpa"
     dispatcher: Dispatcher = "deepep"
     linear: Literal["torch", "te"] = "torch"
     experts_unit: bool = False

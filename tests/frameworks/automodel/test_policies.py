@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import small
+from simcore.errors import IllegalLayout, InputError, NotYet
 from simcore.frameworks.automodel.policies import NEMO_RL
 from simcore.models.blocks import Attention, Mamba2, Moe
 from simcore.simulate import simulate
@@ -77,3 +78,74 @@ def test_what_it_does_not_run_is_refused(mesh: dict[str, int], given: Any, told:
     report = simulate(small.scenario("automodel", mesh, **given))
     assert told in report.problems[0].message
     assert len(report.problems) == 1
+
+
+# ---- cpu_offload -----------------------------------------------------------------------------------------------------
+HOST = {"params": "host", "gradients": "host", "optimizer": "host"}
+DENSE: dict[str, Any] = {"model": "llama-tiny", "implementation": "hf", "version": NEMO_RL}
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_what_is_sharded_rests_on_the_host(method: str) -> None:
+    """In memory that is not pinned: parameters, gradients, and two states of each trained element, all in fp32."""
+    lora = {"lora": {"rank": 8, "target_modules": ["*q_proj"]}} if method == "lora" else {}
+    given: dict[str, Any] = {"method": method, "seq_len": 256, "loss": "masked_fp32", **lora}
+    away, kept = (simulate(small.scenario("automodel", {"dp_shard": 2}, offload=offload, **DENSE, **given))
+                  for offload in (HOST, {}))
+    assert away.status == kept.status == "ok", (away.problems, kept.problems)
+    there, here = (report.ranks[0].peak for report in (away, kept))
+    assert there is not None
+    assert here is not None
+    for name in ("sharded_param", "sharded_grad", "opt_state"):
+        assert there.by_category.get(name, 0) == 0
+        assert here.by_category.get(name, 0) > 0 or name == "sharded_grad"
+    assert away.time is not None
+    assert "copy" in {row.collective for row in away.time.communication}
+    plan = small.plan_of("automodel", {"dp_shard": 2}, offload=HOST, **DENSE, **given)
+    placed = [p for layer in plan.layers for p in plan.of_layer(layer) if not p.spec.is_buffer]
+    trained = sum(p.local for p in placed if p.trainable)
+    assert plan.elsewhere() == {"host": 4 * (sum(p.padded for p in placed) + 3 * trained)}
+
+
+def test_units_on_the_host_are_those_of_plain_fsdp2() -> None:
+    """The same layers and units under both frameworks: peak, traffic and copies are equal."""
+    named = {"rank": 8, "target_modules": ["in_proj", "q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj",
+                                           "lm_head"], "dtype": "fp32"}
+    policy = simulate(small.scenario("automodel", {"dp_shard": 2}, microbatches=2, offload=HOST, **HUB, **LORA))
+    plain = simulate(small.scenario(
+        "fsdp2", {"dp_shard": 2}, microbatches=2, implementation="hub", method="lora", lora=named, offload=HOST,
+        precision={"params": "fp32", "grad_reduce": "fp32"}, options={"sync_gradients": "every"}))
+    (ours,), (theirs,) = policy.ranks, plain.ranks
+    assert ours.peak is not None
+    assert theirs.peak is not None
+    assert ours.peak.by_category == theirs.peak.by_category
+    assert ours.traffic == theirs.traffic
+
+
+@pytest.mark.parametrize(("mesh", "given", "error", "message"), [
+    ({}, {"offload": HOST}, IllegalLayout, "CPUOffload doesn't work on single GPU"),
+    ({"dp_shard": 2}, {"offload": {"params": "host"}}, IllegalLayout, "which offloads parameters, gradients, and"),
+    ({"dp_shard": 2}, {"offload": HOST | {"activations": "host"}}, NotYet, "activations outside the device"),
+    ({"dp_shard": 2}, {"offload": HOST, "version": "0.7.0"}, NotYet, "params outside the device under automodel"),
+    ({"dp_shard": 2}, {"offload": {"params": "disk"}}, InputError, "disk")])
+def test_an_offload_that_no_worker_has(mesh: dict[str, int], given: dict[str, Any], error: type[Exception],
+                                       message: str) -> None:
+    with pytest.raises(error, match=message):
+        small.prepared("automodel", mesh, **(DENSE | given))
+
+
+# ---- tensor parallelism ----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("mesh", "given", "error", "message"), [
+    ({"tp": 2}, {}, NotYet, "_parallelize_llama"),
+    ({"tp": 2}, {"model": "mixtral-8x7b"}, NotYet, "get_hf_tp_shard_plan"),
+    ({"tp": 16}, {"topology": "dgx-h100", "model": "llama-3-8b"}, IllegalLayout,
+     r"num_key_value_heads \(8\) must be divisible by TP size \(16\)"),
+    ({"tp": 2, "cp": 2}, {"sequence_parallel": True}, IllegalLayout, "known issue that context parallel"),
+    ({"tp": 2}, HUB | {"model": small.TINY, "sequence_parallel": True}, IllegalLayout,
+     "not supported for NemotronHForCausalLM"),
+    ({"tp": 2, "ep": 2}, {"model": small.TINY, "implementation": "automodel"}, IllegalLayout,
+     "Tensor parallelism not supported for custom MoE models")])
+def test_tensor_parallelism_is_refused_by_the_worker_s_own_rules(mesh: dict[str, int], given: dict[str, Any],
+                                                                error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        small.prepared("automodel", mesh, **(DENSE | given))

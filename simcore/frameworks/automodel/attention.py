@@ -1,0 +1,73 @@
+"""Attention under NeMo Automodel: `attn_implementation` where a model reads its configuration, else BackendConfig.
+
+[Note: attn_implementation]
+0.7.0 `_transformers/auto_model.py` hands it to transformers' layers and to the configuration, which Automodel's own
+Llama, Qwen2 and Qwen3 read (`models/llama/model.py:237`, `models/qwen2/model.py:221`, `models/qwen3/model.py:122`);
+eager is transformers' own function in all of them. DeepSeek-V3, Nemotron-H and Qwen3-MoE take `BackendConfig.attn`
+alone, whose functions are TE's, SDPA, flex and others (`components/attention/utils.py`), never eager.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, cast
+
+from simcore.frameworks.common.kernels import torch_libraries
+from simcore.operators.automodel.dense import DENSE
+from simcore.placement.job import Draft
+
+__all__ = ["ATTENTIONS", "ATTENTION_OPTION", "attention_library", "attention_of", "te_calls"]
+
+Asked = Literal["sdpa", "eager", "flash_attention_2"]
+ATTENTION_OPTION: Final = "attn_implementation"
+ATTENTIONS: Final = (None, "eager", "sdpa", "flash_attention_2")
+_AT: Final = f"framework_options.{ATTENTION_OPTION}"
+
+
+def attention_of(job: Draft, options: dict[str, object]) -> Asked:
+    """Returns the attention that decides what layers keep: "sdpa", unless the scenario asks for another.
+
+    Raises InputError where the option changes nothing, NotYet for what is not modelled.
+    """
+    given, family = options.get(ATTENTION_OPTION), job.graph.architecture.family
+    own = job.graph.implementation == "automodel"
+    if own and family not in DENSE:
+        job.refuse_idle(options, ATTENTION_OPTION, f"in Automodel's layers of {family}: their attention is the option "
+                        "attn (0.7.0 components/attention/utils.py)")
+    if given is None:
+        return "sdpa"
+    if own and job.scenario.training.lengths == "packed":
+        raise job.not_yet(_AT, f"{given} with packed sequences under automodel")
+    for axis, size in (("pp", job.mesh.pp), ("cp", job.mesh.cp)):
+        if size > 1 and given != "sdpa":
+            raise job.not_yet(_AT, f"{given} with {axis} {size} under automodel")
+    if own:
+        job.refuse_idle(options, "attn", f"with {ATTENTION_OPTION}: {given}")
+    return cast(Asked, given)
+
+
+def attention_library(job: Draft, options: dict[str, object]) -> str:
+    """Returns the class of attention's kernels, which changes time alone; transformers' layers have torch's."""
+    if job.graph.implementation != "automodel":
+        job.refuse_idle(options, "attn", "in transformers' layers")
+        return torch_libraries(job, options).attention
+    if options.get(ATTENTION_OPTION) is not None:
+        return torch_libraries(job, options).attention
+    backend = job.auto("framework_options.attn", str(options.get("attn", "auto")), "te",
+                       "0.7.0 models/common/utils.py: BackendConfig.attn is te where TE is installed")
+    if backend == "te":
+        job.refuse_idle(options, "sdpa_backend", "with attention by TE")
+        return "attention"
+    return torch_libraries(job, options).attention
+
+
+def te_calls(job: Draft, options: dict[str, object]) -> tuple[tuple[str, str], ...]:
+    """Returns the kernels that TransformerEngine's modules launch, as (kernel, module).
+
+    0.7.0 models/common/utils.py: BackendConfig.linear is te where TE is installed; llama and qwen take torch's. With
+    adapters all linear layers are counted as torch's, as their memory is.
+    """
+    if job.graph.implementation != "automodel":
+        return ()
+    linears = [("gemm", part) for part in ("attn", "mlp", "shared_experts")] * (job.scenario.training.method == "full")
+    by_te = options.get("attn", "te") == "te" and options.get(ATTENTION_OPTION) is None
+    return (*linears, *([("attention", "attn")] if by_te else []))

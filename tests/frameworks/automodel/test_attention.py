@@ -1,0 +1,58 @@
+"""Attention under Automodel: models that read attn_implementation, those that do not, and what is not modelled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import small
+from simcore.errors import IllegalLayout, InputError, NotYet
+from simcore.results.report import RankReport
+from simcore.simulate import simulate
+
+EAGER = {"attn_implementation": "eager"}
+LLAMA: dict[str, Any] = {"model": {"config": "llama-tiny", "overrides": {"tie_word_embeddings": False}}}
+MOE = {"config": "qwen3-30b-a3b", "overrides": {"num_hidden_layers": 2}}
+
+
+def _ran(**given: Any) -> RankReport:
+    report = simulate(small.scenario("automodel", {"dp_shard": 2}, seq_len=512, **LLAMA, **given))
+    assert report.status == "ok", report.problems
+    return report.ranks[0]
+
+
+@pytest.mark.parametrize("implementation", ["automodel", "hf"])
+def test_eager_keeps_every_pair_of_tokens(implementation: str) -> None:
+    """6 bytes a pair and head in 16 bits; transformers' layers hold what Automodel's hold, but for Liger's kernels."""
+    eager, fused = (_ran(implementation=implementation, options=options) for options in (EAGER, {}))
+    assert eager.peak is not None
+    assert fused.peak is not None
+    layers, heads = 4, 8  # while the last layer's backward runs, the layers below keep theirs
+    more = eager.peak.by_category["activation"] - fused.peak.by_category["activation"]
+    assert more > 6 * (layers - 1) * heads * 512 * 512
+
+
+def test_flash_changes_time_alone() -> None:
+    flash, default = (_ran(options={"attn_implementation": name}) for name in ("flash_attention_2", "sdpa"))
+    assert flash.peak == default.peak
+
+
+@pytest.mark.parametrize(("given", "error", "message"), [
+    ({}, InputError, "changes nothing in Automodel's layers of nemotron_h"),
+    ({"model": MOE}, InputError, "changes nothing in Automodel's layers of qwen3_moe"),
+    (LLAMA | {"lengths": "packed"}, NotYet, "eager with packed sequences under automodel"),
+    (LLAMA | {"options": EAGER | {"attn": "sdpa"}}, InputError, "attn: changes nothing with attn_implementation"),
+    (LLAMA | {"options": EAGER | {"sdpa_backend": "flash"}}, InputError, "changes nothing with attn_implementation"),
+    (LLAMA | {"options": {"attn_implementation": "flash"}}, InputError, "expected None or 'eager' or 'sdpa'"),
+    (LLAMA | {"options": {"attn_implementation": "flash_attention_2"}, "topology": "v100-32gb"}, IllegalLayout,
+     "only supports Ampere GPUs or newer")])
+def test_what_no_model_reads_is_refused(given: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        small.prepared("automodel", {"dp_shard": 2}, **({"options": EAGER} | given))
+
+
+@pytest.mark.parametrize("axis", ["pp", "cp"])
+def test_eager_over_stages_or_sequences_is_not_yet_served(axis: str) -> None:
+    with pytest.raises(NotYet, match=f"eager with {axis} 2 under automodel"):
+        small.prepared("automodel", {axis: 2, "dp_shard": 2}, options=EAGER, microbatches=4, **LLAMA)

@@ -1,0 +1,78 @@
+"""Pipeline ranks of Automodel: contents of the peak of a step, and traffic, see tests/truth/tape/README.md."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import pytest
+
+import small
+from checkout import ROOT
+from simcore.inputs.scenario import Scenario
+from simcore.results.report import RankReport
+from simcore.simulate import simulate
+
+TRUTH = ROOT / "tests/truth" / "tape"
+DENSE: dict[str, Any] = json.loads((TRUTH / "automodel-dense-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
+STAGES: dict[str, Any] = json.loads((TRUTH / "automodel-stages-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
+VERSIONS = {"llama": "0.4.0"}
+"""A stand-in norm saves its statistics (`rms_norm: torch`), which Automodel's own do in 0.4.0, and not in 0.7.0."""
+PRESETS = {"qwen3": "qwen3-8b", "llama": "llama-3.1-8b"}
+WORLD, SEQ, LAYERS = 8, 512, 6
+PASSES = {"activation": "passes", "backward_temp": "passes", "recompute": "passes", "workspace": "passes"}
+"""A buffer of a received tensor is an activation there; here its bytes are what was received while it is in use.
+The cache of angles is made in the first forward."""
+ELSEWHERE = {"buffer", "input", "opt_state"}
+"""The whole batch there, the microbatches in flight here; frequencies; Adam's counters of steps."""
+OPTIONS = ("reshard_after_forward", "defer_fsdp_grad_sync", "pp_recv_buffer_pool", "pp_recv_buffer_pool_slack")
+
+
+@cache
+def ran(name: str) -> RankReport:
+    case = STAGES[name]["case"]
+    pp = case["pp"]
+    overrides = DENSE["shape"] | {"num_hidden_layers": LAYERS}
+    asked = small.scenario("automodel", {"pp": pp, "dp_shard": WORLD // pp}, seq_len=SEQ,
+                           options={key: case[key] for key in OPTIONS if key in case},
+                           version=VERSIONS.get(case["family"], "auto"),
+                           model={"config": PRESETS[case["family"]], "overrides": overrides},
+                           recompute="full" if case.get("checkpoint") else "none",
+                           global_batch_size=case["microbatches"] * WORLD // pp,
+                           optimizer={"implementation": "fused"}).normalised()
+    report = simulate(Scenario.model_validate(asked))
+    assert report.status == "ok", report.problems
+    return next(rank for rank in report.ranks if rank.stage == case["rank"] // (WORLD // pp))
+
+
+def joined(categories: dict[str, int]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for name, size in categories.items():
+        if name not in ELSEWHERE:
+            found[PASSES.get(name, name)] += size
+    return found
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_what_is_there_at_the_peak(name: str) -> None:
+    peak, theirs = ran(name).peak, joined(STAGES[name]["breakdown"])
+    assert peak is not None
+    case = STAGES[name]["case"]
+    is_last = case["rank"] // (WORLD // case["pp"]) == case["pp"] - 1
+    theirs["passes"] -= 4 * (case["microbatches"] - 1) * is_last  # losses of the other microbatches, a number each
+    assert joined(peak.by_category) == theirs
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_what_is_sent_to_shards(name: str) -> None:
+    measured: Counter[tuple[str, str]] = Counter()
+    for key, sent in STAGES[name]["traffic"].items():
+        collective, phase, *_ = key.split("|")
+        measured[collective, {"fwd": "forward", "bwd": "backward"}[phase]] += sent["payload_bytes"]
+    found: Counter[tuple[str, str]] = Counter()
+    for traffic in ran(name).traffic:
+        if traffic.axis != "pp":
+            found[traffic.collective, traffic.phase] += traffic.payload_bytes
+    assert found == measured

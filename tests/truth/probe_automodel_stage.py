@@ -1,0 +1,163 @@
+"""Measures what a pipeline rank of nemo-automodel 0.7.0 holds in a whole step: Qwen3 and Llama with its own code.
+
+    python tests/truth/probe_automodel_stage.py > tests/truth/tape/automodel-stages-0.7.0-torch-2.13.0.json
+
+Fake tensors on a CPU over PyTorch's fake process group: Automodel's `AutoPipeline` (its split, its forward of a stage,
+its `parallelize_for_pp`, its static shapes), PyTorch's stages and schedule, the call of its recipe
+(`recipes/llm/train_ft.py`, schedule.step without return_outputs), `MaskedCrossEntropy` and fused AdamW, twice; the
+second step is told. Stand-ins besides those of `probe_automodel_step.py`: no message is sent, a stage works on what its
+buffers happen to hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import probe_automodel_dense as dense
+import probe_automodel_step as steps
+import torch
+import torch.distributed as dist
+from nemo_automodel._transformers.infrastructure import _instantiate_pipeline, parallelize_for_pp
+from nemo_automodel.components.distributed.config import FSDP2Config
+from nemo_automodel.components.distributed.mesh import MeshContext, ParallelismSizes
+from nemo_automodel.components.distributed.pipelining import hf_utils, recv_buffer_pool
+from nemo_automodel.components.distributed.pipelining.config import PipelineConfig
+from nemo_automodel.components.loss.masked_ce import MaskedCrossEntropy
+from oracle.fsdp2_log import Replay
+from oracle.fsdp2_run import summarise_comms
+from oracle.fsdp2_setup import fsdp_params, make_optim
+from oracle.fsdp2_tracker import Tracker
+from oracle.titan_stage import quiet, watch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.pipelining.stage import PipelineStage, _PipelineStageBase
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+WORLD, SEQ, LAYERS = 8, 512, 6
+CASES: dict[str, dict[str, Any]] = {
+    "first": {"family": "qwen3", "pp": 2, "rank": 0, "microbatches": 4},
+    "last": {"family": "qwen3", "pp": 2, "rank": 4, "microbatches": 4},
+    "first of three microbatches": {"family": "qwen3", "pp": 2, "rank": 0, "microbatches": 3},
+    "last of eight microbatches": {"family": "qwen3", "pp": 2, "rank": 4, "microbatches": 8},
+    "second of four": {"family": "qwen3", "pp": 4, "rank": 2, "microbatches": 6},
+    "last of four": {"family": "qwen3", "pp": 4, "rank": 6, "microbatches": 6},
+    "first checkpointed": {"family": "qwen3", "pp": 2, "rank": 0, "microbatches": 4, "checkpoint": True},
+    "last checkpointed": {"family": "qwen3", "pp": 2, "rank": 4, "microbatches": 4, "checkpoint": True},
+    "first of llama": {"family": "llama", "pp": 2, "rank": 0, "microbatches": 4},
+    "last of llama": {"family": "llama", "pp": 2, "rank": 4, "microbatches": 4},
+    "first kept": {"family": "qwen3", "pp": 2, "rank": 0, "microbatches": 4, "reshard_after_forward": False},
+    "last reduced at once": {"family": "qwen3", "pp": 2, "rank": 4, "microbatches": 4, "defer_fsdp_grad_sync": False},
+    "first reduced at once": {"family": "qwen3", "pp": 2, "rank": 0, "microbatches": 4, "defer_fsdp_grad_sync": False},
+    "first pooled": {"family": "qwen3", "pp": 2, "rank": 0, "microbatches": 8, "pp_recv_buffer_pool": True},
+    "second of four pooled": {"family": "qwen3", "pp": 4, "rank": 2, "microbatches": 8, "pp_recv_buffer_pool": True,
+                              "pp_recv_buffer_pool_slack": 1},
+}
+OF_FSDP = ("reshard_after_forward", "defer_fsdp_grad_sync")
+OF_STAGES = ("pp_recv_buffer_pool", "pp_recv_buffer_pool_slack")
+
+
+def pipeline_of(case: dict[str, Any]) -> Any:
+    """The rank's `AutoPipeline`, built as `_transformers/infrastructure.py` builds it."""
+    fsdp = FSDP2Config(**{k: case[k] for k in OF_FSDP if k in case})
+    mesh = MeshContext.build(fsdp, ParallelismSizes(pp_size=case["pp"]), world_size=WORLD,
+                             activation_checkpointing=bool(case.get("checkpoint")))
+    asked = PipelineConfig(pp_microbatch_size=1, pp_batch_size=case["microbatches"],
+                           **{k: case[k] for k in OF_STAGES if k in case})
+    pipeline = _instantiate_pipeline(asked, mesh, torch.device("cpu"), fsdp)
+    model = dense.model_of({"family": case["family"], "layers": LAYERS}).train()
+    return pipeline.build(model, loss_fn=MaskedCrossEntropy(), parallelize_fn=partial(parallelize_for_pp,
+                                                                                      mesh_context=mesh))
+
+
+def one_step(pipeline: Any, tr: Tracker, case: dict[str, Any]) -> None:
+    tr.phase = "fwd"
+    shape = case["microbatches"], SEQ
+    ids, labels = (torch.randint(0, dense.SHAPE["vocab_size"], shape) for _ in range(2))
+    for given in (ids, labels):
+        tr.tag(given, "input")
+    tr.mark("fwd:begin")
+    info, losses = pipeline.info, []
+    pipeline.update_seq_len(SEQ)
+    info.schedule.step(*[ids] * info.has_first_stage, target=labels if info.has_last_stage else None,
+                       losses=losses if info.has_last_stage else None)
+    for p in fsdp_params(info.model_parts[0]):
+        tr.tag(p._sharded_param_data, "sharded_param")
+        tr.tag(p.sharded_param, "sharded_param")
+    del ids, labels
+    gc.collect()
+    tr.mark("bwd:end")
+
+
+def measure(case: dict[str, Any]) -> dict[str, Any]:
+    dist.init_process_group(backend="fake", rank=case["rank"], world_size=WORLD, store=FakeStore())
+    pipeline = pipeline_of(case)
+    quiet(pipeline.info.schedule)
+    model, tr = nn.ModuleList(pipeline.parts), Tracker()
+    for stage in pipeline.info.stages:
+        watch(stage, tr)
+    with FakeTensorMode(allow_non_fake_inputs=True), tr:
+        model.to_empty(device="cpu")
+        gc.collect()
+        for buffer in model.buffers():
+            tr.tag(buffer, "buffer")
+        optimizer = make_optim(model, {"optim": "adamw_fused", "optim_groups": "one"})
+        for _ in range(2):
+            gc.collect()
+            sent = len(tr.comms)
+            one_step(pipeline, tr, case)
+            comms = tr.comms[sent:]
+            tr.phase, tr.layer = "opt", "optim"
+            optimizer.step()
+            for state in optimizer.state.values():
+                for value in state.values():
+                    if isinstance(value, torch.Tensor):
+                        tr.tag(value, "opt_state")
+            optimizer.zero_grad(set_to_none=True)
+            gc.collect()
+    dist.destroy_process_group()
+    start, end = (max(place for place, label in tr.markers if label == at) for at in ("fwd:begin", "bwd:end"))
+    replay = Replay(tr)
+    peak = replay.segment(start, end)
+    return {"case": case, "parameters": len(list(model.parameters())), "peak": peak["peak"],
+            "breakdown": peak["breakdown"], "begins": replay.breakdown(start), "ends": replay.breakdown(end),
+            "traffic": summarise_comms(comms)}
+
+
+@contextlib.contextmanager
+def unpooled() -> Iterator[None]:
+    """Takes back what a pool of buffers has put in place for the whole process."""
+    forward, backward = PipelineStage._setup_forward_recv_info, _PipelineStageBase._setup_backward_recv_info
+    yield
+    PipelineStage._setup_forward_recv_info, _PipelineStageBase._setup_backward_recv_info = forward, backward
+    recv_buffer_pool._INSTALLED = False
+
+
+def measured(name: str) -> dict[str, Any]:
+    with unpooled():
+        return measure(CASES[name])
+
+
+def main() -> str:
+    os.environ.update(WORLD_SIZE=str(WORLD), RANK="0", LOCAL_RANK="0")
+    asked = sys.argv[1:] or list(CASES)
+    return dense.lines({name: measured(name) for name in asked})
+
+
+def stand_in() -> None:
+    steps.stand_in()
+    made = dense.config
+    dense.config = lambda family, **given: made(family, num_hidden_layers=LAYERS, **given)
+    hf_utils._build_or_reuse_pp_causal_mask = lambda *_: {}
+
+
+if __name__ == "__main__":
+    stand_in()
+    with contextlib.redirect_stdout(sys.stderr):
+        text = main()
+    print(text)
