@@ -103,6 +103,12 @@ def test_on_gpus_of_their_own_nobody_moves() -> None:
     assert [phase.ns for phase in beside.phases] == [phase.ns for phase in journal.phases]
 
 
+def test_parts_of_a_refit_add_up_to_it() -> None:
+    sent = grpo_step(POLICY_OF, replace(turn(colocated=False), broadcast_ns=77), H100).phases[0]
+    assert (sent.parts["gathers"], sent.parts["broadcast"]) == (100, 77)
+    assert sent.ns == 177 + sent.parts["packing"]
+
+
 def test_what_takes_time_is_in_its_phase() -> None:
     ns = {phase.phase: phase.ns for phase in step().phases}
     to_host, to_device = (getattr(H100.node.host_link, name).si for name in ("to_host", "to_device"))

@@ -10,12 +10,14 @@ import pytest
 
 from rl.test_forward import parts
 from rl.test_workload import DPO, GRPO, report
+from simcore.hardware.topology import load_topology
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
 from simcore.results.phases import PHASES
 from simcore.results.report import RankReport, Report, TrafficRow
 from simcore.rl.refit import gathered
 from simcore.simulate import simulate
+from simcore.timing.collective import collective_ns
 
 APART = GRPO["generation"] | {"colocated": False, "engines": 2, "tp": 2}
 SHORT = {"seq_len": 256, "global_batch_size": 16}
@@ -132,8 +134,13 @@ def test_weights_are_broadcast_to_engines_elsewhere() -> None:
     assert {row.phase for row in engine.traffic} == {"refit", "generation"}
     assert {row.phase for row in train.traffic} >= {"refit", "logprob", "forward"}
     assert not of_phase(train, "generation")
-    parts_of = {phase.phase: phase.parts for phase in found.phases}
-    assert parts_of["refit"]["broadcast" if found.peak_rank is train else "the ranks that train"] > 0
+    own = {phase.phase: phase.parts for phase in found.phases}["refit"]
+    shared = {phase.phase: phase.parts for phase in made("grpo").phases}["refit"]
+    assert found.peak_rank is engine
+    link = load_topology("dgx-h100").link(12, 1, 12)
+    size = 2 * parts().job.graph.count()  # less than a buffer: one broadcast
+    took = shared["gathers"] + shared["packing"] + collective_ns("broadcast", size, 12, link) / 1e9
+    assert own == pytest.approx({"the ranks that train": took}, rel=1e-6)
 
 
 def test_a_pair_passes_the_reference_and_trains() -> None:

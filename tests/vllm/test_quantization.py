@@ -72,6 +72,15 @@ def test_a_pass_makes_the_experts_of_a_layer_whole() -> None:
     assert packed.activation_bytes - whole.activation_bytes == 8 * 3 * 4096 * 14336 // 4 * 2
 
 
+def test_a_pass_makes_a_matrix_whole_beside_its_product() -> None:
+    """The gate's of an MLP, 14336 x 4096, and its outputs, which are copied into those of gate and up together."""
+    whole, packed = (served(quantization=name, max_num_seqs=1, max_num_batched_tokens=4096).serving
+                     for name in ("auto", "bitsandbytes"))
+    assert whole is not None
+    assert packed is not None
+    assert packed.activation_bytes - whole.activation_bytes == 2 * 14336 * (4096 + 4096)
+
+
 def test_decoding_unpacks_all_experts_and_reads_those_that_are_used() -> None:
     """One token: all experts packed and written in 16 bits, its two of eight read; linears are read packed."""
     whole, packed = (served("mixtral-8x7b", quantization=name, tp=4, topology="dgx-h100").serving

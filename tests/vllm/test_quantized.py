@@ -17,6 +17,7 @@ from simcore.vllm.quantized.fp8 import quantising_bytes
 from simcore.vllm.quantized.linears import Linear
 from simcore.vllm.quantized.loading import loading_bytes
 from simcore.vllm.quantized.recipe import REFITTED, Recipe, Unserved, of_checkpoint, online, refitted
+from simcore.vllm.quantized.skipped import Skipped
 from simcore.vllm.quantized.tensor import Gpu, Tensor
 from simcore.vllm.weights import layers_of, modules, weights
 
@@ -170,6 +171,14 @@ def test_states_are_those_that_the_loader_binds(row: dict[str, Any]) -> None:
               for name, value in row["states"].items()}
     assert mine == theirs
     assert sum(weight.num_bytes for weight in weights(architecture, row["tp"], recipe)) + ROTARY == row["held_bytes"]
+
+
+def test_a_list_keeps_linears_in_16_bits_and_never_experts() -> None:
+    listed = Skipped("components", ("experts", "o_proj"))
+    assert listed.has("model.layers.0.self_attn.o_proj")
+    assert not listed.has("model.layers.0.mlp.experts")
+    assert listed.names("model.layers.0.mlp.experts")
+    assert Skipped("components", ("model.layers.0.mlp.experts.3.up_proj",)).names("model.layers.0.mlp.experts")
 
 
 REFIT = json.loads((ROOT / "tests/truth/vllm/refit-0.25.1.json").read_text(encoding="utf-8"))
