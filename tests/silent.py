@@ -211,6 +211,7 @@ def _grpos(framework: str) -> Iterator[Tree]:
     yield {"model": DENSE, "mesh": mesh, "rl": rl, "generation": generation | {"colocated": False, "engines": 2}}
     yield {"model": DENSE, "mesh": mesh, "rl": rl, "generation": generation | {"max_loras": 2}}
     yield {"model": HYBRID, "mesh": {"dp_shard": 8, "ep": 8}, "rl": rl, "generation": generation | {"tp": 4}}
+    yield {"model": DENSE, "mesh": mesh, "rl": rl, "generation": generation | {"quantization": "fp8"}}
 
 
 def _serves(framework: str) -> Iterator[Tree]:

@@ -14,6 +14,7 @@ import pytest
 
 import truth_cases
 from simcore.errors import RankscopeError
+from simcore.frameworks.common import transformers
 from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
 from simcore.placement.mesh import Mesh
@@ -41,6 +42,12 @@ def unfolded(runs: list[list[int]]) -> list[int]:
 
 def rows() -> list[Row]:
     return truth_cases.rows(FILE)
+
+
+@pytest.fixture(autouse=True)
+def _fused_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps attention one kernel: torch ran on a CPU, whose kernel takes grouped heads in fp32; a GPU has none."""
+    monkeypatch.setattr(transformers, "runs_math", lambda job, options: False)
 
 
 def simulated(scenario: Scenario, rank: int) -> tuple[RankReport, Program]:
