@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import small
-from simcore.frameworks.common.module_order import Calls, backward_calls, forward_calls, readiness
+from simcore.frameworks.deepspeed.module_order import backward_calls, forward_calls, readiness
+from simcore.frameworks.deepspeed.module_units import Calls
 from simcore.placement.plan import Plan
 
 LAYER = 1
@@ -18,7 +19,7 @@ def plan(recompute: str = "none") -> Plan:
 def names(plan: Plan, calls: Calls) -> list[str]:
     """The modules of a layer; containers and activations are dots."""
     of = plan.of_layer(LAYER)
-    return [of[call[0]].spec.name.removesuffix(".weight").rpartition(".")[2] if call else "." for call in calls]
+    return [of[call.own[0][0]].spec.name.removesuffix(".weight").rpartition(".")[2] if call.own else "." for call in calls]
 
 
 def test_a_layer_is_called_from_the_outside_in() -> None:
@@ -46,14 +47,14 @@ def adapted(layer: int, *targets: str, method: str = "lora", recompute: str = "n
     made = small.plan_of("zero3", model="llama-tiny", method=method, recompute=recompute,
                          lora={"target_modules": list(targets)})
     before, after = backward_calls(made, layer)
-    return made, [made.of_layer(layer)[call[0]].spec.name.removesuffix(".weight").partition(".")[2] if call else "."
+    return made, [made.of_layer(layer)[call.own[0][0]].spec.name.removesuffix(".weight").partition(".")[2] if call.own else "."
                   for call in [*before, *after]]
 
 
 def test_an_adapter_is_called_around_and_behind_its_linear() -> None:
     """In backward too: the module that holds all (as lora_a), lora_b, lora_a, a dropout, the linear."""
     made, backward = adapted(LAYER + 1, "down_proj")
-    forward = [made.of_layer(LAYER + 1)[call[0]].spec.name.removesuffix(".weight").partition(".")[2] if call else "."
+    forward = [made.of_layer(LAYER + 1)[call.own[0][0]].spec.name.removesuffix(".weight").partition(".")[2] if call.own else "."
                for call in forward_calls(made, LAYER + 1)]
     assert forward[-5:] == ["down_proj.lora_a", "down_proj", ".", "down_proj.lora_a", "down_proj.lora_b"]
     assert backward[:7] == [".", ".", "down_proj.lora_a", "down_proj.lora_b", "down_proj.lora_a", ".", "down_proj"]
@@ -85,15 +86,15 @@ def test_every_parameter_is_called_for(recompute: str, model: str) -> None:
     made = small.plan_of("zero3", model=model, recompute=recompute)
     for layer in made.layers:
         owned = {number for number, p in enumerate(made.of_layer(layer)) if not p.spec.is_buffer}
-        assert {number for call in forward_calls(made, layer) for number in call} == owned
-        assert {number for calls in backward_calls(made, layer) for call in calls for number in call} == owned
+        assert {number for call in forward_calls(made, layer) for number, _ in call.needed} == owned
+        assert {number for calls in backward_calls(made, layer) for call in calls for number, _ in call.needed} == owned
 
 
 def test_a_bias_is_ready_before_its_weight_but_for_zero3s_linear() -> None:
     made = small.plan_of("zero2", model={"config": "qwen2.5-7b", "overrides": {"num_hidden_layers": 1}})
     of = made.of_layer(LAYER)
-    ready = [of[number].spec.name for number in readiness(made, LAYER)]
+    ready = [of[number].spec.name for number, _ in readiness(made, LAYER)]
     assert ready.index("self_attn.v_proj.bias") + 1 == ready.index("self_attn.v_proj.weight")
-    own = [of[number].spec.name for number in readiness(made, LAYER, weight_first=True)]
+    own = [of[number].spec.name for number, _ in readiness(made, LAYER, weight_first=True)]
     assert own.index("self_attn.v_proj.weight") + 1 == own.index("self_attn.v_proj.bias")
     assert sorted(own) == sorted(ready)
