@@ -34,7 +34,8 @@ class HpzShards:
     def keep(self, key: Key, num_bytes: int) -> None:
         """Simulates the allocation of a secondary shard when a gathered parameter of `num_bytes` is released.
 
-        `key`: the parameter, as (layer number of the whole model, index in the layer, expert). Only the first time in a step.
+        `key`: the parameter, as (layer number of the whole model, index in the layer, expert). Only the first
+        time in a step.
         """
         if self.parts and key not in self.kept:
             self.kept[key] = num_bytes // self.parts

@@ -12,7 +12,7 @@ autograd runs the latest node first.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from simcore.frameworks.common.expert_modules import LAYERS
@@ -21,6 +21,7 @@ from simcore.frameworks.deepspeed.module_units import (
     LEAF_FAMILIES,
     Call,
     Calls,
+    Chain,
     Container,
     Linear,
     Refs,
@@ -94,7 +95,11 @@ def backward_calls(plan: Plan, layer: int) -> tuple[Calls, Calls]:
         return [], backward
     first, last = replayed(plan, layer)
     is_called_again = LAYERS[plan.graph.implementation].replays_layers
-    return [*backward[:first], *forward_calls(plan, layer)[not is_called_again:last]], backward[first:]
+    before, again = backward[:first], forward_calls(plan, layer)[not is_called_again:last]
+    if last is None:  # torch stops inside the module whose backward asked, which is over when that backward is
+        again[-1] = replace(again[-1], released=before[-1].released)
+        before[-1] = replace(before[-1], released=())
+    return [*before, *again], backward[first:]
 
 
 def _around(plan: Plan) -> Calls:
@@ -163,7 +168,7 @@ class _Part:
         *first, last = self.block.units
         inside = [call for unit in first for call in unit.without_input_grad()]
         inside += last.backward() if self.joins else last.without_input_grad()
-        return [self.block.opening(), *reversed(inside), *self.before]
+        return [self.block.opening(), *reversed(inside)]  # the norm before it is frozen, as all before it is
 
     def opened(self) -> list[Container]:
         """The module and the containers in it, from the outside in, that hold the last linear."""
@@ -185,8 +190,10 @@ def _parts(plan: Plan, layer: int) -> list[_Part]:
         norm = named.get(branch.norm, ())
         before = [Call(norm, norm)] if name == branch.name else []
         if isinstance(branch.block, Moe) and _is_leaf(plan, layer):
-            outputs = LAYERS[plan.graph.implementation].moe_outputs
-            parts.append(_Part(before, Container(outputs=outputs, leaf=_in_order(plan, layer, name))))
+            leaf, trains = _in_order(plan, layer, name), plan.of_layer(layer)
+            outputs = LAYERS[plan.graph.implementation].moe_outputs if any(
+                trains[number].trainable for number, _ in leaf) else 1
+            parts.append(_Part(before, Container(outputs=outputs, leaf=leaf)))
             continue
         acts_last = isinstance(branch.block, Mlp | Moe) and not branch.block.gated
         units = tuple(_inside(plan, layer, name, branch))
@@ -216,10 +223,17 @@ def _inside(plan: Plan, layer: int, name: str, branch: Branch) -> list[Unit]:
     linears = _linears(plan, layer, name)
     if any(plan.of_layer(layer)[linear.own[0][0]].spec.copies > 1 for linear in linears.values()):
         return _with_experts(plan, layer, linears)
-    inside: list[Unit] = list(linears.values())
+    inside = _with_norms(linears)
     if isinstance(branch.block, Mlp) or name != branch.name:
         inside.insert(1, BLANK)  # the activation of a gated MLP
     return inside
+
+
+def _with_norms(linears: dict[str, Linear]) -> list[Unit]:
+    """Linears, and queries or keys together with the norm of theirs."""
+    norms = {path.replace("_norm", "_proj"): path for path in linears if path.endswith((".q_norm", ".k_norm"))}
+    return [Chain((linear, linears[norms[path]])) if path in norms else linear
+            for path, linear in linears.items() if path not in norms.values()]
 
 
 def _with_experts(plan: Plan, layer: int, linears: dict[str, Linear]) -> list[Unit]:
@@ -293,5 +307,6 @@ def readiness(plan: Plan, layer: int, *, weight_first: bool = False) -> Sequence
     `runtime/zero/linear.py`), after it.
     """
     placed = plan.of_layer(layer)
-    return list(dict.fromkeys(ref for call in reversed(forward_calls(plan, layer))
-                              for ref in (call.needed if weight_first else call.needed[::-1]) if placed[ref[0]].trainable))
+    refs = (ref for call in reversed(forward_calls(plan, layer))
+            for ref in (call.needed if weight_first else call.needed[::-1]))
+    return list(dict.fromkeys(ref for ref in refs if placed[ref[0]].trainable))

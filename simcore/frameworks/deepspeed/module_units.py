@@ -4,28 +4,29 @@
 of Mixtral, Qwen2-MoE and Qwen3-MoE are leaves without being asked for, in transformers 4 and 5 alike. Hooks are on the
 block and on nothing inside: it gathers the router and all experts at once, and its gradients are reduced when its
 backward is over, in the order of registration, with zeros for experts without tokens (`stage3.py`,
-reduce_leaf_module_grads). The hook before backward runs for every output: transformers 4's block returns the router's
-logits too. Other experts that are modules are gathered one linear after the other: all run in Nemotron-3-Nano's
-repository, those without tokens on a row of zeros.
+reduce_leaf_module_grads). That reduction is a full backward hook of torch, which gives every output a gradient: the
+router's logits, which transformers 4's block returns too, so that the hook before backward runs twice. Other experts
+that are modules are gathered one linear after the other: all run in Nemotron-3-Nano's repository, those without tokens
+on a row of zeros.
 
 [Note: calls of an adapted linear] PEFT 0.21.2 `tuners/lora/layer.py`, `tuners/lora/bnb.py`: the module around a linear
 reads the type of `lora_A`'s weight, which DeepSpeed then takes for its own (`parameter_offload.py`,
-register_external_parameter); then come the linear itself, a dropout that does nothing, `lora_A` and `lora_B`. In
-backward `lora_B` and `lora_A` come before the linear. A linear whose input needs no gradient is not called again. A
-frozen one of 4 bits saves nothing, so a replay begins behind it and ends before it.
+register_external_parameter) and keeps until that module is over; then come the linear itself, a dropout that does
+nothing, `lora_A` and `lora_B`. In backward `lora_B` and `lora_A` come before the linear. A linear whose input needs no
+gradient is not called again. A frozen one of 4 bits saves nothing, so a replay begins behind it and ends before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-__all__ = ["BLANK", "LEAF_FAMILIES", "Call", "Calls", "Container", "Linear", "Refs", "Unit", "backward_of",
+__all__ = ["BLANK", "LEAF_FAMILIES", "Call", "Calls", "Chain", "Container", "Linear", "Refs", "Unit", "backward_of",
            "forward_of"]
 
 Refs = tuple[tuple[int, int], ...]
-"""Parameters: (index among the layer's tensors, number of the expert) each; the latter is 0 but for experts' modules."""
+"""Parameters: (index among the layer's tensors, number of the expert, 0 if experts are no modules) each."""
 LEAF_FAMILIES: Final = ("mixtral", "qwen2_moe", "qwen3_moe")
 
 
@@ -34,7 +35,8 @@ class Call:
     """A call of a module: parameters `own` that it holds itself, and all that are `inside`, its own too.
 
     `is_leaf`: it gathers what is inside. `is_model`: the parameters of all layers are inside. `reads_head`: it gathers
-    the head's weight, which the model's own forward reads.
+    the head's weight, which the model's own forward reads. `released`: parameters whose last open module ends with the
+    call, if not all that it gathers.
     """
 
     own: Refs = ()
@@ -42,6 +44,7 @@ class Call:
     is_leaf: bool = False
     is_model: bool = False
     reads_head: bool = False
+    released: Refs | None = None
 
     @property
     def needed(self) -> Refs:
@@ -82,26 +85,71 @@ class Linear:
         """All of its parameters."""
         return tuple(ref for refs in (self.own, *self.adapters, *self.magnitude) for ref in refs)
 
-    def _around(self) -> Call:
-        return Call(self.adapters[0], self.inside)
-
     def forward(self) -> Calls:
         """Returns its calls in forward, in order."""
         if not self.adapters:
             return [_simple(self.own)]
-        return [self._around(), _simple(self.own), Call(), *map(_simple, (*self.magnitude, *self.adapters))]
+        first, last = self.adapters
+        return [self._around(), _simple(self.own), Call(), *map(_simple, self.magnitude),
+                Call(first, first, released=()), Call(last, last, released=(*last, *first))]
 
     def backward(self) -> Calls:
         """Returns its calls in backward, the last one first."""
-        return [_simple(self.own), *([Call(), *self.without_input_grad()] if self.adapters else [])]
+        if not self.adapters:
+            return [_simple(self.own)]
+        return [Call(self.own, self.own, released=(*self.own, *self.adapters[0])), Call(), *self.without_input_grad()]
 
     def without_input_grad(self) -> Calls:
-        """Returns its calls in backward, the last one first, where its input needs no gradient."""
-        return [*map(_simple, self.adapters), self._around()] if self.adapters else []
+        """Returns its calls in backward, the last one first, where its input needs no gradient.
+
+        The module around it is then not over before the whole backward is.
+        """
+        if not self.adapters:
+            return []
+        first, last = self.adapters
+        return [Call(first, first, released=()), *map(_simple, (last, *reversed(self.magnitude))), self._around()]
+
+    def _around(self) -> Call:
+        return Call(self.adapters[0], self.inside, released=())
 
 
 def _simple(refs: Refs) -> Call:
     return Call(refs, refs)
+
+
+def _after_first_trained(units: Iterable[Unit]) -> Calls:
+    """Calls in backward, the last one first, of units of which each takes what the one before it has made.
+
+    The input of the first needs no gradient.
+    """
+    calls: Calls = []
+    for unit in units:
+        calls += unit.backward() if calls else unit.without_input_grad()
+    return calls
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Modules that run one after the other: a linear and the norm of its output."""
+
+    units: tuple[Unit, ...]
+
+    @property
+    def inside(self) -> Refs:
+        """All of its parameters."""
+        return tuple(ref for unit in self.units for ref in unit.inside)
+
+    def forward(self) -> Calls:
+        """Returns its calls in forward, in order."""
+        return forward_of(self.units)
+
+    def backward(self) -> Calls:
+        """Returns its calls in backward, the last one first."""
+        return backward_of(self.units)
+
+    def without_input_grad(self) -> Calls:
+        """Returns its calls in backward, the last one first, where its input needs no gradient."""
+        return _after_first_trained(self.units)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,16 +179,15 @@ class Container:
 
     def backward(self) -> Calls:
         """Returns its calls in backward, the last one first."""
-        return [*backward_of(self.units), *[self.opening()] * self.outputs]
+        opening = self.opening()
+        return [*backward_of(self.units), opening, *[replace(opening, released=())] * (self.outputs - 1)]
 
     def without_input_grad(self) -> Calls:
         """Returns its calls in backward, the last one first, where its input needs no gradient.
 
         They begin with the first trained unit; none if there is none.
         """
-        calls: Calls = []
-        for unit in self.units:
-            calls += unit.backward() if calls else unit.without_input_grad()
+        calls = _after_first_trained(self.units)
         return [*calls, self.opening()] if calls else []
 
 

@@ -10,8 +10,8 @@ of the gathered weight. DeepSpeed drops its own reference (`free_param`), so the
 exists until the graph is freed: with the loss, when backward is over (transformers 5.23 `trainer.py`, training_step),
 whether layers are replayed or not.
 
-[Note: a head that the model reads] The forward of Nemotron-3-Nano's model reads the type of its head's weight. DeepSpeed
-then takes the weight for the model's own (`parameter_offload.py`, ZeROOrderedDict.__getitem__): it is gathered when the
+[Note: a head that the model reads] The forward of Nemotron-3-Nano's model reads the type of its head's weight, which
+DeepSpeed then takes for the model's own (`parameter_offload.py`, ZeROOrderedDict.__getitem__): it is gathered when the
 model is called, in either pass, and is not released before the pass is over (`ds_active_sub_modules`; backward of the
 model has no end that a hook could see: release_backward_leftovers).
 
@@ -28,9 +28,9 @@ from collections.abc import Iterable, Iterator, Set
 from functools import cache
 from itertools import accumulate
 
-from simcore.frameworks.deepspeed.module_order import backward_calls, forward_calls, released_after, replayed
 from simcore.frameworks.deepspeed.hpz import Key
-from simcore.frameworks.deepspeed.module_units import Call, Calls
+from simcore.frameworks.deepspeed.module_order import backward_calls, forward_calls, released_after, replayed
+from simcore.frameworks.deepspeed.module_units import Call
 from simcore.frameworks.deepspeed.strategy import PERSISTENT
 from simcore.models.blocks import Head
 from simcore.placement.plan import Placed, Plan
@@ -49,15 +49,17 @@ def bytes_by_dtype(params: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
     return sorted(sizes.items())
 
 
-def recorded(plan: Plan) -> Iterator[list[Key]]:
-    """Yields, for every call of a module in a microbatch, the parameters that it needs.
+def recorded(plan: Plan) -> Iterator[tuple[list[Key], list[Key]]]:
+    """Yields (parameters that it needs, those of which no module is open after it) for every call of a module.
 
-    A parameter is (layer number of the whole model, index in the layer, expert); often there are none. Calls of forward come
-    first, in order, then those of backward, from the last layer to the first.
+    A parameter is (layer number of the whole model, index in the layer, expert); often there are none. Calls of forward
+    come first, in order, then those of backward, from the last layer to the first.
     Parameters that stay gathered are left out.
     """
     for layer, call in _calls(plan):
-        yield _keys(plan, layer, call)
+        keys = _keys(plan, layer, call)
+        closed = keys if call.released is None else [_owner(plan, layer, *ref) for ref in call.released]
+        yield keys, closed
 
 
 def _calls(plan: Plan) -> Iterator[tuple[int, Call]]:
@@ -109,8 +111,8 @@ def seen_by_nodes(plan: Plan) -> Set[Key]:
 class LivePackedWeights:
     """The parameters that a recomputation or the model has gathered and not released, at one point of the step.
 
-    [Note: ZeRO-3 and frozen parameters], [Note: a head that the model reads]. Calls of modules are numbered from 0 in a microbatch; a parameter is (layer,
-    index in the layer, expert).
+    [Note: ZeRO-3 and frozen parameters], [Note: a head that the model reads]. Calls of modules are numbered from 0 in a
+    microbatch; a parameter is (layer, index in the layer, expert).
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -137,7 +139,7 @@ class LivePackedWeights:
         return gone
 
     def released(self, at: int) -> Set[Key]:
-        """Returns, and removes, frozen parameters, (layer, index, expert) each, that are released before call number `at`."""
+        """Returns, and removes, frozen parameters, (layer, index, expert) each, released before call number `at`."""
         head = {_head_of(self.plan)} if self.reading else set[Key]()
         gone = frozenset(self.pinned - head) if at in self.ends else frozenset[Key]()
         self.pinned -= gone

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simcore.frameworks.common.cpu_optimizer import copied, updated_on_host
-from simcore.frameworks.deepspeed.module_order import readiness
 from simcore.frameworks.common.optimizer_memory import post_rest, rest_postings, step_temporaries
+from simcore.frameworks.deepspeed.module_order import readiness
 from simcore.frameworks.deepspeed.partitions import (
     aligned,
     flat_padding,

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simcore.frameworks.deepspeed.module_order import backward_calls, forward_calls, readiness
 from simcore.frameworks.common.optimizer_memory import post_rest, rest_postings, step_temporaries
 from simcore.frameworks.deepspeed.hpz import HpzShards, Key
+from simcore.frameworks.deepspeed.module_order import backward_calls, forward_calls, readiness
 from simcore.frameworks.deepspeed.offload_buffers import sub_groups
 from simcore.frameworks.deepspeed.offload_gradients import GradientsOnHost
 from simcore.frameworks.deepspeed.partitions import trained_of
@@ -52,7 +52,8 @@ class Zero3Hooks:
         self.strategy = plan.framework.strategy_as(ZeroStrategy)
         self.size, self.ranks = dtype_bytes(plan.framework.compute_dtype), plan.mesh.axis(self.strategy.axis).size
         self.first = plan.layers[0]
-        self.calls = list(recorded(plan))
+        self.calls, self.closed = zip(*recorded(plan), strict=True)
+        self.open = set[Key]()
         self.pins = LivePackedWeights(plan)
         self.trace = [(at, key) for at, keys in enumerate(self.calls) for key in keys]
         placed = {key: self._placed(key) for _, key in self.trace}
@@ -173,9 +174,10 @@ class Zero3Hooks:
         independent_gradient_partition_epilogue: `stream.synchronize()`.
         """
         if not action.forward:
-            for key in self.pins.pinned & self.there.keys():
+            for key in (self.pins.pinned | self.open) & self.there.keys():
                 self._drop(key)
             self.pins.pinned.clear()
+            self.open.clear()
             self._leave()
             self._reduce()
             self.out.wait(self.first, REDUCE_HANDLE)
@@ -220,7 +222,9 @@ class Zero3Hooks:
             self._fetch_ahead()
             self.pins.called(self.at, keys)
             self.at += 1
-            self._release(keys)
+            self.open.update(keys)
+            self.open.difference_update(self.closed[self.at - 1])
+            self._release(self.closed[self.at - 1])
             for key in self.pins.released(self.at) & self.there.keys():
                 self._drop(key)
             self._release(self.pins.unpinned(self.at))

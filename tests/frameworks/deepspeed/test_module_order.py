@@ -19,7 +19,8 @@ def plan(recompute: str = "none") -> Plan:
 def names(plan: Plan, calls: Calls) -> list[str]:
     """The modules of a layer; containers and activations are dots."""
     of = plan.of_layer(LAYER)
-    return [of[call.own[0][0]].spec.name.removesuffix(".weight").rpartition(".")[2] if call.own else "." for call in calls]
+    return [of[call.own[0][0]].spec.name.removesuffix(".weight").rpartition(".")[2] if call.own else "."
+            for call in calls]
 
 
 def test_a_layer_is_called_from_the_outside_in() -> None:
@@ -47,15 +48,20 @@ def adapted(layer: int, *targets: str, method: str = "lora", recompute: str = "n
     made = small.plan_of("zero3", model="llama-tiny", method=method, recompute=recompute,
                          lora={"target_modules": list(targets)})
     before, after = backward_calls(made, layer)
-    return made, [made.of_layer(layer)[call.own[0][0]].spec.name.removesuffix(".weight").partition(".")[2] if call.own else "."
-                  for call in [*before, *after]]
+    return made, inner_names(made, layer, [*before, *after])
+
+
+def inner_names(plan: Plan, layer: int, calls: Calls) -> list[str]:
+    """The modules inside a layer's blocks; containers and activations are dots."""
+    of = plan.of_layer(layer)
+    return [of[call.own[0][0]].spec.name.removesuffix(".weight").partition(".")[2] if call.own else "."
+            for call in calls]
 
 
 def test_an_adapter_is_called_around_and_behind_its_linear() -> None:
     """In backward too: the module that holds all (as lora_a), lora_b, lora_a, a dropout, the linear."""
     made, backward = adapted(LAYER + 1, "down_proj")
-    forward = [made.of_layer(LAYER + 1)[call.own[0][0]].spec.name.removesuffix(".weight").partition(".")[2] if call.own else "."
-               for call in forward_calls(made, LAYER + 1)]
+    forward = inner_names(made, LAYER + 1, forward_calls(made, LAYER + 1))
     assert forward[-5:] == ["down_proj.lora_a", "down_proj", ".", "down_proj.lora_a", "down_proj.lora_b"]
     assert backward[:7] == [".", ".", "down_proj.lora_a", "down_proj.lora_b", "down_proj.lora_a", ".", "down_proj"]
 
