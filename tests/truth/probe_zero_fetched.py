@@ -23,6 +23,7 @@ from oracle.apart import run_apart
 QWEN2 = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 20, "num_attention_heads": 4,
          "num_key_value_heads": 2, "vocab_size": 8000, "tie_word_embeddings": True}
 QWEN3 = QWEN2 | {"head_dim": 32, "tie_word_embeddings": False}
+SHORT = QWEN3 | {"num_hidden_layers": 6}
 GRANITE = QWEN2 | {"num_hidden_layers": 8, "layer_types": ["attention"] * 8, "num_local_experts": 4,
                    "num_experts_per_tok": 2, "shared_intermediate_size": 256, "position_embedding_type": "rope",
                    "mamba_n_heads": 8, "mamba_d_head": 32}
@@ -37,8 +38,10 @@ OF_BITS = {"stage3_prefetch_bucket_size": 300_000, "stage3_max_live_parameters":
 """Of a layer of 331,776 packed elements with its adapters, beside an embedding and a head of 1,024,000 each."""
 
 
-def case(kind: str, model: dict[str, Any], method: str = "full", *, checkpoint: bool, **options: Any) -> dict[str, Any]:
-    return {"type": kind, "model": model, "method": method, "recompute": checkpoint, "options": LIMITS | options}
+def case(kind: str, model: dict[str, Any], method: str = "full", *, checkpoint: bool, dora: bool = False,
+         **options: Any) -> dict[str, Any]:
+    variant = {"dora": True} if dora else {}
+    return {"type": kind, "model": model, "method": method, "recompute": checkpoint, "options": LIMITS | options} | variant
 
 
 def both(name: str, *given: Any, **options: Any) -> dict[str, dict[str, Any]]:
@@ -49,7 +52,9 @@ CASES = {
     **both("qwen2", "qwen2", QWEN2), **both("qwen2, 21 layers", "qwen2", QWEN2 | {"num_hidden_layers": 21}),
     **both("qwen2, few live", "qwen2", QWEN2, stage3_max_live_parameters=6 * LAYER),
     **both("qwen2, far ahead", "qwen2", QWEN2, stage3_prefetch_bucket_size=4 * LAYER),
-    **both("qwen2, lora", "qwen2", QWEN2, "lora"), **both("llama, qlora", "llama", LLAMA, "qlora", **OF_BITS),
+    **both("qwen2, lora", "qwen2", QWEN2, "lora"), **both("qwen3, dora", "qwen3", SHORT, "lora", dora=True),
+    **both("qwen3, dora, no reuse", "qwen3", SHORT, "lora", dora=True, stage3_max_reuse_distance=0),
+    **both("llama, qdora", "llama", LLAMA | {"num_hidden_layers": 4}, "qlora", dora=True, **OF_BITS), **both("llama, qlora", "llama", LLAMA, "qlora", **OF_BITS),
     **both("granite", "granitemoehybrid", GRANITE),
     **both("granite, far ahead", "granitemoehybrid", GRANITE, stage3_prefetch_bucket_size=4 * LAYER),
     **both("qwen3", "qwen3", QWEN3), **both("qwen3, 21 layers", "qwen3", QWEN3 | {"num_hidden_layers": 21}),
@@ -67,7 +72,7 @@ def built(row: dict[str, Any]) -> Any:
     config = AutoConfig.for_model(row["type"], **row["model"])
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
     if row["method"] == "lora":
-        model = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules=probe_qlora.ALL))
+        model = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules=probe_qlora.ALL, use_dora=row.get("dora", False)))
         model.to(torch.bfloat16)
     inner = model.base_model.model if row["method"] == "lora" else model
     if row["recompute"]:

@@ -97,7 +97,8 @@ def backward_calls(plan: Plan, layer: int) -> tuple[Calls, Calls]:
     is_called_again = LAYERS[plan.graph.implementation].replays_layers
     before, again = backward[:first], forward_calls(plan, layer)[not is_called_again:last]
     if last is None:  # torch stops inside the module whose backward asked, which is over when that backward is
-        again[-1] = replace(again[-1], released=before[-1].released)
+        is_same = again[-1].own == before[-1].own
+        again[-1] = replace(again[-1], released=before[-1].released if is_same else again[-1].own)
         before[-1] = replace(before[-1], released=())
     return [*before, *again], backward[first:]
 
@@ -118,7 +119,7 @@ def replayed(plan: Plan, layer: int) -> tuple[int, int | None]:
     last = part.last()
     if last is None:
         return opened, None
-    if last.adapters:  # its module, and lora_B
+    if last.adapters:  # its module, and lora_B or that of the magnitudes
         return opened + 2, None
     if _saves_nothing(plan, layer, last):
         return opened + 1 + part.acts_last, -1
@@ -134,6 +135,8 @@ def released_after(plan: Plan, layer: int) -> int:
     """
     part = _parts(plan, layer)[-1]
     last = part.last()
+    if last is not None and last.magnitude:  # lora_B and lora_A run within the module that asked
+        return 2
     if last is None or last.adapters or part.acts_last or not _saves_nothing(plan, layer, last):
         return 0
     return len(part.opened()[-1].backward()) - 2
@@ -252,7 +255,8 @@ def _of_expert(linear: Linear, expert: int) -> Linear:
     def of(refs: Refs) -> Refs:
         return tuple((number, expert) for number, _ in refs)
 
-    return Linear(of(linear.own), tuple(map(of, linear.adapters)), tuple(map(of, linear.magnitude)))
+    return replace(linear, own=of(linear.own), adapters=tuple(map(of, linear.adapters)),
+                   magnitude=of(linear.magnitude))
 
 
 def _linears(plan: Plan, layer: int, branch: str) -> dict[str, Linear]:
@@ -261,9 +265,9 @@ def _linears(plan: Plan, layer: int, branch: str) -> dict[str, Linear]:
     paths = sorted((path for path in named if path.startswith(f"{branch}.")
                     and not path.endswith((*_ADAPTERS, _MAGNITUDE))),
                    key=lambda path: list(named).index(path.replace("q_norm", "q_proj").replace("k_norm", "k_proj")))
+    drops = bool(plan.framework.options.lora_dropout)
     return {path: Linear(named[path], tuple(named[f"{path}{end}"] for end in _ADAPTERS if f"{path}{end}" in named),
-                         tuple(named[f"{path}{end}"] for end in (_MAGNITUDE,) if f"{path}{end}" in named))
-            for path in paths}
+                         named.get(f"{path}{_MAGNITUDE}", ()), drops) for path in paths}
 
 
 def _in_order(plan: Plan, layer: int, branch: str) -> Refs:

@@ -14,6 +14,11 @@ reads the type of `lora_A`'s weight, which DeepSpeed then takes for its own (`pa
 register_external_parameter) and keeps until that module is over; then come the linear itself, a dropout that does
 nothing, `lora_A` and `lora_B`. In backward `lora_B` and `lora_A` come before the linear. A linear whose input needs no
 gradient is not called again. A frozen one of 4 bits saves nothing, so a replay begins behind it and ends before it.
+
+[Note: calls of a linear with DoRA] PEFT 0.21.2 `tuners/lora/dora.py`, DoraLinearLayer.forward: the module of the
+magnitudes reads the base's weight, which in the first pass is released by then, so that DeepSpeed takes it for that
+module's too. It runs `lora_A` and `lora_B` on a unit matrix, then on the input; backward passes the former by. What it
+returns saves products of its own, so a replay begins in it, and frozen parameters of the replay go when it is over.
 """
 
 from __future__ import annotations
@@ -74,30 +79,42 @@ class Unit(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """References to its parameters, to those of the adapter's two, if it has one, and to its magnitudes."""
+    """References to its parameters, to those of the adapter's two, if it has one, and to its magnitudes.
+
+    `drops`: dropout runs before the adapter. With magnitudes: [Note: calls of a linear with DoRA].
+    """
 
     own: Refs
     adapters: tuple[Refs, ...] = ()
-    magnitude: tuple[Refs, ...] = ()
+    magnitude: Refs = ()
+    drops: bool = False
 
     @property
     def inside(self) -> Refs:
         """All of its parameters."""
-        return tuple(ref for refs in (self.own, *self.adapters, *self.magnitude) for ref in refs)
+        return (*self.own, *(ref for refs in self.adapters for ref in refs), *self.magnitude)
 
     def forward(self) -> Calls:
         """Returns its calls in forward, in order."""
         if not self.adapters:
             return [_simple(self.own)]
         first, last = self.adapters
-        return [self._around(), _simple(self.own), Call(), *map(_simple, self.magnitude),
-                Call(first, first, released=()), Call(last, last, released=(*last, *first))]
+        low, high = _simple(first, ()), _simple(last)
+        begin = [self._around(), _simple(self.own)]
+        if not self.magnitude:
+            return [*begin, Call(), low, replace(high, released=(*last, *first))]
+        return [*begin, *self._dropout(), self._dora(), low, high, low,
+                replace(high, released=(*last, *self._scaled(), *first))]
 
     def backward(self) -> Calls:
         """Returns its calls in backward, the last one first."""
         if not self.adapters:
             return [_simple(self.own)]
-        return [Call(self.own, self.own, released=(*self.own, *self.adapters[0])), Call(), *self.without_input_grad()]
+        end = _simple(self.own, (*self.own, *self.adapters[0]))
+        if not self.magnitude:
+            return [end, Call(), *self.without_input_grad()]
+        low, *rest = self.without_input_grad()
+        return [end, *self._dropout(), replace(low, released=self._scaled()), *rest]
 
     def without_input_grad(self) -> Calls:
         """Returns its calls in backward, the last one first, where its input needs no gradient.
@@ -107,14 +124,24 @@ class Linear:
         if not self.adapters:
             return []
         first, last = self.adapters
-        return [Call(first, first, released=()), *map(_simple, (last, *reversed(self.magnitude))), self._around()]
+        return [_simple(first, ()), _simple(last), *([self._dora()] if self.magnitude else []), self._around()]
 
     def _around(self) -> Call:
         return Call(self.adapters[0], self.inside, released=())
 
+    def _scaled(self) -> Refs:
+        """What the module of the magnitudes gathers: these and the linear's own, which it reads."""
+        return (*self.magnitude, *self.own)
 
-def _simple(refs: Refs) -> Call:
-    return Call(refs, refs)
+    def _dora(self) -> Call:
+        return Call(self._scaled(), self._scaled(), released=())
+
+    def _dropout(self) -> Calls:
+        return [Call()] * self.drops
+
+
+def _simple(refs: Refs, released: Refs | None = None) -> Call:
+    return Call(refs, refs, released=released)
 
 
 def _after_first_trained(units: Iterable[Unit]) -> Calls:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import small
@@ -41,7 +43,56 @@ def test_a_replay_begins_when_the_last_linear_needs_its_input() -> None:
     whole = plan("full")
     before, after = backward_calls(whole, LAYER)
     assert names(whole, before) == [".", ".", "down_proj", *names(whole, forward_calls(whole, LAYER)[1:])]
-    assert [*before[:3], *after] == backward_calls(plan(), LAYER)[1]
+    assert [call.own for call in (*before[:3], *after)] == [call.own for call in backward_calls(plan(), LAYER)[1]]
+
+
+def test_the_linear_that_asks_for_a_replay_is_open_until_it_is_over() -> None:
+    whole = plan("full")
+    before, _ = backward_calls(whole, LAYER)
+    assert names(whole, [before[2], before[-1]]) == ["down_proj", "down_proj"]
+    assert before[2].released == ()
+    assert before[-1].released is None
+
+
+# ---- experts --------------------------------------------------------------------------------------------------------
+def of_experts(framework: str, **given: Any) -> tuple[Plan, Calls, Calls]:
+    """A plan of a small mixture, and the calls of its first layer with a router in forward and in backward."""
+    made = small.plan_of(framework, {"dp_shard": 2}, **given)
+    layer = next(layer for layer in made.layers if any(p.spec.module == "router" or "gate.weight" in p.spec.name
+                                                       for p in made.of_layer(layer)))
+    return made, forward_calls(made, layer), backward_calls(made, layer)[1]
+
+
+MIXTURES = {"hf": 1, "hf4": 2}
+QWEN = {"config": "qwen3-30b-a3b", "overrides": {"num_hidden_layers": 1, "num_experts": 4, "num_experts_per_tok": 2}}
+
+
+@pytest.mark.parametrize("implementation", MIXTURES)
+def test_a_leaf_is_called_once_for_all_that_is_in_it(implementation: str) -> None:
+    """In backward for each of its outputs; ZeRO-2 has no leaves."""
+    made, forward, backward = of_experts("zero3", model=QWEN, implementation=implementation)
+    (leaf,) = (call for call in forward if call.is_leaf)
+    inside = {number for number, p in enumerate(made.of_layer(LAYER)) if p.spec.name.startswith("mlp.")}
+    assert {number for number, _ in leaf.needed} == inside
+    assert sum(call.is_leaf for call in backward) == MIXTURES[implementation]
+    assert not any(call.is_leaf for call in of_experts("zero2", model=QWEN, implementation="hf")[1])
+
+
+def test_a_leaf_has_the_parameters_of_an_expert_together() -> None:
+    made, forward, _ = of_experts("zero3", model=QWEN, implementation="hf4")
+    (leaf,) = (call for call in forward if call.is_leaf)
+    of = made.of_layer(LAYER)
+    assert [(of[number].spec.name.split(".")[-2], expert) for number, expert in leaf.needed] == [
+        ("gate", 0), *((part, expert) for expert in range(4) for part in ("gate_proj", "up_proj", "down_proj"))]
+
+
+def test_without_a_leaf_each_expert_is_called_after_the_other() -> None:
+    made, forward, backward = of_experts("zero3", implementation="hub")
+    of = made.of_layer(next(layer for layer in made.layers if any(p.spec.copies > 1 for p in made.of_layer(layer))))
+    parts, again = ([(of[number].spec.name.split(".")[-2], expert) for call in calls for number, expert in call.own
+                     if of[number].spec.copies > 1] for calls in (forward, backward))
+    assert parts == [(part, expert) for expert in range(8) for part in ("up_proj", "down_proj")]
+    assert again == parts[::-1]
 
 
 def adapted(layer: int, *targets: str, method: str = "lora", recompute: str = "none") -> tuple[Plan, list[str]]:
