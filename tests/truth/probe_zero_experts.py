@@ -5,9 +5,9 @@
 
 CHECKOUT and process group: as `probe_deepspeed.py`; TRANSFORMERS_4: as `probe_experts.py`; HUB: a folder with
 `modeling_nemotron_h.py` and `configuration_nemotron_h.py` of Nemotron-3-Nano's repository, of which blocks of attention
-and of experts run (Mamba's kernels are of CUDA). Every expert gets its even share of rows. `fetched`: as
-`probe_zero_fetched.py` has it, the calls of containers and activations inside experts left out too; `calls`: every
-collective of that microbatch in order, with bytes and dtype; `parts`: elements of each parameter's part.
+and of experts run (Mamba's kernels are of CUDA). Every expert gets its even share of rows. `fetched`: of the fourth
+microbatch, as `probe_zero_fetched.py` has it, every call; `calls`: every collective of that microbatch in order, with
+bytes and dtype; `parts`: elements of each parameter's part.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NEMOTRON = {"model_type": "nemotron_h", "hybrid_override_pattern": "E*E*E", "n_r
 LIMITS = {"reduce_bucket_size": 300_000, "overlap_comm": False, "stage3_prefetch_bucket_size": 300_000,
           "stage3_max_live_parameters": 3_000_000, "stage3_max_reuse_distance": 3_000_000,
           "stage3_param_persistence_threshold": 1_000}
-"""A block of experts has 788,000 elements, attention 197,000."""
+"""A block of experts has 394,000 elements, attention 197,000."""
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 ALL = {"qwen3_moe": [*ATTENTION, "gate_proj", "up_proj", "down_proj"], "mixtral": [*ATTENTION, "w1", "w2", "w3"],
        "nemotron_h": [*ATTENTION, "up_proj", "down_proj"]}
@@ -56,8 +56,8 @@ def case(name: str, method: dict[str, Any], *, checkpoint: bool, **options: Any)
 
 
 def both(name: str, method: str, what: str = "", **options: Any) -> dict[str, dict[str, Any]]:
-    return {f"{name}, {what or method}{', replayed' if on else ''}": case(name, METHODS[method], checkpoint=on, **options)
-            for on in (False, True)}
+    return {f"{name}, {what or method}{', replayed' if on else ''}": case(
+        name, METHODS[method], checkpoint=on, **options) for on in (False, True)}
 
 
 CASES = {
@@ -146,7 +146,7 @@ def built(row: dict[str, Any]) -> Any:
     return model.train()
 
 
-def watch(found: list[list[Any]], names: dict[Any, str]) -> None:
+def watch(found: list[list[int]]) -> None:
     """Every call is noted when it has gathered what it needs and what comes next."""
     from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator as Coordinator
     fetch = Coordinator._fetch_sub_module_impl
@@ -158,7 +158,7 @@ def watch(found: list[list[Any]], names: dict[Any, str]) -> None:
         buffers = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()
                    for handle in handles for x in getattr(handle, "partitions", ())}
         found.append([int(forward), self._PartitionedParameterCoordinator__n_available_params, len(registry),
-                      sum(buffers.values()), names.get(module, type(module).__name__)])
+                      sum(buffers.values())])
     Coordinator._fetch_sub_module_impl = noted
 
 
@@ -172,15 +172,14 @@ def run(row: dict[str, Any]) -> dict[str, Any]:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
     deepspeed.init_distributed(dist_backend="fake", auto_mpi_discovery=False)
     torch.manual_seed(0)
-    fetched: list[list[Any]] = []
+    fetched: list[list[int]] = []
     model = built(row)
-    names = {part: name for name, part in model.named_modules()}
     trained = [p for p in model.parameters() if p.requires_grad]
     engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(trained, fused=True), config={
         "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2, "bf16": {"enabled": True},
         "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": {"stage": 3, **row["options"]}})
-    watch(fetched, names)
+    watch(fetched)
     for _ in range(4):
         fetched.clear()
         probe_zero_qlora.CALLS.clear()

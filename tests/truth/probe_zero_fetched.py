@@ -40,8 +40,8 @@ OF_BITS = {"stage3_prefetch_bucket_size": 300_000, "stage3_max_live_parameters":
 
 def case(kind: str, model: dict[str, Any], method: str = "full", *, checkpoint: bool, dora: bool = False,
          **options: Any) -> dict[str, Any]:
-    variant = {"dora": True} if dora else {}
-    return {"type": kind, "model": model, "method": method, "recompute": checkpoint, "options": LIMITS | options} | variant
+    row = {"type": kind, "model": model, "method": method, "recompute": checkpoint, "options": LIMITS | options}
+    return row | ({"dora": True} if dora else {})
 
 
 def both(name: str, *given: Any, **options: Any) -> dict[str, dict[str, Any]]:
@@ -54,7 +54,8 @@ CASES = {
     **both("qwen2, far ahead", "qwen2", QWEN2, stage3_prefetch_bucket_size=4 * LAYER),
     **both("qwen2, lora", "qwen2", QWEN2, "lora"), **both("qwen3, dora", "qwen3", SHORT, "lora", dora=True),
     **both("qwen3, dora, no reuse", "qwen3", SHORT, "lora", dora=True, stage3_max_reuse_distance=0),
-    **both("llama, qdora", "llama", LLAMA | {"num_hidden_layers": 4}, "qlora", dora=True, **OF_BITS), **both("llama, qlora", "llama", LLAMA, "qlora", **OF_BITS),
+    **both("llama, qdora", "llama", LLAMA | {"num_hidden_layers": 4}, "qlora", dora=True, **OF_BITS),
+    **both("llama, qlora", "llama", LLAMA, "qlora", **OF_BITS),
     **both("granite", "granitemoehybrid", GRANITE),
     **both("granite, far ahead", "granitemoehybrid", GRANITE, stage3_prefetch_bucket_size=4 * LAYER),
     **both("qwen3", "qwen3", QWEN3), **both("qwen3, 21 layers", "qwen3", QWEN3 | {"num_hidden_layers": 21}),
@@ -72,7 +73,8 @@ def built(row: dict[str, Any]) -> Any:
     config = AutoConfig.for_model(row["type"], **row["model"])
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
     if row["method"] == "lora":
-        model = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules=probe_qlora.ALL, use_dora=row.get("dora", False)))
+        model = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules=probe_qlora.ALL,
+                                                           use_dora=row.get("dora", False)))
         model.to(torch.bfloat16)
     inner = model.base_model.model if row["method"] == "lora" else model
     if row["recompute"]:
