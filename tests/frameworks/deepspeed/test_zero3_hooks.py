@@ -17,6 +17,7 @@ MODEL = {"config": "llama-3.2-3b", "overrides": {
     "num_key_value_heads": 4, "head_dim": 64, "vocab_size": VOCAB, "tie_word_embeddings": False}}
 RANKS = 4
 ALONE = {"stage3_prefetch_bucket_size": 0, "stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0}
+DOWN = 512 * HIDDEN
 LAYER = 4 * HIDDEN**2 + 3 * HIDDEN * 512 + 2 * HIDDEN
 
 
