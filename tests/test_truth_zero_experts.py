@@ -1,4 +1,4 @@
-"""What ZeRO-3 gathers and reduces of experts that are modules: `tests/truth/probe_zero_experts.py`."""
+"""Gathers and reductions of ZeRO-3 where experts are modules: `tests/truth/probe_zero_experts.py`."""
 
 from __future__ import annotations
 

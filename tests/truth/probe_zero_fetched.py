@@ -59,8 +59,7 @@ CASES = {
     **both("qwen3, dora, no reuse", "qwen3", SHORT, "lora", dora=True, stage3_max_reuse_distance=0),
     **both("llama, qdora", "llama", LLAMA | {"num_hidden_layers": 4}, "qlora", dora=True, **OF_BITS),
     **both("llama, qlora", "llama", LLAMA, "qlora", **OF_BITS),
-    **both("qwen3 moe", "qwen3_moe", QWEN3_MOE), **both("qwen3 moe, lora", "qwen3_moe", QWEN3_MOE, "lora"),
-    **both("granite", "granitemoehybrid", GRANITE),
+    **both("qwen3 moe", "qwen3_moe", QWEN3_MOE), **both("granite", "granitemoehybrid", GRANITE),
     **both("granite, far ahead", "granitemoehybrid", GRANITE, stage3_prefetch_bucket_size=4 * LAYER),
     **both("qwen3", "qwen3", QWEN3), **both("qwen3, 21 layers", "qwen3", QWEN3 | {"num_hidden_layers": 21}),
 }

@@ -130,7 +130,7 @@ class Linear:
         return Call(self.adapters[0], self.inside, released=())
 
     def _scaled(self) -> Refs:
-        """What the module of the magnitudes gathers: these and the linear's own, which it reads."""
+        """Parameters that the module of the magnitudes gathers: these, and the linear's own, which it reads."""
         return (*self.magnitude, *self.own)
 
     def _dora(self) -> Call:
