@@ -108,11 +108,27 @@ WRONG = {
                               ["f.yaml:6", "host and device are the same"]),
     "NF4 with Megatron": (scenario(framework="megatron", training="{seq_len: 8, method: qlora}"),
                           ["f.yaml:6", "bitsandbytes packs torch.nn.Linear"]),
-    "DoRA with Megatron": (scenario(framework="megatron",
-                                    training="{seq_len: 8, method: lora, lora: {use_dora: true}}"),
-                           ["f.yaml:6", "not yet: Megatron-Bridge's DoRA"]),
-    "DoRA with ZeRO-3": (scenario(framework="zero3", training="{seq_len: 8, method: lora, lora: {use_dora: true}}"),
-                         ["f.yaml:6", "not yet: DoRA under zero3"]),
+    "DoRA with dropout in Megatron": (scenario(framework="megatron", model="llama-tiny",
+                                               training="{seq_len: 8, method: lora, lora: "
+                                                        "{use_dora: true, dropout: 0.1}}"),
+                                      ["f.yaml:6", "not yet: Bridge's DoRA with dropout"]),
+    "DoRA with dropout behind it in Megatron": (
+        scenario(framework="megatron", model="llama-tiny", training="{seq_len: 8, method: lora, lora: {use_dora: true, "
+                 "dropout: 0.1, dropout_position: post}}"),
+        ["f.yaml:6", "DoRA only supports pre-adapter dropout", "peft/dora.py:70"]),
+    "DoRA of experts in Megatron": (
+        scenario(framework="megatron", model="nemotron-3-tiny",
+                 training="{seq_len: 8, method: lora, lora: {use_dora: true}}"),
+        ["f.yaml:6", "DoRA reads the weight of a grouped GEMM", "self.to_wrap.weight"]),
+    "DoRA in 8 bits in Megatron": (
+        scenario(framework="megatron", model="llama-tiny",
+                 training="{seq_len: 16, method: lora, precision: {compute: fp8}, lora: {use_dora: true}}"),
+        ["f.yaml:6", "not yet: DoRA over weights in 8 bits"]),
+    "DoRA of LLM.int8()": (
+        scenario(framework="ddp", model="llama-tiny", mesh="{dp_replicate: 8}",
+                 training="{seq_len: 8, method: qlora, quantization: {format: int8}, "
+                 "lora: {use_dora: true}}"),
+        ["f.yaml:6", "not yet: DoRA over LLM.int8()"]),
     "rsLoRA with Automodel": (scenario(framework="automodel",
                                        training="{seq_len: 8, method: lora, lora: {use_rslora: true}}"),
                               ["f.yaml:6", "scale by alpha / dim alone"]),

@@ -16,13 +16,13 @@ from simcore.errors import IllegalLayout
 from simcore.models.blocks import LayerKind
 from simcore.operators.hf.layers import linear
 from simcore.operators.hf.options import HfOptions
-from simcore.operators.megatron.ops.adapter import adapted, adapter_input
+from simcore.operators.megatron.ops.adapter import adapted, adapter_input, mm, with_adapter
 from simcore.operators.megatron.ops.context import Context
 from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.number_formats import PackedWeights
 from simcore.recording.options import LoraDropout
-from simcore.recording.tape import Op, Param, Tape
+from simcore.recording.tape import Op, Param, Tape, Tensor
 from simcore.results.report import Peak, Report
 from simcore.simulate import simulate
 
@@ -117,17 +117,35 @@ def test_automodel_refuses_dora_over_packed_weights_alone() -> None:
     assert {message.rstrip(".") for message in refused.values()} == {found.value.problems[0].message}
 
 
+def bridge_params(case: dict[str, Any]) -> dict[str, Param]:
+    """A frozen linear, and Bridge's adapter of it as one rank holds it."""
+    tp, row = case.get("tp", 1), case["row"]
+    shapes = {"linear_in.weight": (RANK if row else RANK // tp, IN),
+              "linear_out.weight": (OUT // tp if row else OUT, RANK), "weight_magnitude": (OUT,)}
+    made = [Param(f"one.adapter.{name}", shape, "bf16", True, "sharded_grad") for name, shape in shapes.items()]
+    base = Param("one.weight", (OUT, IN), "bf16", False, "sharded_param")
+    return {param.name: param for param in (*made[:3 if case.get("dora") else 2], base)}
+
+
+def bridge_linear(c: Context, x: Tensor, case: dict[str, Any]) -> Tensor:
+    """The adapter alone, or with DoRA the frozen linear and its adapter."""
+    pair = c.pair("one")
+    assert pair is not None
+    base = mm(c, x, c.param("one.weight"), "base") if case.get("dora") else None
+    part = adapted(c, "one", adapter_input(c, x), pair, row_parallel=case["row"])
+    return with_adapter(c, "one", base, part, row_parallel=case["row"]) if base else part
+
+
 @pytest.mark.parametrize("name", BRIDGE)
 def test_an_adapter_allocates_what_bridge_allocates(name: str) -> None:
     case, tape = BRIDGE[name], Tape({}, {})
-    pair = (Param("in", (RANK, IN), "bf16", True, "sharded_grad"), Param("out", (OUT, RANK), "bf16", True,
-                                                                         "sharded_grad"))
-    run = LayerWorkload(1, PEFT["rows"], "bf16", {}, options=MegatronOptions(lora_dropout=case.get("position", "")))
+    run = LayerWorkload(1, PEFT["rows"], "bf16", bridge_params(case), tp=case.get("tp", 1),
+                        options=MegatronOptions(lora_dropout=case.get("position", "")))
     c = Context(tape, run, LayerKind("one", "llama", IN))
     x = tape.empty((PEFT["rows"], IN), "bf16", "x")
     x.node = tape.node((Param("x", (1,), "bf16", True, "sharded_grad"),), (), lambda tape, grads, saved: [None])
     start = len(tape.rows)
-    out = adapted(c, "one", adapter_input(c, x), pair, row_parallel=case["row"])
+    out = bridge_linear(c, x, case)
     forward = changes(tape, start)
     grad = tape.empty(out.shape, "bf16", "grad")
     start = len(tape.rows)
@@ -138,6 +156,14 @@ def test_an_adapter_allocates_what_bridge_allocates(name: str) -> None:
     del node, grad
     assert eventlog.grouped(forward) == eventlog.grouped(case["found"]["forward"])
     assert eventlog.grouped(changes(tape, start)) == eventlog.grouped(case["found"]["backward"])
+
+
+@pytest.mark.parametrize("name", BRIDGE)
+def test_trained_parameters_are_those_of_bridge(name: str) -> None:
+    theirs = {path.partition("adapter.")[2] or path: tuple(shape)
+              for path, (shape, _) in BRIDGE[name]["found"]["parameters"].items()}
+    assert {param.name.removeprefix("one.adapter."): param.shape for param in bridge_params(BRIDGE[name]).values()
+            if param.trainable} == theirs
 
 
 def stepped(case: dict[str, Any]) -> Report:

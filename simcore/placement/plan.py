@@ -287,7 +287,7 @@ def _place_tensor(spec: TensorSpec, policy: TensorPolicy, mesh: Mesh, rank: int)
     whole = math.prod(local_shape(spec.copies, stored, policy.at_rest.placements, mesh, rank)) * values
     local = whole // _flat_parts(policy.at_rest.placements, mesh)
     padded = (padded_numel(spec.copies, stored, policy.at_rest.placements, mesh) * values if policy.pad_storage
-              else _storage(whole // values, policy.at_rest.placements, mesh) * values)
+              else _storage(whole // values, spec.copies, policy.at_rest.placements, mesh) * values)
     trains = spec.trainable and not spec.is_buffer
     states = tuple((name, layout.space_of(spec.numel // _flat_parts(layout.placements, mesh)),
                     _state_bytes(spec, layout, policy, whole, mesh, rank)) for name,
@@ -313,15 +313,18 @@ def _state_bytes(spec: TensorSpec, layout: TensorLayout, policy: TensorPolicy, w
         copies = max(1, local_shape(spec.copies, spec.shape, layout.placements, mesh, rank)[0])
         return copies * layout.blocks.num_bytes(numel // copies // _flat_parts(layout.placements, mesh), layout.dtype)
     if any(isinstance(cut, Flat) and cut.scope == "tensor" for _, cut in layout.placements):
-        return _storage(numel, layout.placements, mesh) * dtype_bytes(layout.dtype)
+        return _storage(numel, spec.copies, layout.placements, mesh) * dtype_bytes(layout.dtype)
     return round(numel * dtype_bytes(layout.dtype) * layout.share) // _flat_parts(layout.placements, mesh)
 
 
-def _storage(numel: int, placements: Placements, mesh: Mesh) -> int:
-    """Elements of a rank's part: padded where each tensor is cut alone, else the mean of what is cut together."""
+def _storage(numel: int, copies: int, placements: Placements, mesh: Mesh) -> int:
+    """Elements of a rank's part: padded where each tensor is cut alone, else the mean of what is cut together.
+
+    `numel`: elements of all `copies`, of which each is such a tensor.
+    """
     parts = _flat_parts(placements, mesh)
     is_alone = any(isinstance(cut, Flat) and cut.scope == "tensor" for _, cut in placements)
-    return -(-numel // parts) if is_alone else numel // parts
+    return copies * -(-numel // copies // parts) if is_alone else numel // parts
 
 
 def _flat_parts(placements: Placements, mesh: Mesh) -> int:

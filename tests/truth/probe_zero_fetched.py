@@ -8,7 +8,8 @@ is 1.5 times what is prefetched, a thirteenth of what may be there and of the di
 layers. `fetched`: of the sixth microbatch (its order is recorded by then), after every call of `fetch_sub_module`:
 whether it is forward, elements that are gathered or on their way (`__n_available_params`), parameters in the registry
 in flight, and bytes of the flat buffers out of which those are or were copied. Small parameters that stay are in none.
-Calls of the activation inside experts, which run within theirs, are left out.
+Calls of the activation inside experts, which run within theirs, are left out. On a CPU PEFT's DoRA puts a weight that
+it has unpacked back into its module, as a new parameter: here it does not, as on CUDA.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ from oracle.apart import run_apart
 QWEN2 = {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 20, "num_attention_heads": 4,
          "num_key_value_heads": 2, "vocab_size": 8000, "tie_word_embeddings": True}
 QWEN3 = QWEN2 | {"head_dim": 32, "tie_word_embeddings": False}
+SHORT = QWEN3 | {"num_hidden_layers": 6}
 GRANITE = QWEN2 | {"num_hidden_layers": 8, "layer_types": ["attention"] * 8, "num_local_experts": 4,
                    "num_experts_per_tok": 2, "shared_intermediate_size": 256, "position_embedding_type": "rope",
                    "mamba_n_heads": 8, "mamba_d_head": 32}
+QWEN3_MOE = SHORT | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True,
+                     "decoder_sparse_step": 1, "mlp_only_layers": []}
 LLAMA = probe_zero_qlora.LLAMA | {"num_hidden_layers": 12}
 LAYER = 246_000
 """Elements, about."""
@@ -37,8 +41,10 @@ OF_BITS = {"stage3_prefetch_bucket_size": 300_000, "stage3_max_live_parameters":
 """Of a layer of 331,776 packed elements with its adapters, beside an embedding and a head of 1,024,000 each."""
 
 
-def case(kind: str, model: dict[str, Any], method: str = "full", *, checkpoint: bool, **options: Any) -> dict[str, Any]:
-    return {"type": kind, "model": model, "method": method, "recompute": checkpoint, "options": LIMITS | options}
+def case(kind: str, model: dict[str, Any], method: str = "full", *, checkpoint: bool, dora: bool = False,
+         **options: Any) -> dict[str, Any]:
+    row = {"type": kind, "model": model, "method": method, "recompute": checkpoint, "options": LIMITS | options}
+    return row | ({"dora": True} if dora else {})
 
 
 def both(name: str, *given: Any, **options: Any) -> dict[str, dict[str, Any]]:
@@ -49,8 +55,11 @@ CASES = {
     **both("qwen2", "qwen2", QWEN2), **both("qwen2, 21 layers", "qwen2", QWEN2 | {"num_hidden_layers": 21}),
     **both("qwen2, few live", "qwen2", QWEN2, stage3_max_live_parameters=6 * LAYER),
     **both("qwen2, far ahead", "qwen2", QWEN2, stage3_prefetch_bucket_size=4 * LAYER),
-    **both("qwen2, lora", "qwen2", QWEN2, "lora"), **both("llama, qlora", "llama", LLAMA, "qlora", **OF_BITS),
-    **both("granite", "granitemoehybrid", GRANITE),
+    **both("qwen2, lora", "qwen2", QWEN2, "lora"), **both("qwen3, dora", "qwen3", SHORT, "lora", dora=True),
+    **both("qwen3, dora, no reuse", "qwen3", SHORT, "lora", dora=True, stage3_max_reuse_distance=0),
+    **both("llama, qdora", "llama", LLAMA | {"num_hidden_layers": 4}, "qlora", dora=True, **OF_BITS),
+    **both("llama, qlora", "llama", LLAMA, "qlora", **OF_BITS),
+    **both("qwen3 moe", "qwen3_moe", QWEN3_MOE), **both("granite", "granitemoehybrid", GRANITE),
     **both("granite, far ahead", "granitemoehybrid", GRANITE, stage3_prefetch_bucket_size=4 * LAYER),
     **both("qwen3", "qwen3", QWEN3), **both("qwen3, 21 layers", "qwen3", QWEN3 | {"num_hidden_layers": 21}),
 }
@@ -62,12 +71,15 @@ def built(row: dict[str, Any]) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
     if row["method"] == "qlora":
+        peft.tuners.lora.dora.dequantize_module_weight = lambda module: (
+            peft.utils.integrations.dequantize_bnb_weight(module.weight))
         probe_zero_qlora.LLAMA = row["model"]
         return probe_zero_qlora.built(row)
     config = AutoConfig.for_model(row["type"], **row["model"])
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="sdpa")
     if row["method"] == "lora":
-        model = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules=probe_qlora.ALL))
+        model = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules=probe_qlora.ALL,
+                                                           use_dora=row.get("dora", False)))
         model.to(torch.bfloat16)
     inner = model.base_model.model if row["method"] == "lora" else model
     if row["recompute"]:

@@ -81,7 +81,8 @@ def built(row: dict[str, Any]) -> Any:
             part.weight = bnb.nn.Params4bit(weights[f"{name}.weight"], requires_grad=False, compress_statistics=True,
                                             quant_type="nf4", quant_storage=storage, module=part).to("cpu")
     model.is_loaded_in_4bit = True  # what PEFT asks for
-    adapted = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules=row.get("targets", probe_qlora.ALL)))
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules=row.get("targets", probe_qlora.ALL),
+                                                         use_dora=row.get("dora", False)))
     if row.get("recompute"):
         adapted.base_model.model.gradient_checkpointing_enable({"use_reentrant": False})
         adapted.base_model.model.enable_input_require_grads()

@@ -7,7 +7,6 @@ Start: `torch` (defaults, how `torch.optim` places the states of `inputs/optimiz
 `transformers`, `llmfoundry`: those of these layers, and what is served of them. `autocast`: mixed precision by
 autocast. `kernels`: attention backend and compilation. `liger`: Liger's kernels. `lora`: adapters by module name.
 `qlora`: which weights bitsandbytes 0.50.2 or torchao packs. `pipeline`: stages and schedules of
-`torch.distributed.pipelining`. `module_order`: the order in which hooks on modules of transformers run.
-`checkpoint_files`: how each reads and writes checkpoints. `optimizer_memory`: tensors at rest, temporaries of the
-optimizer's step. `cpu_optimizer`: optimizer steps on the host.
+`torch.distributed.pipelining`. `checkpoint_files`: how each reads and writes checkpoints. `optimizer_memory`: tensors
+at rest, temporaries of the optimizer's step. `cpu_optimizer`: optimizer steps on the host.
 """

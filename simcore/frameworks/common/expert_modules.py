@@ -28,12 +28,17 @@ class Layers:
     """One implementation's layers as frameworks around transformers see them.
 
     `options`: framework options that they take. `check`: raises IllegalLayout or NotYet for a job and the options that
-    its scenario sets. `layer_options`: the settings of the layers for these.
+    its scenario sets. `layer_options`: the settings of the layers for these. `moe_outputs`: tensors that a block of
+    experts returns. `replays_layers`: gradient checkpointing calls layers once more, hooks and all, and not only their
+    forward. `reads_head`: the model reads its head's weight itself, in front of the head.
     """
 
     options: Options
     check: Callable[[Job, dict[str, Any]], None]
     layer_options: Callable[[Draft, dict[str, Any]], HfOptions]
+    moe_outputs: int = 1
+    replays_layers: bool = False
+    reads_head: bool = False
 
 
 def _check_hub(job: Job, options: dict[str, Any]) -> None:
@@ -73,9 +78,10 @@ def _hub_options(job: Draft, options: dict[str, Any]) -> HfOptions:
 
 
 HUB: Final = Layers(options={"attn_implementation": (None, "eager", "sdpa", "flash_attention_2")}, check=_check_hub,
-                    layer_options=_hub_options)
+                    layer_options=_hub_options, replays_layers=True, reads_head=True)
 FOUR: Final = Layers(options={name: _transformers.LAYER_OPTIONS[name] for name in (
-    "attn_implementation", "sdpa_backend")}, check=_check_four, layer_options=_transformers.dense_options_of)
+    "attn_implementation", "sdpa_backend")}, check=_check_four, layer_options=_transformers.dense_options_of,
+                     moe_outputs=2, replays_layers=True)
 LAYERS: Final[Mapping[str, Layers]] = {
     "hf": Layers(options=_transformers.LAYER_OPTIONS, check=_transformers.check_layers,
                  layer_options=_transformers.options_of),

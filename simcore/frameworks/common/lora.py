@@ -94,6 +94,3 @@ def _check_dora(job: Job) -> None:
     at, training = "training.lora.use_dora", job.scenario.training
     if training.method == "qlora" and training.quantization.format == "int8":
         raise job.not_yet(at, "DoRA over LLM.int8() (served: over nf4 and fp4, and over 16 bits)")
-    if job.scenario.framework == "zero3":
-        raise job.not_yet(at, "DoRA under zero3: its norm reads the base's weight outside the base's module, where "
-                          "DeepSpeed gathers it once more (served: zero1, zero2)")

@@ -20,19 +20,16 @@ __all__ = ["ADAPTERS"]
 _ZERO3 = FrameworkAdapter(
     write_table=partial(zero_table, stage=3), hooks=Zero3Hooks, lora_tensors=name_adapters, lora_dropout=peft_dropout,
     versions=VERSIONS,
-    implementations=("hf",), implementation_of=lambda family, method: "hf",
+    implementations=tuple(LAYERS), implementation_of=lambda family, method: "hf",
     options=partial(options_of_stage, 3),
     at_rest=AtRest(exact=exact_in_pieces, padding=piece_padding),
     serves_qlora=True, host_buffers=beside_tensors,
 )
 _PARTITIONED = AtRest(exact=exact_in_parts, padding=partition_padding)
-_ZERO1 = replace(_ZERO3, implementations=tuple(LAYERS))
-"""Stage 3 gathers module by module, and modules of experts are not described: a block at once if set_z3_leaf_modules
-names it."""
 ADAPTERS = {
-    "zero1": replace(_ZERO1, write_table=partial(zero_table, stage=1), hooks=Zero12Hooks, at_rest=_PARTITIONED,
+    "zero1": replace(_ZERO3, write_table=partial(zero_table, stage=1), hooks=Zero12Hooks, at_rest=_PARTITIONED,
                      options=partial(options_of_stage, 1)),
-    "zero2": replace(_ZERO1, write_table=partial(zero_table, stage=2), hooks=Zero12Hooks, at_rest=_PARTITIONED,
+    "zero2": replace(_ZERO3, write_table=partial(zero_table, stage=2), hooks=Zero12Hooks, at_rest=_PARTITIONED,
                      options=partial(options_of_stage, 2)),
     "zero3": _ZERO3,
 }

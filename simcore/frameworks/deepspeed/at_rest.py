@@ -56,9 +56,9 @@ def exact_in_pieces(plan: Plan) -> dict[str, AtRestBytes]:
 def _piece(placed: Placed, at: int) -> AtRestBytes:
     """Bytes of shard number `at` of a tensor, in units of stored elements."""
     rest, grad, spec = placed.policy.at_rest, placed.policy.grad, placed.spec
-    piece = placed.padded // rest.values
-    stored = spec.copies * math.prod(rest.stored_shape(spec.shape))
-    inside = rest.values * max(0, min(piece, stored - at * piece))
+    piece = placed.padded // spec.copies // rest.values
+    stored = math.prod(rest.stored_shape(spec.shape))
+    inside = spec.copies * rest.values * max(0, min(piece, stored - at * piece))
     trained = inside * placed.trainable
     return AtRestBytes(rest.num_bytes(inside) * placed.rests_here + placed.constants,
                        trained * dtype_bytes(grad.dtype) * (grad.space == "device"), placed.state_bytes, inside,

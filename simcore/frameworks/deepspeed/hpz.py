@@ -9,15 +9,15 @@ from simcore.program.outline import Tables
 
 __all__ = ["HpzShards", "Key"]
 
-Key = tuple[int, int]
-"""(layer, number) of a parameter."""
+Key = tuple[int, int, int]
+"""(layer, number, expert) of a parameter; the last is 0 but for modules of experts."""
 
 
 class HpzShards:
     """The secondary shards of parameters (hpZ) at one point of the step, and their memory events.
 
     Inactive unless `zero_hpz_partition_size` > 1. A parameter, the type Key, is (layer number of the whole model, index
-    of the tensor in the layer).
+    of the tensor in the layer, expert).
     """
 
     def __init__(self, plan: Plan, tables: Tables, out: Builder, strategy: ZeroStrategy) -> None:
@@ -34,7 +34,8 @@ class HpzShards:
     def keep(self, key: Key, num_bytes: int) -> None:
         """Simulates the allocation of a secondary shard when a gathered parameter of `num_bytes` is released.
 
-        `key`: the parameter, as (layer number of the whole model, index in the layer). Only the first time in a step.
+        `key`: the parameter, as (layer number of the whole model, index in the layer, expert). Only the first
+        time in a step.
         """
         if self.parts and key not in self.kept:
             self.kept[key] = num_bytes // self.parts
@@ -42,6 +43,6 @@ class HpzShards:
 
     def drop(self) -> None:
         """Simulates the release of all secondary shards: the step has updated the parameters."""
-        for (layer, _), num_bytes in self.kept.items():
+        for (layer, *_), num_bytes in self.kept.items():
             self.out.free(layer, self.slot, num_bytes)
         self.kept.clear()

@@ -9,19 +9,33 @@ them again, each when its module is called.
 of the gathered weight. DeepSpeed drops its own reference (`free_param`), so the first gathered copy of a microbatch
 exists until the graph is freed: with the loss, when backward is over (transformers 5.23 `trainer.py`, training_step),
 whether layers are replayed or not.
+
+[Note: a head that the model reads] The forward of Nemotron-3-Nano's model reads the type of its head's weight, which
+DeepSpeed then takes for the model's own (`parameter_offload.py`, ZeROOrderedDict.__getitem__): it is gathered when the
+model is called, in either pass, and is not released before the pass is over (`ds_active_sub_modules`; backward of the
+model has no end that a hook could see: release_backward_leftovers).
+
+[Note: distance of reuse] `partitioned_param_coordinator.py`, __params_to_release: a leaf is told apart by the module
+that is released. If that is a leaf, parameters of every following module count with those of the modules inside, also
+as uses; otherwise each counts what it holds itself, and leaves count nothing.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_left
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Set
+from functools import cache
+from itertools import accumulate
 
-from simcore.frameworks.common.module_order import Calls, backward_calls, forward_calls, released_after, replayed
 from simcore.frameworks.deepspeed.hpz import Key
+from simcore.frameworks.deepspeed.module_order import backward_calls, forward_calls, released_after, replayed
+from simcore.frameworks.deepspeed.module_units import Call
 from simcore.frameworks.deepspeed.strategy import PERSISTENT
+from simcore.models.blocks import Head
 from simcore.placement.plan import Placed, Plan
 
-__all__ = ["LivePackedWeights", "bytes_by_dtype", "recorded", "seen_by_nodes"]
+__all__ = ["LivePackedWeights", "ReuseDistance", "bytes_by_dtype", "elements", "recorded", "seen_by_nodes"]
 
 
 def bytes_by_dtype(params: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -35,25 +49,48 @@ def bytes_by_dtype(params: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
     return sorted(sizes.items())
 
 
-def recorded(plan: Plan) -> Iterator[list[Key]]:
-    """Yields, for every call of a module in a microbatch, the parameters that it needs.
+def recorded(plan: Plan) -> Iterator[tuple[list[Key], list[Key]]]:
+    """Yields (parameters that it needs, those of which no module is open after it) for every call of a module.
 
-    A parameter is (layer number of the whole model, index in the layer); often there are none. Calls of forward come
-    first, in order, then those of backward, from the last layer to the first.
+    A parameter is (layer number of the whole model, index in the layer, expert); often there are none. Calls of forward
+    come first, in order, then those of backward, from the last layer to the first.
     Parameters that stay gathered are left out.
     """
+    for layer, call in _calls(plan):
+        keys = _keys(plan, layer, call)
+        closed = keys if call.released is None else [_owner(plan, layer, *ref) for ref in call.released]
+        yield keys, closed
+
+
+def _calls(plan: Plan) -> Iterator[tuple[int, Call]]:
+    """(layer, call) of every call of a module in a microbatch, in order."""
     for layer in plan.layers:
-        yield from _keys(plan, layer, forward_calls(plan, layer))
+        yield from ((layer, call) for call in forward_calls(plan, layer))
     for layer in reversed(plan.layers):
-        for calls in backward_calls(plan, layer):
-            yield from _keys(plan, layer, calls)
+        yield from ((layer, call) for calls in backward_calls(plan, layer) for call in calls)
 
 
-def _keys(plan: Plan, layer: int, calls: Calls) -> list[list[Key]]:
-    """Parameters that are fetched for calls; a tied head uses the embedding's."""
-    owners = plan.graph.owners
-    calls_keys = [[owners.get((layer, number), (layer, number)) for number in call] for call in calls]
-    return [[key for key in keys if _placed(plan, key).policy.name != PERSISTENT] for keys in calls_keys]
+def _keys(plan: Plan, layer: int, call: Call) -> list[Key]:
+    """Parameters that are fetched for a call; a tied head uses the embedding's."""
+    keys = [_owner(plan, layer, number, expert) for number, expert in call.needed]
+    head = [_head_of(plan)] if call.reads_head else []
+    return [key for key in (*keys, *head) if _placed(plan, key).policy.name != PERSISTENT]
+
+
+def _owner(plan: Plan, layer: int, number: int, expert: int) -> Key:
+    return (*plan.graph.owners.get((layer, number), (layer, number)), expert)
+
+
+def _head_of(plan: Plan) -> Key:
+    """The head's weight, or the embedding's if they are tied."""
+    layer = next(layer for layer in plan.layers
+                 if isinstance(plan.graph.kinds[plan.graph.layers[layer].kind].block, Head))
+    return _owner(plan, layer, 0, 0)
+
+
+def elements(placed: Placed) -> int:
+    """Returns the elements of a parameter as it is stored (of each expert's, if they are modules)."""
+    return -(-placed.used // placed.used_copies // placed.policy.at_rest.values)
 
 
 def _placed(plan: Plan, key: Key) -> Placed:
@@ -61,36 +98,50 @@ def _placed(plan: Plan, key: Key) -> Placed:
 
 
 def seen_by_nodes(plan: Plan) -> Set[Key]:
-    """Returns the packed weights, (layer, index in the layer) each, that autograd's graph keeps alive.
+    """Returns the packed weights, (layer, index in the layer, expert) each, that autograd's graph keeps alive.
 
     They are those that backward uses: [Note: ZeRO-3 and weights in 4 bits].
     """
-    keys_of_calls = (key for layer in plan.layers for calls in backward_calls(plan, layer)
-             for keys in _keys(plan, layer, calls) for key in keys)
+    keys_of_calls = (key for layer in plan.layers for calls in backward_calls(plan, layer) for call in calls
+                     for key in _keys(plan, layer, call))
     return {key for key in keys_of_calls if (packed := _placed(plan,
                                                                key).policy.at_rest.packed) and not packed.is_tensor}
 
 
 class LivePackedWeights:
-    """The frozen parameters that a recomputation has gathered and not released, at one point of the step.
+    """The parameters that a recomputation or the model has gathered and not released, at one point of the step.
 
-    [Note: ZeRO-3 and frozen parameters]. Calls of modules are numbered from 0 in a microbatch; a parameter is (layer,
-    index in the layer).
+    [Note: ZeRO-3 and frozen parameters], [Note: a head that the model reads]. Calls of modules are numbered from 0 in a
+    microbatch; a parameter is (layer, index in the layer, expert).
     """
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.pinned, windows = plan, set[Key](), list(_replays(plan))
         self.replaying = {at for calls, _ in windows for at in calls}
         self.ends = {end for _, end in windows}
+        self.reading = {at for at, (_, call) in enumerate(_calls(plan)) if call.reads_head}
+        self.num_forward = sum(len(forward_calls(plan, layer)) for layer in plan.layers)
 
     def called(self, at: int, keys: list[Key]) -> None:
-        """Adds the frozen parameters `keys` of call number `at`, if that call is part of a recomputation."""
+        """Adds the parameters `keys` of call number `at`: frozen ones of a recomputation, the head's of the model."""
         if at in self.replaying:
             self.pinned.update(key for key in keys if not _placed(self.plan, key).trainable)
+        if at in self.reading:
+            self.pinned.update(keys)
+
+    def unpinned(self, at: int) -> list[Key]:
+        """Returns the head's weight if the model's forward is over before call number `at`.
+
+        It is then released as other parameters are: [Note: a head that the model reads].
+        """
+        gone = list(self.pinned) if at == self.num_forward else []
+        self.pinned.difference_update(gone)
+        return gone
 
     def released(self, at: int) -> Set[Key]:
-        """Returns, and removes, frozen parameters, (layer, index) each, that are released before call number `at`."""
-        gone = frozenset(self.pinned) if at in self.ends else frozenset[Key]()
+        """Returns, and removes, frozen parameters, (layer, index, expert) each, released before call number `at`."""
+        head = {_head_of(self.plan)} if self.reading else set[Key]()
+        gone = frozenset(self.pinned - head) if at in self.ends else frozenset[Key]()
         self.pinned -= gone
         return gone
 
@@ -104,3 +155,41 @@ def _replays(plan: Plan) -> Iterator[tuple[range, int]]:
             begin, _ = replayed(plan, layer)
             yield range(at + begin, at + len(replay)), at + len(replay) + released_after(plan, layer)
         at += len(replay) + len(rest)
+
+
+class ReuseDistance:
+    """Distances, in elements of the calls between, to the next use of a parameter: [Note: distance of reuse].
+
+    `limit`: stage3_max_reuse_distance. Calls are numbered from 0 in a microbatch.
+    """
+
+    def __init__(self, plan: Plan, limit: int) -> None:
+        self.limit, calls = limit, list(_calls(plan))
+        self.leaf_keys = frozenset(key for layer, call in calls if call.is_leaf
+                                   for key in _keys(plan, layer, call))
+        total = sum(count * sum(elements(placed) * placed.used_copies for placed in plan.kinds[kind]
+                                if placed.spec.is_owned) for kind, count in plan.kind_counts)
+
+        @cache
+        def numel(layer: int, refs: tuple[tuple[int, int], ...]) -> int:
+            return sum(elements(plan.of_layer(layer)[number]) for number, _ in refs)
+
+        head = elements(_placed(plan, _head_of(plan)))
+        self.own = [0, *accumulate(numel(layer, call.own) + head * call.reads_head for layer, call in calls)]
+        self.inside = [0, *accumulate(total if call.is_model else numel(layer, call.inside) for layer, call in calls)]
+        self.uses = defaultdict[Key, list[int]](list)
+        for at, (layer, call) in enumerate(calls):
+            for key in [] if call.is_leaf else _keys(plan, layer, call):
+                self.uses[key].append(at)
+            for key in (_owner(plan, layer, number, expert) for number, expert in call.inside):
+                if key in self.leaf_keys:
+                    self.uses[key].append(at)
+        self.of_model = [at for at, (_, call) in enumerate(calls) if call.is_model]
+
+    def is_short(self, key: Key, at: int) -> bool:
+        """True if `key` is used within the limit from call number `at` on; the call that passes the limit counts."""
+        is_leaf = key in self.leaf_keys
+        found = [uses[place] for uses in (self.uses[key], *([self.of_model] if is_leaf else []))
+                 if (place := bisect_left(uses, at)) < len(uses)]
+        upto = self.inside if is_leaf else self.own
+        return bool(found) and upto[min(found)] - upto[at] < self.limit

@@ -365,5 +365,5 @@ def _rules(stage: int, stored: str, threshold: int, kept: tuple[str, ...], space
         Rule(lambda t: is_packed(t) and stage == 3 and packed.rows(t.numel) <= threshold, in_bits(PERSISTENT)),
         Rule(is_packed, in_bits("packed")))
     return (Rule(lambda t: t.is_buffer, buffer), *columns,
-            Rule(lambda t: stage == 3 and t.numel * t.copies <= threshold, policy(PERSISTENT)),
+            Rule(lambda t: stage == 3 and t.numel <= threshold, policy(PERSISTENT)),
             Rule(lambda t: True, policy("partitioned")))

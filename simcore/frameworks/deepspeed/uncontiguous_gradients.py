@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from simcore.frameworks.deepspeed.hpz import Key
 from simcore.program.builder import Builder
 from simcore.recording.tape import Kernel
 
 __all__ = ["UnbucketedGradients"]
+
+Key = tuple[int, int]
+"""(layer, number) of a parameter, or of one linear of all experts."""
 
 
 class UnbucketedGradients:

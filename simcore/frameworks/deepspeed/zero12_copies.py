@@ -19,7 +19,7 @@ __all__ = ["FlatBuffers"]
 class FlatBuffers:
     """The flat buffers of ZeRO-3's gathers that still exist at one point of the step.
 
-    Each is kept with the parameters, (layer, index in the layer), that no module has requested from it yet.
+    Each is kept with the parameters, (layer, index in the layer, expert), that no module has requested from it yet.
     """
 
     def __init__(self, out: Builder, slot: int) -> None:

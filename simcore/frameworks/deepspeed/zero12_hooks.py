@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simcore.frameworks.common.cpu_optimizer import copied, updated_on_host
-from simcore.frameworks.common.module_order import readiness
 from simcore.frameworks.common.optimizer_memory import post_rest, rest_postings, step_temporaries
+from simcore.frameworks.deepspeed.module_order import readiness
 from simcore.frameworks.deepspeed.partitions import (
     aligned,
     flat_padding,
@@ -116,7 +116,7 @@ class Zero12Hooks:
         for param, slot, num_bytes in grads:
             self.apart.made((layer, numbers[param.name]), slot, num_bytes)
         if self.strategy.stage > 1:
-            for number in readiness(self.plan, layer):
+            for number in dict.fromkeys(number for number, _ in readiness(self.plan, layer)):
                 self._put((layer, number))
 
     def _put_whole(self) -> None:

@@ -8,17 +8,22 @@ bucket; one that is larger than the bucket is counted until then.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import accumulate
 
-from simcore.frameworks.common.module_order import backward_calls, forward_calls, readiness
 from simcore.frameworks.common.optimizer_memory import post_rest, rest_postings, step_temporaries
 from simcore.frameworks.deepspeed.hpz import HpzShards, Key
+from simcore.frameworks.deepspeed.module_order import backward_calls, forward_calls, readiness
 from simcore.frameworks.deepspeed.offload_buffers import sub_groups
 from simcore.frameworks.deepspeed.offload_gradients import GradientsOnHost
 from simcore.frameworks.deepspeed.partitions import trained_of
-from simcore.frameworks.deepspeed.prefetch_trace import LivePackedWeights, bytes_by_dtype, recorded, seen_by_nodes
+from simcore.frameworks.deepspeed.prefetch_trace import (
+    LivePackedWeights,
+    ReuseDistance,
+    bytes_by_dtype,
+    elements,
+    recorded,
+    seen_by_nodes,
+)
 from simcore.frameworks.deepspeed.strategy import PERSISTENT, ZeroStrategy
 from simcore.frameworks.deepspeed.zero12_copies import FlatBuffers
 from simcore.frameworks.deepspeed.zero12_hooks import REDUCE_HANDLE
@@ -47,16 +52,13 @@ class Zero3Hooks:
         self.strategy = plan.framework.strategy_as(ZeroStrategy)
         self.size, self.ranks = dtype_bytes(plan.framework.compute_dtype), plan.mesh.axis(self.strategy.axis).size
         self.first = plan.layers[0]
-        self.calls = list(recorded(plan))
+        self.calls, self.closed = zip(*recorded(plan), strict=True)
+        self.open = set[Key]()
         self.pins = LivePackedWeights(plan)
         self.trace = [(at, key) for at, keys in enumerate(self.calls) for key in keys]
         placed = {key: self._placed(key) for _, key in self.trace}
-        self.elements = {key: -(-parameter.used // parameter.policy.at_rest.values) for key,
-                         parameter in placed.items()}  # as stored
-        self.upto = [0, *accumulate(sum(self.elements[key] for key in keys) for keys in self.calls)]
-        self.needed_at: dict[Key, list[int]] = {}
-        for at, key in self.trace:
-            self.needed_at.setdefault(key, []).append(at)
+        self.elements = {key: elements(parameter) for key, parameter in placed.items()}
+        self.reuse = ReuseDistance(plan, self.strategy.reuse)
         self.there: dict[Key, int] = {}
         self.live = 0
         self.coming: dict[Key, list[Key]] = {}
@@ -87,7 +89,7 @@ class Zero3Hooks:
     def _whole(self, key: Key) -> int:
         """Bytes of a gathered parameter, padding included."""
         placed = self._placed(key)
-        return placed.policy.at_rest.num_bytes(placed.padded * self.ranks)
+        return placed.policy.at_rest.num_bytes(placed.padded // placed.used_copies * self.ranks)
 
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def post_persistent(self) -> None:
@@ -104,8 +106,9 @@ class Zero3Hooks:
 
     def _parts(self) -> list[int]:
         """Elements of this rank's shard of every trained parameter, in order."""
-        return [self.plan.of_layer(layer)[number].padded for layer in self.plan.layers
-                for number, _ in trained_of(self.plan, layer)]
+        trained = [self.plan.of_layer(layer)[number] for layer in self.plan.layers
+                   for number, _ in trained_of(self.plan, layer)]
+        return [placed.padded // placed.used_copies for placed in trained for _ in range(placed.used_copies)]
 
     def _persistent(self, *, padded: bool = False) -> int:
         """Bytes of small parameters, as they are stored or (`padded`) as they are gathered."""
@@ -153,9 +156,10 @@ class Zero3Hooks:
                 self.out.free(layer, slot, num_bytes)
         grads_by_name = {param.name: [(layer, slot, num_bytes)] for param, slot,
                          num_bytes in grads if self.strategy.is_apart}
-        for number in readiness(self.plan, layer, weight_first=True):
+        for number, _ in readiness(self.plan, layer, weight_first=True):
             placed = self.plan.of_layer(layer)[number]
-            self._put(placed.used, placed.padded * self.ranks)
+            copies = placed.used_copies
+            self._put(placed.used // copies, placed.padded // copies * self.ranks)
             self.waiting += grads_by_name.get(placed.spec.name, [])
         self._call(len(rest) if replay else 0)
         self._leave()
@@ -170,6 +174,11 @@ class Zero3Hooks:
         independent_gradient_partition_epilogue: `stream.synchronize()`.
         """
         if not action.forward:
+            for key in (self.pins.pinned | self.open) & self.there.keys():
+                self._drop(key)
+            self.pins.pinned.clear()
+            self.open.clear()
+            self._leave()
             self._reduce()
             self.out.wait(self.first, REDUCE_HANDLE)
             self.out.wait(self.first, HOST_DRAINS)
@@ -213,9 +222,12 @@ class Zero3Hooks:
             self._fetch_ahead()
             self.pins.called(self.at, keys)
             self.at += 1
-            self._release(keys)
+            self.open.update(keys)
+            self.open.difference_update(self.closed[self.at - 1])
+            self._release(self.closed[self.at - 1])
             for key in self.pins.released(self.at) & self.there.keys():
                 self._drop(key)
+            self._release(self.pins.unpinned(self.at))
 
     def _fetch(self, keys: list[Key]) -> None:
         """Gathers the parameters that the module needs, or waits for those in flight."""
@@ -274,15 +286,9 @@ class Zero3Hooks:
     def _release(self, keys: list[Key]) -> None:
         """Releases parameters that are not used again soon (`__params_to_release`); `self.at` is the next call."""
         for key in keys:
-            if (key in self.there and not self._is_used_soon(key) and key not in self.pins.pinned
+            if (key in self.there and not self.reuse.is_short(key, self.at) and key not in self.pins.pinned
                     and self.promised.get(key, 0) <= self.at):
                 self._drop(key)
-
-    def _is_used_soon(self, key: Key) -> bool:
-        """True if it is used within `reuse` elements of the following calls; the call that passes the limit counts."""
-        calls = self.needed_at[key]
-        following = bisect_left(calls, self.at)
-        return following < len(calls) and self.upto[calls[following]] - self.upto[self.at] < self.strategy.reuse
 
     def _drop(self, key: Key) -> None:
         is_held = key in self.seen_by_nodes and key not in self.held

@@ -124,7 +124,10 @@ def _pair(spec: TensorSpec, lora: LoraChoice) -> list[TensorSpec]:
     experts = (spec.copies,) if grouped and lora.expert_adapters == "per_expert" else ()
     named = ("experts",) * len(experts)
     component = "expert_adapters" if grouped else "adapters"
+    magnitude = TensorSpec(f"{spec.path}.adapter.weight_magnitude", (out_features,),
+                           ("hidden" if row_parallel else f"{axis}_out",), component, "adapter")
     return [
+        *([magnitude] * lora.use_dora),
         TensorSpec(f"{spec.path}.adapter.linear_in.weight", (*experts, rank, in_features), (*named, *dims_in),
                    component, "adapter"),
         TensorSpec(f"{spec.path}.adapter.linear_out.weight", (*experts, out_features, rank),
@@ -135,12 +138,11 @@ def _pair(spec: TensorSpec, lora: LoraChoice) -> list[TensorSpec]:
 def bridge_dropout(job: Draft) -> LoraDropout:
     """Returns the place of dropout around Bridge's adapters: "pre" (its default) or "post", "" without it.
 
-    IllegalLayout for rank-stabilised scaling, NotYet for DoRA.
+    IllegalLayout for rank-stabilised scaling, and as `_check_dora` says.
     """
     lora, at = job.scenario.training.lora, "training.lora"
     if lora.use_dora:
-        raise job.not_yet(f"{at}.use_dora", "Megatron-Bridge's DoRA (0.3.1 peft/dora_layers.py), which gathers both "
-                          "matrices of an adapter over tp in every pass (served: DoRA of PEFT and of Automodel)")
+        _check_dora(job)
     if lora.use_rslora:
         raise job.illegal(f"{at}.use_rslora", "Bridge's adapters scale by alpha / dim alone: multiply alpha by the "
                           "square root of rank", "Bridge 0.3.1 peft/utils.py ParallelLinearAdapter.forward")
@@ -148,3 +150,23 @@ def bridge_dropout(job: Draft) -> LoraDropout:
     if found and lora.expert_adapters == "per_expert":
         raise job.not_yet(f"{at}.dropout", "dropout of adapters that each expert has for itself")
     return found
+
+
+def _check_dora(job: Draft) -> None:
+    """IllegalLayout for grouped GEMMs and dropout of the output, NotYet for other dropout, fp8 and a tied head."""
+    lora, at, source = job.scenario.training.lora, "training.lora.use_dora", "Bridge 0.3.1 peft/dora_layers.py:121"
+    hit = [spec for specs in job.graph.tensors for spec in specs if spec.name.endswith("adapter.weight_magnitude")]
+    if any(spec.component == "expert_adapters" for spec in hit):
+        raise job.illegal(at, "DoRA reads the weight of a grouped GEMM, which has one for every expert and none called "
+                          "weight (name targets that miss the experts, or expert_adapters: none)",
+                          f"{source}: self.to_wrap.weight")
+    if lora.dropout_position == "post":
+        raise job.illegal(at, "DoRA only supports pre-adapter dropout at this time", "Bridge 0.3.1 peft/dora.py:70")
+    if lora.dropout:
+        raise job.not_yet(at, "Bridge's DoRA with dropout, which runs every linear, with the norm that is fused to it, "
+                          "a second time")
+    if job.narrow:
+        raise job.not_yet(at, "DoRA over weights in 8 bits")
+    if job.graph.has_tied_head and any(spec.name.startswith("output_layer.") for spec in hit):
+        raise job.illegal(at, "DoRA of a head that is the embedding: its module has no weight",
+                          f"{source}: self.to_wrap.weight")

@@ -26,9 +26,9 @@ from typing import Final
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Embedding, Head, Mtp
-from simcore.operators.megatron.ops.adapter import adapted, adapter_input
+from simcore.operators.megatron.ops.adapter import adapted, adapter_input, with_adapter
 from simcore.operators.megatron.ops.context import Context, Grads, Saved, fuses_wgrad
-from simcore.operators.megatron.ops.elementwise import add, dropped
+from simcore.operators.megatron.ops.elementwise import dropped
 from simcore.operators.megatron.ops.linear import gather_backward
 from simcore.operators.megatron.ops.parts import all_gather
 from simcore.recording.tape import Kernel, Param, Storage, Tape, Tensor
@@ -215,7 +215,7 @@ def _with_adapter(c: Context, x: Tensor, out: Tensor, pair: tuple[Param, Param] 
         return out
     seen = adapter_input(c, x)
     seen = gather_backward(c, seen, "output_layer.adapter_input") if c.local != c.tokens else seen
-    return add(c, out, adapted(c, "output_layer", seen, pair), "hidden_states")
+    return with_adapter(c, "output_layer", out, adapted(c, "output_layer", seen, pair), "hidden_states")
 
 
 def loss(c: Context, logits: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ def idle_gradients(kind: LayerKind, run: LayerWorkload) -> frozenset[tuple[tuple
         return frozenset()
     made_by_gemm = {s.name for s in tensors(kind) if s.module in ("linear", "grouped")}
     return frozenset((p.shape[-2:], p.dtype) for name, p in run.params.items()
-                     if p.trainable and not p.grad_category and (name in made_by_gemm or ".adapter." in name))
+                     if p.trainable and not p.grad_category and (name in made_by_gemm or ".adapter.linear_" in name))
 
 
 def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:

@@ -19,9 +19,9 @@ def plan(method: str = "lora", recompute: str = "full", **given: Any) -> Plan:
 def pinned(made: Plan) -> list[set[str]]:
     """Names of what is released after each replay, in order."""
     pins, found = LivePackedWeights(made), []
-    for at, keys in enumerate(recorded(made)):
+    for at, (keys, _) in enumerate(recorded(made)):
         pins.called(at, list(keys))
-        found.append({made.of_layer(layer)[number].spec.name for layer, number in pins.released(at + 1)})
+        found.append({made.of_layer(layer)[number].spec.name for layer, number, _ in pins.released(at + 1)})
     return [names for names in found if names]
 
 
@@ -47,13 +47,13 @@ def test_where_the_last_linear_saves_nothing_the_mlp_is_who_asked() -> None:
 def test_nodes_see_packed_weights_alone() -> None:
     assert seen_by_nodes(plan()) == set()
     made = plan("qlora")
-    packed = {(layer, number) for layer in made.layers for number, p in enumerate(made.of_layer(layer))
+    packed = {(layer, number, 0) for layer in made.layers for number, p in enumerate(made.of_layer(layer))
               if p.policy.at_rest.packed}
     assert seen_by_nodes(made) == packed
 
 
 def test_of_the_lowest_layer_nodes_see_what_has_a_gradient_to_pass_on() -> None:
     made = plan("qlora", recompute="none")
-    seen = {made.of_layer(layer)[number].spec.name for layer, number in seen_by_nodes(made) if layer == 1}
+    seen = {made.of_layer(layer)[number].spec.name for layer, number, _ in seen_by_nodes(made) if layer == 1}
     assert "self_attn.o_proj.weight" in seen
     assert "self_attn.q_proj.weight" not in seen

@@ -15,13 +15,13 @@ def test_a_buffer_goes_with_the_last_of_its_parameters_that_is_asked_for() -> No
     flat = FlatBuffers(out, slot)
     out.alloc(0, slot, 10)
     out.alloc(1, slot, 7)
-    flat.arrived([(0, 1), (1, 0)], 0, 10)
-    flat.arrived([(1, 1), (1, 2)], 1, 7)
-    flat.asked([(0, 1)])
+    flat.arrived([(0, 1, 0), (1, 0, 0)], 0, 10)
+    flat.arrived([(1, 1, 0), (1, 2, 0)], 1, 7)
+    flat.asked([(0, 1, 0)])
     assert len(flat.kept) == 2
-    flat.asked([(1, 1), (1, 2)])
-    flat.asked([(1, 1)])
-    flat.asked([(1, 0)])
+    flat.asked([(1, 1, 0), (1, 2, 0)])
+    flat.asked([(1, 1, 0)])
+    flat.asked([(1, 0, 0)])
     assert not flat.kept
     program = small.written(out, "a", "b")
     assert small.postings(program, "prefetched") == [

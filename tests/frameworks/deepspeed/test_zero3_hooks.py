@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 import small
-from simcore.placement.plan import Plan
+from simcore.frameworks.deepspeed.at_rest import exact_in_pieces
+from simcore.frameworks.deepspeed.strategy import PERSISTENT
+from simcore.placement.plan import Placed, Plan
 from simcore.program.program import Program
 from simcore.simulate import simulate
 
@@ -17,6 +19,7 @@ MODEL = {"config": "llama-3.2-3b", "overrides": {
     "num_key_value_heads": 4, "head_dim": 64, "vocab_size": VOCAB, "tie_word_embeddings": False}}
 RANKS = 4
 ALONE = {"stage3_prefetch_bucket_size": 0, "stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 0}
+DOWN = 512 * HIDDEN
 LAYER = 4 * HIDDEN**2 + 3 * HIDDEN * 512 + 2 * HIDDEN
 
 
@@ -55,7 +58,8 @@ def test_without_reuse_one_layer_is_whole_at_a_time() -> None:
 def test_without_reuse_a_replay_gathers_for_itself() -> None:
     program = made(recompute="full")
     whole = 2 * plan().graph.count()
-    assert gathered(program) == {"forward": whole, "backward": whole + 2 * LAYERS * LAYER}
+    again = 2 * LAYERS * (LAYER - DOWN)  # the linear that asks for a replay has its weight until the replay is over
+    assert gathered(program) == {"forward": whole, "backward": whole + again}
     assert most(program, "fetched", "prefetched") == 2 * max(LAYER, VOCAB * HIDDEN)
 
 
@@ -138,3 +142,42 @@ def test_no_gather_begins_before_the_microbatch_before_is_over() -> None:
     assert starts[0] == 0
     assert starts[1] >= ends[0]
     assert starts[2] >= ends[1]
+
+
+# ---- experts --------------------------------------------------------------------------------------------------------
+QWEN = {"config": "qwen3-30b-a3b", "overrides": {"num_hidden_layers": 2, "num_experts": 4, "num_experts_per_tok": 2}}
+UP = 128 * 256
+"""Elements of either linear of one expert of the small mixture, of which a layer has eight."""
+
+
+def mixture(**given: Any) -> Plan:
+    return small.plan_of("zero3", {"dp_shard": 3}, implementation="hub", **given)
+
+
+def of_experts(made: Plan) -> list[Placed]:
+    return [placed for layer in made.layers for placed in made.of_layer(layer) if placed.spec.copies > 1]
+
+
+def test_every_experts_linear_is_cut_and_padded_alone() -> None:
+    """10,923 of 32,768 elements a rank, and the last one two less, eight times."""
+    assert {placed.padded for placed in of_experts(mixture())} == {8 * 10923}
+    rest = [exact_in_pieces(mixture(rank=rank))["routed_experts"].num_params for rank in range(3)]
+    assert rest[0] == rest[1] == 2 * 2 * 8 * 10923
+    assert sum(rest) == 2 * 2 * 8 * UP
+
+
+def test_experts_stay_gathered_if_each_linear_is_small() -> None:
+    """The threshold is that of one parameter, and not of all experts' together."""
+    kept = {name: {placed.policy.name for placed in of_experts(mixture(options={
+        "stage3_param_persistence_threshold": UP - 1 + name}))} for name in (0, 1)}
+    assert kept == {0: {"partitioned"}, 1: {PERSISTENT}}
+
+
+@pytest.mark.parametrize("options", [{}, {"zero_hpz_partition_size": 3}])
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_whatever_is_gathered_is_freed(method: str, options: dict[str, Any]) -> None:
+    for implementation, model in (("hub", small.TINY), ("hf4", QWEN)):
+        program = small.program_of("zero3", {"dp_shard": 3}, implementation=implementation, model=model, method=method,
+                                   recompute="full", options=ALONE | options, microbatches=2)
+        for name in ("fetched", "prefetched", "secondary_part"):
+            assert sum(size for *_, size in small.postings(program, name)) == 0

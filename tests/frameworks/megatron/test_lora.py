@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+import small
 from simcore.errors import IllegalLayout, NotYet
 from simcore.frameworks.adapter import LoraChoice
 from simcore.frameworks.megatron.lora import adapters
@@ -123,3 +126,45 @@ def test_exclusions_alone_hit_no_linear_that_lies_whole_on_every_rank() -> None:
     assert [s.path for s in excluding][::2] == [
         f"self_attention.linear_{name}.adapter.linear_in" for name in ("proj", "q_up_proj", "kv_up_proj")]
     assert len(_found(latent, LoraChoice(4, ("linear_kv_down_proj", "linear_q_down_proj")))) == 4
+
+
+# ---- DoRA -----------------------------------------------------------------------------------------------------------
+def test_magnitudes_are_as_long_as_the_output_and_cut_like_it() -> None:
+    """Those of a row parallel linear are whole: peft/dora_layers.py, sharded_state_dict."""
+    found = {spec.path.partition(".adapter")[0]: spec for spec in _found(ATTENTION, LoraChoice(32, use_dora=True))
+             if spec.name.endswith("weight_magnitude")}
+    assert {name: (spec.shape, spec.dims) for name, spec in found.items()} == {
+        "self_attention.linear_proj": ((H,), ("hidden",)),
+        "self_attention.linear_qkv": (((32 + 2 * 2) * 128,), ("tp_out",))}
+
+
+LLAMA: dict[str, Any] = {"model": "llama-tiny", "method": "lora"}
+
+
+def test_dora_has_a_magnitude_more_for_every_output() -> None:
+    plain, dora = (sum(placed.spec.numel for layer in made.layers for placed in made.of_layer(layer)
+                       if placed.spec.module == "adapter")
+                   for made in (small.plan_of("megatron", lora={"use_dora": use}, **LLAMA) for use in (False, True)))
+    made = small.plan_of("megatron", lora={"use_dora": True}, **LLAMA)
+    outputs = sum(placed.spec.shape[0] for layer in made.layers for placed in made.of_layer(layer)
+                  if placed.spec.name.endswith(("linear_qkv.weight", "linear_proj.weight", "linear_fc1.weight",
+                                                "linear_fc2.weight")))
+    assert dora - plain == outputs
+
+
+def test_dora_gathers_a_matrix_of_every_adapter_over_tp() -> None:
+    """linear_in where the linear is column parallel, linear_out where it is row parallel; again in a recomputation."""
+    def gathered(*, use_dora: bool, **more: Any) -> list[int]:
+        program = small.program_of("megatron", {"dp_shard": 2, "tp": 2}, lora={"use_dora": use_dora, "rank": 8},
+                                   sequence_parallel=False, **LLAMA, **more)
+        return [size for axis, _, size in small.calls(program, "all_gather") if axis == "tp"]
+
+    plain, dora = gathered(use_dora=False), gathered(use_dora=True)
+    made = small.plan_of("megatron", {"dp_shard": 2, "tp": 2}, lora={"use_dora": True, "rank": 8}, **LLAMA)
+    ends = ("linear_qkv.adapter.linear_in", "linear_fc1.adapter.linear_in", "linear_proj.adapter.linear_out",
+            "linear_fc2.adapter.linear_out")
+    matrices = [2 * placed.spec.numel for layer in made.layers for placed in made.of_layer(layer)
+                if any(f"{end}.weight" in placed.spec.name for end in ends)]
+    assert sum(dora) - sum(plain) == sum(matrices)
+    again = sum(gathered(use_dora=True, recompute="full")) - sum(gathered(use_dora=False, recompute="full"))
+    assert again == 2 * sum(matrices)

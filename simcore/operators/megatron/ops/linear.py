@@ -16,9 +16,8 @@ forward and again in backward (for the weight gradient), row-parallel ones reduc
 
 from __future__ import annotations
 
-from simcore.operators.megatron.ops.adapter import adapted, adapter_input
+from simcore.operators.megatron.ops.adapter import adapted, adapter_input, with_adapter
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
-from simcore.operators.megatron.ops.elementwise import add
 from simcore.operators.megatron.ops.fp8 import column_fp8, norm_linear_fp8, plain_fp8, row_fp8
 from simcore.operators.megatron.ops.parts import all_gather, biased, gathered_input, input_grad, reduced, statistics
 from simcore.recording.tape import Kernel, Tape, Tensor
@@ -57,7 +56,7 @@ def norm_linear(c: Context, path: str, x: Tensor) -> Tensor:
     out, seen = (_norm_linear if c.scaling is None else norm_linear_fp8)(c, path, x)
     if pair is None or seen is None:
         return out
-    return add(c, out, adapted(c, path, adapter_input(c, seen), pair), f"{path}.sum")
+    return with_adapter(c, path, out, adapted(c, path, adapter_input(c, seen), pair))
 
 
 def _norm_linear(c: Context, path: str, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -106,7 +105,7 @@ def column(c: Context, path: str, x: Tensor) -> Tensor:
         return out
     seen = adapter_input(c, x)
     seen = gather_backward(c, seen, f"{path}.adapter_input") if c.local != c.tokens else seen
-    return add(c, out, adapted(c, path, seen, pair), f"{path}.sum")
+    return with_adapter(c, path, out, adapted(c, path, seen, pair))
 
 
 def _column(c: Context, path: str, x: Tensor) -> Tensor:
@@ -139,7 +138,8 @@ def row(c: Context, path: str, x: Tensor) -> Tensor:
     out, pair = (_row if c.scaling is None else row_fp8)(c, path, x), c.pair(path)
     if pair is None:
         return out
-    return add(c, out, adapted(c, path, adapter_input(c, x), pair, row_parallel=True), f"{path}.sum")
+    part = adapted(c, path, adapter_input(c, x), pair, row_parallel=True)
+    return with_adapter(c, path, out, part, row_parallel=True)
 
 
 def _row(c: Context, path: str, x: Tensor) -> Tensor:

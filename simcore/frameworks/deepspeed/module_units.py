@@ -1,0 +1,232 @@
+"""Modules of a layer as the hooks of ZeRO-3 see them: linears with or without an adapter, containers, leaves.
+
+[Note: leaf modules] DeepSpeed 0.19.6 `runtime/zero/leaf_module_config.py` and `utils/z3_leaf_module.py`: the MoE blocks
+of Mixtral, Qwen2-MoE and Qwen3-MoE are leaves without being asked for, in transformers 4 and 5 alike. Hooks are on the
+block and on nothing inside: it gathers the router and all experts at once, and its gradients are reduced when its
+backward is over, in the order of registration, with zeros for experts without tokens (`stage3.py`,
+reduce_leaf_module_grads). That reduction is a full backward hook of torch, which gives every output a gradient: the
+router's logits, which transformers 4's block returns too, so that the hook before backward runs twice. Other experts
+that are modules are gathered one linear after the other: all run in Nemotron-3-Nano's repository, those without tokens
+on a row of zeros.
+
+[Note: calls of an adapted linear] PEFT 0.21.2 `tuners/lora/layer.py`, `tuners/lora/bnb.py`: the module around a linear
+reads the type of `lora_A`'s weight, which DeepSpeed then takes for its own (`parameter_offload.py`,
+register_external_parameter) and keeps until that module is over; then come the linear itself, a dropout that does
+nothing, `lora_A` and `lora_B`. In backward `lora_B` and `lora_A` come before the linear. A linear whose input needs no
+gradient is not called again. A frozen one of 4 bits saves nothing, so a replay begins behind it and ends before it.
+
+[Note: calls of a linear with DoRA] PEFT 0.21.2 `tuners/lora/dora.py`, DoraLinearLayer.forward: the module of the
+magnitudes reads the base's weight, which in the first pass is released by then, so that DeepSpeed takes it for that
+module's too. It runs `lora_A` and `lora_B` on a unit matrix, then on the input; backward passes the former by. What it
+returns saves products of its own, so a replay begins in it, and frozen parameters of the replay go when it is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+__all__ = ["BLANK", "LEAF_FAMILIES", "Call", "Calls", "Chain", "Container", "Linear", "Refs", "Unit", "backward_of",
+           "forward_of"]
+
+Refs = tuple[tuple[int, int], ...]
+"""Parameters: (index among the layer's tensors, number of the expert, 0 if experts are no modules) each."""
+LEAF_FAMILIES: Final = ("mixtral", "qwen2_moe", "qwen3_moe")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a module: parameters `own` that it holds itself, and all that are `inside`, its own too.
+
+    `is_leaf`: it gathers what is inside. `is_model`: the parameters of all layers are inside. `reads_head`: it gathers
+    the head's weight, which the model's own forward reads. `released`: parameters whose last open module ends with the
+    call, if not all that it gathers.
+    """
+
+    own: Refs = ()
+    inside: Refs = ()
+    is_leaf: bool = False
+    is_model: bool = False
+    reads_head: bool = False
+    released: Refs | None = None
+
+    @property
+    def needed(self) -> Refs:
+        """Parameters that it gathers."""
+        return self.inside if self.is_leaf else self.own
+
+
+Calls = list[Call]
+
+
+class Unit(Protocol):
+    """A module, or an adapted linear, with the calls that hooks see of it."""
+
+    @property
+    def inside(self) -> Refs:
+        """All of its parameters."""
+
+    def forward(self) -> Calls:
+        """Returns its calls in forward, in order."""
+
+    def backward(self) -> Calls:
+        """Returns its calls in backward, the last one first."""
+
+    def without_input_grad(self) -> Calls:
+        """Returns its calls in backward, the last one first, where its input needs no gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """References to its parameters, to those of the adapter's two, if it has one, and to its magnitudes.
+
+    `drops`: dropout runs before the adapter. With magnitudes: [Note: calls of a linear with DoRA].
+    """
+
+    own: Refs
+    adapters: tuple[Refs, ...] = ()
+    magnitude: Refs = ()
+    drops: bool = False
+
+    @property
+    def inside(self) -> Refs:
+        """All of its parameters."""
+        return (*self.own, *(ref for refs in self.adapters for ref in refs), *self.magnitude)
+
+    def forward(self) -> Calls:
+        """Returns its calls in forward, in order."""
+        if not self.adapters:
+            return [_simple(self.own)]
+        first, last = self.adapters
+        low, high = _simple(first, ()), _simple(last)
+        begin = [self._around(), _simple(self.own)]
+        if not self.magnitude:
+            return [*begin, Call(), low, replace(high, released=(*last, *first))]
+        return [*begin, *self._dropout(), self._dora(), low, high, low,
+                replace(high, released=(*last, *self._scaled(), *first))]
+
+    def backward(self) -> Calls:
+        """Returns its calls in backward, the last one first."""
+        if not self.adapters:
+            return [_simple(self.own)]
+        end = _simple(self.own, (*self.own, *self.adapters[0]))
+        if not self.magnitude:
+            return [end, Call(), *self.without_input_grad()]
+        low, *rest = self.without_input_grad()
+        return [end, *self._dropout(), replace(low, released=self._scaled()), *rest]
+
+    def without_input_grad(self) -> Calls:
+        """Returns its calls in backward, the last one first, where its input needs no gradient.
+
+        The module around it is then not over before the whole backward is.
+        """
+        if not self.adapters:
+            return []
+        first, last = self.adapters
+        return [_simple(first, ()), _simple(last), *([self._dora()] if self.magnitude else []), self._around()]
+
+    def _around(self) -> Call:
+        return Call(self.adapters[0], self.inside, released=())
+
+    def _scaled(self) -> Refs:
+        """Parameters that the module of the magnitudes gathers: these, and the linear's own, which it reads."""
+        return (*self.magnitude, *self.own)
+
+    def _dora(self) -> Call:
+        return Call(self._scaled(), self._scaled(), released=())
+
+    def _dropout(self) -> Calls:
+        return [Call()] * self.drops
+
+
+def _simple(refs: Refs, released: Refs | None = None) -> Call:
+    return Call(refs, refs, released=released)
+
+
+def _after_first_trained(units: Iterable[Unit]) -> Calls:
+    """Calls in backward, the last one first, of units of which each takes what the one before it has made.
+
+    The input of the first needs no gradient.
+    """
+    calls: Calls = []
+    for unit in units:
+        calls += unit.backward() if calls else unit.without_input_grad()
+    return calls
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Modules that run one after the other: a linear and the norm of its output."""
+
+    units: tuple[Unit, ...]
+
+    @property
+    def inside(self) -> Refs:
+        """All of its parameters."""
+        return tuple(ref for unit in self.units for ref in unit.inside)
+
+    def forward(self) -> Calls:
+        """Returns its calls in forward, in order."""
+        return forward_of(self.units)
+
+    def backward(self) -> Calls:
+        """Returns its calls in backward, the last one first."""
+        return backward_of(self.units)
+
+    def without_input_grad(self) -> Calls:
+        """Returns its calls in backward, the last one first, where its input needs no gradient."""
+        return _after_first_trained(self.units)
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A module with parameters of its own, or none, that runs others one after the other.
+
+    `outputs`: tensors that it returns. `leaf`: what is inside a leaf, which has no units.
+    """
+
+    own: Refs = ()
+    units: tuple[Unit, ...] = ()
+    outputs: int = 1
+    leaf: Refs = ()
+
+    @property
+    def inside(self) -> Refs:
+        """All of its parameters."""
+        return (*self.own, *self.leaf, *(ref for unit in self.units for ref in unit.inside))
+
+    def opening(self) -> Call:
+        """Returns the call of the module itself."""
+        return Call(self.own, self.inside, is_leaf=bool(self.leaf))
+
+    def forward(self) -> Calls:
+        """Returns its calls in forward, in order."""
+        return [self.opening(), *forward_of(self.units)]
+
+    def backward(self) -> Calls:
+        """Returns its calls in backward, the last one first."""
+        opening = self.opening()
+        return [*backward_of(self.units), opening, *[replace(opening, released=())] * (self.outputs - 1)]
+
+    def without_input_grad(self) -> Calls:
+        """Returns its calls in backward, the last one first, where its input needs no gradient.
+
+        They begin with the first trained unit; none if there is none.
+        """
+        calls = _after_first_trained(self.units)
+        return [*calls, self.opening()] if calls else []
+
+
+BLANK: Final = Container()
+"""A module without parameters, such as an activation."""
+
+
+def forward_of(units: Iterable[Unit]) -> Calls:
+    """Returns the calls of `units` in forward, in order."""
+    return [call for unit in units for call in unit.forward()]
+
+
+def backward_of(units: Iterable[Unit]) -> Calls:
+    """Returns the calls of `units` in backward, the last one first."""
+    return [call for unit in units for call in unit.backward()]
