@@ -12,6 +12,7 @@ import pytest
 
 from command import Ran, Run
 from simcore.cli import app as cli
+from simcore.frameworks.common import transformers
 
 pytest.register_assert_rewrite("eventlog", "claims")
 os.environ.pop("COLUMNS", None)  # pytest-xdist tells its workers a width; tables are tested as a pipe gets them
@@ -29,6 +30,12 @@ def ran(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
         return Ran(end.value.code, *capsys.readouterr())
 
     return call
+
+
+@pytest.fixture
+def _fused_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps attention one kernel: records are of a CPU, whose kernel takes grouped heads in fp32, unlike CUDA's."""
+    monkeypatch.setattr(transformers, "runs_math", lambda job, options: False)
 
 
 @pytest.fixture

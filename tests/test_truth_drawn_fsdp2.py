@@ -14,7 +14,6 @@ import pytest
 
 import truth_cases
 from simcore.errors import RankscopeError
-from simcore.frameworks.common import transformers
 from simcore.frameworks.setup import prepare
 from simcore.inputs.scenario import Scenario
 from simcore.placement.mesh import Mesh
@@ -25,6 +24,8 @@ from simcore.results.report import RankReport
 from simcore.simulation.report import report
 from simcore.simulation.simulation import placed_simulation
 from simcore.simulation.step import program_of
+
+pytestmark = pytest.mark.usefixtures("_fused_attention")
 
 FILE = "fsdp2/drawn-torch-2.13.0.json"
 PHASES = {"fwd": "forward", "bwd": "backward", "opt": "optimizer"}
@@ -42,12 +43,6 @@ def unfolded(runs: list[list[int]]) -> list[int]:
 
 def rows() -> list[Row]:
     return truth_cases.rows(FILE)
-
-
-@pytest.fixture(autouse=True)
-def _fused_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps attention one kernel: torch ran on a CPU, whose kernel takes grouped heads in fp32; a GPU has none."""
-    monkeypatch.setattr(transformers, "runs_math", lambda job, options: False)
 
 
 def simulated(scenario: Scenario, rank: int) -> tuple[RankReport, Program]:

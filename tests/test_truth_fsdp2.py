@@ -10,6 +10,8 @@ import truth_cases
 from simcore.results.report import RankReport
 from simcore.simulate import check, simulate
 
+pytestmark = pytest.mark.usefixtures("_fused_attention")
+
 FILES = ("fsdp2/torch-2.13.0.json", "fsdp2/fresh-torch-2.13.0.json",
          "fsdp2/families-torch-2.13.0.json")
 PHASES = {"fwd": "forward", "bwd": "backward", "opt": "optimizer"}

@@ -240,7 +240,7 @@ def _with_norms(linears: dict[str, Linear]) -> list[Unit]:
 
 
 def _with_experts(plan: Plan, layer: int, linears: dict[str, Linear]) -> list[Unit]:
-    """Router, experts one after the other, shared expert: each expert a container of two linears."""
+    """Router, experts one after the other, shared expert: each expert a container of two linears, or three if gated."""
     of = plan.of_layer(layer)
     routed = [linear for linear in linears.values() if of[linear.own[0][0]].spec.copies > 1]
     others = {path: linear for path, linear in linears.items() if linear not in routed}
@@ -248,7 +248,7 @@ def _with_experts(plan: Plan, layer: int, linears: dict[str, Linear]) -> list[Un
     router = [linear for linear in others.values() if linear not in shared]
     experts = [[_of_expert(linear, number) for linear in routed]
                for number in range(of[routed[0].own[0][0]].used_copies)]
-    return [*router, *(Container((), (up, BLANK, down)) for up, down in (*experts, *([shared] if shared else [])))]
+    return [*router, *(Container((), (first, BLANK, *rest)) for first, *rest in (*experts, *([shared] if shared else [])))]
 
 
 def _of_expert(linear: Linear, expert: int) -> Linear:
