@@ -7,6 +7,7 @@ framework's hooks post what they gather, free and reduce. Layers are recorded on
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -49,6 +50,16 @@ def _outline(plan: Plan, recording: RecordedLayers, actions: tuple[Action, ...],
     The walk and the hooks read only the plan, the order of passes and the recording's shape, which are the cache's key;
     bytes and FLOPs of layers are only in their tiles.
     """
+    try:
+        outline = _walked(plan, recording, actions, hooks_of, updates=updates)
+    except struct.error as error:
+        raise OverflowError("sizes pass 64 bits") from error
+    numbers = {id(tile): number for number, tile in enumerate(recording.tiles)}
+    return outline, tuple(numbers.get(id(tile), -1) for tile in outline.tiles)
+
+
+def _walked(plan: Plan, recording: RecordedLayers, actions: tuple[Action, ...], hooks_of: HooksFactory, *,
+            updates: bool) -> StepTemplate:
     tables = _own_copy(recording.tables)
     builder = Builder(tables)
     hooks = hooks_of(plan, tables, builder)
@@ -61,9 +72,7 @@ def _outline(plan: Plan, recording: RecordedLayers, actions: tuple[Action, ...],
     if updates:
         builder.at(Phase.OPTIMIZER)
         hooks.optimize()
-    outline = builder.build([layer.path for layer in plan.graph.layers])
-    numbers = {id(tile): number for number, tile in enumerate(recording.tiles)}
-    return outline, tuple(numbers.get(id(tile), -1) for tile in outline.tiles)
+    return builder.build([layer.path for layer in plan.graph.layers])
 
 
 def _own_copy(tables: Tables) -> Tables:

@@ -1,7 +1,7 @@
 """A recorded section as an array that can be placed at any layer, with its sums.
 
-A step has a few hundred tiles; the bytes that a tile adds, its highest moment and its calls are computed once, so that
-a step of twenty thousand rows is summed in a few hundred operations.
+A step has a few hundred tiles, and its sums are computed over these (`Program.tile_sums`), not over twenty thousand
+rows.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import numpy as np
 from simcore.placement.mesh import IntArray
 from simcore.recording.exact_sums import fitting
 from simcore.recording.kernel_shape import module_of
-from simcore.recording.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Op, Row, Section, Stream
+from simcore.recording.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Op, Row, Section
 
 __all__ = ["AMOUNT", "AUX", "LAYER", "OP", "SLOT", "STREAM", "LayerRows", "posted_bytes", "small_tile"]
 
 OP, LAYER, SLOT, AMOUNT, STREAM, AUX = range(6)
 _NOTHING = -(1 << 62)
-_FREE, _COMPUTE, _COLLECTIVE, _COPY, _MARK = (int(op) for op in (Op.FREE, Op.COMPUTE, Op.COLLECTIVE, Op.COPY, Op.MARK))
-_RECEIVE, _SCAN = int(Stream.RECEIVE), int(Kernel.MAMBA_SCAN)
+_FREE, _COMPUTE, _MARK = (int(op) for op in (Op.FREE, Op.COMPUTE, Op.MARK))
+_SCAN = int(Kernel.MAMBA_SCAN)
 """Plain integers, because they are compared with every row, and numpy treats an IntEnum as an object."""
 
 
@@ -80,19 +80,9 @@ class LayerRows:
         return np.cumsum(fitting(posted_bytes(self.rows)))
 
     @cached_property
-    def net(self) -> int:
-        """Allocated minus freed bytes of the whole tile; negative if it frees more, IndexError if it is empty."""
-        return int(self.prefix[-1])
-
-    @cached_property
     def highest(self) -> int:
         """Index of the row of the tile after which its sum of bytes (`prefix`) is highest."""
         return int(np.argmax(self.prefix))
-
-    @cached_property
-    def top(self) -> int:
-        """Highest value of `prefix`, in bytes."""
-        return int(self.prefix[self.highest])
 
     @cached_property
     def top_of_replay(self) -> int:
@@ -112,21 +102,6 @@ class LayerRows:
         Fields: layer offset, slot (index of the owner's name in `Tables.slots`), bytes.
         """
         return _by_owner(self.rows)
-
-    def nets_until(self, row: int) -> IntArray:
-        """Rows (layer offset, slot, bytes): bytes of each owner after row `row`; owners with none are left out."""
-        return _by_owner(self.rows[:row + 1])
-
-    @cached_property
-    def calls(self) -> IntArray:
-        """Collectives, copies and sends of the tile, without receives, as an array [call, field].
-
-        Fields: index of the communication in `Tables.comms`, payload bytes, 1 in a replay else 0.
-        """
-        op = self.rows[:, OP]
-        sent = ((op == _COLLECTIVE) | (op == _COPY)) & (self.rows[:, STREAM] != _RECEIVE)
-        at = np.flatnonzero(sent)
-        return np.stack([self.rows[at, SLOT], self.rows[at, AMOUNT], self.replay[at]], axis=1)
 
 
 @lru_cache(maxsize=1024)
