@@ -42,7 +42,7 @@ def lower(plan: Plan, workload: Workload, actions: Iterable[Action], hooks_of: H
     return Program(outline, tuple(tiles))
 
 
-@held(maxsize=64)
+@held()
 def _outline(plan: Plan, recording: RecordedLayers, actions: tuple[Action, ...], hooks_of: HooksFactory, *,
              updates: bool) -> tuple[StepTemplate, tuple[int, ...]]:
     """The step template, and the index in `recording.tiles` of each of its tiles, or -1 for a tile of the hooks.

@@ -26,6 +26,7 @@ from simcore.placement.framework import UpdateTime
 from simcore.placement.optimizer_step import step_of
 from simcore.placement.plan import Placed, PlacedKind, Plan
 from simcore.program.outline import Tables
+from simcore.program.row_cache import held
 from simcore.program.stage_borders import Edges, edges_of
 from simcore.program.tile import LayerRows, small_tile
 from simcore.recording.layer import LayerWorkload, RecordedLayer
@@ -280,7 +281,7 @@ def _turns_gradients(kind: LayerKind, placed: PlacedKind, *, carries: bool) -> b
     return False
 
 
-@lru_cache(maxsize=128)
+@held(element_bytes=1000)
 def _record(graph: ModelGraph, runs: tuple[tuple[Key, LayerWorkload], ...],
             later: tuple[tuple[Key, LayerWorkload], ...], spaces: tuple[tuple[str, int], ...]) -> RecordedLayers:
     operators = implementation_of(graph.implementation)
@@ -306,7 +307,7 @@ def _recorded(operators: Implementation, graph: ModelGraph, key: Key, run: Layer
     return _together(*(_tiles(tape, graph.head) for tape in tapes)) if grouped else _tiles(tapes[0], graph.head)
 
 
-@lru_cache(maxsize=256)
+@held()
 def _shape(*parts: object) -> Shape:
     return Shape()
 

@@ -161,7 +161,7 @@ def _work(program: Program, weight: IntArray, kernels: Kernels) -> tuple[Work, .
     return tuple(work)
 
 
-@held(maxsize=64)
+@held()
 def _often(outline: StepTemplate, weight: bytes, num_rows: int) -> IntArray:
     """Number of times that each of `num_rows` distinct rows runs in each part. `weight`: int64, by microbatch."""
     bins = outline.places * len(_COMPUTE) + _PART_OF[outline.phase]

@@ -110,7 +110,7 @@ class ExecutionGraph:
         return frozenset(call.gate for calls in self.calls.values() for call in calls)
 
 
-@held(maxsize=64)
+@held(element_bytes=250)
 def execution_graph(outline: StepTemplate) -> ExecutionGraph:
     """Execution graph of a step template (the rows of all microbatches).
 
@@ -132,7 +132,7 @@ def execution_graph(outline: StepTemplate) -> ExecutionGraph:
     return _compiled(table.astype(np.int64).tobytes(), len(kernels))
 
 
-@held(maxsize=64)
+@held(element_bytes=250)
 def _compiled(seen: bytes, num_rows: int) -> ExecutionGraph:
     """Execution graph of the rows in `seen`: index, fields without amount, microbatch, kernels so far, flags."""
     compiler = _Compiler()

@@ -67,7 +67,7 @@ class _Counted:
     comms: IntArray
 
 
-@held(maxsize=64)
+@held()
 def _counted(outline: StepTemplate, steady: range, repeats: int) -> _Counted:
     """Calls of a step template, counted; the loss is part of forward."""
     loose, tiles = outline.calls, outline.tile_calls
