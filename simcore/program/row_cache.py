@@ -7,7 +7,7 @@ as fit, whether their steps are short or long.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 import numpy as np
@@ -94,12 +94,14 @@ def settle() -> None:
 
 
 def _num_bytes(value: object, element_bytes: int) -> int:
-    """Estimated bytes of a result: of its arrays, and of its tuples by their lengths."""
+    """Estimated bytes of a result: of its arrays, or those of its fields, and of tuples by their lengths."""
+    if isinstance(value, tuple) and len(value) < 4:
+        return sum(_num_bytes(one, element_bytes) for one in value)
+    fields = getattr(value, "__dict__", None)
+    return _OBJECT + sum(map(partial(_flat_bytes, element_bytes), fields.values() if fields else (value,)))
+
+
+def _flat_bytes(element_bytes: int, value: object) -> int:
     if isinstance(value, np.ndarray):
         return value.nbytes
-    if isinstance(value, tuple | list | dict):
-        if len(value) < 4 and isinstance(value, tuple):
-            return sum(_num_bytes(one, element_bytes) for one in value)
-        return element_bytes * len(value)
-    inner = getattr(value, "__dict__", None)
-    return _OBJECT + sum(_num_bytes(one, element_bytes) for one in inner.values()) if inner else _OBJECT
+    return element_bytes * len(value) if isinstance(value, tuple | dict) else _OBJECT

@@ -233,7 +233,8 @@ def _class_at(classes: tuple[RankClass, ...], stage: int) -> IntArray:
 
 def _backward_starts(program: Program, rows: IntArray) -> IntArray:
     """Time at which each microbatch's backward pass begins, in ns."""
-    return rows[_first_backward_rows(program.outline)]
+    starts: IntArray = rows[_first_backward_rows(program.outline)]
+    return starts
 
 
 @held()
