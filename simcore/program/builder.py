@@ -50,7 +50,8 @@ class Builder:
             number = self._numbers[id(tile)] = len(self._tiles)
             self._tiles.append(tile)
         if len(tile.rows):
-            self._close()
+            if len(self._loose) > self._taken * _SIX.size:
+                self._close()
             self._pieces += _packed(number, 0, 0, layer, self.phase, self.microbatch)
 
     def alloc(self, layer: int, slot: int, num_bytes: int) -> None:

@@ -97,6 +97,7 @@ class _Chunk:
         self.follows, self.precedes = self.first - 1 in ends, self.last + 1 in ends
         names = {_kind(plan, layer): layer for layer in self.layers}
         self.norm, self.head = names.get("final_norm", -1), names.get("head", -1)
+        self.losses = frozenset(layer for layer in self.layers if _kind(plan, layer) == "loss")
         inner = [layer for layer in self.layers if plan.graph.kinds[plan.graph.layers[layer].kind].block is None]
         size = plan.framework.recomputed_together
         groups = [inner[i:i + size] for i in range(0, len(inner), size)] if size > 1 else []
@@ -168,7 +169,7 @@ class _Walk:
         if not chunk.is_first:
             self.past.begin_forward(action.chunk)
         for layer in chunk.layers:
-            if _kind(self.plan, layer) == "loss":
+            if layer in chunk.losses:
                 out.at(Phase.LOSS)
             hooks.forward_begin(layer)
             self._pass(layer, self.tiles[layer], self.tiles[layer].forward)

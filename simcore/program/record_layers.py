@@ -28,7 +28,7 @@ from simcore.placement.plan import Placed, PlacedKind, Plan
 from simcore.program.outline import Tables
 from simcore.program.row_cache import held
 from simcore.program.stage_borders import Edges, edges_of
-from simcore.program.tile import LayerRows, small_tile
+from simcore.program.tile import LayerRows, small_tile, structure
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Op, Param
 
@@ -111,7 +111,7 @@ class LayerPasses:
         It has the cuts of passes, the structure of tiles, and the gradients that remain.
         """
         cuts = tuple(tuple(cut[1:] for cut in cuts) for cuts in (self.forward, self.backward))
-        return cuts, tuple(t.structure for t in self.tiles), self.grads
+        return cuts, structure(self.tiles), self.grads
 
 
 Key = tuple[int, bool, bool, str, bool, int]
@@ -292,7 +292,7 @@ def _record(graph: ModelGraph, runs: tuple[tuple[Key, LayerWorkload], ...],
                         for name, size in (*own.items(), *spaces) if size))
     edges, wide = (edges_of(runs[0][1], [graph.kinds[key[0]].block for key, _ in runs],
                             graph.architecture.hidden * width, tables) for width in (1, 2))
-    shape = _shape(tuple(tables.slots), tuple(tables.comms), tuple(t.structure for t in (kept, *edges.tiles)),
+    shape = _shape(tuple(tables.slots), tuple(tables.comms), structure((kept, *edges.tiles)),
                    tuple((key, kind.shape) for recorded in (tiles, then) for key, kind in recorded.items()))
     return RecordedLayers(shape, tables, tiles, then, edges, wide, kept)
 
@@ -314,13 +314,12 @@ def _shape(*parts: object) -> Shape:
 
 def _tiles(tape: RecordedLayer, head: int) -> LayerPasses:
     """Tiles of a recorded layer; `head`: the layer index for rows of the embedding that belong to a tied head."""
-    backward = LayerRows.of(tape.backward)
+    forward, backward, *others = LayerRows.of_all((
+        tape.forward, tape.backward, tape.after, tape.late, tape.seed, tape.rest, tape.weight, tape.release,
+        tape.casts))
     backward.rows[backward.rows[:, 1] >= TIED_HEAD, 1] = head
-    after, late, seed, rest, weight, release, casts = (LayerRows.of(part) if part.rows else small_tile() for part in (
-        tape.after, tape.late, tape.seed, tape.rest, tape.weight, tape.release, tape.casts))
-    return LayerPasses(_cut(LayerRows.of(tape.forward)), _cut(backward), after, late, seed, small_tile(), tape.grads,
-                       rest,
-                      weight, release, casts)
+    after, late, seed, *last = (part if len(part.rows) else small_tile() for part in others)
+    return LayerPasses(_cut(forward), _cut(backward), after, late, seed, small_tile(), tape.grads, *last)
 
 
 def _together(lean: LayerPasses, kept_all: LayerPasses) -> LayerPasses:

@@ -6,9 +6,11 @@ rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import blake2b
+from itertools import accumulate, chain, pairwise
 
 import numpy as np
 
@@ -17,7 +19,8 @@ from simcore.recording.exact_sums import fitting
 from simcore.recording.kernel_shape import module_of
 from simcore.recording.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Op, Row, Section
 
-__all__ = ["AMOUNT", "AUX", "LAYER", "OP", "SLOT", "STREAM", "LayerRows", "posted_bytes", "small_tile"]
+__all__ = ["AMOUNT", "AUX", "LAYER", "OP", "SLOT", "STREAM", "LayerRows", "posted_bytes", "small_tile",
+           "structure"]
 
 OP, LAYER, SLOT, AMOUNT, STREAM, AUX = range(6)
 _NOTHING = -(1 << 62)
@@ -49,25 +52,22 @@ class LayerRows:
     @classmethod
     def of(cls, section: Section) -> LayerRows:
         """Tile of a recorded `Section`; marks around a replay set `replay`, and the unit of every mark is -1 (none)."""
-        kept: list[Row] = []
-        replay: list[int] = []
-        inside = 0
-        for row in section.rows:
-            if row[0] == _MARK and row[2] in (RECOMPUTE_BEGIN, RECOMPUTE_END):
-                inside = int(row[2] == RECOMPUTE_BEGIN)
-            kept.append(row if row[0] != _MARK else (*row[:3], -1, *row[4:]))
-            replay.append(inside)
-        return cls(np.array(kept, dtype=np.int64).reshape(-1, 6), np.array(replay, dtype=np.int64))
+        return cls.of_all((section,))[0]
 
-    @cached_property
-    def structure(self) -> bytes:
-        """Digest of the rows without bytes, FLOPs and shapes: if it is equal, so are streams and phases."""
-        rows = self.rows.copy()
-        rows[:, AMOUNT] = 0
-        is_kernel = rows[:, OP] == _COMPUTE
-        rows[is_kernel, AUX] = 0
-        rows[is_kernel, STREAM] = module_of(rows[is_kernel, STREAM])
-        return blake2b(rows.tobytes() + self.replay.tobytes(), digest_size=16).digest()
+    @classmethod
+    def of_all(cls, sections: Sequence[Section]) -> list[LayerRows]:
+        """Tiles of several sections, each as by `of`; one array, because most have a few rows."""
+        ends = list(accumulate(len(section.rows) for section in sections))
+        numbers = chain.from_iterable(chain.from_iterable(section.rows for section in sections))
+        rows = np.fromiter(numbers, dtype=np.int64, count=6 * ends[-1]).reshape(-1, 6)
+        replay = np.zeros(len(rows), dtype=np.int64)
+        marks = np.flatnonzero(rows[:, OP] == _MARK)
+        rows[marks, AMOUNT] = -1
+        slots = rows[marks, SLOT]
+        stops = [*marks[slots == RECOMPUTE_END].tolist(), *ends]
+        for begin in marks[slots == RECOMPUTE_BEGIN].tolist():
+            replay[begin:min(stop for stop in stops if stop > begin)] = 1
+        return [cls(rows[start:end], replay[start:end]) for start, end in pairwise([0, *ends])]
 
     @cached_property
     def replayed(self) -> bool:
@@ -102,6 +102,20 @@ class LayerRows:
         Fields: layer offset, slot (index of the owner's name in `Tables.slots`), bytes.
         """
         return _by_owner(self.rows)
+
+
+def structure(tiles: Sequence[LayerRows]) -> bytes:
+    """Digest of the rows of tiles without bytes, FLOPs and shapes: if it is equal, so are streams and phases."""
+    rows = np.concatenate([tile.rows for tile in tiles])
+    rows[:, AMOUNT] = 0
+    is_kernel = np.flatnonzero(rows[:, OP] == _COMPUTE)
+    rows[is_kernel, AUX] = 0
+    rows[is_kernel, STREAM] = module_of(rows[is_kernel, STREAM])
+    lengths = np.array([len(tile.rows) for tile in tiles], dtype=np.int64)
+    digest = blake2b(lengths.tobytes(), digest_size=16)
+    for part in (rows, *(tile.replay for tile in tiles)):
+        digest.update(np.ascontiguousarray(part).data)
+    return digest.digest()
 
 
 @lru_cache(maxsize=1024)
