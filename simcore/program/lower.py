@@ -15,9 +15,10 @@ from simcore.pipeline.schedule import Action, Pass
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
 from simcore.program.hooks import HooksFactory, MemoryHooks
+from simcore.program.layer_passes import LayerPasses
 from simcore.program.outline import Phase, StepTemplate, Tables
 from simcore.program.program import Program
-from simcore.program.record_layers import LayerPasses, RecordedLayers, Workload, keys_of, record_layers
+from simcore.program.record_layers import RecordedLayers, Workload, keys_of, record_layers
 from simcore.program.row_cache import held
 from simcore.program.stage_borders import Edges
 from simcore.program.stage_buffers import StageBuffers

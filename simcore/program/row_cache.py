@@ -23,6 +23,20 @@ _OBJECT: Final = 64
 """Bytes of a small Python object."""
 
 
+class _Key(tuple[Hashable, ...]):
+    """Function and arguments, with a hash that is computed once: those of workloads and plans have many fields."""
+
+    hashed: int
+
+    def __new__(cls, *parts: Hashable) -> _Key:
+        key = super().__new__(cls, parts)
+        key.hashed = tuple.__hash__(key)
+        return key
+
+    def __hash__(self) -> int:
+        return self.hashed
+
+
 class _Results:
     """Results by function and arguments, from the least to the most recently used, and their estimated bytes.
 
@@ -30,12 +44,12 @@ class _Results:
     """
 
     def __init__(self) -> None:
-        self.found: dict[Hashable, tuple[Any, int]] = {}
-        self.sizes: dict[Hashable, int] = {}
-        self.touched: dict[Hashable, None] = {}
+        self.found: dict[_Key, tuple[Any, int]] = {}
+        self.sizes: dict[_Key, int] = {}
+        self.touched: dict[_Key, None] = {}
         self.num_bytes = 0
 
-    def drop(self, key: Hashable) -> None:
+    def drop(self, key: _Key) -> None:
         """Removes one result."""
         del self.found[key]
         self.touched.pop(key, None)
@@ -54,7 +68,7 @@ class Held(Generic[P, T]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Result for these arguments, which must be hashable."""
-        key = (self, args, *kwargs.items())
+        key = _Key(self, args, *kwargs.items())
         found = _ALL.found.pop(key, None)
         if found is None:
             found = self.function(*args, **kwargs), self.element_bytes
@@ -65,11 +79,11 @@ class Held(Generic[P, T]):
 
     def __len__(self) -> int:
         """Number of its results in the cache."""
-        return sum(key[0] is self for key in _ALL.found if isinstance(key, tuple))
+        return sum(key[0] is self for key in _ALL.found)
 
     def cache_clear(self) -> None:
         """Removes its results."""
-        for key in [key for key in _ALL.found if isinstance(key, tuple) and key[0] is self]:
+        for key in [key for key in _ALL.found if key[0] is self]:
             _ALL.drop(key)
 
 
