@@ -37,6 +37,7 @@ __all__ = ["CollectiveCall", "ComputeItem", "ExecutionGraph", "execution_graph"]
 _COMPUTE, _GATHER, _SEND, _RECEIVE = map(int, (Stream.COMPUTE, Stream.ALL_GATHER, Stream.SEND, Stream.RECEIVE))
 _REDUCE, _ALL_REDUCE = int(Stream.REDUCE), int(Stream.ALL_REDUCE)
 _WAIT, _HOST, _KERNEL = int(Op.WAIT), int(Op.HOST), int(Op.COMPUTE)
+_IS_SEEN = np.isin(range(len(Op)), (Op.COLLECTIVE, Op.COPY, Op.WAIT, Op.HOST))
 _HOST_WAITS, _GATHERS = (HOST_STOPS, HOST_DRAINS), (FORWARD_GATHER, BACKWARD_GATHER)
 _PASS = np.array([{Phase.LOSS: Phase.FORWARD, Phase.RECOMPUTE: Phase.BACKWARD}.get(phase, phase) for phase in Phase])
 """The pass that a phase is part of."""
@@ -122,10 +123,9 @@ def execution_graph(outline: StepTemplate) -> ExecutionGraph:
     Programs of the same template share it. Templates of ranks that differ only in sizes share a graph too: the fields
     of a template that are used are the key.
     """
-    rows = np.concatenate([*(tile.rows for tile in outline.tiles), outline.loose])
-    is_kernel = rows[:, OP] == Op.COMPUTE
-    seen = np.isin(rows[:, OP], (Op.COLLECTIVE, Op.COPY, Op.WAIT, Op.HOST))
-    seen |= is_kernel & (rows[:, SLOT] == Kernel.COPY)
+    rows = outline.distinct
+    is_kernel = rows[:, OP] == _KERNEL
+    seen = _IS_SEEN[rows[:, OP]] | (is_kernel & (rows[:, SLOT] == int(Kernel.COPY)))
     ends = _ends_of_passes(outline)
     seen_at = seen[outline.places]
     at = np.flatnonzero(seen_at | ends)
