@@ -18,7 +18,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 BYTES: Final = 256 * 2**20
-"""Budget of one process: about 300 layouts of a 30B model on 16 GPUs with their timelines, 2,000 of memory alone."""
+"""Budget of one process: about 250 layouts of a 30B model on 16 GPUs, about 100 with their timelines."""
 _OBJECT: Final = 64
 """Bytes of a small Python object."""
 
