@@ -16,23 +16,23 @@ from simcore.program.record_layers import Workload, keys_of, run_of
 from simcore.program.tile import OP, SLOT
 from simcore.recording.tape import Op
 
-LAYOUTS: list[tuple[str, dict[str, int]]] = [
-    ("fsdp2", {"dp_shard": 4, "ep": 4}), ("automodel", {"dp_shard": 4, "ep": 4}), ("megatron", {"dp_shard": 4, "ep": 4})]
+LAYOUTS: list[tuple[str, dict[str, Any]]] = [
+    ("fsdp2", {}), ("automodel", {}), ("automodel", {"recompute": "full"}), ("megatron", {})]
 
 
-def recorded(framework: str, mesh: dict[str, int]) -> list[tuple[Any, Any, Any, Any]]:
+def recorded(framework: str, given: dict[str, Any]) -> list[tuple[Any, Any, Any, Any]]:
     """(graph, key, workload, whether it has experts) of each kind of layer."""
-    plan = small.plan_of(framework, mesh)
+    plan = small.plan_of(framework, {"dp_shard": 4, "ep": 4}, **given)
     keys = dict.fromkeys(keys_of(plan).values())
     kinds = plan.graph.kinds
     return [(plan.graph, key, run_of(plan, key, Workload(1, 64, 2 << 16)),
              any(isinstance(branch.block, Moe) for branch in kinds[key[0]].branches)) for key in keys]
 
 
-@pytest.mark.parametrize(("framework", "mesh"), LAYOUTS)
-def test_what_experts_exchange_changes_no_other_layer(framework: str, mesh: dict[str, int],
+@pytest.mark.parametrize(("framework", "given"), LAYOUTS)
+def test_what_experts_exchange_changes_no_other_layer(framework: str, given: dict[str, Any],
                                                       monkeypatch: pytest.MonkeyPatch) -> None:
-    for graph, key, run, has_experts in recorded(framework, mesh):
+    for graph, key, run, has_experts in recorded(framework, given):
         shared = passes_of(graph, key, run, Tables())
         with monkeypatch.context() as patch:
             patch.setattr(layer_passes, "_without_experts", lambda _, run: run)
@@ -42,9 +42,9 @@ def test_what_experts_exchange_changes_no_other_layer(framework: str, mesh: dict
                    for one, other in zip(shared.tiles, alone.tiles, strict=True))
 
 
-@pytest.mark.parametrize(("framework", "mesh"), LAYOUTS)
-def test_rows_have_the_numbers_of_the_tables_that_are_given(framework: str, mesh: dict[str, int]) -> None:
-    for graph, key, run, _ in recorded(framework, mesh):
+@pytest.mark.parametrize(("framework", "given"), LAYOUTS)
+def test_rows_have_the_numbers_of_the_tables_that_are_given(framework: str, given: dict[str, Any]) -> None:
+    for graph, key, run, _ in recorded(framework, given):
         own, other = Tables(), Tables()
         other.slot("another", "activation")
         other.comm("all_reduce", "pp", "fp64")
