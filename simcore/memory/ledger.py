@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from simcore.placement.mesh import IntArray
-from simcore.program.outline import Phase
+from simcore.program.outline import Phase, StepTemplate, ranges
 from simcore.program.program import Program
 from simcore.program.tile import AMOUNT, LAYER, OP, SLOT, posted_bytes
 from simcore.recording.exact_sums import fitting, sums_by_key
@@ -79,7 +79,7 @@ def balance(program: Program, num_top: int = 12) -> MemoryPeak:
     sums = _Sums(program)
     piece, row = sums.peak()
     alive = _held(program, piece, row)
-    at = program.outline.pieces[piece]
+    at = program.outline.piece(piece)
     in_replay = at.tile >= 0 and bool(program.tiles[at.tile].replay[row])
     rows = program.outline.loose if at.tile < 0 else program.tiles[at.tile].rows
     layer = int(rows[row, LAYER]) + at.layer
@@ -95,10 +95,10 @@ class _Sums:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        outline, tiles = program.outline, program.tiles
+        outline = program.outline
         self.tile = outline.columns[0]
-        nets = outline.nets + program.of_tiles([len(t.rows) and t.net for t in tiles])[self.tile]
-        tops = outline.tops + program.of_tiles([len(t.rows) and t.top for t in tiles])[self.tile]
+        net_of, top_of = program.tile_sums
+        nets, tops = outline.nets + net_of[self.tile], outline.tops + top_of[self.tile]
         self.after = np.cumsum(fitting(nets))
         self.base = self.after - nets
         self.peaks = self.base + tops
@@ -106,7 +106,7 @@ class _Sums:
     def peak(self) -> tuple[int, int]:
         """(piece, row) of the peak: a row of the piece's tile, or the number of a loose row."""
         number = int(np.argmax(self.peaks))
-        piece = self.program.outline.pieces[number]
+        piece = self.program.outline.piece(number)
         if piece.tile >= 0:
             return number, self.program.tiles[piece.tile].highest
         return number, piece.start + int(np.argmax(self.program.outline.running[piece.start:piece.end]))
@@ -119,27 +119,24 @@ class _Sums:
 
     def first_scan(self) -> int | None:
         """Most bytes while the first Mamba scans of forward and of backward run; None without any."""
-        tops = {number: top for number, tile in enumerate(self.program.tiles) if (top := tile.top_of_scan) is not None}
-        firsts = self.program.outline.firsts
-        pieces = (min((at[number] for number in tops if number in at), default=None)
-                  for at in (firsts[Phase.FORWARD], firsts[Phase.BACKWARD]))
-        return max((int(self.base[at]) + tops[int(self.tile[at])] for at in pieces if at is not None), default=None)
+        tops = ((at, self.program.tiles[int(self.tile[at])].top_of_scan) for at in self.program.outline.first_scans)
+        return max((int(self.base[at]) + top for at, top in tops if top is not None), default=None)
 
     def by_phase(self) -> dict[str, int]:
         """Peak of each phase; a phase begins with the bytes that the phase before left."""
         peaks = {name: max(int(self.base[inside[0]]), int(self.peaks[inside].max()))
                  for name, inside in self.program.outline.groups.items()}
-        replays = [int(self.base[self.tile == number].max()) + tile.top_of_replay
-                   for number, tile in enumerate(self.program.tiles) if tile.replayed]
+        replays = [int(self.base[self.tile == number].max()) + self.program.tiles[number].top_of_replay
+                   for number in self.program.outline.replayed]
         inside_tiles = max(replays, default=0)
         return peaks | ({"recompute": max(inside_tiles, peaks.get("recompute", 0))} if replays else {})
 
 
 def _event(program: Program, piece: int, row: int) -> str:
     """Name of the last hook passed at or before a row, in upstream's spelling."""
-    loose = program.outline.loose
-    for number in range(piece, -1, -1):
-        at = program.outline.pieces[number]
+    loose, marked = program.outline.loose, program.outline.marked
+    for number in marked[:np.searchsorted(marked, piece, side="right")][::-1].tolist():
+        at = program.outline.piece(number)
         rows = loose[at.start:at.end] if at.tile < 0 else program.tiles[at.tile].rows
         if number == piece:
             rows = rows[:row + 1 - at.start]
@@ -151,23 +148,36 @@ def _event(program: Program, piece: int, row: int) -> str:
 
 def _held(program: Program, piece: int, row: int) -> IntArray:
     """Bytes alive after a row by owner: [layer + 1, slot]. Sums are exact."""
-    outline = program.outline
-    at, nets = outline.pieces[piece], [tile.nets for tile in program.tiles]
-    before = [p for p in outline.pieces[:piece] if p.tile >= 0]
-    tables, layers = [nets[p.tile] for p in before], [p.layer for p in before]
+    outline, rows = program.outline, program.distinct
+    at, first_loose = outline.piece(piece), len(outline.tile_of)
+    whole, layers, times = _laid_before(outline, piece)
     last_loose = row + 1
     if at.tile >= 0:
-        tables.append(program.tiles[at.tile].nets_until(row))
-        layers.append(at.layer)
         last_loose = int(outline.columns[2, :piece].max(initial=0))
-    loose = outline.loose[:last_loose]
-    tables.append(loose[loose[:, OP] <= Op.FREE][:, [LAYER, SLOT, AMOUNT]])
-    every = np.concatenate(tables)
-    every[:, 0] += np.repeat([*layers, 0], [len(t) for t in tables])
+        first = int(outline.firsts[at.tile])
+        begun = first + np.flatnonzero(rows[first:first + row + 1, OP] <= Op.FREE)
+        whole, layers = np.concatenate([whole, begun]), np.concatenate([layers, np.full(len(begun), at.layer)])
+        times = np.concatenate([times, np.ones_like(begun)])
+    loose = first_loose + np.flatnonzero(rows[first_loose:first_loose + last_loose, OP] <= Op.FREE)
+    posted = rows[np.concatenate([whole, loose])]
+    posted[:len(whole), LAYER] += layers
+    posted[:len(whole), AMOUNT] *= times
     num_slots = len(program.tables.slots)
     shape = (len(program.layer_paths) + 2, num_slots)
-    keys = (every[:, 0] + 1) * num_slots + every[:, 1]
-    return sums_by_key(keys, every[:, 2], shape[0] * shape[1]).reshape(shape)
+    keys = (posted[:, LAYER] + 1) * num_slots + posted[:, SLOT]
+    return sums_by_key(keys, posted[:, AMOUNT], shape[0] * shape[1]).reshape(shape)
+
+
+def _laid_before(outline: StepTemplate, piece: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Allocations and frees in tiles before a segment: distinct row, layer of its tile, how often it was laid there."""
+    tile, _, _, layer, *_ = outline.columns[:, :piece]
+    num_layers = len(outline.layer_paths) + 2
+    counts = np.bincount(((tile * num_layers) + layer + 1)[tile >= 0])
+    laid = np.flatnonzero(counts)
+    tile, layer = np.divmod(laid, num_layers)
+    posts, num_posts = outline.posts
+    rows = posts[ranges((np.cumsum(num_posts) - num_posts)[tile], num_posts[tile])]
+    return rows, np.repeat(layer - 1, num_posts[tile]), np.repeat(counts[laid], num_posts[tile])
 
 
 def _by_category(program: Program, alive: IntArray) -> dict[str, int]:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from struct import Struct
+from typing import Final
 
 import numpy as np
 
-from simcore.program.outline import Phase, StepTemplate, Tables, TemplateSegment
+from simcore.program.outline import Phase, StepTemplate, Tables
 from simcore.program.tile import LayerRows
 from simcore.recording.kernel_shape import MODULE_BITS
 from simcore.recording.tape import Kernel, Op, Stream
 
 __all__ = ["Builder"]
+
+_SIX: Final = Struct("6q")
+"""A row or a segment as six integers of 64 bits: bytes that become an array without a conversion of each number."""
+_packed = _SIX.pack
 
 
 class Builder:
@@ -25,9 +31,9 @@ class Builder:
         self.tables = tables
         self.phase = Phase.BUILD
         self.microbatch = 0
-        self._loose: list[int] = []
+        self._loose = bytearray()
         self._taken = 0
-        self._pieces: list[TemplateSegment] = []
+        self._pieces = bytearray()
         self._tiles: list[LayerRows] = []
         self._numbers: dict[int, int] = {}
 
@@ -44,8 +50,9 @@ class Builder:
             number = self._numbers[id(tile)] = len(self._tiles)
             self._tiles.append(tile)
         if len(tile.rows):
-            self._close()
-            self._pieces.append(TemplateSegment(number, 0, 0, layer, self.phase, self.microbatch))
+            if len(self._loose) > self._taken * _SIX.size:
+                self._close()
+            self._pieces += _packed(number, 0, 0, layer, self.phase, self.microbatch)
 
     def alloc(self, layer: int, slot: int, num_bytes: int) -> None:
         """Appends an allocation of `num_bytes` by the owner (layer, slot); no row for 0 bytes.
@@ -53,7 +60,7 @@ class Builder:
         `layer`: number in the whole model, embedding 0; `slot`: index of the owner's name in `Tables.slots`.
         """
         if num_bytes:
-            self._loose += (0, layer, slot, num_bytes, 0, 0)
+            self._loose += _packed(0, layer, slot, num_bytes, 0, 0)
 
     def free(self, layer: int, slot: int, num_bytes: int) -> None:
         """Appends a free of `num_bytes` (positive) by the owner (layer, slot); no row for 0 bytes.
@@ -61,14 +68,14 @@ class Builder:
         `layer`: number in the whole model, embedding 0; `slot`: index of the owner's name in `Tables.slots`.
         """
         if num_bytes:
-            self._loose += (1, layer, slot, -num_bytes, 0, 0)
+            self._loose += _packed(1, layer, slot, -num_bytes, 0, 0)
 
     def mark(self, hook: int, unit: int = -1) -> None:
         """Appends a row that records a callback (hook) of the framework; it takes no time and no memory.
 
         `hook`: index in `Tables.hooks`; `unit`: index in `Tables.units` of the parameters concerned, -1 for none.
         """
-        self._loose += (6, 0, hook, unit, 0, 0)
+        self._loose += _packed(6, 0, hook, unit, 0, 0)
 
     def compute(self, kernel: int, flops: int, moved_bytes: int, operators: int = 0) -> None:
         """Appends a kernel on the compute stream. `kernel`: number of its class (`Kernel`).
@@ -76,7 +83,7 @@ class Builder:
         `moved_bytes`: bytes that it reads and writes. `operators`: number of torch operators whose host time it takes,
         0 for the default of its class.
         """
-        self._loose += (2, 0, kernel, flops, operators << MODULE_BITS, moved_bytes)
+        self._loose += _packed(2, 0, kernel, flops, operators << MODULE_BITS, moved_bytes)
 
     def python(self, operators: int) -> None:
         """Appends host time of `operators` torch operators; the device runs nothing."""
@@ -89,7 +96,7 @@ class Builder:
         the caller chooses). `comm`: index in `Tables.comms`; `payload`: bytes, as `TrafficRow.payload_bytes` counts
         them.
         """
-        self._loose += (3, layer, comm, payload, stream, handle)
+        self._loose += _packed(3, layer, comm, payload, stream, handle)
 
     def copy(self, layer: int, comm: int, num_bytes: int, stream: Stream, handle: int) -> None:
         """Appends a copy from or to the host.
@@ -97,24 +104,24 @@ class Builder:
         The compute stream waits for it where `wait` has its layer (number in the whole model) and handle (a number that
         the caller chooses). `comm`: index in `Tables.comms`, which names the direction.
         """
-        self._loose += (4, layer, comm, num_bytes, stream, handle)
+        self._loose += _packed(4, layer, comm, num_bytes, stream, handle)
 
     def host(self, num_bytes: int, where: int = 0) -> None:
         """Appends work of the host, during which it issues nothing, on `num_bytes`.
 
         `where` 0: in its memory (such as an optimizer on the CPU), 1: reads from its drives, 2: writes to its drives.
         """
-        self._loose += (7, 0, where, 0, 0, num_bytes)
+        self._loose += _packed(7, 0, where, 0, 0, num_bytes)
 
     def wait(self, layer: int, handle: int) -> None:
         """Appends a wait of the compute stream for the collective or copy with that layer and handle."""
-        self._loose += (5, layer, 0, 0, 0, handle)
+        self._loose += _packed(5, layer, 0, 0, 0, handle)
 
     def _close(self) -> None:
         """Ends the run of loose rows."""
-        end = len(self._loose) // 6
+        end = len(self._loose) // _SIX.size
         if end > self._taken:
-            self._pieces.append(TemplateSegment(-1, self._taken, end, 0, self.phase, self.microbatch))
+            self._pieces += _packed(-1, self._taken, end, 0, self.phase, self.microbatch)
             self._taken = end
 
     def build(self, layer_paths: Sequence[str]) -> StepTemplate:
@@ -123,8 +130,9 @@ class Builder:
         `layer_paths`: module paths of the whole model's layers, by layer number.
         """
         self._close()
-        loose = np.array(self._loose, dtype=np.int64).reshape(-1, 6)
-        return StepTemplate(tuple(self._pieces), loose, tuple(self._tiles), self.tables, tuple(layer_paths))
+        pieces, loose = (np.frombuffer(bytes(each), dtype=np.int64).reshape(-1, 6)
+                         for each in (self._pieces, self._loose))
+        return StepTemplate(np.ascontiguousarray(pieces.T), loose, tuple(self._tiles), self.tables, tuple(layer_paths))
 
 
 assert tuple(range(8)) == (Op.ALLOC, Op.FREE, Op.COMPUTE, Op.COLLECTIVE, Op.COPY, Op.WAIT, Op.MARK, Op.HOST)

@@ -7,6 +7,7 @@ framework's hooks post what they gather, free and reduce. Layers are recorded on
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -14,9 +15,10 @@ from simcore.pipeline.schedule import Action, Pass
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
 from simcore.program.hooks import HooksFactory, MemoryHooks
+from simcore.program.layer_passes import LayerPasses
 from simcore.program.outline import Phase, StepTemplate, Tables
 from simcore.program.program import Program
-from simcore.program.record_layers import LayerPasses, RecordedLayers, Workload, keys_of, record_layers
+from simcore.program.record_layers import RecordedLayers, Workload, keys_of, record_layers
 from simcore.program.row_cache import held
 from simcore.program.stage_borders import Edges
 from simcore.program.stage_buffers import StageBuffers
@@ -42,7 +44,7 @@ def lower(plan: Plan, workload: Workload, actions: Iterable[Action], hooks_of: H
     return Program(outline, tuple(tiles))
 
 
-@held(maxsize=64)
+@held()
 def _outline(plan: Plan, recording: RecordedLayers, actions: tuple[Action, ...], hooks_of: HooksFactory, *,
              updates: bool) -> tuple[StepTemplate, tuple[int, ...]]:
     """The step template, and the index in `recording.tiles` of each of its tiles, or -1 for a tile of the hooks.
@@ -50,6 +52,16 @@ def _outline(plan: Plan, recording: RecordedLayers, actions: tuple[Action, ...],
     The walk and the hooks read only the plan, the order of passes and the recording's shape, which are the cache's key;
     bytes and FLOPs of layers are only in their tiles.
     """
+    try:
+        outline = _walked(plan, recording, actions, hooks_of, updates=updates)
+    except struct.error as error:
+        raise OverflowError("sizes pass 64 bits") from error
+    numbers = {id(tile): number for number, tile in enumerate(recording.tiles)}
+    return outline, tuple(numbers.get(id(tile), -1) for tile in outline.tiles)
+
+
+def _walked(plan: Plan, recording: RecordedLayers, actions: tuple[Action, ...], hooks_of: HooksFactory, *,
+            updates: bool) -> StepTemplate:
     tables = _own_copy(recording.tables)
     builder = Builder(tables)
     hooks = hooks_of(plan, tables, builder)
@@ -62,9 +74,7 @@ def _outline(plan: Plan, recording: RecordedLayers, actions: tuple[Action, ...],
     if updates:
         builder.at(Phase.OPTIMIZER)
         hooks.optimize()
-    outline = builder.build([layer.path for layer in plan.graph.layers])
-    numbers = {id(tile): number for number, tile in enumerate(recording.tiles)}
-    return outline, tuple(numbers.get(id(tile), -1) for tile in outline.tiles)
+    return builder.build([layer.path for layer in plan.graph.layers])
 
 
 def _own_copy(tables: Tables) -> Tables:
@@ -89,6 +99,7 @@ class _Chunk:
         self.follows, self.precedes = self.first - 1 in ends, self.last + 1 in ends
         names = {_kind(plan, layer): layer for layer in self.layers}
         self.norm, self.head = names.get("final_norm", -1), names.get("head", -1)
+        self.losses = frozenset(layer for layer in self.layers if _kind(plan, layer) == "loss")
         inner = [layer for layer in self.layers if plan.graph.kinds[plan.graph.layers[layer].kind].block is None]
         size = plan.framework.recomputed_together
         groups = [inner[i:i + size] for i in range(0, len(inner), size)] if size > 1 else []
@@ -188,7 +199,7 @@ class _Walk:
         if not chunk.is_first:
             self.past.begin_forward(action.chunk)
         for layer in chunk.layers:
-            if _kind(self.plan, layer) == "loss":
+            if layer in chunk.losses:
                 out.at(Phase.LOSS)
             hooks.forward_begin(layer)
             self._pass(layer, self.tiles[layer], self.tiles[layer].forward)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from itertools import starmap
 from typing import NamedTuple
 
 import numpy as np
@@ -16,13 +17,18 @@ import numpy as np
 from simcore.placement.mesh import IntArray
 from simcore.program.tile import AMOUNT, OP, SLOT, STREAM, LayerRows, posted_bytes
 from simcore.recording.exact_sums import fitting
-from simcore.recording.tape import Op, Stream
+from simcore.recording.tape import Kernel, Op, Stream
 
-__all__ = ["BACKWARD_GATHER", "BUCKET_GATHER", "FORWARD_GATHER", "Phase", "StepTemplate", "Tables", "TemplateSegment"]
+__all__ = ["BACKWARD_GATHER", "BUCKET_GATHER", "FORWARD_GATHER", "Phase", "StepTemplate", "Tables", "TemplateSegment",
+           "ranges"]
 
 TAPE_MARKS = ("bwd:recompute_begin", "bwd:recompute_end", "experts:forward_begin", "experts:forward_end",
               "experts:backward_begin", "experts:backward_end", "bwd:gradients_begin")
 """Texts of the marks that a tape makes by number."""
+_FREE, _COMPUTE, _COLLECTIVE, _COPY, _MARK = (
+    int(op) for op in (Op.FREE, Op.COMPUTE, Op.COLLECTIVE, Op.COPY, Op.MARK))
+_RECEIVE, _SCAN = int(Stream.RECEIVE), int(Kernel.MAMBA_SCAN)
+Flags = np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
 
 
 class Phase(IntEnum):
@@ -93,13 +99,13 @@ class TemplateSegment(NamedTuple):
 class StepTemplate:
     """A step of one rank without the rows inside layers: which recorded part of which layer runs when.
 
-    `pieces`: its segments in order of issue. `loose`: rows between layers, from hooks and borders, [row, column], see
-    `Op`. `tiles`: recorded parts of layers by number, as it was built; a program of another batch size brings its own.
-    `layer_paths`: module paths of layers; `tables`: the other names. Values that do not depend on bytes or FLOPs of
-    tiles are computed here, once.
+    `columns`: its segments in order of issue as an array [field, segment], in the order of `TemplateSegment`. `loose`:
+    rows between layers, from hooks and borders, [row, column], see `Op`. `tiles`: recorded parts of layers by number,
+    as it was built; a program of another batch size brings its own. `layer_paths`: module paths of layers; `tables`:
+    the other names. Values that do not depend on bytes or FLOPs of tiles are computed here, once.
     """
 
-    pieces: tuple[TemplateSegment, ...]
+    columns: IntArray
     loose: IntArray
     tiles: tuple[LayerRows, ...]
     tables: Tables
@@ -130,16 +136,19 @@ class StepTemplate:
                   "recompute": phases == Phase.RECOMPUTE, "optimizer": phases == Phase.OPTIMIZER}
         return {name: np.flatnonzero(inside) for name, inside in groups.items() if inside.any()}
 
-    @cached_property
-    def columns(self) -> IntArray:
-        """Fields of the segments as an array [field, segment], in the order of `TemplateSegment`."""
-        columns: IntArray = np.array(self.pieces, dtype=np.int64).reshape(-1, 6).T
-        return columns
+    def piece(self, number: int) -> TemplateSegment:
+        """Segment with that index."""
+        return TemplateSegment(*self.columns[:, number].tolist())
 
     @cached_property
-    def is_loose(self) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    def pieces(self) -> tuple[TemplateSegment, ...]:
+        """All segments in order of issue."""
+        return tuple(starmap(TemplateSegment, self.columns.T.tolist()))
+
+    @cached_property
+    def is_loose(self) -> Flags:
         """True for each segment of `pieces` that is a run of loose rows and not a tile."""
-        loose: np.ndarray[tuple[int, ...], np.dtype[np.bool_]] = self.columns[0] < 0
+        loose: Flags = self.columns[0] < 0
         return loose
 
     @cached_property
@@ -150,7 +159,7 @@ class StepTemplate:
     @cached_property
     def nets(self) -> IntArray:
         """Bytes that each segment of `pieces` adds by its loose rows; 0 for tiles."""
-        nets = np.zeros(len(self.pieces), dtype=np.int64)
+        nets = np.zeros(self.columns.shape[1], dtype=np.int64)
         _, starts, ends, *_ = self.columns[:, self.is_loose]
         nets[self.is_loose] = self.running[ends - 1] - self._before(starts)
         return nets
@@ -158,7 +167,7 @@ class StepTemplate:
     @cached_property
     def tops(self) -> IntArray:
         """Most bytes that each segment of `pieces` adds at any of its rows since it began; 0 for tiles."""
-        tops = np.zeros(len(self.pieces), dtype=np.int64)
+        tops = np.zeros(self.columns.shape[1], dtype=np.int64)
         starts = self.columns[1, self.is_loose]
         if len(starts):
             tops[self.is_loose] = np.maximum.reduceat(self.running, starts) - self._before(starts)
@@ -168,29 +177,88 @@ class StepTemplate:
         sums: IntArray = np.concatenate([[0], self.running])[starts]
         return sums
 
+    # ---- distinct rows: those of all tiles, then the loose ones -----------------------------------------------------
     @cached_property
-    def firsts(self) -> dict[Phase, dict[int, int]]:
-        """Index in `pieces` of the first segment of each tile number (-1: loose rows), by phase."""
-        firsts: dict[Phase, dict[int, int]] = {phase: {} for phase in Phase}
-        for place, piece in enumerate(self.pieces):
-            firsts[Phase(piece.phase)].setdefault(piece.tile, place)
+    def distinct(self) -> IntArray:
+        """Rows of all tiles as it was built, and then the loose ones, once each, as an array [row, column].
+
+        In Fortran order, because whole columns are read. Layer numbers in rows of tiles are offsets from the tile's
+        layer.
+        """
+        return np.asfortranarray(np.concatenate([*(tile.rows for tile in self.tiles), self.loose]))
+
+    @cached_property
+    def lengths(self) -> IntArray:
+        """Number of rows of each tile, in order, and a 0 at the end, for the number of loose segments, -1."""
+        return np.array([*(len(tile.rows) for tile in self.tiles), 0], dtype=np.int64)
+
+    @cached_property
+    def firsts(self) -> IntArray:
+        """Index of the first distinct row of each tile, and that of the first loose row at the end."""
+        firsts: IntArray = np.cumsum(self.lengths) - self.lengths
         return firsts
+
+    @cached_property
+    def tile_of(self) -> IntArray:
+        """Number of the tile of each distinct row that is in a tile."""
+        return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    @cached_property
+    def replay(self) -> IntArray:
+        """1 for each distinct row of a tile that is in a checkpoint's replay, else 0."""
+        return np.concatenate([*(tile.replay for tile in self.tiles), np.zeros(0, dtype=np.int64)])
+
+    def in_tiles(self, rows: Flags) -> IntArray:
+        """Indices of the distinct rows of tiles for which `rows` [distinct row] is True."""
+        return np.flatnonzero(rows[:len(self.tile_of)])
+
+    @cached_property
+    def posts(self) -> tuple[IntArray, IntArray]:
+        """(indices of the distinct rows in tiles that allocate or free, their number in each tile)."""
+        rows = self.in_tiles(self.distinct[:, OP] <= _FREE)
+        return rows, np.bincount(self.tile_of[rows], minlength=len(self.lengths))
+
+    @cached_property
+    def replayed(self) -> tuple[int, ...]:
+        """Numbers of the tiles with rows of a checkpoint's replay."""
+        return tuple(np.unique(self.tile_of[self.replay == 1]).tolist())
+
+    @cached_property
+    def first_scans(self) -> tuple[int, ...]:
+        """Index of the first segment of forward, and of backward, that is a tile with a Mamba scan, if there is one."""
+        rows = self.distinct
+        scanned = np.zeros(len(self.lengths), dtype=np.bool_)
+        scanned[self.tile_of[self.in_tiles((rows[:, OP] == _COMPUTE) & (rows[:, SLOT] == _SCAN))]] = True
+        tile, *_, phase, _ = self.columns
+        found = (np.flatnonzero(scanned[tile] & (phase == wanted)) for wanted in (Phase.FORWARD, Phase.BACKWARD))
+        return tuple(int(at[0]) for at in found if len(at))
+
+    @cached_property
+    def marked(self) -> IntArray:
+        """Indices of the segments with a row that records a hook."""
+        rows = np.flatnonzero(self.distinct[:, OP] == _MARK)
+        tiles = self.in_tiles(self.distinct[:, OP] == _MARK)
+        marked = np.zeros(len(self.lengths), dtype=np.bool_)
+        marked[self.tile_of[tiles]] = True
+        is_marked = marked[self.columns[0]]
+        starts = np.flatnonzero(self.is_loose)
+        is_marked[starts[np.searchsorted(self.columns[1, starts], rows[len(tiles):] - len(self.tile_of),
+                                         side="right") - 1]] = True
+        return np.flatnonzero(is_marked)
 
     # ---- all rows of the step, those of tiles too -----------------------------------------------------------------
     @cached_property
     def num_rows(self) -> IntArray:
         """Number of rows of each segment of `pieces`, in tiles and loose ones."""
         tile, start, end, *_ = self.columns
-        lengths = np.array([*(len(tile.rows) for tile in self.tiles), 0], dtype=np.int64)
-        num_rows: IntArray = end - start + lengths[tile]
+        num_rows: IntArray = end - start + self.lengths[tile]
         return num_rows
 
     @cached_property
     def places(self) -> IntArray:
         """Index of each row of the step among the distinct rows: those of all tiles, then the loose ones."""
         tile, start, *_ = self.columns
-        firsts = np.cumsum([0, *(len(tile.rows) for tile in self.tiles)])[tile]
-        first = firsts + start - (np.cumsum(self.num_rows) - self.num_rows)
+        first = self.firsts[tile] + start - (np.cumsum(self.num_rows) - self.num_rows)
         places: IntArray = np.arange(self.num_rows.sum()) + np.repeat(first, self.num_rows)
         return places
 
@@ -220,11 +288,15 @@ class StepTemplate:
 
         Fields: index of the communication in `Tables.comms`, payload bytes, phase, microbatch.
         """
-        op = self.loose[:, OP]
-        at = np.flatnonzero(((op == Op.COLLECTIVE) | (op == Op.COPY)) & (self.loose[:, STREAM] != Stream.RECEIVE))
+        at = np.flatnonzero(_is_call(self.loose))
         _, starts, _, _, phase, microbatch = self.columns[:, self.is_loose]
         of = np.searchsorted(starts, at, side="right") - 1
         return np.stack([self.loose[at, SLOT], self.loose[at, AMOUNT], phase[of], microbatch[of]], axis=1)
+
+    @cached_property
+    def call_rows(self) -> IntArray:
+        """Indices among the distinct rows of the collectives, copies and sends in tiles, without receives."""
+        return self.in_tiles(_is_call(self.distinct))
 
     @cached_property
     def tile_calls(self) -> IntArray:
@@ -233,14 +305,24 @@ class StepTemplate:
         In place of its payload bytes each has its index among the calls of all tiles, because bytes differ between
         programs.
         """
-        calls = [tile.calls for tile in self.tiles]
-        firsts = np.cumsum([0, *map(len, calls)])
-        pieces = [p for p in self.pieces if p.tile >= 0 and len(calls[p.tile])]
-        if not pieces:
-            return np.zeros((0, 4), dtype=np.int64)
-        calls_of_pieces = np.concatenate([calls[p.tile] for p in pieces])
-        numbers = np.concatenate([np.arange(firsts[p.tile], firsts[p.tile + 1]) for p in pieces])
-        phase, microbatch = (np.repeat([p[field] for p in pieces], [len(calls[p.tile]) for p in pieces])
-                             for field in (4, 5))
-        phase[calls_of_pieces[:, 2] == 1] = Phase.RECOMPUTE
-        return np.stack([calls_of_pieces[:, 0], numbers, phase, microbatch], axis=1)
+        rows = self.call_rows
+        counts = np.bincount(self.tile_of[rows], minlength=len(self.lengths))
+        tile, *_, phase, microbatch = self.columns
+        numbers = ranges((np.cumsum(counts) - counts)[tile], counts[tile])
+        phase, microbatch = (np.repeat(field, counts[tile]) for field in (phase, microbatch))
+        phase[self.replay[rows[numbers]] == 1] = Phase.RECOMPUTE
+        return np.stack([self.distinct[rows[numbers], SLOT], numbers, phase, microbatch], axis=1)
+
+
+def ranges(starts: IntArray, counts: IntArray) -> IntArray:
+    """Whole numbers from `starts[i]` on, `counts[i]` of them, for each i, in one array."""
+    ends = np.cumsum(counts)
+    numbers: IntArray = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)
+    return numbers
+
+
+def _is_call(rows: IntArray) -> Flags:
+    """True for each collective, copy and send; receives are counted by their senders."""
+    op = rows[:, OP]
+    calls: Flags = ((op == _COLLECTIVE) | (op == _COPY)) & (rows[:, STREAM] != _RECEIVE)
+    return calls

@@ -6,6 +6,7 @@ sections, so a step of a thousand layers is a handful of array copies; names are
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,7 +14,8 @@ import numpy as np
 
 from simcore.placement.mesh import IntArray
 from simcore.program.outline import StepTemplate, Tables
-from simcore.program.tile import AMOUNT, LAYER, OP, SLOT, LayerRows
+from simcore.program.tile import AMOUNT, LAYER, OP, SLOT, LayerRows, posted_bytes
+from simcore.recording.exact_sums import fitting
 from simcore.recording.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Op
 
 __all__ = ["Program"]
@@ -49,8 +51,9 @@ class Program:
         In Fortran order, because whole columns are read. Layer numbers in rows of tiles are offsets from the tile's
         layer.
         """
-        rows = np.concatenate([*(tile.rows for tile in self.tiles), self.outline.loose])
-        return np.asfortranarray(rows)
+        if all(map(operator.is_, self.tiles, self.outline.tiles)):
+            return self.outline.distinct
+        return np.asfortranarray(np.concatenate([*(tile.rows for tile in self.tiles), self.outline.loose]))
 
     @property
     def places(self) -> IntArray:
@@ -83,16 +86,27 @@ class Program:
         """
         return self.outline.microbatch
 
-    def of_tiles(self, values: list[int]) -> IntArray:
-        """Array of `values`, one for each tile in order, and a 0 at its end.
+    @cached_property
+    def tile_sums(self) -> tuple[IntArray, IntArray]:
+        """Allocated minus freed bytes of each tile, and the most that it adds at any of its rows; 0 if it is empty.
 
-        Indexed by tile number; -1, the number of rows outside layers, gives the 0.
+        Each has a 0 at its end: for -1, the number of segments outside layers. Raises OverflowError if the bytes of a
+        tile, allocated and freed, reach 2**62.
         """
-        return np.array([*values, 0], dtype=np.int64)
+        lengths, filled = self.outline.lengths, self.outline.lengths > 0
+        nets, tops = np.zeros(len(lengths), dtype=np.int64), np.zeros(len(lengths), dtype=np.int64)
+        posted = posted_bytes(self.distinct[:len(self.outline.tile_of)])
+        if len(posted):
+            starts = self.outline.firsts[filled]
+            fitting(np.add.reduceat(np.abs(posted).astype(np.float64), starts).max(keepdims=True))
+            sums = np.cumsum(posted)  # modulo 2**64, as are the differences, which fit
+            sums -= np.repeat(sums[starts] - posted[starts], lengths[filled])
+            nets[filled], tops[filled] = sums[starts + lengths[filled] - 1], np.maximum.reduceat(sums, starts)
+        return nets, tops
 
     def payloads(self) -> IntArray:
         """Payload bytes of each collective, copy and send (no receives): outside layers, then once per tile."""
-        return np.concatenate([self.outline.calls[:, 1], *(tile.calls[:, 1] for tile in self.tiles)])
+        return np.concatenate([self.outline.calls[:, 1], self.distinct[self.outline.call_rows, AMOUNT]])
 
     def calls(self) -> IntArray:
         """Collectives, copies and sends of the step, without receives, as an array [call, field].

@@ -13,34 +13,27 @@ another one the tables if gradients flow to queries or keys. So that layer is re
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-
-import numpy as np
 
 from simcore.models.blocks import Attention, LayerKind
 from simcore.models.graph import ModelGraph
-from simcore.operators.implementation import Implementation
 from simcore.operators.registry import implementation_of
 from simcore.placement.framework import UpdateTime
 from simcore.placement.optimizer_step import step_of
 from simcore.placement.plan import Placed, PlacedKind, Plan
+from simcore.program.layer_passes import Key, LayerPasses, passes_of
 from simcore.program.outline import Tables
+from simcore.program.row_cache import held
 from simcore.program.stage_borders import Edges, edges_of
-from simcore.program.tile import LayerRows, small_tile
-from simcore.recording.layer import INPUT_STAYS, LayerWorkload, RecordedLayer
-from simcore.recording.tape import HIDDEN, Op, Param
+from simcore.program.tile import LayerRows, small_tile, structure
+from simcore.recording.layer import INPUT_STAYS, LayerWorkload
+from simcore.recording.tape import Op, Param
 
-__all__ = ["LayerPasses", "RecordedLayers", "Shape", "Workload", "adds_in_place", "keys_of", "record_layers", "run_of"]
-
-TIED_HEAD = 1 << 30
-"""Layer offset of rows that belong to a tied head, replaced by the head's index."""
+__all__ = ["RecordedLayers", "Shape", "Workload", "adds_in_place", "keys_of", "record_layers", "run_of"]
 
 _TURNED = re.compile(r"\b(q|k|qkv|query_key_value)(_proj|_norm)?\.")
 """Modules whose output is rotated."""
-_MARK = int(Op.MARK)
-EXPERTS_MARKS = range(2, 6)
-"""Marks that a tape puts around an experts module that is a separate unit; passes are cut there and at later marks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,63 +53,6 @@ class Workload:
     spaces: tuple[tuple[str, int], ...] = ()
     packed: tuple[int, int] = (0, 0)
     no_grad: bool = False
-
-
-@dataclass(frozen=True, eq=False)
-class LayerPasses:
-    """One kind of layer as recorded for this rank: its operations, each part a tile.
-
-    `forward`, `backward`: pieces (tile, number of the border at its end or 0, True in a replay), cut where a unit of
-    experts (parameters that are gathered and reduced together) begins or ends inside the layer. `rest`: allocated
-    before the step. `again`: replay of a layer in a group of layers that is replayed together; other replays are part
-    of `backward`. `grads`: (parameter, slot, bytes) of gradients alive after backward. `after`, `late`, `seed`,
-    `weight`, `release`, `casts`: see `recording.RecordedLayer`.
-    """
-
-    forward: tuple[tuple[LayerRows, int, bool], ...]
-    backward: tuple[tuple[LayerRows, int, bool], ...]
-    after: LayerRows
-    late: LayerRows
-    seed: LayerRows
-    again: LayerRows
-    grads: tuple[tuple[Param, int, int], ...]
-    rest: LayerRows
-    weight: LayerRows
-    release: LayerRows
-    casts: LayerRows
-
-    @property
-    def tiles(self) -> tuple[LayerRows, ...]:
-        """All tiles in a fixed order: pieces of forward and backward, then the other parts."""
-        passes = (t for t, _, _ in (*self.forward, *self.backward))
-        return (*passes, self.after, self.late, self.seed, self.again, self.rest, self.weight, self.release,
-                self.casts)
-
-    @cached_property
-    def expert_grads(self) -> tuple[tuple[Param, int, int], ...]:
-        """Entries of `grads` whose parameter belongs to experts."""
-        return tuple(grad for grad in self.grads if ".experts." in f".{grad[0].name}")
-
-    @cached_property
-    def outer_grads(self) -> tuple[tuple[Param, int, int], ...]:
-        """Entries of `grads` without those of experts that are a data-parallel unit of their own."""
-        has_inner = any(mark for _, mark, _ in self.backward)
-        return tuple(grad for grad in self.grads if not (has_inner and grad in self.expert_grads))
-
-    @property
-    def shape(self) -> tuple[object, ...]:
-        """Hashable key of all but the bytes and FLOPs of operations.
-
-        It has the cuts of passes, the structure of tiles, and the gradients that remain.
-        """
-        cuts = tuple(tuple(cut[1:] for cut in cuts) for cuts in (self.forward, self.backward))
-        return cuts, tuple(t.structure for t in self.tiles), self.grads
-
-
-Key = tuple[int, bool, bool, str, bool, int]
-"""(kind of layer, whether it is the first block, whether its input carries a gradient, what is recomputed of it,
-whether its backward pass is split (not on the first stage, see [Note: zero bubble] in `pipeline/zero_bubble.py`),
-number of layers down to the stem if it releases the stem's shared tensors, else 0)."""
 
 
 class Shape:
@@ -281,77 +217,22 @@ def _turns_gradients(kind: LayerKind, placed: PlacedKind, *, carries: bool) -> b
     return False
 
 
-@lru_cache(maxsize=128)
+@held(element_bytes=1000)
 def _record(graph: ModelGraph, runs: tuple[tuple[Key, LayerWorkload], ...],
             later: tuple[tuple[Key, LayerWorkload], ...], spaces: tuple[tuple[str, int], ...]) -> RecordedLayers:
-    operators = implementation_of(graph.implementation)
     tables = Tables()
-    tiles, then = ({key: _recorded(operators, graph, key, run, tables) for key, run in some} for some in (runs, later))
-    given = [(graph.kinds[key[0]], run) for key, run in runs]
+    tiles, then = ({key: passes_of(graph, key, run, tables) for key, run in some} for some in (runs, later))
+    given, operators = [(graph.kinds[key[0]], run) for key, run in runs], implementation_of(graph.implementation)
     own, stem = operators.standing(given), operators.stage_stem(given)
     kept = small_tile(*((Op.ALLOC, tables.slot(name, "workspace"), size)
                         for name, size in (*own.items(), *spaces) if size))
     edges, wide = (edges_of(runs[0][1], [graph.kinds[key[0]].block for key, _ in runs],
                             graph.architecture.hidden * width, tables, stem) for width in (1, 2))
-    shape = _shape(tuple(tables.slots), tuple(tables.comms), tuple(t.structure for t in (kept, *edges.tiles)),
+    shape = _shape(tuple(tables.slots), tuple(tables.comms), structure((kept, *edges.tiles)),
                    tuple((key, kind.shape) for recorded in (tiles, then) for key, kind in recorded.items()))
     return RecordedLayers(shape, tables, tiles, then, edges, wide, kept)
 
 
-def _recorded(operators: Implementation, graph: ModelGraph, key: Key, run: LayerWorkload,
-              tables: Tables) -> LayerPasses:
-    """Recording of one kind of layer."""
-    kind: LayerKind = graph.kinds[key[0]]
-    grouped = key[3] == "uniform" and kind.block is None
-    tapes = [operators.record(kind, replace(run, checkpoint=how) if grouped else run, tables.slots, tables.comms)
-             for how in (("full", "none") if grouped else ("",))]
-    return _together(*(_tiles(tape, graph.head) for tape in tapes)) if grouped else _tiles(tapes[0], graph.head)
-
-
-@lru_cache(maxsize=256)
+@held()
 def _shape(*parts: object) -> Shape:
     return Shape()
-
-
-def _tiles(tape: RecordedLayer, head: int) -> LayerPasses:
-    """Tiles of a recorded layer; `head`: the layer index for rows of the embedding that belong to a tied head."""
-    backward = LayerRows.of(tape.backward)
-    backward.rows[backward.rows[:, 1] >= TIED_HEAD, 1] = head
-    after, late, seed, rest, weight, release, casts = (LayerRows.of(part) if part.rows else small_tile() for part in (
-        tape.after, tape.late, tape.seed, tape.rest, tape.weight, tape.release, tape.casts))
-    return LayerPasses(_cut(LayerRows.of(tape.forward)), _cut(backward), after, late, seed, small_tile(), tape.grads,
-                       rest,
-                      weight, release, casts)
-
-
-def _together(lean: LayerPasses, kept_all: LayerPasses) -> LayerPasses:
-    """Passes of a layer in a replayed group: `lean` runs first, and all of `kept_all` in backward.
-
-    Tensors of the first run that the module itself still holds are freed when the replay has replaced them.
-    """
-    remaining: dict[int, int] = {}
-    for tile in (*(t for t, _, _ in lean.forward), lean.after, lean.late):
-        for layer, slot, size in tile.nets.tolist():
-            if layer == 0 and slot != HIDDEN:
-                remaining[slot] = remaining.get(slot, 0) + size
-    freed = small_tile(*((Op.FREE, slot, -size) for slot, size in remaining.items() if size))
-    rows = np.concatenate([*(t.rows for t, _, _ in kept_all.forward), kept_all.after.rows, kept_all.late.rows,
-                           freed.rows])
-    again = LayerRows(rows, np.ones(len(rows), dtype=np.int64))
-    return LayerPasses(lean.forward, kept_all.backward, lean.after, lean.late, kept_all.seed, again, kept_all.grads,
-                       lean.rest,
-                      kept_all.weight, kept_all.release, kept_all.casts)
-
-
-def _cut(tile: LayerRows) -> tuple[tuple[LayerRows, int, bool], ...]:
-    """Pieces of a pass, cut at the borders of an experts unit, and at its first gradient where that is marked."""
-    rows, pieces, start = tile.rows, [], 0
-    at = np.flatnonzero((rows[:, 0] == _MARK) & (rows[:, 2] >= EXPERTS_MARKS.start))
-    if not len(at):
-        return ((tile, 0, False),)
-    for border in at:
-        pieces.append((LayerRows(rows[start:border], tile.replay[start:border]), int(rows[border, 2]),
-                       bool(tile.replay[border])))
-        start = int(border) + 1
-    pieces.append((LayerRows(rows[start:], tile.replay[start:]), 0, False))
-    return tuple(pieces)

@@ -1,52 +1,121 @@
-"""Caches of results as long as a step, shared by similar scenarios and cleared before they fill the memory."""
+"""The cache of long results: arrays of operations that similar scenarios share, least recently used out first.
+
+All functions decorated by `held` share one budget of bytes, so that a search over thousands of layouts keeps as many
+as fit, whether their steps are short or long.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
-from typing import TYPE_CHECKING, Final, TypeVar
+from collections.abc import Callable, Hashable
+from functools import partial, update_wrapper
+from typing import Any, Final, Generic, ParamSpec, TypeVar
 
-from simcore.inputs.bounds import ROWS
+import numpy as np
 
-if TYPE_CHECKING:
-    from functools import _lru_cache_wrapper
-
-__all__ = ["held", "taken"]
+__all__ = ["Held", "held", "settle"]
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+BYTES: Final = 256 * 2**20
+"""Budget of one process: about 250 layouts of a 30B model on 16 GPUs, about 100 with their timelines."""
+_OBJECT: Final = 64
+"""Bytes of a small Python object."""
 
 
-class _Held:
-    """Functions that clear caches, and the number of rows of the steps that used them since they were empty."""
+class _Key(tuple[Hashable, ...]):
+    """Function and arguments, with a hash that is computed once: those of workloads and plans have many fields."""
+
+    hashed: int
+
+    def __new__(cls, *parts: Hashable) -> _Key:
+        key = super().__new__(cls, parts)
+        key.hashed = tuple.__hash__(key)
+        return key
+
+    def __hash__(self) -> int:
+        return self.hashed
+
+
+class _Results:
+    """Results by function and arguments, from the least to the most recently used, and their estimated bytes.
+
+    `touched`: used since `settle`. An array that a result computes on demand is measured at the next `settle`.
+    """
 
     def __init__(self) -> None:
-        self.clear: list[Callable[[], None]] = []
-        self.rows = 0
+        self.found: dict[_Key, tuple[Any, int]] = {}
+        self.sizes: dict[_Key, int] = {}
+        self.touched: dict[_Key, None] = {}
+        self.num_bytes = 0
+
+    def drop(self, key: _Key) -> None:
+        """Removes one result."""
+        del self.found[key]
+        self.touched.pop(key, None)
+        self.num_bytes -= self.sizes.pop(key, 0)
 
 
-_ALL: Final = _Held()
+_ALL: Final = _Results()
 
 
-def held(maxsize: int) -> Callable[[Callable[..., T]], _lru_cache_wrapper[T]]:
-    """Decorator like `lru_cache(maxsize)`, for functions whose results are long arrays of operations.
+class Held(Generic[P, T]):
+    """Function whose results are in the shared cache. `element_bytes`: of one element of a tuple in its results."""
 
-    `taken` empties all caches made by it at once.
+    def __init__(self, function: Callable[P, T], element_bytes: int) -> None:
+        self.function, self.element_bytes = function, element_bytes
+        update_wrapper(self, function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Result for these arguments, which must be hashable."""
+        key = _Key(self, args, *kwargs.items())
+        found = _ALL.found.pop(key, None)
+        if found is None:
+            found = self.function(*args, **kwargs), self.element_bytes
+        _ALL.found[key] = found
+        _ALL.touched[key] = None
+        result: T = found[0]
+        return result
+
+    def __len__(self) -> int:
+        """Number of its results in the cache."""
+        return sum(key[0] is self for key in _ALL.found)
+
+    def cache_clear(self) -> None:
+        """Removes its results."""
+        for key in [key for key in _ALL.found if key[0] is self]:
+            _ALL.drop(key)
+
+
+def held(element_bytes: int = _OBJECT) -> Callable[[Callable[P, T]], Held[P, T]]:
+    """Decorator that keeps a function's results in the shared cache, see `Held`."""
+    return lambda function: Held(function, element_bytes)
+
+
+def settle() -> None:
+    """Measures the results used since the last call, and removes the least recently used above `BYTES`.
+
+    To be called at the end of a step, so that results of the step under way are never removed.
     """
-    def decorated(function: Callable[..., T]) -> _lru_cache_wrapper[T]:
-        cached = lru_cache(maxsize=maxsize)(function)
-        _ALL.clear.append(cached.cache_clear)
-        return cached
+    touched, _ALL.touched = _ALL.touched, {}
+    for key in touched:
+        if key in _ALL.found:
+            size = _num_bytes(*_ALL.found[key])
+            _ALL.num_bytes += size - _ALL.sizes.get(key, 0)
+            _ALL.sizes[key] = size
+    while _ALL.num_bytes > BYTES:
+        _ALL.drop(next(iter(_ALL.found)))
 
-    return decorated
+
+def _num_bytes(value: object, element_bytes: int) -> int:
+    """Estimated bytes of a result: of its arrays, or those of its fields, and of tuples by their lengths."""
+    if isinstance(value, tuple) and len(value) < 4:
+        return sum(_num_bytes(one, element_bytes) for one in value)
+    fields = getattr(value, "__dict__", None)
+    return _OBJECT + sum(map(partial(_flat_bytes, element_bytes), fields.values() if fields else (value,)))
 
 
-def taken(rows: int) -> None:
-    """Counts the `rows` of a finished step.
-
-    Empties the caches of `held` when their sum exceeds `bounds.ROWS`.
-    """
-    _ALL.rows += rows
-    if _ALL.rows > ROWS:
-        _ALL.rows = 0
-        for clear in _ALL.clear:
-            clear()
+def _flat_bytes(element_bytes: int, value: object) -> int:
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    return element_bytes * len(value) if isinstance(value, tuple | dict) else _OBJECT

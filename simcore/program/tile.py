@@ -1,28 +1,31 @@
 """A recorded section as an array that can be placed at any layer, with its sums.
 
-A step has a few hundred tiles; the bytes that a tile adds, its highest moment and its calls are computed once, so that
-a step of twenty thousand rows is summed in a few hundred operations.
+A step has a few hundred tiles, and its sums are computed over these (`Program.tile_sums`), not over twenty thousand
+rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import blake2b
+from itertools import accumulate, chain, pairwise
 
 import numpy as np
 
 from simcore.placement.mesh import IntArray
 from simcore.recording.exact_sums import fitting
 from simcore.recording.kernel_shape import module_of
-from simcore.recording.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Op, Row, Section, Stream
+from simcore.recording.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Op, Row, Section
 
-__all__ = ["AMOUNT", "AUX", "LAYER", "OP", "SLOT", "STREAM", "LayerRows", "posted_bytes", "small_tile"]
+__all__ = ["AMOUNT", "AUX", "LAYER", "OP", "SLOT", "STREAM", "LayerRows", "posted_bytes", "small_tile",
+           "structure"]
 
 OP, LAYER, SLOT, AMOUNT, STREAM, AUX = range(6)
 _NOTHING = -(1 << 62)
-_FREE, _COMPUTE, _COLLECTIVE, _COPY, _MARK = (int(op) for op in (Op.FREE, Op.COMPUTE, Op.COLLECTIVE, Op.COPY, Op.MARK))
-_RECEIVE, _SCAN = int(Stream.RECEIVE), int(Kernel.MAMBA_SCAN)
+_FREE, _COMPUTE, _MARK = (int(op) for op in (Op.FREE, Op.COMPUTE, Op.MARK))
+_SCAN = int(Kernel.MAMBA_SCAN)
 """Plain integers, because they are compared with every row, and numpy treats an IntEnum as an object."""
 
 
@@ -49,25 +52,22 @@ class LayerRows:
     @classmethod
     def of(cls, section: Section) -> LayerRows:
         """Tile of a recorded `Section`; marks around a replay set `replay`, and the unit of every mark is -1 (none)."""
-        kept: list[Row] = []
-        replay: list[int] = []
-        inside = 0
-        for row in section.rows:
-            if row[0] == _MARK and row[2] in (RECOMPUTE_BEGIN, RECOMPUTE_END):
-                inside = int(row[2] == RECOMPUTE_BEGIN)
-            kept.append(row if row[0] != _MARK else (*row[:3], -1, *row[4:]))
-            replay.append(inside)
-        return cls(np.array(kept, dtype=np.int64).reshape(-1, 6), np.array(replay, dtype=np.int64))
+        return cls.of_all((section,))[0]
 
-    @cached_property
-    def structure(self) -> bytes:
-        """Digest of the rows without bytes, FLOPs and shapes: if it is equal, so are streams and phases."""
-        rows = self.rows.copy()
-        rows[:, AMOUNT] = 0
-        is_kernel = rows[:, OP] == _COMPUTE
-        rows[is_kernel, AUX] = 0
-        rows[is_kernel, STREAM] = module_of(rows[is_kernel, STREAM])
-        return blake2b(rows.tobytes() + self.replay.tobytes(), digest_size=16).digest()
+    @classmethod
+    def of_all(cls, sections: Sequence[Section]) -> list[LayerRows]:
+        """Tiles of several sections, each as by `of`; one array, because most have a few rows."""
+        ends = list(accumulate(len(section.rows) for section in sections))
+        numbers = chain.from_iterable(chain.from_iterable(section.rows for section in sections))
+        rows = np.fromiter(numbers, dtype=np.int64, count=6 * ends[-1]).reshape(-1, 6)
+        replay = np.zeros(len(rows), dtype=np.int64)
+        marks = np.flatnonzero(rows[:, OP] == _MARK)
+        rows[marks, AMOUNT] = -1
+        slots = rows[marks, SLOT]
+        stops = [*marks[slots == RECOMPUTE_END].tolist(), *ends]
+        for begin in marks[slots == RECOMPUTE_BEGIN].tolist():
+            replay[begin:min(stop for stop in stops if stop > begin)] = 1
+        return [cls(rows[start:end], replay[start:end]) for start, end in pairwise([0, *ends])]
 
     @cached_property
     def replayed(self) -> bool:
@@ -80,19 +80,9 @@ class LayerRows:
         return np.cumsum(fitting(posted_bytes(self.rows)))
 
     @cached_property
-    def net(self) -> int:
-        """Allocated minus freed bytes of the whole tile; negative if it frees more, IndexError if it is empty."""
-        return int(self.prefix[-1])
-
-    @cached_property
     def highest(self) -> int:
         """Index of the row of the tile after which its sum of bytes (`prefix`) is highest."""
         return int(np.argmax(self.prefix))
-
-    @cached_property
-    def top(self) -> int:
-        """Highest value of `prefix`, in bytes."""
-        return int(self.prefix[self.highest])
 
     @cached_property
     def top_of_replay(self) -> int:
@@ -113,20 +103,19 @@ class LayerRows:
         """
         return _by_owner(self.rows)
 
-    def nets_until(self, row: int) -> IntArray:
-        """Rows (layer offset, slot, bytes): bytes of each owner after row `row`; owners with none are left out."""
-        return _by_owner(self.rows[:row + 1])
 
-    @cached_property
-    def calls(self) -> IntArray:
-        """Collectives, copies and sends of the tile, without receives, as an array [call, field].
-
-        Fields: index of the communication in `Tables.comms`, payload bytes, 1 in a replay else 0.
-        """
-        op = self.rows[:, OP]
-        sent = ((op == _COLLECTIVE) | (op == _COPY)) & (self.rows[:, STREAM] != _RECEIVE)
-        at = np.flatnonzero(sent)
-        return np.stack([self.rows[at, SLOT], self.rows[at, AMOUNT], self.replay[at]], axis=1)
+def structure(tiles: Sequence[LayerRows]) -> bytes:
+    """Digest of the rows of tiles without bytes, FLOPs and shapes: if it is equal, so are streams and phases."""
+    rows = np.concatenate([tile.rows for tile in tiles])
+    rows[:, AMOUNT] = 0
+    is_kernel = np.flatnonzero(rows[:, OP] == _COMPUTE)
+    rows[is_kernel, AUX] = 0
+    rows[is_kernel, STREAM] = module_of(rows[is_kernel, STREAM])
+    lengths = np.array([len(tile.rows) for tile in tiles], dtype=np.int64)
+    digest = blake2b(lengths.tobytes(), digest_size=16)
+    for part in (rows, *(tile.replay for tile in tiles)):
+        digest.update(np.ascontiguousarray(part).data)
+    return digest.digest()
 
 
 @lru_cache(maxsize=1024)

@@ -14,7 +14,7 @@ from simcore.placement.plan import Plan
 from simcore.program.lower import lower
 from simcore.program.program import Program
 from simcore.program.record_layers import adds_in_place
-from simcore.program.row_cache import taken
+from simcore.program.row_cache import settle
 from simcore.results.report import Report
 from simcore.simulation.afterwards import with_afterwards
 from simcore.simulation.detail import with_detail
@@ -91,7 +91,7 @@ def step_of(simulation: Simulation, request: Request) -> Report:
             answer = with_detail(simulation, answer, request.spans, request.postings)
         return unlike(simulation, answer)
     finally:
-        taken(num_rows(simulation))
+        settle()
 
 
 def first_num_rows(scenario: Scenario) -> int:

@@ -26,11 +26,11 @@ from simcore.placement.mesh import IntArray
 from simcore.program.outline import Phase, StepTemplate
 from simcore.program.program import Program
 from simcore.program.row_cache import held
-from simcore.program.tile import AMOUNT, SLOT
+from simcore.program.tile import SLOT
 from simcore.recording.exact_sums import countable, dot
 from simcore.recording.tape import Stream
 from simcore.timing.kernel import DTYPES, KERNELS
-from simcore.timing.streams import RankStreams
+from simcore.timing.streams import RankStreams, lengths_of
 from simcore.timing.timeline import ClassTimes
 from simcore.timing.waits import Waits
 
@@ -161,7 +161,7 @@ def _work(program: Program, weight: IntArray, kernels: Kernels) -> tuple[Work, .
     return tuple(work)
 
 
-@held(maxsize=64)
+@held()
 def _often(outline: StepTemplate, weight: bytes, num_rows: int) -> IntArray:
     """Number of times that each of `num_rows` distinct rows runs in each part. `weight`: int64, by microbatch."""
     bins = outline.places * len(_COMPUTE) + _PART_OF[outline.phase]
@@ -174,13 +174,12 @@ def _sent(program: Program, track: RankStreams, weight: IntArray, waits: Waits,
           alone_ns: Callable[[int, int], int]) -> tuple[Sent, ...]:
     """Calls by collective and axis. Only the receiver of a message is counted: sending runs next to any computation."""
     call_rows = track.skeleton.call_rows
-    calls = program.distinct[program.places[call_rows]]
-    pairs = list(zip(calls[:, SLOT].tolist(), calls[:, AMOUNT].tolist(), strict=True))
-    lengths = {pair: alone_ns(*pair) for pair in dict.fromkeys(pairs)}
-    alone = np.array([lengths[pair] for pair in pairs], dtype=np.int64)
+    at = program.places[call_rows]
+    alone = lengths_of(program, at, alone_ns)
     often = weight[program.microbatch[call_rows]].copy() if len(call_rows) else np.zeros(0, dtype=np.int64)
     often[[call.number for call in track.skeleton.calls.get(_SEND, ())]] = 0
-    return tuple(_kinds_of_calls(program, calls[:, SLOT], often, (alone, waits.of_call, waits.hidden(alone))))
+    columns = alone, waits.of_call, waits.hidden(alone)
+    return tuple(_kinds_of_calls(program, program.distinct[at, SLOT], often, columns))
 
 
 def _kinds_of_calls(program: Program, comms: IntArray, often: IntArray, columns: Sequence[IntArray]) -> list[Sent]:

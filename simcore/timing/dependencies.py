@@ -17,9 +17,8 @@ with its kernels. Copies from and to the host are calls that no other rank joins
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +36,9 @@ __all__ = ["CollectiveCall", "ComputeItem", "ExecutionGraph", "execution_graph"]
 
 _COMPUTE, _GATHER, _SEND, _RECEIVE = map(int, (Stream.COMPUTE, Stream.ALL_GATHER, Stream.SEND, Stream.RECEIVE))
 _REDUCE, _ALL_REDUCE = int(Stream.REDUCE), int(Stream.ALL_REDUCE)
+_WAIT, _HOST, _KERNEL = int(Op.WAIT), int(Op.HOST), int(Op.COMPUTE)
+_IS_SEEN = np.isin(range(len(Op)), (Op.COLLECTIVE, Op.COPY, Op.WAIT, Op.HOST))
+_HOST_WAITS, _GATHERS = (HOST_STOPS, HOST_DRAINS), (FORWARD_GATHER, BACKWARD_GATHER)
 _PASS = np.array([{Phase.LOSS: Phase.FORWARD, Phase.RECOMPUTE: Phase.BACKWARD}.get(phase, phase) for phase in Phase])
 """The pass that a phase is part of."""
 
@@ -110,17 +112,20 @@ class ExecutionGraph:
         return frozenset(call.gate for calls in self.calls.values() for call in calls)
 
 
-@held(maxsize=64)
+_call, _item = partial(tuple.__new__, CollectiveCall), partial(tuple.__new__, ComputeItem)
+"""Without the function call of a named tuple: there are thousands in a step."""
+
+
+@held(element_bytes=250)
 def execution_graph(outline: StepTemplate) -> ExecutionGraph:
     """Execution graph of a step template (the rows of all microbatches).
 
     Programs of the same template share it. Templates of ranks that differ only in sizes share a graph too: the fields
     of a template that are used are the key.
     """
-    rows = np.concatenate([*(tile.rows for tile in outline.tiles), outline.loose])
-    is_kernel = rows[:, OP] == Op.COMPUTE
-    seen = np.isin(rows[:, OP], (Op.COLLECTIVE, Op.COPY, Op.WAIT, Op.HOST))
-    seen |= is_kernel & (rows[:, SLOT] == Kernel.COPY)
+    rows = outline.distinct
+    is_kernel = rows[:, OP] == _KERNEL
+    seen = _IS_SEEN[rows[:, OP]] | (is_kernel & (rows[:, SLOT] == int(Kernel.COPY)))
     ends = _ends_of_passes(outline)
     seen_at = seen[outline.places]
     at = np.flatnonzero(seen_at | ends)
@@ -132,15 +137,22 @@ def execution_graph(outline: StepTemplate) -> ExecutionGraph:
     return _compiled(table.astype(np.int64).tobytes(), len(kernels))
 
 
-@held(maxsize=64)
+@held(element_bytes=250)
 def _compiled(seen: bytes, num_rows: int) -> ExecutionGraph:
     """Execution graph of the rows in `seen`: index, fields without amount, microbatch, kernels so far, flags."""
     compiler = _Compiler()
-    for row, *values, microbatch, before, is_seen, is_end in (
+    for row, op, layer, slot, _, stream, handle, microbatch, before, is_seen, is_end in (
             np.frombuffer(seen, dtype=np.int64).reshape(-1, 11).tolist()):
         compiler.kernels = before
         if is_seen:
-            compiler.row(row, values, microbatch)
+            if op == _WAIT:
+                compiler.wait(row, layer, handle, microbatch)
+            elif op == _HOST:
+                compiler.item(row)
+            elif op == _KERNEL:
+                compiler.copy(row)
+            else:
+                compiler.call(row, slot, stream, layer, handle, microbatch)
         if is_end and before > compiler.itemised:
             compiler.item(row)
     compiler.item(num_rows)
@@ -175,19 +187,8 @@ class _Compiler:
         self.copies_out = False
         self.drained = -1
 
-    def row(self, row: int, values: Sequence[int], microbatch: int) -> None:
-        op, layer, slot, _, stream, handle = values
-        if op == Op.WAIT:
-            self.wait(row, layer, handle, microbatch)
-        elif op == Op.HOST:
-            self.item(row)
-        elif op == Op.COMPUTE:
-            self.copy(row)
-        else:
-            self.call(CollectiveCall(len(self.call_rows), slot, stream, -1, 0, layer, handle, microbatch, row))
-
     def wait(self, row: int, layer: int, handle: int, microbatch: int) -> None:
-        if handle in (HOST_STOPS, HOST_DRAINS):
+        if handle in _HOST_WAITS:
             self.items.append(ComputeItem(row, stops_host=True))
             self.itemised = self.kernels
             self.drained = len(self.items) - 1 if handle == HOST_DRAINS else self.drained
@@ -195,7 +196,7 @@ class _Compiler:
         number = self.open.pop(self._name(layer, handle, microbatch), None)
         if number is not None:
             self.item(row, wait_for=number, message=number if handle in BORDER_HANDLES else -1)
-            self.copies_out = handle in (FORWARD_GATHER, BACKWARD_GATHER)
+            self.copies_out = handle in _GATHERS
 
     def copy(self, row: int) -> None:
         """Handles the copy-out of the gather that was waited for: a later gather may start after it."""
@@ -204,35 +205,38 @@ class _Compiler:
             self.copy_outs = [self.copy_outs[1], len(self.items) - 1]
             self.copies_out = False
 
-    def call(self, issued: CollectiveCall) -> None:
-        kind = (issued.comm, issued.stream)
-        serial = self.serials.get(kind, 0)
-        self.serials[kind] = serial + 1
-        issued = issued._replace(gate=self._gate(issued), serial=serial, after=len(self.items) - 1)
-        self.call_rows.append(issued.row)
-        if issued.stream == _COMPUTE:
-            self.item(issued.row, call=issued)
+    def call(self, row: int, comm: int, stream: int, layer: int, handle: int, microbatch: int) -> None:
+        serial, number = self.serials.get((comm, stream), 0), len(self.call_rows)
+        self.serials[comm, stream] = serial + 1
+        self.call_rows.append(row)
+        gate = self._gate(row, stream, handle)
+        follows = -1
+        if stream == _ALL_REDUCE and (scattered := self.calls.get(_REDUCE)):
+            follows = scattered[-1].number
+        issued = _call((number, comm, stream, gate, serial, layer, handle, microbatch, row, len(self.items) - 1,
+                        follows))
+        if stream == _COMPUTE:
+            self.items.append(_item((row, issued, -1, False, -1)))
+            self.itemised = self.kernels
             return
-        if issued.stream == _ALL_REDUCE and (scattered := self.calls.get(_REDUCE)):
-            issued = issued._replace(follows=scattered[-1].number)
-        self.calls.setdefault(issued.stream, []).append(issued)
-        self.open[self._name(issued.layer, issued.handle, issued.microbatch)] = issued.number
-        if issued.stream == _SEND:
-            self.item(issued.row, message=issued.number)
+        self.calls.setdefault(stream, []).append(issued)
+        self.open[self._name(layer, handle, microbatch)] = number
+        if stream == _SEND:
+            self.item(row, message=number)
 
     def _name(self, layer: int, handle: int, microbatch: int) -> tuple[int, int, int]:
         """Key that links a wait to its call; several microbatches may be in transit at one stage border."""
         return layer, handle, microbatch if handle in BORDER_HANDLES else 0
 
-    def _gate(self, call: CollectiveCall) -> int:
-        if call.handle in (FORWARD_GATHER, BACKWARD_GATHER) and call.stream == _GATHER:
-            return self.copy_outs[call.handle]
-        if call.stream in (_GATHER, _COMPUTE, _RECEIVE) and call.handle != BUCKET_GATHER:
-            return self.drained if call.stream == _GATHER else -1
+    def _gate(self, row: int, stream: int, handle: int) -> int:
+        if stream == _GATHER and handle in _GATHERS:
+            return self.copy_outs[handle]
+        if stream in (_GATHER, _COMPUTE, _RECEIVE) and handle != BUCKET_GATHER:
+            return self.drained if stream == _GATHER else -1
         if self.kernels > self.itemised:
-            self.item(call.row)
+            self.item(row)
         return len(self.items) - 1
 
-    def item(self, row: int, call: CollectiveCall | None = None, wait_for: int = -1, message: int = -1) -> None:
-        self.items.append(ComputeItem(row, call, wait_for, message=message))
+    def item(self, row: int, wait_for: int = -1, message: int = -1) -> None:
+        self.items.append(_item((row, None, wait_for, False, message)))
         self.itemised = self.kernels

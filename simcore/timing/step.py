@@ -242,10 +242,11 @@ def _class_at(classes: tuple[RankClass, ...], stage: int) -> IntArray:
 
 def _backward_starts(program: Program, rows: IntArray) -> IntArray:
     """Time at which each microbatch's backward pass begins, in ns."""
-    return rows[_first_backward_rows(program.outline)]
+    starts: IntArray = rows[_first_backward_rows(program.outline)]
+    return starts
 
 
-@held(maxsize=64)
+@held()
 def _first_backward_rows(outline: StepTemplate) -> IntArray:
     at = np.flatnonzero((outline.phase == Phase.BACKWARD) | (outline.phase == Phase.RECOMPUTE))
     _, first = np.unique(outline.microbatch[at], return_index=True)
@@ -295,7 +296,7 @@ def _stops(track: RankStreams, item: ComputeItem) -> bool:
     return (track.stops and item.stops_host) or (track.stops_at_messages and item.message >= 0)
 
 
-@held(maxsize=64)
+@held()
 def _bins(outline: StepTemplate) -> tuple[IntArray, int]:
     """(position of each row in a table of [microbatch, phase], size of that table)."""
     num_microbatches = int(outline.microbatch.max()) + 1

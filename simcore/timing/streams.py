@@ -35,7 +35,7 @@ from simcore.recording.rows import Module
 from simcore.recording.tape import Op, Stream
 from simcore.timing.dependencies import ExecutionGraph, execution_graph
 
-__all__ = ["RankStreams", "hidden_shares", "tracks"]
+__all__ = ["RankStreams", "hidden_shares", "lengths_of", "tracks"]
 
 _BESIDE = (int(Stream.ALL_GATHER), int(Stream.REDUCE), int(Stream.ALL_REDUCE))
 """Streams of collectives that run at the same time as kernels."""
@@ -105,9 +105,7 @@ def tracks(program: Program, kernel_ns: IntArray, host_ns: IntArray, call_ns: Ca
     """
     skeleton = execution_graph(program.outline)
     clock, at = np.cumsum(fitting(kernel_ns)), program.places[skeleton.call_rows]
-    pairs = list(zip(*program.distinct[at][:, [SLOT, AMOUNT]].T.tolist(), strict=True))
-    lengths = {pair: call_ns(*pair) for pair in dict.fromkeys(pairs)}
-    full = np.array([lengths[pair] for pair in pairs], dtype=np.int64)
+    full = lengths_of(program, at, call_ns)
     call_lengths = tuple((full if hidden is None else (full * (1.0 - hidden[at])).astype(np.int64)).tolist())
     items = np.diff(clock[np.minimum(skeleton.item_rows, len(clock) - 1)], prepend=0)
     items += _slowed(skeleton, clock, call_lengths, [contention * (comm[0] != "copy") for comm in program.tables.comms])
@@ -115,6 +113,15 @@ def tracks(program: Program, kernel_ns: IntArray, host_ns: IntArray, call_ns: Ca
     return RankStreams(skeleton, tuple(items.tolist()), call_lengths, clock, tuple(advance.tolist()),
                        tuple(tail.tolist()),
                  stops, stops_at_messages)
+
+
+def lengths_of(program: Program, at: IntArray, call_ns: Callable[[int, int], int]) -> IntArray:
+    """Ns of each of many calls. `at`: their distinct rows, most of them often; `call_ns(comm, payload)`: ns of one."""
+    some = np.flatnonzero(np.bincount(at, minlength=len(program.distinct)))
+    lengths = np.zeros(len(program.distinct), dtype=np.int64)
+    lengths[some] = [call_ns(*pair) for pair in program.distinct[some][:, [SLOT, AMOUNT]].tolist()]
+    found: IntArray = lengths[at]
+    return found
 
 
 def _slowed(skeleton: ExecutionGraph, clock: IntArray, call_ns: Sequence[int], shares: Sequence[float]) -> IntArray:

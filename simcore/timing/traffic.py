@@ -67,18 +67,24 @@ class _Counted:
     comms: IntArray
 
 
-@held(maxsize=64)
+@held()
 def _counted(outline: StepTemplate, steady: range, repeats: int) -> _Counted:
     """Calls of a step template, counted; the loss is part of forward."""
     loose, tiles = outline.calls, outline.tile_calls
     numbers = np.concatenate([np.arange(len(loose)), len(loose) + tiles[:, 1]])
     comm_of, phase, microbatch = np.concatenate([loose, tiles])[:, [0, 2, 3]].T
-    keys = comm_of * len(Phase) + np.where(phase == Phase.LOSS, int(Phase.FORWARD), phase)
-    (keys, numbers), which = np.unique(np.stack([keys, numbers]), axis=1, return_inverse=True)
     often = np.where((microbatch >= steady.start) & (microbatch < steady.stop), repeats, 1)
-    times = np.bincount(which.ravel(), weights=often, minlength=len(keys)).astype(np.int64)
-    distinct, starts = np.unique(keys, return_index=True)
-    return _Counted(tuple(distinct.tolist()), starts, numbers, times, keys // len(Phase))
+    cells = numbers * len(Phase) + np.where(phase == Phase.LOSS, int(Phase.FORWARD), phase)
+    counts = np.bincount(cells, weights=often)
+    of_number = np.zeros(len(counts) // len(Phase) + 1, dtype=np.int64)
+    of_number[numbers] = comm_of
+    numbers, phase = np.divmod(np.flatnonzero(counts), len(Phase))
+    keys = of_number[numbers] * len(Phase) + phase
+    order = np.argsort(keys, kind="stable")
+    keys, numbers = keys[order], numbers[order]
+    times = counts[numbers * len(Phase) + phase[order]].astype(np.int64)
+    starts = np.flatnonzero(np.diff(keys, prepend=-1))
+    return _Counted(tuple(keys[starts].tolist()), starts, numbers, times, keys // len(Phase))
 
 
 def _row(comm: tuple[str, str, str], way: Route, phase: int, calls: int, payload: int, wire: int, away: int,

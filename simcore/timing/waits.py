@@ -47,8 +47,15 @@ class Waits:
         messages = places[is_received[numbers]]
         lengths = np.array(track.call_ns, dtype=np.int64)[numbers[is_received[numbers]]]
         self.exposed[messages] = np.minimum(self.waited[messages], lengths)
-        for place, number, ns in zip(places.tolist(), numbers.tolist(), self.exposed[places].tolist(), strict=True):
-            self._divide(number, int(self._ends[place]), ns)
+        shared = np.ones(len(track.call_ns), dtype=np.bool_)
+        begins = np.zeros(len(track.call_ns), dtype=np.int64)
+        for call, start, _ in times.calls:
+            shared[call.number], begins[call.number] = call.stream not in _NOT_SHARED, start
+        ends, exposed = self._ends[places], self.exposed[places]
+        divided = shared[numbers] & (begins[numbers] > ends - exposed)
+        np.add.at(self.of_call, numbers[~divided], exposed[~divided])
+        for number, end, ns in np.stack([numbers, ends, exposed])[:, divided].T.tolist():
+            self._divide(number, end, ns)
         self.trailing = times.end - (times.item_ends[-1] if times.item_ends else 0)
         if self.trailing:
             last, _, _ = max(times.calls, key=lambda timed: timed[2])

@@ -184,10 +184,10 @@ def test_a_depth_beyond_the_layers_changes_nothing() -> None:
 def test_long_steps_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = small.scenario("fsdp2", {"dp_shard": 8})
     simulate(asked)
-    assert lowering._outline.cache_info().currsize
-    monkeypatch.setattr(held, "ROWS", 0)
+    assert len(lowering._outline)
+    monkeypatch.setattr(held, "BYTES", 0)
     simulate(asked)
-    assert not lowering._outline.cache_info().currsize
+    assert not len(lowering._outline)
 
 
 # ---- and keeps the machine -------------------------------------------------------------------------------------------

@@ -5,6 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+import small
+from simcore.program.builder import Builder
+from simcore.program.outline import Phase, Tables
 from simcore.program.tile import LayerRows, posted_bytes
 from simcore.recording.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Op, Section
 
@@ -23,18 +26,21 @@ def test_sums(found: list[tuple[int, int, int, bool]]) -> None:
     laid_rows = tile(found)
     amounts = [size if born else -size for *_, size, born in found]
     sums = [sum(amounts[:i + 1]) for i in range(len(amounts))]
-    assert (laid_rows.net, laid_rows.top) == (sums[-1], max(sums))
+    out = Builder(Tables())
+    out.tile(tile(found[:1]), 0)
+    out.tile(laid_rows, 0)
+    nets, tops = small.written(out, "a").tile_sums
+    assert (nets.tolist(), tops.tolist()) == ([amounts[0], sums[-1], 0], [amounts[0], max(sums), 0])
     assert laid_rows.highest == sums.index(max(sums))
     assert posted_bytes(laid_rows.rows).tolist() == amounts
 
 
 @given(POSTINGS, st.integers(0, 19))
 def test_what_owners_hold(found: list[tuple[int, int, int, bool]], row: int) -> None:
-    laid_rows = tile(found)
     held: dict[tuple[int, int], int] = {}
     for layer, slot, size, born in found[:row + 1]:
         held[layer, slot] = held.get((layer, slot), 0) + (size if born else -size)
-    nets = {(layer, slot): size for layer, slot, size in laid_rows.nets_until(row).tolist()}
+    nets = {(layer, slot): size for layer, slot, size in tile(found[:row + 1]).nets.tolist()}
     assert nets == {owner: size for owner, size in held.items() if size}
 
 
@@ -44,6 +50,8 @@ def test_a_replay_is_marked_and_has_its_own_top() -> None:
                                  (Op.ALLOC, 0, 1, 4, 0, 0),
                             (Op.COLLECTIVE, 0, 3, 64, 0, 0), mark[1], (Op.COLLECTIVE, 0, 2, 32, 0, 0))))
     assert made.replayed
-    assert (made.top, made.top_of_replay) == (9, 4)
-    assert made.calls.tolist() == [[3, 64, 1], [2, 32, 0]]
+    assert (made.prefix.max(), made.top_of_replay) == (9, 4)
+    out = Builder(Tables())
+    out.tile(made, 0)
+    assert small.written(out, "a").calls().tolist() == [[3, 64, Phase.RECOMPUTE, 0], [2, 32, Phase.BUILD, 0]]
     assert not tile([(0, 0, 1, True)]).replayed

@@ -248,7 +248,8 @@ def _with_experts(plan: Plan, layer: int, linears: dict[str, Linear]) -> list[Un
     router = [linear for linear in others.values() if linear not in shared]
     experts = [[_of_expert(linear, number) for linear in routed]
                for number in range(of[routed[0].own[0][0]].used_copies)]
-    return [*router, *(Container((), (first, BLANK, *rest)) for first, *rest in (*experts, *([shared] if shared else [])))]
+    blocks = (*experts, *([shared] if shared else []))
+    return [*router, *(Container((), (first, BLANK, *rest)) for first, *rest in blocks)]
 
 
 def _of_expert(linear: Linear, expert: int) -> Linear:

@@ -34,6 +34,9 @@ class Gathers:
         self.slots = [slots[unit.inner] for unit in units]
         known: dict[tuple[str, str, str], tuple[int, int]] = {}
         self.comms = [_comms(unit, tables, known) for unit in units]
+        copied = {count: (FSDP2_BACKWARD_GATHER.operators(count), FSDP2_FORWARD_GATHER.operators(count))
+                  for count in {weight.num_params for weight in weights}}
+        self.copied = [copied[weight.num_params] for weight in weights]
         self.from_host = [tables.comm("copy", "to_device", weight.host_dtype) if weight.offloaded else -1
                           for weight in weights]
 
@@ -76,8 +79,7 @@ class Gathers:
         self.out.alloc(layer, slots.cast, weight.cast_alone)
         self.out.free(layer, slots.cast, weight.cast_alone)
         self.out.alloc(layer, slots.relayout, weight.extra_copy)
-        hooks = FSDP2_FORWARD_GATHER if forward else FSDP2_BACKWARD_GATHER
-        self.out.compute(_COPY, 0, 2 * weight.used, hooks.operators(weight.num_params))
+        self.out.compute(_COPY, 0, 2 * weight.used, self.copied[u][forward])
         self.out.free(layer, slots.relayout, weight.extra_copy)
         if self.kept[u]:
             self.out.free(layer, slots.kept, weight.kept_shard)

@@ -27,9 +27,8 @@ from simcore.recording.host_operators import FSDP2_RELEASE
 
 __all__ = ["UnshardHooks"]
 
-_HOOKS = ("fwd:pre_forward_begin", "fwd:pre_forward_end", "fwd:post_forward_begin", "fwd:post_forward_end",
-          "recompute:pre_forward_begin", "recompute:pre_forward_end", "recompute:post_forward_begin",
-          "recompute:post_forward_end", "bwd:pre_backward_begin", "bwd:pre_backward_end", "bwd:post_backward_end")
+_FORWARD_HOOKS = ("pre_forward_begin", "pre_forward_end", "post_forward_begin", "post_forward_end")
+_BACKWARD_HOOKS = ("bwd:pre_backward_begin", "bwd:pre_backward_end", "bwd:post_backward_end")
 _POST_BACKWARD = "bwd:post_backward_begin:{}:grads="
 
 
@@ -46,8 +45,13 @@ class UnshardHooks:
         weights = [weigh(unit) for unit in units]
         self.gathers = Gathers(units, weights, tables, builder)
         self.reductions = Reductions(units, weights, tables, builder)
-        self.hooks = {name: tables.hook(f"{name}:{{}}") for name in _HOOKS}
+        self.forward_hooks, self.replay_hooks = ([tables.hook(f"{part}:{name}:{{}}") for name in _FORWARD_HOOKS]
+                                                 for part in ("fwd", "recompute"))
+        self.backward_hooks = [tables.hook(f"{name}:{{}}") for name in _BACKWARD_HOOKS]
         self.post_backward_hooks = [tables.hook(f"{_POST_BACKWARD}{flag}") for flag in (0, 1)]
+        counts = {weight.num_params for weight in weights}
+        released = {count: FSDP2_RELEASE.operators(count) for count in counts}
+        self.released = [released[weight.num_params] for weight in weights]
         self.first_name = len(tables.units)
         tables.units += [unit.name for unit in units]
         self.positions: list[list[int]] = [[] for _ in units]
@@ -80,11 +84,11 @@ class UnshardHooks:
             self.forward_root = u
         if not self.units[u].members:
             return
-        prefix = "recompute:" if self.replay else "fwd:"
-        self._mark(u, f"{prefix}pre_forward_begin")
+        begin, end, _, _ = self.replay_hooks if self.replay else self.forward_hooks
+        self.out.mark(begin, self.first_name + u)
         self.gathers.unshard(u, backward=False)
         self.gathers.wait(u, forward=True)
-        self._mark(u, f"{prefix}pre_forward_end")
+        self.out.mark(end, self.first_name + u)
         for target in self._explicit(u, +1):
             self.gathers.unshard(target, backward=False)
 
@@ -94,13 +98,13 @@ class UnshardHooks:
         The outermost unit also frees the last all-gather output.
         """
         if self.units[u].members:
-            prefix = "recompute:" if self.replay else "fwd:"
-            self._mark(u, f"{prefix}post_forward_begin")
+            _, _, begin, end = self.replay_hooks if self.replay else self.forward_hooks
+            self.out.mark(begin, self.first_name + u)
             if not self.replay:
                 self.gathers.reshard_after_forward(u)
                 self.positions[u].append(len(self.order[u]))
                 self.order[u].append(u)
-            self._mark(u, f"{prefix}post_forward_end")
+            self.out.mark(end, self.first_name + u)
         if self.forward_root == u:
             self.forward_root = -1
             self.gathers.drop_held()
@@ -112,14 +116,15 @@ class UnshardHooks:
         """
         if not self.units[u].members:
             return
-        self._mark(u, "bwd:pre_backward_begin")
+        begin, end, _ = self.backward_hooks
+        self.out.mark(begin, self.first_name + u)
         self.gathers.unshard(u, backward=True)
         self.gathers.wait(u, forward=False)
         explicit = self._explicit(u, -1)
         position = self.positions[u].pop() if self.positions[u] else 0
         if not explicit and position > 0:
             self.gathers.unshard(self.order[u][position - 1], backward=True)
-        self._mark(u, "bwd:pre_backward_end")
+        self.out.mark(end, self.first_name + u)
         for target in explicit:
             self.gathers.unshard(target, backward=True)
 
@@ -133,7 +138,7 @@ class UnshardHooks:
         if not self.units[u].members:
             return
         self.out.mark(self.post_backward_hooks[self.reductions.has_grads(u)], self.first_name + u)
-        self.out.python(FSDP2_RELEASE.operators(self.gathers.weights[u].num_params))
+        self.out.python(self.released[u])
         self.reductions.add_in_place(u)
         if self.reduce_grads:
             self.gathers.reshard(u)
@@ -143,7 +148,7 @@ class UnshardHooks:
             if self.strategy.reshard_after_backward:
                 self.gathers.reshard(u)
             self.reductions.keep(u)
-        self._mark(u, "bwd:post_backward_end")
+        self.out.mark(self.backward_hooks[-1], self.first_name + u)
 
     def end_backward(self, inside: Sequence[int]) -> None:
         """Simulates the callback at the end of a backward, for the units with the indices `inside` in `units`.
@@ -192,6 +197,3 @@ class UnshardHooks:
             return []
         chain, at = self.chains[id(self.order[u])], self.links[u]
         return chain[at + 1:at + 1 + depth] if direction > 0 else chain[max(at - depth, 0):at][::-1]
-
-    def _mark(self, u: int, hook: str) -> None:
-        self.out.mark(self.hooks[hook], self.first_name + u)

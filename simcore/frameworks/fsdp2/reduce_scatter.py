@@ -31,10 +31,10 @@ class Reductions:
     def __init__(self, units: Sequence[Unit], weights: Sequence[UnitBytes], tables: Tables, builder: Builder) -> None:
         self.units, self.weights, self.out = units, weights, builder
         self.layers = [unit.first for unit in units]
-        self.grads: list[list[Grad]] = [[] for _ in units]
-        self.places: list[Places] = [() for _ in units]
+        self.grads: list[dict[int, Grad]] = [{} for _ in units]
         self.accumulated: list[Places] = [() for _ in units]
         self.in_place = [False] * len(units)
+        self.sums: dict[tuple[int, Places], tuple[GradBytes, tuple[Step, ...]]] = {}
         self.stored: list[GradBytes | None] = [None] * len(units)
         self.replicate_buffer = [0] * len(units)
         self.input_bytes = [0] * len(units)
@@ -55,11 +55,10 @@ class Reductions:
         in `Tables.slots`, bytes). If a new one is waiting already, this one is added to it and freed. torch 2.13
         `distributed/pipelining/_backward.py`, stage_backward_weight: `weight.grad += dw`.
         """
-        if place in self.places[u]:
+        if place in self.grads[u]:
             self.out.free(*grad)
             return
-        self.grads[u].append(grad)
-        self.places[u] = (*self.places[u], place)
+        self.grads[u][place] = grad
 
     def has_grads(self, u: int) -> bool:
         """True if a parameter of unit `u` (index in `units`) has an unsharded gradient of the parameter itself.
@@ -74,9 +73,9 @@ class Reductions:
         `u`: index of the unit in `units`. Nothing if there are no earlier ones: see [Note: gradients that wait].
         """
         if self.accumulated[u]:
-            for grad in self.grads[u]:
+            for grad in self.grads[u].values():
                 self.out.free(*grad)
-            self._forget(u)
+            self.grads[u] = {}
 
     def keep(self, u: int) -> None:
         """Simulates a microbatch without reduction: gradients of unit `u` (index in `units`) stay, in the reduce dtype.
@@ -89,7 +88,7 @@ class Reductions:
             return
         layer, slot = self.layers[u], self.slots[u].accumulated
         params = self.weights[u].params
-        for place, grad in zip(self.places[u], self.grads[u], strict=True):
+        for place, grad in self.grads[u].items():
             size = params[place].accumulated
             self.in_place[u] = size == grad[2]
             if self.in_place[u]:  # the very same storage under another name
@@ -98,8 +97,8 @@ class Reductions:
             else:
                 self.out.alloc(layer, slot, size)
                 self.out.free(*grad)
-        self.accumulated[u] = self.places[u]
-        self._forget(u)
+        self.accumulated[u] = tuple(self.grads[u])
+        self.grads[u] = {}
 
     def wait_for_inputs(self) -> None:
         """Simulates the wait for all units' reduce-scatters under way, and the release of their input buffers."""
@@ -115,8 +114,7 @@ class Reductions:
         """
         if not (self.grads[u] or self.accumulated[u]):
             return
-        there = self.accumulated[u] or self.places[u]
-        weight, steps = self.weights[u].grads(there), self.weights[u].steps(there)
+        weight, steps = self._weighed(u, self.accumulated[u] or tuple(self.grads[u]))
         slots, layer = self.slots[u], self.layers[u]
         self.drop_replicate_buffer(u)
         grads = self._take(u)
@@ -206,11 +204,11 @@ class Reductions:
 
     def _take(self, u: int) -> list[Grad]:
         """The unit's gradients, new or accumulated; those of sideways cuts are concatenated into new ones."""
-        layer, slots, grads = self.layers[u], self.slots[u], self.grads[u]
+        layer, slots, grads = self.layers[u], self.slots[u], list(self.grads[u].values())
         if self.accumulated[u]:
             params = self.weights[u].params
             grads = [(layer, slots.accumulated, params[place].accumulated) for place in self.accumulated[u]]
-        self._forget(u)
+        self.grads[u] = {}
         if self.weights[u].extra_copy:
             for grad in grads:
                 self.out.alloc(layer, slots.relayout, grad[2])
@@ -218,8 +216,12 @@ class Reductions:
             grads = [(layer, slots.relayout, grad[2]) for grad in grads]
         return grads
 
-    def _forget(self, u: int) -> None:
-        self.grads[u], self.places[u] = [], ()
+    def _weighed(self, u: int, places: Places) -> tuple[GradBytes, tuple[Step, ...]]:
+        """Sizes of reducing these gradients, and the optimizer's steps that follow; units that are alike share them."""
+        weight = self.weights[u]
+        if (id(weight), places) not in self.sums:
+            self.sums[id(weight), places] = weight.grads(places), weight.steps(places)
+        return self.sums[id(weight), places]
 
 
 class _Slots:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 from simcore.placement.framework import Unit
 from simcore.placement.layout import Shard
@@ -56,7 +57,7 @@ class GradBytes:
         return self.stored == self.output
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class UnitBytes:
     """Sizes in bytes of a unit's buffers on this rank.
 
@@ -81,7 +82,7 @@ class UnitBytes:
     from_host: int
     host_dtype: str
 
-    @property
+    @cached_property
     def num_params(self) -> int:
         """Number of tensors that are gathered and freed; copies (one for each expert) count."""
         return sum(p.copies for p in self.params)

@@ -38,7 +38,7 @@ class RankBuffer:
     flat: FlatBuffer
 
 
-@lru_cache(maxsize=8)  # one plan asks twice: for its hooks and for its padding
+@lru_cache(maxsize=64)  # one plan asks twice: for its hooks and, after those of all other stages, for its padding
 def rank_buffers(plan: Plan) -> tuple[RankBuffer, ...]:
     """Returns the flat buffers of the plan's rank: chunk by chunk, dense before expert, dtype by dtype.
 

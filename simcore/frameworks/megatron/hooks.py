@@ -96,7 +96,7 @@ class MegatronHooks:
         if self.chunk in self.seen_forward or not (self.strategy.param_gather and self.strategy.gathers_ahead):
             return
         for b, buffer in enumerate(self.buffers):
-            for bucket in np.flatnonzero(self.first_use[b] == layer).tolist():
+            for bucket in self.first_use[b].get(layer, ()):
                 self._gather(b, buffer, bucket)
                 self.out.wait(bucket, GATHER_HANDLE + b)
                 if bucket > 0:  # the next one of the chunk in forward order
@@ -119,7 +119,7 @@ class MegatronHooks:
             self.out.free(layer, slot, num_bytes)
         if self.is_last and self.strategy.overlap and len(self.plan.chunks) == 1:
             for b, buffer in enumerate(self.buffers):
-                for bucket in np.flatnonzero(self.first_use[b] == layer).tolist():
+                for bucket in self.first_use[b].get(layer, ()):
                     self._reduce(b, buffer, bucket)
 
     def experts(self, layer: int, mark: int, grads: Sequence[tuple[Param, int, int]], *, replay: bool) -> None:
@@ -238,8 +238,11 @@ class MegatronHooks:
         return elements, held
 
 
-def _first_layers(buffer: RankBuffer) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """For each bucket the lowest layer in it: the first to use it, the last to finish its gradients."""
+def _first_layers(buffer: RankBuffer) -> dict[int, list[int]]:
+    """Buckets by the lowest layer in them: the first to use it, the last to finish its gradients."""
     lowest = np.full(len(buffer.flat.buckets), np.iinfo(np.int64).max, dtype=np.int64)
     np.minimum.at(lowest, buffer.flat.bucket_of, buffer.layers)
-    return lowest
+    buckets: dict[int, list[int]] = {}
+    for bucket, layer in enumerate(lowest.tolist()):
+        buckets.setdefault(layer, []).append(bucket)
+    return buckets
