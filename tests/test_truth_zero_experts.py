@@ -25,7 +25,8 @@ def asked(name: str) -> dict[str, Any]:
     case = TRUTH[name]
     fields = dict(case["model"])
     preset, implementation = PRESETS[fields.pop("model_type")]
-    lora = {"lora": {"rank": 8, "target_modules": case["targets"], "dtype": "bf16"}} if "targets" in case else {}
+    lora = {"lora": {"rank": 8, "target_modules": case["targets"], "dtype": "bf16",
+                     "use_dora": case.get("dora", False)}} if "targets" in case else {}
     return {"microbatches": 1, "model": {"config": preset, "overrides": fields}, "implementation": implementation,
             "options": case["options"], "method": case["method"], "seq_len": 8,
             "recompute": "full" if case["recompute"] else "none"} | lora
