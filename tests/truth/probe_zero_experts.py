@@ -45,7 +45,7 @@ MODELS = {"qwen3": QWEN, "mixtral": MIXTRAL, "nemotron": NEMOTRON}
 METHODS: dict[str, dict[str, Any]] = {
     "full": {"method": "full"}, "lora": {"method": "lora", "targets": ATTENTION},
     "lora of experts": {"method": "lora", "targets": "all"},
-    "dora": {"method": "lora", "targets": ATTENTION, "dora": True}, "qlora": {"method": "qlora", "targets": ATTENTION},
+    "dora": {"method": "lora", "targets": "all", "dora": True}, "qlora": {"method": "qlora", "targets": ATTENTION},
     "qlora of experts": {"method": "qlora", "targets": "all"}}
 
 
@@ -70,7 +70,7 @@ CASES = {
     **both("nemotron", "full", "few live", stage3_max_live_parameters=900_000),
     **both("qwen3", "full", "far ahead", stage3_prefetch_bucket_size=1_200_000),
     **both("qwen3", "full", "few live", stage3_max_live_parameters=900_000),
-    **both("qwen3", "dora", "dora, one by one", stage3_max_reuse_distance=0, stage3_prefetch_bucket_size=0)}
+    **both("nemotron", "dora", "dora, one by one", stage3_max_reuse_distance=0, stage3_prefetch_bucket_size=0)}
 
 
 def even(rows: int) -> torch.Tensor:
