@@ -137,9 +137,11 @@ def test_every_framework_is_in_the_table() -> None:
 @pytest.mark.parametrize("framework", known_frameworks())
 def test_methods_of_a_framework_are_those_of_the_table(framework: str) -> None:
     mesh = {"dp_replicate": 4} if framework == "ddp" else {"dp_shard": 4}
-    options: dict[str, Any] = {"framework_options": {"use_orig_params": True}} if framework == "fsdp1" else {}
+    options: dict[str, Any] = {"use_orig_params": True} if framework == "fsdp1" else {}
+    packed = {"bnb_4bit_quant_storage": "bfloat16"} if framework == "fsdp1" else {}
     served = [name for name in ("full", "LoRA", "QLoRA")
-              if is_legal(framework, mesh, training={"method": name.lower()}, **options)]
+              if is_legal(framework, mesh, training={"method": name.lower()},
+                          framework_options=options | (packed if name == "QLoRA" else {}))]
     assert ", ".join(served) == supported()[framework][0]
 
 

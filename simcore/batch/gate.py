@@ -27,7 +27,7 @@ from simcore.batch.run import Outcome
 from simcore.errors import InputError, Problem
 from simcore.inputs.bounds import MAX_RESULTS
 from simcore.inputs.document import read_lines, read_text
-from simcore.results.report import ASKED_PHASES, Peak, Report
+from simcore.results.report import BESIDE_STEPS, Peak, Report
 from simcore.results.verdict import SEVERITY
 from simcore.units import format_bytes, format_seconds, parse_quantity
 
@@ -156,7 +156,7 @@ def _unsure(outcome: Outcome, counts_as: Decided) -> Iterator[Finding]:
 
 
 def _hosts(outcome: Outcome) -> Iterator[Finding]:
-    """Phases that do not fit on a host, and phases that the scenario asks for that do not fit on the device."""
+    """Phases that do not fit on a host, and phases beside the steps that do not fit on the device."""
     host = outcome.report.host
     if host is None:
         return
@@ -165,7 +165,7 @@ def _hosts(outcome: Outcome) -> Iterator[Finding]:
         if phase.host_verdict == "oom":
             message = f"{phase.phase}: does not fit on the host: {format_bytes(phase.host_bytes)} of {room}"
             yield _finding(outcome, "host", message)
-        if phase.device_verdict == "oom" and phase.phase in ASKED_PHASES:
+        if phase.device_verdict == "oom" and phase.phase in BESIDE_STEPS:
             capacity = format_bytes(outcome.report.capacity_bytes or 0)
             message = f"{phase.phase}: does not fit: {format_bytes(phase.device_bytes)} of {capacity}"
             yield _finding(outcome, "phase", message)

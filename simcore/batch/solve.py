@@ -79,14 +79,15 @@ def limit_of(scenario: Scenario, quantity: Quantity, between: tuple[int, int] | 
     """
     tried = _Tried(scenario, quantity, between or (0, _MOST[quantity]))
     search = _smallest if quantity == "gpus" else _largest
-    value, beyond = search(tried, lambda report: report.verdict == "fits")
-    likely, _ = search(tried, lambda report: (report.headroom_bytes or 0) >= 0)
-    possible, _ = search(tried, lambda report: report.verdict != "oom")
+    value, beyond = search(tried, lambda report: report.job_verdict == "fits")
+    likely, _ = search(tried, lambda report: (report.headroom_bytes or 0) >= 0 and (
+        report.job_verdict != "oom" or report.verdict == "oom"))
+    possible, _ = search(tried, lambda report: report.job_verdict != "oom")
     at, after = (None if each is None else tried.report(each) for each in (value, beyond))
     return Limit(
         name=scenario.name, quantity=quantity, value=value, likely=likely, possible=possible, beyond=beyond,
         keys={} if value is None else keys_of(scenario, quantity, value), peak_bytes=at.highest_bytes if at else None,
-        headroom_bytes=at.headroom_bytes if at else None, beyond_verdict=after.verdict if after else None,
+        headroom_bytes=at.headroom_bytes if at else None, beyond_verdict=after.job_verdict if after else None,
         beyond_bytes=after.highest_bytes if after else None, problem=tried.problem,
         num_simulated=sum(each is not None for each in tried.reports.values()))
 

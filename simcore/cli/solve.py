@@ -106,7 +106,9 @@ def limits(found: Sequence[Limit]) -> Iterator[RenderableType]:
 
     table = plain_table(QUANTITIES[found[0].quantity], "surely", "likely", "at best", "peak", "next", left=("next",))
     for limit in found:
-        table.add_row(plain(limit.name), *map(_count, (limit.value, limit.likely, limit.possible)),
+        batch = limit.keys.get("training.global_batch_size")
+        name = limit.name if batch is None else f"{limit.name}, global batch {batch:,}"
+        table.add_row(plain(name), *map(_count, (limit.value, limit.likely, limit.possible)),
                       _bytes(limit.peak_bytes), plain(_beyond(limit)))
     yield table
 

@@ -15,11 +15,12 @@ from simcore.results.evidence import Evidence
 from simcore.results.phases import PhaseName, PhaseReport
 from simcore.results.quantiles import Drawn, DrawnLengths, DrawnPeak
 from simcore.results.time import StepTime
-from simcore.results.verdict import Verdict
+from simcore.results.verdict import SEVERITY, Verdict
 from simcore.units import format_bytes, format_seconds
 
 __all__ = [
     "ASKED_PHASES",
+    "BESIDE_STEPS",
     "SCHEMA_VERSION",
     "Advice",
     "Assumption",
@@ -172,6 +173,8 @@ class HostPhase(_Frozen):
 
 ASKED_PHASES = ("evaluation", "generate", "merge", "export")
 """Phases that a job has only if its scenario asks for them."""
+BESIDE_STEPS = ("load", "save", *ASKED_PHASES)
+"""Phases beside the steps of a training, in which it runs out of memory as well as in a step."""
 
 
 class Host(_Frozen):
@@ -294,6 +297,18 @@ class Report(_Frozen):
         """Class of ranks with the highest device memory; None if no class has a peak."""
         with_peak = [r for r in self.ranks if r.peak is not None]
         return max(with_peak, key=lambda r: r.peak.device_bytes if r.peak else 0, default=None)
+
+    @property
+    def job_verdict(self) -> Verdict | None:
+        """Worst verdict of the step and of all phases beside it, on the device; None without peaks.
+
+        Of hosts only the phases count that the scenario asks for.
+        """
+        if self.verdict is None or self.host is None:
+            return self.verdict
+        phases = [phase for phase in self.host.phases if phase.phase in BESIDE_STEPS]
+        asked: list[Verdict] = [phase.host_verdict for phase in phases if phase.phase in ASKED_PHASES]
+        return max((self.verdict, *(phase.device_verdict for phase in phases), *asked), key=lambda one: SEVERITY[one])
 
     @property
     def band_bytes(self) -> tuple[int, int] | None:

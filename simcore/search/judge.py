@@ -123,8 +123,9 @@ def _sized(scenario: Scenario, report: Report, least_s: float) -> Judged:
         return Refused("illegal" if report.status == "illegal" else "wrong",
                        (row.rule if row else "") or _NUMBER.sub("#", message), message)
     price = topology_of(scenario).price_per_gpu_hour
-    return Sized(report.verdict, report.highest_bytes, report.headroom_bytes or 0, scenario.world_size,
-                 _tokens(scenario), None if price is None else price.si, least_s)
+    verdict = report.job_verdict or report.verdict
+    return Sized(verdict, report.highest_bytes, report.headroom_bytes or 0, scenario.world_size, _tokens(scenario),
+                 None if price is None else price.si, least_s)
 
 
 def _tokens(scenario: Scenario) -> int:

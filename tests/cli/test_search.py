@@ -101,3 +101,22 @@ def test_a_wrong_block_is_one_line(ran: Run, tmp_path: Path, block: str) -> None
     told = ran("search", str(file), "-j", "1")
     assert told.code == 2
     assert len(told.err.strip().splitlines()) == 1
+
+
+def test_a_phase_that_does_not_fit_decides_too(ran: Run, tmp_path: Path) -> None:
+    """Loading under zero3 takes the model whole before it is cut; the evaluation keeps logits on the host."""
+    loads, keeps = tmp_path / "loads.yaml", tmp_path / "keeps.yaml"
+    loads.write_text("name: loads\nmodel: mixtral-8x7b\nframework: zero3\nimplementation: hf\ntopology: dgx-h100\n"
+                     "mesh: {dp_shard: 4}\ntraining: {method: qlora, seq_len: 2048, recompute: full}\n",
+                     encoding="utf-8")
+    keeps.write_text("name: keeps\nmodel: llama-3-8b\nframework: ddp\ntopology: h100-1gpu\n"
+                     "training: {method: lora, seq_len: 4096, recompute: full}\n"
+                     "evaluation: {micro_batch_size: 8, sequences: 64, keep_logits: true, accumulation_steps: 1}\n",
+                     encoding="utf-8")
+    for file, phase in ((loads, "load"), (keeps, "evaluation")):
+        told = ran("run", str(file), "--no-advise")
+        assert told.code == 1
+        assert f"in a step, but oom in {phase}" in told.out.lower()
+        assert ran("search", str(file), "--free", "training.micro_batch_size=1", "-j", "1").code == 1
+        longest = json.loads(ran("solve", str(file), "--for", "sequence", "--json").out)[0]
+        assert longest["value"] is None or longest["value"] < 4096

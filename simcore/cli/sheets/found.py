@@ -45,7 +45,7 @@ def answer(result: SearchResult) -> Iterator[RenderableType]:
             yield _table(shown, numbered=False)
     yield Text(_counted(counts))
     for rule in result.refused[:_SHOWN]:
-        yield Text(plain(f"  {rule.count:,} {rule.status}: {rule.message}"))
+        yield Text(plain(f"  {rule.count:,} {rule.status}: {rule.message.removeprefix('not yet: ')}"))
     if len(result.refused) > _SHOWN:
         yield Text(f"  {len(result.refused) - _SHOWN} more rules: --json lists all")
     yield Text("")

@@ -121,12 +121,13 @@ def _layout(report: Report) -> str:
 
 
 def _num_gpus(report: Report) -> str:
+    """Product of the mesh, or all ranks where engines have GPUs besides."""
     if "mesh" not in report.scenario:
         return ""
     product = 1
     for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp"):
         product *= _axis(report, axis)
-    return f"{product:,}"
+    return f"{max(product, sum(rank.num_ranks for rank in report.ranks)):,}"
 
 
 def _method(report: Report) -> str:
