@@ -115,7 +115,7 @@ WRONG = {
     "DoRA with dropout behind it in Megatron": (
         scenario(framework="megatron", model="llama-tiny", training="{seq_len: 8, method: lora, lora: {use_dora: true, "
                  "dropout: 0.1, dropout_position: post}}"),
-        ["f.yaml:6", "DoRA only supports pre-adapter dropout", "peft/dora.py:70"]),
+        ["f.yaml:6", "DoRA only supports pre-adapter dropout", "peft/dora.py:71"]),
     "DoRA of experts in Megatron": (
         scenario(framework="megatron", model="nemotron-3-tiny",
                  training="{seq_len: 8, method: lora, lora: {use_dora: true}}"),

@@ -5,8 +5,10 @@ Start: `adapter` (the three stages), `table.zero_table`, `zero12_hooks`, `zero3_
 `frameworks/deepspeed/strategy.py`.
 
 ZeRO-1 and 2: `zero12_hooks` (gradient bucket, all-reduce, step), `partitions` (each rank's part of the flat group).
-ZeRO-3: `zero3_hooks` (parameters gathered and released around each module; which stay gathered), `prefetch_trace` (the
-recorded order of module calls that gathers ahead; frozen and packed weights: `LivePackedWeights`), `zero12_copies`
+ZeRO-3: `zero3_hooks` (parameters gathered and released around each module; which stay gathered), `module_units` and
+`module_order` (calls of modules as hooks see them: linears, adapters, experts, leaves), `prefetch_trace` (the recorded
+order of these calls, which gathers ahead; distance to the next use: `ReuseDistance`; frozen and packed weights:
+`LivePackedWeights`), `zero12_copies`
 (flat buffers of coalesced gathers, used by ZeRO-3 only), `hpz` (secondary partitions: `HpzShards`).
 All stages: `uncontiguous_gradients` (no bucket), `offload_gradients` and `offload_buffers` (host memory; NVMe's rule
 for what is swapped is in `hardware/nvme.py`), `at_rest` (bytes at rest and padding).

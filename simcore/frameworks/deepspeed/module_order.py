@@ -29,6 +29,7 @@ from simcore.frameworks.deepspeed.module_units import (
 )
 from simcore.frameworks.deepspeed.strategy import ZeroStrategy
 from simcore.models.blocks import Attention, Branch, Embedding, Head, Mlp, Moe
+from simcore.operators.hf.remote_code import LINEARS
 from simcore.placement.plan import Plan
 
 __all__ = ["asks_inputs", "backward_calls", "forward_calls", "readiness", "released_after", "replayed"]
@@ -240,16 +241,20 @@ def _with_norms(linears: dict[str, Linear]) -> list[Unit]:
 
 
 def _with_experts(plan: Plan, layer: int, linears: dict[str, Linear]) -> list[Unit]:
-    """Router, experts one after the other, shared expert: each expert a container of two linears, or three if gated."""
+    """Router, experts one after the other, shared expert: each expert a container of two or three linears."""
     of = plan.of_layer(layer)
-    routed = [linear for linear in linears.values() if of[linear.own[0][0]].spec.copies > 1]
-    others = {path: linear for path, linear in linears.items() if linear not in routed}
+    family = plan.graph.kinds[plan.graph.layers[layer].kind].family
+    paths = [path for path, linear in linears.items() if of[linear.own[0][0]].spec.copies > 1]
+    if family in LINEARS:  # Mixtral registers them in another order
+        paths.sort(key=lambda path: LINEARS[family].index(path.rpartition(".")[2]))
+    routed = [linears[path] for path in paths]
+    others = {path: linear for path, linear in linears.items() if path not in paths}
     shared = [linear for path, linear in others.items() if path.count(".") > 1]
     router = [linear for linear in others.values() if linear not in shared]
     experts = [[_of_expert(linear, number) for linear in routed]
                for number in range(of[routed[0].own[0][0]].used_copies)]
-    blocks = (*experts, *([shared] if shared else []))
-    return [*router, *(Container((), (first, BLANK, *rest)) for first, *rest in blocks)]
+    modules = [*experts, *([shared] if shared else [])]
+    return [*router, *(Container((), (first, BLANK, *rest)) for first, *rest in modules)]
 
 
 def _of_expert(linear: Linear, expert: int) -> Linear:

@@ -154,14 +154,14 @@ def bridge_dropout(job: Draft) -> LoraDropout:
 
 def _check_dora(job: Draft) -> None:
     """IllegalLayout for grouped GEMMs and dropout of the output, NotYet for other dropout, fp8 and a tied head."""
-    lora, at, source = job.scenario.training.lora, "training.lora.use_dora", "Bridge 0.3.1 peft/dora_layers.py:121"
+    lora, at, source = job.scenario.training.lora, "training.lora.use_dora", "Bridge 0.3.1 peft/dora_layers.py:129"
     hit = [spec for specs in job.graph.tensors for spec in specs if spec.name.endswith("adapter.weight_magnitude")]
     if any(spec.component == "expert_adapters" for spec in hit):
         raise job.illegal(at, "DoRA reads the weight of a grouped GEMM, which has one for every expert and none called "
                           "weight (name targets that miss the experts, or expert_adapters: none)",
                           f"{source}: self.to_wrap.weight")
     if lora.dropout_position == "post":
-        raise job.illegal(at, "DoRA only supports pre-adapter dropout at this time", "Bridge 0.3.1 peft/dora.py:70")
+        raise job.illegal(at, "DoRA only supports pre-adapter dropout at this time", "Bridge 0.3.1 peft/dora.py:71")
     if lora.dropout:
         raise job.not_yet(at, "Bridge's DoRA with dropout, which runs every linear, with the norm that is fused to it, "
                           "a second time")

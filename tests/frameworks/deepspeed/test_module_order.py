@@ -75,7 +75,7 @@ def test_a_leaf_is_called_once_for_all_that_is_in_it(implementation: str) -> Non
     inside = {number for number, p in enumerate(made.of_layer(LAYER)) if p.spec.name.startswith("mlp.")}
     assert {number for number, _ in leaf.needed} == inside
     assert sum(call.is_leaf for call in backward) == MIXTURES[implementation]
-    assert not any(call.is_leaf for call in of_experts("zero2", model=QWEN, implementation="hf")[1])
+    assert not any(call.is_leaf for call in of_experts("zero2", model=QWEN, implementation=implementation)[1])
 
 
 def test_a_leaf_has_the_parameters_of_an_expert_together() -> None:
@@ -155,3 +155,14 @@ def test_a_bias_is_ready_before_its_weight_but_for_zero3s_linear() -> None:
     own = [of[number].spec.name for number, _ in readiness(made, LAYER, weight_first=True)]
     assert own.index("self_attn.v_proj.weight") + 1 == own.index("self_attn.v_proj.bias")
     assert sorted(own) == sorted(ready)
+
+
+@pytest.mark.parametrize(("config", "order"), [("qwen3-30b-a3b", ["gate_proj", "up_proj", "down_proj"]),
+                                               ("mixtral-8x7b", ["w1", "w3", "w2"])])
+def test_zero2_has_no_leaves_and_calls_an_experts_linears_as_they_run(config: str, order: list[str]) -> None:
+    made = small.plan_of("zero2", {"dp_shard": 2}, model={"config": config, "overrides": {"num_hidden_layers": 1}},
+                         implementation="hf4")
+    of = made.of_layer(LAYER)
+    found = [of[number].spec.name.split(".")[-2] for call in forward_calls(made, LAYER) for number, expert in call.own
+             if of[number].spec.copies > 1 and expert == 3]
+    assert found == order
