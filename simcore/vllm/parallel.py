@@ -57,8 +57,10 @@ def calls(engine: Engine, rounds: list[int], prompt: int) -> list[Call]:
 
 
 def _passes(engine: Engine, sequences: int, prompt: int) -> Iterator[_Pass]:
-    """Passes of one round: prompts, then one token of each sequence at a time."""
+    """Passes of one round: prompts, then one token of each sequence at a time; none if nothing is generated."""
     first = max(prompt, 1)  # a sequence without a prompt begins with a token
+    if engine.max_model_len <= first:
+        return  # there is no token to generate
     full, last = divmod(sequences * first - 1, engine.limits.tokens)
     # logits are made once for a prompt, in the pass that ends it: all are counted in the last pass of the prompts
     yield _Pass(engine.limits.tokens, 0, full)

@@ -149,3 +149,14 @@ def test_a_pair_passes_the_reference_and_trains() -> None:
     copies = [row for row in of_phase(found, "reference") if row.collective == "copy"]
     assert {row.axis: (row.calls, row.dtype) for row in copies} == {"to_host": (1, "mixed"), "to_device": (2, "mixed")}
     assert 2 * copies[1].wire_bytes == copies[0].wire_bytes or 2 * copies[0].wire_bytes == copies[1].wire_bytes
+
+
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_an_engine_sends_only_for_tokens_that_it_generates(tokens: int) -> None:
+    """A sequence without a prompt begins with a token; one of a single token needs no pass."""
+    found = report(GRPO, model="llama-tiny", framework="automodel", training={"seq_len": tokens},
+                   mesh={"dp_shard": 4}, rl={"prompts": 4, "generations": 1},
+                   generation={"tp": 2, "colocated": False, "engines": 1})
+    assert found.status == "ok", found.problems
+    assert all(row.calls > 0 < row.payload_bytes for rank in found.ranks for row in rank.traffic)
+    assert any(of_phase(rank, "generation") for rank in found.ranks) == (tokens > 1)
