@@ -90,7 +90,8 @@ class LoraChoice:
     Each framework's own matcher decides which modules get adapters (`FrameworkAdapter.lora_tensors`).
     `target_modules` (get an adapter) and `exclude_modules` (get none): empty means not given. `expert_adapters`:
     adapters of routed experts, "auto" (the framework's own), "none", "shared" or "per_expert". `release`: version of
-    the framework, as the scenario has it. `use_dora`: each adapter has a vector of magnitudes too.
+    the framework, as the scenario has it. `use_dora`: each adapter has a vector of magnitudes too. `implementation`:
+    the model code.
     """
 
     rank: int
@@ -99,6 +100,7 @@ class LoraChoice:
     expert_adapters: str = "auto"
     release: str = "auto"
     use_dora: bool = False
+    implementation: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

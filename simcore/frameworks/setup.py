@@ -190,7 +190,7 @@ def _with_adapters(graph: ModelGraph, scenario: Scenario, adapter: FrameworkAdap
     lora = scenario.training.lora
     targets = () if lora.target_modules == "auto" else tuple(lora.target_modules)
     choice = LoraChoice(lora.rank, targets, tuple(lora.exclude_modules), lora.expert_adapters,
-                        scenario.framework_version, lora.use_dora)
+                        scenario.framework_version, lora.use_dora, graph.implementation)
     try:
         adapted = _adapted(graph, choice, adapter)
     except RankscopeError as error:  # matchers know no file

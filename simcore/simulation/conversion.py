@@ -124,15 +124,17 @@ def _copied(copies: Copies, base: Placed, low_rank: tuple[Placed, ...], compute:
 
 
 def _adapted(plan: Plan) -> Iterator[tuple[int, Placed, tuple[Placed, ...]]]:
-    """Each linear with an adapter, of every kind of layer on the rank: how many, one, and its adapter's matrices."""
+    """Each weight with an adapter, of every kind of layer on the rank: how many, one, and its adapter's matrices."""
     for kind, count in plan.kind_counts:
         by_path: dict[str, list[Placed]] = {}
         for placed in plan.kinds[kind]:
             if placed.spec.module == "adapter":
                 by_path.setdefault(placed.spec.path.rpartition(".")[0], []).append(placed)
         for placed in plan.kinds[kind]:
-            if placed.spec.path in by_path and placed.spec.module != "adapter":
-                yield count * placed.spec.copies, placed, tuple(by_path[placed.spec.path])
+            # adapters of a parameter have its own name, those of a module the name of the module
+            found = by_path.get(placed.spec.name) or by_path.get(placed.spec.path)
+            if found and placed.spec.module != "adapter":
+                yield count * placed.spec.copies, placed, tuple(found)
 
 
 def _placed(plan: Plan) -> Iterator[Placed]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from simcore.errors import InputError, Problem
 from simcore.frameworks.adapter import LoraChoice
+from simcore.frameworks.common.expert_adapters import expert_adapters, names_of_experts
 from simcore.frameworks.common.qlora import TUNE_OPTION
 from simcore.models.blocks import Head, LayerKind
 from simcore.models.tensor import TensorSpec
@@ -25,10 +26,11 @@ def name_adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoi
 
     For every linear whose last path part is a target (of `DEFAULT_TARGETS` if `lora` names none) and not excluded:
     `lora_a` [rank, in] and `lora_b` [out, rank], and for DoRA `lora_magnitude_vector` [out]. The output head's name is
-    `lm_head`.
+    `lm_head`. Names of transformers 4's experts: [Note: names of fused experts].
     """
     head = isinstance(kind.block, Head)
-    targets = lora.target_modules or DEFAULT_TARGETS
+    fused = names_of_experts(kind.family, lora.implementation)
+    targets = [name for name in lora.target_modules or DEFAULT_TARGETS if name not in fused]
     out: list[TensorSpec] = []
     for spec in specs:
         leaf = "lm_head" if head else spec.path.rpartition(".")[2]
@@ -43,7 +45,7 @@ def name_adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoi
         if lora.use_dora:
             out.append(TensorSpec(f"{path}lora_magnitude_vector.weight", (rows,), (spec.dims[0],), "adapters",
                                   "adapter", copies=spec.copies))
-    return tuple(out)
+    return (*out, *expert_adapters(kind, specs, lora))
 
 
 def dropout_at(job: Draft, default: LoraDropout, source: str) -> LoraDropout:

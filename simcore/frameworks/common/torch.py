@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
+from simcore.frameworks.common.expert_adapters import check_expert_adapters, names_of_experts
 from simcore.frameworks.common.lora import DEFAULT_TARGETS
 from simcore.inputs.optimizers import OPTIMIZERS, optimizers_of
 from simcore.placement.framework import Optimizer
@@ -219,8 +220,11 @@ def check_named_adapters(job: Draft) -> None:
     """
     job.refuse_given({"training.lora.expert_adapters": "none"})
     if job.scenario.training.lora.target_modules == "auto":
-        job.auto("training.lora.target_modules", "auto", ", ".join(DEFAULT_TARGETS), "linears of attention and of MLPs "
-                 "and Mamba's in_proj, as scripts name them; PEFT 0.21.2 utils/constants.py has fewer, for some models")
+        fused = {name for kind in job.graph.kinds for name in names_of_experts(kind.family, job.graph.implementation)}
+        chosen = ", ".join(name for name in DEFAULT_TARGETS if name not in fused)
+        job.auto("training.lora.target_modules", "auto", chosen, "linears of attention and of MLPs "
+                 "and Mamba's in_proj, as scripts name them; PEFT 0.21.2 utils/constants.py has fewer, for some models"
+                 + ("; names that adapt fused experts are left out" if fused else ""))
     lora = job.scenario.training.lora
     targets = () if lora.target_modules == "auto" else lora.target_modules
     if "lm_head" in targets and job.graph.has_tied_head:
@@ -229,3 +233,4 @@ def check_named_adapters(job: Draft) -> None:
     if patterns:
         raise job.not_yet("training.lora", f"patterns ({', '.join(patterns)}) under {job.scenario.framework}: only "
                           "last names of modules")
+    check_expert_adapters(job, targets)

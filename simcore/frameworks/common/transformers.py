@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from simcore.frameworks.common.afterwards import TRAINER_LOOP, kept_logits
+from simcore.frameworks.common.expert_adapters import adapts_experts
 from simcore.frameworks.common.kernels import SDPA_BACKENDS, runs_math
 from simcore.frameworks.common.liger import LIGER_OPTION, has_liger
 from simcore.frameworks.common.pipeline import weighed_stages
@@ -120,6 +121,9 @@ def options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
     if given is None and _has_sinks(job):
         job.auto("framework_options.experts_implementation", "auto", "grouped_mm",
                  "transformers 5.23 modeling_utils.py get_correct_experts_implementation")
+    elif given is None and adapts_experts(job):
+        job.auto("framework_options.experts_implementation", "auto", "grouped_mm", "transformers 5.23 integrations/"
+                 "moe.py has it as its default on a GPU; the stand-in has no adapters of experts")
     elif given is None:
         if job.has_experts and isinstance(job.scenario.training.routing, Draws):
             raise job.not_yet("training.routing", "routing drawn at random with batched products over equal groups of "

@@ -15,6 +15,7 @@ from simcore.errors import InputError, Problem
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import trainer_afterwards
 from simcore.frameworks.common.checkpoint_files import plain_files
+from simcore.frameworks.common.expert_adapters import TARGETS, adapts_experts
 from simcore.frameworks.common.expert_modules import LAYERS
 from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
@@ -108,7 +109,7 @@ def zero_table(job: Draft, stage: int) -> Framework:
     Raises IllegalLayout, InputError or NotYet for a job that is not served.
     """
     options = job.options(options_of_stage(stage, job.graph.implementation))
-    _check(job, options)
+    _check(job, options, stage)
     _check_shards(job, stage)
     for name in sorted(_IDLE_3.keys() & options.keys()) if stage == 3 else ():
         job.note(f"framework_options.{name}", "changes no number", _IDLE_3[name])
@@ -137,7 +138,7 @@ def zero_table(job: Draft, stage: int) -> Framework:
     )
 
 
-def _check(job: Draft, options: dict[str, Any]) -> None:
+def _check(job: Draft, options: dict[str, Any], stage: int) -> None:
     if job.compute not in ("bf16", "fp16"):
         raise job.not_yet("training.precision.compute", f"{job.compute} under {job.scenario.framework}")
     CAPABILITIES.check(job)
@@ -145,6 +146,9 @@ def _check(job: Draft, options: dict[str, Any]) -> None:
     job.refuse_given(dict.fromkeys(_IN_COMPUTE, job.compute))
     if job.scenario.training.method != "full":
         check_named_adapters(job)
+        if stage == 3 and adapts_experts(job):
+            raise job.not_yet(TARGETS, "adapters of fused experts under zero3, which gathers a parameter when it "
+                              "is read (served: zero1, zero2, ddp, fsdp2)")
     job.one_of("training.loss", job.scenario.training.loss, LOSSES)
 
 

@@ -16,6 +16,7 @@ from simcore.frameworks.common import llmfoundry as _llmfoundry
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import trainer_afterwards
 from simcore.frameworks.common.checkpoint_files import fsdp1_files
+from simcore.frameworks.common.expert_adapters import TARGETS, adapts_experts
 from simcore.frameworks.common.expert_modules import LAYERS
 from simcore.frameworks.common.kernels import torch_libraries
 from simcore.frameworks.common.liger import loss_with
@@ -193,6 +194,10 @@ def _check_adapters(job: Draft, options: dict[str, Any], *, aligned: bool) -> No
                           "`use_orig_params=False`: a layer has frozen weights and adapters (write use_orig_params: "
                           "true; units of one adapter, by PEFT's fsdp_auto_wrap_policy, are not modelled)",
                           "torch 2.13 torch/distributed/fsdp/_flat_param.py _validate_tensors_to_flatten")
+    if adapts_experts(job):
+        raise job.illegal(TARGETS, "Output 0 of View is a view and its base has been modified inplace: PEFT adds "
+                          "the adapters of fused experts to a view of the flat parameter (served: fsdp2)",
+                          "PEFT 0.21.2 tuners/lora/layer.py ParamWrapper under torch 2.13 FullyShardedDataParallel")
     stored = job.scenario.training.precision.params
     if job.scenario.training.lora.dtype not in ("auto", "fp32" if stored == "auto" else stored):
         raise job.illegal("training.lora.dtype", "Must flatten tensors with uniform dtype",

@@ -10,6 +10,7 @@ from simcore.operators.hf import remote_code
 from simcore.operators.hf.autocast import product
 from simcore.operators.hf.layers import is_of_hub, linear, mlp, relu2
 from simcore.operators.hf.options import HfOptions
+from simcore.operators.hf.peft import ExpertWeights
 from simcore.operators.shared import aten
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import (
@@ -215,6 +216,8 @@ def _grouped_experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidd
                      weights: Tensor) -> Tensor:
     """`grouped_mm_experts_forward` of transformers 5.23 `integrations/moe.py`, its default on a GPU; local experts."""
     rows = run.tokens * block.top_k
+    first = "gate_up_proj" if block.gated else "up_proj"
+    matrices = ExpertWeights(tape, run, f"{name}.experts", (first, "down_proj"))
     ids = aten.select(tape, indices, (rows,), "int64", "sorted")
     order = tape.empty((rows,), "int64", "order")
     selected = aten.index(tape, hidden, aten.select(tape, order, (rows,), "int64", "token"), "dispatched")
@@ -222,10 +225,9 @@ def _grouped_experts(tape: Tape, run: LayerWorkload, name: str, block: Moe, hidd
     counted = aten.select(tape, ids, (rows,), "int32", "histc_input")
     counts = aten.select(tape, counted, (block.num_experts,), "int32", "tokens_per_expert")
     offsets = aten.select(tape, counts, (block.num_experts,), "int32", "offsets")
-    first = "gate_up_proj" if block.gated else "up_proj"
-    x = aten.grouped_mm(tape, selected, run.params[f"{name}.experts.{first}"], offsets, f"experts.{first}")
+    x = aten.grouped_mm(tape, selected, matrices[first], offsets, f"experts.{first}")
     x = _swiglu(tape, x) if block.gated else relu2(tape, x)
-    x = aten.grouped_mm(tape, x, run.params[f"{name}.experts.down_proj"], offsets, "experts.down_proj")
+    x = aten.grouped_mm(tape, x, matrices["down_proj"], offsets, "experts.down_proj")
     weighted = aten.mul_rows(tape, x, row_weights, "weighted")
     inverse = aten.select(tape, order, (rows,), "int64", "inverse")
     aten.select(tape, order, (rows,), "int64", "arange")

@@ -1,4 +1,4 @@
-"""PEFT's adapter of a linear layer: LoRA with and without dropout, and DoRA.
+"""PEFT's adapters: of a linear layer (LoRA with and without dropout, DoRA), and of experts that are one parameter.
 
 [Note: PEFT's adapters]
 PEFT 0.21.2 `tuners/lora/layer.py`, Linear.forward: the input is cast to the adapter's type, under autocast too; then
@@ -13,6 +13,16 @@ returns. Magnitudes over norms scale both the base's output and the adapter's, s
 `tuners/lora/variants.py`, DoraLinearVariant.forward: with dropout the base's product runs again on the dropped input,
 and keeps its weight: one that was made from 4 bits, or cast, lives until backward.
 Scaling is a number: rank-stabilised LoRA has the same kernels.
+
+[Note: PEFT's adapters of parameters]
+PEFT 0.21.2 `tuners/lora/layer.py`, ParamWrapper: `lora_A` [r * e, k] and `lora_B` [n, r * e] adapt a weight [e, n, k]
+of e experts. While the module's forward runs, the weight is parametrised as `W + scaling * B_e A_e`, one `baddbmm` of
+batched factors (_LoraFactorsProxy), outside autocast and in the type of W. torch 2.13 `nn/utils/parametrize.py`,
+register_parametrization: evaluates it once to compare shapes, and drops the result; then the module evaluates it where
+it first reads the weight, and keeps that copy until its forward is over (`cached`). The product with the copy saves it
+for backward: every layer holds a copy of all its experts' weights, and in backward a gradient as large. Wrappers are
+nested, the last parameter outermost, so its factors are made first. cuBLAS copies the strided `B` for the product:
+these r / k of the weight's bytes are not counted.
 """
 
 from __future__ import annotations
@@ -26,7 +36,7 @@ from simcore.operators.shared.aten import Operand
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Tape, Tensor
 
-__all__ = ["dora_sum", "drops", "has_dora", "lora_part"]
+__all__ = ["ExpertWeights", "dora_sum", "drops", "has_dora", "lora_part"]
 
 _MAGNITUDE: Final = "lora_magnitude_vector.weight"
 
@@ -90,3 +100,41 @@ def _of_identity(tape: Tape, run: LayerWorkload, prefix: str, label: str, column
     identity = aten.new(tape, (columns, columns), run.params[f"{prefix}lora_a.weight"].dtype, f"{label}.identity")
     low = _down(tape, run, prefix, f"{label}.of_identity", identity)
     return _up(tape, run, prefix, f"{label}.of_identity", low)
+
+
+class ExpertWeights:
+    """Weights of a layer's routed experts as its products read them, for one forward pass of the module `at`.
+
+    `parts`: last names of the parameters, in order of registration.
+    """
+
+    def __init__(self, tape: Tape, run: LayerWorkload, at: str, parts: tuple[str, ...]) -> None:
+        self._tape, self._run, self._at = tape, run, at
+        self._factors: dict[str, tuple[Tensor, Tensor]] = {}
+        self._merged: dict[str, Tensor] = {}
+        for part in reversed(parts):
+            if f"{at}.{part}.lora_a.weight" in run.params:
+                self._factors[part] = self._factors_of(part)
+                self._sum(part)
+
+    def __getitem__(self, part: str) -> Operand:
+        """The parameter `part` [e, n, k], or the sum of it and its adapter, which lives as long as this object."""
+        if part not in self._factors:
+            return self._run.params[f"{self._at}.{part}"]
+        if part not in self._merged:
+            self._merged[part] = self._sum(part)
+        return self._merged[part]
+
+    def _factors_of(self, part: str) -> tuple[Tensor, Tensor]:
+        """(`B` [e, n, r], `A` [e, r, k]) in the type of the weight."""
+        weight = self._run.params[f"{self._at}.{part}"]
+        a, b = (self._run.params[f"{self._at}.{part}.lora_{end}.weight"] for end in "ab")
+        experts, rank = weight.shape[0], a.shape[0] // weight.shape[0]
+        low = aten.reshaped(self._tape, a, (experts, rank, a.shape[1]))
+        high = aten.permuted(self._tape, b, (experts, b.shape[0], rank))
+        high = aten.cast(self._tape, high, weight.dtype)
+        return high, aten.cast(self._tape, low, weight.dtype)
+
+    def _sum(self, part: str) -> Tensor:
+        high, low = self._factors[part]
+        return aten.baddbmm(self._tape, self._run.params[f"{self._at}.{part}"], high, low, f"experts.{part}.merged")

@@ -60,15 +60,25 @@ from simcore.operators.shared.aten.indexing import (
 )
 from simcore.operators.shared.aten.kernels import Grads, Operand, Saved, needs_grad, new
 from simcore.operators.shared.aten.loss import cross_entropy
-from simcore.operators.shared.aten.matmul import bmm, grouped_mm, linear, product, shapes_of_group, strided
+from simcore.operators.shared.aten.matmul import (
+    baddbmm,
+    bmm,
+    grouped_mm,
+    linear,
+    permuted,
+    product,
+    reshaped,
+    shapes_of_group,
+    strided,
+)
 from simcore.operators.shared.aten.normalization import layer_norm, rms_norm
 from simcore.operators.shared.aten.reduction import log_softmax, mean, softmax, sum_last, sum_of
 
-__all__ = ["Grads", "Operand", "Saved", "add", "add_", "add_scalar", "all_to_all", "bmm", "cast", "cat", "chunk",
-           "clamp", "contiguous", "cross_entropy", "div_", "dropout", "embedding", "exp", "flash_attention",
+__all__ = ["Grads", "Operand", "Saved", "add", "add_", "add_scalar", "all_to_all", "baddbmm", "bmm", "cast", "cat",
+           "chunk", "clamp", "contiguous", "cross_entropy", "div_", "dropout", "embedding", "exp", "flash_attention",
            "flash_attention_with_sinks", "gather", "gelu", "grouped_mm", "index", "index_add", "layer_norm", "linear",
            "log_softmax", "masked_attention", "masked_fill", "mean", "mul", "mul_rows", "mul_scalar", "needs_grad",
-           "neg", "new", "product", "relu", "repeat_heads", "rms_norm", "rotate", "rsqrt",
+           "neg", "new", "permuted", "product", "relu", "repeat_heads", "reshaped", "rms_norm", "rotate", "rsqrt",
            "scaled_dot_product_attention", "select", "shapes_of_group", "sigmoid", "silu", "slice_half", "slice_last",
            "softmax", "sort", "split", "square", "strided", "sub", "sum_last", "sum_of", "swap_dims", "to_heads",
            "topk"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from simcore.operators.shared.aten.kernels import Grads, Operand, Saved, needs_grad, new
+from simcore.operators.shared.aten.kernels import Grads, Operand, Saved, needs_grad, new, pass_on
 from simcore.recording.kernel_shape import shape_of
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 from simcore.units import dtype_bytes
 
-__all__ = ["bmm", "grouped_mm", "linear", "product", "shapes_of_group", "strided"]
+__all__ = ["baddbmm", "bmm", "grouped_mm", "linear", "permuted", "product", "reshaped", "shapes_of_group", "strided"]
 
 
 def linear(tape: Tape, x: Tensor, weight: Operand, name: str, kernel: Kernel = Kernel.GEMM,
@@ -77,7 +77,34 @@ def shapes_of_group(rows: int, k: int, n: int, experts: int) -> tuple[int, int, 
     return shape_of(rows, n, experts), shape_of(rows, k, experts), shape_of(n, k, experts, sums_rows=True)
 
 
-def grouped_mm(tape: Tape, x: Tensor, weight: Param, offsets: Tensor, name: str, *, transposed: bool = False) -> Tensor:
+def baddbmm(tape: Tape, weight: Param, left: Tensor, right: Tensor, name: str) -> Tensor:
+    """`torch.baddbmm(weight, left, right, alpha=number)`: a new tensor [e, n, k] for a frozen `weight` [e, n, k].
+
+    `left` [e, n, r], `right` [e, r, k]. In backward the gradient of `left` is made first; each is a product and its
+    multiple by the number.
+    """
+    shapes, dtype = (left.shape, right.shape), weight.dtype
+    flops, moved = 2 * weight.numel * right.shape[1], weight.nbytes + left.nbytes + right.nbytes
+    experts, n, k = weight.shape
+    rank, w_bytes = right.shape[1], weight.nbytes
+    gemms = shape_of(experts * n, rank, experts), shape_of(experts * rank, k, experts)
+
+    def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
+        made: Grads = []
+        for shape, gemm in zip(shapes, gemms, strict=True):
+            grad = new(tape, shape, dtype, f"grad_{name}", w_bytes, Kernel.GROUPED_GEMM, flops, gemm)
+            made.append(new(tape, shape, dtype, f"grad_{name}", grad.nbytes))
+            del grad
+        return made
+
+    node = tape.node((left, right), (left, right), backward)
+    out = new(tape, weight.shape, dtype, name, moved, Kernel.GROUPED_GEMM, flops, shape_of(experts * n, k, experts))
+    out.node = node
+    return out
+
+
+def grouped_mm(tape: Tape, x: Tensor, weight: Operand, offsets: Tensor, name: str, *,
+               transposed: bool = False) -> Tensor:
     """`F.grouped_mm(x, weight.transpose(-2, -1), offs=offsets)`: rows [r, k] become [r, n].
 
     The rows are sorted by expert; the weight is [e, n, k] for e experts, or with `transposed` [e, k, n], taken as it
@@ -86,7 +113,7 @@ def grouped_mm(tape: Tape, x: Tensor, weight: Param, offsets: Tensor, name: str,
     """
     n = weight.shape[2 if transposed else 1]
     x_shape, w_shape, w_dtype, dtype = x.shape, weight.shape, weight.dtype, x.dtype
-    x_needs, w_needs, flops = needs_grad(x), weight.trainable, 2 * x.numel * n
+    x_needs, w_needs, flops = needs_grad(x), needs_grad(weight), 2 * x.numel * n
     x_bytes, w_bytes, kernel = x.nbytes, weight.nbytes, Kernel.GROUPED_GEMM
     wide, narrow, by_rows = shapes_of_group(math.prod(x_shape[:-1]), x_shape[-1], n, w_shape[0])
 
@@ -116,6 +143,19 @@ def strided(tape: Tape, weight: Param) -> Tensor:
         return [new(tape, shape, dtype, "grad_weight", weight.nbytes, Kernel.COPY)]
 
     return Tensor(None, shape, dtype, tape.node((weight,), (), backward))
+
+
+def reshaped(tape: Tape, weight: Param, shape: tuple[int, ...]) -> Tensor:
+    """View of a parameter under another `shape`; its gradient is a view, too."""
+    return Tensor(None, shape, weight.dtype, tape.node((weight,), (), pass_on))
+
+
+def permuted(tape: Tape, weight: Param, shape: tuple[int, ...]) -> Tensor:
+    """View of a parameter whose dimensions are reshaped, then permuted to `shape`; its gradient is copied back."""
+    own, dtype, moved = weight.shape, weight.dtype, weight.nbytes
+    node = tape.node((weight,), (), lambda tape, grads, saved: [
+        new(tape, own, dtype, "grad_weight", moved, Kernel.COPY)])
+    return Tensor(None, shape, dtype, node)
 
 
 def product(tape: Tape, a: Tensor, b: Tensor, shape: tuple[int, ...], inner: int, name: str) -> Tensor:
