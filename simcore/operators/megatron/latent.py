@@ -9,7 +9,6 @@ copy (TransformerEngine 2.18 `pytorch/module/base.py`, prepare_forward).
 
 from __future__ import annotations
 
-from simcore.errors import NotYet, Problem
 from simcore.models.blocks import LatentAttention
 from simcore.operators.megatron.attention import core, turning_passes
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
@@ -76,10 +75,7 @@ def _up(c: Context, block: LatentAttention, compressed: Tensor, latent: Tensor, 
 
 def _down(c: Context, name: str, x: Tensor) -> Tensor:
     """TE Linear that lies whole on every tp rank (parallel_mode "duplicated"), over this rank's tokens."""
-    path = f"{_AT}.{name}"
-    if c.pair(path):
-        raise NotYet(Problem("training.lora.target_modules", f"not yet: an adapter of {name}"))
-    return whole(c, path, x)
+    return whole(c, f"{_AT}.{name}", x)
 
 
 def _split(c: Context, block: LatentAttention, x: Tensor) -> tuple[Tensor, Tensor]:

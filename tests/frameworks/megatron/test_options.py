@@ -82,6 +82,12 @@ def test_what_is_refused_of_latent_attention() -> None:
              lora={"target_modules": ["linear_kv_down_proj"]})
 
 
+def test_an_adapter_of_a_projection_to_the_experts_width_is_refused() -> None:
+    """They lie whole on every tp rank; their adapters were at rest and never in a pass."""
+    refused_with("error", "not yet: an adapter of fc1_latent_proj", model="nemotron-3-ultra-550b-a55b", method="lora",
+                 lora={"target_modules": ["fc1_latent_proj"]})
+
+
 def test_losses_of_recipes_differ_by_family() -> None:
     assert defaults(model=V2)["training.loss"] == "te"
     assert defaults({"dp_shard": 2, "ep": 2}, model=QWEN3_MOE)["training.loss"] == "te"

@@ -16,6 +16,7 @@ forward and again in backward (for the weight gradient), row-parallel ones reduc
 
 from __future__ import annotations
 
+from simcore.errors import NotYet, Problem
 from simcore.operators.megatron.ops.adapter import adapted, adapter_input, with_adapter
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.fp8 import column_fp8, norm_linear_fp8, plain_fp8, row_fp8
@@ -172,8 +173,10 @@ def _row(c: Context, path: str, x: Tensor) -> Tensor:
 def whole(c: Context, path: str, x: Tensor) -> Tensor:
     """Output [rows, n] of the TE Linear at `path`, whose whole weight is on every tp rank.
 
-    parallel_mode "duplicated", over this rank's tokens; without adapter.
+    parallel_mode "duplicated", over this rank's tokens. Raises NotYet for one with an adapter.
     """
+    if c.pair(path):
+        raise NotYet(Problem("training.lora.target_modules", f"not yet: an adapter of {path.rpartition('.')[2]}"))
     c = c.of(path)
     return (_whole if c.scaling is None else plain_fp8)(c, path, x)
 
