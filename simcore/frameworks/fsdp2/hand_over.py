@@ -198,7 +198,8 @@ class UnshardHooks:
         """Takes the state after a pass that was written before, as `MemoryHooks.follow`."""
         gathers, reductions, tops, done, self.forward_root, self.reduce_grads, self.is_last_backward = after.read
         self.gathers.restore(gathers)
-        self.reductions.restore(reductions)
+        if reductions != before.read[1]:  # a forward has none
+            self.reductions.restore(reductions)
         self.order.follow([new - old for new, old in zip(after.depths, before.depths, strict=True)], tops)
         self.done[:] = done
 
