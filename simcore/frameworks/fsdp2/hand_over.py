@@ -30,7 +30,7 @@ from simcore.recording.host_operators import FSDP2_RELEASE
 __all__ = ["UnitsRead", "UnshardHooks"]
 
 UnitsRead = tuple[GathersState, ReductionsState, tuple[int, ...], tuple[bool, ...], int, bool, bool]
-"""What passes read of the state of all units, in the order of `UnshardHooks.state`."""
+"""Parts of the state of all units that passes read, in the order of `UnshardHooks.state`."""
 
 _FORWARD_HOOKS = ("pre_forward_begin", "pre_forward_end", "post_forward_begin", "post_forward_end")
 _BACKWARD_HOOKS = ("bwd:pre_backward_begin", "bwd:pre_backward_end", "bwd:post_backward_end")
