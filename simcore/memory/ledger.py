@@ -159,13 +159,13 @@ def _held(program: Program, piece: int, row: int) -> IntArray:
         whole, layers = np.concatenate([whole, begun]), np.concatenate([layers, np.full(len(begun), at.layer)])
         times = np.concatenate([times, np.ones_like(begun)])
     loose = first_loose + np.flatnonzero(rows[first_loose:first_loose + last_loose, OP] <= Op.FREE)
-    posted = rows[np.concatenate([whole, loose])]
-    posted[:len(whole), LAYER] += layers
-    posted[:len(whole), AMOUNT] *= times
+    at_rows = np.concatenate([whole, loose])
+    layer_of, slots, amounts = (rows[:, column][at_rows] for column in (LAYER, SLOT, AMOUNT))
+    layer_of[:len(whole)] += layers
+    amounts[:len(whole)] *= times
     num_slots = len(program.tables.slots)
     shape = (len(program.layer_paths) + 2, num_slots)
-    keys = (posted[:, LAYER] + 1) * num_slots + posted[:, SLOT]
-    return sums_by_key(keys, posted[:, AMOUNT], shape[0] * shape[1]).reshape(shape)
+    return sums_by_key((layer_of + 1) * num_slots + slots, amounts, shape[0] * shape[1]).reshape(shape)
 
 
 def _laid_before(outline: StepTemplate, piece: int) -> tuple[IntArray, IntArray, IntArray]:

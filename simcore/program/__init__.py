@@ -7,7 +7,8 @@ Start: `lower.lower`, the walk over microbatches and layers that calls the hooks
 `hooks`: the protocol `MemoryHooks` that every framework implements. `record_layers`: records each kind of layer of a
 rank. `layer_passes`: one kind, cut where hooks run inside, shared by all ranks that have it. `tile`: a recorded section
 as an array, laid at every layer of the kind (`LayerRows`). `outline`: a step without its layers' rows, shared between
-scenarios (`StepTemplate`). `builder`: appends rows for the hooks. `program`: the result.
+scenarios (`StepTemplate`). `builder`: appends rows for the hooks. `repeated_passes`: copies passes that a step repeats.
+`program`: the result.
 Pipeline stages: `stage_borders` (inputs and outputs of a pass), `stage_inputs` (received tensors kept by Megatron),
 `stage_buffers` (receive buffers of PyTorch). `row_cache`: the cache by bytes.
 """

@@ -3,21 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
 import numpy as np
 
+from simcore.placement.mesh import IntArray
 from simcore.program.outline import Phase, StepTemplate, Tables
 from simcore.program.tile import LayerRows
 from simcore.recording.kernel_shape import MODULE_BITS
 from simcore.recording.tape import Kernel, Op, Stream
 
-__all__ = ["Builder"]
+__all__ = ["Builder", "Passage", "Place"]
 
 _SIX: Final = Struct("6q")
 """A row or a segment as six integers of 64 bits: bytes that become an array without a conversion of each number."""
 _packed = _SIX.pack
+
+
+Place = tuple[int, int]
+"""Position in a step under way: number of loose rows and of segments so far."""
+
+
+@dataclass(frozen=True, eq=False)
+class Passage:
+    """Part of a step that can be appended again: `loose` rows packed, `pieces` its segments [segment, field].
+
+    Loose rows are counted from its first. `phase`: the phase at its end.
+    """
+
+    loose: bytes
+    pieces: IntArray
+    phase: Phase
 
 
 class Builder:
@@ -117,6 +135,27 @@ class Builder:
         """Appends a wait of the compute stream for the collective or copy with that layer and handle."""
         self._loose += _packed(5, layer, 0, 0, 0, handle)
 
+    def here(self) -> Place:
+        """Place after all that was appended, where a passage can begin."""
+        self._close()
+        return self._taken, len(self._pieces) // _SIX.size
+
+    def passage(self, start: Place) -> Passage:
+        """Copy of all that was appended since `start`."""
+        end, _ = self.here()
+        loose, first = bytes(self._loose[start[0] * _SIX.size:end * _SIX.size]), start[1] * _SIX.size
+        return Passage(loose, _moved(bytes(self._pieces[first:]), -start[0]), self.phase)
+
+    def repeat(self, passage: Passage) -> None:
+        """Appends a passage again, in the microbatch that is set now."""
+        taken, _ = self.here()
+        pieces = _moved(passage.pieces.tobytes(), taken)
+        pieces[:, 5] = self.microbatch
+        self._loose += passage.loose
+        self._pieces += pieces.tobytes()
+        self._taken = len(self._loose) // _SIX.size
+        self.phase = passage.phase
+
     def _close(self) -> None:
         """Ends the run of loose rows."""
         end = len(self._loose) // _SIX.size
@@ -133,6 +172,13 @@ class Builder:
         pieces, loose = (np.frombuffer(bytes(each), dtype=np.int64).reshape(-1, 6)
                          for each in (self._pieces, self._loose))
         return StepTemplate(np.ascontiguousarray(pieces.T), loose, tuple(self._tiles), self.tables, tuple(layer_paths))
+
+
+def _moved(packed: bytes, by: int) -> IntArray:
+    """Segments whose runs of loose rows begin and end `by` rows later, [segment, field]."""
+    pieces = np.frombuffer(packed, dtype=np.int64).reshape(-1, 6).copy()
+    pieces[pieces[:, 0] < 0, 1:3] += by
+    return pieces
 
 
 assert tuple(range(8)) == (Op.ALLOC, Op.FREE, Op.COMPUTE, Op.COLLECTIVE, Op.COPY, Op.WAIT, Op.MARK, Op.HOST)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 from simcore.pipeline.schedule import Action
 from simcore.placement.plan import Plan
@@ -11,7 +12,21 @@ from simcore.program.builder import Builder
 from simcore.program.outline import Tables
 from simcore.recording.tape import Param
 
-__all__ = ["HooksFactory", "MemoryHooks"]
+__all__ = ["HookState", "HooksFactory", "MemoryHooks", "UnrepeatedHooks"]
+
+Read = TypeVar("Read", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class HookState(Generic[Read]):
+    """State of hooks between two passes over layers.
+
+    `read`: everything that a pass reads or changes, so that in equal states equal passes append equal rows. `depths`:
+    lengths of stacks of which a pass reads the top only (`read` has the tops), and adds or removes one element.
+    """
+
+    read: Read
+    depths: tuple[int, ...] = ()
 
 
 class MemoryHooks(Protocol):
@@ -63,6 +78,25 @@ class MemoryHooks(Protocol):
 
     def optimize(self) -> None:
         """Appends all operations of the optimizer's step."""
+
+    def state(self) -> HookState[Any] | None:
+        """State before or after the layers of a pass; None if passes over layers are not to be compared."""
+
+    def follow(self, before: HookState[Any], after: HookState[Any]) -> None:
+        """Takes the state that the layers of a pass left: they led from `before`, equal to the state now, to `after`.
+
+        Never called where `state` gives None.
+        """
+
+
+class UnrepeatedHooks:
+    """Base of hooks whose passes over layers are never copied: their frameworks have no pipeline, so few passes."""
+
+    def state(self) -> None:
+        """None: passes are not compared."""
+
+    def follow(self, before: HookState[Any], after: HookState[Any]) -> None:
+        """Never called, see `MemoryHooks.follow`."""
 
 
 class HooksFactory(Protocol):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from simcore.pipeline.schedule import Action, Pass
 from simcore.placement.plan import Plan
@@ -19,6 +20,7 @@ from simcore.program.layer_passes import LayerPasses
 from simcore.program.outline import Phase, StepTemplate, Tables
 from simcore.program.program import Program
 from simcore.program.record_layers import RecordedLayers, Workload, keys_of, record_layers
+from simcore.program.repeated_passes import RepeatedPasses
 from simcore.program.row_cache import held
 from simcore.program.stage_borders import Edges
 from simcore.program.stage_buffers import StageBuffers
@@ -163,6 +165,7 @@ class _Walk:
         self.refilled = _refilled(plan)
         self.past = _past(plan, builder, tuple(self._behind(chunk.first - 1) for chunk in self.chunks), self.unheld)
         self.waiting = 0
+        self.passes = RepeatedPasses(builder, hooks)
 
     def post_persistent(self) -> None:
         """Posts what the previous step left: of layers, and received across stage boundaries."""
@@ -198,13 +201,7 @@ class _Walk:
         self._stem(chunk, self.edges.stem)
         if not chunk.is_first:
             self.past.begin_forward(action.chunk)
-        for layer in chunk.layers:
-            if layer in chunk.losses:
-                out.at(Phase.LOSS)
-            hooks.forward_begin(layer)
-            self._pass(layer, self.tiles[layer], self.tiles[layer].forward)
-            hooks.forward_end(layer)
-            self._drop_behind(layer, chunk)
+        self.passes.write((True, action.chunk), partial(self._up, chunk))
         if chunk.is_first and chunk.norm < 0 and chunk.last > chunk.first:
             out.tile(self.tiles[chunk.first + 1].late, chunk.first + 1)
         if chunk.head >= 0:
@@ -218,6 +215,16 @@ class _Walk:
         self.past.end_forward(action)
         out.tile(self.edges.drop_mask, chunk.first)
         hooks.end_pass(action)
+
+    def _up(self, chunk: _Chunk) -> None:
+        """Runs the forward of a chunk's layers."""
+        for layer in chunk.layers:
+            if layer in chunk.losses:
+                self.out.at(Phase.LOSS)
+            self.hooks.forward_begin(layer)
+            self._pass(layer, self.tiles[layer], self.tiles[layer].forward)
+            self.hooks.forward_end(layer)
+            self._drop_behind(layer, chunk)
 
     def _drop_behind(self, layer: int, chunk: _Chunk) -> None:
         """Frees what the caller of a layer drops when it has returned; an input may be a stage's buffer again."""
@@ -248,7 +255,27 @@ class _Walk:
 
     def _down(self, action: Action, chunk: _Chunk) -> None:
         """Walks from the gradient of the chunk's output to that of its input."""
-        out, hooks, tiles = self.out, self.hooks, self._backward_tiles(action)
+        out, tiles = self.out, self._backward_tiles(action)
+        defers = chunk.head >= 0 and action.microbatch < self.plan.framework.deferred_heads
+        self.waiting += defers
+        self.passes.write((False, action.chunk, tiles is self.later, defers),
+                          partial(self._back, chunk, tiles, defers=defers))
+        self._stem(chunk, self.edges.drop_stem)
+        if not chunk.is_first:
+            if not chunk.follows:
+                out.tile(self._behind(chunk.first - 1).send_grad, chunk.first)
+            self.past.grad(action)
+        self.hooks.end_pass(action)
+        self._release(action, chunk)
+        if chunk.is_last:
+            out.tile(self.tiles[chunk.last].late, chunk.last)
+        self.past.end_backward(action)
+        if action.part == "whole":
+            self._let_go(action, chunk)
+
+    def _back(self, chunk: _Chunk, tiles: Mapping[int, LayerPasses], *, defers: bool) -> None:
+        """Runs the backward of a chunk's layers; `defers`: the head's gradients of its parameters come later."""
+        out, hooks = self.out, self.hooks
         for layer in reversed(chunk.layers):
             for again in chunk.replayed_at.get(layer, ()):
                 out.tile(self.tiles[again].again, again)
@@ -260,21 +287,8 @@ class _Walk:
             hooks.backward_end(layer, tiles[layer].outer_grads)
             if layer in chunk.last_of:  # the replay's own output
                 out.tile(self.edges.drop_hidden, chunk.last_of[layer])
-            if layer == chunk.head and action.microbatch < self.plan.framework.deferred_heads:
+            if layer == chunk.head and defers:
                 out.tile(self.edges.defer, layer)
-                self.waiting += 1
-        self._stem(chunk, self.edges.drop_stem)
-        if not chunk.is_first:
-            if not chunk.follows:
-                out.tile(self._behind(chunk.first - 1).send_grad, chunk.first)
-            self.past.grad(action)
-        hooks.end_pass(action)
-        self._release(action, chunk)
-        if chunk.is_last:
-            out.tile(self.tiles[chunk.last].late, chunk.last)
-        self.past.end_backward(action)
-        if action.part == "whole":
-            self._let_go(action, chunk)
 
     def _release(self, action: Action, chunk: _Chunk) -> None:
         """Frees tensors that only the graph refers to; the first part of a split backward keeps them."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from simcore.placement.mesh import IntArray
-from simcore.program.tile import AMOUNT, OP, SLOT, STREAM, LayerRows, posted_bytes
+from simcore.program.tile import AMOUNT, OP, SLOT, STREAM, LayerRows, posted_bytes, stacked
 from simcore.recording.exact_sums import fitting
 from simcore.recording.tape import Kernel, Op, Stream
 
@@ -185,7 +185,7 @@ class StepTemplate:
         In Fortran order, because whole columns are read. Layer numbers in rows of tiles are offsets from the tile's
         layer.
         """
-        return np.asfortranarray(np.concatenate([*(tile.rows for tile in self.tiles), self.loose]))
+        return stacked([*(tile.rows for tile in self.tiles), self.loose])
 
     @cached_property
     def lengths(self) -> IntArray:

@@ -14,7 +14,7 @@ import numpy as np
 
 from simcore.placement.mesh import IntArray
 from simcore.program.outline import StepTemplate, Tables
-from simcore.program.tile import AMOUNT, LAYER, OP, SLOT, LayerRows, posted_bytes
+from simcore.program.tile import AMOUNT, LAYER, OP, SLOT, LayerRows, posted_bytes, stacked
 from simcore.recording.exact_sums import fitting
 from simcore.recording.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Op
 
@@ -53,7 +53,7 @@ class Program:
         """
         if all(map(operator.is_, self.tiles, self.outline.tiles)):
             return self.outline.distinct
-        return np.asfortranarray(np.concatenate([*(tile.rows for tile in self.tiles), self.outline.loose]))
+        return stacked([*(tile.rows for tile in self.tiles), self.outline.loose])
 
     @property
     def places(self) -> IntArray:

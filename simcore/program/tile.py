@@ -19,7 +19,7 @@ from simcore.recording.exact_sums import fitting
 from simcore.recording.kernel_shape import module_of
 from simcore.recording.tape import RECOMPUTE_BEGIN, RECOMPUTE_END, Kernel, Op, Row, Section
 
-__all__ = ["AMOUNT", "AUX", "LAYER", "OP", "SLOT", "STREAM", "LayerRows", "posted_bytes", "small_tile",
+__all__ = ["AMOUNT", "AUX", "LAYER", "OP", "SLOT", "STREAM", "LayerRows", "posted_bytes", "small_tile", "stacked",
            "structure"]
 
 OP, LAYER, SLOT, AMOUNT, STREAM, AUX = range(6)
@@ -36,6 +36,12 @@ def posted_bytes(rows: IntArray) -> IntArray:
     """
     amounts: IntArray = np.where(rows[:, OP] <= _FREE, rows[:, AMOUNT], 0)
     return amounts
+
+
+def stacked(parts: Sequence[IntArray]) -> IntArray:
+    """Rows of several arrays [row, column], one after another, in Fortran order because whole columns are read."""
+    rows = np.empty((sum(map(len, parts)), 6), dtype=np.int64, order="F")
+    return np.concatenate(parts, out=rows)
 
 
 @dataclass(frozen=True, eq=False)

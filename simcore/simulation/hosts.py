@@ -171,6 +171,7 @@ def _rests(num_bytes: int, space: str) -> int:
     return 1 << (num_bytes - 1).bit_length() if space == "host_pinned" else num_bytes
 
 
+@lru_cache(maxsize=1024)
 def _copied(plan: Plan, transfer: Transfer) -> int:
     """The rank's own part, as often as it lies on the host at once; several ranks share what they all have."""
     total = 0.0

@@ -145,6 +145,7 @@ def _track(program: Program, kernels: Kernels, alone: Callable[[int, int], int],
     host = launch_ns(efficiency.host, rows, kernels.rows, kernels.kinds, libraries, updates)
     comms = list(program.tables.comms)
 
+    @cache
     def call_ns(comm: int, payload: int) -> int:
         return int(alone(comm, payload) * exposed_share(efficiency.overlap, comms[comm][1], libraries.overlapped))
 

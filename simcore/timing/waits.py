@@ -107,7 +107,8 @@ def _lanes(times: ClassTimes) -> list[tuple[list[int], list[int], list[int]]]:
     lanes: dict[int, tuple[list[int], list[int], list[int]]] = {}
     for call, start, end in times.calls:
         if call.stream not in _NOT_SHARED:
-            for column, value in zip(lanes.setdefault(call.stream, ([], [], [])), (start, end, call.number),
-                                     strict=True):
-                column.append(value)
+            starts, ends, numbers = lanes.setdefault(call.stream, ([], [], []))
+            starts.append(start)
+            ends.append(end)
+            numbers.append(call.number)
     return list(lanes.values())

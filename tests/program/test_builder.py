@@ -51,3 +51,25 @@ def test_calls_and_copies_say_where_they_run() -> None:
     rows = out.build(["a", "b"]).loose
     assert rows[:, [OP, AMOUNT, STREAM]].tolist() == [
         [Op.COLLECTIVE, 64, Stream.ALL_GATHER], [Op.COPY, 32, Stream.REDUCE]]
+
+
+def test_a_passage_is_repeated_in_another_microbatch() -> None:
+    out = Builder(Tables())
+    tile = LayerRows.of(Section(((Op.ALLOC, 0, 0, 8, 0, 0),)))
+    out.at(Phase.FORWARD, 0)
+    out.alloc(0, 0, 5)
+    start = out.here()
+    out.tile(tile, 1)
+    out.alloc(0, 0, 6)
+    out.at(Phase.LOSS)
+    out.free(0, 0, 6)
+    passage = out.passage(start)
+    out.at(Phase.FORWARD, 3)
+    out.alloc(0, 0, 7)
+    out.repeat(passage)
+    assert out.phase == Phase.LOSS
+    made = out.build(["a", "b"])
+    assert made.loose[:, AMOUNT].tolist() == [5, 6, -6, 7, 6, -6]
+    assert [(p.tile, p.start, p.end, p.phase, p.microbatch) for p in made.pieces[-4:]] == [
+        (-1, 3, 4, Phase.FORWARD, 3), (0, 0, 0, Phase.FORWARD, 3), (-1, 4, 5, Phase.FORWARD, 3),
+        (-1, 5, 6, Phase.LOSS, 3)]

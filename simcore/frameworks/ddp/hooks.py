@@ -9,6 +9,7 @@ from simcore.frameworks.ddp.strategy import DdpStrategy
 from simcore.pipeline.schedule import Action
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
+from simcore.program.hooks import UnrepeatedHooks
 from simcore.program.outline import Tables
 from simcore.recording.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes
@@ -18,7 +19,7 @@ __all__ = ["DdpHooks"]
 HANDLE = 16
 
 
-class DdpHooks:
+class DdpHooks(UnrepeatedHooks):
     """Writer of the memory events of one rank's step under DDP: gradients, buckets and their all-reduce.
 
     Each method simulates one point of the step (`program.hooks.MemoryHooks`): it writes the events to `builder`.

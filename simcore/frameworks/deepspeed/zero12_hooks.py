@@ -21,6 +21,7 @@ from simcore.frameworks.deepspeed.uncontiguous_gradients import UnbucketedGradie
 from simcore.pipeline.schedule import Action
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
+from simcore.program.hooks import UnrepeatedHooks
 from simcore.program.outline import Tables
 from simcore.recording.rows import Module
 from simcore.recording.tape import Kernel, Param, Stream
@@ -33,7 +34,7 @@ LOOKED_AT = 11
 """Bytes an element in the search for infinities: fp32, its absolute value and three masks (`_has_inf_or_nan`)."""
 
 
-class Zero12Hooks:
+class Zero12Hooks(UnrepeatedHooks):
     """Writer of the memory events of one rank's step under ZeRO-1 and ZeRO-2.
 
     Each method simulates one point of the step (`program.hooks.MemoryHooks`): it writes the events to `builder`. ZeRO-2

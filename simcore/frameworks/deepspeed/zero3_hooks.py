@@ -30,6 +30,7 @@ from simcore.frameworks.deepspeed.zero12_hooks import REDUCE_HANDLE
 from simcore.pipeline.schedule import Action
 from simcore.placement.plan import Placed, Plan
 from simcore.program.builder import Builder
+from simcore.program.hooks import UnrepeatedHooks
 from simcore.program.outline import Tables
 from simcore.recording.rows import HOST_DRAINS, Module
 from simcore.recording.tape import Kernel, Param, Stream
@@ -40,7 +41,7 @@ __all__ = ["Zero3Hooks"]
 GATHER_HANDLE = 17
 
 
-class Zero3Hooks:
+class Zero3Hooks(UnrepeatedHooks):
     """Writer of the memory events of one rank's step under ZeRO-3: gathers, frees, buckets of gradients.
 
     Each method simulates one point of the step (`program.hooks.MemoryHooks`): it writes the events to `builder`. It

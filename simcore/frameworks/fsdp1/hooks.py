@@ -13,6 +13,7 @@ from simcore.pipeline.schedule import Action
 from simcore.placement.layout import TensorLayout
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
+from simcore.program.hooks import UnrepeatedHooks
 from simcore.program.outline import BACKWARD_GATHER, FORWARD_GATHER, Tables
 from simcore.recording.tape import Kernel, Param, Stream
 from simcore.units import dtype_bytes
@@ -20,7 +21,7 @@ from simcore.units import dtype_bytes
 __all__ = ["Fsdp1Hooks"]
 
 
-class Fsdp1Hooks:
+class Fsdp1Hooks(UnrepeatedHooks):
     """Writer of the memory events of one rank's step under FSDP1: allocations, frees, gathers, reductions.
 
     Each method simulates one point of the step (`program.hooks.MemoryHooks`): it writes the events to `builder`. The

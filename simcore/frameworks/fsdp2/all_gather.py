@@ -11,7 +11,10 @@ from simcore.program.outline import BACKWARD_GATHER, FORWARD_GATHER, Tables
 from simcore.recording.host_operators import FSDP2_BACKWARD_GATHER, FSDP2_FORWARD_GATHER
 from simcore.recording.tape import Kernel, Stream
 
-__all__ = ["Gathers"]
+__all__ = ["Gathers", "GathersState"]
+
+GathersState = tuple[tuple[bool, ...], tuple[bool, ...], tuple[int, ...], int, int]
+"""Fields of `Gathers` that change: of each unit `unsharded`, `kept`, `pending`; `held` and its bytes."""
 
 _STREAM, _COPY = Stream.ALL_GATHER, Kernel.COPY  # looking an enum up is slow
 
@@ -115,12 +118,21 @@ class Gathers:
         """Simulates the release of the one all-gather output, of whatever unit, that forward kept, if there is one."""
         if self.held >= 0:
             self.out.free(self.layers[self.held], self.slots[self.held].gathered, self.held_bytes)
-        self.held = -1
+        self.held, self.held_bytes = -1, 0
 
     def drop_pending(self, u: int) -> None:
         """Simulates the release of the never used all-gather output of unit `u` (index in `units`), if there is one."""
         self.out.free(self.layers[u], self.slots[u].gathered, self.pending[u])
         self.pending[u] = 0
+
+    def state(self) -> GathersState:
+        """State of all units."""
+        return tuple(self.unsharded), tuple(self.kept), tuple(self.pending), self.held, self.held_bytes
+
+    def restore(self, state: GathersState) -> None:
+        """Takes a state that `state` gave."""
+        unsharded, kept, pending, self.held, self.held_bytes = state
+        self.unsharded[:], self.kept[:], self.pending[:] = unsharded, kept, pending
 
 
 class _Slots:

@@ -15,17 +15,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simcore.frameworks.fsdp2.all_gather import Gathers
-from simcore.frameworks.fsdp2.reduce_scatter import Reductions
+from simcore.frameworks.fsdp2.all_gather import Gathers, GathersState
+from simcore.frameworks.fsdp2.forward_order import ForwardOrder
+from simcore.frameworks.fsdp2.reduce_scatter import Reductions, ReductionsState
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.frameworks.fsdp2.unit_bytes import Weigher
 from simcore.placement.framework import Unit
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
+from simcore.program.hooks import HookState
 from simcore.program.outline import Tables
 from simcore.recording.host_operators import FSDP2_RELEASE
 
-__all__ = ["UnshardHooks"]
+__all__ = ["UnitsRead", "UnshardHooks"]
+
+UnitsRead = tuple[GathersState, ReductionsState, tuple[int, ...], tuple[bool, ...], int, bool, bool]
+"""Parts of the state of all units that passes read, in the order of `UnshardHooks.state`."""
 
 _FORWARD_HOOKS = ("pre_forward_begin", "pre_forward_end", "post_forward_begin", "post_forward_end")
 _BACKWARD_HOOKS = ("bwd:pre_backward_begin", "bwd:pre_backward_end", "bwd:post_backward_end")
@@ -54,17 +59,12 @@ class UnshardHooks:
         self.released = [released[weight.num_params] for weight in weights]
         self.first_name = len(tables.units)
         tables.units += [unit.name for unit in units]
-        self.positions: list[list[int]] = [[] for _ in units]
-        roots: list[list[int]] = [[]]
-        self.order: list[list[int]] = []
-        for unit in units:  # a root stands before what it holds
-            roots += [[]] if unit.is_root else []
-            self.order.append(roots[-1])
+        self.order = ForwardOrder(units)
         self.chains: dict[int, list[int]] = {}
         self.links: dict[int, int] = {}
         for u, unit in enumerate(units):
             if unit.explicit:  # of its root: chunks do not know others
-                chain = self.chains.setdefault(id(self.order[u]), [])
+                chain = self.chains.setdefault(self.order.roots[u], [])
                 self.links[u] = len(chain)
                 chain.append(u)
         self.done = [False] * len(units)
@@ -102,8 +102,7 @@ class UnshardHooks:
             self.out.mark(begin, self.first_name + u)
             if not self.replay:
                 self.gathers.reshard_after_forward(u)
-                self.positions[u].append(len(self.order[u]))
-                self.order[u].append(u)
+                self.order.ran(u)
             self.out.mark(end, self.first_name + u)
         if self.forward_root == u:
             self.forward_root = -1
@@ -121,9 +120,9 @@ class UnshardHooks:
         self.gathers.unshard(u, backward=True)
         self.gathers.wait(u, forward=False)
         explicit = self._explicit(u, -1)
-        position = self.positions[u].pop() if self.positions[u] else 0
-        if not explicit and position > 0:
-            self.gathers.unshard(self.order[u][position - 1], backward=True)
+        previous = self.order.take(u)
+        if not explicit and previous >= 0:
+            self.gathers.unshard(previous, backward=True)
         self.out.mark(end, self.first_name + u)
         for target in explicit:
             self.gathers.unshard(target, backward=True)
@@ -181,8 +180,7 @@ class UnshardHooks:
         for u in units:
             self.reductions.drop_replicate_buffer(u)
             self.gathers.drop_pending(u)
-            self.positions[u].clear()
-            self.order[u].clear()
+        self.order.clear(units)
         self.reductions.wait_for_inputs()
 
     def zero_grad(self) -> None:
@@ -190,10 +188,25 @@ class UnshardHooks:
         for u in self.outermost_first:
             self.reductions.zero_grad(u)
 
+    def state(self) -> HookState[UnitsRead]:
+        """State of all units between two passes over layers."""
+        read = (self.gathers.state(), self.reductions.state(), self.order.tops(), tuple(self.done), self.forward_root,
+                self.reduce_grads, self.is_last_backward)
+        return HookState(read, self.order.depths())
+
+    def follow(self, before: HookState[UnitsRead], after: HookState[UnitsRead]) -> None:
+        """Takes the state after a pass that was written before, as `MemoryHooks.follow`."""
+        gathers, reductions, tops, done, self.forward_root, self.reduce_grads, self.is_last_backward = after.read
+        self.gathers.restore(gathers)
+        if reductions != before.read[1]:  # a forward has none
+            self.reductions.restore(reductions)
+        self.order.follow([new - old for new, old in zip(after.depths, before.depths, strict=True)], tops)
+        self.done[:] = done
+
     def _explicit(self, u: int, direction: int) -> list[int]:
         """Targets of explicit prefetch: the next layers' own units (not the root's, not the experts')."""
         depth = self.strategy.prefetch if direction > 0 else self.strategy.prefetch_backward
         if not depth or self.replay or not self.units[u].explicit:
             return []
-        chain, at = self.chains[id(self.order[u])], self.links[u]
+        chain, at = self.chains[self.order.roots[u]], self.links[u]
         return chain[at + 1:at + 1 + depth] if direction > 0 else chain[max(at - depth, 0):at][::-1]

@@ -6,16 +6,19 @@ from collections.abc import Sequence
 
 from simcore.frameworks.common.cpu_optimizer import updated
 from simcore.frameworks.common.optimizer_memory import optimizer_temporaries, post_rest, rest_postings
-from simcore.frameworks.fsdp2.hand_over import UnshardHooks
+from simcore.frameworks.fsdp2.hand_over import UnitsRead, UnshardHooks
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.pipeline.schedule import Action, Part
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
+from simcore.program.hooks import HookState
 from simcore.program.outline import Phase, Tables
 from simcore.recording.tape import Param
 
 __all__ = ["Fsdp2Hooks"]
 
+_Read = tuple[UnitsRead, Part, tuple[tuple[tuple[int, int], int], ...]]
+"""State of the units, part of the pass, and gradients of no unit: bytes by layer and slot."""
 FORWARD_BEGIN, FORWARD_END, BACKWARD_BEGIN, BACKWARD_END = range(2, 6)
 
 
@@ -167,6 +170,17 @@ class Fsdp2Hooks:
         for (layer, slot), num_bytes in self.free_grads.items():
             self.out.free(layer, slot, num_bytes)
         self.out.mark(step_end)
+
+    def state(self) -> HookState[_Read]:
+        """State of all units, and the gradients that rest until zero_grad."""
+        units = self.hooks.state()
+        return HookState((units.read, self.part, tuple(self.free_grads.items())), units.depths)
+
+    def follow(self, before: HookState[_Read], after: HookState[_Read]) -> None:
+        """Takes the state after a pass that was written before, as `MemoryHooks.follow`."""
+        read, self.part, free_grads = after.read
+        self.hooks.follow(HookState(before.read[0], before.depths), HookState(read, after.depths))
+        self.free_grads = dict(free_grads)
 
     def _sort_grads(self, layer: int, grads: Sequence[tuple[Param, int, int]], *, inner: bool = False) -> None:
         """Gradients of units go to their units; those of plain local parameters rest until zero_grad."""

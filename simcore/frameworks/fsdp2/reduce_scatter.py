@@ -12,7 +12,7 @@ from simcore.recording.host_operators import FSDP2_REDUCE
 from simcore.recording.rows import Step
 from simcore.recording.tape import Kernel, Stream
 
-__all__ = ["Reductions"]
+__all__ = ["Reductions", "ReductionsState"]
 
 REDUCE, REPLICATE_REDUCE, TO_HOST = 2, 3, 4
 _SCATTER, _REPLICATE, _COPY = Stream.REDUCE, Stream.ALL_REDUCE, Kernel.COPY  # looking an enum up is slow
@@ -20,6 +20,9 @@ Grad = tuple[int, int, int]
 """(layer, slot, bytes) of an unsharded gradient."""
 Places = tuple[int, ...]
 """Indices of some of a unit's parameters, in its order."""
+ReductionsState = tuple[tuple[tuple[tuple[int, Grad], ...], ...], tuple[Places, ...], tuple[bool, ...],
+                        tuple[GradBytes | None, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""Fields of `Reductions` that change, in the order of `Reductions.state`."""
 
 
 class Reductions:
@@ -170,6 +173,18 @@ class Reductions:
         if stored is not None:
             self.out.free(self.layers[u], self.slots[u].sharded, stored.stored)
             self.stored[u] = None
+
+    def state(self) -> ReductionsState:
+        """State of all units' gradients and of the reductions under way."""
+        return (tuple(tuple(grads.items()) for grads in self.grads), tuple(self.accumulated), tuple(self.in_place),
+                tuple(self.stored), tuple(self.replicate_buffer), tuple(self.input_bytes), tuple(self.inputs))
+
+    def restore(self, state: ReductionsState) -> None:
+        """Takes a state that `state` gave."""
+        grads, accumulated, in_place, stored, replicate_buffer, input_bytes, inputs = state
+        self.grads[:], self.accumulated[:], self.in_place[:] = map(dict, grads), accumulated, in_place
+        self.stored[:], self.replicate_buffer[:] = stored, replicate_buffer
+        self.input_bytes[:], self.inputs[:] = input_bytes, inputs
 
     def _store(self, u: int, weight: GradBytes, *, direct: bool) -> None:
         """The reduced gradient becomes the sharded one, or a cast of it does, or it is added to what is there.

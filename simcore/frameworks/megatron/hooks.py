@@ -31,6 +31,7 @@ from simcore.frameworks.megatron.strategy import MegatronDdpStrategy
 from simcore.pipeline.schedule import Action
 from simcore.placement.plan import Placed, Plan
 from simcore.program.builder import Builder
+from simcore.program.hooks import HookState
 from simcore.program.outline import Tables
 from simcore.recording.rows import Module
 from simcore.recording.tape import Kernel, Param, Stream
@@ -39,6 +40,8 @@ from simcore.units import dtype_bytes, packed_bytes
 __all__ = ["MegatronHooks"]
 
 REDUCE_HANDLE, GATHER_HANDLE = 16, 1 << 20
+_Read = tuple[bool, int, frozenset[tuple[int, int]], frozenset[int]]
+"""Fields of `MegatronHooks` that change."""
 IN_LINE = int(Module.NONE)
 """Number in the place of a handle: the module of a call in line with kernels."""
 
@@ -167,6 +170,15 @@ class MegatronHooks:
                     self._gather(b, buffer, bucket, Stream.COMPUTE)
         self.out.mark(end)
         self.out.mark(step_end)
+
+    def state(self) -> HookState[_Read]:
+        """State between passes: which is under way, and which buckets and chunks are gathered."""
+        return HookState((self.is_last, self.chunk, frozenset(self.gathered), frozenset(self.seen_forward)))
+
+    def follow(self, before: HookState[_Read], after: HookState[_Read]) -> None:
+        """Takes the state after a pass that was written before, as `MemoryHooks.follow`."""
+        self.is_last, self.chunk, gathered, seen_forward = after.read
+        self.gathered, self.seen_forward = set(gathered), set(seen_forward)
 
     def _to_host(self, layer: int, elements: int) -> None:
         """Gradients in fp32, which the CPU waits for ([Note: optimizer on the host] in `rules.py`)."""

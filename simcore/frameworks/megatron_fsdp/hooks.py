@@ -36,6 +36,7 @@ from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
 from simcore.pipeline.schedule import Action
 from simcore.placement.plan import Placed, Plan
 from simcore.program.builder import Builder
+from simcore.program.hooks import UnrepeatedHooks
 from simcore.program.outline import Tables
 from simcore.recording.tape import Kernel, Param
 from simcore.units import dtype_bytes
@@ -43,7 +44,7 @@ from simcore.units import dtype_bytes
 __all__ = ["MegatronFsdpHooks"]
 
 
-class MegatronFsdpHooks:
+class MegatronFsdpHooks(UnrepeatedHooks):
     """Writer of the memory events of one rank's step under Megatron-FSDP: buckets gathered and reduced.
 
     Each method simulates one point of the step (`program.hooks.MemoryHooks`): it writes the events to `builder`.
