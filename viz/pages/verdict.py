@@ -8,7 +8,7 @@ from simcore.results.report import Report
 from simcore.units import format_bytes
 from viz.markup import Markup, element
 
-__all__ = ["device_fill", "verdict", "verdict_bar", "verdict_key"]
+__all__ = ["device_fill", "fill_bar", "verdict", "verdict_bar", "verdict_key"]
 
 _VERDICTS: Final = {
     "fits": ("\u2713", "Fits", "good"),
@@ -39,7 +39,12 @@ def verdict_bar(report: Report) -> Markup:
     used, capacity = report.highest_bytes, report.capacity_bytes
     if used is None or not capacity:
         return verdict(report)
-    sign, word, css_class = _VERDICTS[verdict_key(report)]
+    return fill_bar(used, capacity, verdict_key(report))
+
+
+def fill_bar(used: int, capacity: int, key: str) -> Markup:
+    """Returns a bar of the bytes `used` out of `capacity` in percent, with the sign of a verdict (`verdict_key`)."""
+    sign, word, css_class = _VERDICTS[key]
     scale = max(used, capacity)
     parts = (element("rect", x="0", y="3", width="100%", height=10, rx=2, class_="room"),
              element("rect", x="0", y="3", width=f"{100 * used / scale:.1f}%", height=10, rx=2, class_="used"),
