@@ -159,7 +159,8 @@ READS_OWN = {
 READERS = {"read_text", "read_bytes", "open", "fdopen", "fromfile", "genfromtxt", "loadtxt", "memmap", "mmap"}
 """Methods of any object; the next ones are functions of these modules."""
 LOADERS = {"json.load", "pickle.load", "np.load", "tomllib.load", "csv.reader", "ElementTree.parse"}
-VIZ_READS = {"simcore.results.compare", "simcore.results.detail", "simcore.results.evidence", "simcore.results.frame",
+VIZ_READS = {"simcore.results.compare", "simcore.results.detail", "simcore.results.evidence", "simcore.results.found",
+             "simcore.results.frame",
              "simcore.results.phases", "simcore.results.report", "simcore.results.time", "simcore.units"}
 
 MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 400, 40, 10

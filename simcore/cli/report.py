@@ -20,8 +20,7 @@ from simcore.errors import InputError, Problem
 from simcore.inputs.paths import is_file
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
+    from simcore.results.found import SearchResult
     from simcore.results.report import Report
 
 __all__ = ["closer", "report", "results_of"]
@@ -67,7 +66,7 @@ def report(
 class _Drawn:
     """Results of one kind with the functions that draw them. `noun`: word for their number."""
 
-    shown: Sequence[BaseModel]
+    shown: Sequence[Report] | Sequence[SearchResult]
     noun: str
     write_page: Callable[[Path], None]
     drawings: Callable[[], Iterable[tuple[str, str]]]

@@ -61,12 +61,12 @@ def placed(layouts: Sequence[FoundLayout], across: Measure, upwards: Measure) ->
 def front(shown: Sequence[Place], across: Measure, upwards: Measure) -> list[Place]:
     """Returns the Pareto set of two measures, from the best across to the best upwards.
 
-    Of equal layouts only the first one is in it.
+    Layouts that are equal in both are all in it.
     """
     right, up = (-1 if across.gains else 1), (-1 if upwards.gains else 1)
     kept: list[Place] = []
     for place in sorted(shown, key=lambda place: (right * place.x, up * place.y, place.row)):
-        if not kept or up * place.y < up * kept[-1].y:
+        if not kept or up * place.y < up * kept[-1].y or (place.x, place.y) == (kept[-1].x, kept[-1].y):
             kept.append(place)
     return kept
 

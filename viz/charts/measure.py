@@ -12,6 +12,9 @@ from simcore.units import format_seconds
 __all__ = ["MEASURES", "Measure", "measures_of", "pairs_of"]
 
 
+_MANY: Final = 10
+
+
 @dataclass(frozen=True)
 class Measure:
     """A result of a layout: its name among the objectives of a search, the words on its axis, and its value.
@@ -35,7 +38,7 @@ class Measure:
 
 MEASURES: Final = {one.name: one for one in (
     Measure("tokens", "tokens/s per GPU", lambda layout: layout.tokens_per_s_per_gpu, lambda value: f"{value:,.0f}",
-            lambda value: f"{value:,.4g}", gains=True),
+            lambda value: f"{value:,.0f}" if value >= _MANY else f"{value:g}", gains=True),
     Measure("step", "time of a step", lambda layout: layout.step_s, format_seconds,
             lambda value: format_seconds(value) if value else "0"),
     Measure("cost", "USD per million tokens", lambda layout: layout.usd_per_million_tokens,
@@ -49,9 +52,12 @@ MEASURES: Final = {one.name: one for one in (
 
 
 def measures_of(result: SearchResult) -> list[Measure]:
-    """Returns the measures in which layouts of a search differ or by which it ranks, and that all of them have."""
+    """Returns the measures in which layouts of a search differ or by which it ranks, and that all of them have.
+
+    The number of GPUs is a key where the search does not rank by it.
+    """
     asked = [MEASURES[name] for name in result.objectives if name in MEASURES]
-    others = [one for one in MEASURES.values() if one not in asked]
+    others = [one for one in MEASURES.values() if one not in asked and one.name != "gpus"]
     has_all = [one for one in (*asked, *others) if all(one.value(layout) is not None for layout in result.ranked)]
     return [one for one in has_all if one in asked or len({one.value(layout) for layout in result.ranked}) > 1]
 

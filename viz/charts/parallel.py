@@ -95,7 +95,8 @@ def parallel(axes: Sequence[Axis], marked: Collection[int], identity: str) -> Ma
         element("desc", words, id=f"{identity}-desc"),
         element("svg", *lines, y="0", width="100%", height=HEIGHT, viewBox=f"0 0 1000 {HEIGHT}",
                 preserveAspectRatio="none", class_="threads"),
-        *(_axis(axis, right, n) for n, (axis, right) in enumerate(zip(axes, rights, strict=True))),
+        *(_axis(axis, right, n, is_last=n == len(axes) - 1)
+          for n, (axis, right) in enumerate(zip(axes, rights, strict=True))),
         class_="chart parallel", role="img", width="100%", height=HEIGHT, aria_labelledby=f"{identity}-title",
         aria_describedby=f"{identity}-desc")
 
@@ -109,12 +110,12 @@ def _line(axes: Sequence[Axis], rights: Sequence[float], row: int) -> str:
                           for axis, right in zip(axes, rights, strict=True))
 
 
-def _axis(axis: Axis, right: float, n: int) -> Markup:
+def _axis(axis: Axis, right: float, n: int, *, is_last: bool) -> Markup:
     parts = [*_marks(axis), element("rect", x=-7, y=TOP, width=14, height=0, class_="taken", visibility="hidden"),
              element("rect", x=-22, y=TOP - 4, width=44, height=BOTTOM - TOP + 8, class_="drag")]
     name = shortened(axis.words.removesuffix(" in GiB").replace("USD per million tokens", "USD per M tokens"), 16)
-    head = element("text", element("title", axis.words), name, x="0", y=TOP - 14 - 16 * (n % 2), text_anchor="middle",
-                   class_="axis-name")
+    head = element("text", element("title", axis.words), name, x=44 if is_last else 0, y=TOP - 14 - 16 * (n % 2),
+                   text_anchor="end" if is_last else "middle", class_="axis-name")
     return element("svg", element("line", x1="0", x2="0", y1=TOP, y2=BOTTOM, class_="base"), head, *parts,
                    x=percent(right), y="0", width=1, height=HEIGHT, class_="open axis", data_axis=axis.data or None,
                    data_key=None if axis.data else axis.words)

@@ -170,6 +170,7 @@ const brush = (chart, form, filter) => {
   show(all(chart.closest("figure"), ".drag-note"));
   const draw = () => {
     if (y) { show_taken(x ? range_of(form, x) : [0, 1], range_of(form, y)); return; }
+    taken.setAttribute("visibility", "hidden");
     const chosen = all(boxes(), "input:checked").map((input) => input.value);
     ticks.forEach((tick) => tick.classList.toggle("chosen-value", chosen.includes(tick.dataset.value)));
   };
@@ -326,6 +327,7 @@ const batch = (section) => {
     if (left > 0) list.append(Object.assign(document.createElement("li"), { textContent: `and ${left} more`, className: "note" }));
   };
 
+  const lists_ties = (plot) => plot.classList.contains("pareto");
   /* The Pareto edge is of the points in view, so it is drawn anew. `right`, `down`: 1 where less across is better, and
      where less upwards is. */
   const edges = () => all(section, ".scatter").forEach((plot) => {
@@ -339,7 +341,8 @@ const batch = (section) => {
     points.forEach((point) => point.classList.remove("on-edge"));
     places.sort((a, b) => right * (a[0] - b[0]) || down * (b[1] - a[1]) || a[2].dataset.row - b[2].dataset.row);
     for (const place of places) {
-      if (joined.length && down * (place[1] - joined[joined.length - 1][1]) <= 0) continue;
+      const last = joined[joined.length - 1];
+      if (last && down * (place[1] - last[1]) <= 0 && !(lists_ties(plot) && place[0] === last[0] && place[1] === last[1])) continue;
       joined.push(place);
       place[2].classList.add("on-edge");
       place[2].parentNode.append(place[2]); /* over all others */
