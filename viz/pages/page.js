@@ -112,14 +112,13 @@ const set_range = (form, axis, ends) => {
 const range_of = (form, axis) => all(form, `[data-measure="${axis.name}"] input`).map((input, n) => {
   return input.value === "" ? n : Math.min(1, Math.max(0, axis.share(+input.value)));
 });
-const NAMESPACE = "http://www.w3.org/2000/svg";
 /* A function that shows in the chart what the filters leave of it; dragging sets them. */
 const brush = (chart, form, filter) => {
   const is_axis = chart.classList.contains("axis");
   const frame = is_axis ? chart.querySelector(".drag") : chart;
   const line = chart.querySelector("line.base");
   const [top, bottom] = is_axis ? [+line.getAttribute("y1"), +line.getAttribute("y2")] : [22, +chart.querySelector(".edge").ownerSVGElement.getAttribute("height")];
-  const taken = is_axis ? chart.querySelector(".taken") : chart.insertBefore(document.createElementNS(NAMESPACE, "rect"), chart.querySelector("svg"));
+  const taken = is_axis ? chart.querySelector(".taken") : chart.insertBefore(document.createElementNS(chart.namespaceURI, "rect"), chart.querySelector("svg"));
   const x = !is_axis && scale(chart.dataset.x);
   const y = is_axis ? chart.dataset.axis && scale(chart.dataset.axis) : scale(chart.dataset.y);
   const ticks = all(chart, "[data-value]");
