@@ -43,6 +43,7 @@ def _layout(drawn: random.Random, n: int, text: str) -> FoundLayout:
         keys["framework_options.reshard"] = True
     return FoundLayout(
         keys=keys, framework=framework, topology=f"dgx-h100{text}" if n % 2 else "dgx-h200",
-        layout=f"pp {pp} tp {tp} dp_shard {dp} ep {ep}", num_gpus=tp * pp * dp, verdict="unsure" if n % 7 == 0 else "fits",
+        layout=f"pp {pp} tp {tp} dp_shard {dp} ep {ep}", num_gpus=tp * pp * dp,
+        verdict="unsure" if n % 7 == 0 else "fits",
         peak_bytes=peak, headroom_bytes=78 * GIB - peak, step_s=4e4 / tokens, tokens_per_s_per_gpu=tokens,
         mfu=tokens / 5e4, usd_per_million_tokens=700 / tokens, evidence=_EVIDENCE[n % 4])

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import Final
 
-from pydantic import ValidationError
-
 from simcore.errors import InputError, Problem
 from simcore.inputs.document import read_text
 from simcore.inputs.paths import is_dir, is_file
@@ -52,5 +50,5 @@ def _parsed(path: Path) -> list[SearchResult]:
         return []
     try:
         return [SearchResult.model_validate_json(json.dumps(row)) for row in rows]
-    except ValidationError:
+    except ValueError:
         raise InputError(Problem(str(path), _OTHER)) from None

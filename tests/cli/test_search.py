@@ -133,8 +133,8 @@ def commands_on(page: Path) -> list[list[str]]:
 
 def test_a_page_holds_every_layout_and_commands_that_give_its_numbers(ran: Run, file: str, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
-    (found,) = json.loads(ran("search", file, "--gpus", "1,2", "-j", "1", "--set", "training.seq_len=1024", "--exhaustive",
-                              "--json", "--html", str(page)).out)
+    (found,) = json.loads(ran("search", file, "--gpus", "1,2", "-j", "1", "--set", "training.seq_len=1024",
+                              "--exhaustive", "--json", "--html", str(page)).out)
     commands = commands_on(page)
     assert len(commands) == len(found["ranked"]) == found["counts"]["ranked"]
     for place in (0, len(commands) // 2, len(commands) - 1):
@@ -150,8 +150,8 @@ def test_commands_of_a_sweep_give_the_numbers_of_its_member(ran: Run, tmp_path: 
     scenario = tmp_path / "my scenario.yaml"
     scenario.write_text(f"{SCENARIO}sweep: {{training.seq_len: [512, 1024]}}\n", encoding="utf-8")
     page = tmp_path / "page.html"
-    answers = json.loads(ran("search", str(scenario), "-j", "1", "--free", "training.micro_batch_size", "--json", "--html",
-                             str(page)).out)
+    answers = json.loads(ran("search", str(scenario), "-j", "1", "--free", "training.micro_batch_size=1,2", "--json",
+                             "--html", str(page)).out)
     numbers = [one["step_s"] for found in answers for one in found["ranked"]]
     again = [json.loads(ran("run", *command, "--json").out) for command in commands_on(page)]
     assert [len(reports) for reports in again] == [1] * len(numbers)
@@ -167,8 +167,8 @@ def test_a_page_that_cannot_be_written_is_one_line_after_the_answer(ran: Run, fi
 
 def test_an_earlier_search_is_drawn_without_searching_again(ran: Run, file: str, tmp_path: Path) -> None:
     kept, listed, page, again = (tmp_path / name for name in ("kept", "listed.json", "page.html", "again.html"))
-    listed.write_text(ran("search", file, "--gpus", "1,2", "-j", "1", "-o", str(kept), "--html", str(page), "--json").out,
-                      encoding="utf-8")
+    told = ran("search", file, "--gpus", "2", "-j", "1", "-o", str(kept), "--html", str(page), "--json")
+    listed.write_text(told.out, encoding="utf-8")
     for source in (kept, listed):
         told = ran("report", str(source), "-o", str(again), "--figures", str(tmp_path / "figures"))
         assert told.out.startswith(f"wrote {again}: 1 search\n")
@@ -183,7 +183,8 @@ def test_what_cannot_be_drawn_of_a_search_is_one_line(ran: Run, file: str, tmp_p
     ran("search", file, "-j", "1", "-o", str(kept))
     stopped.mkdir()
     (stopped / "journal.jsonl").write_text("{}\n", encoding="utf-8")
-    other.write_text((kept / "answer.json").read_text(encoding="utf-8").replace('"ranked"', '"sorted"', 1), encoding="utf-8")
+    answer = (kept / "answer.json").read_text(encoding="utf-8")
+    other.write_text(answer.replace('"ranked"', '"sorted"', 1), encoding="utf-8")
     page = ("-o", str(tmp_path / "page.html"))
     for arguments, says in (((str(kept), file), "not both"), ((str(kept), "--set", "mesh.tp=2"), "is a search"),
                             ((str(stopped),), "not finished"), ((str(other),), "another version")):

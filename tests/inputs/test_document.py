@@ -299,7 +299,8 @@ def test_lines_have_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_settings_are_what_was_set_beside_the_file() -> None:
     document = parse_document("model: a\nmesh: {tp: 2}\n", "x.yaml")
     assert document.settings() == {}
-    changed = document.with_value(("mesh", "tp"), 4, "--set mesh.tp=4").with_value(("b", "c", "d"), None, "--set b.c.d=null")
+    changed = document.with_value(("mesh", "tp"), 4, "--set mesh.tp=4")
+    changed = changed.with_value(("b", "c", "d"), None, "--set b.c.d=null")
     assert changed.settings() == {"mesh.tp": 4, "b.c.d": None}
     whole = changed.with_value(("mesh",), {"ep": 2}, "--set mesh={ep: 2}")
     assert whole.settings() == {"mesh": {"ep": 2}, "b.c.d": None}

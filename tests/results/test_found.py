@@ -10,9 +10,10 @@ from found import found
 from simcore.inputs.document import parse_value
 from simcore.results.found import setting
 
-VALUES: list[Any] = [1, 0.5, True, False, None, "auto", "none", "true", "No", "null", "y", "1e3", "1.5", "1_000", "0x1f",
-                     "12:30", "2001-01-01", "a b", "a: b", "it's", 'say "x"', "#1", "", "~", "-", "\u00e9\u6a21", "a\nb", ".inf",
-                     "nan", "E5", ["attention", "mlp"], {"file": "my nodes.yaml", "num_nodes": 2}, [], {}]
+VALUES: list[Any] = [
+    1, 0.5, True, False, None, "auto", "none", "true", "No", "null", "y", "1e3", "1.5", "1_000", "0x1f", "12:30",
+    "2001-01-01", "a b", "a: b", "it's", 'say "x"', "#1", "", "~", "-", "\u00e9\u6a21", "a\nb", ".inf", "nan", "E5",
+    ["attention", "mlp"], {"file": "my nodes.yaml", "num_nodes": 2}, [], {}]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from simcore.results.found import SearchResult
-from viz.charts import front, name_column
-from viz.charts.layout_keys import layout_columns, layout_names
 from viz.charts.legend import LegendEntry
-from viz.charts.measure import Measure, measures_of, pairs_of
-from viz.charts.parallel import axes_of, parallel
 from viz.exports.figures import MARGIN, SIZE, WIDTH, Figure, alone, slug
+from viz.layouts import front, name_column
+from viz.layouts.layout_keys import layout_columns, layout_names
+from viz.layouts.measure import Measure, measures_of, pairs_of
+from viz.layouts.parallel import axes_of, parallel
 from viz.markup import Markup, element
 
 __all__ = ["search_figures"]

@@ -7,9 +7,9 @@ from typing import Final
 
 from simcore.results.found import SearchResult
 from simcore.units import format_bytes, format_seconds
-from viz.charts.front import front, front_chart, placed
-from viz.charts.layout_keys import layout_names
-from viz.charts.measure import Measure, pairs_of
+from viz.layouts.front import front, front_chart, placed
+from viz.layouts.layout_keys import layout_names
+from viz.layouts.measure import Measure, pairs_of
 from viz.markup import Child, Markup, element, join
 from viz.notebook.fragment import fragment
 from viz.pages.search import answer_of, counted, refusals

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from simcore.results.report import Report
 from simcore.units import format_seconds
-from viz.charts.layout_keys import in_order
 from viz.charts.pareto import cost_per_million_tokens, cost_scatter, time_points, time_scatter
 from viz.charts.scatter import edge
-from viz.markup import Child, Markup, element, escape
+from viz.layouts.layout_keys import in_order
+from viz.markup import Child, Markup, element, printable
 from viz.pages.scenario_keys import differing_keys
 from viz.pages.tables import bytes_or_dash, signed_bytes
 from viz.pages.verdict import verdict_bar, verdict_key
@@ -25,6 +25,7 @@ _MOST_KEYS: Final = 9  # that are filters and columns
 _MOST_LISTED: Final = 12  # scenarios in the list of the edge
 _TOP: Final = 8  # categories and collectives in an opened row
 FIRST_ROWS: Final = 100  # rows in view before more are asked for
+_MARKUP: Final = re.compile("[<>&\u2028\u2029]")
 _SWEPT: Final = re.compile(r"(?:^|,)([a-z_.]+)=")
 
 
@@ -156,13 +157,8 @@ def _row(n: int, report: Report, label: str, verdicts: Sequence[str], values: Se
 def script_data(value: object) -> Markup:
     """Returns as JSON what rows show when they are opened, with every character of markup escaped."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    safe = "".join(f"\\u{ord(c):04x}" if c in "<>&\u2028\u2029" else c for c in str(escape_controls(text)))
+    safe = _MARKUP.sub(lambda match: f"\\u{ord(match[0]):04x}", printable(text))
     return element("script", Markup(safe), type="application/json", class_="opened-rows")
-
-
-def escape_controls(text: str) -> str:
-    """Returns `text` with the characters that `escape` replaces by U+FFFD replaced so; `<>&"'` stay as they are."""
-    return "".join(c if c in "<>&\"'" else escape(c) for c in text)
 
 
 def _opened(report: Report) -> dict[str, Any]:

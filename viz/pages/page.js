@@ -337,7 +337,7 @@ const batch = (section) => {
     const places = points.filter((point) => point.classList.contains("fits")).map((point) => [
       parseFloat(point.getAttribute("cx")) * 10, +point.getAttribute("cy"), point]);
     const joined = [];
-    points.forEach((point) => point.classList.remove("on-edge"));
+    all(plot, ".on-edge").forEach((point) => point.classList.remove("on-edge"));
     places.sort((a, b) => right * (a[0] - b[0]) || down * (b[1] - a[1]) || a[2].dataset.row - b[2].dataset.row);
     for (const place of places) {
       const last = joined[joined.length - 1];

@@ -10,14 +10,14 @@ from typing import Final
 from simcore.results.evidence import COUNTED
 from simcore.results.found import FoundLayout, SearchCounts, SearchResult
 from simcore.units import format_bytes, format_seconds
-from viz.charts.front import front, front_chart, placed
-from viz.charts.layout_keys import layout_columns, layout_names
-from viz.charts.measure import MEASURES, Measure, measures_of, pairs_of
-from viz.charts.parallel import axes_of, key_groups, parallel
+from viz.layouts.front import front, front_chart, placed
+from viz.layouts.layout_keys import layout_columns, layout_names
+from viz.layouts.measure import MEASURES, Measure, measures_of, pairs_of
+from viz.layouts.parallel import axes_of, key_groups, parallel
 from viz.markup import Child, Markup, element, join
 from viz.pages.batch import FIRST_ROWS, filter_form, more_rows, script_data
 from viz.pages.tables import code, signed_bytes, table
-from viz.pages.verdict import fill_bar
+from viz.pages.verdict import verdict_share
 
 __all__ = ["answer_of", "counted", "refusals", "search_section"]
 
@@ -149,7 +149,7 @@ def _row(n: int, one: FoundLayout, name: str, texts: Iterable[str], identity: st
     button = element("button", name, type="button", class_="opens", aria_expanded="false", dir="auto")
     cost = one.usd_per_million_tokens
     cells: list[tuple[Child, float | None]] = [
-        (f"{n + 1:,}", n + 1), (fill_bar(one.peak_bytes, one.peak_bytes + one.headroom_bytes, one.verdict), None),
+        (f"{n + 1:,}", n + 1), (verdict_share(one.peak_bytes, one.peak_bytes + one.headroom_bytes, one.verdict), None),
         (format_bytes(one.peak_bytes), one.peak_bytes), (signed_bytes(one.headroom_bytes), one.headroom_bytes),
         (format_seconds(one.step_s), one.step_s), (f"{one.tokens_per_s_per_gpu:,.0f}", one.tokens_per_s_per_gpu),
         (f"{one.mfu:.1%}", one.mfu), ("\u2013" if cost is None else f"{cost:,.3g}", cost)]

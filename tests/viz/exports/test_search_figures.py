@@ -9,9 +9,9 @@ import pytest
 
 from found import found
 from reports import EVIL
-from viz.charts.name_column import LETTER
 from viz.exports.figures import WIDTH, as_png
 from viz.exports.search_figures import search_figures
+from viz.layouts.name_column import LETTER
 
 LONG = "-a-word-without-any-place-to-break" * 4
 

@@ -71,7 +71,7 @@ def test_a_search_of_a_scenario_without_a_file_has_no_command() -> None:
 def test_hostile_names_are_text(text: str) -> None:
     page = render_search([found(12, text=text), found(3, text=text)])
     root = parsed(page)
-    assert not [e for e in root.iter("img")]
+    assert not list(root.iter("img"))
     assert page.count("<script") == 3  # the data of two searches, and the page's own script
     for data in re.findall(r'class="opened-rows">(.*?)</script>', page, flags=re.DOTALL):
         assert not set("<>&\u2028\x00\x1b") & set(data)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from found import found
-from viz.charts.layout_keys import layout_columns
-from viz.charts.measure import measures_of
-from viz.charts.parallel import axes_of, key_groups, parallel
+from viz.layouts.layout_keys import layout_columns
+from viz.layouts.measure import measures_of
+from viz.layouts.parallel import axes_of, key_groups, parallel
 
 
 def test_each_layout_is_a_line_through_every_axis() -> None:

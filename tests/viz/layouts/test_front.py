@@ -8,10 +8,10 @@ import re
 import pytest
 
 from found import found
-from viz.charts.front import BOTTOM, TOP, Place, front, front_chart, placed
-from viz.charts.measure import MEASURES, Measure
+from viz.layouts.front import BOTTOM, TOP, Place, front, front_chart, placed
+from viz.layouts.measure import MEASURES, Measure
 
-PAIRS = [pair for pair in itertools.permutations(MEASURES.values(), 2)]
+PAIRS = list(itertools.permutations(MEASURES.values(), 2))
 
 
 @pytest.mark.parametrize(("across", "upwards"), PAIRS, ids=lambda one: one.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from found import found
-from viz.charts.measure import measures_of, pairs_of
+from viz.layouts.measure import measures_of, pairs_of
 
 
 @pytest.mark.parametrize(("objectives", "pairs"), [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from found import found
-from viz.charts.layout_keys import in_order, layout_columns, layout_names
+from viz.layouts.layout_keys import in_order, layout_columns, layout_names
 
 
 def test_columns_have_what_differs_in_the_order_of_the_layouts() -> None:
@@ -23,7 +23,8 @@ def test_a_name_has_degrees_and_what_differs() -> None:
     for one, name in zip(layouts, layout_names(layouts), strict=True):
         assert name.startswith(f"{one.framework}, {one.topology}, {one.num_gpus} GPU")
         assert one.layout in name
-        assert f"micro batch {one.keys['training.micro_batch_size']}, recompute {one.keys['training.recompute']}" in name
+        batch, recompute = one.keys["training.micro_batch_size"], one.keys["training.recompute"]
+        assert f"micro batch {batch}, recompute {recompute}" in name
         assert name.endswith("reshard true") == ("framework_options.reshard" in one.keys)
     assert layout_names(layouts[:1]) == [layouts[0].layout]
 

@@ -8,11 +8,11 @@ from typing import Final
 
 from simcore.results.found import FoundLayout
 from viz.charts.bars import shortened
-from viz.charts.layout_keys import in_order
-from viz.charts.measure import Measure
 from viz.charts.scale import percent
 from viz.charts.value_axis import ValueAxis
-from viz.markup import Markup, element, number
+from viz.layouts.layout_keys import in_order
+from viz.layouts.measure import Measure
+from viz.markup import Markup, element
 
 __all__ = ["HEIGHT", "Axis", "axes_of", "key_axis", "key_groups", "measure_axis", "parallel"]
 
@@ -106,7 +106,7 @@ def _top(up: float) -> float:
 
 
 def _line(axes: Sequence[Axis], rights: Sequence[float], row: int) -> str:
-    return "M" + "L".join(f"{number(1000 * right)} {number(_top(axis.ups[row]))}"
+    return "M" + "L".join(f"{1000 * right:.0f} {_top(axis.ups[row]):.0f}"
                           for axis, right in zip(axes, rights, strict=True))
 
 

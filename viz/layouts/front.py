@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from simcore.results.found import FoundLayout
-from viz.charts.measure import Measure
 from viz.charts.scale import percent
 from viz.charts.value_axis import ValueAxis
+from viz.layouts.measure import Measure
 from viz.markup import Markup, element, number
 
 __all__ = ["BOTTOM", "HEIGHT", "TOP", "Place", "front", "front_chart", "placed"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 import re
+from itertools import pairwise
 
 import pytest
 
-from viz.charts.name_column import LETTER, LINE, Named, name_column, room_for, spread
+from viz.layouts.name_column import LETTER, LINE, Named, name_column, room_for, spread
 
 LONG = "a-word-without-any-place-to-break-" * 9
 
@@ -37,7 +38,7 @@ def test_lines_of_names_are_apart_and_not_wider_than_the_column(name: str) -> No
     lines = re.findall(r'<text x="500" y="([\d.]+)"[^>]*>([^<]*)<', drawing)
     heights = [float(y) for y, _ in lines]
     assert len(lines) >= 8
-    assert all(after - before >= LINE - 0.01 for before, after in zip(heights, heights[1:], strict=False))
+    assert all(after - before >= LINE - 0.01 for before, after in pairwise(heights))
     assert heights[0] - 11 >= 0
     assert heights[-1] <= height
     assert all(len(text) * LETTER * (2 if text > "\u3000" else 1) <= 300 for _, text in lines)
