@@ -131,7 +131,8 @@ def tab() -> Iterator[Tab]:
         command = [program, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe",
                    f"--user-data-dir={profile}", "--no-first-run", "about:blank"]
         process = subprocess.Popen([sys.executable, "-c", _AS_3_AND_4, str(hears), str(tells), *command],
-                                   pass_fds=(hears, tells), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                                   pass_fds=(hears, tells), process_group=0,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         os.close(hears)
         os.close(tells)
         try:
