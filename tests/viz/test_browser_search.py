@@ -15,7 +15,7 @@ from simcore.results.found import SearchResult
 from viz.pages.page import render, render_search
 
 pytestmark = pytest.mark.slow
-LONG = "-a-word-without-any-place-to-break" * 4
+LONG = "_a_word_without_any_place_to_break" * 4
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from viz.exports.figures import WIDTH, as_png
 from viz.exports.search_figures import search_figures
 from viz.layouts.name_column import LETTER
 
-LONG = "-a-word-without-any-place-to-break" * 4
+LONG = "_a_word_without_any_place_to_break" * 4
 
 
 def boxes(svg: str) -> list[tuple[float, float, float, float]]:

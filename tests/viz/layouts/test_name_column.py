@@ -10,7 +10,7 @@ import pytest
 
 from viz.layouts.name_column import LETTER, LINE, Named, name_column, room_for, spread
 
-LONG = "a-word-without-any-place-to-break-" * 9
+LONG = "a_word_without_any_place_to_break_" * 9
 
 
 @pytest.mark.parametrize("seed", range(20))
