@@ -16,7 +16,7 @@ from viz.markup import Markup, element
 
 __all__ = ["HEIGHT", "Axis", "axes_of", "key_axis", "key_groups", "measure_axis", "parallel"]
 
-TOP: Final = 46
+TOP: Final = 64
 BOTTOM: Final = TOP + 250
 HEIGHT: Final = BOTTOM + 22
 _EDGE: Final = 0.045
@@ -25,8 +25,10 @@ _MOST_VALUES: Final = 16
 """Values of a key that is a filter and has an axis."""
 _MOST_KEYS: Final = 12
 _MOST_MARKS: Final = 14
-_LETTERS: Final = 12
-"""Characters of a label beside an axis."""
+_ROOM: Final = 118
+"""Characters of labels that fit side by side across the narrowest drawing."""
+_HEADS: Final = 3
+"""Rows in which the names of axes stand."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def parallel(axes: Sequence[Axis], marked: Collection[int], identity: str) -> Ma
         element("desc", words, id=f"{identity}-desc"),
         element("svg", *lines, y="0", width="100%", height=HEIGHT, viewBox=f"0 0 1000 {HEIGHT}",
                 preserveAspectRatio="none", class_="threads"),
-        *(_axis(axis, right, n, is_last=n == len(axes) - 1)
+        *(_axis(axis, right, n, len(axes))
           for n, (axis, right) in enumerate(zip(axes, rights, strict=True))),
         class_="chart parallel", role="img", width="100%", height=HEIGHT, aria_labelledby=f"{identity}-title",
         aria_describedby=f"{identity}-desc")
@@ -110,19 +112,21 @@ def _line(axes: Sequence[Axis], rights: Sequence[float], row: int) -> str:
                           for axis, right in zip(axes, rights, strict=True))
 
 
-def _axis(axis: Axis, right: float, n: int, *, is_last: bool) -> Markup:
-    parts = [*_marks(axis), element("rect", x=-7, y=TOP, width=14, height=0, class_="taken", visibility="hidden"),
+def _axis(axis: Axis, right: float, n: int, num_axes: int) -> Markup:
+    is_last = n == num_axes - 1
+    parts = [*_marks(axis, max(5, _ROOM // num_axes)), element("rect", x=-7, y=TOP, width=14, height=0, class_="taken", visibility="hidden"),
              element("rect", x=-22, y=TOP - 4, width=44, height=BOTTOM - TOP + 8, class_="drag")]
     name = shortened(axis.words.removesuffix(" in GiB").replace("USD per million tokens", "USD per M tokens"), 16)
-    head = element("text", element("title", axis.words), name, x=44 if is_last else 0, y=TOP - 14 - 16 * (n % 2),
+    head = element("text", element("title", axis.words), name, x=44 if is_last else 0, y=TOP - 14 - 16 * (n % _HEADS),
                    text_anchor="end" if is_last else "middle", class_="axis-name")
     return element("svg", element("line", x1="0", x2="0", y1=TOP, y2=BOTTOM, class_="base"), head, *parts,
                    x=percent(right), y="0", width=1, height=HEIGHT, class_="open axis", data_axis=axis.data or None,
                    data_key=None if axis.data else axis.words)
 
 
-def _marks(axis: Axis) -> Iterator[Markup]:
+def _marks(axis: Axis, most: int) -> Iterator[Markup]:
     for up, text, value in axis.marks:
         yield element("line", x1=-3, x2="3", y1=_top(up), y2=_top(up), class_="base")
-        yield element("text", shortened(text, _LETTERS), x=7, y=_top(up) + 4, class_="tick", data_at=f"{up:.4f}",
+        full = element("title", text) if len(text) > most else None
+        yield element("text", full, shortened(text, most), x=7, y=_top(up) + 4, class_="tick", data_at=f"{up:.4f}",
                       data_value=value or None)

@@ -40,3 +40,23 @@ def test_a_key_with_too_many_values_has_no_axis() -> None:
     columns = {"many": [str(n) for n in range(30)], "few": ["a", "b", "c"] * 10}
     assert "many" not in key_groups(result.ranked, columns)
     assert key_groups(result.ranked, columns)["few"][0] == ["a", "b", "c"]
+
+
+def test_names_of_axes_and_labels_beside_them_are_apart_in_a_figure() -> None:
+    result = found(60, text=" of a very long name", objectives=("gpus", "tokens", "peak"))
+    axes = axes_of(result.ranked, layout_columns(result.ranked), measures_of(result))
+    assert len(axes) >= 16
+    text, width = str(parallel(axes, set(), "i")), 912  # pixels of a figure
+    boxes = []
+    heads = re.findall(r'<text x="(-?[\d.]+)" y="([\d.]+)" text-anchor="(\w+)" class="axis-name"><title>[^<]*</title>'
+                       r'([^<]*)<', text)
+    places = [float(x) * width / 100 for x in re.findall(r'x="([\d.]+)%" y="0" width="1"', text)]
+    assert len(places) == len(heads) == len(axes)
+    for place, (x, y, anchor, name) in zip(places, heads, strict=True):
+        size = 7.4 * len(name)
+        left = place + float(x) - (size if anchor == "end" else size / 2)
+        boxes.append((left, left + size, float(y)))
+    assert not [(a, b) for n, a in enumerate(boxes) for b in boxes[n + 1:]
+                if a[2] == b[2] and a[0] < b[1] and b[0] < a[1]]
+    shown = re.findall(r'class="tick"[^>]*data-value[^>]*>(?:<title>[^<]*</title>)?([^<]*)<', text)
+    assert max(map(len, shown)) * 6 < places[1] - places[0]
