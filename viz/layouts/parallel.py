@@ -114,7 +114,8 @@ def _line(axes: Sequence[Axis], rights: Sequence[float], row: int) -> str:
 
 def _axis(axis: Axis, right: float, n: int, num_axes: int) -> Markup:
     is_last = n == num_axes - 1
-    parts = [*_marks(axis, max(5, _ROOM // num_axes)), element("rect", x=-7, y=TOP, width=14, height=0, class_="taken", visibility="hidden"),
+    parts = [*_marks(axis, max(5, _ROOM // num_axes)),
+             element("rect", x=-7, y=TOP, width=14, height=0, class_="taken", visibility="hidden"),
              element("rect", x=-22, y=TOP - 4, width=44, height=BOTTOM - TOP + 8, class_="drag")]
     name = shortened(axis.words.removesuffix(" in GiB").replace("USD per million tokens", "USD per M tokens"), 16)
     head = element("text", element("title", axis.words), name, x=44 if is_last else 0, y=TOP - 14 - 16 * (n % _HEADS),
