@@ -24,11 +24,19 @@ def read_answers(path: Path) -> list[SearchResult]:
     Empty if the path is neither. InputError for a search that is not finished, or an answer of another version.
     """
     if is_dir(path):
-        folders = [path, *sorted(each for each in path.iterdir() if is_dir(each))]
-        return [result for folder in folders for result in _in_folder(folder)]
+        return _in_folder(path) or [result for folder in _searches(path) for result in _in_folder(folder)]
     if path.suffix != ".json" or not is_file(path):
         return []
     return _parsed(path)
+
+
+def _searches(folder: Path) -> list[Path]:
+    """Folders in one that holds searches alone; none in a folder of scenarios with searches beside them."""
+    try:
+        inside = sorted(folder.iterdir())
+    except OSError:  # reported where its scenarios are read
+        return []
+    return inside if all(is_file(each / ANSWER) or is_file(each / JOURNAL) for each in inside) else []
 
 
 def _in_folder(folder: Path) -> list[SearchResult]:

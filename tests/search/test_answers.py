@@ -19,6 +19,8 @@ def test_folders_and_lists_are_read_as_they_were(tmp_path: Path) -> None:
         (tmp_path / name / "answer.json").write_text(result.model_dump_json(), encoding="utf-8")
     assert read_answers(tmp_path / "a") == [one]
     assert read_answers(tmp_path) == [one, two]
+    (tmp_path / "mine.yaml").touch()
+    assert read_answers(tmp_path) == []  # a folder of scenarios, with searches beside them
     (tmp_path / "both.json").write_text(f"[{one.model_dump_json()},{two.model_dump_json()}]", encoding="utf-8")
     assert read_answers(tmp_path / "both.json") == [one, two]
 
