@@ -34,9 +34,9 @@ _PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 class Tab:
     """One page of the browser. `complaints`: what came on its console, refusals of the content policy included."""
 
-    def __init__(self, to_browser: int, from_browser: int) -> None:
-        self.to_browser, self.from_browser = to_browser, from_browser
-        self.number, self.rest, self.session = 0, b"", ""
+    def __init__(self, to_browser: int, from_browser: int, process: int) -> None:
+        self.to_browser, self.from_browser, self.process = to_browser, from_browser, process
+        self.number, self.rest, self.session, self.before_s = 0, b"", "", 0.0
         self.complaints: list[str] = []
         self.events: list[str] = []
 
@@ -77,6 +77,7 @@ class Tab:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.events.clear()
+        self.before_s = self._seconds()
         start = time.monotonic()
         self.call("Page.navigate", url=page.as_uri())
         while "Page.loadEventFired" not in self.events:
@@ -85,10 +86,15 @@ class Tab:
         return time.monotonic() - start
 
     def busy(self) -> float:
-        """Seconds of a processor that the page in view took, all in all."""
-        self.call("Performance.enable", timeDomain="threadTicks")
-        told = {one["name"]: one["value"] for one in self.call("Performance.getMetrics")["metrics"]}
-        return float(told["TaskDuration"])
+        """Seconds of a processor that pages took since the last one was asked for."""
+        return self._seconds() - self.before_s
+
+    def _seconds(self) -> float:
+        return sum(map(_processor_seconds, _renderers(self.process)))
+
+    def memory(self) -> float:
+        """Bytes of memory that only the process of the page in view has."""
+        return max(map(_private_bytes, _renderers(self.process)), default=0.0)
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page. AssertionError if it throws."""
@@ -125,16 +131,39 @@ def tab() -> Iterator[Tab]:
         command = [program, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe",
                    f"--user-data-dir={profile}", "--no-first-run", "about:blank"]
         process = subprocess.Popen([sys.executable, "-c", _AS_3_AND_4, str(hears), str(tells), *command],
-                                   pass_fds=(hears, tells), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                                   pass_fds=(hears, tells), process_group=0,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         os.close(hears)
         os.close(tells)
         try:
-            yield _attached(Tab(to_browser, from_browser))
+            yield _attached(Tab(to_browser, from_browser, process.pid))
         finally:
             os.close(to_browser)
             os.close(from_browser)
             process.terminate()
             process.wait(30)
+
+
+def _renderers(browser: int) -> Iterator[int]:
+    """Processes of the browser that draw pages."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_text()
+            family = int((folder / "stat").read_text().rpartition(")")[2].split()[2])
+        except OSError:
+            continue
+        if family == os.getpgid(browser) and "--type=renderer" in command:
+            yield int(folder.name)
+
+
+def _processor_seconds(process: int) -> float:
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _private_bytes(process: int) -> float:
+    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024.0 for line in lines if line.startswith(("Private_Clean", "Private_Dirty")))
 
 
 def _attached(made: Tab) -> Tab:

@@ -21,8 +21,8 @@ PACKAGES = ("pipeline", "recording", "inputs", "hardware", "models", "operators"
             "calibration", "batch", "search", "cli")
 
 # Folders of `viz`, and those from which each imports; any of them may import the modules in the root.
-VIZ_FOLDERS: dict[str, set[str]] = {"charts": set(), "exports": {"charts"}, "pages": {"charts"},
-                                    "notebook": {"charts", "pages"}}
+VIZ_FOLDERS: dict[str, set[str]] = {"charts": set(), "layouts": {"charts"}, "exports": {"charts", "layouts"},
+                                    "pages": {"charts", "layouts"}, "notebook": {"charts", "layouts", "pages"}}
 
 # A library has one door: what it does could be replaced by rewriting the files named here.
 DOORS = {
@@ -159,7 +159,8 @@ READS_OWN = {
 READERS = {"read_text", "read_bytes", "open", "fdopen", "fromfile", "genfromtxt", "loadtxt", "memmap", "mmap"}
 """Methods of any object; the next ones are functions of these modules."""
 LOADERS = {"json.load", "pickle.load", "np.load", "tomllib.load", "csv.reader", "ElementTree.parse"}
-VIZ_READS = {"simcore.results.compare", "simcore.results.detail", "simcore.results.evidence", "simcore.results.frame",
+VIZ_READS = {"simcore.results.compare", "simcore.results.detail", "simcore.results.evidence", "simcore.results.found",
+             "simcore.results.frame",
              "simcore.results.phases", "simcore.results.report", "simcore.results.time", "simcore.units"}
 
 MAX_FILE, MAX_FUNCTION, MAX_MEDIAN = 400, 40, 10

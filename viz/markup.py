@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-__all__ = ["Attribute", "Child", "Markup", "element", "escape", "join", "number"]
+__all__ = ["Attribute", "Child", "Markup", "element", "escape", "join", "number", "printable"]
 
 
 class Markup(str):
@@ -32,8 +32,12 @@ def escape(text: object) -> Markup:
     """
     if isinstance(text, Markup):
         return text
-    visible = _UNPRINTABLE.sub("\ufffd", str(text))
-    return Markup(_SPECIAL.sub(lambda match: _ENTITY[match[0]], visible))
+    return Markup(_SPECIAL.sub(lambda match: _ENTITY[match[0]], printable(str(text))))
+
+
+def printable(text: str) -> str:
+    """Returns `text` with the characters that no XML text may hold replaced by U+FFFD, and markup unchanged."""
+    return _UNPRINTABLE.sub("\ufffd", text)
 
 
 def join(parts: Iterable[Child], separator: str = "") -> Markup:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_text
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from simcore.results.compare import Comparison
+    from simcore.results.found import SearchResult
     from simcore.validation.validate import Validation
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "write_figures",
     "write_new",
     "write_page",
+    "write_search_page",
 ]
 
 _MOST_LINES = 30
@@ -161,6 +163,15 @@ def write_page(path: Path, reports: Sequence[Report]) -> None:
         write_whole(path, text)
 
 
+def write_search_page(path: Path, found: Sequence[SearchResult]) -> None:
+    """Writes one HTML page about the answers of searches to `path`; InputError if it cannot be written."""
+    from viz.pages.page import render_search
+
+    text = render_search(found)
+    with writing(path):
+        write_whole(path, text)
+
+
 def write_comparison(both: Comparison, reports: Sequence[Report], *, html: Path | None, csv: Path | None) -> None:
     """Writes a comparison as an HTML page and as CSV, where a path is given; InputError if one cannot be written."""
     if csv is not None:
@@ -177,17 +188,17 @@ def write_comparison(both: Comparison, reports: Sequence[Report], *, html: Path 
             write_whole(html, text)
 
 
-def write_figures(folder: Path, reports: Sequence[Report], *, png: bool) -> list[Path]:
-    """Writes each figure of the reports into `folder` as SVG, with `png` as PNG too; returns the paths.
+def write_figures(folder: Path, drawings: Iterable[tuple[str, str]], *, png: bool) -> list[Path]:
+    """Writes figures, pairs of name and SVG text, into `folder` as SVG, with `png` as PNG too; returns the paths.
 
     If one cannot be written, the others are still tried, then InputError is raised.
     """
-    from viz.exports.figures import as_png, figures
+    from viz.exports.figures import as_png
 
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     written, problems = list[Path](), list[Problem]()
-    for name, text in figures(reports):
+    for name, text in drawings:
         for path in (folder / f"{name}.svg", *([folder / f"{name}.png"] if png else [])):
             try:
                 with writing(path):

@@ -6,8 +6,9 @@ numbers (another version wrote them), the results are shown unchanged, without d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +20,7 @@ from simcore.errors import InputError, Problem
 from simcore.inputs.paths import is_file
 
 if TYPE_CHECKING:
+    from simcore.results.found import SearchResult
     from simcore.results.report import Report
 
 __all__ = ["closer", "report", "results_of"]
@@ -26,7 +28,7 @@ __all__ = ["closer", "report", "results_of"]
 
 def report(
     results: Annotated[list[str], typer.Argument(
-        metavar="RESULTS...", help="results.jsonl, --json output, folders of run -o; or scenarios.")],
+        metavar="RESULTS...", help="results.jsonl, --json output, folders of -o (of run or search); or scenarios.")],
     *,
     output: Annotated[Path, typer.Option("-o", "--output", help="The page to write.")] = Path("report.html"),
     figures: Annotated[Path | None, typer.Option(help="A folder for each picture as SVG.")] = None,
@@ -39,28 +41,71 @@ def report(
     Exit code 0 whatever the results say; 2 for wrong input, or a file that cannot be written. With --json the results
     themselves are printed.
     """
-    from simcore.cli.output import print_json, write_figures, write_page
-    from simcore.results.detail import MAX_DETAILED
+    from simcore.cli.output import print_json
 
     _check_png(figures, png=png)
-    reports = [result for path in results for result in results_of(Path(path), overrides or ())]
-    if len(reports) <= MAX_DETAILED:
-        reports = [closer(result) for result in reports]
+    drawn = _searched(results, overrides or ()) or _simulations(results, overrides or ())
     lines, problems = list[str](), list[Problem]()
     with _apart(problems):
-        write_page(output, reports)
-        lines.append(f"wrote {output}: {len(reports):,} scenario{'' if len(reports) == 1 else 's'}")
+        drawn.write_page(output)
+        lines.append(f"wrote {output}: {len(drawn.shown):,} {drawn.noun}")
     with _apart(problems):
         if figures is not None:
-            lines.append(f"wrote {len(write_figures(figures, reports, png=png)):,} figures to {figures}")
+            lines.append(f"wrote {len(drawn.write_figures(figures, png=png)):,} figures to {figures}")
             if png and not _has_letters():
                 lines.append("no font was found: the PNGs have no letters; the SVGs have theirs")
     if json:
-        print_json(reports)
+        print_json(drawn.shown)
     else:
         typer.echo("".join(f"{line}\n" for line in lines), nl=False)
     if problems:
         raise InputError(problems)
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """Results of one kind with the functions that draw them. `noun`: word for their number."""
+
+    shown: Sequence[Report] | Sequence[SearchResult]
+    noun: str
+    write_page: Callable[[Path], None]
+    drawings: Callable[[], Iterable[tuple[str, str]]]
+
+    def write_figures(self, folder: Path, *, png: bool) -> list[Path]:
+        from simcore.cli.output import write_figures
+
+        return write_figures(folder, self.drawings(), png=png)
+
+
+def _simulations(results: Sequence[str], overrides: Sequence[str]) -> _Drawn:
+    from simcore.cli.output import write_page
+    from simcore.results.detail import MAX_DETAILED
+    from viz.exports.figures import figures
+
+    reports = [result for path in results for result in results_of(Path(path), overrides)]
+    if len(reports) <= MAX_DETAILED:
+        reports = [closer(result) for result in reports]
+    noun = f"scenario{'' if len(reports) == 1 else 's'}"
+    return _Drawn(reports, noun, lambda path: write_page(path, reports), lambda: figures(reports))
+
+
+def _searched(results: Sequence[str], overrides: Sequence[str]) -> _Drawn | None:
+    """Answers of searches; None if no path has any. InputError for paths with and without, and for overrides."""
+    from simcore.cli.output import write_search_page
+    from simcore.search.answers import read_answers
+    from viz.exports.search_figures import search_figures
+
+    found_by_path = {path: read_answers(Path(path)) for path in results}
+    found = [one for answers in found_by_path.values() for one in answers]
+    if not found:
+        return None
+    others = [path for path, answers in found_by_path.items() if not answers]
+    if others:
+        raise InputError(Problem(others[0], "is no answer of a search: a page shows searches or scenarios, not both"))
+    if overrides:
+        raise InputError(Problem("--set", f"expected a scenario whose keys to override, {results[0]} is a search"))
+    noun = f"search{'' if len(found) == 1 else 'es'}"
+    return _Drawn(found, noun, lambda path: write_search_page(path, found), lambda: search_figures(found))
 
 
 @contextmanager

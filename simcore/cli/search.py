@@ -53,6 +53,7 @@ def search(
     write: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the ranking as scenario files.")] = None,
     output: Annotated[Path | None, typer.Option(
         "-o", "--output", metavar="DIR", help="Keep what is simulated in DIR; started again it goes on there.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write an HTML page.")] = None,
     jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, max=256, help="Worker processes.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print a list of answers as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
@@ -70,7 +71,7 @@ def search(
         found.append(_searched(space, _objectives(scenario, objective, pareto), top=top, unsure=unsure is Counts.FITS,
                                prunes=not exhaustive, workers=jobs or os.cpu_count() or 1,
                                kept=_folder(output, scenario, len(scenarios))))
-    _hand_out(scenarios, found, write, json=json)
+    _hand_out(scenarios, found, write, html, json=json)
     raise typer.Exit(int(any(not result.best for result in found)))
 
 
@@ -79,9 +80,10 @@ def _folder(output: Path | None, scenario: Scenario, num_scenarios: int) -> Path
     return output if output is None or num_scenarios == 1 else output / scenario.name
 
 
-def _hand_out(scenarios: Sequence[Scenario], found: Sequence[SearchResult], write: Path | None, *, json: bool) -> None:
-    """Writes scenario files of the rankings if asked, and prints the answers."""
-    from simcore.cli.output import print_json, print_shown
+def _hand_out(scenarios: Sequence[Scenario], found: Sequence[SearchResult], write: Path | None, html: Path | None, *,
+              json: bool) -> None:
+    """Writes scenario files of the rankings if asked, prints the answers, and writes a page if asked."""
+    from simcore.cli.output import print_json, print_shown, write_search_page
     from simcore.cli.sheets.found import answer
 
     if write is not None:
@@ -90,6 +92,8 @@ def _hand_out(scenarios: Sequence[Scenario], found: Sequence[SearchResult], writ
         print_json(found)
     else:
         print_shown(*(line for result in found for line in answer(result)))
+    if html is not None:
+        write_search_page(html, found)
 
 
 def _scenarios(paths: Sequence[str], overrides: Sequence[str]) -> list[Scenario]:

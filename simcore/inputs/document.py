@@ -24,6 +24,7 @@ __all__ = ["MAX_BYTES", "Document", "named_at", "parse_document", "parse_value",
 
 MAX_BYTES: Final = 2**18
 """Size of one file. The scanner's time grows with the square of a token's length: at this size, a second or two."""
+_ABSENT: Final = object()
 _FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 """Flags that open a pipe without waiting for its writer (Windows has none), and bytes unchanged (on Windows)."""
 
@@ -77,6 +78,19 @@ class Document:
             inner[str(key)] = inner = dict(step or {})
         inner[str(key_path[-1])] = value
         return replace(self, data=data, places={**self.places, (first_new or key_path): place, key_path: place})
+
+    def settings(self) -> dict[str, Any]:
+        """Values that `with_value` set, by dotted key: what the document has beside its file."""
+        found: dict[str, Any] = {}
+        for key_path, place in self.places.items():
+            is_part = any(place == other and len(path) > len(key_path) and path[:len(key_path)] == key_path
+                          for path, other in self.places.items())
+            inner: Any = self.data
+            for key in key_path:
+                inner = inner[key] if isinstance(inner, dict) and key in inner else _ABSENT
+            if inner is not _ABSENT and not is_part:
+                found[dotted(key_path)] = inner
+        return found
 
     def without(self, key: str) -> Document:
         """Copy of the document without one top-level key."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import json
+import re
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -10,11 +12,20 @@ from simcore.results.evidence import EvidenceKind
 from simcore.results.limit import Quantity
 from simcore.results.verdict import Verdict
 
-__all__ = ["FoundLayout", "FreeLimit", "RefusedBy", "SearchCounts", "SearchResult"]
+__all__ = ["FoundLayout", "FreeLimit", "RefusedBy", "SearchCounts", "SearchResult", "setting"]
+
+_PLAIN: Final = re.compile(r"(?!(?:true|false|null|yes|no|on|off|y|n)$)[a-z][a-z0-9_./-]*", re.IGNORECASE)
+"""Texts that YAML reads as text without quotes."""
 
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def setting(key: str, value: Any) -> str:
+    """Text `key=value` that `--set` reads back as this value: JSON, plain words without quotes."""
+    is_plain = isinstance(value, str) and _PLAIN.fullmatch(value)
+    return f"{key}={value if is_plain else json.dumps(value)}"
 
 
 class FoundLayout(_Frozen):
@@ -75,16 +86,31 @@ class SearchCounts(_Frozen):
 class SearchResult(_Frozen):
     """Answer of a search over the layouts of scenario `name`.
 
-    `objectives`: that of the ranking first, then those of the Pareto set. `best`: in order of the first; `pareto`: in
-    order of the first as well. `refused`: rules by the number of their candidates.
+    `path`: file of the scenario, "" for one made in Python; `settings`: dotted keys with the values that it has beside
+    that file, by `--set` or a sweep. `objectives`: that of the ranking first, then those of the Pareto set. `ranked`:
+    every layout that fits and was timed, in order of the first; `best`: the first places of it; `pareto`: those of it
+    in the Pareto set. `refused`: rules by the number of their candidates.
     """
 
     name: str
+    path: str
+    settings: dict[str, Any]
     objectives: tuple[str, ...]
     best: tuple[FoundLayout, ...]
     pareto: tuple[FoundLayout, ...]
+    ranked: tuple[FoundLayout, ...]
     counts: SearchCounts
     refused: tuple[RefusedBy, ...]
+
+    def arguments(self, layout: FoundLayout) -> tuple[str, ...]:
+        """Arguments of a command after its name, such as `run`, that make this layout out of the scenario's file."""
+        texts = [setting(key, value) for key, value in (self.settings | layout.keys).items()]
+        return self.path, *(part for text in texts for part in ("--set", text))
+
+    def _repr_html_(self) -> str:
+        from viz.notebook.search import search_html  # see `Report`
+
+        return search_html(self)
 
 
 class FreeLimit(_Frozen):

@@ -266,8 +266,11 @@ def _result(question: Search, num: int, fitting: Sequence[_Found], counts: _Coun
     num_timed, others = sum(found.time is not None for found in fitting), counts.others
     num_kept = sum(found.time is not None and not found.is_out for found in fitting)
     refused = sum(counts.refused.values())
+    base = question.space.base
     return SearchResult(
-        name=question.space.base.name, objectives=tuple(one.name for one in question.objectives),
+        name=base.name, path=base.document.path if base.document.lines else "",
+        settings={**({"sweep": None} if base.swept else {}), **base.document.settings()},
+        objectives=tuple(one.name for one in question.objectives), ranked=tuple(layouts),
         best=tuple(layouts[:question.top]), pareto=tuple(one for one in layouts if one.is_pareto),
         refused=tuple(RefusedBy(status=status, rule=rule, message=counts.messages[status, rule], count=count)
                       for (status, rule), count in counts.refused.most_common()),

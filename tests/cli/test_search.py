@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -120,3 +122,74 @@ def test_a_phase_that_does_not_fit_decides_too(ran: Run, tmp_path: Path) -> None
         assert ran("search", str(file), "--free", "training.micro_batch_size=1", "-j", "1").code == 1
         longest = json.loads(ran("solve", str(file), "--for", "sequence", "--json").out)[0]
         assert longest["value"] is None or longest["value"] < 4096
+
+
+def commands_on(page: Path) -> list[list[str]]:
+    """Arguments of the command of each layout on a page, as a shell splits them."""
+    texts = re.findall(r'class="opened-rows">(.*?)</script>', page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return [shlex.split(f"{data['path']} {' '.join(data['arguments'][place] for place in row['command'])}")
+            for data in map(json.loads, texts) for row in data["rows"]]
+
+
+def test_a_page_holds_every_layout_and_commands_that_give_its_numbers(ran: Run, file: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    (found,) = json.loads(ran("search", file, "--gpus", "1,2", "-j", "1", "--set", "training.seq_len=1024",
+                              "--exhaustive", "--json", "--html", str(page)).out)
+    commands = commands_on(page)
+    assert len(commands) == len(found["ranked"]) == found["counts"]["ranked"]
+    for place in (0, len(commands) // 2, len(commands) - 1):
+        (again,) = json.loads(ran("run", *commands[place], "--json").out)
+        one = found["ranked"][place]
+        assert again["time"]["step_s"] == one["step_s"]
+        assert again["ranks"][0]["peak"]["device_bytes"] == one["peak_bytes"]
+        assert again["scenario"]["training"]["seq_len"] == 1024
+    assert ran("report", *commands[0], "-o", str(tmp_path / "layout.html")).code == 0
+
+
+def test_commands_of_a_sweep_give_the_numbers_of_its_member(ran: Run, tmp_path: Path) -> None:
+    scenario = tmp_path / "my scenario.yaml"
+    scenario.write_text(f"{SCENARIO}sweep: {{training.seq_len: [512, 1024]}}\n", encoding="utf-8")
+    page = tmp_path / "page.html"
+    answers = json.loads(ran("search", str(scenario), "-j", "1", "--free", "training.micro_batch_size=1,2", "--json",
+                             "--html", str(page)).out)
+    numbers = [one["step_s"] for found in answers for one in found["ranked"]]
+    again = [json.loads(ran("run", *command, "--json").out) for command in commands_on(page)]
+    assert [len(reports) for reports in again] == [1] * len(numbers)
+    assert [reports[0]["time"]["step_s"] for reports in again] == numbers
+
+
+def test_a_page_that_cannot_be_written_is_one_line_after_the_answer(ran: Run, file: str, tmp_path: Path) -> None:
+    told = ran("search", file, "-j", "1", "--html", str(tmp_path / "absent" / "page.html"))
+    assert told.code == 2
+    assert "layouts" in told.out
+    assert len(told.err.strip().splitlines()) == 1
+
+
+def test_an_earlier_search_is_drawn_without_searching_again(ran: Run, file: str, tmp_path: Path) -> None:
+    kept, listed, page, again = (tmp_path / name for name in ("kept", "listed.json", "page.html", "again.html"))
+    told = ran("search", file, "--gpus", "2", "-j", "1", "-o", str(kept), "--html", str(page), "--json")
+    listed.write_text(told.out, encoding="utf-8")
+    for source in (kept, listed):
+        told = ran("report", str(source), "-o", str(again), "--figures", str(tmp_path / "figures"))
+        assert told.out.startswith(f"wrote {again}: 1 search\n")
+        assert again.read_text(encoding="utf-8") == page.read_text(encoding="utf-8")
+    names = sorted(path.name for path in (tmp_path / "figures").iterdir())
+    assert names == ["01-mine-axes.svg", "01-mine-pareto-tokens-peak.svg"]
+    assert json.loads(ran("report", str(kept), "-o", str(again), "--json").out) == json.loads(listed.read_text())
+
+
+def test_what_cannot_be_drawn_of_a_search_is_one_line(ran: Run, file: str, tmp_path: Path) -> None:
+    kept, stopped, other = tmp_path / "kept", tmp_path / "stopped", tmp_path / "other.json"
+    ran("search", file, "-j", "1", "-o", str(kept))
+    stopped.mkdir()
+    (stopped / "journal.jsonl").write_text("{}\n", encoding="utf-8")
+    answer = (kept / "answer.json").read_text(encoding="utf-8")
+    other.write_text(answer.replace('"ranked"', '"sorted"', 1), encoding="utf-8")
+    page = ("-o", str(tmp_path / "page.html"))
+    for arguments, says in (((str(kept), file), "not both"), ((str(kept), "--set", "mesh.tp=2"), "is a search"),
+                            ((str(stopped),), "not finished"), ((str(other),), "another version")):
+        told = ran("report", *arguments, *page)
+        assert told.code == 2
+        assert says in told.err
+        assert len(told.err.strip().splitlines()) == 1
+    assert not (tmp_path / "page.html").exists()

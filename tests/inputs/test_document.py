@@ -294,3 +294,15 @@ def test_lines_have_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         list(read_lines(write(tmp_path, b"abc\nabc\n"), 6))
     with pytest.raises(InputError, match=r"f.yaml:2: expected UTF-8 text, got byte 0xff at byte 1"):
         list(read_lines(write(tmp_path, b"abc\na\xff\n"), 100))
+
+
+def test_settings_are_what_was_set_beside_the_file() -> None:
+    document = parse_document("model: a\nmesh: {tp: 2}\n", "x.yaml")
+    assert document.settings() == {}
+    changed = document.with_value(("mesh", "tp"), 4, "--set mesh.tp=4")
+    changed = changed.with_value(("b", "c", "d"), None, "--set b.c.d=null")
+    assert changed.settings() == {"mesh.tp": 4, "b.c.d": None}
+    whole = changed.with_value(("mesh",), {"ep": 2}, "--set mesh={ep: 2}")
+    assert whole.settings() == {"mesh": {"ep": 2}, "b.c.d": None}
+    assert whole.with_value(("mesh", "cp"), 8, "--set mesh.cp=8").settings() == {
+        "mesh": {"ep": 2, "cp": 8}, "b.c.d": None, "mesh.cp": 8}

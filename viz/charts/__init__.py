@@ -7,7 +7,7 @@ A function that finds nothing to draw returns None.
 - Memory over the step: `memory` draws it from `stack` (the bands), `scale` (bytes to pixels) and `axes`.
 - Other charts: `lanes` (streams over time), `placement` (ranks of the mesh), `peak_owners` and `traffic` (bars),
   `pareto` (scenarios by memory and time or cost).
-- Shapes that several charts share: `bars`, `scatter`.
+- Shapes that several charts share: `bars`, `scatter`, `value_axis`.
 - Legends: `legend`, `memory_legend`; `rank_class` picks a class of ranks out of a report.
 
 Start at `memory.py`, function `memory_chart`.

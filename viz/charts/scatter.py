@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from simcore.units import format_bytes
 from viz.charts.scale import percent
-from viz.charts.stack import gib_ticks, ticks
+from viz.charts.stack import gib_ticks
+from viz.charts.value_axis import ValueAxis
 from viz.markup import Markup, element, number
 
 __all__ = ["Point", "edge", "scatter"]
@@ -17,8 +17,6 @@ __all__ = ["Point", "edge", "scatter"]
 TOP: Final = 22
 BOTTOM: Final = TOP + 300
 HEIGHT: Final = BOTTOM + 44
-_WIDE_RANGE: Final = 12
-"""Ratio of the largest to the smallest value above which the x axis is logarithmic."""
 
 
 @dataclass(frozen=True)
@@ -47,30 +45,6 @@ def edge(points: Sequence[Point]) -> list[Point]:
     return on_edge
 
 
-class _Axis:
-    """The x axis: linear, or logarithmic where the values span more than a factor of 12."""
-
-    def __init__(self, values: Sequence[float]) -> None:
-        low, high = min(values), max(values)
-        self.is_log = low > 0 and high / low > _WIDE_RANGE
-        ends = (math.log10(low), math.log10(high)) if self.is_log else (min(0.0, low), high)
-        room = (ends[1] - ends[0]) * 0.04 or abs(ends[1]) * 0.04 or 1.0
-        self.low, self.high = ends[0] - room * self.is_log, ends[1] + room
-
-    def share(self, value: float) -> float:
-        """Returns where a value is, 0 to 1 across the plot."""
-        return ((math.log10(value) if self.is_log else value) - self.low) / (self.high - self.low)
-
-    def marks(self) -> Sequence[float]:
-        """Returns round values for ticks."""
-        if not self.is_log:
-            return ticks(self.low, self.high, 6)
-        powers = range(math.floor(self.low), math.ceil(self.high) + 1)
-        steps = (1, 2, 5) if self.high - self.low < 3 else (1,)
-        marks = (step * 10.0**power for power in powers for step in steps)
-        return [mark for mark in marks if self.low <= math.log10(mark) <= self.high]
-
-
 def scatter(points: Sequence[Point], title: str, x_name: str, show: Callable[[float], str], capacities: Sequence[int],
             identity: str) -> Markup | None:
     """Draws scenarios by x and peak memory as one `<svg>`, with the Pareto edge; None without points.
@@ -80,7 +54,7 @@ def scatter(points: Sequence[Point], title: str, x_name: str, show: Callable[[fl
     """
     if not points:
         return None
-    axis, on_edge = _Axis([p.x for p in points]), edge(points)
+    axis, on_edge = ValueAxis([p.x for p in points]), edge(points)
     highest = max(p.num_bytes for p in points)
     lines = [c for c in dict.fromkeys(capacities) if c < 2.5 * highest] if len(set(capacities)) < 4 else []
     top = max([highest, *lines, 1]) * 1.06
@@ -111,7 +85,7 @@ def _path(corners: Sequence[tuple[float, float]]) -> str:
     return f"M{number(1000 * corners[0][0])} {TOP}V{number(corners[0][1])}{steps}H1000"
 
 
-def _frame(axis: _Axis, top: float, y: Callable[[float], float], show: Callable[[float], str], name: str
+def _frame(axis: ValueAxis, top: float, y: Callable[[float], float], show: Callable[[float], str], name: str
            ) -> Iterator[Markup]:
     for num_bytes, label in gib_ticks(top):
         at = y(num_bytes)

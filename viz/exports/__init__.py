@@ -8,7 +8,7 @@ lines of text next to the file, and the command line prints them.
 - `kineto`: one trace a rank as PyTorch's profiler writes it, for HolisticTraceAnalysis.
 - `slices`: the spans of a report as slices that do not overlap; both traces are made from them.
 - `snapshot`: the memory as a snapshot of PyTorch's caching allocator, for its viewer.
-- `figures`: each chart as an SVG or PNG file of its own, for papers and slides.
+- `figures`: each chart as an SVG or PNG file of its own, for papers and slides; `search_figures`: those of a search.
 
 Start at `chrome.py`; each module's docstring says what the readers of its format require.
 """

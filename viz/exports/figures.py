@@ -28,14 +28,15 @@ from viz.markup import Markup, element
 from viz.palette import texture_definitions
 from viz.stylesheet import stylesheet
 
-__all__ = ["WIDTH", "as_png", "figures", "letters"]
+__all__ = ["MARGIN", "SIZE", "WIDTH", "Figure", "alone", "as_png", "figures", "letters", "slug"]
 
 WIDTH: Final = 1000
-_MARGIN: Final = 64
+MARGIN: Final = 64
 _NAMES: Final = 120
 _TITLE: Final = 50
 _VARIABLE: Final = re.compile(r"var\(--([a-z0-9-]+)\)")
-_SIZE: Final = re.compile(r'(?<= )width="100%" height="(\d+)"')
+SIZE: Final = re.compile(r'(?<= )width="100%" height="(\d+)"')
+"""Width and height of a drawing, which a figure replaces by its place."""
 _FONT: Final = "ui-sans-serif, system-ui, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, sans-serif"
 _FAMILIES: Final = ("Liberation Sans", "Arial", "Helvetica", "Segoe UI", "Roboto", "Noto Sans", "DejaVu Sans",
                     "Cantarell", "Ubuntu", "FreeSans")
@@ -48,7 +49,7 @@ _LARGEST: Final = 16
 
 
 @dataclass(frozen=True)
-class _Figure:
+class Figure:
     """A drawing with its name, its title, its legend, and a drawing to the left of it (the names of lanes)."""
 
     name: str
@@ -68,30 +69,30 @@ def figures(reports: Sequence[Report]) -> Iterator[tuple[str, str]]:
                     ("pareto-cost", "Peak memory against cost", cost_scatter(reports, "c")))
         for name, title, drawing in scatters:
             if drawing is not None:
-                yield name, _alone(_Figure(name, f"{title}, {len(reports):,} scenarios", drawing, _SCATTER_ENTRIES))
+                yield name, alone(Figure(name, f"{title}, {len(reports):,} scenarios", drawing, _SCATTER_ENTRIES))
     if len(reports) <= _LARGEST:
         for number, report in enumerate(reports, 1):
-            start = f"{number:02}-{_slug(report.name)}"
+            start = f"{number:02}-{slug(report.name)}"
             for figure in _of_report(report):
-                yield f"{start}-{figure.name}", _alone(replace(figure, title=f"{figure.title} \u00b7 {report.name}"))
+                yield f"{start}-{figure.name}", alone(replace(figure, title=f"{figure.title} \u00b7 {report.name}"))
 
 
 _SCATTER_ENTRIES: Final = (LegendEntry("\u25cf fits"), LegendEntry("\u25cb unsure"), LegendEntry("\u00d7 does not fit"),
                            LegendEntry("black: on the Pareto edge of those that fit"))
 
 
-def _of_report(report: Report) -> Iterator[_Figure]:
+def _of_report(report: Report) -> Iterator[Figure]:
     placement_map = placement(report, "m")
     if placement_map is not None:
-        yield _Figure("placement", "What lies on each rank", placement_map, component_entries(report))
+        yield Figure("placement", "What lies on each rank", placement_map, component_entries(report))
     streams = lanes(report, "s")
     if streams is not None:
-        yield _Figure("streams", "Streams over one step", streams, lane_entries(report), lane_names(report))
+        yield Figure("streams", "Streams over one step", streams, lane_entries(report), lane_names(report))
     for number, rank in enumerate(report.ranks[:_LARGEST]):
         yield from _of_rank(report, rank, number)
 
 
-def _of_rank(report: Report, rank: RankReport, number: int) -> Iterator[_Figure]:
+def _of_rank(report: Report, rank: RankReport, number: int) -> Iterator[Figure]:
     detail, name = class_detail(report, rank), f"ranks {shortened(', '.join(rank.ranks), 40)}"
     if rank.memory is not None and rank.memory.event_index:
         yield _memory(report, rank, "issue", f"memory-{number}", name)
@@ -101,31 +102,32 @@ def _of_rank(report: Report, rank: RankReport, number: int) -> Iterator[_Figure]
         yield _memory(report, by_part(rank, detail), "issue", f"memory-{number}-parts", name)
     owners = peak_owner_bars(rank, detail, "h") if detail else None
     if owners is not None:
-        yield _Figure(f"peak-{number}", f"Who is there at the peak of {name}", owners, category_entries(rank))
+        yield Figure(f"peak-{number}", f"Who is there at the peak of {name}", owners, category_entries(rank))
     traffic = traffic_bars(report, rank, "w")
     if traffic is not None:
-        yield _Figure(f"traffic-{number}", f"What leaves a rank of {name} in one step", traffic, link_entries())
+        yield Figure(f"traffic-{number}", f"What leaves a rank of {name} in one step", traffic, link_entries())
 
 
-def _memory(report: Report, rank: RankReport, clock: Clock, name: str, ranks: str) -> _Figure:
+def _memory(report: Report, rank: RankReport, clock: Clock, name: str, ranks: str) -> Figure:
     kinds = report.detail.layers if report.detail else {}
     drawing = memory_chart(rank, report.capacity_bytes, clock, "i", kinds=kinds)
-    return _Figure(name, f"Allocated memory over one step, {ranks}", drawing, category_entries(rank))
+    return Figure(name, f"Allocated memory over one step, {ranks}", drawing, category_entries(rank))
 
 
-def _slug(name: str) -> str:
+def slug(name: str) -> str:
+    """Returns a name that is safe as a part of a file name, at most 80 characters."""
     return re.sub(r"[^A-Za-z0-9.=]+", "-", name)[:80].strip("-.") or "scenario"
 
 
-def _alone(figure: _Figure) -> str:
+def alone(figure: Figure) -> str:
     """Returns the SVG text of a figure: its title, the drawing below, and its legend below that."""
-    match = _SIZE.search(figure.drawing)
+    match = SIZE.search(figure.drawing)
     height = int(match[1]) if match else 400
-    left = _MARGIN if figure.lane_names is None else _NAMES
+    left = MARGIN if figure.lane_names is None else _NAMES
     frame = f'x="{left}" y="{_TITLE}" width="{WIDTH - left - 24}" height="{height}"'
-    drawing = Markup(_SIZE.sub(frame, figure.drawing, count=1))
+    drawing = Markup(SIZE.sub(frame, figure.drawing, count=1))
     names = None if figure.lane_names is None else Markup(
-        _SIZE.sub(f'x="24" y="{_TITLE}" width="{left - 32}" height="{height}"', figure.lane_names, count=1))
+        SIZE.sub(f'x="24" y="{_TITLE}" width="{left - 32}" height="{height}"', figure.lane_names, count=1))
     legend, legend_height = legend_drawing(figure.entries, WIDTH - 48)
     total = _TITLE + height + 18 + legend_height + 10
     parts = (element("rect", width="100%", height="100%", fill=_tokens()["card"]),

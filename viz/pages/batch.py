@@ -5,25 +5,27 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from simcore.results.report import Report
 from simcore.units import format_seconds
 from viz.charts.pareto import cost_per_million_tokens, cost_scatter, time_points, time_scatter
 from viz.charts.scatter import edge
-from viz.markup import Child, Markup, element, escape
+from viz.layouts.layout_keys import in_order
+from viz.markup import Child, Markup, element, printable
 from viz.pages.scenario_keys import differing_keys
 from viz.pages.tables import bytes_or_dash, signed_bytes
 from viz.pages.verdict import verdict_bar, verdict_key
 
-__all__ = ["batch"]
+__all__ = ["FIRST_ROWS", "batch", "filter_form", "more_rows", "script_data"]
 
 _MOST_VALUES: Final = 16  # of a key that is a filter
 _MOST_KEYS: Final = 9  # that are filters and columns
 _MOST_LISTED: Final = 12  # scenarios in the list of the edge
 _TOP: Final = 8  # categories and collectives in an opened row
-_FIRST_ROWS: Final = 100  # rows in view before more are asked for
+FIRST_ROWS: Final = 100  # rows in view before more are asked for
+_MARKUP: Final = re.compile("[<>&\u2028\u2029]")
 _SWEPT: Final = re.compile(r"(?:^|,)([a-z_.]+)=")
 
 
@@ -42,8 +44,8 @@ def batch(reports: Sequence[Report], *, linked: bool) -> Markup:
     return element(
         "section", element("h2", f"{len(reports):,} scenarios"), element("p", f"{words}.", class_="answer"),
         _filters(keys, verdicts), element("div", *figures, class_="side") if pictures else None, _scatter_key(reports),
-        _edge_list(reports), _table(reports, keys, linked=linked), _more_rows(), _data(reports), class_="batch",
-        aria_label="Scenarios on this page")
+        _edge_list(reports), _table(reports, keys, linked=linked), more_rows(),
+        script_data(list(map(_opened, reports))), class_="batch", aria_label="Scenarios on this page")
 
 
 _WORDS: Final = {"fits": ("fits", "fit"), "oom": ("runs out of memory", "run out of memory"),
@@ -82,26 +84,24 @@ def _edge_list(reports: Sequence[Report]) -> Markup | None:
 
 
 def _filters(keys: dict[str, list[str]], verdicts: Counter[str]) -> Markup | None:
-    """Returns check boxes for each key that differs; only the script shows them."""
     groups = {"verdict": list(verdicts)} if len(verdicts) > 1 else {}
-    groups |= {key: sorted(dict.fromkeys(values), key=_in_order) for key, values in keys.items()}
+    return filter_form(groups | {key: sorted(dict.fromkeys(values), key=in_order) for key, values in keys.items()})
+
+
+def filter_form(groups: Mapping[str, Sequence[str]], ranges: Iterable[Markup] = ()) -> Markup | None:
+    """Returns a form with check boxes for each value of each group, shown by the script alone; None without groups.
+
+    `ranges`: further fields, of numbers.
+    """
     if not groups:
         return None
     fields = (element("fieldset", element("legend", name), *(
         element("label", element("input", type="checkbox", name=f"f{place}", value=value),
-                element("span", value)) for value in values), class_="choice") for place, (name, values) in
-              enumerate(groups.items()))
+                element("span", value)) for value in values), class_="choice", data_key=name)
+              for place, (name, values) in enumerate(groups.items()))
     count = element("p", element("output", "", class_="count"), " ",
                     element("button", "show all", type="button", class_="reset"), class_="filtered")
-    return element("form", *fields, count, class_="filters", hidden=True, aria_label="Filters")
-
-
-def _in_order(value: str) -> tuple[int, float, str]:
-    """Sorts numbers by value, before words."""
-    try:
-        return 0, float(value), value
-    except ValueError:
-        return 1, 0.0, value
+    return element("form", *fields, *ranges, count, class_="filters", hidden=True, aria_label="Filters")
 
 
 def _table(reports: Sequence[Report], keys: dict[str, list[str]], *, linked: bool) -> Markup:
@@ -118,10 +118,10 @@ def _table(reports: Sequence[Report], keys: dict[str, list[str]], *, linked: boo
     return element("div", scenarios, class_="scroll tall", role="region", tabindex=0, aria_label="All scenarios")
 
 
-def _more_rows() -> Markup:
+def more_rows() -> Markup:
     """Returns buttons that show the rows beyond the first 100: a browser takes seconds to lay out thousands of rows."""
     return element("p", element("output", ""), *(element("button", words, type="button", data_more=more)
-                                                for words, more in ((f"{_FIRST_ROWS} more", _FIRST_ROWS), ("all", 0))),
+                                                for words, more in ((f"{FIRST_ROWS} more", FIRST_ROWS), ("all", 0))),
                    class_="later", hidden=True)
 
 
@@ -150,20 +150,15 @@ def _row(n: int, report: Report, label: str, verdicts: Sequence[str], values: Se
                for text, value in cells)
     others = (element("td", value) for value in values)
     return element("tr", element("th", name, scope="row"), *numbers, *others, id=f"row-{n + 1}", data_n=n,
-                   class_="late" if n >= _FIRST_ROWS else None,
+                   class_="late" if n >= FIRST_ROWS else None,
                    data_f=json.dumps([*verdicts, *values], ensure_ascii=False))
 
 
-def _data(reports: Sequence[Report]) -> Markup:
+def script_data(value: object) -> Markup:
     """Returns as JSON what rows show when they are opened, with every character of markup escaped."""
-    text = json.dumps([_opened(report) for report in reports], ensure_ascii=False, separators=(",", ":"))
-    safe = "".join(f"\\u{ord(c):04x}" if c in "<>&\u2028\u2029" else c for c in str(escape_controls(text)))
-    return element("script", Markup(safe), type="application/json", id="opened")
-
-
-def escape_controls(text: str) -> str:
-    """Returns `text` with the characters that `escape` replaces by U+FFFD replaced so; `<>&"'` stay as they are."""
-    return "".join(c if c in "<>&\"'" else escape(c) for c in text)
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    safe = _MARKUP.sub(lambda match: f"\\u{ord(match[0]):04x}", printable(text))
+    return element("script", Markup(safe), type="application/json", class_="opened-rows")
 
 
 def _opened(report: Report) -> dict[str, Any]:

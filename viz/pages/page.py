@@ -10,15 +10,17 @@ from typing import Final
 
 from simcore.results.compare import Kept
 from simcore.results.detail import MAX_DETAILED
+from simcore.results.found import SearchResult
 from simcore.results.report import Report
 from viz.markup import Markup, element, join
 from viz.pages.batch import batch
 from viz.pages.comparison import comparison
 from viz.pages.report import article
+from viz.pages.search import search_section
 from viz.palette import texture_definitions
 from viz.stylesheet import stylesheet
 
-__all__ = ["render", "render_comparison"]
+__all__ = ["render", "render_comparison", "render_search"]
 
 _STYLE: Final = stylesheet()
 _SCRIPT: Final = files("viz.pages").joinpath("page.js").read_text(encoding="utf-8").strip()
@@ -30,7 +32,7 @@ def render(reports: Sequence[Report]) -> str:
 
     Two to eight reports are also there in full, folded.
     """
-    return _page(reports, "rankscope report", _parts(reports))
+    return _page([report.name for report in reports], "rankscope report", _parts(reports))
 
 
 def render_comparison(reports: Sequence[Report], kept: Sequence[Kept] = ()) -> str:
@@ -38,14 +40,21 @@ def render_comparison(reports: Sequence[Report], kept: Sequence[Kept] = ()) -> s
 
     `kept`: settings that some keep although all were to have those of one.
     """
-    return _page(reports, "rankscope comparison", (comparison(*reports, kept=kept), *_in_full(reports)))
+    parts = (comparison(*reports, kept=kept), *_in_full(reports))
+    return _page([report.name for report in reports], "rankscope comparison", parts)
 
 
-def _page(reports: Sequence[Report], title: str, parts: Iterable[Markup]) -> str:
+def render_search(results: Sequence[SearchResult]) -> str:
+    """Returns the HTML text of a page with the layouts that each search found: charts, filters, a table, counts."""
+    sections = (search_section(result, f"s{n}") for n, result in enumerate(results, 1))
+    return _page([result.name for result in results], "rankscope search", sections)
+
+
+def _page(names: Sequence[str], title: str, parts: Iterable[Markup]) -> str:
     main = element("main", element("h1", title), *parts)
     textures = element("svg", texture_definitions(), class_="textures", width=0, height=0, aria_hidden="true")
     body = element("body", textures, main, element("footer", element("p", _NOTE)), element("script", Markup(_SCRIPT)))
-    return f"<!DOCTYPE html>\n{element('html', _head(reports), body, lang='en')}\n"
+    return f"<!DOCTYPE html>\n{element('html', _head(names), body, lang='en')}\n"
 
 
 def _parts(reports: Sequence[Report]) -> Iterator[Markup]:
@@ -70,15 +79,15 @@ def _folded(report: Report, ordinal: int, count: int) -> Markup:
     return element("details", head, article(report, ordinal, 1 / count), class_="whole")
 
 
-def _head(reports: Sequence[Report]) -> Markup:
-    names = join((report.name for report in reports[:3]), ", ") or "no reports"
+def _head(names: Sequence[str]) -> Markup:
+    words = join(names[:3], ", ") or "no reports"
     return element(
         "head",
         element("meta", charset="utf-8"),
         element("meta", http_equiv="Content-Security-Policy", content=_policy()),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
-        element("title", join((names, Markup(" \u00b7 rankscope")))),
+        element("title", join((words, Markup(" \u00b7 rankscope")))),
         element("style", Markup(_STYLE)))
 
 

@@ -21,7 +21,7 @@ def test_the_verdicts_of_a_batch_are_sentences() -> None:
 def test_what_a_row_opens_to_is_harmless_text() -> None:
     reports = [a_report(EVIL), a_report("\u2028</script>"), a_report("c")]
     page = render(reports * 4)
-    data = re.findall(r'<script type="application/json" id="opened">(.*?)</script>', page, flags=re.DOTALL)
+    data = re.findall(r'<script type="application/json" class="opened-rows">(.*?)</script>', page, flags=re.DOTALL)
     assert len(data) == 1
     assert not set("<>&\u2028\x00\x1b") & set(data[0])
     shown = json.loads(data[0])
