@@ -21,6 +21,7 @@ from simcore.cli.read import read
 from simcore.cli.report import report
 from simcore.cli.search import search
 from simcore.cli.solve import solve
+from simcore.cli.usage import called
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -369,4 +370,4 @@ def _compared(found: Sequence[Compared], *, drawn: bool) -> list[Report]:
 
 def main() -> NoReturn:
     """Runs the command `rankscope`; ends the process with the published exit codes."""
-    ended(app)
+    ended(partial(called, app))
