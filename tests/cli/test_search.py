@@ -61,7 +61,12 @@ def test_nothing_fits_is_exit_one(ran: Run, file: str) -> None:
     (["--gpus", "99999999999"], "expected numbers"), (["--where", "mesh.tp <="], "expected a condition"),
     (["--where", "mesh.nothing == 1"], "no key of a scenario"), (["--where", "open('x')"], "got a call"),
     (["--free", "training.seq_len"], "expected values"), (["--free", "training.seq_len=[1"], "--free"),
-    (["--free", "nothing.here=1,2"], "nothing"), (["--framework", "jax"], "jax"), (["--topology", "moon"], "moon"),
+    (["--free", "nothing.here=1,2"], "nothing"), (["--framework", "jax"], "rankscope: --framework jax: unknown framework 'jax'"),
+    (["--topology", "moon"], "rankscope: --topology moon: no topology 'moon'"),
+    (["--free", "mesh.xp"], "rankscope: --free mesh.xp: unknown key 'mesh.xp'; the keys here are pp, dp_replicate"),
+    (["--free", "mesh.xp=1,2"], "rankscope: --free mesh.xp: unknown key 'mesh.xp'"),
+    (["--free", "training.bach"], "rankscope: --free training.bach: unknown key"),
+    (["--set", "search.framework=[jax]"], "rankscope: --set search.framework=[jax]: unknown framework 'jax'"),
     (["--allow", "fp2"], "expected bf16-params"), (["--pareto", "beauty"], "expected tokens"),
     (["--where", "mesh.tp == 7"], "no layout"), (["--free", "mesh.tp=2", "--gpus", "2"], "no layout is legal"),
 ])
