@@ -194,7 +194,7 @@ def _entry(part: Member, *, swept: bool) -> Entry:
     try:
         scenario = parse_scenario(document, swept=swept)
     except InputError as error:
-        return _failed(document, document.path, error.problems)
+        return _failed(document, document.path, tuple(map(part.hinted, error.problems)))
     return Entry(scenario.name, document.where(("name",)), scenario)
 
 
