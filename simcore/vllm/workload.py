@@ -252,7 +252,8 @@ def serving(engine: Engine) -> Serving:
         kv_bytes_per_token=pages.token_bytes * pages.attention_layers,
         state_bytes=pages.state_bytes * pages.mamba_layers,
         block_size=pages.block_size, page_bytes=pages.page_bytes, num_blocks=cache.num_blocks,
-        cache_tokens=cache.tokens(engine.max_model_len), concurrency=cache.concurrency(engine.max_model_len),
+        cache_groups=pages.attention_groups + pages.mamba_groups, cache_tokens=cache.tokens(engine.max_model_len),
+        concurrency=cache.concurrency(engine.max_model_len),
         longest=pages.longest(max(0, engine.cache_budget)), decode=tuple(_decodes(engine)), refusal=engine.refusal)
 
 

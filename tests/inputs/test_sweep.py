@@ -82,8 +82,8 @@ def test_a_key_that_takes_a_list_is_swept_in_double_brackets(tmp_path: Path) -> 
     lora = "training.lora.target_modules"
     (found,) = entries(tmp_path, f"sweep: {{{lora}: [q_proj, v_proj], mesh.dp_shard: [1, 2]}}\n")
     (problem,) = found.problems
-    assert problem.message == (f"{lora}: expected 'auto' or a list, and a sweep takes the items of its list one by one; "
-                               "write [[q_proj, v_proj]] for one value that is a list")
+    assert problem.message == (f"{lora}: expected 'auto' or a list, and a sweep takes the items of its list one by "
+                               "one; write [[q_proj, v_proj]] for one value that is a list")
     fine = entries(tmp_path, f"sweep: {{{lora}: [[q_proj, v_proj]]}}\n")
     assert [one.problems for one in fine] == [()]
 

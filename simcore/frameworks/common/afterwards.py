@@ -12,7 +12,7 @@ under mixed precision, but not under DeepSpeed, nor where the model itself is in
 PEFT 0.21.2 `tuners/lora/layer.py`, Linear.merge: the product B A and that product scaled, in the adapters' type, then
 an addition in place. `tuners/lora/bnb.py`, Linear4bit.merge: the base unpacked, both deltas; then base, delta and their
 sum, which goes to the host, comes back and is packed again. transformers' save_pretrained writes the merged model, in
-files of at most 50 GB (max_shard_size); safetensors 0.8.0 `torch.py`, _flatten_as_ptr, copies all of a file's tensors to
+files of at most 50 GB (max_shard_size); safetensors 0.8.0 `torch.py`, _flatten_as_ptr, copies all tensors of a file to
 the host before it writes the first.
 """
 
