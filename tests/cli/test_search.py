@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from checkout import ROOT
 from command import Run
 
 SCENARIO = """\
@@ -126,3 +127,13 @@ def test_a_phase_that_does_not_fit_decides_too(ran: Run, tmp_path: Path) -> None
         assert ran("search", str(file), "--free", "training.micro_batch_size=1", "-j", "1").code == 1
         longest = json.loads(ran("solve", str(file), "--for", "sequence", "--json").out)[0]
         assert longest["value"] is None or longest["value"] < 4096
+
+
+def test_gpus_of_engines_are_told_beside_those_that_train(ran: Run) -> None:
+    file = str(ROOT / "scenarios/nano-grpo/full-separate.yaml")
+    arguments = ("search", file, "--gpus", "16", "--free", "mesh.ep=8", "--top", "1", "-j", "1")
+    shown = ran(*arguments).out
+    assert "GPUs, engines'" in shown
+    assert " 16 + 8 " in shown
+    (found,) = json.loads(ran(*arguments, "--json", "--where", "num_gpus == 16").out)
+    assert (found["best"][0]["num_gpus"], found["best"][0]["engine_gpus"]) == (16, 8)
