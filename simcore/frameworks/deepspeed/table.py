@@ -328,8 +328,8 @@ def _fetched_by_layer(packed: PackedWeights | None) -> tuple[tuple[str, str, str
     if packed is None or packed.is_tensor:
         return (of_layer,)
     return (of_layer, ("gathered 4-bit weights", "each stays, whole, until backward is over, also with recompute",
-                       "derived", "bitsandbytes 0.50.2 autograd/_functions.py MatMul4Bit: a view of what DeepSpeed 0.19.6 "
-                       "gathered, in its graph"))
+                       "derived", "bitsandbytes 0.50.2 autograd/_functions.py MatMul4Bit: a view of what DeepSpeed "
+                       "0.19.6 gathered, in its graph"))
 
 
 def _spaces(strategy: ZeroStrategy) -> tuple[str, str]:
