@@ -47,7 +47,7 @@ def test_of_two_results_the_difference_follows() -> None:
 
 
 def test_rows_of_the_device_add_up() -> None:
-    """What is reserved holds the allocator's cache, so it may be above what is needed: it stands last, and says so."""
+    """Reserved memory holds the allocator's cache and may be above what is needed: it is the last row, and says so."""
     roomy = [report(name, peak).model_copy(update={"capacity_bytes": 80 * 2**30, "headroom_bytes": (80 - peak) * 2**30})
              for name, peak in (("a", 40), ("b", 50))]
     every = [one.strip().split("  ")[0] for one in lines(compare(*roomy))]
