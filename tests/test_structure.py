@@ -85,6 +85,7 @@ DOORS = {
         "simcore/cli/sheets/time.py",
     },
     "typer": {
+        "simcore/cli/usage.py",
         "simcore/cli/search.py",
         "simcore/cli/solve.py",
         "simcore/cli/calibrate.py",
