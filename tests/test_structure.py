@@ -41,6 +41,7 @@ DOORS = {
     "pydantic": {
         "simcore/inputs/block.py",
         "simcore/calibration/write.py",
+        "simcore/cli/usage.py",  # errors of options, which typer checks with it
         "simcore/results/compare.py",
         "simcore/results/found.py",
         "simcore/results/limit.py",
@@ -84,6 +85,7 @@ DOORS = {
         "simcore/cli/sheets/time.py",
     },
     "typer": {
+        "simcore/cli/usage.py",
         "simcore/cli/search.py",
         "simcore/cli/solve.py",
         "simcore/cli/calibrate.py",

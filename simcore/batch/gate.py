@@ -31,9 +31,12 @@ from simcore.results.report import BESIDE_STEPS, Peak, Report
 from simcore.results.verdict import SEVERITY
 from simcore.units import format_bytes, format_seconds, parse_quantity
 
-__all__ = ["TOLERANCE", "Decided", "Finding", "Gate", "gates", "github", "junit", "read_results", "unmatched"]
+__all__ = ["IN_TABLES", "TOLERANCE", "Decided", "Finding", "Gate", "gates", "github", "junit", "read_results",
+           "unmatched"]
 
 TOLERANCE = 0.01
+IN_TABLES = frozenset({"oom", "unsure", "host", "phase"})
+"""Kinds of findings that the tables of a terminal tell too: verdicts, and phases that do not fit."""
 MAX_BYTES = 2**28
 """Size of a file of results that is one JSON text."""
 
@@ -174,7 +177,7 @@ def _hosts(outcome: Outcome) -> Iterator[Finding]:
 def _over_fill(outcome: Outcome, max_fill: float) -> Iterator[Finding]:
     highest, capacity = outcome.report.highest_bytes, outcome.report.capacity_bytes
     if outcome.report.verdict in ("fits", "unsure") and highest and capacity and highest > max_fill * capacity:
-        yield _finding(outcome, "fill", f"{_fill(outcome.report)} (limit {max_fill:.0%})")
+        yield _finding(outcome, "fill", f"{_fill(outcome.report)} (limit {100 * max_fill:.6g}%)")
 
 
 def _regressions(outcome: Outcome, before: Mapping[str, Report]) -> Iterator[Finding]:

@@ -5,5 +5,6 @@ Start: `app.main`; commands `run`, `place`, `check`, `compare`, `validate`, `sch
 the others have a module: `calibrate`, `explain`, `export`, `read`, `report`, `search`, `solve`.
 
 `sheets`: tables of a terminal. `session`: one command's batch. `output`: where results go (JSON, pages, figures, CI).
-`stdio`: streams that are closed, full, or without UTF-8. `exit_codes`: how the process ends.
+`stdio`: streams that are closed, full, or without UTF-8. `exit_codes`: how the process ends. `usage`: wrong
+options, a line each.
 """

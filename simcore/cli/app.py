@@ -21,6 +21,7 @@ from simcore.cli.read import read
 from simcore.cli.report import report
 from simcore.cli.search import search
 from simcore.cli.solve import solve
+from simcore.cli.usage import called
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -317,8 +318,11 @@ def _existing(output: Path | None, *, append: bool, overwrite: bool) -> Existing
 
 def _show(ran: Ran, *, json: bool, asked: Sequence[Gate] | None = None, report_format: Format | None = None,
           summary: bool = True, details: bool = False) -> int:
-    """Prints everything; returns the highest exit code of the scenarios, or the code that ended the batch early."""
-    from simcore.batch.gate import gates
+    """Prints everything once; returns the highest exit code of the scenarios, or the code that ended the batch early.
+
+    What standard output tells, tables or findings for GitHub, is not repeated on standard error.
+    """
+    from simcore.batch.gate import IN_TABLES, gates
     from simcore.cli import output
 
     reports = [o.report for o in ran.outcomes]
@@ -329,8 +333,9 @@ def _show(ran: Ran, *, json: bool, asked: Sequence[Gate] | None = None, report_f
         output.print_json(reports)
     elif summary:
         output.print_summary(reports, details=details)
-    findings.sort(key=lambda finding: -finding.code)
-    output.complain([*findings, *ran.problems])
+    tabled = IN_TABLES if summary and not json and report_format is None else frozenset()
+    told = sorted((f for f in findings if f.kind not in tabled), key=lambda finding: -finding.code)
+    output.complain([*([] if report_format is Format.GITHUB else told), *ran.problems])
     if ran.ended:
         kept = f"; {ran.where} has them, and the same run goes on from there" if ran.where else ""
         output.say(f"{'stopped' if ran.problems else 'interrupted'}, {len(reports)} results kept{kept}")
@@ -369,4 +374,4 @@ def _compared(found: Sequence[Compared], *, drawn: bool) -> list[Report]:
 
 def main() -> NoReturn:
     """Runs the command `rankscope`; ends the process with the published exit codes."""
-    ended(app)
+    ended(partial(called, app))

@@ -36,7 +36,7 @@ class Counts(StrEnum):
 def search(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Scenario files, folders or globs.")],
     *,
-    gpus: Annotated[str, typer.Option(metavar="N,..", help="Numbers of GPUs, such as 8,16 or 1-24.")] = "",
+    gpus: Annotated[str, typer.Option(metavar="N,..", help="Numbers of GPUs that train, such as 8,16 or 1-24.")] = "",
     framework: Annotated[str, typer.Option(metavar="NAME,..", help="Frameworks to try.")] = "",
     topology: Annotated[str, typer.Option(metavar="NAME,..", help="Machines to try.")] = "",
     free: Annotated[list[str] | None, typer.Option(

@@ -31,7 +31,7 @@ def solve(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Scenario files, folders or globs.")],
     *,
     quantity: Annotated[Asked, typer.Option("--for", help="Quantity whose limit is asked.")] = Asked.GPUS,
-    gpus: Annotated[str, typer.Option(metavar="N,..", help="Only these numbers of GPUs; with --free.")] = "",
+    gpus: Annotated[str, typer.Option(metavar="N,..", help="Only these numbers of GPUs that train; with --free.")] = "",
     framework: Annotated[str, typer.Option(metavar="NAME,..", help="Frameworks to try.")] = "",
     topology: Annotated[str, typer.Option(metavar="NAME,..", help="Machines to try.")] = "",
     free: Annotated[list[str] | None, typer.Option(

@@ -92,14 +92,14 @@ def entry_of(document: Document, overrides: Sequence[str] = ()) -> Entry:
         return _failed(document, document.path, error.problems)
 
 
-def changed(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
-    """Copy of a scenario with the dotted keys in `values` set.
+def changed(scenario: Scenario, values: Mapping[str, Any], place: str = "") -> Scenario:
+    """Copy of a scenario with the dotted keys in `values` set. `place`: that problems name; "": `--set` and the key.
 
     InputError for a value that no scenario may have.
     """
     document = scenario.document
     for key, value in values.items():
-        document = document.with_value(split_key(key), value, f"--set {key}")
+        document = document.with_value(split_key(key), value, place or f"--set {key}")
     return parse_scenario(document, swept=scenario.swept)
 
 
@@ -194,7 +194,7 @@ def _entry(part: Member, *, swept: bool) -> Entry:
     try:
         scenario = parse_scenario(document, swept=swept)
     except InputError as error:
-        return _failed(document, document.path, error.problems)
+        return _failed(document, document.path, tuple(map(part.hinted, error.problems)))
     return Entry(scenario.name, document.where(("name",)), scenario)
 
 

@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem
@@ -27,14 +27,29 @@ MAX_CHANGES: Final = 1_000_000
 """Keys that a sweep may set, counted in every scenario."""
 
 _MAX_NAME: Final = 200
+_NO_LIST: Final = " a list, got "
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One scenario of a sweep, as a document with its keys set; `problems` if they could not be set."""
+    """One scenario of a sweep, as a document with its keys set; `problems` if they could not be set.
+
+    `swept`: its swept keys, each with all values of the sweep.
+    """
 
     document: Document
     problems: tuple[Problem, ...] = ()
+    swept: tuple[tuple[str, Sequence[Any]], ...] = ()
+
+    def hinted(self, problem: Problem) -> Problem:
+        """Problem of a swept key that takes a list, with how a sweep writes one: the same for all items of the list."""
+        for key, values in self.swept:
+            before, got, _ = problem.message.partition(_NO_LIST)
+            if got and before.startswith(f"{key}: expected"):
+                whole = f"[[{', '.join(map(_spelled, values))}]]"
+                return replace(problem, message=f"{before} a list, and a sweep takes the items of its list one by one; "
+                                                f"write {whole} for one value that is a list")
+        return problem
 
 
 def split_key(key: str) -> KeyPath:
@@ -151,7 +166,7 @@ def _member(plain: Document, chosen: list[tuple[_Key, Any]], index: int) -> Memb
             problems += error.problems
     if isinstance(base := plain.data.get("name"), str):
         document = document.with_value(("name",), _name(base, chosen, index), chosen[0][0].place)
-    return Member(document, tuple(problems))
+    return Member(document, tuple(problems), tuple((key.key, key.values) for key, _ in chosen))
 
 
 def _name(base: str, chosen: list[tuple[_Key, Any]], index: int) -> str:

@@ -45,13 +45,17 @@ class Merge:
     """Memory of merging adapters into their base, linear by linear: the fullest of these moments counts.
 
     `device`, `host`: moments of one linear on the device and on the host. `whole_on_host`: the base and the adapters
-    are on the host, in a process that trains nothing. `source`: upstream file and version.
+    are on the host, in a process that trains nothing. `rewrites`: the merged model is the base's files in 16 bits with
+    other linears; else the model is written as the device holds it. `file_bytes`: of the largest file that is
+    collected on the host before it is written, 0 if none is. `source`: upstream file and version.
     """
 
     source: str
     device: tuple[Copies, ...] = ()
     host: tuple[Copies, ...] = ()
     whole_on_host: bool = False
+    rewrites: bool = False
+    file_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

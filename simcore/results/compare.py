@@ -18,7 +18,7 @@ from simcore.results.time import Cost, StepTime
 from simcore.units import format_bytes, format_seconds
 
 __all__ = ["Comparison", "Kept", "LinkRow", "RateRow", "Row", "Section", "Unit", "as_rows", "compare", "format_value",
-           "part_rows", "phase_rows", "traffic_rows", "worst_rank"]
+           "part_rows", "phase_rows", "room_rows", "traffic_rows", "worst_rank"]
 
 Unit = Literal["bytes", "seconds", "share", "USD", "number"]
 _Values = Mapping[str, int | float]
@@ -138,6 +138,13 @@ class Comparison(_Frozen):
                 Section("links", "bytes", self.links), Section("time", "seconds", self.time),
                 Section("parts", "seconds", self.parts), Section("rates", "number", self.rates))
 
+    @property
+    def is_equal(self) -> bool:
+        """True if no number, verdict or setting differs."""
+        rows = (row for section in self.sections for row in section.rows)
+        return not (self.defaults or self.asked or self.kept) and len(set(self.verdicts)) < 2 and all(
+            value == row.a for row in rows for value in row.values)
+
     def __repr__(self) -> str:
         """One line with device memory and step time."""
         device = [f"device {_arrow(row, format_bytes)}" for row in self.peak if row.what == "device"]
@@ -195,6 +202,13 @@ def phase_rows(both: Comparison) -> tuple[Row, ...]:
 def part_rows(both: Comparison) -> tuple[Row, ...]:
     """Rows of `parts`; those that have the name of a phase are named differently here."""
     return tuple(row.model_copy(update={"what": _PARTS.get(row.what, row.what)}) for row in both.parts)
+
+
+def room_rows(both: Comparison) -> tuple[Row, ...]:
+    """Rows of the device: its capacity, what the worst rank needs of it and leaves, what torch reserves, cache too."""
+    rows = {row.what: row for row in (*both.room, *both.peak)}
+    names = {"capacity": "capacity", "device": "needed at the peak", "left": "left", "reserved": "reserved, cache too"}
+    return tuple(rows[what].model_copy(update={"what": name}) for what, name in names.items() if what in rows)
 
 
 def traffic_rows(both: Comparison) -> tuple[Row, ...]:

@@ -30,11 +30,11 @@ class Serving(_Frozen):
     """Memory of a vLLM engine on one rank, in bytes, and what fits into its cache.
 
     `requested_bytes`: the utilisation's share of the memory that the driver reports. `cache_bytes`: bytes of blocks,
-    out of the remaining `cache_budget_bytes`. `kv_bytes_per_token`: over all attention layers; `state_bytes`: of one
-    sequence over all Mamba layers, without the padding to a page. `cache_tokens`: as the engine logs it. `concurrency`:
-    sequences of `max_model_len` that the cache holds; `longest`: tokens of the longest that is admitted. `refusal`:
-    reason for which the engine does not start, "" if it does. `quantization`: vLLM's name of the weights' format, ""
-    for 16 bits.
+    out of the remaining `cache_budget_bytes`; `cache_groups`: groups of layers, in each of which a sequence takes
+    blocks. `kv_bytes_per_token`: over all attention layers; `state_bytes`: of one sequence over all Mamba layers,
+    without the padding to a page. `cache_tokens`: as the engine logs it. `concurrency`: sequences of `max_model_len`
+    that the cache holds; `longest`: tokens of the longest that is admitted. `refusal`: reason for which the engine does
+    not start, "" if it does. `quantization`: vLLM's name of the weights' format, "" for 16 bits.
     """
 
     engine: str
@@ -60,6 +60,7 @@ class Serving(_Frozen):
     block_size: int
     page_bytes: int
     num_blocks: int
+    cache_groups: int = 1
     cache_tokens: int
     concurrency: float
     longest: int

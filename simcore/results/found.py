@@ -32,7 +32,8 @@ class FoundLayout(_Frozen):
     """One layout of the answer.
 
     `keys`: what makes it out of the scenario, as `--set` takes it; `layout`: its degrees as text. Memory is of the
-    fullest rank, in bytes. `is_pareto`: no other layout is at least as good in every objective and better in one.
+    fullest rank, in bytes. `num_gpus`: GPUs that train; `engine_gpus`: further ones, of engines beside them.
+    `is_pareto`: no other layout is at least as good in every objective and better in one.
     """
 
     keys: dict[str, Any]
@@ -49,6 +50,7 @@ class FoundLayout(_Frozen):
     usd_per_million_tokens: float | None
     evidence: EvidenceKind
     is_pareto: bool = False
+    engine_gpus: int = 0
 
 
 class RefusedBy(_Frozen):

@@ -19,7 +19,7 @@ __all__ = ["OF_MEMORY", "OF_TIME", "RESULTS", "Condition", "condition"]
 
 OF_MEMORY: Final = {
     "peak_gib": "device memory of the fullest rank", "headroom_gib": "memory that is left there",
-    "verdict": "fits, unsure or oom", "num_gpus": "GPUs of the job"}
+    "verdict": "fits, unsure or oom", "num_gpus": "GPUs that train, without those of engines beside them"}
 OF_TIME: Final = {
     "step_s": "seconds of a step", "tokens_per_s_per_gpu": "tokens per second and GPU",
     "usd_per_million_tokens": "US dollars for a million tokens", "mfu": "model FLOPs utilisation, 0 to 1"}

@@ -54,7 +54,8 @@ class Sized:
     """Memory of a candidate, simulated without time.
 
     `peak_bytes`, `headroom_bytes`: device memory of the fullest rank. `tokens`: of one step, padding included. `price`:
-    USD of a GPU hour. `least_s`: lower bound of the step.
+    USD of a GPU hour. `least_s`: lower bound of the step. `num_gpus`: GPUs that train; `engine_gpus`: further ones, of
+    engines that have GPUs of their own.
     """
 
     verdict: Verdict
@@ -64,6 +65,7 @@ class Sized:
     tokens: int
     price: float | None
     least_s: float
+    engine_gpus: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,8 @@ def _sized(scenario: Scenario, report: Report, least_s: float) -> Judged:
     price = topology_of(scenario).price_per_gpu_hour
     verdict = report.job_verdict or report.verdict
     return Sized(verdict, report.highest_bytes, report.headroom_bytes or 0, scenario.world_size, _tokens(scenario),
-                 None if price is None else price.si, least_s)
+                 None if price is None else price.si, least_s,
+                 max(0, sum(rank.num_ranks for rank in report.ranks) - scenario.world_size))
 
 
 def _tokens(scenario: Scenario) -> int:

@@ -291,6 +291,6 @@ def _layout(found: _Found, base: Scenario, *, is_pareto: bool) -> FoundLayout:
         topology=topology if isinstance(topology, str) else topology["file"],
         layout=" ".join(f"{axis} {degree}" for axis, degree in degrees.items()
                         if degree is not None and (degree > 1 or axis == "etp")) or "1 rank",
-        num_gpus=sized.num_gpus, verdict=sized.verdict, peak_bytes=sized.peak_bytes,
+        num_gpus=sized.num_gpus, engine_gpus=sized.engine_gpus, verdict=sized.verdict, peak_bytes=sized.peak_bytes,
         headroom_bytes=sized.headroom_bytes, step_s=time.step_s, tokens_per_s_per_gpu=time.tokens_per_s_per_gpu,
         mfu=time.mfu, usd_per_million_tokens=time.usd_per_million_tokens, evidence=time.evidence, is_pareto=is_pareto)

@@ -80,8 +80,7 @@ def space_of(base: Scenario, *, gpus: Sequence[int] = (), frameworks: Sequence[s
         elif values:
             axes[key] = values
         else:
-            raise InputError(Problem(f"--free {key}", f"expected values, such as {key}=1,2, or one of "
-                                                      f"{', '.join((*FREE, 'mesh.<axis>'))}"))
+            raise InputError(_without_values(base, key))
     for name in allow:
         key, value = ALLOWED[name]
         axes[key] = _distinct((*axes.get(key, (_value(base, key),)), value))
@@ -89,6 +88,23 @@ def space_of(base: Scenario, *, gpus: Sequence[int] = (), frameworks: Sequence[s
                   degrees, axes, given, "options" in asked, tuple(conditions))
     _check(space)
     return space
+
+
+def _without_values(base: Scenario, key: str) -> Sequence[Problem]:
+    """Problem of a free key that has neither values nor usual ones; that of the key itself if no scenario has it."""
+    place = _place(base, "free", key)
+    try:
+        changed(base, {key: None}, place)
+    except InputError as error:
+        if unknown := [problem for problem in error.problems if "unknown key" in problem.message]:
+            return unknown
+    return [Problem(place, f"expected values, such as {key}=1,2, or one of {', '.join((*FREE, 'mesh.<axis>'))}")]
+
+
+def _place(base: Scenario, option: str, value: str) -> str:
+    """Place of a name for a message: the file's block `search` if it has the name there, or the option."""
+    in_file = (base.search.model_dump()[option] if base.search else None) or ()
+    return base.where("search", option) if value in in_file else f"--{option} {value}"
 
 
 def _distinct(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -113,13 +129,13 @@ def _value(base: Scenario, key: str) -> Any:
 def _check(space: Space) -> None:
     """Raises InputError for keys and names that the scenario does not have, and for wrong values."""
     for framework, topology in itertools.product(space.frameworks, space.topologies or (None,)):
-        other = changed(space.base, _head(space.base, framework, topology))
-        asked_adapter(other)
-        topology_of(other)
+        head = _head(space.base, framework, topology)
+        asked_adapter(changed(space.base, head, _place(space.base, "framework", framework)))
+        topology_of(changed(space.base, head, _place(space.base, "topology", topology or "")))
     for key, values in space.axes.items():
         for value in values:
             try:
-                changed(space.base, {key: value})
+                changed(space.base, {key: value}, _place(space.base, "free", key))
             except InputError as error:
                 if any("multiple of" in problem.message for problem in error.problems):
                     continue  # the batch: a layout decides

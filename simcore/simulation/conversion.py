@@ -2,15 +2,14 @@
 
 Sizes of what a conversion holds at once are records of the framework (`placement/afterwards.py`). Where it runs in the
 training's processes, parameters, states and gradient buffers are still there; a process of its own on the host has the
-model alone. Each copy of a matrix is written and read once, the base read and written once; see [Note: time of
-phases].
+model alone. Each copy of a matrix is written and read once, the base read and written once, and the merged model goes
+to files; see [Note: time of phases].
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Final
 
 from simcore.models.tensor import TensorSpec
@@ -51,8 +50,10 @@ def _merged(simulation: Simulation, report: Report, merge: Merge, resting: Mappi
     ranks = 1 if merge.whole_on_host else _ranks_per_host(simulation)
     model = {"base in 16 bits": _base_bytes(simulation), "adapters": _adapter_bytes(simulation)}
     base = model if merge.whole_on_host else resting
-    return _phase("merge", simulation, report, None if merge.whole_on_host else extra,
-                  {**base, "one linear": working * ranks}, merge.source, {"checkpoint.merge": "host"}, moved)
+    file = min(_merged_bytes(simulation, merge), merge.file_bytes)  # after all linears: one of the two is there
+    work = {"a file": file} if file > working * ranks else {"one linear": working * ranks}
+    return _phase("merge", simulation, report, None if merge.whole_on_host else extra, {**base, **work}, merge.source,
+                  {"checkpoint.merge": "host"}, moved)
 
 
 def _exported(simulation: Simulation, report: Report, export: Export, resting: Mapping[str, int]) -> HostPhase:
@@ -87,8 +88,9 @@ def _moment(plan: Plan, moments: tuple[Copies, ...], simulation: Simulation) -> 
 
 
 def _merging(plan: Plan, merge: Merge, simulation: Simulation) -> Moved:
-    """Work of a merge of all linears with adapters, one after the other; of the files too if it is on the host."""
-    compute, whole, files = dtype_bytes(simulation.framework.compute_dtype), merge.whole_on_host, Moved()
+    """Work of a merge of all linears with adapters, one after the other, and of the merged model's files."""
+    compute, whole = dtype_bytes(simulation.framework.compute_dtype), merge.whole_on_host
+    written = _merged_bytes(simulation, merge)
     on_device = between = on_host = flops = 0
     in_fp32 = False
     for times, base, low_rank in _adapted(plan):
@@ -100,11 +102,19 @@ def _merging(plan: Plan, merge: Merge, simulation: Simulation) -> Moved:
         on_host += times * 2 * (there + _BF16 * numel * whole)
         flops += times * 2 * numel * _rank_of(base.spec, low_rank)
         in_fp32 |= low_rank[0].policy.at_rest.dtype == "fp32"
-    if whole:
-        base_bytes = _base_bytes(simulation)
-        files = Moved(read=base_bytes + _adapter_bytes(simulation), written=base_bytes)
-    return replace(files, on_device=on_device, to_device=between, to_host=between, on_host=on_host,
-                   flops=0 if whole else flops, in_fp32=in_fp32)
+    from_files = whole or merge.rewrites
+    return Moved(read=(written + _adapter_bytes(simulation) * whole) * from_files, written=written,
+                 on_device=on_device, to_device=between, to_host=between + written * (not from_files), on_host=on_host,
+                 flops=0 if whole else flops, in_fp32=in_fp32)
+
+
+def _merged_bytes(simulation: Simulation, merge: Merge) -> int:
+    """Bytes of the merged model in files: the base in 16 bits where it comes from files, else as it is at rest."""
+    if merge.whole_on_host or merge.rewrites:
+        return _base_bytes(simulation)
+    return max(sum(count * placed.rest_bytes for kind, count in plan.kind_counts for placed in plan.kinds[kind]
+                   if placed.spec.is_owned and placed.spec.module != "adapter" and not placed.spec.is_buffer)
+               for plan in simulation.plans)
 
 
 def _rank_of(base: TensorSpec, low_rank: tuple[Placed, ...]) -> int:

@@ -94,7 +94,8 @@ class Engine:
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
         """Weights of one rank, layer by layer; all ranks have the same sizes."""
-        return tuple(weights(self.architecture, self.tp, self.recipe))
+        narrow = self.release.narrow_router(self.topology.device.compute_capability)
+        return tuple(weights(self.architecture, self.tp, self.recipe, narrow_router=narrow))
 
     def bytes_of(self, weight: Weight) -> int:
         """Bytes of one of the engine's `weights` on a rank."""

@@ -2,7 +2,8 @@
 
 vLLM 0.12.0 and 0.25.1, the wheels' sources: `v1/worker/gpu_worker.py` determine_available_memory; `v1/core/
 kv_cache_utils.py`; `model_executor/models/config.py` MambaModelConfig and NemotronHForCausalLMConfig (which 0.12.0 does
-not have); `platforms/interface.py` _align_hybrid_block_size of 0.25.1; models that are SupportsMambaPrefixCaching.
+not have); `platforms/interface.py` _align_hybrid_block_size of 0.25.1; models that are SupportsMambaPrefixCaching;
+routers of `models/nemotron_h.py`, in 0.25.1 a GateLinear with force_fp32_compute (`fused_moe/router/gate_linear.py`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Release:
     log-probabilities (which NeMo RL asks for), probabilities and their noise, in fp32 each
     (`v1/sample/ops/topk_topp_sampler.py`). `caches_states`: model families (`Architecture.family`) whose states are
     cached block by block; `else_last`: other families cache only those of the last two blocks (in older versions prefix
-    caching is off for them).
+    caching is off for them). `narrow_routers`: Nemotron-H's routers are stored in the model's dtype where a kernel
+    multiplies that into fp32 (compute capability 9.0 and 10), in older versions always in fp32.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Release:
     sampled: int
     caches_states: tuple[str, ...]
     else_last: bool
+    narrow_routers: bool = False
 
     def states(self, family: str, *, cached: bool) -> States:
         """Mamba states that a sequence keeps in each layer: "one", those of the "last" two blocks, or of "every" block.
@@ -50,11 +53,16 @@ class Release:
             return "one"
         return "every" if family in self.caches_states else "last" if self.else_last else "one"
 
+    def narrow_router(self, capability: str) -> bool:
+        """True if Nemotron-H's routers are stored in the model's dtype on a GPU of compute capability such as "9.0"."""
+        return self.narrow_routers and (capability == "9.0" or capability.startswith("10."))
+
 
 RELEASES = {
     "0.12.0": Release("0.12.0", graphs_in_budget=False, hybrid_state="", padded_below=1.25, by_group=False,
                       sampled=4 + 2 * (4 + 8), caches_states=("bamba", "granitemoehybrid", "nemotron_h"),
                       else_last=False),
     "0.25.1": Release("0.25.1", graphs_in_budget=True, hybrid_state="fp32", padded_below=1.5, by_group=True,
-                      sampled=4 * 4, caches_states=("granitemoehybrid", "nemotron_h"), else_last=True),
+                      sampled=4 * 4, caches_states=("granitemoehybrid", "nemotron_h"), else_last=True,
+                      narrow_routers=True),
 }

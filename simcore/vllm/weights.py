@@ -2,7 +2,8 @@
 
 vLLM 0.12.0: `model_executor/layers/linear.py` (column and row parallel, QKVParallelLinear with KV heads replicated),
 `layers/vocab_parallel_embedding.py` (rows padded to 64), `layers/fused_moe/layer.py`, `layers/mamba/mamba_mixer2.py`,
-`models/nemotron_h.py` (gate in fp32), `models/llama.py`, `models/qwen3.py`, `models/qwen2_moe.py`, `models/mixtral.py`.
+`models/nemotron_h.py` (gate in fp32; 0.25.1: `Release.narrow_router`), `models/llama.py`, `models/qwen3.py`,
+`models/qwen2_moe.py`, `models/mixtral.py`.
 """
 
 from __future__ import annotations
@@ -134,10 +135,12 @@ def unserved(architecture: Architecture) -> str:
     return ""
 
 
-def weights(architecture: Architecture, tp: int, recipe: Recipe | None = None) -> list[Weight]:
+def weights(architecture: Architecture, tp: int, recipe: Recipe | None = None, *, narrow_router: bool = False
+            ) -> list[Weight]:
     """All weights of one rank, layer by layer, embedding first; every rank has the same sizes.
 
-    `recipe`: quantisation of linears, None for 16 bits. ValueError where a checkpoint's list of layers splits one.
+    `recipe`: quantisation of linears, None for 16 bits; `narrow_router`: Nemotron-H's routers are in the model's
+    dtype. ValueError where a checkpoint's list of layers splits one.
     """
     known: dict[tuple[LayerKind, tuple[bool, ...]], list[Weight]] = {}
     found: list[Weight] = []
@@ -146,7 +149,7 @@ def weights(architecture: Architecture, tp: int, recipe: Recipe | None = None) -
                       for module, linear in modules(path, kind, tp))
         if (kind, taken) not in known:
             methods = iter([recipe if each else None for each in taken])
-            known[kind, taken] = list(_of_kind(kind, architecture, tp, methods))
+            known[kind, taken] = list(_of_kind(kind, architecture, tp, methods, narrow=narrow_router))
         found += known[kind, taken]
     return found
 
@@ -180,8 +183,8 @@ def _linears(branch: Branch, kind: LayerKind, tp: int) -> list[Linear]:
     return found
 
 
-def _of_kind(kind: LayerKind, architecture: Architecture, tp: int,
-             recipes: Iterator[Recipe | None]) -> Iterator[Weight]:
+def _of_kind(kind: LayerKind, architecture: Architecture, tp: int, recipes: Iterator[Recipe | None], *, narrow: bool
+             ) -> Iterator[Weight]:
     hidden = kind.hidden
     if isinstance(kind.block, Embedding):
         yield Weight("embedding", _vocab_rows(architecture, tp) * hidden + kind.block.positions * hidden)
@@ -191,7 +194,7 @@ def _of_kind(kind: LayerKind, architecture: Architecture, tp: int,
         yield Weight("norms", hidden * (1 + (kind.block.layer_norm and kind.block.norm_bias)))
     for branch in kind.branches:
         yield Weight("norms", hidden * (1 + (branch.layer_norm and branch.norm_bias)))
-        yield from _of_block(branch, kind, tp, recipes)
+        yield from _of_block(branch, kind, tp, recipes, narrow=narrow)
 
 
 def _vocab_rows(architecture: Architecture, tp: int) -> int:
@@ -203,7 +206,8 @@ def padded_rows(rows: int) -> int:
     return -(-rows // _PADDING) * _PADDING
 
 
-def _of_block(branch: Branch, kind: LayerKind, tp: int, recipes: Iterator[Recipe | None]) -> Iterator[Weight]:
+def _of_block(branch: Branch, kind: LayerKind, tp: int, recipes: Iterator[Recipe | None], *, narrow: bool
+              ) -> Iterator[Weight]:
     block = branch.block
     for linear in _linears(branch, kind, tp):
         yield _of_linear(block, linear, next(recipes))
@@ -212,7 +216,7 @@ def _of_block(branch: Branch, kind: LayerKind, tp: int, recipes: Iterator[Recipe
     elif isinstance(block, Mamba2):
         yield from _beside_mamba(block, tp)
     elif isinstance(block, Moe):
-        yield from _router(block, kind)
+        yield from _router(block, kind, narrow=narrow)
     elif isinstance(block, Mlp) and block.bias:
         yield Weight("mlp", block.ffn // tp * (1 + block.gated) + block.hidden)
 
@@ -249,10 +253,11 @@ def _beside_mamba(block: Mamba2, tp: int) -> Iterator[Weight]:
         yield Weight("mamba", block.inner // tp + heads + rows + block.hidden)
 
 
-def _router(block: Moe, kind: LayerKind) -> Iterator[Weight]:
-    """Router, unsharded on every rank: fp32 in Nemotron-H; a sigmoid router's correction is a parameter in fp32."""
+def _router(block: Moe, kind: LayerKind, *, narrow: bool) -> Iterator[Weight]:
+    """Router, unsharded on every rank: in Nemotron-H fp32 unless `narrow`; a sigmoid router's correction is fp32."""
     if kind.family != "qwen3_moe":
-        yield Weight("router", block.num_experts * block.hidden, _FP32 if kind.family == "nemotron_h" else 0)
+        wide = kind.family == "nemotron_h" and not narrow
+        yield Weight("router", block.num_experts * block.hidden, _FP32 if wide else 0)
     if block.router == "sigmoid":
         yield Weight("router", block.num_experts, _FP32)
     if block.shared_gate:

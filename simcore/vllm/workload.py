@@ -154,8 +154,18 @@ def _check_model(scenario: Scenario, architecture: Architecture, tp: int) -> Non
     if not any(isinstance(b.block, Attention) for _, kind in architecture.parts for b in kind.branches):
         raise NotYet(Problem(scenario.where("model"), "not yet: serving a model without attention layers"))
     if problems := refusals(architecture, tp):
-        at = scenario.where(*_cut_at(scenario))
-        raise IllegalLayout(Problem(at, f"tp: {message}", rule) for message, rule in problems)
+        (message, rule), others = problems[0], len(problems) - 1
+        more = f", nor {'are' if others > 1 else 'is'} {others} other part{'s' * (others > 1)} of the model"
+        expected = ", ".join(map(str, _divisors(architecture)))
+        raise IllegalLayout(Problem(scenario.where(*_cut_at(scenario)),
+                                    f"tp: {message}{more if others else ''}; expected {expected}", rule))
+
+
+def _divisors(architecture: Architecture) -> list[int]:
+    """Numbers of ranks that divide every part of the model; heads of attention are divided, so they bound them."""
+    heads = min(b.block.num_heads for _, kind in architecture.parts for b in kind.branches
+                if isinstance(b.block, Attention))
+    return [tp for tp in range(1, heads + 1) if not refusals(architecture, tp)]
 
 
 def _check_length(scenario: Scenario, fields: Mapping[str, Any], longest: int) -> None:
@@ -242,7 +252,8 @@ def serving(engine: Engine) -> Serving:
         kv_bytes_per_token=pages.token_bytes * pages.attention_layers,
         state_bytes=pages.state_bytes * pages.mamba_layers,
         block_size=pages.block_size, page_bytes=pages.page_bytes, num_blocks=cache.num_blocks,
-        cache_tokens=cache.tokens(engine.max_model_len), concurrency=cache.concurrency(engine.max_model_len),
+        cache_groups=pages.attention_groups + pages.mamba_groups, cache_tokens=cache.tokens(engine.max_model_len),
+        concurrency=cache.concurrency(engine.max_model_len),
         longest=pages.longest(max(0, engine.cache_budget)), decode=tuple(_decodes(engine)), refusal=engine.refusal)
 
 

@@ -99,6 +99,23 @@ def test_a_person_gets_a_table_and_problems_apart(ran: Run) -> None:
     assert "x.yaml:3: ep=3 does not divide 128 experts [fsdp2: experts]" in result.err
 
 
+@pytest.mark.parametrize("arguments", [(), ("--max-fill", "99%"), ("--details",)])
+def test_what_the_table_tells_is_not_told_again(ran: Run, arguments: tuple[str, ...]) -> None:
+    result = ran("run", "a", "b=oom", *arguments)
+    assert (result.code, result.err) == (1, "")
+    assert "OOM" in result.out
+    assert ran("run", "b=oom").err == ""
+
+
+def test_findings_for_github_are_told_once(ran: Run) -> None:
+    assert ran("run", "b=oom", "c=bad", "--format", "github").err == ""
+    assert "does not fit" in ran("run", "b=oom", "--format", "junit").err
+
+
+def test_the_limit_of_a_gate_is_the_one_that_was_asked(ran: Run) -> None:
+    assert ran("run", "a", "--max-fill", "0.499").err.endswith("(limit 49.9%)\n")
+
+
 def test_an_interrupted_batch_says_and_shows_what_it_kept(ran: Run, tmp_path: Path) -> None:
     result = ran("run", "a", "b=interrupt", "-o", tmp_path / "deep" / "out")
     assert "interrupted, 1 results kept" in result.err

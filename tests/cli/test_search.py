@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from checkout import ROOT
 from command import Run
 
 SCENARIO = """\
@@ -63,7 +64,13 @@ def test_nothing_fits_is_exit_one(ran: Run, file: str) -> None:
     (["--gpus", "99999999999"], "expected numbers"), (["--where", "mesh.tp <="], "expected a condition"),
     (["--where", "mesh.nothing == 1"], "no key of a scenario"), (["--where", "open('x')"], "got a call"),
     (["--free", "training.seq_len"], "expected values"), (["--free", "training.seq_len=[1"], "--free"),
-    (["--free", "nothing.here=1,2"], "nothing"), (["--framework", "jax"], "jax"), (["--topology", "moon"], "moon"),
+    (["--free", "nothing.here=1,2"], "nothing"),
+    (["--framework", "jax"], "rankscope: --framework jax: unknown framework 'jax'"),
+    (["--topology", "moon"], "rankscope: --topology moon: no topology 'moon'"),
+    (["--free", "mesh.xp"], "rankscope: --free mesh.xp: unknown key 'mesh.xp'; the keys here are pp, dp_replicate"),
+    (["--free", "mesh.xp=1,2"], "rankscope: --free mesh.xp: unknown key 'mesh.xp'"),
+    (["--free", "training.bach"], "rankscope: --free training.bach: unknown key"),
+    (["--set", "search.framework=[jax]"], "rankscope: --set search.framework=[jax]: unknown framework 'jax'"),
     (["--allow", "fp2"], "expected bf16-params"), (["--pareto", "beauty"], "expected tokens"),
     (["--where", "mesh.tp == 7"], "no layout"), (["--free", "mesh.tp=2", "--gpus", "2"], "no layout is legal"),
 ])
@@ -193,3 +200,13 @@ def test_what_cannot_be_drawn_of_a_search_is_one_line(ran: Run, file: str, tmp_p
         assert says in told.err
         assert len(told.err.strip().splitlines()) == 1
     assert not (tmp_path / "page.html").exists()
+
+
+def test_gpus_of_engines_are_told_beside_those_that_train(ran: Run) -> None:
+    file = str(ROOT / "scenarios/nano-grpo/full-separate.yaml")
+    arguments = ("search", file, "--gpus", "16", "--free", "mesh.ep=8", "--top", "1", "-j", "1")
+    shown = ran(*arguments).out
+    assert "GPUs, engines'" in shown
+    assert " 16 + 8 " in shown
+    (found,) = json.loads(ran(*arguments, "--json", "--where", "num_gpus == 16").out)
+    assert (found["best"][0]["num_gpus"], found["best"][0]["engine_gpus"]) == (16, 8)

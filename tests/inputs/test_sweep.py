@@ -78,6 +78,16 @@ def test_what_is_wrong_with_every_part_is_told_once(tmp_path: Path) -> None:
     assert names(entries(tmp_path, "sweep: {mesh.tpp: [1, 2, 3]}")) == ["n"]
 
 
+def test_a_key_that_takes_a_list_is_swept_in_double_brackets(tmp_path: Path) -> None:
+    lora = "training.lora.target_modules"
+    (found,) = entries(tmp_path, f"sweep: {{{lora}: [q_proj, v_proj], mesh.dp_shard: [1, 2]}}\n")
+    (problem,) = found.problems
+    assert problem.message == (f"{lora}: expected 'auto' or a list, and a sweep takes the items of its list one by "
+                               "one; write [[q_proj, v_proj]] for one value that is a list")
+    fine = entries(tmp_path, f"sweep: {{{lora}: [[q_proj, v_proj]]}}\n")
+    assert [one.problems for one in fine] == [()]
+
+
 def test_the_base_may_lack_what_the_sweep_gives(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text(BODY.replace("framework: f\n", "") + "sweep: {framework: [a, b]}", encoding="utf-8")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from checkout import ROOT
 from simcore.models.config import Architecture
 from simcore.models.graph import architecture_of
+from simcore.units import dtype_bytes
 from simcore.vllm.engine import by_module
 from simcore.vllm.quantization import misread
 from simcore.vllm.quantized.four_bit import FourBits
@@ -19,6 +22,7 @@ from simcore.vllm.quantized.loading import loading_bytes
 from simcore.vllm.quantized.recipe import REFITTED, Recipe, Unserved, of_checkpoint, online, refitted
 from simcore.vllm.quantized.skipped import Skipped
 from simcore.vllm.quantized.tensor import Gpu, Tensor
+from simcore.vllm.release import RELEASES
 from simcore.vllm.weights import layers_of, modules, weights
 
 TRUTH = json.loads((ROOT / "tests/truth/vllm/weights-0.12.0.json").read_text(encoding="utf-8"))
@@ -225,3 +229,19 @@ def test_what_was_asked_is_served() -> None:
     assert {case for case, capability in served if capability == "8.0"} == {
         "none", "ct-w4a16", "ct-w4a16-channel", "awq", "awq-64", "awq-ignored", "gptq", "gptq-8", "gptq-channel",
         "online-bitsandbytes"}
+
+
+def _router_bytes(shapes: dict[str, str]) -> int:
+    """Bytes of the tensors of a model's gates, from texts such as bf16[8, 512]."""
+    found = [re.fullmatch(r"(\w+)\[(.+)\]", shape) for name, shape in shapes.items() if ".gate." in name]
+    return sum(dtype_bytes(one[1]) * math.prod(map(int, one[2].split(","))) for one in found if one)
+
+
+@pytest.mark.parametrize(("version", "tp"), [("0.12.0", 2), ("0.25.1", 1), ("0.25.1", 2)])
+def test_routers_of_nemotron_are_stored_as_each_version_makes_them(version: str, tp: int) -> None:
+    """On compute capability 9.0: in fp32, and since GateLinear in the model's dtype."""
+    rows = {"0.12.0": [row for row in SERVED if row["case"] == "none"], "0.25.1": REFIT["rows"]}[version]
+    row = next(row for row in rows if (row["model"], row["tp"]) == ("nemotron_h", tp))
+    architecture = architecture_of((TRUTH if version == "0.12.0" else REFIT)["models"]["nemotron_h"])
+    made = weights(architecture, tp, narrow_router=RELEASES[version].narrow_router("9.0"))
+    assert sum(weight.num_bytes for weight in made if weight.component == "router") == _router_bytes(row["held"])

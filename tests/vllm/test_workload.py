@@ -94,6 +94,17 @@ def test_what_is_refused(changed: dict[str, Any], status: str, told: str) -> Non
         assert report.problems[0].rule.startswith("vLLM 0.12.0")
 
 
+@pytest.mark.parametrize(("model", "tp", "told"), [
+    (NANO["model"], 3, "tp: 64 Mamba heads are not divisible by tp 3, nor are 6 other parts of the model; expected "
+     "1, 2, 4, 8"),
+    (NANO["model"], 16, "tp: 8 Mamba groups are not divisible by tp 16, and more than one; expected 1, 2, 4, 8"),
+    ("llama-tiny", 3, "tp: 8 attention heads are not divisible by tp 3, nor are 3 other parts of the model; expected "
+     "1, 2, 4, 8")])
+def test_one_wrong_tp_is_one_problem(model: str, tp: int, told: str) -> None:
+    (problem,) = check(asked(model=model, generation={"tp": tp, "max_model_len": 64})).problems
+    assert problem.message == told
+
+
 def test_a_model_that_scales_its_rotation_may_be_longer_than_it_says(tmp_path: Path) -> None:
     fields = dict(model_config("qwen3-8b", None, "model"))
     long = {"tp": 4, "max_model_len": 131072}

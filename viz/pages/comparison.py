@@ -15,6 +15,7 @@ from simcore.results.compare import (
     format_value,
     part_rows,
     phase_rows,
+    room_rows,
     traffic_rows,
 )
 from simcore.results.evidence import COUNTED
@@ -56,10 +57,12 @@ def comparison(a: Report, b: Report, *more: Report, kept: Sequence[Kept] = ()) -
     """
     reports = (a, b, *more)
     both = compare(*reports, kept=kept)
+    equal = element("p", "No difference: all numbers and settings are equal.", class_="note")
     heads = (_head(*pair) for pair in zip(marks(len(reports)), reports, both.num_gpus, strict=True))
     many = " many" if more else ""
     return element("section", element("h2", "Side by side"), element("div", *heads, class_=f"side{many}"),
                    evidence_table(both), _scenario_keys(reports), _defaults(both), kept_table(both),
+                   equal if both.is_equal else None,
                    element("div", *number_tables(both), class_=f"side numbers{many}"),
                    _memory(reports, many), _streams(reports, many), class_="versus",
                    aria_label="Scenarios side by side")
@@ -78,8 +81,9 @@ def number_tables(both: Comparison) -> Iterator[Markup]:
     In this order: device, peak, time, its parts, rates and cost, memory at rest, traffic; memory and traffic are of the
     worst rank of each. A row that is zero in all, and a table without such rows, is left out.
     """
+    peak = [row for row in both.peak if row.what not in ("reserved", "device")]
     groups: Sequence[tuple[str, Sequence[Row], Unit]] = (
-        ("Device", both.room, "bytes"), ("Peak on the worst rank", both.peak, "bytes"),
+        ("Device, worst rank", room_rows(both), "bytes"), ("Peak on the worst rank", peak, "bytes"),
         ("Time", phase_rows(both), "seconds"),
         ("The step, by what the GPU does", part_rows(both), "seconds"),
         ("Rates and cost", both.rates, "number"), ("At rest on the worst rank", both.at_rest, "bytes"),

@@ -84,7 +84,8 @@ def engine_section(report: Report, identity: str) -> Markup | None:
     bar = Bar(label, format_bytes(engine.requested_bytes), segments)
     entries = [LegendEntry(words, entry_of(category).css_class, entry_of(category).fill, format_bytes(size))
              for words, size, category in sizes if size]
-    facts = (("blocks", f"{engine.num_blocks:,} of {engine.block_size:,} tokens"), ("tokens in caches",
+    groups = f", for {engine.cache_groups} groups of layers" if engine.cache_groups > 1 else ""
+    facts = (("blocks", f"{engine.num_blocks:,} of {engine.block_size:,} tokens{groups}"), ("tokens in caches",
              f"{engine.cache_tokens:,}"), ("sequences of the longest at once", f"{engine.concurrency:.1f}"),
              ("longest sequence let in", f"{engine.longest:,} tokens"))
     refused = element("p", f"It does not start: {engine.refusal}", class_="problems") if engine.refusal else None

@@ -11,7 +11,17 @@ from rich.text import Text
 
 from simcore.cli.sheets.columns import folded
 from simcore.cli.sheets.tables import plain
-from simcore.results.compare import Comparison, RateRow, Row, Unit, format_value, part_rows, phase_rows, traffic_rows
+from simcore.results.compare import (
+    Comparison,
+    RateRow,
+    Row,
+    Unit,
+    format_value,
+    part_rows,
+    phase_rows,
+    room_rows,
+    traffic_rows,
+)
 from simcore.results.evidence import COUNTED
 
 __all__ = ["sheet"]
@@ -94,10 +104,9 @@ def _shown(both: Comparison, section: str, rows: Sequence[Row]) -> Iterator[Row]
     elif section == "time":
         yield from phase_rows(both)
     elif section == "room":
-        yield from (row.model_copy(update={"what": "needed at the peak"}) for row in both.peak if row.what == "device")
-        yield from rows
+        yield from room_rows(both)
     else:
-        yield from (row for row in rows if section != "peak" or row.what != "device")
+        yield from (row for row in rows if section != "peak" or row.what not in ("reserved", "device"))
 
 
 def _line(row: Row, unit: Unit) -> _Line:
@@ -150,7 +159,8 @@ def _joined(label: str, wide: int, cells: Sequence[str], columns: Sequence[_Colu
 def _notes(both: Comparison, width: int) -> Iterator[str]:
     """Lines about evidence, settings in which the results differ or must, and rates that are counted differently."""
     kinds = [f"{kind} = {words}" for kind, words in COUNTED.items() if kind in both.evidence]
-    lines = [f"evidence: {'; '.join(kinds)}"] if kinds else []
+    lines = ["no difference: all numbers and settings are equal"] if both.is_equal else []
+    lines += [f"evidence: {'; '.join(kinds)}"] if kinds else []
     lines += [f"{heading}: {'; '.join(map(str, rows))}" for heading, rows in (
         ("differs by default", both.defaults), ("asked differently", both.asked)) if rows]
     if len(set(filter(None, both.conventions))) > 1:

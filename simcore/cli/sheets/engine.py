@@ -42,6 +42,15 @@ def _heads(found: Serving) -> str:
     return f"{found.kv_heads_per_rank}" + (f" (x{found.kv_head_replicas})" if found.kv_head_replicas > 1 else "")
 
 
+def _blocks(found: Serving) -> str:
+    """Blocks and their tokens; groups of layers that share them divide, where the engine counts tokens that way."""
+    each = f"{found.num_blocks:,} x {found.block_size:,}"
+    if found.cache_groups == 1:
+        return each
+    divides = found.num_blocks // found.cache_groups * found.block_size == found.cache_tokens
+    return f"{each}{' /' if divides else ','} {found.cache_groups}"
+
+
 _COLUMNS = (
     Column("engine", _of(lambda s: f"{s.engine} {s.version}"), "left"),
     Column("asks for\nGiB", _of(lambda s: in_gib(s.requested_bytes))),
@@ -54,7 +63,7 @@ _COLUMNS = (
     Column("KV bytes\na token", _of(lambda s: f"{s.kv_bytes_per_token:,} {s.kv_dtype}")),
     Column("state of a\nsequence", _of(lambda s: f"{format_bytes(s.state_bytes)} {s.ssm_dtype}" if s.state_bytes
                                        else "-")),
-    Column("blocks", _of(lambda s: f"{s.num_blocks:,} x {s.block_size}")),
+    Column("blocks x tokens,\ngroups of layers", _of(_blocks)),
     Column("tokens\nin cache", _of(lambda s: f"{s.cache_tokens:,}")),
     Column("sequences of\nfull length", _of(lambda s: f"{s.concurrency:,.2f} x {s.max_model_len:,}")),
 )

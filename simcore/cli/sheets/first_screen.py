@@ -42,6 +42,10 @@ _DECIDING: Final = {
 """Defaults that decide memory most often, with short names; besides these the token dispatcher."""
 
 
+_NOTED: Final = ("cuda graphs", "gathered 4-bit weights")
+"""Assumptions that have a line of their own."""
+
+
 def first_screen(reports: Sequence[Report], width: int) -> list[RenderableType]:
     """Lines and one table of at most `width` characters about simulated reports; of one also its cost."""
     single = reports[0] if len(reports) == 1 else None
@@ -52,7 +56,7 @@ def first_screen(reports: Sequence[Report], width: int) -> list[RenderableType]:
     if shared:
         shown.append(Text(shared))
     if single:
-        shown += [Text(line) for line in ("", *_why(single, width), *_remedy(single), *_cost(single), *_graphs(single))]
+        shown += [Text(line) for line in ("", *_why(single, width), *_remedy(single), *_cost(single), *_noted(single))]
     else:
         shown.append(count(reports))
         shown += [line for line in (unsure_line(reports),) if line]
@@ -139,9 +143,9 @@ def _cost(report: Report) -> Iterator[str]:
     yield f"cost: {'; '.join(words)}"
 
 
-def _graphs(report: Report) -> Iterator[str]:
-    """Line about memory that captured graphs hold, which is in the band and not in the peak."""
-    yield from (plain(f"{one.what}: {one.value}") for one in report.assumptions if one.what == "cuda graphs")
+def _noted(report: Report) -> Iterator[str]:
+    """Lines about memory that surprises: of captured graphs (in the band, not the peak), of gathered 4-bit weights."""
+    yield from (plain(f"{one.what}: {one.value}") for one in report.assumptions if one.what in _NOTED)
 
 
 def _usd(amount: float) -> str:

@@ -77,7 +77,8 @@ def _table(layouts: Sequence[FoundLayout], *, numbered: bool) -> Table:
     """One row a layout; columns that are the same in all rows are left out."""
     many = len({one.framework for one in layouts}) > 1, len({one.topology for one in layouts}) > 1
     priced = any(one.usd_per_million_tokens is not None for one in layouts)
-    heads = [*(["framework"] if many[0] else []), *(["topology"] if many[1] else []), "GPUs", "layout", "other keys",
+    gpus = "GPUs, engines'" if any(one.engine_gpus for one in layouts) else "GPUs"
+    heads = [*(["framework"] if many[0] else []), *(["topology"] if many[1] else []), gpus, "layout", "other keys",
              "verdict", "peak", "step", "tokens/s/GPU", *(["USD/M tok"] if priced else []), "evidence"]
     table = plain_table("" if not numbered else "#", *heads,
                         left=("framework", "topology", "layout", "other keys", "verdict", "evidence"))
@@ -86,9 +87,14 @@ def _table(layouts: Sequence[FoundLayout], *, numbered: bool) -> Table:
         cost = "" if one.usd_per_million_tokens is None else f"{one.usd_per_million_tokens:.3f}"
         table.add_row(
             mark, *([plain(one.framework)] if many[0] else []), *([plain(one.topology)] if many[1] else []),
-            f"{one.num_gpus:,}", plain(one.layout), plain(_others(one.keys)), one.verdict, format_bytes(one.peak_bytes),
+            _gpus(one), plain(one.layout), plain(_others(one.keys)), one.verdict, format_bytes(one.peak_bytes),
             format_seconds(one.step_s), f"{one.tokens_per_s_per_gpu:,.0f}", *([cost] if priced else []), one.evidence)
     return table
+
+
+def _gpus(one: FoundLayout) -> str:
+    """GPUs that train, and after a plus those of engines beside them."""
+    return f"{one.num_gpus:,} + {one.engine_gpus:,}" if one.engine_gpus else f"{one.num_gpus:,}"
 
 
 def _others(keys: dict[str, Any]) -> str:

@@ -154,10 +154,10 @@ def hosts(report: Report) -> list[RenderableType]:
         return []
     asked = any(phase.phase in ASKED_PHASES for phase in report.host.phases)
     return [Text(plain(f"{report.name}: {line}")) for phase in report.host.phases
-            for line in _phase(phase, report.host, shown=asked and phase.phase != "first_step")]
+            for line in _phase(phase, report, report.host, shown=asked and phase.phase != "first_step")]
 
 
-def _phase(phase: HostPhase, host: Host, *, shown: bool) -> Iterator[str]:
+def _phase(phase: HostPhase, report: Report, host: Host, *, shown: bool) -> Iterator[str]:
     """Lines of one phase; `shown`: also its memory and duration, where something fits or not."""
     if shown:
         parts = [f"device {format_bytes(phase.device_bytes)}", f"host {format_bytes(phase.host_bytes)}",
@@ -165,10 +165,12 @@ def _phase(phase: HostPhase, host: Host, *, shown: bool) -> Iterator[str]:
         yield f"{phase.phase}: {', '.join(parts)}"
     if phase.host_verdict == "oom":
         most = max(phase.by_owner, key=lambda name: phase.by_owner[name], default="")
-        yield (f"{phase.phase}: OOM on the host of {host.ranks_per_host} ranks: {format_bytes(phase.host_bytes)} of "
+        ranks = f"{host.ranks_per_host} rank{'s' * (host.ranks_per_host > 1)}"
+        yield (f"{phase.phase}: OOM on the host of {ranks}: {format_bytes(phase.host_bytes)} of "
                f"{format_bytes(host.capacity_bytes)}, most of it {most}")
     if phase.device_verdict == "oom" and phase.phase != "first_step":
-        yield f"{phase.phase}: OOM on the device: {format_bytes(phase.device_bytes)}"
+        capacity = f" of {format_bytes(report.capacity_bytes)}" if report.capacity_bytes else ""
+        yield f"{phase.phase}: OOM on the device: {format_bytes(phase.device_bytes)}{capacity}"
     if phase.device_verdict == "unsure" and phase.phase != "first_step":
         yield f"{phase.phase}: unsure on the device: {format_bytes(phase.device_bytes)}"
     if phase.change:

@@ -47,7 +47,7 @@ from simcore.frameworks.automodel.policies import (
 )
 from simcore.frameworks.automodel.units import is_sharded, units
 from simcore.frameworks.common import transformers as _transformers
-from simcore.frameworks.common.afterwards import AUTOMODEL_LOOP, trainer_afterwards
+from simcore.frameworks.common.afterwards import AUTOMODEL_FILES, AUTOMODEL_LOOP, trainer_afterwards
 from simcore.frameworks.common.checkpoint_files import automodel_files
 from simcore.frameworks.common.kernels import SDPA_BACKENDS
 from simcore.frameworks.common.liger import LIGER_FAMILIES, LIGER_OPTION, has_liger
@@ -137,7 +137,7 @@ def table(job: Draft) -> Framework:
         options=_layer_options(job, options, version),
         communicators=_communicators(job),
         files=automodel_files(job),
-        afterwards=trainer_afterwards(job, "", whole=False, loop=AUTOMODEL_LOOP),
+        afterwards=trainer_afterwards(job, "", whole=False, loop=AUTOMODEL_LOOP, writes=AUTOMODEL_FILES),
         padding=Padding(1, "0.7.0 components/datasets/utils.py default_collater: pad_seq_len_divisible None"),
         libraries=KernelLibraries(dispatcher=_dispatcher(job, options).replace("torch", "nccl"),
                             attention=attention_library(job, options), te_calls=te_calls(job, options),

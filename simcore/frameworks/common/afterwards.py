@@ -11,7 +11,9 @@ under mixed precision, but not under DeepSpeed, nor where the model itself is in
 [Note: the merge of PEFT]
 PEFT 0.21.2 `tuners/lora/layer.py`, Linear.merge: the product B A and that product scaled, in the adapters' type, then
 an addition in place. `tuners/lora/bnb.py`, Linear4bit.merge: the base unpacked, both deltas; then base, delta and their
-sum, which goes to the host, comes back and is packed again.
+sum, which goes to the host, comes back and is packed again. transformers' save_pretrained writes the merged model, in
+files of at most 50 GB (max_shard_size); safetensors 0.8.0 `torch.py`, _flatten_as_ptr, copies all tensors of a file to
+the host before it writes the first.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from typing import Final
 from simcore.placement.afterwards import Afterwards, Copies, EvaluationLoop, Export, Merge
 from simcore.placement.job import Job
 
-__all__ = ["AUTOMODEL_LOOP", "MEGATRON_LOOP", "OWN_LOOP", "TITAN_LOOP", "TRAINER_LOOP", "bridge_afterwards",
-           "kept_logits", "trainer_afterwards"]
+__all__ = ["AUTOMODEL_FILES", "AUTOMODEL_LOOP", "HF_FILES", "MEGATRON_LOOP", "OWN_LOOP", "TITAN_LOOP", "TRAINER_LOOP",
+           "bridge_afterwards", "kept_logits", "trainer_afterwards"]
 
 TRAINER_LOOP: Final = EvaluationLoop("transformers 5.23 trainer.py evaluation_loop; training_args.py: "
                                      "per_device_eval_batch_size 8", 8)
@@ -34,10 +36,15 @@ MEGATRON_LOOP: Final = EvaluationLoop("Megatron-Bridge 0.3.1 training/eval.py ev
 TITAN_LOOP: Final = EvaluationLoop("torchtitan 0.2.2 components/validate.py; job_config.py Validation: "
                                    "local_batch_size 8", 8)
 OWN_LOOP: Final = EvaluationLoop("assumed: passes like the training's, losses alone")
+HF_FILES: Final = "transformers 5.23 modeling_utils.py save_pretrained: safetensors, names and shapes of the Hub"
+AUTOMODEL_FILES: Final = ("nemo-automodel 0.7.0 components/checkpoint/_backports/hf_storage.py: safetensors, names and "
+                          "shapes of the Hub")
+_LARGEST_FILE: Final = 50 * 10**9
 _PEFT: Final = "PEFT 0.21.2 tuners/lora/"
-_LINEAR: Final = Merge(f"{_PEFT}layer.py Linear.merge", device=(Copies(adapters=2),))
+_LINEAR: Final = Merge(f"{_PEFT}layer.py Linear.merge", device=(Copies(adapters=2),), file_bytes=_LARGEST_FILE)
 _PACKED: Final = Merge(f"{_PEFT}bnb.py Linear4bit.merge", host=(Copies(wide=1),),
-                       device=(Copies(adapters=2, compute=1), Copies(adapters=1, compute=1, wide=2, packed=1)))
+                       device=(Copies(adapters=2, compute=1), Copies(adapters=1, compute=1, wide=2, packed=1)),
+                       file_bytes=_LARGEST_FILE)
 _ON_HOST: Final = Merge(f"{_PEFT}layer.py Linear.merge on a CPU, adapters in fp32 (autocast_adapter_dtype); "
                         "transformers 5.23 from_pretrained, save_pretrained", host=(Copies(fp32=2),),
                         whole_on_host=True)
@@ -51,17 +58,22 @@ def kept_logits(job: Job, stored: str) -> str:
     return job.compute if stored == job.compute else "fp32"
 
 
-def trainer_afterwards(job: Job, logits: str, *, whole: bool, loop: EvaluationLoop = TRAINER_LOOP) -> Afterwards:
+def trainer_afterwards(job: Job, logits: str, *, whole: bool, loop: EvaluationLoop = TRAINER_LOOP,
+                       writes: str = HF_FILES) -> Afterwards:
     """Returns what a trainer of Hugging Face models does, or another whose files are those of Hugging Face.
 
     `logits`: dtype of kept logits, "" if the loop keeps none. `whole`: every rank holds whole parameters, so PEFT can
-    merge there. Raises IllegalLayout or NotYet for what is refused.
+    merge there. `writes`: upstream source of its files of Hugging Face, "" if it writes others. Raises IllegalLayout or
+    NotYet for what is refused.
     """
     asked = job.scenario.checkpoint
+    if asked.export != "none" and not writes:
+        raise job.not_yet("checkpoint.export", "the conversion of files that a trainer of "
+                          f"{job.graph.implementation}'s layers writes (served: Megatron-Bridge's)")
     if asked.export != "none":
         raise job.illegal("checkpoint.export", f"{job.scenario.framework} writes files of Hugging Face already, there "
                           "is nothing to convert (checkpoint.save says how; checkpoint.merge merges adapters)",
-                          loop.source)
+                          writes)
     return Afterwards(_evaluation(job, replace(loop, logits=logits)), _merge(job, whole=whole))
 
 

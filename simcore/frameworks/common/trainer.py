@@ -53,8 +53,9 @@ class Trainer:
     activation checkpointing ("none", "full", ...). `stages`: layer numbers of each pipeline stage. `tp_layout`: how
     tensor parallelism cuts a tensor. `in_fp8`: the model whose linears compute in fp8, None where that is not served.
     `gathered_weights`: the format in which linears of blocks are gathered. `assumptions`: notes about compiled layers.
-    `serves_muon`: its optimizer may be torch's Muon. `evaluation`: its evaluation loop; `kept_logits`: the dtype of the
-    logits that it keeps of a job whose parameters are stored in a dtype, "" if it keeps none.
+    `serves_muon`: its optimizer may be torch's Muon. `hub_files`: the source by which it writes files of Hugging Face,
+    "" if it writes others. `evaluation`: its evaluation loop; `kept_logits`: the dtype of the logits that it keeps of a
+    job whose parameters are stored in a dtype, "" if it keeps none.
     """
 
     options: Options
@@ -68,6 +69,7 @@ class Trainer:
     gathered_weights: Callable[[Draft], str] = _compute_dtype
     assumptions: Callable[[Draft, dict[str, Any]], Assumptions] = _none
     serves_muon: bool = False
+    hub_files: str = ""
     evaluation: EvaluationLoop = OWN_LOOP
     kept_logits: Callable[[Job, str], str] = _no_logits
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from simcore.frameworks.common.afterwards import TRAINER_LOOP, kept_logits
+from simcore.frameworks.common.afterwards import HF_FILES, TRAINER_LOOP, kept_logits
 from simcore.frameworks.common.expert_adapters import adapts_experts
 from simcore.frameworks.common.kernels import SDPA_BACKENDS, runs_math
 from simcore.frameworks.common.liger import LIGER_OPTION, has_liger
@@ -188,4 +188,4 @@ def _attention(job: Draft, options: dict[str, Any]) -> AttentionImplementation:
 
 TRAINER: Final = Trainer(options=OPTIONS, defaults=DEFAULTS, check=check, layer_options=options_of,
                          checkpoint=all_or_no_checkpoint, stages=weighed_stages, serves_muon=True,
-                         evaluation=TRAINER_LOOP, kept_logits=kept_logits)
+                         evaluation=TRAINER_LOOP, kept_logits=kept_logits, hub_files=HF_FILES)

@@ -48,7 +48,7 @@ _ATTENTION: Final = (None, "sdpa", "flash_attention_2", XFORMERS)
 FAST_MERGE: Final = Merge(
     "unsloth-zoo ce232d6c saving_utils.py _merge_lora, _write_tensor_direct_torch: save_pretrained_merged, on mapped "
     "files of the base in 16 bits", device=(Copies(fp32=1, low_rank_fp32=1), Copies(fp32=1, compute=1)),
-    host=(Copies(fp32=1, compute=1), Copies(compute=2)))
+    host=(Copies(fp32=1, compute=1), Copies(compute=2)), rewrites=True)
 """`save_pretrained_merged`: the base comes from its files, whose pages are the system's cache."""
 _REPOSITORY: Final = "hub"
 _LINEARS: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})

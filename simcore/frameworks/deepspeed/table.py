@@ -133,8 +133,8 @@ def zero_table(job: Draft, stage: int) -> Framework:
         files=plain_files(job),
         afterwards=trainer_afterwards(job, job.compute, whole=stage < 3),
         libraries=torch_libraries(job, options),
-        assumptions=(_OVERLAPPED, *(_fetched_by_layer() if stage == 3 else ()), *_of_host(strategy),
-                     *((_ALIKE,) if strategy.step_varies_by_rank else ())),
+        assumptions=(_OVERLAPPED, *(_fetched_by_layer(_packed(job, options)) if stage == 3 else ()),
+                     *_of_host(strategy), *((_ALIKE,) if strategy.step_varies_by_rank else ())),
     )
 
 
@@ -325,9 +325,15 @@ def _states(job: Job) -> tuple[str, ...]:
     return OPTIMIZERS[optimizer.name].kept(optimizer.momentum)
 
 
-def _fetched_by_layer() -> tuple[tuple[str, str, str, str], ...]:
-    return (("parameters under zero3", "in the order of modules, but there from the begin of a layer to its end",
-             "assumed", "up to a layer too much in forward; the recorded order, so not the first step"),)
+def _fetched_by_layer(packed: PackedWeights | None) -> tuple[tuple[str, str, str, str], ...]:
+    """Assumptions about gathered parameters; of weights in 4 bits also why recomputation does not release them."""
+    of_layer = ("parameters under zero3", "in the order of modules, but there from the begin of a layer to its end",
+                "assumed", "up to a layer too much in forward; the recorded order, so not the first step")
+    if packed is None or packed.is_tensor:
+        return (of_layer,)
+    return (of_layer, ("gathered 4-bit weights", "each stays, whole, until backward is over, also with recompute",
+                       "derived", "bitsandbytes 0.50.2 autograd/_functions.py MatMul4Bit: a view of what DeepSpeed "
+                       "0.19.6 gathered, in its graph"))
 
 
 def _spaces(strategy: ZeroStrategy) -> tuple[str, str]:

@@ -110,7 +110,8 @@ def table(job: Draft) -> Framework:
         options=trainer.layer_options(job, options),
         communicators=tuple(axis for axis in ("dp_shard", "dp_replicate") if job.mesh.axis(axis).size > 1),
         files=fsdp1_files(job),
-        afterwards=trainer_afterwards(job, trainer.kept_logits(job, stored), whole=False, loop=trainer.evaluation),
+        afterwards=trainer_afterwards(job, trainer.kept_logits(job, stored), whole=False, loop=trainer.evaluation,
+                                       writes=trainer.hub_files),
         libraries=torch_libraries(job, options),
         assumptions=_assumptions(strategy),
     )

@@ -77,7 +77,8 @@ def table(job: Draft) -> Framework:
         options=_cast_stream(job, trainer.layer_options(job, options)),
         communicators=_communicators(job, made, fully=fully),
         files=fsdp2_files(job),
-        afterwards=trainer_afterwards(job, trainer.kept_logits(job, stored), whole=False, loop=trainer.evaluation),
+        afterwards=trainer_afterwards(job, trainer.kept_logits(job, stored), whole=False, loop=trainer.evaluation,
+                                       writes=trainer.hub_files),
         libraries=torch_libraries(job, options),
         assumptions=(*time_of_offload(job), *_of_muon(job), *_of_groups(optimizer), *trainer.assumptions(job, options)),
     )

@@ -46,6 +46,24 @@ def test_of_two_results_the_difference_follows() -> None:
     assert line(both, "verdict") == ["verdict", "fits", "fits"]
 
 
+def test_rows_of_the_device_add_up() -> None:
+    """Reserved memory holds the allocator's cache and may be above what is needed: it is the last row, and says so."""
+    roomy = [report(name, peak).model_copy(update={"capacity_bytes": 80 * 2**30, "headroom_bytes": (80 - peak) * 2**30})
+             for name, peak in (("a", 40), ("b", 50))]
+    every = [one.strip().split("  ")[0] for one in lines(compare(*roomy))]
+    first = every.index("device")
+    assert every[first + 1:first + 5] == ["capacity", "needed at the peak", "left", "reserved, cache too"]
+    assert "reserved" not in every[first + 5:]
+
+
+def test_equal_results_are_told() -> None:
+    told = "no difference: all numbers and settings are equal"
+    assert told in lines(compare(report("a"), report("b")))
+    assert told in lines(compare(report("a"), report("b"), report("c")))
+    assert told not in lines(compare(report("a", 40), report("b", 40.01)))
+    assert told not in lines(compare(report("a"), report("b"), report("c", step_s=5)))
+
+
 def test_of_three_results_each_has_its_share_of_the_first() -> None:
     every = compare(report("a", 40), report("b", 60), report("c", 40, step_s=5))
     assert line(every, "needed at the peak")[4:] == ["40.00", "GiB", "60.00", "GiB", "+50%", "40.00", "GiB", "="]

@@ -56,7 +56,9 @@ def test_hosts_are_told_where_they_do_not_fit() -> None:
     told = report("a", 100, host=Host(capacity_bytes=2 * 2**30, ranks_per_host=8, phases=(full, fine)))
     assert shown(*hosts(told)).splitlines() == [
         "a: load: OOM on the host of 8 ranks: 3.00 GiB of 2.00 GiB, most of it whole model",
-        "a: load: OOM on the device: 1.00 GiB"]
+        "a: load: OOM on the device: 1.00 GiB of 80.00 GiB"]
+    alone = report("a", 100, host=Host(capacity_bytes=2 * 2**30, ranks_per_host=1, phases=(full,)))
+    assert "OOM on the host of 1 rank: 3.00 GiB" in shown(*hosts(alone))
     assert hosts(report("a", 100)) == []
 
 
@@ -67,7 +69,8 @@ def test_phases_that_are_asked_for_are_told_where_they_fit_too() -> None:
                      by_owner={}, seconds=2.0, change={"evaluation.micro_batch_size": 4})
     told = report("a", 100, host=Host(capacity_bytes=2 * 2**30, ranks_per_host=8, phases=(full, fits)))
     assert shown(*hosts(told)).splitlines() == [
-        "a: evaluation: device 8.00 GiB, host 0 B, takes 2 s", "a: evaluation: OOM on the device: 8.00 GiB",
+        "a: evaluation: device 8.00 GiB, host 0 B, takes 2 s",
+        "a: evaluation: OOM on the device: 8.00 GiB of 80.00 GiB",
         "a: evaluation: --set evaluation.micro_batch_size=4 makes it fit", "a: merge: device 2.00 GiB, host 1.00 GiB"]
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 import small
+from simcore.cli.sheets.first_screen import first_screen
 from simcore.frameworks.deepspeed.prefetch_trace import LivePackedWeights, recorded, seen_by_nodes
 from simcore.placement.plan import Plan
+from simcore.simulate import simulate
 
 NOTHING_STAYS = {"stage3_param_persistence_threshold": 0}
 
@@ -57,3 +61,12 @@ def test_of_the_lowest_layer_nodes_see_what_has_a_gradient_to_pass_on() -> None:
     seen = {made.of_layer(layer)[number].spec.name for layer, number, _ in seen_by_nodes(made) if layer == 1}
     assert "self_attn.o_proj.weight" in seen
     assert "self_attn.q_proj.weight" not in seen
+
+
+@pytest.mark.parametrize(("stage", "method", "told"), [
+    ("zero3", "qlora", True), ("zero3", "lora", False), ("zero2", "qlora", False)])
+def test_weights_in_four_bits_that_stay_are_told_on_the_first_screen(stage: str, method: str, told: bool) -> None:
+    report = simulate(small.scenario(stage, {"dp_shard": 4}, model="llama-tiny", method=method, recompute="full"))
+    lines = [str(line) for line in first_screen([report], 80)]
+    line = "gathered 4-bit weights: each stays, whole, until backward is over, also with recompute"
+    assert (line in lines) == told
