@@ -18,7 +18,7 @@ from house_figures import Tree, riddles, riddles_of_tests
 # place here; they take part in the search for cycles.
 PACKAGES = ("pipeline", "recording", "inputs", "hardware", "models", "operators", "placement", "program",
             "frameworks", "results", "memory", "timing", "validation", "vllm", "docgen", "simulation", "rl",
-            "calibration", "batch", "search", "cli")
+            "calibration", "executors", "batch", "search", "cli")
 
 # Folders of `viz`, and those from which each imports; any of them may import the modules in the root.
 VIZ_FOLDERS: dict[str, set[str]] = {"charts": set(), "exports": {"charts"}, "pages": {"charts"},

@@ -13,9 +13,11 @@ import typer
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
+    from simcore.executors.executor import Open
     from simcore.inputs.scenario import Scenario
     from simcore.inputs.search_keys import SearchKeys
     from simcore.results.found import SearchResult
+    from simcore.search.judge import Candidate
     from simcore.search.objective import Objective
     from simcore.search.space import Space
 
@@ -68,7 +70,7 @@ def search(
     for scenario in scenarios:
         space = asked_space(scenario, gpus, names_in(framework), names_in(topology), free, where or (), allow or ())
         found.append(_searched(space, _objectives(scenario, objective, pareto), top=top, unsure=unsure is Counts.FITS,
-                               prunes=not exhaustive, workers=jobs or os.cpu_count() or 1,
+                               prunes=not exhaustive, place=_place(jobs or os.cpu_count() or 1),
                                kept=_folder(output, scenario, len(scenarios))))
     _hand_out(scenarios, found, write, json=json)
     raise typer.Exit(int(any(not result.best for result in found)))
@@ -186,14 +188,21 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def _place(workers: int) -> Open[Candidate] | None:
+    """Worker processes, or None for this process."""
+    from simcore.executors.processes import processes
+
+    return processes(workers) if workers > 1 else None
+
+
 def _searched(space: Space, objectives: tuple[Objective, ...], *, top: int, unsure: bool, prunes: bool,
-              workers: int, kept: Path | None) -> SearchResult:
+              place: Open[Candidate] | None, kept: Path | None) -> SearchResult:
     from simcore.cli.sheets.stages import stages
     from simcore.search.search import Search
     from simcore.search.search import search as find
 
     with stages() as told:
-        result = find(Search(space, objectives, top, unsure, workers, prunes), told, kept)
+        result = find(Search(space, objectives, top, unsure, place, prunes), told, kept)
     if result.counts.refused == result.counts.candidates:
         most = result.refused[0]
         rule = f" [{most.rule}]" if most.rule != most.message and not most.rule.endswith("#") else ""

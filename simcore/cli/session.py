@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simcore.batch.folder import Existing, Folder, opened
-from simcore.batch.interrupts import interrupts
 from simcore.batch.run import Arrived, Outcome, Work, num_workers, run_batch
 from simcore.cli.output import complain, progress
 from simcore.errors import InputError, Problem
+from simcore.executors.interrupts import interrupts
+from simcore.executors.processes import processes
 
 if TYPE_CHECKING:
     from simcore.inputs.loading import Entry
@@ -85,6 +86,7 @@ def _run(entries: Sequence[Entry], work: Work, jobs: int | None, arrived: Arrive
             if arrived is not None:
                 arrived(index, outcome)
 
-        finished = run_batch(entries, work, outcomes.append, workers=jobs or num_workers(len(entries)),
+        workers = min(len(entries), jobs or num_workers(len(entries)))
+        finished = run_batch(entries, work, outcomes.append, place=processes(workers) if workers > 1 else None,
                              arrived=on_arrival, asked=asked)
     return Ran(outcomes, 0 if finished else asked.code)

@@ -12,14 +12,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from simcore.batch.interrupts import Interrupts, interrupts
-from simcore.batch.worker_pool import Crew, Died, Unsent
 from simcore.errors import InputError, Problem
+from simcore.executors.driver import Died, Unanswered, answers
+from simcore.executors.executor import Open
+from simcore.executors.interrupts import Interrupts, interrupts
 from simcore.inputs.scenario import Mesh, Scenario
 from simcore.results.found import FoundLayout, RefusedBy, SearchCounts, SearchResult
 from simcore.search.condition import Condition
@@ -31,8 +33,6 @@ from simcore.search.space import Space, candidates
 __all__ = ["Search", "search"]
 
 _DIED: Final = "a process that simulated layouts died three times (out of memory?); try fewer with -j"
-_CHUNKS: Final = {"memory": 16, "time": 4}
-"""Candidates that a process gets at once, by stage; with time each takes longer."""
 _ROUND: Final = 32
 """Candidates that are timed between two looks at what the bounds still allow."""
 Answer = TypeVar("Answer")
@@ -44,14 +44,15 @@ class Search:
     """Question of a search.
 
     `objectives`: the first ranks, all make the Pareto set; `top`: places of the ranking; `unsure`: layouts whose
-    verdict is "unsure" count as fitting; `workers`: processes; `prunes` False times every layout that fits.
+    verdict is "unsure" count as fitting; `place`: opens the executor, None: this process; `prunes` False times every
+    layout that fits.
     """
 
     space: Space
     objectives: tuple[Objective, ...]
     top: int = 10
     unsure: bool = False
-    workers: int = 1
+    place: Open[Candidate] | None = None
     prunes: bool = True
 
 
@@ -104,7 +105,7 @@ def search(question: Search, told: Progress = lambda stage, done, all_of: None,
 
 @dataclass(frozen=True)
 class _Work:
-    """Simulation of candidates by several processes or this one, with a journal of the answers."""
+    """Simulation of candidates by an executor or this process, with a journal of the answers."""
 
     question: Search
     asked: Interrupts
@@ -116,34 +117,27 @@ class _Work:
         """Answers of `work` on the candidates of `indices`, in order; those in the journal are not simulated again."""
         known: dict[int, Any] = self.known.known(stage)
         missing = [index for index in indices if index not in known]
-        size = _CHUNKS[stage]
-        chunks = [missing[start:start + size] for start in range(0, len(missing), size)]
         found: dict[int, Answer] = {index: known[index] for index in indices if index in known}
         told(len(found), len(indices))
-        tasks = [[self.every[index] for index in chunk] for chunk in chunks]
-        for at, answers in self._each(partial(work, self.question.space.base), tasks):
-            self.known.add(stage, chunks[at], answers)  # type: ignore[arg-type]  # answers of this stage
-            found |= zip(chunks[at], answers, strict=True)
-            told(len(found), len(indices))
+        tasks = ((index, self.every[index]) for index in missing)
+        one = partial(_alone, work, self.question.space.base)
+        with closing(answers(tasks, len(missing), one, self.question.place, self.asked)) as pairs:
+            for index, answer in pairs:
+                if isinstance(answer, Died | Unanswered):
+                    raise InputError(Problem("rankscope search", _DIED))
+                self.known.add(stage, [index], [answer])  # type: ignore[list-item]  # an answer of this stage
+                found[index] = answer
+                told(len(found), len(indices))
         if self.asked.number:
             raise SystemExit(self.asked.code)
         return [found[index] for index in indices]
 
-    def _each(self, work: Callable[[Sequence[Candidate]], Sequence[Answer]], tasks: Sequence[Sequence[Candidate]],
-              ) -> Iterator[tuple[int, Sequence[Answer]]]:
-        """(index of a task, its answers) as they come."""
-        left: Sequence[int] = range(len(tasks))
-        if self.question.workers > 1 and len(tasks) > 1:
-            with Crew(tasks, work, min(self.question.workers, len(tasks)), self.asked) as crew:
-                for index, answer in crew.answers():
-                    if isinstance(answer, Died | Unsent):
-                        raise InputError(Problem("rankscope search", _DIED))
-                    yield index, answer
-                left = crew.left
-        for index in left:
-            if self.asked.number:
-                return
-            yield index, work(tasks[index])
+
+def _alone(work: Callable[[Scenario, Sequence[Candidate]], Sequence[Answer]], base: Scenario,
+           candidate: Candidate) -> Answer:
+    """Answer of `work` on one candidate."""
+    (answer,) = work(base, [candidate])
+    return answer
 
 
 def _empty(space: Space) -> str:
