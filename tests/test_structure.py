@@ -88,6 +88,7 @@ DOORS = {
         "simcore/cli/solve.py",
         "simcore/cli/calibrate.py",
         "simcore/cli/app.py",
+        "simcore/cli/elsewhere.py",
         "simcore/cli/explain.py",
         "simcore/cli/export.py",
         "simcore/cli/report.py",
@@ -130,7 +131,7 @@ READS_OWN = {
         "path.open('r+b' if size else 'w+b', buffering=0)",
     },
     # of this package
-    "simcore/batch/fingerprint.py": {
+    "simcore/executors/engine.py": {
         "path.read_bytes()",
     },
     # to lock

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from simcore.cli.elsewhere import Elsewhere, From, On, Part, elsewhere
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from simcore.results.found import SearchResult
     from simcore.search.judge import Candidate
     from simcore.search.objective import Objective
+    from simcore.search.search import Search
     from simcore.search.space import Space
 
 __all__ = ["asked_space", "chosen_objectives", "names_in", "numbers", "search"]
@@ -56,6 +58,9 @@ def search(
     output: Annotated[Path | None, typer.Option(
         "-o", "--output", metavar="DIR", help="Keep what is simulated in DIR; started again it goes on there.")] = None,
     jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, max=256, help="Worker processes.")] = None,
+    on: On = "",
+    shard: Part = "",
+    parts: From = None,
     json: Annotated[bool, typer.Option("--json", help="Print a list of answers as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
 ) -> None:
@@ -65,20 +70,27 @@ def search(
     options of the framework. Global batch and numerics stay. Exit code 0; 1 if no layout fits; 2 for wrong input, or if
     every layout is refused.
     """
+    from simcore.cli.output import say
+
+    away = elsewhere(on, shard, parts or (), jobs, output)
+    if away.shard and (json or write is not None):
+        raise InputError(Problem("--json" if json else "--write", "expected no --shard with it: the answer is that of "
+                                                                  "all shards, by --from"))
     scenarios = _scenarios(paths, overrides or ())
     found: list[SearchResult] = []
     for scenario in scenarios:
         space = asked_space(scenario, gpus, names_in(framework), names_in(topology), free, where or (), allow or ())
-        found.append(_searched(space, _objectives(scenario, objective, pareto), top=top, unsure=unsure is Counts.FITS,
-                               prunes=not exhaustive, place=_place(jobs or os.cpu_count() or 1),
-                               kept=_folder(output, scenario, len(scenarios))))
+        inner = scenario.name if len(scenarios) > 1 else ""
+        found.append(_searched(_question(
+            space, _objectives(scenario, objective, pareto), top=top, unsure=unsure is Counts.FITS,
+            prunes=not exhaustive, place=away.place or _processes(jobs or os.cpu_count() or 1)),
+            away, None if output is None else output / inner, inner))
+    if away.shard:
+        say(f"shard {away.shard}: {sum(one.counts.candidates for one in found):,} candidates are in {output}; when all "
+            "shards are done, the same search with --from for each folder puts them together")
+        return
     _hand_out(scenarios, found, write, json=json)
     raise typer.Exit(int(any(not result.best for result in found)))
-
-
-def _folder(output: Path | None, scenario: Scenario, num_scenarios: int) -> Path | None:
-    """Folder of one scenario's search: `output` itself, or a folder in it where there are several."""
-    return output if output is None or num_scenarios == 1 else output / scenario.name
 
 
 def _hand_out(scenarios: Sequence[Scenario], found: Sequence[SearchResult], write: Path | None, *, json: bool) -> None:
@@ -188,22 +200,28 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _place(workers: int) -> Open[Candidate] | None:
+def _processes(workers: int) -> Open[Candidate] | None:
     """Worker processes, or None for this process."""
     from simcore.executors.processes import processes
 
     return processes(workers) if workers > 1 else None
 
 
-def _searched(space: Space, objectives: tuple[Objective, ...], *, top: int, unsure: bool, prunes: bool,
-              place: Open[Candidate] | None, kept: Path | None) -> SearchResult:
-    from simcore.cli.sheets.stages import stages
+def _question(space: Space, objectives: tuple[Objective, ...], *, top: int, unsure: bool, prunes: bool,
+              place: Open[Candidate] | None) -> Search:
     from simcore.search.search import Search
+
+    return Search(space, objectives, top, unsure, place, prunes)
+
+
+def _searched(question: Search, away: Elsewhere, kept: Path | None, inner: str) -> SearchResult:
+    """Answer of a search; `inner`: name of its folder in those of shards, "" where there is one scenario."""
+    from simcore.cli.sheets.stages import stages
     from simcore.search.search import search as find
 
     with stages() as told:
-        result = find(Search(space, objectives, top, unsure, place, prunes), told, kept)
-    if result.counts.refused == result.counts.candidates:
+        result = find(question, told, kept, shard=away.shard, parts=[part / inner for part in away.parts])
+    if result.counts.refused == result.counts.candidates and not away.shard:
         most = result.refused[0]
         rule = f" [{most.rule}]" if most.rule != most.message and not most.rule.endswith("#") else ""
         raise InputError(Problem(result.name, f"no layout is legal: {most.count:,} of {result.counts.candidates:,} "

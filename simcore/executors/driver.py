@@ -2,8 +2,9 @@
 
 [Note: size of chunks]
 A chunk is to take about a second: long beside the way to a worker and back, short beside the wait for the slowest one
-at the end. Seconds are measured by the workers, smoothed over chunks, and the size at most doubles from one chunk to the next,
-so that a cheap start does not promise too much. Towards the end chunks get smaller, so that all workers end together.
+at the end. Seconds are measured by the workers, smoothed over chunks, and the size at most doubles from one chunk to
+the next, so that a cheap start does not promise too much. Towards the end chunks get smaller, so that all workers end
+together.
 
 [Note: lost chunks]
 Nothing says which task of a lost chunk was at work, so it is cut into smaller chunks, down to single tasks. A single
