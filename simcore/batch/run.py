@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from simcore.executors.driver import Died, Unanswered, answers
+from simcore.executors.driver import Died, Unanswered, answers, opened
 from simcore.executors.executor import Open
 from simcore.executors.interrupts import Interrupts, interrupts
 from simcore.results.report import ProblemRow, Report
@@ -94,9 +94,9 @@ def run_batch(entries: Sequence[Entry], work: Work, keep: Keep, *, place: Open[E
 def _outcomes(entries: Sequence[Entry], work: Work, place: Open[Entry] | None,
               asked: Interrupts) -> Generator[tuple[int, Outcome], None, None]:
     """Each outcome with the index of its entry; in order where this process computes them."""
-    found = answers(enumerate(entries), len(entries), partial(attempt, work=work), place, asked)
-    with closing(found):
-        for index, answer in found:
+    one = partial(attempt, work=work)
+    with opened(place, one, asked) as executor:
+        for index, answer in answers(enumerate(entries), len(entries), one, executor, asked):
             yield index, answer if isinstance(answer, Outcome) else _unanswered(entries[index], answer)
 
 

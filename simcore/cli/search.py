@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from simcore.inputs.scenario import Scenario
     from simcore.inputs.search_keys import SearchKeys
     from simcore.results.found import SearchResult
-    from simcore.search.judge import Candidate
     from simcore.search.objective import Objective
     from simcore.search.search import Search
     from simcore.search.space import Space
@@ -200,7 +199,7 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _processes(workers: int) -> Open[Candidate] | None:
+def _processes(workers: int) -> Open[Any] | None:
     """Worker processes, or None for this process."""
     from simcore.executors.processes import processes
 
@@ -208,7 +207,7 @@ def _processes(workers: int) -> Open[Candidate] | None:
 
 
 def _question(space: Space, objectives: tuple[Objective, ...], *, top: int, unsure: bool, prunes: bool,
-              place: Open[Candidate] | None) -> Search:
+              place: Open[Any] | None) -> Search:
     from simcore.search.search import Search
 
     return Search(space, objectives, top, unsure, place, prunes)

@@ -20,14 +20,15 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from simcore.executors.executor import Done, Executor, Open, Unsent
 from simcore.executors.interrupts import Interrupts
 
-__all__ = ["Died", "Unanswered", "answers"]
+__all__ = ["Died", "Unanswered", "answers", "opened"]
 
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
@@ -135,29 +136,40 @@ class _Driver(Generic[Task, Answer]):
         yield from self._tasks
 
 
-def answers(tasks: Iterable[tuple[int, Task]], count: int, work: Callable[[Task], Answer], place: Open[Task] | None,
-            asked: Interrupts) -> Generator[tuple[int, Answer | Died | Unanswered], None, None]:
+@contextmanager
+def opened(place: Open[Task] | None, work: Callable[[Task], Answer], asked: Interrupts,
+           ) -> Iterator[Executor[Task, Answer] | None]:
+    """Context with the executor of a place, whose work ends with it; None for this process."""
+    if place is None:
+        yield None
+        return
+    with place(work, asked) as executor:
+        yield executor
+
+
+def answers(tasks: Iterable[tuple[int, Task]], count: int, work: Callable[[Task], Answer],
+            executor: Executor[Task, Answer] | None, asked: Interrupts,
+            ) -> Iterator[tuple[int, Answer | Died | Unanswered]]:
     """Pairs (index of a task, its answer) in the order in which they come; one for each of the `count` tasks.
 
-    `tasks`: (index, task), taken when there is room. `place`: opens the executor; None: this process, in order. Ends
-    early after a signal in `asked`, with the answers that have come by then. Where the executor has no worker and can
-    start none, this process goes on, and says so.
+    `tasks`: (index, task), taken when there is room. `executor`: one that does `work` (`opened`); None: this process,
+    in order. Ends early after a signal in `asked`, with the answers that have come by then. Where the executor has no
+    worker and can start none, this process goes on, and says so.
     """
     left = tasks
-    if place is not None:
-        with place(work, asked) as executor:
-            driver = _Driver(tasks, count, executor)
+    if executor is not None:
+        driver = _Driver(tasks, count, executor)
+        driver.hand_out()
+        while driver.is_busy:
+            yield from driver.taken()
+            if asked.number:
+                executor.cancel()
+                return
             driver.hand_out()
-            while driver.is_busy:
-                yield from driver.taken()
-                if asked.number:
-                    executor.cancel()
-                    return
-                driver.hand_out()
-            left = driver.left()
+        left = driver.left()
     for at, (index, task) in enumerate(left):
         if asked.number:
             return
-        if place is not None and not at:
+        if executor is not None and not at:
             sys.stderr.write("rankscope: no worker process can be started here: going on without\n")
         yield index, work(task)

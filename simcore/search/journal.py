@@ -28,11 +28,12 @@ from simcore.results.found import SearchResult
 from simcore.search.judge import Judged, Refused, Sized, Timed, judged
 from simcore.search.space import Space
 
-__all__ = ["ANSWER", "JOURNAL", "Journal", "Memory", "journal"]
+__all__ = ["ANSWER", "JOURNAL", "Answered", "Journal", "Memory", "journal"]
 
 JOURNAL: Final = "journal.jsonl"
 ANSWER: Final = "answer.json"
 Answered = Judged | Timed
+"""Answer of either stage."""
 
 
 class Memory:

@@ -12,21 +12,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from simcore.errors import InputError, Problem
-from simcore.executors.driver import Died, Unanswered, answers
-from simcore.executors.executor import Open
+from simcore.executors.driver import Died, Unanswered, answers, opened
+from simcore.executors.executor import Executor, Open
 from simcore.executors.interrupts import Interrupts, interrupts
 from simcore.executors.shard import Shard
 from simcore.inputs.scenario import Mesh, Scenario
 from simcore.results.found import FoundLayout, RefusedBy, SearchCounts, SearchResult
 from simcore.search.condition import Condition
-from simcore.search.journal import Memory, journal
+from simcore.search.journal import Answered, Memory, journal
 from simcore.search.judge import Candidate, Judged, Refused, Sized, Status, Timed, judged, timed
 from simcore.search.objective import Objective, Value
 from simcore.search.space import Space, candidates
@@ -36,7 +35,8 @@ __all__ = ["Search", "search"]
 _DIED: Final = "a process that simulated layouts died three times (out of memory?); try fewer with -j"
 _ROUND: Final = 32
 """Candidates that are timed between two looks at what the bounds still allow."""
-Answer = TypeVar("Answer")
+_Task = tuple[str, Candidate]
+"""Stage of a search, "memory" or "time", and a candidate."""
 Progress = Callable[[str, int, int], None]
 
 
@@ -53,7 +53,7 @@ class Search:
     objectives: tuple[Objective, ...]
     top: int = 10
     unsure: bool = False
-    place: Open[Candidate] | None = None
+    place: Open[Any] | None = None
     prunes: bool = True
 
 
@@ -109,12 +109,14 @@ def search(question: Search, told: Progress = lambda stage, done, all_of: None, 
     with journal(kept, question.space, shard, parts) as known, interrupts() as asked:
         if parts:
             _expect_finished(num, known, len(parts))
-        work = _Work(question, asked, known)
         mine = num if shard is None else len(shard.part(range(num)))
         every = _Candidates(question.space, shard)
-        answered = work.answers(judged, "memory", every, mine, partial(told, "memory"))
-        fitting = sorted(_fitting(answered, question, counts), key=lambda found: found.index)
-        _rank(fitting, question, counts, partial(work.answers, timed, "time"), partial(told, "time"))
+        one = partial(_one, question.space.base)
+        with opened(question.place, one, asked) as executor:
+            work = _Work(one, executor, asked, known)
+            answered = work.answers("memory", every, mine, partial(told, "memory"))
+            fitting = sorted(_fitting(answered, question, counts), key=lambda found: found.index)
+            _rank(fitting, question, counts, partial(work.answers, "time"), partial(told, "time"))
         result = _result(question, mine, fitting, counts)
         if shard is None:
             known.end(result)
@@ -145,43 +147,41 @@ def _expect_finished(num: int, known: Memory, num_shards: int) -> None:
 class _Work:
     """Simulation of candidates by an executor or this process, with a journal of the answers."""
 
-    question: Search
+    one: Callable[[_Task], Answered]
+    executor: Executor[_Task, Answered] | None
     asked: Interrupts
     known: Memory
 
-    def answers(self, work: Callable[[Scenario, Sequence[Candidate]], Sequence[Answer]], stage: str,
-                every: Iterable[tuple[int, Candidate]], num: int, told: Callable[[int, int], None],
-                ) -> Iterator[tuple[int, Candidate, Answer]]:
-        """(index, candidate, answer of `work`) of `num` candidates, those in the journal first, then as they come.
+    def answers(self, stage: str, every: Iterable[tuple[int, Candidate]], num: int, told: Callable[[int, int], None],
+                ) -> Iterator[tuple[int, Candidate, Any]]:
+        """(index, candidate, answer of a stage) of `num` candidates, those in the journal first, then as they come.
 
         Candidates are taken when there is room for them, so only those in flight are held.
         """
-        known: dict[int, Any] = self.known.known(stage)
+        known = self.known.known(stage)
         done = 0
         for index, candidate in every if known else ():
             if index in known:
                 done += 1
                 yield index, candidate, known[index]
         flying: dict[int, Candidate] = {}
-        tasks = ((index, flying.setdefault(index, candidate)) for index, candidate in every if index not in known)
-        one = partial(_alone, work, self.question.space.base)
+        tasks = ((index, (stage, flying.setdefault(index, one))) for index, one in every if index not in known)
         told(done, num)
-        with closing(answers(tasks, num - done, one, self.question.place, self.asked)) as pairs:
-            for index, answer in pairs:
-                if isinstance(answer, Died | Unanswered):
-                    raise InputError(Problem("rankscope search", _DIED))
-                self.known.add(stage, [index], [answer])  # type: ignore[list-item]  # an answer of this stage
-                done += 1
-                yield index, flying.pop(index), answer
-                told(done, num)
+        for index, answer in answers(tasks, num - done, self.one, self.executor, self.asked):
+            if isinstance(answer, Died | Unanswered):
+                raise InputError(Problem("rankscope search", _DIED))
+            self.known.add(stage, [index], [answer])
+            done += 1
+            yield index, flying.pop(index), answer
+            told(done, num)
         if self.asked.number:
             raise SystemExit(self.asked.code)
 
 
-def _alone(work: Callable[[Scenario, Sequence[Candidate]], Sequence[Answer]], base: Scenario,
-           candidate: Candidate) -> Answer:
-    """Answer of `work` on one candidate."""
-    (answer,) = work(base, [candidate])
+def _one(base: Scenario, task: _Task) -> Answered:
+    """Answer to one candidate in one stage."""
+    stage, candidate = task
+    (answer,) = (judged if stage == "memory" else timed)(base, [candidate])
     return answer
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from clusters.driven import ENVIRONMENT, alive, below, command, ended, lines, scenario, waited_for
 
-ASKED = ("--gpus", "4,8", "--framework", "automodel,megatron")
+ASKED = ("--gpus", "4", "--framework", "automodel,megatron")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 
 import pytest
 
@@ -44,15 +43,11 @@ class Fake:
 
 
 def driven(executor: Fake, tasks: Sequence[int], asked: Interrupts | None = None) -> dict[int, object]:
-    @contextmanager
-    def place(work: Callable[[int], int], asked: Interrupts) -> Iterator[Fake]:
-        yield executor
-
     def here(task: int) -> int:
         return task * 10
 
     with interrupts() as own:
-        found = list(answers(enumerate(tasks), len(tasks), here, place, asked or own))
+        found = list(answers(enumerate(tasks), len(tasks), here, executor, asked or own))
     assert len({index for index, _ in found}) == len(found)
     return dict(found)
 
@@ -97,12 +92,8 @@ def test_only_chunks_in_flight_are_taken_from_the_tasks() -> None:
             asked += 1
             yield task, task
 
-    @contextmanager
-    def place(work: Callable[[int], int], asked: Interrupts) -> Iterator[Fake]:
-        yield executor
-
     with interrupts() as own:
-        for done, _ in enumerate(answers(tasks(), 100_000, int, place, own), start=1):
+        for done, _ in enumerate(answers(tasks(), 100_000, int, executor, own), start=1):
             most = max(most, asked - done)
     assert most <= (executor.capacity + 1) * 110
 
