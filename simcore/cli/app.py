@@ -130,20 +130,17 @@ def run(
     that cannot be written; 3 a bug.
     """
     from simcore.batch.advice import work
-    from simcore.inputs.shipped import example as example_path
 
     asked = _gates(max_fill, baseline, report_format, unsure)
     existing = _existing(output, append=append, overwrite=overwrite)
-    where = elsewhere(on, shard, parts or (), jobs, output)
-    entries = _entries([*(paths or ()), *map(example_path, example or ())], overrides)
+    away = elsewhere(on, shard, parts or (), jobs, output)
+    entries = _entries([*(paths or ()), *_examples(example or ())], overrides)
     _say_unmatched(entries, baseline)
     shown = not (json or output or report_format)
     chosen = partial(work(len(entries), asked=advise, drawn=html is not None, shown=shown), rank=rank)
-    ran = _run(entries, chosen, jobs, where, output, existing)
+    ran = _run(entries, chosen, jobs, away, output, existing)
     code = _show(ran, asked=asked, json=json, report_format=report_format, details=details)
-    if html is not None:
-        code = max(code, _written(html, [o.report for o in ran.outcomes]))
-    raise typer.Exit(code)
+    raise typer.Exit(max(code, 0 if html is None else _written(html, [o.report for o in ran.outcomes])))
 
 
 @app.command()
@@ -283,6 +280,12 @@ for _command in (calibrate, explain, export, read, report, search, solve):
     app.command()(_command)
 
 
+def _examples(names: Sequence[str]) -> list[Path]:
+    from simcore.inputs.shipped import example
+
+    return [*map(example, names)]
+
+
 def _entries(paths: Sequence[str | Path], overrides: Sequence[str] | None) -> list[Entry]:
     from simcore.inputs.loading import read
 
@@ -293,17 +296,17 @@ def _entries(paths: Sequence[str | Path], overrides: Sequence[str] | None) -> li
     raise InputError(Problem(", ".join(map(str, paths)), "holds no scenario"))
 
 
-def _run(entries: Sequence[Entry], work: Work, jobs: int | None, where: Elsewhere, output: Path | None,
+def _run(entries: Sequence[Entry], work: Work, jobs: int | None, away: Elsewhere, output: Path | None,
          existing: Existing) -> Ran:
     """Simulates entries, a part of them, or takes the outcomes of all parts."""
     from simcore.batch.folder import Existing
     from simcore.batch.shards import outcomes_of_shards
     from simcore.cli.session import run_entries
 
-    if where.shard and existing is Existing.APPEND:
+    if away.shard and existing is Existing.APPEND:
         raise InputError(Problem("--append", "expected no --shard with it: a folder has one shard"))
-    taken = outcomes_of_shards(where.parts, entries, work) if where.parts else None
-    return run_entries(entries, work, jobs, output, existing, place=where.place, shard=where.shard, taken=taken)
+    taken = outcomes_of_shards(away.parts, entries, work) if away.parts else None
+    return run_entries(entries, work, jobs, output, existing, place=away.place, shard=away.shard, taken=taken)
 
 
 def _gates(max_fill: str | None, baseline: Path | None, report_format: Format | None, unsure: Unsure | None

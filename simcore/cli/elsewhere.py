@@ -27,7 +27,7 @@ From = Annotated[list[str] | None, typer.Option(
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """Where the work of a command is done.
+    """Place of the work of a command.
 
     `place`: opens the executor, None: this machine; `shard`: the only part to do; `parts`: folders of all shards.
     """

@@ -66,43 +66,43 @@ def search(
     """Search the layouts of a scenario: the best that fit, the Pareto set, and why the others are in neither.
 
     Free are all degrees of the mesh at the given numbers of GPUs, the micro batch, recomputation, and the memory
-    options of the framework. Global batch and numerics stay. Exit code 0; 1 if no layout fits; 2 for wrong input, or if
-    every layout is refused.
+    options of the framework. Global batch and numerics stay. Exit code 0; 1: no layout fits; 2: wrong input, none legal.
     """
-    from simcore.cli.output import say
+    away = _shown(elsewhere(on, shard, parts or (), jobs, output), json=json, write=write)
+    scenarios = _scenarios(paths, overrides or ())
+    questions = [_question(
+        asked_space(one, gpus, names_in(framework), names_in(topology), free, where or (), allow or ()),
+        _objectives(one, objective, pareto), top=top, unsure=unsure is Counts.FITS, prunes=not exhaustive,
+        place=away.place or _processes(jobs or os.cpu_count() or 1)) for one in scenarios]
+    found = [_searched(one, away, output, one.space.base.name if len(questions) > 1 else "") for one in questions]
+    raise typer.Exit(_hand_out(scenarios, found, write, away, json=json))
 
-    away = elsewhere(on, shard, parts or (), jobs, output)
+
+def _shown(away: Elsewhere, *, json: bool, write: Path | None) -> Elsewhere:
+    """The same; InputError for a shard, which has no answer, with an option that shows one."""
     if away.shard and (json or write is not None):
         raise InputError(Problem("--json" if json else "--write", "expected no --shard with it: the answer is that of "
                                                                   "all shards, by --from"))
-    scenarios = _scenarios(paths, overrides or ())
-    found: list[SearchResult] = []
-    for scenario in scenarios:
-        space = asked_space(scenario, gpus, names_in(framework), names_in(topology), free, where or (), allow or ())
-        inner = scenario.name if len(scenarios) > 1 else ""
-        found.append(_searched(_question(
-            space, _objectives(scenario, objective, pareto), top=top, unsure=unsure is Counts.FITS,
-            prunes=not exhaustive, place=away.place or _processes(jobs or os.cpu_count() or 1)),
-            away, None if output is None else output / inner, inner))
-    if away.shard:
-        say(f"shard {away.shard}: {sum(one.counts.candidates for one in found):,} candidates are in {output}; when all "
-            "shards are done, the same search with --from for each folder puts them together")
-        return
-    _hand_out(scenarios, found, write, json=json)
-    raise typer.Exit(int(any(not result.best for result in found)))
+    return away
 
 
-def _hand_out(scenarios: Sequence[Scenario], found: Sequence[SearchResult], write: Path | None, *, json: bool) -> None:
-    """Writes scenario files of the rankings if asked, and prints the answers."""
-    from simcore.cli.output import print_json, print_shown
+def _hand_out(scenarios: Sequence[Scenario], found: Sequence[SearchResult], write: Path | None, away: Elsewhere, *,
+              json: bool) -> int:
+    """Exit code of the answers, which are printed, and written as scenario files if asked."""
+    from simcore.cli.output import print_json, print_shown, say
     from simcore.cli.sheets.found import answer
 
+    if away.shard:
+        say(f"shard {away.shard}: {sum(one.counts.candidates for one in found):,} candidates done; when all shards are, "
+            "the same search with --from for each folder puts them together")
+        return 0
     if write is not None:
         _write(write, scenarios, found)
     if json:
         print_json(found)
     else:
         print_shown(*(line for result in found for line in answer(result)))
+    return int(any(not result.best for result in found))
 
 
 def _scenarios(paths: Sequence[str], overrides: Sequence[str]) -> list[Scenario]:
@@ -213,12 +213,13 @@ def _question(space: Space, objectives: tuple[Objective, ...], *, top: int, unsu
     return Search(space, objectives, top, unsure, place, prunes)
 
 
-def _searched(question: Search, away: Elsewhere, kept: Path | None, inner: str) -> SearchResult:
-    """Answer of a search; `inner`: name of its folder in those of shards, "" where there is one scenario."""
+def _searched(question: Search, away: Elsewhere, output: Path | None, inner: str) -> SearchResult:
+    """Answer of a search; `inner`: name of its folder in those of the options, "" for one scenario."""
     from simcore.cli.sheets.stages import stages
     from simcore.search.search import search as find
 
     with stages() as told:
+        kept = None if output is None else output / inner
         result = find(question, told, kept, shard=away.shard, parts=[part / inner for part in away.parts])
     if result.counts.refused == result.counts.candidates and not away.shard:
         most = result.refused[0]

@@ -14,6 +14,9 @@ import pytest
 
 from clusters.driven import ENVIRONMENT, alive, below, command, ended, lines, scenario, waited_for
 
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+"""Files and sockets that the libraries leave open."""
+
 ASKED = ("--gpus", "4", "--framework", "automodel,megatron")
 
 

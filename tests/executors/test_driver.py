@@ -66,7 +66,7 @@ def test_a_chunk_takes_about_a_second(seconds: float) -> None:
 
 
 def test_chunks_follow_the_time_of_tasks() -> None:
-    """Where tasks get 50 times as long, the next chunks get shorter."""
+    """Tasks get 50 times as long: the next chunks get shorter."""
     executor = Fake(1, lambda task: 0.002 if task < 5000 else 0.1)
     driven(executor, range(6000))
     short = max(len(chunk) for chunk in executor.chunks if chunk[-1] < 5000)
