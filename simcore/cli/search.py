@@ -66,7 +66,7 @@ def search(
     """Search the layouts of a scenario: the best that fit, the Pareto set, and why the others are in neither.
 
     Free are all degrees of the mesh at the given numbers of GPUs, the micro batch, recomputation, and the memory
-    options of the framework. Global batch and numerics stay. Exit code 0; 1: no layout fits; 2: wrong input, none legal.
+    options of the framework. Global batch and numerics stay. Exit code 0; 1: none fits; 2: wrong input, none legal.
     """
     away = _shown(elsewhere(on, shard, parts or (), jobs, output), json=json, write=write)
     scenarios = _scenarios(paths, overrides or ())
@@ -93,7 +93,7 @@ def _hand_out(scenarios: Sequence[Scenario], found: Sequence[SearchResult], writ
     from simcore.cli.sheets.found import answer
 
     if away.shard:
-        say(f"shard {away.shard}: {sum(one.counts.candidates for one in found):,} candidates done; when all shards are, "
+        say(f"shard {away.shard}: {sum(one.counts.candidates for one in found):,} candidates done; when all are, "
             "the same search with --from for each folder puts them together")
         return 0
     if write is not None:
