@@ -17,7 +17,7 @@ from clusters.driven import ENVIRONMENT, alive, below, command, ended, lines, sc
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 """Files and sockets that the libraries leave open."""
 
-ASKED = ("--gpus", "4", "--framework", "automodel,megatron")
+ASKED = ("--gpus", "2", "--framework", "automodel,megatron")
 
 
 @pytest.fixture
