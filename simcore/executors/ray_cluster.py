@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -57,14 +58,19 @@ def ray_cluster(address: tuple[str, int] | str | None, size: int, place: str) ->
 def _connect(ray: Any, address: tuple[str, int] | str | None, size: int, place: str) -> None:
     quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
     try:
-        if address is None:
-            with withheld():
-                ray.init("local", num_cpus=size, include_dashboard=False, object_store_memory=_STORE, **quiet)
-        else:
-            name = address if isinstance(address, str) else f"ray://{address[0]}:{address[1]}"
-            ray.init(name, **quiet)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the same in many words, before the error
+            _init(ray, address, size, quiet)
     except Exception as error:  # noqa: BLE001 - whatever answers there is no cluster
         raise InputError(Problem(place, f"the cluster cannot be reached: {first_line(error)}")) from None
+
+
+def _init(ray: Any, address: tuple[str, int] | str | None, size: int, quiet: dict[str, Any]) -> None:
+    if address is None:
+        with withheld():
+            ray.init("local", num_cpus=size, include_dashboard=False, object_store_memory=_STORE, **quiet)
+        return
+    ray.init(address if isinstance(address, str) else f"ray://{address[0]}:{address[1]}", **quiet)
 
 
 class _Ray:
