@@ -7,6 +7,7 @@ The scheduler gives a chunk of a lost worker to others by itself; when more work
 
 from __future__ import annotations
 
+import logging
 import queue
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -33,6 +34,8 @@ def dask_cluster(address: tuple[str, int] | None, size: int, place: str) -> Open
     @contextmanager
     def opened(work: Callable[[Any], Any], asked: Interrupts) -> Iterator[_Dask]:
         distributed = library("distributed", "dask", place)
+        for name in ("distributed", "distributed.client"):  # tracebacks of what is an error of one line here
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         if address is not None:
             expect_reached(*address, place)
         with own_signals(), _client(distributed, address, size, place) as client:
