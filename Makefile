@@ -6,12 +6,13 @@ READY := .venv/.ready
 TRUTH := .venv-truth/.ready
 LOWEST := .venv-lowest
 TOOLS := .venv-tools
+CLUSTERS := .venv-clusters
 PERFETTO := .venv-truth/package/assets/trace-processor
 TRACED := scenarios/nano-ep4/automodel-8gpu-pp2.yaml --set sweep=null  # stages, experts, sharding: every kind of call
 LOCK := $(TOOLS)/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command 'make lock'
 WORKLOADS := scenarios/first-look/first-look.yaml $(patsubst %,scenarios/nano-grpo/%.yaml,dpo-ep8 full-ep8 serve)
 
-.PHONY: run test lint lowest bench fuzz truth lock audit sbom clean
+.PHONY: run test lint lowest bench clusters fuzz truth lock audit sbom clean
 
 SECONDS ?= 3600
 SEED ?= 0
@@ -44,6 +45,9 @@ $(LOWEST)/.smoked: $(LOWEST)/.ready
 bench: $(READY)  ## speed, apart from the tests because it needs a quiet machine
 	$(BIN)/python -m pytest -q tests/bench
 
+clusters: $(CLUSTERS)/.ready  ## `--on dask` and `--on ray` on clusters of this machine, workers killed on the way
+	$(CLUSTERS)/bin/python -m pytest -q tests/clusters
+
 fuzz: $(READY)  ## drawn and mutated inputs for an hour; `make fuzz SECONDS=600 SEED=7`, one case: ONLY=layout-12
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seed $(SEED) $(if $(ONLY),--only $(ONLY),--seconds $(SECONDS) --keep $(FAULTS) --kills $(KILLS))
 
@@ -64,6 +68,8 @@ lock: $(TOOLS)/.ready  ## every version that is installed, with the hashes of it
 	$(LOCK) --upgrade --resolution lowest-direct pyproject.toml --extra parquet --extra figures --group build \
 		-o .ci/lowest.lock  # --upgrade: what it held before must not hold a floor up
 	$(LOCK) $(NEWEST) --group tools -o .ci/tools.lock
+	$(LOCK) $(NEWEST) pyproject.toml -c requirements.lock --extra test --extra dask --extra ray --group build \
+		-o .ci/clusters.lock
 
 audit: $(TOOLS)/.ready  ## known vulnerabilities of what is locked; error 69 where no database could be asked
 	$(TOOLS)/bin/python .ci/audit.py requirements.lock .ci/tools.lock
@@ -79,7 +85,7 @@ sbom: $(TOOLS)/.ready  ## dist/rankscope.cdx.json: what an install consists of, 
 		-o dist/rankscope.cdx.json
 
 clean:
-	rm -rf .venv .venv-truth $(LOWEST) $(TOOLS) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks .faults
+	rm -rf .venv .venv-truth $(LOWEST) $(TOOLS) $(CLUSTERS) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks .faults
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is newer than what it was made from, so that the environment is made once and again when these change.
@@ -94,6 +100,12 @@ $(READY): pyproject.toml requirements.lock
 $(LOWEST)/.ready: .ci/lowest.lock
 	$(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python -m pip install -q --require-hashes -r .ci/lowest.lock
+	@touch $@
+
+$(CLUSTERS)/.ready: pyproject.toml .ci/clusters.lock
+	$(PYTHON) -m venv $(CLUSTERS)
+	$(CLUSTERS)/bin/python -m pip install -q --require-hashes -r .ci/clusters.lock
+	$(CLUSTERS)/bin/python -m pip install -q --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(TOOLS)/.ready: .ci/tools.lock

@@ -18,7 +18,7 @@ from house_figures import Tree, riddles, riddles_of_tests
 # place here; they take part in the search for cycles.
 PACKAGES = ("pipeline", "recording", "inputs", "hardware", "models", "operators", "placement", "program",
             "frameworks", "results", "memory", "timing", "validation", "vllm", "docgen", "simulation", "rl",
-            "calibration", "batch", "search", "cli")
+            "calibration", "executors", "batch", "search", "cli")
 
 # Folders of `viz`, and those from which each imports; any of them may import the modules in the root.
 VIZ_FOLDERS: dict[str, set[str]] = {"charts": set(), "layouts": {"charts"}, "exports": {"charts", "layouts"},
@@ -90,6 +90,7 @@ DOORS = {
         "simcore/cli/solve.py",
         "simcore/cli/calibrate.py",
         "simcore/cli/app.py",
+        "simcore/cli/elsewhere.py",
         "simcore/cli/explain.py",
         "simcore/cli/export.py",
         "simcore/cli/report.py",
@@ -132,7 +133,7 @@ READS_OWN = {
         "path.open('r+b' if size else 'w+b', buffering=0)",
     },
     # of this package
-    "simcore/batch/fingerprint.py": {
+    "simcore/executors/engine.py": {
         "path.read_bytes()",
     },
     # to lock

@@ -10,31 +10,33 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import simcore
 from simcore.errors import InputError
+from simcore.executors.engine import engine
 from simcore.inputs.document import parse_document, read_bytes
 from simcore.inputs.paths import is_file
-from simcore.inputs.shipped import data_folder
 
 if TYPE_CHECKING:
     from simcore.inputs.loading import Entry
 
-__all__ = ["DIFFERENCES", "Fingerprint", "fingerprint"]
+__all__ = ["DIFFERENCES", "SHARD", "Fingerprint", "fingerprint"]
 
 Fingerprint = dict[str, str]
 """Digests by the names above."""
+
+SHARD: Final = "shard"
+"""Name of the shard, such as `2/4`, in the fingerprint of a batch of which a folder has a part only."""
 
 DIFFERENCES: Final = {
     "scenarios": "other scenarios, or read from other places",
     "files": "a file that scenarios name has changed",
     "options": "other options, such as --rank, --advise, --html",
     "engine": "made by another version of rankscope",
+    SHARD: "another shard, or none",
 }
 
 _DEEPEST: Final = 4
@@ -59,7 +61,7 @@ def fingerprint(entries: Sequence[Entry], work: Callable[..., object]) -> Finger
             files |= _named(description["keys"], entry.scenario.folder)
         scenarios.update(json.dumps(description, sort_keys=True).encode() + b"\n")
     return {"scenarios": scenarios.hexdigest(), "files": _digest(sorted(files)), "options": _digest(_described(work)),
-            "engine": _engine()}
+            "engine": engine()}
 
 
 def _digest(value: object) -> str:
@@ -110,16 +112,3 @@ def _inner(content: bytes, path: Path) -> list[str]:
         return list(_texts(parse_document(content.decode("utf-8-sig"), str(path)).data))
     except (InputError, UnicodeDecodeError):
         return []
-
-
-@lru_cache(maxsize=1)
-def _engine() -> str:
-    """Digest of the package's files except those of figures, so that a changed checkout is another version."""
-    digest = hashlib.sha256()
-    package = Path(simcore.__file__).resolve().parent
-    for root in (package, data_folder("topologies")):
-        for folder, folders, files in os.walk(root):
-            folders[:] = sorted(name for name in folders if name != "__pycache__")
-            for path in (Path(folder, name) for name in sorted(files) if name.endswith((".py", ".json", ".yaml"))):
-                digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
-    return digest.hexdigest()

@@ -20,7 +20,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
-from simcore.batch.fingerprint import DIFFERENCES, Fingerprint, fingerprint
+from simcore.batch.fingerprint import DIFFERENCES, SHARD, Fingerprint, fingerprint
 from simcore.batch.lock import locked
 from simcore.batch.manifest import Batch, Contents, digest_of, read_contents, write_contents
 from simcore.batch.run import Outcome, Work, outcome_of
@@ -31,12 +31,15 @@ from simcore.inputs.paths import exists, is_file, remove_unfinished, stamp, whol
 from simcore.results.report import Report
 
 if TYPE_CHECKING:
+    from simcore.executors.shard import Shard
     from simcore.inputs.loading import Entry
 
-__all__ = ["Existing", "Folder", "opened"]
+__all__ = ["MANIFEST", "Existing", "Folder", "opened"]
 
 _HIDDEN: Final = ".batch"
 _CONTENTS: Final = "contents.json"
+MANIFEST: Final = f"{_HIDDEN}/{_CONTENTS}"
+"""Path of the manifest in a folder of results."""
 _AHEAD: Final = "ahead.jsonl"
 
 
@@ -49,12 +52,14 @@ class Existing(StrEnum):
 
 
 @contextmanager
-def opened(folder: Path, entries: Sequence[Entry], work: Work, existing: Existing) -> Iterator[Folder]:
+def opened(folder: Path, entries: Sequence[Entry], work: Work, existing: Existing,
+           shard: Shard | None = None) -> Iterator[Folder]:
     """Context with the folder of results, locked against other processes and opened for one batch.
 
     The batch is `work` (the function that simulates one scenario) on `entries`; results of the same batch that are in
-    the folder are read. `existing`: what to do with results of another batch. InputError if the folder cannot be
-    written, another process writes to it, or `existing` does not allow to change what it holds.
+    the folder are read. `shard`: the folder is for that part of the entries alone. `existing`: what to do with results
+    of another batch. InputError if the folder cannot be written, another process writes to it, or `existing` does not
+    allow to change what it holds.
     """
     with writing(folder):
         (folder / _HIDDEN).mkdir(parents=True, exist_ok=True)
@@ -62,7 +67,8 @@ def opened(folder: Path, entries: Sequence[Entry], work: Work, existing: Existin
     with locked(folder / _HIDDEN / "lock", folder) as is_locked:
         for path in _files_of(folder):
             remove_unfinished(path)
-        open_folder = Folder(folder, entries, fingerprint(entries, work), is_locked)
+        made_by = fingerprint(entries, work) | ({} if shard is None else {SHARD: str(shard)})
+        open_folder = Folder(folder, entries if shard is None else shard.part(entries), made_by, is_locked)
         try:
             open_folder.take_up(existing)
             yield open_folder
@@ -152,7 +158,7 @@ class Folder:
         holds = f"holds {sum(batch.lines for batch in there):,} results" + (
             " of another batch" if finished else f", and another batch of {last.scenarios:,} that is not finished")
         why = [words for part, words in DIFFERENCES.items() if last.made_by and last.made_by.get(part) !=
-               self._made_by[part]] or ["not written by run -o, or changed since"]
+               self._made_by.get(part)] or ["not written by run -o, or changed since"]
         do = "--append adds to them" if finished else "finish that one first" if last.made_by else (
             "`rankscope report` and `rankscope export` read it as it is")
         return f"{holds} ({'; '.join(why)}); nothing was changed: {do}, or take another folder, or --overwrite"

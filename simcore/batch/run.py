@@ -1,7 +1,7 @@
 """A batch of scenarios on several cores; a failure in one does not affect the others.
 
 Results are kept in the order of the entries for any number of workers, and `arrived` is called for each as soon as it
-exists, in any order. The workers are those of `worker_pool`.
+exists, in any order. The workers are those of an executor (`simcore.executors`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from simcore.batch.interrupts import Interrupts, interrupts
-from simcore.batch.worker_pool import Crew, Died, Unsent
+from simcore.executors.driver import Died, Unanswered, answers, opened
+from simcore.executors.executor import Open
+from simcore.executors.interrupts import Interrupts, interrupts
 from simcore.results.report import ProblemRow, Report
 
 if TYPE_CHECKING:
@@ -60,22 +61,22 @@ def num_workers(num_entries: int) -> int:
     return max(1, min(os.cpu_count() or 1, num_entries // _SMALL))
 
 
-def run_batch(entries: Sequence[Entry], work: Work, keep: Keep, *, workers: int = 1, arrived: Arrived | None = None,
-              asked: Interrupts | None = None) -> bool:
+def run_batch(entries: Sequence[Entry], work: Work, keep: Keep, *, place: Open[Entry] | None = None,
+              arrived: Arrived | None = None, asked: Interrupts | None = None) -> bool:
     """Simulates all `entries`; calls `keep` with each outcome in their order. True if all were kept.
 
     False if a signal ended the run; finished outcomes are kept then too, in order. `work`: simulates one scenario;
-    picklable if `workers` > 1; an exception in it becomes that scenario's outcome (`attempt`). `workers`: processes; 1:
-    this one. `arrived`: called with index and outcome as soon as it exists, in any order. `asked`: recorder of signals
-    for the caller to read afterwards; None: one of this call.
+    picklable if there is a `place`; an exception in it becomes that scenario's outcome (`attempt`). `place`: opens the
+    executor; None: this process. `arrived`: called with index and outcome as soon as it exists, in any order. `asked`:
+    recorder of signals for the caller to read afterwards; None: one of this call.
     """
     if asked is None:
         with interrupts() as own:
-            return run_batch(entries, work, keep, workers=workers, arrived=arrived, asked=own)
+            return run_batch(entries, work, keep, place=place, arrived=arrived, asked=own)
     waiting: dict[int, Outcome] = {}
     num_kept = 0
     try:
-        with closing(_outcomes(entries, work, workers, asked)) as outcomes:  # an error in a callback ends the workers
+        with closing(_outcomes(entries, work, place, asked)) as outcomes:  # an error in a callback ends the workers
             for index, outcome in outcomes:
                 if arrived is not None:
                     arrived(index, outcome)
@@ -90,25 +91,17 @@ def run_batch(entries: Sequence[Entry], work: Work, keep: Keep, *, workers: int 
     return num_kept == len(entries)
 
 
-def _outcomes(entries: Sequence[Entry], work: Work, workers: int,
+def _outcomes(entries: Sequence[Entry], work: Work, place: Open[Entry] | None,
               asked: Interrupts) -> Generator[tuple[int, Outcome], None, None]:
-    """Each outcome with the index of its entry; in order for one worker, which is this process."""
-    left: Sequence[int] = range(len(entries))
-    if workers > 1:
-        with Crew(entries, partial(attempt, work=work), workers, asked) as crew:
-            for index, answer in crew.answers():
-                yield index, answer if isinstance(answer, Outcome) else _unanswered(entries[index], answer)
-            left = crew.left
-        if left and not asked.number:
-            sys.stderr.write("rankscope: no worker process can be started here: going on without\n")
-    for index in left:
-        if asked.number:
-            return
-        yield index, attempt(entries[index], work)
+    """Each outcome with the index of its entry; in order where this process computes them."""
+    one = partial(attempt, work=work)
+    with opened(place, one, asked) as executor:
+        for index, answer in answers(enumerate(entries), len(entries), one, executor, asked):
+            yield index, answer if isinstance(answer, Outcome) else _unanswered(entries[index], answer)
 
 
-def _unanswered(entry: Entry, answer: Died | Unsent) -> Outcome:
-    if isinstance(answer, Unsent):
+def _unanswered(entry: Entry, answer: Died | Unanswered) -> Outcome:
+    if isinstance(answer, Unanswered):
         return _crash(entry, f"{_BUG}{answer.why}")
     return _crash(entry, f"{_DIED}, three times, at last with no other at work (out of memory?)")
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from simcore.cli.calibrate import calibrate
+from simcore.cli.elsewhere import From, On, Part, elsewhere
 from simcore.cli.exit_codes import ended
 from simcore.cli.explain import explain
 from simcore.cli.export import export
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from simcore.batch.compared import Compared
     from simcore.batch.folder import Existing
     from simcore.batch.gate import Gate
+    from simcore.batch.run import Work
+    from simcore.cli.elsewhere import Elsewhere
     from simcore.cli.session import Ran
     from simcore.inputs.loading import Entry
     from simcore.results.report import Report
@@ -107,6 +110,9 @@ def run(
     append: Annotated[bool, typer.Option("--append", help="With -o: add to the results of other batches.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="With -o: replace old results.")] = False,
     jobs: Jobs = None,
+    on: On = "",
+    shard: Part = "",
+    parts: From = None,
     html: Annotated[Path | None, typer.Option(help="Write an HTML page.")] = None,
     max_fill: Annotated[str | None, typer.Option(help="Allowed share of the capacity, e.g. 92%.")] = None,
     baseline: Annotated[Path | None, typer.Option(help="Earlier --json output; worse by over 1 % is exit 1.")] = None,
@@ -125,20 +131,17 @@ def run(
     that cannot be written; 3 a bug.
     """
     from simcore.batch.advice import work
-    from simcore.cli.session import run_entries
-    from simcore.inputs.shipped import example as example_path
 
     asked = _gates(max_fill, baseline, report_format, unsure)
     existing = _existing(output, append=append, overwrite=overwrite)
-    entries = _entries([*(paths or ()), *map(example_path, example or ())], overrides)
+    away = elsewhere(on, shard, parts or (), jobs, output)
+    entries = _entries([*(paths or ()), *_examples(example or ())], overrides)
     _say_unmatched(entries, baseline)
     shown = not (json or output or report_format)
     chosen = partial(work(len(entries), asked=advise, drawn=html is not None, shown=shown), rank=rank)
-    ran = run_entries(entries, chosen, jobs, output, existing)
+    ran = _run(entries, chosen, jobs, away, output, existing)
     code = _show(ran, asked=asked, json=json, report_format=report_format, details=details)
-    if html is not None:
-        code = max(code, _written(html, [o.report for o in ran.outcomes]))
-    raise typer.Exit(code)
+    raise typer.Exit(max(code, 0 if html is None else _written(html, [o.report for o in ran.outcomes])))
 
 
 @app.command()
@@ -278,6 +281,12 @@ for _command in (calibrate, explain, export, read, report, search, solve):
     app.command()(_command)
 
 
+def _examples(names: Sequence[str]) -> list[Path]:
+    from simcore.inputs.shipped import example
+
+    return [*map(example, names)]
+
+
 def _entries(paths: Sequence[str | Path], overrides: Sequence[str] | None) -> list[Entry]:
     from simcore.inputs.loading import read
 
@@ -286,6 +295,19 @@ def _entries(paths: Sequence[str | Path], overrides: Sequence[str] | None) -> li
     if entries := read(paths, overrides or ()):
         return entries
     raise InputError(Problem(", ".join(map(str, paths)), "holds no scenario"))
+
+
+def _run(entries: Sequence[Entry], work: Work, jobs: int | None, away: Elsewhere, output: Path | None,
+         existing: Existing) -> Ran:
+    """Simulates entries, a part of them, or takes the outcomes of all parts."""
+    from simcore.batch.folder import Existing
+    from simcore.batch.shards import outcomes_of_shards
+    from simcore.cli.session import run_entries
+
+    if away.shard and existing is Existing.APPEND:
+        raise InputError(Problem("--append", "expected no --shard with it: a folder has one shard"))
+    taken = outcomes_of_shards(away.parts, entries, work) if away.parts else None
+    return run_entries(entries, work, jobs, output, existing, place=away.place, shard=away.shard, taken=taken)
 
 
 def _gates(max_fill: str | None, baseline: Path | None, report_format: Format | None, unsure: Unsure | None

@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from simcore.cli.elsewhere import Elsewhere, From, On, Part, elsewhere
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
+    from simcore.executors.executor import Open
     from simcore.inputs.scenario import Scenario
     from simcore.inputs.search_keys import SearchKeys
     from simcore.results.found import SearchResult
     from simcore.search.objective import Objective
+    from simcore.search.search import Search
     from simcore.search.space import Space
 
 __all__ = ["asked_space", "chosen_objectives", "names_in", "numbers", "search"]
@@ -43,8 +46,7 @@ def search(
         metavar="KEY[=V,..]", help="Free key, with values; omitted: mesh, micro batch, recompute, options.")] = None,
     where: Annotated[list[str] | None, typer.Option(
         metavar="CONDITION", help="Over keys and results, such as 'mesh.tp <= 8 and peak_gib < 70'.")] = None,
-    allow: Annotated[list[str] | None, typer.Option(
-        metavar="NAME", help="Numerics that may change: bf16-params, bf16-grads, bf16-moments.")] = None,
+    allow: Annotated[list[str] | None, typer.Option(help="Numerics: bf16-params, bf16-grads, bf16-moments.")] = None,
     objective: Annotated[By | None, typer.Option("--objective", help="Quantity to rank by; omitted: tokens.")] = None,
     pareto: Annotated[str, typer.Option(metavar="NAME,..", help="Other objectives of the Pareto set.")] = "",
     top: Annotated[int, typer.Option(min=1, max=1000, help="Places of the ranking.")] = 10,
@@ -55,37 +57,44 @@ def search(
         "-o", "--output", metavar="DIR", help="Keep what is simulated in DIR; started again it goes on there.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write an HTML page.")] = None,
     jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, max=256, help="Worker processes.")] = None,
+    on: On = "",
+    shard: Part = "",
+    parts: From = None,
     json: Annotated[bool, typer.Option("--json", help="Print a list of answers as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
 ) -> None:
     """Search the layouts of a scenario: the best that fit, the Pareto set, and why the others are in neither.
 
-    Free are all degrees of the mesh at the given numbers of GPUs, the micro batch, recomputation, and the memory
-    options of the framework. Global batch and numerics stay. Exit code 0; 1 if no layout fits; 2 for wrong input, or if
-    every layout is refused.
+    Free are all degrees of the mesh at the numbers of GPUs, the micro batch, recomputation, and the framework's memory
+    options; global batch and numerics stay. Exit code 0; 1: none fits; 2: wrong input, none legal.
     """
-    scenarios = _scenarios(paths, overrides or ())
-    found: list[SearchResult] = []
-    for scenario in scenarios:
-        space = asked_space(scenario, gpus, names_in(framework), names_in(topology), free, where or (), allow or ())
-        found.append(_searched(space, _objectives(scenario, objective, pareto), top=top, unsure=unsure is Counts.FITS,
-                               prunes=not exhaustive, workers=jobs or os.cpu_count() or 1,
-                               kept=_folder(output, scenario, len(scenarios))))
-    _hand_out(scenarios, found, write, html, json=json)
-    raise typer.Exit(int(any(not result.best for result in found)))
+    away, scenarios = elsewhere(on, shard, parts or (), jobs, output), _scenarios(paths, overrides or ())
+    _check_shard(away, json=json, write=write, html=html)
+    questions = [_question(
+        asked_space(one, gpus, names_in(framework), names_in(topology), free, where or (), allow or ()),
+        _objectives(one, objective, pareto), top=top, unsure=unsure is Counts.FITS, prunes=not exhaustive,
+        place=away.place or _processes(jobs or os.cpu_count() or 1)) for one in scenarios]
+    found = [_searched(one, away, output, one.space.base.name if len(questions) > 1 else "") for one in questions]
+    raise typer.Exit(_hand_out(scenarios, found, write, html, away, json=json))
 
 
-def _folder(output: Path | None, scenario: Scenario, num_scenarios: int) -> Path | None:
-    """Folder of one scenario's search: `output` itself, or a folder in it where there are several."""
-    return output if output is None or num_scenarios == 1 else output / scenario.name
+def _check_shard(away: Elsewhere, *, json: bool, write: Path | None, html: Path | None) -> None:
+    """InputError for a shard, which has no answer, with an option that shows one."""
+    asked = [name for name, value in (("--json", json), ("--write", write), ("--html", html)) if value]
+    if away.shard and asked:
+        raise InputError(Problem(asked[0], "expected no --shard with it: the answer is that of all shards, by --from"))
 
 
-def _hand_out(scenarios: Sequence[Scenario], found: Sequence[SearchResult], write: Path | None, html: Path | None, *,
-              json: bool) -> None:
-    """Writes scenario files of the rankings if asked, prints the answers, and writes a page if asked."""
-    from simcore.cli.output import print_json, print_shown, write_search_page
+def _hand_out(scenarios: Sequence[Scenario], found: Sequence[SearchResult], write: Path | None, html: Path | None,
+              away: Elsewhere, *, json: bool) -> int:
+    """Exit code of the answers, which are printed, and written as scenario files and as a page if asked."""
+    from simcore.cli.output import print_json, print_shown, say, write_search_page
     from simcore.cli.sheets.found import answer
 
+    if away.shard:
+        say(f"shard {away.shard}: {sum(one.counts.candidates for one in found):,} candidates done; when all are, "
+            "the same search with --from for each folder puts them together")
+        return 0
     if write is not None:
         _write(write, scenarios, found)
     if json:
@@ -94,6 +103,7 @@ def _hand_out(scenarios: Sequence[Scenario], found: Sequence[SearchResult], writ
         print_shown(*(line for result in found for line in answer(result)))
     if html is not None:
         write_search_page(html, found)
+    return int(any(not result.best for result in found))
 
 
 def _scenarios(paths: Sequence[str], overrides: Sequence[str]) -> list[Scenario]:
@@ -190,15 +200,29 @@ def numbers(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def _searched(space: Space, objectives: tuple[Objective, ...], *, top: int, unsure: bool, prunes: bool,
-              workers: int, kept: Path | None) -> SearchResult:
-    from simcore.cli.sheets.stages import stages
+def _processes(workers: int) -> Open[Any] | None:
+    """Worker processes, or None for this process."""
+    from simcore.executors.processes import processes
+
+    return processes(workers) if workers > 1 else None
+
+
+def _question(space: Space, objectives: tuple[Objective, ...], *, top: int, unsure: bool, prunes: bool,
+              place: Open[Any] | None) -> Search:
     from simcore.search.search import Search
+
+    return Search(space, objectives, top, unsure, place, prunes)
+
+
+def _searched(question: Search, away: Elsewhere, output: Path | None, inner: str) -> SearchResult:
+    """Answer of a search; `inner`: name of its folder in those of the options, "" for one scenario."""
+    from simcore.cli.sheets.stages import stages
     from simcore.search.search import search as find
 
     with stages() as told:
-        result = find(Search(space, objectives, top, unsure, workers, prunes), told, kept)
-    if result.counts.refused == result.counts.candidates:
+        kept = None if output is None else output / inner
+        result = find(question, told, kept, shard=away.shard, parts=[part / inner for part in away.parts])
+    if result.counts.refused == result.counts.candidates and not away.shard:
         most = result.refused[0]
         rule = f" [{most.rule}]" if most.rule != most.message and not most.rule.endswith("#") else ""
         raise InputError(Problem(result.name, f"no layout is legal: {most.count:,} of {result.counts.candidates:,} "

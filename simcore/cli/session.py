@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simcore.batch.folder import Existing, Folder, opened
-from simcore.batch.interrupts import interrupts
 from simcore.batch.run import Arrived, Outcome, Work, num_workers, run_batch
 from simcore.cli.output import complain, progress
 from simcore.errors import InputError, Problem
+from simcore.executors.interrupts import interrupts
+from simcore.executors.processes import processes
 
 if TYPE_CHECKING:
+    from simcore.executors.executor import Open
+    from simcore.executors.shard import Shard
     from simcore.inputs.loading import Entry
 
 __all__ = ["Ran", "run_entries"]
@@ -34,25 +37,31 @@ class Ran:
 
 
 def run_entries(entries: Sequence[Entry], work: Work, jobs: int | None = None, folder: Path | None = None,
-                existing: Existing = Existing.REFUSE) -> Ran:
+                existing: Existing = Existing.REFUSE, *, place: Open[Entry] | None = None, shard: Shard | None = None,
+                taken: Sequence[Outcome] | None = None) -> Ran:
     """Simulates all entries by `work`; with a folder only those without a result there, and adds these.
 
-    `jobs`: worker processes, None: as many as save time; `existing`: what to do with results of another batch.
-    InputError if the folder cannot be used; it is not opened if no entry has a scenario.
+    `jobs`: worker processes, None: as many as save time; `existing`: what to do with results of another batch; `place`:
+    opens another executor than processes; `shard`: only that part of the entries; `taken`: outcomes of all entries,
+    which are not simulated again. InputError if the folder cannot be used; it is not opened if no entry has a scenario.
     """
-    if folder is None or not any(entry.scenario for entry in entries):
-        return _run(entries, work, jobs)
+    if folder is None or not (shard or any(entry.scenario for entry in entries)):
+        return Ran(taken) if taken is not None else _run(entries, work, jobs, place)
     try:
-        with opened(folder, entries, work, existing) as kept:
-            return _into(kept, entries, work, jobs)
+        with opened(folder, entries, work, existing, shard) as kept:
+            return _into(kept, shard.part(entries) if shard else entries, work, jobs, place, taken or ())
     except InputError as error:
         raise InputError((*error.problems, *(p for entry in entries for p in entry.problems))) from None
 
 
-def _into(kept: Folder, entries: Sequence[Entry], work: Work, jobs: int | None) -> Ran:
+def _into(kept: Folder, entries: Sequence[Entry], work: Work, jobs: int | None, place: Open[Entry] | None,
+          taken: Sequence[Outcome]) -> Ran:
     """Runs the batch into a folder; entries with known results are not simulated again."""
     if kept.told:
         complain([Problem(str(kept.folder), kept.told)])
+    for index, outcome in enumerate(taken):
+        if index not in kept.known:
+            kept.add(index, outcome)
     known, problems = dict(kept.known), list[Problem]()
     remaining = [index for index in range(len(entries)) if index not in known]
     outcomes_by_place: dict[int, Outcome] = {}
@@ -63,7 +72,7 @@ def _into(kept: Folder, entries: Sequence[Entry], work: Work, jobs: int | None) 
 
     ran = Ran(())
     try:
-        ran = _run([entries[index] for index in remaining], work, jobs, arrived, num_known=len(known))
+        ran = _run([entries[index] for index in remaining], work, jobs, place, arrived, num_known=len(known))
     except InputError as error:  # the disk is full
         problems += error.problems
     try:
@@ -75,8 +84,8 @@ def _into(kept: Folder, entries: Sequence[Entry], work: Work, jobs: int | None) 
     return Ran([outcomes[index] for index in sorted(outcomes)], 2 if problems else ran.ended, problems, where)
 
 
-def _run(entries: Sequence[Entry], work: Work, jobs: int | None, arrived: Arrived | None = None,
-         num_known: int = 0) -> Ran:
+def _run(entries: Sequence[Entry], work: Work, jobs: int | None, place: Open[Entry] | None = None,
+         arrived: Arrived | None = None, num_known: int = 0) -> Ran:
     outcomes: list[Outcome] = []
     with interrupts() as asked, progress(num_known + len(entries), num_known) as advance:
 
@@ -85,6 +94,7 @@ def _run(entries: Sequence[Entry], work: Work, jobs: int | None, arrived: Arrive
             if arrived is not None:
                 arrived(index, outcome)
 
-        finished = run_batch(entries, work, outcomes.append, workers=jobs or num_workers(len(entries)),
-                             arrived=on_arrival, asked=asked)
+        workers = min(len(entries), jobs or num_workers(len(entries)))
+        place = place or (processes(workers) if workers > 1 else None)
+        finished = run_batch(entries, work, outcomes.append, place=place, arrived=on_arrival, asked=asked)
     return Ran(outcomes, 0 if finished else asked.code)

@@ -1,8 +1,8 @@
 """Answers of a search on the disk as they come, so that a search that was stopped goes on where it was.
 
 [Note: journal of a search]
-A folder has `journal.jsonl`: a first line that says which search it is, then a line for each chunk of candidates, with
-the stage ("memory" or "time") and an answer for each. Lines are whole or absent, whatever ended the process. A search
+A folder has `journal.jsonl`: a first line that says which search it is, then lines with a stage ("memory" or "time"),
+indices of candidates and their answers. Lines are whole or absent, whatever ended the process. A search
 that finds its own first line takes the answers over; another search is refused. When the search is done, its result is
 written to `answer.json` as a whole. Both are the same bytes for any number of processes and interruptions, but for the
 order of the journal's lines.
@@ -17,32 +17,50 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from simcore.batch.fingerprint import DIFFERENCES, fingerprint
+from simcore.batch.fingerprint import DIFFERENCES, SHARD, fingerprint
 from simcore.batch.lock import locked
 from simcore.batch.unfinished import GrowingLines, whole_lines
 from simcore.errors import InputError, Problem
+from simcore.executors.shard import Shard, expect_whole, shard_of
 from simcore.inputs.loading import Entry
-from simcore.inputs.paths import write_whole, writing
+from simcore.inputs.paths import is_file, write_whole, writing
 from simcore.results.found import SearchResult
 from simcore.search.judge import Judged, Refused, Sized, Timed, judged
 from simcore.search.space import Space
 
-__all__ = ["ANSWER", "JOURNAL", "Journal", "Memory", "journal"]
+__all__ = ["ANSWER", "JOURNAL", "Answered", "Journal", "Memory", "journal"]
 
 JOURNAL: Final = "journal.jsonl"
 ANSWER: Final = "answer.json"
 Answered = Judged | Timed
+"""Answer of either stage."""
 
 
 class Memory:
-    """A journal without a file: nothing is known, nothing is kept."""
+    """A journal without a file: what is known is kept in memory alone."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[int, Answered]] = {"memory": {}, "time": {}}
+        self._same: dict[Answered, Answered] = {}
 
     def known(self, stage: str) -> dict[int, Answered]:
-        """Answers of a stage by the index of the candidate: none."""
-        return {}
+        """Answers of a stage by the index of the candidate, from before this search."""
+        return self._known[stage]
+
+    def takes(self, line: bytes) -> bool:
+        """True if a line of a journal has answers, which are then known; equal ones are kept once."""
+        try:
+            row = json.loads(line)
+            answers = [_answer(each) for each in row["answers"]]
+            known = self._known[row["stage"]]
+            known.update((int(at), self._same.setdefault(answer, answer))
+                         for at, answer in zip(row["at"], answers, strict=True))
+        except (ValueError, KeyError, TypeError):
+            return False
+        return True
 
     def add(self, stage: str, indices: Sequence[int], answers: Sequence[Answered]) -> None:
-        """Keeps nothing."""
+        """Keeps nothing: the search has it."""
 
     def end(self, result: SearchResult) -> None:
         """Writes nothing."""
@@ -53,8 +71,8 @@ class Journal(Memory):
 
     def __init__(self, folder: Path, head: dict[str, Any]) -> None:
         """Reads what is there. InputError if it is another search's, or cannot be read or written."""
+        super().__init__()
         self._folder, path = folder, folder / JOURNAL
-        self._known: dict[str, dict[int, Answered]] = {"memory": {}, "time": {}}
         first = _line(head)
         size = self._taken_up(path, first, head) if path.exists() else 0
         self._lines = GrowingLines(path, size)
@@ -69,23 +87,10 @@ class Journal(Memory):
                 if not size and line != first:
                     message = f"is of another search: {_difference(line, head)}; name another folder or remove it"
                     raise InputError(Problem(str(path), message))
-                if size and not self._takes(line):
+                if size and not self.takes(line):
                     break
                 size += len(line)
         return size
-
-    def _takes(self, line: bytes) -> bool:
-        try:
-            row = json.loads(line)
-            answers = [_answer(each) for each in row["answers"]]
-            self._known[row["stage"]].update(zip(row["at"], answers, strict=True))
-        except (ValueError, KeyError, TypeError):
-            return False
-        return True
-
-    def known(self, stage: str) -> dict[int, Answered]:
-        """Answers of a stage by the index of the candidate."""
-        return self._known[stage]
 
     def add(self, stage: str, indices: Sequence[int], answers: Sequence[Answered]) -> None:
         """Appends the answers on some candidates. InputError if they cannot be written."""
@@ -128,14 +133,18 @@ def _difference(line: bytes, head: dict[str, Any]) -> str:
 
 
 @contextmanager
-def journal(folder: Path | None, space: Space) -> Iterator[Memory]:
+def journal(folder: Path | None, space: Space, shard: Shard | None = None, parts: Sequence[Path] = (),
+            ) -> Iterator[Memory]:
     """Context with the journal of a search in `folder`, which is made; None: one without a file.
 
-    InputError if the folder is not empty and has no journal, if another process writes to it, or if its journal is of
-    another search.
+    `shard`: the journal is of that part of the candidates. `parts`: folders of all shards, whose answers are taken
+    over. InputError if the folder is not empty and has no journal, if another process writes to it, if its journal is
+    of another search; and if parts are of another search, missing, or there twice.
     """
+    if parts:
+        expect_whole({str(part): _shard(part, space) for part in parts})
     if folder is None:
-        yield Memory()
+        yield _with_parts(Memory(), parts)
         return
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -143,9 +152,35 @@ def journal(folder: Path | None, space: Space) -> Iterator[Memory]:
     if others and not (folder / JOURNAL).exists():
         raise InputError(Problem(str(folder), f"expected an empty folder or one of a search, found {others[0].name}"))
     with locked(folder / ".lock", folder):
-        kept = Journal(folder, _head(space))
+        kept = Journal(folder, _head(space) | ({} if shard is None else {SHARD: str(shard)}))
         with closing(kept):
-            yield kept
+            yield _with_parts(kept, parts)
+
+
+def _with_parts(known: Memory, parts: Sequence[Path]) -> Memory:
+    """A journal that has taken over the answers of shards, which stay in their own folders."""
+    for part in parts:
+        with writing(part):
+            for at, line in enumerate(whole_lines(part / JOURNAL)):
+                if at and not known.takes(line):
+                    break
+    return known
+
+
+def _shard(folder: Path, space: Space) -> Shard:
+    """Shard whose journal a folder has; InputError if it is none of this search."""
+    path, head = folder / JOURNAL, _head(space)
+    if not is_file(path):
+        raise InputError(Problem(str(folder), "has no journal of `search --shard`"))
+    with writing(path):
+        first = next(whole_lines(path), b"")
+    try:
+        shard = str(json.loads(first)[SHARD])
+    except (ValueError, KeyError, TypeError):
+        raise InputError(Problem(str(folder), "has no journal of `search --shard`")) from None
+    if first != _line(head | {SHARD: shard}):
+        raise InputError(Problem(str(folder), f"is a shard of another search: {_difference(first, head)}"))
+    return shard_of(shard, str(folder))
 
 
 def _head(space: Space) -> dict[str, Any]:

@@ -15,15 +15,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from simcore.batch.interrupts import Interrupts, interrupts
-from simcore.batch.worker_pool import Crew, Died, Unsent
 from simcore.errors import InputError, Problem
+from simcore.executors.driver import Died, Unanswered, answers, opened
+from simcore.executors.executor import Executor, Open
+from simcore.executors.interrupts import Interrupts, interrupts
+from simcore.executors.shard import Shard
 from simcore.inputs.scenario import Mesh, Scenario
 from simcore.results.found import FoundLayout, RefusedBy, SearchCounts, SearchResult
 from simcore.search.condition import Condition
-from simcore.search.journal import Memory, journal
+from simcore.search.journal import Answered, Memory, journal
 from simcore.search.judge import Candidate, Judged, Refused, Sized, Status, Timed, judged, timed
 from simcore.search.objective import Objective, Value
 from simcore.search.space import Space, candidates
@@ -31,11 +33,10 @@ from simcore.search.space import Space, candidates
 __all__ = ["Search", "search"]
 
 _DIED: Final = "a process that simulated layouts died three times (out of memory?); try fewer with -j"
-_CHUNKS: Final = {"memory": 16, "time": 4}
-"""Candidates that a process gets at once, by stage; with time each takes longer."""
 _ROUND: Final = 32
 """Candidates that are timed between two looks at what the bounds still allow."""
-Answer = TypeVar("Answer")
+_Task = tuple[str, Candidate]
+"""Stage of a search, "memory" or "time", and a candidate."""
 Progress = Callable[[str, int, int], None]
 
 
@@ -44,14 +45,15 @@ class Search:
     """Question of a search.
 
     `objectives`: the first ranks, all make the Pareto set; `top`: places of the ranking; `unsure`: layouts whose
-    verdict is "unsure" count as fitting; `workers`: processes; `prunes` False times every layout that fits.
+    verdict is "unsure" count as fitting; `place`: opens the executor, None: this process; `prunes` False times every
+    layout that fits.
     """
 
     space: Space
     objectives: tuple[Objective, ...]
     top: int = 10
     unsure: bool = False
-    workers: int = 1
+    place: Open[Any] | None = None
     prunes: bool = True
 
 
@@ -72,78 +74,115 @@ class _Found:
 
 @dataclass(slots=True)
 class _Counts:
-    """Counts of a running search, see `SearchCounts`."""
+    """Counts of a running search, see `SearchCounts`. `first`: the first candidate of each refusal, and its message."""
 
     refused: Counter[tuple[Status, str]] = field(default_factory=Counter)
-    messages: dict[tuple[Status, str], str] = field(default_factory=dict)
+    first: dict[tuple[Status, str], tuple[int, str]] = field(default_factory=dict)
     others: Counter[str] = field(default_factory=Counter)
 
+    def refuse(self, index: int, answer: Refused) -> None:
+        key = (answer.status, answer.rule)
+        self.refused[key] += 1
+        self.first[key] = min(self.first.get(key, (index, answer.message)), (index, answer.message))
 
-def search(question: Search, told: Progress = lambda stage, done, all_of: None,
-           kept: Path | None = None) -> SearchResult:
+    def rows(self) -> tuple[RefusedBy, ...]:
+        """Refusals by their number, then by their place in the space; the same in whatever order they came."""
+        keys = sorted(self.refused, key=lambda key: (-self.refused[key], self.first[key]))
+        return tuple(RefusedBy(status=status, rule=rule, message=self.first[status, rule][1],
+                               count=self.refused[status, rule]) for status, rule in keys)
+
+
+def search(question: Search, told: Progress = lambda stage, done, all_of: None, kept: Path | None = None, *,
+           shard: Shard | None = None, parts: Sequence[Path] = ()) -> SearchResult:
     """Searches all candidates of the question's space.
 
     `told(stage, done, all_of)` is called as work goes on; stages are "memory" and "time". `kept`: folder of a journal,
-    from which a search that was stopped goes on; None: nothing is written. SystemExit after a signal, with the exit
-    code of the signal. InputError for an empty space, conditions that cannot be decided, and a folder that cannot be
-    used.
+    from which a search that was stopped goes on; None: nothing is written. `shard`: only that part of the candidates.
+    `parts`: folders of the journals of all shards, from which answers are taken. SystemExit after a signal, with the
+    exit code of the signal. InputError for an empty space, conditions that cannot be decided, and folders that cannot
+    be used.
     """
-    every = list(candidates(question.space))
-    if not every:
+    num = sum(1 for _ in candidates(question.space))
+    if not num:
         raise InputError(Problem(question.space.base.name, _empty(question.space)))
     counts = _Counts()
-    with journal(kept, question.space) as known, interrupts() as asked:
-        work = _Work(question, asked, known, every)
-        answers = work.answers(judged, "memory", range(len(every)), partial(told, "memory"))
-        fitting = list(_fitting(every, answers, question, counts))
-        _rank(fitting, question, counts, partial(work.answers, timed, "time"), partial(told, "time"))
-        result = _result(question, len(every), fitting, counts)
-        known.end(result)
+    with journal(kept, question.space, shard, parts) as known, interrupts() as asked:
+        if parts:
+            _expect_finished(num, known, len(parts))
+        mine = num if shard is None else len(shard.part(range(num)))
+        every = _Candidates(question.space, shard)
+        one = partial(_one, question.space.base)
+        with opened(question.place, one, asked) as executor:
+            work = _Work(one, executor, asked, known)
+            answered = work.answers("memory", every, mine, partial(told, "memory"))
+            fitting = sorted(_fitting(answered, question, counts), key=lambda found: found.index)
+            _rank(fitting, question, counts, partial(work.answers, "time"), partial(told, "time"))
+        result = _result(question, mine, fitting, counts)
+        if shard is None:
+            known.end(result)
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """Candidates of a space, or of a shard of it, with their indices; made again by each iteration, never held."""
+
+    space: Space
+    shard: Shard | None
+
+    def __iter__(self) -> Iterator[tuple[int, Candidate]]:
+        every = enumerate(candidates(self.space))
+        return every if self.shard is None else (pair for pair in every if self.shard.has(pair[0]))
+
+
+def _expect_finished(num: int, known: Memory, num_shards: int) -> None:
+    """Raises InputError unless the journals of shards have the memory of all candidates."""
+    missing = [index for index in range(num) if index not in known.known("memory")]
+    if missing:
+        message = f"shard {missing[0] % num_shards + 1}/{num_shards} is not finished: run it again, and it goes on"
+        raise InputError(Problem("--from", message))
 
 
 @dataclass(frozen=True)
 class _Work:
-    """Simulation of candidates by several processes or this one, with a journal of the answers."""
+    """Simulation of candidates by an executor or this process, with a journal of the answers."""
 
-    question: Search
+    one: Callable[[_Task], Answered]
+    executor: Executor[_Task, Answered] | None
     asked: Interrupts
     known: Memory
-    every: Sequence[Candidate]
 
-    def answers(self, work: Callable[[Scenario, Sequence[Candidate]], Sequence[Answer]], stage: str,
-                indices: Sequence[int], told: Callable[[int, int], None]) -> list[Answer]:
-        """Answers of `work` on the candidates of `indices`, in order; those in the journal are not simulated again."""
-        known: dict[int, Any] = self.known.known(stage)
-        missing = [index for index in indices if index not in known]
-        size = _CHUNKS[stage]
-        chunks = [missing[start:start + size] for start in range(0, len(missing), size)]
-        found: dict[int, Answer] = {index: known[index] for index in indices if index in known}
-        told(len(found), len(indices))
-        tasks = [[self.every[index] for index in chunk] for chunk in chunks]
-        for at, answers in self._each(partial(work, self.question.space.base), tasks):
-            self.known.add(stage, chunks[at], answers)  # type: ignore[arg-type]  # answers of this stage
-            found |= zip(chunks[at], answers, strict=True)
-            told(len(found), len(indices))
+    def answers(self, stage: str, every: Iterable[tuple[int, Candidate]], num: int, told: Callable[[int, int], None],
+                ) -> Iterator[tuple[int, Candidate, Any]]:
+        """(index, candidate, answer of a stage) of `num` candidates, those in the journal first, then as they come.
+
+        Candidates are taken when there is room for them, so only those in flight are held.
+        """
+        known = self.known.known(stage)
+        done = 0
+        for index, candidate in every if known else ():
+            if index in known:
+                done += 1
+                yield index, candidate, known[index]
+        flying: dict[int, Candidate] = {}
+        tasks = ((index, (stage, flying.setdefault(index, one))) for index, one in every if index not in known)
+        told(done, num)
+        for index, answer in answers(tasks, num - done, self.one, self.executor, self.asked):
+            if isinstance(answer, Died | Unanswered):
+                raise InputError(Problem("rankscope search", _DIED))
+            self.known.add(stage, [index], [answer])
+            done += 1
+            yield index, flying.pop(index), answer
+            told(done, num)
         if self.asked.number:
             raise SystemExit(self.asked.code)
-        return [found[index] for index in indices]
 
-    def _each(self, work: Callable[[Sequence[Candidate]], Sequence[Answer]], tasks: Sequence[Sequence[Candidate]],
-              ) -> Iterator[tuple[int, Sequence[Answer]]]:
-        """(index of a task, its answers) as they come."""
-        left: Sequence[int] = range(len(tasks))
-        if self.question.workers > 1 and len(tasks) > 1:
-            with Crew(tasks, work, min(self.question.workers, len(tasks)), self.asked) as crew:
-                for index, answer in crew.answers():
-                    if isinstance(answer, Died | Unsent):
-                        raise InputError(Problem("rankscope search", _DIED))
-                    yield index, answer
-                left = crew.left
-        for index in left:
-            if self.asked.number:
-                return
-            yield index, work(tasks[index])
+
+def _one(base: Scenario, task: _Task) -> Answered:
+    """Answer to one candidate in one stage."""
+    stage, candidate = task
+    (answer,) = (judged if stage == "memory" else timed)(base, [candidate])
+    return answer
 
 
 def _empty(space: Space) -> str:
@@ -152,15 +191,12 @@ def _empty(space: Space) -> str:
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
-def _fitting(every: Sequence[Candidate], answers: Sequence[Judged], question: Search,
-             counts: _Counts) -> Iterator[_Found]:
+def _fitting(answered: Iterable[tuple[int, Candidate, Judged]], question: Search, counts: _Counts) -> Iterator[_Found]:
     """Candidates that fit and satisfy the conditions on memory; all others are counted."""
     conditions = [one for one in question.space.conditions if one.needs_memory and not one.needs_time]
-    for index, (candidate, answer) in enumerate(zip(every, answers, strict=True)):
+    for index, candidate, answer in answered:
         if isinstance(answer, Refused):
-            key = (answer.status, answer.rule)
-            counts.refused[key] += 1
-            counts.messages.setdefault(key, answer.message)
+            counts.refuse(index, answer)
         elif answer is None:
             counts.others["at_rest"] += 1
         elif answer.verdict == "oom" or (answer.verdict == "unsure" and not question.unsure):
@@ -196,7 +232,7 @@ def key_value(base: Scenario, candidate: Candidate, name: str) -> Any:
 
 # ---- time ------------------------------------------------------------------------------------------------------------
 def _rank(fitting: list[_Found], question: Search, counts: _Counts,
-          simulated: Callable[[Sequence[int], Callable[[int, int], None]], Sequence[Timed | None]],
+          simulated: Callable[..., Iterable[tuple[int, Candidate, Timed | None]]],
           told: Callable[[int, int], None]) -> None:
     """Times layouts until no other can be in the ranking or the Pareto set."""
     conditions = [one for one in question.space.conditions if one.needs_time]
@@ -205,9 +241,10 @@ def _rank(fitting: list[_Found], question: Search, counts: _Counts,
     done = 0
     while waiting := list(_possible(waiting, fitting, question) if question.prunes else waiting):
         now, waiting = waiting[:_ROUND], waiting[_ROUND:]
-        times = simulated([each.index for each in now], lambda done, all_of: None)
-        for found, time in zip(now, times, strict=True):
-            found.time = time
+        pairs = [(each.index, each.candidate) for each in now]
+        times = {index: time for index, _, time in simulated(pairs, len(now), lambda done, all_of: None)}
+        for found in now:
+            time = found.time = times[found.index]
             found.is_out = time is None or not all(_holds(one, found, question.space.base) for one in conditions)
             counts.others["excluded"] += found.is_out
         done += len(now)
@@ -272,8 +309,7 @@ def _result(question: Search, num: int, fitting: Sequence[_Found], counts: _Coun
         settings={**({"sweep": None} if base.swept else {}), **base.document.settings()},
         objectives=tuple(one.name for one in question.objectives), ranked=tuple(layouts),
         best=tuple(layouts[:question.top]), pareto=tuple(one for one in layouts if one.is_pareto),
-        refused=tuple(RefusedBy(status=status, rule=rule, message=counts.messages[status, rule], count=count)
-                      for (status, rule), count in counts.refused.most_common()),
+        refused=counts.rows(),
         counts=SearchCounts(
             candidates=num, refused=refused, at_rest=others["at_rest"], oom=others["oom"], unsure=others["unsure"],
             excluded=others["excluded"], slower=sum(found.time is None and not found.is_out for found in fitting),

@@ -19,11 +19,11 @@ from simcore.batch import unfinished as part
 from simcore.batch.fingerprint import fingerprint
 from simcore.batch.folder import Existing, opened
 from simcore.batch.gate import read_results
-from simcore.batch.interrupts import Interrupts
 from simcore.batch.run import Outcome, Work, attempt
 from simcore.cli.report import results_of
 from simcore.cli.session import Ran, run_entries
 from simcore.errors import InputError
+from simcore.executors.interrupts import Interrupts
 from simcore.inputs.loading import Entry
 from simcore.inputs.paths import writing
 from simcore.results.report import Report

@@ -19,14 +19,19 @@ import pytest
 from checkout import ROOT
 from fakes import FakeEntry, entry, unreadable, work
 from simcore.batch.run import Outcome, Work, num_workers, run_batch
-from simcore.batch.worker_pool import Crew
 from simcore.errors import InputError, Problem
+from simcore.executors.executor import Open
+from simcore.executors.processes import Processes, processes
 from simcore.inputs.loading import Entry
+
+
+def place(workers: int) -> Open[Any] | None:
+    return processes(workers) if workers > 1 else None
 
 
 def run(entries: list[FakeEntry], take: Callable[[Outcome], None], workers: int = 1) -> bool:
     """A batch of fakes: they have what a batch asks of entries and of an engine."""
-    return run_batch(cast("list[Entry]", entries), cast("Work", work), take, workers=workers)
+    return run_batch(cast("list[Entry]", entries), cast("Work", work), take, place=place(workers))
 
 
 def outcomes(entries: list[FakeEntry], workers: int = 1) -> list[Outcome]:
@@ -68,14 +73,14 @@ def test_a_worker_that_died_once_gets_a_second_chance(tmp_path: Path) -> None:
 
 def test_a_dead_worker_costs_one_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another takes its place; what it had not begun goes to whoever is idle."""
-    starts: list[Crew[Any, Any]] = []
-    real = Crew._start
+    starts: list[Processes[Any, Any]] = []
+    real = Processes._start
 
-    def counted(self: Crew[Any, Any]) -> None:
+    def counted(self: Processes[Any, Any]) -> bool:
         starts.append(self)
-        real(self)
+        return real(self)
 
-    monkeypatch.setattr(Crew, "_start", counted)
+    monkeypatch.setattr(Processes, "_start", counted)
     entries = [entry(f"s{i}", f"die_once:{tmp_path / 'died'}" if i == 5 else "fits") for i in range(40)]
     assert [o.code for o in outcomes(entries, workers=2)] == [0] * 40
     assert 3 <= len(starts) <= 4  # where the other had ended already, two go on
@@ -85,7 +90,7 @@ def test_outcomes_are_told_as_they_come() -> None:
     entries = [entry(f"s{i}", "slow:1" if i == 0 else "fits") for i in range(16)]
     came: list[int] = []
     kept: list[Outcome] = []
-    assert run_batch(cast("list[Entry]", entries), cast("Work", work), kept.append, workers=2,
+    assert run_batch(cast("list[Entry]", entries), cast("Work", work), kept.append, place=place(2),
                      arrived=lambda index, _: came.append(index))
     assert came != sorted(came)
     assert sorted(came) == list(range(16))
@@ -142,9 +147,10 @@ def test_workers_end_with_their_parent(tmp_path: Path, does: str) -> None:
     """Workers that wait, sleep or compute."""
     code = ("import sys; from pathlib import Path; from fakes import entry, work\n"
             "from simcore.batch.run import run_batch\n"
+            "from simcore.executors.processes import processes\n"
             "if __name__ == '__main__':\n"
             f"    entries = [entry(f's{{i}}', {does!r} if i == 1 else f'pid:{tmp_path}') for i in range(8)]\n"
-            "    run_batch(entries, work, lambda _: None, workers=2)\n")
+            "    run_batch(entries, work, lambda _: None, place=processes(2))\n")
     here = ROOT / "tests"
     script = tmp_path / "script.py"
     script.write_text(code)

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from simcore.executors.processes import processes
 from simcore.inputs.loading import changed
 from simcore.inputs.scenario import Scenario
 from simcore.results.found import FoundLayout
@@ -94,7 +95,8 @@ def _of_layout(one: FoundLayout) -> Mapping[str, tuple[float, ...]]:
 
 def differences(space: Space, names: Sequence[str], top: int = 10, workers: int = 1) -> tuple[list[str], str]:
     """(differences between the search and all layouts, [] for none; a line about the search)."""
-    answer = search(Search(space, tuple(OBJECTIVES[name] for name in names), top, workers=workers))
+    place = processes(workers) if workers > 1 else None
+    answer = search(Search(space, tuple(OBJECTIVES[name] for name in names), top, place=place))
     best, front = all_simulated(space, names, top)
     mine = [values[0] for values in found_values(answer.best, names)]
     mine_front = {tuple(value[0] for value in values) for values in found_values(answer.pareto, names)}

@@ -9,6 +9,7 @@ import pytest
 
 from search.exhaustive import differences, drawn_space
 from simcore.errors import InputError
+from simcore.executors.processes import processes
 from simcore.inputs.scenario import Scenario
 from simcore.search.condition import condition
 from simcore.search.objective import OBJECTIVES
@@ -60,7 +61,7 @@ def test_counts_add_up() -> None:
 
 
 def test_any_number_of_processes_gives_the_same_bytes() -> None:
-    one, two = (search(Search(small(), BOTH, workers=workers)).model_dump_json() for workers in (1, 2))
+    one, two = (search(Search(small(), BOTH, place=place)).model_dump_json() for place in (None, processes(2)))
     assert one == two
 
 
