@@ -19,8 +19,9 @@ SEED ?= 0
 FAULTS ?= .faults
 KILLS ?= 0
 
-run: $(READY)  ## a first comparison: the same model under two frameworks
+run: $(READY)  ## a first comparison of two frameworks, then the best of all layouts
 	$(BIN)/rankscope run scenarios/nano-megatron-vs-fsdp2 || [ $$? = 1 ]  # 1: some do not fit, which is an answer
+	$(BIN)/rankscope search scenarios/nano-explore/lora.yaml --gpus 8 --free mesh --top 5  # which layout of all
 
 test: lint lowest
 	$(BIN)/python -m pytest -q -n 2

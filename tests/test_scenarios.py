@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import nano_ep4
+import nano_explore
 from checkout import ROOT
 from published import in_gib_too
 from simcore.cli.sheets.comparison import sheet
@@ -225,7 +226,8 @@ def side_by_side() -> nano_ep4.Rows:
 
 
 MADE: dict[str, dict[str, Callable[[], nano_ep4.Rows]]] = {
-    "nano-ep4": nano_ep4.TABLES, "nano-megatron-vs-fsdp2": {"side by side": side_by_side}}
+    "nano-ep4": nano_ep4.TABLES, "nano-explore": nano_explore.TABLES,
+    "nano-megatron-vs-fsdp2": {"side by side": side_by_side}}
 """Tables in the README of a folder, by the name in its mark."""
 
 
@@ -308,7 +310,8 @@ def write(folders: list[Path]) -> None:
         answers = folder / "answers"
         answers.mkdir(exist_ok=True)
         for old in answers.iterdir():
-            old.unlink()
+            if old != nano_explore.STORED:  # a search of minutes has a command of its own
+                old.unlink()
         for file in sorted(folder.glob("*.yaml")):
             _stored(file).write_text(_text(answer(file)) + "\n", encoding="utf-8", newline="\n")
         (answers / "table.md").write_text(table(folder), encoding="utf-8", newline="\n")
@@ -380,7 +383,8 @@ def test_what_gathers_and_reduces_in_every_microbatch_waits_for_half_of_it() -> 
 @pytest.mark.parametrize("folder", FOLDERS, ids=_id)
 def test_every_answer_has_its_scenario(folder: Path) -> None:
     compared = ["compare.txt"] * (folder.name in BESIDE)
-    expected = {"table.md", *compared, *(f"{file.stem}.json" for file in folder.glob("*.yaml"))}
+    searched = [nano_explore.STORED.name] * (folder == nano_explore.FOLDER)
+    expected = {"table.md", *compared, *searched, *(f"{file.stem}.json" for file in folder.glob("*.yaml"))}
     assert {path.name for path in (folder / "answers").iterdir()} == expected
 
 
