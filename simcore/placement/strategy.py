@@ -71,6 +71,11 @@ class ParallelStrategy:
         return 0
 
     @property
+    def elements_per_call(self) -> int:
+        """Elements of a bucket of gradients or parameters that a call moves; 0 where calls are those of units."""
+        return 0
+
+    @property
     def rl_worker(self) -> Literal["dtensor", "megatron", ""]:
         """The kind of NeMo RL policy worker that trains with this strategy; "" if none does."""
         return ""

@@ -23,6 +23,8 @@ _LEAST: Final = 10
 """Rows of a layer in one microbatch, at least."""
 _OF_BUFFER: Final = 6
 """Number of times that a buffer of a stage's border is recorded."""
+_OF_BUCKET: Final = 4
+"""Rows of a bucket in a step: its gradients are reduced, its parameters gathered, and both are waited for."""
 _GLANCES: Final = 4
 """Units of a prefetch that are found to be there already, in the time of a row."""
 
@@ -33,8 +35,10 @@ def num_rows(simulation: Simulation) -> int:
     A lower bound where that is very small, or already more than `bounds.ROWS`.
     """
     least = _LEAST * simulation.num_written * sum(len(plan.layers) for plan in simulation.plans)
-    if least < _LEAST * _FEW or least > ROWS:
+    if least > ROWS:
         return least
+    if least < _LEAST * _FEW:
+        return least + sum(_of_buckets(plan) for plan in simulation.plans)
     return sum(_of_plan(simulation, plan) for plan in simulation.plans)
 
 
@@ -42,7 +46,19 @@ def _of_plan(simulation: Simulation, plan: Plan) -> int:
     kinds = record_layers(plan, simulation.workload(plan)).kinds
     sizes = {key: sum(len(tile.rows) for tile in laid.tiles) for key, laid in kinds.items()}
     layers = sum(sizes[key] for key in keys_of(plan).values())
-    return simulation.num_written * (layers + _looked_at(plan)) + _OF_BUFFER * plan.framework.buffered_microbatches
+    buffers = _OF_BUFFER * plan.framework.buffered_microbatches
+    return simulation.num_written * (layers + _looked_at(plan)) + buffers + _of_buckets(plan)
+
+
+def _of_buckets(plan: Plan) -> int:
+    """Rows of the calls over buckets: few for most models, most of a step where experts have trillions of elements."""
+    per_call = plan.framework.strategy.elements_per_call
+    if not per_call or plan.stage:  # behind the first stage all parameters share a bucket
+        return 0
+    numel = sum(part.num_trainable_params for part in plan.at_rest().values())
+    tensors = sum(count * sum(placed.spec.copies for placed in plan.kinds[kind] if placed.spec.trainable)
+                  for kind, count in plan.kind_counts)
+    return _OF_BUCKET * min(numel // per_call, tensors)
 
 
 def _looked_at(plan: Plan) -> int:

@@ -7,7 +7,7 @@ from typing import Final
 
 from simcore.frameworks.automodel.pipeline import check_pipeline
 from simcore.frameworks.automodel.policies import check_policies, offload_parts
-from simcore.models.blocks import Moe
+from simcore.models.blocks import Mlp, Moe
 from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
 
@@ -129,6 +129,8 @@ def _check_tensor_parallel(job: Job) -> None:
     if mesh.tp > 1 and mesh.ep > 1:
         raise job.illegal("mesh.tp", "no safe tensor-parallel plan is registered for custom MoE model "
                           f"'NemotronHForCausalLM' at tp_size={mesh.tp}", "0.7.0 moe/parallelizer.py:301")
+    if mesh.tp > 1 and job.graph.architecture.family == "nemotron_h":
+        _check_split_parts(job)
     family = job.graph.architecture.family
     if family in ("llama", "qwen2", "qwen3", "qwen3_moe"):
         job.refuse_given({"training.sequence_parallel": "False"})
@@ -139,15 +141,30 @@ def _check_tensor_parallel(job: Job) -> None:
                           "0.7.0 models/nemotron_v3/parallelization.py:68")
 
 
+def _check_split_parts(job: Job) -> None:
+    """Refuses what Nemotron-H's parallelizer splits over tp besides the weight of lm_head.
+
+    Those are the MLPs of layers that are nothing else, and the adapters of lm_head (0.7.0
+    models/nemotron_v3/parallelization.py: mixer.up_proj and down_proj; parallel_styles.py, ColwiseParallelLora).
+    """
+    if any(isinstance(branch.block, Mlp) for kind in job.graph.kinds for branch in kind.branches):
+        raise job.not_yet("mesh.tp", "automodel's tensor-parallel plan of Nemotron-H's MLP layers")
+    if _adapts_head(job):
+        raise job.not_yet("training.lora.target_modules", "an adapter of an lm_head that automodel splits over tp")
+
+
 _UNTIED_ONLY = {"deepseek_v3": "DeepseekV3ForCausalLM", "nemotron_h": "NemotronHForCausalLM",
                 "qwen3_moe": "Qwen3MoeForCausalLM"}
 """Models whose class says tie_word_embeddings_support = TieSupport.UNTIED_ONLY."""
 
 
+def _adapts_head(job: Job) -> bool:
+    return any(spec.module == "adapter" for kind, specs in zip(job.graph.kinds, job.graph.tensors, strict=True)
+               for spec in specs if kind.name == "head")
+
+
 def _check_tied(job: Job) -> None:
-    lm_head = any(spec.module == "adapter" for kind, specs in zip(job.graph.kinds, job.graph.tensors, strict=True)
-                  for spec in specs if kind.name == "head")
-    if job.graph.has_tied_head and lm_head:
+    if job.graph.has_tied_head and _adapts_head(job):
         raise job.not_yet("training.lora.target_modules", "an adapter of a tied lm_head under automodel")
     apart = _UNTIED_ONLY.get(job.graph.architecture.family)
     if job.graph.has_tied_head and apart and job.graph.implementation != "hf":

@@ -50,6 +50,11 @@ class MegatronDdpStrategy(ParallelStrategy):
         return self.scatter
 
     @property
+    def elements_per_call(self) -> int:
+        """Elements at which a bucket is closed."""
+        return self.bucket_numel
+
+    @property
     def rl_worker(self) -> Literal["dtensor", "megatron", ""]:
         """"megatron": the NeMo RL policy worker that trains with this strategy.
 

@@ -28,6 +28,7 @@ def _defaults(mesh: dict[str, int], **given: Any) -> dict[str, str]:
 @pytest.mark.parametrize(("mesh", "model", "status", "told"), [
     ({"tp": 2}, "llama-tiny", "error", "not yet: automodel's tensor-parallel plan of the dense llama family"),
     ({"tp": 2, "dp_shard": 2}, "llama-tiny", "error", "tensor-parallel plan"),
+    ({"tp": 2}, "nemotron-nano-9b-v2", "error", "tensor-parallel plan of Nemotron-H's MLP layers"),
     ({"pp": 2}, TIED, "illegal", "Pipeline parallelism does not support tie_word_embeddings=True"),
     ({"dp_shard": 2, "ep": 2}, "llama-tiny", "illegal", "Expert parallelism (ep_size=2) requires a MoE model"),
     ({"dp_shard": 2}, {"config": small.TINY, "overrides": {"tie_word_embeddings": True}}, "illegal",
@@ -39,6 +40,16 @@ def test_meshes_that_are_refused(mesh: dict[str, int], model: Any, status: str, 
     assert report.status == status
     assert told in report.problems[0].message
     assert bool(report.problems[0].rule) == (status == "illegal")
+
+
+@pytest.mark.parametrize(("tp", "status"), [(1, "ok"), (2, "error")])
+def test_an_adapter_of_a_split_head_is_refused(tp: int, status: str) -> None:
+    """Its B would be split with the head's rows, and A's output gathered (0.7.0 ColwiseParallelLora)."""
+    report = _ran({"tp": tp}, method="lora", lora={"target_modules": ["lm_head"]})
+    assert report.status == status
+    assert [problem.message for problem in report.problems] == (tp > 1) * [
+        "not yet: an adapter of an lm_head that automodel splits over tp"]
+
 
 
 def test_the_model_s_own_loss_works_on_half_the_bytes() -> None:
