@@ -22,6 +22,7 @@ from simcore.program.outline import Phase
 from simcore.program.program import Program
 from simcore.program.record_layers import Workload
 from simcore.recording.tape import Kernel, Op, Stream
+from simcore.results.report import Peak, Report
 
 TINY = "nemotron-3-tiny"
 FRAMEWORKS = ("fsdp2", "automodel", "megatron", "megatron_fsdp")
@@ -75,6 +76,22 @@ def program_of(framework: str, mesh: dict[str, int] | None = None, *, rank: int 
     count = asked.num_microbatches
     workload = Workload(1, asked.training.seq_len // job.mesh.cp, 2 << 16)
     return lower(plan, workload, actions(table.schedule, plan.stage, count), hooks_of(table))
+
+
+def allocated(report: Report) -> dict[str, int]:
+    """Bytes at rest, at the peaks of forward and of the step, and at its end, and trained parameters of the only rank.
+
+    Without workspaces and buffers of a GPU, which a CPU has not.
+    """
+    assert report.status == "ok", report.problems
+    (rank,) = report.ranks
+    assert isinstance(rank.peak, Peak)
+    assert rank.end_bytes is not None
+    beside = rank.peak.by_category["workspace"] + rank.peak.by_category["buffer"]
+    forward = max(rank.peak.by_phase[phase] for phase in ("forward", "loss"))
+    return {"rest": sum(one.params_bytes for one in rank.at_rest.values()), "forward": forward - beside,
+            "peak": rank.peak.allocated_bytes - beside, "end": rank.end_bytes - beside,
+            "trained": rank.at_rest["adapters"].num_params}
 
 
 def written(out: Builder, *layer_paths: str) -> Program:

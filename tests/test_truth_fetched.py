@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import small
+import zero3_calls
 from checkout import ROOT
-from simcore.frameworks.deepspeed.zero3_hooks import Zero3Hooks
 
 TRUTH: dict[str, Any] = json.loads(
     (ROOT / "tests/truth/deepspeed/fetched-0.19.6.json").read_text(encoding="utf-8"))["cases"]
@@ -30,23 +30,7 @@ def asked(name: str) -> dict[str, Any]:
 
 
 def fetched(name: str, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """After each call: elements there or on their way, parameters not asked for yet, bytes of flat buffers."""
-    found: list[list[int]] = []
-    ahead = Zero3Hooks._fetch_ahead
-
-    def noted(strategy: Zero3Hooks) -> None:
-        ahead(strategy)
-        flying = list({id(group): group for group in strategy.coming.values()}.values())
-        kept = [(len(keys), num_bytes) for keys, _, num_bytes in strategy.flat.kept]
-        buffers = [sum(map(strategy._whole, group)) for group in flying if len(group) > 1]
-        found.append([sum(strategy.elements[key] for key in (*strategy.there, *strategy.coming)),
-                      len(strategy.coming) + sum(count for count, _ in kept),
-                      sum(buffers) + sum(num_bytes for _, num_bytes in kept)])
-
-    monkeypatch.setattr(Zero3Hooks, "_fetch_ahead", noted)
-    small.forget_outlines()
-    small.program_of("zero3", {"dp_shard": 4}, **asked(name))
-    return found
+    return zero3_calls.fetched(lambda: small.program_of("zero3", {"dp_shard": 4}, **asked(name)), monkeypatch)
 
 
 def upstream(name: str) -> list[list[int]]:

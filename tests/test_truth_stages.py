@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from functools import cache
 from typing import Any
 
@@ -14,6 +13,7 @@ from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
 from simcore.results.report import RankReport
 from simcore.simulate import simulate
+from truth_cases import joined
 
 TRUTH = ROOT / "tests/truth" / "tape" / "torchtitan-stages-0.2.2-torch-2.13.0.json"
 CASES: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
@@ -48,21 +48,14 @@ def ran(name: str) -> RankReport:
     return next(r for r in report.ranks if r.stage == case["rank"] // (case["world"] // case["pp"]))
 
 
-def joined(categories: dict[str, int]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for name, size in categories.items():
-        if name not in ELSEWHERE:
-            found[PASSES.get(name, name)] += size
-    return found
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_there_at_the_peak(name: str) -> None:
     """But for Adam's step counters, and the numbers that losses are (12 bytes a microbatch at most)."""
-    peak, theirs = ran(name).peak, joined(CASES[name]["breakdown"])
+    peak, theirs = ran(name).peak, joined(CASES[name]["breakdown"], PASSES, ELSEWHERE)
     assert peak is not None
     theirs["opt_state"] -= 4 * len(CASES[name]["shapes"])
-    apart = {k: theirs[k] - ours for k, ours in joined(peak.by_category).items() if theirs[k] != ours}
+    ours = joined(peak.by_category, PASSES, ELSEWHERE)
+    apart = {name: theirs[name] - size for name, size in ours.items() if theirs[name] != size}
     assert set(apart) <= {"passes"}
     assert 0 <= apart.get("passes", 0) <= 12 * CASES[name]["case"]["microbatches"]
 

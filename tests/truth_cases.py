@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from checkout import ROOT
@@ -18,6 +20,15 @@ def rows(name: str) -> list[dict[str, Any]]:
     """Rows of a truth file."""
     loaded: list[dict[str, Any]] = json.loads((TRUTH / name).read_text(encoding="utf-8"))
     return loaded
+
+
+def joined(sizes: Mapping[str, int], names: Mapping[str, str], elsewhere: Collection[str]) -> Counter[str]:
+    """Bytes by category, some of them under another of `names`, without those that are `elsewhere`."""
+    found: Counter[str] = Counter()
+    for name, size in sizes.items():
+        if name not in elsewhere:
+            found[names.get(name, name)] += size
+    return found
 
 
 def scenario(data: dict[str, Any]) -> Scenario:

@@ -8,5 +8,5 @@ about a second, holds few of them at a time, and gives tasks of a lost worker ou
 `ray_cluster`: executors; `places`: the executor that a user names. `shard`: the part of a job array. `interrupts`:
 Ctrl-C and SIGTERM. `engine`: digest of the code, the same in every worker.
 
-Answers do not depend on the place: no task knows where it runs, and whoever takes answers orders them by index.
+Answers do not depend on the place: no task depends on where it runs, and the caller orders answers by index.
 """

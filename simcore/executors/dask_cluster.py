@@ -14,10 +14,10 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem
-from simcore.executors.cluster import LOOK, PATIENCE, Workers, expect_reached, first_line, library, own_signals
-from simcore.executors.executor import Lost, Open, Result, Unsent
+from simcore.executors.cluster import PATIENCE, Chunks, answering, expect_reached, first_line, library, own_signals
+from simcore.executors.executor import Lost, Open, Result
 from simcore.executors.interrupts import Interrupts, withheld
-from simcore.executors.remote import Packer, result_of, served
+from simcore.executors.remote import result_of, served
 
 __all__ = ["dask_cluster"]
 
@@ -88,46 +88,44 @@ class _Dask:
     """Executor over a client of dask.distributed; futures are told by their callbacks."""
 
     def __init__(self, client: Any, work: Callable[[Any], Any], asked: Interrupts, place: str) -> None:
-        self._client, self._asked, self._place = client, asked, place
-        self._packer = Packer(work)
+        self._client, self._place = client, place
         self._futures: dict[int, Any] = {}
         self._came: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._early: list[Unsent] = []
-        self._workers = Workers(self._num_workers, place)
+        self._chunks = Chunks(work, self._num_workers, asked, place)
 
     @property
     def capacity(self) -> int:
         """Chunks that keep all workers busy."""
-        return self._workers.room
+        return self._chunks.room
 
     def submit(self, chunk: int, tasks: Sequence[Any]) -> None:
         """Sends a chunk to the scheduler."""
-        packed = self._packer.packed(chunk, tasks)
-        if isinstance(packed, Unsent):
-            self._early.append(packed)
+        packed = self._chunks.packed(chunk, tasks)
+        if packed is None:
             return
-        with self._gone():
+        with answering(self._place):
             future = self._client.submit(served, packed, pure=False)
         self._futures[chunk] = future
         future.add_done_callback(lambda _: self._came.put(chunk))
 
     def results(self) -> Sequence[Result[Any]]:
         """Results that have come, at least one unless a signal was received."""
-        found: list[Result[Any]] = [*self._early]
-        self._early.clear()
-        while not found and not self._asked.number:
-            self._workers.look()
-            with suppress(queue.Empty):
-                found.append(self._result(self._came.get(timeout=LOOK)))
-        while not self._came.empty():
-            found.append(self._result(self._came.get()))
-        return found
+        return self._chunks.results(self._ready)
 
     def cancel(self) -> None:
         """Takes back all chunks; workers end those at which they are."""
         with suppress(Exception):  # the scheduler may have gone
             self._client.cancel([*self._futures.values()], force=True)
         self._futures.clear()
+
+    def _ready(self, seconds: float) -> list[Result[Any]]:
+        found: list[Result[Any]] = []
+        with suppress(queue.Empty):
+            if seconds:
+                found.append(self._result(self._came.get(timeout=seconds)))
+            while True:
+                found.append(self._result(self._came.get_nowait()))
+        return found
 
     def _result(self, chunk: int) -> Result[Any]:
         future = self._futures.pop(chunk)
@@ -142,13 +140,6 @@ class _Dask:
         return result_of(chunk, sent, self._place)
 
     def _num_workers(self) -> int:
-        with self._gone():
+        with answering(self._place):
             threads = self._client.sync(self._client.scheduler.ncores, callback_timeout=PATIENCE)
         return len(threads)
-
-    @contextmanager
-    def _gone(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - no answer of the scheduler
-            raise InputError(Problem(self._place, f"the cluster has gone: {first_line(error)}")) from None

@@ -15,10 +15,10 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem
-from simcore.executors.cluster import LOOK, PATIENCE, Workers, expect_reached, first_line, library, own_signals
-from simcore.executors.executor import Lost, Open, Result, Unsent
+from simcore.executors.cluster import PATIENCE, Chunks, answering, expect_reached, first_line, library, own_signals
+from simcore.executors.executor import Lost, Open, Result
 from simcore.executors.interrupts import Interrupts, withheld
-from simcore.executors.remote import Packer, result_of, served
+from simcore.executors.remote import result_of, served
 
 __all__ = ["ray_cluster"]
 
@@ -77,12 +77,10 @@ class _Ray:
     """Executor over the cluster to which this process is connected."""
 
     def __init__(self, ray: Any, work: Callable[[Any], Any], asked: Interrupts, place: str) -> None:
-        self._ray, self._asked, self._place = ray, asked, place
-        self._packer = Packer(work)
+        self._ray, self._place = ray, place
         self._served = ray.remote(num_cpus=1, max_retries=0)(served)
-        self._chunks: dict[Any, int] = {}
-        self._early: list[Unsent] = []
-        self._workers = Workers(self._num_workers, place)
+        self._sent: dict[Any, int] = {}
+        self._chunks = Chunks(work, self._num_workers, asked, place)
         errors = ray.exceptions
         self._lost = (errors.WorkerCrashedError, errors.NodeDiedError, errors.ObjectLostError, errors.OutOfMemoryError,
                       errors.GetTimeoutError)
@@ -90,43 +88,36 @@ class _Ray:
     @property
     def capacity(self) -> int:
         """Chunks that keep all CPUs busy."""
-        return self._workers.room
+        return self._chunks.room
 
     def submit(self, chunk: int, tasks: Sequence[Any]) -> None:
         """Sends a chunk to the cluster."""
-        packed = self._packer.packed(chunk, tasks)
-        if isinstance(packed, Unsent):
-            self._early.append(packed)
+        packed = self._chunks.packed(chunk, tasks)
+        if packed is None:
             return
-        with self._gone():
-            self._chunks[self._served.remote(packed)] = chunk
+        with answering(self._place):
+            self._sent[self._served.remote(packed)] = chunk
 
     def results(self) -> Sequence[Result[Any]]:
         """Results that have come, at least one unless a signal was received."""
-        found: list[Result[Any]] = [*self._early]
-        self._early.clear()
-        while not found and not self._asked.number:
-            self._workers.look()
-            found += self._ready(1, LOOK)
-        found += self._ready(len(self._chunks), 0)
-        return found
+        return self._chunks.results(self._ready)
 
     def cancel(self) -> None:
         """Ends all chunks at once."""
-        for reference in self._chunks:
+        for reference in self._sent:
             with suppress(Exception):  # the cluster may have gone
                 self._ray.cancel(reference, force=True)
-        self._chunks.clear()
+        self._sent.clear()
 
-    def _ready(self, most: int, seconds: float) -> list[Result[Any]]:
-        if not self._chunks:
+    def _ready(self, seconds: float) -> list[Result[Any]]:
+        if not self._sent:
             return []
-        with self._gone():
-            ready, _ = self._ray.wait([*self._chunks], num_returns=most, timeout=seconds)
+        with answering(self._place):
+            ready, _ = self._ray.wait([*self._sent], num_returns=1 if seconds else len(self._sent), timeout=seconds)
         return [self._result(reference) for reference in ready]
 
     def _result(self, reference: Any) -> Result[Any]:
-        chunk = self._chunks.pop(reference)
+        chunk = self._sent.pop(reference)
         try:
             sent = self._ray.get(reference, timeout=PATIENCE)
         except self._lost:
@@ -136,12 +127,5 @@ class _Ray:
         return result_of(chunk, sent, self._place)
 
     def _num_workers(self) -> int:
-        with self._gone():
+        with answering(self._place):
             return int(self._ray.cluster_resources().get("CPU", 0))
-
-    @contextmanager
-    def _gone(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - no answer of the cluster
-            raise InputError(Problem(self._place, f"the cluster has gone: {first_line(error)}")) from None

@@ -36,13 +36,23 @@ class Schedule:
         """True if backward runs as two passes: gradients of the inputs first, those of the parameters later."""
         return self.name in ZERO_BUBBLE
 
+    @property
+    def turns(self) -> bool:
+        """True if a rank's second chunk lies on the way back up the model: the last rank sends to itself."""
+        return self.name == "zbv"
+
+    @property
+    def num_rounds(self) -> int:
+        """Messages of a microbatch from a rank to the next one, but for the last rank, which sends one less."""
+        return 1 if self.turns else self.num_chunks
+
     def parts_of(self, rank: int) -> tuple[int, ...]:
         """Indices, among all num_stages * num_chunks chunks of the model, of those that pipeline rank `rank` holds.
 
         Chunk 0 is the model's first part. Round robin; under zbv one chunk on the way down the model and one on the way
         back up.
         """
-        if self.name == "zbv":
+        if self.turns:
             return rank, 2 * self.num_stages - 1 - rank
         return tuple(range(rank, self.num_stages * self.num_chunks, self.num_stages))
 
@@ -108,7 +118,7 @@ def lowered_microbatches(schedule: Schedule, num_microbatches: int, doublings: i
     if schedule.name in WRITTEN_OUT:
         return num_microbatches
     p, chunks = schedule.num_stages, schedule.num_chunks
-    groups = 3 if p == 1 else 4 * p + 2 if schedule.name == "zbv" else 2 * p + 2 if chunks == 1 else 5
+    groups = 3 if p == 1 else 4 * p + 2 if schedule.turns else 2 * p + 2 if chunks == 1 else 5
     return min(num_microbatches, (groups << doublings) * schedule.group + num_microbatches % schedule.group)
 
 

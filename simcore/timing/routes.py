@@ -117,5 +117,5 @@ class Routes:
 
     def _sent(self, stage: int) -> tuple[tuple[int, int], ...]:
         """(step along the stages, messages of a microbatch): one message a chunk, except at the model's ends."""
-        chunks = 1 if self.schedule.name == "zbv" else self.schedule.num_chunks
-        return (1, chunks - (stage == self.schedule.num_stages - 1)), (-1, chunks - (stage == 0))
+        rounds = self.schedule.num_rounds
+        return (1, rounds - (stage == self.schedule.num_stages - 1)), (-1, rounds - (stage == 0))

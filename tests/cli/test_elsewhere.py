@@ -8,24 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from command import Ran, Run
+from command import SCENARIO, Ran, Run
 
-SCENARIO = """\
-name: mine
-model: llama-3.2-1b
-topology: rtx-4090
-framework: ddp
-training: {seq_len: 2048, global_batch_size: 8, method: lora}
-"""
 ASKED = ("--free", "mesh", "--free", "training.micro_batch_size=1,2,4,64", "--gpus", "1,2", "-j", "1")
 SWEEP = SCENARIO + "sweep: {training.micro_batch_size: [1, 2, 4, 8, 64]}\n"
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> str:
-    path = tmp_path / "mine.yaml"
-    path.write_text(SCENARIO, encoding="utf-8")
-    return str(path)
 
 
 @pytest.fixture

@@ -10,22 +10,7 @@ from pathlib import Path
 import pytest
 
 from checkout import ROOT
-from command import Run
-
-SCENARIO = """\
-name: mine
-model: llama-3.2-1b
-topology: rtx-4090
-framework: ddp
-training: {seq_len: 2048, global_batch_size: 8, method: lora}
-"""
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> str:
-    path = tmp_path / "mine.yaml"
-    path.write_text(SCENARIO, encoding="utf-8")
-    return str(path)
+from command import SCENARIO, Run
 
 
 def test_table_and_json_say_the_same(ran: Run, file: str) -> None:

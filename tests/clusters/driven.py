@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from checkout import ROOT
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "RAY_USAGE_STATS_ENABLED": "0"}
 SCENARIO = {"name": "base", "model": "nemotron-3-nano-30b-a3b", "topology": "dgx-h100", "framework": "automodel",
             "training": {"seq_len": 4096, "global_batch_size": 64, "method": "lora"}}
+ASKED = ("--gpus", "2", "--framework", "automodel,megatron")
 WITHIN = 900.0
 """Seconds for one command, on a machine where others work too."""
 
@@ -72,3 +74,15 @@ def below(pid: int) -> list[int]:
         found += more
         todo += more
     return found
+
+
+def expect_interruptible(place: str, folder: Path) -> None:
+    """Ctrl-C ends a search on a local cluster at `place`, and the processes of the cluster."""
+    process = command("search", scenario(folder), *ASKED, "--on", place, "-j", "2", "-o", "kept", folder=folder)
+    waited_for(lambda: lines(folder / "kept" / "journal.jsonl") > 50, process)
+    children = below(process.pid)
+    assert len(children) >= 2
+    process.send_signal(signal.SIGINT)
+    code, _, err = ended(process)
+    assert (code, err) == (130, "")
+    waited_for(lambda: not any(map(alive, children)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import subprocess
 import sys
@@ -13,12 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from clusters.driven import ENVIRONMENT, alive, below, command, ended, lines, scenario, waited_for
+from clusters.driven import (
+    ASKED,
+    ENVIRONMENT,
+    alive,
+    below,
+    command,
+    ended,
+    expect_interruptible,
+    lines,
+    scenario,
+    waited_for,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 """Files and sockets that the libraries leave open."""
-
-ASKED = ("--gpus", "2", "--framework", "automodel,megatron")
 
 
 @dataclass
@@ -64,15 +72,6 @@ def _is_open(port: int) -> bool:
         return there.connect_ex(("127.0.0.1", port)) == 0
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes]:
-    """Standard output and answer of an undisturbed search on this machine."""
-    folder = tmp_path_factory.mktemp("whole")
-    code, out, err = ended(command("search", scenario(folder), *ASKED, "-o", "whole", folder=folder))
-    assert code == 0, err
-    return out, (folder / "whole" / "answer.json").read_bytes()
-
-
 def test_a_worker_that_is_killed_costs_nothing_of_the_answer(cluster: Cluster, whole: tuple[str, bytes],
                                                              tmp_path: Path) -> None:
     process = command("search", scenario(tmp_path), *ASKED, "--on", cluster.name, "-o", "kept", folder=tmp_path)
@@ -108,14 +107,7 @@ def test_a_scheduler_that_is_killed_ends_the_search_in_one_line(cluster: Cluster
 
 
 def test_ctrl_c_ends_a_local_cluster_with_its_processes(tmp_path: Path) -> None:
-    process = command("search", scenario(tmp_path), *ASKED, "--on", "dask", "-j", "2", "-o", "kept", folder=tmp_path)
-    waited_for(lambda: lines(tmp_path / "kept" / "journal.jsonl") > 50, process)
-    children = below(process.pid)
-    assert len(children) >= 2
-    process.send_signal(signal.SIGINT)
-    code, _, err = ended(process)
-    assert (code, err) == (130, "")
-    waited_for(lambda: not any(map(alive, children)))
+    expect_interruptible("dask", tmp_path)
 
 
 def test_workers_of_a_driver_that_is_killed_end(tmp_path: Path) -> None:

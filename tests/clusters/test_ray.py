@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -12,12 +11,19 @@ from typing import Any
 
 import pytest
 
-from clusters.driven import ENVIRONMENT, alive, below, command, ended, lines, scenario, waited_for
+from clusters.driven import (
+    ASKED,
+    ENVIRONMENT,
+    command,
+    ended,
+    expect_interruptible,
+    lines,
+    scenario,
+    waited_for,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 """Files and sockets that the libraries leave open."""
-
-ASKED = ("--gpus", "2", "--framework", "automodel,megatron")
 
 
 @pytest.fixture
@@ -38,15 +44,6 @@ def nodes() -> Iterator[tuple[Any, Any, str]]:
     cluster.shutdown()
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, bytes]:
-    """Standard output and answer of an undisturbed search on this machine."""
-    folder = tmp_path_factory.mktemp("whole")
-    code, out, err = ended(command("search", scenario(folder), *ASKED, "-o", "whole", folder=folder))
-    assert code == 0, err
-    return out, (folder / "whole" / "answer.json").read_bytes()
-
-
 def test_a_node_that_is_killed_costs_nothing_of_the_answer(nodes: tuple[Any, Any, str], whole: tuple[str, bytes],
                                                            tmp_path: Path) -> None:
     cluster, second, name = nodes
@@ -59,14 +56,7 @@ def test_a_node_that_is_killed_costs_nothing_of_the_answer(nodes: tuple[Any, Any
 
 
 def test_ctrl_c_ends_a_local_cluster_with_its_processes(tmp_path: Path) -> None:
-    process = command("search", scenario(tmp_path), *ASKED, "--on", "ray", "-j", "2", "-o", "kept", folder=tmp_path)
-    waited_for(lambda: lines(tmp_path / "kept" / "journal.jsonl") > 50, process)
-    children = below(process.pid)
-    assert len(children) >= 2
-    process.send_signal(signal.SIGINT)
-    code, _, err = ended(process)
-    assert (code, err) == (130, "")
-    waited_for(lambda: not any(map(alive, children)))
+    expect_interruptible("ray", tmp_path)
 
 
 def test_what_listens_and_is_no_cluster_is_said_in_bounded_time(tmp_path: Path) -> None:

@@ -22,15 +22,17 @@ JOBS: Final[dict[str, tuple[str, dict[str, int], dict[str, Any]]]] = {
         "model": "llama-tiny", "implementation": "torchtitan", "pipeline": {"schedule": "zb_h1"}}),
     "replayed layers": ("automodel", {"pp": 2, "dp_shard": 2}, {"recompute": "full"}),
     "flat buffers": ("megatron", {"pp": 2, "dp_shard": 2}, {"model": "llama-tiny"}),
+    "sums without reductions": (
+        "fsdp2", {"dp_shard": 2}, {"model": "llama-tiny", "precision": {"grad_reduce": "fp32"}}),
     "no copies": ("megatron_fsdp", {"dp_shard": 2}, {}),
 }
 """Name -> framework, mesh and training of a job with 8 microbatches."""
 
 
-def step(name: str) -> Program:
+def step(name: str, microbatches: int = 8) -> Program:
     framework, mesh, given = JOBS[name]
     small.forget_outlines()
-    return small.program_of(framework, mesh, microbatches=8, **given)
+    return small.program_of(framework, mesh, microbatches=microbatches, **given)
 
 
 def fresh(self: RepeatedPasses, kind: Hashable, written: Callable[[], None]) -> None:
@@ -48,9 +50,10 @@ def test_a_step_is_the_same_with_copies(name: str, monkeypatch: pytest.MonkeyPat
     assert (copied.microbatch == written.microbatch).all()
 
 
-@pytest.mark.parametrize(("name", "most"), [("several stages", 6), ("flat buffers", 6), ("no copies", 16)])
-def test_few_of_sixteen_passes_are_written(name: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of warm-up, of cool-down, and that find or leave the first gradients; all where hooks have no state."""
+@pytest.mark.parametrize(("name", "copies"), [("several stages", True), ("flat buffers", True), ("no copies", False)])
+def test_what_more_microbatches_add_is_copied(
+        name: str, copies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warm-up, cool-down and first gradients are written; where hooks have no state, every pass is."""
     count, write = 0, RepeatedPasses.write
 
     def counted(self: RepeatedPasses, kind: Hashable, written: Callable[[], None]) -> None:
@@ -62,5 +65,8 @@ def test_few_of_sixteen_passes_are_written(name: str, most: int, monkeypatch: py
         write(self, kind, one)
 
     monkeypatch.setattr(RepeatedPasses, "write", counted)
-    step(name)
-    assert count == most
+    step(name, 8)
+    few, count = count, 0
+    step(name, 16)
+    assert count == (few if copies else 2 * few)
+    assert few < 16 or not copies

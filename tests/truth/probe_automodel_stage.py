@@ -31,7 +31,7 @@ from nemo_automodel.components.distributed.pipelining.config import PipelineConf
 from nemo_automodel.components.loss.masked_ce import MaskedCrossEntropy
 from oracle.fsdp2_log import Replay
 from oracle.fsdp2_run import summarise_comms
-from oracle.fsdp2_setup import fsdp_params, make_optim
+from oracle.fsdp2_setup import fsdp_params, make_optim, optimizer_step
 from oracle.fsdp2_tracker import Tracker
 from oracle.titan_stage import quiet, watch
 from torch import nn
@@ -112,14 +112,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
             sent = len(tr.comms)
             one_step(pipeline, tr, case)
             comms = tr.comms[sent:]
-            tr.phase, tr.layer = "opt", "optim"
-            optimizer.step()
-            for state in optimizer.state.values():
-                for value in state.values():
-                    if isinstance(value, torch.Tensor):
-                        tr.tag(value, "opt_state")
-            optimizer.zero_grad(set_to_none=True)
-            gc.collect()
+            optimizer_step(optimizer, tr)
     dist.destroy_process_group()
     start, end = (max(place for place, label in tr.markers if label == at) for at in ("fwd:begin", "bwd:end"))
     replay = Replay(tr)

@@ -29,7 +29,7 @@ from nemo_automodel.components.models.qwen3 import model as qwen3
 from oracle.fsdp2_log import Replay
 from oracle.fsdp2_models import no_mask
 from oracle.fsdp2_run import summarise_comms
-from oracle.fsdp2_setup import make_optim, tag_shards
+from oracle.fsdp2_setup import make_optim, optimizer_step, tag_shards
 from oracle.fsdp2_tracker import Tracker
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -90,14 +90,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
             micro_step(model, tr, step == 0)
             gc.collect()
             done, comms = len(tr.events), tr.comms[sent:]
-            tr.phase, tr.layer = "opt", "optim"
-            optimizer.step()
-            for state in optimizer.state.values():
-                for value in state.values():
-                    if isinstance(value, torch.Tensor):
-                        tr.tag(value, "opt_state")
-            optimizer.zero_grad(set_to_none=True)
-            gc.collect()
+            optimizer_step(optimizer, tr)
     middle = next(place for place, label in reversed(tr.markers) if label == "bwd:begin")
     rp = Replay(tr)
     halves = {"forward": rp.segment(start, middle), "backward": rp.segment(middle, done)}

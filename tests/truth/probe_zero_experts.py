@@ -23,6 +23,7 @@ from typing import Any
 import probe_zero_qlora
 import torch
 from oracle.apart import run_apart
+from oracle.zero3_calls import watch
 
 EXPERTS, TOP_K, TOKENS = 4, 2, 8
 SHAPE = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 512,
@@ -146,22 +147,6 @@ def built(row: dict[str, Any]) -> Any:
         if row["method"] != "full":
             inner.enable_input_require_grads()
     return model.train()
-
-
-def watch(found: list[list[int]]) -> None:
-    """Every call is noted when it has gathered what it needs and what comes next."""
-    from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator as Coordinator
-    fetch = Coordinator._fetch_sub_module_impl
-
-    def noted(self: Any, module: Any, forward: bool, is_leaf: bool) -> None:
-        fetch(self, module, forward, is_leaf)
-        registry = self._PartitionedParameterCoordinator__inflight_param_registry
-        handles = [one for handle in registry.values() for one in getattr(handle, "handles", [handle])]
-        buffers = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes()
-                   for handle in handles for x in getattr(handle, "partitions", ())}
-        found.append([int(forward), self._PartitionedParameterCoordinator__n_available_params, len(registry),
-                      sum(buffers.values())])
-    Coordinator._fetch_sub_module_impl = noted
 
 
 def run(row: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import small
-from browser import Tab, tab
+from browser import Tab
 from reports import swept_report
 from simcore.results.report import Report
 from simcore.simulate import simulate
@@ -18,12 +18,6 @@ from viz.pages.page import render, render_comparison
 
 pytestmark = pytest.mark.slow
 EVIL = "<script>document.title='harmed'</script><img src=x onerror=alert(1)>\x1b[31m\x00\x9b"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Tab]:
-    with tab() as browser_tab:
-        yield browser_tab
 
 
 @pytest.fixture

@@ -18,12 +18,6 @@ pytestmark = pytest.mark.slow
 LONG = "_a_word_without_any_place_to_break" * 4
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Tab]:
-    with tab() as browser_tab:
-        yield browser_tab
-
-
 @pytest.fixture
 def shown(browser: Tab, tmp_path: Path) -> Iterator[Any]:
     """Function that shows a search; a message on the browser's console fails the test at its end."""

@@ -224,19 +224,24 @@ class StepsInBackward:
         assert all(p.grad is None for p in self.each)
 
 
+def optimizer_step(optimizer: torch.optim.Optimizer, tracker: Tracker) -> None:
+    """A step whose states are tagged; gradients are dropped behind it."""
+    tracker.phase, tracker.layer = "opt", "optim"
+    optimizer.step()
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, torch.Tensor):
+                tracker.tag(value, "opt_state")
+    optimizer.zero_grad(set_to_none=True)
+    gc.collect()
+
+
 def two_steps(model: nn.Module, tracker: Tracker, microbatches: Callable[[], None]) -> dict[str, tuple[int, ...]]:
     """Fused AdamW's first two steps, the first of which makes its states; the local shape of every parameter."""
     optimizer = make_optim(model, {"optim": "adamw_fused"})
     assert optimizer is not None
     for _ in range(2):
         microbatches()
-        tracker.phase, tracker.layer = "opt", "optim"
-        optimizer.step()
-        for state in optimizer.state.values():
-            for value in state.values():
-                if isinstance(value, torch.Tensor):
-                    tracker.tag(value, "opt_state")
-        optimizer.zero_grad(set_to_none=True)
-        gc.collect()
+        optimizer_step(optimizer, tracker)
     return {name.replace("_checkpoint_wrapped_module.", ""): tuple(local(p).shape)
             for name, p in model.named_parameters()}

@@ -1,0 +1,33 @@
+"""Contents of ZeRO-3's gathered parameters at every call of a module, as this engine's hooks have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+import small
+from simcore.frameworks.deepspeed.zero3_hooks import Zero3Hooks
+
+
+def fetched(make: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Elements there or on their way, parameters not asked for yet and bytes of flat buffers after each call.
+
+    `make` makes the program whose calls these are.
+    """
+    found: list[list[int]] = []
+    ahead = Zero3Hooks._fetch_ahead
+
+    def noted(strategy: Zero3Hooks) -> None:
+        ahead(strategy)
+        flying = list({id(group): group for group in strategy.coming.values()}.values())
+        kept = [(len(keys), num_bytes) for keys, _, num_bytes in strategy.flat.kept]
+        buffers = [sum(map(strategy._whole, group)) for group in flying if len(group) > 1]
+        found.append([sum(strategy.elements[key] for key in (*strategy.there, *strategy.coming)),
+                      len(strategy.coming) + sum(count for count, _ in kept),
+                      sum(buffers) + sum(num_bytes for _, num_bytes in kept)])
+
+    monkeypatch.setattr(Zero3Hooks, "_fetch_ahead", noted)
+    small.forget_outlines()
+    make()
+    return found
