@@ -21,8 +21,8 @@ _FEW: Final = 1000
 """Layers, times microbatches, times classes of ranks, that are never too many: none has so many rows."""
 _LEAST: Final = 10
 """Rows of a layer in one microbatch, at least."""
-_OF_BUFFER: Final = 6
-"""Number of times that a buffer of a stage's border is recorded."""
+_OF_BUFFER: Final = 8
+"""Rows of a buffer of a stage's border: it is recorded six times, and takes more memory than rows inside layers."""
 _OF_BUCKET: Final = 4
 """Rows of a bucket in a step: its gradients are reduced, its parameters gathered, and both are waited for."""
 _GLANCES: Final = 4
@@ -38,7 +38,7 @@ def num_rows(simulation: Simulation) -> int:
     if least > ROWS:
         return least
     if least < _LEAST * _FEW:
-        return least + sum(_of_buckets(plan) for plan in simulation.plans)
+        return least + sum(_of_buffers(plan) for plan in simulation.plans)
     return sum(_of_plan(simulation, plan) for plan in simulation.plans)
 
 
@@ -46,19 +46,22 @@ def _of_plan(simulation: Simulation, plan: Plan) -> int:
     kinds = record_layers(plan, simulation.workload(plan)).kinds
     sizes = {key: sum(len(tile.rows) for tile in laid.tiles) for key, laid in kinds.items()}
     layers = sum(sizes[key] for key in keys_of(plan).values())
-    buffers = _OF_BUFFER * plan.framework.buffered_microbatches
-    return simulation.num_written * (layers + _looked_at(plan)) + buffers + _of_buckets(plan)
+    return simulation.num_written * (layers + _looked_at(plan)) + _of_buffers(plan)
 
 
-def _of_buckets(plan: Plan) -> int:
-    """Rows of the calls over buckets: few for most models, most of a step where experts have trillions of elements."""
+def _of_buffers(plan: Plan) -> int:
+    """Rows of buffers that stages have for every microbatch of the step, and of calls over buckets.
+
+    Those are few for most models, and most of a step where experts have trillions of elements.
+    """
+    received = _OF_BUFFER * plan.framework.buffered_microbatches
     per_call = plan.framework.strategy.elements_per_call
     if not per_call or plan.stage:  # behind the first stage all parameters share a bucket
-        return 0
+        return received
     numel = sum(part.num_trainable_params for part in plan.at_rest().values())
     tensors = sum(count * sum(placed.spec.copies for placed in plan.kinds[kind] if placed.spec.trainable)
                   for kind, count in plan.kind_counts)
-    return _OF_BUCKET * min(numel // per_call, tensors)
+    return received + _OF_BUCKET * min(numel // per_call, tensors)
 
 
 def _looked_at(plan: Plan) -> int:

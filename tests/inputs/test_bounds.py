@@ -112,7 +112,8 @@ def test_layers_that_differ_are_counted() -> None:
     ("megatron", {"pp": 1000}, {"microbatches": 16000, "model": deep(10_000), "pipeline": {"virtual_stages": 10}}),
     ("megatron", {"pp": 100}, {"microbatches": 16000, "model": deep(1000)}),
     ("fsdp2", {"dp_shard": 8}, {"model": deep(10_000), "options": {"prefetch": 10_000}}),
-], ids=["layers and microbatches", "zero3", "virtual stages", "stages", "prefetch"])
+    ("automodel", {"pp": 2, "dp_shard": 2}, {"microbatches": 2**20, "model": "qwen2.5-7b"}),
+], ids=["layers and microbatches", "zero3", "virtual stages", "stages", "prefetch", "buffers of stages"])
 def test_a_product_is_refused_before_it_is_written_out(framework: str, mesh: dict[str, int],
                                                        given: dict[str, Any]) -> None:
     start = time.process_time()
