@@ -52,7 +52,7 @@ def test_options_have_values_and_the_default_of_the_table() -> None:
 
 
 def test_an_unknown_framework_is_refused_with_the_nearest() -> None:
-    with pytest.raises(InputError, match="unknown framework 'fsdp3': .*did you mean 'fsdp2'"):
+    with pytest.raises(InputError, match=r"unknown framework 'fsdp3': .*did you mean 'fsdp2'"):
         options("fsdp3")
 
 
