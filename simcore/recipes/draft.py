@@ -86,6 +86,10 @@ class Draft:
             self._given_up.add(_key(taken))
             self.refused.append(Problem(taken.where, f"not yet: {taken.key}: {message}"))
 
+    def refuses(self, key: str) -> bool:
+        """True if a key of the recipe was refused."""
+        return any(f": {key}: " in problem.message for problem in self.refused)
+
     def use(self, *taken: Taken[Any] | None) -> None:
         """Tells that values decide over others that are told elsewhere, such as the target of a class."""
         self._tell([one for one in taken if one is not None])

@@ -9,13 +9,37 @@ from simcore.recipes.answers import Answer
 from simcore.recipes.automodel.model import DTYPES
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
+from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 from simcore.recipes.world import share_out
 
 __all__ = ["read_distributed"]
 
-_FLAT: Final = "distributed."
 _SIZES: Final = "components/distributed/mesh_utils.py _infer_dp_size"
-_OPTIONS: Final = ("reshard_after_forward", "defer_fsdp_grad_sync", "enable_fsdp2_prefetch")
+_STRATEGY: Final = (
+    *(Says(f"distributed.{name}", f"framework_options.{name}", "flag")
+      for name in ("reshard_after_forward", "defer_fsdp_grad_sync", "enable_fsdp2_prefetch")),
+    *(Says(f"distributed.{name}", f"framework_options.{name}")
+      for name in ("fsdp2_forward_prefetch_depth", "fsdp2_backward_prefetch_depth")),
+    Says("distributed.mp_policy.param_dtype", "training.precision.compute", "text", DTYPES, what="products in"),
+    Says("distributed.mp_policy.reduce_dtype", "training.precision.grad_reduce", "text", DTYPES, what="reductions in"),
+    Off("distributed.enable_async_tensor_parallel", "asynchronous tensor parallelism"),
+    Off("distributed.enable_compile", "layers by torch.compile"),
+    Unmodelled(("distributed.mp_policy.output_dtype",), "outputs keep the format of the products"),
+    Idle(("distributed.mp_policy.*",), "inputs are token ids"),
+    Idle(("distributed.patch_is_packed_sequence",), "how masks of packs are made"),
+)
+_EXPERTS: Final = (
+    Says("distributed.moe.reshard_after_forward", "framework_options.moe.reshard_after_forward", "flag"),
+    Idle(("distributed.moe._target_",), "the class of the block"),
+    Idle(("distributed.moe.wrap_outer_model",), "the outer model has no parameter of its own"),
+)
+_PIPELINE: Final = (
+    Says("distributed.pipeline.pp_recv_buffer_pool", "framework_options.pp_recv_buffer_pool", "flag"),
+    Says("distributed.pipeline.pp_recv_buffer_pool_slack", "framework_options.pp_recv_buffer_pool_slack"),
+    Idle(("distributed.pipeline.pp_seq_len", "distributed.pipeline.dtype"), "shapes are those of the batch"),
+    Idle(("distributed.pipeline.scale_grads_in_schedule", "distributed.pipeline.patch_*",
+          "distributed.pipeline._target_"), "how stages are made and gradients scaled"),
+)
 
 
 def read_distributed(reader: Reader, draft: Draft) -> None:
@@ -25,15 +49,21 @@ def read_distributed(reader: Reader, draft: Draft) -> None:
         draft.refuse(strategy, f"strategy {strategy.value} of Automodel")
     else:
         draft.use(strategy)
-    draft.use(reader.text("distributed._target_"))
-    sizes = {name: reader.integer(f"{_FLAT}{name}_size") for name in ("pp", "cp", "tp", "ep")}
+    draft.idle(reader.take("distributed._target_"), "strategy decides; the loader strips it")
+    sizes = {name: reader.integer(f"distributed.{name}_size") for name in ("pp", "cp", "tp", "ep")}
     for name, size in sizes.items():
         draft.put(f"mesh.{name}", size)
     _read_data_parallel(reader, draft, sizes)
-    _read_strategy(reader, draft, sizes)
+    read_rows(reader, draft, _STRATEGY)
+    draft.refuse(reader.take("distributed.offload_policy"), "offload of Automodel's recipes")
+    draft.refuse(reader.take("distributed.tp_plan"), "a plan of tensor parallelism of one's own")
+    sequences = reader.flag("distributed.sequence_parallel")
+    if sizes["tp"] is not None and sizes["tp"].value > 1:
+        draft.put("training.sequence_parallel", sequences)
+    else:
+        draft.idle(sequences, "tp is 1")
     _read_experts(reader, draft, sizes["ep"])
     _read_recompute(reader, draft)
-    _read_precision(reader, draft)
     _read_pipeline(reader, draft, sizes["pp"])
 
 
@@ -68,65 +98,28 @@ def _gpus_of_tests(reader: Reader, draft: Draft) -> Answer | None:
     return Answer((nodes.value if nodes else 1) * each.value, each.where)
 
 
-def _read_strategy(reader: Reader, draft: Draft, sizes: dict[str, Taken[int] | None]) -> None:
-    for name in _OPTIONS:
-        draft.put(f"framework_options.{name}", reader.flag(f"{_FLAT}{name}"))
-    for way in ("forward", "backward"):
-        name = f"fsdp2_{way}_prefetch_depth"
-        draft.put(f"framework_options.{name}", reader.integer(f"{_FLAT}{name}"))
-    sequences = reader.flag("distributed.sequence_parallel")
-    if sizes["tp"] is not None and sizes["tp"].value > 1:
-        draft.put("training.sequence_parallel", sequences)
-    else:
-        draft.idle(sequences, "tp is 1")
-    for name, what in (("enable_async_tensor_parallel", "asynchronous tensor parallelism"),
-                       ("enable_compile", "layers by torch.compile")):
-        asked = reader.flag(f"{_FLAT}{name}")
-        if asked is not None and asked.value:
-            draft.refuse(asked, what)
-        else:
-            draft.idle(asked, "the default")
-    draft.refuse(reader.take("distributed.offload_policy"), "offload of Automodel's recipes")
-    draft.refuse(reader.take("distributed.tp_plan"), "a plan of tensor parallelism of one's own")
-    draft.idle(reader.matching("distributed.patch_is_packed_sequence"), "how masks of packs are made")
-
-
 def _read_experts(reader: Reader, draft: Draft, ep: Taken[int] | None) -> None:
     if ep is None or ep.value == 1:
-        draft.idle(reader.matching("distributed.moe.*"), "the parallelizer of experts runs with ep above 1 only")
+        draft.idle(reader.matching("distributed.moe", "distributed.moe.*"),
+                   "the parallelizer of experts runs with ep above 1 only")
         return
-    draft.use(reader.text("distributed.moe._target_"))
-    draft.put("framework_options.moe.reshard_after_forward", reader.flag("distributed.moe.reshard_after_forward"))
-    draft.idle(reader.flag("distributed.moe.wrap_outer_model"), "the outer model has no parameter of its own")
     saved = reader.flag("distributed.moe.ignore_router_for_ac")
     if saved is not None and not saved.value:
         draft.unmodelled(saved, "a checkpoint is counted as keeping the router's product and top-k (0.7.0's default)")
     else:
         draft.idle(saved, "the default")
     draft.refuse(reader.take("distributed.moe.lm_head_precision"), "a head in another format than the model")
+    read_rows(reader, draft, _EXPERTS)
 
 
 def _read_recompute(reader: Reader, draft: Draft) -> None:
     asked = reader.take("distributed.activation_checkpointing")
     if asked is None:
         return
-    if isinstance(asked.value, bool) or str(asked.value).lower() in ("true", "false", "full"):
+    if str(asked.value).lower() in ("true", "false", "full"):
         draft.put("training.recompute", asked, "none" if str(asked.value).lower() == "false" else "full")
     else:
         draft.refuse(asked, f"activation checkpointing {asked.value}")
-
-
-def _read_precision(reader: Reader, draft: Draft) -> None:
-    draft.use(reader.text("distributed.mp_policy._target_"))
-    for name, key in (("param_dtype", "compute"), ("reduce_dtype", "grad_reduce")):
-        dtype = reader.text(f"distributed.mp_policy.{name}")
-        word = dtype.value.removeprefix("torch.") if dtype else ""
-        if dtype is not None and word not in DTYPES:
-            draft.refuse(dtype, f"{name} {dtype.value}")
-        else:
-            draft.put(f"training.precision.{key}", dtype, DTYPES.get(word))
-    draft.unmodelled(reader.text("distributed.mp_policy.output_dtype"), "outputs keep the format of the products")
-    draft.idle(reader.matching("distributed.mp_policy.*"), "inputs are token ids")
 
 
 def _read_pipeline(reader: Reader, draft: Draft, pp: Taken[int] | None) -> None:
@@ -139,11 +132,7 @@ def _read_pipeline(reader: Reader, draft: Draft, pp: Taken[int] | None) -> None:
         draft.refuse(schedule, f"schedule {schedule.value} under automodel")
     else:
         draft.put("training.pipeline.schedule", schedule, word)
-    each = reader.integer("distributed.pipeline.layers_per_stage")
-    draft.refuse(each, "a number of layers for each stage")
-    for name in ("pp_recv_buffer_pool", "pp_recv_buffer_pool_slack"):
-        draft.put(f"framework_options.{name}", reader.take(f"distributed.pipeline.{name}"))
-    draft.idle(reader.matching("distributed.pipeline.pp_seq_len", "distributed.pipeline.scale_grads_in_schedule",
-                               "distributed.pipeline.dtype", "distributed.pipeline.patch_*",
-                               "distributed.pipeline.round_virtual_stages_to_pp_multiple"),
-               "shapes and gradients are those of the batch in any case")
+    draft.refuse(reader.integer("distributed.pipeline.layers_per_stage"), "a number of layers for each stage")
+    rounding = reader.text("distributed.pipeline.round_virtual_stages_to_pp_multiple")
+    draft.idle(rounding, "settings of layers_per_stage alone")
+    read_rows(reader, draft, _PIPELINE)

@@ -6,30 +6,25 @@ from typing import Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
+from simcore.recipes.rows import Idle, Off, Says, read_rows
 
 __all__ = ["read_loss", "read_optimizer"]
 
 _OPTIMIZERS: Final = {"torch.optim.Adam": "adam", "torch.optim.AdamW": "adamw", "torch.optim.SGD": "sgd"}
 _LOSSES: Final = {"MaskedCrossEntropy": "masked_fp32", "FusedLinearCrossEntropy": "cut",
                   "TEParallelCrossEntropy": "te_inplace", "ChunkedCrossEntropy": "chunked"}
-_VALUES: Final = ("lr", "betas", "eps", "epsilon", "weight_decay", "adam_w_mode", "bias_correction", "dampening",
-                  "nesterov", "maximize", "amsgrad")
+_ROWS: Final = (
+    Says("optimizer._target_", "training.optimizer.name", "text", _OPTIMIZERS, what="optimizer"),
+    Says("optimizer.momentum", "training.optimizer.momentum", "number"),
+    Off("optimizer.amsgrad", "a third moment"),
+    Idle(tuple(f"optimizer.{name}" for name in (
+        "lr", "betas", "eps", "epsilon", "weight_decay", "adam_w_mode", "bias_correction", "dampening", "nesterov",
+        "maximize")), "values, not tensors"),
+)
 
 
 def read_optimizer(reader: Reader, draft: Draft) -> None:
     """Reads the block `optimizer`."""
-    target = reader.text("optimizer._target_")
-    if target is not None and target.value not in _OPTIMIZERS:
-        draft.refuse(target, f"optimizer {target.value}")
-        draft.idle(reader.matching("optimizer.*"), "settings of an optimizer that is refused")
-        return
-    draft.put("training.optimizer.name", target, _OPTIMIZERS.get(target.value) if target else None)
-    draft.put("training.optimizer.momentum", reader.number("optimizer.momentum"))
-    amsgrad = reader.flag("optimizer.amsgrad")
-    if amsgrad is not None and amsgrad.value:
-        draft.refuse(amsgrad, "a third moment")
-    else:
-        draft.idle(amsgrad, "the default")
     foreach, fused = reader.flag("optimizer.foreach"), reader.flag("optimizer.fused")
     if fused is not None and fused.value:
         draft.put("training.optimizer.implementation", fused, "fused")
@@ -39,7 +34,9 @@ def read_optimizer(reader: Reader, draft: Draft) -> None:
         draft.use(fused)
     else:
         draft.idle(fused, "the default")
-    draft.idle(reader.matching(*(f"optimizer.{name}" for name in _VALUES)), "values, not tensors")
+    read_rows(reader, draft, _ROWS)
+    if draft.refuses("optimizer._target_"):
+        draft.idle(reader.matching("optimizer.*"), "settings of an optimizer that is refused")
 
 
 def read_loss(reader: Reader, draft: Draft) -> None:

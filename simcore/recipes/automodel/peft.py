@@ -4,46 +4,52 @@ from __future__ import annotations
 
 from typing import Final
 
+from simcore.recipes.automodel.model import DTYPES
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
+from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 
 __all__ = ["read_method"]
 
 _OFF: Final = (
-    ("fp8", "enabled", "products in 8 bits (torchao) under automodel"),
-    ("compile", "enabled", "a model by torch.compile"),
-    ("qat", "enabled", "training that is aware of quantisation"),
+    Off("fp8.enabled", "products in 8 bits (torchao) under automodel"),
+    Off("compile.enabled", "a model by torch.compile"),
+    Off("qat.enabled", "training that is aware of quantisation"),
+    Idle(("fp8.*", "compile.*", "qat.*"), "settings of what `enabled` switches"),
+    Unmodelled(("neftune.*",), "noise that is added to embeddings"),
+)
+_ADAPTERS: Final = (
+    Says("peft.dim", "training.lora.rank"),
+    Says("peft.alpha", "training.lora.alpha", "number"),
+    Says("peft.dropout", "training.lora.dropout", "number"),
+    Says("peft.dropout_position", "training.lora.dropout_position", "text"),
+    Says("peft.use_dora", "training.lora.use_dora", "flag"),
+    Says("peft.target_modules", "training.lora.target_modules", "words"),
+    Says("peft.exclude_modules", "training.lora.exclude_modules", "words"),
+    Off("peft.moe_rank_scaling", "ranks of experts that are divided by the number of active ones"),
+    Off("peft.use_memory_efficient_lora", "adapters that compute their input's gradient again",
+        "as release 0.7.0 is simulated"),
+    Unmodelled(("peft.use_triton",), "kernels are not told apart: adapters are counted as torch's"),
+    Idle(("peft.lora_A_init",), "first values of adapters"),
+)
+_PACKED: Final = (
+    Says("quantization.bnb_4bit_quant_type", "training.quantization.format", "text"),
+    Says("quantization.bnb_4bit_use_double_quant", "training.quantization.double_quant", "flag"),
+    Says("quantization.bnb_4bit_quant_storage", "framework_options.bnb_4bit_quant_storage", "text"),
+    Says("quantization.bnb_4bit_compute_dtype", "training.precision.compute", "text", DTYPES, what="products in"),
 )
 _TARGETS: Final = "_peft/module_matcher.py: every linear layer, and nothing else"
 
 
 def read_method(reader: Reader, draft: Draft) -> None:
     """Reads what is trained: all parameters, adapters, or adapters beside a packed base."""
-    for block, name, what in _OFF:
-        switch = reader.flag(f"{block}.{name}")
-        if switch is not None and switch.value:
-            draft.refuse(switch, what)
-        else:
-            draft.idle(switch, "the default")
-        draft.idle(reader.matching(f"{block}.*"), f"settings of {block}.{name} alone")
-    draft.unmodelled(reader.matching("neftune.*"), "noise that is added to embeddings")
+    read_rows(reader, draft, _OFF)
     packed = _read_quantization(reader, draft)
     if not reader.names("peft"):
         return
-    target = reader.text("peft._target_")
-    draft.infer("training.method", "qlora" if packed else "lora", "the recipe has a block peft", target)
-    _read_adapters(reader, draft)
-    _read_implementation(reader, draft)
-
-
-def _read_adapters(reader: Reader, draft: Draft) -> None:
-    draft.put("training.lora.rank", reader.integer("peft.dim"))
-    draft.put("training.lora.alpha", reader.number("peft.alpha"))
-    draft.put("training.lora.dropout", reader.number("peft.dropout"))
-    draft.put("training.lora.dropout_position", reader.text("peft.dropout_position"))
-    draft.put("training.lora.use_dora", reader.flag("peft.use_dora"))
-    draft.put("training.lora.target_modules", reader.words("peft.target_modules"))
-    draft.put("training.lora.exclude_modules", reader.words("peft.exclude_modules"))
+    draft.infer("training.method", "qlora" if packed else "lora", "the recipe has a block peft",
+                reader.text("peft._target_"))
+    read_rows(reader, draft, _ADAPTERS)
     everything = reader.flag("peft.match_all_linear")
     if everything is not None and everything.value:
         draft.put("training.lora.target_modules", everything, ["*"], _TARGETS)
@@ -51,40 +57,17 @@ def _read_adapters(reader: Reader, draft: Draft) -> None:
                     source=_TARGETS)
     else:
         draft.idle(everything, "the default")
-
-
-def _read_implementation(reader: Reader, draft: Draft) -> None:
-    draft.unmodelled(reader.flag("peft.use_triton"), "kernels are not told apart: adapters are counted as torch's")
-    for name, what in (("moe_rank_scaling", "ranks of experts that are divided by the number of active ones"),
-                       ("use_memory_efficient_lora", "adapters that compute their input's gradient again")):
-        asked = reader.flag(f"peft.{name}")
-        if asked is not None and asked.value:
-            draft.refuse(asked, what)
-        else:
-            draft.idle(asked, "as release 0.7.0 is simulated")
-    draft.idle(reader.matching("peft.lora_A_init"), "first values of adapters")
     draft.refuse(reader.take("peft.lora_dtype"), "a format of adapters of their own")
 
 
 def _read_quantization(reader: Reader, draft: Draft) -> bool:
     """True if the base is packed in 4 bits by bitsandbytes."""
-    four, eight = reader.flag("quantization.load_in_4bit"), reader.flag("quantization.load_in_8bit")
-    if eight is not None and eight.value:
-        draft.refuse(eight, "a base in 8 bits under automodel")
-    else:
-        draft.idle(eight, "the default")
+    read_rows(reader, draft, [Off("quantization.load_in_8bit", "a base in 8 bits under automodel")])
+    four = reader.flag("quantization.load_in_4bit")
     if four is None or not four.value:
         draft.idle(four, "the default")
         draft.idle(reader.matching("quantization.*"), "settings of a packed base alone")
         return False
     draft.use(four)
-    draft.put("training.quantization.format", reader.text("quantization.bnb_4bit_quant_type"))
-    draft.put("training.quantization.double_quant", reader.flag("quantization.bnb_4bit_use_double_quant"))
-    storage = reader.text("quantization.bnb_4bit_quant_storage")
-    draft.put("framework_options.bnb_4bit_quant_storage", storage)
-    compute = reader.text("quantization.bnb_4bit_compute_dtype")
-    if compute is not None and compute.value.removeprefix("torch.") != "bfloat16":
-        draft.refuse(compute, f"products of a packed base in {compute.value}")
-    else:
-        draft.idle(compute, "the format of the products, as by default")
+    read_rows(reader, draft, _PACKED)
     return True

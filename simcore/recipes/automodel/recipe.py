@@ -19,6 +19,7 @@ from simcore.recipes.imported import Imported
 from simcore.recipes.machine import Hint, read_machine
 from simcore.recipes.reader import Reader
 from simcore.recipes.recipe_file import RecipeFile
+from simcore.recipes.rows import read_rows
 
 __all__ = ["FORMAT"]
 
@@ -49,8 +50,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     read_batches(reader, draft)
     read_loss(reader, draft)
     read_optimizer(reader, draft)
-    for row in WITHOUT_EFFECT:
-        draft.idle(reader.matching(*row.keys), row.why)
+    read_rows(reader, draft, WITHOUT_EFFECT)
     return draft.imported([reader], loose=loose)
 
 

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["WITHOUT_EFFECT", "Row"]
+from simcore.recipes.rows import Idle
 
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Patterns of dotted keys, and why they change nothing here."""
-
-    keys: tuple[str, ...]
-    why: str
-
+__all__ = ["WITHOUT_EFFECT"]
 
 WITHOUT_EFFECT: Final = (
-    Row(("seed", "rng.*", "ranked"), "random numbers"),
-    Row(("wandb.*", "mlflow.*", "comet.*", "nvtx", "benchmark.*", "logging.*", "moe_metrics.*"),
+    Idle(("seed", "rng.*", "ranked"), "random numbers"),
+    Idle(("wandb.*", "mlflow.*", "comet.*", "nvtx", "benchmark.*", "logging.*", "moe_metrics.*"),
         "logging and measuring"),
-    Row(("ci.*",), "Automodel's own tests"),
-    Row(("skypilot.*", "slurm.*"), "the launcher"),
-    Row(("dist_env.*",), "how ranks find each other"),
-    Row(("lr_scheduler.*",), "values of the learning rate"),
-    Row(("clip_grad_norm.*",), "gradients are clipped by norm in any case (max_norm 1.0 by default)"),
-    Row(("checkpoint.*",), "reading and writing files: not part of a step"),
-    Row(("validation_*", "_validation_*", "tool_call_eval.*"), "validation: not part of a step"),
-    Row(("step_scheduler.*",), "length of the run: not part of a step"),
-    Row(("tokenizer.*", "_*_chat_template"), "which tokens a text becomes"),
-    Row(("dataset.*",), "which samples are read; their length is training.seq_len"),
-    Row(("dataloader.*", "longalign"), "how samples are read, on the host"),
-    Row(("prewarm.*", "embedding_row_repair.*"), "before the first step"),
+    Idle(("ci.*",), "Automodel's own tests"),
+    Idle(("skypilot.*", "slurm.*"), "the launcher"),
+    Idle(("dist_env.*",), "how ranks find each other"),
+    Idle(("lr_scheduler.*",), "values of the learning rate"),
+    Idle(("clip_grad_norm.*",), "gradients are clipped by norm in any case (max_norm 1.0 by default)"),
+    Idle(("checkpoint.*",), "reading and writing files: not part of a step"),
+    Idle(("validation_*", "_validation_*", "tool_call_eval.*"), "validation: not part of a step"),
+    Idle(("step_scheduler.*",), "length of the run: not part of a step"),
+    Idle(("tokenizer.*", "_*_chat_template"), "which tokens a text becomes"),
+    Idle(("dataset.*",), "which samples are read; their length is training.seq_len"),
+    Idle(("dataloader.*", "longalign"), "how samples are read, on the host"),
+    Idle(("prewarm.*", "embedding_row_repair.*"), "before the first step"),
 )
