@@ -108,13 +108,17 @@ class Draft:
         rest = [one for reader in readers for one in reader.untouched()]
         unknown = [Problem(one.where, f"unknown key {one.key!r}: this reader of {self.format} recipes does not know it "
                                       "(--loose leaves it out)") for one in rest]
-        left = list(self.left)
+        taken = {_key(one) for reader in readers for one in reader.handed_out()}
+        left = [*self.left, *(Left("no effect", one.where, one.key, shorten(one.value), "says nothing")
+                              for reader in readers for one in reader.unsaid() if _key(one) not in taken)]
+        used = [one.key for reader in readers for one in reader.handed_out() if _key(one) in self._used]
         if loose:
             left += [Left("unknown", one.where, one.key, shorten(one.value), "left out by --loose") for one in rest]
             left += [Left("unknown", one.where, "", "", f"{one.message}; left out by --loose") for one in self.refused]
         wrong = [*self.wrong, *(problem for reader in readers for problem in reader.problems)]
-        return Imported(self.format, self.path, self.values, self.origins, tuple(left), tuple(self.questions),
-                        () if loose else tuple(unknown), () if loose else tuple(self.refused), tuple(wrong))
+        return Imported(self.format, self.path, self.values, self.origins, left=tuple(left), used=tuple(used),
+                        questions=tuple(self.questions), unknown=() if loose else tuple(unknown),
+                        refused=() if loose else tuple(self.refused), wrong=tuple(wrong))
 
     # ---- inner -------------------------------------------------------------------------------------------------
     def _write(self, key: str, value: Any, origin: Origin) -> None:

@@ -71,9 +71,10 @@ class Imported:
     """A recipe as a scenario.
 
     `format`: name of the recipe's format; `path`: its first file. `values`: the scenario, as `parse_scenario` takes it;
-    `origins`: by path of each key in it. `left`: keys of the recipe that give it nothing. `questions`: what is open;
-    `unknown`, `refused`, `wrong`: problems of keys that nothing knows, of options that are not modelled, of values that
-    the format does not take. With any of these the scenario is not complete.
+    `origins`: by path of each key in it. `left`: keys of the recipe that give it nothing; `used`: dotted keys of those
+    that give it something. `questions`: what is open; `unknown`, `refused`, `wrong`: problems of keys that nothing
+    knows, of options that are not modelled, of values that the format does not take. With any of these the scenario is
+    not complete.
     """
 
     format: str
@@ -81,6 +82,7 @@ class Imported:
     values: Mapping[str, Any]
     origins: Mapping[KeyPath, Origin]
     left: tuple[Left, ...] = ()
+    used: tuple[str, ...] = ()
     questions: tuple[Question, ...] = ()
     unknown: tuple[Problem, ...] = ()
     refused: tuple[Problem, ...] = ()

@@ -101,7 +101,7 @@ class Reader:
     def has(self, key: str) -> bool:
         """True if the recipe has the key with another value than null; it stays untouched."""
         value = self._value(self._path(key))
-        return value is not _ABSENT and value is not None and not (isinstance(value, str) and value in self.nulls)
+        return value is not _ABSENT and not self._is_null(value)
 
     def is_mapping(self, key: str) -> bool:
         """True if the key has keys below it; it stays untouched."""
@@ -119,18 +119,21 @@ class Reader:
         self._handed.update((one.path, one) for one in found)
         return found
 
+    def unsaid(self) -> list[Taken[Any]]:
+        """Values that were asked for and are null, or a word for it: the recipe says nothing by them."""
+        return [one for one in self.all() if one.path in self._seen and self._is_null(one.value)]
+
+    def all(self) -> list[Taken[Any]]:
+        """All values of the document, in the order of the file; they stay untouched."""
+        return [Taken(value, path, self.document.where(path), self) for path, value in _leaves(self.document.data, ())]
+
     def handed_out(self) -> list[Taken[Any]]:
         """Values that were handed out, without those of a wrong type."""
         return list(self._handed.values())
 
     def untouched(self) -> list[Taken[Any]]:
         """Values that nothing has asked for yet, in the order of the file."""
-        return [Taken(value, path, self.document.where(path), self)
-                for path, value in _leaves(self.document.data, ()) if path not in self._seen]
-
-    def leaves(self) -> list[KeyPath]:
-        """Paths of all values of the document."""
-        return [path for path, _ in _leaves(self.document.data, ())]
+        return [one for one in self.all() if one.path not in self._seen]
 
     # ---- inner -------------------------------------------------------------------------------------------------
     def _find(self, key: str) -> Taken[Any] | None:
@@ -140,8 +143,10 @@ class Reader:
         if value is _ABSENT:
             return None
         self._seen.update([path, *(inner for inner, _ in _leaves(value, path))])
-        said = value is not None and not (isinstance(value, str) and value in self.nulls)
-        return Taken(value, path, self.document.where(path), self) if said else None
+        return None if self._is_null(value) else Taken(value, path, self.document.where(path), self)
+
+    def _is_null(self, value: object) -> bool:
+        return value is None or (isinstance(value, str) and value in self.nulls)
 
     def _path(self, key: str) -> KeyPath:
         return tuple(key.split("."))

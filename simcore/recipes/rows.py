@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 
-__all__ = ["Idle", "Off", "Says", "Unmodelled", "read_rows"]
+__all__ = ["Idle", "Off", "Row", "Says", "Unmodelled", "read_rows"]
 
 Kind = Literal["integer", "number", "flag", "text", "words"]
 _READS: Final[Mapping[str, Callable[[Reader, str], Taken[Any] | None]]] = {
@@ -25,7 +25,7 @@ class Says:
     """A key that says what one key of the scenario says.
 
     `words`: value of the scenario by the recipe's word; without any, the value is taken as it is. `idle`: words that
-    say what is simulated in any case, each with the reason. Another word than these is refused, as `what` and that word.
+    say what is simulated in any case, each with the reason. Another word than these is refused, as `what` and it.
     """
 
     key: str
@@ -61,7 +61,10 @@ class Unmodelled:
     why: str
 
 
-def read_rows(reader: Reader, draft: Draft, rows: Iterable[Says | Off | Idle | Unmodelled]) -> None:
+Row = Says | Off | Idle | Unmodelled
+
+
+def read_rows(reader: Reader, draft: Draft, rows: Iterable[Row]) -> None:
     """Reads the keys of a table, as far as the recipe has them and nothing has read them yet."""
     for row in rows:
         if isinstance(row, Says):

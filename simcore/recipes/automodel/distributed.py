@@ -9,13 +9,13 @@ from simcore.recipes.answers import Answer
 from simcore.recipes.automodel.model import DTYPES
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
+from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled, read_rows
 from simcore.recipes.world import share_out
 
 __all__ = ["read_distributed"]
 
 _SIZES: Final = "components/distributed/mesh_utils.py _infer_dp_size"
-_STRATEGY: Final = (
+_STRATEGY: Final[tuple[Row, ...]] = (
     *(Says(f"distributed.{name}", f"framework_options.{name}", "flag")
       for name in ("reshard_after_forward", "defer_fsdp_grad_sync", "enable_fsdp2_prefetch")),
     *(Says(f"distributed.{name}", f"framework_options.{name}")

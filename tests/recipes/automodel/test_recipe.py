@@ -103,8 +103,8 @@ def test_every_key_is_used_or_left_out_with_a_reason(folder: Path) -> None:
     found = imported(RECIPE)
     assert {one.key: one.why for one in found.left if one.kind == "not modelled"} == {}
     assert {one.key for one in found.left} == {
-        "seed", "step_scheduler.max_steps", "dataset.dataset_name", "dataloader._target_", "dataloader.shuffle",
-        "optimizer.lr"}
+        "seed", "step_scheduler.max_steps", "distributed.dp_size", "dataset.dataset_name", "dataloader._target_",
+        "dataloader.shuffle", "optimizer.lr"}
     assert all(one.why for one in found.left)
 
 
