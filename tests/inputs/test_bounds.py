@@ -27,7 +27,6 @@ from simcore.models.config import Config
 from simcore.program import row_cache as held
 from simcore.results.report import Report
 from simcore.simulate import place, rows_of, simulate
-from simcore.simulation import step_length as effort
 
 SIMULATION = importlib.import_module("simcore.simulation.step")
 UNBOUNDED = {"alpha", "concentration"}
