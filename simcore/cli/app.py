@@ -19,6 +19,7 @@ from simcore.cli.exit_codes import ended
 from simcore.cli.explain import explain
 from simcore.cli.export import export
 from simcore.cli.first_file import init, schema
+from simcore.cli.lists import LISTS
 from simcore.cli.read import read
 from simcore.cli.recipes import Gpus, SeqLen, Topology, import_
 from simcore.cli.report import report
@@ -239,7 +240,7 @@ def validate(paths: Rows = None, *, jobs: Jobs = None, json: Json = False, overr
     raise typer.Exit(max([2 * bool(problems), int(not judged.is_within), *(3 for o in ran.outcomes if o.code == 3)]))
 
 
-for _command in (calibrate, explain, export, init, read, report, schema, search, solve):
+for _command in (calibrate, explain, export, *LISTS, init, read, report, schema, search, solve):
     app.command()(_command)
 app.command("import")(import_)
 

@@ -97,9 +97,9 @@ def print_comparison(both: Comparison) -> None:
 
 def print_schema(*, result: bool) -> None:
     """Prints the JSON Schema of scenario files, or with `result` that of results, to standard output."""
-    from simcore.inputs.scenario import scenario_schema
+    from simcore.docgen.editor_schema import editor_schema
 
-    schema = Report.model_json_schema(mode="serialization") if result else scenario_schema()
+    schema = Report.model_json_schema(mode="serialization") if result else editor_schema()
     sys.stdout.write(json_text.dumps(schema, indent=2) + "\n")
 
 
