@@ -1,0 +1,30 @@
+"""Sizes of torch's blocks and how they are printed; worked out by hand from its constants."""
+
+from __future__ import annotations
+
+import pytest
+
+from simcore.validation.out_of_memory.block import block_bytes, is_printed_as, parse_size
+
+MIB, GIB = 2**20, 2**30
+
+
+@pytest.mark.parametrize(("asked", "block"), [
+    (1, 2 * MIB), (MIB, 2 * MIB), (MIB + 1, 20 * MIB), (10 * MIB - 512, 20 * MIB), (10 * MIB, 10 * MIB),
+    (10 * MIB + 1, 12 * MIB), (GIB, GIB), (GIB + 512, GIB + 2 * MIB), (1024 * 154880 * 2, 304 * MIB)])
+def test_a_request_takes_a_block(asked: int, block: int) -> None:
+    assert block_bytes(asked) == block
+
+
+@pytest.mark.parametrize(("text", "size"), [
+    ("0 bytes", 0), ("896.00 KiB", 896 * 1024), ("2.00 MiB", 2 * MIB), ("1024.00 MiB", GIB), ("1.50 GiB", 1536 * MIB)])
+def test_a_printed_size(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize(("asked", "text", "is_it"), [
+    (4096 * 131072 * 4, "2.00 GiB", True), (4096 * 131072 * 4 - 5 * MIB, "2.00 GiB", True),
+    (4096 * 131072 * 4 - 9 * MIB, "2.00 GiB", False), (1024 * 154880 * 2, "304.00 MiB", True),
+    (1024 * 154880 * 2, "302.00 MiB", False)])
+def test_a_request_is_printed_with_two_decimals(asked: int, text: str, *, is_it: bool) -> None:
+    assert is_printed_as(asked, text) is is_it
