@@ -19,7 +19,7 @@ Start: `simulate.simulate`, the path of the data from a `Scenario` to a `Report`
     placement    mesh, layouts, plan of a rank         vllm, rl     inference engine; DPO and GRPO
     frameworks   FSDP, ZeRO, Megatron, ...: rules      calibration  measuring a machine with PyTorch
                  and memory hooks                      batch, search, cli, docgen   many scenarios, commands
-    executors    processes, Dask, Ray, shards of a job array
+    executors    processes, Dask, Ray, job arrays      recipes      recipes of other tools -> scenarios
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Names of frameworks, implementations and their options stand, as text, in their own folders; exceptions are named."""
+"""Names of frameworks, implementations and their options stand, as text, in their own folders; exceptions are named.
+
+Recipes are a folder of theirs too: it says what the keys of other tools are called here.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from simcore.operators.registry import IMPLEMENTATIONS
 
 # File -> (names, reason). A name that its file no longer has must leave the list.
 EXCEPTIONS: Final[dict[str, tuple[frozenset[str], str]]] = {
-    "cli/app.py": (frozenset({"fsdp2"}), "`init` writes an example"),
+    "cli/first_file.py": (frozenset({"fsdp2"}), "`init` writes an example"),
     "docgen/glossary.py": (frozenset({"fsdp2"}), "an example on a page"),
     "docgen/models.py": (frozenset({"hf"}), "a page shows each family as this implementation builds it"),
     "docgen/support.py": (frozenset({"bnb_4bit_quant_storage", "fp8_param_gather", "fp8_recipe",
@@ -34,7 +37,7 @@ EXCEPTIONS: Final[dict[str, tuple[frozenset[str], str]]] = {
 }
 ORDINARY: Final = frozenset({"attn", "compile", "dispatcher", "experts", "reduce_scatter", "wrap"})
 """Options whose names have other meanings too."""
-OWN: Final = ("frameworks/", *(f"operators/{name}/" for name in IMPLEMENTATIONS))
+OWN: Final = ("frameworks/", "recipes/", *(f"operators/{name}/" for name in IMPLEMENTATIONS))
 
 
 def names() -> frozenset[str]:

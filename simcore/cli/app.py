@@ -18,7 +18,9 @@ from simcore.cli.elsewhere import From, On, Part, elsewhere
 from simcore.cli.exit_codes import ended
 from simcore.cli.explain import explain
 from simcore.cli.export import export
+from simcore.cli.first_file import init, schema
 from simcore.cli.read import read
+from simcore.cli.recipes import Gpus, SeqLen, Topology, import_
 from simcore.cli.report import report
 from simcore.cli.search import search
 from simcore.cli.solve import solve
@@ -110,9 +112,7 @@ def run(
     append: Annotated[bool, typer.Option("--append", help="With -o: add to the results of other batches.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="With -o: replace old results.")] = False,
     jobs: Jobs = None,
-    on: On = "",
-    shard: Part = "",
-    parts: From = None,
+    on: On = "", shard: Part = "", parts: From = None,
     html: Annotated[Path | None, typer.Option(help="Write an HTML page.")] = None,
     max_fill: Annotated[str | None, typer.Option(help="Allowed share of the capacity, e.g. 92%.")] = None,
     baseline: Annotated[Path | None, typer.Option(help="Earlier --json output; worse by over 1 % is exit 1.")] = None,
@@ -122,9 +122,10 @@ def run(
     details: Details = False,
     json: Json = False,
     overrides: Set = None,
+    gpus: Gpus = None, seq_len: SeqLen = None, topology: Topology = "",
     rank: Rank = None,
 ) -> None:
-    """Simulate scenarios: memory, traffic and time of a training step.
+    """Simulate scenarios, or recipes: memory, traffic and time of a training step.
 
     Exit code, the highest of all: 0 fits, or a refused layout of a sweep; 1 does not fit on device or host, is unsure
     where --unsure says oom, passes --max-fill, or is worse than --baseline; 2 wrong input, refused layout, or output
@@ -135,7 +136,7 @@ def run(
     asked = _gates(max_fill, baseline, report_format, unsure)
     existing = _existing(output, append=append, overwrite=overwrite)
     away = elsewhere(on, shard, parts or (), jobs, output)
-    entries = _entries([*(paths or ()), *_examples(example or ())], overrides)
+    entries = _entries([*(paths or ()), *_examples(example or ())], overrides, gpus, seq_len, topology)
     _say_unmatched(entries, baseline)
     shown = not (json or output or report_format)
     chosen = partial(work(len(entries), asked=advise, drawn=html is not None, shown=shown), rank=rank)
@@ -145,7 +146,8 @@ def run(
 
 
 @app.command()
-def place(scenario: str, *, rank: Rank = None, json: Json = False, overrides: Set = None) -> None:
+def place(scenario: str, *, rank: Rank = None, json: Json = False, overrides: Set = None, gpus: Gpus = None,
+          seq_len: SeqLen = None, topology: Topology = "") -> None:
     """Show what lies on every rank at rest, component by component: weights, gradients, optimizer states.
 
     A table for each class of ranks with equal memory, then the summary; no step is simulated. SCENARIO may hold a
@@ -156,14 +158,15 @@ def place(scenario: str, *, rank: Rank = None, json: Json = False, overrides: Se
     from simcore.cli.sheets.tables import placement
     from simcore.simulate import place as place_ranks
 
-    ran = run_entries(_entries([scenario], overrides), partial(place_ranks, rank=rank))
+    ran = run_entries(_entries([scenario], overrides, gpus, seq_len, topology), partial(place_ranks, rank=rank))
     if not json:
         print_shown(*(part for o in ran.outcomes for part in placement(o.report)))
     raise typer.Exit(_show(ran, json=json))
 
 
 @app.command()
-def check(paths: Paths, *, json: Json = False, overrides: Set = None) -> None:
+def check(paths: Paths, *, json: Json = False, overrides: Set = None, gpus: Gpus = None, seq_len: SeqLen = None,
+          topology: Topology = "") -> None:
     """Parse scenarios and ask the frameworks' rules whether their layouts are legal.
 
     Nothing is simulated. Exit code 0; 1: an inference engine does not start; 2: wrong input or an illegal layout (0 in
@@ -172,7 +175,8 @@ def check(paths: Paths, *, json: Json = False, overrides: Set = None) -> None:
     from simcore.cli.session import run_entries
     from simcore.simulate import check as check_layout
 
-    raise typer.Exit(_show(run_entries(_entries(paths, overrides), check_layout), json=json))
+    entries = _entries(paths, overrides, gpus, seq_len, topology)
+    raise typer.Exit(_show(run_entries(entries, check_layout), json=json))
 
 
 @app.command()
@@ -235,50 +239,9 @@ def validate(paths: Rows = None, *, jobs: Jobs = None, json: Json = False, overr
     raise typer.Exit(max([2 * bool(problems), int(not judged.is_within), *(3 for o in ran.outcomes if o.code == 3)]))
 
 
-@app.command()
-def schema(*, result: Annotated[bool, typer.Option("--result", help="Schema of results, not of scenarios.")] = False,
-           json: Json = False) -> None:
-    """Print the JSON Schema of scenario files, for editors; with --result that of results.
-
-    The output is the schema with and without --json.
-    """
-    from simcore.cli.output import print_schema
-
-    print_schema(result=result)
-
-
-@app.command()
-def init(
-    file: Annotated[str, typer.Argument(help="Where to write it; - is standard output.")] = "scenario.yaml",
-    *,
-    name: Annotated[str | None, typer.Option(help="Its name; omitted: the file's.")] = None,
-    model: str = "nemotron-3-nano-30b-a3b",
-    framework: str = "fsdp2",
-    topology: str = "dgx-h100",
-    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
-    json: Json = False,
-) -> None:
-    """Write a first scenario with a comment beside every key.
-
-    Exit code 2, and no file, if FILE exists without --force or a value is wrong; a layout that the framework refuses is
-    written. --json only leaves out the message that FILE was written.
-    """
-    from simcore.cli.output import write_new
-    from simcore.docgen.first_scenario import expect_readable, starter_text
-
-    path = Path("scenario.yaml" if file == "-" else file)
-    text = starter_text(name or path.stem, model, framework, topology)
-    expect_readable(text, str(path))
-    if file == "-":
-        typer.echo(text, nl=False)
-        return
-    write_new(path, text, force=force)
-    if not json:
-        typer.echo(f"wrote {path}; next: rankscope run {path}")
-
-
-for _command in (calibrate, explain, export, read, report, search, solve):
+for _command in (calibrate, explain, export, init, read, report, schema, search, solve):
     app.command()(_command)
+app.command("import")(import_)
 
 
 def _examples(names: Sequence[str]) -> list[Path]:
@@ -287,12 +250,13 @@ def _examples(names: Sequence[str]) -> list[Path]:
     return [*map(example, names)]
 
 
-def _entries(paths: Sequence[str | Path], overrides: Sequence[str] | None) -> list[Entry]:
-    from simcore.inputs.loading import read
+def _entries(paths: Sequence[str | Path], overrides: Sequence[str] | None, gpus: int | None, seq_len: int | None,
+             topology: str) -> list[Entry]:
+    from simcore.cli.recipes import read_entries
 
     if not paths:
         raise InputError(Problem("", "no scenario given: name files, folders or globs, or --example NAME"))
-    if entries := read(paths, overrides or ()):
+    if entries := read_entries(paths, overrides or (), gpus, seq_len, topology):
         return entries
     raise InputError(Problem(", ".join(map(str, paths)), "holds no scenario"))
 

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simcore.cli.recipes import Gpus, SeqLen, Topology
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
     from simcore.cli.sheets.memory import Bars, Spark
+    from simcore.inputs.scenario import Scenario
     from simcore.results.report import Report
     from simcore.simulation.explanation import Step
 
@@ -36,6 +38,9 @@ def explain(
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Rank to explain; omitted: the fullest.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the steps as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE")] = None,
+    gpus: Gpus = None,
+    seq_len: SeqLen = None,
+    topology: Topology = "",
 ) -> None:
     """Walk from a number to what it is made of, by which formula and rule.
 
@@ -45,7 +50,7 @@ def explain(
     """
     from simcore.cli.output import print_json, print_shown
 
-    report = _simulated(scenario, overrides or (), what)
+    report = _simulated(_scenario(scenario, overrides or (), gpus, seq_len, topology), what)
     step, pictures = _explained(report, what, rank)
     if json:
         print_json([step])
@@ -55,21 +60,29 @@ def explain(
     sys.stdout.write("".join(f"{line}\n" for line in tree(step)))  # typer.echo would write UTF-8 on any terminal
 
 
-def _simulated(path: str, overrides: Sequence[str], what: What) -> Report:
-    from simcore.inputs.loading import load
-    from simcore.simulate import simulate
+def _scenario(path: str, overrides: Sequence[str], gpus: int | None, seq_len: int | None, topology: str) -> Scenario:
+    from simcore.cli.recipes import read_entries
 
-    scenarios = load(path, overrides)
+    entries = read_entries([path], overrides, gpus, seq_len, topology)
+    if problems := [problem for entry in entries for problem in entry.problems]:
+        raise InputError(problems)
+    scenarios = [entry.scenario for entry in entries if entry.scenario]
     if len(scenarios) != 1:
         message = f"explains one scenario, this has {len(scenarios)}: --set sweep=null, and --set for what it sweeps"
         raise InputError(Problem(path, message))
-    report = simulate(scenarios[0], detail=True)
+    return scenarios[0]
+
+
+def _simulated(scenario: Scenario, what: What) -> Report:
+    from simcore.simulate import simulate
+
+    report = simulate(scenario, detail=True)
     if report.status != "ok":
         raise InputError([Problem(row.where, row.message, row.rule) for row in report.problems])
     if report.detail is None and not (what is What.STEP and report.phases):
         message = f"{report.scenario['workload']}: has no single step to explain; expected train" + (
             ", or `explain ... step`" if report.phases else "")
-        raise InputError(Problem(scenarios[0].where("workload"), message))
+        raise InputError(Problem(scenario.where("workload"), message))
     return report
 
 

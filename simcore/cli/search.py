@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simcore.cli.elsewhere import Elsewhere, From, On, Part, elsewhere
+from simcore.cli.recipes import SeqLen
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from simcore.search.search import Search
     from simcore.search.space import Space
 
-__all__ = ["asked_space", "chosen_objectives", "names_in", "numbers", "search"]
+__all__ = ["asked_space", "chosen_objectives", "first_of", "names_in", "numbers", "search"]
 
 
 By = StrEnum("By", ["TOKENS", "STEP", "COST", "PEAK", "GPUS"])
@@ -57,18 +58,18 @@ def search(
         "-o", "--output", metavar="DIR", help="Keep what is simulated in DIR; started again it goes on there.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write an HTML page.")] = None,
     jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, max=256, help="Worker processes.")] = None,
-    on: On = "",
-    shard: Part = "",
-    parts: From = None,
+    on: On = "", shard: Part = "", parts: From = None,
     json: Annotated[bool, typer.Option("--json", help="Print a list of answers as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
+    seq_len: SeqLen = None,
 ) -> None:
     """Search the layouts of a scenario: the best that fit, the Pareto set, and why the others are in neither.
 
     Free are all degrees of the mesh at the numbers of GPUs, the micro batch, recomputation, and the framework's memory
     options; global batch and numerics stay. Exit code 0; 1: none fits; 2: wrong input, none legal.
     """
-    away, scenarios = elsewhere(on, shard, parts or (), jobs, output), _scenarios(paths, overrides or ())
+    away, scenarios = elsewhere(on, shard, parts or (), jobs, output), _scenarios(
+        paths, overrides or (), gpus, seq_len, topology)
     _check_shard(away, json=json, write=write, html=html)
     questions = [_question(
         asked_space(one, gpus, names_in(framework), names_in(topology), free, where or (), allow or ()),
@@ -106,10 +107,11 @@ def _hand_out(scenarios: Sequence[Scenario], found: Sequence[SearchResult], writ
     return int(any(not result.best for result in found))
 
 
-def _scenarios(paths: Sequence[str], overrides: Sequence[str]) -> list[Scenario]:
-    from simcore.inputs.loading import read
+def _scenarios(paths: Sequence[str], overrides: Sequence[str], gpus: str, seq_len: int | None, topology: str
+               ) -> list[Scenario]:
+    from simcore.cli.recipes import read_entries
 
-    entries = read(paths, overrides)
+    entries = read_entries(paths, overrides, *first_of(gpus, seq_len, topology), only=False)
     problems = [problem for entry in entries for problem in entry.problems]
     if not entries:
         problems = [Problem(", ".join(paths), "holds no scenario")]
@@ -198,6 +200,12 @@ def numbers(text: str) -> tuple[int, ...]:
             raise InputError(Problem(f"--gpus {text}"[:120], f"expected 1 to {MAX_RANKS:,} GPUs, got {part}"))
         found += range(ends[0], ends[1] + 1)
     return tuple(dict.fromkeys(found))
+
+
+def first_of(gpus: str, seq_len: int | None, topology: str) -> tuple[int | None, int | None, str]:
+    """Answers out of the options of a search, which may list several: the first number of GPUs, the first machine."""
+    first = numbers(gpus)[0] if gpus else None
+    return first, seq_len, (*names_in(topology), "")[0]
 
 
 def _processes(workers: int) -> Open[Any] | None:

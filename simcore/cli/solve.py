@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from simcore.cli.recipes import SeqLen
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def solve(
         metavar="KEY[=V,..]", help="Keys of the layout that are free, as in search, such as mesh.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print a list of limits as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
+    seq_len: SeqLen = None,
 ) -> None:
     """Find the fewest GPUs, the largest micro batch or the longest sequence with which scenarios fit.
 
@@ -45,9 +47,10 @@ def solve(
     layouts are tried, and the best at the limit are listed. Exit code 0; 1 if some scenario fits with no value; 2 for
     wrong input, or a scenario that is refused with every value.
     """
-    from simcore.inputs.loading import read
+    from simcore.cli.recipes import read_entries
+    from simcore.cli.search import first_of
 
-    entries = read(paths, overrides or ())
+    entries = read_entries(paths, overrides or (), *first_of(gpus, seq_len, topology), only=False)
     if free or framework or topology:
         _over_layouts(entries, (gpus, framework, topology), free, quantity, json=json)
     elif gpus:

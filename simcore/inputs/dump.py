@@ -8,7 +8,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-__all__ = ["yaml_text"]
+__all__ = ["yaml_entry", "yaml_text"]
 
 
 def yaml_text(data: Mapping[str, Any]) -> str:
@@ -20,3 +20,9 @@ def yaml_text(data: Mapping[str, Any]) -> str:
     stream = StringIO()
     writer.dump(dict(data), stream)
     return stream.getvalue()
+
+
+def yaml_entry(key: str, value: Any) -> str:
+    """YAML text of one key, without the end of the line: `key: value`, lists and mappings within brackets."""
+    block = yaml_text({key: value, "end": []})  # a mapping that holds a list is written a key a line
+    return block.removesuffix("\n").rpartition("\n")[0]

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from simcore.errors import InputError, Problem
+from simcore.errors import InputError, NotYet, Problem
 from simcore.inputs.document import Document, parse_value, read_document
 from simcore.inputs.paths import escaped, is_dir, is_text
 from simcore.inputs.scenario import Scenario, parse_scenario
 from simcore.inputs.sweep import Member, members, split_key
-from simcore.inputs.yaml_parser import KeyPath
+from simcore.inputs.yaml_parser import KeyPath, dotted
 
-__all__ = ["Entry", "changed", "entry_of", "load", "read"]
+__all__ = ["Entry", "Opener", "changed", "entry_of", "load", "read", "settings_of"]
 
 _SUFFIXES: Final = (".yaml", ".yml")
+Opener = Callable[[str], Document]
+"""Reads one file as the document of a scenario; InputError or NotYet if it cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +46,13 @@ class _Override:
     place: str
 
 
-def read(paths: Iterable[str | os.PathLike[str]], overrides: Sequence[str] = ()) -> list[Entry]:
+def read(paths: Iterable[str | os.PathLike[str]], overrides: Sequence[str] = (),
+         opened: Opener = read_document) -> list[Entry]:
     """Reads every scenario of `paths` (files, folders, globs) in order, sweeps expanded, a file named twice only once.
 
     Of folders all `.yaml` and `.yml` files below them, but hidden ones and those of folders `answers`. `overrides`:
-    texts `key=value`, as `--set` takes them, applied to each. A mistake in a file is a problem of its entry, and so is
+    texts `key=value`, as `--set` takes them, applied to each. `opened`: reads a file; another one than `read_document`
+    may read what is no scenario as one. A mistake in a file is a problem of its entry, and so is
     a name that an earlier one has. InputError only for `overrides` that cannot be read.
     """
     settings = [_override(text) for text in overrides]
@@ -62,16 +66,16 @@ def read(paths: Iterable[str | os.PathLike[str]], overrides: Sequence[str] = ())
                 entries.append(_fault(escaped(file), "expected a file name that is text, got other bytes"))
             elif (real := _real(file)) not in seen:
                 seen.add(real)
-                entries += _entries(file, settings)
+                entries += _entries(file, settings, opened)
     return _unique(entries)
 
 
-def load(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> list[Scenario]:
+def load(path: str | os.PathLike[str], overrides: Sequence[str] = (), opened: Opener = read_document) -> list[Scenario]:
     """Reads the scenarios of one file, folder or glob, as `read`.
 
     InputError with all problems if there are any.
     """
-    entries = read([path], overrides)
+    entries = read([path], overrides, opened)
     problems = [problem for entry in entries for problem in entry.problems]
     if problems:
         raise InputError(problems)
@@ -107,6 +111,11 @@ def _changed(document: Document, settings: Iterable[_Override]) -> Document:
     for setting in settings:
         document = document.with_value(setting.key_path, setting.value, setting.place)
     return document
+
+
+def settings_of(overrides: Sequence[str]) -> dict[str, Any]:
+    """Values that texts `key=value` give, by dotted key; InputError for a text that cannot be read."""
+    return {dotted(setting.key_path): setting.value for setting in map(_override, overrides)}
 
 
 def _override(text: str) -> _Override:
@@ -168,14 +177,14 @@ def _fault(named: str, message: str) -> Entry:
     return Entry(Path(named).name or named, named, None, (Problem(named, message),))
 
 
-def _entries(path: str, settings: list[_Override]) -> list[Entry]:
+def _entries(path: str, settings: list[_Override], opened: Opener) -> list[Entry]:
     """Entries of one file."""
     document = None
     try:
-        document = read_document(path)
+        document = opened(path)
         document = _changed(document, settings)
         parts = members(document)
-    except InputError as error:
+    except (InputError, NotYet) as error:
         return [_failed(document, path, error.problems)]
     swept = document.data.get("sweep") is not None
     return _together(document, [_entry(part, swept=swept) for part in parts])

@@ -27,7 +27,8 @@ def _engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A path is `name=what the engine does with it`."""
     names = ("simcore.inputs.loading", "simcore.simulate", "simcore.docgen.first_scenario", "simcore.batch.advice")
     loading, simulate, starter, advice = (ModuleType(name) for name in names)
-    vars(loading)["read"] = lambda paths, overrides: [_read(str(path)) for path in paths]
+    vars(loading)["read"] = lambda paths, overrides, opened: [_read(str(path)) for path in paths]
+    vars(loading)["settings_of"] = lambda overrides: {}
     vars(simulate).update(
         simulate=work, place=lambda scenario, *, rank=None: report(scenario.name, None),
         check=lambda scenario: report(scenario.name, None, ranks=(), time=None))
@@ -226,7 +227,7 @@ def test_a_page_is_written_from_all_results(ran: Run, tmp_path: Path, monkeypatc
 
 
 def test_a_bug_outside_scenarios_is_one_line(ran: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(paths: object, overrides: object) -> list[FakeScenario]:
+    def broken(paths: object, overrides: object, opened: object) -> list[FakeScenario]:
         raise KeyError("oops")
 
     monkeypatch.setattr(sys.modules["simcore.inputs.loading"], "read", broken)

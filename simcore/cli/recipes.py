@@ -1,0 +1,110 @@
+"""`rankscope import`, and the options by which other commands take recipes. Imports the engine when called."""
+
+from __future__ import annotations
+
+import json as json_module
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from simcore.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from simcore.inputs.loading import Entry
+    from simcore.recipes.imported import Imported
+
+__all__ = ["Gpus", "SeqLen", "Topology", "import_", "read_entries"]
+
+Gpus = Annotated[int | None, typer.Option("--gpus", min=1, max=4_194_304, help="Of a recipe: number of GPUs.")]
+SeqLen = Annotated[int | None, typer.Option("--seq-len", min=1, help="Of a recipe: tokens of a sequence.")]
+Topology = Annotated[str, typer.Option("--topology", metavar="NAME", help="Of a recipe: the machine.")]
+
+
+def import_(
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Files of one recipe.")],
+    *,
+    named: Annotated[str, typer.Option("--from", metavar="FORMAT", help="Its format; omitted: recognised.")] = "",
+    gpus: Gpus = None,
+    seq_len: SeqLen = None,
+    topology: Topology = "",
+    loose: Annotated[bool, typer.Option("--loose", help="List keys that are unknown or not modelled.")] = False,
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write it.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print a list of one import as JSON, nothing else.")] = False,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
+) -> None:
+    """Make a scenario of a training recipe, with the origin of every key.
+
+    Printed as YAML: beside each key the line of the recipe, the release's default, the answer or the rule; below, the
+    recipe's keys that change nothing. Exit code 2 if the recipe leaves something open or has a key that is not known.
+    """
+    from simcore.inputs.loading import settings_of
+    from simcore.recipes.answers import Answers
+    from simcore.recipes.importing import import_recipe
+    from simcore.recipes.text import scenario_text
+
+    settings = settings_of(overrides or ())
+    answers = Answers.of_options(gpus, seq_len, topology, settings)
+    imported = import_recipe(files, answers, named, loose=loose).with_settings(settings)
+    imported.expect_complete()
+    _check(imported)
+    if json:
+        typer.echo(_json(imported), nl=False)
+    elif output is None:
+        typer.echo(scenario_text(imported), nl=False)
+    else:
+        _write(output, scenario_text(imported), imported, force=force)
+
+
+def _check(imported: Imported) -> None:
+    """Raises InputError for values that no scenario may have, at their lines of the recipe."""
+    from simcore.inputs.scenario import parse_scenario
+
+    parse_scenario(imported.document())
+
+
+def _write(path: Path, text: str, imported: Imported, *, force: bool) -> None:
+    from simcore.cli.output import say, write_new
+
+    write_new(path, text, force=force)
+    missed = sum(one.kind != "no effect" for one in imported.left)
+    say(f"wrote {path}: {len(imported.origins)} keys; {missed} of the recipe's are not modelled, "
+        f"{len(imported.left) - missed} have no effect")
+
+
+def _json(imported: Imported) -> str:
+    keys = {".".join(map(str, path)): asdict(origin) for path, origin in imported.origins.items()}
+    shown = {"format": imported.format, "path": imported.path, "scenario": imported.values, "origins": keys,
+             "left": [asdict(one) for one in imported.left]}
+    return f"[\n{json_module.dumps(shown)}\n]\n"
+
+
+def read_entries(paths: Sequence[str | Path], overrides: Sequence[str], gpus: int | None, seq_len: int | None,
+                 topology: str, *, only: bool = True) -> list[Entry]:
+    """Entries of scenario files and of recipes; `gpus`, `seq_len`, `topology` answer what recipes leave open.
+
+    What a recipe asks for and is not modelled is said on standard error. `only`: the answers are for recipes alone;
+    InputError if there is none.
+    """
+    from simcore.inputs.loading import read, settings_of
+    from simcore.recipes.answers import Answers
+    from simcore.recipes.importing import Opener
+
+    taken: list[Imported] = []
+    answers = Answers.of_options(gpus, seq_len, topology, settings_of(overrides))
+    entries = read(paths, overrides, Opener(answers, taken.append))
+    _say_missed(taken)
+    given = [one.where for one in (answers.gpus, answers.seq_len, answers.topology) if one]
+    if only and given and not taken and all(entry.scenario for entry in entries):
+        raise InputError(Problem(given[0], "answers what a recipe leaves open; of a scenario --set changes a key"))
+    return entries
+
+
+def _say_missed(taken: Sequence[Imported]) -> None:
+    from simcore.cli.output import complain
+
+    complain([Problem(one.where, f"{one.key}: {one.value}: not modelled: {one.why}")
+              for imported in taken for one in imported.left if one.kind == "not modelled"])

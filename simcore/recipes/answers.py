@@ -1,0 +1,39 @@
+"""Answers of the user to what recipes leave open: number of GPUs, length of sequences, machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Answer", "Answers"]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A value and the place that gives it: an option such as `--gpus 8`, or the line of a launch command."""
+
+    value: Any
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Answers that are known before a recipe is read.
+
+    `gpus`: number of GPUs; `seq_len`: tokens of a sequence; `topology`: name or file of the machine. `settings`: keys
+    of the scenario that `--set` gives: what they say is not asked.
+    """
+
+    gpus: Answer | None = None
+    seq_len: Answer | None = None
+    topology: Answer | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of_options(cls, gpus: int | None = None, seq_len: int | None = None, topology: str = "",
+                   settings: Mapping[str, Any] | None = None) -> Answers:
+        """Answers of the command line's options `--gpus`, `--seq-len`, `--topology` and `--set`."""
+        return cls(None if gpus is None else Answer(gpus, f"--gpus {gpus}"),
+                   None if seq_len is None else Answer(seq_len, f"--seq-len {seq_len}"),
+                   Answer(topology, f"--topology {topology}") if topology else None, settings or {})

@@ -1,0 +1,138 @@
+"""The block `distributed` of an Automodel recipe: degrees of parallelism, FSDP2 and pipeline stages."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Final
+
+from simcore.recipes.answers import Answer
+from simcore.recipes.automodel.model import DTYPES
+from simcore.recipes.draft import Draft
+from simcore.recipes.reader import Reader, Taken
+from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled, read_rows
+from simcore.recipes.world import share_out
+
+__all__ = ["read_distributed"]
+
+_SIZES: Final = "components/distributed/mesh_utils.py _infer_dp_size"
+_STRATEGY: Final[tuple[Row, ...]] = (
+    *(Says(f"distributed.{name}", f"framework_options.{name}", "flag")
+      for name in ("reshard_after_forward", "defer_fsdp_grad_sync", "enable_fsdp2_prefetch")),
+    *(Says(f"distributed.{name}", f"framework_options.{name}")
+      for name in ("fsdp2_forward_prefetch_depth", "fsdp2_backward_prefetch_depth")),
+    Says("distributed.mp_policy.param_dtype", "training.precision.compute", "text", DTYPES, what="products in"),
+    Says("distributed.mp_policy.reduce_dtype", "training.precision.grad_reduce", "text", DTYPES, what="reductions in"),
+    Off("distributed.enable_async_tensor_parallel", "asynchronous tensor parallelism"),
+    Off("distributed.enable_compile", "layers by torch.compile"),
+    Unmodelled(("distributed.mp_policy.output_dtype",), "outputs keep the format of the products"),
+    Idle(("distributed.mp_policy.*",), "inputs are token ids"),
+    Idle(("distributed.patch_is_packed_sequence",), "how masks of packs are made"),
+)
+_EXPERTS: Final = (
+    Says("distributed.moe.reshard_after_forward", "framework_options.moe.reshard_after_forward", "flag"),
+    Idle(("distributed.moe._target_",), "the class of the block"),
+    Idle(("distributed.moe.wrap_outer_model",), "the outer model has no parameter of its own"),
+)
+_PIPELINE: Final = (
+    Says("distributed.pipeline.pp_recv_buffer_pool", "framework_options.pp_recv_buffer_pool", "flag"),
+    Says("distributed.pipeline.pp_recv_buffer_pool_slack", "framework_options.pp_recv_buffer_pool_slack"),
+    Idle(("distributed.pipeline.pp_seq_len", "distributed.pipeline.dtype"), "shapes are those of the batch"),
+    Idle(("distributed.pipeline.scale_grads_in_schedule", "distributed.pipeline.patch_*",
+          "distributed.pipeline._target_"), "how stages are made and gradients scaled"),
+)
+
+
+def read_distributed(reader: Reader, draft: Draft) -> None:
+    """Reads the block `distributed`: the mesh, FSDP2's options, recomputation and pipeline."""
+    strategy = reader.text("distributed.strategy")
+    if strategy is not None and strategy.value.lower() != "fsdp2":
+        draft.refuse(strategy, f"strategy {strategy.value} of Automodel")
+    else:
+        draft.use(strategy)
+    draft.idle(reader.take("distributed._target_"), "strategy decides; the loader strips it")
+    sizes = {name: reader.integer(f"distributed.{name}_size") for name in ("pp", "cp", "tp", "ep")}
+    for name, size in sizes.items():
+        draft.put(f"mesh.{name}", size)
+    _read_data_parallel(reader, draft, sizes)
+    read_rows(reader, draft, _STRATEGY)
+    draft.refuse(reader.take("distributed.offload_policy"), "offload of Automodel's recipes")
+    draft.refuse(reader.take("distributed.tp_plan"), "a plan of tensor parallelism of one's own")
+    sequences = reader.flag("distributed.sequence_parallel")
+    if sizes["tp"] is not None and sizes["tp"].value > 1:
+        draft.put("training.sequence_parallel", sequences)
+    else:
+        draft.idle(sequences, "tp is 1")
+    _read_experts(reader, draft, sizes["ep"])
+    _read_recompute(reader, draft)
+    _read_pipeline(reader, draft, sizes["pp"])
+
+
+def _read_data_parallel(reader: Reader, draft: Draft, sizes: dict[str, Taken[int] | None]) -> None:
+    """Data-parallel degree: stated, or GPUs over the other degrees; what is replicated is a part of it."""
+    stated, copies = reader.integer("distributed.dp_size"), reader.integer("distributed.dp_replicate_size")
+    others = {f"{name}_size": sizes[name] for name in ("pp", "cp", "tp")}
+    gpus = draft.answers.gpus
+    if stated is not None and stated.value > 0:
+        product = stated.value * prod(one.value for one in others.values() if one)
+        if gpus is not None and gpus.value != product:
+            draft.fail(gpus.where, f"the recipe is for {product} GPUs: {stated.key} is {stated.value} ({stated.where})")
+        gpus = Answer(product, stated.where)
+    gpus = gpus or _gpus_of_tests(reader, draft)
+    if copies is not None:
+        others["dp_replicate_size"] = copies
+        draft.put("mesh.dp_replicate", copies)
+    if gpus is None:
+        draft.ask("mesh.dp_shard", "--gpus N", "number of GPUs", stated)
+        return
+    draft.use(stated)
+    share_out(draft, gpus, others, "mesh.dp_shard", "GPUs over the other degrees", _SIZES)
+
+
+def _gpus_of_tests(reader: Reader, draft: Draft) -> Answer | None:
+    """GPUs on which Automodel's own tests run the recipe: nodes x GPUs of each, where it says both."""
+    nodes, each = reader.integer("ci.nodes"), reader.integer("ci.nproc_per_node")
+    if each is None:
+        draft.idle(nodes, "Automodel's own tests")
+        return None
+    draft.use(nodes, each)
+    return Answer((nodes.value if nodes else 1) * each.value, each.where)
+
+
+def _read_experts(reader: Reader, draft: Draft, ep: Taken[int] | None) -> None:
+    if ep is None or ep.value == 1:
+        draft.idle(reader.matching("distributed.moe", "distributed.moe.*"),
+                   "the parallelizer of experts runs with ep above 1 only")
+        return
+    saved = reader.flag("distributed.moe.ignore_router_for_ac")
+    if saved is not None and not saved.value:
+        draft.unmodelled(saved, "a checkpoint is counted as keeping the router's product and top-k (0.7.0's default)")
+    else:
+        draft.idle(saved, "the default")
+    draft.refuse(reader.take("distributed.moe.lm_head_precision"), "a head in another format than the model")
+    read_rows(reader, draft, _EXPERTS)
+
+
+def _read_recompute(reader: Reader, draft: Draft) -> None:
+    asked = reader.take("distributed.activation_checkpointing")
+    if asked is None:
+        return
+    if str(asked.value).lower() in ("true", "false", "full"):
+        draft.put("training.recompute", asked, "none" if str(asked.value).lower() == "false" else "full")
+    else:
+        draft.refuse(asked, f"activation checkpointing {asked.value}")
+
+
+def _read_pipeline(reader: Reader, draft: Draft, pp: Taken[int] | None) -> None:
+    if pp is None or pp.value == 1:
+        draft.idle(reader.matching("distributed.pipeline.*"), "pp_size is 1")
+        return
+    schedule = reader.text("distributed.pipeline.pp_schedule")
+    word = schedule.value.lower() if schedule else ""
+    if schedule is not None and word not in ("1f1b", "gpipe"):
+        draft.refuse(schedule, f"schedule {schedule.value} under automodel")
+    else:
+        draft.put("training.pipeline.schedule", schedule, word)
+    draft.refuse(reader.integer("distributed.pipeline.layers_per_stage"), "a number of layers for each stage")
+    rounding = reader.text("distributed.pipeline.round_virtual_stages_to_pp_multiple")
+    draft.idle(rounding, "settings of layers_per_stage alone")
+    read_rows(reader, draft, _PIPELINE)

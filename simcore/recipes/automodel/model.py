@@ -1,0 +1,156 @@
+"""The model of an Automodel recipe: which one, in which format, by whose layers, with which kernels."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from simcore.errors import InputError
+from simcore.models.graph import model_config
+from simcore.recipes.draft import Draft
+from simcore.recipes.reader import Reader, Taken
+from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
+
+__all__ = ["DTYPES", "read_model"]
+
+_BUILDERS: Final = ("NeMoAutoModelForCausalLM.from_pretrained", "NeMoAutoModelForCausalLM.from_config")
+_FORMATS: Final = {"bf16": "bf16", "bfloat16": "bf16", "fp32": "fp32", "float32": "fp32", "fp16": "fp16",
+                   "float16": "fp16", "half": "fp16"}
+DTYPES: Final = _FORMATS | {f"torch.{word}": value for word, value in _FORMATS.items()}
+"""Formats by the words of `torch_dtype` and of `mp_policy` (`shared/utils.py`, dtype_from_str)."""
+_NAMES: Final = ("pretrained_model_name_or_path", "name_or_path")
+_NO_FIELDS: Final = ("trust_remote_code", "use_cache", "_attn_implementation", "attn_implementation_new", "dtype",
+                     "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id", "architectures")
+_BY_BACKEND: Final = ("nemotron_h", "qwen3_moe", "deepseek_v3")
+"""Families whose layers take `backend.attn` and never read attn_implementation (`frameworks/automodel/attention`)."""
+_ATTENTION: Final = Says("model.backend.attn", "framework_options.attn", "text", {"te": "te", "sdpa": "sdpa"},
+                         what="attention by")
+_FILES: Final = "which files are read, and by which code: not part of a step"
+_ALIKE: Final = "kernels are not told apart: memory is counted as torch's"
+_BACKEND: Final = (
+    Says("model.backend.dispatcher", "framework_options.dispatcher", "text",
+         {name: name for name in ("deepep", "hybridep", "torch")}, what="exchange of tokens by"),
+    Says("model.backend.fake_balanced_gate", "framework_options.fake_balanced_gate", "flag", {True: True},
+         {False: "the default"}),
+    Says("model.backend.enable_fsdp_optimizations", "framework_options.enable_fsdp_optimizations", "flag"),
+    Off("model.backend.compile_attn", "attention by torch.compile"),
+    Unmodelled(("model.backend.rope_fusion", "model.backend.gate_precision", "model.backend.dispatcher_num_sms",
+                "model.backend.dispatcher_share_token_dispatcher", "model.backend.dispatcher_async_dispatch"),
+               "not told apart"),
+    Idle(("model.backend.enable_hf_state_dict_adapter",), _FILES),
+    Idle(("model.backend.mok.*",), "settings of the dispatcher mok alone"),
+)
+_REST: Final = (
+    Says("model.torch_dtype", "training.precision.params", "text", DTYPES,
+         {"auto": "the checkpoint's format, as by default"}, "parameters in"),
+    Says("model.use_liger_kernel", "framework_options.use_liger_kernel", "flag"),
+    Idle(("model.trust_remote_code", "model.load_base_model", "model.use_sdpa_patching",
+          *(f"model.config.{name}" for name in _NO_FIELDS)), _FILES),
+    Idle(("model.output_hidden_states",), "the loss reads the last of them, which is there in any case"),
+    Idle(("model.mtp_*",), "settings of multi-token prediction alone"),
+)
+
+
+def read_model(reader: Reader, draft: Draft) -> None:
+    """Reads the block `model`."""
+    builder = reader.text("model._target_")
+    if builder is not None and not builder.value.endswith(_BUILDERS):
+        draft.refuse(builder, f"models are read that {' or '.join(_BUILDERS)} makes")
+    else:
+        draft.use(builder)
+    family = _read_name(reader, draft)
+    forced = reader.flag("model.force_hf")
+    own = forced is None or not forced.value
+    if own:
+        draft.idle(forced, "the default")
+    else:
+        draft.put("implementation", forced, "hf")
+    _read_attention(reader, draft, by_backend=own and family in _BY_BACKEND)
+    _read_backend(reader, draft, own=own)
+    depth = reader.integer("model.num_nextn_predict_layers")
+    if depth is not None and depth.value:
+        draft.refuse(depth, "multi-token prediction under automodel")
+    else:
+        draft.idle(depth, "no layers of multi-token prediction")
+    read_rows(reader, draft, _REST)
+
+
+def _read_name(reader: Reader, draft: Draft) -> str:
+    """Writes `model`, and returns its family; "" if it is not known."""
+    if (given := draft.answers.settings.get("model")) is not None:
+        draft.idle(reader.matching("model.config", "model.config.*", *(f"model.{name}" for name in _NAMES)),
+                   "--set model says which model it is")
+        return _family(str(given))
+    written_out = reader.is_mapping("model.config")
+    within = "model.config." if written_out else "model."
+    found = [one for one in (reader.text(f"{within}{name}") for name in _NAMES) if one is not None]
+    if not written_out and (named := reader.text("model.config")) is not None:
+        found.append(named)
+    loader = reader.text("model.config._target_")
+    if not found:
+        draft.ask("model", "--set model=NAME or PATH of its config.json", "model", loader)
+        draft.idle(reader.matching("model.config.*"), "the model is asked for")
+        return ""
+    draft.use(loader, *found)
+    fields = _fields(reader)
+    draft.put("model.config" if fields else "model", found[0])
+    for field in fields:
+        draft.put(f"model.overrides.{field.path[-1]}", field)
+    return _family(found[0].value)
+
+
+def _fields(reader: Reader) -> list[Taken[Any]]:
+    """Fields of the configuration that the recipe changes."""
+    names = [name for name in reader.names("model.config") if name not in (*_NAMES, *_NO_FIELDS, "_target_")]
+    found = [reader.take(f"model.config.{name}") for name in names]
+    return [one for one in found if one is not None]
+
+
+def _family(reference: str) -> str:
+    try:
+        return str(model_config(reference, None, "").get("model_type", ""))
+    except InputError:
+        return ""
+
+
+def _read_attention(reader: Reader, draft: Draft, *, by_backend: bool) -> None:
+    """`by_backend`: the layers take `backend.attn` alone."""
+    asked = reader.text("model.attn_implementation")
+    if by_backend:
+        draft.idle(asked, "the layers of this family take model.backend.attn alone")
+        read_rows(reader, draft, [_ATTENTION])
+        return
+    draft.put("framework_options.attn_implementation", asked)
+    if asked is None:
+        read_rows(reader, draft, [_ATTENTION])
+    else:
+        draft.idle(reader.take(_ATTENTION.key), f"{asked.key} decides")
+
+
+_EXPERTS: Final = {
+    "torch_mm": "", "gmm": "", "te": "products of experts are counted as those of torch._grouped_mm",
+    "torch": "products of experts are counted as grouped, not as a loop over experts",
+}
+
+
+def _read_backend(reader: Reader, draft: Draft, *, own: bool) -> None:
+    """Reads `BackendConfig`, which Automodel's own layers take; `own`: it is they that run."""
+    if not own:
+        draft.idle(reader.matching("model.backend.*"), "transformers' layers take no BackendConfig")
+        return
+    draft.use(reader.text("model.backend._target_"))
+    experts = reader.text("model.backend.experts")
+    if experts is not None and experts.value not in _EXPERTS:
+        draft.refuse(experts, f"products of experts by {experts.value}")
+    elif experts is not None and _EXPERTS[experts.value]:
+        draft.unmodelled(experts, _EXPERTS[experts.value])
+    else:
+        draft.idle(experts, "grouped products, as they are counted")
+    for name, served in (("linear", ("te", "torch")), ("rms_norm", ("te", "torch", "torch_fp32")),
+                         ("rope", ("torch",))):
+        kernel = reader.text(f"model.backend.{name}")
+        if kernel is not None and kernel.value not in served:
+            draft.refuse(kernel, f"{name} by {kernel.value}")
+        else:
+            draft.unmodelled(kernel, _ALIKE)
+    draft.refuse(reader.take("model.backend.te_fp8"), "products in 8 bits by TransformerEngine under automodel")
+    read_rows(reader, draft, _BACKEND)

@@ -1,0 +1,57 @@
+"""Optimizer and loss of an Automodel recipe, by the names of their classes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.recipes.draft import Draft
+from simcore.recipes.reader import Reader
+from simcore.recipes.rows import Idle, Off, Says, read_rows
+
+__all__ = ["read_loss", "read_optimizer"]
+
+_OPTIMIZERS: Final = {"torch.optim.Adam": "adam", "torch.optim.AdamW": "adamw", "torch.optim.SGD": "sgd"}
+_LOSSES: Final = {"MaskedCrossEntropy": "masked_fp32", "FusedLinearCrossEntropy": "cut",
+                  "TEParallelCrossEntropy": "te_inplace", "ChunkedCrossEntropy": "chunked"}
+_ROWS: Final = (
+    Says("optimizer._target_", "training.optimizer.name", "text", _OPTIMIZERS, what="optimizer"),
+    Says("optimizer.momentum", "training.optimizer.momentum", "number"),
+    Off("optimizer.amsgrad", "a third moment"),
+    Idle(tuple(f"optimizer.{name}" for name in (
+        "lr", "betas", "eps", "epsilon", "weight_decay", "adam_w_mode", "bias_correction", "dampening", "nesterov",
+        "maximize")), "values, not tensors"),
+)
+
+
+def read_optimizer(reader: Reader, draft: Draft) -> None:
+    """Reads the block `optimizer`."""
+    foreach, fused = reader.flag("optimizer.foreach"), reader.flag("optimizer.fused")
+    if fused is not None and fused.value:
+        draft.put("training.optimizer.implementation", fused, "fused")
+        draft.use(foreach)
+    elif foreach is not None:
+        draft.put("training.optimizer.implementation", foreach, "foreach" if foreach.value else "for_loop")
+        draft.use(fused)
+    else:
+        draft.idle(fused, "the default")
+    read_rows(reader, draft, _ROWS)
+    if draft.refuses("optimizer._target_"):
+        draft.idle(reader.matching("optimizer.*"), "settings of an optimizer that is refused")
+
+
+def read_loss(reader: Reader, draft: Draft) -> None:
+    """Reads the block `loss_fn`."""
+    target = reader.text("loss_fn._target_")
+    name = target.value.rpartition(".")[2] if target else ""
+    if target is not None and name not in _LOSSES:
+        draft.refuse(target, f"loss {name}")
+        draft.idle(reader.matching("loss_fn.*"), "settings of a loss that is refused")
+        return
+    upcast = reader.flag("loss_fn.fp32_upcast")
+    if name == "MaskedCrossEntropy" and upcast is not None:
+        draft.infer("training.loss", "masked_fp32" if upcast.value else "masked", f"{name} with fp32_upcast "
+                    f"{upcast.value}", upcast, target, source="components/loss/masked_ce.py")
+    else:
+        draft.put("training.loss", target, _LOSSES.get(name))
+        draft.idle(upcast, f"{name} takes none")
+    draft.idle(reader.matching("loss_fn.ignore_index", "loss_fn.reduction"), "which tokens count")

@@ -1,0 +1,73 @@
+"""Adapters and packed bases of an Automodel recipe (blocks `peft`, `quantization`), and what is compiled or in fp8."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.recipes.automodel.model import DTYPES
+from simcore.recipes.draft import Draft
+from simcore.recipes.reader import Reader
+from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
+
+__all__ = ["read_method"]
+
+_OFF: Final = (
+    Off("fp8.enabled", "products in 8 bits (torchao) under automodel"),
+    Off("compile.enabled", "a model by torch.compile"),
+    Off("qat.enabled", "training that is aware of quantisation"),
+    Idle(("fp8.*", "compile.*", "qat.*"), "settings of what `enabled` switches"),
+    Unmodelled(("neftune.*",), "noise that is added to embeddings"),
+)
+_ADAPTERS: Final = (
+    Says("peft.dim", "training.lora.rank"),
+    Says("peft.alpha", "training.lora.alpha", "number"),
+    Says("peft.dropout", "training.lora.dropout", "number"),
+    Says("peft.dropout_position", "training.lora.dropout_position", "text"),
+    Says("peft.use_dora", "training.lora.use_dora", "flag"),
+    Says("peft.target_modules", "training.lora.target_modules", "words"),
+    Says("peft.exclude_modules", "training.lora.exclude_modules", "words"),
+    Off("peft.moe_rank_scaling", "ranks of experts that are divided by the number of active ones"),
+    Off("peft.use_memory_efficient_lora", "adapters that compute their input's gradient again",
+        "as release 0.7.0 is simulated"),
+    Unmodelled(("peft.use_triton",), "kernels are not told apart: adapters are counted as torch's"),
+    Idle(("peft.lora_A_init",), "first values of adapters"),
+)
+_PACKED: Final = (
+    Says("quantization.bnb_4bit_quant_type", "training.quantization.format", "text"),
+    Says("quantization.bnb_4bit_use_double_quant", "training.quantization.double_quant", "flag"),
+    Says("quantization.bnb_4bit_quant_storage", "framework_options.bnb_4bit_quant_storage", "text"),
+    Says("quantization.bnb_4bit_compute_dtype", "training.precision.compute", "text", DTYPES, what="products in"),
+)
+_TARGETS: Final = "_peft/module_matcher.py: every linear layer, and nothing else"
+
+
+def read_method(reader: Reader, draft: Draft) -> None:
+    """Reads what is trained: all parameters, adapters, or adapters beside a packed base."""
+    read_rows(reader, draft, _OFF)
+    packed = _read_quantization(reader, draft)
+    if not reader.names("peft"):
+        return
+    draft.infer("training.method", "qlora" if packed else "lora", "the recipe has a block peft",
+                reader.text("peft._target_"))
+    read_rows(reader, draft, _ADAPTERS)
+    everything = reader.flag("peft.match_all_linear")
+    if everything is not None and everything.value:
+        draft.put("training.lora.target_modules", everything, ["*"], _TARGETS)
+        draft.infer("training.lora.expert_adapters", "none", "match_all_linear: experts are no linear layer",
+                    source=_TARGETS)
+    else:
+        draft.idle(everything, "the default")
+    draft.refuse(reader.take("peft.lora_dtype"), "a format of adapters of their own")
+
+
+def _read_quantization(reader: Reader, draft: Draft) -> bool:
+    """True if the base is packed in 4 bits by bitsandbytes."""
+    read_rows(reader, draft, [Off("quantization.load_in_8bit", "a base in 8 bits under automodel")])
+    four = reader.flag("quantization.load_in_4bit")
+    if four is None or not four.value:
+        draft.idle(four, "the default")
+        draft.idle(reader.matching("quantization.*"), "settings of a packed base alone")
+        return False
+    draft.use(four)
+    read_rows(reader, draft, _PACKED)
+    return True

@@ -1,0 +1,75 @@
+"""Reads an Automodel recipe block by block; a key ends in the scenario, in a list with its reason, or in an error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from simcore.recipes.answers import Answers
+from simcore.recipes.automodel.batches import read_batches, read_lengths
+from simcore.recipes.automodel.distributed import read_distributed
+from simcore.recipes.automodel.model import read_model
+from simcore.recipes.automodel.optimizer import read_loss, read_optimizer
+from simcore.recipes.automodel.peft import read_method
+from simcore.recipes.automodel.without_effect import WITHOUT_EFFECT
+from simcore.recipes.draft import Draft
+from simcore.recipes.format import Format
+from simcore.recipes.imported import Imported
+from simcore.recipes.machine import Hint, read_machine
+from simcore.recipes.reader import Reader
+from simcore.recipes.recipe_file import RecipeFile
+from simcore.recipes.rows import read_rows
+
+__all__ = ["FORMAT"]
+
+_NULLS: Final = frozenset({"none", "None"})
+"""Words that its loader reads as null (`components/config/loader.py`, translate_value)."""
+_RECIPES: Final = ("TrainFinetuneRecipeForNextTokenPrediction", "BenchmarkingRecipeForNextTokenPrediction")
+
+_PEAKS: Final = {989.0: "dgx-h100", 312.0: "dgx-a100"}
+
+
+def _recognises(file: RecipeFile) -> bool:
+    document = file.mapping()
+    if document is None or not isinstance(document.data.get("model"), dict):
+        return False
+    return "recipe" in document.data and not {"step_scheduler", "distributed"}.isdisjoint(document.data)
+
+
+def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
+    file = files[0]
+    reader, draft = Reader(file.document, _NULLS), Draft("automodel", file.path, answers)
+    draft.infer("name", Path(file.path).stem, "the file's name")
+    _read_kind(reader, draft)
+    read_model(reader, draft)
+    read_machine(draft, _machine_hint(reader))
+    read_distributed(reader, draft)
+    read_method(reader, draft)
+    read_lengths(reader, draft)
+    read_batches(reader, draft)
+    read_loss(reader, draft)
+    read_optimizer(reader, draft)
+    read_rows(reader, draft, WITHOUT_EFFECT)
+    return draft.imported([reader], loose=loose)
+
+
+def _machine_hint(reader: Reader) -> Hint | None:
+    """The machine whose peak a benchmark states, in TFLOP/s (comment in upstream's own: "H100: 989, A100: 312")."""
+    peak = reader.number("benchmark.peak_tflops")
+    if peak is None:
+        return None
+    name = _PEAKS.get(peak.value, "")
+    return Hint(name, f"the GPU with a peak of {peak.value:g} TFLOP/s in bf16", peak)
+
+
+def _read_kind(reader: Reader, draft: Draft) -> None:
+    """The class of the recipe; both that are read train a model to predict the next token, in the same step."""
+    kind = reader.text("recipe._target_" if reader.is_mapping("recipe") else "recipe")
+    if kind is not None and kind.value.rpartition(".")[2] not in _RECIPES:
+        draft.refuse(kind, f"only {' and '.join(_RECIPES)} are read")
+    else:
+        draft.infer("framework", "automodel", "the class of the recipe", kind)
+
+
+FORMAT: Final = Format("automodel", "NeMo Automodel YAML", _recognises, _read)

@@ -1,0 +1,27 @@
+"""A format of recipes: how its files are recognised and read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from simcore.recipes.answers import Answers
+from simcore.recipes.imported import Imported
+from simcore.recipes.recipe_file import RecipeFile
+
+__all__ = ["Format"]
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One format of recipes; each module or folder beside this one has one as `FORMAT`.
+
+    `name`: as `--from` takes it; `title`: in messages and docs. `recognises`: True for a file that is surely of this
+    format, judged by its content alone. `read`: scenario of a recipe's files, the recognised one first; `loose` is
+    passed to `Draft.imported`. Raises InputError for a file that cannot be read at all.
+    """
+
+    name: str
+    title: str
+    recognises: Callable[[RecipeFile], bool]
+    read: Callable[[Sequence[RecipeFile], Answers, bool], Imported]

@@ -1,0 +1,60 @@
+"""Recipes of the files that a user names, and scenario files that are recipes, read on the fly."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from simcore.errors import InputError, Problem
+from simcore.inputs.document import Document
+from simcore.recipes.answers import Answers
+from simcore.recipes.imported import Imported
+from simcore.recipes.recipe_file import RecipeFile, read_files
+from simcore.recipes.registry import format_named, format_of, is_scenario, known_formats
+
+__all__ = ["Opener", "import_recipe"]
+
+
+def import_recipe(paths: Sequence[str], answers: Answers, named: str = "", *, loose: bool = False) -> Imported:
+    """Scenario of one recipe, which may have several files.
+
+    `named`: name of its format; "": the format is recognised. InputError for files that cannot be read, are of no known
+    format, or that a wrong `named` is given for; what the recipe leaves open or asks for in vain is in the result.
+    """
+    files = read_files(paths)
+    if named:
+        return format_named(named, f"--from {named}"[:120]).read(files, answers, loose)
+    if found := format_of(files):
+        first = found[1]
+        return found[0].read([first, *(file for file in files if file is not first)], answers, loose)
+    for file in files:
+        _ = file.document if _may_be_values(file) else None  # its own mistakes tell more
+    names = ", ".join(one.name for one in known_formats())
+    raise InputError(Problem(", ".join(map(str, paths)), f"is of no format that is recognised ({names}): --from says "
+                                                         "which it is"))
+
+
+@dataclass(frozen=True, slots=True)
+class Opener:
+    """Reads files for `inputs.loading.read`: a scenario as it is, a recipe as the scenario that it is imported as."""
+
+    answers: Answers
+    imported: Callable[[Imported], object]
+    """Called with each recipe that was imported."""
+
+    def __call__(self, path: str | os.PathLike[str]) -> Document:
+        """Document of a scenario; InputError as `import_recipe`, and as `Imported.expect_complete` for a recipe."""
+        file = read_files([os.fspath(path)])[0]
+        document = file.mapping()
+        if document is None or is_scenario(document) or format_of([file]) is None:
+            return file.document
+        imported = import_recipe([file.path], self.answers)
+        imported.expect_complete()
+        self.imported(imported)
+        return imported.document()
+
+
+def _may_be_values(file: RecipeFile) -> bool:
+    return Path(file.path).suffix in (".yaml", ".yml", ".json", ".toml")

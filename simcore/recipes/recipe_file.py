@@ -1,0 +1,52 @@
+"""One file of a recipe: its text, and its values where it is YAML, JSON or TOML. Nothing in it is executed."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from simcore.errors import InputError, Problem
+from simcore.inputs.document import Document, parse_document, read_text
+
+__all__ = ["RecipeFile", "read_files"]
+
+
+@dataclass(frozen=True)
+class RecipeFile:
+    """A file that the user named: `path` as in messages, and its text."""
+
+    path: str
+    text: str
+
+    @cached_property
+    def document(self) -> Document:
+        """Values of the file and the line of each; a TOML file knows no lines but those of its tables and keys.
+
+        InputError for a file that is no mapping, or that `inputs.yaml_parser` refuses.
+        """
+        return _toml(self) if Path(self.path).suffix == ".toml" else parse_document(self.text, self.path)
+
+    def mapping(self) -> Document | None:
+        """The document, or None for a file that is not read as a mapping, such as a shell script."""
+        try:
+            return self.document
+        except InputError:
+            return None
+
+
+def read_files(paths: Sequence[str]) -> tuple[RecipeFile, ...]:
+    """Files of one recipe, in the order in which the user names them.
+
+    InputError for one that cannot be read or passes the limits of `inputs.document`.
+    """
+    return tuple(RecipeFile(str(path), read_text(Path(path))) for path in paths)
+
+
+def _toml(file: RecipeFile) -> Document:
+    try:
+        return Document(file.path, tomllib.loads(file.text))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(Problem(file.path, f"not valid TOML: {error}")) from None

@@ -1,0 +1,93 @@
+"""Rows of a format's tables: keys of a recipe whose meaning does not depend on other keys.
+
+Reading and writing recipes share them: `Says` names both keys, and the words that both sides use for a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from simcore.recipes.draft import Draft
+from simcore.recipes.reader import Reader, Taken
+
+__all__ = ["Idle", "Off", "Row", "Says", "Unmodelled", "read_rows"]
+
+Kind = Literal["integer", "number", "flag", "text", "words"]
+_READS: Final[Mapping[str, Callable[[Reader, str], Taken[Any] | None]]] = {
+    "integer": Reader.integer, "number": Reader.number, "flag": Reader.flag, "text": Reader.text,
+    "words": Reader.words}
+
+
+@dataclass(frozen=True, slots=True)
+class Says:
+    """A key that says what one key of the scenario says.
+
+    `words`: value of the scenario by the recipe's word; without any, the value is taken as it is. `idle`: words that
+    say what is simulated in any case, each with the reason. Another word than these is refused, as `what` and it.
+    """
+
+    key: str
+    scenario: str
+    kind: Kind = "integer"
+    words: Mapping[Any, Any] = field(default_factory=dict)
+    idle: Mapping[Any, str] = field(default_factory=dict)
+    what: str = "a value"
+
+
+@dataclass(frozen=True, slots=True)
+class Off:
+    """A switch that is served only when it is off; `what`: what is refused when it is on."""
+
+    key: str
+    what: str
+    why: str = "the default"
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Patterns of dotted keys on which nothing depends that is simulated, and why."""
+
+    keys: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unmodelled:
+    """Patterns of dotted keys that change what upstream does by little, and how they are counted instead."""
+
+    keys: tuple[str, ...]
+    why: str
+
+
+Row = Says | Off | Idle | Unmodelled
+
+
+def read_rows(reader: Reader, draft: Draft, rows: Iterable[Row]) -> None:
+    """Reads the keys of a table, as far as the recipe has them and nothing has read them yet."""
+    for row in rows:
+        if isinstance(row, Says):
+            _read_said(reader, draft, row)
+        elif isinstance(row, Off):
+            switch = reader.flag(row.key)
+            if switch is not None and switch.value:
+                draft.refuse(switch, row.what)
+            else:
+                draft.idle(switch, row.why)
+        elif isinstance(row, Idle):
+            draft.idle(reader.matching(*row.keys), row.why)
+        else:
+            draft.unmodelled(reader.matching(*row.keys), row.why)
+
+
+def _read_said(reader: Reader, draft: Draft, row: Says) -> None:
+    said = _READS[row.kind](reader, row.key)
+    if said is None:
+        return
+    if row.kind != "words" and said.value in row.idle:
+        draft.idle(said, row.idle[said.value])
+    elif row.words and said.value not in row.words:
+        draft.refuse(said, f"{row.what} {said.value}")
+    else:
+        draft.put(row.scenario, said, row.words[said.value] if row.words else None)

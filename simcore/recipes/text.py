@@ -1,0 +1,58 @@
+"""Text of an imported scenario: its YAML with the origin of each key beside it, and lists of what gives it nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from simcore.inputs.dump import yaml_entry
+from simcore.inputs.scenario import Scenario
+from simcore.inputs.yaml_parser import KeyPath
+from simcore.recipes.imported import Imported, Left
+
+__all__ = ["scenario_text"]
+
+_COLUMN: Final = 40
+"""Column at which origins begin, unless a value is longer."""
+_LISTS: Final = {"not modelled": "Not modelled: it changes what is run, and the answer leaves it out.",
+                 "unknown": "Left out by --loose.", "no effect": "Without effect here."}
+
+
+def scenario_text(imported: Imported) -> str:
+    """YAML text of an imported scenario; reading it gives `imported.values` back."""
+    lines = [f"# Imported from {imported.path} ({imported.format}). Beside each key stands what it comes from."]
+    lines += _lines(imported.values, (), imported)
+    for kind, head in _LISTS.items():
+        rows = [one for one in imported.left if one.kind == kind]
+        lines += [*([f"# {head}"] if rows else []), *(f"#   {_row(one)}" for one in rows)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _lines(values: Mapping[str, Any], path: KeyPath, imported: Imported) -> Iterator[str]:
+    indent = "  " * len(path)
+    for key, value in values.items() if path else sorted(values.items(), key=_place):
+        inner = (*path, key)
+        if isinstance(value, Mapping) and inner not in imported.origins:
+            yield f"{indent}{yaml_entry(key, 0).removesuffix(' 0')}"
+            yield from _lines(value, inner, imported)
+        else:
+            yield _commented(f"{indent}{yaml_entry(key, value)}", str(imported.origins.get(inner, "")))
+
+
+def _place(entry: tuple[str, Any]) -> int:
+    """Place of a key at the top of a scenario."""
+    names = [*Scenario.model_fields]
+    return names.index(entry[0]) if entry[0] in names else len(names)
+
+
+def _commented(text: str, origin: str) -> str:
+    """A line with a comment; one that YAML breaks keeps its lines, and the comment stands above it."""
+    plain = "".join(sign if sign.isprintable() else " " for sign in origin)
+    if "\n" in text:
+        return f"# {plain}\n{text}"
+    return f"{text:<{_COLUMN}}  # {plain}" if plain else text
+
+
+def _row(left: Left) -> str:
+    text = f"{left.where} {left.key}: {left.value}: {left.why}" if left.key else f"{left.where}: {left.why}"
+    return "".join(sign if sign.isprintable() else " " for sign in text)

@@ -1,0 +1,79 @@
+"""What holds for every format: a sample is recognised, becomes a scenario that is legal, and no key of it is silent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from samples_of_recipes import SAMPLES
+from simcore.inputs.scenario import parse_scenario
+from simcore.inputs.yaml_parser import dotted
+from simcore.recipes.answers import Answers
+from simcore.recipes.imported import Imported
+from simcore.recipes.importing import import_recipe
+from simcore.recipes.reader import Reader
+from simcore.recipes.recipe_file import read_files
+from simcore.recipes.registry import format_of, known_formats
+from simcore.simulate import check
+
+ANSWERS = Answers.of_options(16, 256, "dgx-h100")
+NAMES = [one.name for one in known_formats()]
+
+
+def imported(folder: Path, name: str) -> Imported:
+    return import_recipe([SAMPLES[name].write(folder)], ANSWERS)
+
+
+def accounted(found: Imported) -> Iterator[str]:
+    yield from found.used
+    yield from (one.key for one in found.left)
+    for problem in (*found.unknown, *found.refused, *found.wrong):
+        yield problem.message.partition("unknown key '")[2].partition("'")[0]
+    yield from (problem.message.removeprefix("not yet: ").partition(":")[0] for problem in found.refused)
+
+
+def test_every_format_has_a_sample() -> None:
+    assert {*SAMPLES} == {*NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sample_is_recognised_and_is_a_legal_scenario(tmp_path: Path, name: str) -> None:
+    found = format_of(read_files([SAMPLES[name].write(tmp_path)]))
+    assert found is not None
+    assert found[0].name == name
+    result = imported(tmp_path, name)
+    result.expect_complete()
+    assert check(parse_scenario(result.document())).problems == ()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_key_is_accounted_for_once(tmp_path: Path, name: str) -> None:
+    keys = [one.key for one in Reader(read_files([SAMPLES[name].write(tmp_path)])[0].document).all()]
+    result = imported(tmp_path, name)
+    said = [*result.used, *(one.key for one in result.left)]
+    assert sorted(said) == sorted(keys)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_misspelt_key_is_never_silent(tmp_path: Path, name: str) -> None:
+    sample = SAMPLES[name]
+    document = read_files([sample.write(tmp_path)])[0].document
+    lines = sample.text.splitlines(keepends=True)
+    for path in (one.path for one in Reader(document).all()):
+        line, key = document.lines[path] - 1, str(path[-1])
+        changed = lines[line].replace(f"{key}:", f"{key}_x:", 1)
+        if changed == lines[line]:
+            continue  # a value of a list
+        text = "".join([*lines[:line], changed, *lines[line + 1:]])
+        (tmp_path / sample.name).write_text(text, encoding="utf-8")
+        result = import_recipe([str(tmp_path / sample.name)], ANSWERS, name)
+        assert dotted((*path[:-1], f"{key}_x")) in {*accounted(result)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_key_of_the_scenario_has_an_origin(tmp_path: Path, name: str) -> None:
+    result = imported(tmp_path, name)
+    for path in (one.path for one in Reader(result.document()).all()):
+        assert any(path[:length] in result.origins for length in range(len(path) + 1)), path

@@ -1,0 +1,35 @@
+"""The text of an imported scenario is the scenario, with origins and lists as comments."""
+
+from __future__ import annotations
+
+from simcore.inputs.document import parse_document
+from simcore.recipes.imported import Imported, Left, Origin
+from simcore.recipes.text import scenario_text
+
+IMPORTED = Imported(
+    "toy", "mine.yaml",
+    {"training": {"seq_len": 8, "lora": {"target_modules": ["*_proj", "x: y # z"]}}, "name": "no",
+     "model": {"config": "a", "overrides": {"layers": 2}}, "mesh": {"tp": 2}},
+    {("name",): Origin("inferred", "mine.yaml", "the file's name"),
+     ("training", "seq_len"): Origin("recipe", "mine.yaml:3", "length\nname: other"),
+     ("training", "lora", "target_modules"): Origin("recipe", "mine.yaml:4", "targets"),
+     ("model",): Origin("asked", "--set model", ""), ("mesh", "tp"): Origin("default", "mine.yaml", "toy 1", "a.py")},
+    (Left("no effect", "mine.yaml:5", "seed", "1", "random\nnumbers"),
+     Left("not modelled", "mine.yaml:6", "fast", "true", "by little"), Left("unknown", "mine.yaml:7", "", "", "what?")))
+
+
+def test_reading_the_text_gives_the_scenario() -> None:
+    document = parse_document(scenario_text(IMPORTED), "mine.yaml")
+    assert document.data == IMPORTED.values
+    assert [*document.data] == ["name", "model", "mesh", "training"]
+
+
+def test_origins_stand_beside_keys_and_lists_below() -> None:
+    lines = scenario_text(IMPORTED).splitlines()
+    assert "  tp: 2                                   # default of toy 1 (a.py)" in lines
+    assert "  seq_len: 8                              # mine.yaml:3 length name: other" in lines
+    assert lines[-6:] == [
+        "# Not modelled: it changes what is run, and the answer leaves it out.",
+        "#   mine.yaml:6 fast: true: by little",
+        "# Left out by --loose.", "#   mine.yaml:7: what?",
+        "# Without effect here.", "#   mine.yaml:5 seed: 1: random numbers"]
