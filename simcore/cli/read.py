@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Unpack
 
 import typer
 
+from simcore.cli.recipes import Gpus, SeqLen, Topology
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -33,8 +35,11 @@ def read(
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Rank to compare; omitted: the fullest.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print both as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
+    gpus: Gpus = None,
+    seq_len: SeqLen = None,
+    topology: Topology = "",
 ) -> None:
-    """Compare a measured run with its scenario: memory, step time and throughput, as far as measured.
+    """Compare a measured run with its scenario or recipe: memory, step time and throughput, as far as measured.
 
     Logs are recognised by what they say: Automodel, Megatron, torchtitan, DeepSpeed, the Hugging Face Trainer, TRL,
     axolotl, NeMo RL, verl. For a run that ended out of memory: its sizes beside those of the phase that failed, the
@@ -44,7 +49,7 @@ def read(
     """
     from simcore.cli.output import print_json
 
-    compared = _compared(measured, scenario, rank, overrides or ())
+    compared = _compared(measured, partial(_loaded, scenario, overrides or (), gpus, seq_len, topology), rank)
     if json:
         print_json(compared)
         return
@@ -55,8 +60,8 @@ def read(
             typer.echo(line)
 
 
-def _compared(measured: Path, scenario: str, rank: int | None, overrides: Sequence[str]) -> list[SideBySide]:
-    """Comparisons of both; the file is read first, so that its problems are reported before anything is simulated."""
+def _compared(measured: Path, scenario: Callable[[], Scenario], rank: int | None) -> list[SideBySide]:
+    """Comparisons of both; the file is read first, so that its problems are reported before the scenario's."""
     from simcore.inputs.document import read_bytes
     from simcore.validation.beside_snapshot import beside_dump
     from simcore.validation.memory_snapshot import MAX_BYTES, read_dump
@@ -65,9 +70,9 @@ def _compared(measured: Path, scenario: str, rank: int | None, overrides: Sequen
     content = read_bytes(measured, MAX_BYTES)
     if is_pickle(content):
         dump = read_dump(content, str(measured))
-        return [beside_dump(str(measured), dump, _simulated(_loaded(scenario, overrides)), rank)]
+        return [beside_dump(str(measured), dump, _simulated(scenario()), rank)]
     log, messages, others = _texts(content, str(measured))
-    asked = _loaded(scenario, overrides)
+    asked = scenario()
     return [*_of_log(str(measured), log, asked, rank), *_of_failure(str(measured), messages, others, asked, rank)]
 
 
@@ -111,10 +116,13 @@ def _of_failure(where: str, messages: Sequence[OutOfMemory], others: Sequence[To
     yield comparison.model_copy(update={"advice": advice})
 
 
-def _loaded(path: str, overrides: Sequence[str]) -> Scenario:
-    from simcore.inputs.loading import load
+def _loaded(path: str, overrides: Sequence[str], gpus: int | None, seq_len: int | None, topology: str) -> Scenario:
+    from simcore.cli.recipes import read_entries
 
-    scenarios = load(path, overrides)
+    entries = read_entries([path], overrides, gpus, seq_len, topology)
+    if problems := [problem for entry in entries for problem in entry.problems]:
+        raise InputError(problems)
+    scenarios = [entry.scenario for entry in entries if entry.scenario]
     if len(scenarios) != 1:
         message = (f"reads beside one scenario, this has {len(scenarios)}: --set sweep=null, "
                    "and --set for what it sweeps")

@@ -15,6 +15,7 @@ import pytest
 import recorded
 from command import Run
 from oom_messages import CASES
+from samples_of_recipes import SAMPLES
 from training_logs import LOGS
 
 SCENARIO = """
@@ -101,6 +102,15 @@ def test_other_texts_about_memory_are_named(ran: Run) -> None:
     assert completed.code == 0
     assert "NCCL found no memory for its buffers" in completed.out
     assert "nccl 392.00 MiB" in completed.out
+
+
+def test_a_recipe_is_taken_as_it_is(ran: Run, tmp_path: Path) -> None:
+    Path("run.log").write_text(LOGS["Automodel"], encoding="utf-8")
+    recipe = SAMPLES["automodel"].write(tmp_path)
+    completed = ran("read", "run.log", recipe, "--gpus", 4, "--seq-len", 512, "--topology", "dgx-h100", "--json")
+    (found,) = json.loads(completed.out)
+    assert (completed.code, found["ranks"]) == (0, ["0-3"])
+    assert "the recipe leaves open: machine" in ran("read", "run.log", recipe).err
 
 
 def test_utf_16_is_read(ran: Run) -> None:
