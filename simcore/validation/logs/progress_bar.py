@@ -5,7 +5,8 @@ tqdm 4.67 `tqdm/std.py`, `format_meter`: `{description: }{percent}%|{bar}| {n}/{
 elapsed as MM:SS or H:MM:SS in whole seconds. The Trainer's bar has no description (transformers 5.24
 `trainer_callback.py`, ProgressCallback), unlike those that load checkpoints and tokenise; that of evaluations neither,
 but another total. Of several bars without a description the one with most time is taken. Its rate is smoothed, so steps
-and elapsed time are used: from the end of the first step to the last one. Evaluations and saving in between are in it.
+and elapsed time are used: from the end of the first step to the last one, by the first line of each, because a bar is
+drawn again when it is closed. Evaluations and saving in between are in it.
 """
 
 from __future__ import annotations
@@ -28,16 +29,17 @@ _FEWEST: Final = 3
 
 def step_time(lines: Sequence[str]) -> list[Reading]:
     """The mean time of a step in seconds after the first one; [] if no bar shows at least three more."""
-    bars: dict[int, list[tuple[int, int]]] = {}
+    bars: dict[int, dict[int, int]] = {}
     for line in lines:
         match = _BAR.match(line) or _BAR.match(without_prefix(line)[2])
         if match and int(match[1]) > 0:
             elapsed = (int(match[3] or 0) * 60 + int(match[4])) * 60 + int(match[5])
-            bars.setdefault(int(match[2]), []).append((int(match[1]), elapsed))
+            bars.setdefault(int(match[2]), {}).setdefault(int(match[1]), elapsed)
     if not bars:
         return []
-    states = max(bars.values(), key=lambda bar: bar[-1][1])
-    (first, began), (last, ended) = states[0], states[-1]
+    states = max(bars.values(), key=lambda bar: max(bar.values()))
+    first, last = min(states), max(states)
+    began, ended = states[first], states[last]
     if last - first < _FEWEST or ended - began < _FEWEST:
         return []
     note = f"of steps {first + 1} to {last} by the progress bar, evaluations and saving included"

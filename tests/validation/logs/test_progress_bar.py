@@ -19,6 +19,10 @@ def test_the_longest_bar_without_a_description_after_its_first_step() -> None:
     assert (reading.num_lines, reading.note.startswith("of steps 2 to 100 ")) == (99, True)
 
 
+def test_a_bar_that_is_drawn_again_when_the_run_ends_does_not_count() -> None:
+    assert times(bar(1, "00:01") + bar(60, "01:00") + bar(60, "09:00")) == [1.0]
+
+
 def test_a_prefix_of_a_launcher_is_no_description() -> None:
     text = "\n".join("3: [default0]:" + bar(at, elapsed)[1:] for at, elapsed in ((1, "00:10"), (11, "00:40")))
     assert times(text) == [3.0]
