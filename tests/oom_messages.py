@@ -120,7 +120,7 @@ CASES: Final = (
          "memory in use. Process 21216 has 10.77 GiB memory in use. Of the allocated memory 10.59 GiB is "
          "allocated by PyTorch, and 42.18 MiB is reserved by PyTorch but unallocated. If reserved but "
          "unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True",
-         "76.00 MiB", "14.74 GiB", "42.19 MiB", "10.59 GiB", "42.18 MiB", others="14.70 GiB"),
+         "76.00 MiB", "14.74 GiB", "42.19 MiB", "10.59 GiB", "42.18 MiB", in_use="10.77 GiB", others="3.93 GiB"),
     Case("https://github.com/NVIDIA-NeMo/Automodel/issues/3907", "wrapped, without a line about processes",
          '  File "recipes/llm/train_ft.py", line 1208, in _forward_backward_step\n'
          '  File "site-packages/torch/_tensor.py", line 623, in backward\n'

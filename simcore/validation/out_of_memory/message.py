@@ -12,7 +12,8 @@ names PYTORCH_CUDA_ALLOC_CONF, later PYTORCH_ALLOC_CONF; under ROCm it begins wi
 [Note: processes of the message]
 `reportProcessMemoryInfo`: `Including non-PyTorch memory, this process has 78.00 GiB memory in use.` and for every other
 process `Process 123 has 1.00 GiB memory in use.` In a container NVML sees other process numbers: then the process
-itself is called `Process 123` too, and there is no line for this process. Some drivers say 0 bytes or, under WSL,
+itself is called `Process 123` too, and there is no line for this process; it is the only one that holds as much as
+torch has reserved. Some drivers say 0 bytes or, under WSL,
 17179869184 GiB: a value below what torch has allocated, or above twice the capacity, is left out.
 """
 
@@ -206,8 +207,10 @@ def _processes(text: str, this: int | None, least: int, capacity: int | None) ->
     """(bytes in use by this process, by all others), None where the driver does not say it or says what cannot be."""
     others = [parse_size(match[1]) for match in _PROCESS.finditer(text)]
     most = _INSANE * capacity if capacity else None
-    if this is None and len(others) == 1:  # in a container the process does not find itself
-        this, others = others[0], []
+    ours = [size for size in others if size >= least]
+    if this is None and len(ours) == 1:  # in a container the process does not find itself
+        this = ours[0]
+        others.remove(this)
     if this is not None and (this < least or (most is not None and this > most)):
         this = None
     return this, sum(others) if others else None

@@ -16,6 +16,17 @@ def test_a_request_takes_a_block(asked: int, block: int) -> None:
     assert block_bytes(asked) == block
 
 
+LLAMA_LAYER = 4 * 4096 * 4096 + 3 * 4096 * 11008 + 2 * 4096
+
+
+@pytest.mark.parametrize(("source", "asked", "text"), [
+    ("github.com/GanjinZero/RRHF/issues/30 clones lm_head.weight of OPT-13B in fp32", 50272 * 5120 * 4, "982.00 MiB"),
+    ("github.com/huggingface/trl/issues/3436 gathers a layer of a 7B Llama in bf16", LLAMA_LAYER * 2, "388.00 MiB")])
+def test_sizes_in_public_issues_are_blocks_of_their_tensors(source: str, asked: int, text: str) -> None:
+    assert is_printed_as(asked, text), source
+    assert asked != parse_size(text)
+
+
 @pytest.mark.parametrize(("text", "size"), [
     ("0 bytes", 0), ("896.00 KiB", 896 * 1024), ("2.00 MiB", 2 * MIB), ("1024.00 MiB", GIB), ("1.50 GiB", 1536 * MIB)])
 def test_a_printed_size(text: str, size: int) -> None:
