@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from simcore.results.detail import ClassDetail, TensorRow
+from simcore.results.phases import PhaseReport
 from simcore.results.report import HostPhase, Peak, RankReport, Report
 from simcore.units import format_bytes
 from simcore.validation.out_of_memory.block import block_bytes, is_printed_as
@@ -92,13 +93,13 @@ def _detail(report: Report, rank_class: RankReport) -> ClassDetail | None:
 # ---- sizes ----------------------------------------------------------------------------------------------------------
 def _rows(message: OutOfMemory, report: Report, peak: Peak) -> Iterator[Beside]:
     hosted = _hosted(message, report)
-    in_phase = _in_phase(message, peak)
+    in_phase, where = _in_phase(message, peak)
     allocated, asked, unused = message.allocated_bytes, message.asked_bytes, message.unused_bytes
     if asked is not None:
         yield beside("asked for", "bytes", asked, None)
     if allocated is not None:
         step = None if hosted or message.phase in _HOSTED else in_phase
-        told = f"simulated: the most in {message.phase}" if message.phase in _PHASES else "simulated: at the peak"
+        told = f"simulated: the most {where}"
         yield beside("allocated, and asked for", "bytes", allocated + (asked or 0), step, told if step else "")
         if message.private_bytes:
             yield beside("of it in CUDA graphs' pools", "bytes", message.private_bytes, None)
@@ -122,18 +123,22 @@ def _rows(message: OutOfMemory, report: Report, peak: Peak) -> Iterator[Beside]:
         yield beside("capacity", "bytes", message.capacity_bytes, report.capacity_bytes)
 
 
-def _hosted(message: OutOfMemory, report: Report) -> HostPhase | None:
+def _hosted(message: OutOfMemory, report: Report) -> HostPhase | PhaseReport | None:
     """Simulated phase beside the step, such as saving, in which the run failed; None in a step."""
     wanted = _HOSTED.get(message.phase)
+    if message.phase == "generation" and report.phases:
+        return next((phase for phase in report.phases if phase.phase == "generation"), None)
     phases = report.host.phases if report.host else ()
     return next((phase for phase in phases if phase.phase == wanted), None)
 
 
-def _in_phase(message: OutOfMemory, peak: Peak) -> int:
-    """Highest allocated bytes of the phase that failed, with workspaces; of the step if no phase is told."""
+def _in_phase(message: OutOfMemory, peak: Peak) -> tuple[int, str]:
+    """(highest allocated bytes of the phase that failed, or of the step if it is not told; where that is)."""
     apart = peak.outside.get("workspace", 0)
     found = [peak.by_phase[name] for name in _PHASES.get(message.phase, ()) if name in peak.by_phase]
-    return apart + (max(found) if found else max(peak.allocated_bytes, peak.first_step_bytes or 0))
+    if found:
+        return apart + max(found), f"in {message.phase}"
+    return apart + max(peak.allocated_bytes, peak.first_step_bytes or 0), "of the step"
 
 
 def _outside(peak: Peak) -> int:
@@ -193,12 +198,11 @@ def _verdict(report: Report) -> Iterator[str]:
 
 def _of_verdict(message: OutOfMemory, report: Report, peak: Peak) -> Iterator[str]:
     yield from _verdict(report)
-    allocated, step = message.allocated_bytes, _in_phase(message, peak)
+    allocated, (step, where) = message.allocated_bytes, _in_phase(message, peak)
     if allocated is None or message.phase in _HOSTED:
         return
     measured = allocated + (message.asked_bytes or 0)
     if measured > step * (1 + _APART):
-        where = f"in {message.phase}" if message.phase in _PHASES else "at the peak"
         yield (f"the run holds {format_bytes(measured - step)} more than is simulated {where}: longer or more "
                "sequences than the scenario has, another loss or attention, tensors that the trainer keeps, or another "
                "layout")

@@ -141,6 +141,14 @@ def test_loading_stands_beside_the_simulated_loading(report: Report) -> None:
     assert found["allocated, and asked for"].simulated is None
 
 
+def test_generation_stands_beside_that_phase_of_reinforcement_learning() -> None:
+    (scenario,) = load(str(ROOT / "scenarios/nano-grpo/full-separate.yaml"))
+    simulated = simulate(scenario)
+    (phase,) = [phase for phase in simulated.phases if phase.phase == "generation"]
+    row = rows(compared(simulated, message(phase="generation")))["needed, at least"]
+    assert (row.simulated, row.told) == (phase.device_bytes, "simulated: in phase generation")
+
+
 def test_other_texts_become_remarks(report: Report) -> None:
     told = Told("NCCL", "NCCL found no memory", "NCCL WARN ..", 3)
     found = compared(report, others=(told,))
