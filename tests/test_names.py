@@ -33,7 +33,7 @@ EXCEPTIONS: Final[dict[str, tuple[frozenset[str], str]]] = {
     "validation/step_times.py": (frozenset({"fp8_recipe"}), "measured rows are told apart by it"),
     "validation/tolerance.py": (frozenset({"automodel", "fsdp2", "megatron", "megatron_fsdp"}),
                                 "tolerances of measured rows, by framework"),
-    "validation/training_log.py": (frozenset({"torchtitan"}), "a format of logs"),
+    "validation/logs/torchtitan.py": (frozenset({"torchtitan"}), "a format of logs"),
 }
 ORDINARY: Final = frozenset({"attn", "compile", "dispatcher", "experts", "reduce_scatter", "wrap"})
 """Options whose names have other meanings too."""

@@ -1,4 +1,4 @@
-"""Measured beside simulated: which quantity stands beside which, and what is named."""
+"""A snapshot beside a simulated step: which quantity stands beside which, and what is named."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ import small
 from simcore.errors import InputError, NotYet
 from simcore.results.report import Report
 from simcore.simulate import simulate
+from simcore.validation.beside_snapshot import beside_dump
 from simcore.validation.memory_snapshot import Dump, read_dump
-from simcore.validation.side_by_side import Beside, SideBySide, beside_dump, beside_log
-from simcore.validation.training_log import Log, Reading
+from simcore.validation.side_by_side import Beside, SideBySide
 from viz.exports.snapshot import MAX_POSTINGS, pickled
 
 MIB = 2**20
-SEQ, BATCH, GPUS = 64, 8, 4
-
 
 @pytest.fixture(scope="module")
 def report() -> Report:
@@ -86,63 +84,9 @@ def test_what_a_snapshot_cannot_tell_is_said(report: Report, dump: Dump) -> None
         assert any(told in note for note in comparison.notes), told
 
 
-def log(*readings: Reading, batch: int | None = None) -> Log:
-    return Log("Megatron-LM", readings, batch)
-
-
-def test_a_log_beside_the_rank_that_read_most() -> None:
-    report = simulate(small.scenario("automodel", {"dp_shard": 2, "pp": 2}, microbatches=4))
-    low, high = (Reading("allocated_peak", value, rank, 2) for value, rank in ((100, 0), (300, 3)))
-    comparison = beside_log("x", log(low, high), report, None)
-    last = next(rank for rank in report.ranks if rank.has_rank(3))
-    assert last.peak is not None
-    assert comparison.ranks == last.ranks
-    row = rows(comparison)["peak allocated"]
-    assert (row.measured, row.told) == (300, "rank 3, after iteration 2")
-    assert row.simulated == max(last.peak.allocated_bytes, last.peak.first_step_bytes or 0)
-    assert rows(beside_log("x", log(low, high), report, 0))["peak allocated"].measured == 100
-
-
-def test_the_first_steps_peak_and_what_is_left(report: Report) -> None:
-    (rank,) = report.ranks
-    assert rank.peak is not None
-    found = rows(beside_log("x", log(Reading("allocated_peak_first", 5, 0, 1), Reading("allocated_end", 6, 0, 1),
-                                     Reading("reserved_peak", 7, 0, 1)), report, None))
-    assert found["peak allocated, first step"].simulated == rank.peak.first_step_bytes
-    assert found["allocated after a step"].simulated == rank.end_bytes
-    assert found["reserved"].simulated == rank.peak.reserved_bytes
-
-
-def test_times_and_what_follows_from_them(report: Report) -> None:
-    time = report.time
-    assert time is not None
-    of_steps = rows(beside_log("x", log(Reading("step_s", 0.5, num_lines=3), batch=BATCH), report, None))
-    assert of_steps["step"].simulated == time.step_s
-    assert of_steps["step"].told == "median of 3 lines, the first left out"
-    assert of_steps["tokens a second and GPU"].measured == pytest.approx(SEQ * BATCH / 0.5 / GPUS)
-    of_rates = rows(beside_log("x", log(Reading("tokens_per_s_per_gpu", 256.0), Reading("mfu", 0.4)), report, None))
-    assert of_rates["step"].measured == pytest.approx(SEQ * BATCH / 256 / GPUS)
-    assert of_rates["MFU"].simulated == time.mfu
-
-
-def test_another_batch_is_said_and_nothing_follows_from_it(report: Report) -> None:
-    comparison = beside_log("x", log(Reading("step_s", 0.5), batch=BATCH * 2), report, None)
-    (note,) = comparison.notes
-    assert note == f"the log's global batch size is {BATCH * 2}, the scenario's {BATCH}: times are of different work"
-    assert "tokens a second and GPU" not in rows(comparison)
-
-
 def test_a_rank_that_nobody_has(report: Report, dump: Dump) -> None:
     with pytest.raises(InputError, match="has no rank 9: it has 4"):
         beside_dump("x", dump, report, 9)
-    with pytest.raises(InputError, match="has no rank 7"):
-        beside_log("x", log(Reading("allocated_peak", 5, 7, 2)), report, None)
-
-
-def test_a_rank_that_did_not_print() -> None:
-    report = simulate(small.scenario("automodel", {"dp_shard": 2, "pp": 2}, microbatches=4))
-    with pytest.raises(InputError, match="no reading of ranks 2-3, only of 0"):
-        beside_log("x", log(Reading("allocated_peak", 5, 0, 2)), report, 3)
 
 
 def test_without_a_peak_there_is_nothing_to_stand_beside(dump: Dump) -> None:
