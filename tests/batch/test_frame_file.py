@@ -67,7 +67,7 @@ def test_parquet_keeps_types_units_and_names(tmp_path: Path) -> None:
 def test_an_empty_table_has_types_too() -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed: Parquet was not written")
     assert [str(field.type) for field in arrow(table([]))] == [
-        {"string": "string", "int64": "int64", "float64": "double"}[column.dtype] for column in table([]).columns]
+        {"string": "string", "int64": "int64", "float64": "double", "bool": "bool"}[column.dtype] for column in table([]).columns]
 
 
 def test_without_pyarrow_a_person_is_told_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
