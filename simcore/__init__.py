@@ -30,12 +30,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from simcore.batch.tabulate import table
     from simcore.inputs.loading import load
     from simcore.inputs.scenario import Scenario
     from simcore.results.compare import compare
     from simcore.results.report import Report
     from simcore.simulate import simulate
+    from simcore.tables.tabulate import table
 
 __all__ = ["Report", "Scenario", "compare", "load", "simulate", "table"]
 

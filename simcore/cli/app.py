@@ -18,6 +18,7 @@ from simcore.cli.elsewhere import From, On, Part, elsewhere
 from simcore.cli.exit_codes import ended
 from simcore.cli.explain import explain
 from simcore.cli.export import export
+from simcore.cli.query import query
 from simcore.cli.read import read
 from simcore.cli.report import report
 from simcore.cli.search import search
@@ -277,7 +278,7 @@ def init(
         typer.echo(f"wrote {path}; next: rankscope run {path}")
 
 
-for _command in (calibrate, explain, export, read, report, search, solve):
+for _command in (calibrate, explain, export, query, read, report, search, solve):
     app.command()(_command)
 
 

@@ -175,8 +175,8 @@ def write_search_page(path: Path, found: Sequence[SearchResult]) -> None:
 def write_comparison(both: Comparison, reports: Sequence[Report], *, html: Path | None, csv: Path | None) -> None:
     """Writes a comparison as an HTML page and as CSV, where a path is given; InputError if one cannot be written."""
     if csv is not None:
-        from simcore.batch.frame_file import write_rows
         from simcore.results.compare import as_rows
+        from simcore.tables.frame_file import write_rows
 
         with writing(csv):
             write_rows(csv, as_rows(both))

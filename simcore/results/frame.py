@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypeVar
 
-__all__ = ["UNITS", "Column", "Dtype", "Field", "Frame", "Kind", "Value", "flat", "frame", "spelled", "typed", "unit_of"]
+__all__ = ["UNITS", "Column", "Dtype", "Field", "Frame", "Kind", "Value", "flat", "frame", "spelled", "typed",
+           "unit_of"]
 
 Dtype = Literal["string", "int64", "float64", "bool"]
 Kind = Literal["scenarios", "ranks"]

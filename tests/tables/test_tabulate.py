@@ -11,10 +11,10 @@ import pytest
 import fakes
 import small
 from checkout import ROOT
-from simcore.batch.tabulate import ROW_FIELDS, columns_page, table
 from simcore.inputs.loading import load
 from simcore.results.frame import flat
 from simcore.simulate import simulate
+from simcore.tables.tabulate import ROW_FIELDS, columns_page, table
 
 
 def test_what_is_not_known_is_empty_and_none_of_it_is_zero() -> None:
@@ -76,4 +76,4 @@ def test_columns_stand_in_one_order_whatever_comes_first() -> None:
 
 def test_the_page_of_columns_is_the_codes_own() -> None:
     page = (ROOT / "docs/columns.md").read_text(encoding="utf-8")
-    assert page == columns_page(), "run: python -m simcore.batch.tabulate > docs/columns.md"
+    assert page == columns_page(), "run: python -m simcore.tables.tabulate > docs/columns.md"

@@ -4,7 +4,7 @@ Columns that every table has come first and in one order (`fields.py`, then all 
 those that only some batches have follow, sorted: parts of keys whose values differ (spelled as `--set` takes them),
 bytes sent by collective and axis.
 
-    python -m simcore.batch.tabulate > docs/columns.md
+    python -m simcore.tables.tabulate > docs/columns.md
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from simcore.batch.fields import RANK_FIELDS, SCENARIO_FIELDS, OneClass
-from simcore.batch.key_fields import KEY_FIELDS
 from simcore.docgen.glossary import table as markdown
 from simcore.results.compare import worst_rank
 from simcore.results.frame import Field, Frame, flat, frame
 from simcore.results.report import AtRest, Peak, RankReport, Report
+from simcore.tables.fields import RANK_FIELDS, SCENARIO_FIELDS, OneClass
+from simcore.tables.key_fields import KEY_FIELDS
 
 __all__ = ["ROW_FIELDS", "columns_page", "table"]
 
@@ -104,9 +104,10 @@ def _counted(sums: Sequence[Mapping[str, int] | None], words: str) -> dict[str, 
 # ---- the page -------------------------------------------------------------------------------------------------------
 _HEAD: Final = """# Columns
 
-Made by `python -m simcore.batch.tabulate`; edit that, not this page. They are the columns of `rankscope export csv` and
-`parquet`, and of `table(results)` in a notebook. What is not known is empty, never zero. Types are those of Parquet;
-a CSV file holds the same, as text. A unit is in the name: `_bytes`, `_s`, `_usd`; shares go from 0 to 1. Of one batch,
+Made by `python -m simcore.tables.tabulate`; edit that, not this page. They are the columns of `rankscope export csv`
+and `parquet`, of `table(results)` in a notebook, of `run --sort` and `--columns`, and those that `rankscope query`
+asks ([query](query.md)). What is not known is empty, never zero. Types are those of Parquet; a CSV file holds the same,
+as text. A unit is in the name: `_bytes`, `_s`, `_usd`; shares go from 0 to 1. Of one batch,
 columns always come in one order; the last ones are there only where they have something to say.
 
     rankscope run sweep.yaml -o results                            # a batch; or export takes the scenarios themselves
