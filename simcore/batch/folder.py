@@ -98,8 +98,9 @@ class Folder:
     """One folder of results that is open for one batch, the scenarios `entries`.
 
     `made_by`: fingerprint of the batch; `is_locked`: returns False once the lock file was removed. `known`: indices in
-    `entries` of the scenarios whose results exist; `told`: message for the user about results taken over from an
-    earlier run, "" if there are none; `rows`: rows of the results, None if they are in place already.
+    `entries` of the scenarios whose results exist; `num_fits`: number of them that fit; `told`: message for the user
+    about results taken over from an earlier run, "" if there are none; `rows`: rows of the results, None if they are in
+    place already.
     """
 
     def __init__(self, folder: Path, entries: Sequence[Entry], made_by: Fingerprint,
@@ -111,6 +112,7 @@ class Folder:
         self._part: Part | None = None
         self._base = 0  # results of older batches before those of this one
         self.known: set[int] = set()
+        self.num_fits = 0
         self.rows: Rows | None = None
         self.told = ""
 
@@ -251,6 +253,7 @@ class Folder:
 
     def _know(self, index: int, report: Report) -> None:
         self.known.add(index)
+        self.num_fits += report.job_verdict == "fits"
         if self.rows is not None:
             self.rows.add(self._base + index, report)
 

@@ -31,8 +31,8 @@ from simcore.results.report import BESIDE_STEPS, Peak, Report
 from simcore.results.verdict import SEVERITY
 from simcore.units import format_bytes, format_seconds, parse_quantity
 
-__all__ = ["IN_TABLES", "TOLERANCE", "Decided", "Finding", "Gate", "gates", "github", "junit", "read_results",
-           "unmatched"]
+__all__ = ["IN_TABLES", "TOLERANCE", "Decided", "Finding", "Gate", "gates", "github", "junit", "merged",
+           "read_results", "unmatched"]
 
 TOLERANCE = 0.01
 IN_TABLES = frozenset({"oom", "unsure", "host", "phase"})
@@ -59,6 +59,19 @@ class Finding:
         """Text with the place; the name is added unless the place identifies the problem."""
         name = f"{self.name}: " if self.where and self.kind != "problem" else ""
         return f"{self.where or self.name}: {name}{self.message}"
+
+
+def merged(findings: Iterable[Finding]) -> Iterator[str]:
+    """Texts of findings for people, in order; those of several scenarios that say the same are one."""
+    alike: dict[tuple[str, str, int], list[Finding]] = {}
+    for finding in findings:
+        alike.setdefault((finding.kind, finding.message, finding.code), []).append(finding)
+    for group in alike.values():
+        first, names = group[0], {one.name for one in group}
+        if len(names) == 1:
+            yield from map(str, group)
+        else:
+            yield f"{first.where or first.name}: {len(names):,} scenarios, the first {first.name}: {first.message}"
 
 
 Gate = Callable[[Outcome], Iterable[Finding]]

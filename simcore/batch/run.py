@@ -90,8 +90,9 @@ def run_batch(entries: Sequence[Entry], work: Work, keep: Keep | None, *, place:
                     num_kept += 1
     except KeyboardInterrupt:
         asked.number = asked.number or signal.SIGINT
-    for index in sorted(waiting) if keep is not None else ():
-        keep(waiting[index])
+    if keep is not None:
+        for index in sorted(waiting):
+            keep(waiting[index])
     return num_arrived == len(entries)
 
 

@@ -37,7 +37,7 @@ _ROUND: Final = 32
 """Candidates that are timed between two looks at what the bounds still allow."""
 _Task = tuple[str, Candidate]
 """Stage of a search, "memory" or "time", and a candidate."""
-Progress = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +92,14 @@ class _Counts:
                                count=self.refused[status, rule]) for status, rule in keys)
 
 
-def search(question: Search, told: Progress = lambda stage, done, all_of: None, kept: Path | None = None, *,
+def search(question: Search, told: Progress = lambda stage, done, all_of, found: None, kept: Path | None = None, *,
            shard: Shard | None = None, parts: Sequence[Path] = ()) -> SearchResult:
     """Searches all candidates of the question's space.
 
-    `told(stage, done, all_of)` is called as work goes on; stages are "memory" and "time". `kept`: folder of a journal,
-    from which a search that was stopped goes on; None: nothing is written. `shard`: only that part of the candidates.
-    `parts`: folders of the journals of all shards, from which answers are taken. SystemExit after a signal, with the
+    `told(stage, done, all_of, found)` is called as work goes on; stages are "memory" and "time", `found` counts those
+    that surely fit. `kept`: folder of a journal, from which a search that was stopped goes on; None: nothing is
+    written. `shard`: only that part of the candidates. `parts`: folders of the journals of all shards, from which
+    answers are taken. SystemExit after a signal, with the
     exit code of the signal. InputError for an empty space, conditions that cannot be decided, and folders that cannot
     be used.
     """
@@ -152,30 +153,36 @@ class _Work:
     asked: Interrupts
     known: Memory
 
-    def answers(self, stage: str, every: Iterable[tuple[int, Candidate]], num: int, told: Callable[[int, int], None],
-                ) -> Iterator[tuple[int, Candidate, Any]]:
+    def answers(self, stage: str, every: Iterable[tuple[int, Candidate]], num: int,
+                told: Callable[[int, int, int], None]) -> Iterator[tuple[int, Candidate, Any]]:
         """(index, candidate, answer of a stage) of `num` candidates, those in the journal first, then as they come.
 
         Candidates are taken when there is room for them, so only those in flight are held.
         """
         known = self.known.known(stage)
-        done = 0
+        done = found = 0
         for index, candidate in every if known else ():
             if index in known:
                 done += 1
+                found += _surely_fits(known[index])
                 yield index, candidate, known[index]
         flying: dict[int, Candidate] = {}
         tasks = ((index, (stage, flying.setdefault(index, one))) for index, one in every if index not in known)
-        told(done, num)
+        told(done, num, found)
         for index, answer in answers(tasks, num - done, self.one, self.executor, self.asked):
             if isinstance(answer, Died | Unanswered):
                 raise InputError(Problem("rankscope search", _DIED))
             self.known.add(stage, [index], [answer])
             done += 1
+            found += _surely_fits(answer)
             yield index, flying.pop(index), answer
-            told(done, num)
+            told(done, num, found)
         if self.asked.number:
             raise SystemExit(self.asked.code)
+
+
+def _surely_fits(answer: Answered) -> bool:
+    return isinstance(answer, Sized) and answer.verdict == "fits"
 
 
 def _one(base: Scenario, task: _Task) -> Answered:
@@ -233,7 +240,7 @@ def key_value(base: Scenario, candidate: Candidate, name: str) -> Any:
 # ---- time ------------------------------------------------------------------------------------------------------------
 def _rank(fitting: list[_Found], question: Search, counts: _Counts,
           simulated: Callable[..., Iterable[tuple[int, Candidate, Timed | None]]],
-          told: Callable[[int, int], None]) -> None:
+          told: Callable[[int, int, int], None]) -> None:
     """Times layouts until no other can be in the ranking or the Pareto set."""
     conditions = [one for one in question.space.conditions if one.needs_time]
     first = question.objectives[0]
@@ -242,13 +249,13 @@ def _rank(fitting: list[_Found], question: Search, counts: _Counts,
     while waiting := list(_possible(waiting, fitting, question) if question.prunes else waiting):
         now, waiting = waiting[:_ROUND], waiting[_ROUND:]
         pairs = [(each.index, each.candidate) for each in now]
-        times = {index: time for index, _, time in simulated(pairs, len(now), lambda done, all_of: None)}
+        times = {index: time for index, _, time in simulated(pairs, len(now), lambda done, all_of, found: None)}
         for found in now:
             time = found.time = times[found.index]
             found.is_out = time is None or not all(_holds(one, found, question.space.base) for one in conditions)
             counts.others["excluded"] += found.is_out
         done += len(now)
-        told(done, done + len(waiting))
+        told(done, done + len(waiting), 0)
 
 
 def _possible(waiting: Sequence[_Found], fitting: Sequence[_Found], question: Search) -> Iterator[_Found]:
