@@ -10,6 +10,7 @@ does the answer, nor any count in it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,9 +26,10 @@ from simcore.executors.shard import Shard
 from simcore.inputs.scenario import Mesh, Scenario
 from simcore.results.found import FoundLayout, RefusedBy, SearchCounts, SearchResult
 from simcore.search.condition import Condition
-from simcore.search.journal import Answered, Memory, journal
+from simcore.search.journal import ANSWER, Answered, Memory, journal
 from simcore.search.judge import Candidate, Judged, Refused, Sized, Status, Timed, judged, timed
 from simcore.search.objective import Objective, Value
+from simcore.search.rows import Fates, write_rows
 from simcore.search.space import Space, candidates
 
 __all__ = ["Search", "search"]
@@ -74,8 +76,13 @@ class _Found:
 
 @dataclass(slots=True)
 class _Counts:
-    """Counts of a running search, see `SearchCounts`. `first`: the first candidate of each refusal, and its message."""
+    """Counts of a running search, see `SearchCounts`.
 
+    `fates`: what became of each candidate, None if nobody asks. `first`: the first candidate of each refusal, and its
+    message.
+    """
+
+    fates: Fates | None = None
     refused: Counter[tuple[Status, str]] = field(default_factory=Counter)
     first: dict[tuple[Status, str], tuple[int, str]] = field(default_factory=dict)
     others: Counter[str] = field(default_factory=Counter)
@@ -93,20 +100,21 @@ class _Counts:
 
 
 def search(question: Search, told: Progress = lambda stage, done, all_of, found: None, kept: Path | None = None, *,
-           shard: Shard | None = None, parts: Sequence[Path] = ()) -> SearchResult:
+           shard: Shard | None = None, parts: Sequence[Path] = (),
+           noted: Callable[[Problem], None] = lambda note: None) -> SearchResult:
     """Searches all candidates of the question's space.
 
     `told(stage, done, all_of, found)` is called as work goes on; stages are "memory" and "time", `found` counts those
-    that surely fit. `kept`: folder of a journal, from which a search that was stopped goes on; None: nothing is
-    written. `shard`: only that part of the candidates. `parts`: folders of the journals of all shards, from which
-    answers are taken. SystemExit after a signal, with the
-    exit code of the signal. InputError for an empty space, conditions that cannot be decided, and folders that cannot
-    be used.
+    that surely fit. `kept`: folder of a journal, from which a search that was stopped goes on, and of the answer with
+    its rows; None: nothing is written. `shard`: only that part of the candidates. `parts`: folders of the journals of
+    all shards, from which answers are taken. `noted` is called with the reason where no rows can be written. SystemExit
+    after a signal, with the exit code of the signal. InputError for an empty space, conditions that cannot be decided,
+    and folders that cannot be used.
     """
     num = sum(1 for _ in candidates(question.space))
     if not num:
         raise InputError(Problem(question.space.base.name, _empty(question.space)))
-    counts = _Counts()
+    counts = _Counts(None if kept is None or shard else Fates(num))
     with journal(kept, question.space, shard, parts) as known, interrupts() as asked:
         if parts:
             _expect_finished(num, known, len(parts))
@@ -121,7 +129,27 @@ def search(question: Search, told: Progress = lambda stage, done, all_of, found:
         result = _result(question, mine, fitting, counts)
         if shard is None:
             known.end(result)
+        if kept is not None and counts.fates is not None:
+            _write_rows(kept, question.space, fitting, counts.fates, noted)
     return result
+
+
+def _write_rows(kept: Path, space: Space, fitting: Sequence[_Found], fates: Fates, noted: Callable[[Problem], None],
+                ) -> None:
+    """Writes a row for each candidate beside the answer; `fitting`: layouts that fit, in the order of the space."""
+
+    def last(index: int) -> tuple[str, Timed | None]:
+        at = bisect_left(fitting, index, key=lambda found: found.index)
+        if at == len(fitting) or fitting[at].index != index:
+            return "unsure", None
+        found = fitting[at]
+        return "excluded" if found.is_out else "slower" if found.time is None else "ranked", found.time
+
+    rows = write_rows(kept, kept / ANSWER, space, fates, last)
+    if rows is not None and rows.problems:
+        raise InputError(rows.problems)
+    if rows is not None and rows.note is not None:
+        noted(rows.note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +230,8 @@ def _fitting(answered: Iterable[tuple[int, Candidate, Judged]], question: Search
     """Candidates that fit and satisfy the conditions on memory; all others are counted."""
     conditions = [one for one in question.space.conditions if one.needs_memory and not one.needs_time]
     for index, candidate, answer in answered:
+        if counts.fates is not None:
+            counts.fates.note(index, answer)
         if isinstance(answer, Refused):
             counts.refuse(index, answer)
         elif answer is None:
@@ -214,6 +244,8 @@ def _fitting(answered: Iterable[tuple[int, Candidate, Judged]], question: Search
                 yield found
             else:
                 counts.others["excluded"] += 1
+                if counts.fates is not None:
+                    counts.fates.note(index, answer, "excluded")
 
 
 def _holds(one: Condition, found: _Found, base: Scenario) -> bool:

@@ -88,7 +88,7 @@ class DataSet:
         `journal`: name of the file with the results, whose digest is `digest`. InputError if it cannot be written, or
         if there is a folder of that name that holds something else.
         """
-        data, old = folder / DATA, self._hidden.with_name("old")
+        data, old = folder / DATA, self._hidden.with_name(f"{self._hidden.name}.old")
         expect_ours(folder)
         for number in sorted(self._waiting):
             self._write(number)
