@@ -12,11 +12,11 @@ import typer
 if TYPE_CHECKING:
     from simcore.tables.query import Answer
 
-__all__ = ["query"]
+__all__ = ["lines_of", "query"]
 
 _MOST: Final = 1000
 """Rows that a terminal shows; JSON has all of them."""
-_WIDEST: Final = 60
+_WIDEST: Final = 200
 """Characters of a cell at most."""
 
 
@@ -34,7 +34,7 @@ def query(
     from simcore.tables.query import ask
 
     answer = ask(folder, sql)
-    for line in _as_json(answer) if json else _as_text(answer):
+    for line in _as_json(answer) if json else lines_of(answer):
         typer.echo(line)
 
 
@@ -52,7 +52,7 @@ def _as_json(answer: Answer) -> Iterator[str]:
     yield "]"
 
 
-def _as_text(answer: Answer) -> Iterator[str]:
+def lines_of(answer: Answer) -> Iterator[str]:
     """Lines of an aligned table; numbers to the right."""
     rows = [*islice(answer.rows, _MOST)]
     cells = [answer.names, *([_cell(value) for value in row] for row in rows)]

@@ -28,7 +28,7 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
 def test_rows_add_up_to_the_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_set, "ROWS", 16)
-    space = space_of(BASE, gpus=(2,), free=SMALL, frameworks=("fsdp2", "megatron"),
+    space = space_of(BASE, gpus=(4,), free=SMALL, frameworks=("fsdp2", "megatron"),
                      conditions=[condition("peak_gib < 20")])
     answer = search(Search(space, BOTH, top=2), kept=tmp_path)
     rows, counts = read(tmp_path), answer.counts
