@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 from simcore.batch.run import Outcome
@@ -251,12 +251,22 @@ def read_results(path: Path) -> list[Report]:
     lines = read_lines(path, MAX_RESULTS)
     if path.suffix == ".part":  # of a batch that runs or was killed: its last line may be incomplete
         lines = (line for line in lines if line.endswith("\n"))
-    return [report for number, line in enumerate(lines, start=1) if line.strip("\n") for report in
+    shared: dict[Any, Any] = {}
+    numbered = ((number, line) for number, line in enumerate(lines, start=1) if line.strip("\n"))
+    return [_with_shared(report, shared) for number, line in numbered for report in
             _parsed(line, f"{path}:{number}", _NO_RESULTS if number == 1 or line.endswith("\n") else _CUT)]
 
 
 _NO_RESULTS = "is no result of `rankscope run --json`, nor a results.jsonl"
 _CUT = "the last line is cut off, as of a run that was stopped: without it the lines before can be read"
+
+
+def _with_shared(report: Report, shared: dict[Any, Any]) -> Report:
+    """The report with texts and values that many results have alike as one object, which saves memory."""
+    assumptions = tuple(shared.setdefault(one, one) for one in report.assumptions)
+    communicators = tuple(shared.setdefault(one, one) for one in report.communicators)
+    return report.model_copy(update={"assumptions": assumptions, "communicators": communicators,
+                                     "evidence": shared.setdefault(report.evidence, report.evidence)})
 
 
 def _parsed(text: str, where: str, refusal: str) -> list[Report]:
