@@ -20,6 +20,7 @@ Start: `simulate.simulate`, the path of the data from a `Scenario` to a `Report`
     frameworks   FSDP, ZeRO, Megatron, ...: rules      calibration  measuring a machine with PyTorch
                  and memory hooks                      batch, search, cli, docgen   many scenarios, commands
     executors    processes, Dask, Ray, shards of a job array
+    tables       results as rows: CSV, Parquet, SQL
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["Report", "Scenario", "compare", "load", "simulate", "table"]
 
 _HOME = {"Report": "results.report", "Scenario": "inputs.scenario", "compare": "results.compare",
-         "load": "inputs.loading", "simulate": "simulate", "table": "batch.tabulate"}
+         "load": "inputs.loading", "simulate": "simulate", "table": "tables.tabulate"}
 
 
 def __getattr__(name: str) -> Any:

@@ -144,9 +144,8 @@ def run(
     """
     from simcore.batch.advice import work
     from simcore.cli.shown import show
-
     asked = _gates(max_fill, baseline, report_format, unsure)
-    chosen_results = _choice(sort, top, columns, unsure, fits=fits)
+    which = _choice(sort, top, columns, unsure, fits=fits)
     existing = _existing(output, append=append, overwrite=overwrite)
     away = elsewhere(on, shard, parts or (), jobs, output)
     entries = _entries([*(paths or ()), *_examples(example or ())], overrides)
@@ -154,7 +153,8 @@ def run(
     shown = not (json or output or report_format)
     chosen = partial(work(len(entries), asked=advise, drawn=html is not None, shown=shown), rank=rank)
     ran = _run(entries, chosen, jobs, away, output, existing)
-    code = show(ran, asked=asked, json=json, report_format=report_format, details=details, choice=chosen_results)
+    code = show(ran, asked=asked, json=json, report_format=report_format, details=details, choice=which,
+                told=report_format is Format.GITHUB)
     raise typer.Exit(max(code, 0 if html is None else _written(html, [o.report for o in ran.outcomes])))
 
 

@@ -41,11 +41,11 @@ class _Judged:
 
 
 def show(ran: Ran, *, json: bool, asked: Sequence[Gate] | None = None, report_format: str | None = None,
-         summary: bool = True, details: bool = False, choice: Choice | None = None) -> int:
+         summary: bool = True, details: bool = False, choice: Choice | None = None, told: bool = False) -> int:
     """Prints everything once; returns the highest exit code of the scenarios, or the code that ended the batch early.
 
     `choice`: results to print; None: all, of a folder with more than 20 the best. Standard error does not repeat what
-    standard output tells, tables or findings for GitHub.
+    standard output tells: tables, or with `told` the findings.
     """
     tabled = IN_TABLES if summary and not json and report_format is None else frozenset[str]()
     tabled |= {"refused"} if tabled and len(ran.outcomes) > 1 else set()
@@ -57,8 +57,8 @@ def show(ran: Ran, *, json: bool, asked: Sequence[Gate] | None = None, report_fo
         _print_json(ran.outcomes, chosen, judged)
     elif summary:
         _print_tables(ran.outcomes, chosen, judged, details=details)
-    told = [] if report_format == "github" else sorted(judged.findings, key=lambda finding: -finding.code)
-    output.complain([*merged(told), *ran.problems])
+    findings = [] if told else sorted(judged.findings, key=lambda finding: -finding.code)
+    output.complain([*merged(findings), *ran.problems])
     if ran.ended:
         kept = f"; {ran.where} has them, and the same run goes on from there" if ran.where else ""
         output.say(f"{'stopped' if ran.problems else 'interrupted'}, {len(ran.outcomes)} results kept{kept}")
