@@ -18,7 +18,7 @@ from house_figures import Tree, riddles, riddles_of_tests
 # place here; they take part in the search for cycles.
 PACKAGES = ("pipeline", "recording", "inputs", "hardware", "models", "operators", "placement", "program",
             "frameworks", "recipes", "results", "memory", "timing", "validation", "vllm", "docgen", "simulation", "rl",
-            "calibration", "executors", "batch", "search", "cli")
+            "calibration", "executors", "tables", "batch", "search", "cli")
 
 # Folders of `viz`, and those from which each imports; any of them may import the modules in the root.
 VIZ_FOLDERS: dict[str, set[str]] = {"charts": set(), "layouts": {"charts"}, "exports": {"charts", "layouts"},
@@ -97,6 +97,7 @@ DOORS = {
         "simcore/cli/recipes.py",
         "simcore/cli/report.py",
         "simcore/cli/lists.py",
+        "simcore/cli/query.py",
         "simcore/cli/read.py",
     },
 }
@@ -134,12 +135,16 @@ READS_OWN = {
         "(Path(folder) / 'points.json').read_text(encoding='utf-8')",
     },
     # digests of files of results, block by block
-    "simcore/batch/manifest.py": {
+    "simcore/tables/data_set.py": {
         "path.open('rb')",
     },
     # what `run -o` wrote, line by line
     "simcore/batch/folder.py": {
         "self.results.open('rb')",
+    },
+    # the same, results one by one
+    "simcore/batch/kept.py": {
+        "os.open(path, os.O_RDONLY | getattr(os, 'O_BINARY', 0))",
     },
     # the same, under way
     "simcore/batch/unfinished.py": {

@@ -224,12 +224,14 @@ def _question(space: Space, objectives: tuple[Objective, ...], *, top: int, unsu
 
 def _searched(question: Search, away: Elsewhere, output: Path | None, inner: str) -> SearchResult:
     """Answer of a search; `inner`: name of its folder in those of the options, "" for one scenario."""
+    from simcore.cli.output import complain
     from simcore.cli.sheets.stages import stages
     from simcore.search.search import search as find
 
     with stages() as told:
         kept = None if output is None else output / inner
-        result = find(question, told, kept, shard=away.shard, parts=[part / inner for part in away.parts])
+        result = find(question, told, kept, shard=away.shard, parts=[part / inner for part in away.parts],
+                      noted=lambda note: complain([note]))
     if result.counts.refused == result.counts.candidates and not away.shard:
         most = result.refused[0]
         rule = f" [{most.rule}]" if most.rule != most.message and not most.rule.endswith("#") else ""

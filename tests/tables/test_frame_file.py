@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import fakes
-from simcore.batch.frame_file import arrow, write_csv, write_parquet
-from simcore.batch.tabulate import table
 from simcore.errors import InputError
 from simcore.results.frame import Column, Frame
+from simcore.tables.frame_file import arrow, write_csv, write_parquet
+from simcore.tables.tabulate import table
 
 MIXED = Frame("scenarios", (Column("name", "string", "", "who"), Column("device_bytes", "int64", "B", "much"),
                             Column("mfu", "float64", "", "share"), Column("is_worst", "bool", "", "")),
@@ -66,8 +66,9 @@ def test_parquet_keeps_types_units_and_names(tmp_path: Path) -> None:
 
 def test_an_empty_table_has_types_too() -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed: Parquet was not written")
-    assert [str(field.type) for field in arrow(table([]))] == [
-        {"string": "string", "int64": "int64", "float64": "double"}[column.dtype] for column in table([]).columns]
+    types = {"string": "string", "int64": "int64", "float64": "double", "bool": "bool"}
+    made = table([])
+    assert [str(field.type) for field in arrow(made)] == [types[column.dtype] for column in made.columns]
 
 
 def test_without_pyarrow_a_person_is_told_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

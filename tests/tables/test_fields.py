@@ -6,12 +6,12 @@ import pytest
 
 import fakes
 import small
-from simcore.batch.fields import PLACES, RANK_FIELDS, SCENARIO_FIELDS
-from simcore.batch.tabulate import table
 from simcore.inputs.scenario import Mesh
 from simcore.results.frame import Value
 from simcore.results.report import Report
 from simcore.simulate import simulate
+from simcore.tables.fields import PLACES, RANK_FIELDS, SCENARIO_FIELDS
+from simcore.tables.tabulate import table
 
 TYPES: dict[str, type] = {"string": str, "int64": int, "float64": float, "bool": bool}
 

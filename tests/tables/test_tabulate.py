@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ import pytest
 import fakes
 import small
 from checkout import ROOT
-from simcore.batch.fields import SCENARIO_FIELDS
-from simcore.batch.tabulate import columns_page, table
 from simcore.inputs.loading import load
+from simcore.results.frame import flat
 from simcore.simulate import simulate
+from simcore.tables.tabulate import ROW_FIELDS, columns_page, table
 
 
 def test_what_is_not_known_is_empty_and_none_of_it_is_zero() -> None:
@@ -25,18 +26,28 @@ def test_what_is_not_known_is_empty_and_none_of_it_is_zero() -> None:
     assert made["problems"] == [None, None, None, "x.yaml:3: ep=3 does not divide 128 experts [fsdp2: experts]"]
 
 
-def test_keys_that_differ_have_columns_and_others_none(tmp_path: Path) -> None:
+def test_a_row_has_every_key_that_makes_its_scenario(tmp_path: Path) -> None:
     asked: dict[str, list[Any]] = {"mesh.dp_shard": [1, 2], "training.seq_len": [64, 128],
-                                   "training.recompute": ["none", "full"]}
+                                   "framework_options.set_last_reshard": [True, False]}
     file = tmp_path / "s.yaml"
     file.write_text(f"name: s\nmodel: {small.TINY}\nframework: fsdp2\ntopology: dgx-h100\nsweep: {asked}\n",
                     encoding="utf-8")
     made = table([simulate(one) for one in load(file)])
-    further = [column for column in made.columns if "." in column.name]
-    assert [(column.name, column.dtype) for column in further] == [("training.recompute", "string"),
-                                                                   ("training.seq_len", "int64")]
-    assert made.to_dict()["training.seq_len"] == [64, 64, 128, 128, 64, 64, 128, 128]
-    assert made.to_dict()["dp_shard"] == [1] * 4 + [2] * 4
+    columns = made.to_dict()
+    assert columns["training.seq_len"] == [64, 64, 128, 128, 64, 64, 128, 128]
+    assert columns["dp_shard"] == [1] * 4 + [2] * 4
+    assert set(columns["training.recompute"]) == {"none"}
+    assert columns["framework_options.set_last_reshard"] == [True, False] * 4
+    keys = dict(flat(load(file)[0].normalised()))
+    apart = {"name", "workload", "model", "framework", "topology", "training.method", "framework_options"}
+    assert {key for key, value in keys.items() if value not in (None, []) and not key.startswith("mesh.")} - apart <= {
+        *columns}
+
+
+def test_a_key_that_is_a_word_or_a_block_is_text() -> None:
+    one = small.scenario("fsdp2", {"dp_shard": 2}, recompute={"mode": "uniform", "num_layers": 2})
+    (row,) = table([simulate(one)]).records
+    assert json.loads(str(row["training.recompute"]))["num_layers"] == 2
 
 
 @pytest.mark.parametrize("scenario", [
@@ -58,11 +69,11 @@ def test_columns_stand_in_one_order_whatever_comes_first() -> None:
     results = [fakes.report("a"), fakes.report("b", 100), fakes.illegal("c")]
     names = [[column.name for column in table(order).columns] for order in (results, results[::-1])]
     assert names[0] == names[1]
-    fixed = [field.column.name for field in SCENARIO_FIELDS]
+    fixed = [field.column.name for field in ROW_FIELDS]
     assert names[0][: len(fixed)] == fixed
     assert len(set(names[0])) == len(names[0])
 
 
 def test_the_page_of_columns_is_the_codes_own() -> None:
     page = (ROOT / "docs/columns.md").read_text(encoding="utf-8")
-    assert page == columns_page(), "run: python -m simcore.batch.tabulate > docs/columns.md"
+    assert page == columns_page(), "run: python -m simcore.tables.tabulate > docs/columns.md"

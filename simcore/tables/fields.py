@@ -196,7 +196,9 @@ SCENARIO_FIELDS: Final[tuple[Field[Report], ...]] = (
     _field("capacity_bytes", "int64", "of one device", lambda r: r.capacity_bytes),
     _field("headroom_bytes", "int64", "what the limit leaves; negative where it does not fit", lambda r:
            r.headroom_bytes),
-    _field("highest_bytes", "int64", "what the verdict rests on; over all draws, where routing is drawn", lambda r:
+    _field("peak_bytes", "int64", "device memory that the verdict rests on, of the fullest rank", lambda r:
+           r.highest_bytes),
+    _field("highest_bytes", "int64", "the same as peak_bytes; over all draws, where routing is drawn", lambda r:
            r.highest_bytes),
     _field("worst_ranks", "string", "the class of ranks that the next columns are of", _worst(
         lambda rank: ", ".join(rank.ranks))),

@@ -24,7 +24,7 @@ from simcore.results.report import SCHEMA_VERSION
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["arrow", "check_parquet", "write_csv", "write_parquet", "write_rows"]
+__all__ = ["arrow", "check_parquet", "has_arrow", "write_csv", "write_parquet", "write_part", "write_rows"]
 
 # Full-width signs count as well, as spreadsheets in Chinese, Japanese or Korean accept them.
 _FORMULA: Final = re.compile("(^|;)(\\s*)(?=[=+\\-@\uff1d\uff0b\uff0d\uff20])")
@@ -60,13 +60,17 @@ def _harmless(text: str) -> str:
     return _FORMULA.sub(r"\1\2'", text)
 
 
+def has_arrow() -> bool:
+    """True if pyarrow is installed."""
+    try:
+        return find_spec("pyarrow") is not None
+    except ValueError:  # in sys.modules as None
+        return False
+
+
 def check_parquet() -> None:
     """Raises InputError, with the command that installs it, if pyarrow is missing."""
-    try:
-        is_installed = find_spec("pyarrow") is not None
-    except ValueError:  # in sys.modules as None
-        is_installed = False
-    if not is_installed:
+    if not has_arrow():
         message = "needs pyarrow, which is not installed: pip install 'rankscope[parquet]'; csv needs nothing"
         raise InputError(Problem("parquet", message))
 
@@ -77,10 +81,15 @@ def write_parquet(path: Path, frame: Frame) -> None:
     OSError if it cannot be written; InputError without pyarrow, and for a number in a result that exceeds 64 bits.
     """
     check_parquet()
+    write_part(path, frame.kind, frame.columns, frame.rows)
+
+
+def write_part(path: Path, kind: str, columns: Sequence[Column], rows: Sequence[Sequence[Value]]) -> None:
+    """Writes rows as a Parquet file, as `write_parquet` does; pyarrow must be there."""
     from pyarrow import parquet
 
     try:
-        arrow_table = arrow(frame)
+        arrow_table = _arrow(kind, columns, rows)
     except OverflowError as error:
         raise InputError(Problem(str(path), f"a number of these results passes 64 bits: {error}")) from None
     with whole(path) as file:
@@ -92,11 +101,16 @@ def arrow(frame: Frame) -> pa.Table:
 
     OverflowError for a whole number that exceeds 64 bits; ImportError without pyarrow.
     """
+    return _arrow(frame.kind, frame.columns, frame.rows)
+
+
+def _arrow(kind: str, columns: Sequence[Column], rows: Sequence[Sequence[Value]]) -> pa.Table:
     import pyarrow as pa
 
-    about = {"rankscope.table": frame.kind, "rankscope.schema_version": SCHEMA_VERSION}
-    schema = pa.schema([_arrow_field(column) for column in frame.columns], metadata=about)
-    return pa.table(frame.to_dict(), schema=schema)
+    about = {"rankscope.table": kind, "rankscope.schema_version": SCHEMA_VERSION}
+    schema = pa.schema([_arrow_field(column) for column in columns], metadata=about)
+    values = zip(*rows, strict=True) if rows else ((),) * len(columns)
+    return pa.table([pa.array(one, field.type) for one, field in zip(values, schema, strict=True)], schema=schema)
 
 
 def _arrow_field(column: Column) -> pa.Field:

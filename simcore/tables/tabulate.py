@@ -1,9 +1,10 @@
 """Results as a table: one row a scenario, or one row a class of ranks.
 
-Columns that every table has come first and in one order (`fields.py`); those that only some batches have follow,
-sorted: keys of the scenario whose values differ (spelled as `--set` takes them), bytes sent by collective and axis.
+Columns that every table has come first and in one order (`fields.py`, then all keys of the scenario, `key_fields.py`);
+those that only some batches have follow, sorted: parts of keys whose values differ (spelled as `--set` takes them),
+bytes sent by collective and axis.
 
-    python -m simcore.batch.tabulate > docs/columns.md
+    python -m simcore.tables.tabulate > docs/columns.md
 """
 
 from __future__ import annotations
@@ -13,36 +14,42 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from simcore.batch.fields import RANK_FIELDS, SCENARIO_FIELDS, OneClass
 from simcore.docgen.glossary import table as markdown
 from simcore.results.compare import worst_rank
-from simcore.results.frame import Frame, flat, frame
+from simcore.results.frame import Field, Frame, flat, frame
 from simcore.results.report import AtRest, Peak, RankReport, Report
+from simcore.tables.fields import RANK_FIELDS, SCENARIO_FIELDS, OneClass
+from simcore.tables.key_fields import KEY_FIELDS
 
-__all__ = ["columns_page", "table"]
+__all__ = ["ROW_FIELDS", "columns_page", "table"]
+
+ROW_FIELDS: Final[tuple[Field[Report], ...]] = (*SCENARIO_FIELDS, *KEY_FIELDS)
+"""Columns of a scenario's row in every table: what it is and came to, then all keys that make it."""
 
 _ALWAYS: Final = ("name", "workload", "model", "framework", "topology", "training.method", "mesh")
 """Keys of a scenario that have a fixed column, or are the row's name."""
 
 _FIXED: Final = frozenset(field.column.name for field in SCENARIO_FIELDS)
+_KEYS: Final = frozenset(field.column.name for field in KEY_FIELDS)
 
 
 def table(results: Iterable[Report] | Report, *, ranks: bool = False) -> Frame:
     """Table of results: one row per scenario, or with `ranks` per class of ranks (equal memory and work).
 
-    Fixed columns come first; then sorted ones: keys of the scenarios that differ (scenarios only), bytes at rest and at
-    the peak (ranks only), bytes that one rank sends in a step by collective and axis (scenarios: of the worst class).
+    Fixed columns come first (`ROW_FIELDS`); then sorted ones: parts of keys that differ (scenarios only), bytes at rest
+    and at the peak (ranks only), bytes that one rank sends in a step by collective and axis (scenarios: of the worst
+    class).
     """
     reports = [results] if isinstance(results, Report) else list(results)
     if ranks:
         classes = [OneClass(report, n, rank) for report in reports for n, rank in enumerate(report.ranks)]
         return frame("ranks", RANK_FIELDS, classes, _of_classes(classes))
-    return frame("scenarios", SCENARIO_FIELDS, reports,
+    return frame("scenarios", ROW_FIELDS, reports,
                  _keys(reports) | _sent([worst_rank(report) for report in reports]))
 
 
 def _keys(reports: Sequence[Report]) -> dict[str, tuple[str, list[Any]]]:
-    """Columns of the scenarios' keys whose values differ, by name."""
+    """Columns of the parts of keys whose values differ, such as options of a framework, by name."""
     every = [dict(flat(report.scenario)) for report in reports]
     names = sorted({name for keys in every for name in keys})
     columns = {name: [keys.get(name) for keys in every] for name in names if not _is_known(name)}
@@ -56,7 +63,7 @@ def _apart(name: str) -> str:
 
 
 def _is_known(name: str) -> bool:
-    return name in _ALWAYS or name.startswith("mesh.")
+    return name in _ALWAYS or name in _KEYS or name.startswith("mesh.")
 
 
 def _sent(ranks: Sequence[RankReport | None]) -> dict[str, tuple[str, list[Any]]]:
@@ -97,9 +104,10 @@ def _counted(sums: Sequence[Mapping[str, int] | None], words: str) -> dict[str, 
 # ---- the page -------------------------------------------------------------------------------------------------------
 _HEAD: Final = """# Columns
 
-Made by `python -m simcore.batch.tabulate`; edit that, not this page. They are the columns of `rankscope export csv` and
-`parquet`, and of `table(results)` in a notebook. What is not known is empty, never zero. Types are those of Parquet;
-a CSV file holds the same, as text. A unit is in the name: `_bytes`, `_s`, `_usd`; shares go from 0 to 1. Of one batch,
+Made by `python -m simcore.tables.tabulate`; edit that, not this page. They are the columns of `rankscope export csv`
+and `parquet`, of `table(results)` in a notebook, of `run --sort` and `--columns`, and those that `rankscope query`
+asks ([query](query.md)). What is not known is empty, never zero. Types are those of Parquet; a CSV file holds the same,
+as text. A unit is in the name: `_bytes`, `_s`, `_usd`; shares go from 0 to 1. Of one batch,
 columns always come in one order; the last ones are there only where they have something to say.
 
     rankscope run sweep.yaml -o results                            # a batch; or export takes the scenarios themselves
@@ -109,8 +117,8 @@ columns always come in one order; the last ones are there only where they have s
 In a CSV file a text that a spreadsheet would take for a formula (it begins with `=`, `+`, `-` or `@`) has an apostrophe
 before that sign; in Parquet it is as it was. Control characters are replaced in both."""
 _FURTHER: Final = {
-    "scenarios": (("`training.seq_len`, any key", "int64, float64, bool or string",
-                   "keys of the scenario whose values differ in the batch, as `--set` spells them"),
+    "scenarios": (("`framework_options.prefetch`, any part of a key", "int64, float64, bool or string",
+                   "where it differs in the batch, as `--set` spells it"),
                   ("`sent_COLLECTIVE_AXIS_bytes`", "int64", "what leaves the rank in one step")),
     "ranks": (("`at_rest_COMPONENT_bytes`", "int64", "parameters, gradients and optimizer states of a component"),
               ("`peak_CATEGORY_bytes`", "int64", "at the highest moment, what lies beside the allocator too"),
@@ -120,7 +128,7 @@ _FURTHER: Final = {
 def columns_page() -> str:
     """Markdown text of `docs/columns.md`: name, type and meaning of every column of both tables (scenarios, ranks)."""
     parts = [_HEAD]
-    for kind, fields in (("scenarios", SCENARIO_FIELDS), ("ranks", RANK_FIELDS)):
+    for kind, fields in (("scenarios", ROW_FIELDS), ("ranks", RANK_FIELDS)):
         rows = [(f"`{field.column.name}`", field.column.dtype, field.column.words) for field in fields]
         parts += [f"## `--table {kind}`", markdown(("column", "type", "is"), [*rows, *_FURTHER[kind]])]
     return "\n\n".join(parts) + "\n"
