@@ -59,8 +59,6 @@ def outcome(path: Path, gpus: int) -> tuple[str, str, list[str]]:
 def _outcome(path: Path, gpus: int) -> tuple[str, list[str]]:
     first = import_recipe([str(path)], Answers())
     imported = _enough(path, first, gpus) if first.questions else first
-    if imported.unknown:
-        return "unknown key", [problem.message for problem in imported.unknown]
     if imported.questions or imported.wrong:
         return "wrong", [*map(str, imported.questions), *(problem.message for problem in imported.wrong)]
     try:
@@ -70,6 +68,8 @@ def _outcome(path: Path, gpus: int) -> tuple[str, list[str]]:
         messages = [problem.message for problem in error.problems]
     if any(message.startswith(UNKNOWN_MODEL) for message in messages):
         return "family", messages
+    if imported.unknown:
+        return "unknown key", [problem.message for problem in imported.unknown]
     if imported.refused or messages:
         return "refused", [*(problem.message for problem in imported.refused), *messages]
     return ("answered after one question" if first.questions else "answered"), []

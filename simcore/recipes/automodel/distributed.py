@@ -46,7 +46,7 @@ def read_distributed(reader: Reader, draft: Draft) -> None:
     """Reads the block `distributed`: the mesh, FSDP2's options, recomputation and pipeline."""
     strategy = reader.text("distributed.strategy")
     if strategy is not None and strategy.value.lower() != "fsdp2":
-        draft.refuse(strategy, f"strategy {strategy.value} of Automodel")
+        draft.refuse(strategy, f"strategy {strategy.value} of Automodel", always=True)
     else:
         draft.use(strategy)
     draft.idle(reader.take("distributed._target_"), "strategy decides; the loader strips it")
@@ -92,14 +92,15 @@ def _gpus_of_tests(reader: Reader, draft: Draft) -> Answer | None:
     """GPUs on which Automodel's own tests run the recipe: nodes x GPUs of each, where it says both."""
     nodes, each = reader.integer("ci.nodes"), reader.integer("ci.nproc_per_node")
     if each is None:
-        draft.idle(nodes, "Automodel's own tests")
+        draft.idle(nodes, "Automodel's own tests, on GPUs of a number that is not said")
         return None
     draft.use(nodes, each)
     return Answer((nodes.value if nodes else 1) * each.value, each.where)
 
 
 def _read_experts(reader: Reader, draft: Draft, ep: Taken[int] | None) -> None:
-    if ep is None or ep.value == 1:
+    draft.refuse(reader.take("distributed.moe.mp_policy"), "a policy of mixed precision for experts alone")
+    if ep is None or ep.value == 1 or not reader.is_mapping("distributed.moe"):
         draft.idle(reader.matching("distributed.moe", "distributed.moe.*"),
                    "the parallelizer of experts runs with ep above 1 only")
         return
@@ -132,7 +133,7 @@ def _read_pipeline(reader: Reader, draft: Draft, pp: Taken[int] | None) -> None:
         draft.refuse(schedule, f"schedule {schedule.value} under automodel")
     else:
         draft.put("training.pipeline.schedule", schedule, word)
-    draft.refuse(reader.integer("distributed.pipeline.layers_per_stage"), "a number of layers for each stage")
-    rounding = reader.text("distributed.pipeline.round_virtual_stages_to_pp_multiple")
-    draft.idle(rounding, "settings of layers_per_stage alone")
+    draft.idle(reader.matching("distributed.pipeline.layers_per_stage",
+                               "distributed.pipeline.round_virtual_stages_to_pp_multiple"),
+               "a rank has one stage" if word in ("", "1f1b", "gpipe") else "settings of a schedule that is refused")
     read_rows(reader, draft, _PIPELINE)

@@ -54,9 +54,10 @@ def read_model(reader: Reader, draft: Draft) -> None:
     """Reads the block `model`."""
     builder = reader.text("model._target_")
     if builder is not None and not builder.value.endswith(_BUILDERS):
-        draft.refuse(builder, f"models are read that {' or '.join(_BUILDERS)} makes")
-    else:
-        draft.use(builder)
+        draft.refuse(builder, f"models are read that {' or '.join(_BUILDERS)} makes", always=True)
+        draft.idle(reader.matching("model.*"), "of a model that is refused")
+        return
+    draft.use(builder)
     family = _read_name(reader, draft)
     forced = reader.flag("model.force_hf")
     own = forced is None or not forced.value
@@ -81,10 +82,11 @@ def _read_name(reader: Reader, draft: Draft) -> str:
                    "--set model says which model it is")
         return _family(str(given))
     written_out = reader.is_mapping("model.config")
-    within = "model.config." if written_out else "model."
-    found = [one for one in (reader.text(f"{within}{name}") for name in _NAMES) if one is not None]
-    if not written_out and (named := reader.text("model.config")) is not None:
-        found.append(named)
+    keys = [f"{within}.{name}" for within in ("model", *(["model.config"] if written_out else [])) for name in _NAMES]
+    found = [one for key in (*keys, *([] if written_out else ["model.config"])) if (one := reader.text(key))]
+    for other in found[1:]:
+        if other.value != found[0].value:
+            draft.fail(other.where, f"{other.key} is {other.value}, {found[0].key} is {found[0].value}")
     loader = reader.text("model.config._target_")
     if not found:
         draft.ask("model", "--set model=NAME or PATH of its config.json", "model", loader)

@@ -6,7 +6,7 @@ from typing import Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
-from simcore.recipes.rows import Idle, Off, Says, read_rows
+from simcore.recipes.rows import Idle, Off, On, Says, read_rows
 
 __all__ = ["read_loss", "read_optimizer"]
 
@@ -20,6 +20,11 @@ _ROWS: Final = (
     Idle(tuple(f"optimizer.{name}" for name in (
         "lr", "betas", "eps", "epsilon", "weight_decay", "adam_w_mode", "bias_correction", "dampening", "nesterov",
         "maximize")), "values, not tensors"),
+)
+_LOSS_ROWS: Final = (
+    Says("loss_fn.chunk_len", "", idle={512: "the default"}, words={None: None}, what="chunks of another length:"),
+    On("loss_fn.compile", "chunks that are not compiled"),
+    Idle(("loss_fn.ignore_index", "loss_fn.reduction"), "which tokens count"),
 )
 
 
@@ -54,4 +59,4 @@ def read_loss(reader: Reader, draft: Draft) -> None:
     else:
         draft.put("training.loss", target, _LOSSES.get(name))
         draft.idle(upcast, f"{name} takes none")
-    draft.idle(reader.matching("loss_fn.ignore_index", "loss_fn.reduction"), "which tokens count")
+    read_rows(reader, draft, _LOSS_ROWS)

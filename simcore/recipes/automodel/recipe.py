@@ -41,7 +41,9 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     file = files[0]
     reader, draft = Reader(file.document, _NULLS), Draft("automodel", file.path, answers)
     draft.infer("name", Path(file.path).stem, "the file's name")
-    _read_kind(reader, draft)
+    if not _read_kind(reader, draft):
+        draft.idle(reader.matching("*"), "of a recipe that is refused")
+        return draft.imported([reader], loose=loose)
     read_model(reader, draft)
     read_machine(draft, _machine_hint(reader))
     read_distributed(reader, draft)
@@ -63,13 +65,14 @@ def _machine_hint(reader: Reader) -> Hint | None:
     return Hint(name, f"the GPU with a peak of {peak.value:g} TFLOP/s in bf16", peak)
 
 
-def _read_kind(reader: Reader, draft: Draft) -> None:
-    """The class of the recipe; both that are read train a model to predict the next token, in the same step."""
+def _read_kind(reader: Reader, draft: Draft) -> bool:
+    """False for a class of recipes that is not read; those that are train to predict the next token, by one step."""
     kind = reader.text("recipe._target_" if reader.is_mapping("recipe") else "recipe")
     if kind is not None and kind.value.rpartition(".")[2] not in _RECIPES:
-        draft.refuse(kind, f"only {' and '.join(_RECIPES)} are read")
-    else:
-        draft.infer("framework", "automodel", "the class of the recipe", kind)
+        draft.refuse(kind, f"only {' and '.join(_RECIPES)} are read", always=True)
+        return False
+    draft.infer("framework", "automodel", "the class of the recipe", kind)
+    return True
 
 
 FORMAT: Final = Format("automodel", "NeMo Automodel YAML", _recognises, _read)
