@@ -3,6 +3,7 @@
     python tests/recipes/upstream.py FOLDER...                       # folders or files; every .yaml, .yml, .json, .toml
     python tests/recipes/upstream.py --list refused FOLDER           # files of one outcome, with the first reason
     python tests/recipes/upstream.py --why FOLDER                    # reasons, most frequent first
+    python tests/recipes/upstream.py --loose FOLDER                  # without what is unknown or not modelled
 
 A recipe is imported without any answer, and again with answers to what it has left open, then its layout is checked by
 the engine. Outcomes: `answered`; `answered after one question`; `refused` by name (by the importer, the framework or
@@ -43,22 +44,22 @@ def answers_to(imported: Imported, gpus: int) -> Answers:
                               "dgx-h100" if "topology" in asked else "")
 
 
-def outcome(path: Path, gpus: int) -> tuple[str, str, list[str]]:
+def outcome(path: Path, gpus: int, *, loose: bool = False) -> tuple[str, str, list[str]]:
     """Format of a file ("-": none), what becomes of it, and the reasons."""
     try:
         found = format_of(read_files([str(path)]))
         if found is None:
             return "-", "no recipe", []
-        return (found[0].name, *_outcome(path, gpus))
+        return (found[0].name, *_outcome(path, gpus, loose=loose))
     except InputError as error:
         return "-", "no recipe", [problem.message for problem in error.problems]
     except Exception:  # noqa: BLE001 - a traceback is what is counted
         return "-", "traceback", [traceback.format_exc().splitlines()[-1]]
 
 
-def _outcome(path: Path, gpus: int) -> tuple[str, list[str]]:
-    first = import_recipe([str(path)], Answers())
-    imported = _enough(path, first, gpus) if first.questions else first
+def _outcome(path: Path, gpus: int, *, loose: bool) -> tuple[str, list[str]]:
+    first = import_recipe([str(path)], Answers(), loose=loose)
+    imported = _enough(path, first, gpus, loose=loose) if first.questions else first
     if imported.questions or imported.wrong:
         return "wrong", [*map(str, imported.questions), *(problem.message for problem in imported.wrong)]
     try:
@@ -75,11 +76,11 @@ def _outcome(path: Path, gpus: int) -> tuple[str, list[str]]:
     return ("answered after one question" if first.questions else "answered"), []
 
 
-def _enough(path: Path, first: Imported, gpus: int) -> Imported:
+def _enough(path: Path, first: Imported, gpus: int, *, loose: bool) -> Imported:
     """Import with the least number of GPUs, from `gpus` on by doubling, that the recipe's degrees divide."""
     imported = first
     while gpus <= 4096:
-        imported = import_recipe([str(path)], answers_to(first, gpus))
+        imported = import_recipe([str(path)], answers_to(first, gpus), loose=loose)
         try:
             if not any("GPUs are no multiple" in problem.message for problem in imported.wrong):
                 parse_scenario(imported.document())
@@ -109,12 +110,13 @@ def main() -> int:
     parser.add_argument("folders", nargs="+")
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--list", choices=OUTCOMES, default=None)
+    parser.add_argument("--loose", action="store_true")
     parser.add_argument("--why", action="store_true")
     asked = parser.parse_args()
     table: dict[str, Counter[str]] = defaultdict(Counter)
     reasons: Counter[tuple[str, str]] = Counter()
     for path in _files(asked.folders):
-        name, what, why = outcome(path, asked.gpus)
+        name, what, why = outcome(path, asked.gpus, loose=asked.loose)
         table[name][what] += 1
         reasons.update((what, reason[:150]) for reason in {*why})
         if what == asked.list:
