@@ -67,7 +67,7 @@ def test_formats_have_names_and_only_one_takes_a_file() -> None:
 
 
 def test_a_named_format_reads_what_is_not_recognised() -> None:
-    Path("b.yaml").write_text(RECIPE.partition("\n")[2].replace("step_scheduler", "other"), encoding="utf-8")
+    Path("b.yaml").write_text(RECIPE.partition("\n")[2].replace("nemo_automodel.", ""), encoding="utf-8")
     assert format_of(read_files(["b.yaml"])) is None
     with pytest.raises(InputError, match=r"b\.yaml: is of no format that is recognised"):
         import_recipe(["b.yaml"], ANSWERS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Final
 
+from simcore.hardware.topology import load_topology, topology_names
 from simcore.recipes.answers import Answer
 from simcore.recipes.automodel.model import DTYPES
 from simcore.recipes.draft import Draft
@@ -77,25 +78,37 @@ def _read_data_parallel(reader: Reader, draft: Draft, sizes: dict[str, Taken[int
         if gpus is not None and gpus.value != product:
             draft.fail(gpus.where, f"the recipe is for {product} GPUs: {stated.key} is {stated.value} ({stated.where})")
         gpus = Answer(product, stated.where)
-    gpus = gpus or _gpus_of_tests(reader, draft)
+    gpus = gpus or _gpus_of_nodes(reader, draft)
     if copies is not None:
         others["dp_replicate_size"] = copies
         draft.put("mesh.dp_replicate", copies)
     if gpus is None:
-        draft.ask("mesh.dp_shard", "--gpus N", "number of GPUs", stated)
+        nodes = reader.look("ci.nodes")
+        hint = f" (Automodel's own tests use {nodes} {'node' if nodes == 1 else 'nodes'})" if nodes else ""
+        draft.ask("mesh.dp_shard", "--gpus N", f"number of GPUs{hint}", stated)
         return
     draft.use(stated)
     share_out(draft, gpus, others, "mesh.dp_shard", "GPUs over the other degrees", _SIZES)
 
 
-def _gpus_of_tests(reader: Reader, draft: Draft) -> Answer | None:
-    """GPUs on which Automodel's own tests run the recipe: nodes x GPUs of each, where it says both."""
+def _gpus_of_nodes(reader: Reader, draft: Draft) -> Answer | None:
+    """GPUs of the nodes that a benchmark, or Automodel's own test of the recipe, says it takes; None if none does.
+
+    A benchmark's nodes are whole machines (`docs/performance-summary.mdx`: its GPUs are 8 for each `num_nodes`).
+    """
     nodes, each = reader.integer("ci.nodes"), reader.integer("ci.nproc_per_node")
-    if each is None:
-        draft.idle(nodes, "Automodel's own tests, on GPUs of a number that is not said")
+    of_benchmark, machine = reader.integer("benchmark.num_nodes"), draft.values.get("topology")
+    if each is not None:
+        draft.use(nodes, each)
+        draft.idle(of_benchmark, f"{each.key} says how many GPUs there are")
+        return Answer((nodes.value if nodes else 1) * each.value, each.where)
+    draft.idle(nodes, "Automodel's own tests, on GPUs of a number that is not said")
+    if of_benchmark is None or machine not in topology_names():
+        draft.idle(of_benchmark, "GPUs of a node are not known")
         return None
-    draft.use(nodes, each)
-    return Answer((nodes.value if nodes else 1) * each.value, each.where)
+    draft.use(of_benchmark)
+    node = load_topology(machine).node
+    return Answer(of_benchmark.value * int(node.gpus_per_host or node.gpus), of_benchmark.where)
 
 
 def _read_experts(reader: Reader, draft: Draft, ep: Taken[int] | None) -> None:

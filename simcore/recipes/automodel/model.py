@@ -10,7 +10,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 
-__all__ = ["DTYPES", "read_model"]
+__all__ = ["BY_BACKEND", "DTYPES", "read_model"]
 
 _BUILDERS: Final = ("NeMoAutoModelForCausalLM.from_pretrained", "NeMoAutoModelForCausalLM.from_config")
 _FORMATS: Final = {"bf16": "bf16", "bfloat16": "bf16", "fp32": "fp32", "float32": "fp32", "fp16": "fp16",
@@ -20,7 +20,7 @@ DTYPES: Final = _FORMATS | {f"torch.{word}": value for word, value in _FORMATS.i
 _NAMES: Final = ("pretrained_model_name_or_path", "name_or_path")
 _NO_FIELDS: Final = ("trust_remote_code", "use_cache", "_attn_implementation", "attn_implementation_new", "dtype",
                      "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id", "architectures")
-_BY_BACKEND: Final = ("nemotron_h", "qwen3_moe", "deepseek_v3")
+BY_BACKEND: Final = ("nemotron_h", "qwen3_moe", "deepseek_v3")
 """Families whose layers take `backend.attn` and never read attn_implementation (`frameworks/automodel/attention`)."""
 _ATTENTION: Final = Says("model.backend.attn", "framework_options.attn", "text", {"te": "te", "sdpa": "sdpa"},
                          what="attention by")
@@ -50,13 +50,13 @@ _REST: Final = (
 )
 
 
-def read_model(reader: Reader, draft: Draft) -> None:
-    """Reads the block `model`."""
+def read_model(reader: Reader, draft: Draft) -> str:
+    """Reads the block `model`, and returns the model's family; "" if it is not known."""
     builder = reader.text("model._target_")
     if builder is not None and not builder.value.endswith(_BUILDERS):
         draft.refuse(builder, f"models are read that {' or '.join(_BUILDERS)} makes", always=True)
         draft.idle(reader.matching("model.*"), "of a model that is refused")
-        return
+        return ""
     draft.use(builder)
     family = _read_name(reader, draft)
     forced = reader.flag("model.force_hf")
@@ -65,7 +65,7 @@ def read_model(reader: Reader, draft: Draft) -> None:
         draft.idle(forced, "the default")
     else:
         draft.put("implementation", forced, "hf")
-    _read_attention(reader, draft, by_backend=own and family in _BY_BACKEND)
+    _read_attention(reader, draft, by_backend=own and family in BY_BACKEND)
     _read_backend(reader, draft, own=own)
     depth = reader.integer("model.num_nextn_predict_layers")
     if depth is not None and depth.value:
@@ -73,6 +73,7 @@ def read_model(reader: Reader, draft: Draft) -> None:
     else:
         draft.idle(depth, "no layers of multi-token prediction")
     read_rows(reader, draft, _REST)
+    return family
 
 
 def _read_name(reader: Reader, draft: Draft) -> str:

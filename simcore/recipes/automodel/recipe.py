@@ -27,14 +27,17 @@ _NULLS: Final = frozenset({"none", "None"})
 """Words that its loader reads as null (`components/config/loader.py`, translate_value)."""
 _RECIPES: Final = ("TrainFinetuneRecipeForNextTokenPrediction", "BenchmarkingRecipeForNextTokenPrediction")
 
+_BLOCKS: Final = frozenset({"step_scheduler", "distributed", "dist_env", "recipe_args"})
 _PEAKS: Final = {989.0: "dgx-h100", 312.0: "dgx-a100"}
 
 
 def _recognises(file: RecipeFile) -> bool:
     document = file.mapping()
-    if document is None or not isinstance(document.data.get("model"), dict):
+    if document is None:
         return False
-    return "recipe" in document.data and not {"step_scheduler", "distributed"}.isdisjoint(document.data)
+    model = document.data.get("model")
+    target = str(model.get("_target_")) if isinstance(model, dict) else ""
+    return target.startswith("nemo_automodel.") or ("recipe" in document.data and not _BLOCKS.isdisjoint(document.data))
 
 
 def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
@@ -44,13 +47,13 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     if not _read_kind(reader, draft):
         draft.idle(reader.matching("*"), "of a recipe that is refused")
         return draft.imported([reader], loose=loose)
-    read_model(reader, draft)
+    family = read_model(reader, draft)
     read_machine(draft, _machine_hint(reader))
     read_distributed(reader, draft)
     read_method(reader, draft)
     read_lengths(reader, draft)
     read_batches(reader, draft)
-    read_loss(reader, draft)
+    read_loss(reader, draft, family)
     read_optimizer(reader, draft)
     read_rows(reader, draft, WITHOUT_EFFECT)
     return draft.imported([reader], loose=loose)

@@ -107,7 +107,31 @@ def test_a_stated_degree_of_data_gives_the_number_of_gpus() -> None:
     assert found.values["mesh"] == {"tp": 1, "dp_replicate": 2, "dp_shard": 2}
 
 
-def test_a_benchmark_names_its_machine() -> None:
-    found = imported(changed("seed: 7", "benchmark: {peak_tflops: 989}"), gpus=16, seq_len=64)
+def test_a_benchmark_names_its_machine_and_its_nodes() -> None:
+    found = imported(changed("seed: 7", "benchmark: {peak_tflops: 989, num_nodes: 4}"), seq_len=64)
     assert found.values["topology"] == "dgx-h100"
     assert found.origins["topology",].kind == "inferred"
+    assert found.values["mesh"]["dp_shard"] * found.values["mesh"]["dp_replicate"] == 32
+    other = imported(changed("seed: 7", "benchmark: {num_nodes: 4}"), seq_len=64, topology="gb200-nvl72")
+    assert other.values["mesh"]["dp_shard"] * other.values["mesh"]["dp_replicate"] == 16
+
+
+def test_its_own_tests_give_a_hint_and_decide_where_they_say_all() -> None:
+    [question] = imported(changed("seed: 7", "ci: {nodes: 2}"), seq_len=64, topology="dgx-h100").questions
+    assert question.text == "number of GPUs (Automodel's own tests use 2 nodes)"
+    found = imported(changed("seed: 7", "ci: {nodes: 2, nproc_per_node: 2}"), seq_len=64, topology="dgx-h100")
+    assert found.values["mesh"]["dp_shard"] == 2
+
+
+@pytest.mark.parametrize(("model", "loss"), [("nemotron-3-nano-30b-a3b", "masked_fp32"), ("qwen3-8b", "cut")])
+def test_stages_without_hidden_states_get_another_loss(model: str, loss: str) -> None:
+    text = changed("masked_ce.MaskedCrossEntropy, fp32_upcast: false", "linear_ce.FusedLinearCrossEntropy")
+    stages = changed("  tp_size: 1\n", "  pp_size: 2\n", changed("qwen3-8b", model, text))
+    assert imported(stages).values["training"]["loss"] == loss
+    assert imported(changed("qwen3-8b", model, text)).values["training"]["loss"] == "cut"
+
+
+@pytest.mark.parametrize(("targets", "refused"), [('"*_proj"', False), ('["*"]', True), ('["*experts"]', True)])
+def test_ranks_of_experts_are_scaled_only_where_experts_are_adapted(targets: str, *, refused: bool) -> None:
+    text = changed('target_modules: "*_proj"', f"target_modules: {targets}\n  moe_rank_scaling: true")
+    assert bool(imported(text).refused) is refused
