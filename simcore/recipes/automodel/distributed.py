@@ -94,7 +94,8 @@ def _read_data_parallel(reader: Reader, draft: Draft, sizes: dict[str, Taken[int
 def _gpus_of_nodes(reader: Reader, draft: Draft) -> Answer | None:
     """GPUs of the nodes that a benchmark, or Automodel's own test of the recipe, says it takes; None if none does.
 
-    A benchmark's nodes are whole machines (`docs/performance-summary.mdx`: its GPUs are 8 for each `num_nodes`).
+    Several nodes of a benchmark are whole machines (`docs/performance-summary.mdx`: 8 GPUs for each of `num_nodes`);
+    one may be a part of a machine, there a single GPU.
     """
     nodes, each = reader.integer("ci.nodes"), reader.integer("ci.nproc_per_node")
     of_benchmark, machine = reader.integer("benchmark.num_nodes"), draft.values.get("topology")
@@ -103,12 +104,11 @@ def _gpus_of_nodes(reader: Reader, draft: Draft) -> Answer | None:
         draft.idle(of_benchmark, f"{each.key} says how many GPUs there are")
         return Answer((nodes.value if nodes else 1) * each.value, each.where)
     draft.idle(nodes, "Automodel's own tests, on GPUs of a number that is not said")
-    if of_benchmark is None or machine not in topology_names():
-        draft.idle(of_benchmark, "GPUs of a node are not known")
+    if of_benchmark is None or of_benchmark.value == 1 or machine not in topology_names():
+        draft.idle(of_benchmark, "how many GPUs of its nodes are used is not said")
         return None
     draft.use(of_benchmark)
-    node = load_topology(machine).node
-    return Answer(of_benchmark.value * int(node.gpus_per_host or node.gpus), of_benchmark.where)
+    return Answer(of_benchmark.value * load_topology(machine).gpus_per_host, of_benchmark.where)
 
 
 def _read_experts(reader: Reader, draft: Draft, ep: Taken[int] | None) -> None:

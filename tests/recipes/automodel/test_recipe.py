@@ -112,6 +112,7 @@ def test_a_benchmark_names_its_machine_and_its_nodes() -> None:
     assert found.values["topology"] == "dgx-h100"
     assert found.origins["topology",].kind == "inferred"
     assert found.values["mesh"]["dp_shard"] * found.values["mesh"]["dp_replicate"] == 32
+    assert imported(changed("seed: 7", "benchmark: {peak_tflops: 989, num_nodes: 1}"), seq_len=64).questions
     other = imported(changed("seed: 7", "benchmark: {num_nodes: 4}"), seq_len=64, topology="gb200-nvl72")
     assert other.values["mesh"]["dp_shard"] * other.values["mesh"]["dp_replicate"] == 16
 
