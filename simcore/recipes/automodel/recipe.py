@@ -43,6 +43,8 @@ def _recognises(file: RecipeFile) -> bool:
 def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
     file = files[0]
     reader, draft = Reader(file.document, _NULLS), Draft("automodel", file.path, answers)
+    for other in files[1:]:
+        draft.fail(other.path, "an Automodel recipe is one file; a config.json is named by --set model=PATH")
     draft.infer("name", Path(file.path).stem, "the file's name")
     if not _read_kind(reader, draft):
         draft.idle(reader.matching("*"), "of a recipe that is refused")

@@ -9,6 +9,8 @@ import pytest
 from automodel_recipe import ANSWERED, RECIPE, changed, imported, refusal
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
+from simcore.recipes.answers import Answers
+from simcore.recipes.importing import import_recipe
 from simcore.recipes.recipe_file import read_files
 from simcore.recipes.registry import format_of
 from simcore.simulate import check
@@ -105,6 +107,13 @@ def test_keys_mean_what_upstream_does(old: str, new: str, key: str, value: objec
 def test_a_stated_degree_of_data_gives_the_number_of_gpus() -> None:
     found = imported(changed("dp_size: none", "dp_size: 4"), seq_len=64, topology="dgx-h100")
     assert found.values["mesh"] == {"tp": 1, "dp_replicate": 2, "dp_shard": 2}
+
+
+def test_a_second_file_is_never_left_aside() -> None:
+    Path("mine.yaml").write_text(RECIPE, encoding="utf-8")
+    Path("config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    found = import_recipe(["config.json", "mine.yaml"], Answers.of_options(**ANSWERED))
+    assert [problem.where for problem in found.wrong] == ["config.json"]
 
 
 def test_a_benchmark_names_its_machine_and_its_nodes() -> None:
