@@ -14,6 +14,7 @@ from simcore.errors import IllegalLayout, NotYet, RankscopeError
 from simcore.inputs.loading import changed
 from simcore.inputs.scenario import Scenario
 from simcore.placement.job import topology_of
+from simcore.program.row_cache import settle
 from simcore.results.evidence import EvidenceKind
 from simcore.results.report import Report
 from simcore.results.verdict import Verdict
@@ -21,7 +22,8 @@ from simcore.simulate import simulate
 from simcore.simulation.bounds import is_too_large_at_rest, least_step_ns
 from simcore.simulation.random_lengths import is_drawn
 from simcore.simulation.simulation import placed_simulation
-from simcore.simulation.step import Request, step_of
+from simcore.simulation.step import Request, lower_step, step_of
+from simcore.simulation.step_memory import has_own_phases, step_memory
 
 __all__ = ["Candidate", "Judged", "Refused", "Sized", "Status", "Timed", "judged", "timed"]
 
@@ -101,8 +103,10 @@ def _judged(base: Scenario, candidate: Candidate) -> Judged:
         simulation = placed_simulation(scenario)
         if is_too_large_at_rest(simulation):
             return None
-        report = step_of(simulation, Request(timed=False))
-        return _sized(scenario, report, least_step_ns(simulation) / 1e9)
+        if has_own_phases(scenario):
+            report = step_of(simulation, Request(timed=False))
+            return _sized(scenario, report, least_step_ns(simulation) / 1e9)
+        return _sized_step(simulation)
     except RankscopeError as error:
         return _refused(error)
     except OverflowError:
@@ -116,6 +120,18 @@ def _refused(error: RankscopeError) -> Refused:
     status: Status = (
         "illegal" if isinstance(error, IllegalLayout) else "not yet" if isinstance(error, NotYet) else "wrong")
     return Refused(status, problem.rule or _NUMBER.sub("#", problem.message), problem.message)
+
+
+def _sized_step(simulation: Simulation) -> Sized:
+    """Answer on a placed layout by its memory alone, without a report."""
+    scenario = simulation.job.scenario
+    try:
+        lower_step(simulation)
+        memory, price = step_memory(simulation), simulation.topology.price_per_gpu_hour
+        return Sized(memory.verdict, memory.highest_bytes, memory.headroom_bytes, scenario.world_size,
+                     _tokens(scenario), None if price is None else price.si, least_step_ns(simulation) / 1e9)
+    finally:
+        settle()
 
 
 def _sized(scenario: Scenario, report: Report, least_s: float) -> Judged:

@@ -25,7 +25,7 @@ from simcore.simulation.simulation import Simulation, placed_simulation
 from simcore.simulation.step_length import check_rows, num_rows, unlike
 from simcore.timing.step import StepTiming, time_step
 
-__all__ = ["Asked", "Request", "first_num_rows", "program_of", "step_of", "training_step"]
+__all__ = ["Asked", "Request", "first_num_rows", "lower_step", "program_of", "step_of", "training_step"]
 
 
 class Asked(TypedDict, total=False):
@@ -92,6 +92,16 @@ def step_of(simulation: Simulation, request: Request) -> Report:
         return unlike(simulation, answer)
     finally:
         settle()
+
+
+def lower_step(simulation: Simulation) -> None:
+    """Makes the programs of a placed simulation, without its times.
+
+    Raises as `training_step`. `row_cache.settle` is to be called when they have been read.
+    """
+    simulation.num_written = _few(simulation)
+    check_rows(simulation)
+    _write_out(simulation, timed=False)
 
 
 def first_num_rows(scenario: Scenario) -> int:

@@ -109,8 +109,7 @@ def kernel_ns(program: Program, topology: Topology, framework: Framework) -> Int
     kernels = _kernels(program, topology, framework)
     ns = np.zeros(len(program.distinct), dtype=np.int64)
     ns[kernels.rows] = kernels.ns
-    sums = np.bincount(program.microbatch, weights=ns[program.places])
-    return sums.astype(np.int64)
+    return program.outline.by_microbatch(ns)
 
 
 def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], hosts: Sequence[IntArray],
