@@ -21,7 +21,7 @@ from simcore.results.verdict import Verdict
 from simcore.simulate import simulate
 from simcore.simulation.bounds import is_too_large_at_rest, least_step_ns
 from simcore.simulation.random_lengths import is_drawn
-from simcore.simulation.simulation import placed_simulation
+from simcore.simulation.simulation import Simulation, placed_simulation
 from simcore.simulation.step import Request, lower_step, step_of
 from simcore.simulation.step_memory import has_own_phases, step_memory
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, takewhile
 from typing import TypedDict
 
 from simcore.frameworks.registry import hooks_of
@@ -25,7 +25,7 @@ from simcore.simulation.simulation import Simulation, placed_simulation
 from simcore.simulation.step_length import check_rows, num_rows, unlike
 from simcore.timing.step import StepTiming, time_step
 
-__all__ = ["Asked", "Request", "first_num_rows", "lower_step", "program_of", "step_of", "training_step"]
+__all__ = ["Asked", "Request", "first_num_rows", "lower_step", "most_lowered", "program_of", "step_of", "training_step"]
 
 
 class Asked(TypedDict, total=False):
@@ -81,7 +81,7 @@ def step_of(simulation: Simulation, request: Request) -> Report:
     `request`: how much of it is simulated; classes of ranks are those of `simulation`. Raises as `training_step`.
     """
     scenario = simulation.job.scenario
-    simulation.num_written = scenario.num_microbatches if request.whole else _few(simulation)
+    simulation.num_written = scenario.num_microbatches if request.whole else num_lowered(simulation)
     check_rows(simulation)
     try:
         _write_out(simulation, timed=request.timed and request.rank is None)
@@ -99,7 +99,7 @@ def lower_step(simulation: Simulation) -> None:
 
     Raises as `training_step`. `row_cache.settle` is to be called when they have been read.
     """
-    simulation.num_written = _few(simulation)
+    simulation.num_written = num_lowered(simulation)
     check_rows(simulation)
     _write_out(simulation, timed=False)
 
@@ -124,20 +124,32 @@ def _write_out(simulation: Simulation, *, timed: bool) -> None:
         if not timed:
             return
         simulation.timing = _timing(simulation)
-        more = _few(simulation, doublings)
+        more = num_lowered(simulation, doublings)
         if simulation.timing.steady or simulation.num_written == every or num_rows(replace(simulation,
                                                                                            num_written=more)) > ROWS:
             return
         simulation.num_written = more
 
 
-def _few(simulation: Simulation, doublings: int = 0) -> int:
+def num_lowered(simulation: Simulation, doublings: int = 0) -> int:
     """Number of microbatches to write out: one more where the first differs as later ones add to its gradients."""
     schedule, count = simulation.framework.schedule, simulation.job.scenario.num_microbatches
     few = lowered_microbatches(schedule, count, doublings)
     one_more = schedule.num_stages == 1 and any(adds_in_place(plan, kind) for plan in simulation.plans[:1]
                                                 for kind, _ in plan.kind_counts)
     return min(count, few + one_more)
+
+
+def most_lowered(simulation: Simulation) -> int:
+    """Largest number of microbatches, below that of the step, that may be written out before their time is steady.
+
+    That of the step itself where its operations are too many to be written out.
+    """
+    every = simulation.job.scenario.num_microbatches
+    if num_rows(replace(simulation, num_written=every)) > ROWS:
+        return every
+    tried = takewhile(lambda number: number < every, (num_lowered(simulation, times) for times in count()))
+    return max(tried, default=every)
 
 
 def _timing(simulation: Simulation) -> StepTiming:

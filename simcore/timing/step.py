@@ -31,7 +31,7 @@ from simcore.timing.routes import HOST_WAYS, Routes
 from simcore.timing.streams import RankStreams, hidden_shares, tracks
 from simcore.timing.timeline import ClassTimes, Communicators, run
 
-__all__ = ["StepTiming", "forward_ns", "kernel_ns", "time_step"]
+__all__ = ["StepTiming", "alone_ns", "exposed_ns", "forward_ns", "host_ns", "kernels_of", "link_of", "time_step"]
 
 _DTYPE_ID = {name: DTYPES.index(name) for name in ("fp32", "bf16", "fp16", "fp8", "fp4")}
 
@@ -67,8 +67,8 @@ def time_step(programs: Sequence[Program], classes: Sequence[RankClass], routes:
     `classes`: for each program the class of ranks that runs it. `steady_ones`: indices of the programs' microbatches
     that stand for those left out; `extra_microbatches`: number of those left out, each as long as a steady one.
     """
-    kernels = [_kernels(program, routes.topology, framework) for program in programs]
-    alone = [_alone(program, routes) for program in programs]
+    kernels = [kernels_of(program, routes.topology, framework) for program in programs]
+    alone = [alone_ns(program, routes) for program in programs]
     compiled = [_track(*each, routes, framework) for each in zip(programs, kernels, alone, strict=True)]
     once = int(routes.topology.efficiency.host.step.si * 1e9) if framework.libraries.module_calls else 0
     wires = _Wires(programs, classes, routes)
@@ -99,17 +99,17 @@ def forward_ns(programs: Sequence[Program], classes: Sequence[RankClass], routes
 
     `classes`: for each program the class of ranks that runs it. Nothing is extrapolated to other microbatches.
     """
-    compiled = [_track(program, _kernels(program, routes.topology, framework), _alone(program, routes),
+    compiled = [_track(program, kernels_of(program, routes.topology, framework), alone_ns(program, routes),
                        routes, framework) for program in programs]
     return max(times.end for times in run(compiled, _Wires(programs, classes, routes)))
 
 
-def kernel_ns(program: Program, topology: Topology, framework: Framework) -> IntArray:
-    """Sum of the times of all kernels of each simulated microbatch, in ns, each alone on an idle device."""
-    kernels = _kernels(program, topology, framework)
-    ns = np.zeros(len(program.distinct), dtype=np.int64)
-    ns[kernels.rows] = kernels.ns
-    return program.outline.by_microbatch(ns)
+def exposed_ns(program: Program, alone: Callable[[int, int], int], routes: Routes, framework: Framework,
+             ) -> Callable[[int, int], int]:
+    """Function that gives ns of a call without the share that kernels hide, by its communicator and payload."""
+    overlap, overlapped = routes.topology.efficiency.overlap, framework.libraries.overlapped
+    shares = [exposed_share(overlap, axis, overlapped) for _, axis, _ in program.tables.comms]
+    return cache(lambda comm, payload: int(alone(comm, payload) * shares[comm]))
 
 
 def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], hosts: Sequence[IntArray],
@@ -139,15 +139,8 @@ def _track(program: Program, kernels: Kernels, alone: Callable[[int, int], int],
     rows, efficiency, libraries = program.distinct, routes.topology.efficiency, framework.libraries
     ns = np.zeros(len(rows), dtype=np.int64)
     ns[kernels.rows] = kernels.ns
-    has_work = (rows[:, OP] == Op.HOST).any()
-    updates = host_rates(routes.topology, routes.mesh.size) if has_work else HostRates(math.inf, math.inf, math.inf)
-    host = launch_ns(efficiency.host, rows, kernels.rows, kernels.kinds, libraries, updates)
-    comms = list(program.tables.comms)
-
-    @cache
-    def call_ns(comm: int, payload: int) -> int:
-        return int(alone(comm, payload) * exposed_share(efficiency.overlap, comms[comm][1], libraries.overlapped))
-
+    host = host_ns(program, kernels, routes, framework)
+    call_ns = exposed_ns(program, alone, routes, framework)
     contention = efficiency.overlap.contention.si
     hidden = hidden_shares(program, ns, alone, contention) if libraries.shared_beside else None
     in_python = FULL_ITERATION not in libraries.graphs
@@ -155,7 +148,15 @@ def _track(program: Program, kernels: Kernels, alone: Callable[[int, int], int],
                   stops_at_messages=in_python and libraries.waits_for_messages, hidden=hidden)
 
 
-def _kernels(program: Program, topology: Topology, framework: Framework) -> Kernels:
+def host_ns(program: Program, kernels: Kernels, routes: Routes, framework: Framework) -> IntArray:
+    """Host time in ns of the issue of each distinct row. `kernels`: those of the program."""
+    rows = program.distinct
+    has_work = (rows[:, OP] == Op.HOST).any()
+    updates = host_rates(routes.topology, routes.mesh.size) if has_work else HostRates(math.inf, math.inf, math.inf)
+    return launch_ns(routes.topology.efficiency.host, rows, kernels.rows, kernels.kinds, framework.libraries, updates)
+
+
+def kernels_of(program: Program, topology: Topology, framework: Framework) -> Kernels:
     """Kernels among the program's distinct rows, and the time of each on an idle device."""
     at = np.flatnonzero(program.distinct[:, OP] == Op.COMPUTE)
     rows = program.distinct[at]
@@ -172,15 +173,11 @@ def _kernels(program: Program, topology: Topology, framework: Framework) -> Kern
     return Kernels(at, kinds, dtypes, added_ns(topology.efficiency, *busy), flops, moved, *busy)
 
 
-def _alone(program: Program, routes: Routes) -> Callable[[int, int], int]:
+def alone_ns(program: Program, routes: Routes) -> Callable[[int, int], int]:
     """Function that gives ns of a call by the index of its communicator and its payload."""
     comms = list(program.tables.comms)
 
-    @cache
-    def alone_ns(comm: int, payload: int) -> int:
-        return routes.of(*comms[comm][:2]).ns(payload)
-
-    return alone_ns
+    return cache(lambda comm, payload: routes.of(*comms[comm][:2]).ns(payload))
 
 
 def _kinds(slots: IntArray, compute: str) -> tuple[IntArray, IntArray]:
@@ -189,6 +186,14 @@ def _kinds(slots: IntArray, compute: str) -> tuple[IntArray, IntArray]:
     slots = np.where(slots == int(Kernel.GRAD_GEMM), int(Kernel.GEMM), slots)
     narrow = np.searchsorted([Kernel.FP8_GEMM, Kernel.FP4_GEMM], slots, side="right")
     return slots - np.array([0, Kernel.FP8_GEMM, Kernel.FP4_GEMM])[narrow], formats[narrow]
+
+
+def link_of(mesh: Mesh, topology: Topology, name: str) -> str:
+    """Name of the link of the collectives on a mesh axis; copies run in both directions at once."""
+    if name in HOST_WAYS:
+        return name
+    axis = mesh.axis(name)
+    return topology.link(axis.size, axis.stride, mesh.size).name
 
 
 class _Wires:
@@ -211,10 +216,9 @@ class _Wires:
 
     def link(self, number: int, comm: int) -> str:
         _, name, _ = self.comms[number][comm]
-        if name not in self.links and name not in HOST_WAYS:  # copies run in both directions at once
-            axis = self.mesh.axis(name)
-            self.links[name] = self.topology.link(axis.size, axis.stride, self.mesh.size).name
-        return self.links.get(name, name)
+        if name not in self.links:
+            self.links[name] = link_of(self.mesh, self.topology, name)
+        return self.links[name]
 
     def lane(self, number: int) -> int:
         return self.classes[number].representative % self.mesh.stage_size
