@@ -14,16 +14,18 @@ from simcore.errors import IllegalLayout, NotYet, RankscopeError
 from simcore.inputs.loading import changed
 from simcore.inputs.scenario import Scenario
 from simcore.placement.job import topology_of
-from simcore.program.row_cache import settle
 from simcore.results.evidence import EvidenceKind
 from simcore.results.report import Report
 from simcore.results.verdict import Verdict
 from simcore.simulate import simulate
 from simcore.simulation.bounds import is_too_large_at_rest, least_step_ns
+from simcore.simulation.device_memory import paged_bytes
 from simcore.simulation.random_lengths import is_drawn
 from simcore.simulation.simulation import Simulation, placed_simulation
-from simcore.simulation.step import Request, lower_step, step_of
-from simcore.simulation.step_memory import has_own_phases, step_memory
+from simcore.simulation.step import Request, step_of, written_out
+from simcore.simulation.step_memory import is_plain, step_memory
+from simcore.timing.throughput import rates, usd_per_million_tokens
+from simcore.validation.evidence import evidence_of
 
 __all__ = ["Candidate", "Judged", "Refused", "Sized", "Status", "Timed", "judged", "timed"]
 
@@ -92,7 +94,7 @@ def judged(base: Scenario, candidates: Sequence[Candidate]) -> list[Judged]:
 
 def timed(base: Scenario, candidates: Sequence[Candidate]) -> list[Timed | None]:
     """Times of candidates' steps, in order; None where the simulation has no time."""
-    return [_timed(simulate(changed(base, candidate))) for candidate in candidates]
+    return [_timed(changed(base, candidate)) for candidate in candidates]
 
 
 def _judged(base: Scenario, candidate: Candidate) -> Judged:
@@ -103,10 +105,10 @@ def _judged(base: Scenario, candidate: Candidate) -> Judged:
         simulation = placed_simulation(scenario)
         if is_too_large_at_rest(simulation):
             return None
-        if has_own_phases(scenario):
-            report = step_of(simulation, Request(timed=False))
-            return _sized(scenario, report, least_step_ns(simulation) / 1e9)
-        return _sized_step(simulation)
+        if is_plain(scenario):
+            return _sized_step(simulation)
+        report = step_of(simulation, Request(timed=False))
+        return _sized(scenario, report, least_step_ns(simulation) / 1e9)
     except RankscopeError as error:
         return _refused(error)
     except OverflowError:
@@ -125,13 +127,10 @@ def _refused(error: RankscopeError) -> Refused:
 def _sized_step(simulation: Simulation) -> Sized:
     """Answer on a placed layout by its memory alone, without a report."""
     scenario = simulation.job.scenario
-    try:
-        lower_step(simulation)
+    with written_out(simulation, timed=False):
         memory, price = step_memory(simulation), simulation.topology.price_per_gpu_hour
         return Sized(memory.verdict, memory.highest_bytes, memory.headroom_bytes, scenario.world_size,
                      _tokens(scenario), None if price is None else price.si, least_step_ns(simulation) / 1e9)
-    finally:
-        settle()
 
 
 def _sized(scenario: Scenario, report: Report, least_s: float) -> Judged:
@@ -153,7 +152,28 @@ def _tokens(scenario: Scenario) -> int:
     return sequences * training.seq_len
 
 
-def _timed(report: Report) -> Timed | None:
+def _timed(scenario: Scenario) -> Timed | None:
+    if not is_plain(scenario):
+        return _of_report(simulate(scenario))
+    try:
+        return _timed_step(placed_simulation(scenario))
+    except RankscopeError:
+        return None
+
+
+def _timed_step(simulation: Simulation) -> Timed | None:
+    """Time of a placed layout, without a report; with one where some optimizer states are paged, which takes time."""
+    if any(map(paged_bytes, simulation.plans)):
+        return _of_report(simulate(simulation.job.scenario))
+    job, framework = simulation.job, simulation.framework
+    with written_out(simulation, timed=True):
+        assert simulation.timing is not None
+        rate = rates(job, framework, simulation.routes, simulation.timing)
+    return Timed(rate.step_s, rate.tokens_per_s_per_gpu, rate.mfu,
+                 usd_per_million_tokens(job, simulation.topology, rate.step_s), evidence_of(job, framework).kind)
+
+
+def _of_report(report: Report) -> Timed | None:
     time = report.time
     if time is None:
         return None

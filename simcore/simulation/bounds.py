@@ -21,6 +21,7 @@ import numpy as np
 
 from simcore.frameworks.registry import at_rest_of
 from simcore.pipeline.schedule import steady_microbatches
+from simcore.placement.mesh import IntArray
 from simcore.simulation.simulation import Simulation
 from simcore.simulation.step import most_lowered
 from simcore.timing.least_time import least_times

@@ -1,7 +1,7 @@
 """Device memory of one rank at the peak of its step, by several measures.
 
-Input: the peak of allocated bytes. Output: what torch's allocator must reserve for it, memory outside the allocator, and
-the range by measured runs. The report has all of it; a search reads the verdict alone (`step_memory`).
+Input: the peak of allocated bytes. Output: what torch's allocator must reserve for it, memory outside the allocator,
+and the range by measured runs. The report has all of it; a search reads the verdict alone (`step_memory`).
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ from simcore.simulation.assumptions import of_job, of_memory
 from simcore.simulation.device_memory import device_memory, paged_bytes
 from simcore.simulation.paging import of_paging, with_paging
 from simcore.simulation.simulation import Simulation
+from simcore.timing.step import with_reasons
 from simcore.timing.throughput import step_time
 from simcore.timing.traffic import traffic
 from simcore.validation.evidence import evidence_of
@@ -90,8 +91,9 @@ def _time(simulation: Simulation, ranks: Sequence[RankReport]) -> StepTime | Non
     if timing is None:
         return None
     last = ranks[timing.worst]
-    timing = with_paging(simulation, timing, _away(simulation.plans[timing.worst], last))
-    return step_time(simulation.job, simulation.framework, simulation.routes, timing, last.ranks, last.traffic)
+    reasons = with_reasons(timing, simulation.programs[simulation.classes[timing.worst].representative])
+    told = with_paging(simulation, reasons, _away(simulation.plans[timing.worst], last))
+    return step_time(simulation.job, simulation.framework, simulation.routes, told, last.ranks, last.traffic)
 
 
 def _rank(simulation: Simulation, rank_class: RankClass, plan: Plan, *, series: bool) -> tuple[

@@ -25,7 +25,7 @@ from simcore.placement.token_dispatch import expert_hidden, received_per_token, 
 from simcore.program.program import Program
 from simcore.program.record_layers import Workload
 from simcore.timing.routes import Routes
-from simcore.timing.step import StepTiming
+from simcore.timing.step import StepLength
 from simcore.units import parse_cublas, parse_quantity
 
 __all__ = ["Simulation", "legal_simulation", "placed_by_rank", "placed_simulation"]
@@ -54,7 +54,7 @@ class Simulation:
     is_exact: bool = False
     programs: dict[int, Program] = field(default_factory=dict)
     workspaces: dict[int, tuple[Workspace, ...]] = field(default_factory=dict)
-    timing: StepTiming | None = None
+    timing: StepLength | None = None
 
     def workload(self, plan: Plan) -> Workload:
         """Sizes of one microbatch on the plan's rank: sequences, positions, tokens of experts, workspaces.

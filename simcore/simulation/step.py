@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count, takewhile
 from typing import TypedDict
@@ -23,9 +25,10 @@ from simcore.simulation.random_routing import drawn
 from simcore.simulation.report import report
 from simcore.simulation.simulation import Simulation, placed_simulation
 from simcore.simulation.step_length import check_rows, num_rows, unlike
-from simcore.timing.step import StepTiming, time_step
+from simcore.timing.step import StepLength, time_step
 
-__all__ = ["Asked", "Request", "first_num_rows", "lower_step", "most_lowered", "program_of", "step_of", "training_step"]
+__all__ = ["Asked", "Request", "first_num_rows", "most_lowered", "program_of", "step_of", "training_step",
+           "written_out"]
 
 
 class Asked(TypedDict, total=False):
@@ -94,14 +97,19 @@ def step_of(simulation: Simulation, request: Request) -> Report:
         settle()
 
 
-def lower_step(simulation: Simulation) -> None:
-    """Makes the programs of a placed simulation, without its times.
+@contextmanager
+def written_out(simulation: Simulation, *, timed: bool) -> Iterator[None]:
+    """Context in which a placed simulation holds the programs of its step, and its length if `timed`.
 
-    Raises as `training_step`. `row_cache.settle` is to be called when they have been read.
+    Raises as `training_step`.
     """
     simulation.num_written = num_lowered(simulation)
     check_rows(simulation)
-    _write_out(simulation, timed=False)
+    try:
+        _write_out(simulation, timed=timed)
+        yield
+    finally:
+        settle()
 
 
 def first_num_rows(scenario: Scenario) -> int:
@@ -152,7 +160,7 @@ def most_lowered(simulation: Simulation) -> int:
     return max(tried, default=every)
 
 
-def _timing(simulation: Simulation) -> StepTiming:
+def _timing(simulation: Simulation) -> StepLength:
     extra = simulation.job.scenario.num_microbatches - simulation.num_written
     programs = [simulation.programs[c.representative] for c in simulation.classes]
     steady = steady_microbatches(simulation.framework.schedule, simulation.num_written)

@@ -19,11 +19,12 @@ from simcore.placement.plan import Plan
 from simcore.results.verdict import SEVERITY, Verdict, verdict_of
 from simcore.simulation.device_memory import DeviceMemory, device_memory
 from simcore.simulation.hosts import OnDevice, verdict_beside
+from simcore.simulation.random_lengths import is_drawn
 from simcore.simulation.report import grads_persist
 from simcore.simulation.simulation import Simulation
 from simcore.timing.traffic import groups
 
-__all__ = ["StepMemory", "has_own_phases", "step_memory"]
+__all__ = ["StepMemory", "is_plain", "step_memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +36,18 @@ class StepMemory:
     headroom_bytes: int
 
 
-def has_own_phases(scenario: Scenario) -> bool:
-    """True if the memory of a training depends on more than its step: on drawn routing, or on phases that it asks for.
+def is_plain(scenario: Scenario) -> bool:
+    """True for a training whose memory is that of its step, of reading and of writing the model.
 
-    Such phases are evaluation, merging and export.
+    Not with drawn lengths or routing, and not with phases that the scenario asks for: evaluation, merging, export.
     """
     asked = scenario.evaluation is not None or scenario.checkpoint.merge != "none"
-    return asked or scenario.checkpoint.export != "none" or isinstance(scenario.training.routing, Draws)
+    drawn = is_drawn(scenario) or isinstance(scenario.training.routing, Draws)
+    return not (scenario.workload != "train" or drawn or asked or scenario.checkpoint.export != "none")
 
 
 def step_memory(simulation: Simulation) -> StepMemory:
-    """Memory of a simulation of all ranks whose programs are made, for a scenario without phases of its own."""
+    """Memory of a simulation of all ranks whose programs are made, for a plain training (`is_plain`)."""
     found = list(_ranks(simulation))
     limit = simulation.limit_bytes()
     step = verdict_of((memory.band for memory, _ in found), limit)
