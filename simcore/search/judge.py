@@ -17,11 +17,12 @@ from simcore.placement.job import topology_of
 from simcore.results.evidence import EvidenceKind
 from simcore.results.report import Report
 from simcore.results.verdict import Verdict
+from simcore.search.known import Known
 from simcore.simulate import simulate
 from simcore.simulation.bounds import is_too_large_at_rest, least_step_ns
 from simcore.simulation.device_memory import paged_bytes
 from simcore.simulation.random_lengths import is_drawn
-from simcore.simulation.simulation import Simulation, placed_simulation
+from simcore.simulation.simulation import Simulation, legal_simulation, placed
 from simcore.simulation.step import Request, step_of, written_out
 from simcore.simulation.step_memory import is_plain, step_memory
 from simcore.timing.throughput import rates, usd_per_million_tokens
@@ -102,13 +103,7 @@ def _judged(base: Scenario, candidate: Candidate) -> Judged:
         scenario = changed(base, candidate)
         if scenario.workload != "train" or is_drawn(scenario):
             return _sized(scenario, simulate(scenario, timed=False), 0.0)
-        simulation = placed_simulation(scenario)
-        if is_too_large_at_rest(simulation):
-            return None
-        if is_plain(scenario):
-            return _sized_step(simulation)
-        report = step_of(simulation, Request(timed=False))
-        return _sized(scenario, report, least_step_ns(simulation) / 1e9)
+        return _known_memory(legal_simulation(scenario))
     except RankscopeError as error:
         return _refused(error)
     except OverflowError:
@@ -122,6 +117,18 @@ def _refused(error: RankscopeError) -> Refused:
     status: Status = (
         "illegal" if isinstance(error, IllegalLayout) else "not yet" if isinstance(error, NotYet) else "wrong")
     return Refused(status, problem.rule or _NUMBER.sub("#", problem.message), problem.message)
+
+
+def _memory(legal: Simulation) -> Judged:
+    """Answer on a legal layout; None where its simulation is left out."""
+    scenario = legal.job.scenario
+    simulation = placed(legal)
+    if is_too_large_at_rest(simulation):
+        return None
+    if is_plain(scenario):
+        return _sized_step(simulation)
+    report = step_of(simulation, Request(timed=False))
+    return _sized(scenario, report, least_step_ns(simulation) / 1e9)
 
 
 def _sized_step(simulation: Simulation) -> Sized:
@@ -156,13 +163,14 @@ def _timed(scenario: Scenario) -> Timed | None:
     if not is_plain(scenario):
         return _of_report(simulate(scenario))
     try:
-        return _timed_step(placed_simulation(scenario))
+        return _known_time(legal_simulation(scenario))
     except RankscopeError:
         return None
 
 
-def _timed_step(simulation: Simulation) -> Timed | None:
-    """Time of a placed layout, without a report; with one where some optimizer states are paged, which takes time."""
+def _time(legal: Simulation) -> Timed | None:
+    """Time of a legal layout, without a report; with one where some optimizer states are paged, which takes time."""
+    simulation = placed(legal)
     if any(map(paged_bytes, simulation.plans)):
         return _of_report(simulate(simulation.job.scenario))
     job, framework = simulation.job, simulation.framework
@@ -180,3 +188,7 @@ def _of_report(report: Report) -> Timed | None:
     cost = time.cost.per_million_tokens if time.cost else None
     kind = report.evidence.kind if report.evidence else "none"
     return Timed(time.step_s, time.tokens_per_s_per_gpu, time.mfu, cost, kind)
+
+
+_known_memory: Final = Known(_memory)
+_known_time: Final = Known(_time)

@@ -28,7 +28,7 @@ from simcore.timing.routes import Routes
 from simcore.timing.step import StepLength
 from simcore.units import parse_cublas, parse_quantity
 
-__all__ = ["Simulation", "legal_simulation", "placed_by_rank", "placed_simulation"]
+__all__ = ["Simulation", "legal_simulation", "placed", "placed_by_rank", "placed_simulation"]
 
 EXACT_RANKS: Final = 64
 """Up to this many ranks are looked at one by one where those of a class may differ."""
@@ -156,7 +156,11 @@ def placed_simulation(scenario: Scenario, *, folded: bool = True, rank: int | No
     Nothing is run. Each rank is a class if `folded` is False, or where a framework's step varies by rank and the job
     has at most `EXACT_RANKS` ranks. `rank`: only this rank, exactly. Raises IllegalLayout, InputError or NotYet.
     """
-    legal = legal_simulation(scenario)
+    return placed(legal_simulation(scenario), folded=folded, rank=rank)
+
+
+def placed(legal: Simulation, *, folded: bool = True, rank: int | None = None) -> Simulation:
+    """The simulation of `placed_simulation` from that of `legal_simulation`."""
     job, framework = legal.job, legal.framework
     classes = _classes(job, framework, folded=folded, rank=rank)
     plans = tuple(place(job.graph, job.mesh, framework, c.representative) for c in classes)
