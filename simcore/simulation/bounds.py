@@ -24,7 +24,7 @@ from simcore.pipeline.schedule import steady_microbatches
 from simcore.placement.mesh import IntArray
 from simcore.simulation.simulation import Simulation
 from simcore.simulation.step import most_lowered
-from simcore.timing.least_time import least_times
+from simcore.timing.least_time import LeastTimes
 
 __all__ = ["is_too_large_at_rest", "least_step_ns"]
 
@@ -53,16 +53,17 @@ def _at_rest(simulation: Simulation) -> Iterator[int]:
 def least_step_ns(simulation: Simulation) -> int:
     """Lower bound in ns of the step of a simulation whose programs are made."""
     framework, count = simulation.framework, simulation.job.scenario.num_microbatches
-    each = [least_times(simulation.programs[c.representative], simulation.routes, framework)
+    each = [LeastTimes(simulation.programs[c.representative], simulation.routes, framework)
             for c in simulation.classes]
     steady = steady_microbatches(framework.schedule, simulation.num_written)
     again = slice(steady.start, steady.stop)
     repeats = (count - simulation.num_written) // len(steady)
-    busy, busy_again = max(_sum(one.busy) for one in each), min(_sum(one.busy[again]) for one in each)
+    of_compute, of_host = [one.busy() for one in each], [one.issue() for one in each]
+    busy, busy_again = max(map(_sum, of_compute)), min(_sum(ns[again]) for ns in of_compute)
     if not repeats:
-        return max(busy, *(max(_sum(one.issue), _sum(one.on_links)) for one in each))
-    whole = max(_sum(one.issue) + repeats * _sum(one.issue[again]) for one in each)
-    fastest = max(busy_again, *(_sum(one.kernel_issue[again]) for one in each))
+        return max(busy, *map(_sum, of_host), *(one.on_links() for one in each))
+    whole = max(_sum(ns) + repeats * _sum(ns[again]) for ns in of_host)
+    fastest = max(busy_again, *(_sum(one.kernel_issue()[again]) for one in each))
     written = (most_lowered(simulation) - simulation.num_written) // len(steady)
     extrapolated = busy + written * busy_again + (repeats - written) * fastest
     return max(busy + repeats * busy_again, min(whole, extrapolated))

@@ -9,9 +9,6 @@ which the rank ends (`timeline._Machine`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
-
 import numpy as np
 
 from simcore.placement.framework import Framework
@@ -19,64 +16,66 @@ from simcore.placement.mesh import IntArray
 from simcore.program.program import Program
 from simcore.program.tile import AMOUNT, OP, SLOT, STREAM
 from simcore.recording.tape import Op, Stream
-from simcore.timing.routes import Routes
-from simcore.timing.step import alone_ns, exposed_ns, host_ns, kernels_of, link_of
+from simcore.timing.routes import HOST_WAYS, Routes
+from simcore.timing.step import alone_ns, exposed_ns, host_ns, kernels_of
 
-__all__ = ["LeastTimes", "least_times"]
+__all__ = ["LeastTimes"]
 
-_COMPUTE: Final = int(Stream.COMPUTE)
-_MESSAGES: Final = (int(Stream.SEND), int(Stream.RECEIVE))
+_COLLECTIVE, _COPY = int(Op.COLLECTIVE), int(Op.COPY)
+_COMPUTE, _SEND, _RECEIVE = int(Stream.COMPUTE), int(Stream.SEND), int(Stream.RECEIVE)
 
 
-@dataclass(frozen=True, slots=True)
 class LeastTimes:
-    """Least times of a program, in ns, of each simulated microbatch [microbatch].
+    """Least times of one rank's program, in ns, of each simulated microbatch [microbatch].
 
-    `busy`: of the compute stream; `issue`: of the host; `kernel_issue`: of the host for kernels alone; `on_links`: of
-    the link that is taken longest by collectives beside kernels.
+    All-to-alls that kernels of a shared expert may hide are left out.
     """
 
-    busy: IntArray
-    issue: IntArray
-    kernel_issue: IntArray
-    on_links: IntArray
+    def __init__(self, program: Program, routes: Routes, framework: Framework) -> None:
+        self._program, self._routes, rows = program, routes, program.distinct
+        self._kernels = kernels_of(program, routes.topology, framework)
+        self._issue = host_ns(program, self._kernels, routes, framework)
+        op, stream = rows[:, OP], rows[:, STREAM]
+        self._calls = np.flatnonzero(((op == _COLLECTIVE) | (op == _COPY)) & (stream != _SEND) & (stream != _RECEIVE))
+        self._lengths = _lengths(program, self._calls, routes, framework)
+        self._in_line = stream[self._calls] == _COMPUTE
+        self._are_hidden = bool(framework.libraries.shared_beside)
 
+    def busy(self) -> IntArray:
+        """Least ns of the compute stream."""
+        ns = np.zeros(len(self._issue), dtype=np.int64)
+        ns[self._kernels.rows] = self._kernels.ns
+        if not self._are_hidden:
+            ns[self._calls[self._in_line]] = self._lengths[self._in_line]
+        return self._program.outline.by_microbatch(ns)
 
-def least_times(program: Program, routes: Routes, framework: Framework) -> LeastTimes:
-    """Least times of a program. All-to-alls that kernels of a shared expert may hide are left out."""
-    outline, rows = program.outline, program.distinct
-    kernels = kernels_of(program, routes.topology, framework)
-    busy, issue = np.zeros(len(rows), dtype=np.int64), host_ns(program, kernels, routes, framework)
-    busy[kernels.rows] = kernels.ns
-    kernel_issue = np.zeros_like(issue)
-    kernel_issue[kernels.rows] = issue[kernels.rows]
-    calls = np.flatnonzero(((rows[:, OP] == Op.COLLECTIVE) | (rows[:, OP] == Op.COPY))
-                           & ~np.isin(rows[:, STREAM], _MESSAGES))
-    lengths = _lengths(program, calls, routes, framework)
-    in_line = rows[calls, STREAM] == _COMPUTE
-    if not framework.libraries.shared_beside:
-        busy[calls[in_line]] = lengths[in_line]
-    beside = _by_link(program, calls[~in_line], lengths[~in_line], routes)
-    return LeastTimes(outline.by_microbatch(busy), outline.by_microbatch(issue), outline.by_microbatch(kernel_issue),
-                      max(beside, key=lambda sums: int(sums.sum()), default=outline.by_microbatch(busy * 0)))
+    def issue(self) -> IntArray:
+        """Ns of the host."""
+        return self._program.outline.by_microbatch(self._issue)
+
+    def kernel_issue(self) -> IntArray:
+        """Ns of the host for kernels alone."""
+        ns = np.zeros(len(self._issue), dtype=np.int64)
+        ns[self._kernels.rows] = self._issue[self._kernels.rows]
+        return self._program.outline.by_microbatch(ns)
+
+    def on_links(self) -> int:
+        """Least ns of all simulated microbatches on the link that is taken longest by collectives beside kernels."""
+        beside = ~self._in_line
+        calls, lengths = self._calls[beside], self._lengths[beside]
+        links = [axis if axis in HOST_WAYS else self._routes.of(collective, axis).link.name
+                 for collective, axis, _ in self._program.tables.comms]
+        numbers = {name: number for number, name in enumerate(dict.fromkeys(links))}
+        link = np.array([numbers[name] for name in links], dtype=np.int64)[self._program.distinct[calls, SLOT]]
+        most = 0
+        for number in np.flatnonzero(np.bincount(link)).tolist():
+            ns = np.zeros(len(self._issue), dtype=np.int64)
+            ns[calls[link == number]] = lengths[link == number]
+            most = max(most, int(self._program.outline.by_microbatch(ns).sum()))
+        return most
 
 
 def _lengths(program: Program, calls: IntArray, routes: Routes, framework: Framework) -> IntArray:
     """Ns of each call, by distinct row."""
     call_ns = exposed_ns(program, alone_ns(program, routes), routes, framework)
     return np.array([call_ns(*pair) for pair in program.distinct[calls][:, [SLOT, AMOUNT]].tolist()], dtype=np.int64)
-
-
-def _by_link(program: Program, calls: IntArray, lengths: IntArray, routes: Routes) -> list[IntArray]:
-    """Sums of the calls on each link, by microbatch."""
-    links: dict[str, list[int]] = {}
-    for number, (_, axis, _) in enumerate(program.tables.comms):
-        links.setdefault(link_of(routes.mesh, routes.topology, axis), []).append(number)
-    comms, found = program.distinct[calls, SLOT], []
-    for numbers in links.values():
-        of = np.isin(comms, numbers)
-        if of.any():
-            ns = np.zeros(len(program.distinct), dtype=np.int64)
-            ns[calls[of]] = lengths[of]
-            found.append(program.outline.by_microbatch(ns))
-    return found

@@ -31,8 +31,8 @@ from simcore.timing.routes import HOST_WAYS, Routes
 from simcore.timing.streams import RankStreams, hidden_shares, tracks
 from simcore.timing.timeline import ClassTimes, Communicators, run
 
-__all__ = ["StepLength", "StepTiming", "alone_ns", "exposed_ns", "forward_ns", "host_ns", "kernels_of", "link_of",
-           "time_step", "with_reasons"]
+__all__ = ["StepLength", "StepTiming", "alone_ns", "exposed_ns", "forward_ns", "host_ns", "kernels_of", "time_step",
+           "with_reasons"]
 
 _DTYPE_ID = {name: DTYPES.index(name) for name in ("fp32", "bf16", "fp16", "fp8", "fp4")}
 
@@ -212,14 +212,6 @@ def _kinds(slots: IntArray, compute: str) -> tuple[IntArray, IntArray]:
     return slots - np.array([0, Kernel.FP8_GEMM, Kernel.FP4_GEMM])[narrow], formats[narrow]
 
 
-def link_of(mesh: Mesh, topology: Topology, name: str) -> str:
-    """Name of the link of the collectives on a mesh axis; copies run in both directions at once."""
-    if name in HOST_WAYS:
-        return name
-    axis = mesh.axis(name)
-    return topology.link(axis.size, axis.stride, mesh.size).name
-
-
 class _Wires:
     """Implements `timeline.Communicators` with the indices that each class's program gives communicators."""
 
@@ -240,9 +232,10 @@ class _Wires:
 
     def link(self, number: int, comm: int) -> str:
         _, name, _ = self.comms[number][comm]
-        if name not in self.links:
-            self.links[name] = link_of(self.mesh, self.topology, name)
-        return self.links[name]
+        if name not in self.links and name not in HOST_WAYS:  # copies run in both directions at once
+            axis = self.mesh.axis(name)
+            self.links[name] = self.topology.link(axis.size, axis.stride, self.mesh.size).name
+        return self.links.get(name, name)
 
     def lane(self, number: int) -> int:
         return self.classes[number].representative % self.mesh.stage_size
