@@ -25,7 +25,8 @@ CHANGES: list[dict[str, Any]] = [
     {"training.optimizer.name": "sgd"}, {"training.precision.params": "bf16"}, {"training.loss": "hf_keep_logits"},
     {"framework": "ddp", "mesh.dp_shard": 1, "mesh.dp_replicate": 4},
     {"framework_options": {"reshard_after_forward": False}}, {"topology": "dgx-a100"},
-    {"topology": {"file": "dgx-h100", "gpus_per_node": 2}}, {"limits.max_fill": 0.5}, {"limits.usable_memory": "20 GiB"}, {"environment.expandable_segments": True},
+    {"topology": {"file": "dgx-h100", "gpus_per_node": 2}}, {"limits.max_fill": 0.5},
+    {"limits.usable_memory": "20 GiB"}, {"environment.expandable_segments": True},
     {"environment.cublas_workspace_config": ":4096:8"}, {"model": {"config": "llama-tiny", "overrides": {
         "num_hidden_layers": 3}}}, {"checkpoint.load": "every_rank"}]
 
