@@ -197,7 +197,8 @@ class Scenario(Block):
     @property
     def folder(self) -> Path:
         """Folder that relative paths in the scenario are relative to."""
-        return self._document.folder if self._document else Path()
+        document = self._document
+        return document.folder if document else Path()
 
     @property
     def world_size(self) -> int:
@@ -229,7 +230,8 @@ class Scenario(Block):
 
         For a scenario made in Python it is the dotted key.
         """
-        return self._document.where(key_path) if self._document else dotted(key_path)
+        document = self._document  # read once: pydantic looks private attributes up slowly
+        return document.where(key_path) if document else dotted(key_path)
 
     def normalised(self) -> dict[str, Any]:
         """All keys but `search` and `sweep` with their values as JSON types, defaults filled in.

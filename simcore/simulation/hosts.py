@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, Literal
 
@@ -30,18 +30,41 @@ from simcore.placement.framework import Framework, TensorPolicy
 from simcore.placement.mesh import IntArray, Mesh
 from simcore.placement.plan import Placed, Plan
 from simcore.results.report import Assumption, Host, HostPhase, RankReport, Report
-from simcore.results.verdict import verdict_of
+from simcore.results.verdict import SEVERITY, Verdict, verdict_of
 from simcore.simulation.moved_bytes import Moved, least_seconds, of_drives
 from simcore.simulation.simulation import Simulation
 from simcore.units import format_bytes, packed_bytes
 
-__all__ = ["hosted", "model_bytes"]
+__all__ = ["OnDevice", "hosted", "model_bytes", "verdict_beside"]
 
 _Phase = Literal["load", "first_step", "save"]
 _PHASES: Final[tuple[_Phase, ...]] = ("load", "first_step", "save")
 _ON_HOST: Final = ("host", "host_pinned", "cpu")
 _MOST_RANKS: Final = 1 << 12
 """That are looked at one by one; those of a larger job repeat themselves within a stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnDevice:
+    """Bytes of one rank on its device around its step.
+
+    `grads`: gradients that are there before it; `end`: allocated when it is over; `outside`: outside the allocator;
+    `first_step`: most allocated in the very first step.
+    """
+
+    grads: int
+    end: int
+    outside: int
+    first_step: int = 0
+
+
+def verdict_beside(simulation: Simulation, ranks: Sequence[OnDevice]) -> Verdict:
+    """Worse verdict, on the device, of reading the model and of writing it, as `hosted` has them.
+
+    `ranks`: one entry for each class of ranks.
+    """
+    verdicts = (_on_device(simulation, ranks, phase)[0] for phase in ("load", "save"))
+    return max(verdicts, key=lambda verdict: SEVERITY[verdict])
 
 
 def hosted(simulation: Simulation, report: Report) -> Report:
@@ -55,7 +78,8 @@ def hosted(simulation: Simulation, report: Report) -> Report:
     per_host = min(topology.gpus_per_host, mesh.size)
     each = _fullest(simulation.plans, simulation.classes, simulation.framework.files, per_host,
                     simulation.comm_setup().tokens)
-    phases = (_phase(simulation, report, phase, dict(held)) for phase, held in zip(_PHASES, each, strict=True))
+    ranks = [_of_report(rank) for rank in report.ranks]
+    phases = (_phase(simulation, ranks, phase, dict(held)) for phase, held in zip(_PHASES, each, strict=True))
     host = Host(capacity_bytes=int(topology.node.host_memory), ranks_per_host=per_host, phases=tuple(phases))
     memory = topology.node.host_memory
     kind: Literal["assumed", "derived"] = "assumed" if memory.kind == "assumed" else "derived"
@@ -68,14 +92,19 @@ def _transfer(files: Files, phase: _Phase) -> Transfer | None:
     return {"load": files.load, "first_step": None, "save": files.save}[phase]
 
 
-def _phase(simulation: Simulation, report: Report, phase: _Phase, held: dict[str, int]) -> HostPhase:
+def _of_report(rank: RankReport) -> OnDevice:
+    assert rank.peak is not None
+    grads = sum(r.grads_bytes for r in rank.at_rest.values()) + rank.grads_padding_bytes if rank.grads_persist else 0
+    return OnDevice(grads, rank.end_bytes or 0, sum(rank.peak.outside.values()),
+                    rank.peak.first_step_bytes or rank.peak.allocated_bytes)
+
+
+def _phase(simulation: Simulation, ranks: Sequence[OnDevice], phase: _Phase, held: dict[str, int]) -> HostPhase:
     transfer = _transfer(simulation.framework.files, phase)
     host_bytes, room = sum(held.values()), int(simulation.topology.node.host_memory)
-    needed = [_device(simulation, plan, rank, phase, transfer) for plan, rank
-              in zip(simulation.plans, report.ranks, strict=True)]
-    verdict = verdict_of((one.band for one in needed), simulation.limit_bytes())
+    verdict, device_bytes = _on_device(simulation, ranks, phase)
     return HostPhase(
-        phase=phase, host_bytes=host_bytes, device_bytes=max(one.middle for one in needed),
+        phase=phase, host_bytes=host_bytes, device_bytes=device_bytes,
         host_verdict="fits" if host_bytes <= room else "oom", device_verdict=verdict,
         by_owner={name: size for name, size in held.items() if size}, source=transfer.source if transfer else "",
         seconds=least_seconds(_moved(simulation, phase, transfer), simulation.topology) if transfer else None)
@@ -236,24 +265,22 @@ def _placed(plan: Plan) -> Iterator[tuple[Placed, int]]:
 
 
 # ---- the device -----------------------------------------------------------------------------------------------------
-def _device(simulation: Simulation, plan: Plan, rank: RankReport, phase: _Phase,
-            transfer: Transfer | None) -> Reserved:
-    """Device memory of the phase: tensors, fragmentation, and memory outside the allocator."""
-    assert rank.peak is not None
-    if phase == "load":
-        allocated = _loaded(plan, rank)
-    elif phase == "first_step":
-        allocated = rank.peak.first_step_bytes or rank.peak.allocated_bytes
-    else:
-        allocated = rank.end_bytes or 0
+def _on_device(simulation: Simulation, ranks: Sequence[OnDevice], phase: _Phase) -> tuple[Verdict, int]:
+    """(verdict of the phase, most likely bytes of the fullest rank)."""
+    transfer = _transfer(simulation.framework.files, phase)
+    needed = [_device(simulation, plan, rank, phase, transfer) for plan, rank
+              in zip(simulation.plans, ranks, strict=True)]
+    return verdict_of((one.band for one in needed), simulation.limit_bytes()), max(one.middle for one in needed)
+
+
+def _device(simulation: Simulation, plan: Plan, rank: OnDevice, phase: _Phase, transfer: Transfer | None) -> Reserved:
+    """Device memory of the phase: tensors, fragmentation, and memory outside the allocator.
+
+    Before the first step there are parameters, gradient buffers, and states that are made early.
+    """
+    allocated = {"load": _built(plan) + rank.grads, "first_step": rank.first_step, "save": rank.end}[phase]
     moment = _moment(plan, transfer) if transfer and transfer.on_device else 0
-    return simulation.needed(allocated + moment).plus(sum(rank.peak.outside.values()))
-
-
-def _loaded(plan: Plan, rank: RankReport) -> int:
-    """Bytes on the device before the first step: parameters, gradient buffers, states that are made early."""
-    grads = sum(r.grads_bytes for r in rank.at_rest.values()) + rank.grads_padding_bytes if rank.grads_persist else 0
-    return _built(plan) + grads
+    return simulation.needed(allocated + moment).plus(rank.outside)
 
 
 def _built(plan: Plan) -> int:

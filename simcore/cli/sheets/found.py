@@ -115,6 +115,6 @@ def _counted(counts: SearchCounts) -> str:
     """One line with what became of all candidates."""
     parts = [(counts.refused, "refused"), (counts.at_rest, "too large at rest"), (counts.oom, "out of memory"),
              (counts.unsure, "unsure (--unsure fits ranks them)"), (counts.excluded, "excluded by --where"),
-             (counts.slower, "fit, slower by their kernels alone"), (counts.alike, "the same as another"),
+             (counts.slower, "fit, slower by a proven bound"), (counts.alike, "the same as another"),
              (counts.ranked, "fit and timed")]
     return "; ".join(f"{number:,} {words}" for number, words in parts if number)
