@@ -94,8 +94,8 @@ def bridge_afterwards(job: Job) -> Afterwards:
     merged = training.method != "full"
     exports = {"none": None,
                "job": Export(f"{source}param_mapping.py gather_from_tp_ranks, gather_from_ep_ranks; hf_pretrained/"
-                             "state.py save_generator", copies=3 if merged else 2),
-               "host": Export(f"{source}auto_bridge.py export_ckpt: one process, gloo", whole_on_host=True)}
+                             "state.py save_generator, files of the model that it came from, assumed of 5 GB", copies=3 if merged else 2),
+               "host": Export(f"{source}auto_bridge.py export_ckpt: one process, gloo; files assumed of 5 GB", whole_on_host=True)}
     return Afterwards(_evaluation(job, MEGATRON_LOOP), export=exports[asked.export])
 
 

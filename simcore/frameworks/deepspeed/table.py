@@ -130,7 +130,7 @@ def zero_table(job: Draft, stage: int) -> Framework:
         options=replace(LAYERS[job.graph.implementation].layer_options(job, options),
                         embeddings_require_grad=_transformers.replayed(job)),
         communicators=_communicators(job, strategy),
-        files=plain_files(job),
+        files=plain_files(job, stage),
         afterwards=trainer_afterwards(job, job.compute, whole=stage < 3),
         libraries=torch_libraries(job, options),
         assumptions=(_OVERLAPPED, *(_fetched_by_layer(_packed(job, options)) if stage == 3 else ()),
