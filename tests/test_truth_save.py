@@ -13,7 +13,8 @@ from simcore.frameworks.common import checkpoint_files
 from simcore.simulate import simulate
 from simcore.simulation.hosts import _moment
 
-TRUTH: dict[str, Any] = json.loads((ROOT / "tests/truth/phases/save-transformers-5.23.json").read_text(encoding="utf-8"))
+TRUTH: dict[str, Any] = json.loads(
+    (ROOT / "tests/truth/phases/save-transformers-5.23.json").read_text(encoding="utf-8"))
 PLACED = "deepseek 2"
 """Its layers are placed, and not simulated."""
 CASES: dict[str, Any] = {name: case for name, case in TRUTH["cases"].items() if case["model"] != PLACED}

@@ -20,11 +20,11 @@ class Transfer:
     `params`, `states`: number of copies of a rank's own parameters and optimizer states that are on the host at once;
     `shared`: (dense, expert) mesh axes whose ranks divide among themselves what each of them holds unsharded.
     `in_flight`: least number of whole tensors on the host. `trained_only`: frozen parameters are left out of the files,
-    and of the host unless `gathers_all`. `packed`: what is packed at rest is so on the host. `file_bytes`: of the largest
-    file, all of whose tensors are copied to the host before it is written; 0: all of the model is there. `cut`: ending
-    of the names of tensors that rank 0 copies, cut into those of the files, "" if none: on the host if `cut_on_host`,
-    else on its device. `on_device`: a whole "tensor", all of a "module" or "unit" for a moment, or all of the "model" in
-    its layout at rest, before any of it is cut. `source`: upstream file and version.
+    and of the host unless `gathers_all`. `packed`: what is packed at rest is so on the host. `file_bytes`: of the
+    largest file, all of whose tensors are copied to the host before it is written; 0: all of the model is there. `cut`:
+    ending of the names of tensors that rank 0 copies, cut into those of the files, "" if none: on the host if
+    `cut_on_host`, else on its device. `on_device`: a whole "tensor", all of a "module" or "unit" for a moment, or all
+    of the "model" in its layout at rest, before any of it is cut. `source`: upstream file and version.
     """
 
     source: str

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Final
 
 from simcore.models.tensor import TensorSpec
 from simcore.placement.afterwards import Copies, Export, Merge

@@ -1,13 +1,14 @@
 """Bytes that wait on the host while a model is exported tensor by tensor into the files that it came from.
 
-Megatron-Bridge 0.3.1 `hf_pretrained/state.py`, save_generator: rank 0 keeps every tensor that arrives until all tensors
-of a file are there, by the index of the checkpoint that the model came from; without an index, which a model of one file
-has not, all of the model. Tensors arrive in the order of `conversion/utils.py`, extract_sort_key: those outside layers
-first, among them the output projection, whose file is the last; then layer by layer, in each by name, experts after the
-rest, and modules of multi-token prediction among the first layers.
+Megatron-Bridge 0.3.1 `hf_pretrained/state.py`, save_generator: rank 0 keeps every tensor that arrives until all
+tensors of a file are there, by the index of the checkpoint that the model came from; without an index, as a model of
+one file is, all of the model. Tensors arrive in the order of `conversion/utils.py`, extract_sort_key: those outside
+layers first, among them the output projection, whose file is the last; then layer by layer, in each by name, experts
+after the rest, and modules of multi-token prediction among the first layers.
 
 How the files of that checkpoint are cut is not in a configuration. Here they are those of transformers 4 (4.57.1
-save_pretrained, max_shard_size 5GB; huggingface_hub 2.4 `serialization/_base.py`): in the order of the model, none larger.
+save_pretrained, max_shard_size 5GB; huggingface_hub 2.4 `serialization/_base.py`): in the order of the model, none
+larger.
 """
 
 from __future__ import annotations
@@ -70,4 +71,5 @@ def _tensors_of(specs: Iterable[TensorSpec]) -> Iterator[tuple[int, str, int]]:
         if spec.is_owned and spec.module != "adapter":
             stacked = spec.shape[0] if spec.component == "routed_experts" and spec.dims[0] == "experts" else 1
             apart = stacked * spec.copies
-            yield from ((expert if apart > 1 else _OUTSIDE, spec.name, spec.numel // stacked) for expert in range(apart))
+            yield from ((expert if apart > 1 else _OUTSIDE, spec.name, spec.numel // stacked)
+                        for expert in range(apart))

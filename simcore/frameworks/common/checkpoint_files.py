@@ -1,15 +1,15 @@
 """Memory that reading and writing checkpoints takes under each framework: by default, and as a scenario chooses.
 
 [Note: saving with the Trainer]
-transformers 5.23 `trainer.py`, save_model. DDP: `save_pretrained` of rank 0 takes tensors from its device. ZeRO-1 and 2:
-accelerate 1.15 `accelerator.py`, get_state_dict, copies all parameters to the host on every rank (DeepSpeed 0.19.6
+transformers 5.23 `trainer.py`, save_model. DDP: `save_pretrained` of rank 0 takes tensors from its device. ZeRO-1 and
+2: accelerate 1.15 `accelerator.py`, get_state_dict, copies all parameters to the host on every rank (DeepSpeed 0.19.6
 `checkpoint/utils.py`, clone_tensors_for_torch_save), also frozen ones. ZeRO-3: rank 0 gathers module by module
 (`runtime/engine.py`, _zero3_consolidated_16bit_state_dict), with adapters theirs alone. FSDP1: all parameters of rank 0
 (FULL_STATE_DICT, offload_to_cpu). Then `modeling_utils.py`, save_pretrained, gives each expert the tensors of the files
-again (`core_model_loading.py`, revert_weight_conversion: fused gates and ups are copied apart, all layers at once, where
-the state dict lies), and writes files of at most 50 GB, in transformers 4 (4.57.1) of 5. safetensors 0.8.0 `torch.py`,
-_flatten_as_ptr, copies all tensors of a file to the host before it writes the first. PEFT 0.21.2 `peft_model.py` writes
-adapters to one file.
+again (`core_model_loading.py`, revert_weight_conversion: fused gates and ups are copied apart, all layers at once,
+where the state dict lies), and writes files of at most 50 GB, in transformers 4 (4.57.1) of 5. safetensors 0.8.0
+`torch.py`, _flatten_as_ptr, copies all tensors of a file to the host before it writes the first. PEFT 0.21.2
+`peft_model.py` writes adapters to one file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from simcore.placement.job import Draft
 __all__ = ["automodel_files", "fsdp1_files", "fsdp2_files", "megatron_files", "megatron_fsdp_files", "plain_files"]
 
 _DCP: Final = "torch 2.13 distributed/checkpoint/filesystem.py"
-_TRAINER: Final = "transformers 5.23 trainer.py save_model, modeling_utils.py save_pretrained; safetensors 0.8.0 torch.py"
+_TRAINER: Final = ("transformers 5.23 trainer.py save_model, modeling_utils.py save_pretrained; safetensors 0.8.0 "
+                   "torch.py")
 _FILE_BYTES: Final = 50 * 10**9
 _FILE_BYTES_4: Final = 5 * 10**9
 """With transformers 4.57.1 (max_shard_size), which loads modelling code of the Hub too."""
@@ -103,8 +104,8 @@ def _saved_by_trainer(job: Draft, zero: int) -> Transfer:
         return Transfer(f"{_TRAINER}: a file at a time", whole_on="rank0", trained_only=adapters, packed=True,
                         file_bytes=files, cut=cut, in_flight=0)
     if zero == 3:
-        return Transfer(f"{_TRAINER}; DeepSpeed 0.19.6 runtime/engine.py _zero3_consolidated_16bit_state_dict: a module "
-                        "at a time", whole_on="rank0", trained_only=adapters, packed=True, cut=cut, cut_on_host=True,
+        return Transfer(f"{_TRAINER}; DeepSpeed 0.19.6 runtime/engine.py _zero3_consolidated_16bit_state_dict: a "
+                        "module at a time", whole_on="rank0", trained_only=adapters, packed=True, cut=cut, cut_on_host=True,
                         in_flight=0, on_device="module")
     return Transfer(f"{_TRAINER}; accelerate 1.15 accelerator.py get_state_dict: every rank copies the model",
                     whole_on="every_rank", trained_only=adapters, gathers_all=True, packed=True, cut=cut,
