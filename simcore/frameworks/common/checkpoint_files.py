@@ -105,8 +105,8 @@ def _saved_by_trainer(job: Draft, zero: int) -> Transfer:
                         file_bytes=files, cut=cut, in_flight=0)
     if zero == 3:
         return Transfer(f"{_TRAINER}; DeepSpeed 0.19.6 runtime/engine.py _zero3_consolidated_16bit_state_dict: a "
-                        "module at a time", whole_on="rank0", trained_only=adapters, packed=True, cut=cut, cut_on_host=True,
-                        in_flight=0, on_device="module")
+                        "module at a time", whole_on="rank0", trained_only=adapters, packed=True, cut=cut,
+                        cut_on_host=True, in_flight=0, on_device="module")
     return Transfer(f"{_TRAINER}; accelerate 1.15 accelerator.py get_state_dict: every rank copies the model",
                     whole_on="every_rank", trained_only=adapters, gathers_all=True, packed=True, cut=cut,
                     cut_on_host=True, in_flight=0)
