@@ -32,6 +32,7 @@ from simcore.placement.plan import Placed, Plan
 from simcore.results.report import Assumption, Host, HostPhase, RankReport, Report
 from simcore.results.verdict import verdict_of
 from simcore.simulation.moved_bytes import Moved, least_seconds, of_drives
+from simcore.simulation.paging import away
 from simcore.simulation.simulation import Simulation
 from simcore.units import format_bytes, packed_bytes
 
@@ -53,8 +54,9 @@ def hosted(simulation: Simulation, report: Report) -> Report:
     if sum(c.num_ranks for c in simulation.classes) != mesh.size:
         return report
     per_host = min(topology.gpus_per_host, mesh.size)
+    pages = tuple(away(plan, rank) for plan, rank in zip(simulation.plans, report.ranks, strict=True))
     each = _fullest(simulation.plans, simulation.classes, simulation.framework.files, per_host,
-                    simulation.comm_setup().tokens)
+                    simulation.comm_setup().tokens, pages)
     phases = (_phase(simulation, report, phase, dict(held)) for phase, held in zip(_PHASES, each, strict=True))
     host = Host(capacity_bytes=int(topology.node.host_memory), ranks_per_host=per_host, phases=tuple(phases))
     memory = topology.node.host_memory
@@ -101,9 +103,13 @@ def _moved(simulation: Simulation, phase: _Phase, transfer: Transfer) -> Moved:
 # ---- the host -------------------------------------------------------------------------------------------------------
 @lru_cache(maxsize=256)
 def _fullest(plans: tuple[Plan, ...], classes: tuple[RankClass, ...], files: Files, per_host: int,
-             tokens: int) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """(owner, bytes) on the fullest host in each phase; scenarios with the same placement share it."""
-    return tuple(_fullest_in([_of_rank(plan, phase, _transfer(files, phase), tokens) for plan in plans], plans,
+             tokens: int, pages: tuple[int, ...]) -> tuple[tuple[tuple[str, int], ...], ...]:
+    """(owner, bytes) on the fullest host in each phase; scenarios with the same placement share it.
+
+    `pages`: bytes of optimizer states on the host because the device has no room, of each plan's ranks.
+    """
+    return tuple(_fullest_in([_of_rank(plan, phase, _transfer(files, phase), tokens, evicted)
+                              for plan, evicted in zip(plans, pages, strict=True)], plans,
                              classes, _transfer(files, phase), per_host) for phase in _PHASES)
 
 
@@ -151,8 +157,11 @@ def _readers(transfer: Transfer | None, first: int, num: IntArray) -> IntArray:
     return readers
 
 
-def _of_rank(plan: Plan, phase: _Phase, transfer: Transfer | None, tokens: int) -> Counter[str]:
-    """Bytes that one rank holds on the host, by owner, without the whole model. `tokens`: of its microbatch."""
+def _of_rank(plan: Plan, phase: _Phase, transfer: Transfer | None, tokens: int, pages: int) -> Counter[str]:
+    """Bytes that one rank holds on the host, by owner, without the whole model.
+
+    `tokens`: of its microbatch; `pages`: of optimizer states, once there are some.
+    """
     held = Counter({"parameters": 0, "gradients": 0, "optimizer states": 0, "activations": 0, "checkpoint": 0})
     held["activations"] = plan.offloaded_input_bytes(tokens) if phase == "first_step" else 0
     there = {"load": ("parameters",), "first_step": ("parameters", "gradients", "optimizer states"),
@@ -164,6 +173,7 @@ def _of_rank(plan: Plan, phase: _Phase, transfer: Transfer | None, tokens: int) 
     for what, num_bytes in framework_adapter(plan.framework.name).host_buffers(plan, rounded=True).items():
         if what in there or phase == "first_step":
             held[what] += num_bytes
+    held["optimizer states"] += pages * ("optimizer states" in there)
     if transfer is not None:
         held["checkpoint"] = max(_copied(plan, transfer), transfer.in_flight * _largest(plan, transfer))
     return held

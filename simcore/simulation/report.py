@@ -37,7 +37,7 @@ from simcore.results.report import (
 from simcore.results.time import StepTime
 from simcore.results.verdict import verdict_of
 from simcore.simulation.assumptions import of_job, of_memory
-from simcore.simulation.paging import of_paging, resident, with_paging
+from simcore.simulation.paging import away, of_paging, paged_bytes, resident, with_paging
 from simcore.simulation.simulation import Simulation
 from simcore.timing.throughput import step_time
 from simcore.timing.traffic import traffic
@@ -63,21 +63,11 @@ def report(simulation: Simulation, *, series: bool) -> Report:
         headroom_bytes=limit - max(peak.device_bytes for peak in peaks) if peaks else None,
         evidence=evidence_of(simulation.job, simulation.framework),
         assumptions=(*of_job(simulation), *of_memory(simulation, [held for _, held in made]),
-                     *max((of_paging(_paged(plan), _away(plan, rank)) for plan, rank
+                     *max((of_paging(paged_bytes(plan), away(plan, rank)) for plan, rank
                            in zip(simulation.plans, ranks, strict=True)), key=len, default=())),
         communicators=tuple(Communicator(axis=axis, size=simulation.job.mesh.axis(axis).size)
                             for axis in simulation.framework.communicators),
         adapters=_adapters(simulation), ranks=ranks, time=_time(simulation, ranks))
-
-
-def _paged(plan: Plan) -> int:
-    """Bytes of a rank's optimizer states in memory that the driver pages."""
-    return plan.elsewhere().get("managed", 0)
-
-
-def _away(plan: Plan, rank: RankReport) -> int:
-    """Bytes of paged states that have no room on the device at the peak."""
-    return _paged(plan) - rank.peak.outside.get("paged_states", 0) if rank.peak else 0
 
 
 def _adapters(simulation: Simulation) -> Adapters | None:
@@ -95,7 +85,7 @@ def _time(simulation: Simulation, ranks: Sequence[RankReport]) -> StepTime | Non
     if timing is None:
         return None
     last = ranks[timing.worst]
-    timing = with_paging(simulation, timing, _away(simulation.plans[timing.worst], last))
+    timing = with_paging(simulation, timing, away(simulation.plans[timing.worst], last))
     return step_time(simulation.job, simulation.framework, simulation.routes, timing, last.ranks, last.traffic)
 
 
@@ -160,7 +150,7 @@ def _microbatch(simulation: Simulation, written: int) -> int:
 
 
 def _peak(simulation: Simulation, peak: MemoryPeak, plan: Plan, held: Sequence[OutsideMemory]) -> Peak:
-    allocated, beside, states = peak.peak_bytes, sum(one.num_bytes for one in held), _paged(plan)
+    allocated, beside, states = peak.peak_bytes, sum(one.num_bytes for one in held), paged_bytes(plan)
     seen = reserved(allocated, simulation.reserved_model(), simulation.usable_bytes() - beside)
     needed = simulation.needed(allocated).plus(beside)
     pages = [resident(simulation, states, end) for end in astuple(needed)]
@@ -170,7 +160,7 @@ def _peak(simulation: Simulation, peak: MemoryPeak, plan: Plan, held: Sequence[O
     buffers = framework_adapter(simulation.framework.name).host_buffers(plan, rounded=False)
     return Peak(
         allocated_bytes=allocated, reserved_bytes=seen.middle, device_bytes=needed.middle + pages[1],
-        host_bytes=plan.host_bytes(simulation.comm_setup().tokens) + buffers.total(),
+        host_bytes=plan.host_bytes(simulation.comm_setup().tokens) + buffers.total() + states - pages[1],
         phase=peak.phase,
         first_step_bytes=first_step(peak, made_after_backward(plan)), event=peak.event, layer=peak.layer,
         microbatch=_microbatch(simulation, peak.microbatch),
