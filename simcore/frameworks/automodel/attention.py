@@ -6,8 +6,8 @@ Llama, Qwen2 and Qwen3 read (`models/llama/model.py:237`, `models/qwen2/model.py
 eager is transformers' own function in all of them. DeepSeek-V3, Nemotron-H and Qwen3-MoE take `BackendConfig.attn`
 alone, whose functions are TE's, SDPA, flex and others (`components/attention/utils.py`), never eager. With cp
 Automodel's own layers keep what is asked, although ranks exchange keys in SDPA alone (`components/distributed/
-context_parallel/utils.py`). With pp every stage makes the mask of its layers once and keeps it (`components/distributed/
-pipelining/hf_utils.py`, _build_or_reuse_pp_causal_mask): None for SDPA and flash attention.
+context_parallel/utils.py`). With pp every stage makes the mask of its layers once and keeps it, None for SDPA and flash
+attention (`components/distributed/pipelining/hf_utils.py`, _build_or_reuse_pp_causal_mask).
 """
 
 from __future__ import annotations
