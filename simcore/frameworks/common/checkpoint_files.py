@@ -15,6 +15,7 @@ where the state dict lies), and writes files of at most 50 GB, in transformers 4
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from simcore.placement.checkpoint_files import Files, Transfer
@@ -25,6 +26,7 @@ __all__ = ["automodel_files", "fsdp1_files", "fsdp2_files", "megatron_files", "m
 _DCP: Final = "torch 2.13 distributed/checkpoint/filesystem.py"
 _TRAINER: Final = ("transformers 5.23 trainer.py save_model, modeling_utils.py save_pretrained; safetensors 0.8.0 "
                    "torch.py")
+_NO_GATHER: Final = "accelerate 1.15 accelerator.py get_state_dict; transformers 5.23 trainer.py save_model"
 _FILE_BYTES: Final = 50 * 10**9
 _FILE_BYTES_4: Final = 5 * 10**9
 """With transformers 4.57.1 (max_shard_size), which loads modelling code of the Hub too."""
@@ -84,17 +86,26 @@ def fsdp1_files(job: Draft) -> Files:
     return _chosen(job, load, save, ("every_rank", "full"))
 
 
-def plain_files(job: Draft, zero: int = 0) -> Files:
+def plain_files(job: Draft, zero: int = 0, *, gathers: bool = True) -> Files:
     """Returns how a job of DDP, or of a stage of ZeRO (`zero`), reads and writes checkpoints.
 
-    Each rank reads all, rank 0 writes: [Note: saving with the Trainer].
+    Each rank reads all, rank 0 writes: [Note: saving with the Trainer]. `gathers`: False if ZeRO-3 may not gather what
+    it trains (stage3_gather_16bit_weights_on_model_save); the Trainer then writes parts, which are not modelled.
+    Raises IllegalLayout where the scenario asks for a gather all the same.
     """
     load = Transfer("transformers 5.23 modeling_utils.py from_pretrained: CPU tensors of mapped files, then .to()",
                     whole_on="every_rank", in_flight=0)
     if job.scenario.training.method == "qlora":
         load = Transfer(f"{load.source}; get_init_context: what is packed is whole on every rank's device before "
                         "DeepSpeed cuts it", whole_on="every_rank", in_flight=0, on_device="model")
-    return _chosen(job, {"every_rank": load}, {"full": _saved_by_trainer(job, zero)}, ("every_rank", "full"))
+    files = _chosen(job, {"every_rank": load}, {"full": _saved_by_trainer(job, zero)}, ("every_rank", "full"))
+    if gathers or job.scenario.training.method != "full" or files.save is None:
+        return files
+    if job.scenario.checkpoint.save == "full":
+        raise job.illegal("checkpoint.save", "full: Cannot get 16bit model weights because "
+                          "stage3_gather_16bit_weights_on_model_save is False", _NO_GATHER)
+    job.note("checkpoint.save", "none: parts of every rank, which are not modelled", _NO_GATHER)
+    return replace(files, save=None)
 
 
 def _saved_by_trainer(job: Draft, zero: int) -> Transfer:
