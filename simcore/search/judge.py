@@ -20,7 +20,7 @@ from simcore.results.verdict import Verdict
 from simcore.search.known import Known
 from simcore.simulate import simulate
 from simcore.simulation.bounds import is_too_large_at_rest, least_step_ns
-from simcore.simulation.device_memory import paged_bytes
+from simcore.simulation.paging import paged_bytes
 from simcore.simulation.random_lengths import is_drawn
 from simcore.simulation.simulation import Simulation, legal_simulation, placed
 from simcore.simulation.step import Request, step_of, written_out

@@ -12,10 +12,10 @@ from dataclasses import astuple, dataclass
 from simcore.memory.outside_allocator import OutsideMemory
 from simcore.memory.reserved import Reserved, reserved
 from simcore.placement.plan import Plan
-from simcore.simulation.paging import resident
+from simcore.simulation.paging import paged_bytes, resident
 from simcore.simulation.simulation import Simulation
 
-__all__ = ["DeviceMemory", "device_memory", "paged_bytes"]
+__all__ = ["DeviceMemory", "device_memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,3 @@ def device_memory(simulation: Simulation, plan: Plan, allocated: int, held: Sequ
     if states:
         outside["paged_states"] = middle
     return DeviceMemory(seen, needed.middle + middle, (needed.low + low, needed.high + high), outside)
-
-
-def paged_bytes(plan: Plan) -> int:
-    """Bytes of a rank's optimizer states in memory that the driver pages."""
-    return plan.elsewhere().get("managed", 0)

@@ -36,8 +36,8 @@ from simcore.results.report import (
 from simcore.results.time import StepTime
 from simcore.results.verdict import verdict_of
 from simcore.simulation.assumptions import of_job, of_memory
-from simcore.simulation.device_memory import device_memory, paged_bytes
-from simcore.simulation.paging import of_paging, with_paging
+from simcore.simulation.device_memory import device_memory
+from simcore.simulation.paging import away, of_paging, paged_bytes, with_paging
 from simcore.simulation.simulation import Simulation
 from simcore.timing.step import with_reasons
 from simcore.timing.throughput import step_time
@@ -64,16 +64,11 @@ def report(simulation: Simulation, *, series: bool) -> Report:
         headroom_bytes=limit - max(peak.device_bytes for peak in peaks) if peaks else None,
         evidence=evidence_of(simulation.job, simulation.framework),
         assumptions=(*of_job(simulation), *of_memory(simulation, [held for _, held in made]),
-                     *max((of_paging(paged_bytes(plan), _away(plan, rank)) for plan, rank
+                     *max((of_paging(paged_bytes(plan), away(plan, rank)) for plan, rank
                            in zip(simulation.plans, ranks, strict=True)), key=len, default=())),
         communicators=tuple(Communicator(axis=axis, size=simulation.job.mesh.axis(axis).size)
                             for axis in simulation.framework.communicators),
         adapters=_adapters(simulation), ranks=ranks, time=_time(simulation, ranks))
-
-
-def _away(plan: Plan, rank: RankReport) -> int:
-    """Bytes of paged states that have no room on the device at the peak."""
-    return paged_bytes(plan) - rank.peak.outside.get("paged_states", 0) if rank.peak else 0
 
 
 def _adapters(simulation: Simulation) -> Adapters | None:
@@ -92,7 +87,7 @@ def _time(simulation: Simulation, ranks: Sequence[RankReport]) -> StepTime | Non
         return None
     last = ranks[timing.worst]
     reasons = with_reasons(timing, simulation.programs[simulation.classes[timing.worst].representative])
-    told = with_paging(simulation, reasons, _away(simulation.plans[timing.worst], last))
+    told = with_paging(simulation, reasons, away(simulation.plans[timing.worst], last))
     return step_time(simulation.job, simulation.framework, simulation.routes, told, last.ranks, last.traffic)
 
 
@@ -160,9 +155,10 @@ def _microbatch(simulation: Simulation, written: int) -> int:
 def _peak(simulation: Simulation, peak: MemoryPeak, plan: Plan, held: Sequence[OutsideMemory]) -> Peak:
     memory = device_memory(simulation, plan, peak.peak_bytes, held)
     buffers = framework_adapter(simulation.framework.name).host_buffers(plan, rounded=False)
+    evicted = paged_bytes(plan) - memory.outside.get("paged_states", 0)
     return Peak(
         allocated_bytes=peak.peak_bytes, reserved_bytes=memory.seen.middle, device_bytes=memory.device,
-        host_bytes=plan.host_bytes(simulation.comm_setup().tokens) + buffers.total(),
+        host_bytes=plan.host_bytes(simulation.comm_setup().tokens) + buffers.total() + evicted,
         phase=peak.phase,
         first_step_bytes=first_step(peak, made_after_backward(plan)), event=peak.event, layer=peak.layer,
         microbatch=_microbatch(simulation, peak.microbatch),
