@@ -236,7 +236,6 @@ def _write(folder: Path, scenarios: Sequence[Scenario], found: Sequence[SearchRe
 
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    for scenario, result in zip(scenarios, found, strict=True):
-        for name, text in files_of(scenario, result):
-            with writing(folder / name):
-                write_whole(folder / name, text)
+    for name, text in files_of(scenarios, found, folder):
+        with writing(folder / name):
+            write_whole(folder / name, text)
