@@ -239,15 +239,20 @@ def _smallest(tried: _Tried, is_good: _IsGood) -> tuple[int | None, int | None]:
 def _largest(tried: _Tried, is_good: _IsGood) -> tuple[int | None, int | None]:
     """(largest good value, the smallest tried above it that is not good), None where there is none."""
     unit = _unit(tried)
-    good, bad = 0, unit
+    good, bad = 0, _first_legal(tried, unit)
     while tried.holds(bad, is_good):
         good, bad = bad, bad * 2
         if bad > tried.between[1]:
             return good, None
     if not good:
-        return None, bad
+        return None, tried.simulated(bad)
     good, bad = _bisected(good, bad, unit, tried, is_good)
     return good, tried.simulated(bad)
+
+
+def _first_legal(tried: _Tried, unit: int) -> int:
+    """Smallest multiple of `unit` that can be simulated, such as one microbatch a stage; `unit` if none is found."""
+    return next((unit * n for n in range(1, _SCANNED + 1) if tried.report(unit * n) is not None), unit)
 
 
 def _bisected(good: int, bad: int, unit: int, tried: _Tried, is_good: _IsGood) -> tuple[int, int]:
@@ -263,10 +268,11 @@ def _bisected(good: int, bad: int, unit: int, tried: _Tried, is_good: _IsGood) -
 def _legal_between(good: int, bad: int, unit: int, tried: _Tried) -> int | None:
     """The multiple of `unit` nearest to the middle that can be simulated; None if there is none in between.
 
-    A refused value counts as beyond the limit of a largest value, which refusals end; of a fewest number they are gaps.
+    Refused numbers of GPUs and global batches are gaps, between which others are legal; a refused length or micro batch
+    counts as beyond the limit.
     """
     for value in _from_the_middle(min(good, bad) // unit + 1, -(-max(good, bad) // unit), unit):
-        if tried.quantity != "gpus" or tried.report(value) is not None:
+        if tried.quantity not in ("gpus", "global_batch") or tried.report(value) is not None:
             return value
     return None
 

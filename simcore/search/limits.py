@@ -5,9 +5,9 @@ A value holds if some layout with it surely fits and satisfies all conditions; l
 peaks at the last value, so that the one which decides is tried first. The layout of the answer is the best of all that
 hold at the limit.
 
-Fewest GPUs: numbers are doubled until one holds (in place of a number that no layout can have, the next smaller one that
-some layout can), then every number between the last two is tried in ascending order, because more GPUs need not hold (7
-GPUs cannot be cut in 2 stages). Smaller numbers that were passed over are tried too, up to `_SPARE` layouts.
+Fewest GPUs: numbers are doubled until one holds (in place of a number that no layout can have, the next smaller one
+that some layout can), then every number between the last two is tried in ascending order, because more GPUs need not
+hold (7 GPUs cannot be cut in 2 stages). Smaller numbers that were passed over are tried too, up to `_SPARE` layouts.
 Machines: each, from the smallest. The others: doubled until none holds, then bisected among the values that some layout
 can have (divisors of a global batch that is given; multiples of a unit); then values within and beyond the limit are
 tried as a check, the latter with the `_NEAR` layouts that have the lowest peaks.
@@ -125,10 +125,10 @@ class _Tries:
         return time is not None and all(holds(one, base, candidate, sized, time) for one in of_time)
 
     def why(self, value: Value) -> str:
-        """What decides at a value that does not hold, in the layout with the lowest peak."""
+        """Reason at a value that does not hold: what decides in the layout with the lowest peak."""
         if value in self.lowest:
-            other = changed(self.question.space.base, self.lowest[value][1])
-            return decides(simulate(other, timed=False))
+            report = simulate(changed(self.question.space.base, self.lowest[value][1]), timed=False)
+            return f"{report.job_verdict}, {decides(report)}"
         return _AT_REST if value in self.legal else f"refused: {self.refusals.get(value, _REFUSED)}"
 
 
@@ -184,8 +184,8 @@ def _exceptions(tries: _Tries, value: Value | None) -> tuple[Value, ...]:
     """Values of the good side that some layout can have and that do not hold."""
     if not isinstance(value, int):
         return ()
-    tried = sorted(each for each in tries.held if isinstance(each, int) and not tries.held[each] and each in tries.legal)
-    return tuple(each for each in tried if (each > value if tries.quantity == "gpus" else each < value))
+    failed = sorted(each for each in tries.legal if isinstance(each, int) and not tries.held.get(each, True))
+    return tuple(each for each in failed if (each > value if tries.quantity == "gpus" else each < value))
 
 
 # ---- fewest GPUs ----------------------------------------------------------------------------------------------------
@@ -205,10 +205,14 @@ def _fewest(tries: _Tries) -> tuple[int | None, int | None, int]:
 def _doubled(tries: _Tries) -> tuple[int | None, list[int]]:
     """(smallest number that holds by doubling, numbers below that were passed over, descending)."""
     last, passed = 0, list[int]()
-    power = 1
+    power, spare = 1, _SPARE
     while power <= _MOST["gpus"]:
-        between = range(power, last, -1)
-        top = next((each for each in between if tries.can_be(each)), None)
+        top = power if tries.can_be(power) else None
+        for each in range(power - 1, last, -1):
+            if top is not None or spare < 0:
+                break
+            spare -= 1 + sum(1 for _ in _all(tries.space(each)))
+            top = each if tries.can_be(each) else None
         if top is not None:
             if tries.holds(top):
                 return next(each for each in range(last + 1, top + 1) if tries.holds(each)), passed
@@ -217,11 +221,16 @@ def _doubled(tries: _Tries) -> tuple[int | None, list[int]]:
     return None, passed
 
 
+def _all(space: Space) -> Iterator[Candidate]:
+    """Candidates of a space whatever its conditions, which cost the time too."""
+    return candidates(replace(space, conditions=()))
+
+
 def _with_passed(tries: _Tries, value: int | None, passed: Sequence[int]) -> tuple[int | None, int]:
-    """(smallest number that holds, numbers left untried) after trying those that were passed over, the largest first."""
+    """(smallest number that holds, numbers left untried) after those passed over are tried too, the largest first."""
     spare = _SPARE
     for done, each in enumerate(passed):
-        spare -= sum(1 for _ in candidates(tries.space(each)))
+        spare -= 1 + sum(1 for _ in _all(tries.space(each)))
         if spare < 0:
             return value, len(passed) - done
         if tries.holds(each):
@@ -243,15 +252,24 @@ def _grid(tries: _Tries) -> Sequence[int]:
 
 def _largest(tries: _Tries, grid: Sequence[int]) -> tuple[int | None, int | None]:
     """(largest value of the grid that holds, the next one), None where there is none."""
-    good = _last_good(tries, grid, -1)
-    if good < 0:
-        return None, grid[0]
+    first = next((at for at in _doubling(len(grid)) if tries.can_be(grid[at])), 0)
+    good = _last_good(tries, grid, first - 1)
+    if good < first:
+        return None, grid[first]
     while (further := next((at for at in _beyond(good, len(grid)) if tries.nearly_holds(grid[at])), None)) is not None:
         tries.held[grid[further]] = True
         good = _last_good(tries, grid, further)
     for part in (1, 2):
-        tries.holds(grid[good * part // 3])
+        tries.holds(grid[first + (good - first) * part // 3])
     return grid[good], grid[good + 1] if good + 1 < len(grid) else None
+
+
+def _doubling(count: int) -> Iterator[int]:
+    """Places 0, 1, 3, 7 and so on of a grid."""
+    at = 0
+    while at < count:
+        yield at
+        at = 2 * at + 1
 
 
 def _beyond(good: int, count: int) -> Iterator[int]:
