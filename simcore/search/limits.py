@@ -28,7 +28,7 @@ from simcore.results.found import FreeLimit
 from simcore.results.limit import Quantity, Value
 from simcore.search.judge import Candidate, Refused, Sized, judged, timed
 from simcore.search.search import Search, holds, search
-from simcore.search.space import Space, candidates
+from simcore.search.space import Space, candidates, place_of_space
 from simcore.simulate import simulate
 
 __all__ = ["cheapest", "free_limit", "free_machine"]
@@ -172,7 +172,7 @@ def _answer(tries: _Tries, value: Value | None, beyond: Value | None, untried: i
     question, near = tries.question, None if beyond is None else tries.lowest.get(beyond)
     if not tries.legal and tries.refusals:
         last = [*tries.refusals.values()][-1]
-        raise InputError(Problem(question.space.base.name, f"{_REFUSED}, at last with: {last}"))
+        raise InputError(Problem(place_of_space(question.space.base), f"{_REFUSED}, at last with: {last}"))
     best = None if value is None else search(replace(question, space=tries.space(value)))
     return FreeLimit(
         name=question.space.base.name, quantity=tries.quantity, value=value, best=best, beyond=beyond,

@@ -28,7 +28,7 @@ from simcore.search.condition import Condition
 from simcore.search.journal import Answered, Memory, journal
 from simcore.search.judge import Candidate, Judged, Refused, Sized, Status, Timed, judged, timed
 from simcore.search.objective import Objective, Value
-from simcore.search.space import Space, candidates
+from simcore.search.space import Space, candidates, place_of_space
 
 __all__ = ["Search", "holds", "search"]
 
@@ -104,7 +104,7 @@ def search(question: Search, told: Progress = lambda stage, done, all_of: None, 
     """
     num = sum(1 for _ in candidates(question.space))
     if not num:
-        raise InputError(Problem(question.space.base.name, _empty(question.space)))
+        raise InputError(Problem(place_of_space(question.space.base), _empty(question.space)))
     counts = _Counts()
     with journal(kept, question.space, shard, parts) as known, interrupts() as asked:
         if parts:
