@@ -17,6 +17,13 @@ def yaml_text(data: Mapping[str, Any]) -> str:
     settings = {"default_flow_style": None, "sort_base_mapping_type_on_output": False, "width": 120}
     for name, value in settings.items():  # blocks in the order of the keys, the innermost mappings on one line
         setattr(writer, name, value)
+    writer.representer.add_representer(str, _quoted)
     stream = StringIO()
     writer.dump(dict(data), stream)
     return stream.getvalue()
+
+
+def _quoted(representer: Any, text: str) -> Any:
+    """Node of a text, in quotes where it would be read as the beginning of a key or value, as in `:4096:8`."""
+    marked = any(sign in text for sign in ":?")
+    return representer.represent_scalar("tag:yaml.org,2002:str", text, style='"' if marked else None)
