@@ -72,6 +72,7 @@ DOORS = {
     "rich": {
         "simcore/cli/solve.py",
         "simcore/cli/sheets/found.py",
+        "simcore/cli/sheets/limits.py",
         "simcore/cli/sheets/stages.py",
         "simcore/cli/sheets/first_screen.py",
         "simcore/cli/sheets/columns.py",

@@ -30,9 +30,9 @@ from simcore.search.journal import ANSWER, Answered, Memory, journal
 from simcore.search.judge import Candidate, Judged, Refused, Sized, Status, Timed, judged, timed
 from simcore.search.objective import Objective, Value
 from simcore.search.rows import Fates, write_rows
-from simcore.search.space import Space, candidates
+from simcore.search.space import Space, candidates, place_of_space
 
-__all__ = ["Search", "search"]
+__all__ = ["Search", "holds", "search"]
 
 _DIED: Final = "a process that simulated layouts died three times (out of memory?); try fewer with -j"
 _ROUND: Final = 32
@@ -113,7 +113,7 @@ def search(question: Search, told: Progress = lambda stage, done, all_of, found:
     """
     num = sum(1 for _ in candidates(question.space))
     if not num:
-        raise InputError(Problem(question.space.base.name, _empty(question.space)))
+        raise InputError(Problem(place_of_space(question.space.base), _empty(question.space)))
     counts = _Counts(None if kept is None or shard else Fates(num))
     with journal(kept, question.space, shard, parts) as known, interrupts() as asked:
         if parts:
@@ -240,7 +240,7 @@ def _fitting(answered: Iterable[tuple[int, Candidate, Judged]], question: Search
             counts.others[answer.verdict] += 1
         else:
             found = _Found(index, candidate, answer)
-            if all(_holds(one, found, question.space.base) for one in conditions):
+            if all(holds(one, question.space.base, candidate, answer) for one in conditions):
                 yield found
             else:
                 counts.others["excluded"] += 1
@@ -248,14 +248,15 @@ def _fitting(answered: Iterable[tuple[int, Candidate, Judged]], question: Search
                     counts.fates.note(index, answer, "excluded")
 
 
-def _holds(one: Condition, found: _Found, base: Scenario) -> bool:
+def holds(one: Condition, base: Scenario, candidate: Candidate, sized: Sized, time: Timed | None = None) -> bool:
+    """True if a condition holds of a candidate with these results. InputError if it cannot be decided."""
     results: dict[str, Any] = {
-        "peak_gib": found.sized.peak_bytes / 2**30, "headroom_gib": found.sized.headroom_bytes / 2**30,
-        "verdict": found.sized.verdict, "num_gpus": found.sized.num_gpus}
-    if found.time:
-        results |= {"step_s": found.time.step_s, "tokens_per_s_per_gpu": found.time.tokens_per_s_per_gpu,
-                    "mfu": found.time.mfu, "usd_per_million_tokens": found.time.usd_per_million_tokens}
-    return one.holds({name: results[name] if name in results else key_value(base, found.candidate, name)
+        "peak_gib": sized.peak_bytes / 2**30, "headroom_gib": sized.headroom_bytes / 2**30, "verdict": sized.verdict,
+        "num_gpus": sized.num_gpus}
+    if time:
+        results |= {"step_s": time.step_s, "tokens_per_s_per_gpu": time.tokens_per_s_per_gpu,
+                    "mfu": time.mfu, "usd_per_million_tokens": time.usd_per_million_tokens}
+    return one.holds({name: results[name] if name in results else key_value(base, candidate, name)
                       for name in one.names})
 
 
@@ -284,7 +285,8 @@ def _rank(fitting: list[_Found], question: Search, counts: _Counts,
         times = {index: time for index, _, time in simulated(pairs, len(now), lambda done, all_of, found: None)}
         for found in now:
             time = found.time = times[found.index]
-            found.is_out = time is None or not all(_holds(one, found, question.space.base) for one in conditions)
+            found.is_out = time is None or not all(
+                holds(one, question.space.base, found.candidate, found.sized, time) for one in conditions)
             counts.others["excluded"] += found.is_out
         done += len(now)
         told(done, done + len(waiting), 0)

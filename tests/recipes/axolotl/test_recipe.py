@@ -100,7 +100,11 @@ training:
   global_batch_size: 2
   recompute: full
   precision: {compute: bf16, params: bf16}
-  lora: {rank: 24, alpha: 48, dropout: 0.05, target_modules: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]}
+  lora:
+    rank: 24
+    alpha: 48
+    dropout: 0.05
+    target_modules: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]
   optimizer: {name: adamw, implementation: fused}
 framework_options: {attn_implementation: flash_attention_2}
 """)
@@ -109,7 +113,8 @@ framework_options: {attn_implementation: flash_attention_2}
 def test_offload_takes_the_place_of_recomputing_beside_adapters_alone(tmp_path: Path) -> None:
     """`_apply_activation_checkpointing` of axolotl's loaders/model.py."""
     adapters = imported(tmp_path, changed(QLORA, activation_offloading=True)).values["training"]
-    full = imported(tmp_path, changed(RECIPE, activation_offloading=True, gradient_checkpointing=True)).values["training"]
+    text = changed(RECIPE, activation_offloading=True, gradient_checkpointing=True)
+    full = imported(tmp_path, text).values["training"]
     assert (adapters["recompute"], full["recompute"]) == ("none", "full")
     assert adapters["offload"] == full["offload"] == {"activations": "host"}
 
