@@ -14,6 +14,7 @@ import resource
 import shlex
 import subprocess
 import sys
+import tempfile
 from typing import Final, NamedTuple
 
 import pytest
@@ -47,13 +48,13 @@ class Question(NamedTuple):
 QUESTIONS: Final = (
     Question("LoRA of Nemotron 3 Nano on 4 H100 under Automodel: how long may a sequence be?",
              f"solve {_EXPLORE}/lora.yaml --max seq_len --set mesh.dp_shard=4 --set mesh.ep=4 "
-             "--set training.global_batch_size=4 --free training.recompute --set search=null", 7,
+             "--set training.global_batch_size=4 --free training.recompute --set search=null", 6,
              "8k fits with much room; the longest needs recomputation."),
     Question("How few H100 for full fine-tuning, in each framework?",
              f"solve {_EXPLORE}/full.yaml --min gpus --free mesh --set search=null --set training.recompute=full "
              "--set 'sweep={framework: [automodel, fsdp2, megatron, megatron_fsdp, zero3]}'", 1,
-             "Megatron needs 8 and not 16: tp 8 and tp 4 are found (next question but one).",
-             ("framework=megatron", "mesh.dp_shard=1", "mesh.tp=8", "mesh.ep=1", "training.recompute=full")),
+             "Megatron needs 8 and not 16: tp 8 and tp 4 are found (next question).",
+             ("framework=fsdp2", "mesh.dp_shard=8", "mesh.ep=4", "training.recompute=full")),
     Question("Which layouts of Megatron fit on 8 GPUs, surely or not?",
              f"search {_EXPLORE}/full.yaml --framework megatron --gpus 8 --free mesh --unsure fits "
              "--set training.recompute=full", 14),
@@ -82,7 +83,7 @@ QUESTIONS: Final = (
              ("model=nemotron-dense-100b", "topology=dgx-h100", "mesh.dp_shard=27")),
 )
 QUICK: Final = tuple(one for one in QUESTIONS if not one.again)
-_ENVIRONMENT: Final = {"COLUMNS": "112", "NO_COLOR": "1"}
+_ENVIRONMENT: Final = {"COLUMNS": "160", "NO_COLOR": "1"}
 """Width of what the page shows."""
 
 
@@ -142,15 +143,17 @@ def test_layouts_that_slow_answers_name_have_the_peaks_of_the_page(ran: Run, que
     settings = [word for key in ("sweep=null", *question.again) for word in ("--set", key)]
     (report,) = json.loads(ran("run", file, *settings, "--json").out)
     peak = f"{max(rank['peak']['device_bytes'] for rank in report['ranks']) / 2**30:.2f} GiB"
-    assert peak in " ".join(page_block(question)) or "fits" not in report["verdict"], peak
+    assert peak in " ".join(page_block(question)), peak
 
 
 def write() -> None:
     """Asks all questions, and writes the page."""
     sections = []
+    folder = tempfile.mkdtemp()
     for question in QUESTIONS:
+        command = re.sub(r"(-o|--html) ", rf"\1 {folder}/", question.command)
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run([sys.executable, "-m", "simcore", *shlex.split(question.command)], cwd=ROOT, text=True,
+        done = subprocess.run([sys.executable, "-m", "simcore", *shlex.split(command)], cwd=ROOT, text=True,
                               capture_output=True, check=False, env={**os.environ, **_ENVIRONMENT})
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert done.returncode in (0, 1), done.stderr
