@@ -2,11 +2,11 @@
 
 [Note: frames that other threads hold]
 Lifetimes of storages are reference counts ([Note: lifetimes are reference counts] in `tape`). A thread that looks at
-the stacks of others holds their frames for a moment: the profiler of a Dask worker does every 10 ms (`sys._current_frames`
-in `worker.py` trigger_profile, distributed 2026.8.0), and so do other sampling profilers. A frame that returns meanwhile
-keeps its local variables, and the storages that only they refer to are freed later, and by that other thread. So a
-recording is whole if all frees came from its own thread, and if no storage is left when it is over; otherwise it is
-made again.
+the stacks of others holds their frames for a moment: the profiler of a Dask worker does so every 10 ms (distributed
+2026.8.0 `worker.py` trigger_profile, by `sys._current_frames`), and so do other sampling profilers. A frame that
+returns meanwhile keeps its local variables, and the storages that only they refer to are freed later, and by that other
+thread. So a recording is whole if all frees came from its own thread, and if no storage is left when it is over;
+otherwise it is made again.
 """
 
 from __future__ import annotations
