@@ -92,4 +92,39 @@ MODEL_ARGS:
   --save: ${SAVE_PATH}
 TEST_TYPE: regular
 """),
+    "bridge": Sample("run_config.yaml", """\
+_target_: megatron.bridge.training.config.ConfigContainer
+train: {micro_batch_size: 2, global_batch_size: 64, train_iters: 100, manual_gc: true}
+model:
+  _target_: hf
+  hf_model_id: qwen3-30b-a3b
+  tensor_model_parallel_size: 2
+  pipeline_model_parallel_size: 1
+  context_parallel_size: 1
+  expert_model_parallel_size: 4
+  expert_tensor_parallel_size: 1
+  sequence_parallel: true
+  seq_length: 256
+  moe_token_dispatcher_type: flex
+  moe_flex_dispatcher_backend: deepep
+  moe_permute_fusion: true
+  recompute_granularity: selective
+  recompute_modules: [core_attn]
+  cross_entropy_loss_fusion: true
+  cross_entropy_fusion_impl: te
+  cuda_graph_impl: none
+  apply_rope_fusion: true
+peft: {_target_: megatron.bridge.peft.lora.LoRA, dim: 16, alpha: 32}
+optimizer:
+  optimizer: adam
+  lr: 1e-4
+  use_distributed_optimizer: true
+  exp_avg_dtype: fp32
+ddp: {grad_reduce_in_fp32: true, overlap_grad_reduce: true, overlap_param_gather: true, use_distributed_optimizer: true}
+mixed_precision: bf16_mixed
+comm_overlap: {tp_comm_overlap: false}
+dataset: {seq_length: 256, num_workers: 2}
+logger: {log_interval: 10}
+checkpoint: {save_interval: 100}
+"""),
 }

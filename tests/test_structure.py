@@ -109,6 +109,9 @@ READS_OWN = {
     "simcore/recipes/megatron/arguments.py": {
         "resources.files('simcore.recipes.megatron').joinpath('arguments.json').read_text(encoding='utf-8')",
     },
+    "simcore/recipes/bridge/named.py": {
+        "resources.files('simcore.recipes.bridge').joinpath('recipes.json').read_text(encoding='utf-8')",
+    },
     # a bucket of gradients
     "simcore/frameworks/megatron_fsdp/hooks.py": {
         "self.reductions.open(wanted)",
