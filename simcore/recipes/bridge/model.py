@@ -33,7 +33,7 @@ def read_model(reader: Reader, draft: Draft) -> None:
     elif name is not None:
         draft.use(target)
         _read_named(reader, draft, name)
-    elif reader.has("model.num_layers") and reader.has("model.hidden_size") and reader.has("model.vocab_size"):
+    elif reader.has("model.num_layers") and reader.has("model.hidden_size"):
         draft.use(target)
         read_provider(reader, draft)
     else:
@@ -45,6 +45,11 @@ def read_model(reader: Reader, draft: Draft) -> None:
 def _read_named(reader: Reader, draft: Draft, name: Taken[str]) -> None:
     """A model by its name, and modules of multi-token prediction, which recipes choose."""
     further, depth = reader.integer("model.mtp_num_layers"), reader.integer("model.num_layers")
+    wide = reader.integer("model.kv_channels")
+    if wide is not None and "deepseek" not in name.value.lower():
+        draft.refuse(wide, "another width of heads than the model's own")
+    else:
+        draft.idle(wide, "latent attention has widths of its own")
     rows, positions = reader.integer("model.vocab_size"), reader.text("model.position_embedding_type")
     if positions is not None and positions.value not in ("rope", "yarn"):
         draft.refuse(positions, f"positions {positions.value}")
@@ -101,8 +106,10 @@ def _style(reader: Reader, draft: Draft) -> None:
     draft.use(active)
     if active is not None and active.value != "squared_relu":
         give_up(draft, active.where, f"not yet: {active.value} in a hybrid (served: squared_relu)")
-    gated = reader.flag("model.gated_linear_unit")
+    gated, norm = reader.flag("model.gated_linear_unit"), reader.text("model.normalization")
     draft.use(gated)
+    if norm is not None:
+        draft.put("model.overrides.normalization", norm)
     if gated is not None and gated.value:
         give_up(draft, gated.where, "not yet: model.gated_linear_unit: gated MLPs in a hybrid")
     positions = reader.text("model.position_embedding_type")

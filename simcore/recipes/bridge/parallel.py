@@ -89,6 +89,9 @@ def read_overlap(reader: Reader, draft: Draft, data: int) -> None:
         draft.put(f"{_OPTION}wgrad_deferral_limit", limit)
     else:
         draft.use(limit)
+    few = reader.integer("ddp.num_buckets")
+    if few is not None:
+        draft.refuse(few, "a number of buckets")
     options = draft.values.get("framework_options", {})
     if has_one and data > 1 and not shards and options.get("overlap_grad_reduce", True) and not reader.has(
             "ddp.bucket_size"):

@@ -87,7 +87,10 @@ def _read_parts(reader: Reader, draft: Draft, gpus: Answer | None, machine: str)
     read_lengths(reader, draft)
     read_stages(reader, draft)
     parallel = reader.flag("model.sequence_parallel")
-    if parallel is not None:
+    if parallel is not None and parallel.value and draft.values.get("mesh", {}).get("tp", 1) == 1:
+        draft.infer("training.sequence_parallel", False, "switched off where tp is 1", parallel,  # noqa: FBT003
+                    source="Bridge models/transformer_config.py")
+    elif parallel is not None:
         draft.put("training.sequence_parallel", parallel)
     read_recompute(reader, draft)
     read_formats(reader, draft)

@@ -64,6 +64,8 @@ IDLE: Final[tuple[Row, ...]] = (
           "train.empty_unused_memory_level"), "length of the run and pauses"),
     Idle(("dataset.*", "tokenizer.*"), "which samples are read; their length is training.seq_len"),
     Idle(("ddp.check_for_*", "ddp.average_in_collective", "ddp.gradient_reduce_div_fusion"), "values of gradients"),
+    Idle(("model.bf16", "model.fp16", "model.fp8*", "model.params_dtype*", "model.autocast_dtype*",
+          "model.pipeline_dtype*"), "mixed_precision says it"),
     Idle(("model.init_method_std", "model.rotary_*", "model.moe_aux_loss_coeff", "model.mtp_loss_scaling_factor",
           "model.moe_router_*", "model.use_te_rng_tracker", "model.moe_*_num_sms*", "model.moe_hybridep_*",
           "model.attention_softmax_in_fp32", "model.apply_query_key_layer_scaling", "model.persist_layer_norm",

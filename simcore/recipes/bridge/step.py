@@ -105,8 +105,12 @@ def read_states(reader: Reader, draft: Draft) -> None:
     precise = reader.flag("optimizer.use_precision_aware_optimizer")
     first, second = reader.text("optimizer.exp_avg_dtype"), reader.text("optimizer.exp_avg_sq_dtype")
     draft.use(precise, first, second, reader.text("optimizer.main_grads_dtype"))
+    rest = reader.flag("optimizer.store_param_remainders")
     if precise is not None and precise.value and draft.values["framework"] == "megatron":
         draft.put(f"{_OPTION}use_precision_aware_optimizer", precise)
+    draft.use(rest)
+    if rest is not None and not rest.value:
+        give_up(draft, rest.where, "not yet: optimizer.store_param_remainders: whole masters beside parameters")
     if first is not None and first.value != "fp32":
         draft.put("training.optimizer.moments", first)
     if first and second and first.value != second.value:
@@ -212,6 +216,13 @@ def read_experts(reader: Reader, draft: Draft) -> None:
         draft.idle([one for one in (kind, backend, router, forced, shared) if one],
                    "the recipe has no degrees of experts")
         return
+    capacity, pads = reader.number("model.moe_expert_capacity_factor"), reader.flag(
+        "model.moe_pad_expert_input_to_capacity")
+    draft.use(pads)
+    if capacity is not None and pads is not None and pads.value:
+        draft.put("training.routing.capacity_factor", capacity)
+    elif capacity is not None:
+        draft.unmodelled(capacity, "tokens beyond an expert's capacity are dropped: routing is taken as balanced")
     if shared is not None and shared.value:
         draft.put(f"{_OPTION}moe_shared_expert_overlap", shared)
     else:
@@ -224,7 +235,7 @@ def read_experts(reader: Reader, draft: Draft) -> None:
         draft.idle(backend, "it is read with the dispatcher flex")
     if router is not None:
         draft.put(f"{_OPTION}moe_router_dtype", router)
-    if forced is not None and forced.value:
+    if forced is not None and forced.value and "routing" not in draft.values["training"]:
         draft.put("training.routing", forced, "balanced")
     else:
         draft.use(forced)
