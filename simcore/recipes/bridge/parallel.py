@@ -47,6 +47,10 @@ def read_degrees(reader: Reader, draft: Draft, gpus: Answer | None) -> int:
             draft.put(f"mesh.{axis}", one)
         else:
             draft.use(one)
+    experts = draft.values.get("mesh", {})
+    if experts.get("ep", 1) > 1 and "etp" not in experts:
+        draft.infer("mesh.etp", 1, "1 where there is expert parallelism; core's default is tp",
+                    source="Bridge models/transformer_config.py, _set_moe_expert_tensor_parallel_default")
     if gpus is None:
         draft.ask("mesh.dp_shard", "--gpus N", "number of GPUs")
         return 0

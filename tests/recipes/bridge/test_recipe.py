@@ -107,6 +107,15 @@ def test_a_key_is_read_as_bridge_means_it(tmp_path: Path, override: str, key: st
     assert value(found, key) == expected, messages(found)
 
 
+def test_experts_are_not_split_by_width_unless_asked(tmp_path: Path) -> None:
+    text = RUN_CONFIG.replace("  tensor_model_parallel_size: 2\n", "  tensor_model_parallel_size: 2\n"
+                              "  num_moe_experts: 8\n  moe_router_topk: 2\n  expert_model_parallel_size: 4\n")
+    found = imported(tmp_path, text, 8, "dgx-h100", "run_config.yaml")
+    assert value(found, "mesh.etp") == 1
+    assert value(imported(tmp_path, text.replace("expert_model_parallel_size: 4", "expert_model_parallel_size: 1"), 8,
+                          "dgx-h100", "run_config.yaml"), "mesh.etp") is None
+
+
 def test_adapters_and_packs_are_read(tmp_path: Path) -> None:
     found = imported(tmp_path, "llama3_8b_peft_1gpu_h100_bf16_config")
     assert value(found, "training.method") == "lora"
