@@ -28,7 +28,7 @@ seed: 7
 step_scheduler: {global_batch_size: 48, local_batch_size: 3, max_steps: 40}
 model:
   _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained
-  pretrained_model_name_or_path: qwen3-8b
+  pretrained_model_name_or_path: Qwen/Qwen3-8B
   torch_dtype: bf16
   backend: {rms_norm: te, linear: torch, enable_hf_state_dict_adapter: true}
 peft:

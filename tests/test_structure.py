@@ -112,6 +112,10 @@ READS_OWN = {
     "simcore/recipes/bridge/named.py": {
         "resources.files('simcore.recipes.bridge').joinpath('recipes.json').read_text(encoding='utf-8')",
     },
+    # the table of models' names, out of the package
+    "simcore/models/names.py": {
+        "file.read_text(encoding='utf-8')",
+    },
     # a bucket of gradients
     "simcore/frameworks/megatron_fsdp/hooks.py": {
         "self.reductions.open(wanted)",

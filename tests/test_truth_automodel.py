@@ -16,8 +16,8 @@ from simcore.simulate import simulate
 TRUTH = ROOT / "tests/truth" / "tape"
 DENSE: dict[str, Any] = json.loads((TRUTH / "automodel-dense-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
 STEPS: dict[str, Any] = json.loads((TRUTH / "automodel-steps-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
-EXPERTS = {"qwen3": (), "mixtral": ("num_local_experts", "num_experts_per_tok")}
-PRESETS = {"qwen3": "qwen3-8b", "mixtral": "mixtral-8x7b"}
+EXPERTS = {"qwen3": (), "mistral": (), "phi3": (), "mixtral": ("num_local_experts", "num_experts_per_tok")}
+PRESETS = {"qwen3": "qwen3-8b", "mistral": "mistral-7b-v0.3", "phi3": "phi-4", "mixtral": "mixtral-8x7b"}
 LEFT_OUT = ("opt_state", "buffer")
 """Adam counts the steps of each parameter in 4 bytes; frequencies are cast with the model, or kept twice."""
 
@@ -27,7 +27,8 @@ def _ran(case: dict[str, Any]) -> RankReport:
     overrides |= {"tie_word_embeddings": case.get("tied", False)}
     options = {"enable_fsdp2_prefetch": True} if case.get("enable_fsdp2_prefetch") else {}
     options |= {"attn_implementation": case["attention"]} if "attention" in case else {}
-    options |= {"use_liger_kernel": False} if case.get("hf") and case["family"] == "qwen3" else {}  # none was there
+    without_liger = case["family"] == "mistral" or (case.get("hf") and case["family"] == "qwen3")
+    options |= {"use_liger_kernel": False} if without_liger else {}  # none was there
     asked = small.scenario("automodel", {"dp_shard": 8}, seq_len=512, options=options,
                            model={"config": PRESETS[case["family"]], "overrides": overrides},
                            recompute="full" if case.get("checkpoint") else "none",

@@ -16,6 +16,7 @@ from simcore.models.tensor import TensorSpec
 TRUTH = ROOT / "tests/truth" / "models" / "transformers-5.23.0.json"
 ROWS: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
 OTHER_SIZES: dict[str, Any] = json.loads((TRUTH.parent / "other-sizes.json").read_text(encoding="utf-8"))
+PUBLISHED: dict[str, dict[str, str]] = json.loads((TRUTH.parent / "published.json").read_text(encoding="utf-8"))
 REMOTE = ("nemotron-nas",)
 """Transformers has no code for it: its own repository has."""
 
@@ -56,6 +57,15 @@ def test_counts_by_component(preset: str) -> None:
     found = graph(preset)
     assert {name: found.count(name) for name in small.components(found)} == ROWS[preset]["components"]
     assert found.count() == ROWS[preset]["parameters"]
+
+
+@pytest.mark.parametrize("preset", PUBLISHED)
+def test_what_its_makers_say(preset: str) -> None:
+    """To half of the last digit that is told, or one percent: cards round down, or leave biases out."""
+    assert PUBLISHED[preset].keys() == {"total", "total_from", "config_from"}
+    number, unit = PUBLISHED[preset]["total"][:-1], {"M": 10**6, "B": 10**9, "T": 10**12}[PUBLISHED[preset]["total"][-1]]
+    digit = unit / 10 ** len(number.partition(".")[2])
+    assert graph(preset).count() == pytest.approx(float(number) * unit, rel=0.01, abs=digit / 2)
 
 
 @pytest.mark.parametrize("preset", ROWS)

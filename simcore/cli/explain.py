@@ -15,6 +15,7 @@ from simcore.errors import InputError, Problem
 if TYPE_CHECKING:
     from simcore.cli.sheets.memory import Bars, Spark
     from simcore.inputs.scenario import Scenario
+    from simcore.recipes.imported import Imported
     from simcore.results.report import Report
     from simcore.simulation.explanation import Step
 
@@ -45,12 +46,15 @@ def explain(
     """Walk from a number to what it is made of, by which formula and rule.
 
     SCENARIO has one scenario of workload train, for `step` also grpo or dpo. --rank does not change the explanation of
-    `step`, which is of the ranks that end last, in phases of the fullest rank. Exit code 0 also if it does not fit; 2
+    `step`, which is of the ranks that end last, in phases of the fullest rank. Of a recipe the lines follow that each
+    key of its scenario comes from. Exit code 0 also if it does not fit; 2
     for wrong input or a refused layout. With --json a list of one tree is printed.
     """
     from simcore.cli.output import print_json, print_shown
+    from simcore.recipes.text import origin_lines
 
-    report = _simulated(_scenario(scenario, overrides or (), gpus, seq_len, topology), what)
+    taken: list[Imported] = []
+    report = _simulated(_scenario(scenario, overrides or (), (gpus, seq_len, topology), taken), what)
     step, pictures = _explained(report, what, rank)
     if json:
         print_json([step])
@@ -58,12 +62,15 @@ def explain(
     if pictures:
         print_shown(*pictures)
     sys.stdout.write("".join(f"{line}\n" for line in tree(step)))  # typer.echo would write UTF-8 on any terminal
+    for imported in taken:
+        sys.stdout.write("".join(f"{line}\n" for line in ("", f"by {imported.path}:", *origin_lines(imported))))
 
 
-def _scenario(path: str, overrides: Sequence[str], gpus: int | None, seq_len: int | None, topology: str) -> Scenario:
+def _scenario(path: str, overrides: Sequence[str], answers: tuple[int | None, int | None, str],
+              taken: list[Imported]) -> Scenario:
     from simcore.cli.recipes import read_entries
 
-    entries = read_entries([path], overrides, gpus, seq_len, topology)
+    entries = read_entries([path], overrides, *answers, taken=taken)
     if problems := [problem for entry in entries for problem in entry.problems]:
         raise InputError(problems)
     scenarios = [entry.scenario for entry in entries if entry.scenario]

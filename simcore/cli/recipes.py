@@ -83,17 +83,17 @@ def _json(imported: Imported) -> str:
 
 
 def read_entries(paths: Sequence[str | Path], overrides: Sequence[str], gpus: int | None, seq_len: int | None,
-                 topology: str, *, only: bool = True) -> list[Entry]:
+                 topology: str, *, only: bool = True, taken: list[Imported] | None = None) -> list[Entry]:
     """Entries of scenario files and of recipes; `gpus`, `seq_len`, `topology` answer what recipes leave open.
 
     What a recipe asks for and is not modelled is said on standard error. `only`: the answers are for recipes alone;
-    InputError if there is none.
+    InputError if there is none. `taken`: gets every recipe that was imported.
     """
     from simcore.inputs.loading import read, settings_of
     from simcore.recipes.answers import Answers
     from simcore.recipes.importing import Opener
 
-    taken: list[Imported] = []
+    taken = [] if taken is None else taken
     answers = Answers.of_options(gpus, seq_len, topology, settings_of(overrides))
     entries = read(paths, overrides, Opener(answers, taken.append))
     _say_missed(taken)

@@ -10,7 +10,7 @@ from typing import Any
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem, RankscopeError
 from simcore.frameworks.adapter import FrameworkAdapter, LoraChoice
 from simcore.frameworks.registry import asked_adapter
-from simcore.inputs.scenario import ModelFile, Scenario
+from simcore.inputs.scenario import Scenario
 from simcore.inputs.training import Imbalance, Quantization
 from simcore.models.blocks import Attention, Embedding, LayerKind, Moe
 from simcore.models.config import quantization_of
@@ -174,14 +174,11 @@ def configuration(scenario: Scenario) -> Mapping[str, Any]:
 
     They are those of a shipped preset, or of a file in the scenario's folder, with the scenario's overrides.
     """
-    reference, overrides = (scenario.model, None) if isinstance(scenario.model, str) else _model_file(scenario.model)
+    reference = scenario.model_name
+    overrides = None if isinstance(scenario.model, str) else dict(scenario.model.overrides)
     if reference.endswith(".json") and scenario.folder is not None:
         reference = str(scenario.folder / reference)
     return model_config(reference, overrides, scenario.where("model"))
-
-
-def _model_file(model: ModelFile) -> tuple[str, dict[str, object]]:
-    return model.config, dict(model.overrides)
 
 
 def _with_adapters(graph: ModelGraph, scenario: Scenario, adapter: FrameworkAdapter) -> tuple[ModelGraph,

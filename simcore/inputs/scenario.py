@@ -180,6 +180,11 @@ class Scenario(Block):
     __hash__ = None  # type: ignore[assignment]
 
     @property
+    def model_name(self) -> str:
+        """Preset, id or path that the scenario names as its model, without overrides."""
+        return self.model if isinstance(self.model, str) else self.model.config
+
+    @property
     def swept(self) -> bool:
         """True if the scenario is a member of a sweep: an illegal layout is then an answer and not an error."""
         return self._swept

@@ -8,7 +8,8 @@ Start: `graph.build`; `graph.model_config` finds the configuration.
 `network`: the networkx graph: data flow, branches, tied weights, shared blocks; owners are read from its edges.
 
 `blocks`: what layers are made of (attention, latent attention, Mamba-2, MLP, MoE, embedding, head, loss, MTP).
-`config`: strict reader of a configuration, and `ModelFamily`, whose records `families/` fills in and `registry` finds.
+`names`: presets by Hugging Face id and alias. `config`: strict reader of a configuration, and `ModelFamily`, whose
+records `families/` fills in and `registry` finds.
 `tensor`: one parameter or buffer. `frozen`: parameters frozen by name (`training.frozen`). `flops`: FLOPs a token by
 the formula of each framework (for TFLOP/s and MFU). Which tensors exist depends on the implementation: each one lists
 them in `operators/<implementation>/tensors.py`.

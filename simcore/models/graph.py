@@ -23,6 +23,7 @@ from simcore.inputs.document import Document, read_document
 from simcore.inputs.file_cache import FileCache
 from simcore.models.blocks import Head, LayerKind, Mtp
 from simcore.models.config import QUANTIZED, Architecture, Config
+from simcore.models.names import find, how_to_go_on
 from simcore.models.network import BORROWED, DATA, Edge, Network, borrowed, connect, edges, renumbered, running_order
 from simcore.models.registry import family_of, known_families
 from simcore.models.tensor import TensorSpec
@@ -240,7 +241,7 @@ _document: FileCache[Document] = FileCache(lambda path: (read_document(path), ()
 
 
 def model_config(reference: str, overrides: Mapping[str, Any] | None, where: str) -> Mapping[str, Any]:
-    """Fields of the configuration named `reference`: a preset, or the path of a `config.json`.
+    """Fields of the configuration named `reference`: a preset by any of its names, or the path of a `config.json`.
 
     `overrides`: fields that get another value. InputError, with place `where`, if there is no such model, or for a
     field that is neither in the configuration nor one of the few that may be left out; at its line of the file for an
@@ -248,13 +249,15 @@ def model_config(reference: str, overrides: Mapping[str, Any] | None, where: str
     """
     if reference in known_presets():
         fields = dict(_preset(reference))
+    elif (named := find(reference)) is not None:
+        fields = {**_preset(named.preset), **named.changed}
     elif reference.endswith(".json"):
         document = replace(_document(Path(reference)), path=reference)
         fields = dict(document.data)
         if "model_type" not in (overrides or {}):
             _check_family(Config(fields, document.where(("model_type",))))
     else:
-        raise InputError(Problem(where, _unknown(reference)))
+        raise InputError(Problem(where, how_to_go_on(reference)))
     for key, value in (overrides or {}).items():
         if key not in fields and key not in (*_OPTIONAL_FIELDS, *_further_fields(fields)):
             raise InputError(Problem(where, f"model override {key!r}: the configuration has no such field"))
@@ -270,14 +273,6 @@ def _further_fields(fields: Mapping[str, Any]) -> tuple[str, ...]:
     """Names of fields that a family reads, but that its shipped configurations leave out."""
     family = str(fields.get("model_type"))
     return family_of(family).further_fields if family in known_families() else ()
-
-
-def _unknown(reference: str) -> str:
-    import difflib
-
-    close = difflib.get_close_matches(reference, known_presets(), n=1, cutoff=0.5)
-    hint = f" (did you mean {close[0]!r}?)" if close else ""  # first: the list is long, and long messages are cut
-    return f"unknown model {reference!r}{hint}: expected a path to a config.json or one of {', '.join(known_presets())}"
 
 
 def build(fields: Mapping[str, Any], implementation: str, where: str = "model") -> ModelGraph:

@@ -77,6 +77,11 @@ class RecordedLayers:
     standing: LayerRows = field(compare=False)
 
     @cached_property
+    def num_rows(self) -> dict[Key, int]:
+        """Rows of one pass through a layer, forward and backward, by kind."""
+        return {key: sum(len(tile.rows) for tile in passes.tiles) for key, passes in self.kinds.items()}
+
+    @cached_property
     def tiles(self) -> tuple[LayerRows, ...]:
         """All tiles (recorded parts of layers), in an order that recordings of equal `shape` share."""
         kinds = (tile for kind in (*self.kinds.values(), *self.later.values()) for tile in kind.tiles)

@@ -35,6 +35,7 @@ class Draft:
     left: list[Left] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
     refused: list[Problem] = field(default_factory=list)
+    barred: list[Problem] = field(default_factory=list)
     wrong: list[Problem] = field(default_factory=list)
     _used: set[tuple[int, KeyPath]] = field(default_factory=set)
     _given_up: set[tuple[int, KeyPath]] = field(default_factory=set)
@@ -80,15 +81,16 @@ class Draft:
         """Lists keys that change what upstream does by little, which the answer leaves out."""
         self._leave("not modelled", taken, why)
 
-    def refuse(self, taken: Taken[Any] | None, message: str) -> None:
-        """Refuses what the recipe asks for and no scenario can say: NotYet at its line."""
+    def refuse(self, taken: Taken[Any] | None, message: str, *, always: bool = False) -> None:
+        """Refuses what the recipe asks for and no scenario can say: NotYet at its line. `always`: even if loose."""
         if taken is not None:
             self._given_up.add(_key(taken))
-            self.refused.append(Problem(taken.where, f"not yet: {taken.key}: {message}"))
+            problem = Problem(taken.where, f"not yet: {taken.key}: {message}")
+            (self.barred if always else self.refused).append(problem)
 
     def refuses(self, key: str) -> bool:
         """True if a key of the recipe was refused."""
-        return any(f": {key}: " in problem.message for problem in self.refused)
+        return any(f": {key}: " in problem.message for problem in (*self.barred, *self.refused))
 
     def use(self, *taken: Taken[Any] | None) -> None:
         """Tells that values decide over others that are told elsewhere, such as the target of a class."""
@@ -118,7 +120,7 @@ class Draft:
         wrong = [*self.wrong, *(problem for reader in readers for problem in reader.problems)]
         return Imported(self.format, self.path, self.values, self.origins, left=tuple(left), used=tuple(used),
                         questions=tuple(self.questions), unknown=() if loose else tuple(unknown),
-                        refused=() if loose else tuple(self.refused), wrong=tuple(wrong))
+                        refused=(*self.barred, *(() if loose else self.refused)), wrong=tuple(wrong))
 
     # ---- inner -------------------------------------------------------------------------------------------------
     def _write(self, key: str, value: Any, origin: Origin) -> None:

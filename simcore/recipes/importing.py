@@ -42,7 +42,7 @@ class Opener:
 
     answers: Answers
     imported: Callable[[Imported], object]
-    """Called with each recipe that was imported."""
+    """Called with each recipe that was imported, with what `--set` changes in it."""
 
     def __call__(self, path: str | os.PathLike[str]) -> Document:
         """Document of a scenario; InputError as `import_recipe`, and as `Imported.expect_complete` for a recipe."""
@@ -52,7 +52,7 @@ class Opener:
             return file.document
         imported = import_recipe([file.path], self.answers)
         imported.expect_complete()
-        self.imported(imported)
+        self.imported(imported.with_settings(self.answers.settings))  # the document gets them where all do
         return imported.document()
 
 

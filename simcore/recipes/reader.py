@@ -103,6 +103,11 @@ class Reader:
         value = self._value(self._path(key))
         return value is not _ABSENT and not self._is_null(value)
 
+    def look(self, key: str) -> Any:
+        """Value of a key as it stands, None if there is none; it stays untouched."""
+        value = self._value(self._path(key))
+        return None if value is _ABSENT else value
+
     def is_mapping(self, key: str) -> bool:
         """True if the key has keys below it; it stays untouched."""
         return isinstance(self._value(self._path(key)), dict)

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 
-__all__ = ["Idle", "Off", "Row", "Says", "Unmodelled", "read_rows"]
+__all__ = ["Idle", "Off", "On", "Row", "Says", "Unmodelled", "read_rows"]
 
 Kind = Literal["integer", "number", "flag", "text", "words"]
 _READS: Final[Mapping[str, Callable[[Reader, str], Taken[Any] | None]]] = {
@@ -46,6 +46,15 @@ class Off:
 
 
 @dataclass(frozen=True, slots=True)
+class On:
+    """A switch that is served only when it is on; `what`: what is refused when it is off."""
+
+    key: str
+    what: str
+    why: str = "the default"
+
+
+@dataclass(frozen=True, slots=True)
 class Idle:
     """Patterns of dotted keys on which nothing depends that is simulated, and why."""
 
@@ -61,7 +70,7 @@ class Unmodelled:
     why: str
 
 
-Row = Says | Off | Idle | Unmodelled
+Row = Says | Off | On | Idle | Unmodelled
 
 
 def read_rows(reader: Reader, draft: Draft, rows: Iterable[Row]) -> None:
@@ -69,9 +78,9 @@ def read_rows(reader: Reader, draft: Draft, rows: Iterable[Row]) -> None:
     for row in rows:
         if isinstance(row, Says):
             _read_said(reader, draft, row)
-        elif isinstance(row, Off):
+        elif isinstance(row, Off | On):
             switch = reader.flag(row.key)
-            if switch is not None and switch.value:
+            if switch is not None and switch.value is isinstance(row, Off):
                 draft.refuse(switch, row.what)
             else:
                 draft.idle(switch, row.why)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from simcore.inputs.block import shorten
 from simcore.inputs.dump import yaml_entry
 from simcore.inputs.scenario import Scenario
-from simcore.inputs.yaml_parser import KeyPath
+from simcore.inputs.yaml_parser import KeyPath, dotted
 from simcore.recipes.imported import Imported, Left
 
-__all__ = ["scenario_text"]
+__all__ = ["origin_lines", "scenario_text"]
 
 _COLUMN: Final = 40
 """Column at which origins begin, unless a value is longer."""
@@ -26,6 +27,16 @@ def scenario_text(imported: Imported) -> str:
         rows = [one for one in imported.left if one.kind == kind]
         lines += [*([f"# {head}"] if rows else []), *(f"#   {_row(one)}" for one in rows)]
     return "".join(f"{line}\n" for line in lines)
+
+
+def origin_lines(imported: Imported) -> Iterator[str]:
+    """Lines of text, one for each key of the scenario with its value and what it comes from."""
+    width = max((len(dotted(path)) for path in imported.origins), default=0)
+    for path, origin in imported.origins.items():
+        value: Any = imported.values
+        for key in path:
+            value = value[key]
+        yield _one_line(f"{dotted(path):<{width}}  {shorten(value)}  [{origin}]")
 
 
 def _lines(values: Mapping[str, Any], path: KeyPath, imported: Imported) -> Iterator[str]:
@@ -47,7 +58,7 @@ def _place(entry: tuple[str, Any]) -> int:
 
 def _commented(text: str, origin: str) -> str:
     """A line with a comment; one that YAML breaks keeps its lines, and the comment stands above it."""
-    plain = "".join(sign if sign.isprintable() else " " for sign in origin)
+    plain = _one_line(origin)
     if "\n" in text:
         return f"# {plain}\n{text}"
     return f"{text:<{_COLUMN}}  # {plain}" if plain else text
@@ -55,4 +66,8 @@ def _commented(text: str, origin: str) -> str:
 
 def _row(left: Left) -> str:
     text = f"{left.where} {left.key}: {left.value}: {left.why}" if left.key else f"{left.where}: {left.why}"
+    return _one_line(text)
+
+
+def _one_line(text: str) -> str:
     return "".join(sign if sign.isprintable() else " " for sign in text)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from simcore.memory.band import layout_class
 from simcore.memory.outside_allocator import OutsideMemory
 from simcore.memory.reserved import GATHERED, ORDINARY
+from simcore.models.names import of_preset
 from simcore.placement.packing import assumptions as packing_assumptions
 from simcore.results.report import Assumption
 from simcore.simulation.simulation import Simulation
@@ -25,7 +26,8 @@ def of_job(simulation: Simulation) -> tuple[Assumption, ...]:
               for what, value, source in simulation.job.graph.architecture.ignored]
     of_lengths = packing_assumptions(simulation.job.scenario.training)
     noted = [Assumption.model_validate({"what": w, "value": v, "kind": k, "source": s})
-             for w, v, k, s in (*simulation.framework.assumptions, *of_lengths)]
+             for w, v, k, s in (*of_preset(simulation.job.scenario.model_name), *simulation.framework.assumptions,
+                                *of_lengths)]
     return (*chosen, *noted)
 
 

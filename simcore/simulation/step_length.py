@@ -17,8 +17,6 @@ from simcore.simulation.simulation import Simulation
 
 __all__ = ["check_rows", "num_rows", "unlike"]
 
-_FEW: Final = 1000
-"""Layers, times microbatches, times classes of ranks, that are never too many: none has so many rows."""
 _LEAST: Final = 10
 """Rows of a layer in one microbatch, at least."""
 _OF_BUFFER: Final = 8
@@ -32,20 +30,15 @@ _GLANCES: Final = 4
 def num_rows(simulation: Simulation) -> int:
     """Estimated number of operations in the programs of all classes of ranks, one step each.
 
-    A lower bound where that is very small, or already more than `bounds.ROWS`.
+    A lower bound where that is already more than `bounds.ROWS`.
     """
     least = _LEAST * simulation.num_written * sum(len(plan.layers) for plan in simulation.plans)
-    if least > ROWS:
-        return least
-    if least < _LEAST * _FEW:
-        return least + sum(_of_buffers(plan) for plan in simulation.plans)
-    return sum(_of_plan(simulation, plan) for plan in simulation.plans)
+    return least if least > ROWS else sum(_of_plan(simulation, plan) for plan in simulation.plans)
 
 
 def _of_plan(simulation: Simulation, plan: Plan) -> int:
-    kinds = record_layers(plan, simulation.workload(plan)).kinds
-    sizes = {key: sum(len(tile.rows) for tile in laid.tiles) for key, laid in kinds.items()}
-    layers = sum(sizes[key] for key in keys_of(plan).values())
+    rows = record_layers(plan, simulation.workload(plan)).num_rows
+    layers = sum(rows[key] for key in keys_of(plan).values())
     return simulation.num_written * (layers + _looked_at(plan)) + _of_buffers(plan)
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from simcore.inputs.loading import Entry
+from simcore.models.names import find
 from simcore.results.report import Report, StepTime
 from simcore.validation.runs import Kind, Measured, layout_of
 from simcore.validation.tolerance import STABLE, Judged, Lap, judge_times, left_out, median, percentile
@@ -182,7 +183,7 @@ def _timed(observation: _Observation) -> Timed | None:
     scenario, simulated = observation.report.scenario, _simulated(observation.report.time, observation.first.row.timed)
     return Timed(
         group=group, kind=kind, topology=topology, precision=precision, framework=str(scenario["framework"]),
-        model=_named(scenario["model"], "config"), release=observation.first.row.release,
+        model=_preset(_named(scenario["model"], "config")), release=observation.first.row.release,
         rows=tuple(measured.row.id for measured in observation.rows), measured_s=observation.measured_s,
         simulated_s=simulated, error=simulated / observation.measured_s - 1, stable=observation.stable,
         verdict=observation.report.verdict)
@@ -195,6 +196,12 @@ def _simulated(time: StepTime, timed: str) -> float:
 def _named(value: Any, key: str) -> str:
     """A name, or the value under `key` of a mapping."""
     return str(value[key] if isinstance(value, dict) else value)
+
+
+def _preset(name: str) -> str:
+    """The preset's own name where a row names a model by another; else the name as it is."""
+    named = find(name)
+    return named.preset if named else name
 
 
 def _precision(scenario: Mapping[str, Any]) -> str:

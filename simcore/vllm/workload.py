@@ -15,6 +15,7 @@ from simcore.inputs.training import Training
 from simcore.models.blocks import Attention, Embedding
 from simcore.models.config import Architecture
 from simcore.models.graph import architecture_of
+from simcore.models.names import of_preset
 from simcore.placement.job import topology_of
 from simcore.results.engine import Decode, Serving
 from simcore.results.report import Assumption, AtRest, Communicator, Owner, Peak, RankReport, Report
@@ -51,8 +52,13 @@ def serve(scenario: Scenario, *, ranks: bool = True) -> Report:
     engine = engine_of(scenario, generation, topology, "server")
     _check_idle(scenario)
     report = Report(name=scenario.name, scenario=scenario.normalised(), status="ok", capacity_bytes=_usable(scenario,
-                   topology), assumptions=tuple(assumptions(engine)), serving=serving(engine))
+                   topology), assumptions=(*_of_model(scenario), *assumptions(engine)), serving=serving(engine))
     return _with_ranks(report, scenario, engine) if ranks else report
+
+
+def _of_model(scenario: Scenario) -> Iterator[Assumption]:
+    for what, value, kind, source in of_preset(scenario.model_name):
+        yield Assumption.model_validate({"what": what, "value": value, "kind": kind, "source": source})
 
 
 def _usable(scenario: Scenario, topology: Topology) -> int:

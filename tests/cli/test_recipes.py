@@ -83,7 +83,9 @@ def test_commands_take_a_recipe_as_it_is(ran: Run, recipe: str, command: tuple[s
 
 
 def test_explain_search_and_solve_take_it_too(ran: Run, recipe: str) -> None:
-    assert ran("explain", recipe, "trainable", *ANSWERS).code == 0
+    explained = ran("explain", recipe, "trainable", *ANSWERS)
+    assert explained.code == 0
+    assert "training.lora.rank          4  [mine.yaml:7 peft.dim]" in explained.out
     assert ran("search", recipe, *ANSWERS, "--free", "training.micro_batch_size=1,2").code == 0
     solved = ran("solve", recipe, "--for", "micro_batch", "--set", "mesh.dp_shard=4", "--set", "topology=dgx-h100",
                  "--seq-len", 256)

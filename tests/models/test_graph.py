@@ -87,7 +87,7 @@ def test_a_file_is_parsed_once_and_again_after_a_change(tmp_path: Path, monkeypa
 
 def test_what_is_unknown_is_refused_with_a_hint() -> None:
     with pytest.raises(InputError, match=r"did you mean 'llama-3\.1-8b'"):
-        model_config("llama-3.1-8B", None, "model")
+        model_config("llama-3.1-8c", None, "model")
     with pytest.raises(InputError, match="'hiden_size': the configuration has no such field"):
         model_config("llama-tiny", {"hiden_size": 1}, "model")
     with pytest.raises(InputError, match=r"model_type: expected one of bamba, .*, zamba2, got 'bert'"):

@@ -1,4 +1,4 @@
-"""What holds for every format: a sample is recognised, becomes a scenario that is legal, and no key of it is silent."""
+"""Samples of every format are recognised and become legal scenarios, and no key of one is silent."""
 
 from __future__ import annotations
 

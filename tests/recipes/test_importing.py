@@ -40,10 +40,12 @@ def test_a_folder_may_hold_scenarios_and_recipes() -> None:
     Path("a.yaml").write_text(SCENARIO, encoding="utf-8")
     Path("b.yaml").write_text(RECIPE, encoding="utf-8")
     taken: list[Imported] = []
-    entries = read(["."], ["training.optimizer.name=adamw"], Opener(ANSWERS, taken.append))
+    answers = Answers.of_options(8, None, "dgx-h100", {"training.optimizer.name": "adamw"})
+    entries = read(["."], ["training.optimizer.name=adamw"], Opener(answers, taken.append))
     assert [(entry.name, entry.problems) for entry in entries] == [("mine", ()), ("b", ())]
     assert [entry.scenario.training.optimizer.name for entry in entries if entry.scenario] == ["adamw", "adamw"]
     assert [one.path for one in taken] == ["./b.yaml"]
+    assert str(taken[0].origins["training", "optimizer", "name"]) == "--set training.optimizer.name"
 
 
 def test_a_recipe_that_leaves_something_open_is_a_problem_of_its_entry() -> None:
@@ -67,7 +69,7 @@ def test_formats_have_names_and_only_one_takes_a_file() -> None:
 
 
 def test_a_named_format_reads_what_is_not_recognised() -> None:
-    Path("b.yaml").write_text(RECIPE.partition("\n")[2].replace("step_scheduler", "other"), encoding="utf-8")
+    Path("b.yaml").write_text(RECIPE.partition("\n")[2].replace("nemo_automodel.", ""), encoding="utf-8")
     assert format_of(read_files(["b.yaml"])) is None
     with pytest.raises(InputError, match=r"b\.yaml: is of no format that is recognised"):
         import_recipe(["b.yaml"], ANSWERS)

@@ -9,12 +9,12 @@ from simcore.recipes.answers import Answers
 from simcore.recipes.draft import Draft
 from simcore.recipes.imported import Imported
 from simcore.recipes.reader import Reader
-from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
+from simcore.recipes.rows import Idle, Off, On, Says, Unmodelled, read_rows
 
 ROWS = (
     Says("size", "mesh.tp"), Says("loss", "training.loss", "text", {"cut_ce": "cut"}, {"plain": "the default"}, "loss"),
-    Says("names", "training.frozen", "words"), Off("fast", "haste"), Unmodelled(("noise",), "none is added"),
-    Idle(("log.*",), "logging"),
+    Says("names", "training.frozen", "words"), Off("fast", "haste"), On("safe", "risk"),
+    Unmodelled(("noise",), "none is added"), Idle(("log.*",), "logging"),
 )
 
 
@@ -33,13 +33,15 @@ def test_a_key_says_what_a_key_of_the_scenario_says(text: str, values: object) -
 
 @pytest.mark.parametrize(("text", "kind", "why"), [
     ("loss: plain", "no effect", "the default"), ("fast: false", "no effect", "the default"),
+    ("safe: true", "no effect", "the default"),
     ("noise: 0.5", "not modelled", "none is added"), ("log: {dir: x}", "no effect", "logging")])
 def test_what_gives_nothing_is_listed_with_the_reason(text: str, kind: str, why: str) -> None:
     assert [(one.kind, one.why) for one in read(text).left] == [(kind, why)]
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ("loss: best", "mine.yaml:1: not yet: loss: loss best"), ("fast: true", "mine.yaml:1: not yet: fast: haste")])
+    ("loss: best", "mine.yaml:1: not yet: loss: loss best"), ("fast: true", "mine.yaml:1: not yet: fast: haste"),
+    ("safe: false", "mine.yaml:1: not yet: safe: risk")])
 def test_another_word_is_refused(text: str, message: str) -> None:
     assert [str(problem) for problem in read(text).refused] == [message]
 

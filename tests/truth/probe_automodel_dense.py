@@ -93,6 +93,7 @@ WRAPPED: dict[str, dict[str, Any]] = {
 
 def config(family: str, *, tied: bool = False, attention: str = "sdpa", **given: Any) -> Any:
     fields = SHAPE | (EXPERTS if family in ("qwen3_moe", "mixtral") else {}) | {"tie_word_embeddings": tied} | given
+    fields |= {"pad_token_id": 0} if family == "phi3" else {}  # its own is beyond this vocabulary
     made = AutoConfig.for_model(family, **fields)
     made._attn_implementation = attention
     made.use_cache = False

@@ -42,7 +42,7 @@ _DECIDING: Final = {
 """Defaults that decide memory most often, with short names; besides these the token dispatcher."""
 
 
-_NOTED: Final = ("cuda graphs", "gathered 4-bit weights")
+_NOTED: Final = ("model", "cuda graphs", "gathered 4-bit weights")
 """Assumptions that have a line of their own."""
 
 

@@ -76,7 +76,9 @@ e42584e30, 2026-05-22)."""
 _ONE_TYPE = ("main 2026-06-08", *_BESIDE)
 """Those that keep all parameters of a layer in one (`_fp32_params` came with 4bdfc405c, 2026-06-23); what lay in it has
 its name here all the same."""
-BOTH = ("llama", "mixtral", "qwen2", "qwen3", "qwen3_moe")
+NOT_REGISTERED = ("mistral", "mixtral", "phi3")
+"""Families without own code (0.7.0 _transformers/registry.py MODEL_ARCH_MAPPING): transformers' layers are run."""
+BOTH = ("llama", "qwen2", "qwen3", "qwen3_moe", *NOT_REGISTERED)
 """Families of which transformers' layers are served too (`force_hf: true`)."""
 OPTIONS = {
     "reshard_after_forward": (None, True, False),
@@ -100,10 +102,10 @@ OPTIONS = {
 def implementation_of(family: str, method: str) -> str:
     """Returns the layers that Automodel runs by default: "hf" (transformers') or "automodel" (its own).
 
-    `family`: the config's `model_type`; `method`: the training method. transformers' for the family mixtral, of which
-    its registry lacks own code, and for the method qlora, because bitsandbytes packs transformers' layers only.
+    `family`: the config's `model_type`; `method`: the training method. transformers' for families of which its registry
+    lacks own code, and for the method qlora, because bitsandbytes packs transformers' layers only.
     """
-    return "hf" if family == "mixtral" or method == "qlora" else "automodel"
+    return "hf" if family in NOT_REGISTERED or method == "qlora" else "automodel"
 
 
 def table(job: Draft) -> Framework:

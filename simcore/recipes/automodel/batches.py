@@ -1,76 +1,112 @@
-"""Batches and lengths of an Automodel recipe: step scheduler, packing, data set."""
+"""Batches and lengths of an Automodel recipe: step scheduler, packing, data set.
+
+[Note: lengths]
+A mock or pretraining data set draws samples of one length. Others cut samples only where `truncation` says so, and pad
+them only where `padding` is max_length; `seq_length` alone does neither. A sample loses one token when labels are made
+(`components/datasets/llm/formatting_utils.py`, _package_tokenized_example), before it is padded. HellaSwag pads all
+samples to its longest one unless `pad_to_max_length` is false (`datasets/utils.py`, SFTSingleTurnPreprocessor). What is
+not padded yet is padded to the longest sample of its batch, then to a multiple of `pad_seq_len_divisible`
+(`datasets/utils.py`, pad_within_micro).
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 
 __all__ = ["read_batches", "read_lengths"]
 
-_PADDED: Final = "components/datasets/utils.py default_collater pads a batch to its longest sequence"
+_DRAWN: Final = ("MockIterableDataset", "MegatronPretraining", "NanogptDataset", "MockIterableDatasetConfig")
+"""Data sets whose samples have one length."""
+_PADDED_WHOLE: Final = ("HellaSwag",)
+"""Data sets that are padded to their longest sample by default."""
+_UNCUT: Final = (None, False, "do_not_truncate")
+_FORMATTING: Final = "components/datasets/llm/formatting_utils.py"
+_RELEASE: Final = "Automodel 0.7.0"
+_SCHEDULER: Final = "components/training/step_scheduler.py StepSchedulerConfig"
 
 
 def read_lengths(reader: Reader, draft: Draft) -> None:
-    """Writes the length of sequences: the user's, that of packs, of drawn samples, of padding, or asks for it."""
+    """Writes the length of sequences: that of packs, the user's, that of samples; or asks for it."""
     target = reader.text("dataset._target_")
     draft.use(target)
     pack = reader.integer("packed_sequence.packed_sequence_size")
-    limit = reader.integer("dataset.seq_length") or reader.integer("dataset.seq_len")
-    answer = draft.answers.seq_len
     if pack is not None and pack.value > 0:
         draft.put("training.lengths", pack, "packed")
         draft.put("training.seq_len", pack)
-        draft.idle(limit, "packs have a length of their own")
-        _packing(reader, draft)
+        _read_packing(reader, draft)
         return
     draft.idle(pack, "packing is off")
     draft.idle(reader.matching("packed_sequence.*"), "packing is off")
-    padded = [reader.take("dataset.padding"), reader.take("dataset.pad_to_max_length")]
+    limit = reader.integer("dataset.seq_length") or reader.integer("dataset.seq_len")
+    name = target.value.rpartition(".")[2] if target else ""
+    answer = draft.answers.seq_len
     if answer is not None:
         draft.answered("training.seq_len", answer)
-        draft.idle([one for one in (limit, *padded) if one], f"{answer.where} says how long sequences are")
-    elif limit is not None:
-        _limited(draft, target, limit, padded)
+        draft.idle([limit] if limit else [], f"{answer.where} says how long sequences are")
+        draft.idle(reader.matching(*_SHAPES), f"{answer.where} says how long sequences are")
+    elif limit is not None and name in _DRAWN:
+        draft.put("training.seq_len", limit)
+        draft.idle(reader.matching(*_SHAPES), "samples have one length")
     else:
-        draft.use(*padded)
-        name = target.value.rpartition(".")[2] if target else "the data set"
-        draft.ask("training.seq_len", "--seq-len N", f"tokens of a sequence, which {name} does not limit ({_PADDED})",
-                  target)
+        _limited(reader, draft, limit, name, target)
 
 
-def _packing(reader: Reader, draft: Draft) -> None:
+_SHAPES: Final = ("dataset.padding", "dataset.pad_to_max_length", "dataset.truncation",
+                  "dataloader.collate_fn.pad_seq_len_divisible")
+
+
+def _read_packing(reader: Reader, draft: Draft) -> None:
     strategy = reader.text("packed_sequence.packing_strategy")
     if strategy is not None and strategy.value != "thd":
         draft.refuse(strategy, f"packs by {strategy.value}")
     else:
         draft.idle(strategy, "the default")
-    draft.idle(reader.matching("packed_sequence.*", "dataset.padding", "dataset.pad_to_max_length"),
-               "which samples come into a pack")
+    draft.idle(reader.matching("packed_sequence.*", "dataset.seq_length", *_SHAPES), "which samples come into a pack")
 
 
-def _limited(draft: Draft, target: Taken[str] | None, limit: Taken[int], padded: list[Taken[object] | None]) -> None:
-    """Length of a data set with a longest sequence: all have it if they are padded to it, or drawn with it."""
-    drawn = target is not None and "MockIterableDataset" in target.value
-    if drawn or any(one is not None and one.value in (True, "max_length") for one in padded):
-        draft.put("training.seq_len", limit)
-        draft.use(*padded)
-    else:
-        draft.infer("training.seq_len", limit.value, f"the longest that {limit.key} allows: {_PADDED}", limit, *padded)
+def _limited(reader: Reader, draft: Draft, limit: Taken[int] | None, name: str, target: Taken[str] | None) -> None:
+    """Length of samples that are padded to `limit`, or cut there; without one of both it is asked."""
+    padding, cut = reader.take("dataset.padding"), reader.take("dataset.truncation")
+    multiple = reader.integer("dataloader.collate_fn.pad_seq_len_divisible")
+    whole = reader.flag("dataset.pad_to_max_length")
+    shaped = [one for one in (limit, padding, cut, multiple, whole) if one is not None]
+    is_cut = cut is not None and cut.value not in _UNCUT
+    if limit is not None and is_cut:
+        is_padded = padding is not None and padding.value == "max_length"
+        longest = limit.value if is_padded else limit.value - 1
+        rule = (f"samples are cut and padded to {limit.key}" if is_padded else f"the longest sample is cut at "
+                f"{limit.key}, and one token less when labels are made")
+        if multiple is not None and multiple.value > 0:
+            longest = -(-longest // multiple.value) * multiple.value
+            rule += f", then padded to a multiple of {multiple.value}"
+        draft.infer("training.seq_len", longest, rule, *shaped, source=_FORMATTING)
+        return
+    draft.use(*shaped)
+    draft.ask("training.seq_len", "--seq-len N", f"tokens of a sequence: {_unlimited(limit, name, whole)}", target)
+
+
+def _unlimited(limit: Taken[int] | None, name: str, whole: Taken[bool] | None) -> str:
+    if name in _PADDED_WHOLE and (whole is None or whole.value):
+        return f"{name} pads all samples to its longest one"
+    short = f"{limit.key} without truncation cuts nothing, and " if limit else ""
+    return f"{short}batches of {name or 'the data set'} are padded to their longest sample"
 
 
 def read_batches(reader: Reader, draft: Draft) -> None:
     """Writes batch sizes; with pipeline stages a microbatch is `pp_microbatch_size` of `local_batch_size`."""
     local, whole = reader.integer("step_scheduler.local_batch_size"), reader.integer("step_scheduler.global_batch_size")
-    stages = draft.values.get("mesh", {}).get("pp", 1)
-    if stages == 1:
+    if draft.values.get("mesh", {}).get("pp", 1) == 1:
         draft.put("training.micro_batch_size", local)
     else:
-        micro = reader.integer("distributed.pipeline.pp_microbatch_size")
-        draft.put("training.micro_batch_size", micro)
+        draft.put("training.micro_batch_size", reader.integer("distributed.pipeline.pp_microbatch_size"))
         _read_schedule(draft, local, whole)
-    draft.put("training.global_batch_size", whole)
+    if whole is not None:
+        draft.put("training.global_batch_size", whole)
+    else:
+        draft.default("training.global_batch_size", 32, _RELEASE, _SCHEDULER)
 
 
 def _read_schedule(draft: Draft, local: Taken[int] | None, whole: Taken[int] | None) -> None:
@@ -78,7 +114,7 @@ def _read_schedule(draft: Draft, local: Taken[int] | None, whole: Taken[int] | N
 
     Several schedules are refused: the simulation would count them as one of all their microbatches.
     """
-    mesh = draft.values.get("mesh", {})
+    mesh: dict[str, Any] = draft.values.get("mesh", {})
     replicas = mesh.get("dp_shard", 0) * mesh.get("dp_replicate", 1)
     if local is not None and whole is not None and replicas and local.value * replicas != whole.value:
         draft.refuse(local, f"several schedules of pipeline stages in a step: {whole.value} sequences are "

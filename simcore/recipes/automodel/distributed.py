@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 from typing import Final
 
+from simcore.hardware.topology import load_topology, topology_names
 from simcore.recipes.answers import Answer
 from simcore.recipes.automodel.model import DTYPES
 from simcore.recipes.draft import Draft
@@ -46,7 +47,7 @@ def read_distributed(reader: Reader, draft: Draft) -> None:
     """Reads the block `distributed`: the mesh, FSDP2's options, recomputation and pipeline."""
     strategy = reader.text("distributed.strategy")
     if strategy is not None and strategy.value.lower() != "fsdp2":
-        draft.refuse(strategy, f"strategy {strategy.value} of Automodel")
+        draft.refuse(strategy, f"strategy {strategy.value} of Automodel", always=True)
     else:
         draft.use(strategy)
     draft.idle(reader.take("distributed._target_"), "strategy decides; the loader strips it")
@@ -77,29 +78,42 @@ def _read_data_parallel(reader: Reader, draft: Draft, sizes: dict[str, Taken[int
         if gpus is not None and gpus.value != product:
             draft.fail(gpus.where, f"the recipe is for {product} GPUs: {stated.key} is {stated.value} ({stated.where})")
         gpus = Answer(product, stated.where)
-    gpus = gpus or _gpus_of_tests(reader, draft)
+    gpus = gpus or _gpus_of_nodes(reader, draft)
     if copies is not None:
         others["dp_replicate_size"] = copies
         draft.put("mesh.dp_replicate", copies)
     if gpus is None:
-        draft.ask("mesh.dp_shard", "--gpus N", "number of GPUs", stated)
+        nodes = reader.look("ci.nodes")
+        hint = f" (Automodel's own tests use {nodes} {'node' if nodes == 1 else 'nodes'})" if nodes else ""
+        draft.ask("mesh.dp_shard", "--gpus N", f"number of GPUs{hint}", stated)
         return
     draft.use(stated)
     share_out(draft, gpus, others, "mesh.dp_shard", "GPUs over the other degrees", _SIZES)
 
 
-def _gpus_of_tests(reader: Reader, draft: Draft) -> Answer | None:
-    """GPUs on which Automodel's own tests run the recipe: nodes x GPUs of each, where it says both."""
+def _gpus_of_nodes(reader: Reader, draft: Draft) -> Answer | None:
+    """GPUs of the nodes that a benchmark, or Automodel's own test of the recipe, says it takes; None if none does.
+
+    Several nodes of a benchmark are whole machines (`docs/performance-summary.mdx`: 8 GPUs for each of `num_nodes`);
+    one may be a part of a machine, there a single GPU.
+    """
     nodes, each = reader.integer("ci.nodes"), reader.integer("ci.nproc_per_node")
-    if each is None:
-        draft.idle(nodes, "Automodel's own tests")
+    of_benchmark, machine = reader.integer("benchmark.num_nodes"), draft.values.get("topology")
+    if each is not None:
+        draft.use(nodes, each)
+        draft.idle(of_benchmark, f"{each.key} says how many GPUs there are")
+        return Answer((nodes.value if nodes else 1) * each.value, each.where)
+    draft.idle(nodes, "Automodel's own tests, on GPUs of a number that is not said")
+    if of_benchmark is None or of_benchmark.value == 1 or machine not in topology_names():
+        draft.idle(of_benchmark, "how many GPUs of its nodes are used is not said")
         return None
-    draft.use(nodes, each)
-    return Answer((nodes.value if nodes else 1) * each.value, each.where)
+    draft.use(of_benchmark)
+    return Answer(of_benchmark.value * load_topology(machine).gpus_per_host, of_benchmark.where)
 
 
 def _read_experts(reader: Reader, draft: Draft, ep: Taken[int] | None) -> None:
-    if ep is None or ep.value == 1:
+    draft.refuse(reader.take("distributed.moe.mp_policy"), "a policy of mixed precision for experts alone")
+    if ep is None or ep.value == 1 or not reader.is_mapping("distributed.moe"):
         draft.idle(reader.matching("distributed.moe", "distributed.moe.*"),
                    "the parallelizer of experts runs with ep above 1 only")
         return
@@ -132,7 +146,7 @@ def _read_pipeline(reader: Reader, draft: Draft, pp: Taken[int] | None) -> None:
         draft.refuse(schedule, f"schedule {schedule.value} under automodel")
     else:
         draft.put("training.pipeline.schedule", schedule, word)
-    draft.refuse(reader.integer("distributed.pipeline.layers_per_stage"), "a number of layers for each stage")
-    rounding = reader.text("distributed.pipeline.round_virtual_stages_to_pp_multiple")
-    draft.idle(rounding, "settings of layers_per_stage alone")
+    draft.idle(reader.matching("distributed.pipeline.layers_per_stage",
+                               "distributed.pipeline.round_virtual_stages_to_pp_multiple"),
+               "a rank has one stage" if word in ("", "1f1b", "gpipe") else "settings of a schedule that is refused")
     read_rows(reader, draft, _PIPELINE)

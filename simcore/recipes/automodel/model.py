@@ -10,7 +10,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 
-__all__ = ["DTYPES", "read_model"]
+__all__ = ["BY_BACKEND", "DTYPES", "read_model"]
 
 _BUILDERS: Final = ("NeMoAutoModelForCausalLM.from_pretrained", "NeMoAutoModelForCausalLM.from_config")
 _FORMATS: Final = {"bf16": "bf16", "bfloat16": "bf16", "fp32": "fp32", "float32": "fp32", "fp16": "fp16",
@@ -20,7 +20,7 @@ DTYPES: Final = _FORMATS | {f"torch.{word}": value for word, value in _FORMATS.i
 _NAMES: Final = ("pretrained_model_name_or_path", "name_or_path")
 _NO_FIELDS: Final = ("trust_remote_code", "use_cache", "_attn_implementation", "attn_implementation_new", "dtype",
                      "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id", "architectures")
-_BY_BACKEND: Final = ("nemotron_h", "qwen3_moe", "deepseek_v3")
+BY_BACKEND: Final = ("nemotron_h", "qwen3_moe", "deepseek_v3")
 """Families whose layers take `backend.attn` and never read attn_implementation (`frameworks/automodel/attention`)."""
 _ATTENTION: Final = Says("model.backend.attn", "framework_options.attn", "text", {"te": "te", "sdpa": "sdpa"},
                          what="attention by")
@@ -50,13 +50,14 @@ _REST: Final = (
 )
 
 
-def read_model(reader: Reader, draft: Draft) -> None:
-    """Reads the block `model`."""
+def read_model(reader: Reader, draft: Draft) -> str:
+    """Reads the block `model`, and returns the model's family; "" if it is not known."""
     builder = reader.text("model._target_")
     if builder is not None and not builder.value.endswith(_BUILDERS):
-        draft.refuse(builder, f"models are read that {' or '.join(_BUILDERS)} makes")
-    else:
-        draft.use(builder)
+        draft.refuse(builder, f"models are read that {' or '.join(_BUILDERS)} makes", always=True)
+        draft.idle(reader.matching("model.*"), "of a model that is refused")
+        return ""
+    draft.use(builder)
     family = _read_name(reader, draft)
     forced = reader.flag("model.force_hf")
     own = forced is None or not forced.value
@@ -64,7 +65,7 @@ def read_model(reader: Reader, draft: Draft) -> None:
         draft.idle(forced, "the default")
     else:
         draft.put("implementation", forced, "hf")
-    _read_attention(reader, draft, by_backend=own and family in _BY_BACKEND)
+    _read_attention(reader, draft, by_backend=own and family in BY_BACKEND)
     _read_backend(reader, draft, own=own)
     depth = reader.integer("model.num_nextn_predict_layers")
     if depth is not None and depth.value:
@@ -72,6 +73,7 @@ def read_model(reader: Reader, draft: Draft) -> None:
     else:
         draft.idle(depth, "no layers of multi-token prediction")
     read_rows(reader, draft, _REST)
+    return family
 
 
 def _read_name(reader: Reader, draft: Draft) -> str:
@@ -81,10 +83,11 @@ def _read_name(reader: Reader, draft: Draft) -> str:
                    "--set model says which model it is")
         return _family(str(given))
     written_out = reader.is_mapping("model.config")
-    within = "model.config." if written_out else "model."
-    found = [one for one in (reader.text(f"{within}{name}") for name in _NAMES) if one is not None]
-    if not written_out and (named := reader.text("model.config")) is not None:
-        found.append(named)
+    keys = [f"{within}.{name}" for within in ("model", *(["model.config"] if written_out else [])) for name in _NAMES]
+    found = [one for key in (*keys, *([] if written_out else ["model.config"])) if (one := reader.text(key))]
+    for other in found[1:]:
+        if other.value != found[0].value:
+            draft.fail(other.where, f"{other.key} is {other.value}, {found[0].key} is {found[0].value}")
     loader = reader.text("model.config._target_")
     if not found:
         draft.ask("model", "--set model=NAME or PATH of its config.json", "model", loader)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from simcore.recipes.automodel.model import BY_BACKEND
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
-from simcore.recipes.rows import Idle, Off, Says, read_rows
+from simcore.recipes.rows import Idle, Off, On, Says, read_rows
 
 __all__ = ["read_loss", "read_optimizer"]
 
@@ -20,6 +21,11 @@ _ROWS: Final = (
     Idle(tuple(f"optimizer.{name}" for name in (
         "lr", "betas", "eps", "epsilon", "weight_decay", "adam_w_mode", "bias_correction", "dampening", "nesterov",
         "maximize")), "values, not tensors"),
+)
+_LOSS_ROWS: Final = (
+    Says("loss_fn.chunk_len", "", idle={512: "the default"}, words={None: None}, what="chunks of another length:"),
+    On("loss_fn.compile", "chunks that are not compiled"),
+    Idle(("loss_fn.ignore_index", "loss_fn.reduction"), "which tokens count"),
 )
 
 
@@ -39,8 +45,8 @@ def read_optimizer(reader: Reader, draft: Draft) -> None:
         draft.idle(reader.matching("optimizer.*"), "settings of an optimizer that is refused")
 
 
-def read_loss(reader: Reader, draft: Draft) -> None:
-    """Reads the block `loss_fn`."""
+def read_loss(reader: Reader, draft: Draft, family: str) -> None:
+    """Reads the block `loss_fn`; stages of some families (`family`: the model's) give no hidden states to a loss."""
     target = reader.text("loss_fn._target_")
     name = target.value.rpartition(".")[2] if target else ""
     if target is not None and name not in _LOSSES:
@@ -48,10 +54,15 @@ def read_loss(reader: Reader, draft: Draft) -> None:
         draft.idle(reader.matching("loss_fn.*"), "settings of a loss that is refused")
         return
     upcast = reader.flag("loss_fn.fp32_upcast")
-    if name == "MaskedCrossEntropy" and upcast is not None:
+    stages = draft.values.get("mesh", {}).get("pp", 1)
+    if name == "FusedLinearCrossEntropy" and stages > 1 and family in BY_BACKEND:
+        draft.infer("training.loss", "masked_fp32", f"{name} is replaced by MaskedCrossEntropy over pipeline stages",
+                    target, source="recipes/llm/train_ft.py _maybe_downgrade_loss_fn")
+        draft.idle(upcast, f"{name} takes none")
+    elif name == "MaskedCrossEntropy" and upcast is not None:
         draft.infer("training.loss", "masked_fp32" if upcast.value else "masked", f"{name} with fp32_upcast "
                     f"{upcast.value}", upcast, target, source="components/loss/masked_ce.py")
     else:
         draft.put("training.loss", target, _LOSSES.get(name))
         draft.idle(upcast, f"{name} takes none")
-    draft.idle(reader.matching("loss_fn.ignore_index", "loss_fn.reduction"), "which tokens count")
+    read_rows(reader, draft, _LOSS_ROWS)

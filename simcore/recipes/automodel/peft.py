@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from typing import Final
 
 from simcore.recipes.automodel.model import DTYPES
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
-from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
+from simcore.recipes.rows import Idle, Off, On, Says, Unmodelled, read_rows
 
 __all__ = ["read_method"]
 
@@ -26,9 +27,7 @@ _ADAPTERS: Final = (
     Says("peft.use_dora", "training.lora.use_dora", "flag"),
     Says("peft.target_modules", "training.lora.target_modules", "words"),
     Says("peft.exclude_modules", "training.lora.exclude_modules", "words"),
-    Off("peft.moe_rank_scaling", "ranks of experts that are divided by the number of active ones"),
-    Off("peft.use_memory_efficient_lora", "adapters that compute their input's gradient again",
-        "as release 0.7.0 is simulated"),
+    On("peft.use_memory_efficient_lora", "adapters that keep the inputs of each operator"),
     Unmodelled(("peft.use_triton",), "kernels are not told apart: adapters are counted as torch's"),
     Idle(("peft.lora_A_init",), "first values of adapters"),
 )
@@ -38,6 +37,7 @@ _PACKED: Final = (
     Says("quantization.bnb_4bit_quant_storage", "framework_options.bnb_4bit_quant_storage", "text"),
     Says("quantization.bnb_4bit_compute_dtype", "training.precision.compute", "text", DTYPES, what="products in"),
 )
+_EXPERTS: Final = ("model.layers.0.mlp.experts", "model.layers.0.mixer.experts")
 _TARGETS: Final = "_peft/module_matcher.py: every linear layer, and nothing else"
 
 
@@ -58,6 +58,19 @@ def read_method(reader: Reader, draft: Draft) -> None:
     else:
         draft.idle(everything, "the default")
     draft.refuse(reader.take("peft.lora_dtype"), "a format of adapters of their own")
+    _read_scaling(reader, draft)
+
+
+def _read_scaling(reader: Reader, draft: Draft) -> None:
+    """The rank of experts over the number of active ones, where experts get adapters: by a target that fits them."""
+    scaled, targets = reader.flag("peft.moe_rank_scaling"), draft.values["training"].get("lora", {}).get(
+        "target_modules", ())
+    if scaled is None or not scaled.value:
+        draft.idle(scaled, "the default")
+    elif any(fnmatchcase(path, pattern) for path in _EXPERTS for pattern in targets):
+        draft.refuse(scaled, "ranks of experts that are divided by the number of active ones")
+    else:
+        draft.idle(scaled, "experts get no adapters")
 
 
 def _read_quantization(reader: Reader, draft: Draft) -> bool:

@@ -27,28 +27,35 @@ _NULLS: Final = frozenset({"none", "None"})
 """Words that its loader reads as null (`components/config/loader.py`, translate_value)."""
 _RECIPES: Final = ("TrainFinetuneRecipeForNextTokenPrediction", "BenchmarkingRecipeForNextTokenPrediction")
 
+_BLOCKS: Final = frozenset({"step_scheduler", "distributed", "dist_env", "recipe_args"})
 _PEAKS: Final = {989.0: "dgx-h100", 312.0: "dgx-a100"}
 
 
 def _recognises(file: RecipeFile) -> bool:
     document = file.mapping()
-    if document is None or not isinstance(document.data.get("model"), dict):
+    if document is None:
         return False
-    return "recipe" in document.data and not {"step_scheduler", "distributed"}.isdisjoint(document.data)
+    model = document.data.get("model")
+    target = str(model.get("_target_")) if isinstance(model, dict) else ""
+    return target.startswith("nemo_automodel.") or ("recipe" in document.data and not _BLOCKS.isdisjoint(document.data))
 
 
 def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
     file = files[0]
     reader, draft = Reader(file.document, _NULLS), Draft("automodel", file.path, answers)
+    for other in files[1:]:
+        draft.fail(other.path, "an Automodel recipe is one file; a config.json is named by --set model=PATH")
     draft.infer("name", Path(file.path).stem, "the file's name")
-    _read_kind(reader, draft)
-    read_model(reader, draft)
+    if not _read_kind(reader, draft):
+        draft.idle(reader.matching("*"), "of a recipe that is refused")
+        return draft.imported([reader], loose=loose)
+    family = read_model(reader, draft)
     read_machine(draft, _machine_hint(reader))
     read_distributed(reader, draft)
     read_method(reader, draft)
     read_lengths(reader, draft)
     read_batches(reader, draft)
-    read_loss(reader, draft)
+    read_loss(reader, draft, family)
     read_optimizer(reader, draft)
     read_rows(reader, draft, WITHOUT_EFFECT)
     return draft.imported([reader], loose=loose)
@@ -63,13 +70,14 @@ def _machine_hint(reader: Reader) -> Hint | None:
     return Hint(name, f"the GPU with a peak of {peak.value:g} TFLOP/s in bf16", peak)
 
 
-def _read_kind(reader: Reader, draft: Draft) -> None:
-    """The class of the recipe; both that are read train a model to predict the next token, in the same step."""
+def _read_kind(reader: Reader, draft: Draft) -> bool:
+    """False for a class of recipes that is not read; those that are train to predict the next token, by one step."""
     kind = reader.text("recipe._target_" if reader.is_mapping("recipe") else "recipe")
     if kind is not None and kind.value.rpartition(".")[2] not in _RECIPES:
-        draft.refuse(kind, f"only {' and '.join(_RECIPES)} are read")
-    else:
-        draft.infer("framework", "automodel", "the class of the recipe", kind)
+        draft.refuse(kind, f"only {' and '.join(_RECIPES)} are read", always=True)
+        return False
+    draft.infer("framework", "automodel", "the class of the recipe", kind)
+    return True
 
 
 FORMAT: Final = Format("automodel", "NeMo Automodel YAML", _recognises, _read)

@@ -15,6 +15,8 @@ WITHOUT_EFFECT: Final = (
     Idle(("ci.*",), "Automodel's own tests"),
     Idle(("skypilot.*", "slurm.*"), "the launcher"),
     Idle(("dist_env.*",), "how ranks find each other"),
+    Idle(("parallelizer.*", "autopipeline.*", "distributed_config.*"), "nothing reads this block: it is that of "
+         "releases before the block distributed"),
     Idle(("lr_scheduler.*",), "values of the learning rate"),
     Idle(("clip_grad_norm.*",), "gradients are clipped by norm in any case (max_norm 1.0 by default)"),
     Idle(("checkpoint.*",), "reading and writing files: not part of a step"),

@@ -3,46 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from simcore.errors import RankscopeError
+from automodel_recipe import ANSWERED, RECIPE, changed, imported, refusal
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
 from simcore.recipes.answers import Answers
-from simcore.recipes.imported import Imported
 from simcore.recipes.importing import import_recipe
 from simcore.recipes.recipe_file import read_files
 from simcore.recipes.registry import format_of
 from simcore.simulate import check
 
-RECIPE = """\
-recipe: TrainFinetuneRecipeForNextTokenPrediction
-seed: 7
-step_scheduler: {global_batch_size: 48, local_batch_size: 3, max_steps: 40}
-model:
-  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained
-  pretrained_model_name_or_path: qwen3-8b
-  torch_dtype: bf16
-peft:
-  _target_: nemo_automodel.components._peft.lora.PeftConfig
-  dim: 24
-  alpha: 48
-  dropout: 0.1
-  target_modules: "*_proj"
-distributed:
-  strategy: fsdp2
-  dp_size: none
-  dp_replicate_size: 2
-  tp_size: 1
-  activation_checkpointing: true
-  defer_fsdp_grad_sync: false
-loss_fn: {_target_: nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy, fp32_upcast: false}
-dataset: {_target_: nemo_automodel.components.datasets.llm.squad.make_squad_dataset, dataset_name: some/questions}
-dataloader: {_target_: torchdata.stateful_dataloader.StatefulDataLoader, shuffle: true}
-optimizer: {_target_: torch.optim.AdamW, lr: 2e-5, foreach: false}
-"""
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 SCENARIO = """\
 name: mine
 model: qwen3-8b
@@ -61,45 +39,20 @@ training:
   lora: {rank: 24, alpha: 48, dropout: 0.1, target_modules: ["*_proj"]}
 framework_options: {defer_fsdp_grad_sync: false}
 """
-ANSWERED: dict[str, Any] = {"gpus": 16, "seq_len": 1024, "topology": "dgx-h100"}
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def imported(text: str, *, loose: bool = False, **answers: Any) -> Imported:
-    Path("mine.yaml").write_text(text, encoding="utf-8")
-    return import_recipe(["mine.yaml"], Answers.of_options(**(answers or ANSWERED)), loose=loose)
-
-
-def changed(old: str, new: str, text: str = RECIPE) -> str:
-    assert old in text
-    return text.replace(old, new)
-
-
-def refusal(text: str, **answers: Any) -> str:
-    with pytest.raises(RankscopeError) as raised:
-        imported(text, **answers).expect_complete()
-    return str(raised.value)
-
-
-def test_a_recipe_is_the_scenario_that_a_person_would_write(folder: Path) -> None:
+def test_a_recipe_is_the_scenario_that_a_person_would_write() -> None:
     found = imported(RECIPE)
     found.expect_complete()
     assert parse_scenario(found.document()) == parse_scenario(parse_document(SCENARIO, "mine.yaml"))
 
 
-def test_it_is_recognised_by_its_content(folder: Path) -> None:
+def test_it_is_recognised_by_its_content() -> None:
     Path("a").write_text(RECIPE, encoding="utf-8")
     Path("b").write_text(SCENARIO, encoding="utf-8")
     assert [found and found[0].name for found in map(format_of, ([one] for one in read_files(["a", "b"])))] == [
         "automodel", None]
 
 
-def test_every_key_is_used_or_left_out_with_a_reason(folder: Path) -> None:
+def test_every_key_is_used_or_left_out_with_a_reason() -> None:
     found = imported(RECIPE)
     assert {one.key: one.why for one in found.left if one.kind == "not modelled"} == {}
     assert {one.key for one in found.left} == {
@@ -108,20 +61,20 @@ def test_every_key_is_used_or_left_out_with_a_reason(folder: Path) -> None:
     assert all(one.why for one in found.left)
 
 
-def test_what_it_leaves_open_is_asked_at_once(folder: Path) -> None:
+def test_what_it_leaves_open_is_asked_at_once() -> None:
     found = imported(RECIPE, gpus=None)
     assert {one.key for one in found.questions} == {"topology", "mesh.dp_shard", "training.seq_len"}
     assert imported(RECIPE, **ANSWERED).questions == ()
 
 
-def test_origins_name_line_and_key(folder: Path) -> None:
+def test_origins_name_line_and_key() -> None:
     origins = {".".join(map(str, path)): str(origin) for path, origin in imported(RECIPE).origins.items()}
     assert origins["training.lora.rank"] == "mine.yaml:10 peft.dim"
     assert origins["mesh.dp_shard"].startswith("--gpus 16: GPUs over the other degrees: 16 / (pp_size 1 x")
     assert origins["training.seq_len"] == "--seq-len 1024"
 
 
-def test_a_refusal_of_the_framework_names_the_recipes_line(folder: Path) -> None:
+def test_a_refusal_of_the_framework_names_the_recipes_line() -> None:
     found = imported(changed("  tp_size: 1\n", "  tp_size: 2\n"))
     report = check(parse_scenario(found.document()))
     assert [problem.where for problem in report.problems] == ["mine.yaml:18"]
@@ -137,28 +90,58 @@ def test_a_refusal_of_the_framework_names_the_recipes_line(folder: Path) -> None
     ("dp_size: none", "dp_size: 4", "--gpus 16: the recipe is for 4 GPUs: distributed.dp_size is 4 (mine.yaml:16)"),
     ("tp_size: 1", "tp_size: 3", "--gpus 16: 16 GPUs are no multiple of"),
 ])
-def test_what_cannot_be_followed_is_an_error_at_its_line(folder: Path, old: str, new: str, message: str) -> None:
+def test_what_cannot_be_followed_is_an_error_at_its_line(old: str, new: str, message: str) -> None:
     assert message in refusal(changed(old, new))
 
 
 @pytest.mark.parametrize(("old", "new", "key", "value"), [
     ("optimizer:", "packed_sequence: {packed_sequence_size: 2048}\noptimizer:", "seq_len", 2048),
-    ("dataset_name: some/questions", "seq_length: 512, padding: max_length", "seq_len", 512),
-    ("dataset_name: some/questions", "seq_length: 512", "seq_len", 512),
     ("optimizer:", "quantization: {load_in_4bit: true}\noptimizer:", "method", "qlora"),
     ("fp32_upcast: false", "fp32_upcast: true", "loss", "masked_fp32"),
     ("activation_checkpointing: true", "activation_checkpointing: false", "recompute", "none"),
 ])
-def test_keys_mean_what_upstream_does(folder: Path, old: str, new: str, key: str, value: object) -> None:
+def test_keys_mean_what_upstream_does(old: str, new: str, key: str, value: object) -> None:
     assert imported(changed(old, new), gpus=16, topology="dgx-h100").values["training"][key] == value
 
 
-def test_a_stated_degree_of_data_gives_the_number_of_gpus(folder: Path) -> None:
+def test_a_stated_degree_of_data_gives_the_number_of_gpus() -> None:
     found = imported(changed("dp_size: none", "dp_size: 4"), seq_len=64, topology="dgx-h100")
     assert found.values["mesh"] == {"tp": 1, "dp_replicate": 2, "dp_shard": 2}
 
 
-def test_a_benchmark_names_its_machine(folder: Path) -> None:
-    found = imported(changed("seed: 7", "benchmark: {peak_tflops: 989}"), gpus=16, seq_len=64)
+def test_a_second_file_is_never_left_aside() -> None:
+    Path("mine.yaml").write_text(RECIPE, encoding="utf-8")
+    Path("config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
+    found = import_recipe(["config.json", "mine.yaml"], Answers.of_options(**ANSWERED))
+    assert [problem.where for problem in found.wrong] == ["config.json"]
+
+
+def test_a_benchmark_names_its_machine_and_its_nodes() -> None:
+    found = imported(changed("seed: 7", "benchmark: {peak_tflops: 989, num_nodes: 4}"), seq_len=64)
     assert found.values["topology"] == "dgx-h100"
     assert found.origins["topology",].kind == "inferred"
+    assert found.values["mesh"]["dp_shard"] * found.values["mesh"]["dp_replicate"] == 32
+    assert imported(changed("seed: 7", "benchmark: {peak_tflops: 989, num_nodes: 1}"), seq_len=64).questions
+    other = imported(changed("seed: 7", "benchmark: {num_nodes: 4}"), seq_len=64, topology="gb200-nvl72")
+    assert other.values["mesh"]["dp_shard"] * other.values["mesh"]["dp_replicate"] == 16
+
+
+def test_its_own_tests_give_a_hint_and_decide_where_they_say_all() -> None:
+    [question] = imported(changed("seed: 7", "ci: {nodes: 2}"), seq_len=64, topology="dgx-h100").questions
+    assert question.text == "number of GPUs (Automodel's own tests use 2 nodes)"
+    found = imported(changed("seed: 7", "ci: {nodes: 2, nproc_per_node: 2}"), seq_len=64, topology="dgx-h100")
+    assert found.values["mesh"]["dp_shard"] == 2
+
+
+@pytest.mark.parametrize(("model", "loss"), [("nemotron-3-nano-30b-a3b", "masked_fp32"), ("qwen3-8b", "cut")])
+def test_stages_without_hidden_states_get_another_loss(model: str, loss: str) -> None:
+    text = changed("masked_ce.MaskedCrossEntropy, fp32_upcast: false", "linear_ce.FusedLinearCrossEntropy")
+    stages = changed("  tp_size: 1\n", "  pp_size: 2\n", changed("qwen3-8b", model, text))
+    assert imported(stages).values["training"]["loss"] == loss
+    assert imported(changed("qwen3-8b", model, text)).values["training"]["loss"] == "cut"
+
+
+@pytest.mark.parametrize(("targets", "refused"), [('"*_proj"', False), ('["*"]', True), ('["*experts"]', True)])
+def test_ranks_of_experts_are_scaled_only_where_experts_are_adapted(targets: str, *, refused: bool) -> None:
+    text = changed('target_modules: "*_proj"', f"target_modules: {targets}\n  moe_rank_scaling: true")
+    assert bool(imported(text).refused) is refused

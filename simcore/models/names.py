@@ -1,0 +1,109 @@
+"""Names of built-in models: a preset's own, ids of Hugging Face repositories whose configuration it has, aliases.
+
+All of them are in one table, `presets/names.toml`. Case does not matter, and a repository may be named without its
+owner. Mirrors are in the table one by one: a copy may differ from its original (`unsloth/phi-4` has Llama's layers),
+and one that is stored in few bits has another configuration.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import resources
+from typing import Any, Final
+
+__all__ = ["Named", "find", "how_to_go_on", "ids_of", "names_of", "of_preset"]
+
+_FOLDER: Final = "presets"
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """The preset that answers to a name.
+
+    `name`: as the table spells it. `changed`: fields of the configuration in which this repository differs from the
+    preset, none of which changes a weight's shape.
+    """
+
+    preset: str
+    name: str
+    changed: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_own(self) -> bool:
+        """True for the preset's own name."""
+        return self.name == self.preset
+
+
+def find(reference: str) -> Named | None:
+    """The preset that a name stands for, None if no preset has it.
+
+    `reference`: a preset's name, a repository's id (`Qwen/Qwen3-8B`), its part after the owner, or an alias.
+    """
+    return _index().get(reference.strip().casefold())
+
+
+def ids_of(preset: str) -> tuple[str, ...]:
+    """Ids of repositories whose configuration a preset has, its own first; () for a preset that is made up."""
+    return tuple(_table().get(preset, {}).get("ids", ()))
+
+
+def names_of(preset: str) -> tuple[str, ...]:
+    """All names that the table has for a preset: its own, its repositories' ids, its aliases."""
+    return (preset, *ids_of(preset), *_table().get(preset, {}).get("aliases", ()))
+
+
+def how_to_go_on(reference: str) -> str:
+    """One line on a name that no preset has: the nearest name, and the two steps to a configuration of one's own."""
+    import difflib
+
+    key = reference.strip().casefold()
+    near = difflib.get_close_matches(key, _index(), n=1, cutoff=0.5)
+    hint = f" (did you mean {_spelled(_index()[near[0]], key)}?)" if near else ""
+    repository = reference.strip() if reference.count("/") == 1 else "OWNER/NAME"
+    return (f"unknown model {reference!r}{hint}: `rankscope models` lists those that are built in; for another, "
+            f"download its config.json (`hf download {repository} config.json`) and give its path (model: "
+            "path/to/config.json)")
+
+
+def _spelled(found: Named, key: str) -> str:
+    """A preset's name; beside it the id that is near, where an id was asked for."""
+    return f"{found.preset!r}" if found.is_own or "/" not in key else f"{found.preset!r}, {found.name}"
+
+
+def of_preset(reference: str) -> tuple[tuple[str, str, str, str], ...]:
+    """The note on which preset answers to an id or alias: (what, value, kind, source) as reports list assumptions.
+
+    () for a preset's own name, and for a path.
+    """
+    named = find(reference)
+    if named is None or named.is_own:
+        return ()
+    differs = "".join(f", {key} {value:,}" for key, value in named.changed.items())
+    return (("model", f"preset {named.preset}{differs}", "derived", f"{named.name}: config.json with the same shapes"),)
+
+
+@lru_cache(maxsize=1)
+def _table() -> Mapping[str, Mapping[str, Any]]:
+    file = resources.files("simcore.models").joinpath(_FOLDER, "names.toml")
+    return tomllib.loads(file.read_text(encoding="utf-8"))
+
+
+@lru_cache(maxsize=1)
+def _index() -> Mapping[str, Named]:
+    """Names without case -> the preset; a preset's own name comes before another's repository of the same name."""
+    found: dict[str, Named] = {preset.casefold(): Named(preset, preset) for preset in _table()}
+    whole = list(_named())
+    found |= {named.name.casefold(): named for named in whole if named.name.casefold() not in found}
+    for named in whole:
+        found.setdefault(named.name.rpartition("/")[2].casefold(), named)
+    return found
+
+
+def _named() -> Iterator[Named]:
+    for preset in _table():
+        changed = _table()[preset].get("changed", {})
+        for name in names_of(preset)[1:]:
+            yield Named(preset, name, changed.get(name, {}))

@@ -1,0 +1,133 @@
+"""Table of what becomes of recipes of other tools, fetched beside this checkout and never committed.
+
+    python tests/recipes/upstream.py FOLDER...                       # folders or files; every .yaml, .yml, .json, .toml
+    python tests/recipes/upstream.py --list refused FOLDER           # files of one outcome, with the first reason
+    python tests/recipes/upstream.py --why FOLDER                    # reasons, most frequent first
+    python tests/recipes/upstream.py --loose FOLDER                  # without what is unknown or not modelled
+
+A recipe is imported without any answer, and again with answers to what it has left open, then its layout is checked by
+the engine. Outcomes: `answered`; `answered after one question`; `refused` by name (by the importer, the framework or
+the engine); `family` (a model that is not known); `unknown key`; `wrong` (a value that the format does not take);
+`no recipe` (no format recognises the file); `traceback`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from simcore.errors import InputError, RankscopeError
+from simcore.inputs.scenario import parse_scenario
+from simcore.recipes.answers import Answers
+from simcore.recipes.imported import Imported
+from simcore.recipes.importing import import_recipe
+from simcore.recipes.recipe_file import read_files
+from simcore.recipes.registry import format_of
+from simcore.simulate import check
+
+OUTCOMES: Final = ("answered", "answered after one question", "refused", "family", "unknown key", "wrong", "no recipe",
+                   "traceback")
+SUFFIXES: Final = (".yaml", ".yml", ".json", ".toml", ".sh")
+UNKNOWN_MODEL: Final = ("unknown model", "model configuration: model_type")
+
+
+def answers_to(imported: Imported, gpus: int) -> Answers:
+    """Answers to the questions of a recipe, and to no other."""
+    asked = {question.key for question in imported.questions}
+    return Answers.of_options(gpus if "mesh.dp_shard" in asked else None,
+                              4096 if "training.seq_len" in asked else None,
+                              "dgx-h100" if "topology" in asked else "")
+
+
+def outcome(path: Path, gpus: int, *, loose: bool = False) -> tuple[str, str, list[str]]:
+    """Format of a file ("-": none), what becomes of it, and the reasons."""
+    try:
+        found = format_of(read_files([str(path)]))
+        if found is None:
+            return "-", "no recipe", []
+        return (found[0].name, *_outcome(path, gpus, loose=loose))
+    except InputError as error:
+        return "-", "no recipe", [problem.message for problem in error.problems]
+    except Exception:  # noqa: BLE001 - a traceback is what is counted
+        return "-", "traceback", [traceback.format_exc().splitlines()[-1]]
+
+
+def _outcome(path: Path, gpus: int, *, loose: bool) -> tuple[str, list[str]]:
+    first = import_recipe([str(path)], Answers(), loose=loose)
+    imported = _enough(path, first, gpus, loose=loose) if first.questions else first
+    if imported.questions or imported.wrong:
+        return "wrong", [*map(str, imported.questions), *(problem.message for problem in imported.wrong)]
+    try:
+        scenario = parse_scenario(imported.document())
+        messages = [problem.message for problem in check(scenario).problems]
+    except RankscopeError as error:
+        messages = [problem.message for problem in error.problems]
+    if any(message.startswith(UNKNOWN_MODEL) for message in messages):
+        return "family", messages
+    if imported.unknown:
+        return "unknown key", [problem.message for problem in imported.unknown]
+    if imported.refused or messages:
+        return "refused", [*(problem.message for problem in imported.refused), *messages]
+    return ("answered after one question" if first.questions else "answered"), []
+
+
+def _enough(path: Path, first: Imported, gpus: int, *, loose: bool) -> Imported:
+    """Import with the least number of GPUs, from `gpus` on by doubling, that the recipe's degrees divide."""
+    imported = first
+    while gpus <= 4096:
+        imported = import_recipe([str(path)], answers_to(first, gpus), loose=loose)
+        try:
+            if not any("GPUs are no multiple" in problem.message for problem in imported.wrong):
+                parse_scenario(imported.document())
+                if not _too_few(imported):
+                    return imported
+        except InputError:
+            return imported
+        gpus *= 2
+    return imported
+
+
+def _too_few(imported: Imported) -> bool:
+    """True if the framework asks for more ranks, such as those of expert parallelism."""
+    mesh = imported.values.get("mesh", {})
+    ranks = mesh.get("dp_shard", 1) * mesh.get("dp_replicate", 1) * mesh.get("cp", 1) * mesh.get("tp", 1)
+    return bool(ranks % mesh.get("ep", 1))
+
+
+def _files(names: list[str]) -> Iterator[Path]:
+    for name in map(Path, names):
+        yield from ([name] if name.is_file() else sorted(one for one in name.rglob("*") if one.suffix in SUFFIXES))
+
+
+def main() -> int:
+    """Prints the table; exit code 1 if a recipe ends in a traceback."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("folders", nargs="+")
+    parser.add_argument("--gpus", type=int, default=8)
+    parser.add_argument("--list", choices=OUTCOMES, default=None)
+    parser.add_argument("--loose", action="store_true")
+    parser.add_argument("--why", action="store_true")
+    asked = parser.parse_args()
+    table: dict[str, Counter[str]] = defaultdict(Counter)
+    reasons: Counter[tuple[str, str]] = Counter()
+    for path in _files(asked.folders):
+        name, what, why = outcome(path, asked.gpus, loose=asked.loose)
+        table[name][what] += 1
+        reasons.update((what, reason[:150]) for reason in {*why})
+        if what == asked.list:
+            sys.stdout.write(f"{path}: {'; '.join(why)[:300]}\n")
+    for name, counts in sorted(table.items()):
+        sys.stdout.write(f"{name:12} {sum(counts.values()):5}  " + ", ".join(
+            f"{what} {counts[what]}" for what in OUTCOMES if counts[what]) + "\n")
+    if asked.why:
+        sys.stdout.write("".join(f"{count:5} {what}: {reason}\n" for (what, reason), count in reasons.most_common()))
+    return int(any(counts["traceback"] for counts in table.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
