@@ -65,17 +65,20 @@ def read_degrees(reader: Reader, draft: Draft, gpus: Answer | None) -> int:
 def read_overlap(reader: Reader, draft: Draft, data: int) -> None:
     """Writes overlap of gradients, parameters and tensor parallel products, and the size of buckets.
 
-    A `CommOverlapConfig` makes buckets of 128 Mi parameters where there are several data-parallel ranks, and wins over
-    `ddp` (training/comm_overlap.py, _get_optimizer_overlap_cfgs); tp_comm_overlap needs tp and sequence parallelism.
+    A `CommOverlapConfig` makes buckets of 128 Mi parameters, and overlaps, where there are several data-parallel ranks,
+    whatever `ddp` says, if `ddp` has the distributed optimizer (training/comm_overlap.py, setup, which runs before the
+    settings of ddp and optimizer are brought in line). Without one `ddp` or the optimizer says it (training/config.py). tp_comm_overlap needs tp and sequence parallelism.
     """
     shards = draft.values.get("framework") == "megatron_fsdp"
+    mesh, scatters = draft.values.get("mesh", {}), reader.flag("ddp.use_distributed_optimizer")
+    has_one = reader.is_mapping("comm_overlap") and scatters is not None and scatters.value
     for name in ("overlap_grad_reduce", "overlap_param_gather"):
-        given = [reader.flag(f"{block}.{name}") for block in ("ddp", "optimizer", "comm_overlap")]
-        said = next((one for one in (given[2], given[0], given[1]) if one is not None), None)
+        given = [reader.flag(f"{block}.{name}") for block in ("comm_overlap", "ddp", "optimizer")]
         draft.use(*given)
-        if said is not None and not said.value and not shards:
-            draft.put(f"{_OPTION}{name}", said)
-    mesh, has_one = draft.values.get("mesh", {}), reader.is_mapping("comm_overlap")
+        own = given[0].value if given[0] is not None else data != 1
+        is_on = own if has_one else any(one.value for one in given if one) or not any(given)
+        if not is_on and not shards:
+            draft.infer(f"{_OPTION}{name}", False, "comm_overlap, else ddp or the optimizer", *given)  # noqa: FBT003
     products = reader.flag("comm_overlap.tp_comm_overlap")
     if products is not None and products.value and mesh.get("tp", 1) > 1 and draft.values["training"].get(
             "sequence_parallel"):

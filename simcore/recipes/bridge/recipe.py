@@ -60,6 +60,8 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
                 give_up(draft, document.where(()), f"not yet: {key} of this recipe, which is computed (Bridge "
                                                    f"{COMMIT}): give it as an override")
     draft.infer("name", name, "the recipe's name" if document is not file.mapping() else "the file's name")
+    for other in files[1:]:
+        draft.fail(other.path, "a recipe of Bridge is one file")
     reader = Reader(document)
     _read_parts(reader, draft, gpus, machine_of(name))
     read_rows(reader, draft, ROWS)

@@ -37,10 +37,11 @@ def read_framework(reader: Reader, draft: Draft) -> None:
             draft.put(f"{_OPTION}{name}", one)
         else:
             draft.idle(one, "it is Megatron-FSDP's")
-    said = next((one for one in scatter if one is not None), None)
     draft.use(*scatter)
-    if said is not None and not said.value and not (fsdp and fsdp.value):
-        draft.put(f"{_OPTION}use_distributed_optimizer", said)
+    said = [one for one in scatter if one is not None]
+    if said and not any(one.value for one in said) and not (fsdp and fsdp.value):
+        draft.infer(f"{_OPTION}use_distributed_optimizer", False, "neither ddp nor the optimizer asks for it",  # noqa: FBT003
+                    *said, source="Bridge training/config.py, _validate_and_sync_distributed_optimizer_settings")
 
 
 def read_formats(reader: Reader, draft: Draft) -> None:
