@@ -3,10 +3,10 @@
     python tests/truth/list_bridge_recipes.py BRIDGE_GIT
 
 Comes in: a git directory of Megatron-Bridge. Goes out: `simcore/recipes/bridge/recipes.json`, one recipe a line: its
-name, and every value that its function sets, by dotted key. A small interpreter follows assignments, calls of
-functions of the package itself, and conditions whose values it knows; classes become mappings of what they are given,
-with `_target_`. A value that it does not know is left out, and named in `?`. Keys on which nothing depends here
-(logging, files, learning rates) are left out.
+name, and every value that its function sets, by dotted key; of an older name the present one. A small interpreter
+(`bridge_interpreter.py`) follows assignments, calls of functions of the package itself, and conditions whose values it
+knows; classes become mappings of what they are given, with `_target_`. A value that it does not know is left out, and
+named in `?`. Keys on which nothing depends here (logging, files, learning rates) are left out.
 """
 
 from __future__ import annotations
@@ -101,6 +101,14 @@ def recipes(package):
                     yield name, module.name, dict(flat(made))
 
 
+def aliases(package, known):
+    """(older name, name) of every recipe that a module imports under another name."""
+    for module in package.modules.values():
+        if module.name.startswith("megatron.bridge.recipes."):
+            yield from ((name, original) for name, (_, original) in module.imported.items()
+                        if name != original and original in known and name not in known)
+
+
 def kept(values):
     """Values that matter here, and names of those that are not known."""
     found, unknown = {}, []
@@ -117,11 +125,13 @@ def kept(values):
 
 def main(git):
     """Write the table; a recipe that stands in several modules is the one of the deepest."""
-    found = {name: (module, kept(values)) for name, module, values in recipes(Package(git))}
-    lines = ",\n".join(f'"{name}": {json.dumps(values)}' for name, (_, values) in sorted(found.items()))
+    package = Package(git)
+    found = {name: (module, kept(values)) for name, module, values in recipes(package)}
+    rows = {name: values for name, (_, values) in found.items()} | dict(aliases(package, found))
+    lines = ",\n".join(f'"{name}": {json.dumps(values)}' for name, values in sorted(rows.items()))
     TARGET.parent.mkdir(parents=True, exist_ok=True)
     TARGET.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8", newline="\n")
-    print(len(found), "recipes")
+    print(len(found), "recipes,", len(rows) - len(found), "older names")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from simcore.inputs.document import Document, parse_value
 from simcore.recipes.shell.expansion import Word
 from simcore.recipes.shell.script import read_script
 
-__all__ = ["COMMIT", "Launch", "launch_of", "names_in", "recipes"]
+__all__ = ["COMMIT", "Launch", "launch_of", "names_in", "present_name", "recipes"]
 
 COMMIT: Final = "067f987d"
 _NAME: Final = re.compile(r"\b[a-z][a-z0-9_]+_config\b")
@@ -24,10 +24,21 @@ _SHORT: Final = {"--seq-length": "model.seq_length", "--seq_length": "model.seq_
 
 
 @lru_cache
+def _table() -> Mapping[str, Any]:
+    text = resources.files("simcore.recipes.bridge").joinpath("recipes.json").read_text(encoding="utf-8")
+    return MappingProxyType(json.loads(text))
+
+
+@lru_cache
 def recipes() -> Mapping[str, Mapping[str, Any]]:
     """Values of every recipe by its name: a value by dotted key; "?" names keys whose values are not known."""
-    text = resources.files("simcore.recipes.bridge").joinpath("recipes.json").read_text(encoding="utf-8")
-    return MappingProxyType({name: MappingProxyType(values) for name, values in json.loads(text).items()})
+    return MappingProxyType({name: MappingProxyType(_table()[present_name(name)]) for name in _table()})
+
+
+def present_name(name: str) -> str:
+    """Name of a recipe that an older name stands for; another name as it is."""
+    values = _table()[name]
+    return values if isinstance(values, str) else name
 
 
 def names_in(text: str) -> list[str]:

@@ -67,10 +67,11 @@ def read_overlap(reader: Reader, draft: Draft, data: int) -> None:
 
     A `CommOverlapConfig` makes buckets of 128 Mi parameters, and overlaps, where there are several data-parallel ranks,
     whatever `ddp` says, if `ddp` has the distributed optimizer (training/comm_overlap.py, setup, which runs before the
-    settings of ddp and optimizer are brought in line). Without one `ddp` or the optimizer says it (training/config.py). tp_comm_overlap needs tp and sequence parallelism.
+    settings of ddp and optimizer are brought in line). Without one `ddp` or the optimizer says it (training/config.py).
+    tp_comm_overlap needs tp and sequence parallelism.
     """
     shards = draft.values.get("framework") == "megatron_fsdp"
-    mesh, scatters = draft.values.get("mesh", {}), reader.flag("ddp.use_distributed_optimizer")
+    scatters = reader.flag("ddp.use_distributed_optimizer")
     has_one = reader.is_mapping("comm_overlap") and scatters is not None and scatters.value
     for name in ("overlap_grad_reduce", "overlap_param_gather"):
         given = [reader.flag(f"{block}.{name}") for block in ("comm_overlap", "ddp", "optimizer")]
@@ -79,6 +80,20 @@ def read_overlap(reader: Reader, draft: Draft, data: int) -> None:
         is_on = own if has_one else any(one.value for one in given if one) or not any(given)
         if not is_on and not shards:
             draft.infer(f"{_OPTION}{name}", False, "comm_overlap, else ddp or the optimizer", *given)  # noqa: FBT003
+    _read_products(reader, draft)
+    few = reader.integer("ddp.num_buckets")
+    if few is not None:
+        draft.refuse(few, "a number of buckets")
+    options = draft.values.get("framework_options", {})
+    if has_one and data > 1 and not shards and options.get("overlap_grad_reduce", True) and not reader.has(
+            "ddp.bucket_size"):
+        draft.infer(f"{_OPTION}bucket_size", _BUCKET, "128 Mi with a CommOverlapConfig",
+                    source="Bridge training/comm_overlap.py")
+
+
+def _read_products(reader: Reader, draft: Draft) -> None:
+    """Writes overlap of matrix products, experts and the head's weight gradients with what is sent."""
+    mesh = draft.values.get("mesh", {})
     products = reader.flag("comm_overlap.tp_comm_overlap")
     if products is not None and products.value and mesh.get("tp", 1) > 1 and draft.values["training"].get(
             "sequence_parallel"):
@@ -96,11 +111,3 @@ def read_overlap(reader: Reader, draft: Draft, data: int) -> None:
         draft.put(f"{_OPTION}wgrad_deferral_limit", limit)
     else:
         draft.use(limit)
-    few = reader.integer("ddp.num_buckets")
-    if few is not None:
-        draft.refuse(few, "a number of buckets")
-    options = draft.values.get("framework_options", {})
-    if has_one and data > 1 and not shards and options.get("overlap_grad_reduce", True) and not reader.has(
-            "ddp.bucket_size"):
-        draft.infer(f"{_OPTION}bucket_size", _BUCKET, "128 Mi with a CommOverlapConfig",
-                    source="Bridge training/comm_overlap.py")

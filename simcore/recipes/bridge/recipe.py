@@ -8,7 +8,7 @@ from typing import Final
 
 from simcore.recipes.answers import Answer, Answers
 from simcore.recipes.bridge.model import read_model
-from simcore.recipes.bridge.named import COMMIT, launch_of, names_in
+from simcore.recipes.bridge.named import COMMIT, launch_of, names_in, present_name
 from simcore.recipes.bridge.parallel import gpus_of, machine_of, read_degrees, read_overlap
 from simcore.recipes.bridge.provider import leave_rest
 from simcore.recipes.bridge.rows import ROWS, give_up
@@ -49,12 +49,13 @@ def _recognises(file: RecipeFile) -> bool:
 
 def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
     file = files[0]
-    document, name, gpus = file.mapping(), Path(file.path).stem, answers.gpus
+    document, name, gpus, machine = file.mapping(), Path(file.path).stem, answers.gpus, ""
     draft = Draft("bridge", file.path, answers)
     if document is None:
         launch = launch_of(file.text, file.path)
         document, name = launch.document, launch.name
-        gpus = gpus or gpus_of(name, f"{file.path} {name}")
+        gpus = gpus or gpus_of(present_name(name), f"{file.path} {name}")
+        machine = machine_of(present_name(name))
         for key in launch.open_keys:
             if key in _DECIDES:
                 give_up(draft, document.where(()), f"not yet: {key} of this recipe, which is computed (Bridge "
@@ -63,7 +64,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     for other in files[1:]:
         draft.fail(other.path, "a recipe of Bridge is one file")
     reader = Reader(document)
-    _read_parts(reader, draft, gpus, machine_of(name))
+    _read_parts(reader, draft, gpus, machine)
     read_rows(reader, draft, ROWS)
     leave_rest(reader, draft)
     if draft.wrong or draft.refused:

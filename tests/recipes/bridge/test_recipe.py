@@ -128,6 +128,8 @@ def test_adapters_and_packs_are_read(tmp_path: Path) -> None:
     assert value(found, "training.lengths") == "packed"
     assert value(found, "model") == "meta-llama/Meta-Llama-3-8B"
     assert value(found, "topology") == "dgx-h100"
+    older = imported(tmp_path, "llama3_8b_peft_config")
+    assert {**older.values, "name": ""} == {**found.values, "name": ""}
 
 
 @pytest.mark.parametrize(("text", "told"), [
