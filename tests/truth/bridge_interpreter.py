@@ -300,6 +300,8 @@ class Run:
         if isinstance(held, Found) and isinstance(held.node, ast.FunctionDef):
             if name == "get_mixed_precision_config":
                 return self._precision(args[0])
+            if name in ("set_cuda_graph_modules", "clear_cuda_graph_modules"):
+                return self._graphs(*args)
             return self.call(held.module, held.node, args, words)
         if isinstance(held, Found):
             return Thing(name, self._fields(held.module, held.node) | words)
@@ -311,6 +313,13 @@ class Run:
             return {}
         return {line.target.id: self.value(module, {}, line.value) for line in node.body
                 if isinstance(line, ast.AnnAssign) and line.value is not None}
+
+    def _graphs(self, model, modules=()):
+        """Names of modules, which utils/cuda_graph.py makes members of an enumeration."""
+        names = modules.split(",") if isinstance(modules, str) else modules
+        if isinstance(model, Thing):
+            model.values["cuda_graph_scope"] = [one for one in names if one not in ("", "full")] if isinstance(
+                names, list | tuple) else UNKNOWN
 
     def _precision(self, given):
         if not isinstance(given, str):

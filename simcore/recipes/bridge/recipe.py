@@ -35,8 +35,8 @@ from simcore.recipes.rows import read_rows
 __all__ = ["FORMAT"]
 
 _BLOCKS: Final = frozenset({"model", "train", "ddp", "optimizer"})
-_DECIDES: Final = ("model.pipeline_model_parallel_layout", "model.attention_backend", "model.quant_recipe",
-                   "peft.target_modules", "model.hf_model_id", "model")
+_DECIDES: Final = ("model.cuda_graph_scope", "model.pipeline_model_parallel_layout", "model.attention_backend",
+                   "model.quant_recipe", "peft.target_modules", "model.hf_model_id", "model")
 """Keys whose unknown values would change the answer."""
 
 
