@@ -20,6 +20,8 @@ _HYBRID: Final = {
     "moe_ffn_hidden_size": "moe_intermediate_size", "moe_latent_size": "moe_latent_size",
     "moe_shared_expert_intermediate_size": "moe_shared_expert_intermediate_size"}
 _NANO: Final = "nemotron-3-nano-30b-a3b"
+_SUPER: Final = "nemotron-3-super-120b-a12b"
+"""The preset with experts of a latent width."""
 
 
 def read_model(reader: Reader, draft: Draft) -> None:
@@ -81,7 +83,8 @@ def _read_hybrid(reader: Reader, draft: Draft, pattern: Taken[str]) -> None:
     """HybridModelProvider by its sizes (models/hybrid/hybrid_provider.py): Nemotron-H's layers."""
     main, *further = pattern.value.split("/")
     letters = main.replace("|", "")
-    draft.infer("model.config", _NANO, "a pattern of layers is a Nemotron-H's", pattern)
+    preset = _SUPER if reader.has("model.moe_latent_size") else _NANO
+    draft.infer("model.config", preset, "a pattern of layers is a Nemotron-H's", pattern)
     _override(draft, "hybrid_override_pattern", letters, pattern)
     _override(draft, "num_hidden_layers", len(letters), pattern)
     draft.use(reader.integer("model.num_layers"))
