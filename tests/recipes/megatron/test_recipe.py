@@ -169,6 +169,7 @@ EXPERTS = {"num_experts": 8, "disable_bias_linear": True, "tensor_model_parallel
     ({"swiglu": True, "disable_bias_linear": True, "hidden_size": 1024}, "model.overrides.n_inner", 2688),
     ({"tensor_model_parallel_size": 2}, "model.overrides.vocab_size", 50432),
     ({"make_vocab_size_divisible_by": 1}, "model.overrides.vocab_size", 50257),
+    ({"no_pad_vocab_size": True}, "model.overrides.vocab_size", 50257),
     ({"padded_vocab_size": 60000}, "model.overrides.vocab_size", 60000),
     ({"tokenizer_type": "NullTokenizer", "vocab_size": 128}, "model.overrides.vocab_size", 256),
     ({"tokenizer_type": "NullTokenizer", "vocab_size": 128, "mtp_use_repeated_layer": True},
