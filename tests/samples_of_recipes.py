@@ -80,4 +80,82 @@ val_set_size: 0.1
 wandb_project:
 special_tokens: {pad_token: <pad>}
 """),
+    "megatron": Sample("arguments.yaml", """\
+ENV_VARS:
+  CUDA_DEVICE_MAX_CONNECTIONS: 1
+  CUBLAS_WORKSPACE_CONFIG: :4096:8
+MODEL_ARGS:
+  --num-layers: 8
+  --hidden-size: 1024
+  --num-attention-heads: 16
+  --max-position-embeddings: 512
+  --vocab-size: 32000
+  --attention-dropout: 0.0
+  --hidden-dropout: 0.0
+  --swiglu: true
+  --disable-bias-linear: true
+  --normalization: RMSNorm
+  --position-embedding-type: rope
+  --untie-embeddings-and-output-weights: true
+  --num-experts: 8
+  --moe-router-topk: 2
+  --moe-grouped-gemm: true
+  --moe-token-dispatcher-type: alltoall
+  --moe-router-load-balancing-type: aux_loss
+  --seq-length: 256
+  --micro-batch-size: 2
+  --global-batch-size: 64
+  --tensor-model-parallel-size: 2
+  --pipeline-model-parallel-size: 2
+  --expert-model-parallel-size: 2
+  --expert-tensor-parallel-size: 1
+  --num-layers-per-virtual-pipeline-stage: 2
+  --sequence-parallel: true
+  --use-distributed-optimizer: true
+  --overlap-grad-reduce: true
+  --recompute-granularity: selective
+  --recompute-modules: [core_attn]
+  --bf16: true
+  --transformer-impl: transformer_engine
+  --lr: 1e-4
+  --train-iters: 50
+  --log-interval: 1
+  --save: ${SAVE_PATH}
+TEST_TYPE: regular
+"""),
+    "bridge": Sample("run_config.yaml", """\
+_target_: megatron.bridge.training.config.ConfigContainer
+train: {micro_batch_size: 2, global_batch_size: 64, train_iters: 100, manual_gc: true}
+model:
+  _target_: hf
+  hf_model_id: qwen3-30b-a3b
+  tensor_model_parallel_size: 2
+  pipeline_model_parallel_size: 1
+  context_parallel_size: 1
+  expert_model_parallel_size: 4
+  expert_tensor_parallel_size: 1
+  sequence_parallel: true
+  seq_length: 256
+  moe_token_dispatcher_type: flex
+  moe_flex_dispatcher_backend: deepep
+  moe_permute_fusion: true
+  recompute_granularity: selective
+  recompute_modules: [core_attn]
+  cross_entropy_loss_fusion: true
+  cross_entropy_fusion_impl: te
+  cuda_graph_impl: none
+  apply_rope_fusion: true
+peft: {_target_: megatron.bridge.peft.lora.LoRA, dim: 16, alpha: 32}
+optimizer:
+  optimizer: adam
+  lr: 1e-4
+  use_distributed_optimizer: true
+  exp_avg_dtype: fp32
+ddp: {grad_reduce_in_fp32: true, overlap_grad_reduce: true, overlap_param_gather: true, use_distributed_optimizer: true}
+mixed_precision: bf16_mixed
+comm_overlap: {tp_comm_overlap: false}
+dataset: {seq_length: 256, num_workers: 2}
+logger: {log_interval: 10}
+checkpoint: {save_interval: 100}
+"""),
 }

@@ -108,6 +108,13 @@ READS_OWN = {
     "simcore/models/graph.py": {
         "file.read_text(encoding='utf-8')",
     },
+    # tables of arguments and recipes, out of the package
+    "simcore/recipes/megatron/arguments.py": {
+        "resources.files('simcore.recipes.megatron').joinpath('arguments.json').read_text(encoding='utf-8')",
+    },
+    "simcore/recipes/bridge/named.py": {
+        "resources.files('simcore.recipes.bridge').joinpath('recipes.json').read_text(encoding='utf-8')",
+    },
     # the table of models' names, out of the package
     "simcore/models/names.py": {
         "file.read_text(encoding='utf-8')",
