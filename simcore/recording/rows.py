@@ -138,8 +138,13 @@ class Storage:
 
     def __del__(self) -> None:
         self.tape.census.freed()
+        self.empty()
+
+    def empty(self) -> None:
+        """Records the free of its bytes, though tensors may still refer to it."""
         if self.num_bytes:
             self.tape.rows.append((_FREE, self.offset, self.slot, -self.num_bytes, COMPUTE_STREAM, 0))
+            self.num_bytes = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -310,8 +310,7 @@ def _in_place(c: Context, logits: Tensor, passes: int, kernel: Kernel = Kernel.L
     def back(_tape: Tape, _grads: Grads, saved: Saved) -> list[Tensor | None]:
         storage = saved[0].storage
         assert storage is not None
-        storage.__del__()  # the same bytes change their name: they are the gradient from here on
-        storage.num_bytes = 0
+        storage.empty()  # the same bytes change their name: they are the gradient from here on
         grad = c.new(rows, vocab, "grad_logits")
         c.tape.compute(kernel, rows * vocab, 2 * grad.nbytes, operators[1])
         return [grad]

@@ -33,7 +33,7 @@ class Discarded:
 
         When the gradient of that view arrives in backward, the output is made again.
         """
-        _empty(self.storage)
+        self.storage.empty()
         hooked = Tensor(out.storage, out.shape, out.dtype)
         self.c.node(hooked, (out,), (), self._fill)
         return hooked
@@ -81,19 +81,13 @@ def discarded_region(c: Context, run: Callable[[], tuple[Tensor, ...]]) -> tuple
 
     def drop_after(out: Tensor) -> Tensor:
         for storage, _ in emptied:
-            _empty(storage)
+            assert storage is not None
+            storage.empty()
         hooked = Tensor(out.storage, out.shape, out.dtype)
         c.node(hooked, (out,), (), fill)
         return hooked
 
     return outputs, drop_after
-
-
-def _empty(storage: Storage | None) -> None:
-    """Its bytes go, though tensors still refer to it."""
-    assert storage is not None
-    storage.__del__()
-    storage.num_bytes = 0
 
 
 def _restore(c: Context, emptied: Storage | None, made: Tensor) -> None:
