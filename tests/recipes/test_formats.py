@@ -1,4 +1,4 @@
-"""What holds for every format: a sample is recognised, becomes a scenario that is legal, and no key of it is silent."""
+"""Rules for every format: a sample is recognised, becomes a legal scenario, and no key of it is silent."""
 
 from __future__ import annotations
 
