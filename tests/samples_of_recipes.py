@@ -49,4 +49,35 @@ dataloader: {_target_: torchdata.stateful_dataloader.StatefulDataLoader, shuffle
 packed_sequence: {packed_sequence_size: 0}
 optimizer: {_target_: torch.optim.AdamW, lr: 2e-5, foreach: false}
 """),
+    "axolotl": Sample("tune.yaml", """\
+base_model: qwen3-8b
+plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]
+load_in_4bit: true
+adapter: qlora
+lora_r: 24
+lora_alpha: 48
+lora_dropout: 0.05
+lora_target_linear: true
+lora_mlp_kernel: true
+lora_model_dir:
+datasets:
+  - path: some/answers
+    type: alpaca
+sequence_len: 768
+sample_packing: true
+eval_sample_packing: false
+micro_batch_size: 3
+gradient_accumulation_steps: 2
+gradient_checkpointing: true
+gradient_checkpointing_kwargs: {use_reentrant: false}
+bf16: auto
+tf32: true
+attn_implementation: flash_attention_2
+optimizer: paged_adamw_8bit
+lr_scheduler: cosine
+num_epochs: 2
+val_set_size: 0.1
+wandb_project:
+special_tokens: {pad_token: <pad>}
+"""),
 }
