@@ -137,4 +137,40 @@ use_cpu: false
   "wall_clock_breakdown": false
 }
 """, {"model": "qwen3-8b"}),
+    "trl": Sample("sft.yaml", """\
+model_name_or_path: Qwen/Qwen3-8B
+model_revision: main
+dtype: bfloat16
+attn_implementation: flash_attention_2
+dataset_name: some/answers
+dataset_num_proc: 4
+learning_rate: 2.0e-4
+lr_scheduler_type: cosine
+max_length: 640
+packing: true
+packing_strategy: bfd
+per_device_train_batch_size: 3
+gradient_accumulation_steps: 2
+gradient_checkpointing: true
+gradient_checkpointing_kwargs: {use_reentrant: false}
+bf16: true
+optim: paged_adamw_8bit
+use_peft: true
+load_in_4bit: true
+use_bnb_nested_quant: true
+lora_r: 24
+lora_alpha: 48
+lora_dropout: 0.1
+lora_target_modules: [q_proj, k_proj]
+use_liger_kernel: false
+loss_type: nll
+ddp_bucket_cap_mb: 40
+eval_strategy: steps
+eval_steps: 20
+logging_steps: 5
+output_dir: out
+report_to: none
+fsdp: ""
+seed: 7
+"""),
 }

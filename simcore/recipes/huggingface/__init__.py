@@ -4,8 +4,9 @@ Input: a `Reader` of a file, and the draft. Output: keys of the draft, and `Shar
 Start: `accelerate.read_launch`, `deepspeed.read_deepspeed`, `fsdp.read_plugin`.
 
 `shards`: which shards a rank has. `fsdp`: options of accelerate's FSDP plugin. `deepspeed`: DeepSpeed's JSON.
-`accelerate`: the YAML of `accelerate launch`. `optimizers`: transformers' names of optimizers. `companions`: which of
-the files beside a recipe is what. `open_keys`: what a recipe that is only about GPUs leaves to its training script.
+`accelerate`: the YAML of `accelerate launch`. `optimizers`: transformers' names of optimizers. `modules`: modules that
+get adapters. `companions`: which of the files beside a recipe is what. `open_keys`: what a recipe that is only about
+GPUs leaves to its training script.
 
 Facts are those of accelerate 1.15.0, transformers 5.23.0 and DeepSpeed 0.19.6.
 """

@@ -17,9 +17,9 @@ from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, On, Says, Unmodelled, read_rows
 from simcore.recipes.world import share_out
 
-__all__ = ["AUTO", "Zero", "is_stage", "number_or_auto", "read_deepspeed", "shard_over_ranks"]
+__all__ = ["Zero", "read_deepspeed", "shard_over_ranks"]
 
-AUTO: Final = "auto"
+_AUTO: Final = "auto"
 _SIZES: Final = ("reduce_bucket_size", "allgather_bucket_size")
 _SIZES_OF_3: Final = ("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_max_live_parameters",
                       "stage3_max_reuse_distance", "sub_group_size")
@@ -49,11 +49,6 @@ class Zero:
     autos: Mapping[str, Taken[Any]] = field(default_factory=dict)
 
 
-def is_stage(reader: Reader, at: str) -> bool:
-    """True if a stage of ZeRO is asked for."""
-    return reader.is_mapping(f"{at}zero_optimization")
-
-
 def read_deepspeed(reader: Reader, draft: Draft, at: str = "") -> Zero:
     """Reads a configuration whose keys stand under `at`, "" or a dotted key with a full stop behind it."""
     zero = f"{at}zero_optimization."
@@ -73,15 +68,15 @@ def read_deepspeed(reader: Reader, draft: Draft, at: str = "") -> Zero:
     has_optimizer = _read_optimizer(reader, draft, f"{at}optimizer.")
     compute, formats = _read_formats(reader, draft, at)
     autos: dict[str, Taken[Any]] = {}
-    micro = number_or_auto(reader, f"{at}train_micro_batch_size_per_gpu", autos)
-    steps = number_or_auto(reader, f"{at}gradient_accumulation_steps", autos)
+    micro = _number_or_auto(reader, f"{at}train_micro_batch_size_per_gpu", autos)
+    steps = _number_or_auto(reader, f"{at}gradient_accumulation_steps", autos)
     _read_whole(reader, draft, at, micro, steps)
     return Zero(Shards.ZERO, compute, formats, micro, steps, has_optimizer, autos)
 
 
-def number_or_auto(reader: Reader, key: str, autos: dict[str, Taken[Any]]) -> Taken[int] | None:
+def _number_or_auto(reader: Reader, key: str, autos: dict[str, Taken[Any]]) -> Taken[int] | None:
     """A whole number; None for `auto`, which is put into `autos`, and for a key that is missing."""
-    if reader.look(key) == AUTO:
+    if reader.look(key) == _AUTO:
         if (found := reader.take(key)) is not None:
             autos[key] = found
         return None
@@ -91,10 +86,10 @@ def number_or_auto(reader: Reader, key: str, autos: dict[str, Taken[Any]]) -> Ta
 def _read_sizes(reader: Reader, draft: Draft, zero: str, stage: int) -> None:
     for name in (*_SIZES, *(_SIZES_OF_3 if stage == 3 else ())):
         key = f"{zero}{name}"
-        if reader.look(key) != AUTO:
+        if reader.look(key) != _AUTO:
             draft.put(f"framework_options.{name}", reader.integer(key))
         elif name in _FILLED:
-            draft.put(f"framework_options.{name}", reader.take(key), AUTO, _FORMATS.replace("process", "finalize"))
+            draft.put(f"framework_options.{name}", reader.take(key), _AUTO, _FORMATS.replace("process", "finalize"))
         elif (said := reader.take(key)) is not None:
             draft.use(said)
             draft.fail(said.where, f"{key}: transformers fills in no auto for it (served: {', '.join(_FILLED)})")
@@ -208,7 +203,7 @@ def _read_formats(reader: Reader, draft: Draft, at: str) -> tuple[str, tuple[Tak
         if switch.value is True or str(switch.value).lower() == "true":
             names.append(name)
             draft.infer("training.precision.compute", name, f"{switch.key} is on", switch)
-        elif switch.value == AUTO:
+        elif switch.value == _AUTO:
             found.append(switch)
         else:
             draft.idle(switch, "off")
@@ -220,7 +215,7 @@ def _read_formats(reader: Reader, draft: Draft, at: str) -> tuple[str, tuple[Tak
 def _read_whole(reader: Reader, draft: Draft, at: str, micro: Taken[int] | None, steps: Taken[int] | None) -> None:
     """The step's batch, which DeepSpeed compares with the product of the others (`runtime/config.py`)."""
     key, ranks = f"{at}train_batch_size", draft.answers.gpus
-    if reader.look(key) == AUTO:
+    if reader.look(key) == _AUTO:
         draft.idle(reader.take(key), "microbatch x steps x ranks")
         return
     whole = reader.integer(key)

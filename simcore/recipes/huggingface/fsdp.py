@@ -20,7 +20,7 @@ __all__ = ["Plugin", "read_plugin", "share_ranks"]
 _PREFIXES: Final = ("", "fsdp_")
 """Options stand with or without a prefix, which both the launcher and transformers take away or add."""
 _LAST: Final = "accelerator.py no_sync, in which transformers' Trainer runs all microbatches but the last"
-_WHOLE: Final = "[Note: who says FULL_SHARD]: sharding_strategy decides, FULL_SHARD by default"
+_WHOLE: Final = "under version 1 sharding_strategy decides, which is FULL_SHARD where nobody says it"
 _STRATEGIES: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")
 _NUMBERED: Final = {1: "FULL_SHARD", 2: "SHARD_GRAD_OP", 3: "NO_SHARD", 4: "HYBRID_SHARD", 5: "HYBRID_SHARD_ZERO2"}
 _FILES: Final = ("state_dict_type", "final_state_dict_type", "cpu_ram_efficient_loading", "sync_module_states",
@@ -76,7 +76,7 @@ def share_ranks(reader: Reader, draft: Draft, copies: str, shards: str) -> None:
     found = share_out(draft, draft.answers.gpus, {copies: replicate}, "mesh.dp_shard", "GPUs over copies of the shards",
                       "accelerate's FSDP shards over all ranks of a replica")
     draft.use(shard)
-    if shard is not None and found is not None and shard.value not in (found, -1):
+    if shard is not None and found is not None and shard.value not in (found, -1) and not draft.refused:
         draft.fail(shard.where, f"{shards} {shard.value} x copies of them are not the {draft.answers.gpus.value} GPUs "
                                 f"of {draft.answers.gpus.where}")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simcore.recipes.draft import Draft
 
-__all__ = ["ask_for_batch", "ask_for_format", "ask_for_gpus", "ask_for_script"]
+__all__ = ["ask_for_batch", "ask_for_format", "ask_for_script"]
 
 
 def ask_for_script(draft: Draft) -> None:
@@ -26,8 +26,3 @@ def ask_for_format(draft: Draft) -> None:
     """Asks for the number format of products."""
     draft.ask("training.precision.compute", "--set training.precision.compute=bf16",
               "number format of products, which is the training script's")
-
-
-def ask_for_gpus(draft: Draft, key: str) -> None:
-    """Asks for the number of GPUs. `key`: the degree of the mesh that follows from it."""
-    draft.ask(key, "--gpus N", "number of GPUs")
