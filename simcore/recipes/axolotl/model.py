@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from simcore.recipes.axolotl.sharding import Shards
 from simcore.recipes.draft import Draft
@@ -145,7 +145,7 @@ def read_formats(reader: Reader, draft: Draft, shards: Shards) -> None:
         name = "fp16"
     else:
         name = "fp32"
-    by: list[Taken[object] | None] = [half, full, *more]
+    by: tuple[Taken[Any] | None, ...] = (half, full, *more)
     draft.infer("training.precision.compute", name, "formats of the recipe", *by, source=_FORMATS)
     if shards is not Shards.FLAT:  # accelerate keeps what FSDP 1 trains in fp32
         draft.infer("training.precision.params", name, "the checkpoint is read in this format", source=_FORMATS)

@@ -49,7 +49,7 @@ _OF_ZERO: Final[tuple[Row, ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What the launcher decides.
+    """Decisions of the launcher.
 
     `mixed`: the key `mixed_precision`; `zero`: DeepSpeed's configuration, if there is one; `steps`: microbatches
     of a step in the launcher's file; `checkpoints`: what asks FSDP to checkpoint layers. `is_refused`: what the

@@ -14,7 +14,7 @@ from typing import Any, Final
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, On, Says, Unmodelled, read_rows
+from simcore.recipes.rows import Idle, Off, On, Row, Says, Unmodelled, read_rows
 from simcore.recipes.world import share_out
 
 __all__ = ["Zero", "read_deepspeed", "shard_over_ranks"]
@@ -33,7 +33,7 @@ _OPTIMIZERS: Final = {"adamw": "adamw", "adam": "adamw"}
 
 @dataclass(frozen=True, slots=True)
 class Zero:
-    """What a configuration says that its caller goes on with.
+    """Values of a configuration that its caller goes on with.
 
     `shards`: ZERO, or NONE if the stage was refused. `compute`: format of products that it fixes, "" if the trainer's
     decides; `formats`: the keys that leave it to the trainer. `micro`, `steps`: batch keys that are no `auto`.
@@ -64,7 +64,7 @@ def read_deepspeed(reader: Reader, draft: Draft, at: str = "") -> Zero:
     _read_sizes(reader, draft, zero, stage.value)
     for name, part in (("offload_optimizer", "optimizer"), ("offload_param", "params")):
         _read_offload(reader, draft, f"{zero}{name}.", name, part)
-    read_rows(reader, draft, _switches(at, zero))
+    read_rows(reader, draft, [*_switches(at, zero), *_without_effect(at, zero)])
     has_optimizer = _read_optimizer(reader, draft, f"{at}optimizer.")
     compute, formats = _read_formats(reader, draft, at)
     autos: dict[str, Taken[Any]] = {}
@@ -101,7 +101,7 @@ def _read_sizes(reader: Reader, draft: Draft, zero: str, stage: int) -> None:
 
 
 def _read_offload(reader: Reader, draft: Draft, at: str, block: str, part: str) -> None:
-    """What waits on the host or its drives; the block's details are options of the simulation where it is on."""
+    """Writes what waits on the host or its drives; the block's details are options of the simulation where it is on."""
     device = reader.text(f"{at}device")
     if device is None or device.value == "none":
         draft.idle(device, "the default")
@@ -130,7 +130,8 @@ def _read_offload(reader: Reader, draft: Draft, at: str, block: str, part: str) 
         Idle((f"{at}cpuadam_cores_perc",), "cores of the host")])
 
 
-def _switches(at: str, zero: str) -> list[Says | Off | On | Idle | Unmodelled]:
+def _switches(at: str, zero: str) -> list[Row]:
+    """Rows of keys that are followed, or refused by name."""
     return [
         *(Says(f"{zero}{name}", f"framework_options.{name}", "flag")
           for name in ("overlap_comm", "contiguous_gradients", "round_robin_gradients")),
@@ -157,6 +158,12 @@ def _switches(at: str, zero: str) -> list[Says | Off | On | Idle | Unmodelled]:
         Off(f"{at}prescale_gradients", "gradients that are scaled before they are reduced"),
         Says(f"{at}communication_data_type", "", "text", {None: None}, what="reductions in"),
         Says(f"{at}data_types.grad_accum_dtype", "", "text", {None: None}, what="gradients accumulated in"),
+    ]
+
+
+def _without_effect(at: str, zero: str) -> list[Row]:
+    """Rows of keys on which nothing depends that is simulated."""
+    return [
         Idle((f"{zero}stage3_gather_16bit_weights_on_model_save", f"{zero}stage3_gather_fp16_weights_on_model_save",
               f"{zero}elastic_checkpoint", f"{zero}load_from_fp32_weights", f"{at}checkpoint.*",
               f"{at}load_universal_checkpoint"), "files: not part of a step"),

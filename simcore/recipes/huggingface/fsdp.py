@@ -1,4 +1,4 @@
-"""Options of accelerate's FSDP plugin, wherever a recipe writes them: versions 1 and 2.
+"""Options of accelerate's FSDP plugin, versions 1 and 2, in the block that a format has for them.
 
 [Note: who says FULL_SHARD] Under version 1 the plugin sets `sharding_strategy` to FULL_SHARD where nobody does, and the
 model is wrapped with it; `reshard_after_forward`, which stands for it in newer files, is asked only without it and so

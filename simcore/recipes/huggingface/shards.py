@@ -1,4 +1,4 @@
-"""Which shards of the model a rank has, by the library that cuts it."""
+"""Shards of the model that a rank has, by the library that cuts it."""
 
 from __future__ import annotations
 

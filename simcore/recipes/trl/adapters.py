@@ -1,4 +1,4 @@
-"""What a TRL recipe trains: all parameters, or adapters, by its own keys or by the `adapter_config.json` beside it.
+"""Method of a TRL recipe: all parameters, or adapters, by its own keys or by the `adapter_config.json` beside it.
 
 [Note: one target] TRL makes one name out of a list of one, and PEFT takes a single text for a pattern that must fit the
 whole path of a module: `q_proj` then fits nothing (TRL 1.16.0 `trainer/model_config.py` __post_init__; PEFT 0.21.2

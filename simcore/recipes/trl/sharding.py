@@ -1,4 +1,4 @@
-"""What the GPUs split in a TRL recipe, as the launcher's YAML, `deepspeed` or `fsdp` say; else each has a copy."""
+"""Shards of the GPUs in a TRL recipe, as the launcher's YAML, `deepspeed` or `fsdp` say; else each has a copy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["read_sharding"]
 
 _PLUGIN: Final = Plugin("fsdp_config.", "TRANSFORMER_BASED_WRAP", True,  # noqa: FBT003 - a value, not a switch
                         "transformers 5.23.0", "training_args.py _process_fsdp_args")
-_OFF: Final = (None, False, "", [])
+_OFF: Final[tuple[Any, ...]] = (None, False, "", [])
 _DDP: Final[tuple[Row, ...]] = (
     Says("ddp_bucket_cap_mb", "framework_options.bucket_cap_mb"),
     Off("ddp_static_graph", "a graph that DDP takes as fixed"),

@@ -19,6 +19,7 @@ from simcore.simulate import check
 
 RECIPE: dict[str, Any] = {"model_name_or_path": "llama-3.2-3b", "dtype": "bfloat16", "dataset_name": "some/answers"}
 LORA: dict[str, Any] = {**RECIPE, "use_peft": True, "lora_r": 8, "lora_alpha": 8, "lora_dropout": 0}
+ADAPTER: dict[str, Any] = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
 FSDP2: dict[str, Any] = {
     "distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 8,
     "fsdp_config": {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}}
@@ -74,7 +75,7 @@ def without_file(config: dict[str, Any]) -> dict[str, Any]:
     ("trl-ddp", (RECIPE, {"distributed_type": "MULTI_GPU", "mixed_precision": "bf16", "num_processes": 8}), None, {}),
     ("trl-lora", (LORA,), 1, {}),
     ("trl-lora", (LORA,), 8, {"mesh__dp_replicate": 8}),
-    ("trl-lora", (RECIPE, {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}), 1, {}),
+    ("trl-lora", (RECIPE, ADAPTER), 1, {}),
     *(("trl-deepspeed", (RECIPE, without_file({"zero_stage": stage})), None, {"framework": f"zero{stage}"})
       for stage in (1, 2, 3)),
     ("trl-deepspeed", (RECIPE, without_file({"zero_stage": 3, "offload_optimizer_device": "cpu",
@@ -121,7 +122,7 @@ def test_packs_are_one_row_of_all_samples_of_a_microbatch() -> None:
 
 
 def test_version_1_shards_fully_whatever_reshard_after_forward_says() -> None:
-    """accelerate 1.15.0 `utils/dataclasses.py`: sharding_strategy is FULL_SHARD where nobody says it, and decides."""
+    """`sharding_strategy` is FULL_SHARD where it is missing, and decides (accelerate 1.15.0 `utils/dataclasses.py`)."""
     launch = {**FSDP1, "fsdp_config": {**FSDP1["fsdp_config"], "fsdp_reshard_after_forward": "SHARD_GRAD_OP"}}
     found = imported(RECIPE, launch)
     assert "sharding_strategy" not in found.values["framework_options"]
@@ -150,7 +151,7 @@ def test_a_packed_base_has_adapters_in_bf16_and_plain_scales() -> None:
     ((LORA, FSDP1), "adapters under FSDP 1"),
     ((RECIPE, {**FSDP2, "fsdp_config": {**FSDP2["fsdp_config"], "fsdp_activation_checkpointing": True}}),
      "both at once are an error"),
-    ((RECIPE, {**ZERO, "train_micro_batch_size_per_gpu": 4}), "train_micro_batch_size_per_gpu is 4, and the trainer's 8"),
+    ((RECIPE, {**ZERO, "train_micro_batch_size_per_gpu": 4}), "per_gpu is 4, and the trainer's 8"),
     ((RECIPE, {**ZERO, "fp16": {"enabled": True}}), "enables fp16, the trainer bf16"),
     ((RECIPE, FSDP2, ZERO), "the launcher's YAML asks for no DeepSpeed"),
     (({**RECIPE, "fsdp": True}, FSDP2), "a launcher's YAML beside a recipe that asks for FSDP"),

@@ -1,4 +1,4 @@
-"""What a file about GPUs alone leaves to the training script: model, lengths, batch, number formats."""
+"""Questions that a file about GPUs alone leaves to the training script: model, lengths, batch, number formats."""
 
 from __future__ import annotations
 

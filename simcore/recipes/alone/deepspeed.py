@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from simcore.recipes.alone.open_keys import ask_for_batch, ask_for_format, ask_for_script
 from simcore.recipes.answers import Answers
 from simcore.recipes.draft import Draft
 from simcore.recipes.format import Format
 from simcore.recipes.huggingface.companions import companions_of, is_of_deepspeed
 from simcore.recipes.huggingface.deepspeed import Zero, read_deepspeed, shard_over_ranks
-from simcore.recipes.huggingface.open_keys import ask_for_batch, ask_for_format, ask_for_script
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.imported import Imported
 from simcore.recipes.machine import read_machine

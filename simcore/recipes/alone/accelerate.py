@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from simcore.recipes.alone.deepspeed import write_batches
+from simcore.recipes.alone.open_keys import ask_for_format, ask_for_script
 from simcore.recipes.answers import Answers
-from simcore.recipes.deepspeed import write_batches
 from simcore.recipes.draft import Draft
 from simcore.recipes.format import Format
 from simcore.recipes.huggingface.accelerate import Launch, read_launch, read_processes
 from simcore.recipes.huggingface.companions import companions_of, is_of_accelerate
 from simcore.recipes.huggingface.deepspeed import Zero
-from simcore.recipes.huggingface.open_keys import ask_for_format, ask_for_script
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.imported import Imported
 from simcore.recipes.machine import read_machine
