@@ -1,4 +1,4 @@
-"""Options of accelerate's FSDP plugin, versions 1 and 2, in the block that a format has for them.
+"""Options of FSDP as accelerate's plugin takes them, in versions 1 and 2.
 
 [Note: who says FULL_SHARD] Under version 1 the plugin sets `sharding_strategy` to FULL_SHARD where nobody does, and the
 model is wrapped with it; `reshard_after_forward`, which stands for it in newer files, is asked only without it and so
