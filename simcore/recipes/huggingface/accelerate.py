@@ -43,6 +43,7 @@ _OF_ZERO: Final[tuple[Row, ...]] = (
           "deepspeed_config.deepspeed_exclusion_filter", "deepspeed_config.deepspeed_inclusion_filter"),
          "how ranks are started"),
     Idle(("deepspeed_config.gradient_clipping",), "gradients are clipped in any case"),
+    Idle(("deepspeed_config.seq_parallel_communication_data_type",), "about ranks that split a sequence"),
     Idle(("deepspeed_config.deepspeed_moe_layer_cls_names",), "experts are fetched layer by layer in any case"),
 )
 

@@ -17,7 +17,7 @@ from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, On, Row, Says, Unmodelled, read_rows
 from simcore.recipes.world import share_out
 
-__all__ = ["Zero", "read_deepspeed", "shard_over_ranks"]
+__all__ = ["Zero", "check_numbers", "read_deepspeed", "shard_over_ranks"]
 
 _AUTO: Final = "auto"
 _SIZES: Final = ("reduce_bucket_size", "allgather_bucket_size")
@@ -243,3 +243,23 @@ def shard_over_ranks(draft: Draft) -> None:
         draft.ask("mesh.dp_shard", "--gpus N", "number of GPUs")
     else:
         share_out(draft, draft.answers.gpus, {}, "mesh.dp_shard", "ZeRO cuts over all ranks", "DeepSpeed's ZeRO")
+
+
+def check_numbers(draft: Draft, zero: Zero | None, micro: Taken[int] | None, steps: Taken[int] | None, *,
+                  micro_default: int = 1) -> None:
+    """Compares DeepSpeed's microbatch and steps with the trainer's: they must be equal, or `auto`.
+
+    Rule: transformers 5.23.0 `integrations/deepspeed.py` fill_match. `micro`, `steps`: the trainer's keys, None where
+    it takes `micro_default` and one step.
+    """
+    if zero is None:
+        return
+    draft.idle(list(zero.autos.values()), "the trainer's")
+    for other, said, default in ((zero.micro, micro, micro_default), (zero.steps, steps, 1)):
+        trainers = said.value if said else default
+        if other is not None and other.value != trainers:
+            draft.use(other)
+            draft.fail(other.where, f"{other.key} is {other.value}, and the trainer's {trainers} (transformers 5.23.0 "
+                                    "integrations/deepspeed.py: they must be equal, or auto)")
+        else:
+            draft.idle(other, "the trainer's")

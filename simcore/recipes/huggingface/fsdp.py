@@ -1,7 +1,7 @@
 """Options of FSDP as accelerate's plugin takes them, in versions 1 and 2.
 
-[Note: who says FULL_SHARD] Under version 1 the plugin sets `sharding_strategy` to FULL_SHARD where nobody does, and the
-model is wrapped with it; `reshard_after_forward`, which stands for it in newer files, is asked only without it and so
+[Note: who says FULL_SHARD] Under version 1 the plugin sets `sharding_strategy` to FULL_SHARD where no file does, and
+the model is wrapped with it; `reshard_after_forward`, which stands for it in newer files, is asked only without it and so
 never (accelerate 1.15.0 `utils/dataclasses.py` __post_init__, `accelerator.py` prepare_model).
 """
 
@@ -20,7 +20,7 @@ __all__ = ["Plugin", "read_plugin", "share_ranks"]
 _PREFIXES: Final = ("", "fsdp_")
 """Options stand with or without a prefix, which both the launcher and transformers take away or add."""
 _LAST: Final = "accelerator.py no_sync, in which transformers' Trainer runs all microbatches but the last"
-_WHOLE: Final = "under version 1 sharding_strategy decides, which is FULL_SHARD where nobody says it"
+_WHOLE: Final = "under version 1 sharding_strategy decides, FULL_SHARD where no file says it"
 _STRATEGIES: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD")
 _NUMBERED: Final = {1: "FULL_SHARD", 2: "SHARD_GRAD_OP", 3: "NO_SHARD", 4: "HYBRID_SHARD", 5: "HYBRID_SHARD_ZERO2"}
 _FILES: Final = ("state_dict_type", "final_state_dict_type", "cpu_ram_efficient_loading", "sync_module_states",

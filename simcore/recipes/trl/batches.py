@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.accelerate import Launch
+from simcore.recipes.huggingface.deepspeed import check_numbers
 from simcore.recipes.reader import Reader, Taken
 
 __all__ = ["read_batches", "read_lengths"]
@@ -21,7 +22,7 @@ _LONGEST: Final = "TRL 1.16.0 trainer/sft_trainer.py: samples are cut there, and
 _TRAINER: Final = "transformers 5.23.0"
 
 
-def read_lengths(reader: Reader, draft: Draft, launch: Launch) -> None:
+def read_lengths(reader: Reader, draft: Draft) -> None:
     """Writes the length of sequences and the microbatch; `max_seq_length` is the name of older releases."""
     limit = reader.integer("max_length") or reader.integer("max_seq_length")
     packing, strategy = reader.flag("packing"), reader.text("packing_strategy")
@@ -30,7 +31,6 @@ def read_lengths(reader: Reader, draft: Draft, launch: Launch) -> None:
     draft.idle(reader.take("pad_to_multiple_of"), "lengths are counted as they are")
     draft.idle(reader.take("truncation_mode"), "which end is cut")
     micro = reader.integer("per_device_train_batch_size")
-    _compare(draft, micro, 8, launch, "micro")
     sequences = micro.value if micro else 8
     if packing is None or not packing.value:
         draft.idle(packing, "the default")
@@ -88,26 +88,10 @@ def _write_length(draft: Draft, limit: Taken[int] | None, rows: int, rule: str, 
         draft.infer("training.packed_length", longest, "the longest sample of a row", source=source)
 
 
-def _compare(draft: Draft, said: Taken[int] | None, default: int, launch: Launch, name: str) -> None:
-    """DeepSpeed's number must be the trainer's (transformers 5.23.0 `integrations/deepspeed.py` fill_match)."""
-    other: Taken[int] | None = getattr(launch.zero, name) if launch.zero is not None else None
-    if other is None:
-        return
-    trainers = said.value if said else default
-    if other.value == trainers:
-        draft.idle(other, "the trainer's")
-    else:
-        draft.use(other)
-        draft.fail(other.where, f"{other.key} is {other.value}, and the trainer's {trainers} (transformers 5.23.0 "
-                                "integrations/deepspeed.py: they must be equal, or auto)")
-
-
 def read_batches(reader: Reader, draft: Draft, launch: Launch) -> None:
     """Writes the sequences (packs, where they are one row) of an optimizer step."""
     steps = reader.integer("gradient_accumulation_steps")
-    _compare(draft, steps, 1, launch, "steps")
-    autos: dict[str, Taken[Any]] = dict(launch.zero.autos) if launch.zero is not None else {}
-    draft.idle(list(autos.values()), "the trainer's")
+    check_numbers(draft, launch.zero, reader.integer("per_device_train_batch_size"), steps, micro_default=8)
     if launch.steps is not None:
         _compare_launch(draft, steps, launch.steps)
     mesh, training = draft.values.get("mesh", {}), draft.values.get("training", {})

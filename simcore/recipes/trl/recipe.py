@@ -50,7 +50,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     write_formats(draft, formats, launch)
     read_loss(reader, draft)
     read_checkpointing(reader, draft, launch)
-    read_lengths(reader, draft, launch)
+    read_lengths(reader, draft)
     read_batches(reader, draft, launch)
     read_optimizer(reader, draft, launch)
     read_rows(reader, draft, WITHOUT_EFFECT)
