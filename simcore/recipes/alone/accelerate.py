@@ -59,6 +59,9 @@ def _write_formats(draft: Draft, launch: Launch) -> None:
     if name not in ("bf16", "fp16"):
         draft.use(mixed, *left)
         ask_for_format(draft)
+        said = draft.answers.settings.get("training.precision.compute")
+        if said is not None and launch.shards in (Shards.FLAT, Shards.EACH):
+            draft.infer("training.precision.params", said, "nothing is upcast without mixed precision", mixed)
         return
     draft.infer("training.precision.compute", name, "mixed precision", mixed, *left)
     if launch.shards is Shards.EACH:

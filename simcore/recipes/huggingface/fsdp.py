@@ -1,8 +1,8 @@
 """Options of FSDP as accelerate's plugin takes them, in versions 1 and 2.
 
 [Note: who says FULL_SHARD] Under version 1 the plugin sets `sharding_strategy` to FULL_SHARD where no file does, and
-the model is wrapped with it; `reshard_after_forward`, which stands for it in newer files, is asked only without it and so
-never (accelerate 1.15.0 `utils/dataclasses.py` __post_init__, `accelerator.py` prepare_model).
+the model is wrapped with it; `reshard_after_forward`, which stands for it in newer files, is asked only without it and
+so never (accelerate 1.15.0 `utils/dataclasses.py` __post_init__, `accelerator.py` prepare_model).
 """
 
 from __future__ import annotations

@@ -71,6 +71,9 @@ def write_formats(draft: Draft, formats: Formats, launch: Launch) -> None:
         draft.use(*formats.said, *zero.formats)
     if launch.shards is Shards.ZERO:
         draft.idle(formats.dtype, "DeepSpeed casts the model to the format of products")
+    elif launch.shards is Shards.FLAT and not formats.mixed:
+        draft.infer("training.precision.params", formats.stored, "nothing is upcast without mixed precision",
+                    formats.dtype, *formats.said, source="accelerate 1.15.0 accelerator.py prepare_model")
     elif launch.shards is Shards.FLAT:
         draft.idle(formats.dtype, "accelerate upcasts flat parameters that train")
     elif launch.shards is Shards.EACH:

@@ -67,6 +67,13 @@ def test_without_version_and_policy_the_whole_model_is_one_flat_parameter() -> N
         "wrap": "root", "backward_prefetch": "NO_PREFETCH", "use_orig_params": True, "sync_gradients": "last"}
 
 
+def test_nothing_is_upcast_without_mixed_precision() -> None:
+    script = {**SCRIPT, "training.precision.compute": "bf16"}
+    Path("launch.yaml").write_text(json.dumps({**FSDP, "mixed_precision": "no"}, indent=1), encoding="utf-8")
+    found = import_recipe(["launch.yaml"], Answers.of_options(None, 512, "dgx-h100", script))
+    assert found.values["training"]["precision"] == {"params": "bf16"}
+
+
 def test_a_plain_launch_is_a_copy_on_each_gpu() -> None:
     found = imported({"distributed_type": "MULTI_GPU", "mixed_precision": "fp16", "num_processes": 4})
     assert (found.values["framework"], found.values["mesh"]) == ("ddp", {"dp_replicate": 4})

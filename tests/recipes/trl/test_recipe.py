@@ -111,6 +111,13 @@ def test_bf16_of_the_recipe_goes_before_the_launchers() -> None:
     assert off["compute"] == "fp32"
 
 
+def test_nothing_is_upcast_without_mixed_precision() -> None:
+    """accelerate 1.15.0 `accelerator.py` prepare_model, `utils/fsdp_utils.py` fsdp2_prepare_model."""
+    for launch in (FSDP1, FSDP2):
+        found = imported({**RECIPE, "bf16": False}, {**launch, "mixed_precision": "no"}).values["training"]["precision"]
+        assert (found["compute"], found["params"]) == ("bf16", "bf16")
+
+
 def test_packs_are_one_row_of_all_samples_of_a_microbatch() -> None:
     found = imported({**RECIPE, "packing": True, "max_length": 512, "per_device_train_batch_size": 4,
                       "gradient_accumulation_steps": 3}).values["training"]
