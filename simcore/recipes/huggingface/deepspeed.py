@@ -25,6 +25,7 @@ _SIZES_OF_3: Final = ("stage3_prefetch_bucket_size", "stage3_param_persistence_t
                       "stage3_max_reuse_distance", "sub_group_size")
 _FILLED: Final = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
 """Sizes that transformers fills in where they are `auto`."""
+_STAGE_3: Final = "stage3_"
 _DEVICES: Final = {"cpu": "host", "nvme": "nvme"}
 _FORMATS: Final = "transformers 5.23.0 integrations/deepspeed.py trainer_config_process"
 _OPTIMIZERS: Final = {"adamw": "adamw", "adam": "adamw"}
@@ -85,19 +86,26 @@ def _number_or_auto(reader: Reader, key: str, autos: dict[str, Taken[Any]]) -> T
 
 def _read_sizes(reader: Reader, draft: Draft, zero: str, stage: int) -> None:
     for name in (*_SIZES, *(_SIZES_OF_3 if stage == 3 else ())):
-        key = f"{zero}{name}"
+        key = _spelling(reader, zero, name)
         if reader.look(key) != _AUTO:
             draft.put(f"framework_options.{name}", reader.integer(key))
-        elif name in _FILLED:
+        elif name in _FILLED and key.endswith(name):
             draft.put(f"framework_options.{name}", reader.take(key), _AUTO, _FORMATS.replace("process", "finalize"))
         elif (said := reader.take(key)) is not None:
             draft.use(said)
             draft.fail(said.where, f"{key}: transformers fills in no auto for it (served: {', '.join(_FILLED)})")
     if stage != 3:
-        draft.idle(reader.matching(*(f"{zero}{name}" for name in (*_SIZES_OF_3, "stage3_*"))), "keys of stage 3")
+        names = (*_SIZES_OF_3, *(name.removeprefix(_STAGE_3) for name in _SIZES_OF_3), f"{_STAGE_3}*")
+        draft.idle(reader.matching(*(f"{zero}{name}" for name in names)), "keys of stage 3")
         return
     for name in ("zero_hpz_partition_size", "mics_shard_size"):
         draft.put(f"framework_options.{name}", reader.integer(f"{zero}{name}"))
+
+
+def _spelling(reader: Reader, zero: str, name: str) -> str:
+    """Key of an option, which may stand without `stage3_` (deepspeed 0.19.6 `runtime/config_utils.py`: by name too)."""
+    plain = f"{zero}{name.removeprefix(_STAGE_3)}"
+    return plain if reader.look(f"{zero}{name}") is None and reader.has(plain) else f"{zero}{name}"
 
 
 def _read_offload(reader: Reader, draft: Draft, at: str, block: str, part: str) -> None:
@@ -150,8 +158,8 @@ def _switches(at: str, zero: str) -> list[Row]:
         *(Off(f"{at}{name}.enabled", what) for name, what in (
             ("amp", "NVIDIA's apex"), ("torch_autocast", "autocast inside DeepSpeed"),
             ("progressive_layer_drop", "layers that are left out"), ("eigenvalue", "quantisation that is learnt"),
-            ("hybrid_engine", "the engine for reinforcement learning"), ("autotuning", "trials of settings"),
-            ("compile", "a compiled engine"))),
+            ("hybrid_engine", "the engine for reinforcement learning"), ("autotuning", "trials of settings"))),
+        On(f"{at}compile.disable", "a compiled engine", "off"),
         *(Says(f"{at}{name}", "", idle={1: "one rank"}, words={None: None}, what=f"{name} of ranks:")
           for name in ("sequence_parallel_size", "tensor_parallel.autotp_size")),
         Off(f"{at}sparse_gradients", "sparse gradients"),
@@ -165,8 +173,8 @@ def _without_effect(at: str, zero: str) -> list[Row]:
     """Rows of keys on which nothing depends that is simulated."""
     return [
         Idle((f"{zero}stage3_gather_16bit_weights_on_model_save", f"{zero}stage3_gather_fp16_weights_on_model_save",
-              f"{zero}elastic_checkpoint", f"{zero}load_from_fp32_weights", f"{at}checkpoint.*",
-              f"{at}load_universal_checkpoint"), "files: not part of a step"),
+              f"{zero}gather_16bit_weights_on_model_save", f"{zero}elastic_checkpoint",
+              f"{zero}load_from_fp32_weights", f"{at}checkpoint.*", f"{at}load_universal_checkpoint"), "files: not part of a step"),
         Idle((f"{zero}ignore_unused_parameters", f"{zero}log_trace_cache_warnings", f"{zero}enable_sanity_checks",
               f"{zero}cpu_offload_use_pin_memory", f"{zero}override_module_apply"), "checks and warnings"),
         Unmodelled((f"{zero}memory_efficient_linear",), "linear layers are counted as torch's"),
@@ -177,8 +185,9 @@ def _without_effect(at: str, zero: str) -> list[Row]:
               f"{at}flops_profiler.*"), "logging and measuring"),
         Idle((f"{at}zero_allow_untested_optimizer", f"{at}zero_force_ds_cpu_optimizer"), "which optimizers it accepts"),
         Idle((f"{at}activation_checkpointing.*",), "DeepSpeed's own checkpoints, which no model of transformers calls"),
-        Idle((f"{at}aio.*", f"{at}autotuning.*", f"{at}amp.*", f"{at}seq_parallel_communication_data_type"),
-             "settings of what is not asked for"),
+        Idle((f"{at}_comment",), "a comment"),
+        Idle((f"{at}aio.*", f"{at}compile.*", f"{at}autotuning.*", f"{at}amp.*",
+              f"{at}seq_parallel_communication_data_type"), "settings of what is not asked for"),
     ]
 
 

@@ -75,10 +75,18 @@ def test_keys_of_stage_3_do_nothing_below() -> None:
     assert found.values["framework_options"] == {"reduce_bucket_size": "auto"}
 
 
+def test_keys_of_stage_3_may_stand_without_their_prefix() -> None:
+    """deepspeed 0.19.6 `runtime/config_utils.py`: populate_by_name."""
+    found = imported(zero(max_reuse_distance=5000, gather_16bit_weights_on_model_save=True))
+    assert found.values["framework_options"]["stage3_max_reuse_distance"] == 5000
+
+
 @pytest.mark.parametrize(("config", "told"), [
     (zero(stage=0), "not yet: zero_optimization.stage: stage 0 of ZeRO"),
     ({**CONFIG, "zero_optimization": {"overlap_comm": True}}, "zero_optimization.stage is missing"),
     (zero(allgather_bucket_size="auto"), "transformers fills in no auto for it"),
+    (zero(prefetch_bucket_size="auto"), "transformers fills in no auto for it"),
+    ({**CONFIG, "compile": {"disable": False, "backend": "inductor"}}, "not yet: compile.disable: a compiled engine"),
     (zero(zero_quantized_weights=True), "not yet: zero_optimization.zero_quantized_weights"),
     (zero(stage3_prefetch_bucketsize=1), "unknown key 'zero_optimization.stage3_prefetch_bucketsize'"),
     (zero(offload_optimizer={"device": "cpu", "ratio": 0.5}), "a part of the states: 0.5"),
