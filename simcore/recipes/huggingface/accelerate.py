@@ -1,7 +1,8 @@
 """The YAML of `accelerate launch`: how many ranks there are, and which library cuts the model over them.
 
 [Note: processes] `num_processes` counts the ranks of all machines: each starts `num_processes // num_machines`
-(accelerate 1.15.0 `utils/launch.py`).
+(accelerate 1.15.0 `utils/launch.py`). With `distributed_type: NO` there is one rank, whatever `num_processes` says
+(`commands/launch.py` simple_launcher).
 """
 
 from __future__ import annotations
@@ -72,6 +73,9 @@ def read_processes(reader: Reader, draft: Draft) -> Draft:
     if count is None or count.value < 1:
         draft.idle(count, "the number of GPUs is not said")
         return draft
+    if str(reader.look("distributed_type")).upper() in _ALONE:
+        draft.idle(count, "distributed_type NO starts one rank")
+        return replace(draft, answers=replace(draft.answers, gpus=answer or Answer(1, count.where)))
     draft.use(count)
     if machines is not None and machines.value > 0 and count.value % machines.value:
         draft.fail(count.where, f"num_processes {count.value} is no multiple of num_machines {machines.value}")

@@ -174,7 +174,8 @@ def _without_effect(at: str, zero: str) -> list[Row]:
     return [
         Idle((f"{zero}stage3_gather_16bit_weights_on_model_save", f"{zero}stage3_gather_fp16_weights_on_model_save",
               f"{zero}gather_16bit_weights_on_model_save", f"{zero}elastic_checkpoint",
-              f"{zero}load_from_fp32_weights", f"{at}checkpoint.*", f"{at}load_universal_checkpoint"), "files: not part of a step"),
+              f"{zero}load_from_fp32_weights", f"{at}checkpoint.*", f"{at}load_universal_checkpoint"),
+             "files: not part of a step"),
         Idle((f"{zero}ignore_unused_parameters", f"{zero}log_trace_cache_warnings", f"{zero}enable_sanity_checks",
               f"{zero}cpu_offload_use_pin_memory", f"{zero}override_module_apply"), "checks and warnings"),
         Unmodelled((f"{zero}memory_efficient_linear",), "linear layers are counted as torch's"),

@@ -77,7 +77,7 @@ def test_nothing_is_upcast_without_mixed_precision() -> None:
 def test_a_plain_launch_is_a_copy_on_each_gpu() -> None:
     found = imported({"distributed_type": "MULTI_GPU", "mixed_precision": "fp16", "num_processes": 4})
     assert (found.values["framework"], found.values["mesh"]) == ("ddp", {"dp_replicate": 4})
-    one = imported({"distributed_type": "NO", "mixed_precision": "bf16"})
+    one = imported({"distributed_type": "NO", "mixed_precision": "bf16", "num_processes": 8})
     assert one.values["mesh"] == {"dp_replicate": 1}
 
 
@@ -97,6 +97,11 @@ def test_what_cannot_be_followed_is_refused_by_its_key(values: dict[str, Any], t
     with pytest.raises(RankscopeError) as raised:
         imported(values).expect_complete()
     assert told in str(raised.value)
+
+
+def test_one_rank_is_no_several_gpus() -> None:
+    with pytest.raises(RankscopeError, match="8 GPUs, but distributed_type NO starts one rank"):
+        imported({"distributed_type": "NO", "mixed_precision": "bf16"}, 8).expect_complete()
 
 
 def test_other_gpus_than_the_launchers_are_a_contradiction() -> None:
