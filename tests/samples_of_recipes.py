@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 __all__ = ["SAMPLES", "Sample"]
 
 
 class Sample(NamedTuple):
-    """Recipe of one format: `name` of its file, and its text."""
+    """Recipe of one format: `name` of its file, its text, and `--set` for what other files would say."""
 
     name: str
     text: str
+    settings: Mapping[str, Any] = {}
 
     def write(self, folder: Path) -> str:
         """Writes the file into a folder and returns its path."""
@@ -157,5 +159,96 @@ comm_overlap: {tp_comm_overlap: false}
 dataset: {seq_length: 256, num_workers: 2}
 logger: {log_interval: 10}
 checkpoint: {save_interval: 100}
+"""),
+    "accelerate": Sample("launch.yaml", """\
+compute_environment: LOCAL_MACHINE
+debug: false
+distributed_type: FSDP
+downcast_bf16: 'no'
+enable_cpu_affinity: false
+fsdp_config:
+  fsdp_activation_checkpointing: true
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_cpu_ram_efficient_loading: true
+  fsdp_offload_params: false
+  fsdp_reshard_after_forward: false
+  fsdp_state_dict_type: SHARDED_STATE_DICT
+  fsdp_version: 2
+machine_rank: 0
+main_training_function: main
+mixed_precision: bf16
+num_machines: 2
+num_processes: 16
+parallelism_config:
+  parallelism_config_cp_size: 1
+  parallelism_config_dp_replicate_size: 2
+  parallelism_config_dp_shard_size: 8
+  parallelism_config_tp_size: 1
+rdzv_backend: static
+same_network: true
+tpu_env: []
+use_cpu: false
+""", {"model": "qwen3-8b", "training.micro_batch_size": 2}),
+    "deepspeed": Sample("zero.json", """\
+{
+  "bf16": {"enabled": true},
+  "zero_optimization": {
+    "stage": 3,
+    "overlap_comm": true,
+    "contiguous_gradients": true,
+    "offload_optimizer": {
+      "device": "cpu",
+      "pin_memory": true
+    },
+    "sub_group_size": 1e9,
+    "reduce_bucket_size": "auto",
+    "stage3_prefetch_bucket_size": 40000000,
+    "stage3_param_persistence_threshold": "auto",
+    "stage3_max_live_parameters": 1e9,
+    "stage3_gather_16bit_weights_on_model_save": true
+  },
+  "gradient_accumulation_steps": 4,
+  "gradient_clipping": "auto",
+  "steps_per_print": 50,
+  "train_batch_size": "auto",
+  "train_micro_batch_size_per_gpu": 3,
+  "wall_clock_breakdown": false
+}
+""", {"model": "qwen3-8b"}),
+    "trl": Sample("sft.yaml", """\
+model_name_or_path: Qwen/Qwen3-8B
+model_revision: main
+dtype: bfloat16
+attn_implementation: flash_attention_2
+dataset_name: some/answers
+dataset_num_proc: 4
+learning_rate: 2.0e-4
+lr_scheduler_type: cosine
+max_length: 640
+packing: true
+packing_strategy: bfd
+per_device_train_batch_size: 3
+gradient_accumulation_steps: 2
+gradient_checkpointing: true
+gradient_checkpointing_kwargs: {use_reentrant: false}
+bf16: true
+optim: paged_adamw_8bit
+use_peft: true
+load_in_4bit: true
+use_bnb_nested_quant: true
+lora_r: 24
+lora_alpha: 48
+lora_dropout: 0.1
+lora_target_modules: [q_proj, k_proj]
+use_liger_kernel: false
+loss_type: nll
+ddp_bucket_cap_mb: 40
+eval_strategy: steps
+eval_steps: 20
+logging_steps: 5
+output_dir: out
+report_to: none
+fsdp: ""
+seed: 7
 """),
 }

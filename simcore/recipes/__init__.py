@@ -8,6 +8,7 @@ a module or folder here with a `FORMAT`. `recipe_file`: text and values of a fil
 remembers them. `draft`: the scenario under way; a key that is handed out must be told what became of it. `answers`:
 what the user says. `rows`: tables of keys. `imported`: the result. `machine`, `world`: machine and ranks. `text`:
 YAML with origins.
-`automodel`: recipes of NeMo Automodel. `axolotl`: recipes of axolotl. `megatron`: arguments of Megatron-LM. `bridge`:
-recipes of Megatron-Bridge. `shell`: reader of shell scripts.
+`automodel`: recipes of NeMo Automodel. `axolotl`: recipes of axolotl. `trl`: recipes of TRL. `alone`: files of
+accelerate and DeepSpeed without a training script. `huggingface`: what the last three share. `megatron`: arguments of
+Megatron-LM. `bridge`: recipes of Megatron-Bridge. `shell`: reader of shell scripts.
 """

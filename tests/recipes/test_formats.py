@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,12 @@ NAMES = [one.name for one in known_formats()]
 
 
 def imported(folder: Path, name: str) -> Imported:
-    return import_recipe([SAMPLES[name].write(folder)], ANSWERS)
+    settings = SAMPLES[name].settings
+    return import_recipe([SAMPLES[name].write(folder)], answers(name)).with_settings(settings)
+
+
+def answers(name: str) -> Answers:
+    return replace(ANSWERS, settings=SAMPLES[name].settings)
 
 
 def accounted(found: Imported) -> Iterator[str]:
@@ -63,12 +70,12 @@ def test_a_misspelt_key_is_never_silent(tmp_path: Path, name: str) -> None:
     lines = sample.text.splitlines(keepends=True)
     for path in (one.path for one in Reader(document).all()):
         line, key = document.lines[path] - 1, str(path[-1])
-        changed = lines[line].replace(f"{key}:", f"{key}_x:", 1)
+        changed = re.sub(rf"\b{re.escape(key)}(\"?:)", rf"{key}_x\1", lines[line], count=1)
         if changed == lines[line]:
             continue  # a value of a list
         text = "".join([*lines[:line], changed, *lines[line + 1:]])
         (tmp_path / sample.name).write_text(text, encoding="utf-8")
-        result = import_recipe([str(tmp_path / sample.name)], ANSWERS, name)
+        result = import_recipe([str(tmp_path / sample.name)], answers(name), name)
         assert dotted((*path[:-1], f"{key}_x")) in {*accounted(result)}
 
 

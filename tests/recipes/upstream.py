@@ -33,15 +33,18 @@ from simcore.simulate import check
 OUTCOMES: Final = ("answered", "answered after one question", "refused", "family", "unknown key", "wrong", "no recipe",
                    "traceback")
 SUFFIXES: Final = (".yaml", ".yml", ".json", ".toml", ".sh")
+OF_SCRIPTS: Final = {"model": "llama-3.2-3b", "training.micro_batch_size": 2, "training.precision.compute": "bf16"}
+"""Answers by `--set` to what files about GPUs alone leave to the training script."""
 UNKNOWN_MODEL: Final = ("unknown model", "model configuration: model_type")
 
 
 def answers_to(imported: Imported, gpus: int) -> Answers:
     """Answers to the questions of a recipe, and to no other."""
     asked = {question.key for question in imported.questions}
-    return Answers.of_options(gpus if "mesh.dp_shard" in asked else None,
+    return Answers.of_options(gpus if any(key.startswith("mesh") for key in asked) else None,
                               4096 if "training.seq_len" in asked else None,
-                              "dgx-h100" if "topology" in asked else "")
+                              "dgx-h100" if "topology" in asked else "",
+                              {key: value for key, value in OF_SCRIPTS.items() if key in asked})
 
 
 def outcome(path: Path, gpus: int, *, loose: bool = False) -> tuple[str, str, list[str]]:
@@ -80,7 +83,8 @@ def _enough(path: Path, first: Imported, gpus: int, *, loose: bool) -> Imported:
     """Import with the least number of GPUs, from `gpus` on by doubling, that the recipe's degrees divide."""
     imported = first
     while gpus <= 4096:
-        imported = import_recipe([str(path)], answers_to(first, gpus), loose=loose)
+        answers = answers_to(first, gpus)
+        imported = import_recipe([str(path)], answers, loose=loose).with_settings(answers.settings)
         try:
             if not any("GPUs are no multiple" in problem.message for problem in imported.wrong):
                 parse_scenario(imported.document())

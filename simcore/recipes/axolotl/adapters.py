@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Final
 
-from simcore.errors import InputError
-from simcore.models.graph import model_config
-from simcore.recipes.axolotl.sharding import Shards
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.modules import LINEARS, family_of
+from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, read_rows
 
 __all__ = ["read_method"]
 
 _LINEAR: Final = "loaders/adapter.py find_all_linear_names: every linear layer but the head"
-_ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
-_MLP: Final = ("gate_proj", "up_proj", "down_proj")
-_LINEARS: Final = {
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text"), (*_ATTENTION, *_MLP)),
-    "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
-    **dict.fromkeys(("mixtral", "qwen3_moe", "gpt_oss"), _ATTENTION),  # transformers 5: experts are one parameter
-}
-"""Names of linear layers by family, in transformers 5.23.0's `models/`."""
 _ROWS: Final = (
     Says("lora_r", "training.lora.rank"),
     Says("lora_alpha", "training.lora.alpha", "number"),
@@ -118,19 +109,12 @@ def _read_targets(reader: Reader, draft: Draft) -> None:
         draft.idle(linear, "the default")
         draft.put("training.lora.target_modules", named)
         return
-    family = _family(draft.values.get("model"))
+    family = family_of(draft.values.get("model"))
     if not family:  # the model is unknown, which is told in any case
         draft.use(linear, named)
-    elif family in _LINEARS:
-        names = list(dict.fromkeys([*_LINEARS[family], *(named.value if named else ())]))
+    elif family in LINEARS:
+        names = list(dict.fromkeys([*LINEARS[family], *(named.value if named else ())]))
         draft.infer("training.lora.target_modules", names, "every linear layer", linear, named, source=_LINEAR)
     else:
         draft.refuse(linear, f"all linear layers of the family {family}")
         draft.use(named)
-
-
-def _family(model: Any) -> str:
-    try:
-        return str(model_config(str(model), None, "").get("model_type", ""))
-    except InputError:
-        return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.deepspeed import Zero, check_numbers
 from simcore.recipes.reader import Reader, Taken
 
 __all__ = ["read_batches", "read_lengths"]
@@ -78,9 +79,10 @@ def _padded(reader: Reader, draft: Draft, limit: Taken[int] | None) -> None:
         draft.infer("training.seq_len", limit.value, "the longest that sequence_len allows", limit, source=_PADDED)
 
 
-def read_batches(reader: Reader, draft: Draft) -> None:
+def read_batches(reader: Reader, draft: Draft, zero: Zero | None) -> None:
     """Writes the sequences (packs, where they are one row) of an optimizer step."""
     steps, batch = reader.integer("gradient_accumulation_steps"), reader.integer("batch_size")
+    check_numbers(draft, zero, reader.integer("micro_batch_size"), steps)
     if steps is not None and batch is not None:
         draft.idle(batch, f"{steps.key} decides")
     mesh, training = draft.values.get("mesh", {}), draft.values.get("training", {})

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from simcore.recipes.axolotl.sharding import Shards
+from simcore.recipes.axolotl.sharding import Sharding
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 
@@ -133,7 +134,7 @@ def _read_loss(reader: Reader, draft: Draft) -> None:
     draft.idle(plugins, "kernels that are listed by their own keys")
 
 
-def read_formats(reader: Reader, draft: Draft, shards: Shards) -> None:
+def read_formats(reader: Reader, draft: Draft, sharding: Sharding) -> None:
     """Writes formats of parameters and products."""
     half, full = reader.take("bf16"), reader.take("fp16")
     more = [one for one in (reader.flag("bfloat16"), reader.flag("float16")) if one is not None]
@@ -145,7 +146,14 @@ def read_formats(reader: Reader, draft: Draft, shards: Shards) -> None:
         name = "fp16"
     else:
         name = "fp32"
-    by: list[Taken[Any] | None] = [half, full, *more]
-    draft.infer("training.precision.compute", name, "formats of the recipe", *by, source=_FORMATS)
-    if shards is not Shards.FLAT:  # accelerate keeps what FSDP 1 trains in fp32
+    by: tuple[Taken[Any] | None, ...] = (half, full, *more)
+    zero = sharding.zero
+    if zero is not None and zero.compute:
+        draft.use(*by)
+        if zero.compute != name:
+            draft.fail(reader.document.path, f"DeepSpeed's configuration enables {zero.compute}, the recipe {name}")
+    else:
+        draft.infer("training.precision.compute", name, "formats of the recipe", *by, *(zero.formats if zero else ()),
+                    source=_FORMATS)
+    if sharding.shards in (Shards.NONE, Shards.EACH):  # accelerate keeps what FSDP 1 trains in fp32
         draft.infer("training.precision.params", name, "the checkpoint is read in this format", source=_FORMATS)

@@ -4,36 +4,34 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from simcore.recipes.axolotl.sharding import Sharding
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE
 from simcore.recipes.reader import Reader
 
 __all__ = ["read_optimizer"]
 
-_EIGHT: Final = {"name": "adamw", "moments": "int8"}
 _SERVED: Final[dict[str, dict[str, Any]]] = {
-    "adamw_torch": {"name": "adamw", "implementation": "foreach"},
-    "adamw_torch_fused": {"name": "adamw", "implementation": "fused"},
-    "adamw_bnb_8bit": {**_EIGHT, "implementation": "bitsandbytes"},
-    "adamw_8bit": {**_EIGHT, "implementation": "bitsandbytes"},
-    "paged_adamw_8bit": {**_EIGHT, "implementation": "bitsandbytes", "paged": True},
-    "paged_adamw_32bit": {"name": "adamw", "implementation": "bitsandbytes", "paged": True},
-    "adamw_torch_8bit": {**_EIGHT, "implementation": "torchao"},
-    "ao_adamw_8bit": {**_EIGHT, "implementation": "torchao"},
-    "sgd": {"name": "sgd"},
+    **OPTIMIZERS,
+    "ao_adamw_8bit": OPTIMIZERS["adamw_torch_8bit"],
     "muon": {"name": "muon"},
 }
-_SOURCE: Final = ("transformers 5.23.0 trainer_optimizer.py: adamw_torch_8bit is of torchao, "
-                  "adamw_bnb_8bit of bitsandbytes")
+_PLAIN: Final = ("adamw_torch", "adamw_torch_fused")
 
 
-def read_optimizer(reader: Reader, draft: Draft) -> None:
-    """Writes the optimizer; one that has another kind of states is refused."""
+def read_optimizer(reader: Reader, draft: Draft, sharding: Sharding) -> None:
+    """Writes the optimizer; one that has another kind of states is refused, one of DeepSpeed's own goes before it."""
     named = reader.text("optimizer")
-    if named is None:
+    zero = sharding.zero
+    if zero is not None and zero.has_optimizer:
+        draft.idle(named, "DeepSpeed's configuration names an optimizer")
+    elif zero is not None and (named is None or named.value in _PLAIN):
+        draft.put("training.optimizer.name", named, "adamw", "on the host it is DeepSpeed's own Adam")
+    elif named is None:
         draft.default("training.optimizer", {"name": "adamw", "implementation": "fused"}, "transformers 5.23.0",
                       "training_args.py: adamw_torch_fused")
     elif named.value in _SERVED:
-        draft.put("training.optimizer", named, _SERVED[named.value], _SOURCE)
+        draft.put("training.optimizer", named, _SERVED[named.value], SOURCE)
     else:
         draft.refuse(named, f"the optimizer {named.value}")
     draft.idle(reader.matching("optim_args", "optim_args.*"), "numbers of the update")

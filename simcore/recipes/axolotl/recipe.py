@@ -12,10 +12,12 @@ from simcore.recipes.axolotl.batches import read_batches, read_lengths
 from simcore.recipes.axolotl.checkpointing import read_checkpointing
 from simcore.recipes.axolotl.model import read_formats, read_model
 from simcore.recipes.axolotl.optimizer import read_optimizer
-from simcore.recipes.axolotl.sharding import Shards, read_sharding
+from simcore.recipes.axolotl.sharding import read_sharding
 from simcore.recipes.axolotl.without_effect import WITHOUT_EFFECT
 from simcore.recipes.draft import Draft
 from simcore.recipes.format import Format
+from simcore.recipes.huggingface.companions import companions_of
+from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.imported import Imported
 from simcore.recipes.machine import read_machine
 from simcore.recipes.reader import Reader
@@ -38,18 +40,17 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     draft.infer("name", Path(file.path).stem, "the file's name")
     read_machine(draft, None)
     read_model(reader, draft)
-    shards = read_sharding(reader, draft)
-    read_method(reader, draft, shards)
-    read_formats(reader, draft, shards)
+    beside = companions_of(files[1:], draft, takes=("deepspeed",))
+    sharding = read_sharding(reader, draft, beside.deepspeed)
+    read_method(reader, draft, sharding.shards)
+    read_formats(reader, draft, sharding)
     read_checkpointing(reader, draft)
     read_lengths(reader, draft)
-    read_batches(reader, draft)
-    read_optimizer(reader, draft)
-    _check(reader, draft, shards)
+    read_batches(reader, draft, sharding.zero)
+    read_optimizer(reader, draft, sharding)
+    _check(reader, draft, sharding.shards)
     read_rows(reader, draft, WITHOUT_EFFECT)
-    for other in files[1:]:
-        draft.fail(other.path, f"is no part of the axolotl recipe {file.path}")
-    return draft.imported([reader], loose=loose)
+    return draft.imported([reader, *beside.readers()], loose=loose)
 
 
 def _check(reader: Reader, draft: Draft, shards: Shards) -> None:

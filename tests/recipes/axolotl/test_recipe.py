@@ -101,10 +101,8 @@ training:
   recompute: full
   precision: {compute: bf16, params: bf16}
   lora:
-    rank: 24
-    alpha: 48
-    dropout: 0.05
-    target_modules: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]
+    {rank: 24, alpha: 48, dropout: 0.05,
+     target_modules: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]}
   optimizer: {name: adamw, implementation: fused}
 framework_options: {attn_implementation: flash_attention_2}
 """)
@@ -113,8 +111,8 @@ framework_options: {attn_implementation: flash_attention_2}
 def test_offload_takes_the_place_of_recomputing_beside_adapters_alone(tmp_path: Path) -> None:
     """`_apply_activation_checkpointing` of axolotl's loaders/model.py."""
     adapters = imported(tmp_path, changed(QLORA, activation_offloading=True)).values["training"]
-    text = changed(RECIPE, activation_offloading=True, gradient_checkpointing=True)
-    full = imported(tmp_path, text).values["training"]
+    both = changed(RECIPE, activation_offloading=True, gradient_checkpointing=True)
+    full = imported(tmp_path, both).values["training"]
     assert (adapters["recompute"], full["recompute"]) == ("none", "full")
     assert adapters["offload"] == full["offload"] == {"activations": "host"}
 
@@ -124,7 +122,53 @@ def test_fsdp_2_shards_and_offloads_all_three(tmp_path: Path) -> None:
     assert (found.framework, found.mesh.dp_shard) == ("fsdp2", 4)
     assert {found.training.offload.part(name)[0] for name in ("params", "gradients", "optimizer")} == {"host"}
     assert found.framework_options == {"attn_implementation": "flash_attention_2", "reshard_after_forward": True,
-                                       "sync_gradients": "every"}
+                                       "sync_gradients": "last"}
+
+
+def test_gradients_are_reduced_once_a_step(tmp_path: Path) -> None:
+    """`no_sync` of accelerate 1.13.0 and 1.15.0 switches FSDP 2's reductions off but for the last microbatch."""
+    assert scenario(tmp_path, FSDP2).framework_options["sync_gradients"] == "last"
+
+
+ZERO = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, "bf16": {"enabled": True},
+        "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
+
+
+def with_deepspeed(folder: Path, config: dict[str, Any]) -> Imported:
+    (folder / "mine.yaml").write_text(changed(RECIPE, deepspeed="configs/zero3.json"), encoding="utf-8")
+    (folder / "zero3.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    files = [str(folder / "mine.yaml"), str(folder / "zero3.json")]
+    return import_recipe(files, Answers.of_options(4, None, "dgx-h100"))
+
+
+def test_a_deepspeed_file_is_read_behind_the_recipe(tmp_path: Path) -> None:
+    found = with_deepspeed(tmp_path, ZERO)
+    found.expect_complete()
+    assert parse_scenario(found.document()) == written("""\
+name: mine
+model: qwen3-8b
+framework: zero3
+topology: dgx-h100
+mesh: {dp_shard: 4}
+training:
+  seq_len: 768
+  micro_batch_size: 3
+  global_batch_size: 24
+  precision: {compute: bf16}
+  optimizer: {name: adamw}
+  offload: {optimizer: host}
+framework_options: {attn_implementation: flash_attention_2}
+""")
+    assert check(parse_scenario(found.document())).problems == ()
+
+
+@pytest.mark.parametrize(("keys", "told"), [
+    ({"gradient_accumulation_steps": 4}, "gradient_accumulation_steps is 4, and the trainer's 2"),
+    ({"bf16": {"enabled": False}, "fp16": {"enabled": True}}, "enables fp16, the recipe bf16"),
+])
+def test_a_deepspeed_file_must_agree_with_the_recipe(tmp_path: Path, keys: dict[str, Any], told: str) -> None:
+    with pytest.raises(RankscopeError, match=told):
+        with_deepspeed(tmp_path, {**ZERO, **keys}).expect_complete()
 
 
 def test_version_1_is_the_default_of_fsdp(tmp_path: Path) -> None:
@@ -151,7 +195,7 @@ def test_a_published_run_is_the_scenario_that_it_is_measured_by(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("keys", "told"), [
-    ({"deepspeed": "zero3.json"}, "DeepSpeed's configuration file"),
+    ({"deepspeed": "zero3.json"}, "DeepSpeed's configuration in another file: name it too"),
     ({"tensor_parallel_size": 2}, "transformers' own parallelism"),
     ({"optimizer": "adopt_adamw"}, "the optimizer adopt_adamw"),
     ({"rl": "dpo"}, "training by dpo"),

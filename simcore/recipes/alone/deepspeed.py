@@ -1,0 +1,60 @@
+"""DeepSpeed's JSON by itself: model, lengths and what is `auto` are asked, for they are the training script's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from simcore.recipes.alone.open_keys import ask_for_batch, ask_for_format, ask_for_script
+from simcore.recipes.answers import Answers
+from simcore.recipes.draft import Draft
+from simcore.recipes.format import Format
+from simcore.recipes.huggingface.companions import companions_of, is_of_deepspeed
+from simcore.recipes.huggingface.deepspeed import Zero, read_deepspeed, shard_over_ranks
+from simcore.recipes.huggingface.shards import Shards
+from simcore.recipes.imported import Imported
+from simcore.recipes.machine import read_machine
+from simcore.recipes.reader import Reader
+from simcore.recipes.recipe_file import RecipeFile
+
+__all__ = ["FORMAT", "write_batches"]
+
+_STEP: Final = "deepspeed 0.19.6 runtime/config.py: train_batch_size is the product of the others"
+
+
+def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
+    file = files[0]
+    reader, draft = Reader(file.document), Draft("deepspeed", file.path, answers)
+    draft.infer("name", Path(file.path).stem, "the file's name")
+    read_machine(draft, None)
+    ask_for_script(draft)
+    zero = read_deepspeed(reader, draft)
+    if zero.shards is Shards.ZERO:
+        shard_over_ranks(draft)
+        write_batches(draft, zero)
+        draft.use(*zero.formats, *zero.autos.values())
+        if not zero.compute:
+            ask_for_format(draft)
+    companions_of(files[1:], draft, takes=())
+    return draft.imported([reader], loose=loose)
+
+
+def write_batches(draft: Draft, zero: Zero) -> None:
+    """Writes the microbatch and the step as the configuration says them; what is `auto` is asked or one microbatch."""
+    if zero.micro is not None:
+        draft.put("training.micro_batch_size", zero.micro)
+    else:
+        ask_for_batch(draft)
+    if zero.steps is None:
+        return
+    micro = zero.micro.value if zero.micro else draft.answers.settings.get("training.micro_batch_size")
+    gpus = draft.answers.gpus
+    if isinstance(micro, int) and gpus is not None:
+        draft.infer("training.global_batch_size", micro * zero.steps.value * gpus.value,
+                    f"{micro} x {zero.steps.key} x {gpus.value} ranks", zero.steps, source=_STEP)
+    else:
+        draft.use(zero.steps)
+
+
+FORMAT: Final = Format("deepspeed", "DeepSpeed JSON", is_of_deepspeed, _read)

@@ -1,0 +1,199 @@
+"""The YAML of `accelerate launch`: how many ranks there are, and which library cuts the model over them.
+
+[Note: processes] `num_processes` counts the ranks of all machines: each starts `num_processes // num_machines`
+(accelerate 1.15.0 `utils/launch.py`). With `distributed_type: NO` there is one rank, whatever `num_processes` says
+(`commands/launch.py` simple_launcher).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from simcore.recipes.answers import Answer
+from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.deepspeed import Zero, read_deepspeed, shard_over_ranks
+from simcore.recipes.huggingface.fsdp import Plugin, read_plugin, share_ranks
+from simcore.recipes.huggingface.shards import Shards
+from simcore.recipes.reader import Reader, Taken
+from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
+from simcore.recipes.world import share_out
+
+__all__ = ["Launch", "copy_to_ranks", "read_launch", "read_processes"]
+
+_ALONE: Final = ("NO",)
+_COPIES: Final = ("NO", "MULTI_GPU")
+_PLUGIN: Final = Plugin("fsdp_config.", "NO_WRAP", True, "accelerate 1.15.0",  # noqa: FBT003 - a value, not a switch
+                        "commands/launch.py, utils/dataclasses.py FullyShardedDataParallelPlugin")
+_STAGE: Final = "accelerate 1.15.0 utils/dataclasses.py DeepSpeedPlugin: stage 2 where nothing is said"
+_ROWS: Final[tuple[Row, ...]] = (
+    Off("use_cpu", "training on the CPU"),
+    Off("tpu_use_cluster", "TPUs"),
+    Says("compute_environment", "", "text", {None: None}, {"LOCAL_MACHINE": "the default"}, "another launcher:"),
+    Says("dynamo_config.dynamo_backend", "", "text", {None: None}, {"no": "off", "NO": "off"}, "layers compiled by"),
+    Idle(("machine_rank", "main_process_ip", "main_process_port", "main_training_function", "rdzv_backend",
+          "same_network", "gpu_ids", "enable_cpu_affinity", "debug", "mpirun_config.*", "command_file", "commands",
+          "enable_numa_affinity"), "how ranks are started and find each other"),
+    Idle(("downcast_bf16", "tpu_*", "ipex_config.*", "dynamo_config.*", "fp8_config.*", "main_process_*"),
+         "about other devices, or of what is off"),
+)
+_OF_ZERO: Final[tuple[Row, ...]] = (
+    Idle(("deepspeed_config.zero3_init_flag", "deepspeed_config.zero3_save_16bit_model"),
+         "start of the run, and files"),
+    Idle(("deepspeed_config.deepspeed_multinode_launcher", "deepspeed_config.deepspeed_hostfile",
+          "deepspeed_config.deepspeed_exclusion_filter", "deepspeed_config.deepspeed_inclusion_filter"),
+         "how ranks are started"),
+    Idle(("deepspeed_config.gradient_clipping",), "gradients are clipped in any case"),
+    Idle(("deepspeed_config.seq_parallel_communication_data_type",), "about ranks that split a sequence"),
+    Idle(("deepspeed_config.deepspeed_moe_layer_cls_names",), "experts are fetched layer by layer in any case"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Decisions of the launcher.
+
+    `mixed`: the key `mixed_precision`; `zero`: DeepSpeed's configuration, if there is one; `steps`: microbatches
+    of a step in the launcher's file; `checkpoints`: what asks FSDP to checkpoint layers. `is_refused`: what the
+    file asks for is not served, and nothing else is worth reading.
+    """
+
+    shards: Shards
+    mixed: Taken[Any] | None = None
+    zero: Zero | None = None
+    steps: Taken[int] | None = None
+    checkpoints: list[Taken[bool]] = field(default_factory=list)
+    is_refused: bool = False
+
+
+def read_processes(reader: Reader, draft: Draft) -> Draft:
+    """The draft with the number of GPUs that the file states, which must be that of `--gpus`: [Note: processes]."""
+    count, machines, answer = reader.integer("num_processes"), reader.integer("num_machines"), draft.answers.gpus
+    draft.idle(machines, "num_processes counts the ranks of all machines")
+    if count is None or count.value < 1:
+        draft.idle(count, "the number of GPUs is not said")
+        return draft
+    if str(reader.look("distributed_type")).upper() in _ALONE:
+        draft.idle(count, "distributed_type NO starts one rank")
+        return replace(draft, answers=replace(draft.answers, gpus=answer or Answer(1, count.where)))
+    draft.use(count)
+    if machines is not None and machines.value > 0 and count.value % machines.value:
+        draft.fail(count.where, f"num_processes {count.value} is no multiple of num_machines {machines.value}")
+    if answer is not None and answer.value != count.value:
+        draft.fail(answer.where, f"the launcher starts {count.value} ranks: num_processes ({count.where})")
+    return replace(draft, answers=replace(draft.answers, gpus=answer or Answer(count.value, count.where)))
+
+
+def read_launch(reader: Reader, draft: Draft, file: Reader | None) -> Launch:
+    """Reads the launcher's YAML, but for `num_processes`. `file`: the DeepSpeed JSON that the user names beside it."""
+    kind = reader.text("distributed_type")
+    name = kind.value.upper() if kind else "NO"
+    read_rows(reader, draft, _ROWS)
+    mixed = reader.take("mixed_precision")
+    if mixed is not None and str(mixed.value).lower() == "fp8":
+        draft.refuse(mixed, "products in 8 bits under accelerate")
+        mixed = None
+    if name not in (*_COPIES, "FSDP", "DEEPSPEED"):
+        draft.refuse(kind, f"distributed_type {name}", always=True)
+        draft.use(mixed)
+        draft.idle(reader.matching("*"), "of a launch that is refused")
+        return Launch(Shards.NONE, is_refused=True)
+    if name not in _COPIES:
+        draft.use(kind)
+    _read_degrees(reader, draft, cuts=name == "FSDP")
+    for block, owner in (("fsdp_config", "FSDP"), ("deepspeed_config", "DEEPSPEED"), ("megatron_lm_config", "")):
+        if owner != name:
+            draft.idle(reader.matching(block, f"{block}.*"), f"distributed_type is {name}")
+    if name in _COPIES:
+        draft.infer("framework", "ddp", f"distributed_type {name}", kind)
+        copy_to_ranks(draft, one=name in _ALONE)
+        return Launch(Shards.NONE, mixed)
+    if name == "FSDP":
+        return _read_fsdp(reader, draft, mixed)
+    return _read_zero(reader, draft, mixed, file)
+
+
+def copy_to_ranks(draft: Draft, *, one: bool = False) -> None:
+    """Writes the copies of the whole model, one on each GPU. `one`: there is one rank, whatever is started."""
+    gpus = Answer(1, draft.path) if one and draft.answers.gpus is None else draft.answers.gpus
+    if one and gpus is not None and gpus.value > 1:
+        draft.fail(gpus.where, f"{gpus.value} GPUs, but distributed_type NO starts one rank")
+    if gpus is None:
+        draft.ask("mesh.dp_replicate", "--gpus N", "number of GPUs")
+    else:
+        share_out(draft, gpus, {}, "mesh.dp_replicate", "a copy on each GPU", "torch DDP")
+
+
+def _read_degrees(reader: Reader, draft: Draft, *, cuts: bool) -> None:
+    """Refuses degrees that transformers' models get beside data parallelism. `cuts`: FSDP reads those of its shards."""
+    at = "parallelism_config.parallelism_config_"
+    for name in ("tp", "cp", "sp"):
+        degree = reader.integer(f"{at}{name}_size")
+        if degree is not None and degree.value > 1:
+            draft.refuse(degree, f"{name} of accelerate's parallelism_config")
+        else:
+            draft.idle(degree, "one rank")
+    draft.idle(reader.matching(f"{at}cp_*", f"{at}sp_*", f"{at}tp_*"), "settings of a degree of one rank")
+    if not cuts:
+        draft.idle(reader.matching(f"{at}dp_*"), "read with FSDP alone")
+
+
+def _read_fsdp(reader: Reader, draft: Draft, mixed: Taken[Any] | None) -> Launch:
+    version = reader.integer("fsdp_config.fsdp_version") or reader.integer("fsdp_config.version")
+    if version is not None and version.value not in (1, 2):
+        draft.fail(version.where, f"{version.key}: expected 1 or 2, got {version.value}")
+    second = version is not None and version.value > 1
+    if version is not None:
+        draft.infer("framework", "fsdp2" if second else "fsdp1", "version of FSDP", version)
+    else:
+        draft.default("framework", "fsdp1", "accelerate 1.15.0", "commands/launch.py --fsdp_version")
+    checkpoints = read_plugin(reader, draft, _PLUGIN, second=second)
+    at = "parallelism_config.parallelism_config_"
+    share_ranks(reader, draft, f"{at}dp_replicate_size", f"{at}dp_shard_size")
+    return Launch(Shards.EACH if second else Shards.FLAT, mixed, checkpoints=checkpoints)
+
+
+def _read_zero(reader: Reader, draft: Draft, mixed: Taken[Any] | None, file: Reader | None) -> Launch:
+    """DeepSpeed by the few keys of the plugin, or by a file that it names, which then says all of it."""
+    named = reader.text("deepspeed_config.deepspeed_config_file")
+    read_rows(reader, draft, _OF_ZERO)
+    if named is not None or file is not None:
+        draft.use(named)
+        draft.idle(reader.matching("deepspeed_config.*"), "the file that is named says all of it")
+        if file is None:
+            draft.fail(named.where if named else draft.path,
+                       "not yet: DeepSpeed's configuration stands in another file: name it too, behind this one")
+            return Launch(Shards.ZERO, mixed)
+        zero = read_deepspeed(file, draft)
+        if zero.shards is Shards.ZERO:
+            shard_over_ranks(draft)
+        return Launch(zero.shards, mixed, zero, is_refused=zero.shards is not Shards.ZERO)
+    stage = reader.integer("deepspeed_config.zero_stage")
+    steps = reader.take("deepspeed_config.gradient_accumulation_steps")
+    if stage is None:
+        draft.default("framework", "zero2", "accelerate 1.15.0", _STAGE)
+    elif stage.value in (1, 2, 3):
+        draft.infer("framework", f"zero{stage.value}", "stage of ZeRO", stage)
+    else:
+        draft.refuse(stage, f"stage {stage.value} of ZeRO", always=True)
+    for name, part in (("optimizer", "optimizer"), ("param", "params")):
+        _read_device(reader, draft, name, part)
+    shard_over_ranks(draft)
+    if steps is not None and not (isinstance(steps.value, int) and steps.value > 0):
+        draft.idle(steps, "the trainer's")
+        steps = None
+    return Launch(Shards.ZERO, mixed, None, steps)
+
+
+def _read_device(reader: Reader, draft: Draft, name: str, part: str) -> None:
+    device = reader.text(f"deepspeed_config.offload_{name}_device")
+    path = reader.text(f"deepspeed_config.offload_{name}_nvme_path")
+    if device is None or device.value == "none":
+        draft.idle(device, "the default")
+        draft.idle(path, "nothing is offloaded")
+    elif device.value in ("cpu", "nvme"):
+        draft.put(f"training.offload.{part}", device, "host" if device.value == "cpu" else "nvme")
+        draft.idle(path, "where the drives are mounted")
+    else:
+        draft.refuse(device, f"offload to {device.value}")
+        draft.idle(path, "nothing is offloaded")

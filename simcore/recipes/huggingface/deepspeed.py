@@ -1,0 +1,275 @@
+"""DeepSpeed's configuration, in a JSON of its own or a block of a recipe: every key of it, and what `auto` becomes.
+
+Sizes that are `auto` follow from the hidden size and are left to the simulation, which cites transformers 5.23.0
+(`integrations/deepspeed.py`, trainer_config_finalize). Batch sizes and number formats that are `auto` are those of the
+trainer (trainer_config_process); numbers beside them must agree with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.shards import Shards
+from simcore.recipes.reader import Reader, Taken
+from simcore.recipes.rows import Idle, Off, On, Row, Says, Unmodelled, read_rows
+from simcore.recipes.world import share_out
+
+__all__ = ["Zero", "check_numbers", "read_deepspeed", "shard_over_ranks"]
+
+_AUTO: Final = "auto"
+_SIZES: Final = ("reduce_bucket_size", "allgather_bucket_size")
+_SIZES_OF_3: Final = ("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_max_live_parameters",
+                      "stage3_max_reuse_distance", "sub_group_size")
+_FILLED: Final = ("reduce_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+"""Sizes that transformers fills in where they are `auto`."""
+_STAGE_3: Final = "stage3_"
+_DEVICES: Final = {"cpu": "host", "nvme": "nvme"}
+_FORMATS: Final = "transformers 5.23.0 integrations/deepspeed.py trainer_config_process"
+_OPTIMIZERS: Final = {"adamw": "adamw", "adam": "adamw"}
+"""DeepSpeed's Adam decouples weight decay unless `adam_w_mode` is off (`ops/adam/fused_adam.py`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Zero:
+    """Values of a configuration that its caller goes on with.
+
+    `shards`: ZERO, or NONE if the stage was refused. `compute`: format of products that it fixes, "" if the trainer's
+    decides; `formats`: the keys that leave it to the trainer. `micro`, `steps`: batch keys that are no `auto`.
+    `has_optimizer`: it names its own.
+    """
+
+    shards: Shards
+    compute: str = ""
+    formats: tuple[Taken[Any], ...] = ()
+    micro: Taken[int] | None = None
+    steps: Taken[int] | None = None
+    has_optimizer: bool = False
+    autos: Mapping[str, Taken[Any]] = field(default_factory=dict)
+
+
+def read_deepspeed(reader: Reader, draft: Draft, at: str = "") -> Zero:
+    """Reads a configuration whose keys stand under `at`, "" or a dotted key with a full stop behind it."""
+    zero = f"{at}zero_optimization."
+    stage = reader.integer(f"{zero}stage")
+    if stage is None or stage.value not in (1, 2, 3):
+        if stage is None:
+            draft.fail(reader.document.path, f"{zero}stage is missing, and without it nothing is sharded")
+        else:
+            draft.refuse(stage, f"stage {stage.value} of ZeRO", always=True)
+        draft.idle(reader.matching(*([f"{at}*"] if at else ["*"])), "of a configuration that is refused")
+        return Zero(Shards.NONE)
+    draft.infer("framework", f"zero{stage.value}", "stage of ZeRO", stage)
+    _read_sizes(reader, draft, zero, stage.value)
+    for name, part in (("offload_optimizer", "optimizer"), ("offload_param", "params")):
+        _read_offload(reader, draft, f"{zero}{name}.", name, part)
+    read_rows(reader, draft, [*_switches(at, zero), *_without_effect(at, zero)])
+    has_optimizer = _read_optimizer(reader, draft, f"{at}optimizer.")
+    compute, formats = _read_formats(reader, draft, at)
+    autos: dict[str, Taken[Any]] = {}
+    micro = _number_or_auto(reader, f"{at}train_micro_batch_size_per_gpu", autos)
+    steps = _number_or_auto(reader, f"{at}gradient_accumulation_steps", autos)
+    _read_whole(reader, draft, at, micro, steps)
+    return Zero(Shards.ZERO, compute, formats, micro, steps, has_optimizer, autos)
+
+
+def _number_or_auto(reader: Reader, key: str, autos: dict[str, Taken[Any]]) -> Taken[int] | None:
+    """A whole number; None for `auto`, which is put into `autos`, and for a key that is missing."""
+    if reader.look(key) == _AUTO:
+        if (found := reader.take(key)) is not None:
+            autos[key] = found
+        return None
+    return reader.integer(key)
+
+
+def _read_sizes(reader: Reader, draft: Draft, zero: str, stage: int) -> None:
+    for name in (*_SIZES, *(_SIZES_OF_3 if stage == 3 else ())):
+        key = _spelling(reader, zero, name)
+        if reader.look(key) != _AUTO:
+            draft.put(f"framework_options.{name}", reader.integer(key))
+        elif name in _FILLED and key.endswith(name):
+            draft.put(f"framework_options.{name}", reader.take(key), _AUTO, _FORMATS.replace("process", "finalize"))
+        elif (said := reader.take(key)) is not None:
+            draft.use(said)
+            draft.fail(said.where, f"{key}: transformers fills in no auto for it (served: {', '.join(_FILLED)})")
+    if stage != 3:
+        names = (*_SIZES_OF_3, *(name.removeprefix(_STAGE_3) for name in _SIZES_OF_3), f"{_STAGE_3}*")
+        draft.idle(reader.matching(*(f"{zero}{name}" for name in names)), "keys of stage 3")
+        return
+    for name in ("zero_hpz_partition_size", "mics_shard_size"):
+        draft.put(f"framework_options.{name}", reader.integer(f"{zero}{name}"))
+
+
+def _spelling(reader: Reader, zero: str, name: str) -> str:
+    """Key of an option, which may stand without `stage3_` (deepspeed 0.19.6 `runtime/config_utils.py`: by name too)."""
+    plain = f"{zero}{name.removeprefix(_STAGE_3)}"
+    return plain if reader.look(f"{zero}{name}") is None and reader.has(plain) else f"{zero}{name}"
+
+
+def _read_offload(reader: Reader, draft: Draft, at: str, block: str, part: str) -> None:
+    """Writes what waits on the host or its drives; the block's details are options of the simulation where it is on."""
+    device = reader.text(f"{at}device")
+    if device is None or device.value == "none":
+        draft.idle(device, "the default")
+        draft.idle(reader.matching(f"{at}*"), "nothing is offloaded")
+        return
+    if device.value not in _DEVICES:
+        draft.refuse(device, f"offload to {device.value}")
+        draft.idle(reader.matching(f"{at}*"), "details of what is refused")
+        return
+    draft.put(f"training.offload.{part}", device, _DEVICES[device.value])
+    details = {"pin_memory": reader.flag(f"{at}pin_memory")}
+    of_drives: dict[str, Taken[Any] | None] = {
+        "nvme_path": reader.text(f"{at}nvme_path"), "buffer_count": reader.integer(f"{at}buffer_count"),
+        **{name: reader.flag(f"{at}{name}") for name in ("fast_init", "pipeline_read", "pipeline_write")}}
+    if device.value == "nvme":
+        details.update(of_drives)
+    else:
+        draft.idle([one for one in of_drives.values() if one is not None], "about NVMe alone")
+    if given := {name: one.value for name, one in details.items() if one is not None}:
+        draft.infer(f"framework_options.{block}", {"device": device.value, **given}, f"details of {block}", device,
+                    *details.values())
+    read_rows(reader, draft, [
+        Says(f"{at}ratio", "", "number", idle={1.0: "the default"}, words={None: None}, what="a part of the states:"),
+        Off(f"{at}super_offload", "SuperOffload"),
+        Idle((f"{at}buffer_size", f"{at}max_in_cpu"), "about NVMe alone"),
+        Idle((f"{at}cpuadam_cores_perc",), "cores of the host")])
+
+
+def _switches(at: str, zero: str) -> list[Row]:
+    """Rows of keys that are followed, or refused by name."""
+    return [
+        *(Says(f"{zero}{name}", f"framework_options.{name}", "flag")
+          for name in ("overlap_comm", "contiguous_gradients", "round_robin_gradients")),
+        On(f"{zero}reduce_scatter", "gradients that are all-reduced"),
+        On(f"{zero}allgather_partitions", "parameters that are broadcast"),
+        *(Off(f"{zero}{name}", what) for name, what in (
+            ("zero_quantized_weights", "parameters that travel in 8 bits (ZeRO++)"),
+            ("zero_quantized_nontrainable_weights", "parameters that travel in 8 bits (ZeRO++)"),
+            ("zero_quantized_gradients", "gradients that travel in 4 bits (ZeRO++)"),
+            ("mics_hierarchical_params_gather", "MiCS"), ("legacy_stage1", "the stage 1 of old releases"),
+            ("cpu_offload", "offload by the key of old releases (write offload_optimizer)"),
+            ("cpu_offload_param", "offload by the key of old releases (write offload_param)"),
+            ("stage3_use_all_reduce_for_fetch_params", "parameters that are fetched by an all-reduce"))),
+        Says(f"{zero}stage3_module_granularity_threshold", "", idle={0: "the default"}, words={None: None},
+             what="modules that are fetched whole below"),
+        *(Off(f"{at}{name}.enabled", what) for name, what in (
+            ("amp", "NVIDIA's apex"), ("torch_autocast", "autocast inside DeepSpeed"),
+            ("progressive_layer_drop", "layers that are left out"), ("eigenvalue", "quantisation that is learnt"),
+            ("hybrid_engine", "the engine for reinforcement learning"), ("autotuning", "trials of settings"))),
+        On(f"{at}compile.disable", "a compiled engine", "off"),
+        *(Says(f"{at}{name}", "", idle={1: "one rank"}, words={None: None}, what=f"{name} of ranks:")
+          for name in ("sequence_parallel_size", "tensor_parallel.autotp_size")),
+        Off(f"{at}sparse_gradients", "sparse gradients"),
+        Off(f"{at}prescale_gradients", "gradients that are scaled before they are reduced"),
+        Says(f"{at}communication_data_type", "", "text", {None: None}, what="reductions in"),
+        Says(f"{at}data_types.grad_accum_dtype", "", "text", {None: None}, what="gradients accumulated in"),
+    ]
+
+
+def _without_effect(at: str, zero: str) -> list[Row]:
+    """Rows of keys on which nothing depends that is simulated."""
+    return [
+        Idle((f"{zero}stage3_gather_16bit_weights_on_model_save", f"{zero}stage3_gather_fp16_weights_on_model_save",
+              f"{zero}gather_16bit_weights_on_model_save", f"{zero}elastic_checkpoint",
+              f"{zero}load_from_fp32_weights", f"{at}checkpoint.*", f"{at}load_universal_checkpoint"),
+             "files: not part of a step"),
+        Idle((f"{zero}ignore_unused_parameters", f"{zero}log_trace_cache_warnings", f"{zero}enable_sanity_checks",
+              f"{zero}cpu_offload_use_pin_memory", f"{zero}override_module_apply"), "checks and warnings"),
+        Unmodelled((f"{zero}memory_efficient_linear",), "linear layers are counted as torch's"),
+        Idle((f"{at}gradient_clipping",), "gradients are clipped in any case"),
+        Idle((f"{at}scheduler.*", f"{at}gradient_predivide_factor"), "numbers of the update"),
+        Idle((f"{at}steps_per_print", f"{at}wall_clock_breakdown", f"{at}memory_breakdown", f"{at}dump_state",
+              f"{at}tensorboard.*", f"{at}wandb.*", f"{at}csv_monitor.*", f"{at}comms_logger.*",
+              f"{at}flops_profiler.*"), "logging and measuring"),
+        Idle((f"{at}zero_allow_untested_optimizer", f"{at}zero_force_ds_cpu_optimizer"), "which optimizers it accepts"),
+        Idle((f"{at}activation_checkpointing.*",), "DeepSpeed's own checkpoints, which no model of transformers calls"),
+        Idle((f"{at}_comment",), "a comment"),
+        Idle((f"{at}aio.*", f"{at}compile.*", f"{at}autotuning.*", f"{at}amp.*",
+              f"{at}seq_parallel_communication_data_type"), "settings of what is not asked for"),
+    ]
+
+
+def _read_optimizer(reader: Reader, draft: Draft, at: str) -> bool:
+    """True if the configuration names DeepSpeed's own optimizer, which then takes the place of the trainer's."""
+    kind = reader.text(f"{at}type")
+    plain = reader.flag(f"{at}params.adam_w_mode")
+    draft.idle(reader.matching(f"{at}params.*"), "numbers of the update")
+    draft.idle(reader.flag(f"{at}legacy_fusion"), "about BF16_Optimizer")
+    if kind is None:
+        draft.idle(plain, "no optimizer is named")
+        return False
+    if kind.value.lower() not in _OPTIMIZERS:
+        draft.refuse(kind, f"the optimizer {kind.value} of DeepSpeed")
+    else:
+        draft.put("training.optimizer.name", kind, _OPTIMIZERS[kind.value.lower()])
+    draft.idle(plain, "when weight decay is taken: the same states")
+    return True
+
+
+def _read_formats(reader: Reader, draft: Draft, at: str) -> tuple[str, tuple[Taken[Any], ...]]:
+    """(format of products, keys that leave it to the trainer); "" and no keys if neither block is there."""
+    found, names = [], []
+    for name in ("bf16", "fp16"):
+        switch = reader.take(f"{at}{name}.enabled")
+        draft.idle(reader.matching(f"{at}{name}.*"), "how the loss is scaled")
+        if switch is None:
+            continue
+        if switch.value is True or str(switch.value).lower() == "true":
+            names.append(name)
+            draft.infer("training.precision.compute", name, f"{switch.key} is on", switch)
+        elif switch.value == _AUTO:
+            found.append(switch)
+        else:
+            draft.idle(switch, "off")
+    if len(names) > 1:
+        draft.fail(reader.document.path, f"{at}bf16 and {at}fp16 are both enabled")
+    return (names[0] if names else ""), tuple(found)
+
+
+def _read_whole(reader: Reader, draft: Draft, at: str, micro: Taken[int] | None, steps: Taken[int] | None) -> None:
+    """The step's batch, which DeepSpeed compares with the product of the others (`runtime/config.py`)."""
+    key, ranks = f"{at}train_batch_size", draft.answers.gpus
+    if reader.look(key) == _AUTO:
+        draft.idle(reader.take(key), "microbatch x steps x ranks")
+        return
+    whole = reader.integer(key)
+    if whole is None:
+        return
+    if micro is None and steps is None:
+        draft.refuse(whole, "a batch of the step that the microbatch follows from")
+        return
+    product = (micro.value if micro else 1) * (steps.value if steps else 1) * (ranks.value if ranks else 1)
+    if micro is not None and steps is not None and ranks is not None and product != whole.value:
+        draft.fail(whole.where, f"{key} {whole.value} is not {micro.value} x {steps.value} x {ranks.value} ranks")
+    draft.idle(whole, "microbatch x steps x ranks")
+
+
+def shard_over_ranks(draft: Draft) -> None:
+    """Writes the ranks that ZeRO cuts over: all of them."""
+    if draft.answers.gpus is None:
+        draft.ask("mesh.dp_shard", "--gpus N", "number of GPUs")
+    else:
+        share_out(draft, draft.answers.gpus, {}, "mesh.dp_shard", "ZeRO cuts over all ranks", "DeepSpeed's ZeRO")
+
+
+def check_numbers(draft: Draft, zero: Zero | None, micro: Taken[int] | None, steps: Taken[int] | None, *,
+                  micro_default: int = 1) -> None:
+    """Compares DeepSpeed's microbatch and steps with the trainer's: they must be equal, or `auto`.
+
+    Rule: transformers 5.23.0 `integrations/deepspeed.py` fill_match. `micro`, `steps`: the trainer's keys, None where
+    it takes `micro_default` and one step.
+    """
+    if zero is None:
+        return
+    draft.idle(list(zero.autos.values()), "the trainer's")
+    for other, said, default in ((zero.micro, micro, micro_default), (zero.steps, steps, 1)):
+        trainers = said.value if said else default
+        if other is not None and other.value != trainers:
+            draft.use(other)
+            draft.fail(other.where, f"{other.key} is {other.value}, and the trainer's {trainers} (transformers 5.23.0 "
+                                    "integrations/deepspeed.py: they must be equal, or auto)")
+        else:
+            draft.idle(other, "the trainer's")

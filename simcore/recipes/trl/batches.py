@@ -1,0 +1,113 @@
+"""Batch sizes and lengths of a TRL recipe.
+
+[Note: one row] Packs by best fit, and batches without padding, are one row of all tokens of a microbatch (TRL 1.16.0
+`trainer/sft_trainer.py` padding_free). `wrapped` packs are rows of equal length, one a sequence.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.accelerate import Launch
+from simcore.recipes.huggingface.deepspeed import check_numbers
+from simcore.recipes.reader import Reader, Taken
+
+__all__ = ["read_batches", "read_lengths"]
+
+_RELEASE: Final = "TRL 1.16.0"
+_LENGTH: Final = "trainer/sft_config.py max_length"
+_ROW: Final = "TRL 1.16.0 trainer/sft_trainer.py padding_free: all tokens of a microbatch are one row"
+_LONGEST: Final = "TRL 1.16.0 trainer/sft_trainer.py: samples are cut there, and a batch is padded to its longest"
+_TRAINER: Final = "transformers 5.23.0"
+
+
+def read_lengths(reader: Reader, draft: Draft) -> None:
+    """Writes the length of sequences and the microbatch; `max_seq_length` is the name of older releases."""
+    limit = reader.integer("max_length") or reader.integer("max_seq_length")
+    packing, strategy = reader.flag("packing"), reader.text("packing_strategy")
+    free = reader.flag("padding_free")
+    draft.idle(reader.take("eval_packing"), "evaluation: not part of a step")
+    draft.idle(reader.take("pad_to_multiple_of"), "lengths are counted as they are")
+    draft.idle(reader.take("truncation_mode"), "which end is cut")
+    micro = reader.integer("per_device_train_batch_size")
+    sequences = micro.value if micro else 8
+    if packing is None or not packing.value:
+        draft.idle(packing, "the default")
+        draft.idle(strategy, "no packing")
+        if free is not None and free.value:
+            draft.refuse(free, "batches without padding whose samples nothing cuts")
+        else:
+            draft.idle(free, "the default")
+        _write_length(draft, limit, 1, "the longest that max_length allows", _LONGEST,
+                      unlimited=_is_unlimited(reader))
+        _write_micro(draft, micro)
+        return
+    draft.idle(free, "packing decides")
+    if strategy is not None and strategy.value == "wrapped":
+        draft.use(packing, strategy)
+        _write_length(draft, limit, 1, "rows of equal length", _ROW, unlimited=_is_unlimited(reader))
+        _write_micro(draft, micro)
+        return
+    draft.infer("training.lengths", "packed", "packing", packing, strategy, source=_ROW)
+    _write_length(draft, limit, sequences, "max_length x per_device_train_batch_size", _ROW,
+                  unlimited=_is_unlimited(reader))
+    draft.infer("training.micro_batch_size", 1, "one row a microbatch", micro, source=_ROW)
+
+
+def _is_unlimited(reader: Reader) -> bool:
+    """True if the recipe says that nothing is cut."""
+    return "max_length" in reader.names() and reader.look("max_length") is None
+
+
+def _write_micro(draft: Draft, micro: Taken[int] | None) -> None:
+    if micro is not None:
+        draft.put("training.micro_batch_size", micro)
+    else:
+        draft.default("training.micro_batch_size", 8, _TRAINER, "training_args.py per_device_train_batch_size")
+
+
+def _write_length(draft: Draft, limit: Taken[int] | None, rows: int, rule: str, source: str, *,
+                  unlimited: bool) -> None:
+    """Writes the length of a row of `rows` samples, each of the longest length."""
+    answer = draft.answers.seq_len
+    if answer is not None:
+        draft.idle(limit, f"{answer.where} says how long sequences are")
+        draft.answered("training.seq_len", answer, answer.value * rows)
+        longest = answer.value
+    elif limit is None and unlimited:
+        draft.ask("training.seq_len", "--seq-len N", "tokens of a sequence: max_length is null, so that nothing is cut")
+        return
+    elif limit is None:
+        longest = 1024
+        draft.default("training.seq_len", longest * rows, _RELEASE, _LENGTH)
+    else:
+        longest = limit.value
+        draft.infer("training.seq_len", longest * rows, rule, limit, source=source)
+    if rows > 1:
+        draft.infer("training.packed_length", longest, "the longest sample of a row", source=source)
+
+
+def read_batches(reader: Reader, draft: Draft, launch: Launch) -> None:
+    """Writes the sequences (packs, where they are one row) of an optimizer step."""
+    steps = reader.integer("gradient_accumulation_steps")
+    check_numbers(draft, launch.zero, reader.integer("per_device_train_batch_size"), steps, micro_default=8)
+    if launch.steps is not None:
+        _compare_launch(draft, steps, launch.steps)
+    mesh, training = draft.values.get("mesh", {}), draft.values.get("training", {})
+    micro, ranks = training.get("micro_batch_size"), mesh.get("dp_shard", 1) * mesh.get("dp_replicate", 1)
+    if steps is None or not mesh or micro is None:
+        draft.use(steps)
+        return
+    draft.infer("training.global_batch_size", micro * steps.value * ranks,
+                f"{micro} x {steps.key} x {ranks} data-parallel ranks", steps, source=_TRAINER)
+
+
+def _compare_launch(draft: Draft, steps: Taken[int] | None, launched: Taken[int]) -> None:
+    trainers = steps.value if steps else 1
+    if launched.value == trainers:
+        draft.idle(launched, "the trainer's")
+    else:
+        draft.use(launched)
+        draft.fail(launched.where, f"{launched.key} is {launched.value}, and the trainer's {trainers}: they must be "
+                                   "equal")

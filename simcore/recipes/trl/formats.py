@@ -1,0 +1,103 @@
+"""Number formats of a TRL recipe: of the checkpoint as it is read, of products, of what FSDP 2 stores and reduces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.accelerate import Launch
+from simcore.recipes.huggingface.shards import Shards
+from simcore.recipes.reader import Reader, Taken
+
+__all__ = ["Formats", "read_formats", "write_formats"]
+
+_NAMES: Final = {"float32": "fp32", "fp32": "fp32", "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16",
+                 "fp16": "fp16"}
+_RELEASE: Final = "TRL 1.16.0"
+_READ: Final = "trainer/model_config.py ModelConfig.dtype: float32 for `trl sft`"
+_MIXED: Final = "trainer/base_config.py: bf16 unless fp16 is asked for"
+_UPCAST: Final = "accelerate 1.15.0 utils/fsdp_utils.py fsdp2_prepare_model: trained parameters are upcast"
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """`stored`: format in which the checkpoint is read; `mixed`: of mixed precision, "" without; `said`: by whom."""
+
+    stored: str
+    mixed: str
+    dtype: Taken[Any] | None
+    said: tuple[Taken[Any], ...]
+
+    @property
+    def compute(self) -> str:
+        """Format of products."""
+        return self.mixed or self.stored
+
+
+def read_formats(reader: Reader, draft: Draft, launch: Launch) -> Formats:
+    """Reads `dtype`, `bf16` and `fp16`; without the latter two TRL takes bf16, whatever the launcher says."""
+    dtype = reader.text("dtype") or reader.text("torch_dtype") or reader.text("model_init_kwargs.dtype")
+    half, full = reader.flag("bf16"), reader.flag("fp16")
+    stored = "fp32" if dtype is None else _NAMES.get(dtype.value, "bf16" if dtype.value == "auto" else "")
+    if dtype is not None and not stored:
+        draft.fail(dtype.where, f"{dtype.key}: expected auto, bfloat16, float16 or float32, got {dtype.value!r}")
+    fp16 = full is not None and full.value
+    bf16 = half.value if half is not None else not fp16
+    if fp16 and bf16:
+        draft.fail(reader.document.path, "bf16 and fp16 are both asked for")
+    mixed = "bf16" if bf16 else "fp16" if fp16 else ""
+    said: list[Taken[Any]] = [one for one in (half, full) if one is not None]
+    if launch.mixed is not None and mixed:
+        draft.idle(launch.mixed, "TRL's bf16 and fp16 decide")
+    elif launch.mixed is not None:
+        name = str(launch.mixed.value).lower()
+        mixed = name if name in ("bf16", "fp16") else ""
+        said.append(launch.mixed)
+    return Formats(stored, mixed, dtype, tuple(said))
+
+
+def write_formats(draft: Draft, formats: Formats, launch: Launch) -> None:
+    """Writes the formats of products and parameters, as far as the simulation has others by default."""
+    adapters = draft.values.get("training", {}).get("method", "full") != "full"
+    zero = launch.zero
+    if zero is not None and zero.compute and zero.compute != formats.compute:
+        draft.fail(draft.path, f"DeepSpeed's configuration enables {zero.compute}, the trainer "
+                               f"{formats.mixed or 'no mixed precision'}")
+    if zero is None or not zero.compute:
+        draft.infer("training.precision.compute", formats.compute, "mixed precision, else that of the checkpoint",
+                    *formats.said, *(zero.formats if zero else ()), source=_MIXED)
+    else:
+        draft.use(*formats.said, *zero.formats)
+    if launch.shards is Shards.ZERO:
+        draft.idle(formats.dtype, "DeepSpeed casts the model to the format of products")
+    elif launch.shards is Shards.FLAT and not formats.mixed:
+        draft.infer("training.precision.params", formats.stored, "nothing is upcast without mixed precision",
+                    formats.dtype, *formats.said, source="accelerate 1.15.0 accelerator.py prepare_model")
+    elif launch.shards is Shards.FLAT:
+        draft.idle(formats.dtype, "accelerate upcasts flat parameters that train")
+    elif launch.shards is Shards.EACH:
+        trained = "fp32" if formats.mixed and not adapters else formats.stored
+        draft.infer("training.precision.params", trained, "what is trained is upcast under mixed precision"
+                    if trained != formats.stored else "the checkpoint is read in this format", formats.dtype,
+                    *formats.said, source=_UPCAST)
+        draft.infer("training.precision.grad_reduce", formats.compute, "reductions in the format of products",
+                    *formats.said, source="accelerate 1.15.0 utils/dataclasses.py set_mixed_precision")
+    elif formats.dtype is None and formats.compute != "fp32":
+        draft.default("training.precision.params", "fp32", _RELEASE, _READ)
+    elif formats.stored != formats.compute:
+        draft.put("training.precision.params", formats.dtype, formats.stored)
+    else:
+        draft.idle(formats.dtype, "the format of products" if formats.dtype and formats.dtype.value != "auto"
+                   else "the checkpoint's own format, taken to be that of products")
+    if adapters and launch.shards in (Shards.NONE, Shards.EACH):
+        _write_adapters(draft, formats, launch)
+
+
+def _write_adapters(draft: Draft, formats: Formats, launch: Launch) -> None:
+    """Adapters in fp32, but in bf16 beside a packed base, which FSDP 2 upcasts again."""
+    packed = draft.values["training"]["method"] == "qlora"
+    if packed and not (launch.shards is Shards.EACH and formats.mixed):
+        draft.default("training.lora.dtype", "bf16", _RELEASE, "trainer/sft_trainer.py: as in the paper of QLoRA")
+    else:
+        draft.default("training.lora.dtype", "fp32", "PEFT 0.21.2", "mapping_func.py autocast_adapter_dtype")

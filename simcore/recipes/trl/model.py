@@ -1,0 +1,61 @@
+"""Model, attention and loss of a TRL recipe."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.recipes.draft import Draft
+from simcore.recipes.reader import Reader
+from simcore.recipes.rows import Idle, Off, Row, Unmodelled, read_rows
+
+__all__ = ["read_loss", "read_model"]
+
+_SERVED: Final = ("eager", "sdpa", "flash_attention_2", "kernels-community/vllm-flash-attn3")
+_ALIKE: Final = {"kernels-community/flash-attn2": "flash_attention_2"}
+_LOSS: Final = "trainer/sft_trainer.py: nll makes no whole logits; the engine's cut stands for it"
+_ROWS: Final[tuple[Row, ...]] = (
+    Off("torch_compile", "layers by torch.compile"),
+    Off("auto_find_batch_size", "a batch size that is found by trials"),
+    Off("activation_offloading", "activations that wait on the host under TRL"),
+    Off("use_cpu", "training on the CPU"),
+    Unmodelled(("neftune_noise_alpha",), "noise that is added to embeddings"),
+    Unmodelled(("tf32",), "products of 32 bits alone: those of the loss and of norms"),
+    Unmodelled(("label_smoothing_factor",), "a loss of one more pass over the logits"),
+    Idle(("torch_compile_*", "liger_kernel_config.*", "torch_empty_cache_steps"), "settings of what is not asked for"),
+    Idle(("trust_remote_code", "model_revision", "use_cache", "model_init_kwargs.use_cache", "router_aux_loss_coef",
+          "model_init_kwargs.trust_remote_code", "model_init_kwargs.revision"), "which files are read"),
+)
+
+
+def read_model(reader: Reader, draft: Draft) -> None:
+    """Writes the model and its attention; refuses what changes its layers otherwise."""
+    named = reader.text("model_name_or_path")
+    if (given := draft.answers.settings.get("model")) is not None:
+        draft.idle(named, f"--set model={given} says which model it is")
+    elif named is None:
+        draft.ask("model", "--set model=NAME or PATH of its config.json", "model (model_name_or_path)")
+    else:
+        draft.put("model", named)
+    asked = reader.text("attn_implementation") or reader.text("model_init_kwargs.attn_implementation")
+    name = _ALIKE.get(asked.value, asked.value) if asked else ""
+    if asked is not None and name not in _SERVED:
+        draft.refuse(asked, f"attention by {asked.value}")
+    else:
+        draft.put("framework_options.attn_implementation", asked, name)
+    read_rows(reader, draft, _ROWS)
+
+
+def read_loss(reader: Reader, draft: Draft) -> None:
+    """Writes the loss, and Liger's layers: under TRL they come without Liger's own loss."""
+    kind = reader.text("loss_type")
+    if kind is not None and kind.value not in ("nll", "chunked_nll"):
+        draft.refuse(kind, f"the loss {kind.value}")
+    elif kind is not None:
+        draft.put("training.loss", kind, "cut", _LOSS)
+    else:
+        draft.default("training.loss", "cut", "TRL 1.16.0", _LOSS)
+    liger = reader.flag("use_liger_kernel")
+    if liger is not None and liger.value:
+        draft.put("framework_options.use_liger_kernel", liger)
+    else:
+        draft.idle(liger, "the default")

@@ -1,0 +1,60 @@
+"""Reads a TRL recipe and the files beside it: a key ends in the scenario, in a list with its reason, or in an error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from simcore.recipes.answers import Answers
+from simcore.recipes.draft import Draft
+from simcore.recipes.format import Format
+from simcore.recipes.huggingface.accelerate import read_processes
+from simcore.recipes.huggingface.companions import companions_of
+from simcore.recipes.imported import Imported
+from simcore.recipes.machine import read_machine
+from simcore.recipes.reader import Reader
+from simcore.recipes.recipe_file import RecipeFile
+from simcore.recipes.rows import read_rows
+from simcore.recipes.trl.adapters import read_method
+from simcore.recipes.trl.batches import read_batches, read_lengths
+from simcore.recipes.trl.formats import read_formats, write_formats
+from simcore.recipes.trl.model import read_loss, read_model
+from simcore.recipes.trl.optimizer import read_checkpointing, read_optimizer
+from simcore.recipes.trl.sharding import read_sharding
+from simcore.recipes.trl.without_effect import WITHOUT_EFFECT
+
+__all__ = ["FORMAT"]
+
+_OTHERS: Final = frozenset({"stage", "finetuning_type", "template", "cutoff_len", "base_model"})
+"""Keys of recipes of other tools that also name their model by `model_name_or_path`."""
+
+
+def _recognises(file: RecipeFile) -> bool:
+    document = file.mapping()
+    return document is not None and "model_name_or_path" in document.data and _OTHERS.isdisjoint(document.data)
+
+
+def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
+    file = files[0]
+    reader, draft = Reader(file.document), Draft("trl", file.path, answers)
+    draft.infer("name", Path(file.path).stem, "the file's name")
+    beside = companions_of(files[1:], draft, takes=("accelerate", "deepspeed", "adapter"))
+    if beside.accelerate is not None:
+        draft = read_processes(beside.accelerate, draft)
+    read_machine(draft, None)
+    read_model(reader, draft)
+    launch = read_sharding(reader, draft, beside)
+    formats = read_formats(reader, draft, launch)
+    read_method(reader, draft, beside.adapter, launch, formats)
+    write_formats(draft, formats, launch)
+    read_loss(reader, draft)
+    read_checkpointing(reader, draft, launch)
+    read_lengths(reader, draft)
+    read_batches(reader, draft, launch)
+    read_optimizer(reader, draft, launch)
+    read_rows(reader, draft, WITHOUT_EFFECT)
+    return draft.imported([reader, *beside.readers()], loose=loose)
+
+
+FORMAT: Final = Format("trl", "TRL YAML (trl sft)", _recognises, _read)

@@ -1,0 +1,103 @@
+"""Shards of the GPUs in a TRL recipe, as the launcher's YAML, `deepspeed` or `fsdp` say; else each has a copy."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.accelerate import Launch, copy_to_ranks, read_launch
+from simcore.recipes.huggingface.companions import Companions
+from simcore.recipes.huggingface.deepspeed import read_deepspeed, shard_over_ranks
+from simcore.recipes.huggingface.fsdp import Plugin, read_plugin, share_ranks
+from simcore.recipes.huggingface.shards import Shards
+from simcore.recipes.reader import Reader, Taken
+from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
+
+__all__ = ["read_sharding"]
+
+_PLUGIN: Final = Plugin("fsdp_config.", "TRANSFORMER_BASED_WRAP", True,  # noqa: FBT003 - a value, not a switch
+                        "transformers 5.23.0", "training_args.py _process_fsdp_args")
+_OFF: Final[tuple[Any, ...]] = (None, False, "", [])
+_DDP: Final[tuple[Row, ...]] = (
+    Says("ddp_bucket_cap_mb", "framework_options.bucket_cap_mb"),
+    Off("ddp_static_graph", "a graph that DDP takes as fixed"),
+    Idle(("ddp_find_unused_parameters", "ddp_broadcast_buffers", "ddp_backend", "ddp_timeout"),
+         "what DDP looks for, not what it sends"))
+_NO_DDP: Final[tuple[Row, ...]] = (Idle(("ddp_*",), "about DDP"),)
+
+
+def read_sharding(reader: Reader, draft: Draft, beside: Companions) -> Launch:
+    """Writes `framework`, its options and the mesh; returns what else follows from who shards."""
+    zero, fsdp = reader.look("deepspeed"), reader.take("fsdp")
+    own = zero is not None or (fsdp is not None and fsdp.value not in _OFF)
+    if beside.accelerate is not None and not own:
+        draft.idle(fsdp, "off")
+        draft.idle(reader.matching("fsdp_config", "fsdp_config.*"), "fsdp is off")
+        launch = read_launch(beside.accelerate, draft, beside.deepspeed)
+        read_rows(reader, draft, _DDP if launch.shards is Shards.NONE else _NO_DDP)
+        if beside.deepspeed is not None and launch.shards is not Shards.ZERO:
+            draft.fail(beside.deepspeed.document.path, "the launcher's YAML asks for no DeepSpeed")
+            draft.idle(beside.deepspeed.matching("*"), "of no part of the run")
+        return launch
+    if beside.accelerate is not None:
+        draft.fail(beside.accelerate.document.path, "not yet: a launcher's YAML beside a recipe that asks for FSDP or "
+                                                    "DeepSpeed itself")
+        draft.idle(beside.accelerate.matching("*"), "the recipe decides")
+    if zero is not None or beside.deepspeed is not None:
+        draft.idle(fsdp, "DeepSpeed decides")
+        draft.idle(reader.matching("fsdp_config", "fsdp_config.*"), "DeepSpeed decides")
+        read_rows(reader, draft, _NO_DDP)
+        return _read_zero(reader, draft, beside.deepspeed)
+    if not own:
+        draft.idle(fsdp, "off")
+        draft.idle(reader.matching("fsdp_config", "fsdp_config.*"), "fsdp is off")
+        draft.infer("framework", "ddp", "neither FSDP nor DeepSpeed is asked for")
+        copy_to_ranks(draft)
+        read_rows(reader, draft, _DDP)
+        return Launch(Shards.NONE)
+    read_rows(reader, draft, _NO_DDP)
+    assert fsdp is not None
+    return _read_fsdp(reader, draft, fsdp)
+
+
+def _read_zero(reader: Reader, draft: Draft, file: Reader | None) -> Launch:
+    """DeepSpeed by a block of the recipe, or by a file, which the user must name."""
+    inside = reader.is_mapping("deepspeed")
+    named = None if inside else reader.text("deepspeed")
+    if file is None and not inside:
+        draft.use(named)
+        draft.fail(named.where if named else draft.path,
+                   "not yet: DeepSpeed's configuration stands in another file: name it too, behind this one")
+        return Launch(Shards.ZERO)
+    draft.use(named)
+    zero = read_deepspeed(reader, draft, "deepspeed.") if file is None else read_deepspeed(file, draft)
+    if zero.shards is not Shards.ZERO:
+        return Launch(zero.shards, is_refused=True)
+    shard_over_ranks(draft)
+    return Launch(Shards.ZERO, zero=zero)
+
+
+def _read_fsdp(reader: Reader, draft: Draft, fsdp: Taken[Any]) -> Launch:
+    """FSDP by the Trainer's own arguments: version 2 unless `fsdp_config` says another."""
+    words = fsdp.value.split() if isinstance(fsdp.value, str) else fsdp.value if isinstance(fsdp.value, list) else []
+    if not reader.is_mapping("fsdp_config"):
+        draft.refuse(reader.take("fsdp_config"), "options of FSDP in another file")
+    version = reader.integer("fsdp_config.version") or reader.integer("fsdp_config.fsdp_version")
+    if version is not None and version.value not in (1, 2):
+        draft.fail(version.where, f"{version.key}: expected 1 or 2, got {version.value}")
+    second = version is None or version.value == 2
+    draft.infer("framework", "fsdp2" if second else "fsdp1", "FSDP is asked for, version 2 if none is said", fsdp,
+                version, source=_PLUGIN.source)
+    checkpoints = read_plugin(reader, draft, _PLUGIN, second=second)
+    if unknown := [word for word in words if word not in ("full_shard", "shard_grad_op", "auto_wrap", "offload")]:
+        draft.fail(fsdp.where, f"not yet: fsdp: {unknown[0]}")
+    said = any(reader.look(f"fsdp_config.{name}") is not None
+               for name in ("reshard_after_forward", "fsdp_reshard_after_forward"))
+    if second and "shard_grad_op" in words and not said:
+        draft.infer("framework_options.reshard_after_forward", value=False, rule="shard_grad_op",
+                    source="transformers 5.23.0 training_args.py _apply_legacy_fsdp_to_config")
+    if "offload" in words:
+        for part in ("params", "gradients", "optimizer"):
+            draft.infer(f"training.offload.{part}", "host", "fsdp: offload moves all three", fsdp)
+    share_ranks(reader, draft, "parallelism_config.dp_replicate_size", "parallelism_config.dp_shard_size")
+    return Launch(Shards.EACH if second else Shards.FLAT, checkpoints=checkpoints)

@@ -1,0 +1,104 @@
+"""DeepSpeed's JSON: sizes, what is `auto`, offload, formats and batches, and what is refused by its key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simcore.errors import RankscopeError
+from simcore.inputs.document import parse_document
+from simcore.inputs.scenario import parse_scenario
+from simcore.recipes.answers import Answers
+from simcore.recipes.imported import Imported
+from simcore.recipes.importing import import_recipe
+from simcore.simulate import check
+
+SCRIPT: dict[str, Any] = {"model": "qwen3-8b", "training.micro_batch_size": 2}
+ZERO: dict[str, Any] = {"stage": 3, "reduce_bucket_size": "auto", "stage3_max_live_parameters": 1e9}
+CONFIG: dict[str, Any] = {"zero_optimization": ZERO, "bf16": {"enabled": True}}
+SCENARIO = """\
+name: zero
+model: qwen3-8b
+framework: zero3
+topology: dgx-h100
+mesh: {dp_shard: 8}
+training:
+  seq_len: 512
+  micro_batch_size: 2
+  global_batch_size: 48
+  precision: {compute: bf16}
+  optimizer: {name: adamw}
+  offload: {optimizer: host, params: host}
+framework_options:
+  reduce_bucket_size: auto
+  stage3_max_live_parameters: 1000000000
+  offload_optimizer: {device: cpu, pin_memory: false}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def imported(config: dict[str, Any], gpus: int = 8) -> Imported:
+    Path("zero.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
+    answers = Answers.of_options(gpus, 512, "dgx-h100", SCRIPT)
+    return import_recipe(["zero.json"], answers).with_settings(SCRIPT)
+
+
+def zero(**keys: Any) -> dict[str, Any]:
+    return {**CONFIG, "zero_optimization": {**ZERO, **keys}}
+
+
+def test_a_configuration_is_the_scenario_that_a_person_would_write() -> None:
+    found = imported({**zero(offload_optimizer={"device": "cpu", "pin_memory": False}, offload_param={"device": "cpu"}),
+                      "gradient_accumulation_steps": 3, "optimizer": {"type": "AdamW", "params": {"lr": "auto"}}})
+    found.expect_complete()
+    assert parse_scenario(found.document()) == parse_scenario(parse_document(SCENARIO, "zero.yaml"))
+    assert check(parse_scenario(found.document())).problems == ()
+
+
+def test_what_stands_in_the_training_script_is_asked() -> None:
+    Path("zero.json").write_text(json.dumps({"zero_optimization": ZERO, "bf16": {"enabled": "auto"}}), encoding="utf-8")
+    assert {one.key for one in import_recipe(["zero.json"], Answers()).questions} == {
+        "model", "topology", "mesh.dp_shard", "training.seq_len", "training.micro_batch_size",
+        "training.precision.compute"}
+
+
+def test_keys_of_stage_3_do_nothing_below() -> None:
+    found = imported(zero(stage=2))
+    assert found.values["framework"] == "zero2"
+    assert found.values["framework_options"] == {"reduce_bucket_size": "auto"}
+
+
+def test_keys_of_stage_3_may_stand_without_their_prefix() -> None:
+    """deepspeed 0.19.6 `runtime/config_utils.py`: populate_by_name."""
+    found = imported(zero(max_reuse_distance=5000, gather_16bit_weights_on_model_save=True))
+    assert found.values["framework_options"]["stage3_max_reuse_distance"] == 5000
+
+
+@pytest.mark.parametrize(("config", "told"), [
+    (zero(stage=0), "not yet: zero_optimization.stage: stage 0 of ZeRO"),
+    ({**CONFIG, "zero_optimization": {"overlap_comm": True}}, "zero_optimization.stage is missing"),
+    (zero(allgather_bucket_size="auto"), "transformers fills in no auto for it"),
+    (zero(prefetch_bucket_size="auto"), "transformers fills in no auto for it"),
+    ({**CONFIG, "compile": {"disable": False, "backend": "inductor"}}, "not yet: compile.disable: a compiled engine"),
+    (zero(zero_quantized_weights=True), "not yet: zero_optimization.zero_quantized_weights"),
+    (zero(stage3_prefetch_bucketsize=1), "unknown key 'zero_optimization.stage3_prefetch_bucketsize'"),
+    (zero(offload_optimizer={"device": "cpu", "ratio": 0.5}), "a part of the states: 0.5"),
+    (zero(offload_param={"device": "tape"}), "offload to tape"),
+    ({**CONFIG, "optimizer": {"type": "OneBitAdam"}}, "the optimizer OneBitAdam of DeepSpeed"),
+    ({**CONFIG, "communication_data_type": "fp32"}, "reductions in fp32"),
+    ({**CONFIG, "fp16": {"enabled": True}}, "bf16 and fp16 are both enabled"),
+    ({**CONFIG, "train_batch_size": 64}, "a batch of the step that the microbatch follows from"),
+    ({**CONFIG, "train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2},
+     "train_batch_size 64 is not 2 x 2 x 8 ranks"),
+])
+def test_what_cannot_be_followed_is_refused_by_its_key(config: dict[str, Any], told: str) -> None:
+    with pytest.raises(RankscopeError) as raised:
+        imported(config).expect_complete()
+    assert told in str(raised.value)

@@ -1,0 +1,169 @@
+"""Recipes of TRL become the scenarios that a person wrote for the same trainers; what cannot be followed is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkout import ROOT
+from simcore.errors import RankscopeError
+from simcore.inputs.document import parse_document
+from simcore.inputs.scenario import Scenario, parse_scenario
+from simcore.recipes.answers import Answers
+from simcore.recipes.imported import Imported
+from simcore.recipes.importing import import_recipe
+from simcore.simulate import check
+
+RECIPE: dict[str, Any] = {"model_name_or_path": "llama-3.2-3b", "dtype": "bfloat16", "dataset_name": "some/answers"}
+LORA: dict[str, Any] = {**RECIPE, "use_peft": True, "lora_r": 8, "lora_alpha": 8, "lora_dropout": 0}
+ADAPTER: dict[str, Any] = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+FSDP2: dict[str, Any] = {
+    "distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 8,
+    "fsdp_config": {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}}
+FSDP1: dict[str, Any] = {"distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 8,
+                         "fsdp_config": {"fsdp_version": 1, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}}
+ZERO: dict[str, Any] = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": "auto"},
+                        "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def imported(*values: dict[str, Any], gpus: int | None = 8, name: str = "mine") -> Imported:
+    """Import of a recipe and the files beside it, each by its values."""
+    for index, one in enumerate(values):
+        Path(f"{name}.yaml" if not index else f"beside{index}.yaml").write_text(json.dumps(one, indent=1), "utf-8")
+    paths = [f"{name}.yaml", *(f"beside{index}.yaml" for index in range(1, len(values)))]
+    return import_recipe(paths, Answers.of_options(gpus, None, "dgx-h100"))
+
+
+def scenario(*values: dict[str, Any], gpus: int | None = 8, name: str = "mine") -> Scenario:
+    found = imported(*values, gpus=gpus, name=name)
+    found.expect_complete()
+    result = parse_scenario(found.document())
+    assert check(result).problems == ()
+    return result
+
+
+def of_folder(name: str, **settings: Any) -> Scenario:
+    """Scenario of `scenarios/trainers`, without its sweep."""
+    path = ROOT / f"scenarios/trainers/{name}.yaml"
+    document = parse_document(path.read_text(encoding="utf-8"), str(path)).with_value(("sweep",), None, "")
+    for key, value in settings.items():
+        document = document.with_value(tuple(key.split("__")), value, "")
+    return parse_scenario(document)
+
+
+def refusal(*values: dict[str, Any]) -> str:
+    with pytest.raises(RankscopeError) as raised:
+        imported(*values).expect_complete()
+    return str(raised.value)
+
+
+def without_file(config: dict[str, Any]) -> dict[str, Any]:
+    return {"distributed_type": "DEEPSPEED", "mixed_precision": "bf16", "num_processes": 8, "deepspeed_config": config}
+
+
+@pytest.mark.parametrize(("name", "files", "gpus", "settings"), [
+    ("trl-one-gpu", (RECIPE,), 1, {}),
+    ("trl-ddp", (RECIPE,), 8, {}),
+    ("trl-ddp", (RECIPE, {"distributed_type": "MULTI_GPU", "mixed_precision": "bf16", "num_processes": 8}), None, {}),
+    ("trl-lora", (LORA,), 1, {}),
+    ("trl-lora", (LORA,), 8, {"mesh__dp_replicate": 8}),
+    ("trl-lora", (RECIPE, ADAPTER), 1, {}),
+    *(("trl-deepspeed", (RECIPE, without_file({"zero_stage": stage})), None, {"framework": f"zero{stage}"})
+      for stage in (1, 2, 3)),
+    ("trl-deepspeed", (RECIPE, without_file({"zero_stage": 3, "offload_optimizer_device": "cpu",
+                                             "offload_param_device": "cpu"})), None,
+     {"framework": "zero3", "training__offload": {"optimizer": "host", "params": "host"}}),
+    ("trl-deepspeed", ({**RECIPE, "deepspeed": "zero.json"}, ZERO), 8, {}),
+    ("trl-deepspeed", ({**RECIPE, "deepspeed": ZERO},), 8, {}),
+    ("trl-deepspeed", (RECIPE, without_file({"deepspeed_config_file": "zero.json"}), ZERO), None, {}),
+    ("trl-deepspeed-lora", (LORA, without_file({"zero_stage": 3})), None, {"framework": "zero3"}),
+    ("trainer-fsdp2", (RECIPE, FSDP2), None, {}),
+    ("trainer-fsdp2", ({**RECIPE, "fsdp": True, "gradient_accumulation_steps": 2},), 8,
+     {"training__global_batch_size": 128}),
+    ("trainer-fsdp1", (RECIPE, FSDP1), None, {}),
+    ("trainer-fsdp1", ({**RECIPE, "fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 1},
+                        "gradient_accumulation_steps": 2},), 8, {"training__global_batch_size": 128}),
+])
+def test_it_is_the_scenario_that_a_person_wrote(name: str, files: tuple[dict[str, Any], ...], gpus: int | None,
+                                                settings: dict[str, Any]) -> None:
+    assert scenario(*files, gpus=gpus, name=f"trainers-{name}") == of_folder(name, **settings)
+
+
+def test_the_command_line_reads_checkpoints_in_fp32_unless_told() -> None:
+    """TRL 1.16.0 `trainer/model_config.py` ModelConfig.dtype."""
+    found = imported({**RECIPE, "dtype": None})
+    assert found.values["training"]["precision"] == {"compute": "bf16", "params": "fp32"}
+    assert found.origins["training", "precision", "params"].kind == "default"
+
+
+def test_bf16_of_the_recipe_goes_before_the_launchers() -> None:
+    plain = {"distributed_type": "MULTI_GPU", "mixed_precision": "no", "num_processes": 8}
+    assert imported(RECIPE, plain).values["training"]["precision"]["compute"] == "bf16"
+    off = imported({**RECIPE, "bf16": False, "dtype": "float32"}, plain).values["training"]["precision"]
+    assert off["compute"] == "fp32"
+
+
+def test_nothing_is_upcast_without_mixed_precision() -> None:
+    """accelerate 1.15.0 `accelerator.py` prepare_model, `utils/fsdp_utils.py` fsdp2_prepare_model."""
+    for launch in (FSDP1, FSDP2):
+        found = imported({**RECIPE, "bf16": False}, {**launch, "mixed_precision": "no"}).values["training"]["precision"]
+        assert (found["compute"], found["params"]) == ("bf16", "bf16")
+
+
+def test_packs_are_one_row_of_all_samples_of_a_microbatch() -> None:
+    found = imported({**RECIPE, "packing": True, "max_length": 512, "per_device_train_batch_size": 4,
+                      "gradient_accumulation_steps": 3}).values["training"]
+    assert (found["seq_len"], found["packed_length"], found["micro_batch_size"]) == (2048, 512, 1)
+    assert found["global_batch_size"] == 24
+    wrapped = imported({**RECIPE, "packing": True, "packing_strategy": "wrapped", "max_length": 512}).values["training"]
+    assert (wrapped["seq_len"], wrapped["micro_batch_size"]) == (512, 8)
+    assert "lengths" not in wrapped
+
+
+def test_version_1_shards_fully_whatever_reshard_after_forward_says() -> None:
+    """`sharding_strategy` is FULL_SHARD where it is missing, and decides (accelerate 1.15.0 `utils/dataclasses.py`)."""
+    launch = {**FSDP1, "fsdp_config": {**FSDP1["fsdp_config"], "fsdp_reshard_after_forward": "SHARD_GRAD_OP"}}
+    found = imported(RECIPE, launch)
+    assert "sharding_strategy" not in found.values["framework_options"]
+    assert "fsdp_config.fsdp_reshard_after_forward" in {one.key for one in found.left}
+    said = {**FSDP1, "fsdp_config": {**FSDP1["fsdp_config"], "fsdp_sharding_strategy": "SHARD_GRAD_OP"}}
+    assert imported(RECIPE, said).values["framework_options"]["sharding_strategy"] == "SHARD_GRAD_OP"
+
+
+def test_a_packed_base_has_adapters_in_bf16_and_plain_scales() -> None:
+    training = scenario({**LORA, "load_in_4bit": True}, gpus=1).training
+    assert (training.method, training.lora.dtype, training.quantization.double_quant) == ("qlora", "bf16", False)
+
+
+@pytest.mark.parametrize(("files", "told"), [
+    (({**LORA, "load_in_4bit": True, "dtype": None},), "a packed base with products in fp32"),
+    (({**LORA, "lora_target_modules": ["q_proj"]},), "q_proj alone is a pattern for whole paths"),
+    (({**LORA, "lora_target_modules": [".*q_proj", "v_proj"]},), "modules by a pattern"),
+    (({**LORA, "lora_modules_to_save": ["lm_head"]},), "not yet: lora_modules_to_save"),
+    (({**RECIPE, "load_in_4bit": True},), "a packed base that is trained in full"),
+    (({**RECIPE, "optim": "adafactor"},), "not yet: optim: the optimizer adafactor"),
+    (({**RECIPE, "loss_type": "dft"},), "not yet: loss_type"),
+    (({**RECIPE, "max_length": None},), "max_length is null, so that nothing is cut"),
+    (({**RECIPE, "beta": 0.1},), "unknown key 'beta'"),
+    (({**RECIPE, "deepspeed": "zero.json"},), "stands in another file: name it too"),
+    (({**RECIPE, "bf16": True, "fp16": True},), "bf16 and fp16 are both asked for"),
+    ((LORA, FSDP1), "adapters under FSDP 1"),
+    ((RECIPE, {**FSDP2, "fsdp_config": {**FSDP2["fsdp_config"], "fsdp_activation_checkpointing": True}}),
+     "both at once are an error"),
+    ((RECIPE, {**ZERO, "train_micro_batch_size_per_gpu": 4}), "per_gpu is 4, and the trainer's 8"),
+    ((RECIPE, {**ZERO, "fp16": {"enabled": True}}), "enables fp16, the trainer bf16"),
+    ((RECIPE, FSDP2, ZERO), "the launcher's YAML asks for no DeepSpeed"),
+    (({**RECIPE, "fsdp": True}, FSDP2), "a launcher's YAML beside a recipe that asks for FSDP"),
+    ((RECIPE, RECIPE), "is no part of the trl recipe"),
+    ((RECIPE, {**FSDP2, "num_processes": 4}), "--gpus 8: the launcher starts 4 ranks: num_processes (beside1.yaml:4)"),
+])
+def test_what_cannot_be_followed_is_refused_by_name(files: tuple[dict[str, Any], ...], told: str) -> None:
+    assert told in refusal(*files)
