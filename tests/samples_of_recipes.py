@@ -49,4 +49,47 @@ dataloader: {_target_: torchdata.stateful_dataloader.StatefulDataLoader, shuffle
 packed_sequence: {packed_sequence_size: 0}
 optimizer: {_target_: torch.optim.AdamW, lr: 2e-5, foreach: false}
 """),
+    "megatron": Sample("arguments.yaml", """\
+ENV_VARS:
+  CUDA_DEVICE_MAX_CONNECTIONS: 1
+  CUBLAS_WORKSPACE_CONFIG: :4096:8
+MODEL_ARGS:
+  --num-layers: 8
+  --hidden-size: 1024
+  --num-attention-heads: 16
+  --max-position-embeddings: 512
+  --vocab-size: 32000
+  --attention-dropout: 0.0
+  --hidden-dropout: 0.0
+  --swiglu: true
+  --disable-bias-linear: true
+  --normalization: RMSNorm
+  --position-embedding-type: rope
+  --untie-embeddings-and-output-weights: true
+  --num-experts: 8
+  --moe-router-topk: 2
+  --moe-grouped-gemm: true
+  --moe-token-dispatcher-type: alltoall
+  --moe-router-load-balancing-type: aux_loss
+  --seq-length: 256
+  --micro-batch-size: 2
+  --global-batch-size: 64
+  --tensor-model-parallel-size: 2
+  --pipeline-model-parallel-size: 2
+  --expert-model-parallel-size: 2
+  --expert-tensor-parallel-size: 1
+  --num-layers-per-virtual-pipeline-stage: 2
+  --sequence-parallel: true
+  --use-distributed-optimizer: true
+  --overlap-grad-reduce: true
+  --recompute-granularity: selective
+  --recompute-modules: [core_attn]
+  --bf16: true
+  --transformer-impl: transformer_engine
+  --lr: 1e-4
+  --train-iters: 50
+  --log-interval: 1
+  --save: ${SAVE_PATH}
+TEST_TYPE: regular
+"""),
 }

@@ -20,7 +20,7 @@ USED_FROM_OUTSIDE: Final[dict[str, frozenset[str]]] = {
         "balanced_rows", "cache_budget_bytes", "executed_tflops_per_gpu", "num_simulated", "price_source", "records",
         "schema_version"}),
     "keys of input files, read by computed names": frozenset({
-        "activations", "fp4", "reduce_scatter", "send_recv", "tf32"}),
+        "activations", "reduce_scatter", "send_recv", "tf32"}),
     "fields read as a whole or by computed names": frozenset({
         "BACKWARD_END", "Weights", "inode", "memory_ns", "written_ns"}),
 }

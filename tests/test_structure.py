@@ -109,6 +109,10 @@ READS_OWN = {
     "simcore/models/names.py": {
         "file.read_text(encoding='utf-8')",
     },
+    # tables of arguments and recipes, out of the package
+    "simcore/recipes/megatron/arguments.py": {
+        "resources.files('simcore.recipes.megatron').joinpath('arguments.json').read_text(encoding='utf-8')",
+    },
     # a bucket of gradients
     "simcore/frameworks/megatron_fsdp/hooks.py": {
         "self.reductions.open(wanted)",

@@ -8,5 +8,5 @@ a module or folder here with a `FORMAT`. `recipe_file`: text and values of a fil
 remembers them. `draft`: the scenario under way; a key that is handed out must be told what became of it. `answers`:
 what the user says. `rows`: tables of keys. `imported`: the result. `machine`, `world`: machine and ranks. `text`:
 YAML with origins.
-`automodel`: recipes of NeMo Automodel.
+`automodel`: recipes of NeMo Automodel. `megatron`: arguments of Megatron-LM. `shell`: reader of shell scripts.
 """

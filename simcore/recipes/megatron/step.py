@@ -1,0 +1,186 @@
+"""Formats, optimizer, recomputation and loss of Megatron's arguments."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from simcore.recipes.megatron.fields import Setting, Writer
+
+__all__ = ["write_formats", "write_loss", "write_optimizer", "write_recompute"]
+
+_OPTION: Final = "framework_options."
+_PRECISION: Final = "training.precision."
+
+
+def write_formats(writer: Writer) -> None:
+    """Writes formats of compute and gradients, and settings of fp8 and fp4.
+
+    In bf16 gradients are accumulated in fp32 unless --grad-reduce-in-bf16 says otherwise; in fp16 only if asked for
+    (`validate_args`).
+    """
+    fields = writer.fields
+    bf16, fp16, fp8, fp4 = fields.flag("bf16"), fields.flag("fp16"), fields.text("fp8"), fields.text("fp4")
+    base = "bf16" if bf16.value else "fp16" if fp16.value else "fp32"
+    if bf16.value and fp16.value:
+        writer.draft.fail(fp16.taken[0].where, "--bf16 and --fp16 exclude each other")
+    compute = "fp8" if fp8.value else "fp4" if fp4.value else base
+    writer.write(f"{_PRECISION}compute", compute, bf16, fp16, fp8, fp4)
+    narrow = fields.flag("grad_reduce_in_bf16")
+    wide = fields.flag("accumulate_allreduce_grads_in_fp32")
+    grads = "fp32" if base == "fp32" or (wide.value and not narrow.value) else base
+    if base == "bf16" and not narrow.value:
+        kept = fields.text("main_grads_dtype")
+        grads = "fp32" if wide.value or kept.value in (None, "fp32") else "bf16"
+    writer.write(f"{_PRECISION}main_grads", grads, narrow, wide)
+    writer.write(f"{_PRECISION}grad_reduce", grads, narrow, wide)
+    if compute in ("fp8", "fp4") and base == "fp32":
+        writer.write(f"{_PRECISION}params", "fp32", bf16, rule="neither --bf16 nor --fp16")
+    _write_fp8(writer, fp8, is_on=bool(fp8.value))
+    _write_fp4(writer, fp4, is_on=bool(fp4.value))
+    _write_ends(writer, is_on=bool(fp8.value or fp4.value))
+
+
+def _write_fp8(writer: Writer, kind: Setting[Any], *, is_on: bool) -> None:
+    fields = writer.fields
+    recipe, gather = fields.text("fp8_recipe"), fields.flag("fp8_param_gather")
+    margin, algorithm, wgrad = fields.integer("fp8_margin"), fields.text("fp8_amax_compute_algo"), fields.flag(
+        "fp8_wgrad")
+    history, reuses = fields.integer("fp8_amax_history_len"), fields.flag("reuse_grad_buf_for_mxfp8_param_ag")
+    pads = (fields.flag("moe_router_padding_for_quantization"), fields.flag("moe_router_padding_for_fp8"))
+    if not is_on:
+        precise = fields.flag("use_precision_aware_optimizer").value
+        if precise and recipe.value == "delayed":
+            writer.write(f"{_OPTION}fp8_recipe", "delayed", recipe)
+        writer.idle("nothing computes in fp8", gather, margin, algorithm, wgrad, history, reuses, *pads,
+                    *(() if precise else (recipe,)))
+        return
+    writer.write(f"{_OPTION}fp8_format", kind.value, kind)
+    writer.write(f"{_OPTION}fp8_recipe", recipe.value, recipe)
+    writer.write(f"{_OPTION}fp8_param_gather", gather.value, gather)
+    if recipe.value == "delayed":
+        writer.write(f"{_OPTION}fp8_amax_history_len", history.value, history)
+    else:
+        writer.idle("only delayed scaling has a history", history)
+    writer.idle("values of scales", margin, algorithm)
+    writer.write_other(f"{_OPTION}fp8_wgrad", wgrad.value, True, wgrad)  # noqa: FBT003
+    writer.write_other(f"{_OPTION}reuse_grad_buf_for_mxfp8_param_ag", reuses.value, False, reuses)  # noqa: FBT003
+    writer.write_other(f"{_OPTION}moe_router_padding_for_quantization", any(one.value for one in pads),
+                       False, *pads)  # noqa: FBT003
+
+
+def _write_fp4(writer: Writer, kind: Setting[Any], *, is_on: bool) -> None:
+    fields = writer.fields
+    recipe, gather = fields.text("fp4_recipe"), fields.flag("fp4_param_gather")
+    if not is_on:
+        writer.idle("nothing computes in fp4", recipe, gather)
+        return
+    writer.write(f"{_OPTION}fp4_format", kind.value, kind)
+    writer.write(f"{_OPTION}fp4_recipe", recipe.value, recipe)
+    writer.write(f"{_OPTION}fp4_param_gather", gather.value, gather)
+
+
+def _write_ends(writer: Writer, *, is_on: bool) -> None:
+    """First and last layers in bf16; their numbers are 1 by default."""
+    fields = writer.fields
+    ends, start, end = (fields.flag("first_last_layers_bf16"), fields.integer("num_layers_at_start_in_bf16"),
+                        fields.integer("num_layers_at_end_in_bf16"))
+    if not is_on:
+        writer.idle("all layers are in bf16", ends, start, end)
+        return
+    writer.write(f"{_OPTION}first_last_layers_bf16", ends.value, ends)
+    if ends.value:
+        writer.write_other(f"{_OPTION}num_layers_at_start_in_bf16", start.value, 1, start)
+        writer.write_other(f"{_OPTION}num_layers_at_end_in_bf16", end.value, 1, end)
+    else:
+        writer.idle("--first-last-layers-bf16 is off", start, end)
+
+
+# ---- optimizer -------------------------------------------------------------------------------------------------------
+def write_optimizer(writer: Writer) -> None:
+    """Writes optimizer, formats of its states, and who holds them."""
+    fields = writer.fields
+    name, scatter = fields.text("optimizer"), fields.flag("use_distributed_optimizer")
+    fsdp = fields.flag("use_megatron_fsdp")
+    # Main says dist_muon as muon with the distributed optimizer (`validate_args`).
+    layer_wise = name.value == "dist_muon" or (name.value == "muon" and scatter.value)
+    if name.value not in ("adam", "sgd", "muon", "dist_muon"):
+        writer.refuse("an optimizer that is not modelled (served: adam, sgd, muon)", name)
+    writer.write("training.optimizer.name", "dist_muon" if layer_wise else name.value, name,
+                 *((scatter,) if layer_wise else ()))
+    momentum = fields.number("sgd_momentum")
+    if name.value == "sgd":
+        writer.write("training.optimizer.momentum", momentum.value, momentum)
+    else:
+        writer.idle("momentum is SGD's", momentum)
+    _write_states(writer)
+    writer.use(scatter, fsdp)
+    if not fsdp.value:
+        writer.write(f"{_OPTION}use_distributed_optimizer", scatter.value and not layer_wise, scatter)
+    whole = fields.flag("use_layer_wise_param_layout")
+    if layer_wise and whole.taken:
+        writer.write(f"{_OPTION}use_layer_wise_param_layout", whole.value, whole)
+    else:
+        writer.idle("it is of the layer-wise optimizer (dist_muon) alone", whole)
+
+
+def _write_states(writer: Writer) -> None:
+    fields = writer.fields
+    precise, offloads, share = (fields.flag("use_precision_aware_optimizer"), fields.flag("optimizer_cpu_offload"),
+                                fields.number("optimizer_offload_fraction"))
+    master, first, second, grads = (fields.text(name) for name in (
+        "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype", "main_grads_dtype"))
+    writer.write_other(f"{_OPTION}use_precision_aware_optimizer", precise.value, False, precise)  # noqa: FBT003
+    writer.write_other("training.optimizer.master", master.value, "fp32", master)
+    if first.value != second.value:
+        writer.refuse("moments of two formats", first, second)
+    writer.write_other("training.optimizer.moments", first.value, "fp32", first, second)
+    writer.use(grads)
+    if offloads.value:
+        part = {"space": "host"} if share.value in (None, 1) else {"space": "host", "fraction": share.value}
+        writer.write("training.offload.optimizer", part if len(part) > 1 else "host", offloads, share)
+    else:
+        writer.idle("the optimizer is on the device", share)
+        writer.use(offloads)
+
+
+# ---- recomputation and loss ------------------------------------------------------------------------------------------
+def write_recompute(writer: Writer) -> None:
+    """Writes recomputation: modules (selective; by default the attention core), or layers (full)."""
+    fields = writer.fields
+    kind, method, count, modules = (fields.text("recompute_granularity"), fields.text("recompute_method"),
+                                    fields.integer("recompute_num_layers"), fields.words("recompute_modules"))
+    old, experts = fields.flag("recompute_activations"), fields.flag("moe_layer_recompute")
+    granularity = "selective" if old.value or experts.value else kind.value
+    writer.use(experts)
+    settings = (kind, method, count, modules, old)
+    if granularity in (None, "None", "none"):
+        writer.idle("nothing is recomputed without --recompute-granularity", method, count, modules)
+        writer.use(kind, old)
+    elif granularity == "selective":
+        named = [*(modules.value or ("core_attn",))]
+        named += ["moe"] if experts.value and "moe" not in named else []  # transformer_config.py, __post_init__
+        writer.write("training.recompute", named, modules, kind, old, experts)
+        writer.idle("they are of --recompute-granularity full", method, count)
+    elif granularity == "full" and method.value == "block":
+        writer.write("training.recompute", {"mode": "block", "num_layers": count.value or 1}, *settings)
+    elif granularity == "full" and (count.value or 1) > 1:
+        writer.write("training.recompute", {"mode": "uniform", "num_layers": count.value}, *settings)
+    elif granularity == "full":
+        writer.write("training.recompute", "full", *settings)
+    else:
+        writer.refuse("expected full or selective", kind)
+
+
+def write_loss(writer: Writer) -> None:
+    """Writes whose cross entropy runs; without fusion it is core's own."""
+    fields = writer.fields
+    fused, kind = fields.flag("cross_entropy_loss_fusion"), fields.text("cross_entropy_fusion_impl")
+    if fused.value and kind.value in ("te", "linear"):
+        if kind.value == "linear":
+            writer.refuse("head and loss in one kernel", kind)
+        writer.write("training.loss", "te", kind, fused)
+    else:
+        writer.write("training.loss", "megatron", fused, *((kind,) if fused.value else ()))
+        if not fused.value:
+            writer.idle("it is read only with --cross-entropy-loss-fusion", kind)
+    writer.write_other(f"{_OPTION}cross_entropy_loss_fusion", fused.value, True, fused)  # noqa: FBT003

@@ -1,0 +1,135 @@
+"""Arguments of Megatron on which nothing depends that is simulated, each with the reason."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.recipes.rows import Idle, Unmodelled
+
+__all__ = ["NOT_MODELLED", "OF_TESTS", "VARIABLES", "WITHOUT_EFFECT"]
+
+
+WITHOUT_EFFECT: Final = (
+    Idle(("--log-*", "--no-log-*", "--disable-log-*", "--timing-log-*", "--tensorboard-*", "--wandb-*",
+         "--one-logger-*", "--no-one-logger", "--config-logger-dir", "--logging-level", "--moe-per-layer-logging",
+         "--app-tag-*", "--otel-*", "--nvtx-ranges", "--record-shapes", "--record-memory-history",
+         "--memory-snapshot-path", "--profile*", "--use-pytorch-profiler", "--pytorch-profiler-*", "--rl-profile*",
+         "--save-activations-interval", "--save-dgrads-interval", "--save-wgrads-interval",
+         "--save-tokens-per-expert-interval", "--dump-param-to-param-group-map", "--moe-routing-trace-*",
+         "--flight-recorder-*", "--no-flight-recorder-*", "--disable-flight-recorder-*", "--no-record-throughput",
+         "--no-barrier-with-level-1-timing", "--indexer-log-interval"), "logging and measuring"),
+    Idle(("--seed", "--data-parallel-random-init", "--te-rng-tracker", "--inference-rng-tracker", "--init-method-*",
+         "--embedding-init-method-std", "--use-cpu-initialization", "--no-initialization"),
+        "random numbers and initial weights"),
+    Idle(("--lr", "--lr-*", "--min-lr", "--decoupled-*", "--warmup", "--override-opt*", "--use-checkpoint-opt*",
+         "--weight-decay*", "--start-weight-decay", "--end-weight-decay", "--no-weight-decay-cond-type",
+         "--apply-wd-to-qk-layernorm", "--adam-*", "--lion-*", "--muon-*", "--head-lr-mult", "--step-batch-size-*"),
+        "values of the optimizer's step"),
+    Idle(("--clip-grad", "--check-for-*", "--no-check-for-*", "--qk-clip*", "--norm-epsilon", "--loss-scale*",
+         "--initial-loss-scale", "--min-loss-scale", "--hysteresis", "--rerun-mode", "--error-injection-*",
+         "--result-rejected-tracker-filename", "--check-weight-hash-*"),
+        "values that are looked at or scaled, in any case"),
+    Idle(("--train-iters", "--train-samples", "--exit-*", "--skip-train", "--iterations-to-skip", "--eval-*",
+         "--test-mode", "--full-validation", "--multiple-validation-sets", "--validation-set-names",
+         "--start-eval-at-iter", "--phase-transition-iterations", "--train-sync-interval", "--iter-per-epoch",
+         "--decrease-batch-size-if-needed", "--manual-gc*", "--no-manual-gc-eval", "--disable-manual-gc-eval",
+         "--empty-unused-memory-level", "--fault-injector-*", "--gpu-sniff-test-interval"),
+        "length of the run, evaluation and pauses: not part of a step"),
+    Idle(("--save*", "--load*", "--ckpt-*", "--no-ckpt-*", "--disable-ckpt-*", "--dist-ckpt-*", "--use-dist-ckpt",
+         "--async-*", "--no-save-*", "--disable-save-*", "--no-load-*", "--finetune", "--pretrained-checkpoint",
+         "--use-persistent-ckpt-worker", "--non-persistent-*", "--auto-detect-ckpt-format", "--replication*",
+         "--distrib-optim-*", "--persistent-save-interval", "--verify-integrity", "--override-ckpt-iteration",
+         "--strict-fsdp-*", "--no-strict-fsdp-*", "--disable-strict-fsdp-*", "--moe-use-upcycling",
+         "--moe-upcycling-granularity", "--use-mp-args-from-checkpoint-args", "--use-checkpoint-args",
+         "--no-use-tokenizer-model-from-checkpoint-args", "--disable-use-tokenizer-model-from-checkpoint-args",
+         "--export-model-type", "--export-te-mcore-model", "--export-default-te-spec", "--export-legacy-megatron",
+         "--export-*", "--modelopt-enabled", "--msc-*", "--disable-msc", "--enable-msc", "--object-storage-*"),
+        "reading and writing files: not part of a step"),
+    Idle(("--data-*", "--split", "--*-data-path", "--mock-data", "--num-workers", "--*mmap-bin-files", "--fim-*",
+         "--dataloader-*", "--num-dataset-builder-threads", "--reset-*", "--eod-mask-loss", "--no-data-sharding",
+         "--mid-level-dataset-surplus", "--per-*-path", "--sample-rate", "--mask-*", "--short-seq-prob",
+         "--allow-ambiguous-pad-tokens", "--finetune-*", "--dataset-provider", "--sft-tokenizer-prompt-format",
+         "--query-in-block-prob", "--use-one-sent-docs", "--data-args-path", "--packing-buffer-size"),
+        "which samples are read, on the host"),
+    Idle(("--tokenizer-*", "--no-tokenizer-*", "--disable-tokenizer-*", "--tiktoken-*", "--legacy-tokenizer",
+         "--null-tokenizer-*", "--trust-remote-code", "--chat-template", "--use-gigatoken", "--hf-*",
+         "--disable-pad-vocab-size", "--no-pad-vocab-size"), "which tokens a text becomes"),
+    Idle(("--distributed-*", "--local-rank", "--lazy-mpu-init", "--*gloo-process-groups", "--nccl-communicator-*",
+         "--high-priority-*", "--use-ring-exchange-p2p", "--use-sharp", "--sharp-enabled-group",
+         "--create-all-gather-group", "--tp-comm-bootstrap-backend", "--pipeline-model-parallel-comm-backend",
+         "--inprocess-*", "--enable-ft-package", "--calc-ft-timeouts", "--ft-*", "--straggler-*",
+         "--disable-straggler-on-startup", "--run-workload-inspector-server", "--adlr-*", "--fake-process-group"),
+        "how ranks find and watch each other"),
+    Idle(("--rl-*", "--grpo-*", "--langrl-*", "--env-config", "--refit-method", "--inference-*", "--*dynamic-batching*",
+         "--flash-decode", "--enable-chunked-prefill", "--*chunked-prefill", "--cache-mla-latents",
+         "--max-tokens-to-oom",
+         "--output-bert-embeddings", "--decode-only-cuda-graphs", "--nccl-all-reduce-for-prefill",
+         "--mlp-chunks-for-prefill", "--symmetric-ar-type", "--mamba-inference-*", "--num-speculative-tokens",
+         "--moe-pad-experts-for-cuda-graph-inference", "--batch-invariant-*", "--temperature", "--top_*", "--top-n-*",
+         "--return-log-probs", "--termination-id", "--output-*", "--use-flashinfer-*", "--port", "--stop-words",
+         "--use-coordinator", "--suspend-*", "--async-mode", "--model-provider", "--no-rl-*", "--prompt*",
+         "--no-langrl-*", "--no-inference-*",
+         "--start_step", "--num-samples", "--moe-enable-routing-replay"),
+        "inference and rollouts: not part of a training step"),
+    Idle(("--use-mcore-models", "--enable-experimental", "--use-mup", "--mup-*", "--spec", "--no-position-embedding",
+         "--bert-no-binary-head", "--onnx-safe"), "names of code and scales of initial weights"),
+    Idle(("--rotary-*", "--rope-*", "--use-rope-scaling", "--mscale*", "--yarn-*", "--no-yarn-*", "--mrope-section",
+         "--openai-gelu", "--apply-layernorm-1p", "--attention-softmax-in-fp32", "--apply-query-key-layer-scaling",
+         "--relative-attention-*", "--glu-linear-offset", "--activation-func-clamp-value"),
+        "values within kernels that run in any case"),
+    Idle(("--moe-router-*", "--moe-aux-loss-coeff", "--moe-z-loss-coeff", "--moe-input-jitter-eps",
+         "--moe-token-drop-policy", "--moe-apply-probs-on-input", "--mtp-loss-scaling-factor",
+         "--moe-hybridep-num-*", "--moe-deepep-num-sms", "--moe-flex-dispatcher-num-sms"),
+        "values of the router, and multiprocessors of an exchange that is not overlapped by their number"),
+    Idle(("--no-persist-layer-norm", "--no-overlap-p2p-communication", "--*align-grad-reduce", "--*align-param-gather",
+         "--ddp-average-in-collective", "--no-gradient-reduce-div-fusion", "--disable-symmetric-registration",
+         "--fsdp-manual-registration", "--overlap-cpu-optimizer-d2h-h2d", "--no-pin-cpu-*",
+         "--use-torch-optimizer-for-cpu-offload", "--disable-jit-fuser", "--no-bias-dropout-fusion",
+         "--tp-comm-overlap-*", "--no-tp-comm-*", "--disable-tp-comm-*", "--decoder-tp-comm-overlap",
+         "--*clone-scatter-output-in-embedding", "--disable-bf16-reduced-precision-matmul",
+         "--min-offloaded-tensor-size", "--cpu-offloading-retain-*", "--delay-offload-*", "--fine-grained-offloading-*",
+         "--activation-offload-fraction", "--delta-offload-*", "--disable-mamba-mem-eff-path",
+         "--mamba-training-ssm-states-dtype", "--ep-overlap-*", "--overlap-dispatch-*", "--moe-*-dtype",
+         "--overlap-p2p-communication-warmup-flush", "--hierarchical-context-parallel-sizes",
+         "--flash-attention-version", "--no-async-tensor-*", "--disable-async-tensor-*",
+         "--no-scatter-gather-tensors-in-pipeline", "--use-same-sampling-*", "--fused-residual-rmsnorm",
+         "--mla-down-proj-fusion", "--fp8-interval", "--fp8-output-proj", "--megatron-fsdp-version",
+         "--megatron-fsdp-*", "--fsdp-db-*", "--enable-full-sharding-in-hsdp", "--torch-fsdp2-*", "--*fp8-wgrad"),
+        "how a kernel or exchange runs, in ways that are not told apart"),
+    Idle(("--mamba-*", "--mtp-hybrid-override-pattern", "--mtp-use-repeated-layer"), "the model has no such layers"),
+    Idle(("--dsa-*", "--no-dsa-*", "--disable-dsa-*", "--linear-*", "--mhc-*", "--kitchen-*", "--gdp-*", "--gtp-*",
+         "--hybrid-attention-ratio",
+         "--hybrid-mlp-ratio", "--moe-paged-stash-*", "--moe-ncclep-*", "--moe-permute-fusion-into-hybridep",
+         "--moe-hybridep-pad-*", "--moe-use-grouped-tensor", "--logits-*", "--qad-*", "--use-kitchen-*",
+         "--freeze-*", "--packing-*"), "settings of what is refused where it is on"),
+    Idle(("--batch-size", "--checkpoint-activations", "--model-parallel-size"), "old words, which Megatron refuses"),
+    Idle(("--biencoder-*", "--bert-*", "--block-data-path", "--embedding-path", "--evidence-data-path",
+         "--indexer-*", "--retriever-*", "--titles-data-path", "--ict-*", "--dino-*", "--swin-*", "--vision-*",
+         "--num-channels", "--num-classes", "--classes-fraction", "--img-*", "--patch-dim", "--disable-vision-*",
+         "--vocab-extra-ids"), "models of images and of retrieval"),
+)
+"""Each argument is listed under the first row that fits, if nothing else reads it."""
+
+NOT_MODELLED: Final = (
+    Unmodelled(("--rotary-percent",), "rotated is the whole head"),
+    Unmodelled(("--moe-router-force-biased", "--moe-router-load-balancing-type"),
+        "routing is taken as balanced, whatever the router aims at"),
+)
+"""Arguments that change what runs, by little, which the answer leaves out."""
+
+VARIABLES: Final = (
+    Idle(("NCCL_*", "UB_*", "TORCH_NCCL_*", "GLOO_*", "UCX_*", "NVSHMEM_*"), "how NCCL works"),
+    Idle(("CUDA_*", "OMP_NUM_THREADS", "PYTHON*", "TORCHINDUCTOR_*", "TRITON_*", "TOKENIZERS_*", "HF_*",
+         "TRANSFORMERS_*", "WANDB_*", "SKIP_*", "NON_DETERMINSTIC_RESULTS", "ENABLE_*", "RUN_*", "N_REPEAT"),
+        "queues, caches, logs and tests"),
+    Idle(("NVTE_*",), "choices between kernels that attention_backend and the options say"),
+)
+"""Variables of the environment."""
+
+OF_TESTS: Final = (
+    Idle(("TEST_TYPE", "MODE", "LAUNCHER", "METRICS", "THROUGHPUT_TEST_PARAMS", "THROUGHPUT_TEST_PARAMS.*",
+          "TEST_EVALUATION", "TEST_EVALUATION.*", "METRICS.*"), "how Megatron's tests start and judge the run"),
+    Idle(("BEFORE_SCRIPT", "AFTER_SCRIPT"), "commands around the test"),
+    Idle(("MODEL_ARGS_*.*",), "a second run of the test, which resumes the first"),
+)
+"""Other keys of a model_config.yaml."""

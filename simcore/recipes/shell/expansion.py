@@ -1,0 +1,296 @@
+"""Expansion of a shell script's words: quotes, variables with their defaults, arrays, arithmetic."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from simcore.errors import InputError, Problem
+from simcore.recipes.shell.arithmetic import arithmetic
+from simcore.recipes.shell.tokens import Token
+
+__all__ = ["Piece", "Variables", "Word"]
+
+_MOST: Final = 2**18
+"""Characters and pieces of all expansions of a script together, counting a piece as `_WEIGHT` characters."""
+_WEIGHT: Final = 16
+_MAX_DEPTH: Final = 32
+_NAME: Final = re.compile(r"[A-Za-z_]\w*")
+_SPECIAL: Final = "@*#?$!-0123456789"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Part of a value, on one line of the script (`line`).
+
+    `unknown`: the reason why its text is not known, "" if it is; `text` is then what the script has there. `is_unset`:
+    the reason is a variable that the script does not set. `is_break`: border between two items of an array.
+    """
+
+    text: str
+    line: int
+    is_quoted: bool = False
+    unknown: str = ""
+    is_unset: bool = False
+    is_break: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word of a command as it is started, and the line of the script that it stands on; `unknown` as in `Piece`."""
+
+    text: str
+    line: int
+    unknown: str = ""
+    is_unset: bool = False
+
+
+@dataclass
+class Variables:
+    """Variables of a script while it is read: texts and arrays by name, both as pieces.
+
+    `path`: name of the script in messages.
+    """
+
+    path: str
+    values: dict[str, tuple[Piece, ...]] = field(default_factory=dict)
+    spent: int = 0
+
+    # ---- words -------------------------------------------------------------------------------------------------
+    def words(self, tokens: Sequence[Token]) -> list[Word]:
+        """Words of a command, split at blanks as a shell splits them."""
+        return [_word(group) for token in tokens for group in _groups(self.pieces(token.text, token.line))]
+
+    def items(self, tokens: Sequence[Token]) -> tuple[Piece, ...]:
+        """Pieces of an array with these words, a border after each."""
+        return tuple(piece for token in tokens for group in _groups(self.pieces(token.text, token.line))
+                     for piece in (*group, Piece("", group[0].line, is_break=True)))
+
+    def pieces(self, raw: str, line: int, *, is_quoted: bool = False, depth: int = 0) -> list[Piece]:
+        """Pieces of a word as it is written, without its quotes."""
+        found, at = list[Piece](), 0
+        if depth > _MAX_DEPTH:
+            raise InputError(Problem(f"{self.path}:{line}", f"more than {_MAX_DEPTH} expansions in one another"))
+        while at < len(raw):
+            start, at = at, self._pass(raw, at, line, found, is_quoted=is_quoted, depth=depth)
+            line += raw.count("\n", start, at)
+        self._spend(found, line)
+        return found
+
+    def _spend(self, pieces: Sequence[Piece], line: int) -> None:
+        """Counts what a word expands to; InputError for a script that expands to too much."""
+        self.spent += sum(len(piece.text) + _WEIGHT for piece in pieces)
+        if self.spent > _MOST:
+            raise InputError(Problem(f"{self.path}:{line}", f"words that expand to more than {_MOST:,} characters"))
+
+    def _pass(self, raw: str, at: int, line: int, found: list[Piece], *, is_quoted: bool, depth: int) -> int:
+        """Adds the pieces of the sign, quote or expansion at `at`; returns where the next one begins."""
+        sign = raw[at]
+        if sign == "\\":
+            following = raw[at + 1:at + 2]
+            if following != "\n":
+                keeps = is_quoted and following not in ("$", "`", '"', "\\")
+                found.append(Piece(("\\" if keeps else "") + following, line, is_quoted=True))
+            return at + 2
+        if sign == "'" and not is_quoted:
+            end = raw.index("'", at + 1)
+            found += _lines(raw[at + 1:end], line, is_quoted=True) or [Piece("", line, is_quoted=True)]
+            return end + 1
+        if sign == '"':
+            end = _closing(raw, at, '"')
+            inner = self.pieces(raw[at + 1:end], line, is_quoted=True, depth=depth + 1)
+            found += inner or [Piece("", line, is_quoted=True)]
+            return end + 1
+        if sign == "`":
+            end = raw.find("`", at + 1)
+            end = len(raw) - 1 if end < 0 else end
+            found.append(_unknown(raw[at:end + 1], line, "the output of a command", is_quoted=is_quoted))
+            return end + 1
+        if sign == "$":
+            return self._dollar(raw, at, line, found, is_quoted=is_quoted, depth=depth)
+        plain = re.compile(r"[^\\'\"`$]+" if not is_quoted else r"[^\\\"`$]+").match(raw, at)
+        end = plain.end() if plain else at + 1
+        found += _lines(raw[at:end], line, is_quoted=is_quoted)
+        return end
+
+    # ---- $ -----------------------------------------------------------------------------------------------------
+    def _dollar(self, raw: str, at: int, line: int, found: list[Piece], *, is_quoted: bool, depth: int) -> int:
+        rest = raw[at + 1:at + 3]
+        if rest == "((":
+            end = _closing(raw, at + 1, ")")
+            found.append(self._computed(raw[at:end + 1], line, is_quoted=is_quoted, depth=depth))
+            return end + 1
+        if rest[:1] == "(":
+            end = _closing(raw, at + 1, ")")
+            found.append(_unknown(raw[at:end + 1], line, "the output of a command", is_quoted=is_quoted))
+            return end + 1
+        if rest[:1] == "{":
+            end = _closing(raw, at + 1, "}")
+            inner = self._braced(raw[at + 2:end], line, is_quoted=is_quoted, depth=depth + 1)
+            found += [replace(piece, is_quoted=True) if is_quoted and not piece.is_break else piece for piece in inner]
+            return end + 1
+        if rest[:1] == "'":
+            end = raw.find("'", at + 2)
+            found += _lines(raw[at + 2:end], line, is_quoted=True)
+            return end + 1
+        name = _NAME.match(raw, at + 1)
+        if (name is None and rest[:1] not in _SPECIAL) or not rest:
+            found.append(Piece("$", line, is_quoted=True))
+            return at + 1
+        text = name[0] if name else rest[0]
+        found += [replace(piece, is_quoted=True) if is_quoted else piece for piece in _first(self.value(text, line))]
+        return at + 1 + len(text)
+
+    def value(self, name: str, line: int) -> tuple[Piece, ...]:
+        """Value of a variable; one piece that says so for a variable that the script does not set."""
+        if name in self.values:
+            self._spend(self.values[name], line)
+            return tuple(replace(piece, is_quoted=False) if piece.is_quoted else piece for piece in self.values[name])
+        if name in ("@", "*", "#"):
+            return (Piece("0" if name == "#" else "", line),)
+        if name.isdigit():
+            return (_unknown(f"${name}", line, f"argument {name} of the script"),)
+        return (replace(_unknown(f"${name}", line, f"${name}, which the script does not set"), is_unset=True),)
+
+    def _braced(self, inner: str, line: int, *, is_quoted: bool, depth: int) -> Sequence[Piece]:
+        """Pieces of `${inner}`."""
+        whole = re.fullmatch(r"(#?)([A-Za-z_]\w*|[0-9@*#]+)(\[[^]]*\])?(.*)", inner, re.DOTALL)
+        if whole is None:
+            return [_unknown(f"${{{inner}}}", line, f"${{{inner[:40]}}}")]
+        counts, name, index, operation = whole.groups()
+        value = self.value(name, line)
+        if index is not None:
+            value = _item(value, index[1:-1])
+        elif not counts:
+            value = _first(value)
+        if counts:
+            number = sum(piece.is_break for piece in value) if index else sum(len(piece.text) for piece in value)
+            return [Piece(str(0 if value and value[0].is_unset else number), line)]
+        if not operation:
+            return value
+        return self._operated(name, value, operation, line, is_quoted=is_quoted, depth=depth)
+
+    def _operated(self, name: str, value: tuple[Piece, ...], operation: str, line: int, *, is_quoted: bool,
+                  depth: int) -> Sequence[Piece]:
+        """Value with an operation such as `:-default`."""
+        sign = re.match(r":?[-=+?]", operation)
+        is_open = bool(value) and (value[0].is_unset or _is_argument(value[0]))
+        if sign is None:
+            if operation in (",,", "^^"):
+                return [replace(piece, text=piece.text.lower() if operation == ",," else piece.text.upper())
+                        for piece in value]
+            return [_unknown(f"${{{name}{operation}}}", line, f"${{{name}{operation[:40]}}}, an operation on texts")]
+        is_empty = sign[0][0] == ":" and not any(piece.text for piece in value)
+        if sign[0][-1] == "+":
+            return [] if is_open or is_empty else self.pieces(operation[sign.end():], line, is_quoted=is_quoted,
+                                                               depth=depth)
+        if not (is_open or is_empty) or sign[0][-1] == "?":
+            return value
+        given = self.pieces(operation[sign.end():], line, is_quoted=is_quoted, depth=depth)
+        if sign[0][-1] == "=":
+            self.values[name] = tuple(given)
+        return given
+
+    def _computed(self, raw: str, line: int, *, is_quoted: bool, depth: int) -> Piece:
+        value = self.number(raw[3:-2], line, depth)
+        if value is None:
+            return _unknown(raw, line, f"{raw[:60]}, which the script alone does not decide", is_quoted=is_quoted)
+        return Piece(str(value), line, is_quoted)
+
+    def number(self, expression: str, line: int, depth: int = 0) -> int | None:
+        """Value of an arithmetic expression; None if it depends on more than the script says."""
+        pieces = self.pieces(expression, line, is_quoted=True, depth=depth + 1)
+        if any(piece.unknown for piece in pieces):
+            return None
+
+        def value_of(name: str) -> int | None:
+            text = "".join("?" if piece.unknown else piece.text for piece in self.value(name, line))
+            return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else None
+        return arithmetic("".join(piece.text for piece in pieces), value_of)
+
+
+def _is_argument(piece: Piece) -> bool:
+    return piece.unknown.startswith("argument ")
+
+
+def _unknown(text: str, line: int, reason: str, *, is_quoted: bool = False) -> Piece:
+    return Piece(text, line, is_quoted, reason)
+
+
+def _lines(text: str, line: int, *, is_quoted: bool = False, unknown: str = "", is_unset: bool = False) -> list[Piece]:
+    """One piece for each line of a text."""
+    return [Piece(part, line + number, is_quoted, unknown, is_unset)
+            for number, part in enumerate(text.splitlines(keepends=True))]
+
+
+def _first(value: tuple[Piece, ...]) -> tuple[Piece, ...]:
+    """First item of an array; a text as it is."""
+    end = next((number for number, piece in enumerate(value) if piece.is_break), None)
+    return value if end is None else value[:end]
+
+
+def _item(value: tuple[Piece, ...], index: str) -> tuple[Piece, ...]:
+    if index in ("@", "*"):
+        return value
+    parts: list[list[Piece]] = [[]]
+    for piece in value:
+        if piece.is_break:
+            parts.append([])
+        else:
+            parts[-1].append(piece)
+    if not index.isdigit() or int(index) >= len(parts):
+        return (_unknown(f"[{index}]", value[0].line if value else 1, f"item {index[:40]} of an array"),)
+    return tuple(parts[int(index)])
+
+
+def _closing(raw: str, at: int, end: str) -> int:
+    """Index of what closes the quote or bracket at `at`; the last index if nothing does."""
+    opens, inside, number = raw[at], 0, at
+    while number < len(raw):
+        sign = raw[number]
+        if sign == end and (number > at or opens != end):
+            inside -= opens != end
+            if not inside:
+                return number
+        elif sign == opens and opens != end:
+            inside += 1
+        elif sign == "\\":
+            number += 1
+        elif sign == "'" and opens != end:
+            number = max(number, raw.find("'", number + 1))
+        elif number > at and (sign in "\"`" or (sign == "$" and raw[number + 1:number + 2] in ("(", "{"))):
+            number = _inner_end(raw, number)
+        number += 1
+    return len(raw) - 1
+
+
+def _inner_end(raw: str, at: int) -> int:
+    """Index of what closes a quote or an expansion that lies within another."""
+    if raw[at] == "`":
+        return max(at, raw.find("`", at + 1))
+    if raw[at] == '"':
+        return _closing(raw, at, '"')
+    return _closing(raw, at + 1, ")" if raw[at + 1] == "(" else "}")
+
+
+def _groups(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """Pieces of each word: words end at blanks that are not quoted, and at borders of items."""
+    found, current = list[list[Piece]](), list[Piece]()
+    for piece in pieces:
+        is_whole = piece.is_quoted or (piece.unknown and piece.text[:1] in ("$", "`"))
+        parts = [""] if piece.is_break else [piece.text] if is_whole else re.split(r"(\s+)", piece.text)
+        for part in parts:
+            if piece.is_break or (part.isspace() and not is_whole):
+                found += [current] if current else []
+                current = []
+            elif part or is_whole:
+                current.append(replace(piece, text=part))
+    return [*found, current] if current else found
+
+
+def _word(group: list[Piece]) -> Word:
+    reason = next((piece for piece in group if piece.unknown), None)
+    return Word("".join(piece.text for piece in group), group[0].line, reason.unknown if reason else "",
+                reason.is_unset if reason else False)

@@ -1,0 +1,264 @@
+"""Arguments of Megatron become the scenarios that a person would write, and each of them is accounted for."""
+
+from __future__ import annotations
+
+import json
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkout import ROOT
+from simcore.errors import RankscopeError
+from simcore.inputs.document import Document, parse_document
+from simcore.inputs.scenario import Scenario, parse_scenario
+from simcore.recipes.answers import Answers
+from simcore.recipes.imported import Imported
+from simcore.recipes.importing import import_recipe
+from simcore.recipes.megatron.arguments import arguments
+from simcore.recipes.megatron.without_effect import NOT_MODELLED, WITHOUT_EFFECT
+from simcore.simulate import check
+
+SCRIPT = """\
+#!/bin/bash
+#SBATCH --nodes=2
+export CUBLAS_WORKSPACE_CONFIG=:4096:8
+GPUS_PER_NODE=8
+NNODES=${SLURM_NNODES:-2}
+TP=${TP:-2}
+SEQ=$((1024 * 4))
+LAUNCH=(
+    --nproc_per_node $GPUS_PER_NODE
+    --nnodes $NNODES  # of the queue
+    --master_addr $MASTER_ADDR
+)
+MODEL=(
+    --use-mcore-models --num-layers 24 --hidden-size 2048 --num-attention-heads 16
+    --group-query-attention --num-query-groups 4
+    --ffn-hidden-size 8192
+    --max-position-embeddings $SEQ --seq-length $SEQ
+    --swiglu --disable-bias-linear --normalization RMSNorm --position-embedding-type rope
+    --attention-dropout 0.0 --hidden-dropout 0.0
+    --untie-embeddings-and-output-weights
+    --tokenizer-type NullTokenizer --vocab-size 32000
+)
+TRAIN="--micro-batch-size 2 --global-batch-size 128 --bf16 --lr 1e-4 \\
+    --train-iters 100 --save $CHECKPOINT"
+torchrun ${LAUNCH[@]} pretrain_gpt.py ${MODEL[@]} $TRAIN \\
+    --tensor-model-parallel-size $TP --sequence-parallel \\
+    --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather \\
+    --no-create-attention-mask-in-dataloader --cross-entropy-loss-fusion |& tee log
+"""
+WRITTEN = """\
+name: run
+framework: megatron
+topology: dgx-h100
+model:
+  config: gpt2
+  overrides: {n_embd: 2048, n_layer: 24, n_head: 16, n_inner: 8192, n_positions: 4096, tie_word_embeddings: false,
+              attn_pdrop: 0.0, resid_pdrop: 0.0, embd_pdrop: 0.0, normalization: RMSNorm,
+              position_embedding_type: rope, num_query_groups: 4, add_bias_linear: false, swiglu: true,
+              vocab_size: 32256}
+mesh: {tp: 2, dp_shard: 8}
+training:
+  seq_len: 4096
+  micro_batch_size: 2
+  global_batch_size: 128
+  sequence_parallel: true
+  loss: megatron
+  precision: {compute: bf16, main_grads: fp32, grad_reduce: fp32}
+  optimizer: {name: adam}
+environment: {cublas_workspace_config: ":4096:8"}
+framework_options: {use_distributed_optimizer: true, overlap_grad_reduce: true, overlap_param_gather: true}
+"""
+BASE: dict[str, Any] = {
+    "num-layers": 12, "hidden-size": 512, "num-attention-heads": 8, "max-position-embeddings": 1024, "seq-length": 1024,
+    "micro-batch-size": 4, "global-batch-size": 32, "bf16": True, "tokenizer-type": "GPT2BPETokenizer"}
+
+
+def imported(folder: Path, text: str, name: str = "run.sh", gpus: int | None = None, **settings: Any) -> Imported:
+    (folder / name).write_text(text, encoding="utf-8")
+    return import_recipe([str(folder / name)], Answers.of_options(gpus, None, "dgx-h100", settings))
+
+
+def of(folder: Path, gpus: int = 8, **changes: Any) -> Imported:
+    """Imported model_config.yaml with the small GPT's arguments and others; a key's underscores are hyphens."""
+    given = {f"--{key}": value for key, value in BASE.items()} | {
+        key if key.startswith("--") else f"--{key.replace('_', '-')}": value for key, value in changes.items()}
+    lines = [f"  {key}: {json.dumps(value)}\n" for key, value in given.items() if value is not None]
+    return imported(folder, "MODEL_ARGS:\n" + "".join(lines), "model_config.yaml", gpus)
+
+
+def value(found: Imported, key: str) -> Any:
+    """Value of a scenario's key as it was imported; None if it was not written."""
+    inner: Any = found.values
+    for name in key.split("."):
+        inner = inner.get(name) if isinstance(inner, dict) else None
+    return inner
+
+
+def messages(found: Imported) -> str:
+    return "\n".join(str(one) for one in (*found.wrong, *found.unknown, *found.refused, *found.questions))
+
+
+def scenario(found: Imported) -> Scenario:
+    found.expect_complete()
+    return parse_scenario(found.document())
+
+
+def test_a_script_is_the_scenario_that_a_person_would_write(tmp_path: Path) -> None:
+    found = imported(tmp_path, SCRIPT)
+    assert scenario(found) == parse_scenario(parse_document(WRITTEN, "written.yaml"))
+    assert check(scenario(found)).problems == ()
+
+
+def test_arguments_alone_are_the_same_recipe(tmp_path: Path) -> None:
+    found = imported(tmp_path, SCRIPT)
+    alone = " ".join(["--tensor-model-parallel-size=2", *SCRIPT.partition("MODEL=(")[2].partition("\n)")[0].split(),
+                      *SCRIPT.partition('TRAIN="')[2].partition('"')[0].split(),
+                      *SCRIPT.partition("TP --seq")[2].partition("|&")[0].replace("uence", "--sequence", 1).split()])
+    alone = alone.replace("$SEQ", "4096").replace("\\ ", "")
+    again = imported(tmp_path, alone, "args.txt", 16)
+    written = {"name": "run", "environment": {"cublas_workspace_config": ":4096:8"}}
+    assert parse_scenario(Document("args.txt", {**again.values, **written})) == scenario(found)
+
+
+def test_an_origin_is_the_line_of_the_argument(tmp_path: Path) -> None:
+    found = imported(tmp_path, SCRIPT)
+    origins = {".".join(map(str, path)): str(origin) for path, origin in found.origins.items()}
+    assert origins["model.overrides.n_inner"].endswith("run.sh:16 --ffn-hidden-size")
+    assert origins["training.micro_batch_size"].endswith("run.sh:23 --micro-batch-size")
+    assert "16 GPUs" in origins["mesh.dp_shard"]
+    assert "torchrun" in origins["mesh.dp_shard"]
+    assert origins["training.optimizer.name"].startswith("default of Megatron-LM")
+
+
+@pytest.mark.parametrize(("row", "gpus", "changes"), [
+    ("gpt/gpt3_mcore_te_tp2_pp2/dev_dgx_a100", 8, {
+        "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "deterministic_mode": True,
+        "no_gradient_accumulation_fusion": True, "attention_backend": "unfused"}),
+    ("moe/gpt3_mcore_tp2_pp2_ep2_te_4experts2parallel/dev_dgx_a100", 8, {
+        "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "sequence_parallel": True,
+        "num_experts": 4, "expert_model_parallel_size": 2, "moe_router_topk": 1, "disable_bias_linear": True,
+        "deterministic_mode": True, "no_gradient_accumulation_fusion": True, "transformer_impl": "local",
+        "attention_backend": "unfused", "no_bias_gelu_fusion": True}),
+])
+def test_a_case_of_megatrons_tests_is_its_row_of_measured_runs(tmp_path: Path, row: str, gpus: int,
+                                                               changes: dict[str, Any]) -> None:
+    files = (ROOT / "tests" / "truth" / "measured").glob("mcore-golden-*.jsonl")
+    rows = {one["id"]: one for file in files for one in map(json.loads, file.read_text("utf-8").splitlines())}
+    stored = {**rows[f"mlm:{row}"]["scenario"], "name": "x"}
+    found = {**of(tmp_path, gpus, **changes).values, "name": "x", "environment": stored.get("environment", {})}
+    version = {key: stored[key] for key in ("framework_version", "topology") if key in stored}
+    assert parse_scenario(Document("a", {**found, **version})) == parse_scenario(Document("b", stored))
+
+
+# ---- traps ----------------------------------------------------------------------------------------------------------
+EXPERTS = {"num_experts": 8, "disable_bias_linear": True, "tensor_model_parallel_size": 2, "sequence_parallel": True}
+
+
+@pytest.mark.parametrize(("changes", "key", "expected"), [
+    (EXPERTS, "mesh.etp", 2),
+    ({**EXPERTS, "expert_tensor_parallel_size": 1}, "mesh.etp", 1),
+    (EXPERTS, "framework_options.moe_token_dispatcher_type", "allgather"),
+    (EXPERTS, "framework_options.moe_grouped_gemm", False),
+    ({"sequence_parallel": True}, "training.sequence_parallel", False),
+    ({"num_query_groups": 2}, "model.overrides.num_query_groups", None),
+    ({"group_query_attention": True}, "model.overrides.num_query_groups", 1),
+    ({"swiglu": True, "disable_bias_linear": True, "hidden_size": 1024}, "model.overrides.n_inner", 2688),
+    ({"tensor_model_parallel_size": 2}, "model.overrides.vocab_size", 50432),
+    ({"make_vocab_size_divisible_by": 1}, "model.overrides.vocab_size", 50257),
+    ({"padded_vocab_size": 60000}, "model.overrides.vocab_size", 60000),
+    ({"tokenizer_type": "NullTokenizer", "vocab_size": 128}, "model.overrides.vocab_size", 256),
+    ({"tokenizer_type": "NullTokenizer", "vocab_size": 128, "mtp_use_repeated_layer": True},
+     "model.overrides.vocab_size", 128),
+    ({"bf16": None, "fp16": True}, "training.precision.main_grads", "fp16"),
+    ({"grad_reduce_in_bf16": True}, "training.precision.grad_reduce", "bf16"),
+    ({"fp8_format": "hybrid"}, "framework_options.fp8_recipe", "delayed"),
+    ({"num_distributed_optimizer_instances": 2, "use_distributed_optimizer": True}, "mesh", {
+        "dp_replicate": 2, "dp_shard": 4}),
+    ({"pipeline_model_parallel_size": 2, "num_layers_per_virtual_pipeline_stage": 2},
+     "training.pipeline.virtual_stages", 3),
+    ({"recompute_activations": True}, "training.recompute", ["core_attn"]),
+    ({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+     "training.recompute", "full"),
+    ({"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 3},
+     "training.recompute", {"mode": "block", "num_layers": 3}),
+    ({"recompute_granularity": "selective", "recompute_modules": "[mlp layernorm]"}, "training.recompute",
+     ["mlp", "layernorm"]),
+    ({"optimizer": "muon", "use_distributed_optimizer": True}, "training.optimizer.name", "dist_muon"),
+    ({"step_batch_size_schedule": "0:16 1B:64", "global_batch_size": None}, "training.global_batch_size", 64),
+    ({"use_rotary_position_embeddings": True, "no_rope_fusion": True}, "framework_options.apply_rope_fusion", False),
+    ({"cuda_graph_modules": ["attn mlp"], "cuda_graph_impl": "transformer_engine"},
+     "framework_options.cuda_graph_scope", ["attn", "mlp"]),
+    ({"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim"},
+     "framework_options.data_parallel_sharding_strategy", "optim"),
+    ({"use_megatron_fsdp": True}, "framework", "megatron_fsdp"),
+    ({"qk_layernorm": True, "swiglu": True, "disable_bias_linear": True, "normalization": "RMSNorm", "kv_channels": 128,
+      "position_embedding_type": "rope", "attention_dropout": 0.0, "hidden_dropout": 0.0}, "model.config", "qwen3-8b"),
+    ({"hybrid_layer_pattern": "M-M*|M-ME", "num_experts": 4, "pipeline_model_parallel_size": 2},
+     "training.pipeline.layers", [4, 4]),
+    ({"hybrid_layer_pattern": "M-M*/*E/*E", "num_experts": 4}, "model.overrides.mtp_num_layers", 2),
+])
+def test_a_trap_is_read_as_megatron_means_it(tmp_path: Path, changes: dict[str, Any], key: str, expected: Any) -> None:
+    found = of(tmp_path, **changes)
+    assert value(found, key) == expected, messages(found)
+
+
+@pytest.mark.parametrize(("changes", "told"), [
+    ({"tokenizer_type": "HuggingFaceTokenizer"}, "--set model.overrides.vocab_size="),
+    ({"seq_length": None}, "--seq-len N"),
+    ({"moe_layer_freq": "[1]*3+[0]*9", "num_experts": 4}, "dense layers behind the first one with experts"),
+    ({"experimental_attention_variant": "dsa"}, "linear or sparse attention"),
+    ({"decoder_num_layers": 4}, "encoder and decoder"),
+    ({"vocab_file": "vocab.txt", "tokenizer_type": None}, "word pieces"),
+    ({"perform_rl_step": True}, "reinforcement learning"),
+    ({"window_size": "(128,0)"}, "windows of attention"),
+    ({"num_layers": None}, "--num-layers: missing"),
+    ({"lr_x": 1}, "unknown key 'MODEL_ARGS.--lr-x'"),
+    ({"tensor_model_parallel_size": 3}, "no multiple of pp 1 x cp 1 x tp 3"),
+    ({"micro_batch_size": "${MBS}"}, "its value depends on ${MBS}"),
+    ({"hidden_size": "much"}, "expected a whole number"),
+    ({"optimizer": "lion"}, "an optimizer that is not modelled"),
+    ({"hybrid_layer_pattern": "MG*"}, "layers G of the pattern"),
+])
+def test_what_cannot_be_said_is_named(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+    assert told in messages(of(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(("text", "told"), [
+    (SCRIPT.replace("TP=${TP:-2}", ""), "--tensor-model-parallel-size: its value depends on $TP, which the script"),
+    (SCRIPT.replace("$NNODES ", "$1 ").replace("#SBATCH --nodes=2", ""), "number of GPUs; answer with --gpus N"),
+    (SCRIPT.replace("--lr 1e-4", "--lr"), "--lr: expected a value"),
+    (SCRIPT.replace("--lr 1e-4", "--lr 1e-4 stray"), "unrecognized argument 'stray'"),
+])
+def test_what_a_script_leaves_open_is_named(tmp_path: Path, text: str, told: str) -> None:
+    assert told in messages(imported(tmp_path, text))
+
+
+@pytest.mark.parametrize(("text", "told"), [
+    (SCRIPT.replace("torchrun ", "for i in 1 2; do torchrun ") + "done\n", "lies in the loop at line 25"),
+    (SCRIPT.replace("pretrain_gpt.py", "pretrain_bert.py"), "pretrain_bert.py: no training of a GPT"),
+    (SCRIPT + SCRIPT[SCRIPT.index("torchrun"):].replace("$TP", "4"), "2 commands with Megatron's arguments"),
+    (SCRIPT + "$(rm -rf /", "a ( that is never closed"),
+])
+def test_a_script_that_is_not_one_command_is_refused(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(RankscopeError, match=told.replace("(", r"\(")):
+        imported(tmp_path, text)
+
+
+def test_every_argument_of_megatron_is_accounted_for(tmp_path: Path) -> None:
+    """Each by itself beside a small GPT: it is used, listed with a reason, refused, or an argument of other scripts."""
+    words = {"int": 1, "float": 0.5, "text": "other", "int+": [1], "float+": [0.5], "text+": ["other"]}
+    listed = [pattern for row in (*WITHOUT_EFFECT, *NOT_MODELLED) for pattern in row.keys]
+    silent = []
+    for name, one in arguments().items():
+        if any(fnmatchcase(name, pattern) for pattern in listed):
+            continue
+        found = of(tmp_path, **{name: True if one.is_switch else words[one.takes]})
+        key = f"MODEL_ARGS.{name}"
+        told = [*found.used, *(left.key for left in found.left)]
+        if told.count(key) != 1 and key not in messages(found):
+            silent.append(name)
+    assert silent == []

@@ -1,0 +1,104 @@
+"""Shell scripts are read and never run: values, arrays, conditions, and what more than the script decides."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from simcore.errors import InputError
+from simcore.recipes.shell.script import Started, read_script
+
+
+def started(text: str) -> list[Started]:
+    return list(read_script(text, "run.sh").commands)
+
+
+def words(text: str) -> list[str]:
+    """Words of the last command."""
+    return [word.text for word in started(text)[-1].words]
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("A=3\nrun --n $A ${A} \"$A\" '$A'", ["run", "--n", "3", "3", "3", "$A"]),
+    ("run ${B:-7} ${B:-\"8 9\"} ${B-x}${B:+y}", ["run", "7", "8 9", "x"]),
+    ("A=5; B=$((A*2 + 7/2))\nrun $B $((-7/2)) $((B % 5))", ["run", "13", "-3", "3"]),
+    ("ARGS=(--a 1 # one\n  --b \"two words\"\n)\nARGS+=(--c)\nrun \"${ARGS[@]}\"",
+     ["run", "--a", "1", "--b", "two words", "--c"]),
+    ("ARGS=(--b \"two words\")\nrun ${ARGS[@]} ${#ARGS[@]} ${ARGS[0]}", ["run", "--b", "two", "words", "2", "--b"]),
+    ("OPTS=\" --a 1 \\\n  --b 2 \"\nrun \\\n $OPTS", ["run", "--a", "1", "--b", "2"]),
+    ("export A=4 B=5\ndeclare -a C=(6)\nrun $A$B ${C[@]} > log 2>&1", ["run", "45", "6"]),
+    ("A=x\nif [ \"$A\" = y ]; then N=1; elif [[ $A == x && -n $A ]]; then N=2; else N=3; fi\nrun $N", ["run", "2"]),
+    ("N=1\n[ -z \"$WANDB\" ] && N=2\n[[ -n \"$WANDB\" ]] && N=3\nrun $N", ["run", "2"]),
+    ("case big in small|tiny) N=1 ;; b*) N=2 ;; *) N=3 ;; esac\nrun $N", ["run", "2"]),
+    ("while [[ $# -gt 0 ]]; do N=9; shift; done\nN=${N:-1}\nrun $N", ["run", "1"]),
+    ("go() { N=4; run $N; }\ngo", ["run", "4"]),
+    ("C=\"run --a 1; run --b 2\"\nsrun -N 2 bash -c \"$C\"", ["run", "--b", "2"]),
+    ("bash <<END\nrun --a 1\nEND", ["run", "--a", "1"]),
+    ("if [ ! -f $X ]; then echo no; exit 1; fi\nrun ok", ["run", "ok"]),
+])  # fmt: skip
+def test_words_are_as_a_shell_has_them(text: str, expected: list[str]) -> None:
+    assert words(text) == expected
+
+
+@pytest.mark.parametrize(("text", "reason"), [
+    ("run --n $N", "$N, which the script does not set"),
+    ("run --n $1", "argument 1 of the script"),
+    ("run --n $(nproc)", "the output of a command"),
+    ("run --n `nproc`", "the output of a command"),
+    ("N=1\nfor X in 1 2; do N=$X; done\nrun --n $N", "the loop at line 2"),
+    ("N=1\nif grep -q x y; then N=2; fi\nrun --n $N",
+     "the condition at line 2, which the script alone does not decide"),
+    ("run --n $((N + 1))", "$((N + 1)), which the script alone does not decide"),
+    ("N=a.b; run --n ${N%.b}", "${N%.b}, an operation on texts"),
+])
+def test_a_value_that_more_decides_says_what(text: str, reason: str) -> None:
+    word = started(text)[-1].words[2]
+    assert word.unknown == reason
+
+
+def test_lines_are_those_of_the_arguments() -> None:
+    found = started("X=(\n  --a 1\n  --b 2\n)\nO=\"--c 3 \\\n  --d 4\"\nrun ${X[@]} $O")[-1]
+    lines = {word.text: word.line for word in found.words}
+    assert (lines["--a"], lines["--b"], lines["--c"], lines["--d"], lines["run"]) == (2, 3, 5, 6, 7)
+
+
+def test_commands_in_loops_and_open_conditions_say_so() -> None:
+    assert [one.within for one in started("for i in 1 2; do run $i; done")] == ["the loop at line 1"]
+    assert started("if [ -f x ]; then run 1; fi")[0].within.startswith("the condition at line 1")
+
+
+def test_sbatch_lines_are_read() -> None:
+    script = read_script("#!/bin/bash\n#SBATCH --nodes=4 # many\n#SBATCH -n 8\nrun", "run.sh")
+    assert [(word.text, word.line) for word in script.sbatch] == [("--nodes=4", 2), ("-n", 3), ("8", 3)]
+
+
+@pytest.mark.parametrize("text", [
+    "run \"never closed", "run ${A", "A=(1 2", "if true; then run", "case x in a) run", "fi", "run )", "a\0b",
+    "$(" * 200, "((" * 3000, "{ " * 500, "if true; then " * 400, "\"$(" * 300, "A=(" * 100, "${A:-" * 200,
+])
+def test_what_is_no_script_is_refused_by_name(text: str) -> None:
+    begin = time.monotonic()
+    with pytest.raises(InputError):
+        read_script(text, "run.sh")
+    assert time.monotonic() - begin < 1
+
+
+@pytest.mark.parametrize("text", [
+    "A=xxxxxxxxxx\n" + "A=$A$A\n" * 40 + "run $A",
+    "A=(x x x x)\n" + "A=(${A[@]} ${A[@]})\n" * 40 + "run ${A[@]}",
+    "f() { f; f; }\nf\n" + "true\n" * 10,
+    "A=1\n" * 30_000,
+    "A=1\n" + "A+=$A\n" * 64,
+])
+def test_bombs_stop_within_a_second(text: str) -> None:
+    begin = time.monotonic()
+    with pytest.raises(InputError):
+        read_script(text, "run.sh")
+    assert time.monotonic() - begin < 2
+
+
+def test_nothing_is_run(tmp_path: object) -> None:
+    text = f"touch {tmp_path}/made\n$(touch {tmp_path}/made)\n`touch {tmp_path}/made`\neval touch {tmp_path}/made\n"
+    read_script(text, "run.sh")
+    assert not list(__import__("pathlib").Path(str(tmp_path)).iterdir())
