@@ -4,9 +4,10 @@ Input: the files of a recipe, and answers to what it leaves open. Output: `Impor
 its keys, and what became of every key of the recipe. Start: `importing.import_recipe`.
 
 `importing`: files to `Imported`, also on the fly where a scenario is expected. `registry`, `format`: the formats, each
-a module or folder here with a `FORMAT`. `recipe_file`: text and values of a file. `reader`: hands out values and
-remembers them. `draft`: the scenario under way; a key that is handed out must be told what became of it. `answers`:
-what the user says. `rows`: tables of keys. `imported`: the result. `machine`, `world`: machine and ranks. `text`:
-YAML with origins.
-`automodel`: recipes of NeMo Automodel. `megatron`: arguments of Megatron-LM. `shell`: reader of shell scripts.
+a module or folder here with a `FORMAT`. `recipe_file`, `toml_lines`: text and values of a file. `reader`: hands out
+values and remembers them. `draft`: the scenario under way; a key that is handed out must be told what became of it.
+`answers`: what the user says. `rows`: tables of keys. `imported`: the result. `machine`, `world`: machine and ranks.
+`text`: YAML with origins.
+`automodel`: recipes of NeMo Automodel. `megatron`: arguments of Megatron-LM. `torchtitan`: its job
+configurations. `shell`: reader of shell scripts.
 """

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from simcore.errors import InputError, Problem
 from simcore.inputs.document import Document, parse_document, read_text
+from simcore.recipes.toml_lines import toml_lines
 
 __all__ = ["RecipeFile", "read_files"]
 
@@ -23,7 +24,7 @@ class RecipeFile:
 
     @cached_property
     def document(self) -> Document:
-        """Values of the file and the line of each; a TOML file knows no lines but those of its tables and keys.
+        """Values of the file and the line of each; of TOML the lines of tables and keys.
 
         InputError for a file that is no mapping, or that `inputs.yaml_parser` refuses.
         """
@@ -47,6 +48,6 @@ def read_files(paths: Sequence[str]) -> tuple[RecipeFile, ...]:
 
 def _toml(file: RecipeFile) -> Document:
     try:
-        return Document(file.path, tomllib.loads(file.text))
+        return Document(file.path, tomllib.loads(file.text), toml_lines(file.text))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(Problem(file.path, f"not valid TOML: {error}")) from None

@@ -44,7 +44,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """Commands that a script starts: `commands` in order, `variables` at its end as words, words of its `#SBATCH` lines."""
+    """Commands of a script in order, its variables at its end as words, and the words of its `#SBATCH` lines."""
 
     commands: tuple[Started, ...]
     variables: Mapping[str, tuple[Word, ...]]
