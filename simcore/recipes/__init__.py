@@ -7,7 +7,7 @@ its keys, and what became of every key of the recipe. Start: `importing.import_r
 a module or folder here with a `FORMAT`. `recipe_file`, `toml_lines`: text and values of a file. `reader`: hands out
 values and remembers them. `draft`: the scenario under way; a key that is handed out must be told what became of it.
 `answers`: what the user says. `rows`: tables of keys. `imported`: the result. `machine`, `world`: machine and ranks.
-`text`: YAML with origins.
+`environment`: variables of a launch script. `text`: YAML with origins.
 `automodel`: recipes of NeMo Automodel. `megatron`: arguments of Megatron-LM. `torchtitan`: its job
-configurations. `shell`: reader of shell scripts.
+configurations. `shell`: reader of shell scripts. `launch`: launch commands beside a recipe.
 """
