@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from simcore.errors import InputError, Problem
-from simcore.recipes.launch.options import Number, Options
+from simcore.recipes.launch.options import NUMBER, Number, Options
 from simcore.recipes.launch.slurm import Allocation, allocation_of
 from simcore.recipes.launch.starters import Starter
 
@@ -106,6 +106,6 @@ def _nodes(options: Options) -> Number | None:
     least, is_range, most = word.text.partition(":")
     if is_range and least != most:
         raise options.problem(word.line, f"not yet: --nnodes {word.text}: a number of nodes that may change")
-    if not least.isdecimal() or len(least) > 7:
+    if not NUMBER.fullmatch(least):
         raise options.problem(word.line, f"--nnodes: expected a number of nodes, got {word.text!r}")
     return Number(int(least), f"{options.path}:{word.line}")

@@ -10,9 +10,10 @@ from typing import Final
 from simcore.errors import InputError, Problem
 from simcore.recipes.shell.expansion import Word
 
-__all__ = ["Number", "Options"]
+__all__ = ["NUMBER", "Number", "Options"]
 
-_NUMBER: Final = re.compile(r"[0-9]{1,7}")
+NUMBER: Final = re.compile(r"[1-9][0-9]{0,6}")
+"""Whole numbers that processes, nodes and GPUs may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Options:
         found = self.word(*names)
         if found is None:
             return None
-        if not _NUMBER.fullmatch(found.text):
+        if not NUMBER.fullmatch(found.text):
             raise self.problem(found.line, f"{names[0]}: expected a number of processes or nodes, got {found.text!r}")
         return Number(int(found.text), f"{self.path}:{found.line}")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from simcore.errors import InputError, Problem
-from simcore.recipes.launch.options import Number, Options
+from simcore.recipes.launch.options import NUMBER, Number, Options
 from simcore.recipes.shell.expansion import Word
 
 __all__ = ["Allocation", "allocation_of"]
@@ -66,7 +66,7 @@ def _gpus(options: Options, *names: str) -> Number | None:
     count = parts.rpartition(":")[2]
     if count == "gpu":
         return Number(1, f"{options.path}:{word.line}")
-    if not count.isdecimal() or len(count) > 7:
+    if not NUMBER.fullmatch(count):
         raise InputError(Problem(f"{options.path}:{word.line}", f"{names[0]}: expected a number of GPUs, got "
                                                                 f"{word.text!r}"))
     return Number(int(count), f"{options.path}:{word.line}")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any, Final
 
+from simcore.errors import Problem
 from simcore.recipes.answers import Answer
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
@@ -53,6 +54,10 @@ def read_parallelism(reader: Reader, draft: Draft, sizes: Mapping[str, Any], *, 
         read_rows(reader, draft, [Idle(tuple(one.key for one in _CONTEXT), "context_parallel_degree is 1")])
     else:
         read_rows(reader, draft, _CONTEXT)
+        balancer = _CONTEXT[1].key
+        if balancer.rpartition(".")[2] in reader.names("parallelism") and not reader.has(balancer):
+            where = reader.document.where(tuple(balancer.split(".")))
+            draft.refused.append(Problem(where, f"not yet: {balancer}: null: sequences that are not balanced"))
     _read_experts(reader, draft, sizes)
     if _is_one(degrees["pp"]):
         read_rows(reader, draft, [_ONE_STAGE])

@@ -24,7 +24,7 @@ from simcore.recipes.torchtitan.step import (
     read_formats,
     read_optimizer,
 )
-from simcore.recipes.torchtitan.without_effect import SWITCHES, WITHOUT_EFFECT
+from simcore.recipes.torchtitan.without_effect import BLOCKS, SWITCHES, WITHOUT_EFFECT
 
 __all__ = ["FORMAT"]
 
@@ -77,6 +77,7 @@ def _read_blocks(reader: Reader, draft: Draft) -> None:
         draft.refuse(mode, f"a trial run by {mode.value}")
     else:
         draft.idle(mode, "the default")
+    _read_kernels(reader, draft)
     read_parallelism(reader, draft, sizes, compiled=is_compiled(reader))
     read_batches(reader, draft)
     read_formats(reader, draft, fp8=read_products(reader, draft))
@@ -84,6 +85,17 @@ def _read_blocks(reader: Reader, draft: Draft) -> None:
     read_compile(reader, draft)
     read_optimizer(reader, draft)
     read_rows(reader, draft, (*SWITCHES, *WITHOUT_EFFECT))
+    draft.idle([one for block in BLOCKS if reader.look(block) == {} and (one := reader.take(block)) is not None],
+               "an empty table")
+
+
+def _read_kernels(reader: Reader, draft: Draft) -> None:
+    for key in ("debug.deterministic", "training.deterministic"):
+        chosen = reader.flag(key)
+        if chosen is not None and chosen.value:
+            draft.unmodelled(chosen, "deterministic kernels are not told apart from others")
+        else:
+            draft.idle(chosen, "the default")
 
 
 FORMAT: Final = Format(_NAME, "torchtitan's job configuration (TOML, or as it saves it)", _recognises, _read)

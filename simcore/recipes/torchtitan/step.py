@@ -7,7 +7,7 @@ from typing import Any, Final
 from simcore.errors import Problem
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
+from simcore.recipes.rows import Idle, Off, Says, read_rows
 from simcore.recipes.torchtitan.model import RELEASE, SOURCE
 
 __all__ = ["is_compiled", "read_batches", "read_checkpointing", "read_compile", "read_formats", "read_optimizer"]
@@ -33,8 +33,6 @@ _CHECKPOINTS: Final = (
     Idle(tuple(f"activation_checkpoint.{name}" for name in (
         "determinism_check", "debug", "memory_budget", "visualize_memory_budget_pareto")),
         "checks, messages, and settings of the mode memory_budget alone"),
-    Unmodelled(("activation_checkpoint.preserve_rng_state",), "the state of random numbers, a few bytes a layer, is "
-                                                              "counted neither way"),
 )
 
 
@@ -127,6 +125,11 @@ def read_checkpointing(reader: Reader, draft: Draft) -> None:
         draft.refuse(forced, "products of other modules that are always computed again")
     else:
         draft.idle(forced, "the default, or of checkpointing by operator alone")
+    kept = reader.flag("activation_checkpoint.preserve_rng_state")
+    if kept is None or kept.value:
+        draft.idle(kept, "the default")
+    else:
+        draft.unmodelled(kept, "the state of random numbers, a few bytes a layer, is not told apart")
     read_rows(reader, draft, _CHECKPOINTS)
 
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from typing import Final
 
-from simcore.recipes.rows import Idle, Off, Row, Unmodelled
+from simcore.recipes.rows import Idle, Off, Row
 
-__all__ = ["SWITCHES", "WITHOUT_EFFECT"]
+__all__ = ["BLOCKS", "SWITCHES", "WITHOUT_EFFECT"]
 
 
 def _keys(block: str, names: str) -> tuple[str, ...]:
     return tuple(f"{block}.{name}" for name in names.split())
 
 
+BLOCKS: Final = (
+    "job", "profiling", "metrics", "model", "optimizer", "lr_scheduler", "training", "training.dataloader",
+    "parallelism", "checkpoint", "activation_checkpoint", "compile", "float8", "quantize", "quantize.linear",
+    "quantize.linear.float8", "quantize.linear.mx", "quantize.grouped_mm", "quantize.grouped_mm.float8",
+    "quantize.grouped_mm.mx", "comm", "memory_estimation", "fault_tolerance", "experimental", "validation",
+    "validation.dataloader", "debug")
+"""Tables of a job configuration, which may be empty."""
 SWITCHES: Final[tuple[Row, ...]] = (
     Off("fault_tolerance.enable", "torchft"),
     Off("memory_estimation.enable", "a run that only estimates memory"),
@@ -45,8 +52,7 @@ WITHOUT_EFFECT: Final[tuple[Row, ...]] = (
                        "save_traces_file_prefix"), "timeouts and traces"),
     Idle(("debug.seed", "training.seed"), "random numbers"),
     Idle(("debug.moe_force_load_balance",), "which experts tokens go to is what training.routing says"),
-    Unmodelled((*_keys("debug", "deterministic deterministic_warn_only"), "training.deterministic"),
-               "kernels are not told apart"),
+    Idle(("debug.deterministic_warn_only",), "messages of deterministic kernels"),
     Idle(("memory_estimation.disable_fake_mode",), "of a run that only estimates memory"),
     Idle(_keys("fault_tolerance", "process_group process_group_timeout_ms replica_id group_size min_replica_size "
                                   "semi_sync_method sync_steps num_fragments"), "torchft is off"),

@@ -50,6 +50,7 @@ def refusal(text: str) -> str:
     ("srun -n 8 -G 8 python train.py", 8),
     ("#SBATCH --nodes=4\n#SBATCH --ntasks=4\n#SBATCH --gpus-per-task=8\n"
      "srun torchrun --nnodes 4 --nproc_per_node 8 a.py", 32),
+    ("srun -N 2 -n 16 --gpus-per-task=1 python train.py", 16),
     ("srun -N 2 bash -c 'torchrun --nnodes 2 --nproc-per-node 8 train.py'", 16),
     ("mpirun -np 16 --allow-run-as-root -mca btl tcp -x PATH python train.py", 16),
     ("mpirun -n 2 python train.py", 2),
@@ -79,6 +80,9 @@ def test_what_is_left_to_the_machine_is_not_said(text: str) -> None:
     ("torchrun --nproc-per-node $N a.py", "run.sh:1: torchrun: --nproc-per-node $N: not known from the script alone"),
     ("torchrun --nproc-per-node $(nvidia-smi -L | wc -l) a.py", "the output of a command"),
     ("torchrun --nproc-per-node -8 a.py", "expected a number of processes or nodes, got '-8'"),
+    ("torchrun --nproc-per-node 0 a.py", "expected a number of processes or nodes, got '0'"),
+    ("torchrun --nnodes 0 a.py", "--nnodes: expected a number of nodes, got '0'"),
+    ("srun -G 0 python a.py", "--gpus: expected a number of GPUs, got '0'"),
     ("for i in 1 2; do\ntorchrun --nproc-per-node $i a.py\ndone", "run.sh:2: the launch command lies in the loop"),
     ("torchrun a.py\ntorchrun b.py", "run.sh: has 2 launch commands (lines 1, 2): give one"),
     ("echo torchrun a.py\npython a.py", "run.sh: has no launch command that is read (torchrun, srun,"),

@@ -17,6 +17,8 @@ from simcore.inputs.scenario import Scenario, parse_scenario
 from simcore.recipes.answers import Answers
 from simcore.recipes.imported import Imported
 from simcore.recipes.importing import import_recipe
+from simcore.recipes.reader import Reader
+from simcore.recipes.torchtitan.flavors import FLAVORS
 from simcore.simulate import check
 
 SAMPLE = SAMPLES["torchtitan"].text
@@ -99,6 +101,58 @@ components = ["model"]
 [float8]
 filter_fqns = ["output"]
 """
+SAVED = """\
+{"job": {"config_file": null, "dump_folder": "./outputs", "description": "default job", "print_config": false,
+"save_config_file": null, "custom_config_module": ""},
+"profiling": {"enable_profiling": false, "save_traces_folder": "profile_traces", "profile_freq": 10,
+"profiler_active": 1, "profiler_warmup": 3, "enable_memory_snapshot": false, "save_memory_snapshot_folder":
+"memory_snapshot"},
+"metrics": {"log_freq": 10, "enable_tensorboard": false, "disable_color_printing": false, "save_tb_folder": "tb",
+"save_for_all_ranks": false, "enable_wandb": false},
+"model": {"name": "llama3", "flavor": "debugmodel", "hf_assets_path": "./tests/assets/tokenizer", "tokenizer_path":
+null, "converters": [], "print_after_conversion": false},
+"optimizer": {"name": "AdamW", "lr": 0.0008, "beta1": 0.9, "beta2": 0.95, "eps": 1e-08, "weight_decay": 0.1,
+"implementation": "fused", "early_step_in_backward": false},
+"lr_scheduler": {"warmup_steps": 200, "total_steps": null, "decay_ratio": null, "decay_type": "linear",
+"min_lr_factor": 0.0},
+"training": {"dataset": "c4_test", "dataset_path": null, "local_batch_size": 8, "global_batch_size": -1, "seq_len":
+2048, "max_norm": 1.0, "steps": 10000, "enable_cpu_offload": false, "dtype": "float32", "mixed_precision_param":
+"bfloat16", "mixed_precision_reduce": "float32", "gc_freq": 50, "gc_debug": false, "dataloader": {"num_workers": 0,
+"persistent_workers": false, "pin_memory": false, "prefetch_factor": null}},
+"parallelism": {"data_parallel_replicate_degree": 1, "data_parallel_shard_degree": -1, "fsdp_reshard_after_forward":
+"default", "tensor_parallel_degree": 1, "disable_loss_parallel": false, "enable_async_tensor_parallel": false,
+"pipeline_parallel_degree": 1, "module_fqns_per_model_part": null, "pipeline_parallel_first_stage_less_layers": 1,
+"pipeline_parallel_last_stage_less_layers": 1, "pipeline_parallel_layers_per_stage": null,
+"pipeline_parallel_schedule": "1F1B", "pipeline_parallel_schedule_csv": "", "pipeline_parallel_microbatch_size": 1,
+"pipeline_parallel_expert_parallel_overlap": true, "context_parallel_degree": 1, "context_parallel_load_balancer":
+"headtail", "context_parallel_rotate_method": "allgather", "expert_parallel_degree": 1,
+"expert_tensor_parallel_degree": 1, "expert_parallel_comm_backend": "standard"},
+"checkpoint": {"enable": false, "enable_ft_dataloader_checkpoints": true, "folder": "checkpoint", "interval": 500,
+"initial_load_path": null, "initial_load_model_only": true, "initial_load_in_hf": false,
+"initial_load_in_hf_quantized": false, "last_save_model_only": true, "last_save_in_hf": false, "export_dtype":
+"float32", "async_mode": "disabled", "keep_latest_k": 10, "load_step": -1, "exclude_from_loading": [],
+"enable_first_step_checkpoint": false, "create_seed_checkpoint": false, "load_only": false},
+"activation_checkpoint": {"mode": "selective", "selective_ac_option": "2",
+"per_op_sac_force_recompute_mm_shapes_by_fqns": ["moe.router.gate"], "early_stop": false, "memory_budget": 0.5,
+"visualize_memory_budget_pareto": false, "preserve_rng_state": true, "determinism_check": "default", "debug":
+false},
+"compile": {"enable": false, "components": ["model", "loss"], "backend": "inductor"},
+"quantize": {"linear": {"float8": {"enable_fsdp_float8_all_gather": false,
+"precompute_float8_dynamic_scale_for_fsdp": false, "recipe_name": null, "filter_fqns": [], "emulate": false}, "mx":
+{"mxfp8_dim1_cast_kernel_choice": "triton", "recipe_name": "mxfp8_cublas", "filter_fqns": ["output"]}},
+"grouped_mm": {"float8": {"fqns": []}, "mx": {"recipe_name": "mxfp8", "fqns": []}}},
+"comm": {"init_timeout_seconds": 300, "train_timeout_seconds": 100, "trace_buf_size": 20000, "save_traces_folder":
+"comm_traces", "save_traces_file_prefix": "rank_", "mode": "default"},
+"memory_estimation": {"enable": false, "disable_fake_mode": false},
+"fault_tolerance": {"enable": false, "process_group": "gloo", "process_group_timeout_ms": 10000, "replica_id": 0,
+"group_size": 0, "min_replica_size": 1, "semi_sync_method": null},
+"experimental": {"custom_import": "", "custom_args_module": ""},
+"validation": {"enable": false, "dataset": "c4_validation", "dataset_path": null, "local_batch_size": 8, "seq_len":
+2048, "freq": 10, "steps": -1, "dataloader": {"num_workers": 0, "persistent_workers": false, "pin_memory": false,
+"prefetch_factor": null}},
+"debug": {"seed": null, "deterministic": false, "deterministic_warn_only": false, "moe_force_load_balance": false}}
+"""
+"""Configuration that torchtitan 0.2.2 saves of a run with defaults alone (`config/job_config.py` JobConfig.to_dict)."""
 
 
 @pytest.fixture(autouse=True)
@@ -170,6 +224,32 @@ def test_what_it_saves_as_json_is_read_alike() -> None:
     assert found.origins[("training", "micro_batch_size")].where.startswith("mine.json:")
 
 
+def test_every_key_of_the_release_is_known() -> None:
+    text = SAVED.replace('"debugmodel"', '"8B"').replace('"selective_ac_option": "2"', '"selective_ac_option": "op"')
+    found = imported(text, name="mine.json")
+    assert scenario(found).training.recompute == scenario(imported(SAMPLE)).training.recompute
+    assert [one.key for one in found.left if one.kind != "no effect"] == []
+    whole = json.loads(SAVED)
+    assert len(found.used) + len(found.left) == sum(1 for _ in Reader(Document("mine.json", whole)).all())
+
+
+def test_defaults_of_the_release_are_those_of_a_file_that_says_nothing() -> None:
+    """Checkpointing apart, whose default is refused."""
+    short = '[model]\nflavor = "8B"\n[training]\n[activation_checkpoint]\nmode = "none"\n'
+    saved = SAVED.replace('"debugmodel"', '"8B"').replace('"mode": "selective"', '"mode": "none"')
+    beside = {"training.precision.params": "fp32", "training.precision.grad_reduce": "fp32",
+              "training.optimizer.implementation": "fused"}
+    assert scenario(imported(saved, name="mine.json")) == scenario(imported(short).with_settings(beside))
+
+
+def test_a_balancer_that_is_null_is_not_the_default() -> None:
+    values = json.loads(SAVED)
+    values["parallelism"]["context_parallel_load_balancer"] = None
+    assert "null: sequences" not in refusal(json.dumps(values))
+    values["parallelism"]["context_parallel_degree"] = 2
+    assert "null: sequences that are not balanced" in refusal(json.dumps(values))
+
+
 def test_what_it_leaves_open_is_asked_at_once() -> None:
     assert {one.key for one in imported(SAMPLE, None, "").questions} == {"topology", "mesh.dp_shard"}
 
@@ -207,6 +287,14 @@ def test_a_global_batch_of_minus_one_is_one_batch_of_every_rank() -> None:
     assert found.training.global_batch_size == 3 * 16
 
 
+def test_an_empty_table_says_nothing() -> None:
+    text = '[model]\nflavor = "8B"\n[training]\n[quantize.linear]\n[activation_checkpoint]\nmode = "none"\n'
+    found = imported(text)
+    assert {one.key for one in found.left} == {"training", "quantize.linear"}
+    assert "unknown key 'trainings'" in refusal(text + "[trainings]\n")
+    assert scenario(found).model == "llama-3.1-8b"
+
+
 # ---- stages ---------------------------------------------------------------------------------------------------------
 def staged(more: str, batch: str = "local_batch_size = 32") -> str:
     return STAGES.replace("local_batch_size = 32", batch).replace("pipeline_parallel_degree = 8\n",
@@ -216,6 +304,8 @@ def staged(more: str, batch: str = "local_batch_size = 32") -> str:
 def test_stages_follow_from_the_layers_of_each() -> None:
     pipeline = scenario(imported(staged("pipeline_parallel_layers_per_stage = 4"), 512)).training.pipeline
     assert pipeline.virtual_stages == 4  # (126 + 2) / 4 = 32 stages on 8 ranks
+    pipeline = scenario(imported(staged("pipeline_parallel_layers_per_stage = 1"), 512)).training.pipeline
+    assert pipeline.virtual_stages == 16  # the embedding and the output count as a layer each
     assert "makes 26 stages of 126 layers" in refusal(staged("pipeline_parallel_layers_per_stage = 5"), 512)
     assert "makes 8 stages of 126 layers" in refusal(staged("pipeline_parallel_layers_per_stage = 16"), 512)
 
@@ -272,6 +362,19 @@ def test_the_configuration_of_later_releases_is_refused_by_name() -> None:
     text = json.dumps({"model_spec": {"name": "llama3", "flavor": "8B", "model": {"dim": 4096}},
                        "training": {"max_context_length": 8192}})
     assert "model_spec.flavor: the configuration of a release after 0.2.2" in refusal(text)
+
+
+@pytest.mark.parametrize(("word", "resharded"), [("never", False), ("always", True), ("default", None)])
+def test_when_parameters_are_sharded_again(word: str, resharded: bool | None) -> None:
+    found = imported(changed('"always"', f'"{word}"'))
+    assert found.values["framework_options"].get("reshard_after_forward") is resharded
+
+
+@pytest.mark.parametrize(("name", "flavor"), [(name, flavor) for name in FLAVORS for flavor in FLAVORS[name]
+                                              if not flavor.startswith("debugmodel")])
+def test_a_flavor_of_a_published_model_has_its_sizes(name: str, flavor: str) -> None:
+    multi_token = {"num_nextn_predict_layers": 0} if flavor == "671B" else {}
+    assert FLAVORS[name][flavor].changed() == multi_token
 
 
 def test_flavors_have_the_sizes_of_torchtitan() -> None:
