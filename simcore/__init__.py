@@ -20,6 +20,7 @@ Start: `simulate.simulate`, the path of the data from a `Scenario` to a `Report`
     frameworks   FSDP, ZeRO, Megatron, ...: rules      calibration  measuring a machine with PyTorch
                  and memory hooks                      batch, search, cli, docgen   many scenarios, commands
     executors    processes, Dask, Ray, job arrays      recipes      recipes of other tools -> scenarios
+    tables       results as rows: CSV, Parquet, SQL
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from simcore.batch.tabulate import table
     from simcore.inputs.loading import load
     from simcore.inputs.scenario import Scenario
     from simcore.results.compare import compare
     from simcore.results.report import Report
     from simcore.simulate import simulate
+    from simcore.tables.tabulate import table
 
 __all__ = ["Report", "Scenario", "compare", "load", "simulate", "table"]
 
 _HOME = {"Report": "results.report", "Scenario": "inputs.scenario", "compare": "results.compare",
-         "load": "inputs.loading", "simulate": "simulate", "table": "batch.tabulate"}
+         "load": "inputs.loading", "simulate": "simulate", "table": "tables.tabulate"}
 
 
 def __getattr__(name: str) -> Any:

@@ -49,6 +49,37 @@ dataloader: {_target_: torchdata.stateful_dataloader.StatefulDataLoader, shuffle
 packed_sequence: {packed_sequence_size: 0}
 optimizer: {_target_: torch.optim.AdamW, lr: 2e-5, foreach: false}
 """),
+    "axolotl": Sample("tune.yaml", """\
+base_model: qwen3-8b
+plugins: [axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin]
+load_in_4bit: true
+adapter: qlora
+lora_r: 24
+lora_alpha: 48
+lora_dropout: 0.05
+lora_target_linear: true
+lora_mlp_kernel: true
+lora_model_dir:
+datasets:
+  - path: some/answers
+    type: alpaca
+sequence_len: 768
+sample_packing: true
+eval_sample_packing: false
+micro_batch_size: 3
+gradient_accumulation_steps: 2
+gradient_checkpointing: true
+gradient_checkpointing_kwargs: {use_reentrant: false}
+bf16: auto
+tf32: true
+attn_implementation: flash_attention_2
+optimizer: paged_adamw_8bit
+lr_scheduler: cosine
+num_epochs: 2
+val_set_size: 0.1
+wandb_project:
+special_tokens: {pad_token: <pad>}
+"""),
     "megatron": Sample("arguments.yaml", """\
 ENV_VARS:
   CUDA_DEVICE_MAX_CONNECTIONS: 1
@@ -152,5 +183,40 @@ enable = false
 
 [debug]
 deterministic = true
+"""),
+    "bridge": Sample("run_config.yaml", """\
+_target_: megatron.bridge.training.config.ConfigContainer
+train: {micro_batch_size: 2, global_batch_size: 64, train_iters: 100, manual_gc: true}
+model:
+  _target_: hf
+  hf_model_id: qwen3-30b-a3b
+  tensor_model_parallel_size: 2
+  pipeline_model_parallel_size: 1
+  context_parallel_size: 1
+  expert_model_parallel_size: 4
+  expert_tensor_parallel_size: 1
+  sequence_parallel: true
+  seq_length: 256
+  moe_token_dispatcher_type: flex
+  moe_flex_dispatcher_backend: deepep
+  moe_permute_fusion: true
+  recompute_granularity: selective
+  recompute_modules: [core_attn]
+  cross_entropy_loss_fusion: true
+  cross_entropy_fusion_impl: te
+  cuda_graph_impl: none
+  apply_rope_fusion: true
+peft: {_target_: megatron.bridge.peft.lora.LoRA, dim: 16, alpha: 32}
+optimizer:
+  optimizer: adam
+  lr: 1e-4
+  use_distributed_optimizer: true
+  exp_avg_dtype: fp32
+ddp: {grad_reduce_in_fp32: true, overlap_grad_reduce: true, overlap_param_gather: true, use_distributed_optimizer: true}
+mixed_precision: bf16_mixed
+comm_overlap: {tp_comm_overlap: false}
+dataset: {seq_length: 256, num_workers: 2}
+logger: {log_interval: 10}
+checkpoint: {save_interval: 100}
 """),
 }

@@ -338,7 +338,8 @@ def test_a_name_is_no_path(ran: Run, folder: Path) -> None:
     (folder / "f.yaml").write_text(scenario(name='"../../escaped"'))
     assert ran("run", "f.yaml", "-o", "out").code == 0
     assert [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*"))] == [
-        "f.yaml", "out", "out/.batch", "out/.batch/contents.json", "out/.batch/lock", "out/results.jsonl"]  # fmt: skip
+        "f.yaml", "out", "out/.batch", "out/.batch/contents.json", "out/.batch/lock", "out/data",
+        "out/data/_about.json", "out/data/part-00000.parquet", "out/results.jsonl"]  # fmt: skip
 
 
 def test_a_page_or_results_where_there_is_no_place(ran: Run, folder: Path) -> None:

@@ -15,7 +15,7 @@ USED_FROM_OUTSIDE: Final[dict[str, frozenset[str]]] = {
         "_one_length_of_the_run", "_ordered", "_render_traceback_", "_repr_html_", "callbacks", "find_class",
         "persistent_load", "pid"}),
     "commands and values of the command line": frozenset({
-        "CPU", "JUNIT", "MICRO_BATCH", "SEQUENCE", "rankscope"}),
+        "CPU", "JUNIT", "rankscope"}),
     "fields of results, published": frozenset({
         "balanced_rows", "cache_budget_bytes", "executed_tflops_per_gpu", "num_simulated", "price_source", "records",
         "schema_version"}),

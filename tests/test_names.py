@@ -19,8 +19,8 @@ EXCEPTIONS: Final[dict[str, tuple[frozenset[str], str]]] = {
     "cli/first_file.py": (frozenset({"fsdp2"}), "`init` writes an example"),
     "docgen/glossary.py": (frozenset({"fsdp2"}), "an example on a page"),
     "docgen/models.py": (frozenset({"hf"}), "a page shows each family as this implementation builds it"),
-    "docgen/support.py": (frozenset({"bnb_4bit_quant_storage", "fp8_param_gather", "fp8_recipe",
-                                       "use_orig_params"}), "small jobs of a page"),
+    "docgen/asking.py": (frozenset({"bnb_4bit_quant_storage", "use_orig_params"}), "small jobs of a page"),
+    "docgen/support.py": (frozenset({"fp8_param_gather", "fp8_recipe"}), "small jobs of a page"),
     "inputs/training.py": (frozenset({"hf", "megatron"}), "names of losses"),
     "models/families/deepseek.py": (frozenset({"megatron"}), "an implementation's own treatment of the family"),
     "models/families/gpt_oss.py": (frozenset({"megatron"}), "an implementation's own treatment of the family"),
@@ -33,7 +33,7 @@ EXCEPTIONS: Final[dict[str, tuple[frozenset[str], str]]] = {
     "validation/step_times.py": (frozenset({"fp8_recipe"}), "measured rows are told apart by it"),
     "validation/tolerance.py": (frozenset({"automodel", "fsdp2", "megatron", "megatron_fsdp"}),
                                 "tolerances of measured rows, by framework"),
-    "validation/training_log.py": (frozenset({"torchtitan"}), "a format of logs"),
+    "validation/logs/torchtitan.py": (frozenset({"torchtitan"}), "a format of logs"),
 }
 ORDINARY: Final = frozenset({"attn", "compile", "dispatcher", "experts", "reduce_scatter", "wrap"})
 """Options whose names have other meanings too."""

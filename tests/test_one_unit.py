@@ -33,7 +33,6 @@ OF_A_PAGE: Final[dict[str, tuple[str, ...]]] = {
     "docs/claims.md": (r"^[^|\n].*", r"^\|[^|\n]+\| [^| ].*"),  # words of documents, rows that compare with them
     "docs/extending/gpu.md": (r'value: "[^"]*"', r"name: .*"),  # files of topologies
     "docs/questions.md": (r"The note's GB are taken as 1e9 bytes",),
-    "docs/pictures.md": (r"of MB and GiB in each log",),  # of other programs
     "scenarios/claims/README.md": (r"published\n? *sheet gives 14 GB",),
     "scenarios/nano-published/README.md": (r"It says GB without saying which", r"the 2-4 GB of overhead"),
     "scenarios/nano-published/answers/table.md": (r"GB, taken as 1e9 bytes",),

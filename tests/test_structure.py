@@ -18,7 +18,7 @@ from house_figures import Tree, riddles, riddles_of_tests
 # place here; they take part in the search for cycles.
 PACKAGES = ("pipeline", "recording", "inputs", "hardware", "models", "operators", "placement", "program",
             "frameworks", "recipes", "results", "memory", "timing", "validation", "vllm", "docgen", "simulation", "rl",
-            "calibration", "executors", "batch", "search", "cli")
+            "calibration", "executors", "tables", "batch", "search", "cli")
 
 # Folders of `viz`, and those from which each imports; any of them may import the modules in the root.
 VIZ_FOLDERS: dict[str, set[str]] = {"charts": set(), "layouts": {"charts"}, "exports": {"charts", "layouts"},
@@ -72,6 +72,7 @@ DOORS = {
     "rich": {
         "simcore/cli/solve.py",
         "simcore/cli/sheets/found.py",
+        "simcore/cli/sheets/limits.py",
         "simcore/cli/sheets/stages.py",
         "simcore/cli/sheets/first_screen.py",
         "simcore/cli/sheets/columns.py",
@@ -96,6 +97,8 @@ DOORS = {
         "simcore/cli/first_file.py",
         "simcore/cli/recipes.py",
         "simcore/cli/report.py",
+        "simcore/cli/lists.py",
+        "simcore/cli/query.py",
         "simcore/cli/read.py",
     },
 }
@@ -105,13 +108,23 @@ READS_OWN = {
     "simcore/models/graph.py": {
         "file.read_text(encoding='utf-8')",
     },
+    # tables of arguments and recipes, out of the package
+    "simcore/recipes/megatron/arguments.py": {
+        "resources.files('simcore.recipes.megatron').joinpath('arguments.json').read_text(encoding='utf-8')",
+    },
+    "simcore/recipes/bridge/named.py": {
+        "resources.files('simcore.recipes.bridge').joinpath('recipes.json').read_text(encoding='utf-8')",
+    },
     # the table of models' names, out of the package
     "simcore/models/names.py": {
         "file.read_text(encoding='utf-8')",
     },
-    # tables of arguments and recipes, out of the package
-    "simcore/recipes/megatron/arguments.py": {
-        "resources.files('simcore.recipes.megatron').joinpath('arguments.json').read_text(encoding='utf-8')",
+    # tables of the package that are no presets: which methods run, what options say
+    "simcore/docgen/served.py": {
+        "file.read_text(encoding='utf-8')",
+    },
+    "simcore/docgen/listing.py": {
+        "file.read_text(encoding='utf-8')",
     },
     # a bucket of gradients
     "simcore/frameworks/megatron_fsdp/hooks.py": {
@@ -130,12 +143,16 @@ READS_OWN = {
         "(Path(folder) / 'points.json').read_text(encoding='utf-8')",
     },
     # digests of files of results, block by block
-    "simcore/batch/manifest.py": {
+    "simcore/tables/data_set.py": {
         "path.open('rb')",
     },
     # what `run -o` wrote, line by line
     "simcore/batch/folder.py": {
         "self.results.open('rb')",
+    },
+    # the same, results one by one
+    "simcore/batch/kept.py": {
+        "os.open(path, os.O_RDONLY | getattr(os, 'O_BINARY', 0))",
     },
     # the same, under way
     "simcore/batch/unfinished.py": {

@@ -63,7 +63,8 @@ def test_counts_by_component(preset: str) -> None:
 def test_what_its_makers_say(preset: str) -> None:
     """To half of the last digit that is told, or one percent: cards round down, or leave biases out."""
     assert PUBLISHED[preset].keys() == {"total", "total_from", "config_from"}
-    number, unit = PUBLISHED[preset]["total"][:-1], {"M": 10**6, "B": 10**9, "T": 10**12}[PUBLISHED[preset]["total"][-1]]
+    number, letter = PUBLISHED[preset]["total"][:-1], PUBLISHED[preset]["total"][-1]
+    unit = {"M": 10**6, "B": 10**9, "T": 10**12}[letter]
     digit = unit / 10 ** len(number.partition(".")[2])
     assert graph(preset).count() == pytest.approx(float(number) * unit, rel=0.01, abs=digit / 2)
 

@@ -1,14 +1,13 @@
-"""Many scenarios: batches, folders of results that survive a kill, gates for CI, advice, tables.
+"""Many scenarios: batches, folders of results that survive a kill, gates for CI, advice.
 
-Input: `Entry`s of `inputs/loading.py`. Output: `Outcome`s (report and exit code), files of results, `Finding`s,
-`Frame`s.
+Input: `Entry`s of `inputs/loading.py`. Output: `Outcome`s (report and exit code), files of results, `Finding`s.
 Start: `run.run_batch`.
 
 Comparing: `compared` (files, names, settings), `like` (a scenario with the defaults of another).
 
 Searching: `advice` (changes that make a scenario fit; `changes` has what is tried), `solve` (limit of one quantity),
-`sheet` (`docs/sheet.md`). Folder of `run -o`:
+`machines` (smallest GPU of a list), `decides` (what decides a verdict), `sheet` (`docs/sheet.md`). Folder of `run -o`:
 `folder` (opened, continued, refused), `unfinished` (results under way), `manifest` (which batches are in it),
-`fingerprint` (when two batches are the same), `lock`. Gates: `gate` (`--max-fill`, `--baseline`; output for GitHub and
-JUnit). Tables: `tabulate` (results to rows), `fields` (their columns), `frame_file` (CSV and Parquet).
+`fingerprint` (when two batches are the same), `lock`, `kept` (results that stay on the disk), `rows` (their data set).
+Gates: `gate` (`--max-fill`, `--baseline`; output for GitHub and JUnit).
 """

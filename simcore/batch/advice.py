@@ -154,7 +154,7 @@ def _of_engine(scenario: Scenario) -> Iterator[Advice]:
 def _more_gpus(scenario: Scenario) -> Iterator[_Tried]:
     """The fewest GPUs on which the scenario surely fits, if they are more than it has."""
     world = scenario.world_size
-    limit = limit_of(scenario, "gpus", between=(world, min(world * _MOST_GPUS, ADVISED_RANKS)))
+    limit = limit_of(scenario, "gpus", between=(world, min(world * _MOST_GPUS, ADVISED_RANKS)), checked=False)
     if limit.peak_bytes is not None and limit.headroom_bytes is not None:
         yield _Tried(Change("GPUs", 7, limit.keys, loss="gpus"), "fits", limit.peak_bytes, limit.headroom_bytes)
 

@@ -2,10 +2,12 @@
 
     results.jsonl       complete lines at any moment: a finished batch, or the results of an interrupted one
     results.jsonl.part  the batch under way (`unfinished.py`); it becomes results.jsonl when the last result is in it
+    data/               a row of each result in results.jsonl (`data_set.py`), where pyarrow is installed
     .batch/             the lock, the manifest of both files (`manifest.py`), results that came before their turn
 
-The same batch started again continues, or, if finished, is read. Another batch is refused, unless it is to be appended
-or to replace the old one; old results stay until all new results are written.
+Results stay on the disk: `outcomes` reads them from there. The same batch started again continues, or, if finished, is
+read. Another batch is refused, unless it is to be appended or to replace the old one; old results stay until all new
+results are written.
 """
 
 from __future__ import annotations
@@ -21,14 +23,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final
 
 from simcore.batch.fingerprint import DIFFERENCES, SHARD, Fingerprint, fingerprint
+from simcore.batch.kept import Kept, Places
 from simcore.batch.lock import locked
-from simcore.batch.manifest import Batch, Contents, digest_of, read_contents, write_contents
-from simcore.batch.run import Outcome, Work, outcome_of
+from simcore.batch.manifest import Batch, Contents, read_contents, write_contents
+from simcore.batch.rows import Rows
+from simcore.batch.run import Outcome, Work
 from simcore.batch.unfinished import PART, RESULTS, Part, whole_lines
 from simcore.errors import InputError, Problem
 from simcore.inputs.bounds import MAX_LINE, MAX_RESULTS
 from simcore.inputs.paths import exists, is_file, remove_unfinished, stamp, whole, writing
 from simcore.results.report import Report
+from simcore.tables.data_set import digest_of, is_data_of
 
 if TYPE_CHECKING:
     from simcore.executors.shard import Shard
@@ -92,9 +97,10 @@ def _expect_files(folder: Path) -> None:
 class Folder:
     """One folder of results that is open for one batch, the scenarios `entries`.
 
-    `made_by`: fingerprint of the batch; `is_locked`: returns False once the lock file was removed. `known`: outcomes of
-    this batch that exist, by the index of their scenario in `entries`; `told`: message for the user about results taken
-    over from an earlier run, "" if there are none.
+    `made_by`: fingerprint of the batch; `is_locked`: returns False once the lock file was removed. `known`: indices in
+    `entries` of the scenarios whose results exist; `num_fits`: number of them that fit; `told`: message for the user
+    about results taken over from an earlier run, "" if there are none; `rows`: rows of the results, None if they are in
+    place already.
     """
 
     def __init__(self, folder: Path, entries: Sequence[Entry], made_by: Fingerprint,
@@ -104,7 +110,10 @@ class Folder:
         self._file, self._ahead = folder / _HIDDEN / _CONTENTS, folder / _HIDDEN / _AHEAD
         self._contents = read_contents(self._file)
         self._part: Part | None = None
-        self.known: dict[int, Outcome] = {}
+        self._base = 0  # results of older batches before those of this one
+        self.known: set[int] = set()
+        self.num_fits = 0
+        self.rows: Rows | None = None
         self.told = ""
 
     def take_up(self, existing: Existing) -> None:
@@ -168,13 +177,11 @@ class Folder:
         with writing(self._part_file):  # first, so that a part of unknown origin is never thrown away
             self._part_file.unlink(missing_ok=True)
             self._ahead.unlink(missing_ok=True)
-        self._note(Contents(self._current()))
-        with writing(self._part_file):
-            with whole(self._part_file) as file:
-                if base:
-                    self._copy_results(file, sum(batch.lines for batch in base))
-            there = self._digest()
-        self._note(Contents(self._contents.published, (*base, self._batch(0)), there, anew=anew))
+        # Noted before it is written: a part that a kill left with older results alone is then known to be no loss.
+        self._note(Contents(self._current(), (*base, self._batch(0)), self._digest(), anew=anew))
+        with writing(self._part_file), whole(self._part_file) as file:
+            if base:
+                self._copy_results(file, sum(batch.lines for batch in base))
         self._part = self._opened_part(base)
 
     def _copy_results(self, file: BinaryIO, count: int) -> None:
@@ -200,18 +207,36 @@ class Folder:
         self.told = f"going on: {len(self.known):,} of {len(self._entries):,} results taken over"
 
     def _opened_part(self, base: tuple[Batch, ...]) -> Part:
-        count = sum(batch.lines for batch in base)
-        size = sum(len(line) for line in islice(whole_lines(self._part_file), count))
+        self._base = count = sum(batch.lines for batch in base)
+        self._begin_rows()
+        size = 0
+        for number, line in enumerate(islice(whole_lines(self._part_file), count)):
+            size += len(line)
+            self._add_row(number, line)
         return Part(self._part_file, self._ahead, size, self._fits)
 
     def _read(self, there: tuple[Batch, ...]) -> None:
-        """Reads the finished lines of this batch, without writing."""
+        """Reads the finished lines of this batch, and writes the rows of all if they are not in place."""
         at = next(i for i, batch in enumerate(there) if self._is_this(batch))
-        start = sum(batch.lines for batch in there[:at])
-        for index, line in enumerate(islice(whole_lines(self.results), start, start + there[at].lines)):
-            if not self._fits(index, line):
-                raise InputError(Problem(f"{self.results}:{start + index + 1}", "is no result of this batch"))
+        self._base = sum(batch.lines for batch in there[:at])
+        if not is_data_of(self.folder, self._digest()):
+            self._begin_rows()
+        mine = range(self._base, self._base + there[at].lines)
+        for number, line in enumerate(whole_lines(self.results)):
+            if number not in mine:
+                self._add_row(number, line)
+            elif not self._fits(number - self._base, line):
+                raise InputError(Problem(f"{self.results}:{number + 1}", "is no result of this batch"))
         self.told = f"holds all results of this batch already ({len(self.known):,}); --overwrite computes them again"
+
+    def _begin_rows(self) -> None:
+        self.rows = Rows(self.folder, self.folder / _HIDDEN / "data")
+
+    def _add_row(self, number: int, line: bytes) -> None:
+        """Adds the row of an older batch's result; of one that this version cannot read there is none."""
+        if self.rows is not None:
+            with suppress(ValueError):  # as pydantic says it
+                self.rows.add(number, Report.model_validate_json(line))
 
     def _fits(self, index: int, line: bytes) -> bool:
         """True if a line is the result of that entry, which is then known."""
@@ -223,8 +248,14 @@ class Folder:
             return False
         if report.name != self._entries[index].name:
             return False
-        self.known[index] = outcome_of(self._entries[index], report)
+        self._know(index, report)
         return True
+
+    def _know(self, index: int, report: Report) -> None:
+        self.known.add(index)
+        self.num_fits += report.job_verdict == "fits"
+        if self.rows is not None:
+            self.rows.add(self._base + index, report)
 
     def add(self, index: int, outcome: Outcome) -> None:
         """Writes the outcome of scenario `index`, in any order; nothing if the batch was only read.
@@ -234,7 +265,7 @@ class Folder:
         self._expect_lock()
         if self._part is not None:
             self._part.add(index, outcome.report.model_dump_json().encode() + b"\n")
-            self.known[index] = outcome
+            self._know(index, outcome.report)
 
     def end(self) -> str:
         """Finishes the files of this run; returns the path of the file with its results, for the user.
@@ -244,6 +275,7 @@ class Folder:
         is returned. Nothing is written if the batch was only read. InputError if a finished batch cannot be moved.
         """
         if self._part is None:
+            self._end_rows(self._digest)
             return str(self.results)
         if len(self.known) == len(self._entries):
             self._publish(self._part)
@@ -251,8 +283,31 @@ class Folder:
         with suppress(InputError):  # a full disk: the part has everything
             if self._is_locked() and self._shows_less():
                 self._show(self._part)
+                self._part.close()
+                self._part = None
                 return str(self.results)
+        if self.rows is not None:
+            self.rows.drop()
         return str(self._part_file)
+
+    def outcomes(self) -> Kept:
+        """Outcomes of all known results in the order of the entries, read from the disk when they are asked for."""
+        indices = sorted(self.known)
+        return Kept([self._entries[index] for index in indices], self._places(len(indices)))
+
+    def _places(self, count: int) -> Places:
+        """Files that have the known results, in order, each with the first bytes of their lines."""
+        if self._part is None:
+            return [(self.results, _starts(self.results, self._base, count))]
+        in_turn = self._part.num_lines
+        waiting = (start for _, (start, _) in sorted(self._part.early.items()))
+        return [(self._part_file, _starts(self._part_file, self._base, in_turn)), (self._ahead, waiting)]
+
+    def _end_rows(self, digest: Callable[[], str]) -> None:
+        """Puts the rows in place, if there are new ones; `digest`: gives that of the file of results."""
+        if self.rows is not None:
+            self._expect_lock()
+            self.rows.end(self.results, digest())
 
     def _expect_lock(self) -> None:
         if not self._is_locked():
@@ -273,6 +328,7 @@ class Folder:
             self._note(Contents({digest: batches}))
         with suppress(OSError):
             self._ahead.unlink(missing_ok=True)
+        self._end_rows(lambda: digest)
 
     def _shows_less(self) -> bool:
         """True if all results of the file of results, if it exists, are in the part too."""
@@ -290,6 +346,7 @@ class Folder:
             file.flush()
             digest = digest_of(Path(file.name))
             self._note(replace(self._contents, published={**self._current(), digest: batches}))
+        self._end_rows(lambda: digest)
 
     def _current(self) -> dict[str, tuple[Batch, ...]]:
         """Batches by digest of the file of results that exists now."""
@@ -310,5 +367,16 @@ class Folder:
 
     def close(self) -> None:
         """Closes the files of the batch under way, which stay in the folder under their names."""
+        if self.rows is not None:
+            self.rows.drop()
         if self._part is not None:
             self._part.close()
+
+
+def _starts(path: Path, base: int, count: int) -> Iterator[int]:
+    """First bytes of `count` lines of a file, after `base` others."""
+    start = 0
+    for number, line in enumerate(islice(whole_lines(path), base + count)):
+        if number >= base:
+            yield start
+        start += len(line)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from xml.etree import ElementTree
 
 from simcore.batch.run import Outcome
@@ -31,8 +31,8 @@ from simcore.results.report import BESIDE_STEPS, Peak, Report
 from simcore.results.verdict import SEVERITY
 from simcore.units import format_bytes, format_seconds, parse_quantity
 
-__all__ = ["IN_TABLES", "TOLERANCE", "Decided", "Finding", "Gate", "gates", "github", "junit", "read_results",
-           "unmatched"]
+__all__ = ["IN_TABLES", "TOLERANCE", "Decided", "Finding", "Gate", "gates", "github", "junit", "merged",
+           "read_results", "unmatched"]
 
 TOLERANCE = 0.01
 IN_TABLES = frozenset({"oom", "unsure", "host", "phase"})
@@ -59,6 +59,19 @@ class Finding:
         """Text with the place; the name is added unless the place identifies the problem."""
         name = f"{self.name}: " if self.where and self.kind != "problem" else ""
         return f"{self.where or self.name}: {name}{self.message}"
+
+
+def merged(findings: Iterable[Finding]) -> Iterator[str]:
+    """Texts of findings for people, in order; those of several scenarios that say the same are one."""
+    alike: dict[tuple[str, str, int], list[Finding]] = {}
+    for finding in findings:
+        alike.setdefault((finding.kind, finding.message, finding.code), []).append(finding)
+    for group in alike.values():
+        first, names = group[0], {one.name for one in group}
+        if len(names) == 1:
+            yield from map(str, group)
+        else:
+            yield f"{first.where or first.name}: {len(names):,} scenarios, the first {first.name}: {first.message}"
 
 
 Gate = Callable[[Outcome], Iterable[Finding]]
@@ -238,12 +251,22 @@ def read_results(path: Path) -> list[Report]:
     lines = read_lines(path, MAX_RESULTS)
     if path.suffix == ".part":  # of a batch that runs or was killed: its last line may be incomplete
         lines = (line for line in lines if line.endswith("\n"))
-    return [report for number, line in enumerate(lines, start=1) if line.strip("\n") for report in
+    shared: dict[Any, Any] = {}
+    numbered = ((number, line) for number, line in enumerate(lines, start=1) if line.strip("\n"))
+    return [_with_shared(report, shared) for number, line in numbered for report in
             _parsed(line, f"{path}:{number}", _NO_RESULTS if number == 1 or line.endswith("\n") else _CUT)]
 
 
 _NO_RESULTS = "is no result of `rankscope run --json`, nor a results.jsonl"
 _CUT = "the last line is cut off, as of a run that was stopped: without it the lines before can be read"
+
+
+def _with_shared(report: Report, shared: dict[Any, Any]) -> Report:
+    """The report with texts and values that many results have alike as one object, which saves memory."""
+    assumptions = tuple(shared.setdefault(one, one) for one in report.assumptions)
+    communicators = tuple(shared.setdefault(one, one) for one in report.communicators)
+    return report.model_copy(update={"assumptions": assumptions, "communicators": communicators,
+                                     "evidence": shared.setdefault(report.evidence, report.evidence)})
 
 
 def _parsed(text: str, where: str, refusal: str) -> list[Report]:

@@ -6,7 +6,6 @@ make one batch pass for another: the old and the new file are both recorded befo
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,7 +17,7 @@ from simcore.errors import InputError
 from simcore.inputs.document import read_bytes
 from simcore.inputs.paths import write_whole, writing
 
-__all__ = ["Batch", "Contents", "digest_of", "read_contents", "write_contents"]
+__all__ = ["Batch", "Contents", "read_contents", "write_contents"]
 
 _VERSION: Final = 1
 _MOST_LINES: Final = 10**9
@@ -56,12 +55,6 @@ class Contents:
     replaces: str = ""
     anew: bool = False
     known: bool = True
-
-
-def digest_of(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file's contents; OSError if it cannot be read."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_contents(file: Path) -> Contents:

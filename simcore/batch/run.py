@@ -61,11 +61,12 @@ def num_workers(num_entries: int) -> int:
     return max(1, min(os.cpu_count() or 1, num_entries // _SMALL))
 
 
-def run_batch(entries: Sequence[Entry], work: Work, keep: Keep, *, place: Open[Entry] | None = None,
+def run_batch(entries: Sequence[Entry], work: Work, keep: Keep | None, *, place: Open[Entry] | None = None,
               arrived: Arrived | None = None, asked: Interrupts | None = None) -> bool:
-    """Simulates all `entries`; calls `keep` with each outcome in their order. True if all were kept.
+    """Simulates all `entries`; calls `keep` with each outcome in their order. True if all have one.
 
-    False if a signal ended the run; finished outcomes are kept then too, in order. `work`: simulates one scenario;
+    False if a signal ended the run; finished outcomes are kept then too, in order. `keep`: None where `arrived` keeps
+    them, so that none waits here for its turn. `work`: simulates one scenario;
     picklable if there is a `place`; an exception in it becomes that scenario's outcome (`attempt`). `place`: opens the
     executor; None: this process. `arrived`: called with index and outcome as soon as it exists, in any order. `asked`:
     recorder of signals for the caller to read afterwards; None: one of this call.
@@ -74,21 +75,25 @@ def run_batch(entries: Sequence[Entry], work: Work, keep: Keep, *, place: Open[E
         with interrupts() as own:
             return run_batch(entries, work, keep, place=place, arrived=arrived, asked=own)
     waiting: dict[int, Outcome] = {}
-    num_kept = 0
+    num_kept = num_arrived = 0
     try:
         with closing(_outcomes(entries, work, place, asked)) as outcomes:  # an error in a callback ends the workers
             for index, outcome in outcomes:
                 if arrived is not None:
                     arrived(index, outcome)
+                num_arrived += 1
+                if keep is None:
+                    continue
                 waiting[index] = outcome
                 while num_kept in waiting:
                     keep(waiting.pop(num_kept))
                     num_kept += 1
     except KeyboardInterrupt:
         asked.number = asked.number or signal.SIGINT
-    for index in sorted(waiting):
-        keep(waiting[index])
-    return num_kept == len(entries)
+    if keep is not None:
+        for index in sorted(waiting):
+            keep(waiting[index])
+    return num_arrived == len(entries)
 
 
 def _outcomes(entries: Sequence[Entry], work: Work, place: Open[Entry] | None,

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from simcore.batch.fingerprint import DIFFERENCES, SHARD, Fingerprint, fingerprint
 from simcore.batch.folder import MANIFEST
-from simcore.batch.manifest import digest_of, read_contents
+from simcore.batch.manifest import read_contents
 from simcore.batch.run import Outcome, Work, outcome_of
 from simcore.batch.unfinished import RESULTS, whole_lines
 from simcore.errors import InputError, Problem
 from simcore.executors.shard import Shard, expect_whole, shard_of
 from simcore.inputs.paths import is_file, writing
 from simcore.results.report import Report
+from simcore.tables.data_set import digest_of
 
 if TYPE_CHECKING:
     from simcore.inputs.loading import Entry

@@ -71,13 +71,13 @@ class Part:
     """Results of one batch under way, in two files that are open for writing; one line is one result.
 
     `path` has results 0, 1, 2 ... in order, after `base` bytes of older batches; `ahead` has those that came too early,
-    each after its index and a tab. `early`: results in `ahead` that still wait, as lines without index and tab, by
-    index; `num_lines`: number of this batch's results in `path`.
+    each after its index and a tab. `early`: results in `ahead` that still wait, by index: (first byte of the line after
+    index and tab, its length); `num_lines`: number of this batch's results in `path`.
     """
 
     def __init__(self, path: Path, ahead: Path, base: int, fits: Callable[[int, bytes], bool]) -> None:
         """Keeps lines while `fits(index, line)` is True for the result of that index; the rest is cut off."""
-        self.early: dict[int, bytes] = {}
+        self.early: dict[int, tuple[int, int]] = {}
         self.num_lines, size = _in_order(path, base, fits)
         self._lines = GrowingLines(path, size)
         self._ahead = GrowingLines(ahead, self._read_early(ahead, fits) if ahead.exists() else 0)
@@ -90,7 +90,7 @@ class Part:
                 break
             size += len(row)
             if int(index_text) >= self.num_lines:
-                self.early[int(index_text)] = line
+                self.early[int(index_text)] = size - len(line), len(line)
         return size
 
     def add(self, index: int, line: bytes) -> None:
@@ -100,15 +100,15 @@ class Part:
         """
         if index != self.num_lines:
             self._ahead.add(b"%d\t%s" % (index, line))
-            self.early[index] = line
+            self.early[index] = self._ahead.size - len(line), len(line)
             return
         self._in_turn(line)
         self.catch_up()
 
     def catch_up(self) -> None:
         """Moves results that are next in order from `ahead` to `path`; empties `ahead` when none is left."""
-        while (line := self.early.get(self.num_lines)) is not None:
-            self._in_turn(line)
+        while (place := self.early.get(self.num_lines)) is not None:
+            self._in_turn(self._waiting(place))
             del self.early[self.num_lines - 1]
         if not self.early and self._ahead.size:
             self._ahead.empty()
@@ -117,12 +117,22 @@ class Part:
         self._lines.add(line)
         self.num_lines += 1
 
+    def _waiting(self, place: tuple[int, int]) -> bytes:
+        """Line in `ahead`; InputError if it cannot be read any more."""
+        start, length = place
+        with writing(self._ahead.path):
+            self._ahead.file.seek(start)
+            line = b""
+            while len(line) < length and (more := self._ahead.file.read(length - len(line))):
+                line += more
+        return line
+
     def copy_to(self, file: BinaryIO) -> None:
         """Writes all results so far into `file`: the lines of `path`, older batches first, then `early` by index."""
         for line in whole_lines(self._lines.path):
             file.write(line)
-        for _, line in sorted(self.early.items()):
-            file.write(line)
+        for _, place in sorted(self.early.items()):
+            file.write(self._waiting(place))
 
     def sync(self) -> None:
         """Waits until the results in `path` are on the disk (fsync); InputError if the disk fails."""

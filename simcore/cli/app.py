@@ -19,6 +19,8 @@ from simcore.cli.exit_codes import ended
 from simcore.cli.explain import explain
 from simcore.cli.export import export
 from simcore.cli.first_file import init, schema
+from simcore.cli.lists import LISTS
+from simcore.cli.query import query
 from simcore.cli.read import read
 from simcore.cli.recipes import Gpus, SeqLen, Topology, import_
 from simcore.cli.report import report
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from simcore.cli.session import Ran
     from simcore.inputs.loading import Entry
     from simcore.results.report import Report
+    from simcore.tables.choice import Choice
 
 __all__ = ["app", "main"]
 
@@ -96,6 +99,12 @@ CountsAs = Annotated[Unsure | None, typer.Option(
 Details = Annotated[bool, typer.Option("--details", help="All columns, parts of the step, kernels, collectives.")]
 
 
+Sort = Annotated[str, typer.Option(metavar="COLUMN", help="Order of the results, -COLUMN for the largest first.")]
+Top = Annotated[int | None, typer.Option(min=1, help="Show only so many.")]
+Fits = Annotated[bool, typer.Option("--fits", help="Show only those that fit.")]
+Columns = Annotated[str, typer.Option(metavar="NAME,..", help="Columns of the table, such as verdict,peak_bytes.")]
+
+
 class Format(StrEnum):
     """Choice of `run --format`: findings for GitHub (workflow commands) or as JUnit XML."""
 
@@ -120,6 +129,10 @@ def run(
     unsure: CountsAs = None,
     advise: Advise = None,
     details: Details = False,
+    sort: Sort = "",
+    top: Top = None,
+    fits: Fits = False,
+    columns: Columns = "",
     json: Json = False,
     overrides: Set = None,
     gpus: Gpus = None, seq_len: SeqLen = None, topology: Topology = "",
@@ -132,8 +145,9 @@ def run(
     that cannot be written; 3 a bug.
     """
     from simcore.batch.advice import work
-
+    from simcore.cli.shown import show
     asked = _gates(max_fill, baseline, report_format, unsure)
+    which = _choice(sort, top, columns, unsure, fits=fits)
     existing = _existing(output, append=append, overwrite=overwrite)
     away = elsewhere(on, shard, parts or (), jobs, output)
     entries = _entries([*(paths or ()), *_examples(example or ())], overrides, gpus, seq_len, topology)
@@ -141,7 +155,8 @@ def run(
     shown = not (json or output or report_format)
     chosen = partial(work(len(entries), asked=advise, drawn=html is not None, shown=shown), rank=rank)
     ran = _run(entries, chosen, jobs, away, output, existing)
-    code = _show(ran, asked=asked, json=json, report_format=report_format, details=details)
+    code = show(ran, asked=asked, json=json, report_format=report_format, details=details, choice=which,
+                told=report_format is Format.GITHUB)
     raise typer.Exit(max(code, 0 if html is None else _written(html, [o.report for o in ran.outcomes])))
 
 
@@ -156,12 +171,13 @@ def place(scenario: str, *, rank: Rank = None, json: Json = False, overrides: Se
     from simcore.cli.output import print_shown
     from simcore.cli.session import run_entries
     from simcore.cli.sheets.tables import placement
+    from simcore.cli.shown import show
     from simcore.simulate import place as place_ranks
 
     ran = run_entries(_entries([scenario], overrides, gpus, seq_len, topology), partial(place_ranks, rank=rank))
     if not json:
         print_shown(*(part for o in ran.outcomes for part in placement(o.report)))
-    raise typer.Exit(_show(ran, json=json))
+    raise typer.Exit(show(ran, json=json))
 
 
 @app.command()
@@ -173,10 +189,11 @@ def check(paths: Paths, *, json: Json = False, overrides: Set = None, gpus: Gpus
     a sweep).
     """
     from simcore.cli.session import run_entries
+    from simcore.cli.shown import show
     from simcore.simulate import check as check_layout
 
     entries = _entries(paths, overrides, gpus, seq_len, topology)
-    raise typer.Exit(_show(run_entries(entries, check_layout), json=json))
+    raise typer.Exit(show(run_entries(entries, check_layout), json=json))
 
 
 @app.command()
@@ -239,7 +256,7 @@ def validate(paths: Rows = None, *, jobs: Jobs = None, json: Json = False, overr
     raise typer.Exit(max([2 * bool(problems), int(not judged.is_within), *(3 for o in ran.outcomes if o.code == 3)]))
 
 
-for _command in (calibrate, explain, export, init, read, report, schema, search, solve):
+for _command in (calibrate, explain, export, *LISTS, init, query, read, report, schema, search, solve):
     app.command()(_command)
 app.command("import")(import_)
 
@@ -283,6 +300,16 @@ def _gates(max_fill: str | None, baseline: Path | None, report_format: Format | 
     return gates(max_fill, baseline, unsure=(unsure or (Unsure.OOM if careful else Unsure.FITS)).value)
 
 
+def _choice(sort: str, top: int | None, columns: str, unsure: Unsure | None, *, fits: bool) -> Choice | None:
+    """Results to show; None where no option says which."""
+    from simcore.tables.choice import choice
+
+    if not (sort or top or columns or fits):
+        return None
+    verdicts = {"fits", *(["unsure"] if unsure is Unsure.FITS else [])} if fits else set[str]()
+    return choice(sort, top, columns, verdicts)
+
+
 def _say_unmatched(entries: Sequence[Entry], baseline: Path | None) -> None:
     """Says which scenarios the baseline lacks, and which only it has."""
     from simcore.batch.gate import unmatched
@@ -300,32 +327,6 @@ def _existing(output: Path | None, *, append: bool, overwrite: bool) -> Existing
     if (append or overwrite) and output is None:
         raise InputError(Problem("--append" if append else "--overwrite", "expected -o DIR too: the folder it is of"))
     return Existing.APPEND if append else Existing.OVERWRITE if overwrite else Existing.REFUSE
-
-
-def _show(ran: Ran, *, json: bool, asked: Sequence[Gate] | None = None, report_format: Format | None = None,
-          summary: bool = True, details: bool = False) -> int:
-    """Prints everything once; returns the highest exit code of the scenarios, or the code that ended the batch early.
-
-    What standard output tells, tables or findings for GitHub, is not repeated on standard error.
-    """
-    from simcore.batch.gate import IN_TABLES, gates
-    from simcore.cli import output
-
-    reports = [o.report for o in ran.outcomes]
-    findings = [finding for o in ran.outcomes for gate in asked or gates() for finding in gate(o)]
-    if report_format is not None:
-        typer.echo(output.ci_text(report_format, [r.name for r in reports], findings), nl=False)
-    elif json:
-        output.print_json(reports)
-    elif summary:
-        output.print_summary(reports, details=details)
-    tabled = IN_TABLES if summary and not json and report_format is None else frozenset()
-    told = sorted((f for f in findings if f.kind not in tabled), key=lambda finding: -finding.code)
-    output.complain([*([] if report_format is Format.GITHUB else told), *ran.problems])
-    if ran.ended:
-        kept = f"; {ran.where} has them, and the same run goes on from there" if ran.where else ""
-        output.say(f"{'stopped' if ran.problems else 'interrupted'}, {len(reports)} results kept{kept}")
-    return ran.ended or max((*(o.code for o in ran.outcomes), *(f.code for f in findings)), default=0)
 
 
 def _written(page: Path, reports: Sequence[Report]) -> int:
@@ -347,13 +348,14 @@ def _compared(found: Sequence[Compared], *, drawn: bool) -> list[Report]:
     """
     from simcore.cli.report import closer
     from simcore.cli.session import run_entries
+    from simcore.cli.shown import show
     from simcore.results.detail import MAX_DETAILED
     from simcore.simulate import simulate
 
     detail = drawn and len(found) <= MAX_DETAILED
     ran = run_entries([one.entry for one in found if one.entry], partial(simulate, detail=True) if detail else simulate)
     if ran.ended or any(o.code > 1 for o in ran.outcomes):
-        raise typer.Exit(_show(ran, json=False, summary=False))
+        raise typer.Exit(show(ran, json=False, summary=False))
     simulated = iter(ran.outcomes)
     return [(closer(one.result) if detail else one.result) if one.result else next(simulated).report for one in found]
 

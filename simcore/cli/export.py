@@ -188,10 +188,10 @@ _OF_RANKS: Final[dict[Format, Callable[[Scenario, Path, Sequence[int]], Sequence
 
 
 def _table(form: Format, paths: Sequence[str], overrides: Sequence[str], rows: Rows, output: Path) -> Sequence[str]:
-    from simcore.batch.frame_file import check_parquet
-    from simcore.batch.tabulate import table
     from simcore.cli.report import results_of
     from simcore.inputs.paths import writing
+    from simcore.tables.frame_file import check_parquet
+    from simcore.tables.tabulate import table
 
     if form is Format.PARQUET:
         check_parquet()  # before anything is simulated
@@ -201,7 +201,7 @@ def _table(form: Format, paths: Sequence[str], overrides: Sequence[str], rows: R
 
 
 def _csv(output: Path, frame: Frame) -> Sequence[str]:
-    from simcore.batch.frame_file import write_csv
+    from simcore.tables.frame_file import write_csv
 
     changed = write_csv(output, frame)
     note = f"an apostrophe stands before what a spreadsheet would take for a formula, in texts: {changed:,}"
@@ -209,7 +209,7 @@ def _csv(output: Path, frame: Frame) -> Sequence[str]:
 
 
 def _parquet(output: Path, frame: Frame) -> Sequence[str]:
-    from simcore.batch.frame_file import write_parquet
+    from simcore.tables.frame_file import write_parquet
 
     write_parquet(output, frame)
     return []

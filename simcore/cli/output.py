@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_text
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -19,18 +19,24 @@ from simcore.results.report import Report
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from simcore.cli.sheets.summary import Tally
     from simcore.results.compare import Comparison
     from simcore.results.found import SearchResult
+    from simcore.results.frame import Field, Value
     from simcore.validation.validate import Validation
 
 __all__ = [
     "ci_text",
     "complain",
+    "print_columns",
     "print_comparison",
     "print_json",
+    "print_line",
+    "print_rows",
     "print_schema",
     "print_shown",
     "print_summary",
+    "print_tally",
     "print_validation",
     "progress",
     "write_comparison",
@@ -50,15 +56,47 @@ class _Json(Protocol):
     def model_dump_json(self) -> str: ...
 
 
-def print_json(results: Sequence[_Json]) -> None:
+def print_json(results: Iterable[_Json]) -> None:
     """Prints `results` to standard output as one JSON list, one result a line."""
-    sys.stdout.write("[\n" + ",\n".join(result.model_dump_json() for result in results) + "\n]\n")
+    _print_list(result.model_dump_json() for result in results)
 
 
-def print_summary(reports: Sequence[Report], *, details: bool = False) -> None:
+def print_rows(rows: Iterable[Mapping[str, Value]]) -> None:
+    """Prints rows, values by the name of their column, to standard output as one JSON list, one row a line."""
+    _print_list(json_text.dumps(row, ensure_ascii=False) for row in rows)
+
+
+def _print_list(lines: Iterable[str]) -> None:
+    before = "[\n"
+    for line in lines:
+        sys.stdout.write(before + line)
+        before = ",\n"
+    sys.stdout.write(("[\n" if before == "[\n" else "") + "\n]\n")
+
+
+def print_line(line: str) -> None:
+    """Prints one line to standard output."""
+    sys.stdout.write(f"{_printable(line)}\n")
+
+
+def print_tally(tally: Tally) -> None:
+    """Prints counts of verdicts and reasons to standard output."""
+    print_shown(*tally.lines())
+
+
+def print_columns(reports: Sequence[Report], fields: Sequence[Field[Report]]) -> None:
+    """Prints a table with a row a report and a column a field to standard output; a narrow terminal wraps lines."""
+    from simcore.cli.sheets.chosen import chosen_columns
+    from simcore.cli.sheets.tables import console
+
+    console(sys.stdout).print(chosen_columns(reports, fields), soft_wrap=True)
+
+
+def print_summary(reports: Sequence[Report], *, details: bool = False, tally: Tally | None = None) -> None:
     """Prints the first screen about all scenarios, and advice, to standard output; a narrow terminal wraps lines.
 
-    `details`: all columns of the summary, and of a step its parts, kernels and collectives.
+    `details`: all columns of the summary, and of a step its parts, kernels and collectives. `tally`: counts of all,
+    where `reports` are only the best of them.
     """
     from simcore.cli.sheets.engine import servesheet
     from simcore.cli.sheets.first_screen import first_screen
@@ -75,7 +113,7 @@ def print_summary(reports: Sequence[Report], *, details: bool = False) -> None:
     sheets_of_kind = (memorysheet(reports), of_time, phasesheet(reports), servesheet(reports, screen.width))
     sheets = [["", *sheet] for sheet in sheets_of_kind if sheet]
     first = first_screen if not details and any(report.peak_rank for report in reports) else summary
-    screen.print(*first(reports, screen.width), *(line for sheet in sheets for line in sheet),
+    screen.print(*first(reports, screen.width, tally), *(line for sheet in sheets for line in sheet),
                  *(line for lines in lines_below for line in lines), sep="\n", soft_wrap=True)
 
 
@@ -97,9 +135,9 @@ def print_comparison(both: Comparison) -> None:
 
 def print_schema(*, result: bool) -> None:
     """Prints the JSON Schema of scenario files, or with `result` that of results, to standard output."""
-    from simcore.inputs.scenario import scenario_schema
+    from simcore.docgen.editor_schema import editor_schema
 
-    schema = Report.model_json_schema(mode="serialization") if result else scenario_schema()
+    schema = Report.model_json_schema(mode="serialization") if result else editor_schema()
     sys.stdout.write(json_text.dumps(schema, indent=2) + "\n")
 
 
@@ -122,7 +160,7 @@ def _printable(line: str) -> str:
     return "".join(c if c.isprintable() else "\ufffd" for c in line[:_LONGEST_LINE])
 
 
-def complain(problems: Sequence[Problem | Finding]) -> None:
+def complain(problems: Sequence[Problem | str]) -> None:
     """Prints problems on standard error, a line each, equal ones as one; after 30 lines the number of the others."""
     counts = Counter(map(str, problems))
     for line, times in islice(counts.items(), _MOST_LINES):
@@ -137,21 +175,26 @@ def ci_text(report_format: str, names: Sequence[str], findings: Sequence[Finding
 
 
 @contextmanager
-def progress(total: int, done: int = 0) -> Iterator[Callable[[], None]]:
-    """Context with a progress bar on standard error; yields a function that advances it by one scenario.
+def progress(total: int, done: int = 0, found: int = 0) -> Iterator[Callable[[Report], None]]:
+    """Context with a progress bar on standard error; yields a function that advances it by one result.
 
-    `total`: number of scenarios; `done`: those that were ready before. Without a terminal, or below 20 scenarios, there
-    is no bar.
+    `total`: number of scenarios; `done`: those that were ready before, of which `found` fit. Without a terminal, or
+    below 20 scenarios, there is no bar.
     """
     if total < _LONG or not sys.stderr.isatty():
-        yield lambda: None
+        yield lambda report: None
         return
-    from rich.console import Console
-    from rich.progress import Progress
+    from simcore.cli.sheets.stages import bar
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("scenarios", total=total, completed=done)
-        yield lambda: bar.advance(task)
+    with bar() as shown:
+        task = shown.add_task("scenarios", total=total, completed=done, found=f"{found:,} fit")
+
+        def advance(report: Report) -> None:
+            nonlocal found
+            found += report.job_verdict == "fits"
+            shown.update(task, advance=1, found=f"{found:,} fit")
+
+        yield advance
 
 
 def write_page(path: Path, reports: Sequence[Report]) -> None:
@@ -175,8 +218,8 @@ def write_search_page(path: Path, found: Sequence[SearchResult]) -> None:
 def write_comparison(both: Comparison, reports: Sequence[Report], *, html: Path | None, csv: Path | None) -> None:
     """Writes a comparison as an HTML page and as CSV, where a path is given; InputError if one cannot be written."""
     if csv is not None:
-        from simcore.batch.frame_file import write_rows
         from simcore.results.compare import as_rows
+        from simcore.tables.frame_file import write_rows
 
         with writing(csv):
             write_rows(csv, as_rows(both))

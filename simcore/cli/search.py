@@ -127,7 +127,9 @@ def names_in(text: str) -> tuple[str, ...]:
 
 def _objectives(scenario: Scenario, first: By | None, others: str) -> tuple[Objective, ...]:
     keys = _keys(scenario)
-    return chosen_objectives(first.value if first else keys.objective, names_in(others) or keys.pareto)
+    places = ("--objective" if first else scenario.where("search", "objective"),
+              "--pareto" if names_in(others) else scenario.where("search", "pareto"))
+    return chosen_objectives(first.value if first else keys.objective, names_in(others) or keys.pareto, places)
 
 
 def _keys(scenario: Scenario) -> SearchKeys:
@@ -137,15 +139,17 @@ def _keys(scenario: Scenario) -> SearchKeys:
     return scenario.search or SearchKeys()
 
 
-def chosen_objectives(first: str, others: Sequence[str]) -> tuple[Objective, ...]:
-    """Objectives by name: the one to rank by, then the others of the Pareto set. InputError for an unknown name."""
+def chosen_objectives(first: str, others: Sequence[str], places: tuple[str, str] = ("", "")) -> tuple[Objective, ...]:
+    """Objectives by name: the one to rank by, then the others of the Pareto set.
+
+    InputError for an unknown name; `places`: of the one and of the others.
+    """
     from simcore.search.objective import OBJECTIVES
 
     names = tuple(dict.fromkeys((first, *others)))
-    for name in names:
+    for place, name in enumerate((first, *others)):
         if name not in OBJECTIVES:
-            message = f"expected {', '.join(OBJECTIVES)}, got {name!r}"
-            raise InputError(Problem("search.objective, search.pareto", message))
+            raise InputError(Problem(places[place > 0], f"expected {', '.join(OBJECTIVES)}, got {name[:40]!r}"))
     return tuple(OBJECTIVES[name] for name in names)
 
 
@@ -156,16 +160,17 @@ def asked_space(scenario: Scenario, gpus: str, frameworks: Sequence[str], topolo
     InputError for each that cannot be read, or names nothing.
     """
     from simcore.search.condition import condition
-    from simcore.search.space import ALLOWED, space_of
+    from simcore.search.space import ALLOWED, place_of, space_of
 
     keys = _keys(scenario)
     for name in allow or keys.allow:
         if name not in ALLOWED:
-            raise InputError(Problem(f"--allow {name}", f"expected {', '.join(ALLOWED)}"))
+            message = f"expected {', '.join(ALLOWED)}, got {name[:40]!r}"
+            raise InputError(Problem(place_of(scenario, "allow", name), message))
+    conditions = [condition(text, place_of(scenario, "where", text)) for text in where or keys.where]
     return space_of(scenario, gpus=numbers(gpus) or keys.gpus, frameworks=frameworks or keys.framework,
                     topologies=topologies or keys.topology, free=keys.free if free is None else _free(free),
-                    allow=allow or keys.allow,
-                    conditions=tuple(condition(text) for text in where or keys.where))
+                    allow=allow or keys.allow, conditions=conditions)
 
 
 def _free(texts: Sequence[str]) -> Mapping[str, tuple[Any, ...]]:
@@ -224,17 +229,21 @@ def _question(space: Space, objectives: tuple[Objective, ...], *, top: int, unsu
 
 def _searched(question: Search, away: Elsewhere, output: Path | None, inner: str) -> SearchResult:
     """Answer of a search; `inner`: name of its folder in those of the options, "" for one scenario."""
+    from simcore.cli.output import complain
     from simcore.cli.sheets.stages import stages
     from simcore.search.search import search as find
+    from simcore.search.space import place_of_space
 
     with stages() as told:
         kept = None if output is None else output / inner
-        result = find(question, told, kept, shard=away.shard, parts=[part / inner for part in away.parts])
+        result = find(question, told, kept, shard=away.shard, parts=[part / inner for part in away.parts],
+                      noted=lambda note: complain([note]))
     if result.counts.refused == result.counts.candidates and not away.shard:
         most = result.refused[0]
         rule = f" [{most.rule}]" if most.rule != most.message and not most.rule.endswith("#") else ""
-        raise InputError(Problem(result.name, f"no layout is legal: {most.count:,} of {result.counts.candidates:,} "
-                                              f"refused with: {most.message}{rule}"))
+        message = (f"no layout is legal: {most.count:,} of {result.counts.candidates:,} refused with: "
+                   f"{most.message}{rule}")
+        raise InputError(Problem(place_of_space(question.space.base), message))
     return result
 
 
@@ -244,7 +253,6 @@ def _write(folder: Path, scenarios: Sequence[Scenario], found: Sequence[SearchRe
 
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    for scenario, result in zip(scenarios, found, strict=True):
-        for name, text in files_of(scenario, result):
-            with writing(folder / name):
-                write_whole(folder / name, text)
+    for name, text in files_of(scenarios, found, folder):
+        with writing(folder / name):
+            write_whole(folder / name, text)

@@ -27,13 +27,14 @@ class Ran:
     """Result of one command's batch: outcomes in the order of the entries; fewer if it ended early.
 
     `ended`: exit code of a batch that ended early, else 0; `problems`: why it did; `where`: path of the file with the
-    results, "" without one.
+    results, "" without one; `in_folder`: outcomes are on the disk, and read when they are asked for.
     """
 
     outcomes: Sequence[Outcome]
     ended: int = 0
     problems: Sequence[Problem] = ()
     where: str = ""
+    in_folder: bool = False
 
 
 def run_entries(entries: Sequence[Entry], work: Work, jobs: int | None = None, folder: Path | None = None,
@@ -62,17 +63,15 @@ def _into(kept: Folder, entries: Sequence[Entry], work: Work, jobs: int | None, 
     for index, outcome in enumerate(taken):
         if index not in kept.known:
             kept.add(index, outcome)
-    known, problems = dict(kept.known), list[Problem]()
-    remaining = [index for index in range(len(entries)) if index not in known]
-    outcomes_by_place: dict[int, Outcome] = {}
+    num_known, problems = len(kept.known), list[Problem]()
+    remaining = [index for index in range(len(entries)) if index not in kept.known]
 
     def arrived(at: int, outcome: Outcome) -> None:
-        outcomes_by_place[at] = outcome
         kept.add(remaining[at], outcome)
 
     ran = Ran(())
     try:
-        ran = _run([entries[index] for index in remaining], work, jobs, place, arrived, num_known=len(known))
+        ran = _run([entries[index] for index in remaining], work, jobs, place, arrived, num_known, kept.num_fits)
     except InputError as error:  # the disk is full
         problems += error.problems
     try:
@@ -80,21 +79,25 @@ def _into(kept: Folder, entries: Sequence[Entry], work: Work, jobs: int | None, 
     except InputError as error:
         problems += error.problems
         where = ""
-    outcomes = known | {remaining[at]: outcome for at, outcome in outcomes_by_place.items()}
-    return Ran([outcomes[index] for index in sorted(outcomes)], 2 if problems else ran.ended, problems, where)
+    if kept.rows is not None:
+        problems += kept.rows.problems
+        complain([kept.rows.note] if kept.rows.note else [])
+    return Ran(kept.outcomes(), 2 if problems else ran.ended, problems, where, in_folder=True)
 
 
 def _run(entries: Sequence[Entry], work: Work, jobs: int | None, place: Open[Entry] | None = None,
-         arrived: Arrived | None = None, num_known: int = 0) -> Ran:
+         arrived: Arrived | None = None, num_known: int = 0, num_fits: int = 0) -> Ran:
+    """Simulates entries; their outcomes are in the result unless `arrived` takes them."""
     outcomes: list[Outcome] = []
-    with interrupts() as asked, progress(num_known + len(entries), num_known) as advance:
+    with interrupts() as asked, progress(num_known + len(entries), num_known, num_fits) as advance:
 
         def on_arrival(index: int, outcome: Outcome) -> None:
-            advance()
+            advance(outcome.report)
             if arrived is not None:
                 arrived(index, outcome)
 
         workers = min(len(entries), jobs or num_workers(len(entries)))
         place = place or (processes(workers) if workers > 1 else None)
-        finished = run_batch(entries, work, outcomes.append, place=place, arrived=on_arrival, asked=asked)
+        keep = None if arrived else outcomes.append
+        finished = run_batch(entries, work, keep, place=place, arrived=on_arrival, asked=asked)
     return Ran(outcomes, 0 if finished else asked.code)

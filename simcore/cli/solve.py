@@ -1,10 +1,14 @@
-"""`rankscope solve`: the fewest GPUs, the largest micro batch, the longest sequence. Imports the engine when called."""
+"""`rankscope solve`: the fewest GPUs, the largest batch, the longest sequence, the smallest GPU, the fewest dollars.
+
+Imports the engine when called.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
 
@@ -12,123 +16,159 @@ from simcore.cli.recipes import SeqLen
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from simcore.inputs.loading import Entry
-    from simcore.results.limit import Limit
+    from simcore.inputs.scenario import Scenario
+    from simcore.recipes.imported import Imported
+    from simcore.results.found import FreeLimit
+    from simcore.results.limit import Limit, Quantity
+    from simcore.search.search import Search
 
-__all__ = ["limits", "solve"]
+__all__ = ["solve"]
 
 
-class Asked(StrEnum):
-    """Choice of the quantity whose limit is asked: GPUs, sequences of a micro batch, or tokens of a sequence."""
+Asked = StrEnum("Asked", ["GPUS", "MICRO_BATCH", "GLOBAL_BATCH", "SEQUENCE"])
+"""Choice of the quantity whose limit is asked: GPUs, sequences of a micro or global batch, tokens of a sequence."""
+Most = StrEnum("Most", ["SEQ_LEN", "MICRO_BATCH_SIZE", "GLOBAL_BATCH_SIZE"])
+"""Choice of the key whose largest value is asked."""
+Fewest = StrEnum("Fewest", ["GPUS", "COST"])
+"""Choice of the quantity whose smallest value is asked."""
+_QUANTITIES: Final[dict[str, Quantity]] = {
+    "gpus": "gpus", "cost": "cost", "sequence": "sequence", "seq_len": "sequence", "micro_batch": "micro_batch",
+    "micro_batch_size": "micro_batch", "global_batch": "global_batch", "global_batch_size": "global_batch"}
+"""Quantities by the words of options."""
 
-    GPUS = "gpus"
-    MICRO_BATCH = "micro_batch"
-    SEQUENCE = "sequence"
+
+@dataclass(frozen=True, slots=True)
+class _Layouts:
+    """Texts of the options that say which layouts are tried; all empty: that of the scenario alone."""
+
+    gpus: str
+    framework: str
+    topology: str
+    free: Sequence[str] | None
+    where: Sequence[str]
+    allow: Sequence[str]
+
+    @property
+    def are_free(self) -> bool:
+        return bool(self.free or self.framework or self.topology)
+
+    def question(self, scenario: Scenario, first: str) -> Search:
+        """Search of the layouts, ranked by the objective `first`."""
+        from simcore.cli.search import asked_space, chosen_objectives, names_in
+        from simcore.search.search import Search
+
+        space = asked_space(scenario, self.gpus, names_in(self.framework), names_in(self.topology), self.free,
+                            self.where, self.allow)
+        return Search(space, chosen_objectives(first, ["peak"]))
+
+    def expect_none(self) -> None:
+        """InputError for an option that says nothing without free layouts."""
+        given = {"--gpus": self.gpus, "--where": "; ".join(self.where), "--allow": ",".join(self.allow)}
+        for option, text in given.items():
+            if text:
+                message = "expected --free, --framework or --topology with it"
+                raise InputError(Problem(f"{option} {text}"[:120], message))
 
 
 def solve(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Scenario files, folders or globs.")],
     *,
-    quantity: Annotated[Asked, typer.Option("--for", help="Quantity whose limit is asked.")] = Asked.GPUS,
+    quantity: Annotated[Asked | None, typer.Option("--for", help="Quantity whose limit is asked.")] = None,
+    most: Annotated[Most | None, typer.Option("--max", help="Key whose largest value is asked.")] = None,
+    fewest: Annotated[Fewest | None, typer.Option("--min", help="Quantity whose smallest value is asked.")] = None,
+    gpu_of: Annotated[str, typer.Option(metavar="NAME,..", help="Machines of which the smallest GPU is asked.")] = "",
     gpus: Annotated[str, typer.Option(metavar="N,..", help="Only these numbers of GPUs that train; with --free.")] = "",
     framework: Annotated[str, typer.Option(metavar="NAME,..", help="Frameworks to try.")] = "",
     topology: Annotated[str, typer.Option(metavar="NAME,..", help="Machines to try.")] = "",
     free: Annotated[list[str] | None, typer.Option(
         metavar="KEY[=V,..]", help="Keys of the layout that are free, as in search, such as mesh.")] = None,
+    where: Annotated[list[str] | None, typer.Option(metavar="CONDITION", help="As in search; with --free.")] = None,
+    allow: Annotated[list[str] | None, typer.Option(help="Numerics, as in search; with --free.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print a list of limits as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
     seq_len: SeqLen = None,
 ) -> None:
-    """Find the fewest GPUs, the largest micro batch or the longest sequence with which scenarios fit.
+    """Find the fewest GPUs, the largest batch, the longest sequence or the smallest GPU with which scenarios fit.
 
     All other keys stay: GPUs are added on the data-parallel axis. With --free, --framework or --topology all their
-    layouts are tried, and the best at the limit are listed. Exit code 0; 1 if some scenario fits with no value; 2 for
-    wrong input, or a scenario that is refused with every value.
+    layouts are tried, and the best at the limit are listed; --min cost always tries layouts. Without a question: the
+    fewest GPUs. Exit code 0; 1 if some scenario fits with no value; 2 for wrong input, or a scenario that is refused
+    with every value.
     """
     from simcore.cli.recipes import read_entries
     from simcore.cli.search import first_of
 
-    entries = read_entries(paths, overrides or (), *first_of(gpus, seq_len, topology), only=False)
-    if free or framework or topology:
-        _over_layouts(entries, (gpus, framework, topology), free, quantity, json=json)
-    elif gpus:
-        raise InputError(Problem(f"--gpus {gpus}"[:120], "expected --free, --framework or --topology with it"))
-    _fixed(paths, entries, quantity, json=json)
+    asked = _asked(quantity, most, fewest, gpu_of)
+    recipes: list[Imported] = []
+    entries = read_entries(paths, overrides or (), *first_of(gpus, seq_len, topology), only=False, taken=recipes)
+    if recipes and not (free or framework):
+        gpus, topology = "", ""  # they answer what the recipe leaves open
+    layouts = _Layouts(gpus, framework, topology, free, where or (), allow or ())
+    if layouts.are_free or asked == "cost":
+        _over_layouts(entries, layouts, asked, gpu_of, json=json)
+    layouts.expect_none()
+    _fixed(paths, entries, asked, gpu_of, json=json)
 
 
-def _over_layouts(entries: Sequence[Entry], names: tuple[str, str, str], free: Sequence[str] | None, quantity: Asked, *,
+def _asked(quantity: Asked | None, most: Most | None, fewest: Fewest | None, gpu_of: str) -> Quantity:
+    """Quantity whose limit is asked. InputError if several are."""
+    words = {"for": quantity, "max": most, "min": fewest}
+    given = {f"--{option} {word.value}": _QUANTITIES[word.value] for option, word in words.items() if word is not None}
+    if gpu_of:
+        given[f"--gpu-of {gpu_of}"[:60]] = "machine"
+    if len(given) > 1:
+        raise InputError(Problem(", ".join(given), "expected one question at a time"))
+    return next(iter(given.values()), "gpus")
+
+
+def _over_layouts(entries: Sequence[Entry], layouts: _Layouts, quantity: Quantity, gpu_of: str, *,
                   json: bool) -> NoReturn:
-    """Limits over all layouts of spaces around the scenarios. `names`: texts of GPUs, frameworks and topologies."""
+    """Limits over all layouts of spaces around the scenarios."""
     from simcore.cli.output import print_json, print_shown
-    from simcore.cli.search import asked_space, chosen_objectives, names_in
-    from simcore.cli.sheets.found import limit_lines
-    from simcore.search.limits import free_limit
-    from simcore.search.search import Search
+    from simcore.cli.sheets.limits import free_limit_lines
 
     if problems := [problem for entry in entries for problem in entry.problems]:
         raise InputError(problems)
-    numbers, frameworks, topologies = names[0], names_in(names[1]), names_in(names[2])
-    objectives, found = chosen_objectives("tokens", ["peak"]), []
-    for scenario in (entry.scenario for entry in entries if entry.scenario):
-        space = asked_space(scenario, numbers, frameworks, topologies, free)
-        found.append(free_limit(Search(space, objectives), quantity.value))
+    found = [_over(layouts, entry.scenario, quantity, gpu_of) for entry in entries if entry.scenario]
     if json:
         print_json(found)
     else:
-        print_shown(*(line for limit in found for line in limit_lines(limit)))
+        print_shown(*(line for limit in found for line in free_limit_lines(limit)))
     raise typer.Exit(int(any(limit.value is None for limit in found)))
 
 
-def _fixed(paths: Sequence[str], entries: Sequence[Entry], quantity: Asked, *, json: bool) -> NoReturn:
+def _over(layouts: _Layouts, scenario: Scenario, quantity: Quantity, gpu_of: str) -> FreeLimit:
+    from simcore.cli.search import names_in
+    from simcore.search.limits import cheapest, free_limit, free_machine
+
+    if quantity == "cost":
+        return cheapest(layouts.question(scenario, "cost"))
+    question = layouts.question(scenario, "tokens")
+    return free_machine(question, names_in(gpu_of)) if quantity == "machine" else free_limit(question, quantity)
+
+
+def _fixed(paths: Sequence[str], entries: Sequence[Entry], quantity: Quantity, gpu_of: str, *, json: bool) -> NoReturn:
     """Limits of scenarios whose other keys stay."""
-    from simcore.batch.solve import limit_of
     from simcore.cli.output import complain, print_json, print_shown
+    from simcore.cli.sheets.limits import limit_lines
 
     problems = [problem for entry in entries for problem in entry.problems]
     if not entries:
         raise InputError(Problem(", ".join(paths), "holds no scenario"))
-    found = [limit_of(entry.scenario, quantity.value) for entry in entries if entry.scenario is not None]
+    found = [_of(entry.scenario, quantity, gpu_of) for entry in entries if entry.scenario is not None]
     problems += [Problem(limit.name, limit.problem) for limit in found if limit.problem]
     if json:
         print_json(found)
     elif found:
-        print_shown(*limits(found))
+        print_shown(*limit_lines(found))
     complain(problems)
     raise typer.Exit(2 if problems else int(any(limit.value is None for limit in found)))
 
 
-def limits(found: Sequence[Limit]) -> Iterator[RenderableType]:
-    """Table with one row a scenario: the value that surely fits, the likely one, the value beyond and its peak.
+def _of(scenario: Scenario, quantity: Quantity, gpu_of: str) -> Limit:
+    from simcore.batch.machines import machine_of
+    from simcore.batch.solve import limit_of
+    from simcore.cli.search import names_in
 
-    All limits are of one quantity.
-    """
-    from simcore.cli.sheets.tables import plain, plain_table
-    from simcore.results.limit import QUANTITIES
-
-    table = plain_table(QUANTITIES[found[0].quantity], "surely", "likely", "at best", "peak", "next", left=("next",))
-    for limit in found:
-        batch = limit.keys.get("training.global_batch_size")
-        name = limit.name if batch is None else f"{limit.name}, global batch {batch:,}"
-        table.add_row(plain(name), *map(_count, (limit.value, limit.likely, limit.possible)),
-                      _bytes(limit.peak_bytes), plain(_beyond(limit)))
-    yield table
-
-
-def _count(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
-
-
-def _bytes(num_bytes: int | None) -> str:
-    from simcore.units import format_bytes
-
-    return "" if num_bytes is None else format_bytes(num_bytes)
-
-
-def _beyond(limit: Limit) -> str:
-    if limit.problem:
-        return "refused with every value"
-    if limit.beyond is None:
-        return "none tried beyond"
-    return f"{limit.beyond:,}: {limit.beyond_verdict}, {_bytes(limit.beyond_bytes)}"
+    return machine_of(scenario, names_in(gpu_of)) if quantity == "machine" else limit_of(scenario, quantity)

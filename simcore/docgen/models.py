@@ -21,9 +21,9 @@ _HEAD: Final = """# Models
 Made by `python -m simcore.docgen.models` from `simcore/models/presets/*.json`; edit those, not this page.
 
 A scenario names a model (`model: llama-3.1-8b`), changes one (`{config: llama-3.1-8b, overrides: {num_hidden_layers:
-2}}`), or names a `config.json` of one's own. A preset answers to its name, to the Hugging Face ids below, in any case and
-with or without their owner, and to other names of these; the report says which preset answered. `rankscope models` lists
-them in the terminal. A file's `model_type` is one of:"""
+2}}`), or names a `config.json` of one's own. A preset answers to its name, to the Hugging Face ids below, in any case
+and with or without their owner, and to the other names; the report says which preset answered. `rankscope models`
+lists them in the terminal, and which frameworks run them. A file's `model_type` is one of:"""
 _TABLE: Final = """Parameters are those that the model's code registers: [asked of it](../tests/truth/README.md), but
 for `nemotron-nas`, which transformers has no code for. `from`: the repository on Hugging Face whose `config.json` a
 preset restates, without fields that change no size; what is assumed says so, here and in every report.
@@ -31,8 +31,8 @@ Published totals that counts are held against, and where sizes are from: `tests/
 _NAMES: Final = """## Other names
 
 Repositories with the same sizes, and what people call a model. Where they differ in a field that changes no weight
-(positions, sliding window), that value is taken. Repositories stored in few bits (AWQ, GPTQ, bitsandbytes) are not here:
-they have a `quantization_config`. The table is `simcore/models/presets/names.toml`."""
+(positions, sliding window), that value is taken. Repositories stored in few bits (AWQ, GPTQ, bitsandbytes) are not
+here: they have a `quantization_config`. The table is `simcore/models/presets/names.toml`."""
 
 
 def presets() -> str:

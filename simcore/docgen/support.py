@@ -5,20 +5,19 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Final
 
+from simcore.docgen.asking import METHODS, asked, scenario_of
 from simcore.docgen.glossary import table
-from simcore.errors import IllegalLayout, NotYet, RankscopeError
+from simcore.docgen.served import NAMES, served
+from simcore.errors import RankscopeError
 from simcore.frameworks.registry import framework_adapter, known_frameworks
 from simcore.frameworks.setup import prepare
-from simcore.inputs.document import parse_document
-from simcore.inputs.scenario import Scenario, parse_scenario
 
-__all__ = ["support"]
+__all__ = ["defaults_of", "support"]
 
 _HEAD: Final = """# What is supported
 
@@ -26,6 +25,8 @@ Made by `python -m simcore.docgen.support`: each cell is a small scenario that w
 `yes`: answered for at least one of the models that were asked. `refused`: the framework itself refuses it for all of
 them; `rankscope check` says by which rule. `not yet`: the framework may have it, this version does not model it.
 Models: """
+_MATRIX: Final = """Methods that run with the layers and the version that a framework takes by default, on data-parallel
+ranks: small scenarios for each cell, by `python -m simcore.docgen.served`. Other layers may run more: see above."""
 _MODELS: Final = ("llama-tiny", "nemotron-3-tiny", "mixtral-8x7b", "deepseek-v2-lite", "mpt-7b")
 _MESHES: Final[dict[str, dict[str, int]]] = {
     "dp_replicate": {"dp_replicate": 2}, "dp_shard": {"dp_shard": 2}, "HSDP": {"dp_replicate": 2, "dp_shard": 2},
@@ -33,11 +34,8 @@ _MESHES: Final[dict[str, dict[str, int]]] = {
 }
 _HOST: Final = {"offload": {"params": "host", "optimizer": "host", "gradients": "host"}}
 _FEATURES: Final[dict[str, tuple[dict[str, Any], ...]]] = {
-    "lora": ({"training": {"method": "lora"}},
-             {"training": {"method": "lora"}, "framework_options": {"use_orig_params": True}}),
-    "qlora": ({"training": {"method": "qlora"}},
-              {"training": {"method": "qlora", "precision": {"params": "bf16"}},
-               "framework_options": {"use_orig_params": True, "bnb_4bit_quant_storage": "bfloat16"}}),
+    "lora": METHODS["lora"],
+    "qlora": METHODS["qlora"],
     "fp8": ({"training": {"precision": {"compute": "fp8"}}},
             {"training": {"precision": {"compute": "fp8"}, "recompute": "full"},
              "framework_options": {"compile": True}},
@@ -54,7 +52,8 @@ _FEATURES: Final[dict[str, tuple[dict[str, Any], ...]]] = {
     "activations on host": ({"training": {"offload": {"activations": "host"}, "recompute": "full"}},),
 }
 """Features that each framework is tried with: the ways to ask for a feature; one that is served is enough."""
-_WORDS: Final = {NotYet: "not yet", IllegalLayout: "refused"}
+_DATA: Final[tuple[dict[str, int], ...]] = ({"dp_shard": 2}, {"dp_replicate": 2})
+_OPTION: Final = "framework_options."
 
 
 def support() -> str:
@@ -67,7 +66,15 @@ def support() -> str:
     axes = table(("framework", "layers", *_MESHES), [(f"`{f}`", f"`{i}`", *_meshes(f, i)) for f, i in rows])
     rest = table(("framework", "layers", *_FEATURES), [(f"`{f}`", f"`{i}`", *_features(f, i)) for f, i in rows])
     models = ", ".join(f"`{name}`" for name in _MODELS)
-    return f"{_HEAD}{models}.\n\n## Parallelism\n\n{axes}\n\n## Methods, formats, memory\n\n{rest}\n"
+    return (f"{_HEAD}{models}.\n\n## Parallelism\n\n{axes}\n\n## Methods, formats, memory\n\n{rest}\n\n## Models\n\n"
+            f"{_MATRIX}\n\n{_matrix()}\n")
+
+
+def _matrix() -> str:
+    """Table of models by frameworks; each cell has the methods that run."""
+    return table(("model", *(f"`{name}`" for name in known_frameworks())), (
+        (f"`{model}`", *(", ".join(NAMES[method] for method in methods) or "not yet"
+                         for methods in entry["methods"].values())) for model, entry in served().items()))
 
 
 def _meshes(framework: str, implementation: str) -> Iterator[str]:
@@ -88,7 +95,7 @@ def _answer(framework: str, implementation: str, ways: list[dict[str, Any]]) -> 
     words = {"-"}
     for way in ways:
         for model in _runnable(framework, implementation):
-            words.add(word := _asked({**_named(framework, implementation), "model": model, **way}))
+            words.add(word := asked({**_named(framework, implementation), "model": model, **way}))
             if word == "yes":
                 return word
     return next(word for word in ("not yet", "refused", "-") if word in words)
@@ -110,23 +117,27 @@ def _named(framework: str, implementation: str) -> dict[str, Any]:
 
 
 def _models(base: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(model for model in _MODELS if any(_asked({**base, "model": model, "mesh": mesh}) == "yes"
+    return tuple(model for model in _MODELS if any(asked({**base, "model": model, "mesh": mesh}) == "yes"
                                                    for mesh in ({"dp_shard": 2}, {"dp_replicate": 2})))
 
 
-def _asked(keys: dict[str, Any]) -> str:
-    try:
-        prepare(_scenario(keys))
-    except RankscopeError as error:
-        return _WORDS.get(type(error), "-")
-    return "yes"
+def defaults_of(framework: str) -> dict[str, str]:
+    """Values of `framework_options` that a framework's table takes where a scenario leaves them out, by name.
 
-
-def _scenario(keys: dict[str, Any]) -> Scenario:
-    batch = {"global_batch_size": 16} if keys.get("mesh", {}).get("pp", 1) > 1 else {}  # stages need microbatches
-    training = {"seq_len": 64, **batch, **keys.get("training", {})}
-    asked = {"name": "support", "topology": "dgx-h100", **keys, "training": training}
-    return parse_scenario(parse_document(json.dumps(asked), "support"))
+    Over the layers that it runs and a few small models; values that differ by model or layers are joined by `|`.
+    """
+    found: dict[str, dict[str, None]] = {}
+    for implementation in framework_adapter(framework).implementations:
+        named = _named(framework, implementation)
+        for keys in ({**named, "model": model, "mesh": mesh} for model in _MODELS for mesh in _DATA):
+            try:
+                _, table_of = prepare(scenario_of(keys))
+            except RankscopeError:
+                continue
+            for key, value, _ in table_of.defaults:
+                if key.startswith(_OPTION):
+                    found.setdefault(key.removeprefix(_OPTION), {})[value] = None
+    return {name: "|".join(values) for name, values in found.items()}
 
 
 if __name__ == "__main__":

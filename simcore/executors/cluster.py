@@ -38,10 +38,12 @@ def library(name: str, extra: str, place: str) -> Any:
         raise InputError(Problem(place, message)) from None
 
 
-def expect_reached(host: str, port: int, place: str) -> None:
-    """Raises InputError unless something answers at that port."""
+def expect_reached(host: str, port: int, place: str, *, speaks: bool = False) -> None:
+    """Raises InputError unless something answers at that port. `speaks`: it says something before it is asked."""
     try:
-        socket.create_connection((host, port), timeout=PATIENCE).close()
+        with socket.create_connection((host, port), timeout=PATIENCE) as there:
+            if speaks and not there.recv(1):
+                raise OSError("it closes the connection")
     except OSError as error:
         why = (error.strerror or str(error) or "no answer").lower()
         raise InputError(Problem(place, f"the cluster cannot be reached: {why}")) from None

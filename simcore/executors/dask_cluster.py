@@ -37,7 +37,7 @@ def dask_cluster(address: tuple[str, int] | None, size: int, place: str) -> Open
         for name in ("distributed", "distributed.client"):  # tracebacks of what is an error of one line here
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         if address is not None:
-            expect_reached(*address, place)
+            expect_reached(*address, place, speaks=True)  # else a client waits for its greeting for ever
         with own_signals(), _client(distributed, address, size, place) as client:
             executor = _Dask(client, work, asked, place)
             try:

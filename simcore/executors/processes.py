@@ -92,11 +92,11 @@ class Processes(Generic[Task, Answer]):
         self._workers.clear()
 
     def _taken(self) -> Sequence[Result[Answer]]:
+        """Results that are there; workers that have become ready or idle get chunks before anything is waited for."""
+        found = [result for worker in [*self._workers] for result in self._received(worker)]
         self._hand_out()
-        found, self._early = self._early, []
-        for worker in [*self._workers]:
-            found += self._received(worker)
-        return found
+        early, self._early = self._early, []
+        return [*early, *found]
 
     def _hand_out(self) -> None:
         """Sends chunks to idle workers, and starts workers while there are more chunks than workers."""

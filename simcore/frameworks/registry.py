@@ -16,7 +16,7 @@ from simcore.placement.framework import Framework
 from simcore.program.hooks import HooksFactory
 
 __all__ = ["asked_adapter", "at_rest_of", "dispatchers_of", "framework_adapter", "framework_file", "hooks_of",
-           "known_frameworks"]
+           "known_frameworks", "named_adapter"]
 
 _FOLDERS: Final = {
     "automodel": "automodel", "ddp": "ddp", "fsdp1": "fsdp1", "fsdp2": "fsdp2",
@@ -65,14 +65,18 @@ def asked_adapter(scenario: Scenario) -> FrameworkAdapter:
 
     InputError for an unknown framework, or a version that the framework does not have.
     """
-    name = scenario.framework
-    if name not in _FOLDERS:
-        raise InputError(Problem(scenario.where("framework"), *_why_unknown(name)))
-    adapter = framework_adapter(name)
+    adapter = named_adapter(scenario.framework, scenario.where("framework"))
     if scenario.framework_version not in ("auto", *adapter.versions):
         message = f"expected one of {', '.join(adapter.versions)}, got {scenario.framework_version!r}"
         raise InputError(Problem(scenario.where("framework_version"), message))
     return adapter
+
+
+def named_adapter(name: str, where: str = "") -> FrameworkAdapter:
+    """Returns the adapter of the framework that a user names; InputError, with place `where`, for an unknown one."""
+    if name not in _FOLDERS:
+        raise InputError(Problem(where, *_why_unknown(name)))
+    return framework_adapter(name)
 
 
 def _why_unknown(name: str) -> tuple[str, ...]:

@@ -130,10 +130,10 @@ def _with_copies(graph: ModelGraph) -> ModelGraph:
 
 def _check_host(job: Job) -> None:
     """Raises IllegalLayout for offload to the host where host and device share one memory."""
-    topology = topology_of(job.scenario)
     away = [name for name in ("params", "optimizer", "gradients", "activations")
             if job.scenario.training.offload.part(name)[0] == "host"]
-    if topology.node.unified is not None and away:
+    topology = topology_of(job.scenario) if away else None
+    if topology is not None and topology.node.unified is not None:
         memory = format_bytes(int(topology.node.host_memory))
         raise job.illegal(f"training.offload.{away[0]}", f"{', '.join(away)} on the host of {topology.device.name}: "
                           f"host and device are the same {memory}, so nothing is gained, and what is used on the "

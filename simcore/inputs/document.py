@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -46,7 +46,7 @@ class Document:
     @cached_property
     def folder(self) -> Path:
         """Folder that relative paths in the file are relative to."""
-        return Path(self.path).parent
+        return _folder_of(self.path)
 
     def line_of(self, key_path: KeyPath) -> int:
         """Line (from 1) of a key, or of the nearest enclosing key that is in the file; 1 if there is none."""
@@ -55,9 +55,11 @@ class Document:
 
     def where(self, key_path: KeyPath) -> str:
         """Place of a key for a message: `file:line`, or the place that was given when `with_value` set it."""
-        places = (self.places[part] for part in _prefixes(key_path) if part in self.places)
-        put_in = next(places, None) if self.places else None
-        return put_in or f"{self.path}:{self.line_of(key_path)}"
+        if self.places:
+            for length in range(len(key_path), -1, -1):
+                if put_in := self.places.get(key_path[:length]):
+                    return put_in
+        return f"{self.path}:{self.line_of(key_path)}"
 
     def with_value(self, key_path: KeyPath, value: object, place: str) -> Document:
         """Copy of the document with one value set; `place` is what messages name as its place.
@@ -65,19 +67,31 @@ class Document:
         Missing mappings on the way are added. InputError if a value on the way exists and is not a mapping, or for a
         path of more than `MAX_DEPTH` keys.
         """
-        if len(key_path) > MAX_DEPTH:
-            raise InputError(Problem(place, f"expected a key of at most {MAX_DEPTH} levels, got {len(key_path):,}"))
-        data = dict(self.data)
-        inner, first_new = data, None
-        for depth, key in enumerate(key_path[:-1], 1):
-            step = inner.get(str(key))
-            if step is not None and not isinstance(step, dict):
-                prefix = dotted(key_path[:depth])
-                raise InputError(Problem(place, f"cannot set {dotted(key_path)}: {prefix} is {step!r}, not a mapping"))
-            first_new = first_new or (key_path[:depth] if step is None else None)
-            inner[str(key)] = inner = dict(step or {})
-        inner[str(key_path[-1])] = value
-        return replace(self, data=data, places={**self.places, (first_new or key_path): place, key_path: place})
+        return self.with_values([(key_path, value, place)])
+
+    def with_values(self, values: Iterable[tuple[KeyPath, object, str]]) -> Document:
+        """Copy of the document with several values set, one after the other: (key path, value, place) of each.
+
+        As by `with_value`; each mapping is copied once.
+        """
+        data, places = dict(self.data), dict(self.places)
+        copied: dict[KeyPath, dict[str, Any]] = {}
+        for key_path, value, place in values:
+            if len(key_path) > MAX_DEPTH:
+                raise InputError(Problem(place, f"expected a key of at most {MAX_DEPTH} levels, got {len(key_path):,}"))
+            inner, first_new = data, None
+            for depth, key in enumerate(key_path[:-1], 1):
+                prefix, step = key_path[:depth], inner.get(str(key))
+                if step is not None and not isinstance(step, dict):
+                    raise InputError(Problem(place, f"cannot set {dotted(key_path)}: {dotted(prefix)} is {step!r}, "
+                                                    "not a mapping"))
+                first_new = first_new or (prefix if step is None else None)
+                if step is None or copied.get(prefix) is not step:
+                    inner[str(key)] = copied[prefix] = step = dict(step or {})
+                inner = step
+            inner[str(key_path[-1])] = value
+            places[first_new or key_path] = places[key_path] = place
+        return Document(self.path, data, self.lines, places)
 
     def settings(self) -> dict[str, Any]:
         """Values that `with_value` set, by dotted key: what the document has beside its file."""
@@ -95,6 +109,11 @@ class Document:
     def without(self, key: str) -> Document:
         """Copy of the document without one top-level key."""
         return replace(self, data={name: value for name, value in self.data.items() if name != key})
+
+
+@lru_cache(maxsize=64)
+def _folder_of(path: str) -> Path:
+    return Path(path).parent
 
 
 def _prefixes(key_path: KeyPath) -> Iterator[KeyPath]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from io import StringIO
 from typing import Any
@@ -12,17 +13,29 @@ __all__ = ["yaml_entry", "yaml_text"]
 
 
 def yaml_text(data: Mapping[str, Any]) -> str:
-    """YAML text of plain values (mappings, lists, text, numbers); reading it gives the same values."""
+    """YAML text of plain values (mappings, lists, text, numbers); reading it gives the same values.
+
+    Keys in their order, the innermost mappings on one line.
+    """
+    return _written(data, default_flow_style=None, width=120)
+
+
+def yaml_entry(key: str, value: Any) -> str:
+    """YAML text of one key in one line without its end: `key: value`, lists and mappings within brackets."""
+    return _written({key: value}, default_flow_style=True, width=sys.maxsize).removesuffix("\n")[1:-1]
+
+
+def _written(data: Mapping[str, Any], **settings: Any) -> str:
     writer = YAML(typ="safe", pure=True)
-    settings = {"default_flow_style": None, "sort_base_mapping_type_on_output": False, "width": 120}
-    for name, value in settings.items():  # blocks in the order of the keys, the innermost mappings on one line
+    for name, value in {**settings, "sort_base_mapping_type_on_output": False}.items():
         setattr(writer, name, value)
+    writer.representer.add_representer(str, _quoted)
     stream = StringIO()
     writer.dump(dict(data), stream)
     return stream.getvalue()
 
 
-def yaml_entry(key: str, value: Any) -> str:
-    """YAML text of one key, without the end of the line: `key: value`, lists and mappings within brackets."""
-    block = yaml_text({key: value, "end": []})  # a mapping that holds a list is written a key a line
-    return block.removesuffix("\n").rpartition("\n")[0]
+def _quoted(representer: Any, text: str) -> Any:
+    """Node of a text, in quotes where it would be read as the beginning of a key or value, as in `:4096:8`."""
+    marked = any(sign in text for sign in ":?")
+    return representer.represent_scalar("tag:yaml.org,2002:str", text, style='"' if marked else None)

@@ -53,7 +53,7 @@ class Generation(Block):
         default=None, description="Most tokens of one forward pass; left out: the engine's own, by device"
     )
     quantization: Literal["auto", "fp8", "bitsandbytes", "awq_marlin", "gptq_marlin", "compressed-tensors", "modelopt",
-                          "modelopt_fp4"] = Field(
+                          "modelopt_fp4", "mxfp8"] = Field(
         default="auto", description="Format of weights: fp8 or bitsandbytes quantise 16 bits while loading; auto, and "
         "others: as the model's quantization_config says"
     )

@@ -101,9 +101,8 @@ def changed(scenario: Scenario, values: Mapping[str, Any], place: str = "") -> S
 
     InputError for a value that no scenario may have.
     """
-    document = scenario.document
-    for key, value in values.items():
-        document = document.with_value(split_key(key), value, place or f"--set {key}")
+    document = scenario.document.with_values((split_key(key), value, place or f"--set {key}")
+                                             for key, value in values.items())
     return parse_scenario(document, swept=scenario.swept)
 
 

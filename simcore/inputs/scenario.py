@@ -43,7 +43,7 @@ _Degree = Annotated[int, Field(ge=1, le=DEGREE)]
 class ModelFile(Block):
     """A model given by its configuration, with some of the configuration's fields changed."""
 
-    config: Text = Field(description="Preset, or path of a Hugging Face config.json")
+    config: Text = Field(description="Preset, Hugging Face id, or path of a config.json")
     overrides: OpenMap = Field(default={}, description="Keys of the configuration that get another value")
 
 
@@ -139,7 +139,7 @@ class Scenario(Block):
     name: Name = Field(description="Name, unique in a batch")
     workload: Literal["train", "dpo", "grpo", "serve"] = Field(default="train", description="What runs")
     model: Annotated[Annotated[Text, WORD] | Annotated[ModelFile, MAP], BY_SHAPE] = Field(
-        description="Preset, path of a Hugging Face config.json, or {config, overrides}"
+        description="Preset, Hugging Face id, path of a config.json, or {config, overrides}"
     )
     implementation: Name = Field(
         default="auto", description="Whose layer code runs: megatron, automodel, hf, hub, torchtitan, kempnerforge, "
@@ -197,7 +197,8 @@ class Scenario(Block):
     @property
     def folder(self) -> Path:
         """Folder that relative paths in the scenario are relative to."""
-        return self._document.folder if self._document else Path()
+        document = self._document
+        return document.folder if document else Path()
 
     @property
     def world_size(self) -> int:
@@ -229,7 +230,8 @@ class Scenario(Block):
 
         For a scenario made in Python it is the dotted key.
         """
-        return self._document.where(key_path) if self._document else dotted(key_path)
+        document = self._document  # read once: pydantic looks private attributes up slowly
+        return document.where(key_path) if document else dotted(key_path)
 
     def normalised(self) -> dict[str, Any]:
         """All keys but `search` and `sweep` with their values as JSON types, defaults filled in.

@@ -26,7 +26,7 @@ from simcore.program.tile import AMOUNT, LAYER, OP, SLOT, posted_bytes
 from simcore.recording.exact_sums import fitting, sums_by_key
 from simcore.recording.tape import Op
 
-__all__ = ["TRIAL_BYTES", "MemoryPeak", "balance", "first_step", "running"]
+__all__ = ["TRIAL_BYTES", "MemoryPeak", "balance", "first_step", "peak_and_end", "running"]
 
 TRIAL_BYTES: Final = 256 * 2**20
 
@@ -69,6 +69,12 @@ def first_step(balance: MemoryPeak, born_in_step: int) -> int:
 def running(program: Program) -> IntArray:
     """Allocated bytes after each operation of the program, in order of issue, persistent tensors included."""
     return np.cumsum(fitting(posted_bytes(program.columns)))
+
+
+def peak_and_end(program: Program) -> tuple[int, int]:
+    """(highest allocated bytes of a step, bytes when it is over): `peak_bytes` and `end_bytes` of `balance`."""
+    sums = _Sums(program)
+    return int(sums.peaks.max()), sums.end()
 
 
 def balance(program: Program, num_top: int = 12) -> MemoryPeak:

@@ -19,14 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 from simcore.hardware.topology import Topology
 from simcore.placement.libraries import KernelLibraries
 from simcore.placement.mesh import Mesh
-from simcore.results.report import TrafficRow
 
-__all__ = ["CommSetup", "OutsideMemory", "deepep_bytes", "outside", "paged"]
+__all__ = ["CommSetup", "Communication", "OutsideMemory", "deepep_bytes", "outside", "paged"]
 
 MIB: Final = 2**20
 AMPERE: Final = 8
@@ -57,6 +56,22 @@ class OutsideMemory:
     source: str
 
 
+class Communication(Protocol):
+    """Collective on a mesh axis (of a copy its direction) in a group of ranks, such as a `TrafficRow`."""
+
+    @property
+    def collective(self) -> str:
+        """Name of the collective."""
+
+    @property
+    def axis(self) -> str:
+        """Name of the mesh axis."""
+
+    @property
+    def group_size(self) -> int:
+        """Number of ranks of a group."""
+
+
 @dataclass(frozen=True, slots=True)
 class CommSetup:
     """Inputs of the sizes of communication buffers on one rank: layout, machine, libraries, tokens.
@@ -73,7 +88,7 @@ class CommSetup:
     expert_hidden: int
 
 
-def outside(site: CommSetup, traffic: Iterable[TrafficRow]) -> tuple[OutsideMemory, ...]:
+def outside(site: CommSetup, traffic: Iterable[Communication]) -> tuple[OutsideMemory, ...]:
     """GPU memory of one rank outside torch's allocator, one entry a category.
 
     Categories: the CUDA context, NCCL's buffers for the communicators in `traffic` (the rank's collectives of a step),
@@ -96,7 +111,7 @@ def paged(num_bytes: int) -> tuple[OutsideMemory, ...]:
 
 
 # ---- NCCL -----------------------------------------------------------------------------------------------------------
-def _nccl(site: CommSetup, traffic: list[TrafficRow]) -> OutsideMemory:
+def _nccl(site: CommSetup, traffic: list[Communication]) -> OutsideMemory:
     """Buffers of NCCL's communicators; copies to the host and back do not use NCCL."""
     traffic = [row for row in traffic if row.collective != "copy"]
     rings = {row.axis: row.group_size for row in traffic if row.collective not in _PAIRWISE}

@@ -7,6 +7,7 @@ and one that is stored in few bits has another configuration.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,9 +15,13 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any, Final
 
+from simcore.inputs.block import shorten
+
 __all__ = ["Named", "find", "how_to_go_on", "ids_of", "names_of", "of_preset"]
 
 _FOLDER: Final = "presets"
+_ID: Final = re.compile(r"[\w-]+/[\w.-]+", re.ASCII)
+"""Id of a repository: owner and name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +65,13 @@ def how_to_go_on(reference: str) -> str:
     import difflib
 
     key = reference.strip().casefold()
+    if (preset := _seeing().get(key)) is not None:
+        return (f"unknown model {reference!r}: it takes pictures too, which is not modelled; its language model alone "
+                f"is {preset!r}")
     near = difflib.get_close_matches(key, _index(), n=1, cutoff=0.5)
     hint = f" (did you mean {_spelled(_index()[near[0]], key)}?)" if near else ""
-    repository = reference.strip() if reference.count("/") == 1 else "OWNER/NAME"
-    return (f"unknown model {reference!r}{hint}: `rankscope models` lists those that are built in; for another, "
+    repository = reference.strip() if _ID.fullmatch(reference.strip()) else "OWNER/NAME"
+    return (f"unknown model {shorten(reference)}{hint}: `rankscope models` lists those that are built in; for another, "
             f"download its config.json (`hf download {repository} config.json`) and give its path (model: "
             "path/to/config.json)")
 
@@ -100,6 +108,12 @@ def _index() -> Mapping[str, Named]:
     for named in whole:
         found.setdefault(named.name.rpartition("/")[2].casefold(), named)
     return found
+
+
+@lru_cache(maxsize=1)
+def _seeing() -> Mapping[str, str]:
+    """Ids without case of models that take pictures -> the preset with their language model."""
+    return {name.casefold(): preset for preset in _table() for name in _table()[preset].get("language_model_of", ())}
 
 
 def _named() -> Iterator[Named]:

@@ -63,7 +63,7 @@ class Export:
     """Memory of the conversion of a trained model to files of Hugging Face.
 
     `whole_on_host`: one process on the host holds the whole model; else the job's ranks gather tensor by tensor, and
-    rank 0 collects a file on the host. `copies`: of a whole tensor on a rank's device meanwhile. `source`: upstream
+    rank 0 collects files on the host. `copies`: of a whole tensor on a rank's device meanwhile. `source`: upstream
     file and version.
     """
 

@@ -63,14 +63,15 @@ class Builder:
 
     def tile(self, tile: LayerRows, layer: int) -> None:
         """Appends the recorded rows `tile` (one part of a layer) at layer number `layer` of the whole model."""
+        if not len(tile.rows):
+            return
         number = self._numbers.get(id(tile))
         if number is None:
             number = self._numbers[id(tile)] = len(self._tiles)
             self._tiles.append(tile)
-        if len(tile.rows):
-            if len(self._loose) > self._taken * _SIX.size:
-                self._close()
-            self._pieces += _packed(number, 0, 0, layer, self.phase, self.microbatch)
+        if len(self._loose) > self._taken * _SIX.size:
+            self._close()
+        self._pieces += _packed(number, 0, 0, layer, self.phase, self.microbatch)
 
     def alloc(self, layer: int, slot: int, num_bytes: int) -> None:
         """Appends an allocation of `num_bytes` by the owner (layer, slot); no row for 0 bytes.

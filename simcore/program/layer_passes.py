@@ -20,6 +20,7 @@ from simcore.program.row_cache import held
 from simcore.program.tile import OP, SLOT, LayerRows, small_tile, structure
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import HIDDEN, Op, Param
+from simcore.recording.undisturbed import undisturbed
 
 __all__ = ["Key", "LayerPasses", "passes_of"]
 
@@ -102,6 +103,10 @@ def passes_of(graph: ModelGraph, key: Key, run: LayerWorkload, tables: Tables) -
 @held(element_bytes=1000)
 def _recorded(graph: ModelGraph, key: Key, run: LayerWorkload) -> tuple[LayerPasses, Tables]:
     """Recording of one kind of layer, with tables that have its names alone."""
+    return undisturbed(lambda: _record(graph, key, run))
+
+
+def _record(graph: ModelGraph, key: Key, run: LayerWorkload) -> tuple[LayerPasses, Tables]:
     kind, operators, tables = graph.kinds[key[0]], implementation_of(graph.implementation), Tables()
     grouped = key[3] == "uniform" and kind.block is None
     tapes = [operators.record(kind, replace(run, checkpoint=how) if grouped else run, tables.slots, tables.comms)

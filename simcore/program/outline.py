@@ -278,6 +278,14 @@ class StepTemplate:
         """Index of the microbatch (among the simulated ones) of each row of the step, as `Program.microbatch`."""
         return self.spread(5)
 
+    def by_microbatch(self, values: IntArray) -> IntArray:
+        """Sum of `values` [distinct row] over the step's rows, of each microbatch; sums are exact below 2**53."""
+        before = np.concatenate([[0], np.cumsum(values)])
+        tile, start, _, _, _, microbatch = self.columns
+        first = self.firsts[tile] + start
+        sums = before[first + self.num_rows] - before[first]
+        return np.bincount(microbatch, weights=sums).astype(np.int64)
+
     def spread(self, field: int) -> IntArray:
         """For each row of the step, field number `field` (of `TemplateSegment`) of the segment in which it is."""
         return np.repeat(self.columns[field], self.num_rows)
@@ -292,6 +300,12 @@ class StepTemplate:
         _, starts, _, _, phase, microbatch = self.columns[:, self.is_loose]
         of = np.searchsorted(starts, at, side="right") - 1
         return np.stack([self.loose[at, SLOT], self.loose[at, AMOUNT], phase[of], microbatch[of]], axis=1)
+
+    @cached_property
+    def comms(self) -> tuple[int, ...]:
+        """Indices in `Tables.comms` of the communications of all collectives, copies and sends, without receives."""
+        slots = self.distinct[_is_call(self.distinct), SLOT]
+        return tuple(np.flatnonzero(np.bincount(slots)).tolist())
 
     @cached_property
     def call_rows(self) -> IntArray:

@@ -8,6 +8,7 @@ a module or folder here with a `FORMAT`. `recipe_file`, `toml_lines`: text and v
 values and remembers them. `draft`: the scenario under way; a key that is handed out must be told what became of it.
 `answers`: what the user says. `rows`: tables of keys. `imported`: the result. `machine`, `world`: machine and ranks.
 `environment`: variables of a launch script. `text`: YAML with origins.
-`automodel`: recipes of NeMo Automodel. `megatron`: arguments of Megatron-LM. `torchtitan`: its job
-configurations. `shell`: reader of shell scripts. `launch`: launch commands beside a recipe.
+`automodel`: recipes of NeMo Automodel. `axolotl`: recipes of axolotl. `megatron`: arguments of Megatron-LM. `bridge`:
+recipes of Megatron-Bridge. `torchtitan`: its job configurations. `shell`: reader of shell scripts. `launch`: launch
+commands beside a recipe.
 """

@@ -57,10 +57,8 @@ def _place(entry: tuple[str, Any]) -> int:
 
 
 def _commented(text: str, origin: str) -> str:
-    """A line with a comment; one that YAML breaks keeps its lines, and the comment stands above it."""
+    """A line with a comment."""
     plain = _one_line(origin)
-    if "\n" in text:
-        return f"# {plain}\n{text}"
     return f"{text:<{_COLUMN}}  # {plain}" if plain else text
 
 

@@ -25,6 +25,6 @@ def share_out(draft: Draft, gpus: Answer, degrees: Mapping[str, Taken[int] | Non
     if product < 1 or gpus.value % product:
         draft.fail(gpus.where, f"{gpus.value} GPUs are no multiple of {shown} = {product} ({source})")
         return None
-    draft.infer(key, gpus.value // product, f"{rule}: {gpus.value} / ({shown})", *degrees.values(), source=source,
-                where=gpus.where)
+    shares = f"{rule}: {gpus.value} / ({shown})" if others else rule
+    draft.infer(key, gpus.value // product, shares, *degrees.values(), source=source, where=gpus.where)
     return int(gpus.value // product)

@@ -10,5 +10,6 @@ columns of a row, kinds of operations (`Op`), kernel classes (`Kernel`), streams
 checkpointing (regions that run again in backward). `split_backward`: backward in two halves, for zero-bubble schedules.
 `number_formats`: 4-bit and int8 weights of bitsandbytes and torchao; fp8, mxfp8, NVFP4 recipes and their scales.
 `kernel_shape`: shapes of matrix products packed into a column. `host_operators`: host time of Python code, counted in
-operators of torch, a row a call. `exact_sums`: sums that may pass 64 bits.
+operators of torch, a row a call. `exact_sums`: sums that may pass 64 bits. `undisturbed`: recordings that threads which
+look at others' frames have not changed.
 """

@@ -13,6 +13,7 @@ from typing import Any
 
 from simcore.recording.kernel_shape import MODULE_BITS
 from simcore.recording.number_formats import PackedWeights
+from simcore.recording.undisturbed import census
 from simcore.units import DTYPE_BYTES
 
 __all__ = ["CATEGORY_OF_PHASE", "COMPUTE_STREAM", "GRADIENTS_BEGIN", "GRAD_HIDDEN", "HIDDEN", "HOST_DRAINS",
@@ -130,11 +131,13 @@ class Storage:
     def __init__(self, tape: Recorder, num_bytes: int, slot: int, offset: int = 0, *, born: bool = True) -> None:
         self.tape, self.num_bytes, self.slot, self.offset, self.birth = tape, num_bytes, slot, offset, -1
         self.held: Storage | None = None
+        tape.census.born()
         if born and num_bytes:
             self.birth = len(tape.rows)
             tape.rows.append((_ALLOC, offset, slot, num_bytes, COMPUTE_STREAM, 0))
 
     def __del__(self) -> None:
+        self.tape.census.freed()
         if self.num_bytes:
             self.tape.rows.append((_FREE, self.offset, self.slot, -self.num_bytes, COMPUTE_STREAM, 0))
 
@@ -193,11 +196,12 @@ class Recorder:
     to its index; both are shared and grow. `phase`: "forward", "recompute" or "backward"; `scope`: prefix of names;
     `module`: `Module` of the next kernels. `casts`: tensors by parameter that autocast keeps until its region ends.
     `graph`: tensors that are attributes of nodes. `is_alone`: no compiler fuses the pointwise kernels of the next
-    operators.
+    operators. `census`: storages that are alive.
     """
 
     def __init__(self, slots: dict[tuple[str, str], int], comms: dict[tuple[str, str, str], int]) -> None:
         self.slots, self.comms = slots, comms
+        self.census = census()
         self.rows: list[Row] = []
         self.casts: dict[str, Any] = {}
         self.graph: list[Any] = []

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict
 
 from simcore.results.evidence import EvidenceKind
-from simcore.results.limit import Quantity
+from simcore.results.limit import Quantity, Value
 from simcore.results.verdict import Verdict
 
 __all__ = ["FoundLayout", "FreeLimit", "RefusedBy", "SearchCounts", "SearchResult", "setting"]
@@ -119,12 +119,18 @@ class FreeLimit(_Frozen):
     """Limit of a quantity over all layouts of scenario `name`.
 
     `value`: None if no value holds; `best`: search of the layouts there, ranked. `beyond`: the nearest value that does
-    not hold, None if none was tried; `nearest_bytes`: lowest simulated peak of a layout there, None without one.
+    not hold, None if none was tried; `nearest_bytes`: lowest simulated peak of a layout there, None without one; `why`:
+    what decides in that layout, or refuses all. `exceptions`: values on the good side of `value` that were tried and do
+    not hold. `untried`: how many numbers of GPUs below `value` were left out because too many layouts have them; they
+    are larger than half a power of two that does not hold.
     """
 
     name: str
     quantity: Quantity
-    value: int | None
+    value: Value | None
     best: SearchResult | None
-    beyond: int | None
+    beyond: Value | None
     nearest_bytes: int | None
+    why: str = ""
+    exceptions: tuple[Value, ...] = ()
+    untried: int = 0

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Generic, Literal, TypeVar
 
-__all__ = ["UNITS", "Column", "Dtype", "Field", "Frame", "Kind", "Value", "flat", "frame", "typed", "unit_of"]
+__all__ = ["UNITS", "Column", "Dtype", "Field", "Frame", "Kind", "Value", "flat", "frame", "spelled", "typed",
+           "unit_of"]
 
 Dtype = Literal["string", "int64", "float64", "bool"]
 Kind = Literal["scenarios", "ranks"]
@@ -109,11 +110,11 @@ def _dtype(values: Sequence[Any]) -> Dtype:
 def _as(dtype: Dtype, value: Any) -> Value:
     if value is None:
         return None
-    kinds: dict[Dtype, Callable[[Any], Value]] = {"bool": bool, "int64": int, "float64": float, "string": _spelled}
+    kinds: dict[Dtype, Callable[[Any], Value]] = {"bool": bool, "int64": int, "float64": float, "string": spelled}
     return kinds[dtype](value)
 
 
-def _spelled(value: Any) -> str:
+def spelled(value: Any) -> str:
     """Text unchanged, other values as JSON."""
     return _printable(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True))
 

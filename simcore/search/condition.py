@@ -35,11 +35,15 @@ _MANY: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A condition as it was written, compiled, with the names in it (dotted keys and results)."""
+    """A condition as it was written, compiled, with the names in it (dotted keys and results).
+
+    `place`: of the condition, for messages.
+    """
 
     text: str
     code: CodeType
     names: tuple[str, ...]
+    place: str
 
     @property
     def needs_memory(self) -> bool:
@@ -57,12 +61,15 @@ class Condition:
             local = {_variable(name): values[name] for name in self.names}
             return bool(eval(self.code, {"__builtins__": {}}, local))  # noqa: S307 - only the nodes in _ALLOWED
         except (TypeError, ArithmeticError) as error:
-            raise InputError(Problem(f"--where {self.text}", f"cannot be decided: {error}")) from None
+            raise InputError(Problem(self.place, f"cannot be decided: {error}")) from None
 
 
-def condition(text: str) -> Condition:
-    """Condition from its text. InputError if it does not parse, or has anything else than the module lists."""
-    where = f"--where {text[:100]}"
+def condition(text: str, place: str = "") -> Condition:
+    """Condition from its text. `place`: of it, for messages; "": the option `--where`.
+
+    InputError if it does not parse, or has anything else than the module lists.
+    """
+    where = place or f"--where {text[:100]}"
     if len(text) > _MANY:
         raise InputError(Problem(where, f"expected at most {_MANY} characters, got {len(text):,}"))
     try:
@@ -77,7 +84,7 @@ def condition(text: str) -> Condition:
         raise InputError(Problem(where, f"expected comparisons of keys, results and numbers, got {_kind(strange)}"))
     if not named.names:
         raise InputError(Problem(where, "expected at least one key or result, found none"))
-    return Condition(text.strip(), compile(plain, "<condition>", "eval"), tuple(dict.fromkeys(named.names)))
+    return Condition(text.strip(), compile(plain, "<condition>", "eval"), tuple(dict.fromkeys(named.names)), where)
 
 
 def _variable(name: str) -> str:

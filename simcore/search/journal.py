@@ -4,8 +4,8 @@
 A folder has `journal.jsonl`: a first line that says which search it is, then lines with a stage ("memory" or "time"),
 indices of candidates and their answers. Lines are whole or absent, whatever ended the process. A search
 that finds its own first line takes the answers over; another search is refused. When the search is done, its result is
-written to `answer.json` as a whole. Both are the same bytes for any number of processes and interruptions, but for the
-order of the journal's lines.
+written to `answer.json` as a whole, and a row for each candidate to `data` (`rows.py`). They are the same bytes for any
+number of processes and interruptions; the journal's lines may stand in another order.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from simcore.inputs.paths import is_file, write_whole, writing
 from simcore.results.found import SearchResult
 from simcore.search.judge import Judged, Refused, Sized, Timed, judged
 from simcore.search.space import Space
+from simcore.tables.data_set import DATA
 
 __all__ = ["ANSWER", "JOURNAL", "Answered", "Journal", "Memory", "journal"]
 
@@ -148,7 +149,7 @@ def journal(folder: Path | None, space: Space, shard: Shard | None = None, parts
         return
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        others = [path for path in folder.iterdir() if path.name not in (JOURNAL, ANSWER, ".lock")]
+        others = [path for path in folder.iterdir() if path.name not in (JOURNAL, ANSWER, ".lock", DATA)]
     if others and not (folder / JOURNAL).exists():
         raise InputError(Problem(str(folder), f"expected an empty folder or one of a search, found {others[0].name}"))
     with locked(folder / ".lock", folder):

@@ -17,11 +17,16 @@ from simcore.placement.job import topology_of
 from simcore.results.evidence import EvidenceKind
 from simcore.results.report import Report
 from simcore.results.verdict import Verdict
+from simcore.search.known import Known
 from simcore.simulate import simulate
 from simcore.simulation.bounds import is_too_large_at_rest, least_step_ns
+from simcore.simulation.paging import paged_bytes
 from simcore.simulation.random_lengths import is_drawn
-from simcore.simulation.simulation import placed_simulation
-from simcore.simulation.step import Request, step_of
+from simcore.simulation.simulation import Simulation, legal_simulation, placed
+from simcore.simulation.step import Request, step_of, written_out
+from simcore.simulation.step_memory import is_plain, step_memory
+from simcore.timing.throughput import rates, usd_per_million_tokens
+from simcore.validation.evidence import evidence_of
 
 __all__ = ["Candidate", "Judged", "Refused", "Sized", "Status", "Timed", "judged", "timed"]
 
@@ -90,7 +95,7 @@ def judged(base: Scenario, candidates: Sequence[Candidate]) -> list[Judged]:
 
 def timed(base: Scenario, candidates: Sequence[Candidate]) -> list[Timed | None]:
     """Times of candidates' steps, in order; None where the simulation has no time."""
-    return [_timed(simulate(changed(base, candidate))) for candidate in candidates]
+    return [_timed(changed(base, candidate)) for candidate in candidates]
 
 
 def _judged(base: Scenario, candidate: Candidate) -> Judged:
@@ -98,11 +103,7 @@ def _judged(base: Scenario, candidate: Candidate) -> Judged:
         scenario = changed(base, candidate)
         if scenario.workload != "train" or is_drawn(scenario):
             return _sized(scenario, simulate(scenario, timed=False), 0.0)
-        simulation = placed_simulation(scenario)
-        if is_too_large_at_rest(simulation):
-            return None
-        report = step_of(simulation, Request(timed=False))
-        return _sized(scenario, report, least_step_ns(simulation) / 1e9)
+        return _known_memory(legal_simulation(scenario))
     except RankscopeError as error:
         return _refused(error)
     except OverflowError:
@@ -116,6 +117,27 @@ def _refused(error: RankscopeError) -> Refused:
     status: Status = (
         "illegal" if isinstance(error, IllegalLayout) else "not yet" if isinstance(error, NotYet) else "wrong")
     return Refused(status, problem.rule or _NUMBER.sub("#", problem.message), problem.message)
+
+
+def _memory(legal: Simulation) -> Judged:
+    """Answer on a legal layout; None where its simulation is left out."""
+    scenario = legal.job.scenario
+    simulation = placed(legal)
+    if is_too_large_at_rest(simulation):
+        return None
+    if is_plain(scenario):
+        return _sized_step(simulation)
+    report = step_of(simulation, Request(timed=False))
+    return _sized(scenario, report, least_step_ns(simulation) / 1e9)
+
+
+def _sized_step(simulation: Simulation) -> Sized:
+    """Answer on a placed layout by its memory alone, without a report."""
+    scenario = simulation.job.scenario
+    with written_out(simulation, timed=False):
+        memory, price = step_memory(simulation), simulation.topology.price_per_gpu_hour
+        return Sized(memory.verdict, memory.highest_bytes, memory.headroom_bytes, scenario.world_size,
+                     _tokens(scenario), None if price is None else price.si, least_step_ns(simulation) / 1e9)
 
 
 def _sized(scenario: Scenario, report: Report, least_s: float) -> Judged:
@@ -137,10 +159,36 @@ def _tokens(scenario: Scenario) -> int:
     return sequences * training.seq_len
 
 
-def _timed(report: Report) -> Timed | None:
+def _timed(scenario: Scenario) -> Timed | None:
+    if not is_plain(scenario):
+        return _of_report(simulate(scenario))
+    try:
+        return _known_time(legal_simulation(scenario))
+    except RankscopeError:
+        return None
+
+
+def _time(legal: Simulation) -> Timed | None:
+    """Time of a legal layout, without a report; with one where some optimizer states are paged, which takes time."""
+    simulation = placed(legal)
+    if any(map(paged_bytes, simulation.plans)):
+        return _of_report(simulate(simulation.job.scenario))
+    job, framework = simulation.job, simulation.framework
+    with written_out(simulation, timed=True):
+        assert simulation.timing is not None
+        rate = rates(job, framework, simulation.routes, simulation.timing)
+    return Timed(rate.step_s, rate.tokens_per_s_per_gpu, rate.mfu,
+                 usd_per_million_tokens(job, simulation.topology, rate.step_s), evidence_of(job, framework).kind)
+
+
+def _of_report(report: Report) -> Timed | None:
     time = report.time
     if time is None:
         return None
     cost = time.cost.per_million_tokens if time.cost else None
     kind = report.evidence.kind if report.evidence else "none"
     return Timed(time.step_s, time.tokens_per_s_per_gpu, time.mfu, cost, kind)
+
+
+_known_memory: Final = Known(_memory)
+_known_time: Final = Known(_time)

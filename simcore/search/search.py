@@ -10,6 +10,7 @@ does the answer, nor any count in it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,19 +26,20 @@ from simcore.executors.shard import Shard
 from simcore.inputs.scenario import Mesh, Scenario
 from simcore.results.found import FoundLayout, RefusedBy, SearchCounts, SearchResult
 from simcore.search.condition import Condition
-from simcore.search.journal import Answered, Memory, journal
+from simcore.search.journal import ANSWER, Answered, Memory, journal
 from simcore.search.judge import Candidate, Judged, Refused, Sized, Status, Timed, judged, timed
 from simcore.search.objective import Objective, Value
-from simcore.search.space import Space, candidates
+from simcore.search.rows import Fates, write_rows
+from simcore.search.space import Space, candidates, place_of_space
 
-__all__ = ["Search", "search"]
+__all__ = ["Search", "holds", "search"]
 
 _DIED: Final = "a process that simulated layouts died three times (out of memory?); try fewer with -j"
 _ROUND: Final = 32
 """Candidates that are timed between two looks at what the bounds still allow."""
 _Task = tuple[str, Candidate]
 """Stage of a search, "memory" or "time", and a candidate."""
-Progress = Callable[[str, int, int], None]
+Progress = Callable[[str, int, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +76,13 @@ class _Found:
 
 @dataclass(slots=True)
 class _Counts:
-    """Counts of a running search, see `SearchCounts`. `first`: the first candidate of each refusal, and its message."""
+    """Counts of a running search, see `SearchCounts`.
 
+    `fates`: what became of each candidate, None if nobody asks. `first`: the first candidate of each refusal, and its
+    message.
+    """
+
+    fates: Fates | None = None
     refused: Counter[tuple[Status, str]] = field(default_factory=Counter)
     first: dict[tuple[Status, str], tuple[int, str]] = field(default_factory=dict)
     others: Counter[str] = field(default_factory=Counter)
@@ -92,20 +99,22 @@ class _Counts:
                                count=self.refused[status, rule]) for status, rule in keys)
 
 
-def search(question: Search, told: Progress = lambda stage, done, all_of: None, kept: Path | None = None, *,
-           shard: Shard | None = None, parts: Sequence[Path] = ()) -> SearchResult:
+def search(question: Search, told: Progress = lambda stage, done, all_of, found: None, kept: Path | None = None, *,
+           shard: Shard | None = None, parts: Sequence[Path] = (),
+           noted: Callable[[Problem], None] = lambda note: None) -> SearchResult:
     """Searches all candidates of the question's space.
 
-    `told(stage, done, all_of)` is called as work goes on; stages are "memory" and "time". `kept`: folder of a journal,
-    from which a search that was stopped goes on; None: nothing is written. `shard`: only that part of the candidates.
-    `parts`: folders of the journals of all shards, from which answers are taken. SystemExit after a signal, with the
-    exit code of the signal. InputError for an empty space, conditions that cannot be decided, and folders that cannot
-    be used.
+    `told(stage, done, all_of, found)` is called as work goes on; stages are "memory" and "time", `found` counts those
+    that surely fit. `kept`: folder of a journal, from which a search that was stopped goes on, and of the answer with
+    its rows; None: nothing is written. `shard`: only that part of the candidates. `parts`: folders of the journals of
+    all shards, from which answers are taken. `noted` is called with the reason where no rows can be written. SystemExit
+    after a signal, with the exit code of the signal. InputError for an empty space, conditions that cannot be decided,
+    and folders that cannot be used.
     """
     num = sum(1 for _ in candidates(question.space))
     if not num:
-        raise InputError(Problem(question.space.base.name, _empty(question.space)))
-    counts = _Counts()
+        raise InputError(Problem(place_of_space(question.space.base), _empty(question.space)))
+    counts = _Counts(None if kept is None or shard else Fates(num))
     with journal(kept, question.space, shard, parts) as known, interrupts() as asked:
         if parts:
             _expect_finished(num, known, len(parts))
@@ -120,7 +129,27 @@ def search(question: Search, told: Progress = lambda stage, done, all_of: None, 
         result = _result(question, mine, fitting, counts)
         if shard is None:
             known.end(result)
+        if kept is not None and counts.fates is not None:
+            _write_rows(kept, question.space, fitting, counts.fates, noted)
     return result
+
+
+def _write_rows(kept: Path, space: Space, fitting: Sequence[_Found], fates: Fates, noted: Callable[[Problem], None],
+                ) -> None:
+    """Writes a row for each candidate beside the answer; `fitting`: layouts that fit, in the order of the space."""
+
+    def last(index: int) -> tuple[str, Timed | None]:
+        at = bisect_left(fitting, index, key=lambda found: found.index)
+        if at == len(fitting) or fitting[at].index != index:
+            return "unsure", None
+        found = fitting[at]
+        return "excluded" if found.is_out else "slower" if found.time is None else "ranked", found.time
+
+    rows = write_rows(kept, kept / ANSWER, space, fates, last)
+    if rows is not None and rows.problems:
+        raise InputError(rows.problems)
+    if rows is not None and rows.note is not None:
+        noted(rows.note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,30 +181,36 @@ class _Work:
     asked: Interrupts
     known: Memory
 
-    def answers(self, stage: str, every: Iterable[tuple[int, Candidate]], num: int, told: Callable[[int, int], None],
-                ) -> Iterator[tuple[int, Candidate, Any]]:
+    def answers(self, stage: str, every: Iterable[tuple[int, Candidate]], num: int,
+                told: Callable[[int, int, int], None]) -> Iterator[tuple[int, Candidate, Any]]:
         """(index, candidate, answer of a stage) of `num` candidates, those in the journal first, then as they come.
 
         Candidates are taken when there is room for them, so only those in flight are held.
         """
         known = self.known.known(stage)
-        done = 0
+        done = found = 0
         for index, candidate in every if known else ():
             if index in known:
                 done += 1
+                found += _surely_fits(known[index])
                 yield index, candidate, known[index]
         flying: dict[int, Candidate] = {}
         tasks = ((index, (stage, flying.setdefault(index, one))) for index, one in every if index not in known)
-        told(done, num)
+        told(done, num, found)
         for index, answer in answers(tasks, num - done, self.one, self.executor, self.asked):
             if isinstance(answer, Died | Unanswered):
                 raise InputError(Problem("rankscope search", _DIED))
             self.known.add(stage, [index], [answer])
             done += 1
+            found += _surely_fits(answer)
             yield index, flying.pop(index), answer
-            told(done, num)
+            told(done, num, found)
         if self.asked.number:
             raise SystemExit(self.asked.code)
+
+
+def _surely_fits(answer: Answered) -> bool:
+    return isinstance(answer, Sized) and answer.verdict == "fits"
 
 
 def _one(base: Scenario, task: _Task) -> Answered:
@@ -195,6 +230,8 @@ def _fitting(answered: Iterable[tuple[int, Candidate, Judged]], question: Search
     """Candidates that fit and satisfy the conditions on memory; all others are counted."""
     conditions = [one for one in question.space.conditions if one.needs_memory and not one.needs_time]
     for index, candidate, answer in answered:
+        if counts.fates is not None:
+            counts.fates.note(index, answer)
         if isinstance(answer, Refused):
             counts.refuse(index, answer)
         elif answer is None:
@@ -203,20 +240,23 @@ def _fitting(answered: Iterable[tuple[int, Candidate, Judged]], question: Search
             counts.others[answer.verdict] += 1
         else:
             found = _Found(index, candidate, answer)
-            if all(_holds(one, found, question.space.base) for one in conditions):
+            if all(holds(one, question.space.base, candidate, answer) for one in conditions):
                 yield found
             else:
                 counts.others["excluded"] += 1
+                if counts.fates is not None:
+                    counts.fates.note(index, answer, "excluded")
 
 
-def _holds(one: Condition, found: _Found, base: Scenario) -> bool:
+def holds(one: Condition, base: Scenario, candidate: Candidate, sized: Sized, time: Timed | None = None) -> bool:
+    """True if a condition holds of a candidate with these results. InputError if it cannot be decided."""
     results: dict[str, Any] = {
-        "peak_gib": found.sized.peak_bytes / 2**30, "headroom_gib": found.sized.headroom_bytes / 2**30,
-        "verdict": found.sized.verdict, "num_gpus": found.sized.num_gpus}
-    if found.time:
-        results |= {"step_s": found.time.step_s, "tokens_per_s_per_gpu": found.time.tokens_per_s_per_gpu,
-                    "mfu": found.time.mfu, "usd_per_million_tokens": found.time.usd_per_million_tokens}
-    return one.holds({name: results[name] if name in results else key_value(base, found.candidate, name)
+        "peak_gib": sized.peak_bytes / 2**30, "headroom_gib": sized.headroom_bytes / 2**30, "verdict": sized.verdict,
+        "num_gpus": sized.num_gpus}
+    if time:
+        results |= {"step_s": time.step_s, "tokens_per_s_per_gpu": time.tokens_per_s_per_gpu,
+                    "mfu": time.mfu, "usd_per_million_tokens": time.usd_per_million_tokens}
+    return one.holds({name: results[name] if name in results else key_value(base, candidate, name)
                       for name in one.names})
 
 
@@ -233,7 +273,7 @@ def key_value(base: Scenario, candidate: Candidate, name: str) -> Any:
 # ---- time ------------------------------------------------------------------------------------------------------------
 def _rank(fitting: list[_Found], question: Search, counts: _Counts,
           simulated: Callable[..., Iterable[tuple[int, Candidate, Timed | None]]],
-          told: Callable[[int, int], None]) -> None:
+          told: Callable[[int, int, int], None]) -> None:
     """Times layouts until no other can be in the ranking or the Pareto set."""
     conditions = [one for one in question.space.conditions if one.needs_time]
     first = question.objectives[0]
@@ -242,13 +282,14 @@ def _rank(fitting: list[_Found], question: Search, counts: _Counts,
     while waiting := list(_possible(waiting, fitting, question) if question.prunes else waiting):
         now, waiting = waiting[:_ROUND], waiting[_ROUND:]
         pairs = [(each.index, each.candidate) for each in now]
-        times = {index: time for index, _, time in simulated(pairs, len(now), lambda done, all_of: None)}
+        times = {index: time for index, _, time in simulated(pairs, len(now), lambda done, all_of, found: None)}
         for found in now:
             time = found.time = times[found.index]
-            found.is_out = time is None or not all(_holds(one, found, question.space.base) for one in conditions)
+            found.is_out = time is None or not all(
+                holds(one, question.space.base, found.candidate, found.sized, time) for one in conditions)
             counts.others["excluded"] += found.is_out
         done += len(now)
-        told(done, done + len(waiting))
+        told(done, done + len(waiting), 0)
 
 
 def _possible(waiting: Sequence[_Found], fitting: Sequence[_Found], question: Search) -> Iterator[_Found]:

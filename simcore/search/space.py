@@ -22,7 +22,7 @@ from simcore.search.condition import RESULTS, Condition
 from simcore.search.judge import Candidate
 from simcore.search.meshes import DEGREES, meshes
 
-__all__ = ["ALLOWED", "FREE", "Space", "candidates", "space_of"]
+__all__ = ["ALLOWED", "FREE", "Space", "candidates", "place_of", "place_of_space", "space_of"]
 
 FREE: Final = ("mesh", "training.micro_batch_size", "training.recompute", "options")
 """Keys that are free by default; `mesh` stands for all its degrees, `options` for the framework's memory options."""
@@ -92,7 +92,7 @@ def space_of(base: Scenario, *, gpus: Sequence[int] = (), frameworks: Sequence[s
 
 def _without_values(base: Scenario, key: str) -> Sequence[Problem]:
     """Problem of a free key that has neither values nor usual ones; that of the key itself if no scenario has it."""
-    place = _place(base, "free", key)
+    place = place_of(base, "free", key)
     try:
         changed(base, {key: None}, place)
     except InputError as error:
@@ -101,10 +101,15 @@ def _without_values(base: Scenario, key: str) -> Sequence[Problem]:
     return [Problem(place, f"expected values, such as {key}=1,2, or one of {', '.join((*FREE, 'mesh.<axis>'))}")]
 
 
-def _place(base: Scenario, option: str, value: str) -> str:
-    """Place of a name for a message: the file's block `search` if it has the name there, or the option."""
+def place_of(base: Scenario, option: str, value: str) -> str:
+    """Place of a value for a message: the file's block `search` if it has the value there, or the option."""
     in_file = (base.search.model_dump()[option] if base.search else None) or ()
-    return base.where("search", option) if value in in_file else f"--{option} {value}"
+    return base.where("search", option) if value in in_file else f"--{option} {value[:100]}"
+
+
+def place_of_space(base: Scenario) -> str:
+    """Place of a whole space for a message: the file's block `search`, or the scenario's name."""
+    return base.where("search") if base.search else base.name
 
 
 def _distinct(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -116,12 +121,13 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _value(base: Scenario, key: str) -> Any:
+def _value(base: Scenario, key: str, place: str = "") -> Any:
     """Value of a dotted key in a scenario, defaults filled in. InputError if there is no such key."""
     value: Any = base.normalised()
     for part in key.split("."):
         if not isinstance(value, Mapping) or part not in value:
-            raise InputError(Problem(key, f"no key of a scenario, and none of {', '.join(RESULTS)}"))
+            message = f"{key[:100]} is no key of a scenario, and none of {', '.join(RESULTS)}"
+            raise InputError(Problem(place or key, message))
         value = value[part]
     return value
 
@@ -130,12 +136,12 @@ def _check(space: Space) -> None:
     """Raises InputError for keys and names that the scenario does not have, and for wrong values."""
     for framework, topology in itertools.product(space.frameworks, space.topologies or (None,)):
         head = _head(space.base, framework, topology)
-        asked_adapter(changed(space.base, head, _place(space.base, "framework", framework)))
-        topology_of(changed(space.base, head, _place(space.base, "topology", topology or "")))
+        asked_adapter(changed(space.base, head, place_of(space.base, "framework", framework)))
+        topology_of(changed(space.base, head, place_of(space.base, "topology", topology or "")))
     for key, values in space.axes.items():
         for value in values:
             try:
-                changed(space.base, {key: value}, _place(space.base, "free", key))
+                changed(space.base, {key: value}, place_of(space.base, "free", key))
             except InputError as error:
                 if any("multiple of" in problem.message for problem in error.problems):
                     continue  # the batch: a layout decides
@@ -143,7 +149,7 @@ def _check(space: Space) -> None:
     for one in space.conditions:
         for name in one.names:
             if name not in RESULTS:
-                _value(space.base, name)
+                _value(space.base, name, one.place)
 
 
 def candidates(space: Space) -> Iterator[Candidate]:

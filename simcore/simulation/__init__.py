@@ -10,6 +10,7 @@ refusal becomes a report), `assumptions`.
 gives a step's bytes at any number of rows without simulating it again. `random_lengths`: padded lengths drawn from a
 distribution. `hosts`: counts host memory while a model is read, trained and written. `afterwards`: phases that a
 scenario asks for: `evaluation`, and `conversion` (merges and exports); `moved_bytes`: least durations of what moves the
-model. `paging`: optimizer states in unified memory. `step_length`: refuses steps that are too long to write out.
-`detail`: what pictures need. `explanation`: from a number to its formula and rule.
+model. `paging`: optimizer states in unified memory. `device_memory`: what a rank needs at its peak; `step_memory`: the
+verdict without a report, for a search; `bounds`: least memory and time. `step_length`: refuses steps that are too long
+to write out. `detail`: what pictures need. `explanation`: from a number to its formula and rule.
 """

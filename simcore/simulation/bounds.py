@@ -5,9 +5,12 @@ Memory: parameters, reduced gradients that persist and optimizer states of a ran
 begins, so its peak is at least their bytes. What the step allocates, and everything outside torch's allocator, is left
 out. Where a report has only the mean of what ranks hold, the fullest of them holds at least the mean.
 
-Time: the kernels of one rank run one after the other on its compute stream, each at least as long as alone on an idle
-device, so the step takes at least their sum. Waiting of every kind is left out. Microbatches that are not simulated one
-by one repeat the steady ones: each repetition takes as long as the kernels of the rank with the fewest, at least.
+Time: what a rank's compute stream, its host and its links do takes at least the sums of `timing/least_time.py`. Waiting
+of every other kind is left out. Microbatches that are not simulated one by one repeat the steady ones: each repetition
+takes as long as the rank with the least work in it, at least. It also takes at least as long as any host needs to issue
+its kernels, where the microbatches that are written out are steady (`timing/step.py`, _is_steady). Where they are not,
+more of them are written out, in the end all, and then the host issues all of the step's rows; the bound is the lowest
+of these cases.
 """
 
 from __future__ import annotations
@@ -18,8 +21,10 @@ import numpy as np
 
 from simcore.frameworks.registry import at_rest_of
 from simcore.pipeline.schedule import steady_microbatches
+from simcore.placement.mesh import IntArray
 from simcore.simulation.simulation import Simulation
-from simcore.timing.step import kernel_ns
+from simcore.simulation.step import most_lowered
+from simcore.timing.least_time import LeastTimes
 
 __all__ = ["is_too_large_at_rest", "least_step_ns"]
 
@@ -47,10 +52,22 @@ def _at_rest(simulation: Simulation) -> Iterator[int]:
 
 def least_step_ns(simulation: Simulation) -> int:
     """Lower bound in ns of the step of a simulation whose programs are made."""
-    programs = [simulation.programs[c.representative] for c in simulation.classes]
-    topology, framework = simulation.topology, simulation.framework
+    framework, count = simulation.framework, simulation.job.scenario.num_microbatches
+    each = [LeastTimes(simulation.programs[c.representative], simulation.routes, framework)
+            for c in simulation.classes]
     steady = steady_microbatches(framework.schedule, simulation.num_written)
-    repeats = (simulation.job.scenario.num_microbatches - simulation.num_written) // len(steady)
-    each = [kernel_ns(program, topology, framework) for program in programs]
-    again = min(int(np.sum(ns[steady.start:steady.stop])) for ns in each)
-    return max(int(np.sum(ns)) for ns in each) + repeats * again
+    again = slice(steady.start, steady.stop)
+    repeats = (count - simulation.num_written) // len(steady)
+    of_compute, of_host = [one.busy() for one in each], [one.issue() for one in each]
+    busy, busy_again = max(map(_sum, of_compute)), min(_sum(ns[again]) for ns in of_compute)
+    if not repeats:
+        return max(busy, *map(_sum, of_host), *(one.on_links() for one in each))
+    whole = max(_sum(ns) + repeats * _sum(ns[again]) for ns in of_host)
+    fastest = max(busy_again, *(_sum(one.kernel_issue()[again]) for one in each))
+    written = (most_lowered(simulation) - simulation.num_written) // len(steady)
+    extrapolated = busy + written * busy_again + (repeats - written) * fastest
+    return max(busy + repeats * busy_again, min(whole, extrapolated))
+
+
+def _sum(ns: IntArray) -> int:
+    return int(np.sum(ns))

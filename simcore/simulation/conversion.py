@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Final
 
 from simcore.models.tensor import TensorSpec
 from simcore.placement.afterwards import Copies, Export, Merge
 from simcore.placement.plan import Placed, Plan
 from simcore.results.report import HostPhase, Report
 from simcore.results.verdict import verdict_of
+from simcore.simulation.export_files import waiting_bytes
 from simcore.simulation.hosts import model_bytes
 from simcore.simulation.moved_bytes import Moved, least_seconds
 from simcore.simulation.simulation import Simulation
@@ -25,8 +25,6 @@ from simcore.units import dtype_bytes
 __all__ = ["converted"]
 
 _FP32, _BF16 = 4, 2
-_FILE: Final = 5 * 10**9
-"""Bytes of one file of a checkpoint of Hugging Face: transformers 4 save_pretrained, max_shard_size 5GB."""
 
 
 def converted(simulation: Simulation, report: Report, resting: Mapping[str, int]) -> tuple[HostPhase, ...]:
@@ -57,13 +55,13 @@ def _merged(simulation: Simulation, report: Report, merge: Merge, resting: Mappi
 
 
 def _exported(simulation: Simulation, report: Report, export: Export, resting: Mapping[str, int]) -> HostPhase:
-    whole = _base_bytes(simulation)
-    if export.whole_on_host:
-        on_host = {"whole model": whole, "a file": min(whole, _FILE)}
+    whole, waiting = _base_bytes(simulation), waiting_bytes(simulation.job.graph, _BF16)
+    if export.whole_on_host:  # what waits is at most that much: tensors that need no conversion are the model's own
+        on_host = {"whole model": whole, "files begun": waiting}
         moved = Moved(read=whole, written=whole, on_host=2 * whole)
         return _phase("export", simulation, report, None, on_host, export.source, {}, moved)
     largest = max(_gathered(plan) for plan in simulation.plans)
-    on_host = {**resting, "a file": min(whole, _FILE), "a tensor on each rank": largest * _ranks_per_host(simulation)}
+    on_host = {**resting, "files begun": waiting, "a tensor on each rank": largest * _ranks_per_host(simulation)}
     return _phase("export", simulation, report, export.copies * largest, on_host, export.source,
                   {"checkpoint.export": "host"}, Moved(to_host=whole, written=whole))
 

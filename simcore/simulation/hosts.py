@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, Literal
 
@@ -30,18 +30,42 @@ from simcore.placement.framework import Framework, TensorPolicy
 from simcore.placement.mesh import IntArray, Mesh
 from simcore.placement.plan import Placed, Plan
 from simcore.results.report import Assumption, Host, HostPhase, RankReport, Report
-from simcore.results.verdict import verdict_of
+from simcore.results.verdict import SEVERITY, Verdict, verdict_of
 from simcore.simulation.moved_bytes import Moved, least_seconds, of_drives
+from simcore.simulation.paging import away
 from simcore.simulation.simulation import Simulation
 from simcore.units import format_bytes, packed_bytes
 
-__all__ = ["hosted", "model_bytes"]
+__all__ = ["OnDevice", "hosted", "model_bytes", "verdict_beside"]
 
 _Phase = Literal["load", "first_step", "save"]
 _PHASES: Final[tuple[_Phase, ...]] = ("load", "first_step", "save")
 _ON_HOST: Final = ("host", "host_pinned", "cpu")
 _MOST_RANKS: Final = 1 << 12
 """That are looked at one by one; those of a larger job repeat themselves within a stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class OnDevice:
+    """Bytes of one rank on its device around its step.
+
+    `grads`: gradients that are there before it; `end`: allocated when it is over; `outside`: outside the allocator;
+    `first_step`: most allocated in the very first step.
+    """
+
+    grads: int
+    end: int
+    outside: int
+    first_step: int = 0
+
+
+def verdict_beside(simulation: Simulation, ranks: Sequence[OnDevice]) -> Verdict:
+    """Worse verdict, on the device, of reading the model and of writing it, as `hosted` has them.
+
+    `ranks`: one entry for each class of ranks.
+    """
+    verdicts = (_on_device(simulation, ranks, phase)[0] for phase in ("load", "save"))
+    return max(verdicts, key=lambda verdict: SEVERITY[verdict])
 
 
 def hosted(simulation: Simulation, report: Report) -> Report:
@@ -53,9 +77,11 @@ def hosted(simulation: Simulation, report: Report) -> Report:
     if sum(c.num_ranks for c in simulation.classes) != mesh.size:
         return report
     per_host = min(topology.gpus_per_host, mesh.size)
+    pages = tuple(away(plan, rank) for plan, rank in zip(simulation.plans, report.ranks, strict=True))
     each = _fullest(simulation.plans, simulation.classes, simulation.framework.files, per_host,
-                    simulation.comm_setup().tokens)
-    phases = (_phase(simulation, report, phase, dict(held)) for phase, held in zip(_PHASES, each, strict=True))
+                    simulation.comm_setup().tokens, pages)
+    ranks = [_of_report(rank) for rank in report.ranks]
+    phases = (_phase(simulation, ranks, phase, dict(held)) for phase, held in zip(_PHASES, each, strict=True))
     host = Host(capacity_bytes=int(topology.node.host_memory), ranks_per_host=per_host, phases=tuple(phases))
     memory = topology.node.host_memory
     kind: Literal["assumed", "derived"] = "assumed" if memory.kind == "assumed" else "derived"
@@ -68,14 +94,19 @@ def _transfer(files: Files, phase: _Phase) -> Transfer | None:
     return {"load": files.load, "first_step": None, "save": files.save}[phase]
 
 
-def _phase(simulation: Simulation, report: Report, phase: _Phase, held: dict[str, int]) -> HostPhase:
+def _of_report(rank: RankReport) -> OnDevice:
+    assert rank.peak is not None
+    grads = sum(r.grads_bytes for r in rank.at_rest.values()) + rank.grads_padding_bytes if rank.grads_persist else 0
+    return OnDevice(grads, rank.end_bytes or 0, sum(rank.peak.outside.values()),
+                    rank.peak.first_step_bytes or rank.peak.allocated_bytes)
+
+
+def _phase(simulation: Simulation, ranks: Sequence[OnDevice], phase: _Phase, held: dict[str, int]) -> HostPhase:
     transfer = _transfer(simulation.framework.files, phase)
     host_bytes, room = sum(held.values()), int(simulation.topology.node.host_memory)
-    needed = [_device(simulation, plan, rank, phase, transfer) for plan, rank
-              in zip(simulation.plans, report.ranks, strict=True)]
-    verdict = verdict_of((one.band for one in needed), simulation.limit_bytes())
+    verdict, device_bytes = _on_device(simulation, ranks, phase)
     return HostPhase(
-        phase=phase, host_bytes=host_bytes, device_bytes=max(one.middle for one in needed),
+        phase=phase, host_bytes=host_bytes, device_bytes=device_bytes,
         host_verdict="fits" if host_bytes <= room else "oom", device_verdict=verdict,
         by_owner={name: size for name, size in held.items() if size}, source=transfer.source if transfer else "",
         seconds=least_seconds(_moved(simulation, phase, transfer), simulation.topology) if transfer else None)
@@ -87,27 +118,34 @@ def _moved(simulation: Simulation, phase: _Phase, transfer: Transfer) -> Moved:
     All that a host's ranks hold is on its drives once, but a rank's link carries the whole model where the rank gets
     it whole. What several ranks read of one file is read once.
     """
-    whole = model_bytes(simulation.job.graph, simulation.framework, trained_only=transfer.trained_only)
+    job, framework = simulation.job, simulation.framework
+    whole = model_bytes(job.graph, framework, trained_only=transfer.trained_only, packed=transfer.packed)
+    gathered = model_bytes(job.graph, framework, trained_only=transfer.leaves_frozen, packed=transfer.packed)
     own = max(_copied(plan, replace(transfer, params=1, states=min(1, transfer.states))) for plan in simulation.plans)
-    together = own * min(simulation.topology.gpus_per_host, simulation.job.mesh.size)
+    together = own * min(simulation.topology.gpus_per_host, job.mesh.size)
     files = whole if transfer.whole_on or transfer.one_process else together
     files = files if transfer.states else min(files, whole)
-    link = whole if transfer.whole_on or transfer.one_process or transfer.on_device else own
+    link = gathered if transfer.whole_on or transfer.one_process or transfer.on_device else own
     return Moved(read=files, to_device=link) if phase == "load" else Moved(written=files, to_host=link)
 
 
 # ---- the host -------------------------------------------------------------------------------------------------------
 @lru_cache(maxsize=256)
 def _fullest(plans: tuple[Plan, ...], classes: tuple[RankClass, ...], files: Files, per_host: int,
-             tokens: int) -> tuple[tuple[tuple[str, int], ...], ...]:
-    """(owner, bytes) on the fullest host in each phase; scenarios with the same placement share it."""
-    return tuple(_fullest_in([_of_rank(plan, phase, _transfer(files, phase), tokens) for plan in plans], plans,
+             tokens: int, pages: tuple[int, ...]) -> tuple[tuple[tuple[str, int], ...], ...]:
+    """(owner, bytes) on the fullest host in each phase; scenarios with the same placement share it.
+
+    `pages`: bytes of optimizer states on the host because the device has no room, of each plan's ranks.
+    """
+    return tuple(_fullest_in([_of_rank(plan, phase, _transfer(files, phase), tokens, evicted)
+                              for plan, evicted in zip(plans, pages, strict=True)], plans,
                              classes, _transfer(files, phase), per_host) for phase in _PHASES)
 
 
 def _fullest_in(each: Sequence[Counter[str]], plans: tuple[Plan, ...], classes_of: tuple[RankClass, ...],
                 transfer: Transfer | None, per_host: int) -> tuple[tuple[str, int], ...]:
-    whole = _whole(plans[0], transfer)
+    whole, cut = _whole(plans[0], transfer), _cut(plans[0], transfer) if transfer and transfer.cut_on_host else 0
+    name = "a file" if transfer and transfer.file_bytes else "whole model"
     sizes = np.array([own.total() for own in each], dtype=np.int64)
     best: tuple[int, Counter[str]] = (-1, Counter())
     for first, classes in _windows(plans[0].mesh, classes_of, per_host):
@@ -115,10 +153,12 @@ def _fullest_in(each: Sequence[Counter[str]], plans: tuple[Plan, ...], classes_o
         sums = np.add.reduceat(sizes[classes], starts)
         readers = _readers(transfer, first, np.minimum(per_host, len(classes) - starts))
         sums = sums + whole * readers
+        sums[0] += cut * (first == 0)
         at = int(np.argmax(sums))
         if sums[at] > best[0]:
             ranks = classes[starts[at]:starts[at] + per_host].tolist()
-            best = int(sums[at]), sum((each[n] for n in ranks), Counter({"whole model": whole * int(readers[at])}))
+            own = Counter({name: whole * int(readers[at]), "experts apart": cut * (first == 0 == at)})
+            best = int(sums[at]), sum((each[n] for n in ranks), own)
     return tuple(best[1].items())
 
 
@@ -146,8 +186,11 @@ def _readers(transfer: Transfer | None, first: int, num: IntArray) -> IntArray:
     return readers
 
 
-def _of_rank(plan: Plan, phase: _Phase, transfer: Transfer | None, tokens: int) -> Counter[str]:
-    """Bytes that one rank holds on the host, by owner, without the whole model. `tokens`: of its microbatch."""
+def _of_rank(plan: Plan, phase: _Phase, transfer: Transfer | None, tokens: int, pages: int) -> Counter[str]:
+    """Bytes that one rank holds on the host, by owner, without the whole model.
+
+    `tokens`: of its microbatch; `pages`: of optimizer states, once there are some.
+    """
     held = Counter({"parameters": 0, "gradients": 0, "optimizer states": 0, "activations": 0, "checkpoint": 0})
     held["activations"] = plan.offloaded_input_bytes(tokens) if phase == "first_step" else 0
     there = {"load": ("parameters",), "first_step": ("parameters", "gradients", "optimizer states"),
@@ -159,6 +202,7 @@ def _of_rank(plan: Plan, phase: _Phase, transfer: Transfer | None, tokens: int) 
     for what, num_bytes in framework_adapter(plan.framework.name).host_buffers(plan, rounded=True).items():
         if what in there or phase == "first_step":
             held[what] += num_bytes
+    held["optimizer states"] += pages * ("optimizer states" in there)
     if transfer is not None:
         held["checkpoint"] = max(_copied(plan, transfer), transfer.in_flight * _largest(plan, transfer))
     return held
@@ -208,24 +252,43 @@ def _stored_bytes(policy: TensorPolicy, numel: int) -> int:
 
 
 def _is_moved(spec: TensorSpec, transfer: Transfer) -> bool:
-    return spec.trainable or not transfer.trained_only
+    return spec.trainable or not transfer.leaves_frozen
 
 
 def _whole(plan: Plan, transfer: Transfer | None) -> int:
+    """Bytes of the model, or of its largest file, that a rank holds on the host if it is one that holds all of it."""
     if transfer is None or not transfer.whole_on:
         return 0
-    return model_bytes(plan.graph, plan.framework, trained_only=transfer.trained_only)
+    size = model_bytes(plan.graph, plan.framework, trained_only=transfer.leaves_frozen, packed=transfer.packed)
+    return min(size, transfer.file_bytes or size)
 
 
-def model_bytes(graph: ModelGraph, framework: Framework, *, trained_only: bool = False) -> int:
+def _cut(plan: Plan, transfer: Transfer) -> int:
+    """Bytes of all tensors of the model that are copied, cut into those of the files."""
+    if not transfer.cut:
+        return 0
+    kinds = Counter(layer.kind for layer in plan.graph.layers)
+    return sum(_stored_bytes(plan.framework.policy(spec), count * spec.copies * math.prod(spec.shape))
+               for kind, count in kinds.items() for spec in plan.graph.tensors[kind]
+               if spec.is_owned and spec.name.endswith(transfer.cut))
+
+
+def model_bytes(graph: ModelGraph, framework: Framework, *, trained_only: bool = False, packed: bool = False) -> int:
     """Bytes of all parameters of the model as checkpoints store them, tied ones once.
 
-    `trained_only`: True counts only those with a gradient.
+    `trained_only`: True counts only those with a gradient. `packed`: what is packed at rest is so in the files.
     """
     kinds = Counter(layer.kind for layer in graph.layers)
-    return sum(_stored_bytes(framework.policy(spec), count * spec.copies * math.prod(spec.shape))
+    return sum(_whole_bytes(framework.policy(spec), spec, count, packed=packed)
                for kind, count in kinds.items() for spec in graph.tensors[kind]
                if spec.is_owned and (spec.trainable or not trained_only))
+
+
+def _whole_bytes(policy: TensorPolicy, spec: TensorSpec, count: int, *, packed: bool) -> int:
+    numel = math.prod(spec.shape)
+    if packed and policy.at_rest.packed:
+        return count * spec.copies * (policy.at_rest.num_bytes(numel) + policy.at_rest.constants(spec.shape))
+    return _stored_bytes(policy, count * spec.copies * numel)
 
 
 def _placed(plan: Plan) -> Iterator[tuple[Placed, int]]:
@@ -236,24 +299,22 @@ def _placed(plan: Plan) -> Iterator[tuple[Placed, int]]:
 
 
 # ---- the device -----------------------------------------------------------------------------------------------------
-def _device(simulation: Simulation, plan: Plan, rank: RankReport, phase: _Phase,
-            transfer: Transfer | None) -> Reserved:
-    """Device memory of the phase: tensors, fragmentation, and memory outside the allocator."""
-    assert rank.peak is not None
-    if phase == "load":
-        allocated = _loaded(plan, rank)
-    elif phase == "first_step":
-        allocated = rank.peak.first_step_bytes or rank.peak.allocated_bytes
-    else:
-        allocated = rank.end_bytes or 0
-    moment = _moment(plan, transfer) if transfer and transfer.on_device else 0
-    return simulation.needed(allocated + moment).plus(sum(rank.peak.outside.values()))
+def _on_device(simulation: Simulation, ranks: Sequence[OnDevice], phase: _Phase) -> tuple[Verdict, int]:
+    """(verdict of the phase, most likely bytes of the fullest rank)."""
+    transfer = _transfer(simulation.framework.files, phase)
+    needed = [_device(simulation, plan, rank, phase, transfer) for plan, rank
+              in zip(simulation.plans, ranks, strict=True)]
+    return verdict_of((one.band for one in needed), simulation.limit_bytes()), max(one.middle for one in needed)
 
 
-def _loaded(plan: Plan, rank: RankReport) -> int:
-    """Bytes on the device before the first step: parameters, gradient buffers, states that are made early."""
-    grads = sum(r.grads_bytes for r in rank.at_rest.values()) + rank.grads_padding_bytes if rank.grads_persist else 0
-    return _built(plan) + grads
+def _device(simulation: Simulation, plan: Plan, rank: OnDevice, phase: _Phase, transfer: Transfer | None) -> Reserved:
+    """Device memory of the phase: tensors, fragmentation, and memory outside the allocator.
+
+    Before the first step there are parameters, gradient buffers, and states that are made early.
+    """
+    allocated = {"load": _built(plan) + rank.grads, "first_step": rank.first_step, "save": rank.end}[phase]
+    moment = _moment(plan, transfer) if transfer else 0
+    return simulation.needed(allocated + moment).plus(rank.outside)
 
 
 def _built(plan: Plan) -> int:
@@ -264,10 +325,24 @@ def _built(plan: Plan) -> int:
 
 @lru_cache(maxsize=1024)
 def _moment(plan: Plan, transfer: Transfer) -> int:
-    """A whole tensor while it is sent, a unit before it is cut, or of the model what the rank will not keep."""
+    """A whole tensor while it is sent, a unit before it is cut, or of the model what the rank will not keep.
+
+    With tensors that are cut on the device into those of the files.
+    """
+    return _cut(plan, transfer) * (not transfer.cut_on_host) + _gathered(plan, transfer)
+
+
+def _gathered(plan: Plan, transfer: Transfer) -> int:
     if transfer.on_device == "tensor":
         return max((_stored_bytes(p.policy, p.spec.copies * math.prod(p.spec.shape)) for p, _ in _placed(plan)
                     if _is_moved(p.spec, transfer)), default=0)
+    if transfer.on_device == "module":
+        modules: Counter[tuple[int, str]] = Counter()
+        for kind, _ in plan.kind_counts:
+            for p in plan.kinds[kind]:
+                if p.spec.is_owned:
+                    modules[kind, p.spec.path] += p.policy.at_rest.num_bytes(math.prod(p.spec.shape))
+        return max(modules.values(), default=0)
     if transfer.on_device == "unit":
         units = ((plan.of_layer(layer)[n] for layer, numbers in unit.members for n in numbers)
                  for unit in plan.framework.units)

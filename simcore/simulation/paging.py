@@ -9,6 +9,9 @@ no kernel. The driver moves pages to the host when an allocation needs their roo
 memory: oversubscription from compute capability 6.0 on). Torch's allocator keeps what it has reserved, so states have
 what is left beside a step's peak.
 
+A page is in one place, so what has no room on the device lies on the host, at least: documentation does not say whether
+the driver keeps the host's memory of pages that have moved to the device, up to all states.
+
 What has no room comes to the device and leaves it once a step, at least: the bytes of one direction at the rate of the
 link, as both directions work at the same time. A driver that evicts what was used longest ago moves all pages in each
 step, because they are used in turn; which pages it evicts is not documented, so the time is a least one. Where host and
@@ -20,15 +23,26 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from simcore.results.report import Assumption
+from simcore.placement.plan import Plan
+from simcore.results.report import Assumption, RankReport
 from simcore.simulation.simulation import Simulation
 from simcore.timing.breakdown import Sent
 from simcore.timing.step import StepTiming
 from simcore.units import format_bytes
 
-__all__ = ["of_paging", "resident", "with_paging"]
+__all__ = ["away", "of_paging", "paged_bytes", "resident", "with_paging"]
 
 _SOURCE: Final = "bitsandbytes 0.50.2 optim/optimizer.py step, prefetch_state; see simcore/simulation/paging.py"
+
+
+def paged_bytes(plan: Plan) -> int:
+    """Bytes of a rank's optimizer states in memory that the driver pages."""
+    return plan.elsewhere().get("managed", 0)
+
+
+def away(plan: Plan, rank: RankReport) -> int:
+    """Bytes of paged states that have no room on the device at the peak, and are on the host."""
+    return paged_bytes(plan) - rank.peak.outside.get("paged_states", 0) if rank.peak else 0
 
 
 def resident(simulation: Simulation, paged: int, needed: int) -> int:

@@ -6,7 +6,7 @@ A refusal is a report too: status illegal or error, with the problems in place o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, replace
+from dataclasses import replace
 from typing import Literal
 
 from simcore.errors import IllegalLayout, Problem, RankscopeError
@@ -14,7 +14,6 @@ from simcore.frameworks.registry import at_rest_of, framework_adapter
 from simcore.inputs.scenario import Scenario
 from simcore.memory.ledger import MemoryPeak, balance, first_step
 from simcore.memory.outside_allocator import OutsideMemory, outside, paged
-from simcore.memory.reserved import reserved
 from simcore.memory.series import memory_series
 from simcore.pipeline.schedule import steady_microbatches
 from simcore.placement.fold import RankClass
@@ -37,13 +36,15 @@ from simcore.results.report import (
 from simcore.results.time import StepTime
 from simcore.results.verdict import verdict_of
 from simcore.simulation.assumptions import of_job, of_memory
-from simcore.simulation.paging import of_paging, resident, with_paging
+from simcore.simulation.device_memory import device_memory
+from simcore.simulation.paging import away, of_paging, paged_bytes, with_paging
 from simcore.simulation.simulation import Simulation
+from simcore.timing.step import with_reasons
 from simcore.timing.throughput import step_time
 from simcore.timing.traffic import traffic
 from simcore.validation.evidence import evidence_of
 
-__all__ = ["guarded", "report"]
+__all__ = ["grads_persist", "guarded", "report"]
 
 
 def report(simulation: Simulation, *, series: bool) -> Report:
@@ -63,21 +64,11 @@ def report(simulation: Simulation, *, series: bool) -> Report:
         headroom_bytes=limit - max(peak.device_bytes for peak in peaks) if peaks else None,
         evidence=evidence_of(simulation.job, simulation.framework),
         assumptions=(*of_job(simulation), *of_memory(simulation, [held for _, held in made]),
-                     *max((of_paging(_paged(plan), _away(plan, rank)) for plan, rank
+                     *max((of_paging(paged_bytes(plan), away(plan, rank)) for plan, rank
                            in zip(simulation.plans, ranks, strict=True)), key=len, default=())),
         communicators=tuple(Communicator(axis=axis, size=simulation.job.mesh.axis(axis).size)
                             for axis in simulation.framework.communicators),
         adapters=_adapters(simulation), ranks=ranks, time=_time(simulation, ranks))
-
-
-def _paged(plan: Plan) -> int:
-    """Bytes of a rank's optimizer states in memory that the driver pages."""
-    return plan.elsewhere().get("managed", 0)
-
-
-def _away(plan: Plan, rank: RankReport) -> int:
-    """Bytes of paged states that have no room on the device at the peak."""
-    return _paged(plan) - rank.peak.outside.get("paged_states", 0) if rank.peak else 0
 
 
 def _adapters(simulation: Simulation) -> Adapters | None:
@@ -95,8 +86,9 @@ def _time(simulation: Simulation, ranks: Sequence[RankReport]) -> StepTime | Non
     if timing is None:
         return None
     last = ranks[timing.worst]
-    timing = with_paging(simulation, timing, _away(simulation.plans[timing.worst], last))
-    return step_time(simulation.job, simulation.framework, simulation.routes, timing, last.ranks, last.traffic)
+    reasons = with_reasons(timing, simulation.programs[simulation.classes[timing.worst].representative])
+    told = with_paging(simulation, reasons, away(simulation.plans[timing.worst], last))
+    return step_time(simulation.job, simulation.framework, simulation.routes, told, last.ranks, last.traffic)
 
 
 def _rank(simulation: Simulation, rank_class: RankClass, plan: Plan, *, series: bool) -> tuple[
@@ -123,7 +115,7 @@ def _rank(simulation: Simulation, rank_class: RankClass, plan: Plan, *, series: 
         apportioned=bool(simulation.framework.dealt) or (simulation.framework.strategy.is_flat
                                                          and not simulation.is_exact),
         padding_bytes=of_params, grads_padding_bytes=of_grads,
-        grads_persist=_grads_persist(simulation.framework),
+        grads_persist=grads_persist(simulation.framework),
         peak=peak,
         end_bytes=None if balanced is None else balanced.end_bytes,
         traffic=sent,
@@ -138,7 +130,8 @@ def _row_ns(simulation: Simulation, rank_class: RankClass) -> IntArray | None:
     return simulation.timing.row_ns[simulation.classes.index(rank_class)]
 
 
-def _grads_persist(framework: Framework) -> bool:
+def grads_persist(framework: Framework) -> bool:
+    """True if some gradients stay on the device from step to step."""
     return any(rule.policy.grads_persist for rule in framework.rules)
 
 
@@ -160,24 +153,18 @@ def _microbatch(simulation: Simulation, written: int) -> int:
 
 
 def _peak(simulation: Simulation, peak: MemoryPeak, plan: Plan, held: Sequence[OutsideMemory]) -> Peak:
-    allocated, beside, states = peak.peak_bytes, sum(one.num_bytes for one in held), _paged(plan)
-    seen = reserved(allocated, simulation.reserved_model(), simulation.usable_bytes() - beside)
-    needed = simulation.needed(allocated).plus(beside)
-    pages = [resident(simulation, states, end) for end in astuple(needed)]
-    on_device: dict[str, int] = {one.category: one.num_bytes for one in held}
-    if states:
-        on_device["paged_states"] = pages[1]
+    memory = device_memory(simulation, plan, peak.peak_bytes, held)
     buffers = framework_adapter(simulation.framework.name).host_buffers(plan, rounded=False)
+    evicted = paged_bytes(plan) - memory.outside.get("paged_states", 0)
     return Peak(
-        allocated_bytes=allocated, reserved_bytes=seen.middle, device_bytes=needed.middle + pages[1],
-        host_bytes=plan.host_bytes(simulation.comm_setup().tokens) + buffers.total(),
+        allocated_bytes=peak.peak_bytes, reserved_bytes=memory.seen.middle, device_bytes=memory.device,
+        host_bytes=plan.host_bytes(simulation.comm_setup().tokens) + buffers.total() + evicted,
         phase=peak.phase,
         first_step_bytes=first_step(peak, made_after_backward(plan)), event=peak.event, layer=peak.layer,
         microbatch=_microbatch(simulation, peak.microbatch),
         by_category=peak.by_category, by_phase=peak.by_phase,
         top=tuple(Owner(owner=o, category=c, bytes=b) for o, c, b in peak.top),
-        reserved_band_bytes=(seen.low, seen.high), outside=on_device,
-        band_bytes=(needed.low + pages[0], needed.high + pages[2]))
+        reserved_band_bytes=memory.seen.band, outside=memory.outside, band_bytes=memory.band)
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------

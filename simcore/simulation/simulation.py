@@ -25,10 +25,10 @@ from simcore.placement.token_dispatch import expert_hidden, received_per_token, 
 from simcore.program.program import Program
 from simcore.program.record_layers import Workload
 from simcore.timing.routes import Routes
-from simcore.timing.step import StepTiming
+from simcore.timing.step import StepLength
 from simcore.units import parse_cublas, parse_quantity
 
-__all__ = ["Simulation", "legal_simulation", "placed_by_rank", "placed_simulation"]
+__all__ = ["Simulation", "legal_simulation", "placed", "placed_by_rank", "placed_simulation"]
 
 EXACT_RANKS: Final = 64
 """Up to this many ranks are looked at one by one where those of a class may differ."""
@@ -54,7 +54,7 @@ class Simulation:
     is_exact: bool = False
     programs: dict[int, Program] = field(default_factory=dict)
     workspaces: dict[int, tuple[Workspace, ...]] = field(default_factory=dict)
-    timing: StepTiming | None = None
+    timing: StepLength | None = None
 
     def workload(self, plan: Plan) -> Workload:
         """Sizes of one microbatch on the plan's rank: sequences, positions, tokens of experts, workspaces.
@@ -156,7 +156,11 @@ def placed_simulation(scenario: Scenario, *, folded: bool = True, rank: int | No
     Nothing is run. Each rank is a class if `folded` is False, or where a framework's step varies by rank and the job
     has at most `EXACT_RANKS` ranks. `rank`: only this rank, exactly. Raises IllegalLayout, InputError or NotYet.
     """
-    legal = legal_simulation(scenario)
+    return placed(legal_simulation(scenario), folded=folded, rank=rank)
+
+
+def placed(legal: Simulation, *, folded: bool = True, rank: int | None = None) -> Simulation:
+    """The simulation of `placed_simulation` from that of `legal_simulation`."""
     job, framework = legal.job, legal.framework
     classes = _classes(job, framework, folded=folded, rank=rank)
     plans = tuple(place(job.graph, job.mesh, framework, c.representative) for c in classes)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import count, takewhile
 from typing import TypedDict
 
 from simcore.frameworks.registry import hooks_of
@@ -23,9 +25,10 @@ from simcore.simulation.random_routing import drawn
 from simcore.simulation.report import report
 from simcore.simulation.simulation import Simulation, placed_simulation
 from simcore.simulation.step_length import check_rows, num_rows, unlike
-from simcore.timing.step import StepTiming, time_step
+from simcore.timing.step import StepLength, time_step
 
-__all__ = ["Asked", "Request", "first_num_rows", "program_of", "step_of", "training_step"]
+__all__ = ["Asked", "Request", "first_num_rows", "most_lowered", "program_of", "step_of", "training_step",
+           "written_out"]
 
 
 class Asked(TypedDict, total=False):
@@ -81,7 +84,7 @@ def step_of(simulation: Simulation, request: Request) -> Report:
     `request`: how much of it is simulated; classes of ranks are those of `simulation`. Raises as `training_step`.
     """
     scenario = simulation.job.scenario
-    simulation.num_written = scenario.num_microbatches if request.whole else _few(simulation)
+    simulation.num_written = scenario.num_microbatches if request.whole else num_lowered(simulation)
     check_rows(simulation)
     try:
         _write_out(simulation, timed=request.timed and request.rank is None)
@@ -90,6 +93,21 @@ def step_of(simulation: Simulation, request: Request) -> Report:
         if request.detail:
             answer = with_detail(simulation, answer, request.spans, request.postings)
         return unlike(simulation, answer)
+    finally:
+        settle()
+
+
+@contextmanager
+def written_out(simulation: Simulation, *, timed: bool) -> Iterator[None]:
+    """Context in which a placed simulation holds the programs of its step, and its length if `timed`.
+
+    Raises as `training_step`.
+    """
+    simulation.num_written = num_lowered(simulation)
+    check_rows(simulation)
+    try:
+        _write_out(simulation, timed=timed)
+        yield
     finally:
         settle()
 
@@ -114,14 +132,14 @@ def _write_out(simulation: Simulation, *, timed: bool) -> None:
         if not timed:
             return
         simulation.timing = _timing(simulation)
-        more = _few(simulation, doublings)
+        more = num_lowered(simulation, doublings)
         if simulation.timing.steady or simulation.num_written == every or num_rows(replace(simulation,
                                                                                            num_written=more)) > ROWS:
             return
         simulation.num_written = more
 
 
-def _few(simulation: Simulation, doublings: int = 0) -> int:
+def num_lowered(simulation: Simulation, doublings: int = 0) -> int:
     """Number of microbatches to write out: one more where the first differs as later ones add to its gradients."""
     schedule, count = simulation.framework.schedule, simulation.job.scenario.num_microbatches
     few = lowered_microbatches(schedule, count, doublings)
@@ -130,7 +148,19 @@ def _few(simulation: Simulation, doublings: int = 0) -> int:
     return min(count, few + one_more)
 
 
-def _timing(simulation: Simulation) -> StepTiming:
+def most_lowered(simulation: Simulation) -> int:
+    """Largest number of microbatches, below that of the step, that may be written out before their time is steady.
+
+    That of the step itself where its operations are too many to be written out.
+    """
+    every = simulation.job.scenario.num_microbatches
+    if num_rows(replace(simulation, num_written=every)) > ROWS:
+        return every
+    tried = takewhile(lambda number: number < every, (num_lowered(simulation, times) for times in count()))
+    return max(tried, default=every)
+
+
+def _timing(simulation: Simulation) -> StepLength:
     extra = simulation.job.scenario.num_microbatches - simulation.num_written
     programs = [simulation.programs[c.representative] for c in simulation.classes]
     steady = steady_microbatches(simulation.framework.schedule, simulation.num_written)

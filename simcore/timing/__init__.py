@@ -1,8 +1,9 @@
 """From programs to time: kernels, collectives, host and streams, and where the time of a step goes.
 
-Input: a `Program` a class of ranks, and a `Topology`. Output: `StepTiming` (nanoseconds), from it `StepTime` of a
-report.
-Start: `step.time_step`: costs every row, runs the timeline, extrapolates to all microbatches.
+Input: a `Program` a class of ranks, and a `Topology`. Output: `StepLength` and `StepTiming` (nanoseconds), from
+them `StepTime` of a report.
+Start: `step.time_step`: costs every row, runs the timeline, extrapolates to all microbatches; `step.with_reasons`:
+where the time goes.
 
 One operation: `kernel` (duration of a kernel from FLOPs, bytes and efficiencies), `kernel_efficiency` (tiles and waves
 of a matrix product, exponentials of small heads), `collective` (duration of a collective: measured table or model),
@@ -10,5 +11,6 @@ of a matrix product, exponentials of small heads), `collective` (duration of a c
 (a program as streams with lengths, all-to-alls hidden by a shared expert), `routes` (link of each communicator),
 `timeline` (all classes on their streams and links, in simpy).
 Results: `breakdown` (parts that add up to the step), `waits` (exposed and hidden time of calls), `traffic`
-(bytes sent), `throughput` (tokens/s, TFLOP/s, MFU, cost), `spans` (streams for pictures). Efficiencies: `hardware/`.
+(bytes sent), `least_time` (lower bounds without a timeline), `throughput` (tokens/s, TFLOP/s, MFU, cost), `spans`
+(streams for pictures). Efficiencies: `hardware/`.
 """

@@ -29,6 +29,7 @@ _SEND, _RECEIVE = int(Stream.SEND), int(Stream.RECEIVE)
 _COUNTED: Final = tuple(KERNELS.index(name) for name in
                         ("elementwise", "elementwise_eager", "mamba_scan", "copy", "norm"))
 """Kernel classes whose shape is a number of operators."""
+_IS_COUNTED: Final = np.array([number in _COUNTED for number in range(len(KERNELS))])
 _MODULE_OF: Final = {module.name.lower(): int(module) for module in Module}
 
 
@@ -75,7 +76,7 @@ def _kernel_s(host: Host, rows: IntArray, kernels: IntArray, libraries: KernelLi
                                                                      STREAM]) == _MODULE_OF[module])] = host.module.si
     seconds[kernels == _COPY] = host.operator.si
     seconds[kernels == _CONV] = 0.0
-    some = np.isin(kernels, _COUNTED if libraries.module_calls else (*_COUNTED, _PERMUTE))
+    some = _IS_COUNTED[kernels] if libraries.module_calls else _IS_COUNTED[kernels] | (kernels == _PERMUTE)
     operators = shapes_in(rows[some, STREAM])
     seconds[some] = np.where(operators > 0, operators * host.operator.si, seconds[some])
     return seconds

@@ -34,7 +34,7 @@ between large arrays reach about 0.8 on two sockets; torch's operators process m
 DTYPES: Final = ("fp32", "tf32", "bf16", "fp16", "fp8", "fp4")
 _BITS: Final = np.array([{"fp32": 32, "tf32": 32, "fp8": 8, "fp4": 4}.get(name, 16) for name in DTYPES])
 _LAST_PRODUCT: Final = KERNELS.index("grouped_gemm")
-_ATTENTION: Final = [number for number, name in enumerate(KERNELS) if name.startswith("attention")]
+_IS_ATTENTION: Final = np.array([name.startswith("attention") for name in KERNELS])
 
 
 class _KernelTable(NamedTuple):
@@ -69,7 +69,7 @@ def worked_flops(device: Device, kernel_ids: IntArray, flops: IntArray, dtype_id
     """
     bits = _BITS[dtype_ids]
     products = np.where(kernel_ids <= _LAST_PRODUCT, shapes, 0)
-    attention = np.where(np.isin(kernel_ids, _ATTENTION), shapes, 0)
+    attention = np.where(_IS_ATTENTION[kernel_ids], shapes, 0)
     result: NDArray[np.float64] = flops * gemm_stretch(device, products, flops, bits) * softmax_stretch(
         device, attention, bits, older=kernel_ids != KERNELS.index("attention"))
     return result

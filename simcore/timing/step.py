@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache, lru_cache
 from typing import Any
 
@@ -31,44 +31,59 @@ from simcore.timing.routes import HOST_WAYS, Routes
 from simcore.timing.streams import RankStreams, hidden_shares, tracks
 from simcore.timing.timeline import ClassTimes, Communicators, run
 
-__all__ = ["StepTiming", "forward_ns", "kernel_ns", "time_step"]
+__all__ = ["StepLength", "StepTiming", "alone_ns", "exposed_ns", "forward_ns", "host_ns", "kernels_of", "time_step",
+           "with_reasons"]
 
 _DTYPE_ID = {name: DTYPES.index(name) for name in ("fp32", "bf16", "fp16", "fp8", "fp4")}
 
 
 @dataclass(frozen=True, eq=False)
-class StepTiming:
-    """Times of one step of a job, in ns. A class: ranks with the same program.
+class StepLength:
+    """Length of one step of a job. A class: ranks with the same program.
 
-    `step_ns`: the whole step, all microbatches. `phase_ns`: its parts "forward", "backward" and "optimizer" on a rank
-    that ends last; `spending`: their breakdown; `worst`: index of the class of these ranks. `steady`: the microbatches
-    around the repeated ones take the same time on every rank (or nothing is extrapolated). `forward_flops`: FLOPs of
-    all ranks' forward passes of the whole step. For each class, of the simulated microbatches alone: `row_ns`, when its
+    `step_ns`: of the whole step, all microbatches, of which `once_ns` is host time once a step. `worst`: index of the
+    class of the ranks that end last. `steady`: the microbatches around the repeated ones take the same time on every
+    rank (or nothing is extrapolated). `forward_flops`: FLOPs of all ranks' forward passes of the whole step. `often`:
+    how often each simulated microbatch happens. For each class, of the simulated microbatches alone: `row_ns`, when its
     compute stream had done each row of its program; `times`, ends of its items and calls; `tracks`, its streams.
-    `wiring`: communicators of all classes.
+    `kernels`: of its program; `alone`: ns of its calls without contention. `wiring`: communicators of all classes.
     """
 
     step_ns: int
-    phase_ns: dict[str, int]
-    spending: Breakdown
+    once_ns: int
     worst: int
     steady: bool
     forward_flops: int
+    often: IntArray
     row_ns: tuple[IntArray, ...]
     times: tuple[ClassTimes, ...]
     tracks: tuple[RankStreams, ...]
+    kernels: tuple[Kernels, ...]
+    alone: tuple[Callable[[int, int], int], ...]
     wiring: Communicators
 
 
+@dataclass(frozen=True, eq=False)
+class StepTiming(StepLength):
+    """Times of one step of a job, in ns, with their reasons.
+
+    `phase_ns`: parts "forward", "backward" and "optimizer" of the step on a rank that ends last; `spending`: their
+    breakdown.
+    """
+
+    phase_ns: dict[str, int]
+    spending: Breakdown
+
+
 def time_step(programs: Sequence[Program], classes: Sequence[RankClass], routes: Routes, framework: Framework,
-          steady_ones: range, extra_microbatches: int) -> StepTiming:
-    """Times of one step: runs the programs, with a few microbatches each, and extrapolates the others.
+              steady_ones: range, extra_microbatches: int) -> StepLength:
+    """Length of one step: runs the programs, with a few microbatches each, and extrapolates the others.
 
     `classes`: for each program the class of ranks that runs it. `steady_ones`: indices of the programs' microbatches
     that stand for those left out; `extra_microbatches`: number of those left out, each as long as a steady one.
     """
-    kernels = [_kernels(program, routes.topology, framework) for program in programs]
-    alone = [_alone(program, routes) for program in programs]
+    kernels = tuple(kernels_of(program, routes.topology, framework) for program in programs)
+    alone = tuple(alone_ns(program, routes) for program in programs)
     compiled = [_track(*each, routes, framework) for each in zip(programs, kernels, alone, strict=True)]
     once = int(routes.topology.efficiency.host.step.si * 1e9) if framework.libraries.module_calls else 0
     wires = _Wires(programs, classes, routes)
@@ -79,19 +94,28 @@ def time_step(programs: Sequence[Program], classes: Sequence[RankClass], routes:
     if repeats and any(track is not before for track, before in zip(ahead, compiled, strict=True)):
         times = run(ahead, wires)
     rows = tuple(_row_ns(track, t, len(p.places)) for track, t, p in zip(compiled, times, programs, strict=True))
-    spent = [_spent(p, r) for p, r in zip(programs, rows, strict=True)]
-    starts = [_backward_starts(p, r) for p, r in zip(programs, rows, strict=True)]
+    spent = [_spent(p, r) for p, r in zip(programs, rows, strict=True)] if repeats else []
+    starts = [_backward_starts(p, r) for p, r in zip(programs, rows, strict=True)] if repeats else []
     hosts = [_host_by_microbatch(*each) for each in zip(programs, compiled, strict=True)] if repeats else []
     steady = not repeats or _is_steady(starts, spent, hosts, steady_ones)
-    weight = np.ones(len(starts[0]), dtype=np.int64)
+    weight = np.ones(len(_first_backward_rows(programs[0].outline)), dtype=np.int64)
     weight[first:steady_ones.stop] += repeats
     worst = max(range(len(times)), key=lambda i: (times[i].end, -i))
     period = int(spent[worst][first:steady_ones.stop].sum()) if repeats else 0  # also of parts, where none is steady
-    spending = breakdown(programs[worst], compiled[worst], times[worst], weight, kernels[worst], alone[worst], once)
-    phases = _phases(weight @ countable(spent[worst], weight[:, None]), once)
     flops = sum(_forward_flops(p, weight) * c.num_ranks for p, c in zip(programs, classes, strict=True))
-    return StepTiming(max(t.end for t in times) + period * repeats + once, phases, spending, worst, steady, flops, rows,
-                   tuple(times), tuple(compiled), wires)
+    return StepLength(max(t.end for t in times) + period * repeats + once, once, worst, steady, flops, weight, rows,
+                      tuple(times), tuple(compiled), kernels, alone, wires)
+
+
+def with_reasons(length: StepLength, program: Program) -> StepTiming:
+    """Times of a step with their reasons on the ranks that end last. `program`: that of these ranks."""
+    worst, once = length.worst, length.once_ns
+    spending = breakdown(program, length.tracks[worst], length.times[worst], length.often, length.kernels[worst],
+                         length.alone[worst], once)
+    spent = _spent(program, length.row_ns[worst])
+    phases = _phases(length.often @ countable(spent, length.often[:, None]), once)
+    known = {one.name: getattr(length, one.name) for one in fields(StepLength)}
+    return StepTiming(**known, phase_ns=phases, spending=spending)
 
 
 def forward_ns(programs: Sequence[Program], classes: Sequence[RankClass], routes: Routes, framework: Framework) -> int:
@@ -99,18 +123,17 @@ def forward_ns(programs: Sequence[Program], classes: Sequence[RankClass], routes
 
     `classes`: for each program the class of ranks that runs it. Nothing is extrapolated to other microbatches.
     """
-    compiled = [_track(program, _kernels(program, routes.topology, framework), _alone(program, routes),
+    compiled = [_track(program, kernels_of(program, routes.topology, framework), alone_ns(program, routes),
                        routes, framework) for program in programs]
     return max(times.end for times in run(compiled, _Wires(programs, classes, routes)))
 
 
-def kernel_ns(program: Program, topology: Topology, framework: Framework) -> IntArray:
-    """Sum of the times of all kernels of each simulated microbatch, in ns, each alone on an idle device."""
-    kernels = _kernels(program, topology, framework)
-    ns = np.zeros(len(program.distinct), dtype=np.int64)
-    ns[kernels.rows] = kernels.ns
-    sums = np.bincount(program.microbatch, weights=ns[program.places])
-    return sums.astype(np.int64)
+def exposed_ns(program: Program, alone: Callable[[int, int], int], routes: Routes, framework: Framework,
+             ) -> Callable[[int, int], int]:
+    """Function that gives ns of a call without the share that kernels hide, by its communicator and payload."""
+    overlap, overlapped = routes.topology.efficiency.overlap, framework.libraries.overlapped
+    shares = [exposed_share(overlap, axis, overlapped) for _, axis, _ in program.tables.comms]
+    return cache(lambda comm, payload: int(alone(comm, payload) * shares[comm]))
 
 
 def _is_steady(starts: Sequence[IntArray], spent: Sequence[IntArray], hosts: Sequence[IntArray],
@@ -140,15 +163,8 @@ def _track(program: Program, kernels: Kernels, alone: Callable[[int, int], int],
     rows, efficiency, libraries = program.distinct, routes.topology.efficiency, framework.libraries
     ns = np.zeros(len(rows), dtype=np.int64)
     ns[kernels.rows] = kernels.ns
-    has_work = (rows[:, OP] == Op.HOST).any()
-    updates = host_rates(routes.topology, routes.mesh.size) if has_work else HostRates(math.inf, math.inf, math.inf)
-    host = launch_ns(efficiency.host, rows, kernels.rows, kernels.kinds, libraries, updates)
-    comms = list(program.tables.comms)
-
-    @cache
-    def call_ns(comm: int, payload: int) -> int:
-        return int(alone(comm, payload) * exposed_share(efficiency.overlap, comms[comm][1], libraries.overlapped))
-
+    host = host_ns(program, kernels, routes, framework)
+    call_ns = exposed_ns(program, alone, routes, framework)
     contention = efficiency.overlap.contention.si
     hidden = hidden_shares(program, ns, alone, contention) if libraries.shared_beside else None
     in_python = FULL_ITERATION not in libraries.graphs
@@ -156,7 +172,15 @@ def _track(program: Program, kernels: Kernels, alone: Callable[[int, int], int],
                   stops_at_messages=in_python and libraries.waits_for_messages, hidden=hidden)
 
 
-def _kernels(program: Program, topology: Topology, framework: Framework) -> Kernels:
+def host_ns(program: Program, kernels: Kernels, routes: Routes, framework: Framework) -> IntArray:
+    """Host time in ns of the issue of each distinct row. `kernels`: those of the program."""
+    rows = program.distinct
+    has_work = (rows[:, OP] == Op.HOST).any()
+    updates = host_rates(routes.topology, routes.mesh.size) if has_work else HostRates(math.inf, math.inf, math.inf)
+    return launch_ns(routes.topology.efficiency.host, rows, kernels.rows, kernels.kinds, framework.libraries, updates)
+
+
+def kernels_of(program: Program, topology: Topology, framework: Framework) -> Kernels:
     """Kernels among the program's distinct rows, and the time of each on an idle device."""
     at = np.flatnonzero(program.distinct[:, OP] == Op.COMPUTE)
     rows = program.distinct[at]
@@ -173,15 +197,11 @@ def _kernels(program: Program, topology: Topology, framework: Framework) -> Kern
     return Kernels(at, kinds, dtypes, added_ns(topology.efficiency, *busy), flops, moved, *busy)
 
 
-def _alone(program: Program, routes: Routes) -> Callable[[int, int], int]:
+def alone_ns(program: Program, routes: Routes) -> Callable[[int, int], int]:
     """Function that gives ns of a call by the index of its communicator and its payload."""
     comms = list(program.tables.comms)
 
-    @cache
-    def alone_ns(comm: int, payload: int) -> int:
-        return routes.of(*comms[comm][:2]).ns(payload)
-
-    return alone_ns
+    return cache(lambda comm, payload: routes.of(*comms[comm][:2]).ns(payload))
 
 
 def _kinds(slots: IntArray, compute: str) -> tuple[IntArray, IntArray]:

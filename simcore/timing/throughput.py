@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from simcore.hardware.device import Device
@@ -18,9 +19,9 @@ from simcore.results.time import CommunicationTime, Cost, KernelTime, Roofline, 
 from simcore.timing.breakdown import Breakdown, Sent, Work
 from simcore.timing.kernel import on_matrix_units
 from simcore.timing.routes import HOST_WAYS, Routes
-from simcore.timing.step import StepTiming
+from simcore.timing.step import StepLength, StepTiming
 
-__all__ = ["cost", "step_time"]
+__all__ = ["Rates", "cost", "rates", "step_time", "usd_per_million_tokens"]
 
 _OWN: Final = "rankscope"
 _LINKS: Final = {"nvlink": "nvlink", "self": "nvlink", "network": "network", "host": "host_link"}
@@ -34,24 +35,47 @@ def step_time(job: Job, framework: Framework, routes: Routes, clocked: StepTimin
     Parts, bounds and executed TFLOP/s are of a rank that ends last, other rates the mean per GPU. `clocked`: the timed
     step; `ranks`: names of the ranks that end last; `traffic`: traffic rows of one of these.
     """
-    seconds, spending, topology = clocked.step_ns / 1e9, clocked.spending, routes.topology
-    tokens = _tokens(job)
-    convention, per_token = _counted(job, framework, clocked)
+    rate, spending, topology = rates(job, framework, routes, clocked), clocked.spending, routes.topology
+    seconds, tokens = rate.step_s, _tokens(job)
     dtype, peak = _peak(job, framework, topology.device)
-    achieved = per_token * tokens / seconds / job.mesh.size
     parts = {name: ns / 1e9 for name, ns in spending.parts.items()}
     products = _on_matrix_units(spending.work, topology.efficiency)
     return StepTime(
         step_s=seconds, forward_s=clocked.phase_ns["forward"] / 1e9, backward_s=clocked.phase_ns["backward"] / 1e9,
         optimizer_s=clocked.phase_ns["optimizer"] / 1e9, exposed_communication_s=parts["communication"],
-        tokens_per_s_per_gpu=tokens / seconds / job.mesh.size, model_tflops_per_gpu=achieved / 1e12,
-        mfu=achieved / peak if peak else 0.0, convention=convention,
+        tokens_per_s_per_gpu=rate.tokens_per_s_per_gpu, model_tflops_per_gpu=rate.model_flops_per_s_per_gpu / 1e12,
+        mfu=rate.mfu, convention=rate.convention,
         executed_tflops_per_gpu=sum(row.flops for row in products) / seconds / 1e12,
         peak_tflops=peak / 1e12 if peak else None, peak_dtype=dtype, ranks=tuple(ranks), parts=parts,
         bubble_share=parts["bubble"] / seconds,
         communication=tuple(_communication(row, routes) for row in spending.sent),
         kernels=tuple(_kernel(row) for row in spending.work), roofline=_roofline(spending, routes, traffic),
         cost=cost(topology, seconds, tokens, job.mesh.size, job.scenario.training.run_steps(tokens, _samples(job))))
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Rates of a step, means per GPU. `mfu`: 0 to 1; `convention`: name of the rule by which FLOPs are counted."""
+
+    step_s: float
+    tokens_per_s_per_gpu: float
+    model_flops_per_s_per_gpu: float
+    mfu: float
+    convention: str
+
+
+def rates(job: Job, framework: Framework, routes: Routes, clocked: StepLength) -> Rates:
+    """Rates of a timed step of a job."""
+    seconds, tokens = clocked.step_ns / 1e9, _tokens(job)
+    convention, per_token = _counted(job, framework, clocked)
+    _, peak = _peak(job, framework, routes.topology.device)
+    achieved = per_token * tokens / seconds / job.mesh.size
+    return Rates(seconds, tokens / seconds / job.mesh.size, achieved, achieved / peak if peak else 0.0, convention)
+
+
+def usd_per_million_tokens(job: Job, topology: Topology, step_s: float) -> float | None:
+    """US dollars for a million tokens; None where the topology has no price."""
+    return cost(topology, step_s, _tokens(job), job.mesh.size, None).per_million_tokens
 
 
 def _tokens(job: Job) -> int:
@@ -68,7 +92,7 @@ def _samples(job: Job) -> int:
     return scenario.num_microbatches * each * mesh.dp_replicate * mesh.dp_shard
 
 
-def _counted(job: Job, framework: Framework, clocked: StepTiming) -> tuple[str, float]:
+def _counted(job: Job, framework: Framework, clocked: StepLength) -> tuple[str, float]:
     """(name of the framework's FLOPs convention, FLOPs of a token); ours if the framework has none for the model."""
     training, graph = job.scenario.training, job.graph
     asked = Asked(graph, training.seq_len, pack_sequences(training).attended, job.mesh.tp,

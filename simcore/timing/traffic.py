@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,22 @@ from simcore.recording.exact_sums import countable
 from simcore.results.report import TrafficRow
 from simcore.timing.routes import Route, Routes
 
-__all__ = ["traffic"]
+__all__ = ["Group", "groups", "traffic"]
+
+
+class Group(NamedTuple):
+    """Collective on a mesh axis (of a copy its direction) in groups of `group_size` ranks."""
+
+    collective: str
+    axis: str
+    group_size: int
+
+
+def groups(program: Program, routes: Routes) -> tuple[Group, ...]:
+    """Collectives and axes of the rows of `traffic`, sorted, each once."""
+    comms = list(program.tables.comms)
+    named = {comms[number][:2]: None for number in program.outline.comms}
+    return tuple(Group(*name, routes.of(*name).group_size) for name in sorted(named) if routes.of(*name).leaves)
 
 
 def traffic(program: Program, routes: Routes, ranks: IntArray, steady: range, repeats: int) -> tuple[TrafficRow, ...]:

@@ -48,13 +48,17 @@ class Known:
 
 def evidence_of(job: Job, framework: Framework) -> Evidence:
     """Known runs and recipes of the job's layout, and the number of measured runs of its class."""
-    layout, model = job_layout(job, framework), configuration(job.scenario)
-    asked = job.scenario.normalised()
-    runs = [one.shown for one in known_runs().get((_outline(asked), _size(asked)), ())
-            if isinstance(one.shown, MeasuredRun) and _difference(one, layout, model) == {}]
-    recipes = [_beside(one.shown, differing, one.of_data) for one in known_recipes().get(_outline(asked), ())
-               if isinstance(one.shown, Recipe) and (differing := _difference(one, layout, model)) is not None
-               and differing.keys() <= SIZES | {VERSION}]
+    outline, size = _of_scenario(job.scenario)
+    known, near = known_runs().get((outline, size), ()), known_recipes().get(outline, ())
+    runs: list[MeasuredRun] = []
+    recipes: list[Recipe] = []
+    if known or near:  # a layout as text takes time, and most have no relatives
+        layout, model = job_layout(job, framework), configuration(job.scenario)
+        runs = [one.shown for one in known
+                if isinstance(one.shown, MeasuredRun) and _difference(one, layout, model) == {}]
+        recipes = [_beside(one.shown, differing, one.of_data) for one in near
+                   if isinstance(one.shown, Recipe) and (differing := _difference(one, layout, model)) is not None
+                   and differing.keys() <= SIZES | {VERSION}]
     name = layout_class(job, framework)
     num = band_of(name).num
     kind: EvidenceKind = "measured" if runs else "recipe" if recipes else "class" if num else "none"
@@ -126,6 +130,14 @@ def _outline(asked: Mapping[str, Any]) -> tuple[object, ...]:
     mesh = asked.get("mesh", {})
     return (asked.get("workload", "train"), asked["framework"], *(mesh.get(axis, 1) for axis in _AXES),
             asked["training"].get("method", "full"))
+
+
+def _of_scenario(scenario: Scenario) -> tuple[tuple[object, ...], tuple[object, ...]]:
+    """(`_outline`, `_size`) of a scenario's own keys."""
+    training = scenario.training
+    degrees = (getattr(scenario.mesh, axis) for axis in _AXES)
+    return ((scenario.workload, scenario.framework, *degrees, training.method),
+            (training.seq_len, training.micro_batch_size))
 
 
 def _size(asked: Mapping[str, Any]) -> tuple[object, ...]:

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-__all__ = ["BUFFERS", "GROUP_OF", "OTHER", "group_of", "group_of_category", "said"]
+__all__ = ["ACTIVATIONS", "BACKWARD", "BUFFERS", "GROUP_OF", "OTHER", "RECOMPUTED", "group_of", "group_of_category",
+           "said"]  # fmt: skip
 
 PARAMETERS: Final = "parameters"
 GATHERED: Final = "gathered parameters"

@@ -94,8 +94,11 @@ class Engine:
     @cached_property
     def weights(self) -> tuple[Weight, ...]:
         """Weights of one rank, layer by layer; all ranks have the same sizes."""
-        narrow = self.release.narrow_router(self.topology.device.compute_capability)
-        return tuple(weights(self.architecture, self.tp, self.recipe, narrow_router=narrow))
+        return tuple(weights(self.architecture, self.tp, self.recipe, narrow_router=self._narrow_router))
+
+    @property
+    def _narrow_router(self) -> bool:
+        return self.release.narrow_router(self.topology.device.compute_capability)
 
     def bytes_of(self, weight: Weight) -> int:
         """Bytes of one of the engine's `weights` on a rank."""
@@ -150,7 +153,7 @@ class Engine:
         """Bytes besides weights at the highest moments of vLLM's profile run on a rank (`Profile`)."""
         unpacked = {} if self.recipe is None else self.recipe.unpacked_bytes(self._blocks(), self.limits.tokens)
         return profile(self.architecture, self.tp, self.limits.tokens, self.limits.seqs, dtype_bytes(MODEL_DTYPE),
-                       self.release.sampled, unpacked)
+                       self.release.sampled, unpacked, narrow_router=self._narrow_router)
 
     def _blocks(self) -> Iterator[tuple[Branch, list[tuple[str, Linear]]]]:
         """Every block of every layer, with its linears by the paths of their modules."""

@@ -6,7 +6,9 @@ a cache (attention and Mamba return early), then the sampler on one row of logit
 sequences, with top-k and top-p. Counted, and assumed to be alive together because torch.compile's plan is not known:
 the residual stream and the norm's output; of the largest layer the inputs and outputs of its linears, with experts
 `cache13` and `cache2` of `fused_moe.py` fused_experts_impl (each token `top_k` times, 16,384 tokens a chunk) and the
-router's logits and inputs in fp32. The sampler: gathered logits in the model's dtype, and the copies of
+router's logits: in the model's dtype (`models/qwen3_moe.py`, `models/mixtral.py`), of Nemotron-H in fp32, for which
+0.12.0, and 0.25.1 where no kernel multiplies into fp32 (`fused_moe/router/gate_linear.py`), copy its inputs to fp32 too
+(`models/nemotron_h.py`). The sampler: gathered logits in the model's dtype, and the copies of
 them that a version makes (`Release.sampled`).
 """
 
@@ -16,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from simcore.models.blocks import Branch, Moe
+from simcore.models.blocks import Block, Branch, Moe
 from simcore.models.config import Architecture
 from simcore.vllm.quantized.linears import linears
 from simcore.vllm.weights import layers_of
@@ -45,15 +47,17 @@ _NOTHING: Final[Mapping[Branch, int]] = {}
 
 
 def profile(architecture: Architecture, tp: int, tokens: int, seqs: int, width: int, sampled: int,
-            unpacked: Mapping[Branch, int] = _NOTHING) -> Profile:
+            unpacked: Mapping[Branch, int] = _NOTHING, *, narrow_router: bool = False) -> Profile:
     """Highest bytes, besides weights, of vLLM's profile run on a rank: `tokens` tokens, then sampling of `seqs`.
 
     `seqs`: sequences, at most `tokens` count. `width`: bytes of an element of the model's dtype; `sampled`: bytes of
     each logit in the sampler, in addition to `width`; `unpacked`: bytes that a block's kernels add to unpack weights.
+    `narrow_router`: Nemotron-H's router takes inputs in the model's dtype (`Release.narrow_router`).
     """
     stream = 2 * tokens * architecture.hidden * width
-    largest = max(_of_block(branch, tp, tokens, width) + unpacked.get(branch, 0) for _, kind in layers_of(architecture)
-                  for branch in kind.branches)
+    largest = max(_of_block(branch, tp, tokens, width) + unpacked.get(branch, 0) +
+                  tokens * _of_router(branch.block, kind.family, width, narrow=narrow_router)
+                  for _, kind in layers_of(architecture) for branch in kind.branches)
     logits = min(seqs, tokens) * architecture.vocab * (width + sampled)
     return Profile(stream + largest, tokens * architecture.hidden * width + logits)
 
@@ -67,5 +71,13 @@ def _of_block(branch: Branch, tp: int, tokens: int, width: int) -> int:
     rows = min(tokens, _CHUNK) * block.top_k
     first = next(linear.outputs for linear in linears(branch, tp) if linear.name == "w13")
     experts = rows * (max(first, block.hidden) + first // 2) * width
-    router = tokens * (block.num_experts + block.hidden) * _FP32
-    return flat + experts + router + tokens * block.hidden * width
+    return flat + experts + tokens * block.hidden * width
+
+
+def _of_router(block: Block, family: str, width: int, *, narrow: bool) -> int:
+    """Bytes a token of the router's logits, and of its inputs where they are copied."""
+    if not isinstance(block, Moe):
+        return 0
+    if family != "nemotron_h":
+        return block.num_experts * width
+    return (block.num_experts + block.hidden * (not narrow)) * _FP32

@@ -22,6 +22,9 @@ __all__ = ["assumptions_of", "misread", "recipe_of"]
 _RELEASE: Final = "0.12.0"
 """The version whose layers are held to it."""
 _ONLINE: Final = ("fp8", "bitsandbytes")
+_NEMO_RL: Final = {"modelopt": "7ea279ab nemo_rl/modelopt", "modelopt_fp4": "7ea279ab nemo_rl/modelopt",
+                   "mxfp8": "f25dacfa models/generation/vllm/quantization/mxfp8_utils.py"}
+"""Formats other than fp8 to which NeMo RL can quantise, with its source."""
 _DECIDES: Final = "vLLM 0.12.0 config/model.py _verify_quantization"
 
 
@@ -69,9 +72,10 @@ def _refitted(scenario: Scenario, given: Generation, architecture: Architecture,
               version: str) -> Recipe:
     """Recipe of an engine to which NeMo RL sends weights in 16 bits: fp8, which its own loader makes of them."""
     at, asked = scenario.where("generation", "quantization"), given.quantization
-    if asked.startswith("modelopt"):
+    source = _NEMO_RL.get(asked)
+    if source:
         raise NotYet(Problem(at, f"not yet: quantization: {asked} of an engine that a trainer sends weights to (NeMo "
-                             "RL 7ea279ab nemo_rl/modelopt; served: fp8)"))
+                             f"RL {source}; served: fp8)"))
     if asked != "fp8":
         raise IllegalLayout(Problem(at, f"quantization: {asked} of an engine that a trainer sends weights to; fp8 is "
                                     "possible", "NeMo RL 7ea279ab models/generation/vllm/vllm_backend.py:201 "
@@ -93,6 +97,9 @@ def _refitted(scenario: Scenario, given: Generation, architecture: Architecture,
 
 def _read(at: str, asked: str, found: Mapping[str, Any] | None, gpu: Gpu) -> Recipe:
     """Recipe of the key over a checkpoint in 16 bits, or of the checkpoint, which the key may name."""
+    if asked == "mxfp8":
+        raise IllegalLayout(Problem(at, "quantization: mxfp8, which this version does not know",
+                                    "vLLM 0.12.0 layers/quantization/__init__.py QuantizationMethods"))
     try:
         if found is None:
             if asked not in _ONLINE:

@@ -79,7 +79,7 @@ def test_a_killed_batch_goes_on_where_it_was(tmp_path: Path, undisturbed: bytes,
     assert [o.report.name for o in ran.outcomes] == [e.name for e in ENTRIES]
     assert [o.code for o in ran.outcomes] == [0, 1, 2, 3] * 3
     assert (folder / "results.jsonl").read_bytes() == undisturbed
-    assert sorted(p.name for p in folder.iterdir()) == [".batch", "results.jsonl"]
+    assert sorted(p.name for p in folder.iterdir()) == [".batch", "data", "results.jsonl"]
     assert "going on: 5 of 12 results taken over" in capsys.readouterr().err
 
 
@@ -233,7 +233,7 @@ def test_a_kill_between_any_two_steps_of_the_end_loses_nothing(
     monkeypatch.undo()
     run(folder)
     assert (folder / "results.jsonl").read_bytes() == undisturbed
-    assert sorted(p.name for p in folder.iterdir()) == [".batch", "results.jsonl"]
+    assert sorted(p.name for p in folder.iterdir()) == [".batch", "data", "results.jsonl"]
 
 
 def test_a_folder_is_written_to_by_one_at_a_time(tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_files_that_a_kill_left_half_written_are_removed(tmp_path: Path) -> None
     (tmp_path / "out" / ".0123456789abcdef.tmp").touch()  # of another command, which may be at work
     run(tmp_path / "out")
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == [
-        ".0123456789abcdef.tmp", ".batch", "results.jsonl"]
+        ".0123456789abcdef.tmp", ".batch", "data", "results.jsonl"]
     assert sorted(p.name for p in (tmp_path / "out" / ".batch").iterdir()) == ["contents.json", "lock"]
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from bench.distinct import SPACES, milliseconds
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
 from simcore.results.report import Report
@@ -28,6 +29,8 @@ Benchmark = Any
 
 LIMIT_8_RANKS_S, LIMIT_8_STAGES_S, LIMIT_131072 = 0.015, 0.3, 3.0
 """A step with its timeline: of 8 ranks; of 8 stages and 64 microbatches; of 131,072 ranks, in steps of 8."""
+LIMIT_AGAIN_MS = 3.0
+"""Memory and time of a layout that the process has met."""
 LIMIT_OPS = 250
 """Items and calls of a stage, a microbatch."""
 BUSY = pytest.mark.benchmark(timer=time.process_time)
@@ -118,6 +121,13 @@ def seconds(scenario: Scenario) -> float:
 def test_nano_131072_ranks(benchmark: Benchmark, framework: str, timeline: bool) -> None:
     scenario = nano(framework, {"dp_replicate": 2048, "dp_shard": 64, "ep": 64})
     timed(benchmark, partial(simulate, scenario, timed=timeline))
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_layouts_met_again_take_little(space: str) -> None:
+    """Memory and time of a layout in a search; the first meeting is printed by `bench.distinct`."""
+    _, (first, again) = milliseconds(space, "timed", 2)
+    assert again <= min(LIMIT_AGAIN_MS, first)
 
 
 def test_parsing(benchmark: Benchmark) -> None:

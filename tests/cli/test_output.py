@@ -58,7 +58,7 @@ def test_what_every_layout_of_a_sweep_does_wrong_is_said_once(capsys: pytest.Cap
 
 def test_no_bar_where_nobody_looks(capsys: pytest.CaptureFixture[str]) -> None:
     with output.progress(1000) as advance:
-        advance()
+        advance(report("a"))
     assert capsys.readouterr().err == ""
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ import pytest
 
 import recorded
 from command import Run
+from oom_messages import CASES
+from samples_of_recipes import SAMPLES
+from training_logs import LOGS
 
 SCENARIO = """
 name: small
@@ -58,6 +62,62 @@ def test_a_log(ran: Run) -> None:
     assert "20.00 MiB" in completed.out
 
 
+@pytest.mark.parametrize("name", LOGS)
+def test_every_format_of_logs_is_read_back(ran: Run, name: str) -> None:
+    Path("run.log").write_text(LOGS[name], encoding="utf-8")
+    completed = ran("read", "run.log", "small.yaml")
+    assert (completed.code, completed.err) == (0, "")
+    assert completed.out.startswith(f"log of {name} run.log beside small, ranks 0-3\n")
+    (found,) = json.loads(ran("read", "run.log", "small.yaml", "--json").out)
+    assert found["quantities"]
+
+
+def test_a_log_that_ends_out_of_memory_is_two_comparisons(ran: Run) -> None:
+    Path("run.log").write_text(f"{LOGS['Automodel']}\n{CASES[6].text}\n", encoding="utf-8")
+    completed = ran("read", "run.log", "small.yaml")
+    assert (completed.code, completed.err) == (0, "")
+    first, second = completed.out.split("\n\nout-of-memory error ")
+    assert first.startswith("log of Automodel run.log beside small")
+    assert "out of memory: rank 0, GPU 0, in backward, transformers/trainer.py training_step" in second
+    assert "388.00 MiB" in second
+    found = json.loads(ran("read", "run.log", "small.yaml", "--json").out)
+    assert [one["failure"] is None for one in found] == [True, False]
+    assert found[1]["failure"]["asked_bytes"] == 388 * 2**20
+
+
+def test_a_scenario_that_does_not_fit_gets_advice(ran: Run) -> None:
+    Path("run.log").write_text(CASES[6].text, encoding="utf-8")
+    completed = ran("read", "run.log", "small.yaml", "--set", "training.seq_len=65536", "--set",
+                    "training.micro_batch_size=64", "--set", "training.global_batch_size=256")
+    assert completed.code == 0
+    assert "simulated: does not fit either" in completed.out
+    assert "what would make it fit" in completed.out
+    assert "--set training." in completed.out
+
+
+def test_other_texts_about_memory_are_named(ran: Run) -> None:
+    line = "[0] include/alloc.h:103 NCCL WARN Cuda failure 2 'out of memory'\n"
+    Path("run.log").write_text(f"x\n{line}", encoding="utf-8")
+    completed = ran("read", "run.log", "small.yaml")
+    assert completed.code == 0
+    assert "NCCL found no memory for its buffers" in completed.out
+    assert "nccl 392.00 MiB" in completed.out
+
+
+def test_a_recipe_is_taken_as_it_is(ran: Run, tmp_path: Path) -> None:
+    Path("run.log").write_text(LOGS["Automodel"], encoding="utf-8")
+    recipe = SAMPLES["automodel"].write(tmp_path)
+    completed = ran("read", "run.log", recipe, "--gpus", 4, "--seq-len", 512, "--topology", "dgx-h100", "--json")
+    (found,) = json.loads(completed.out)
+    assert (completed.code, found["ranks"]) == (0, ["0-3"])
+    assert "the recipe leaves open: machine" in ran("read", "run.log", recipe).err
+
+
+def test_utf_16_is_read(ran: Run) -> None:
+    Path("run.log").write_text(LOG, encoding="utf-16")
+    assert ran("read", "run.log", "small.yaml").out.startswith("log of Megatron-LM")
+
+
 def test_json_is_alone_on_standard_output(ran: Run) -> None:
     (found,) = json.loads(ran("read", dumped(), "small.yaml", "--json", "--set", "training.seq_len=128").out)
     assert found["quantities"][0]["measured"] == 35 * 2**20 - 100
@@ -83,10 +143,11 @@ def test_a_pickle_that_runs_something_is_refused_and_runs_nothing(ran: Run) -> N
 
 
 @pytest.mark.parametrize(("content", "told"), [
-    (b"", "got neither"), (b"hello\n", "got neither"), (b"\x80\x04", "truncated"),
+    (b"", "got none of them"), (b"hello\n", "got none of them"), (b"\x80\x04", "truncated"),
     (pickle.dumps([1]), "no memory snapshot"),
-    (pickle.dumps(recorded.step())[:-200], "truncated"), (bytes(range(256)), "got neither"),
-    (b"PK\x03\x04", "got neither"), (b'{"segments": []}', "got neither"), (pickle.dumps(1, protocol=0), "got neither")])
+    (pickle.dumps(recorded.step())[:-200], "truncated"), (bytes(range(256)), "got none of them"),
+    (b"PK\x03\x04", "got none of them"), (b'{"segments": []}', "got none of them"),
+    (pickle.dumps(1, protocol=0), "got none of them")])
 def test_what_cannot_be_read_is_one_line(ran: Run, content: bytes, told: str) -> None:
     Path("file").write_bytes(content)
     completed = ran("read", "file", "small.yaml")
@@ -103,6 +164,26 @@ def test_files_that_are_none_and_files_that_are_too_large(ran: Run, monkeypatch:
     completed = ran("read", dumped(), "small.yaml")
     assert completed.code == 2
     assert "expected at most 1,000 bytes" in completed.err
+
+
+def test_a_text_that_is_too_large(ran: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("simcore.cli.read.MAX_TEXT", 1000)
+    Path("run.log").write_text(LOG * 9, encoding="utf-8")
+    completed = ran("read", "run.log", "small.yaml")
+    assert (completed.code, completed.out) == (2, "")
+    assert completed.err == (f"rankscope: run.log: expected a log of at most 1,000 bytes, got {len(LOG) * 9:,}: keep "
+                             "the lines of some steps\n")
+
+
+@pytest.mark.parametrize("content", [
+    b"\x00" * 2**22, b"x" * 2**22, bytes(range(256)) * 2**14, b"{'loss': " * 2**18, b"\n" * 2**22, b"\xff\xfe" * 2**20,
+    b"[rank0]: " * 2**18, b'File "' * 2**18, b"CUDA out of memory. Tried to allocate " * 2**16])
+def test_hostile_contents_are_refused_quickly(ran: Run, content: bytes) -> None:
+    Path("run.log").write_bytes(content)
+    began = time.perf_counter()
+    completed = ran("read", "run.log", "small.yaml")
+    assert (completed.code, completed.out, completed.err.count("\n")) == (2, "", 1)
+    assert time.perf_counter() - began < 5
 
 
 def test_scenarios_that_are_wrong(ran: Run) -> None:

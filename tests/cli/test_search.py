@@ -32,6 +32,38 @@ def test_written_scenarios_give_the_numbers_of_the_ranking(ran: Run, file: str, 
         one["peak_bytes"] for one in found["best"]]
 
 
+def test_written_scenarios_find_the_files_that_the_scenario_names(ran: Run, tmp_path: Path,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    """A config.json and a topology beside the scenario, written to a folder elsewhere, run from a third one."""
+    (tmp_path / "mine" / "parts").mkdir(parents=True)
+    (tmp_path / "third").mkdir()
+    for name, given in (("model.json", ROOT / "simcore/models/presets/llama-3.2-1b.json"),
+                        ("parts/card.yaml", ROOT / "topologies/rtx-4090.yaml")):
+        (tmp_path / "mine" / name).write_bytes(given.read_bytes())
+    text = SCENARIO.replace("llama-3.2-1b", "{config: model.json, overrides: {num_hidden_layers: 4}}")
+    (tmp_path / "mine" / "a.yaml").write_text(text.replace("rtx-4090", "{file: parts/card.yaml, num_nodes: 1}"))
+    (tmp_path / "mine" / "b.yaml").write_text(SCENARIO.replace("name: mine", "name: other").replace(
+        "llama-3.2-1b", "model.json").replace("rtx-4090", "parts/card.yaml"))
+    monkeypatch.chdir(tmp_path / "third")
+    told = ran("search", "../mine/a.yaml", "../mine/b.yaml", "--free", "training.micro_batch_size", "--top", "1",
+               "-j", "1", "--json", "--write", "../elsewhere/deep")
+    assert told.code == 0, told.err
+    again = ran("run", str(tmp_path / "elsewhere/deep"), "--json")
+    assert again.code == 0, again.err
+    assert [report["time"]["step_s"] for report in json.loads(again.out)] == [
+        found["best"][0]["step_s"] for found in json.loads(told.out)]
+
+
+def test_scenarios_with_long_and_like_names_are_written_to_files_of_their_own(ran: Run, tmp_path: Path) -> None:
+    for place, name in enumerate(("x" * 150, "a b", "a-b")):
+        (tmp_path / f"{place}.yaml").write_text(SCENARIO.replace("name: mine", f"name: {name}"))
+    told = ran("search", str(tmp_path), "--free", "training.micro_batch_size=1,2", "--top", "2", "-j", "1", "--json",
+               "--write", str(tmp_path / "best"))
+    written = sorted(path.name for path in (tmp_path / "best").iterdir())
+    assert len(written) == sum(len(found["best"]) for found in json.loads(told.out)) == 6
+    assert max(map(len, written)) < 120
+
+
 def test_a_condition_and_a_free_key(ran: Run, file: str) -> None:
     (found,) = json.loads(ran("search", file, "--free", "training.seq_len=512,1024", "-j", "1", "--json",
                               "--where", "training.seq_len < 1000").out)

@@ -13,7 +13,7 @@ from command import Run
     ("search a --top 1001", "--top: expected at most 1,000, got '1001'"),
     ("search a -j x", "--jobs: expected a whole number, got 'x'"),
     ("search a --unsure maybe", "--unsure: expected fits, oom, got 'maybe'"),
-    ("solve a --for ranks", "--for: expected gpus, micro_batch, sequence, got 'ranks'"),
+    ("solve a --for ranks", "--for: expected gpus, micro_batch, global_batch, sequence, got 'ranks'"),
     ("run a --unsure maybe", "--unsure: expected fits, oom, got 'maybe'"),
     ("run a --format xml", "--format: expected github, junit, got 'xml'"),
     ("run a --rank -1", "--rank: expected at least 0, got '-1'"),

@@ -5,6 +5,7 @@
 
     case        an input, what was expected of it, and what came instead
     layouts     drawn layouts as cases
+    searches    drawn spaces, hostile words of search and solve
     files       mutated files, settings and arguments as cases
     special     complex keys, names that are no text, folders of results, zeroes
     models      models of every family, full size or with a few layers

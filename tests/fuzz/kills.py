@@ -6,7 +6,8 @@ A batch runs into a folder; at random moments its parent or a worker gets SIGKIL
 disk is full. It is started again until it is done. Several disturbances meet each batch (`--per-batch`), spread over
 all of it: its start, its results, its end. Of four batches one is appended to another that is finished, and one
 takes the place of it. After each, no process may stay that is not meant to, and what readers see
-is whole; in the end, results.jsonl is byte for byte that of a batch that nothing disturbed. Exit code 1 on any fault.
+is whole; in the end, results.jsonl and the rows in data/ are byte for byte those of a batch that nothing disturbed.
+Exit code 1 on any fault.
 
 A full disk is a tmpfs of its own that shrinks to what is in it; where none can be mounted, or with `--limited`, a limit
 of the size of files. Processes are known by a variable in their environment, never by name.
@@ -90,11 +91,12 @@ def _mount(*arguments: str | Path) -> bool:
 
 @dataclass(frozen=True)
 class How:
-    """One batch: its option, the folder that exists before, and the results of an undisturbed run."""
+    """One batch: its option, the folder that exists before, and the results and rows of an undisturbed run."""
 
     word: str
     other: Path
     whole: bytes
+    rows: dict[str, bytes]
 
 
 class Batch:
@@ -221,13 +223,20 @@ class Batch:
         found = (self.out / "results.jsonl").read_bytes() if (self.out / "results.jsonl").exists() else b""
         if found != self.whole:
             self.fault(f"results differ: {len(found)} bytes of {len(self.whole)}")
-        if sorted(path.name for path in self.out.iterdir()) != [".batch", "results.jsonl"]:
+        if sorted(path.name for path in self.out.iterdir()) != [".batch", "data", "results.jsonl"]:
             self.fault(f"left over: {sorted(path.name for path in self.out.iterdir())}")
+        elif _rows(self.out) != self.how.rows:
+            self.fault(f"rows differ: {[name for name, _ in _rows(self.out).items() ^ self.how.rows.items()]}")
         inside = {path.name: path.stat().st_size for path in (self.out / ".batch").iterdir()}
         if inside.keys() - AT_END or inside.get("ahead.jsonl"):
             self.fault(f"left over in .batch: {inside}")
         if self.how.word and not self.old:
             self.fault("there was no other batch")
+
+
+def _rows(out: Path) -> dict[str, bytes]:
+    """Files of a folder's data set by name."""
+    return {path.name: path.read_bytes() for path in sorted((out / "data").iterdir())}
 
 
 def _start(scenario: Path, out: Path, mark: str, how: str = "",
@@ -313,7 +322,7 @@ def undisturbed(scenario: Path, folder: Path) -> dict[str, How]:
         if word:
             shutil.copytree(other, out)
         _start(scenario, out, "", word, workers=1).communicate()
-        hows[word] = How(word, other, (out / "results.jsonl").read_bytes())
+        hows[word] = How(word, other, (out / "results.jsonl").read_bytes(), _rows(out))
     if hows["--append"].whole != (other / "results.jsonl").read_bytes() + hows[""].whole:
         raise SystemExit("an undisturbed --append is not both batches")
     if hows["--overwrite"].whole != hows[""].whole:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from fuzz import commands, files, layouts, special
+from fuzz import commands, files, layouts, searches, special
 from fuzz.case import Case, Kind
 
 __all__ = ["KINDS", "case_of", "cases_named"]
 
 KINDS: Final = {kind.name: kind for kind in (
-    Kind("layout", 32, layouts.draw, layouts.judge),
+    Kind("layout", 29, layouts.draw, layouts.judge),
     Kind("shape", 2, special.shape, commands.judge),
     Kind("folder", 1, special.folder, commands.judge),
     Kind("zero", 1, special.zero, commands.judge),
-    Kind("scenario", 16, files.scenario, commands.judge),
-    Kind("extreme", 12, files.extreme, commands.judge),
+    Kind("scenario", 14, files.scenario, commands.judge),
+    Kind("extreme", 11, files.extreme, commands.judge),
     Kind("model", 12, files.model, commands.judge),
     Kind("topology", 6, files.topology, commands.judge),
     Kind("results", 5, files.results, commands.judge),
@@ -23,6 +23,8 @@ KINDS: Final = {kind.name: kind for kind in (
     Kind("readings", 3, files.readings, commands.judge),
     Kind("settings", 4, files.settings, commands.judge),
     Kind("arguments", 3, files.arguments, commands.judge),
+    Kind("search", 3, searches.draw, searches.judge),
+    Kind("question", 3, searches.question, commands.judge),
 )}
 _ORDER: Final = [kind for kind in KINDS.values() for _ in range(kind.weight)]
 _STRIDE: Final = 37

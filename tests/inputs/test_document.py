@@ -306,3 +306,22 @@ def test_settings_are_what_was_set_beside_the_file() -> None:
     assert whole.settings() == {"mesh": {"ep": 2}, "b.c.d": None}
     assert whole.with_value(("mesh", "cp"), 8, "--set mesh.cp=8").settings() == {
         "mesh": {"ep": 2, "cp": 8}, "b.c.d": None, "mesh.cp": 8}
+
+
+def test_values_set_together_are_values_set_one_after_the_other() -> None:
+    base = parse_document("a:\n  b:\n    c: 1\nf: 2\n", "f.yaml")
+    given = {"x": {"y": 1}}
+    values: list[tuple[tuple[str, ...], object, str]] = [
+        (("a", "b", "c"), 3, "first"), (("a", "b", "d"), 4, "second"), (("g",), given, "third"),
+        (("g", "x", "z"), 5, "fourth"), (("h", "i"), 6, "fifth"), (("h", "j"), 7, "sixth")]
+    together, one_by_one = base.with_values(values), base
+    for value in values:
+        one_by_one = one_by_one.with_value(*value)
+    assert together == one_by_one
+    assert together.settings() == one_by_one.settings()
+    assert [together.where(key_path) for key_path, _, _ in values] == [
+        one_by_one.where(key_path) for key_path, _, _ in values]
+    assert base.data == {"a": {"b": {"c": 1}}, "f": 2}
+    assert given == {"x": {"y": 1}}
+    with pytest.raises(InputError, match="f is 2, not a mapping"):
+        base.with_values([(("g",), 1, "--set"), (("f", "g"), 1, "--set")])

@@ -36,7 +36,7 @@ def test_no_name_stands_for_two_presets() -> None:
 
 def test_a_repository_differs_only_in_fields_without_weights() -> None:
     for preset, entry in TABLE.items():
-        assert set(entry) <= {"ids", "aliases", "changed"}
+        assert set(entry) <= {"ids", "aliases", "changed", "language_model_of"}
         for name, fields in entry.get("changed", {}).items():
             assert name in entry["ids"][1:], name
             assert set(fields) <= NO_SIZES, name
@@ -75,6 +75,15 @@ def test_a_miss_names_the_nearest_and_how_to_go_on() -> None:
     assert "hf download Qwen/Qwen3-9B config.json" in told
     assert "give its path" in told
     assert "did you mean" not in how_to_go_on("zzzzzzzzzz")
+    assert "hf download OWNER/NAME config.json" in how_to_go_on("meta-llama/")
+    assert len(how_to_go_on("x" * 500)) < 300
+
+
+def test_a_model_that_sees_is_told_of_its_language_model() -> None:
+    assert "its language model alone is 'gemma-3-4b-text'" in how_to_go_on("google/gemma-3-4b-IT")
+    seeing = [name for entry in TABLE.values() for name in entry.get("language_model_of", ())]
+    assert len(seeing) == len(set(seeing)) == 6
+    assert [name for name in seeing if find(name)] == []
 
 
 WRONG = ["Qwen/Qwen3-9B", "llama-3-70c", "meta-llama/", "/", "qwen3 8b", "Qwen/Qwen3-8B/main", "модель", "gpt-5", "-",

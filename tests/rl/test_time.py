@@ -8,7 +8,6 @@ import pytest
 
 from cli.sheets.test_time import shown
 from rl.test_workload import DPO, GRPO, asked, report
-from simcore.batch.tabulate import table
 from simcore.cli.sheets.time import timesheet
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
@@ -16,6 +15,7 @@ from simcore.results.compare import compare
 from simcore.results.report import Report
 from simcore.results.time import StepTime
 from simcore.simulate import simulate
+from simcore.tables.tabulate import table
 from viz.notebook.report import report_html
 from viz.pages.report import article
 

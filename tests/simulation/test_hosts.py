@@ -135,6 +135,17 @@ def test_megatron_writes_adapters_alone() -> None:
     assert 0 < lora < full / 10
 
 
+def test_zero_3_gathers_what_it_may() -> None:
+    """Without the option's gather the Trainer writes parts; adapters are gathered whatever it says."""
+    given: dict[str, Any] = {"model": DENSE, "options": {"stage3_gather_16bit_weights_on_model_save": False}}
+    assert phase("save", "zero3", {"dp_shard": 2}, **given).host_bytes == 0
+    assert phase("save", "zero3", {"dp_shard": 2}, method="lora", **given).host_bytes > 0
+    asked = small.scenario("zero3", {"dp_shard": 2}, **given)
+    report = simulate(asked.model_copy(update={"checkpoint": asked.checkpoint.model_copy(update={"save": "full"})}))
+    assert report.status == "illegal"
+    assert "Cannot get 16bit model weights" in report.problems[0].message
+
+
 # ---- what rests on the host -----------------------------------------------------------------------------------------
 def moved(layout: TensorLayout, space: str) -> TensorLayout:
     return dataclasses.replace(layout, space=space)

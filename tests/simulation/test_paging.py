@@ -59,6 +59,19 @@ def test_what_has_no_room_leaves_the_device_and_takes_time() -> None:
     assert told.kind == "assumed"
 
 
+def test_what_has_no_room_lies_on_the_host() -> None:
+    """Before the first step there are no states."""
+    wide, narrow = run(), run("12 GiB")
+    away = peak_of(wide).outside["paged_states"] - peak_of(narrow).outside["paged_states"]
+    assert peak_of(narrow).host_bytes - peak_of(wide).host_bytes == away > GIB
+    assert wide.host is not None
+    assert narrow.host is not None
+    for before, after in zip(wide.host.phases, narrow.host.phases, strict=True):
+        held = after.by_owner.get("optimizer states", 0)
+        assert held == (0 if after.phase == "load" else away)
+        assert after.host_bytes - before.host_bytes == held
+
+
 def test_what_is_not_paged_must_have_room() -> None:
     assert run("5 GiB").verdict == "oom"
     assert run("12 GiB", paged=False).verdict == "oom"

@@ -15,7 +15,7 @@ from simcore.program.outline import Phase
 from simcore.program.tile import AMOUNT, AUX, OP
 from simcore.recording.tape import Op, Stream
 from simcore.timing.routes import Routes
-from simcore.timing.step import StepTiming, time_step
+from simcore.timing.step import StepTiming, time_step, with_reasons
 
 
 def clocked(name: str, mesh: dict[str, int], *, microbatches: int = 2, **given: Any) -> StepTiming:
@@ -24,7 +24,8 @@ def clocked(name: str, mesh: dict[str, int], *, microbatches: int = 2, **given: 
     classes = fold(job.graph, job.mesh, table)
     programs = [small.program_of(name, mesh, rank=c.representative, microbatches=microbatches, **given)
                 for c in classes]
-    return time_step(programs, classes, Routes(job, table, load_topology("dgx-h100", None)), table, range(1), 0)
+    length = time_step(programs, classes, Routes(job, table, load_topology("dgx-h100", None)), table, range(1), 0)
+    return with_reasons(length, programs[length.worst])
 
 
 def exposed(made: StepTiming) -> int:

@@ -9,7 +9,6 @@ import pytest
 import simcore.validation.evidence as module
 from checkout import ROOT
 from measured_memory import measured_rows
-from simcore.batch.fields import SCENARIO_FIELDS
 from simcore.errors import RankscopeError
 from simcore.frameworks.setup import prepare
 from simcore.inputs.loading import read
@@ -19,6 +18,7 @@ from simcore.placement.framework import Framework
 from simcore.placement.job import Job
 from simcore.results.evidence import Evidence, Recipe
 from simcore.simulate import check, simulate
+from simcore.tables.fields import SCENARIO_FIELDS
 from simcore.validation.evidence import Known, evidence_of, known_recipes, known_runs
 
 SCENARIOS = ROOT / "scenarios"

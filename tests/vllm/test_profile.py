@@ -7,6 +7,7 @@ from simcore.vllm.profile import profile
 from simcore.vllm.release import RELEASES
 
 LLAMA = architecture_of(model_config("llama-3.1-8b", None, ""))
+QWEN3 = architecture_of(model_config("qwen3-30b-a3b", None, ""))
 NANO = architecture_of(model_config("nemotron-3-nano-30b-a3b", None, ""))
 
 
@@ -37,3 +38,14 @@ def test_experts_take_each_token_often_and_no_more_than_a_chunk_at_once() -> Non
 def test_the_highest_is_the_higher_of_both() -> None:
     memory = profile(NANO, 4, 8192, 1024, 2, 28)
     assert memory.highest == memory.sampler > memory.forward
+
+
+def test_a_router_in_the_models_dtype_copies_no_inputs() -> None:
+    """Logits of Qwen3's and Mixtral's routers are in the model's dtype; Nemotron-H's are in fp32 with any kernel."""
+    tokens = 8192
+    wide, narrow = (profile(NANO, 4, tokens, 1, 2, 28, narrow_router=narrow).forward for narrow in (False, True))
+    assert wide - narrow == tokens * 2688 * 4
+    rows = tokens * 8
+    experts = rows * (2048 + 2 * 768 // 2) * 2
+    linears = (2 * 2048 + 2048) * 2
+    assert profile(QWEN3, 1, tokens, 1, 2, 28).forward == experts + tokens * (linears + 128 * 2)

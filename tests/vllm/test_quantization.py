@@ -182,6 +182,7 @@ def test_a_trainers_engine_in_8_bits_by_hand(tp: int) -> None:
     ({"kv_dtype": "fp8"}, "illegal", "kv_dtype: fp8", "NeMo RL 7ea279ab"),
     ({"quantization": "fp8", "model": "qwen3-30b-a3b", "tp": 4}, "illegal", "not divisible by blocks", "vLLM 0.25.1"),
     ({"quantization": "modelopt"}, "error", "not yet: quantization: modelopt", ""),
+    ({"quantization": "mxfp8"}, "error", "not yet: quantization: mxfp8 of an engine", ""),
     ({"quantization": "fp8", "model": NANO}, "error", "not yet: weights of nemotron_h", ""),
     ({"quantization": "fp8", "topology": "dgx-b200"}, "error", "other than compute capability 9", ""),
     ({"quantization": "fp8", "model": "llama-3.2-1b", "tp": 8}, "error", "that share blocks of 128", "")])

@@ -57,7 +57,7 @@ def _shown(frame: Frame, columns: dict[str, list[Value]]) -> list[str]:
     """Returns the columns to show: the usual ones, those that differ, and keys that were swept."""
     usual = [name for name in _ALWAYS[frame.kind] if any(value is not None for value in columns[name])]
     other = [name for name in _WHERE_DIFFERENT[frame.kind] if len(set(columns[name])) > 1]
-    swept = [column.name for column in frame.columns if "." in column.name]
+    swept = [column.name for column in frame.columns if "." in column.name and len(set(columns[column.name])) > 1]
     return [*usual[:1], *other, *swept[:_MOST_KEYS], *usual[1:]]
 
 

@@ -67,7 +67,7 @@ def counted(counts: SearchCounts) -> Markup:
     rows = ((counts.refused, "refused by a rule"), (counts.at_rest, "too large at rest, by a proven bound"),
             (counts.oom, "out of memory"), (counts.unsure, "unsure, which counts as not fitting"),
             (counts.excluded, "excluded by a condition on results"),
-            (counts.slower, "fit, slower by their kernels alone (a proven bound)"),
+            (counts.slower, "fit, slower by a proven bound"),
             (counts.alike, "the same as another: a key has no effect there"), (counts.ranked, "fit and timed"))
     cells: list[list[Child]] = [[words, f"{number:,}"] for number, words in rows if number]
     cells.append([element("strong", "all"), element("strong", f"{counts.candidates:,}")])

@@ -17,7 +17,7 @@ from rich.style import Style
 from rich.text import Text
 
 from simcore.cli.sheets.columns import GAP, Grid, named
-from simcore.cli.sheets.summary import STYLE, columns_by_heading, count, evidence_line, unsure_line, verdict
+from simcore.cli.sheets.summary import STYLE, Tally, columns_by_heading, evidence_line, unsure_line, verdict
 from simcore.cli.sheets.tables import plain, setting
 from simcore.results.report import ASKED_PHASES, BESIDE_STEPS, Report
 from simcore.results.settings import DISPATCHER, chosen_dispatcher
@@ -46,19 +46,22 @@ _NOTED: Final = ("model", "cuda graphs", "gathered 4-bit weights")
 """Assumptions that have a line of their own."""
 
 
-def first_screen(reports: Sequence[Report], width: int) -> list[RenderableType]:
-    """Lines and one table of at most `width` characters about simulated reports; of one also its cost."""
-    single = reports[0] if len(reports) == 1 else None
+def first_screen(reports: Sequence[Report], width: int, tally: Tally | None = None) -> list[RenderableType]:
+    """Lines and one table of at most `width` characters about simulated reports; of one also its cost.
+
+    `tally`: counts of all, where `reports` are only the best of them.
+    """
+    single = reports[0] if len(reports) == 1 and tally is None else None
     styles = [Style.parse(STYLE[verdict(report)]) for report in reports]
     shown: list[RenderableType] = [_headline(single, styles[0]), ""] if single else []
-    grid, shared = _table(reports, styles, width)
+    grid, shared = _table(reports, styles, width, is_named=single is None)
     shown.append(grid)
     if shared:
         shown.append(Text(shared))
     if single:
         shown += [Text(line) for line in ("", *_why(single, width), *_remedy(single), *_cost(single), *_noted(single))]
     else:
-        shown.append(count(reports))
+        shown += (tally or Tally(reports)).lines()
         shown += [line for line in (unsure_line(reports),) if line]
     evidence = evidence_line(reports)
     below = [*_defaults(reports, width), *wrap(str(evidence or ""), width, subsequent_indent="  ")]
@@ -88,13 +91,13 @@ def _worse_phases(report: Report) -> Iterator[str]:
             yield phase.phase
 
 
-def _table(reports: Sequence[Report], styles: Sequence[Style], width: int) -> tuple[Grid, str]:
+def _table(reports: Sequence[Report], styles: Sequence[Style], width: int, *, is_named: bool) -> tuple[Grid, str]:
     """The table, and a line with what all rows of several have in common."""
     columns = columns_by_heading(reports)
     filled = {name: columns[name].filled(reports) for name in _ORDER if name in columns}
     texts = {name: {" ".join(cell) for cell in filled[name].cells[1:]} for name in _SHARED if name in filled}
     alike = {name: min(cells) for name, cells in texts.items() if len(reports) > 1 and len(cells) == 1}
-    first = [] if len(reports) == 1 else [named(reports, min(_NAME, max(26, width // 4)))]
+    first = [] if not is_named else [named(reports, min(_NAME, max(26, width // 4)))]
     used = sum(column.width + GAP for column in first)
     chosen = set[str]()
     for name in _IMPORTANT:

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from simcore.results.found import FoundLayout, FreeLimit, SearchCounts, SearchResult
+    from simcore.results.found import FoundLayout, SearchCounts, SearchResult
 
-__all__ = ["answer", "limit_lines"]
+__all__ = ["answer"]
 
 _SHOWN: Final = 5
 """Rules of refused layouts that are listed, by the number of layouts."""
@@ -49,21 +49,6 @@ def answer(result: SearchResult) -> Iterator[RenderableType]:
     if len(result.refused) > _SHOWN:
         yield Text(f"  {len(result.refused) - _SHOWN} more rules: --json lists all")
     yield Text("")
-
-
-def limit_lines(limit: FreeLimit) -> Iterator[RenderableType]:
-    """One line with the limit of a quantity over all layouts, then the best layouts there."""
-    from simcore.results.limit import QUANTITIES
-
-    words, beyond = QUANTITIES[limit.quantity], "none tried beyond it"
-    if limit.beyond is not None:
-        nearest = "" if limit.nearest_bytes is None else f", at least {format_bytes(limit.nearest_bytes)}"
-        beyond = f"{limit.beyond:,} does not{nearest}"
-    if limit.value is None or limit.best is None:
-        yield Text(plain(f"{limit.name}: {words}: none fits; {beyond}"))
-        return
-    yield Text(plain(f"{limit.name}: {words}: {limit.value:,} surely fits; {beyond}"))
-    yield from answer(limit.best)
 
 
 def _spread(layouts: Sequence[FoundLayout]) -> list[FoundLayout]:
@@ -115,6 +100,6 @@ def _counted(counts: SearchCounts) -> str:
     """One line with what became of all candidates."""
     parts = [(counts.refused, "refused"), (counts.at_rest, "too large at rest"), (counts.oom, "out of memory"),
              (counts.unsure, "unsure (--unsure fits ranks them)"), (counts.excluded, "excluded by --where"),
-             (counts.slower, "fit, slower by their kernels alone"), (counts.alike, "the same as another"),
+             (counts.slower, "fit, slower by a proven bound"), (counts.alike, "the same as another"),
              (counts.ranked, "fit and timed")]
     return "; ".join(f"{number:,} {words}" for number, words in parts if number)

@@ -6,9 +6,9 @@ A verdict is always a word, colour only repeats it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.style import Style
 from rich.text import Text
 
@@ -19,7 +19,7 @@ from simcore.results.evidence import COUNTED
 from simcore.results.report import Peak, Report
 from simcore.units import format_seconds, in_gib
 
-__all__ = ["STYLE", "columns_by_heading", "count", "evidence_line", "summary", "unsure_line", "verdict"]
+__all__ = ["STYLE", "Tally", "columns_by_heading", "evidence_line", "summary", "unsure_line", "verdict"]
 
 STYLE = {
     "fits": "green",
@@ -34,6 +34,8 @@ _BAR = 8
 """Characters of a full bar."""
 _PLACE = 24
 """Characters of a module path at most."""
+_REASONS = 5
+"""Reasons for having no verdict that are listed."""
 
 
 def verdict(report: Report) -> str:
@@ -45,16 +47,46 @@ def verdict(report: Report) -> str:
     return "placed" if report.ranks else "legal"
 
 
-def summary(reports: Sequence[Report], width: int) -> list[RenderableType]:
+class Tally:
+    """Counts of verdicts and of reasons for having none, of many reports."""
+
+    def __init__(self, reports: Iterable[Report] = ()) -> None:
+        self.words, self.reasons = Counter[str](), Counter[tuple[str, str]]()
+        for report in reports:
+            self.add(report)
+
+    def add(self, report: Report) -> None:
+        """Counts one report."""
+        word = verdict(report)
+        self.words[word] += 1
+        if report.status != "ok" and report.problems:
+            first = report.problems[0]
+            rule = f" [{first.rule}]" if first.rule else ""
+            self.reasons[word, f"{first.message.removeprefix(f'{word}: ')}{rule}"] += 1
+
+    def lines(self) -> list[Text]:
+        """Counts of verdicts, such as `14 scenarios: 12 fits, 2 illegal`, then the most frequent reasons."""
+        counts = ", ".join(f"{self.words[word]:,} {word}" for word in STYLE if self.words[word])
+        total = self.words.total()
+        rows = [Text(f"{total:,} scenario{'' if total == 1 else 's'}: {counts}")]
+        for (word, reason), times in self.reasons.most_common(_REASONS):
+            rows.append(Text(plain(f"  {times:,} {word}: {reason}")))
+        if len(self.reasons) > _REASONS:
+            rows.append(Text(f"  {len(self.reasons) - _REASONS:,} more reasons: --columns name,problems has all"))
+        return rows
+
+
+def summary(reports: Sequence[Report], width: int, tally: Tally | None = None) -> list[RenderableType]:
     """Table with one row a report: layout, verdict, peak, traffic, step time; then counts of verdicts if several.
 
     Memory and traffic are of the worst class of ranks. Columns that do not fit into `width` characters follow in
-    another table below; last come the names of those whose band of measured errors contains the limit.
+    another table below; last come the names of those whose band of measured errors contains the limit. `tally`: counts
+    of all, where `reports` are only the best of them.
     """
     styles = [Style.parse(STYLE[verdict(report)]) for report in reports]
     shown: list[RenderableType] = [*grids(_columns(reports), reports, styles, width)]
-    if len(reports) > 1:
-        shown.append(count(reports))
+    if tally or len(reports) > 1:
+        shown.append(Group(*(tally or Tally(reports)).lines()))
     shown += [line for line in (unsure_line(reports), evidence_line(reports)) if line]
     return [part for table in shown for part in (table, "")][:-1]
 
@@ -89,12 +121,6 @@ def _columns(reports: Sequence[Report]) -> tuple[Column, ...]:
     if any(r.peak_rank for r in reports):
         return (*_WHAT, _AT_REST, *_MEMORY, _VERDICT, *_STEP)
     return (*_WHAT, _AT_REST, _VERDICT) if any(r.ranks for r in reports) else (*_WHAT, _VERDICT)
-
-
-def count(reports: Sequence[Report]) -> Text:
-    """Counts of verdicts, such as `14 scenarios: 12 fits, 2 OOM`."""
-    words = Counter(map(verdict, reports))
-    return Text(f"{len(reports):,} scenarios: " + ", ".join(f"{words[w]:,} {w}" for w in STYLE if words[w]))
 
 
 def _framework(report: Report) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from simcore.validation.tolerance import Judged
     from simcore.validation.validate import Compared, Summary, Validation, Verdicts
 
-__all__ = ["advice", "console", "drawn", "hosts", "placement", "plain", "plain_table", "setting",
+__all__ = ["advice", "changes", "console", "drawn", "hosts", "placement", "plain", "plain_table", "setting",
            "validation"]
 
 _MOST_CLASSES = 16
@@ -100,12 +100,17 @@ def advice(report: Report) -> list[RenderableType]:
 
     If nothing fits, those that come nearest. Each has its peak, what it leaves of the limit, and the step's time.
     """
-    if not report.advice:
+    return [*changes(report.name, report.advice)]
+
+
+def changes(name: str, advice: Sequence[Advice]) -> list[Text]:
+    """Heading and lines of advice for the scenario `name`; [] without advice."""
+    if not advice:
         return []
-    fits = any(change.verdict == "fits" for change in report.advice)
+    fits = any(change.verdict == "fits" for change in advice)
     heading = ("what would make it fit, by what it costs: time, then GPUs" if fits
                else "one or two changes are not enough; nearest")
-    return [Text(plain(f"{report.name}: {heading}:")), *map(_advised, report.advice)]
+    return [Text(plain(f"{name}: {heading}:")), *map(_advised, advice)]
 
 
 def _advised(change: Advice) -> Text:

@@ -4,7 +4,10 @@
 0.7.0 `_transformers/auto_model.py` hands it to transformers' layers and to the configuration, which Automodel's own
 Llama, Qwen2 and Qwen3 read (`models/llama/model.py:237`, `models/qwen2/model.py:221`, `models/qwen3/model.py:122`);
 eager is transformers' own function in all of them. DeepSeek-V3, Nemotron-H and Qwen3-MoE take `BackendConfig.attn`
-alone, whose functions are TE's, SDPA, flex and others (`components/attention/utils.py`), never eager.
+alone, whose functions are TE's, SDPA, flex and others (`components/attention/utils.py`), never eager. With cp
+Automodel's own layers keep what is asked, although ranks exchange keys in SDPA alone (`components/distributed/
+context_parallel/utils.py`). With pp every stage makes the mask of its layers once and keeps it, None for SDPA and flash
+attention (`components/distributed/pipelining/hf_utils.py`, _build_or_reuse_pp_causal_mask).
 """
 
 from __future__ import annotations
@@ -37,9 +40,13 @@ def attention_of(job: Draft, options: dict[str, object]) -> Asked:
         return "sdpa"
     if own and job.scenario.training.lengths == "packed":
         raise job.not_yet(_AT, f"{given} with packed sequences under automodel")
-    for axis, size in (("pp", job.mesh.pp), ("cp", job.mesh.cp)):
-        if size > 1 and given != "sdpa":
-            raise job.not_yet(_AT, f"{given} with {axis} {size} under automodel")
+    if job.mesh.cp > 1 and given != "sdpa":
+        raise job.not_yet(_AT, f"{given} with cp {job.mesh.cp} in Automodel's own layers, each rank of which attends "
+                          "to its own part alone (0.7.0 components/distributed/context_parallel/utils.py exchanges "
+                          "keys in SDPA)")
+    if job.mesh.pp > 1 and given == "eager":
+        raise job.not_yet(_AT, f"eager with pp {job.mesh.pp} under automodel, whose stages keep a mask each (0.7.0 "
+                          "components/distributed/pipelining/hf_utils.py _build_or_reuse_pp_causal_mask)")
     if own:
         job.refuse_idle(options, "attn", f"with {ATTENTION_OPTION}: {given}")
     return cast(Asked, given)

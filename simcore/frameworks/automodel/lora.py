@@ -34,6 +34,10 @@ __all__ = ["DEFAULT_TARGETS", "adapters", "automodel_dropout", "matches"]
 DEFAULT_TARGETS: Final = ("*_proj",)
 _WHERE: Final = "training.lora"
 _OWN_EXPERTS: Final = "_projs"
+_LAYERS: Final = "model.layers"
+_LAYER: Final = f"{_LAYERS}.0."
+_NUMBERS: Final = 256
+"""Layers whose numbers a pattern is tried with: twice as many as any model here has."""
 
 
 def adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -> tuple[TensorSpec, ...]:
@@ -43,7 +47,7 @@ def adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -
     or InputError for targets that Automodel refuses, NotYet for those not modelled.
     """
     _refuse(lora)
-    inside = "" if kind.block is not None else "model.layers.0."
+    inside = "" if kind.block is not None else _LAYER
     grouped = _grouped(specs, lora, inside)
     found: list[TensorSpec] = []
     for spec in specs:
@@ -81,8 +85,12 @@ def _refuse(lora: LoraChoice) -> None:
                                     "_peft/lora_experts.py: GroupedExpertsLoRA holds one adapter for each expert"))
     for pattern in (*lora.target_modules, *lora.exclude_modules):
         if re.search(r"layers\.\d", pattern):
-            raise NotYet(Problem(_WHERE, f"{pattern!r} names single layers; only patterns that treat all layers of a "
-                                 "kind alike are modelled"))
+            raise _of_single_layers(pattern)
+
+
+def _of_single_layers(pattern: str) -> NotYet:
+    return NotYet(Problem(_WHERE, f"{pattern!r} names single layers; only patterns that treat all layers of a kind "
+                          "alike are modelled"))
 
 
 def matches(path: str, module: str, lora: LoraChoice) -> bool:
@@ -97,8 +105,15 @@ def matches(path: str, module: str, lora: LoraChoice) -> bool:
     return module == "linear" and not any(_fits(pattern, path) for pattern in lora.exclude_modules)
 
 
+@lru_cache(maxsize=4096)
 def _fits(pattern: str, path: str) -> bool:
-    return pattern == path or _wildcard(pattern).match(path) is not None
+    """True if the pattern fits the path, whichever layer's number it has; NotYet where it depends on the number."""
+    wild, behind = _wildcard(pattern), path.removeprefix(_LAYER)
+    paths = [path] if behind == path else [f"{_LAYERS}.{number}.{behind}" for number in range(_NUMBERS)]
+    found = {one == pattern or wild.match(one) is not None for one in paths}
+    if len(found) > 1:
+        raise _of_single_layers(pattern)
+    return found.pop()
 
 
 @lru_cache(maxsize=256)

@@ -70,6 +70,10 @@ def trainer_afterwards(job: Job, logits: str, *, whole: bool, loop: EvaluationLo
     if asked.export != "none" and not writes:
         raise job.not_yet("checkpoint.export", "the conversion of files that a trainer of "
                           f"{job.graph.implementation}'s layers writes (served: Megatron-Bridge's)")
+    if asked.export != "none" and asked.save == "sharded" and writes == HF_FILES:
+        raise job.not_yet("checkpoint.export", "the conversion of files that torch.distributed.checkpoint writes "
+                          "(save: sharded; torch 2.13 distributed/checkpoint/format_utils.py, accelerate "
+                          "merge-weights)")
     if asked.export != "none":
         raise job.illegal("checkpoint.export", f"{job.scenario.framework} writes files of Hugging Face already, there "
                           "is nothing to convert (checkpoint.save says how; checkpoint.merge merges adapters)",
@@ -94,8 +98,10 @@ def bridge_afterwards(job: Job) -> Afterwards:
     merged = training.method != "full"
     exports = {"none": None,
                "job": Export(f"{source}param_mapping.py gather_from_tp_ranks, gather_from_ep_ranks; hf_pretrained/"
-                             "state.py save_generator", copies=3 if merged else 2),
-               "host": Export(f"{source}auto_bridge.py export_ckpt: one process, gloo", whole_on_host=True)}
+                             "state.py save_generator, files of the model that it came from, assumed of 5 GB",
+                             copies=3 if merged else 2),
+               "host": Export(f"{source}auto_bridge.py export_ckpt: one process, gloo; files assumed of 5 GB",
+                              whole_on_host=True)}
     return Afterwards(_evaluation(job, MEGATRON_LOOP), export=exports[asked.export])
 
 

@@ -1,11 +1,13 @@
-"""LoRA by module name: a linear whose last path part is in the target list gets an adapter, nothing else does.
+"""LoRA by module name: a linear whose path ends with a name of the target list gets an adapter, nothing else does.
 
 The adapters are PEFT's ([Note: PEFT's adapters] in `simcore/operators/hf/peft.py`): dropout is on their input.
 """
 
 from __future__ import annotations
 
-from simcore.errors import InputError, Problem
+from collections.abc import Iterable
+
+from simcore.errors import InputError, NotYet, Problem
 from simcore.frameworks.adapter import LoraChoice
 from simcore.frameworks.common.expert_adapters import expert_adapters, names_of_experts
 from simcore.frameworks.common.qlora import TUNE_OPTION
@@ -24,7 +26,8 @@ DEFAULT_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj
 def name_adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -> tuple[TensorSpec, ...]:
     """Returns the LoRA tensors of one kind of layer; `specs`: the tensors that the layer has without them.
 
-    For every linear whose last path part is a target (of `DEFAULT_TARGETS` if `lora` names none) and not excluded:
+    For every linear whose path ends with a target (of `DEFAULT_TARGETS` if `lora` names none) and not excluded, whole
+    parts of the path (PEFT 0.21.2 `tuners/tuners_utils.py` check_target_module_exists):
     `lora_a` [rank, in] and `lora_b` [out, rank], and for DoRA `lora_magnitude_vector` [out]. The output head's name is
     `lm_head`. Names of transformers 4's experts: [Note: names of fused experts].
     """
@@ -33,8 +36,8 @@ def name_adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoi
     targets = [name for name in lora.target_modules or DEFAULT_TARGETS if name not in fused]
     out: list[TensorSpec] = []
     for spec in specs:
-        leaf = "lm_head" if head else spec.path.rpartition(".")[2]
-        if not (head or spec.module == "linear") or leaf not in targets or leaf in lora.exclude_modules:
+        module = "lm_head" if head else spec.path if spec.copies == 1 else spec.path.rpartition(".")[2]
+        if not (head or spec.module == "linear") or not _ends(module, targets) or _ends(module, lora.exclude_modules):
             continue
         rows, columns = spec.shape
         path = "" if head else f"{spec.path}."
@@ -46,6 +49,15 @@ def name_adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoi
             out.append(TensorSpec(f"{path}lora_magnitude_vector.weight", (rows,), (spec.dims[0],), "adapters",
                                   "adapter", copies=spec.copies))
     return (*out, *expert_adapters(kind, specs, lora))
+
+
+def _ends(module: str, names: Iterable[str]) -> bool:
+    """True if the path of a module inside its layer ends with one of the names; NotYet for names of single layers."""
+    for name in names:
+        if any(part.isdigit() for part in name.split(".")):
+            raise NotYet(Problem("training.lora", f"{name!r} names single layers or experts; only names that treat all "
+                                 "layers of a kind alike are modelled"))
+    return any(f".{module}".endswith(f".{name}") for name in names)
 
 
 def dropout_at(job: Draft, default: LoraDropout, source: str) -> LoraDropout:

@@ -60,6 +60,7 @@ _OF_ALL: Final[dict[str, tuple[Any, ...]]] = {
     "offload_optimizer": (dict,),
     STORAGE_OPTION: STORAGES,
 }
+_GATHERS: Final = "stage3_gather_16bit_weights_on_model_save"
 _OFFLOADED: Final[dict[str, tuple[Any, ...]]] = {"device": ("cpu",), "pin_memory": (True, False)}
 """Options of the blocks offload_optimizer and offload_param that have an effect without NVMe."""
 _TO_NVME: Final[dict[str, tuple[Any, ...]]] = {
@@ -74,7 +75,7 @@ _OF_3: Final[dict[str, tuple[Any, ...]]] = {
     "stage3_param_persistence_threshold": (None, "auto", 0, int),
     "stage3_max_live_parameters": (None, 0, int),
     "stage3_max_reuse_distance": (None, 0, int),
-    "stage3_gather_16bit_weights_on_model_save": (None, True, False),
+    _GATHERS: (None, True, False),
     "offload_param": (dict,),
     "zero_hpz_partition_size": (None, int),
     "mics_shard_size": (None, int, -1),
@@ -98,8 +99,7 @@ def options_of_stage(stage: int, implementation: str) -> dict[str, tuple[Any, ..
 
 _IDLE_3 = {
     "round_robin_gradients": "0.19.6 runtime/engine.py _configure_zero_optimizer: passed on in stages 1 and 2 alone",
-    "stage3_gather_16bit_weights_on_model_save": "0.19.6 runtime/engine.py save_16bit_model; checkpoint.save says who "
-                                                 "writes"}
+    _GATHERS: "0.19.6 runtime/engine.py save_16bit_model; adapters are gathered all the same"}
 """Options that stage 3 accepts, with the reason why they change no number."""
 
 
@@ -111,7 +111,8 @@ def zero_table(job: Draft, stage: int) -> Framework:
     options = job.options(options_of_stage(stage, job.graph.implementation))
     _check(job, options, stage)
     _check_shards(job, stage)
-    for name in sorted(_IDLE_3.keys() & options.keys()) if stage == 3 else ():
+    idle = {name for name in _IDLE_3 if name != _GATHERS or options.get(name) or job.scenario.training.method != "full"}
+    for name in sorted(idle & options.keys()) if stage == 3 else ():
         job.note(f"framework_options.{name}", "changes no number", _IDLE_3[name])
     threshold = _size(job, options, "stage3_param_persistence_threshold", 100_000) if stage == 3 else 0
     strategy = _strategy(job, options, stage)
@@ -130,7 +131,7 @@ def zero_table(job: Draft, stage: int) -> Framework:
         options=replace(LAYERS[job.graph.implementation].layer_options(job, options),
                         embeddings_require_grad=_transformers.replayed(job)),
         communicators=_communicators(job, strategy),
-        files=plain_files(job),
+        files=plain_files(job, stage, gathers=options.get(_GATHERS) is not False),
         afterwards=trainer_afterwards(job, job.compute, whole=stage < 3),
         libraries=torch_libraries(job, options),
         assumptions=(_OVERLAPPED, *(_fetched_by_layer(_packed(job, options)) if stage == 3 else ()),

@@ -18,6 +18,7 @@ A column-parallel `linear_in` needs a rank that the group's size divides: the fr
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 
 from simcore.errors import IllegalLayout, InputError, NotYet, Problem
@@ -31,6 +32,8 @@ from simcore.recording.options import LoraDropout
 __all__ = ["DEFAULT_TARGETS", "adapters", "bridge_dropout", "matches"]
 
 DEFAULT_TARGETS: Final = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2", "in_proj", "out_proj")
+_NUMBERS: Final = 256
+"""Layers whose numbers a pattern is tried with: twice as many as any model here has."""
 _ADAPTABLE: Final = ("linear", "grouped", "router")
 _ROW_PARALLEL: Final = frozenset({"linear_proj", "linear_fc2", "out_proj"})
 _DUPLICATED: Final = frozenset({"linear_q_down_proj", "linear_kv_down_proj", "fc1_latent_proj", "fc2_latent_proj"})
@@ -104,15 +107,26 @@ def matches(path: str, module: str, lora: LoraChoice) -> bool:
 
 
 def _hit(pattern: str, name: str, path: str) -> bool:
-    if re.search(r"layers\.\d", pattern):
-        raise NotYet(Problem("training.lora", f"{pattern!r} names single layers; only patterns that treat all layers "
-                             "of a kind alike are modelled"))
+    return name == pattern or _fits(pattern, path)
+
+
+@lru_cache(maxsize=4096)
+def _fits(pattern: str, path: str) -> bool:
+    """True if the pattern fits the path with the number of any layer.
+
+    Raises NotYet where it depends on the number, InputError for what is no regular expression.
+    """
     # Upstream escapes nothing, so a dot matches any character (`wildcard_match`).
-    wild = "^" + pattern.replace("*", "(.*)") + "$"
     try:
-        return name == pattern or re.match(wild, path.replace("*", "0")) is not None
+        wild = re.compile("^" + pattern.replace("*", "(.*)") + "$")
     except re.error as error:
         raise InputError(Problem("training.lora", f"{pattern!r} is no pattern: {error}")) from None
+    numbers = range(_NUMBERS) if "*" in path else (0,)
+    found = {wild.match(path.replace("*", str(number))) is not None for number in numbers}
+    if len(found) > 1 or re.search(r"layers\.\d", pattern):
+        raise NotYet(Problem("training.lora", f"{pattern!r} names single layers; only patterns that treat all layers "
+                             "of a kind alike are modelled"))
+    return found.pop()
 
 
 def _pair(spec: TensorSpec, lora: LoraChoice) -> list[TensorSpec]:

@@ -10,6 +10,9 @@ from simcore.recipes.megatron.patterns import HybridPattern, hybrid_pattern
 __all__ = ["pattern_of", "write_hybrid"]
 
 _KINDS: Final = "M*-E"
+_PLAIN: Final = "nemotron-3-nano-30b-a3b"
+_LATENT: Final = "nemotron-3-super-120b-a12b"
+"""Presets whose sizes are overridden; the second has experts of a latent width."""
 
 
 def pattern_of(writer: Writer) -> tuple[HybridPattern, Setting[Any]] | None:
@@ -32,8 +35,8 @@ def write_hybrid(writer: Writer) -> None:
     if unknown:
         writer.refuse(f"layers {', '.join(unknown)} of the pattern (served: {', '.join(_KINDS)})", setting)
         return
-    writer.draft.infer("model.config", "nemotron-3-nano-30b-a3b", "a pattern of layers is a Nemotron-H's",
-                       *setting.taken)
+    preset = _LATENT if writer.fields.integer("moe_latent_size").value else _PLAIN
+    writer.draft.infer("model.config", preset, "a pattern of layers is a Nemotron-H's", *setting.taken)
     _write_sizes(writer, pattern, setting)
     _write_mamba(writer)
     if "E" in pattern.letters or any("E" in one for one in pattern.further):

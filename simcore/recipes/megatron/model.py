@@ -134,6 +134,11 @@ def write_model(writer: Writer) -> None:
     if refuse_shape(writer):
         return
     gpt, fields = _Gpt(writer), writer.fields
+    share = fields.number("rotary_percent")
+    if share.value in (None, 1):
+        writer.idle("the whole head is rotated", share)
+    else:
+        writer.unmodelled("the whole head is rotated here", share)
     if fields.text("hybrid_layer_pattern").value or fields.text("hybrid_override_pattern").value:
         write_hybrid(writer)
         return

@@ -62,6 +62,8 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     document = file.mapping()
     draft = Draft("megatron", file.path, answers)
     draft.infer("name", _name(file.path), "the file's name")
+    for other in files[1:]:
+        draft.fail(other.path, "arguments of Megatron are read from one file")
     if document is not None and _ARGUMENTS in document.data:
         return _of_tests(document, draft, loose=loose)
     return _of_script(file, draft, loose=loose)

@@ -70,7 +70,6 @@ REFUSED: Final = (
     Refusal(("optimizer_cuda_graph",), "the optimizer's step in a CUDA graph"),
     Refusal(("use_te_activation_func", "moe_mlp_glu_interleave_size", "moe_shared_expert_glu_interleave_size"),
             "TransformerEngine's own activation"),
-    Refusal(("overlap_param_gather_with_optimizer_step",), "a gather of parameters during the optimizer's step"),
 )
 """Fields of a training of a GPT that no scenario can say."""
 _WINDOW: Final = ("window_size", "window_attn_skip_freq")

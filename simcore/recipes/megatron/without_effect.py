@@ -111,7 +111,8 @@ WITHOUT_EFFECT: Final = (
 """Each argument is listed under the first row that fits, if nothing else reads it."""
 
 NOT_MODELLED: Final = (
-    Unmodelled(("--rotary-percent",), "rotated is the whole head"),
+    Unmodelled(("--overlap-param-gather-with-optimizer-step",),
+               "the first parameters are gathered after the optimizer's step, not during it"),
     Unmodelled(("--moe-router-force-biased", "--moe-router-load-balancing-type"),
         "routing is taken as balanced, whatever the router aims at"),
 )

@@ -78,7 +78,8 @@ def test_unsure_scenarios_are_counted_and_named() -> None:
 
 def test_a_batch_ends_with_how_many() -> None:
     text = shown(*summary.summary([report("a"), report("b"), report("big", 100), illegal("odd")], 240))
-    assert text.splitlines()[-1] == "4 scenarios: 2 fits, 1 illegal, 1 OOM"
+    assert text.splitlines()[-2:] == ["4 scenarios: 2 fits, 1 illegal, 1 OOM",
+                                      "  1 illegal: ep=3 does not divide 128 experts [fsdp2: experts]"]
 
 
 @pytest.mark.parametrize(
@@ -126,13 +127,14 @@ def test_columns_stand_below_each_other() -> None:
         "模型                      fsdp2                                              illegal",
         "",
         "2 scenarios: 1 placed, 1 illegal",
+        "  1 illegal: ep=3 does not divide 128 experts [fsdp2: experts]",
     ]
 
 
 def test_every_line_of_a_table_is_as_wide() -> None:
     reports = [report("nano"), report("模型", 100), illegal("odd"), report("x" * 90)]
     lines = shown(*summary.summary(reports, 240)).splitlines()
-    assert len({cell_len(line) for line in lines[:-2]}) == 1
+    assert len({cell_len(line) for line in lines[:-3]}) == 1
 
 
 def test_colour_repeats_the_verdict() -> None:

@@ -16,8 +16,8 @@ LLAMA: dict[str, Any] = {"model": {"config": "llama-tiny", "overrides": {"tie_wo
 MOE = {"config": "qwen3-30b-a3b", "overrides": {"num_hidden_layers": 2}}
 
 
-def _ran(**given: Any) -> RankReport:
-    report = simulate(small.scenario("automodel", {"dp_shard": 2}, seq_len=512, **LLAMA, **given))
+def _ran(more: dict[str, int] | None = None, **given: Any) -> RankReport:
+    report = simulate(small.scenario("automodel", {"dp_shard": 2, **(more or {})}, seq_len=512, **LLAMA, **given))
     assert report.status == "ok", report.problems
     return report.ranks[0]
 
@@ -52,7 +52,15 @@ def test_what_no_model_reads_is_refused(given: dict[str, Any], error: type[Excep
         small.prepared("automodel", {"dp_shard": 2}, **({"options": EAGER} | given))
 
 
-@pytest.mark.parametrize("axis", ["pp", "cp"])
-def test_eager_over_stages_or_sequences_is_not_yet_served(axis: str) -> None:
-    with pytest.raises(NotYet, match=f"eager with {axis} 2 under automodel"):
+@pytest.mark.parametrize(("axis", "message"), [("pp", "eager with pp 2 under automodel, whose stages keep a mask"),
+                                               ("cp", "attends to its own part alone")])
+def test_eager_over_stages_or_sequences_is_refused(axis: str, message: str) -> None:
+    with pytest.raises(NotYet, match=message):
         small.prepared("automodel", {axis: 2, "dp_shard": 2}, options=EAGER, microbatches=4, **LLAMA)
+
+
+def test_flash_over_stages_changes_time_alone() -> None:
+    """Neither SDPA nor flash attention takes a mask."""
+    flash, default = (_ran({"pp": 2}, microbatches=4, options={"attn_implementation": name})
+                      for name in ("flash_attention_2", "sdpa"))
+    assert flash.peak == default.peak

@@ -97,6 +97,12 @@ def test_wildcards(pattern: str, path: str, hit: bool) -> None:
     assert matches(path, "grouped", LoraChoice(8, (pattern,))) is hit
 
 
+@pytest.mark.parametrize("pattern", ["model.layers.[0-1].mixer.q_proj", "*layers.(3|4).*"])
+def test_patterns_that_fit_the_numbers_of_some_layers_are_refused(pattern: str) -> None:
+    with pytest.raises(NotYet, match="single layers"):
+        matches("model.layers.0.mixer.q_proj", "linear", LoraChoice(8, (pattern,)))
+
+
 def test_the_exclusion_needs_a_wildcard_too() -> None:
     assert _count(LoraChoice(8, exclude_modules=("out_proj",)))[0] == 117  # all 116 and lm_head
 

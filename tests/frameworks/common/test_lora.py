@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from simcore.errors import NotYet
 from simcore.frameworks.adapter import LoraChoice
 from simcore.frameworks.common.lora import name_adapters
 from simcore.models.graph import build, model_config
@@ -48,5 +49,14 @@ def test_exclusions_win() -> None:
     assert modules(adapted("attention", choice)) == {"mixer.q_proj"}
 
 
-def test_a_part_of_a_name_is_no_hit() -> None:
-    assert adapted("attention", LoraChoice(8, ("proj", "mixer.q_proj"))) == []
+def test_names_are_ends_of_paths_in_whole_parts() -> None:
+    """PEFT compares the end of a module's path behind a dot."""
+    assert adapted("attention", LoraChoice(8, ("proj", "r.q_proj"))) == []
+    assert modules(adapted("attention", LoraChoice(8, ("mixer.q_proj",)))) == {"mixer.q_proj"}
+    assert modules(adapted("moe", LoraChoice(8, ("up_proj",), ("shared_experts.up_proj",)))) == set()
+
+
+@pytest.mark.parametrize("name", ["layers.0.mixer.q_proj", "3.mixer.q_proj"])
+def test_names_of_single_layers_are_not_yet_modelled(name: str) -> None:
+    with pytest.raises(NotYet, match="names single layers"):
+        adapted("attention", LoraChoice(8, (name,)))

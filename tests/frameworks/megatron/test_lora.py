@@ -91,6 +91,19 @@ def test_wildcards_match_the_full_path() -> None:
     assert _found(HEAD, RL)[0].name == "output_layer.adapter.linear_in.weight"
 
 
+@pytest.mark.parametrize("pattern", ["*.layers.[0-4].*linear_qkv", "*layers.(1|2).self_attention.*",
+                                     "decoder.layers...self_attention.linear_qkv"])
+def test_patterns_that_fit_the_numbers_of_some_layers_are_refused(pattern: str) -> None:
+    """`[0-4]`: 5 to 9 are left out, of 13 the dot behind the bracket takes the 3."""
+    with pytest.raises(NotYet, match="single layers"):
+        _found(ATTENTION, LoraChoice(8, (pattern,)))
+
+
+def test_a_range_of_all_numbers_is_no_choice_of_layers() -> None:
+    assert _found(ATTENTION, LoraChoice(8, ("*.layers.[0-9].*linear_qkv",))) == _found(
+        ATTENTION, LoraChoice(8, ("linear_qkv",)))
+
+
 def test_single_layers_are_refused_and_two_lists_are_illegal() -> None:
     with pytest.raises(NotYet, match="single layers"):
         _found(MOE, LoraChoice(8, ("*.layers.0.*.linear_fc1",)))

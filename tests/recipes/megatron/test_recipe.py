@@ -169,6 +169,7 @@ EXPERTS = {"num_experts": 8, "disable_bias_linear": True, "tensor_model_parallel
     ({"swiglu": True, "disable_bias_linear": True, "hidden_size": 1024}, "model.overrides.n_inner", 2688),
     ({"tensor_model_parallel_size": 2}, "model.overrides.vocab_size", 50432),
     ({"make_vocab_size_divisible_by": 1}, "model.overrides.vocab_size", 50257),
+    ({"no_pad_vocab_size": True}, "model.overrides.vocab_size", 50257),
     ({"padded_vocab_size": 60000}, "model.overrides.vocab_size", 60000),
     ({"tokenizer_type": "NullTokenizer", "vocab_size": 128}, "model.overrides.vocab_size", 256),
     ({"tokenizer_type": "NullTokenizer", "vocab_size": 128, "mtp_use_repeated_layer": True},
@@ -200,6 +201,8 @@ EXPERTS = {"num_experts": 8, "disable_bias_linear": True, "tensor_model_parallel
     ({"hybrid_layer_pattern": "M-M*|M-ME", "num_experts": 4, "pipeline_model_parallel_size": 2},
      "training.pipeline.layers", [4, 4]),
     ({"hybrid_layer_pattern": "M-M*/*E/*E", "num_experts": 4}, "model.overrides.mtp_num_layers", 2),
+    ({"hybrid_layer_pattern": "M-M*E", "num_experts": 4, "moe_latent_size": 64}, "model.config",
+     "nemotron-3-super-120b-a12b"),
 ])
 def test_a_trap_is_read_as_megatron_means_it(tmp_path: Path, changes: dict[str, Any], key: str, expected: Any) -> None:
     found = of(tmp_path, **changes)

@@ -1,0 +1,136 @@
+"""Adapters and packed bases of an axolotl recipe."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from simcore.errors import InputError
+from simcore.models.graph import model_config
+from simcore.recipes.axolotl.sharding import Shards
+from simcore.recipes.draft import Draft
+from simcore.recipes.reader import Reader, Taken
+from simcore.recipes.rows import Idle, Off, Says, read_rows
+
+__all__ = ["read_method"]
+
+_LINEAR: Final = "loaders/adapter.py find_all_linear_names: every linear layer but the head"
+_ATTENTION: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
+_MLP: Final = ("gate_proj", "up_proj", "down_proj")
+_LINEARS: Final = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text"), (*_ATTENTION, *_MLP)),
+    "phi3": ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
+    **dict.fromkeys(("mixtral", "qwen3_moe", "gpt_oss"), _ATTENTION),  # transformers 5: experts are one parameter
+}
+"""Names of linear layers by family, in transformers 5.23.0's `models/`."""
+_ROWS: Final = (
+    Says("lora_r", "training.lora.rank"),
+    Says("lora_alpha", "training.lora.alpha", "number"),
+    Says("lora_dropout", "training.lora.dropout", "number"),
+    Says("peft_use_dora", "training.lora.use_dora", "flag"),
+    Says("peft_use_rslora", "training.lora.use_rslora", "flag"),
+    Says("lora_exclude_modules", "training.lora.exclude_modules", "words"),
+    Off("lora_on_cpu", "adapters on the host"),
+    Off("relora", "restarts of the optimizer (ReLoRA)"),
+    Idle(("lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel"), "not told apart"),
+    Idle(("relora_*", "peft.loftq_config.*", "peft_init_lora_weights"), "first values of adapters, restarts"),
+)
+_BNB: Final = (
+    Says("bnb_config_kwargs.bnb_4bit_use_double_quant", "training.quantization.double_quant", "flag"),
+    Says("bnb_config_kwargs.bnb_4bit_quant_type", "training.quantization.format", "text"),
+)
+
+
+def read_method(reader: Reader, draft: Draft, shards: Shards) -> None:
+    """Writes what is trained: all parameters, adapters, or adapters beside a base of 4 or 8 bits."""
+    adapter = reader.text("adapter")
+    packed = [one for one in (reader.flag("load_in_4bit"), reader.flag("load_in_8bit")) if one is not None]
+    on = [one for one in packed if one.value]
+    for key, what in (("gptq", "a base in GPTQ"), ("quantize_moe_experts", "experts packed apart"),
+                      ("use_onebitllms", "one-bit layers")):
+        read_rows(reader, draft, [Off(key, what)])
+    _read_checkpoint(reader, draft)
+    if adapter is None:
+        _none(reader, draft, packed, on)
+        return
+    if adapter.value not in ("lora", "qlora"):
+        draft.refuse(adapter, f"adapters of kind {adapter.value}")
+        draft.use(*packed)
+        draft.idle(reader.matching("lora_*", "peft_*", "bnb_config_kwargs.*"), "settings of these adapters")
+        return
+    draft.infer("training.method", "qlora" if on else "lora",
+                "adapters beside a packed base" if on else "adapters beside a base of 16 bits", adapter, *packed,
+                source="loaders/model.py _set_quantization_config")
+    _read_packed(reader, draft, on, shards)
+    read_rows(reader, draft, _ROWS)
+    for key in ("lora_modules_to_save", "lora_target_parameters", "peft_layers_to_transform"):
+        draft.refuse(reader.take(key), "parameters that are trained beside the adapters of whole modules")
+    _read_fused_mlp(reader, draft)
+    _read_targets(reader, draft)
+
+
+def _read_checkpoint(reader: Reader, draft: Draft) -> None:
+    """A checkpoint in few bits is served only where it is unpacked while it is read."""
+    stored = reader.take("model_quantization_config")
+    unpacked = reader.flag("model_quantization_config_kwargs.dequantize")
+    if stored is not None and not (unpacked is not None and unpacked.value):
+        draft.refuse(stored, "a base that stays in the format of its checkpoint")
+    else:
+        draft.idle(stored, "the checkpoint is unpacked while it is read")
+    draft.idle(unpacked, "told by model_quantization_config")
+
+
+def _none(reader: Reader, draft: Draft, packed: list[Taken[bool]], on: list[Taken[bool]]) -> None:
+    for one in packed:
+        if one in on:
+            draft.refuse(one, "a packed base that is trained in full")
+        else:
+            draft.idle(one, "the default")
+    draft.idle(reader.matching("lora_*", "peft_*", "peft.*", "bnb_config_kwargs.*"), "no adapters are asked for")
+
+
+def _read_packed(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Shards) -> None:
+    """Format of the base: axolotl packs in NF4 with packed scales, and stores it as bf16."""
+    if any(one.key == "load_in_8bit" for one in on):
+        draft.infer("training.quantization.format", "int8", "load_in_8bit", source="LLM.int8() of bitsandbytes")
+    if on and shards is Shards.FLAT:
+        draft.default("framework_options.bnb_4bit_quant_storage", "bfloat16", "axolotl 067b021c",
+                      "loaders/model.py _set_quantization_config")
+    read_rows(reader, draft, _BNB)
+
+
+def _read_fused_mlp(reader: Reader, draft: Draft) -> None:
+    kernel = reader.flag("lora_mlp_kernel")
+    if kernel is not None and kernel.value:
+        draft.unmodelled(kernel, "the fused MLP keeps less for backward than PEFT's layers, which are counted")
+    else:
+        draft.idle(kernel, "the default")
+
+
+def _read_targets(reader: Reader, draft: Draft) -> None:
+    """Modules that get adapters: all linear layers, or a list of names; a pattern is refused."""
+    linear, named = reader.flag("lora_target_linear"), reader.words("lora_target_modules")
+    if named is not None and any(re.search(r"[\\()|*\[]", word) for word in named.value):
+        draft.refuse(named, "modules by a pattern")
+        draft.use(linear)
+        return
+    if linear is None or not linear.value:
+        draft.idle(linear, "the default")
+        draft.put("training.lora.target_modules", named)
+        return
+    family = _family(draft.values.get("model"))
+    if not family:  # the model is unknown, which is told in any case
+        draft.use(linear, named)
+    elif family in _LINEARS:
+        names = list(dict.fromkeys([*_LINEARS[family], *(named.value if named else ())]))
+        draft.infer("training.lora.target_modules", names, "every linear layer", linear, named, source=_LINEAR)
+    else:
+        draft.refuse(linear, f"all linear layers of the family {family}")
+        draft.use(named)
+
+
+def _family(model: Any) -> str:
+    try:
+        return str(model_config(str(model), None, "").get("model_type", ""))
+    except InputError:
+        return ""

@@ -1,0 +1,96 @@
+"""Batch sizes and lengths of an axolotl recipe."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.recipes.draft import Draft
+from simcore.recipes.reader import Reader, Taken
+
+__all__ = ["read_batches", "read_lengths"]
+
+_PACKED: Final = ("core/trainers/base.py _create_multipack_sampler: one row of micro_batch_size x sequence_len tokens, "
+                  "unless multipack_real_batches")
+_PADDED: Final = "core/builders/causal.py: a batch is padded to its longest sequence, in steps of 64"
+_STEP: Final = "utils/config/__init__.py normalize_config: micro_batch_size x gradient_accumulation_steps x ranks"
+
+
+def read_lengths(reader: Reader, draft: Draft) -> None:
+    """Writes the length of sequences and the microbatch: rows that are packed, or sequences that are padded."""
+    limit, micro = reader.integer("sequence_len"), reader.integer("micro_batch_size")
+    packing = reader.flag("sample_packing")
+    if packing is not None and packing.value:
+        _packed(reader, draft, packing, limit, micro)
+    else:
+        draft.idle(packing, "the default")
+        draft.idle(reader.take("multipack_real_batches"), "no packing")
+        _padded(reader, draft, limit)
+        draft.put("training.micro_batch_size", micro)
+    draft.idle(reader.matching("sample_packing_*", "eval_sample_packing", "pretrain_multipack_*"),
+               "which samples come into a pack")
+
+
+def _packed(reader: Reader, draft: Draft, packing: Taken[bool], limit: Taken[int] | None,
+            micro: Taken[int] | None) -> None:
+    """Packs of one row for all sequences of a microbatch, or of a row for each."""
+    draft.infer("training.lengths", "packed", "sample_packing", packing, source=_PACKED)
+    draft.idle(reader.take("pad_to_sequence_len"), "packs are counted as full")
+    if draft.answers.seq_len is not None:
+        draft.idle(limit, f"{draft.answers.seq_len.where} says how long packs are")
+    rows = reader.flag("multipack_real_batches")
+    if rows is not None and rows.value:
+        draft.use(rows)
+        _length(draft, limit, 1)
+        draft.put("training.micro_batch_size", micro)
+        return
+    draft.idle(rows, "the default")
+    _length(draft, limit, micro.value if micro else 1)
+    draft.infer("training.micro_batch_size", 1, "one row a microbatch", micro, source=_PACKED)
+
+
+def _length(draft: Draft, limit: Taken[int] | None, rows: int) -> None:
+    """Writes the length of a pack: `rows` times the longest sample, which is taken to be one of them."""
+    if draft.answers.seq_len is not None:
+        draft.answered("training.seq_len", draft.answers.seq_len)
+    elif limit is None:
+        draft.ask("training.seq_len", "--seq-len N", "tokens of a sequence (sequence_len)")
+    elif rows == 1:
+        draft.put("training.seq_len", limit)
+    else:
+        draft.infer("training.seq_len", limit.value * rows, "sequence_len x micro_batch_size", limit, source=_PACKED)
+        draft.infer("training.packed_length", limit.value, "the longest sample of a pack", limit, source=_PACKED)
+
+
+def _padded(reader: Reader, draft: Draft, limit: Taken[int] | None) -> None:
+    """Sequences of a batch are as long as its longest, or as `sequence_len` where the recipe pads to it."""
+    whole = reader.flag("pad_to_sequence_len")
+    if draft.answers.seq_len is not None:
+        draft.answered("training.seq_len", draft.answers.seq_len)
+        draft.idle([one for one in (limit, whole) if one], f"{draft.answers.seq_len.where} says how long sequences are")
+    elif limit is None:
+        draft.use(whole)
+        draft.ask("training.seq_len", "--seq-len N", "tokens of a sequence (sequence_len)")
+    elif whole is not None and whole.value:
+        draft.use(whole)
+        draft.put("training.seq_len", limit)
+    else:
+        draft.idle(whole, "the longest sequences are counted")
+        draft.infer("training.seq_len", limit.value, "the longest that sequence_len allows", limit, source=_PADDED)
+
+
+def read_batches(reader: Reader, draft: Draft) -> None:
+    """Writes the sequences (packs, where they are one row) of an optimizer step."""
+    steps, batch = reader.integer("gradient_accumulation_steps"), reader.integer("batch_size")
+    if steps is not None and batch is not None:
+        draft.idle(batch, f"{steps.key} decides")
+    mesh, training = draft.values.get("mesh", {}), draft.values.get("training", {})
+    micro, ranks = training.get("micro_batch_size"), mesh.get("dp_shard", 1) * mesh.get("dp_replicate", 1)
+    if micro is None or not mesh:
+        draft.use(steps or batch)  # the number of ranks is asked for
+    elif steps is not None:
+        draft.infer("training.global_batch_size", micro * steps.value * ranks,
+                    f"{micro} x {steps.key} x {ranks} data-parallel ranks", steps, source=_STEP)
+    elif batch is not None:
+        recipe_micro = reader.document.data.get("micro_batch_size", micro)
+        draft.infer("training.global_batch_size", micro * max(batch.value // int(recipe_micro), 1) * ranks,
+                    f"{micro} x (batch_size / micro_batch_size) x {ranks} data-parallel ranks", batch, source=_STEP)

@@ -1,0 +1,151 @@
+"""The model of an axolotl recipe: which one, in which format, with which attention, loss and kernels."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from simcore.recipes.axolotl.sharding import Shards
+from simcore.recipes.draft import Draft
+from simcore.recipes.reader import Reader, Taken
+from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
+
+__all__ = ["read_formats", "read_model"]
+
+_FORMATS: Final = "utils/config/__init__.py resolve_dtype"
+_LEGACY: Final = {"flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager",
+                  "xformers_attention": "xformers", "flex_attention": "flex_attention"}
+"""Switches of older recipes (`utils/schemas/enums.py`, LEGACY_ATTN_FLAG_TO_IMPL)."""
+_SERVED: Final = ("eager", "sdpa", "flash_attention_2", "kernels-community/vllm-flash-attn3")
+_ALIKE: Final = {"kernels-community/flash-attn2": "flash_attention_2"}
+_CUT: Final = "CutCrossEntropyPlugin"
+_PLUGINS: Final = (_CUT, "LigerPlugin")
+_OF_RL: Final = ("trl.*", "rl_*", "dpo_*", "kto_*", "orpo_*", "ebft.*", "vllm.*")
+_LIGER: Final = ("liger_rms_norm", "liger_glu_activation", "liger_rope", "liger_layer_norm", "liger_rms_norm_gated")
+_ROWS: Final = (
+    Off("tiled_mlp", "an MLP that is computed in tiles"),
+    Off("torch_compile", "layers by torch.compile"),
+    Says("use_kernels", "framework_options.use_kernels", "flag", {True: True}, {False: "the default"}),
+    Off("fp8", "products in 8 bits"),
+    Off("use_scattermoe", "experts by ScatterMoE"),
+    Off("use_sonicmoe", "experts by SonicMoE"),
+    Off("flash_attn_fuse_mlp", "an MLP fused by flash-attn"),
+    Off("flash_attn_rms_norm", "norms of flash-attn"),
+    Off("flash_attn_cross_entropy", "a loss of flash-attn"),
+    Off("flash_optimum", "BetterTransformer"),
+    Off("fused_attn_kernel", "a fused attention of axolotl's own"),
+    Off("llama4_linearized_experts", "experts that are separate linear layers"),
+    Off("gemma4_hybrid_attn_impl", "attention of two kinds"),
+    Off("reward_model", "a reward model"),
+    Off("process_reward_model", "a reward model"),
+    Off("reinit_weights", "weights drawn anew", "a checkpoint is read"),
+    Unmodelled(("neftune_noise_alpha",), "noise that is added to embeddings"),
+    Idle(("torch_compile_*", "flex_attn_compile_kwargs.*", "model_config.output_router_logits",
+          "num_labels", "center_rewards_coefficient", "freeze_mm_modules", "expert_parallel_*"),
+         "settings of what is refused, or of the loss"),
+)
+
+
+def read_model(reader: Reader, draft: Draft) -> None:
+    """Writes the model, its attention, its loss; refuses what changes its layers otherwise."""
+    named = reader.text("base_model")
+    if (given := draft.answers.settings.get("model")) is not None:
+        draft.idle(named, f"--set model={given} says which model it is")
+    elif named is None:
+        draft.ask("model", "--set model=NAME or PATH of its config.json", "model (base_model)")
+    else:
+        draft.put("model", named)
+    _read_kind(reader, draft)
+    experts = reader.text("experts_implementation")
+    if experts is not None and experts.value != "grouped_mm":
+        draft.refuse(experts, f"experts by {experts.value}")
+    else:
+        draft.idle(experts, "grouped products, as they are counted")
+    _read_attention(reader, draft)
+    _read_loss(reader, draft)
+    read_rows(reader, draft, _ROWS)
+
+
+def _read_kind(reader: Reader, draft: Draft) -> None:
+    """Refuses recipes that train in another way than by predicting the next token of a text."""
+    draft.refuse(reader.text("processor_type"), "a model with images or sound")
+    method = reader.text("rl")
+    if method is not None:
+        draft.refuse(method, f"training by {method.value}")
+        draft.idle(reader.matching(*_OF_RL), f"settings of {method.value}")
+    for block in ("diffusion", "qat", "llmcompressor"):
+        for one in reader.matching(f"{block}.*"):
+            draft.refuse(one, f"training with {block}")
+    draft.refuse(reader.take("unfrozen_parameters"), "parameters that are trained by pattern")
+
+
+def _read_attention(reader: Reader, draft: Draft) -> None:
+    """Writes `attn_implementation`; transformers' own choice, SDPA, is left to the simulation."""
+    asked = reader.text("attn_implementation")
+    for key, name in _LEGACY.items():
+        switch = reader.flag(key)
+        if switch is None:
+            continue
+        if asked is not None or not switch.value:
+            draft.idle(switch, "attn_implementation decides" if asked is not None else "the default")
+        elif name in _SERVED:
+            draft.put("framework_options.attn_implementation", switch, name, "utils/schemas/enums.py")
+        else:
+            draft.refuse(switch, f"attention by {name}")
+    if asked is None:
+        return
+    name = _ALIKE.get(asked.value, asked.value)
+    if name in _SERVED:
+        draft.put("framework_options.attn_implementation", asked, name)
+    else:
+        draft.refuse(asked, f"attention by {asked.value}")
+
+
+def _read_loss(reader: Reader, draft: Draft) -> None:
+    """Writes the loss: cut cross entropy or Liger's, where their plugins are loaded."""
+    plugins = reader.words("plugins")
+    loaded = [plugin.rpartition(".")[2] for plugin in plugins.value] if plugins else []
+    if other := [plugin for plugin in loaded if plugin not in _PLUGINS]:
+        draft.refuse(plugins, f"the plugin {other[0]}")
+        plugins = None
+    cut = reader.flag("cut_cross_entropy")
+    fused, entropy = reader.flag("liger_fused_linear_cross_entropy"), reader.flag("liger_cross_entropy")
+    kernels = [one for name in _LIGER if (one := reader.flag(name)) is not None]
+    has_liger = "LigerPlugin" in loaded
+    if _CUT in loaded and (cut is None or cut.value):
+        draft.infer("training.loss", "cut", "the plugin of cut cross entropy", cut, plugins)
+        plugins = None
+        draft.idle(fused, "the plugin of cut cross entropy decides")
+    elif has_liger and fused is not None and fused.value:
+        draft.infer("training.loss", "liger", "Liger's loss over the head's linear layer", fused, plugins)
+        plugins = None
+        draft.idle(cut, "its plugin is not loaded")
+    else:
+        draft.idle([one for one in (cut, fused) if one], "off, or its plugin is not loaded")
+    if entropy is not None and entropy.value and has_liger:
+        draft.refuse(entropy, "Liger's loss over whole logits")
+    else:
+        draft.idle(entropy, "off, or its plugin is not loaded")
+    if has_liger:
+        draft.unmodelled([one for one in kernels if one.value], "Liger's kernels keep less than transformers' layers")
+        draft.idle([one for one in kernels if not one.value], "off")
+    else:
+        draft.idle(kernels, "its plugin is not loaded")
+    draft.idle(plugins, "kernels that are listed by their own keys")
+
+
+def read_formats(reader: Reader, draft: Draft, shards: Shards) -> None:
+    """Writes formats of parameters and products."""
+    half, full = reader.take("bf16"), reader.take("fp16")
+    more = [one for one in (reader.flag("bfloat16"), reader.flag("float16")) if one is not None]
+    draft.idle(reader.take("torch_dtype"), "bf16 and fp16 decide")
+    said = {one.key: one.value for one in more}
+    if (half is not None and half.value in (True, "auto", "full")) or said.get("bfloat16"):
+        name = "bf16"
+    elif (full is not None and full.value is True) or said.get("float16"):
+        name = "fp16"
+    else:
+        name = "fp32"
+    by: list[Taken[Any] | None] = [half, full, *more]
+    draft.infer("training.precision.compute", name, "formats of the recipe", *by, source=_FORMATS)
+    if shards is not Shards.FLAT:  # accelerate keeps what FSDP 1 trains in fp32
+        draft.infer("training.precision.params", name, "the checkpoint is read in this format", source=_FORMATS)

@@ -1,0 +1,70 @@
+"""Reads an axolotl recipe: every key ends in the scenario, in a list with its reason, or in an error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from simcore.recipes.answers import Answers
+from simcore.recipes.axolotl.adapters import read_method
+from simcore.recipes.axolotl.batches import read_batches, read_lengths
+from simcore.recipes.axolotl.checkpointing import read_checkpointing
+from simcore.recipes.axolotl.model import read_formats, read_model
+from simcore.recipes.axolotl.optimizer import read_optimizer
+from simcore.recipes.axolotl.sharding import Shards, read_sharding
+from simcore.recipes.axolotl.without_effect import WITHOUT_EFFECT
+from simcore.recipes.draft import Draft
+from simcore.recipes.format import Format
+from simcore.recipes.imported import Imported
+from simcore.recipes.machine import read_machine
+from simcore.recipes.reader import Reader
+from simcore.recipes.recipe_file import RecipeFile
+from simcore.recipes.rows import read_rows
+
+__all__ = ["FORMAT"]
+
+_TELLING: Final = frozenset({"datasets", "pretraining_dataset", "micro_batch_size", "sequence_len", "val_set_size"})
+
+
+def _recognises(file: RecipeFile) -> bool:
+    document = file.mapping()
+    return document is not None and "base_model" in document.data and not _TELLING.isdisjoint(document.data)
+
+
+def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
+    file = files[0]
+    reader, draft = Reader(file.document), Draft("axolotl", file.path, answers)
+    draft.infer("name", Path(file.path).stem, "the file's name")
+    read_machine(draft, None)
+    read_model(reader, draft)
+    shards = read_sharding(reader, draft)
+    read_method(reader, draft, shards)
+    read_formats(reader, draft, shards)
+    read_checkpointing(reader, draft)
+    read_lengths(reader, draft)
+    read_batches(reader, draft)
+    read_optimizer(reader, draft)
+    _check(reader, draft, shards)
+    read_rows(reader, draft, WITHOUT_EFFECT)
+    for other in files[1:]:
+        draft.fail(other.path, f"is no part of the axolotl recipe {file.path}")
+    return draft.imported([reader], loose=loose)
+
+
+def _check(reader: Reader, draft: Draft, shards: Shards) -> None:
+    """Refuses combinations whose formats the simulation does not have."""
+    training = draft.values.get("training", {})
+    method = training.get("method", "full")
+    options, path = draft.values.get("framework_options", {}), reader.document.path
+    if shards is Shards.FLAT and method == "lora":
+        draft.fail(path, "not yet: adapters under FSDP 1, whose frozen parameters accelerate leaves in bf16")
+    if shards is Shards.FLAT and method == "qlora" and not options.get("use_orig_params"):
+        draft.fail(path, "not yet: adapters under FSDP 1 without use_orig_params, each a unit of PEFT's wrap policy")
+    attention = options.get("attn_implementation", "sdpa")
+    if shards is Shards.NONE and method == "full" and attention in ("eager", "sdpa") and training.get("loss") != "cut":
+        draft.fail(path, "not yet: without flash attention and cut cross entropy axolotl keeps "
+                   "embeddings and norms in fp32 (loaders/model.py _configure_embedding_dtypes)")
+
+
+FORMAT: Final = Format("axolotl", "axolotl YAML", _recognises, _read)

@@ -1,0 +1,36 @@
+"""Keys of axolotl's recipes on which nothing depends that is simulated, each with the reason."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.recipes.rows import Idle, Row, Unmodelled
+
+__all__ = ["WITHOUT_EFFECT"]
+
+WITHOUT_EFFECT: Final[tuple[Row, ...]] = (
+    Idle(("wandb_*", "mlflow_*", "comet_*", "use_wandb", "use_mlflow", "use_comet", "use_tensorboard", "use_swanlab",
+          "swanlab_*", "trackio_*", "use_trackio", "use_otel_metrics", "otel_*", "logging_steps", "include_tkps",
+          "include_tokens_per_second"), "logging and measuring"),
+    Idle(("datasets.*", "datasets", "test_datasets.*", "pretraining_dataset.*", "dataset_*", "dataloader_*",
+          "shuffle_*", "skip_prepare_dataset", "push_dataset_to_hub", "streaming*", "group_by_length",
+          "min_sample_len", "total_num_tokens", "curriculum_sampling", "remove_unused_columns", "train_on_inputs",
+          "excess_length_strategy"), "which samples are read"),
+    Idle(("tokenizer_*", "special_tokens*", "special_tokens.*", "tokens", "tokens.*", "chat_template*",
+          "default_system_message", "eot_tokens", "added_tokens_overrides"), "which tokens a text becomes"),
+    Idle(("learning_rate", "lr_*", "cosine_*", "warmup_*", "weight_decay", "adam_*", "eta_min", "max_grad_norm",
+          "loss_watchdog_*", "seed", "torchdistx_path", "embedding_lr*", "loraplus_*"), "numbers of the update"),
+    Idle(("num_epochs", "max_steps", "save_*", "saves_per_epoch", "output_dir", "resume_from_checkpoint",
+          "auto_resume_from_checkpoints", "early_stopping_patience", "hub_*", "hf_use_auth_token", "load_best_*"),
+         "length of the run and its files: not part of a step"),
+    Idle(("val_set_size", "eval_*", "evals_per_epoch", "evaluation_strategy", "do_causal_lm_eval",
+          "do_bench_eval"), "evaluation: not part of a step"),
+    Idle(("trust_remote_code", "base_model_config", "base_model_ignore_patterns", "revision_of_model", "strict",
+          "low_cpu_mem_usage", "is_*_derived_model", "tokenizer", "model_type", "local_rank", "debug", "ddp",
+          "ddp_timeout", "use_ray", "ray_*", "experimental_skip_move_to_device", "device_map"),
+         "which files are read, and who starts the ranks"),
+    Idle(("ddp_find_unused_parameters", "ddp_broadcast_buffers"), "what DDP looks for, not what it sends"),
+    Idle(("gptq_*", "lora_model_dir", "lora_fan_in_fan_out"), "settings of what is not asked for, or of files"),
+    Unmodelled(("tf32",), "products of 32 bits alone: those of the loss and of norms"),
+    Unmodelled(("resize_token_embeddings_to_32x",), "the vocabulary is that of the configuration"),
+)

@@ -1,0 +1,13 @@
+"""Recipes of Megatron-Bridge: by name with overrides, and the `run_config.yaml` that a run writes.
+
+Input: a launch script or a line with a recipe's name and `key=value` overrides; or the YAML. Output: a scenario of
+framework `megatron` or `megatron_fsdp`. Start: `recipe.FORMAT`.
+
+`recipe`: recognises a file and reads it. `named`: the table of recipes (`recipes.json`, made by
+`tests/truth/list_bridge_recipes.py` from the sources, which are parsed and never run), and launch lines. `model`,
+`provider`: the model by its Hugging Face name, or by the sizes of its provider. `step`: mixed precision, recomputation,
+adapters, lengths. `parallel`: degrees, overlap, number of GPUs. `rows`: keys that depend on no other, and keys without
+effect.
+
+Recipes are those of NVIDIA-NeMo/Megatron-Bridge 067f987d (main, 2026-08-22).
+"""

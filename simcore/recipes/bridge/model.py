@@ -1,0 +1,133 @@
+"""Model of Megatron-Bridge's configurations: its Hugging Face name, or the sizes of its provider."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from simcore.recipes.bridge.provider import read_provider
+from simcore.recipes.bridge.rows import give_up
+from simcore.recipes.draft import Draft
+from simcore.recipes.reader import Reader, Taken
+
+__all__ = ["read_model"]
+
+_HYBRID: Final = {
+    "hidden_size": "hidden_size", "num_attention_heads": "num_attention_heads", "ffn_hidden_size": "intermediate_size",
+    "num_query_groups": "num_key_value_heads", "kv_channels": "head_dim", "mamba_num_heads": "mamba_num_heads",
+    "mamba_head_dim": "mamba_head_dim", "mamba_state_dim": "ssm_state_size", "mamba_num_groups": "n_groups",
+    "mamba_chunk_size": "chunk_size",
+    "num_moe_experts": "n_routed_experts", "moe_router_topk": "num_experts_per_tok", "vocab_size": "vocab_size",
+    "moe_ffn_hidden_size": "moe_intermediate_size", "moe_latent_size": "moe_latent_size",
+    "moe_shared_expert_intermediate_size": "moe_shared_expert_intermediate_size"}
+_NANO: Final = "nemotron-3-nano-30b-a3b"
+_SUPER: Final = "nemotron-3-super-120b-a12b"
+"""The preset with experts of a latent width."""
+
+
+def read_model(reader: Reader, draft: Draft) -> None:
+    """Writes the model, or refuses a provider that is not read."""
+    target, name = reader.text("model._target_"), reader.text("model.hf_model_id")
+    kind = target.value.rpartition(".")[2] if target else ""
+    pattern = reader.text("model.hybrid_layer_pattern")
+    if pattern is not None:
+        draft.use(target, name)
+        _read_hybrid(reader, draft, pattern)
+    elif name is not None:
+        draft.use(target)
+        _read_named(reader, draft, name)
+    elif reader.has("model.num_layers") and reader.has("model.hidden_size"):
+        draft.use(target)
+        read_provider(reader, draft)
+    else:
+        draft.use(target)
+        give_up(draft, target.where if target else draft.path, f"not yet: the provider {kind}: read are "
+                   "models by their Hugging Face name, and HybridModelProvider")
+
+
+def _read_named(reader: Reader, draft: Draft, name: Taken[str]) -> None:
+    """A model by its name, and modules of multi-token prediction, which recipes choose."""
+    further, depth = reader.integer("model.mtp_num_layers"), reader.integer("model.num_layers")
+    wide = reader.integer("model.kv_channels")
+    if wide is not None and "deepseek" not in name.value.lower():
+        draft.refuse(wide, "another width of heads than the model's own")
+    else:
+        draft.idle(wide, "latent attention has widths of its own")
+    rows, positions = reader.integer("model.vocab_size"), reader.text("model.position_embedding_type")
+    if positions is not None and positions.value not in ("rope", "yarn"):
+        draft.refuse(positions, f"positions {positions.value}")
+    else:
+        draft.idle(positions, "the family's own; yarn scales frequencies alone")
+    if (further is None or not further.value) and depth is None and rows is None:
+        draft.put("model", name)
+        draft.use(further, reader.text("model.mtp_hybrid_override_pattern"),
+                  reader.flag("model.mtp_use_repeated_layer"))
+        return
+    draft.put("model.config", name)
+    if rows is not None:
+        draft.put("model.overrides.vocab_size", rows)
+    if further is not None and further.value:
+        draft.put("model.overrides.mtp_num_layers", further)
+    draft.use(further)
+    if depth is not None:
+        draft.put("model.overrides.num_hidden_layers", depth)
+    pattern, repeats = reader.text("model.mtp_hybrid_override_pattern"), reader.flag("model.mtp_use_repeated_layer")
+    if pattern is not None:
+        draft.put("model.overrides.mtp_hybrid_override_pattern", pattern)
+    if repeats is not None and repeats.value:
+        draft.put("model.overrides.mtp_use_repeated_layer", repeats)
+    else:
+        draft.use(repeats)
+
+
+def _read_hybrid(reader: Reader, draft: Draft, pattern: Taken[str]) -> None:
+    """HybridModelProvider by its sizes (models/hybrid/hybrid_provider.py): Nemotron-H's layers."""
+    main, *further = pattern.value.split("/")
+    letters = main.replace("|", "")
+    preset = _SUPER if reader.has("model.moe_latent_size") else _NANO
+    draft.infer("model.config", preset, "a pattern of layers is a Nemotron-H's", pattern)
+    _override(draft, "hybrid_override_pattern", letters, pattern)
+    _override(draft, "num_hidden_layers", len(letters), pattern)
+    draft.use(reader.integer("model.num_layers"))
+    for key, field in _HYBRID.items():
+        one = reader.integer(f"model.{key}")
+        if one is not None:
+            _override(draft, field, one.value, one)
+    _style(reader, draft)
+    count, repeats, old = (reader.integer("model.mtp_num_layers"), reader.flag("model.mtp_use_repeated_layer"),
+                           reader.text("model.mtp_hybrid_override_pattern"))
+    further = further or [old.value] * (count.value if count else 0) if old else further
+    draft.use(count, repeats, old)
+    if further:
+        _override(draft, "mtp_num_layers", len(further), *(one for one in (pattern, count) if one))
+        _override(draft, "mtp_hybrid_override_pattern", further[0], *(one for one in (pattern, old) if one))
+        _override(draft, "mtp_use_repeated_layer", bool(repeats and repeats.value), *([repeats] if repeats else []))
+
+
+def _style(reader: Reader, draft: Draft) -> None:
+    """Activation and positions; other than Nemotron-H's they are written."""
+    active = reader.text("model.activation_func")
+    draft.use(active)
+    if active is not None and active.value != "squared_relu":
+        give_up(draft, active.where, f"not yet: {active.value} in a hybrid (served: squared_relu)")
+    gated, norm = reader.flag("model.gated_linear_unit"), reader.text("model.normalization")
+    draft.use(gated)
+    if norm is not None:
+        draft.put("model.overrides.normalization", norm)
+    if gated is not None and gated.value:
+        give_up(draft, gated.where, "not yet: model.gated_linear_unit: gated MLPs in a hybrid")
+    positions = reader.text("model.position_embedding_type")
+    if positions is not None:
+        draft.put("model.overrides.position_embedding_type", positions)
+    for name in ("hidden_dropout", "attention_dropout"):
+        one = reader.number(f"model.{name}")
+        if one is not None and one.value:
+            draft.put(f"model.overrides.{name}", one)
+        else:
+            draft.use(one)
+    tied = reader.flag("model.share_embeddings_and_output_weights")
+    if tied is not None:
+        draft.put("model.overrides.tie_word_embeddings", tied)
+
+
+def _override(draft: Draft, field: str, value: Any, *taken: Taken[Any]) -> None:
+    draft.infer(f"model.overrides.{field}", value, " and ".join(one.key for one in taken) or "the default", *taken)

@@ -1,0 +1,86 @@
+"""Recipes of Megatron-Bridge by name: the table of their values, and the launch lines that name one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import resources
+from types import MappingProxyType
+from typing import Any, Final
+
+from simcore.errors import InputError, Problem
+from simcore.inputs.document import Document, parse_value
+from simcore.recipes.shell.expansion import Word
+from simcore.recipes.shell.script import read_script
+
+__all__ = ["COMMIT", "Launch", "launch_of", "names_in", "present_name", "recipes"]
+
+COMMIT: Final = "067f987d"
+_NAME: Final = re.compile(r"\b[a-z][a-z0-9_]+_config\b")
+_OVERRIDE: Final = re.compile(r"\+{0,2}([a-z_][a-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*)=(.*)", re.DOTALL)
+_SHORT: Final = {"--seq-length": "model.seq_length", "--seq_length": "model.seq_length"}
+
+
+@lru_cache
+def _table() -> Mapping[str, Any]:
+    text = resources.files("simcore.recipes.bridge").joinpath("recipes.json").read_text(encoding="utf-8")
+    return MappingProxyType(json.loads(text))
+
+
+@lru_cache
+def recipes() -> Mapping[str, Mapping[str, Any]]:
+    """Values of every recipe by its name: a value by dotted key; "?" names keys whose values are not known."""
+    return MappingProxyType({name: MappingProxyType(_table()[present_name(name)]) for name in _table()})
+
+
+def present_name(name: str) -> str:
+    """Name of a recipe that an older name stands for; another name as it is."""
+    values = _table()[name]
+    return values if isinstance(values, str) else name
+
+
+def names_in(text: str) -> list[str]:
+    """Names of recipes in a text, in order."""
+    return [name for name in dict.fromkeys(_NAME.findall(text)) if name in recipes()]
+
+
+class Launch:
+    """A launch of a recipe by name: `name`, its values as a `document`, and what it leaves unknown (`open_keys`)."""
+
+    def __init__(self, name: str, document: Document, open_keys: tuple[str, ...]) -> None:
+        self.name, self.document, self.open_keys = name, document, open_keys
+
+
+def launch_of(text: str, path: str) -> Launch:
+    """Launch that a script, or a line, asks for. InputError if it names several recipes, or an option is not read."""
+    commands = [one for one in read_script(text, path).commands if any(names_in(word.text) for word in one.words)]
+    if len(commands) != 1:
+        raise InputError(Problem(path, f"expected one command with the name of a recipe, got {len(commands)}"))
+    words = list(commands[0].words)
+    name = next(found for word in words for found in names_in(word.text))
+    place = next(f"{path}:{word.line} {name}" for word in words if name in names_in(word.text))
+    document = Document(path, {}, places={(): place})
+    open_keys = tuple(recipes()[name].get("?", ()))
+    for key, value in recipes()[name].items():
+        if key != "?":
+            document = document.with_value(tuple(key.split(".")), value, place)
+    for key, value, where in _overrides(words, path):
+        document = document.with_value(tuple(key.split(".")), value, where)
+        open_keys = tuple(one for one in open_keys if one != key)
+    return Launch(name, document, open_keys)
+
+
+def _overrides(words: list[Word], path: str) -> list[tuple[str, Any, str]]:
+    """(key, value, place) of every `key=value` behind a recipe's name."""
+    found = list[tuple[str, Any, str]]()
+    for number, word in enumerate(words):
+        where, override = f"{path}:{word.line}", _OVERRIDE.fullmatch(word.text)
+        if override and not word.unknown:
+            found.append((override[1], parse_value(override[2], where), where))
+        elif override:
+            raise InputError(Problem(where, f"{override[1]}: its value depends on {word.unknown}"))
+        elif word.text in _SHORT and number + 1 < len(words):
+            found.append((_SHORT[word.text], parse_value(words[number + 1].text, where), where))
+    return found

@@ -1,0 +1,113 @@
+"""Degrees, overlap and number of GPUs of Megatron-Bridge's configurations."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from simcore.recipes.answers import Answer
+from simcore.recipes.draft import Draft
+from simcore.recipes.reader import Reader
+from simcore.recipes.world import share_out
+
+__all__ = ["gpus_of", "machine_of", "read_degrees", "read_overlap"]
+
+_DEGREES: Final = {"pp": "pipeline", "cp": "context", "tp": "tensor"}
+_OPTION: Final = "framework_options."
+_BUCKET: Final = 128 * 2**20
+_SIZE: Final = re.compile(r"_(\d+)gpu_([a-z]+\d+)")
+_MACHINES: Final = {"h100": "dgx-h100", "h200": "dgx-h200", "b200": "dgx-b200", "b300": "dgx-b300",
+                    "gb200": "gb200-nvl72", "gb300": "gb300-nvl72"}
+
+
+def gpus_of(name: str, where: str) -> Answer | None:
+    """Number of GPUs that a recipe's name says (`..._8gpu_h100_...`); None for one without."""
+    found = _SIZE.search(name)
+    return Answer(int(found[1]), f"{where} (its name says {found[1]} GPUs)") if found else None
+
+
+def machine_of(name: str) -> str:
+    """Topology that a recipe's name says; "" for one without."""
+    found = _SIZE.search(name)
+    return _MACHINES.get(found[2], "") if found else ""
+
+
+def read_degrees(reader: Reader, draft: Draft, gpus: Answer | None) -> int:
+    """Writes the degrees, and returns the number of data-parallel ranks, or 0 if it is asked for."""
+    degrees = {axis: reader.integer(f"model.{word}_model_parallel_size" if axis != "cp" else
+                                    "model.context_parallel_size") for axis, word in _DEGREES.items()}
+    for axis, one in degrees.items():
+        if one is not None and one.value != 1:
+            draft.put(f"mesh.{axis}", one)
+        else:
+            draft.use(one)
+    for axis, key in (("ep", "model.expert_model_parallel_size"), ("etp", "model.expert_tensor_parallel_size")):
+        one = reader.integer(key)
+        if one is not None and (one.value != 1 or axis == "etp"):
+            draft.put(f"mesh.{axis}", one)
+        else:
+            draft.use(one)
+    experts = draft.values.get("mesh", {})
+    if experts.get("ep", 1) > 1 and "etp" not in experts:
+        draft.infer("mesh.etp", 1, "1 where there is expert parallelism; core's default is tp",
+                    source="Bridge models/transformer_config.py, _set_moe_expert_tensor_parallel_default")
+    if gpus is None:
+        draft.ask("mesh.dp_shard", "--gpus N", "number of GPUs")
+        return 0
+    copies = draft.values.get("mesh", {}).get("dp_replicate", 1)
+    made = share_out(draft, gpus, degrees, "mesh.dp_shard", "GPUs over the other degrees",
+                     "world size / (tp x pp x cp)")
+    if made and copies > 1:
+        draft.values["mesh"]["dp_shard"] = made // copies
+    return made or 0
+
+
+def read_overlap(reader: Reader, draft: Draft, data: int) -> None:
+    """Writes overlap of gradients, parameters and tensor parallel products, and the size of buckets.
+
+    A `CommOverlapConfig` makes buckets of 128 Mi parameters, and overlaps, where there are several data-parallel ranks,
+    whatever `ddp` says, if `ddp` has the distributed optimizer (training/comm_overlap.py, setup, which runs before the
+    settings of ddp and optimizer are brought in line). Without one `ddp` or the optimizer says it (training/config.py).
+    tp_comm_overlap needs tp and sequence parallelism.
+    """
+    shards = draft.values.get("framework") == "megatron_fsdp"
+    scatters = reader.flag("ddp.use_distributed_optimizer")
+    has_one = reader.is_mapping("comm_overlap") and scatters is not None and scatters.value
+    for name in ("overlap_grad_reduce", "overlap_param_gather"):
+        given = [reader.flag(f"{block}.{name}") for block in ("comm_overlap", "ddp", "optimizer")]
+        draft.use(*given)
+        own = given[0].value if given[0] is not None else data != 1
+        is_on = own if has_one else any(one.value for one in given if one) or not any(given)
+        if not is_on and not shards:
+            draft.infer(f"{_OPTION}{name}", False, "comm_overlap, else ddp or the optimizer", *given)  # noqa: FBT003
+    _read_products(reader, draft)
+    few = reader.integer("ddp.num_buckets")
+    if few is not None:
+        draft.refuse(few, "a number of buckets")
+    options = draft.values.get("framework_options", {})
+    if has_one and data > 1 and not shards and options.get("overlap_grad_reduce", True) and not reader.has(
+            "ddp.bucket_size"):
+        draft.infer(f"{_OPTION}bucket_size", _BUCKET, "128 Mi with a CommOverlapConfig",
+                    source="Bridge training/comm_overlap.py")
+
+
+def _read_products(reader: Reader, draft: Draft) -> None:
+    """Writes overlap of matrix products, experts and the head's weight gradients with what is sent."""
+    mesh = draft.values.get("mesh", {})
+    products = reader.flag("comm_overlap.tp_comm_overlap")
+    if products is not None and products.value and mesh.get("tp", 1) > 1 and draft.values["training"].get(
+            "sequence_parallel"):
+        draft.put(f"{_OPTION}tp_comm_overlap", products)
+    else:
+        draft.idle(products, "there is one tensor parallel rank, or no sequence parallelism")
+    for name in ("overlap_moe_expert_parallel_comm", "delay_wgrad_compute", "defer_embedding_wgrad_compute"):
+        one = reader.flag(f"comm_overlap.{name}")
+        if one is not None and one.value:
+            draft.put(f"{_OPTION}{name}", one)
+        else:
+            draft.idle(one, "as the simulation has it")
+    limit = reader.integer("comm_overlap.wgrad_deferral_limit")
+    if limit is not None and draft.values.get("framework_options", {}).get("defer_embedding_wgrad_compute"):
+        draft.put(f"{_OPTION}wgrad_deferral_limit", limit)
+    else:
+        draft.use(limit)

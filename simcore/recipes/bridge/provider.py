@@ -1,0 +1,122 @@
+"""A provider's own sizes, as a run writes them into its configuration, read as Megatron's arguments are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import Any, Final
+
+from simcore.recipes.bridge.rows import give_up
+from simcore.recipes.draft import Draft
+from simcore.recipes.megatron.arguments import arguments, names_of
+from simcore.recipes.megatron.fields import Setting, Writer
+from simcore.recipes.megatron.model import write_model
+from simcore.recipes.megatron.without_effect import NOT_MODELLED, WITHOUT_EFFECT
+from simcore.recipes.reader import Reader, Taken
+
+__all__ = ["leave_rest", "read_provider"]
+
+_RENAMED: Final = {"num_experts": "num_moe_experts", "encoder_num_layers": "", "vocab_file": "", "tokenizer_type": "",
+                   "logit_dtype": "", "perform_rl_step": ""}
+"""Fields that have another name here, or ("") none."""
+
+
+_ACTIVATIONS: Final = {("silu", True): "swiglu", ("squared_relu", False): "squared_relu", ("gelu", False): "gelu",
+                       ("quick_gelu", True): "quick_geglu"}
+"""Switch of the arguments by the activation's function, and whether the MLP is gated."""
+
+
+class ConfigFields:
+    """Fields of Megatron by the keys of a configuration's model."""
+
+    release = "Megatron-Bridge main 2026-08-22"
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+
+    def source(self, name: str) -> str:
+        """Upstream file of a default."""
+        del name
+        return "core transformer/transformer_config.py"
+
+    def integer(self, name: str) -> Setting[int | None]:
+        """A whole number, or None."""
+        return self._found(name, self.reader.integer)
+
+    def number(self, name: str) -> Setting[float | None]:
+        """A number, or None."""
+        return self._found(name, self.reader.number)
+
+    def text(self, name: str) -> Setting[str | None]:
+        """A text, or None; a list counts as its text."""
+        found = self._found(name, self.reader.take)
+        return Setting(name, None if found.value is None else str(found.value), found.taken)
+
+    path = text
+
+    def words(self, name: str) -> Setting[tuple[str, ...]]:
+        """A list of texts."""
+        found = self._found(name, self.reader.words)
+        return Setting(name, tuple(found.value or ()), found.taken)
+
+    def any(self, name: str) -> Setting[Any]:
+        """A value of any kind; False counts as not given."""
+        found = self._found(name, self.reader.take)
+        return Setting(name, found.value or None, found.taken)
+
+    def flag(self, name: str) -> Setting[bool]:
+        """True or false; switches of activation and heads follow from other keys."""
+        if name in ("swiglu", "squared_relu", "quick_geglu"):
+            return self._activation(name)
+        if name == "group_query_attention":
+            groups = self.reader.integer("model.num_query_groups")
+            return Setting(name, groups is not None, (groups,) if groups else ())
+        if name == "untie_embeddings_and_output_weights":
+            shared = self.reader.flag("model.share_embeddings_and_output_weights")
+            return Setting(name, shared is not None and not shared.value, (shared,) if shared else ())
+        found = self._found(name, self.reader.flag)
+        return Setting(name, bool(found.value), found.taken)
+
+    def _activation(self, name: str) -> Setting[bool]:
+        function = self.reader.text("model.activation_func._target_")
+        gated = self.reader.flag("model.gated_linear_unit")
+        kind = (function.value.rpartition(".")[2] if function else "gelu", bool(gated and gated.value))
+        return Setting(name, _ACTIVATIONS.get(kind) == name, tuple(one for one in (function, gated) if one))
+
+    def _found(self, name: str, read: Callable[[str], Taken[Any] | None]) -> Setting[Any]:
+        key = _RENAMED.get(name, name)
+        taken = read(f"model.{key}") if key and not self.reader.is_mapping(f"model.{key}") else None
+        known = names_of((name,))
+        default = arguments()[known[0]].default if known else None
+        return Setting(name, taken.value if taken else default, (taken,) if taken else ())
+
+
+def read_provider(reader: Reader, draft: Draft) -> None:
+    """Writes the model of a provider by its sizes. The vocabulary is padded if should_pad_vocab says so."""
+    writer = Writer(draft, ConfigFields(reader))
+    function, gated = reader.text("model.activation_func._target_"), reader.flag("model.gated_linear_unit")
+    if function and (function.value.rpartition(".")[2], bool(gated and gated.value)) not in _ACTIVATIONS:
+        give_up(draft, function.where, f"not yet: {function.value}, gated_linear_unit {bool(gated and gated.value)}")
+    write_model(writer)
+    rows, pads = reader.integer("model.vocab_size"), reader.flag("model.should_pad_vocab")
+    part, tp = reader.integer("model.make_vocab_size_divisible_by"), reader.integer("model.tensor_model_parallel_size")
+    draft.use(pads, part)
+    if rows is None:
+        draft.ask("model.overrides.vocab_size", "--set model.overrides.vocab_size=N", "rows of the vocabulary")
+        return
+    unit = (part.value if part else 128) * (tp.value if tp else 1) if pads and pads.value else 1
+    draft.infer("model.overrides.vocab_size", -(-rows.value // unit) * unit, f"padded to a multiple of {unit}", rows,
+                pads, part)
+
+
+def leave_rest(reader: Reader, draft: Draft) -> None:
+    """Lists keys of a provider that Megatron's arguments list too, by the same reasons, and those that are off."""
+    for rows, tell in ((NOT_MODELLED, draft.unmodelled), (WITHOUT_EFFECT, draft.idle)):
+        for row in rows:
+            keys = [one.key for one in reader.untouched() if one.path[0] == "model" and any(
+                fnmatchcase(name, pattern) for name in names_of((str(one.path[1]),)) for pattern in row.keys)]
+            tell(reader.matching(*keys), row.why)
+    off = [one.key for one in reader.untouched() if one.path[0] == "model" and one.value is False]
+    draft.idle(reader.matching(*off), "off")
+    functions = [one.key for one in reader.untouched() if one.path[-1] in ("_target_", "_call_", "_partial_")]
+    draft.idle(reader.matching(*functions), "names of classes and functions")

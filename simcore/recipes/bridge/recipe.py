@@ -1,0 +1,108 @@
+"""Reads recipes of Megatron-Bridge: by name with overrides, or the configuration that a run writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from simcore.recipes.answers import Answer, Answers
+from simcore.recipes.bridge.model import read_model
+from simcore.recipes.bridge.named import COMMIT, launch_of, names_in, present_name
+from simcore.recipes.bridge.parallel import gpus_of, machine_of, read_degrees, read_overlap
+from simcore.recipes.bridge.provider import leave_rest
+from simcore.recipes.bridge.rows import ROWS, give_up
+from simcore.recipes.bridge.step import (
+    read_experts,
+    read_formats,
+    read_framework,
+    read_graphs,
+    read_lengths,
+    read_loss,
+    read_method,
+    read_recompute,
+    read_stages,
+    read_states,
+)
+from simcore.recipes.draft import Draft
+from simcore.recipes.format import Format
+from simcore.recipes.imported import Imported
+from simcore.recipes.machine import read_machine
+from simcore.recipes.reader import Reader
+from simcore.recipes.recipe_file import RecipeFile
+from simcore.recipes.rows import read_rows
+
+__all__ = ["FORMAT"]
+
+_BLOCKS: Final = frozenset({"model", "train", "ddp", "optimizer"})
+_DECIDES: Final = ("model.cuda_graph_scope", "model.pipeline_model_parallel_layout", "model.attention_backend",
+                   "model.quant_recipe", "peft.target_modules", "model.hf_model_id", "model")
+"""Keys whose unknown values would change the answer."""
+
+
+def _recognises(file: RecipeFile) -> bool:
+    document = file.mapping()
+    if document is None:
+        return len(file.text) < 2**16 and bool(names_in(file.text))
+    return document.data.keys() >= _BLOCKS and all(isinstance(document.data[name], dict) for name in _BLOCKS)
+
+
+def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
+    file = files[0]
+    document, name, gpus, machine = file.mapping(), Path(file.path).stem, answers.gpus, ""
+    draft = Draft("bridge", file.path, answers)
+    if document is None:
+        launch = launch_of(file.text, file.path)
+        document, name = launch.document, launch.name
+        gpus = gpus or gpus_of(present_name(name), f"{file.path} {name}")
+        machine = machine_of(present_name(name))
+        for key in launch.open_keys:
+            if key in _DECIDES:
+                give_up(draft, document.where(()), f"not yet: {key} of this recipe, which is computed (Bridge "
+                                                   f"{COMMIT}): give it as an override")
+    draft.infer("name", name, "the recipe's name" if document is not file.mapping() else "the file's name")
+    for other in files[1:]:
+        draft.fail(other.path, "a recipe of Bridge is one file")
+    reader = Reader(document)
+    _read_parts(reader, draft, gpus, machine)
+    read_rows(reader, draft, ROWS)
+    leave_rest(reader, draft)
+    if draft.wrong or draft.refused:
+        left = {(one.where, one.key) for one in draft.left}
+        draft.use(*(one for one in reader.handed_out()
+                    if (one.where, one.key) not in left and not draft.refuses(one.key)))
+    return draft.imported([reader], loose=loose)
+
+
+def _read_parts(reader: Reader, draft: Draft, gpus: Answer | None, machine: str) -> None:
+    read_model(reader, draft)
+    read_framework(reader, draft)
+    if machine and draft.answers.topology is None:
+        draft.infer("topology", machine, "the recipe's name says the GPU")
+    else:
+        read_machine(draft, None)
+    copies = reader.integer("ddp.num_distributed_optimizer_instances")
+    if copies is not None and copies.value > 1:
+        draft.put("mesh.dp_replicate", copies)
+    else:
+        draft.use(copies)
+    data = read_degrees(reader, draft, gpus)
+    read_lengths(reader, draft)
+    read_stages(reader, draft)
+    parallel = reader.flag("model.sequence_parallel")
+    if parallel is not None and parallel.value and draft.values.get("mesh", {}).get("tp", 1) == 1:
+        draft.infer("training.sequence_parallel", False, "switched off where tp is 1", parallel,  # noqa: FBT003
+                    source="Bridge models/transformer_config.py")
+    elif parallel is not None:
+        draft.put("training.sequence_parallel", parallel)
+    read_recompute(reader, draft)
+    read_formats(reader, draft)
+    read_states(reader, draft)
+    read_method(reader, draft)
+    read_loss(reader, draft)
+    read_experts(reader, draft)
+    read_graphs(reader, draft)
+    read_overlap(reader, draft, data)
+
+
+FORMAT: Final = Format("bridge", "Megatron-Bridge recipes and run_config.yaml", _recognises, _read)

@@ -1,0 +1,106 @@
+"""Keys of Megatron-Bridge's configurations that depend on no other key, and keys without effect."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from simcore.errors import Problem
+from simcore.recipes.draft import Draft
+from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled
+
+__all__ = ["ROWS", "give_up"]
+
+_OPTION: Final = "framework_options."
+_DEFAULT: Final = "as the simulation has it"
+
+
+def _option(key: str, kind: Any = "flag", usual: Any = None, name: str = "") -> Says:
+    return Says(f"model.{key}", f"{_OPTION}{name or key}", kind, idle={} if usual is None else {usual: _DEFAULT})
+
+
+SAID: Final[tuple[Row, ...]] = (
+    Says("train.micro_batch_size", "training.micro_batch_size"),
+    Says("train.global_batch_size", "training.global_batch_size"),
+    _option("num_layers_in_first_pipeline_stage", "integer"), _option("num_layers_in_last_pipeline_stage", "integer"),
+    _option("microbatch_group_size_per_vp_stage", "integer"),
+    _option("account_for_embedding_in_pipeline_split", usual=False),
+    _option("account_for_loss_in_pipeline_split", usual=False),
+    _option("transformer_impl", "text", "transformer_engine"), _option("attention_backend", "text", "auto"),
+    _option("bias_activation_fusion"), _option("apply_rope_fusion"), _option("masked_softmax_fusion", usual=True),
+    _option("gradient_accumulation_fusion", usual=True), _option("deterministic_mode", usual=False),
+    _option("use_transformer_engine_op_fuser", usual=False), _option("defer_embedding_wgrad_compute", usual=False),
+    _option("moe_grouped_gemm", usual=True), _option("moe_permute_fusion", usual=True),
+    _option("use_fused_weighted_squared_relu"), _option("moe_router_padding_for_quantization", usual=False),
+    _option("disable_parameter_transpose_cache", usual=False), _option("cp_comm_type", "text", "p2p"),
+    Says("ddp.bucket_size", f"{_OPTION}bucket_size"),
+    Says("optimizer.optimizer", "training.optimizer.name", "text",
+         {"adam": "adam", "sgd": "sgd", "muon": "dist_muon", "dist_muon": "dist_muon"}, what="the optimizer"),
+    Says("optimizer.main_params_dtype", "training.optimizer.master", "text", {"bf16": "bf16", "fp16": "fp16"},
+         {"fp32": _DEFAULT}, what="masters in"),
+)
+REFUSED: Final[tuple[Row, ...]] = (
+    Off("model.fine_grained_activation_offloading", "activations on the host"),
+    Off("model.cpu_offloading", "activations on the host"), Off("model.cpu_offloading_weights", "weights on the host"),
+    Off("model.moe_paged_stash", "pages of experts' activations"),
+    Off("model.attention_output_gate", "a gate of the attention's output"),
+    Off("model.freeze_language_model", "a frozen language model beside other towers"),
+    Off("model.apply_dsa_kernel_fusion", "sparse attention"), Off("model.use_fused_mhc", "hyper-connections"),
+    Off("model.freeze_sound_encoder", "towers beside text"),
+    Off("model.freeze_audio_model", "towers beside text"),
+    Off("ddp.nccl_ub", "buffers that NCCL registers"), Off("model.qk_clip", "clipping of query and key"),
+    Off("model.freeze_sound_projection", "towers beside text"),
+    Off("model.freeze_audio_projection", "towers beside text"),
+)
+IDLE: Final[tuple[Row, ...]] = (
+    Idle(("_target_", "train._target_", "dataset._target_", "ddp._target_", "optimizer._target_", "scheduler._target_",
+          "mixed_precision._target_", "comm_overlap._target_", "*.offline_packing_specs._target_"), "names of classes"),
+    Idle(("logger.*", "profiling.*", "straggler*", "nvrx*", "tensor_inspect*", "ft.*"), "logging and measuring"),
+    Idle(("checkpoint.*", "inprocess_restart*", "dist.*", "env_vars.*"), "files, and how ranks find each other"),
+    Idle(("scheduler.*", "validation.*", "rng.*", "rerun_state_machine.*", "optimizer.lr", "optimizer.*_lr",
+          "optimizer.adam_*", "optimizer.weight_decay", "optimizer.clip_grad", "optimizer.muon_*", "optimizer.lion_*",
+          "optimizer.apply_wd_to_qk_layernorm", "optimizer.bf16", "optimizer.fp16", "optimizer.sgd_*",
+          "optimizer.min_lr", "mixed_precision.*loss_scale*", "mixed_precision.hysteresis"),
+         "values of the optimizer's step"),
+    Idle(("train.train_iters", "train.manual_gc*", "train.exit_*", "train.eval_*", "train.check_*", "train.skip_*",
+          "train.empty_unused_memory_level"), "length of the run and pauses"),
+    Idle(("dataset.*", "tokenizer.*"), "which samples are read; their length is training.seq_len"),
+    Idle(("ddp.check_for_*", "ddp.average_in_collective", "ddp.gradient_reduce_div_fusion"), "values of gradients"),
+    Idle(("model.bf16", "model.fp16", "model.fp8*", "model.params_dtype*", "model.autocast_dtype*",
+          "model.pipeline_dtype*"), "mixed_precision says it"),
+    Idle(("model.init_method_std", "model.rotary_*", "model.moe_aux_loss_coeff", "model.mtp_loss_scaling_factor",
+          "model.moe_router_*", "model.use_te_rng_tracker", "model.moe_*_num_sms*", "model.moe_hybridep_*",
+          "model.attention_softmax_in_fp32", "model.apply_query_key_layer_scaling", "model.persist_layer_norm",
+          "model.calculate_per_token_loss", "model.bias_dropout_fusion", "model.should_pad_vocab",
+          "model.make_vocab_size_divisible_by", "model.hf_model_revision", "model.is_hybrid_model",
+          "model.high_priority_a2a_comm_stream", "model.moe_pad_experts_for_cuda_graph_inference",
+          "model.moe_paged_stash_*", "model.yarn_*", "model.mscale*", "model.tp_only_amax_red",
+          "model.fp8_output_proj", "model.mtp_eval_in_bf16", "model.offload_modules", "model.max_position_embeddings",
+          "comm_overlap.tp_comm_bootstrap_backend", "model.init_model_with_meta_device", "model.cpu_offloading_*",
+          "model.overlap_dispatch_*", "model.layernorm_epsilon", "model.tp_comm_overlap_*",
+          "model.freeze_vision_*", "mixed_precision.fp8_margin", "mixed_precision.fp8_amax_*",
+          "mixed_precision.params_dtype", "mixed_precision.pipeline_dtype", "mixed_precision.autocast*",
+          "model.batch_p2p_*", "model.overlap_p2p_comm", "model.deallocate_pipeline_outputs", "comm_overlap.align_*",
+          "comm_overlap.batch_p2p_comm", "comm_overlap.overlap_p2p_comm", "ddp.fsdp_manual_registration",
+          "optimizer.reuse_grad_buf_for_mxfp8_param_ag", "ddp.megatron_fsdp_*", "ddp.fsdp_db_*",
+          "model.external_cuda_graph",
+          "model.activation_offload_fraction", "model.delay_offload_*", "model.min_offloaded_tensor_size",
+          "model.fine_grained_offloading_*", "model.vision_cuda_graph_*", "model.max_vision_*",
+          "model.temporal_patch_dim", "model.dsa_*",
+          "model.variable_seq_lengths", "model.freeze_mtp_model",
+          "model.moe_permute_fusion_into_hybridep", "model.use_mamba_mem_eff_path", "model.fused_single_qkv_rope"),
+         "values within kernels that run in any case"),
+)
+"""The catch-all `dataset.*` is read last, after what says lengths."""
+NOT_MODELLED: Final[tuple[Row, ...]] = (
+    Unmodelled(("optimizer.overlap_param_gather_with_optimizer_step",
+                "comm_overlap.overlap_param_gather_with_optimizer_step"),
+               "the first parameters are gathered after the optimizer's step, not during it"),
+    Unmodelled(("model.moe_mlp_glu_interleave_size", "model.moe_expert_rank_capacity_factor"),
+               "the layout of experts' columns, and room for the rows of a rank"),
+)
+ROWS: Final[tuple[Row, ...]] = (*SAID, *REFUSED, *NOT_MODELLED, *IDLE)
+
+
+def give_up(draft: Draft, where: str, message: str) -> None:
+    """Refuses (NotYet) what several keys, or none, ask for together."""
+    draft.refused.append(Problem(where, message))

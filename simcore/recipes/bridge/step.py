@@ -1,0 +1,274 @@
+"""Formats, recomputation, adapters, lengths, experts and graphs of Megatron-Bridge's configurations."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.recipes.bridge.rows import give_up
+from simcore.recipes.draft import Draft
+from simcore.recipes.reader import Reader
+
+__all__ = ["read_experts", "read_formats", "read_framework", "read_graphs", "read_lengths", "read_loss", "read_method",
+           "read_recompute", "read_stages", "read_states"]  # fmt: skip
+
+_OPTION: Final = "framework_options."
+_PRESETS: Final = {"bf16_mixed": "", "bf16_with_fp8_current_scaling_mixed": "tensorwise",
+                   "bf16_with_fp8_delayed_scaling_mixed": "delayed", "bf16_with_mxfp8_mixed": "mxfp8",
+                   "bf16_with_fp8_subchannel_scaling_mixed": "blockwise",
+                   "nemotron_h_bf16_with_fp8_current_scaling_mixed": "tensorwise",
+                   "nanov2_bf16_with_fp8_current_scaling_mixed": "blockwise"}
+_ENDS: Final = {"nemotron_h_bf16_with_fp8_current_scaling_mixed": 2, "nanov2_bf16_with_fp8_current_scaling_mixed": 2,
+                "bf16_with_fp8_current_scaling_mixed": 1}
+"""Layers at each end in bf16, by preset (training/mixed_precision.py)."""
+
+
+def read_framework(reader: Reader, draft: Draft) -> None:
+    """Writes the framework: Megatron-FSDP if the configuration of DDP asks for it, with its own options."""
+    fsdp = reader.flag("ddp.use_megatron_fsdp")
+    own = {name: reader.take(f"ddp.{name}") for name in (
+        "data_parallel_sharding_strategy", "outer_dp_sharding_strategy", "suggested_communication_unit_size",
+        "fsdp_double_buffer", "keep_fp8_transpose_cache")}
+    scatter = [reader.flag(f"{block}.use_distributed_optimizer") for block in ("ddp", "optimizer")]
+    draft.infer("framework", "megatron_fsdp" if fsdp and fsdp.value else "megatron",
+                "ddp.use_megatron_fsdp" if fsdp else "recipes of Bridge", fsdp)
+    draft.infer("framework_version", "main 2026-08-22", "the release of the recipes")
+    for name, one in own.items():
+        if one is not None and fsdp and fsdp.value and one.value not in (False, "no_shard" if "outer" in name else 0):
+            draft.put(f"{_OPTION}{name}", one)
+        else:
+            draft.idle(one, "it is Megatron-FSDP's")
+    draft.use(*scatter)
+    said = [one for one in scatter if one is not None]
+    if said and not any(one.value for one in said) and not (fsdp and fsdp.value):
+        draft.infer(f"{_OPTION}use_distributed_optimizer", False, "neither ddp nor the optimizer asks for it",  # noqa: FBT003
+                    *said, source="Bridge training/config.py, _validate_and_sync_distributed_optimizer_settings")
+
+
+def read_formats(reader: Reader, draft: Draft) -> None:
+    """Writes formats: mixed_precision wins over ddp (training/mixed_precision.py, setup)."""
+    preset = None if reader.is_mapping("mixed_precision") else reader.text("mixed_precision")
+    kind, recipe, narrow = (reader.text(f"mixed_precision.{name}") for name in ("fp8", "fp8_recipe", "fp4"))
+    half, wide = reader.flag("mixed_precision.fp16"), reader.flag("mixed_precision.fp32")
+    draft.use(reader.flag("mixed_precision.bf16"), half, wide, preset, kind, recipe, narrow)
+    name = preset.value.replace("-", "_") if preset else "bf16_mixed"
+    if name not in _PRESETS:
+        give_up(draft, preset.where if preset else draft.path, f"not yet: mixed_precision {name}")
+    scaling = recipe.value if kind and recipe else _PRESETS.get(name, "")
+    compute = "fp4" if narrow else "fp8" if scaling else "fp16" if half and half.value else "bf16"
+    draft.infer("training.precision.compute", compute, "mixed_precision", preset, kind, narrow)
+    grads = [reader.flag(f"{block}.grad_reduce_in_fp32") for block in ("mixed_precision", "ddp")]
+    draft.use(*grads)
+    said = grads[0] if grads[0] is not None or preset is None else None
+    wins = said or (None if preset else grads[1])
+    base = "fp16" if half and half.value else "bf16"
+    value = base if wins and not wins.value else "fp32"
+    for key in ("main_grads", "grad_reduce"):
+        draft.infer(f"training.precision.{key}", value, "grad_reduce_in_fp32", wins)
+    if scaling:
+        draft.infer(f"{_OPTION}fp8_recipe", scaling, "mixed_precision.fp8_recipe", recipe or preset)
+    if preset and name in _ENDS:
+        draft.infer(f"{_OPTION}first_last_layers_bf16", True, f"mixed_precision {name}", preset)  # noqa: FBT003
+        for end in ("start", "end"):
+            draft.infer(f"{_OPTION}num_layers_at_{end}_in_bf16", _ENDS[name], f"mixed_precision {name}", preset)
+    _read_narrow(reader, draft, compute)
+
+
+def _read_narrow(reader: Reader, draft: Draft, compute: str) -> None:
+    """Settings of fp8 and fp4 beside their recipe."""
+    on = compute in ("fp8", "fp4")
+    for name in ("fp8_param_gather", "first_last_layers_bf16", "fp8_wgrad", "fp8_dot_product_attention",
+                 "fp8_multi_head_attention", "reuse_grad_buf_for_mxfp8_param_ag", "fp4_param_gather"):
+        one = reader.flag(f"mixed_precision.{name}")
+        matters = on and (compute == "fp4") >= name.startswith("fp4") and not (compute == "fp4" and name.startswith(
+            ("fp8", "reuse")))
+        if one is not None and matters and (one.value or name in ("fp8_param_gather", "first_last_layers_bf16")):
+            draft.put(f"{_OPTION}{name}", one)
+        else:
+            draft.idle(one, "nothing depends on it with these formats")
+    further = reader.flag("model.keep_mtp_spec_in_bf16")
+    if further is not None and further.value and on:
+        draft.put(f"{_OPTION}keep_mtp_spec_in_bf16", further)
+    else:
+        draft.idle(further, "everything is in bf16")
+    ends = reader.flag("model.first_last_layers_bf16")
+    draft.idle(ends, "mixed_precision says it")
+    for count in (reader.integer(f"mixed_precision.num_layers_at_{end}_in_bf16") for end in ("start", "end")):
+        if count is not None and on and draft.values["framework_options"].get("first_last_layers_bf16"):
+            draft.put(f"{_OPTION}{count.path[-1]}", count)
+        else:
+            draft.idle(count, "no layers are kept in bf16")
+    draft.use(*(reader.take(f"mixed_precision.{name}") for name in ("fp8_param", "fp4_param", "fp4_recipe")),
+              reader.flag("ddp.reuse_grad_buf_for_mxfp8_param_ag"))
+
+
+def read_states(reader: Reader, draft: Draft) -> None:
+    """Writes who holds states of the optimizer, and their formats."""
+    precise = reader.flag("optimizer.use_precision_aware_optimizer")
+    first, second = reader.text("optimizer.exp_avg_dtype"), reader.text("optimizer.exp_avg_sq_dtype")
+    draft.use(precise, first, second, reader.text("optimizer.main_grads_dtype"))
+    rest = reader.flag("optimizer.store_param_remainders")
+    if precise is not None and precise.value and draft.values["framework"] == "megatron":
+        draft.put(f"{_OPTION}use_precision_aware_optimizer", precise)
+    draft.use(rest)
+    if rest is not None and not rest.value:
+        give_up(draft, rest.where, "not yet: optimizer.store_param_remainders: whole masters beside parameters")
+    if first is not None and first.value != "fp32":
+        draft.put("training.optimizer.moments", first)
+    if first and second and first.value != second.value:
+        give_up(draft, second.where, "not yet: moments of two formats")
+    offload = reader.flag("optimizer.optimizer_cpu_offload")
+    share = reader.number("optimizer.optimizer_offload_fraction")
+    if offload is not None and offload.value:
+        part = "host" if share is None or share.value == 1 else {"space": "host", "fraction": share.value}
+        draft.put("training.offload.optimizer", offload, part)
+        draft.use(share)
+    else:
+        draft.use(offload)
+        draft.idle(share, "the optimizer is on the device")
+
+
+def read_recompute(reader: Reader, draft: Draft) -> None:
+    """Writes recomputation, as in Megatron's arguments."""
+    kind, method, count = (reader.text("model.recompute_granularity"), reader.text("model.recompute_method"),
+                           reader.integer("model.recompute_num_layers"))
+    modules = reader.words("model.recompute_modules")
+    if kind is None:
+        draft.idle([one for one in (method, count, modules) if one], "nothing is recomputed without a granularity")
+    elif kind.value == "selective":
+        draft.infer("training.recompute", list(modules.value) if modules and modules.value else ["core_attn"],
+                    "recompute_modules", modules, kind)
+        draft.idle([one for one in (method, count) if one], "they are of granularity full")
+    else:
+        size = count.value if count else 1
+        by_block = method is not None and method.value == "block"
+        value = {"mode": "block", "num_layers": size} if by_block else "full" if size == 1 else {
+            "mode": "uniform", "num_layers": size}
+        draft.infer("training.recompute", value, "recompute_granularity, method and num_layers", kind, method, count)
+        draft.idle(modules, "they are of granularity selective")
+
+
+def read_method(reader: Reader, draft: Draft) -> None:
+    """Writes adapters (peft): LoRA, or DoRA."""
+    target = reader.text("peft._target_")
+    rank, alpha, dropout = (reader.integer("peft.dim"), reader.number("peft.alpha"), reader.number("peft.dropout"))
+    wanted, unwanted = reader.words("peft.target_modules"), reader.words("peft.exclude_modules")
+    if target is None:
+        draft.use(rank, alpha, dropout, wanted, unwanted)
+        return
+    kind = target.value.rpartition(".")[2]
+    if kind not in ("LoRA", "DoRA"):
+        give_up(draft, target.where, f"not yet: adapters of the kind {kind}")
+    draft.infer("training.method", "lora", "peft", target)
+    draft.infer("training.lora.rank", rank.value if rank else 32, "peft.dim, 32 by default", rank, target)
+    draft.infer("training.lora.alpha", alpha.value if alpha else 32.0, "peft.alpha, 32 by default", alpha, target)
+    if dropout is not None and dropout.value:
+        draft.put("training.lora.dropout", dropout)
+    else:
+        draft.use(dropout)
+    if kind == "DoRA":
+        draft.infer("training.lora.use_dora", value=True, rule="peft is DoRA")
+    if wanted is not None and wanted.value:
+        draft.put("training.lora.target_modules", wanted)
+    if unwanted is not None and unwanted.value:
+        draft.put("training.lora.exclude_modules", unwanted)
+    draft.use(wanted, unwanted, reader.flag("peft.normalize_moe_lora"), reader.text("peft.dropout_position"),
+              reader.text("peft.lora_A_init_method"), reader.text("peft.lora_B_init_method"))
+
+
+def read_lengths(reader: Reader, draft: Draft) -> None:
+    """Writes the length; offline packs fill it, and hold one sequence each unless the data says otherwise."""
+    own, data = reader.integer("model.seq_length"), reader.integer("dataset.seq_length")
+    pack = reader.integer("dataset.offline_packing_specs.packed_sequence_size")
+    packs = reader.flag("dataset.enable_offline_packing")
+    draft.use(own, data)
+    length = own or data
+    if packs is not None and packs.value:
+        draft.put("training.lengths", packs, "packed")
+        length = pack or length
+    draft.use(pack, packs)
+    answer = draft.answers.seq_len
+    if answer is not None:
+        draft.answered("training.seq_len", answer)
+    elif length is not None:
+        draft.put("training.seq_len", length)
+    else:
+        draft.ask("training.seq_len", "--seq-len N", "tokens of a sequence")
+
+
+def read_loss(reader: Reader, draft: Draft) -> None:
+    """Writes whose cross entropy runs. TransformerEngine 2.18 is locked: its gradient is not written over logits."""
+    fused, kind = reader.flag("model.cross_entropy_loss_fusion"), reader.text("model.cross_entropy_fusion_impl")
+    if fused is not None and not fused.value:
+        draft.put(f"{_OPTION}cross_entropy_loss_fusion", fused)
+        draft.idle(kind, "it is read only with cross_entropy_loss_fusion")
+    elif kind is not None:
+        draft.put("training.loss", kind, {"te": "te"}.get(kind.value, "megatron"))
+        draft.use(fused)
+    else:
+        draft.use(fused)
+
+
+def read_experts(reader: Reader, draft: Draft) -> None:
+    """Writes the dispatcher; a backend is read with the dispatcher flex. `ep` or `etp` of a recipe tell of experts."""
+    kind, backend = reader.text("model.moe_token_dispatcher_type"), reader.text("model.moe_flex_dispatcher_backend")
+    router, forced = reader.text("model.moe_router_dtype"), reader.flag("model.moe_router_force_load_balancing")
+    shared = reader.flag("model.moe_shared_expert_overlap")
+    if "ep" not in draft.values.get("mesh", {}) and "etp" not in draft.values.get("mesh", {}):
+        draft.idle([one for one in (kind, backend, router, forced, shared) if one],
+                   "the recipe has no degrees of experts")
+        return
+    capacity, pads = reader.number("model.moe_expert_capacity_factor"), reader.flag(
+        "model.moe_pad_expert_input_to_capacity")
+    draft.use(pads)
+    if capacity is not None and pads is not None and pads.value:
+        draft.put("training.routing.capacity_factor", capacity)
+    elif capacity is not None:
+        draft.unmodelled(capacity, "tokens beyond an expert's capacity are dropped: routing is taken as balanced")
+    if shared is not None and shared.value:
+        draft.put(f"{_OPTION}moe_shared_expert_overlap", shared)
+    else:
+        draft.use(shared)
+    if kind is not None:
+        draft.put(f"{_OPTION}moe_token_dispatcher_type", kind)
+    if backend is not None and kind is not None and kind.value == "flex":
+        draft.put(f"{_OPTION}moe_flex_dispatcher_backend", backend)
+    else:
+        draft.idle(backend, "it is read with the dispatcher flex")
+    if router is not None:
+        draft.put(f"{_OPTION}moe_router_dtype", router)
+    if forced is not None and forced.value and "routing" not in draft.values["training"]:
+        draft.put("training.routing", forced, "balanced")
+    else:
+        draft.use(forced)
+
+
+def read_graphs(reader: Reader, draft: Draft) -> None:
+    """Writes CUDA graphs; a scope without an implementation captures nothing."""
+    kind, warm = reader.text("model.cuda_graph_impl"), reader.integer("model.cuda_graph_warmup_steps")
+    scope, modules = reader.words("model.cuda_graph_scope"), reader.words("model.cuda_graph_modules")
+    if kind is None or kind.value == "none":
+        draft.idle([one for one in (kind, warm, scope, modules) if one], "nothing is captured")
+        return
+    draft.put(f"{_OPTION}cuda_graph_impl", kind)
+    draft.use(scope, modules)
+    said = modules or scope
+    named = [name for name in said.value if name != "full"] if said else []
+    if named and said:
+        draft.put(f"{_OPTION}cuda_graph_scope", said, named)
+    if warm is not None and warm.value != 3:
+        draft.put(f"{_OPTION}cuda_graph_warmup_steps", warm)
+    else:
+        draft.use(warm)
+
+
+def read_stages(reader: Reader, draft: Draft) -> None:
+    """Writes virtual stages, or a layout of the pipeline, which says them."""
+    layout, chunks = (reader.take("model.pipeline_model_parallel_layout"),
+                      reader.integer("model.virtual_pipeline_model_parallel_size"))
+    if layout is not None:
+        draft.put(f"{_OPTION}pipeline_model_parallel_layout", layout)
+        draft.use(chunks)
+    elif chunks is not None and chunks.value > 1:
+        draft.put("training.pipeline.virtual_stages", chunks)
+    else:
+        draft.use(chunks)

@@ -1,0 +1,44 @@
+"""Device memory of one rank at the peak of its step, by several measures.
+
+Input: the peak of allocated bytes. Output: what torch's allocator must reserve for it, memory outside the allocator,
+and the range by measured runs. The report has all of it; a search reads the verdict alone (`step_memory`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+
+from simcore.memory.outside_allocator import OutsideMemory
+from simcore.memory.reserved import Reserved, reserved
+from simcore.placement.plan import Plan
+from simcore.simulation.paging import paged_bytes, resident
+from simcore.simulation.simulation import Simulation
+
+__all__ = ["DeviceMemory", "device_memory"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Device memory of one rank, in bytes.
+
+    `seen`: what the allocator most likely holds, with its range; `device`: what the step needs, with `outside`, the
+    bytes outside the allocator by category; `band`: range of `device` by measured runs.
+    """
+
+    seen: Reserved
+    device: int
+    band: tuple[int, int]
+    outside: dict[str, int]
+
+
+def device_memory(simulation: Simulation, plan: Plan, allocated: int, held: Sequence[OutsideMemory]) -> DeviceMemory:
+    """Device memory of the plan's rank. `allocated`: at the peak of its step; `held`: outside the allocator."""
+    beside, states = sum(one.num_bytes for one in held), paged_bytes(plan)
+    seen = reserved(allocated, simulation.reserved_model(), simulation.usable_bytes() - beside)
+    needed = simulation.needed(allocated).plus(beside)
+    low, middle, high = (resident(simulation, states, end) for end in astuple(needed))
+    outside: dict[str, int] = {one.category: one.num_bytes for one in held}
+    if states:
+        outside["paged_states"] = middle
+    return DeviceMemory(seen, needed.middle + middle, (needed.low + low, needed.high + high), outside)

@@ -1,0 +1,185 @@
+"""Recipes of axolotl become the scenarios that a person would write; what cannot be followed is refused by its key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkout import ROOT
+from simcore.errors import RankscopeError
+from simcore.inputs.document import parse_document
+from simcore.inputs.scenario import Scenario, parse_scenario
+from simcore.recipes.answers import Answers
+from simcore.recipes.imported import Imported
+from simcore.recipes.importing import import_recipe
+from simcore.simulate import check
+
+RECIPE = """\
+base_model: qwen3-8b
+datasets: [{path: some/answers, type: alpaca}]
+sequence_len: 768
+micro_batch_size: 3
+gradient_accumulation_steps: 2
+bf16: auto
+attn_implementation: flash_attention_2
+optimizer: adamw_torch_fused
+"""
+QLORA = RECIPE + """\
+load_in_4bit: true
+adapter: qlora
+lora_r: 24
+lora_alpha: 48
+lora_dropout: 0.05
+lora_target_linear: true
+sample_packing: true
+gradient_checkpointing: true
+"""
+FSDP2 = RECIPE + """\
+fsdp_version: 2
+fsdp_config: {auto_wrap_policy: TRANSFORMER_BASED_WRAP, reshard_after_forward: true, offload_params: true}
+"""
+
+
+def imported(folder: Path, text: str, gpus: int | None = 4) -> Imported:
+    file = folder / "mine.yaml"
+    file.write_text(text, encoding="utf-8")
+    return import_recipe([str(file)], Answers.of_options(gpus, None, "dgx-h100"))
+
+
+def scenario(folder: Path, text: str, gpus: int = 4) -> Scenario:
+    found = imported(folder, text, gpus)
+    found.expect_complete()
+    result = parse_scenario(found.document())
+    assert check(result).problems == ()
+    return result
+
+
+def written(text: str) -> Scenario:
+    return parse_scenario(parse_document(text, "by-hand.yaml"))
+
+
+def changed(text: str, **keys: Any) -> str:
+    """The recipe with other values of top-level keys; None leaves one out."""
+    kept = [line for line in text.splitlines() if line.partition(":")[0] not in keys]
+    return "\n".join([*kept, *(f"{key}: {json.dumps(value)}" for key, value in keys.items() if value is not None), ""])
+
+
+def test_full_training_is_a_copy_on_each_gpu_in_16_bits(tmp_path: Path) -> None:
+    assert scenario(tmp_path, RECIPE) == written("""\
+name: mine
+model: qwen3-8b
+framework: ddp
+topology: dgx-h100
+mesh: {dp_replicate: 4}
+training:
+  seq_len: 768
+  micro_batch_size: 3
+  global_batch_size: 24
+  precision: {compute: bf16, params: bf16}
+  optimizer: {name: adamw, implementation: fused}
+framework_options: {attn_implementation: flash_attention_2}
+""")
+
+
+def test_packs_of_a_microbatch_are_one_row(tmp_path: Path) -> None:
+    assert scenario(tmp_path, QLORA, 1) == written("""\
+name: mine
+model: qwen3-8b
+framework: ddp
+topology: dgx-h100
+mesh: {dp_replicate: 1}
+training:
+  method: qlora
+  seq_len: 2304
+  packed_length: 768
+  lengths: packed
+  micro_batch_size: 1
+  global_batch_size: 2
+  recompute: full
+  precision: {compute: bf16, params: bf16}
+  lora:
+    rank: 24
+    alpha: 48
+    dropout: 0.05
+    target_modules: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]
+  optimizer: {name: adamw, implementation: fused}
+framework_options: {attn_implementation: flash_attention_2}
+""")
+
+
+def test_offload_takes_the_place_of_recomputing_beside_adapters_alone(tmp_path: Path) -> None:
+    """`_apply_activation_checkpointing` of axolotl's loaders/model.py."""
+    adapters = imported(tmp_path, changed(QLORA, activation_offloading=True)).values["training"]
+    text = changed(RECIPE, activation_offloading=True, gradient_checkpointing=True)
+    full = imported(tmp_path, text).values["training"]
+    assert (adapters["recompute"], full["recompute"]) == ("none", "full")
+    assert adapters["offload"] == full["offload"] == {"activations": "host"}
+
+
+def test_fsdp_2_shards_and_offloads_all_three(tmp_path: Path) -> None:
+    found = scenario(tmp_path, FSDP2)
+    assert (found.framework, found.mesh.dp_shard) == ("fsdp2", 4)
+    assert {found.training.offload.part(name)[0] for name in ("params", "gradients", "optimizer")} == {"host"}
+    assert found.framework_options == {"attn_implementation": "flash_attention_2", "reshard_after_forward": True,
+                                       "sync_gradients": "every"}
+
+
+def test_version_1_is_the_default_of_fsdp(tmp_path: Path) -> None:
+    found = scenario(tmp_path, changed(FSDP2, fsdp_version=None))
+    assert found.framework == "fsdp1"
+    assert found.training.precision.params == "auto"  # accelerate upcasts what it trains
+
+
+def test_a_published_run_is_the_scenario_that_it_is_measured_by(tmp_path: Path) -> None:
+    """The row of GPT-OSS with adapters, whose keys were translated by hand; its memory limit is of another card."""
+    rows = (ROOT / "tests/truth/measured/axolotl.jsonl").read_text(encoding="utf-8").splitlines()
+    row = next(row for row in map(json.loads, rows) if row["id"] == "axolotl-gptoss20b-lora")["scenario"]
+    text = changed(RECIPE, base_model="openai/gpt-oss-20b", sequence_len=4096, micro_batch_size=1,
+                   gradient_accumulation_steps=8, sample_packing=True, activation_offloading=True, adapter="lora",
+                   lora_r=8, lora_alpha=16, optimizer="adamw_torch_8bit", use_kernels=True,
+                   attn_implementation="kernels-community/vllm-flash-attn3",
+                   plugins=["axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"])
+    found = imported(tmp_path, text, 1)
+    found.expect_complete()
+    training = {**found.values["training"], "optimizer": {"name": "adamw", "moments": "int8"}}
+    assert training.pop("precision") == {"compute": "bf16", **row["training"].pop("precision")}
+    assert training == row["training"]
+    assert found.values["framework_options"] == row["framework_options"]
+
+
+@pytest.mark.parametrize(("keys", "told"), [
+    ({"deepspeed": "zero3.json"}, "DeepSpeed's configuration file"),
+    ({"tensor_parallel_size": 2}, "transformers' own parallelism"),
+    ({"optimizer": "adopt_adamw"}, "the optimizer adopt_adamw"),
+    ({"rl": "dpo"}, "training by dpo"),
+    ({"processor_type": "AutoProcessor"}, "a model with images or sound"),
+    ({"attn_implementation": "sdpa"}, "embeddings and norms in fp32"),
+    ({"plugins": ["axolotl.integrations.kernels.KernelsPlugin"]}, "the plugin KernelsPlugin"),
+    ({"experts_implementation": "scattermoe"}, "experts by scattermoe"),
+    ({"load_in_8bit": True}, "a packed base that is trained in full"),
+    ({"gradient_checkpointing": "unsloth"}, "checkpoints of kind unsloth"),
+    ({"adapter": "llama-adapter"}, "adapters of kind llama-adapter"),
+    ({"model_quantization_config": "Mxfp4Config"}, "stays in the format of its checkpoint"),
+    ({"adapter": "lora", "lora_target_modules": "model.layers.[0-9]+.mlp"}, "modules by a pattern"),
+    ({"micro_batch_size": "many"}, "micro_batch_size: expected a whole number"),
+    ({"micro_batchsize": 2}, "unknown key 'micro_batchsize'"),
+])
+def test_what_cannot_be_followed_is_refused_by_its_key(tmp_path: Path, keys: dict[str, Any], told: str) -> None:
+    with pytest.raises(RankscopeError) as caught:
+        imported(tmp_path, changed(RECIPE, **keys)).expect_complete()
+    assert told in str(caught.value)
+
+
+def test_the_number_of_gpus_is_asked_once(tmp_path: Path) -> None:
+    with pytest.raises(RankscopeError) as caught:
+        imported(tmp_path, RECIPE, None).expect_complete()
+    assert [str(one) for one in caught.value.problems] == [
+        f"{tmp_path / 'mine.yaml'}: the recipe leaves open: number of GPUs; answer with --gpus N"]
+
+
+def test_gpus_that_contradict_the_recipe_are_told(tmp_path: Path) -> None:
+    with pytest.raises(RankscopeError, match="dp_shard_size 3"):
+        imported(tmp_path, FSDP2 + "dp_shard_size: 3\n").expect_complete()

@@ -1,0 +1,211 @@
+"""Recipes of Megatron-Bridge become the scenarios that a person would write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from simcore.errors import InputError
+from simcore.inputs.document import parse_document
+from simcore.inputs.scenario import parse_scenario
+from simcore.recipes.answers import Answers
+from simcore.recipes.bridge.named import launch_of, recipes
+from simcore.recipes.imported import Imported
+from simcore.recipes.importing import import_recipe
+from simcore.simulate import check
+
+NANO = "nemotron_3_nano_pretrain_8gpu_h100_bf16_config"
+WRITTEN = f"""\
+name: {NANO}
+framework: megatron
+framework_version: main 2026-08-22
+topology: dgx-h100
+model: {{config: nemotron-3-nano-30b-a3b}}
+mesh: {{dp_shard: 8, ep: 8, etp: 1}}
+training:
+  seq_len: 4096
+  micro_batch_size: 1
+  global_batch_size: 1024
+  sequence_parallel: false
+  recompute: [moe, layernorm]
+  loss: megatron
+  precision: {{main_grads: bf16, grad_reduce: bf16}}
+  optimizer: {{name: adam}}
+framework_options:
+  moe_token_dispatcher_type: flex
+  moe_flex_dispatcher_backend: hybridep
+  moe_router_dtype: fp32
+  cuda_graph_impl: transformer_engine
+  cuda_graph_scope: [attn, mamba]
+  attention_backend: fused
+  use_fused_weighted_squared_relu: true
+  apply_rope_fusion: true
+  bucket_size: 134217728
+"""
+
+
+def imported(folder: Path, text: str, gpus: int | None = None, topology: str = "", name: str = "run.sh") -> Imported:
+    (folder / name).write_text(text, encoding="utf-8")
+    return import_recipe([str(folder / name)], Answers.of_options(gpus, None, topology))
+
+
+def value(found: Imported, key: str) -> Any:
+    inner: Any = found.values
+    for part in key.split("."):
+        inner = inner.get(part) if isinstance(inner, dict) else None
+    return inner
+
+
+def messages(found: Imported) -> str:
+    return "\n".join(str(one) for one in (*found.wrong, *found.unknown, *found.refused, *found.questions))
+
+
+def test_a_recipe_by_name_is_the_scenario_that_a_person_would_write(tmp_path: Path) -> None:
+    found = imported(tmp_path, f"torchrun --nproc_per_node 8 scripts/training/run_recipe.py --recipe {NANO} \\\n"
+                               "  model.seq_length=4096\n")
+    found.expect_complete()
+    scenario, written = parse_scenario(found.document()), parse_scenario(parse_document(WRITTEN, "written.yaml"))
+    model = {"config": "nemotron-3-nano-30b-a3b", "overrides": {}}
+    assert {**scenario.normalised(), "model": model} == {**written.normalised(), "model": model}
+    assert check(scenario).problems == ()
+
+
+def test_a_provider_by_its_sizes_is_the_published_model(tmp_path: Path) -> None:
+    overrides = value(imported(tmp_path, NANO), "model.overrides")
+    published = __import__("json").loads((Path(__file__).parents[3] / "simcore" / "models" / "presets" / (
+        "nemotron-3-nano-30b-a3b.json")).read_text(encoding="utf-8"))
+    assert {name: published[name] for name in overrides if name in published} == {
+        name: size for name, size in overrides.items() if name in published}
+    assert len(overrides) > 12
+
+
+def test_an_override_has_its_line_and_the_rest_the_name(tmp_path: Path) -> None:
+    found = imported(tmp_path, f"run {NANO} \\\n model.tensor_model_parallel_size=2 \\\n"
+                               " model.sequence_parallel=true\n")
+    origins = {".".join(map(str, path)): str(origin) for path, origin in found.origins.items()}
+    assert "run.sh:2 " in origins["mesh.tp"]
+    assert f"run.sh:1 {NANO}" in origins["training.micro_batch_size"]
+    assert value(found, "mesh") == {"tp": 2, "ep": 8, "etp": 1, "dp_shard": 4}
+
+
+@pytest.mark.parametrize(("override", "key", "expected"), [
+    ("model.cross_entropy_fusion_impl=te", "training.loss", "te"),
+    ("mixed_precision=bf16_with_mxfp8_mixed", "framework_options.fp8_recipe", "mxfp8"),
+    ("mixed_precision=bf16_with_fp8_current_scaling_mixed", "framework_options.num_layers_at_end_in_bf16", 1),
+    ("mixed_precision.grad_reduce_in_fp32=true", "training.precision.main_grads", "fp32"),
+    ("ddp.use_megatron_fsdp=true", "framework", "megatron_fsdp"),
+    ("ddp.overlap_grad_reduce=false", "framework_options.overlap_grad_reduce", None),
+    ("comm_overlap.overlap_grad_reduce=false", "framework_options.bucket_size", None),
+    ("comm_overlap.overlap_grad_reduce=false", "framework_options.overlap_grad_reduce", False),
+    ("ddp.use_distributed_optimizer=false", "framework_options.use_distributed_optimizer", None),
+    ("ddp.use_distributed_optimizer=false", "framework_options.bucket_size", None),
+    ("ddp.use_distributed_optimizer=false optimizer.use_distributed_optimizer=false",
+     "framework_options.use_distributed_optimizer", False),
+    ("model.recompute_granularity=full", "training.recompute", "full"),
+    ("optimizer.use_precision_aware_optimizer=true", "framework_options.use_precision_aware_optimizer", True),
+    ("model.moe_token_dispatcher_type=alltoall", "framework_options.moe_flex_dispatcher_backend", None),
+    ("model.cuda_graph_impl=none", "framework_options.cuda_graph_impl", None),
+])
+def test_a_key_is_read_as_bridge_means_it(tmp_path: Path, override: str, key: str, expected: Any) -> None:
+    found = imported(tmp_path, f"{NANO} {override}")
+    assert value(found, key) == expected, messages(found)
+
+
+def test_experts_are_not_split_by_width_unless_asked(tmp_path: Path) -> None:
+    text = RUN_CONFIG.replace("  tensor_model_parallel_size: 2\n", "  tensor_model_parallel_size: 2\n"
+                              "  num_moe_experts: 8\n  moe_router_topk: 2\n  expert_model_parallel_size: 4\n")
+    found = imported(tmp_path, text, 8, "dgx-h100", "run_config.yaml")
+    assert value(found, "mesh.etp") == 1
+    assert value(imported(tmp_path, text.replace("expert_model_parallel_size: 4", "expert_model_parallel_size: 1"), 8,
+                          "dgx-h100", "run_config.yaml"), "mesh.etp") is None
+
+
+def test_adapters_and_packs_are_read(tmp_path: Path) -> None:
+    found = imported(tmp_path, "llama3_8b_peft_1gpu_h100_bf16_config")
+    assert value(found, "training.method") == "lora"
+    assert value(found, "training.lengths") == "packed"
+    assert value(found, "model") == "meta-llama/Meta-Llama-3-8B"
+    assert value(found, "topology") == "dgx-h100"
+    older = imported(tmp_path, "llama3_8b_peft_config")
+    assert {**older.values, "name": ""} == {**found.values, "name": ""}
+
+
+@pytest.mark.parametrize(("text", "told"), [
+    (f"{NANO} model.no_such_key=1", "unknown key 'model.no_such_key'"),
+    (f"{NANO} optimizer.exp_avg_sq_dtype=bf16 optimizer.exp_avg_dtype=fp16", "moments of two formats"),
+    (f"{NANO} model.activation_func=silu", "silu in a hybrid"),
+    (f"{NANO} mixed_precision=odd_mixed", "mixed_precision odd_mixed"),
+    (f"{NANO} model.pipeline_model_parallel_size=3", "no multiple of"),
+    ("nemotron_3_5_lightning_peft_config", "number of GPUs"),
+])
+def test_what_cannot_be_said_is_named(tmp_path: Path, text: str, told: str) -> None:
+    assert told in messages(imported(tmp_path, text))
+
+
+@pytest.mark.parametrize(("text", "told"), [
+    (f"{NANO} model.seq_length=$LENGTH", "its value depends on $LENGTH"),
+    (f"{NANO}\n{NANO}", "expected one command with the name of a recipe, got 2"),
+    (f"{NANO} model.seq_length='!!python/object/apply:os.system [ls]'", "tag"),
+])
+def test_a_launch_that_is_not_clear_is_refused(text: str, told: str) -> None:
+    with pytest.raises(InputError, match=told.replace("$", r"\$")):
+        launch_of(text, "run.sh")
+
+
+def test_every_recipe_of_the_table_is_read_without_a_mistake_of_ours(tmp_path: Path) -> None:
+    """A tenth of them here, by their order; each ends in a scenario, in questions, or in refusals by name."""
+    for name in [*recipes()][::10]:
+        found = imported(tmp_path, name, None if "gpu_" in name else 64, "" if "gpu_" in name else "dgx-h100")
+        assert found.values["framework"].startswith("megatron") or found.wrong
+        assert not [one for one in found.unknown if ".cuda" in one.message]
+
+
+RUN_CONFIG = """\
+_target_: megatron.bridge.training.config.ConfigContainer
+train: {_target_: TrainingConfig, micro_batch_size: 1, global_batch_size: 32, train_iters: 10}
+model:
+  _target_: megatron.bridge.models.llama.llama_provider.Llama3ModelProvider
+  num_layers: 16
+  hidden_size: 2048
+  ffn_hidden_size: 8192
+  num_attention_heads: 32
+  num_query_groups: 8
+  kv_channels: 64
+  max_position_embeddings: 131072
+  vocab_size: 128256
+  should_pad_vocab: false
+  share_embeddings_and_output_weights: false
+  activation_func: {_call_: false, _target_: torch.nn.functional.silu}
+  gated_linear_unit: true
+  add_bias_linear: false
+  add_qkv_bias: false
+  normalization: RMSNorm
+  position_embedding_type: rope
+  attention_dropout: 0.0
+  hidden_dropout: 0.0
+  tensor_model_parallel_size: 2
+  sequence_parallel: true
+  seq_length: 4096
+  rotary_percent: 1.0
+  bf16: true
+  use_cpu_initialization: false
+  cross_entropy_loss_fusion: true
+  cross_entropy_fusion_impl: te
+  apply_rope_fusion: true
+optimizer: {optimizer: adam, use_distributed_optimizer: true}
+ddp: {grad_reduce_in_fp32: true, use_distributed_optimizer: true, overlap_grad_reduce: true, overlap_param_gather: true}
+mixed_precision: {bf16: true, grad_reduce_in_fp32: true}
+"""
+
+
+def test_the_configuration_that_a_run_writes_is_read_by_its_sizes(tmp_path: Path) -> None:
+    found = imported(tmp_path, RUN_CONFIG, 8, "dgx-h100", "run_config.yaml")
+    assert messages(found) == ""
+    assert value(found, "model.config") == "gpt2"
+    assert value(found, "model.overrides.n_inner") == 8192
+    assert value(found, "model.overrides.num_query_groups") == 8
+    assert value(found, "model.overrides.vocab_size") == 128256
+    assert value(found, "mesh") == {"tp": 2, "dp_shard": 4}
+    assert check(parse_scenario(found.document())).problems == ()

@@ -1,0 +1,75 @@
+"""Rows of a search: one a candidate, with the keys that make it and what became of it, adding up to the counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from search.test_search import BASE, BOTH, SMALL
+from simcore.inputs.loading import changed
+from simcore.search.condition import condition
+from simcore.search.rows import COLUMNS
+from simcore.search.search import Search, search
+from simcore.search.space import candidates, space_of
+from simcore.simulate import simulate
+from simcore.tables import data_set
+from simcore.tables.data_set import data_of
+from simcore.tables.tabulate import ROW_FIELDS, table
+
+pyarrow = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: no rows were written")
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    return [row for path in data_of(folder) for row in pyarrow.read_table(path).to_pylist()]
+
+
+def test_rows_add_up_to_the_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_set, "ROWS", 16)
+    space = space_of(BASE, gpus=(4,), free=SMALL, frameworks=("fsdp2", "megatron"),
+                     conditions=[condition("peak_gib < 20")])
+    answer = search(Search(space, BOTH, top=2), kept=tmp_path)
+    rows, counts = read(tmp_path), answer.counts
+    assert [row["candidate"] for row in rows] == [*range(counts.candidates)]
+    assert len(rows) > 16
+    found = Counter(row["outcome"] for row in rows)
+    assert found == Counter({"refused": counts.refused, "at_rest": counts.at_rest, "oom": counts.oom,
+                             "unsure": counts.unsure, "excluded": counts.excluded, "slower": counts.slower,
+                             "ranked": counts.ranked + counts.alike})
+    best = answer.best[0]
+    assert any((row["step_s"], row["peak_bytes"], row["framework"], row["num_gpus"]) == (
+        best.step_s, best.peak_bytes, best.framework, best.num_gpus) for row in rows)
+    assert Counter(row["problems"] for row in rows if row["outcome"] == "refused").total() == counts.refused
+
+
+def test_a_row_has_the_keys_that_a_batch_would_have(tmp_path: Path) -> None:
+    space = space_of(BASE, gpus=(2,), frameworks=("fsdp2", "megatron"), free={"mesh": (), "options": ()})
+    every = [*candidates(space)]
+    search(Search(space, BOTH), kept=tmp_path)
+    shared = {field.column.name for field in ROW_FIELDS} & {column.name for column in COLUMNS}
+    shared -= {"status", "verdict", "problems", "evidence", "headroom_bytes", "peak_bytes", "step_s", "mfu",
+               "tokens_per_s_per_gpu", "cost_per_million_tokens_usd"}
+    assert {"framework_options", "tp", "etp", "training.recompute", "training.precision.params", "method"} <= shared
+    rows = read(tmp_path)
+    compared = 0
+    for row, candidate in list(zip(rows, every, strict=True)):
+        if row["outcome"] != "refused" and compared < 8:
+            (record,) = table([simulate(changed(BASE, candidate), timed=False)]).records
+            assert {name: row[name] for name in shared} == {name: record[name] for name in shared}
+            compared += 1
+    assert compared > 5
+
+
+def test_a_search_that_was_stopped_has_the_same_rows(tmp_path: Path) -> None:
+    question = Search(space_of(BASE, gpus=(2,), free=SMALL), BOTH)
+    search(question, kept=tmp_path / "whole")
+    search(question, kept=tmp_path / "again")
+    journal = tmp_path / "again/journal.jsonl"
+    journal.write_bytes(journal.read_bytes()[:-200])
+    (tmp_path / "again/data/_about.json").write_text('{"version": 1, "rows": 0}')
+    search(question, kept=tmp_path / "again")
+    whole, again = ({path.name: path.read_bytes() for path in (tmp_path / name / "data").iterdir()}
+                    for name in ("whole", "again"))
+    assert whole == again

@@ -1,0 +1,387 @@
+"""A small interpreter of Megatron-Bridge's recipes: assignments, calls within the package, and known conditions.
+
+`Package` holds the modules of one version by their syntax trees; `Run.call` gives the value of a function. Classes
+become a `Thing`: what is given to them, or set on them. What is not known is `UNKNOWN`. Nothing is imported or run.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import subprocess
+import tarfile
+
+VERSION = "067f987df03b8355b03192d88d70f1709fedf51a"
+ROOT = "src/megatron/bridge/"
+ROOMS = ("recipes/", "perf_recipes/", "training/", "utils/", "peft/", "models/")
+DTYPES = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16", "uint8": "fp8", "float8_e4m3fn": "fp8"}
+OF_MODELS = ("to_megatron_provider", "get_model_config", "to_megatron_model", "finalize", "__post_init__")
+"""Methods of a model that give the model itself."""
+BUDGET = 200_000
+"""Statements of one recipe."""
+
+
+class Unknown:
+    """A value that is not known."""
+
+
+UNKNOWN = Unknown()
+
+
+class Returned(Exception):
+    """Carries a function's value out of its statements."""
+
+
+class Thing:
+    """An object of a class that is not read further: what was set of it."""
+
+    def __init__(self, name, values):
+        self.values = {"_target_": name} | values
+
+
+class Package:
+    """Modules of the package by their dotted names; their functions, constants and imports."""
+
+    def __init__(self, git):
+        command = ["git", f"--git-dir={git}", "archive", VERSION, *(f"{ROOT}{room}" for room in ROOMS)]
+        archive = subprocess.run(command, capture_output=True, check=True).stdout
+        self.modules = {}
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+            for one in tar:
+                if one.isfile() and one.name.endswith(".py"):
+                    dotted = one.name.removeprefix("src/").removesuffix(".py").replace("/", ".")
+                    tree = ast.parse(tar.extractfile(one).read())
+                    is_package = dotted.endswith(".__init__")
+                    self.modules[dotted.removesuffix(".__init__")] = Module(dotted.removesuffix(".__init__"),
+                                                                            is_package, tree)
+
+    def find(self, module, name, depth=0):
+        """(module, node) in which a name of a module is defined; None for names of other packages."""
+        if module not in self.modules or depth > 8:
+            return None
+        held = self.modules[module]
+        if name in held.defined:
+            return held, held.defined[name]
+        if name in held.imported:
+            source, original = held.imported[name]
+            return self.find(source, original, depth + 1)
+        return None
+
+
+class Module:
+    """One module."""
+
+    def __init__(self, name, is_package, tree):
+        self.name, self.defined, self.imported = name, {}, {}
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                self.defined[node.name] = node
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                self.defined[node.targets[0].id] = node.value
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+                self.defined[node.target.id] = node.value
+            elif isinstance(node, ast.ImportFrom):
+                parts = name.split(".") if is_package else name.split(".")[:-1]
+                base = ".".join(parts[:len(parts) - node.level + 1]) if node.level else ""
+                source = ".".join(part for part in (base, node.module or "") if part)
+                for one in node.names:
+                    self.imported[one.asname or one.name] = (source, one.name)
+
+
+class Run:
+    """The interpreter of one recipe."""
+
+    def __init__(self, package):
+        self.package, self.spent, self.depth = package, 0, 0
+
+    def call(self, module, function, args, words):
+        """Value of a function; UNKNOWN if it is too deep."""
+        if self.depth > 24:
+            return UNKNOWN
+        names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+        scope = dict(zip(names, args, strict=False))
+        defaults = dict(zip(names[len(names) - len(function.args.defaults):], function.args.defaults, strict=True))
+        defaults |= {one.arg: value for one, value in zip(function.args.kwonlyargs, function.args.kw_defaults,
+                                                          strict=True) if value is not None}
+        scope |= {name: words.get(name, UNKNOWN) if name in words else self.value(module, {}, node)
+                  for name, node in defaults.items() if name not in scope}
+        scope |= words
+        if function.args.kwarg:
+            known = {*names, *(one.arg for one in function.args.kwonlyargs)}
+            scope[function.args.kwarg.arg] = {name: one for name, one in words.items() if name not in known}
+        self.depth += 1
+        try:
+            self.statements(module, scope, function.body)
+        except Returned as returned:
+            return returned.args[0]
+        finally:
+            self.depth -= 1
+        return None
+
+    def statements(self, module, scope, body):
+        for node in body:
+            self.spent += 1
+            if self.spent > BUDGET:
+                raise RuntimeError("too many statements")
+            self.statement(module, scope, node)
+
+    def statement(self, module, scope, node):  # noqa: C901 - one branch a kind
+        if isinstance(node, ast.Return):
+            raise Returned(self.value(module, scope, node.value) if node.value else None)
+        if isinstance(node, ast.Assign):
+            value = self.value(module, scope, node.value)
+            for target in node.targets:
+                self.assign(module, scope, target, value)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            self.assign(module, scope, node.target, self.value(module, scope, node.value))
+        elif isinstance(node, ast.Expr):
+            self.value(module, scope, node.value)
+        elif isinstance(node, ast.If):
+            test = self.value(module, scope, node.test)
+            if test is not UNKNOWN:
+                self.statements(module, scope, node.body if test else node.orelse)
+        elif isinstance(node, ast.For):
+            items = self.value(module, scope, node.iter)
+            for one in items if isinstance(items, list | tuple) else ():
+                self.assign(module, scope, node.target, one)
+                self.statements(module, scope, node.body)
+        elif isinstance(node, ast.ImportFrom):
+            for one in node.names:
+                source = ".".join([*module.name.split(".")[:-node.level or None], node.module or ""]).strip(
+                    ".") if node.level else node.module
+                scope[one.asname or one.name] = Name(source, one.name)
+        elif isinstance(node, ast.Try | ast.With):
+            self.statements(module, scope, node.body)
+
+    def assign(self, module, scope, target, value):
+        if isinstance(target, ast.Name):
+            scope[target.id] = value
+        elif isinstance(target, ast.Attribute):
+            held = self.value(module, scope, target.value)
+            if isinstance(held, Thing):
+                held.values[target.attr] = value
+        elif isinstance(target, ast.Subscript):
+            held, key = self.value(module, scope, target.value), self.value(module, scope, target.slice)
+            if isinstance(held, dict | list) and not isinstance(key, Unknown):
+                held[key] = value
+        elif isinstance(target, ast.Tuple) and isinstance(value, list | tuple):
+            for one, part in zip(target.elts, value, strict=False):
+                self.assign(module, scope, one, part)
+
+    def value(self, module, scope, node):
+        try:
+            return getattr(self, f"_{type(node).__name__.lower()}", lambda *_: UNKNOWN)(module, scope, node)
+        except Returned:
+            raise
+        except (TypeError, KeyError, ValueError, AttributeError, IndexError):
+            return UNKNOWN
+
+    # ---- expressions -------------------------------------------------------------------------------------------------
+    def _constant(self, module, scope, node):
+        return node.value
+
+    def _name(self, module, scope, node):
+        found = scope.get(node.id, self)
+        if found is not self:
+            return self._resolved(found) if isinstance(found, Name) else found
+        return self._resolved(Name(module.name, node.id))
+
+    def _resolved(self, name):
+        found = self.package.find(name.module, name.name)
+        if found is None:
+            return name
+        module, node = found
+        return Found(module, node) if isinstance(node, ast.FunctionDef | ast.ClassDef) else self.value(module, {}, node)
+
+    def _attribute(self, module, scope, node):
+        if isinstance(node.value, ast.Name) and node.value.id == "torch":
+            return DTYPES.get(node.attr, UNKNOWN)
+        held = self.value(module, scope, node.value)
+        if isinstance(held, Thing) and node.attr in OF_MODELS and node.attr not in held.values:
+            return Method(held, node.attr)
+        if isinstance(held, Thing):
+            return held.values.get(node.attr, UNKNOWN)
+        if isinstance(held, Name | Found | str | list | dict):
+            return Method(held, node.attr)
+        return UNKNOWN
+
+    def _joinedstr(self, module, scope, node):
+        parts = [self.value(module, scope, one.value) if isinstance(one, ast.FormattedValue) else one.value
+                 for one in node.values]
+        return UNKNOWN if any(isinstance(one, Unknown) for one in parts) else "".join(map(str, parts))
+
+    def _list(self, module, scope, node):
+        return [self.value(module, scope, one) for one in node.elts]
+
+    _set = _list
+
+    def _tuple(self, module, scope, node):
+        return tuple(self.value(module, scope, one) for one in node.elts)
+
+    def _dict(self, module, scope, node):
+        found = {}
+        for key, item in zip(node.keys, node.values, strict=True):
+            if key is None:
+                inner = self.value(module, scope, item)
+                found |= inner if isinstance(inner, dict) else {}
+            else:
+                found[self.value(module, scope, key)] = self.value(module, scope, item)
+        return found
+
+    def _subscript(self, module, scope, node):
+        held, key = self.value(module, scope, node.value), self.value(module, scope, node.slice)
+        return held[key] if isinstance(held, dict | list | tuple) else UNKNOWN
+
+    def _ifexp(self, module, scope, node):
+        test = self.value(module, scope, node.test)
+        return UNKNOWN if test is UNKNOWN else self.value(module, scope, node.body if test else node.orelse)
+
+    def _boolop(self, module, scope, node):
+        value = UNKNOWN
+        for one in node.values:
+            value = self.value(module, scope, one)
+            if value is UNKNOWN or bool(value) != isinstance(node.op, ast.And):
+                return value
+        return value
+
+    def _unaryop(self, module, scope, node):
+        value = self.value(module, scope, node.operand)
+        if value is UNKNOWN:
+            return value
+        return not value if isinstance(node.op, ast.Not) else -value
+
+    def _binop(self, module, scope, node):
+        left, right = self.value(module, scope, node.left), self.value(module, scope, node.right)
+        if isinstance(left, Unknown) or isinstance(right, Unknown):
+            return UNKNOWN
+        made = {ast.Add: lambda: left + right, ast.Mult: lambda: left * right, ast.Sub: lambda: left - right,
+                ast.FloorDiv: lambda: left // right, ast.Div: lambda: left / right, ast.Pow: lambda: left ** right,
+                ast.Mod: lambda: left % right}.get(type(node.op))
+        return made() if made else UNKNOWN
+
+    def _compare(self, module, scope, node):
+        left, right = self.value(module, scope, node.left), self.value(module, scope, node.comparators[0])
+        if isinstance(left, Unknown) or isinstance(right, Unknown) or len(node.ops) > 1:
+            return UNKNOWN
+        made = {ast.Eq: lambda: left == right, ast.NotEq: lambda: left != right, ast.Is: lambda: left is right,
+                ast.IsNot: lambda: left is not right, ast.In: lambda: left in right,
+                ast.NotIn: lambda: left not in right, ast.Gt: lambda: left > right, ast.GtE: lambda: left >= right,
+                ast.Lt: lambda: left < right, ast.LtE: lambda: left <= right}[type(node.ops[0])]
+        return made()
+
+    def _listcomp(self, module, scope, node):
+        items = self.value(module, scope, node.generators[0].iter)
+        if not isinstance(items, list | tuple) or node.generators[0].ifs:
+            return UNKNOWN
+        found = []
+        for one in items:
+            self.assign(module, scope, node.generators[0].target, one)
+            found.append(self.value(module, scope, node.elt))
+        return found
+
+    def _starred(self, module, scope, node):
+        return self.value(module, scope, node.value)
+
+    def _call(self, module, scope, node):
+        args = []
+        for one in node.args:
+            value = self.value(module, scope, one)
+            args += value if isinstance(one, ast.Starred) and isinstance(value, list | tuple) else [value]
+        words = {}
+        for one in node.keywords:
+            value = self.value(module, scope, one.value)
+            words |= {one.arg: value} if one.arg else value if isinstance(value, dict) else {}
+        name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+        if isinstance(node.func, ast.Name) and name in _BUILTINS:
+            return _BUILTINS[name](*args)
+        held = self.value(module, scope, node.func)
+        if isinstance(held, Method):
+            return self._method(held, args, words)
+        if isinstance(held, Found) and isinstance(held.node, ast.FunctionDef):
+            if name == "get_mixed_precision_config":
+                return self._precision(args[0])
+            if name in ("set_cuda_graph_modules", "clear_cuda_graph_modules"):
+                return self._graphs(*args)
+            return self.call(held.module, held.node, args, words)
+        if isinstance(held, Found):
+            return Thing(name, self._fields(held.module, held.node) | words)
+        return Thing(name, words) if name[:1].isupper() else UNKNOWN
+
+    def _fields(self, module, node):
+        """Defaults of a recipe's own dataclass, so far as they are literals; of others only what is given."""
+        if not module.name.startswith("megatron.bridge.training.mixed_precision"):
+            return {}
+        return {line.target.id: self.value(module, {}, line.value) for line in node.body
+                if isinstance(line, ast.AnnAssign) and line.value is not None}
+
+    def _graphs(self, model, modules=()):
+        """Names of modules, which utils/cuda_graph.py makes members of an enumeration."""
+        names = modules.split(",") if isinstance(modules, str) else modules
+        if isinstance(model, Thing):
+            model.values["cuda_graph_scope"] = [one for one in names if one not in ("", "full")] if isinstance(
+                names, list | tuple) else UNKNOWN
+
+    def _precision(self, given):
+        if not isinstance(given, str):
+            return given
+        module = self.package.modules["megatron.bridge.training.mixed_precision"]
+        function = module.defined.get(given.replace("-", "_"))
+        return self.call(module, function, [], {}) if isinstance(function, ast.FunctionDef) else UNKNOWN
+
+    def _method(self, held, args, words):
+        if held.name == "from_hf_pretrained":
+            return Thing("hf", {"hf_model_id": args[0] if args else words.get("pretrained_model_name_or_path")})
+        if held.name in OF_MODELS:
+            return held.value
+        if isinstance(held.value, dict) and held.name in ("get", "items", "keys", "values"):
+            return list(getattr(held.value, held.name)(*args)) if held.name != "get" else held.value.get(*args)
+        if isinstance(held.value, str) and held.name in ("lower", "upper", "replace", "startswith", "endswith"):
+            return getattr(held.value, held.name)(*args)
+        if isinstance(held.value, list) and held.name in ("append", "extend"):
+            return getattr(held.value, held.name)(*args)
+        return UNKNOWN
+
+
+class Found:
+    """A function or class, and the module that has it."""
+
+    def __init__(self, module, node):
+        self.module, self.node = module, node
+
+
+class Name:
+    """A name of another package, or one that is not found."""
+
+    def __init__(self, module, name):
+        self.module, self.name = module, name
+
+
+class Method:
+    """A method that is about to be called."""
+
+    def __init__(self, value, name):
+        self.value, self.name = value, name
+
+
+def _has(thing, name):
+    return name in thing.values if isinstance(thing, Thing) else UNKNOWN
+
+
+def _get(thing, name, default=UNKNOWN):
+    return thing.values.get(name, default) if isinstance(thing, Thing) else UNKNOWN
+
+
+def _is(value, kind):
+    if isinstance(kind, Name) and kind.name in ("str", "list", "tuple", "dict", "int"):
+        return isinstance(value, {"str": str, "list": list, "tuple": list, "dict": dict, "int": int}[kind.name])
+    return UNKNOWN
+
+
+def _set(thing, name, value):
+    if isinstance(thing, Thing):
+        thing.values[name] = value
+
+
+_BUILTINS = {"hasattr": _has, "getattr": _get, "isinstance": _is, "setattr": _set, "list": lambda one=(): list(one),
+             "len": len, "int": int, "str": str, "bool": bool, "max": max, "min": min, "cast": lambda kind, one: one,
+             "deepcopy": lambda one: one, "tuple": lambda one=(): list(one), "range": lambda *n: list(range(*n))}
