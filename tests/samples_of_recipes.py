@@ -125,6 +125,67 @@ MODEL_ARGS:
   --save: ${SAVE_PATH}
 TEST_TYPE: regular
 """),
+    "torchtitan": Sample("mine.toml", """\
+[job]
+description = "mine"
+
+[model]
+name = "qwen3"
+flavor = "14B"
+converters = []
+
+[optimizer]
+name = "AdamW"
+lr = 2e-4
+implementation = "foreach"
+
+[training]
+local_batch_size = 3
+global_batch_size = 48  # three accumulated
+seq_len = 256
+max_norm = 1.0
+dtype = "float32"
+mixed_precision_param = "bfloat16"
+mixed_precision_reduce = "float32"
+dataset = "c4"
+
+[training.dataloader]
+num_workers = 2
+
+[parallelism]
+data_parallel_replicate_degree = 2
+data_parallel_shard_degree = -1
+fsdp_reshard_after_forward = "always"
+tensor_parallel_degree = 1
+disable_loss_parallel = false
+pipeline_parallel_schedule = "Interleaved1F1B"
+context_parallel_rotate_method = "allgather"
+expert_parallel_degree = 1
+
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+early_stop = true
+
+[compile]
+enable = false
+components = [
+    "model",
+    "loss",
+]
+
+[quantize.linear.float8]
+filter_fqns = ["output"]
+
+[checkpoint]
+enable = false
+
+[validation]
+enable = false
+
+[debug]
+deterministic = true
+"""),
     "bridge": Sample("run_config.yaml", """\
 _target_: megatron.bridge.training.config.ConfigContainer
 train: {micro_batch_size: 2, global_batch_size: 64, train_iters: 100, manual_gc: true}

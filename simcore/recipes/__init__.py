@@ -4,11 +4,13 @@ Input: the files of a recipe, and answers to what it leaves open. Output: `Impor
 its keys, and what became of every key of the recipe. Start: `importing.import_recipe`.
 
 `importing`: files to `Imported`, also on the fly where a scenario is expected. `registry`, `format`: the formats, each
-a module or folder here with a `FORMAT`. `recipe_file`: text and values of a file. `reader`: hands out values and
-remembers them. `draft`: the scenario under way; a key that is handed out must be told what became of it. `answers`:
-what the user says. `rows`: tables of keys. `imported`: the result. `machine`, `world`: machine and ranks. `text`:
-YAML with origins.
-`automodel`: recipes of NeMo Automodel. `axolotl`: recipes of axolotl. `trl`: recipes of TRL. `alone`: files of
+a module or folder here with a `FORMAT`. `recipe_file`, `toml_lines`: text and values of a file. `reader`: hands out
+values and remembers them. `draft`: the scenario under way; a key that is handed out must be told what became of it.
+`answers`: what the user says. `rows`: tables of keys. `imported`: the result. `machine`, `world`: machine and ranks.
+`environment`: variables of a launch script. `text`: YAML with origins.
+
+Formats. `automodel`: recipes of NeMo Automodel. `axolotl`: recipes of axolotl. `trl`: recipes of TRL. `alone`: files of
 accelerate and DeepSpeed without a training script. `huggingface`: what the last three share. `megatron`: arguments of
-Megatron-LM. `bridge`: recipes of Megatron-Bridge. `shell`: reader of shell scripts.
+Megatron-LM. `bridge`: recipes of Megatron-Bridge. `torchtitan`: its job configurations. `shell`: reader of shell
+scripts. `launch`: launch commands beside a recipe.
 """

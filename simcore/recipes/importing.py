@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from simcore.errors import InputError, Problem
 from simcore.inputs.document import Document
-from simcore.recipes.answers import Answers
+from simcore.recipes.answers import Answer, Answers
+from simcore.recipes.environment import with_environment
+from simcore.recipes.format import Format
 from simcore.recipes.imported import Imported
+from simcore.recipes.launch.launch_of import launch_of
 from simcore.recipes.recipe_file import RecipeFile, read_files
 from simcore.recipes.registry import format_named, format_of, is_scenario, known_formats
 
@@ -24,16 +27,37 @@ def import_recipe(paths: Sequence[str], answers: Answers, named: str = "", *, lo
     format, or that a wrong `named` is given for; what the recipe leaves open or asks for in vain is in the result.
     """
     files = read_files(paths)
-    if named:
-        return format_named(named, f"--from {named}"[:120]).read(files, answers, loose)
-    if found := format_of(files):
+    found = (format_named(named, f"--from {named}"[:120]), files[0]) if named else format_of(files)
+    if found:
         first = found[1]
-        return found[0].read([first, *(file for file in files if file is not first)], answers, loose)
+        return _read(found[0], first, [file for file in files if file is not first], answers, loose=loose)
     for file in files:
         _ = file.document if _may_be_values(file) else None  # its own mistakes tell more
     names = ", ".join(one.name for one in known_formats())
     raise InputError(Problem(", ".join(map(str, paths)), f"is of no format that is recognised ({names}): --from says "
                                                          "which it is"))
+
+
+def _read(format_: Format, first: RecipeFile, rest: Sequence[RecipeFile], answers: Answers, *, loose: bool) -> Imported:
+    """Reads a recipe; a script or text among `rest` is its launch command, and answers for what it leaves open."""
+    scripts = [file for file in rest if not _may_be_values(file) and file.mapping() is None]
+    if not scripts:
+        return format_.read([first, *rest], answers, loose)
+    if len(scripts) > 1:
+        raise InputError(Problem(scripts[1].path, f"is a second launch command beside {scripts[0].path}: give one"))
+    launch = launch_of(scripts[0].text, scripts[0].path, first.path)
+    rest = [file for file in rest if file is not scripts[0]]
+    further, where = launch.further
+    if further and Path(further).name not in {Path(file.path).name for file in rest}:
+        raise InputError(Problem(where, f"names a further file, {further}: name it beside the recipe"))
+    if launch.overrides and first.mapping() is None:
+        raise InputError(Problem(launch.overrides[0].where, f"sets a key of {first.path}, which has no keys"))
+    told = Answer(launch.gpus.value, launch.gpus.where) if launch.gpus else None
+    if told and answers.gpus and told.value != answers.gpus.value:
+        raise InputError(Problem(told.where, f"starts {told.value} processes, which contradicts {answers.gpus.where}"))
+    answers = replace(answers, gpus=answers.gpus or told)
+    imported = format_.read([replace(first, overrides=launch.overrides), *rest], answers, loose)
+    return with_environment(imported, launch.environment)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,24 +10,30 @@ from pathlib import Path
 
 from simcore.errors import InputError, Problem
 from simcore.inputs.document import Document, parse_document, read_text
+from simcore.recipes.launch.arguments import Override
+from simcore.recipes.toml_lines import toml_lines
 
 __all__ = ["RecipeFile", "read_files"]
 
 
 @dataclass(frozen=True)
 class RecipeFile:
-    """A file that the user named: `path` as in messages, and its text."""
+    """A file that the user named: `path` as in messages, its text, and keys that a launch command sets in it."""
 
     path: str
     text: str
+    overrides: tuple[Override, ...] = ()
 
     @cached_property
     def document(self) -> Document:
-        """Values of the file and the line of each; a TOML file knows no lines but those of its tables and keys.
+        """Values of the file and the line of each; of TOML the lines of tables and keys.
 
         InputError for a file that is no mapping, or that `inputs.yaml_parser` refuses.
         """
-        return _toml(self) if Path(self.path).suffix == ".toml" else parse_document(self.text, self.path)
+        document = _toml(self) if Path(self.path).suffix == ".toml" else parse_document(self.text, self.path)
+        for one in self.overrides:
+            document = document.with_value(one.path, one.value, one.where)
+        return document
 
     def mapping(self) -> Document | None:
         """The document, or None for a file that is not read as a mapping, such as a shell script."""
@@ -47,6 +53,6 @@ def read_files(paths: Sequence[str]) -> tuple[RecipeFile, ...]:
 
 def _toml(file: RecipeFile) -> Document:
     try:
-        return Document(file.path, tomllib.loads(file.text))
+        return Document(file.path, tomllib.loads(file.text), toml_lines(file.text))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(Problem(file.path, f"not valid TOML: {error}")) from None

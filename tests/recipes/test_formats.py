@@ -70,7 +70,7 @@ def test_a_misspelt_key_is_never_silent(tmp_path: Path, name: str) -> None:
     lines = sample.text.splitlines(keepends=True)
     for path in (one.path for one in Reader(document).all()):
         line, key = document.lines[path] - 1, str(path[-1])
-        changed = re.sub(rf"\b{re.escape(key)}(\"?:)", rf"{key}_x\1", lines[line], count=1)
+        changed = re.sub(rf"\b{re.escape(key)}(\"?:| =)", rf"{key}_x\1", lines[line], count=1)
         if changed == lines[line]:
             continue  # a value of a list
         text = "".join([*lines[:line], changed, *lines[line + 1:]])

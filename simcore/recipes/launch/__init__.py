@@ -1,0 +1,10 @@
+"""Launch commands of trainings: the number of processes that they start, and keys of the recipe that they override.
+
+Input: a shell script or a text with one launch command, beside a recipe. Output: `Launch`. Start:
+`launch_of.launch_of`. Nothing is executed: `simcore.recipes.shell` reads the words.
+
+`launch_of`: finds the command and puts the parts together. `starters`: the launchers in a command, their options, and
+what they start. `slurm`: nodes, tasks and GPUs of srun and of `#SBATCH` lines. `count`: processes of nested launchers,
+which must agree. `arguments`: arguments of the training as keys of the recipe. `options`: options with
+their lines.
+"""

@@ -1,0 +1,79 @@
+"""Arguments of a training program as keys of its recipe: `--a.b=c`, `--a.b c`, `a.b=c`, `--flag`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from simcore.errors import InputError, Problem
+from simcore.inputs.document import parse_value
+from simcore.inputs.yaml_parser import KeyPath
+from simcore.recipes.shell.expansion import Word
+
+__all__ = ["Arguments", "Override", "arguments_of"]
+
+_CONFIGS: Final = ("--config", "-c", "--config_file", "--config-file", "--job.config_file", "--job.config-file")
+_FILE: Final = (".yaml", ".yml", ".toml", ".json")
+_KEY: Final = re.compile(r"\+{0,2}[A-Za-z_][\w.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """A key of the recipe that a launch command sets: path, value, and the place of the argument."""
+
+    path: KeyPath
+    value: Any
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Keys that arguments set; `config`: the word of the recipe's file, None if none names one."""
+
+    overrides: tuple[Override, ...]
+    config: Word | None
+
+
+def arguments_of(words: Sequence[Word], path: str, *, names: tuple[str, ...] = (), dashes: bool = False) -> Arguments:
+    """Reads the arguments behind a program. InputError, with the line, for one that sets no key.
+
+    `names`: words that may stand alone, such as `train`. `dashes`: dashes in keys are underscores.
+    """
+    found: list[Override] = []
+    config: Word | None = None
+    number = 0
+    while number < len(words):
+        word = words[number]
+        where = f"{path}:{word.line}"
+        name, has_value, inner = word.text.partition("=")
+        following = words[number + 1] if number + 1 < len(words) else None
+        number += 1
+        if word.text in names or (not word.text and not word.unknown):
+            continue
+        if not name.startswith("-") and not has_value:
+            if word.text.endswith(_FILE) and config is None:
+                config = word
+                continue
+            raise _told(word, where, "sets no key of a recipe")
+        value = Word(inner, word.line, word.unknown) if has_value else None
+        if value is None and following is not None and not following.text.startswith("--"):
+            value, number = following, number + 1
+        if name in _CONFIGS:
+            config = value
+            continue
+        key = name.removeprefix("--")
+        if not _KEY.fullmatch(key):
+            raise _told(word, where, "sets no key of a recipe")
+        if value is not None and value.unknown:
+            raise _told(value, where, f"is the value of {key}, and not known from the script alone")
+        parts = key.lstrip("+").replace("-", "_") if dashes else key.lstrip("+")
+        said = True if value is None else parse_value(value.text, where)
+        found.append(Override(tuple(parts.split(".")), said, where))
+    return Arguments(tuple(found), config)
+
+
+def _told(word: Word, where: str, what: str) -> InputError:
+    reason = f": {word.unknown}" if word.unknown else ""
+    return InputError(Problem(where, f"the argument {word.text!r} {what}{reason}"))

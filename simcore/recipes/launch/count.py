@@ -1,0 +1,111 @@
+"""Number of processes that launchers in one another start, one a GPU; what they say must agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from simcore.errors import InputError, Problem
+from simcore.recipes.launch.options import NUMBER, Number, Options
+from simcore.recipes.launch.slurm import Allocation, allocation_of
+from simcore.recipes.launch.starters import Starter
+
+__all__ = ["processes_of"]
+
+_EACH: Final = ("--nproc-per-node", "--nproc_per_node")
+
+
+def processes_of(starters: Sequence[Starter], path: str, headers: Allocation) -> Number | None:
+    """Number of processes; None if the command leaves it to the machine or to a further file.
+
+    `headers`: sizes that `#SBATCH` lines give. InputError for numbers that contradict each other, or that are no
+    numbers, such as a range of nodes.
+    """
+    last = starters[-1]
+    job = headers
+    for starter in starters:
+        if starter.kind == "srun":
+            job = allocation_of(starter.options, path, headers)
+    options = Options(last.options, path, last.kind)
+    where = f"{path}:{last.word.line} {last.kind}"
+    if last.kind == "srun":
+        return Number(_of_tasks(job, where), where)
+    if last.kind == "mpirun":
+        processes = options.number("-np", "-n", "--np", "-c")
+        if processes is None:
+            raise options.problem(last.word.line, "-np is missing: the number of processes is left to the machine")
+        return Number(processes.value, where)
+    if last.kind == "accelerate":
+        return _of_accelerate(options, job, where)
+    return _of_nodes(last, options, job, where, by_slurm=starters[0].kind == "srun")
+
+
+def _of_tasks(job: Allocation, where: str) -> int:
+    nodes = job.nodes.value if job.nodes else 1
+    tasks = job.tasks.value if job.tasks else nodes * (job.tasks_per_node.value if job.tasks_per_node else 1)
+    gpus = job.gpus or (Number(nodes * job.gpus_per_node.value, job.gpus_per_node.where) if job.gpus_per_node else None)
+    if gpus is not None and gpus.value != tasks:
+        raise InputError(Problem(where, f"starts {tasks} processes, the job has {gpus.value} GPUs ({gpus.where}): "
+                                        "one process a GPU is read"))
+    return tasks
+
+
+def _of_accelerate(options: Options, job: Allocation, where: str) -> Number | None:
+    processes = options.number("--num_processes", "--num-processes")
+    if processes is None:
+        return None
+    if job.nodes and job.gpus_per_node and job.nodes.value * job.gpus_per_node.value != processes.value:
+        raise InputError(Problem(processes.where, f"--num_processes {processes.value}, the job has {job.nodes.value} x "
+                                                  f"{job.gpus_per_node.value} GPUs ({job.gpus_per_node.where})"))
+    return Number(processes.value, where)
+
+
+def _of_nodes(starter: Starter, options: Options, job: Allocation, where: str, *,
+              by_slurm: bool) -> Number | None:
+    """Processes of torchrun, deepspeed and automodel: those of a node times the nodes."""
+    if starter.kind == "deepspeed":
+        options.refuse("which GPUs of which hosts", "--include", "-i", "--exclude", "-e", "--hostfile", "-H")
+        each, nodes = options.number("--num_gpus"), options.number("--num_nodes")
+    else:
+        each = _each(options, starter)
+        nodes = _nodes(options)
+    if each is None:
+        return None
+    count = nodes.value if nodes else 1
+    if job.nodes and job.nodes.value != count:
+        said = nodes.where if nodes else where
+        raise InputError(Problem(said, f"{starter.kind} is of {count} nodes, the job has {job.nodes.value} "
+                                       f"({job.nodes.where})"))
+    tasks = job.tasks_per_node or job.tasks
+    if tasks and job.tasks_on_node() not in (None, 1) and by_slurm:
+        raise InputError(Problem(where, f"starts the processes of a node, and srun {job.tasks_on_node()} tasks on each "
+                                        f"({tasks.where})"))
+    if job.gpus_per_node and job.gpus_per_node.value != each.value:
+        raise InputError(Problem(each.where, f"{each.value} processes a node, which has {job.gpus_per_node.value} GPUs "
+                                             f"({job.gpus_per_node.where})"))
+    return Number(each.value * count, where)
+
+
+def _each(options: Options, starter: Starter) -> Number | None:
+    """Processes of a node; torchrun's default is 1, automodel's is left to the machine."""
+    word = options.word(*_EACH)
+    if word is None:
+        if starter.kind != "torchrun":
+            return None
+        return Number(1, f"{options.path}:{starter.word.line}")
+    if word.text in ("gpu", "auto", "cpu"):
+        raise options.problem(word.line, f"{_EACH[0]} {word.text} leaves the number to the machine: give --gpus N "
+                                         "instead of this file, or write the number")
+    return options.number(*_EACH)
+
+
+def _nodes(options: Options) -> Number | None:
+    word = options.word("--nnodes")
+    if word is None:
+        return None
+    least, is_range, most = word.text.partition(":")
+    if is_range and least != most:
+        raise options.problem(word.line, f"not yet: --nnodes {word.text}: a number of nodes that may change")
+    if not NUMBER.fullmatch(least):
+        raise options.problem(word.line, f"--nnodes: expected a number of nodes, got {word.text!r}")
+    return Number(int(least), f"{options.path}:{word.line}")

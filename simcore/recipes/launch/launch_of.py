@@ -1,0 +1,151 @@
+"""The launch command of a script, as the number of processes and the keys of the recipe that it sets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from simcore.errors import InputError, Problem
+from simcore.recipes.launch.arguments import Arguments, Override, arguments_of
+from simcore.recipes.launch.count import processes_of
+from simcore.recipes.launch.options import Number, Options
+from simcore.recipes.launch.slurm import allocation_of
+from simcore.recipes.launch.starters import Starter, starters_of
+from simcore.recipes.shell.expansion import Word
+from simcore.recipes.shell.script import Started, read_script
+
+__all__ = ["Launch", "launch_of"]
+
+_NAMES: Final = {"automodel": ("finetune", "pretrain", "benchmark", "llm", "vlm"), "axolotl": ("train",)}
+"""Words that stand behind these launchers, beside the recipe's file."""
+_OWN: Final = {"automodel": ("--nproc-per-node", "--nproc_per_node"), "axolotl": ("--launcher",)}
+"""Options of these launchers themselves, among keys of the recipe."""
+_PYTHON: Final = re.compile(r"(?:.*/)?python[0-9.]*")
+_VARIABLES: Final = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Variables that change memory."""
+_LAUNCHERS: Final = "torchrun, srun, mpirun, accelerate launch, deepspeed, automodel, axolotl train"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A launch command: processes (None if it does not say them), and keys of the recipe that it sets.
+
+    `further`: file of accelerate's settings that it names, "" for none, and the place. `environment`: variables that
+    the script sets and the simulation knows, with their places.
+    """
+
+    gpus: Number | None
+    overrides: tuple[Override, ...]
+    further: tuple[str, str] = ("", "")
+    environment: tuple[tuple[str, str, str], ...] = ()
+
+
+def launch_of(text: str, path: str, recipe: str) -> Launch:
+    """Reads the launch command of a script or text; `path`: its name, `recipe`: that of the recipe that it starts.
+
+    InputError, with the line, for a script without exactly one launch command, for numbers that contradict each other
+    or are not known from the script alone, for another recipe, and for what no scenario can say.
+    """
+    headers = allocation_of(read_script(text, path).sbatch, path)
+    set_by_slurm = "".join(f"{name}={size}; " for name, size in headers.variables().items())
+    script = read_script(set_by_slurm + text, path)
+    command, starters = _one([(one, starters) for one in script.commands
+                              if (starters := starters_of([*one.around, *one.words])) and _trains(starters[-1])],
+                             script.commands, path)
+    if command.within:
+        raise InputError(Problem(f"{path}:{command.line}", f"the launch command lies in {command.within}: give "
+                                                                "one command"))
+    last = starters[-1]
+    if last.kind in _NAMES:
+        inner, rest = _own_options(last)
+        starters = (*starters[:-1], inner)
+        arguments = arguments_of(rest, path, names=_NAMES[last.kind], dashes=last.kind == "axolotl")
+    else:
+        arguments = arguments_of(_behind_program(last, path), path)
+    _expect_recipe(arguments, text, path, recipe)
+    return Launch(processes_of(starters, path, headers), arguments.overrides, _further(starters[-1], path),
+                  _environment(script.variables, path))
+
+
+def _one(found: Sequence[tuple[Started, tuple[Starter, ...]]], commands: Sequence[Started],
+         path: str) -> tuple[Started, tuple[Starter, ...]]:
+    if len(found) == 1:
+        return found[0]
+    if found:
+        lines = ", ".join(str(one.line) for one, _ in found)
+        raise InputError(Problem(path, f"has {len(found)} launch commands (lines {lines}): give one"))
+    open_word = next((one.words[0] for one in commands if one.words[0].unknown), None)
+    if open_word is not None:
+        raise InputError(Problem(f"{path}:{open_word.line}", f"starts {open_word.text}, which is not known from the "
+                                                             f"script alone: {open_word.unknown}"))
+    raise InputError(Problem(path, f"has no launch command that is read ({_LAUNCHERS})"))
+
+
+def _trains(starter: Starter) -> bool:
+    """False for commands of axolotl that do something else, and for srun and mpirun before a helper."""
+    if starter.kind == "axolotl":
+        return starter.word.text == "axolotl.cli.train" or any(word.text == "train" for word in starter.rest[:1])
+    return bool(starter.rest) and (starter.kind not in ("srun", "mpirun") or any(
+        _PYTHON.fullmatch(word.text) or word.text.endswith((".py", ".sh")) for word in starter.rest))
+
+
+def _own_options(starter: Starter) -> tuple[Starter, tuple[Word, ...]]:
+    """Options of the launcher out of a list that they share with keys of the recipe, as another launcher's."""
+    names = _OWN[starter.kind]
+    words = starter.rest
+    split = next((number for number, word in enumerate(words) if word.text == "--"), len(words))
+    own: list[Word] = []
+    rest: list[Word] = []
+    number = 0
+    while number < split:
+        name, has_value, _ = words[number].text.partition("=")
+        taken = 1 if has_value else 2
+        (own if name in names else rest).extend(words[number:number + (taken if name in names else 1)])
+        number += taken if name in names else 1
+    if starter.kind == "automodel":
+        return Starter("automodel", starter.word, tuple(own), ()), tuple(rest)
+    chosen = Options(own, "", "axolotl").word("--launcher")
+    kind = chosen.text if chosen and chosen.text in ("torchrun", "accelerate") else "accelerate"
+    return Starter(kind, starter.word, tuple(words[split + 1:]), ()), tuple(rest)
+
+
+def _behind_program(starter: Starter, path: str) -> tuple[Word, ...]:
+    """Arguments behind the program that a launcher starts: `[python] FILE.py` or `[python] -m MODULE`."""
+    words = list(starter.rest)
+    while words and (_PYTHON.fullmatch(words[0].text) or words[0].text in ("-u", "-O", "--")):
+        words.pop(0)
+    if words and words[0].text in ("-m", "--module"):
+        words.pop(0)
+    elif words and not words[0].text.endswith(".py") and not words[0].unknown:
+        raise InputError(Problem(f"{path}:{words[0].line}", f"{starter.kind} starts {words[0].text}, which is not "
+                                                            "read: give the command that starts Python"))
+    return tuple(words[1:])
+
+
+def _expect_recipe(arguments: Arguments, text: str, path: str, recipe: str) -> None:
+    """InputError for a command that names another recipe, unless only a variable's default (`:-`) names it."""
+    word = arguments.config
+    if word is None or word.unknown or Path(word.text).name == Path(recipe).name:
+        return
+    if ":-" not in text.splitlines()[word.line - 1]:
+        raise InputError(Problem(f"{path}:{word.line}", f"starts a training with {word.text}, not with {recipe}"))
+
+
+def _environment(variables: Mapping[str, Sequence[Word]], path: str) -> tuple[tuple[str, str, str], ...]:
+    """(name, value, place) of the variables that change memory; InputError for one that is not known."""
+    found = [(name, variables[name][0]) for name in _VARIABLES if variables.get(name)]
+    for name, word in found:
+        if word.unknown:
+            raise InputError(Problem(f"{path}:{word.line}", f"{name} is {word.text}: not known from the script alone: "
+                                                            f"{word.unknown}"))
+    return tuple((name, word.text, f"{path}:{word.line}") for name, word in found if word.text)
+
+
+def _further(starter: Starter, path: str) -> tuple[str, str]:
+    if starter.kind != "accelerate":
+        return "", ""
+    word = Options(starter.options, path, starter.kind).word("--config_file", "--config-file")
+    return (word.text, f"{path}:{word.line}") if word else ("", "")

@@ -1,0 +1,72 @@
+"""Nodes, tasks and GPUs of a job under Slurm: options of srun, and the `#SBATCH` lines that they begin from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from simcore.errors import InputError, Problem
+from simcore.recipes.launch.options import NUMBER, Number, Options
+from simcore.recipes.shell.expansion import Word
+
+__all__ = ["Allocation", "allocation_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Sizes of a job, None where nothing says them; `gpus`: of all nodes."""
+
+    nodes: Number | None = None
+    tasks: Number | None = None
+    tasks_per_node: Number | None = None
+    gpus: Number | None = None
+    gpus_per_node: Number | None = None
+
+    def tasks_on_node(self) -> int | None:
+        """Tasks of a node; None if nothing says them, or they are not alike on all."""
+        if self.tasks_per_node is not None or self.tasks is None or self.nodes is None:
+            return self.tasks_per_node.value if self.tasks_per_node else None
+        return None if not self.nodes.value or self.tasks.value % self.nodes.value else (
+            self.tasks.value // self.nodes.value)
+
+    def variables(self) -> dict[str, int]:
+        """Variables that Slurm sets in a job, as far as its sizes are known."""
+        tasks = self.tasks.value if self.tasks else (
+            self.tasks_per_node.value * self.nodes.value if self.tasks_per_node and self.nodes else None)
+        sizes = {"SLURM_NNODES": self.nodes, "SLURM_JOB_NUM_NODES": self.nodes, "SLURM_NTASKS_PER_NODE":
+                 self.tasks_per_node, "SLURM_GPUS_ON_NODE": self.gpus_per_node, "SLURM_GPUS_PER_NODE":
+                 self.gpus_per_node}
+        known = {name: size.value for name, size in sizes.items() if size is not None}
+        return known | ({"SLURM_NTASKS": tasks, "SLURM_NPROCS": tasks} if tasks else {})
+
+
+def allocation_of(words: Sequence[Word], path: str, before: Allocation | None = None) -> Allocation:
+    """Reads options of sbatch or srun. `before`: what the job has, which they change."""
+    options, outer = Options(words, path, "Slurm"), before or Allocation()
+    options.refuse("GPUs of a socket", "--gpus-per-socket", "--ntasks-per-gpu")
+    nodes = options.number("--nodes", "-N")
+    tasks, each = options.number("--ntasks", "-n"), options.number("--ntasks-per-node", "--tasks-per-node")
+    of_node = _gpus(options, "--gpus-per-node") or _gpus(options, "--gres")
+    job = Allocation(nodes or outer.nodes, tasks or (None if each else outer.tasks), each or outer.tasks_per_node,
+                     _gpus(options, "--gpus", "-G") or outer.gpus, of_node or outer.gpus_per_node)
+    of_task, on_node = _gpus(options, "--gpus-per-task"), job.tasks_on_node()
+    if of_task is not None and of_node is None and on_node:
+        return replace(job, gpus_per_node=Number(of_task.value * on_node, of_task.where))
+    return job
+
+
+def _gpus(options: Options, *names: str) -> Number | None:
+    """GPUs of `8`, `h100:8`, `gpu:8` or `gpu:h100:8`; None for another resource."""
+    word = options.word(*names)
+    if word is None:
+        return None
+    parts = next((part for part in word.text.split(",") if names != ("--gres",) or part.split(":")[0] == "gpu"), None)
+    if parts is None:
+        return None
+    count = parts.rpartition(":")[2]
+    if count == "gpu":
+        return Number(1, f"{options.path}:{word.line}")
+    if not NUMBER.fullmatch(count):
+        raise InputError(Problem(f"{options.path}:{word.line}", f"{names[0]}: expected a number of GPUs, got "
+                                                                f"{word.text!r}"))
+    return Number(int(count), f"{options.path}:{word.line}")

@@ -1,0 +1,163 @@
+"""Launch commands: the number of processes, keys that they set, and what is refused by name and line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from samples_of_recipes import SAMPLES
+from simcore.errors import InputError
+from simcore.inputs.scenario import parse_scenario
+from simcore.recipes.answers import Answers
+from simcore.recipes.importing import import_recipe
+from simcore.recipes.launch.launch_of import Launch, launch_of
+
+HEADERS = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=8\n"
+SCRIPT = """\
+#!/bin/bash
+#SBATCH -N 2
+#SBATCH --gres=gpu:h100:8
+GPUS=8
+export PYTORCH_ALLOC_CONF=expandable_segments:True,max_split_size_mb:64
+srun torchrun --nnodes $SLURM_NNODES --nproc_per_node=$GPUS \\
+    --rdzv_endpoint "$HEAD:29500" -m torchtitan.train --job.config_file ./mine.toml \\
+    --training.local_batch_size 1 "$@"
+"""
+
+
+def read(text: str, recipe: str = "mine.yaml") -> Launch:
+    return launch_of(text, "run.sh", recipe)
+
+
+def refusal(text: str) -> str:
+    with pytest.raises(InputError) as caught:
+        read(text)
+    return "\n".join(f"{one.where}: {one.message}" for one in caught.value.problems)
+
+
+@pytest.mark.parametrize(("text", "gpus"), [
+    ("torchrun train.py", 1),
+    ("torchrun --nproc-per-node 8 train.py", 8),
+    ("python -m torch.distributed.run --standalone --nproc_per_node=4 train.py --config mine.yaml", 4),
+    ("torchrun --nnodes=2:2 --nproc-per-node 8 train.py", 16),
+    ("N=3; torchrun --nnodes ${N} --nproc-per-node ${M:-8} train.py", 24),
+    ("uv run torchrun --nproc-per-node 8 train.py", 8),
+    (f"{HEADERS}srun torchrun --nnodes $SLURM_NNODES --nproc-per-node $SLURM_GPUS_ON_NODE -m mine", 16),
+    (f"{HEADERS}srun --ntasks-per-node=8 python train.py", 16),
+    (f"{HEADERS}srun --nodes=1 --ntasks=1 hostname\nsrun -n 16 --label python -u train.py", 16),
+    ("srun -N2 --ntasks-per-node 4 --gres=gpu:4 python train.py", 8),
+    ("srun -n 8 -G 8 python train.py", 8),
+    ("#SBATCH --nodes=4\n#SBATCH --ntasks=4\n#SBATCH --gpus-per-task=8\n"
+     "srun torchrun --nnodes 4 --nproc_per_node 8 a.py", 32),
+    ("srun -N 2 -n 16 --gpus-per-task=1 python train.py", 16),
+    ("srun -N 2 bash -c 'torchrun --nnodes 2 --nproc-per-node 8 train.py'", 16),
+    ("mpirun -np 16 --allow-run-as-root -mca btl tcp -x PATH python train.py", 16),
+    ("mpirun -n 2 python train.py", 2),
+    ("accelerate launch --multi_gpu --num_machines 2 --num_processes 16 --machine_rank $R train.py", 16),
+    ("deepspeed --num_gpus 4 --num_nodes=2 train.py", 8),
+    ("pip install deepspeed\ndeepspeed --num_gpus 4 train.py", 4),
+    ("automodel mine.yaml --nproc-per-node 8", 8),
+    ("automodel finetune llm -c mine.yaml --nproc_per_node=2", 2),
+    ("axolotl train mine.yaml --launcher torchrun -- --nproc_per_node 8 --nnodes 2", 16),
+    ("axolotl preprocess mine.yaml\naxolotl train mine.yaml -- --num_processes 8", 8),
+])
+def test_the_number_of_processes(text: str, gpus: int) -> None:
+    found = read(text).gpus
+    assert found is not None
+    assert found.value == gpus
+
+
+@pytest.mark.parametrize("text", ["automodel mine.yaml", "axolotl train mine.yaml", "accelerate launch train.py",
+                                  "deepspeed train.py"])
+def test_what_is_left_to_the_machine_is_not_said(text: str) -> None:
+    assert read(text).gpus is None
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("torchrun --nnodes 1:4 --nproc-per-node 8 a.py", "run.sh:1: torchrun: not yet: --nnodes 1:4: a number of nodes"),
+    ("\ntorchrun --nproc-per-node gpu a.py", "run.sh:2: torchrun: --nproc-per-node gpu leaves the number"),
+    ("torchrun --nproc-per-node $N a.py", "run.sh:1: torchrun: --nproc-per-node $N: not known from the script alone"),
+    ("torchrun --nproc-per-node $(nvidia-smi -L | wc -l) a.py", "the output of a command"),
+    ("torchrun --nproc-per-node -8 a.py", "expected a number of processes or nodes, got '-8'"),
+    ("torchrun --nproc-per-node 0 a.py", "expected a number of processes or nodes, got '0'"),
+    ("torchrun --nnodes 0 a.py", "--nnodes: expected a number of nodes, got '0'"),
+    ("srun -G 0 python a.py", "--gpus: expected a number of GPUs, got '0'"),
+    ("for i in 1 2; do\ntorchrun --nproc-per-node $i a.py\ndone", "run.sh:2: the launch command lies in the loop"),
+    ("torchrun a.py\ntorchrun b.py", "run.sh: has 2 launch commands (lines 1, 2): give one"),
+    ("echo torchrun a.py\npython a.py", "run.sh: has no launch command that is read (torchrun, srun,"),
+    ("$(rm -rf a)", "run.sh:1: starts $(rm -rf a), which is not known"),
+    ("mpirun python a.py", "-np is missing"),
+    ("deepspeed --include localhost:0,1 a.py", "run.sh:1: deepspeed: not yet: --include"),
+    ("torchrun --nproc-per-node 8 launch.sh", "torchrun starts launch.sh, which is not read"),
+    ("automodel other.yaml --nproc-per-node 8", "run.sh:1: starts a training with other.yaml, not with mine.yaml"),
+    ("srun -n 8 -G 4 python a.py", "starts 8 processes, the job has 4 GPUs (run.sh:1)"),
+    (f"{HEADERS}srun torchrun --nproc-per-node 8 a.py", "torchrun is of 1 nodes, the job has 2 (run.sh:2)"),
+    (f"{HEADERS}srun torchrun --nnodes 2 --nproc-per-node 4 a.py", "run.sh:4: 4 processes a node, which has 8 GPUs "
+                                                                   "(run.sh:3)"),
+    (f"{HEADERS}srun --ntasks-per-node=8 torchrun --nnodes 2 --nproc-per-node 8 a.py", "srun 8 tasks on each (run.sh"),
+    (f"{HEADERS}accelerate launch --num_processes 8 a.py", "run.sh:4: --num_processes 8, the job has 2 x 8 GPUs"),
+    ("export CUBLAS_WORKSPACE_CONFIG=$X\ntorchrun a.py", "run.sh:1: CUBLAS_WORKSPACE_CONFIG is $X: not known"),
+    ("torchrun a.py --lr $LR", "run.sh:1: the argument '$LR' is the value of lr, and not known"),
+    ("torchrun a.py extra", "run.sh:1: the argument 'extra' sets no key of a recipe"),
+])
+def test_what_is_not_known_or_contradicts_is_refused_by_name(text: str, message: str) -> None:
+    assert message in refusal(text)
+
+
+def test_arguments_are_keys_of_the_recipe() -> None:
+    found = read("torchrun a.py --config mine.yaml --a.b=3 \\\n --c.d 1e-5 +e=x --flag --name 'some text'").overrides
+    assert [(one.path, one.value, one.where) for one in found] == [
+        (("a", "b"), 3, "run.sh:1"), (("c", "d"), 1e-5, "run.sh:2"), (("e",), "x", "run.sh:2"),
+        (("flag",), True, "run.sh:2"), (("name",), "some text", "run.sh:2")]
+    assert read("axolotl train mine.yaml --micro-batch-size 2").overrides[0].path == ("micro_batch_size",)
+
+
+# ---- beside a recipe ------------------------------------------------------------------------------------------------
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    SAMPLES["torchtitan"].write(Path())
+    Path("run.sh").write_text(SCRIPT, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_recipe_and_its_launch_script_are_one_scenario() -> None:
+    found = import_recipe(["mine.toml", "run.sh"], Answers.of_options(topology="dgx-h100"))
+    found.expect_complete()
+    scenario = parse_scenario(found.document())
+    assert (scenario.mesh.dp_shard, scenario.training.micro_batch_size) == (8, 1)
+    assert scenario.environment.expandable_segments
+    origins = {".".join(map(str, path)): str(origin) for path, origin in found.origins.items()}
+    assert origins["mesh.dp_shard"].startswith("run.sh:6 torchrun: GPUs over the other degrees: 16 /")
+    assert origins["training.micro_batch_size"] == "run.sh:8 training.local_batch_size"
+    assert [one.where for one in found.left if one.key == "PYTORCH_ALLOC_CONF"] == ["run.sh:5"]
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(("old", "new", "gpus", "message"), [
+    ("", "", 8, "run.sh:6 torchrun: starts 16 processes, which contradicts --gpus 8"),
+    ("local_batch_size 1", "local_size 1", None, "run.sh:8: unknown key 'training.local_size'"),
+    ("srun torchrun", "torchrun", None, ""),
+    ("srun torchrun", "accelerate launch --config_file acc.yaml --num_processes 16 mine.py\necho", None,
+     "run.sh:6: names a further file, acc.yaml: name it beside the recipe"),
+])
+def test_a_contradiction_names_both_places(old: str, new: str, gpus: int | None, message: str) -> None:
+    Path("run.sh").write_text(SCRIPT.replace(old, new) if old else SCRIPT, encoding="utf-8")
+    told = ""
+    try:
+        import_recipe(["mine.toml", "run.sh"], Answers.of_options(gpus, topology="dgx-h100")).expect_complete()
+    except InputError as error:
+        told = "\n".join(f"{one.where}: {one.message}" for one in error.problems)
+    assert message in told
+    assert bool(message) == bool(told)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_recipe_that_says_another_number_contradicts_the_launch() -> None:
+    text = SAMPLES["torchtitan"].text.replace("shard_degree = -1", "shard_degree = 4")
+    Path("mine.toml").write_text(text, encoding="utf-8")
+    found = import_recipe(["mine.toml", "run.sh"], Answers.of_options(topology="dgx-h100"))
+    assert [(one.where, one.message) for one in found.wrong] == [
+        ("run.sh:6 torchrun", "the recipe is for 8 GPUs: parallelism.data_parallel_shard_degree is 4 (mine.toml:29)")]
