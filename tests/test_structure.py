@@ -71,6 +71,7 @@ DOORS = {
     },
     "rich": {
         "simcore/cli/solve.py",
+        "simcore/cli/sheets/chosen.py",
         "simcore/cli/sheets/found.py",
         "simcore/cli/sheets/limits.py",
         "simcore/cli/sheets/stages.py",
@@ -97,6 +98,7 @@ DOORS = {
         "simcore/cli/first_file.py",
         "simcore/cli/recipes.py",
         "simcore/cli/report.py",
+        "simcore/cli/shown.py",
         "simcore/cli/lists.py",
         "simcore/cli/query.py",
         "simcore/cli/read.py",

@@ -127,16 +127,10 @@ def run(
     baseline: Annotated[Path | None, typer.Option(help="Earlier --json output; worse by over 1 % is exit 1.")] = None,
     report_format: Annotated[Format | None, typer.Option("--format", help="CI output format.")] = None,
     unsure: CountsAs = None,
-    advise: Advise = None,
-    details: Details = False,
-    sort: Sort = "",
-    top: Top = None,
-    fits: Fits = False,
-    columns: Columns = "",
-    json: Json = False,
-    overrides: Set = None,
-    gpus: Gpus = None, seq_len: SeqLen = None, topology: Topology = "",
-    rank: Rank = None,
+    advise: Advise = None, details: Details = False,
+    sort: Sort = "", top: Top = None, fits: Fits = False, columns: Columns = "",
+    json: Json = False, rank: Rank = None,
+    overrides: Set = None, gpus: Gpus = None, seq_len: SeqLen = None, topology: Topology = "",
 ) -> None:
     """Simulate scenarios, or recipes: memory, traffic and time of a training step.
 

@@ -31,7 +31,7 @@ QUIET: Final = 20
 
 @dataclass(slots=True)
 class _Judged:
-    """What one reading of all outcomes gives. `keys`: sorting keys of those that may be shown, with their indices."""
+    """Result of one reading of all outcomes. `keys`: sorting keys of those that may be shown, with their indices."""
 
     tally: Tally = field(default_factory=Tally)
     findings: list[Finding] = field(default_factory=list)

@@ -8,7 +8,8 @@ Start: `plan.place`, `fold.fold`. The fields of a framework's table: `framework.
 argument of every table. `mesh`: axes as digits of the rank. `layout`: `TensorLayout` of a tensor (shard, flat,
 replicate, partial; dtype; device or host). `framework`: `TensorPolicy`, rules, units. `strategy`: what the engine asks
 of a framework's `ParallelStrategy`. `libraries`: those whose kernels run. `checkpoint_files`: how a framework reads and
-writes checkpoints (`simulation/hosts.py` counts it). `afterwards`: evaluation, merges and exports. `stages`: layers of
-a pipeline stage. `packing`: packed sequences. `token_dispatch`: rows that experts receive, and copies of a token that
-cross ranks. `optimizer_step`: the optimizer's step of one parameter.
+writes checkpoints (`simulation/hosts.py` counts it); `export_files`: what waits for a whole file. `afterwards`:
+evaluation, merges and exports. `stages`: layers of a pipeline stage. `packing`: packed sequences. `token_dispatch`:
+rows that experts receive, and copies of a token that cross ranks. `optimizer_step`: the optimizer's step of one
+parameter.
 """

@@ -56,7 +56,7 @@ COLUMNS: Final[tuple[Column, ...]] = (
 
 
 class Fates:
-    """What became of each of `num` candidates, in 22 bytes each; messages of refusals are kept once."""
+    """Fate of each of `num` candidates, in 22 bytes each; messages of refusals are kept once."""
 
     def __init__(self, num: int) -> None:
         self._fate, self._why = array("b", bytes(num)), array("i", bytes(4 * num))

@@ -78,7 +78,7 @@ class _Found:
 class _Counts:
     """Counts of a running search, see `SearchCounts`.
 
-    `fates`: what became of each candidate, None if nobody asks. `first`: the first candidate of each refusal, and its
+    `fates`: what became of each candidate, None where no rows are written. `first`: the first candidate of each refusal, and its
     message.
     """
 

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 
 from simcore.models.tensor import TensorSpec
 from simcore.placement.afterwards import Copies, Export, Merge
+from simcore.placement.export_files import waiting_bytes
 from simcore.placement.plan import Placed, Plan
 from simcore.results.report import HostPhase, Report
 from simcore.results.verdict import verdict_of
-from simcore.simulation.export_files import waiting_bytes
 from simcore.simulation.hosts import model_bytes
 from simcore.simulation.moved_bytes import Moved, least_seconds
 from simcore.simulation.simulation import Simulation

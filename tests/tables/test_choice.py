@@ -1,4 +1,4 @@
-"""Which results are shown, and in which order."""
+"""Choice and order of the results that are shown."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def discarded_region(c: Context, run: Callable[[], tuple[Tensor, ...]]) -> tuple
     outputs = tuple(ends)
     ends.clear()
     frame = next((out.node.frame for out in outputs if out.node), None)
-    emptied = [(out.storage, out.node) for out in outputs]
+    emptied = [(out.storage, out.node) for out in outputs if out.storage]
 
     def fill(tape: Tape, grads: Grads, _saved: Saved) -> Grads:
         assert frame is not None
@@ -81,7 +81,6 @@ def discarded_region(c: Context, run: Callable[[], tuple[Tensor, ...]]) -> tuple
 
     def drop_after(out: Tensor) -> Tensor:
         for storage, _ in emptied:
-            assert storage is not None
             storage.empty()
         hooked = Tensor(out.storage, out.shape, out.dtype)
         c.node(hooked, (out,), (), fill)

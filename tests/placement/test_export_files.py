@@ -9,7 +9,7 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.simulation.export_files import FILE_BYTES, waiting_bytes
+from simcore.placement.export_files import FILE_BYTES, waiting_bytes
 
 BRIDGE: dict[str, Any] = json.loads(
     (ROOT / "tests/truth/phases/save-transformers-5.23.json").read_text(encoding="utf-8"))["bridge"]
