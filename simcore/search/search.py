@@ -78,8 +78,8 @@ class _Found:
 class _Counts:
     """Counts of a running search, see `SearchCounts`.
 
-    `fates`: what became of each candidate, None where no rows are written. `first`: the first candidate of each refusal, and its
-    message.
+    `fates`: what became of each candidate, None where no rows are written. `first`: the first candidate of each
+    refusal, and its message.
     """
 
     fates: Fates | None = None

@@ -253,7 +253,7 @@ def test_a_script_that_is_not_one_command_is_refused(tmp_path: Path, text: str, 
 
 def test_every_argument_of_megatron_is_accounted_for(tmp_path: Path) -> None:
     """Each by itself beside a small GPT: it is used, listed with a reason, refused, or an argument of other scripts."""
-    words = {"int": 1, "float": 0.5, "text": "other", "int+": [1], "float+": [0.5], "text+": ["other"]}
+    words: dict[str, Any] = {"int": 1, "float": 0.5, "text": "other", "int+": [1], "float+": [0.5], "text+": ["other"]}
     listed = [pattern for row in (*WITHOUT_EFFECT, *NOT_MODELLED) for pattern in row.keys]
     silent = []
     for name, one in arguments().items():
