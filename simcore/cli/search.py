@@ -195,7 +195,7 @@ def numbers(text: str) -> tuple[int, ...]:
     from simcore.inputs.scenario import MAX_RANKS
 
     found: list[int] = []
-    for part in names_in(text):
+    for part in names_in(text) or ((text,) if text else ()):
         first, dash, last = part.partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()) or len(first) > 9 or len(last) > 9:
             message = f"expected numbers such as 8,16 or 1-24, got {part[:40]!r}"

@@ -77,7 +77,8 @@ def test_nothing_fits_is_exit_one(ran: Run, file: str) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
-    (["--gpus", "two"], "expected numbers"), (["--gpus", "0"], "expected 1 to"), (["--gpus", "9-3"], "expected 1 to"),
+    (["--gpus", "two"], "expected numbers"), (["--gpus", ","], "expected numbers"),
+    (["--gpus", "0"], "expected 1 to"), (["--gpus", "9-3"], "expected 1 to"),
     (["--gpus", "99999999999"], "expected numbers"), (["--where", "mesh.tp <="], "expected a condition"),
     (["--where", "mesh.nothing == 1"], "no key of a scenario"), (["--where", "open('x')"], "got a call"),
     (["--free", "training.seq_len"], "expected values"), (["--free", "training.seq_len=[1"], "--free"),
