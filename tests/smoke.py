@@ -47,6 +47,11 @@ def calls(scenarios: list[str], folder: Path) -> list[Call]:
         Call(("place", first, "--rank", 3)),
         Call(("check", *scenarios)),
         Call(("compare", first, first)),
+        *(Call((name,)) for name in ("models", "machines", "frameworks", "examples")),
+        Call(("models", "qwen3-8b")),
+        Call(("options", "fsdp2")),
+        Call(("import", _recipe(folder), "--gpus", 8, "--topology", "dgx-h100")),
+        Call(("query", results.parent, "select count(*) from results")),
         Call(("solve", first, "--for", "micro_batch")),
         Call(("search", first, "--free", "mesh.ep", "--top", "2", "-j", "1", "--write", folder / "best")),
         Call(("validate", ROOT / "tests" / "truth" / "measured" / "axolotl.jsonl")),
@@ -61,6 +66,15 @@ def calls(scenarios: list[str], folder: Path) -> list[Call]:
         Call(("report", results, "-o", folder / "batch.html")),
         Call(("report", first, "-o", folder / "one.html", "--figures", folder / "figures", "--png")),
     ]
+
+
+def _recipe(folder: Path) -> Path:
+    """Recipe of another tool, as a file in the folder."""
+    file = folder / "recipe.yaml"
+    file.write_text("base_model: qwen3-8b\ndatasets: [{path: mine}]\nsequence_len: 512\nmicro_batch_size: 2\n"
+                    "gradient_accumulation_steps: 1\nbf16: true\nattn_implementation: flash_attention_2\n"
+                    "optimizer: adamw_torch_fused\n", encoding="utf-8")
+    return file
 
 
 def run(*arguments: object) -> tuple[object, str, str]:

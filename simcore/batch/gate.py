@@ -265,8 +265,9 @@ def _with_shared(report: Report, shared: dict[Any, Any]) -> Report:
     """The report with texts and values that many results have alike as one object, which saves memory."""
     assumptions = tuple(shared.setdefault(one, one) for one in report.assumptions)
     communicators = tuple(shared.setdefault(one, one) for one in report.communicators)
+    known = report.evidence and report.evidence.model_dump_json()  # it may hold a mapping, which has no hash
     return report.model_copy(update={"assumptions": assumptions, "communicators": communicators,
-                                     "evidence": shared.setdefault(report.evidence, report.evidence)})
+                                     "evidence": shared.setdefault(known, report.evidence)})
 
 
 def _parsed(text: str, where: str, refusal: str) -> list[Report]:

@@ -8,10 +8,11 @@ from xml.etree import ElementTree
 import pytest
 
 import small
+from checkout import ROOT
 from simcore.batch.gate import Decided, gates, github, junit, read_results, unmatched
 from simcore.batch.run import Outcome
 from simcore.errors import InputError
-from simcore.inputs.loading import changed
+from simcore.inputs.loading import changed, load
 from simcore.results.report import Report
 from simcore.simulate import check, simulate
 
@@ -22,6 +23,17 @@ FITS = check(small.scenario("fsdp2", {"dp_shard": 6}))
 def _stored(path: Path, *reports: Report) -> Path:
     path.write_text("".join(report.model_dump_json() + "\n" for report in reports), encoding="utf-8")
     return path
+
+
+def test_results_are_read_as_they_were_written_whatever_is_known_of_the_layout(tmp_path: Path) -> None:
+    """Reports share equal values; evidence of a recipe holds a mapping, which has no hash."""
+    shipped = load(ROOT / "scenarios/nano-grpo/full-ep8.yaml")[0]
+    reports = [simulate(shipped), FITS, simulate(shipped)]
+    assert reports[0].evidence
+    assert reports[0].evidence.recipes
+    found = read_results(_stored(tmp_path / "results.jsonl", *reports))
+    assert found == reports
+    assert found[0].evidence is found[2].evidence
 
 
 def test_adapters_that_never_learn_are_told_and_pass() -> None:
