@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from simcore.recipes.axolotl.sharding import Sharding
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.named_model import read_named_model
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
@@ -48,13 +49,7 @@ _ROWS: Final = (
 
 def read_model(reader: Reader, draft: Draft) -> None:
     """Writes the model, its attention, its loss; refuses what changes its layers otherwise."""
-    named = reader.text("base_model")
-    if (given := draft.answers.settings.get("model")) is not None:
-        draft.idle(named, f"--set model={given} says which model it is")
-    elif named is None:
-        draft.ask("model", "--set model=NAME or PATH of its config.json", "model (base_model)")
-    else:
-        draft.put("model", named)
+    read_named_model(reader, draft, "base_model")
     _read_kind(reader, draft)
     experts = reader.text("experts_implementation")
     if experts is not None and experts.value != "grouped_mm":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.named_model import read_named_model
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, Row, Unmodelled, read_rows
 
@@ -29,13 +30,7 @@ _ROWS: Final[tuple[Row, ...]] = (
 
 def read_model(reader: Reader, draft: Draft) -> None:
     """Writes the model and its attention; refuses what changes its layers otherwise."""
-    named = reader.text("model_name_or_path")
-    if (given := draft.answers.settings.get("model")) is not None:
-        draft.idle(named, f"--set model={given} says which model it is")
-    elif named is None:
-        draft.ask("model", "--set model=NAME or PATH of its config.json", "model (model_name_or_path)")
-    else:
-        draft.put("model", named)
+    read_named_model(reader, draft, "model_name_or_path")
     asked = reader.text("attn_implementation") or reader.text("model_init_kwargs.attn_implementation")
     name = _ALIKE.get(asked.value, asked.value) if asked else ""
     if asked is not None and name not in _SERVED:
