@@ -21,7 +21,7 @@ from bridge_interpreter import UNKNOWN, Found, Name, Package, Run, Thing, Unknow
 
 TARGET = Path(__file__).resolve().parents[2] / "simcore" / "recipes" / "bridge" / "recipes.json"
 LEFT_OUT = ("logger.*", "checkpoint.*", "scheduler.*", "validation.*", "rng.*", "dist.*", "profiling.*", "tokenizer.*",
-            "env_vars.*", "rerun_state_machine.*", "optimizer.lr", "optimizer.*_lr", "optimizer.adam_*",
+            "rerun_state_machine.*", "optimizer.lr", "optimizer.*_lr", "optimizer.adam_*",
             "optimizer.weight_decay", "optimizer.clip_grad", "optimizer.muon_*", "optimizer.lion_*", "optimizer.sgd_*",
             "optimizer._target_", "ddp._target_", "train._target_", "dataset.data*", "dataset.*path*", "dataset.blend*",
             "dataset.split", "dataset.num_workers", "dataset.random_seed", "dataset.*mask*", "dataset.reset_*",
@@ -34,7 +34,7 @@ LEFT_OUT = ("logger.*", "checkpoint.*", "scheduler.*", "validation.*", "rng.*", 
             "comm_overlap.data_parallel_size", "comm_overlap._target_", "mixed_precision._target_", "model.bf16",
             "model.fp16", "optimizer.bf16", "optimizer.fp16", "optimizer.min_lr", "mixed_precision.params_dtype",
             "mixed_precision.pipeline_dtype", "mixed_precision.autocast*", "optimizer.params_dtype", "_target_",
-            "dataset._target_", "env_vars", "ddp.check_for_*", "ddp.average_in_collective", "mixed_precision.*_scale*",
+            "dataset._target_", "ddp.check_for_*", "ddp.average_in_collective", "mixed_precision.*_scale*",
             "mixed_precision.hysteresis", "mixed_precision.fp8_margin", "mixed_precision.fp8_amax*", "model.rotary_*",
             "model.moe_aux_loss_coeff", "model.moe_router_bias*", "model.use_te_rng_tracker", "model.moe_*_num_sms*",
             "model.persist_layer_norm", "model.apply_query_key_layer_scaling", "model.mtp_loss_scaling_factor",
@@ -46,6 +46,8 @@ LEFT_OUT = ("logger.*", "checkpoint.*", "scheduler.*", "validation.*", "rng.*", 
             "dataset.trust*", "dataset.offline_packing_specs.tok*", "dataset.offline_packing_specs.pad_*",
             "dataset.offline_packing_specs._target_", "model._pipeline_model_parallel_layout_builder",
             "model.moe_a2a_overlap", "train.check_*", "train.skip_*", "model.yarn_*", "optimizer.main_grads_dtype")
+VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Variables of the environment on which memory depends; the others are left out."""
 USUAL = {"mixed_precision.fp32": False, "mixed_precision.fp16": False, "mixed_precision.bf16": True,
          "mixed_precision.fp8_wgrad": True, "mixed_precision.first_last_layers_bf16": False,
          "mixed_precision.fp8_dot_product_attention": False, "mixed_precision.fp8_multi_head_attention": False,
@@ -70,6 +72,8 @@ def flat(thing, prefix=""):
         key = f"{prefix}{name}"
         if isinstance(value, Thing):
             yield from flat(value, f"{key}.")
+        elif key == "env_vars" and isinstance(value, dict):
+            yield from ((f"{key}.{name}", _plain(value[name])) for name in VARIABLES if name in value)
         else:
             yield key, _plain(value)
 

@@ -28,6 +28,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.format import Format
 from simcore.recipes.imported import Imported
 from simcore.recipes.machine import read_machine
+from simcore.recipes.megatron.environment import READ, write_environment
 from simcore.recipes.reader import Reader
 from simcore.recipes.recipe_file import RecipeFile
 from simcore.recipes.rows import read_rows
@@ -103,6 +104,8 @@ def _read_parts(reader: Reader, draft: Draft, gpus: Answer | None, machine: str)
     read_experts(reader, draft)
     read_graphs(reader, draft)
     read_overlap(reader, draft, data)
+    found = {name: reader.text(f"env_vars.{name}") for name in READ}
+    write_environment(draft, {name: one for name, one in found.items() if one is not None})
 
 
 FORMAT: Final = Format("bridge", "Megatron-Bridge recipes and run_config.yaml", _recognises, _read)

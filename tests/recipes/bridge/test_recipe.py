@@ -43,6 +43,7 @@ framework_options:
   use_fused_weighted_squared_relu: true
   apply_rope_fusion: true
   bucket_size: 134217728
+environment: {{expandable_segments: true}}
 """
 
 
@@ -107,6 +108,8 @@ def test_an_override_has_its_line_and_the_rest_the_name(tmp_path: Path) -> None:
     ("optimizer.use_precision_aware_optimizer=true", "framework_options.use_precision_aware_optimizer", True),
     ("model.moe_token_dispatcher_type=alltoall", "framework_options.moe_flex_dispatcher_backend", None),
     ("model.cuda_graph_impl=none", "framework_options.cuda_graph_impl", None),
+    ("env_vars.PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False", "environment", None),
+    ("env_vars.CUBLAS_WORKSPACE_CONFIG=:4096:8", "environment.cublas_workspace_config", ":4096:8"),
 ])
 def test_a_key_is_read_as_bridge_means_it(tmp_path: Path, override: str, key: str, expected: Any) -> None:
     found = imported(tmp_path, f"{NANO} {override}")
