@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from simcore.inputs.block import shorten
@@ -20,12 +21,15 @@ _LISTS: Final = {"not modelled": "Not modelled: it changes what is run, and the 
 
 
 def scenario_text(imported: Imported) -> str:
-    """YAML text of an imported scenario; reading it gives `imported.values` back."""
+    """YAML text of an imported scenario; reading it gives `imported.values` back.
+
+    The first line names the recipe's file with its folder, the others without.
+    """
     lines = [f"# Imported from {imported.path} ({imported.format}). Beside each key stands what it comes from."]
     lines += _lines(imported.values, (), imported)
     for kind, head in _LISTS.items():
         rows = [one for one in imported.left if one.kind == kind]
-        lines += [*([f"# {head}"] if rows else []), *(f"#   {_row(one)}" for one in rows)]
+        lines += [*([f"# {head}"] if rows else []), *(f"#   {_without_folder(_row(one), imported)}" for one in rows)]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -47,7 +51,8 @@ def _lines(values: Mapping[str, Any], path: KeyPath, imported: Imported) -> Iter
             yield f"{indent}{yaml_entry(key, 0).removesuffix(' 0')}"
             yield from _lines(value, inner, imported)
         else:
-            yield _commented(f"{indent}{yaml_entry(key, value)}", str(imported.origins.get(inner, "")))
+            yield _commented(f"{indent}{yaml_entry(key, value)}",
+                             _without_folder(str(imported.origins.get(inner, "")), imported))
 
 
 def _place(entry: tuple[str, Any]) -> int:
@@ -65,6 +70,11 @@ def _commented(text: str, origin: str) -> str:
 def _row(left: Left) -> str:
     text = f"{left.where} {left.key}: {left.value}: {left.why}" if left.key else f"{left.where}: {left.why}"
     return _one_line(text)
+
+
+def _without_folder(text: str, imported: Imported) -> str:
+    """Text in which places of the recipe's own file are without its folder."""
+    return text.replace(imported.path, Path(imported.path).name)
 
 
 def _one_line(text: str) -> str:

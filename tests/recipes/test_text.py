@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from simcore.inputs.document import parse_document
 from simcore.recipes.imported import Imported, Left, Origin
 from simcore.recipes.text import scenario_text
@@ -33,3 +35,14 @@ def test_origins_stand_beside_keys_and_lists_below() -> None:
         "#   mine.yaml:6 fast: true: by little",
         "# Left out by --loose.", "#   mine.yaml:7: what?",
         "# Without effect here.", "#   mine.yaml:5 seed: 1: random numbers"]
+
+
+def test_the_folder_of_the_recipe_is_named_once() -> None:
+    moved = replace(IMPORTED, path="recipes/mine.yaml", origins={("mesh", "tp"): Origin("recipe", "recipes/mine.yaml:9",
+                                                                                      "tp_size")},
+                    left=(Left("no effect", "recipes/mine.yaml:5", "seed", "1", "random"),
+                          Left("no effect", "other/mine.yaml:6", "seed", "2", "random")))
+    lines = scenario_text(moved).splitlines()
+    assert lines[0].startswith("# Imported from recipes/mine.yaml (toy)")
+    assert "  tp: 2                                   # mine.yaml:9 tp_size" in lines
+    assert lines[-2:] == ["#   mine.yaml:5 seed: 1: random", "#   other/mine.yaml:6 seed: 2: random"]
