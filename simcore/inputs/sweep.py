@@ -43,12 +43,13 @@ class Member:
 
     def hinted(self, problem: Problem) -> Problem:
         """Problem of a swept key that takes a list, with how a sweep writes one: the same for all items of the list."""
-        for key, values in self.swept:
-            before, got, _ = problem.message.partition(_NO_LIST)
-            if got and before.startswith(f"{key}: expected"):
-                whole = f"[[{', '.join(map(_spelled, values))}]]"
-                return replace(problem, message=f"{before} a list, and a sweep takes the items of its list one by one; "
-                                                f"write {whole} for one value that is a list")
+        before, got, _ = problem.message.partition(_NO_LIST)
+        name, expected, _ = before.partition(": expected")
+        values = next((values for key, values in self.swept if key == name), None) if got and expected else None
+        if values is not None:
+            whole = f"[[{', '.join(map(_spelled, values))}]]"
+            return replace(problem, message=f"{before} a list, and a sweep takes the items of its list one by one; "
+                                            f"write {whole} for one value that is a list")
         return problem
 
 
