@@ -245,8 +245,9 @@ def executed_flops_are_those_of_the_model_or_more(report: Report, found: Finding
     found.expect("executed FLOPs are of the size of the printed ones", executed >= printed * _PRINTED, told)
 
 
-def _has_windows(model: Mapping[str, Any]) -> bool:
-    return bool(model_config(model["config"], model["overrides"], "").get("sliding_window"))
+def _has_windows(model: str | Mapping[str, Any]) -> bool:
+    name, overrides = (model, {}) if isinstance(model, str) else (model["config"], model["overrides"])
+    return bool(model_config(name, overrides, "").get("sliding_window"))
 
 
 def _peaks(report: Report) -> Iterator[tuple[RankReport, Peak]]:
