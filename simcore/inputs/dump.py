@@ -9,7 +9,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-__all__ = ["yaml_entry", "yaml_text"]
+__all__ = ["yaml_block", "yaml_entry", "yaml_text"]
 
 
 def yaml_text(data: Mapping[str, Any]) -> str:
@@ -18,6 +18,11 @@ def yaml_text(data: Mapping[str, Any]) -> str:
     Keys in their order, the innermost mappings on one line.
     """
     return _written(data, default_flow_style=None, width=120)
+
+
+def yaml_block(data: Mapping[str, Any]) -> str:
+    """YAML text as `yaml_text`, with every key on a line of its own, however long."""
+    return _written(data, default_flow_style=False, width=sys.maxsize)
 
 
 def yaml_entry(key: str, value: Any) -> str:

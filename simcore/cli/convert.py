@@ -1,0 +1,84 @@
+"""`rankscope convert`: a scenario as a recipe of another tool. Imports the engine when called."""
+
+from __future__ import annotations
+
+import json as json_module
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from simcore.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from simcore.inputs.scenario import Scenario
+    from simcore.recipes.converted import Converted
+
+__all__ = ["convert"]
+
+
+def convert(
+    scenario: Annotated[str, typer.Argument(metavar="SCENARIO", help="Scenario file, or a recipe.")],
+    *,
+    to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="Format of the recipe, such as automodel.")],
+    name: Annotated[str, typer.Option("--name", help="Only this scenario, of a sweep.")] = "",
+    loose: Annotated[bool, typer.Option("--loose", help="List keys that the recipe cannot say.")] = False,
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write it.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print a list of one recipe as JSON, nothing else.")] = False,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
+) -> None:
+    """Write a scenario as a training recipe, with its launch command.
+
+    The recipe is read back and asks in every key for what the scenario asks for; a key that it cannot say is refused
+    at its line. Data, learning rate and files of checkpoints are yours. Exit code 2 for a key that is refused.
+    """
+    from simcore.recipes.converting import convert as write
+    from simcore.recipes.text import recipe_text
+
+    asked = _one(scenario, overrides or (), name)
+    made = write(asked, to)
+    if loose:
+        made = made.without_refused()
+    made.expect_complete()
+    if json:
+        typer.echo(_json(made, asked), nl=False)
+    elif output is None:
+        typer.echo(recipe_text(made, asked.name), nl=False)
+    else:
+        _write(output, recipe_text(made, asked.name), made, force=force)
+
+
+def _one(path: str, overrides: list[str] | tuple[()], name: str) -> Scenario:
+    """The scenario of a file, or the one of a sweep that `name` names; InputError for several."""
+    from simcore.cli.recipes import read_entries
+
+    entries = read_entries([path], overrides, None, None, "")
+    problems = [problem for entry in entries for problem in entry.problems]
+    if problems:
+        raise InputError(problems)
+    found = [entry.scenario for entry in entries if entry.scenario and name in ("", entry.name)]
+    if len(found) != 1:
+        names = ", ".join(entry.name for entry in entries)
+        raise InputError(Problem(path, f"holds {len(entries)} scenarios ({names[:300]}): --name says which"))
+    return found[0]
+
+
+def _write(path: Path, text: str, made: Converted, *, force: bool) -> None:
+    from simcore.cli.output import say, write_new
+    from simcore.recipes.text import left_line
+
+    write_new(path, text, force=force)
+    say(f"wrote {path}")
+    for line in made.launch.splitlines():
+        say(f"launch: {line}")
+    if not made.has_comments:
+        for one in made.left:
+            say(f"not in it: {left_line(one)}")
+
+
+def _json(made: Converted, asked: Scenario) -> str:
+    shown = {"format": made.format, "name": asked.name, "recipe": made.text, "launch": made.launch,
+             "left": [asdict(one) for one in made.left]}
+    return f"[\n{json_module.dumps(shown)}\n]\n"
