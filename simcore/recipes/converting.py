@@ -80,8 +80,8 @@ class _Writing:
                                           for one in error.problems]
             return Converted(self.format.name, self.writer.suffix, text, launch, tuple(left),
                              (*refused.values(), *further))
-        for key in self.outline.settled.differing(back):
-            if key not in refused and not (key in self.outline.usual and key not in back.values):
+        for key in self.outline.settled.differing(back, self.outline.means):
+            if key not in refused:
                 refused[key] = _difference(self.outline, key, self.outline.settled, back)
         return Converted(self.format.name, self.writer.suffix, text, launch, tuple(left), tuple(refused.values()))
 

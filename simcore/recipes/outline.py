@@ -44,7 +44,7 @@ class Outline:
     left: list[Left] = field(default_factory=list)
     refused: dict[str, Problem] = field(default_factory=dict)
     said: set[str] = field(default_factory=set)
-    usual: set[str] = field(default_factory=set)
+    means: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     _asked: set[str] = field(default_factory=set)
 
@@ -95,14 +95,18 @@ class Outline:
 
     def as_without(self, key: str) -> None:
         """Tells that the value of a key is the one that the simulation has without it, so that no recipe says it."""
-        self.usual.add(key)
+        self.counts_as(key, None)
+
+    def counts_as(self, key: str, value: Any) -> None:
+        """Tells which value, when the recipe is read, says what the scenario's value says; None: none, or the same."""
+        self.means[key] = value
 
     # ---- result ------------------------------------------------------------------------------------------------
     def leave_rest(self) -> None:
         """Lists keys that no run has, and those without effect; refuses what the format never asked for."""
         for key in self.given_keys:
             why = NOT_RUN.get(key.partition(".")[0]) or NOT_RUN.get(key) or self.settled.idle.get(key)
-            if key == "name" or key in self.said | self.usual | {*self.refused}:
+            if key == "name" or key in self.said | {*self.means, *self.refused}:
                 continue
             if why:
                 self.leave(key, why)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from simcore.frameworks.setup import configuration, prepare
@@ -15,8 +15,9 @@ from simcore.inputs.document import Document, parse_value
 from simcore.inputs.scenario import Scenario
 from simcore.inputs.without_effect import reason
 from simcore.inputs.yaml_parser import KeyPath, dotted
+from simcore.models.blocks import Embedding, LayerKind
 from simcore.models.graph import ModelGraph
-from simcore.models.network import edges
+from simcore.models.network import Edge, edges
 
 __all__ = ["NOT_RUN", "Settled", "as_text", "given_keys", "settled"]
 
@@ -30,6 +31,9 @@ NOT_RUN: Final[Mapping[str, str]] = {
     "limits.usable_memory": "how much of a device may be used", "limits.max_fill": "how much of a device may be used"}
 """Keys that no run has, each with what it is."""
 _OPEN: Final = (None, "auto")
+_OF_EXPERTS: Final = ("framework_options.moe_", "framework_options.moe.")
+_BY_FAMILY: Final = ("deepseek_v2", "gpt_oss", "nemotron_h")
+"""Families that Megatron's operators ask for (`operators/megatron`: router, attention, mtp)."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +52,27 @@ class Settled:
     chosen: frozenset[str]
 
     def has_model_of(self, other: Settled) -> bool:
-        """True if both have the same model: the same configuration, or the same layers, tensors and edges."""
+        """True if both have the same model: the same configuration, or the same layers, tensors and edges.
+
+        Graphs with and without adapters are not compared: then the methods differ.
+        """
+        if self.scenario.training.method != other.scenario.training.method:
+            return True
         return self.fields == other.fields or _shape(self.graph) == _shape(other.graph)
 
-    def differing(self, other: Settled) -> tuple[str, ...]:
-        """Dotted keys in which two scenarios differ, in the order of this one's; `model` if their models differ."""
+    def differing(self, other: Settled, means: Mapping[str, Any]) -> tuple[str, ...]:
+        """Dotted keys in which two scenarios differ, in the order of this one's; `model` if their models differ.
+
+        `means`: by key the value that says in the other what this one's says; None: that it may lack the key.
+        """
         keys = [key for key in {**self.values, **other.values} if key not in {**self.idle, **other.idle}
                 and key not in NOT_RUN]
-        found = [key for key in keys if as_text(self.values.get(key)) != as_text(other.values.get(key))]
+        found = [key for key in keys if as_text(other.values.get(key)) not in self._texts(key, means)]
         return tuple(found if self.has_model_of(other) else ["model", *found])
+
+    def _texts(self, key: str, means: Mapping[str, Any]) -> set[str]:
+        own = as_text(self.values.get(key))
+        return {own} if key not in means else {own, ""} if means[key] is None else {as_text(means[key])}
 
 
 def settled(scenario: Scenario) -> Settled:
@@ -73,6 +89,8 @@ def settled(scenario: Scenario) -> Settled:
     values |= {**chosen, **implied}
     idle = {key: why for key in values if key not in _FACTORS
             and (why := reason(scenario.workload, training.method, key))}
+    if not job.has_experts:
+        idle |= {key: "the model has no experts" for key in values if key.startswith(_OF_EXPERTS)}
     return Settled(scenario, values, job.graph, configuration(scenario), idle, frozenset({*chosen, *implied}))
 
 
@@ -113,5 +131,20 @@ def _is_option(path: KeyPath) -> bool:
 
 
 def _shape(graph: ModelGraph) -> tuple[Any, ...]:
-    return (graph.implementation, [(layer.kind, layer.path) for layer in graph.layers], graph.kinds, graph.tensors,
-            sorted(map(str, edges(graph.network))))
+    """What two graphs have in common if they are the same model. Megatron builds all families of the same layers.
+
+    Families then count where Megatron's operators ask for them, and names of modules, which are the configuration's, do
+    not; rotary tables are not the embedding's.
+    """
+    if graph.implementation != "megatron":
+        return (graph.implementation, [(layer.kind, layer.path) for layer in graph.layers], graph.kinds, graph.tensors,
+                sorted(map(str, edges(graph.network))))
+    return (graph.implementation, [layer.kind for layer in graph.layers], [*map(_of_megatron, graph.kinds)],
+            graph.tensors, [graph.ends(kind) for kind in Edge])
+
+
+def _of_megatron(kind: LayerKind) -> tuple[Any, ...]:
+    block = replace(kind.block, rotary_dim=0) if isinstance(kind.block, Embedding) else kind.block
+    branches = [(one.block, one.layer_norm, one.norm_bias, bool(one.behind)) for one in kind.branches]
+    return (block, branches, kind.family if kind.family in _BY_FAMILY else "", kind.hidden, kind.dropout, kind.fp8,
+            kind.scaled, kind.wide, kind.shared)
