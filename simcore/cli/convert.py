@@ -22,6 +22,7 @@ def convert(
     scenario: Annotated[str, typer.Argument(metavar="SCENARIO", help="Scenario file, or a recipe.")],
     *,
     to: Annotated[str, typer.Option("--to", metavar="FORMAT", help="Format of the recipe, such as automodel.")],
+    into: Annotated[str, typer.Option(metavar="FILE", help="Recipe of yours: only what must differ is changed.")] = "",
     name: Annotated[str, typer.Option("--name", help="Only this scenario, of a sweep.")] = "",
     loose: Annotated[bool, typer.Option("--loose", help="List keys that the recipe cannot say.")] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write it.")] = None,
@@ -38,16 +39,19 @@ def convert(
     from simcore.recipes.text import recipe_text
 
     asked = _one(scenario, overrides or (), name)
-    made = write(asked, to)
+    made = write(asked, to, into)
     if loose:
         made = made.without_refused()
     made.expect_complete()
+    text = made.text if into else recipe_text(made, asked.name)
     if json:
         typer.echo(_json(made, asked), nl=False)
     elif output is None:
-        typer.echo(recipe_text(made, asked.name), nl=False)
+        typer.echo(text, nl=False)
     else:
-        _write(output, recipe_text(made, asked.name), made, force=force)
+        _write(output, text, force=force)
+    if not json and (output or into or not made.has_comments):
+        _say_rest(made, listed=not made.has_comments or bool(into))
 
 
 def _one(path: str, overrides: list[str] | tuple[()], name: str) -> Scenario:
@@ -65,17 +69,22 @@ def _one(path: str, overrides: list[str] | tuple[()], name: str) -> Scenario:
     return found[0]
 
 
-def _write(path: Path, text: str, made: Converted, *, force: bool) -> None:
+def _write(path: Path, text: str, *, force: bool) -> None:
     from simcore.cli.output import say, write_new
-    from simcore.recipes.text import left_line
 
     write_new(path, text, force=force)
     say(f"wrote {path}")
+
+
+def _say_rest(made: Converted, *, listed: bool) -> None:
+    """Says the launch command; `listed`: also what the recipe does not have, which its file does not say."""
+    from simcore.cli.output import say
+    from simcore.recipes.text import left_line
+
     for line in made.launch.splitlines():
         say(f"launch: {line}")
-    if not made.has_comments:
-        for one in made.left:
-            say(f"not in it: {left_line(one)}")
+    for one in made.left if listed else ():
+        say(f"not in it: {left_line(one)}")
 
 
 def _json(made: Converted, asked: Scenario) -> str:

@@ -60,7 +60,8 @@ def _read(format_: Format, first: RecipeFile, rest: Sequence[RecipeFile], answer
     if told and answers.gpus and told.value != answers.gpus.value:
         raise InputError(Problem(told.where, f"starts {told.value} processes, which contradicts {answers.gpus.where}"))
     answers = replace(answers, gpus=answers.gpus or told)
-    imported = format_.read([replace(first, overrides=launch.overrides), *rest], answers, loose)
+    overrides = (*first.overrides, *launch.overrides)
+    imported = format_.read([replace(first, overrides=overrides), *rest], answers, loose)
     return with_environment(imported, launch.environment)
 
 

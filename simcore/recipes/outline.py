@@ -102,6 +102,14 @@ class Outline:
         self.means[key] = value
 
     # ---- result ------------------------------------------------------------------------------------------------
+    def write_environment(self) -> None:
+        """Sets the variables of the environment that the scenario says, in the launch command of any format."""
+        workspace = self.given("environment.cublas_workspace_config")
+        if workspace not in (None, "auto"):
+            self.set_variable("CUBLAS_WORKSPACE_CONFIG", workspace, "environment.cublas_workspace_config")
+        if self.given("environment.expandable_segments"):
+            self.set_variable("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", "environment.expandable_segments")
+
     def leave_rest(self) -> None:
         """Lists keys that no run has, and those without effect; refuses what the format never asked for."""
         for key in self.given_keys:

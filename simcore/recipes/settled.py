@@ -15,7 +15,7 @@ from simcore.inputs.document import Document, parse_value
 from simcore.inputs.scenario import Scenario
 from simcore.inputs.without_effect import reason
 from simcore.inputs.yaml_parser import KeyPath, dotted
-from simcore.models.blocks import Embedding, LayerKind
+from simcore.models.blocks import Attention, Embedding, LatentAttention, LayerKind
 from simcore.models.graph import ModelGraph
 from simcore.models.network import Edge, edges
 
@@ -32,6 +32,9 @@ NOT_RUN: Final[Mapping[str, str]] = {
 """Keys that no run has, each with what it is."""
 _OPEN: Final = (None, "auto")
 _OF_EXPERTS: Final = ("framework_options.moe_", "framework_options.moe.")
+_ROTATION: Final = "framework_options.apply_rope_fusion"
+_IMPLIED: Final = {"framework_options.use_fused_weighted_squared_relu": True}
+"""Options of Megatron that are on without a word (`frameworks/megatron/options.py`)."""
 _BY_FAMILY: Final = ("deepseek_v2", "gpt_oss", "nemotron_h")
 """Families that Megatron's operators ask for (`operators/megatron`: router, attention, mtp)."""
 
@@ -41,7 +44,7 @@ class Settled:
     """A scenario with every choice made: `values` by dotted key, its model as `graph` and by its `fields`.
 
     `idle`: keys that change nothing with this workload and method, with the reason. `chosen`: keys that the framework
-    has chosen.
+    has chosen. `has_experts`: of the model.
     """
 
     scenario: Scenario
@@ -50,6 +53,7 @@ class Settled:
     fields: Mapping[str, Any]
     idle: Mapping[str, str]
     chosen: frozenset[str]
+    has_experts: bool
 
     def has_model_of(self, other: Settled) -> bool:
         """True if both have the same model: the same configuration, or the same layers, tensors and edges.
@@ -85,13 +89,19 @@ def settled(scenario: Scenario) -> Settled:
     implied = {"framework_version": framework.version, "implementation": job.graph.implementation,
                "mesh.etp": job.mesh.etp, "training.sequence_parallel": framework.sequence_parallel,
                "training.global_batch_size": training.micro_batch_size * mesh.dp_replicate * mesh.dp_shard}
+    if scenario.framework in ("megatron", "megatron_fsdp"):
+        implied |= _IMPLIED
     implied = {key: value for key, value in implied.items() if values.get(key) in _OPEN}
     values |= {**chosen, **implied}
     idle = {key: why for key in values if key not in _FACTORS
             and (why := reason(scenario.workload, training.method, key))}
+    if not any(isinstance(block, LatentAttention) or (isinstance(block, Attention) and block.rotary)
+               for kind in job.graph.kinds for block in (one.block for one in kind.branches)):
+        idle[_ROTATION] = "the model has no rotary positions"
     if not job.has_experts:
         idle |= {key: "the model has no experts" for key in values if key.startswith(_OF_EXPERTS)}
-    return Settled(scenario, values, job.graph, configuration(scenario), idle, frozenset({*chosen, *implied}))
+    return Settled(scenario, values, job.graph, configuration(scenario), idle, frozenset({*chosen, *implied}),
+                   job.has_experts)
 
 
 _FACTORS: Final = frozenset({"training.routing"})

@@ -33,7 +33,8 @@ def _write(outline: Outline) -> None:
     _write_batches(puts)
     write_step(puts)
     _write_options(puts)
-    _write_environment(puts)
+    if outline.value("framework") == "megatron":
+        outline.set_variable("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     outline.put("--mock-data", True, stand_in=True)  # noqa: FBT003
     outline.put("--train-iters", 10, stand_in=True)
     outline.put("--lr", 1e-4, stand_in=True)
@@ -142,7 +143,6 @@ def _write_dispatch(puts: ArgumentPuts) -> None:
     if "--squared-relu" in outline.puts:
         fused = outline.given(key)
         puts.put("use_fused_weighted_squared_relu", fused is not False, key)
-        outline.counts_as(key, fused is not False)
 
 
 def _write_graphs(puts: ArgumentPuts) -> None:
@@ -169,17 +169,6 @@ def _write_fsdp(puts: ArgumentPuts) -> None:
              f"{_OPTION}suggested_communication_unit_size")
     for name, usual in FSDP.items():
         puts.say(name, f"{_OPTION}{name}", usual)
-
-
-def _write_environment(puts: ArgumentPuts) -> None:
-    outline = puts.outline
-    if outline.value("framework") == "megatron":
-        outline.set_variable("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    workspace = outline.given("environment.cublas_workspace_config")
-    if workspace not in (None, "auto"):
-        outline.set_variable("CUBLAS_WORKSPACE_CONFIG", workspace, "environment.cublas_workspace_config")
-    if outline.given("environment.expandable_segments"):
-        outline.set_variable("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", "environment.expandable_segments")
 
 
 def _text(keys: Mapping[str, Any], job: Job) -> str:
