@@ -112,6 +112,7 @@ def write_rows(outline: Outline, rows: Iterable[Row]) -> None:
         word = next((word for word, meaning in row.words.items() if meaning == value), None) if row.words else value
         if word is None and row.kind != "words" and value in row.idle:
             word = value
+            outline.as_without(row.scenario)
         if word is None:
             outline.refuse(row.scenario, f"{row.what} {value}: {outline.format} has no word for it that is read")
         else:

@@ -35,6 +35,7 @@ def _write(outline: Outline) -> None:
         outline.refuse("model", f"{outline.settled.scenario.model_name}: Bridge has no recipe of this model by its "
                                 f"name with the method {method}")
         outline.put(_NAME, "none")
+        outline.said.update(outline.given_keys)
         return
     name, _ = min(found, key=lambda one: (len(one[1]), "gpu" in one[0], len(one[0]), one[0]))
     outline.put(_NAME, name)
@@ -44,7 +45,7 @@ def _write(outline: Outline) -> None:
 
 def _ask_rest(outline: Outline) -> None:
     """Keys that the reader always writes alike, or that the choice of the recipe says."""
-    for key in ("framework_version", "mesh.dp_shard", "training.method", "training.pipeline.schedule",
+    for key in ("framework_version", "implementation", "mesh.dp_shard", "training.method", "training.pipeline.schedule",
                 "training.pipeline.layers", "training.precision.params", "training.global_batch_size"):
         outline.value(key)
 

@@ -41,6 +41,7 @@ def _write(outline: Outline) -> None:
 
 
 def _refuse_adapters(outline: Outline) -> None:
+    outline.value("implementation")
     method = outline.value("training.method")
     if method != "full":
         outline.refuse("training.method", f"{method}: Megatron-LM's arguments have no adapters (--to bridge has)")

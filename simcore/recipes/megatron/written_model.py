@@ -82,6 +82,8 @@ def _write_attention(puts: ArgumentPuts, layers: list[LayerKind]) -> None:
         puts.put("add_qkv_bias", plain.bias == "qkv", _MODEL)
         if plain.sinks:
             puts.put("softmax_type", "learnable", _MODEL)
+    if not _blocks(layers, Attention) and not _blocks(layers, LatentAttention):  # a hybrid: Megatron asks for heads
+        puts.put("num_attention_heads", puts.outline.settled.fields.get("num_attention_heads", 1), _MODEL)
     windows = [block.window for block in _blocks(layers, Attention) if block.window]
     if windows:
         puts.put("window_size", f"{windows[0] - 1},0", _MODEL)

@@ -45,8 +45,7 @@ def _write_narrow(puts: ArgumentPuts) -> None:
     outline, compute = puts.outline, puts.outline.value(f"{_PRECISION}compute")
     if compute not in ("fp8", "fp4"):
         if outline.value(f"{_OPTION}use_precision_aware_optimizer") is True:
-            recipe = outline.given(f"{_OPTION}fp8_recipe")
-            puts.put("fp8_recipe", recipe, f"{_OPTION}fp8_recipe")
+            puts.put("fp8_recipe", outline.value(f"{_OPTION}fp8_recipe") or "tensorwise", f"{_OPTION}fp8_recipe")
         return
     kind = outline.value(f"{_OPTION}{compute}_format") or ("hybrid" if compute == "fp8" else "e2m1")
     puts.put(compute, kind, f"{_OPTION}{compute}_format")

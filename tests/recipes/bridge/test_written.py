@@ -34,7 +34,8 @@ def test_a_recipe_as_it_is_has_no_overrides() -> None:
 
 
 def test_what_differs_is_an_override() -> None:
-    asked = scenario(NANO.replace("ep: 8", "ep: 4").replace("2048", "4096") + "environment: {expandable_segments: true}\n")
+    asked = scenario(NANO.replace("ep: 8", "ep: 4").replace("2048", "4096")
+                     + "environment: {expandable_segments: true}\n")
     made = convert(asked, "bridge")
     made.expect_complete()
     assert made.text.splitlines()[2:] == [
