@@ -14,7 +14,7 @@ __all__ = ["Job", "RecipeWriter", "yaml_recipe"]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a launch command says: name of the recipe's file, nodes, GPUs of each, variables of the environment."""
+    """Facts of a launch command: name of the recipe's file, nodes, GPUs of each, variables of the environment."""
 
     file: str
     nodes: int
@@ -58,3 +58,7 @@ class RecipeWriter:
     launch: Callable[[Job], str]
     text: Callable[[Mapping[str, Any], Job], str] = yaml_recipe
     patches: bool = False
+
+    def takes(self, framework: str) -> bool:
+        """True if recipes of the format run this framework."""
+        return framework in self.frameworks
