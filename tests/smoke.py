@@ -51,6 +51,7 @@ def calls(scenarios: list[str], folder: Path) -> list[Call]:
         Call(("models", "qwen3-8b")),
         Call(("options", "fsdp2")),
         Call(("import", _recipe(folder), "--gpus", 8, "--topology", "dgx-h100")),
+        Call(("convert", _scenario(folder), "--to", "automodel")),
         Call(("query", results.parent, "select count(*) from results")),
         Call(("solve", first, "--for", "micro_batch")),
         Call(("search", first, "--free", "mesh.ep", "--top", "2", "-j", "1", "--write", folder / "best")),
@@ -74,6 +75,14 @@ def _recipe(folder: Path) -> Path:
     file.write_text("base_model: qwen3-8b\ndatasets: [{path: mine}]\nsequence_len: 512\nmicro_batch_size: 2\n"
                     "gradient_accumulation_steps: 1\nbf16: true\nattn_implementation: flash_attention_2\n"
                     "optimizer: adamw_torch_fused\n", encoding="utf-8")
+    return file
+
+
+def _scenario(folder: Path) -> Path:
+    """Scenario that a recipe can say, as a file in the folder."""
+    file = folder / "small.yaml"
+    file.write_text("name: small\nmodel: qwen3-8b\nframework: automodel\ntopology: dgx-h100\nmesh: {dp_shard: 8}\n"
+                    "training: {seq_len: 512}\n", encoding="utf-8")
     return file
 
 

@@ -91,6 +91,7 @@ DOORS = {
         "simcore/cli/search.py",
         "simcore/cli/solve.py",
         "simcore/cli/calibrate.py",
+        "simcore/cli/convert.py",
         "simcore/cli/app.py",
         "simcore/cli/elsewhere.py",
         "simcore/cli/explain.py",

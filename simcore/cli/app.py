@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from simcore.cli.calibrate import calibrate
+from simcore.cli.convert import convert
 from simcore.cli.elsewhere import From, On, Part, elsewhere
 from simcore.cli.exit_codes import ended
 from simcore.cli.explain import explain
@@ -250,7 +251,7 @@ def validate(paths: Rows = None, *, jobs: Jobs = None, json: Json = False, overr
     raise typer.Exit(max([2 * bool(problems), int(not judged.is_within), *(3 for o in ran.outcomes if o.code == 3)]))
 
 
-for _command in (calibrate, explain, export, *LISTS, init, query, read, report, schema, search, solve):
+for _command in (calibrate, convert, explain, export, *LISTS, init, query, read, report, schema, search, solve):
     app.command()(_command)
 app.command("import")(import_)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from io import StringIO
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
 
-__all__ = ["yaml_entry", "yaml_text"]
+from simcore.inputs.yaml_parser import KeyPath
+
+__all__ = ["patched_yaml", "yaml_block", "yaml_entry", "yaml_text"]
 
 
 def yaml_text(data: Mapping[str, Any]) -> str:
@@ -20,9 +23,41 @@ def yaml_text(data: Mapping[str, Any]) -> str:
     return _written(data, default_flow_style=None, width=120)
 
 
+def yaml_block(data: Mapping[str, Any]) -> str:
+    """YAML text as `yaml_text`, with every key on a line of its own, however long."""
+    return _written(data, default_flow_style=False, width=sys.maxsize)
+
+
 def yaml_entry(key: str, value: Any) -> str:
     """YAML text of one key in one line without its end: `key: value`, lists and mappings within brackets."""
     return _written({key: value}, default_flow_style=True, width=sys.maxsize).removesuffix("\n")[1:-1]
+
+
+def patched_yaml(text: str, values: Mapping[KeyPath, Any], dropped: Iterable[KeyPath]) -> str:
+    """YAML text with some keys set and others removed; all else stays as it is written, comments too.
+
+    `values`: by path of keys; mappings that are missing on the way are made. Text with two documents or an unknown tag
+    is not for it.
+    """
+    yaml, stream = YAML(), StringIO()
+    for name, value in {"preserve_quotes": True, "width": sys.maxsize}.items():
+        setattr(yaml, name, value)
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    tree = yaml.load(text)
+    for path, value in values.items():
+        inner = tree
+        for key in path[:-1]:
+            if not isinstance(inner.get(key), dict):
+                inner[key] = CommentedMap()
+            inner = inner[key]
+        inner[path[-1]] = value
+    for path in dropped:
+        inner = tree
+        for key in path[:-1]:
+            inner = inner[key]
+        del inner[path[-1]]
+    yaml.dump(tree, stream)
+    return stream.getvalue()
 
 
 def _written(data: Mapping[str, Any], **settings: Any) -> str:

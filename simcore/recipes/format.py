@@ -1,4 +1,4 @@
-"""A format of recipes: how its files are recognised and read."""
+"""A format of recipes: how its files are recognised and read, and how they are written."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from simcore.recipes.answers import Answers
 from simcore.recipes.imported import Imported
 from simcore.recipes.recipe_file import RecipeFile
+from simcore.recipes.recipe_writer import RecipeWriter
 
 __all__ = ["Format"]
 
@@ -18,10 +19,12 @@ class Format:
 
     `name`: as `--from` takes it; `title`: in messages and docs. `recognises`: True for a file that is surely of this
     format, judged by its content alone. `read`: scenario of a recipe's files, the recognised one first; `loose` is
-    passed to `Draft.imported`. Raises InputError for a file that cannot be read at all.
+    passed to `Draft.imported`. Raises InputError for a file that cannot be read at all. `writer`: writes such recipes,
+    where it is known how.
     """
 
     name: str
     title: str
     recognises: Callable[[RecipeFile], bool]
     read: Callable[[Sequence[RecipeFile], Answers, bool], Imported]
+    writer: RecipeWriter | None = None

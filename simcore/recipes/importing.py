@@ -17,7 +17,7 @@ from simcore.recipes.launch.launch_of import launch_of
 from simcore.recipes.recipe_file import RecipeFile, read_files
 from simcore.recipes.registry import format_named, format_of, is_scenario, known_formats
 
-__all__ = ["Opener", "import_recipe"]
+__all__ = ["Opener", "import_files", "import_recipe"]
 
 
 def import_recipe(paths: Sequence[str], answers: Answers, named: str = "", *, loose: bool = False) -> Imported:
@@ -26,7 +26,11 @@ def import_recipe(paths: Sequence[str], answers: Answers, named: str = "", *, lo
     `named`: name of its format; "": the format is recognised. InputError for files that cannot be read, are of no known
     format, or that a wrong `named` is given for; what the recipe leaves open or asks for in vain is in the result.
     """
-    files = read_files(paths)
+    return import_files(read_files(paths), answers, named, loose=loose)
+
+
+def import_files(files: Sequence[RecipeFile], answers: Answers, named: str = "", *, loose: bool = False) -> Imported:
+    """Scenario of one recipe's files that are read already, as `import_recipe`."""
     found = (format_named(named, f"--from {named}"[:120]), files[0]) if named else format_of(files)
     if found:
         first = found[1]
@@ -34,8 +38,8 @@ def import_recipe(paths: Sequence[str], answers: Answers, named: str = "", *, lo
     for file in files:
         _ = file.document if _may_be_values(file) else None  # its own mistakes tell more
     names = ", ".join(one.name for one in known_formats())
-    raise InputError(Problem(", ".join(map(str, paths)), f"is of no format that is recognised ({names}): --from says "
-                                                         "which it is"))
+    raise InputError(Problem(", ".join(file.path for file in files), f"is of no format that is recognised ({names}): "
+                                                                     "--from says which it is"))
 
 
 def _read(format_: Format, first: RecipeFile, rest: Sequence[RecipeFile], answers: Answers, *, loose: bool) -> Imported:
@@ -56,7 +60,8 @@ def _read(format_: Format, first: RecipeFile, rest: Sequence[RecipeFile], answer
     if told and answers.gpus and told.value != answers.gpus.value:
         raise InputError(Problem(told.where, f"starts {told.value} processes, which contradicts {answers.gpus.where}"))
     answers = replace(answers, gpus=answers.gpus or told)
-    imported = format_.read([replace(first, overrides=launch.overrides), *rest], answers, loose)
+    overrides = (*first.overrides, *launch.overrides)
+    imported = format_.read([replace(first, overrides=overrides), *rest], answers, loose)
     return with_environment(imported, launch.environment)
 
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from simcore.recipes.draft import Draft
+from simcore.recipes.outline import Outline
 from simcore.recipes.reader import Reader, Taken
 
-__all__ = ["Idle", "Off", "On", "Row", "Says", "Unmodelled", "read_rows"]
+__all__ = ["Idle", "Off", "On", "Row", "Says", "Unmodelled", "read_rows", "write_rows"]
 
 Kind = Literal["integer", "number", "flag", "text", "words"]
 _READS: Final[Mapping[str, Callable[[Reader, str], Taken[Any] | None]]] = {
@@ -100,3 +101,19 @@ def _read_said(reader: Reader, draft: Draft, row: Says) -> None:
         draft.refuse(said, f"{row.what} {said.value}")
     else:
         draft.put(row.scenario, said, row.words[said.value] if row.words else None)
+
+
+def write_rows(outline: Outline, rows: Iterable[Row]) -> None:
+    """Writes the keys of a table that the scenario gives, in the first of the recipe's words for each value."""
+    for row in rows:
+        if not isinstance(row, Says) or not row.scenario or outline.given(row.scenario) is None:
+            continue
+        value = outline.given(row.scenario)
+        word = next((word for word, meaning in row.words.items() if meaning == value), None) if row.words else value
+        if word is None and row.kind != "words" and value in row.idle:
+            word = value
+            outline.as_without(row.scenario)
+        if word is None:
+            outline.refuse(row.scenario, f"{row.what} {value}: {outline.format} has no word for it that is read")
+        else:
+            outline.put(row.key, word, row.scenario)

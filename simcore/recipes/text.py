@@ -1,4 +1,4 @@
-"""Text of an imported scenario: its YAML with the origin of each key beside it, and lists of what gives it nothing."""
+"""Texts of an imported scenario, with the origin of each key beside it, and of a recipe that was written."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from simcore.inputs.block import shorten
 from simcore.inputs.dump import yaml_entry
 from simcore.inputs.scenario import Scenario
 from simcore.inputs.yaml_parser import KeyPath, dotted
+from simcore.recipes.converted import Converted
 from simcore.recipes.imported import Imported, Left
 
-__all__ = ["origin_lines", "scenario_text"]
+__all__ = ["left_line", "origin_lines", "recipe_text", "scenario_text"]
 
 _COLUMN: Final = 40
 """Column at which origins begin, unless a value is longer."""
@@ -41,6 +42,26 @@ def origin_lines(imported: Imported) -> Iterator[str]:
         for key in path:
             value = value[key]
         yield _one_line(f"{dotted(path):<{width}}  {shorten(value)}  [{origin}]")
+
+
+def recipe_text(converted: Converted, name: str) -> str:
+    """Text of a recipe of the scenario `name`; where its file has comments, its launch and what it leaves out first."""
+    return "".join(f"{line}\n" for line in _head(converted, name)) + converted.text
+
+
+def left_line(left: Left) -> str:
+    """A key of a scenario that its recipe does not have, with its value and the reason, in one line."""
+    return _one_line(f"{left.key}: {left.value}: {left.why}" if left.key else f"{left.where}: {left.why}")
+
+
+def _head(converted: Converted, name: str) -> Iterator[str]:
+    if not converted.has_comments:
+        return
+    yield _one_line(f"# {name}, written by rankscope. Data, learning rate and files are yours.")
+    for line in converted.launch.splitlines():
+        yield _one_line(f"# Launch: {line}")
+    for one in converted.left:
+        yield _one_line(f"# Not in it: {left_line(one)}")
 
 
 def _lines(values: Mapping[str, Any], path: KeyPath, imported: Imported) -> Iterator[str]:

@@ -13,10 +13,10 @@ from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled, read_rows
 from simcore.recipes.world import share_out
 
-__all__ = ["read_distributed"]
+__all__ = ["EXPERT_ROWS", "PIPELINE_ROWS", "STRATEGY_ROWS", "read_distributed"]
 
 _SIZES: Final = "components/distributed/mesh_utils.py _infer_dp_size"
-_STRATEGY: Final[tuple[Row, ...]] = (
+STRATEGY_ROWS: Final[tuple[Row, ...]] = (
     *(Says(f"distributed.{name}", f"framework_options.{name}", "flag")
       for name in ("reshard_after_forward", "defer_fsdp_grad_sync", "enable_fsdp2_prefetch")),
     *(Says(f"distributed.{name}", f"framework_options.{name}")
@@ -29,12 +29,12 @@ _STRATEGY: Final[tuple[Row, ...]] = (
     Idle(("distributed.mp_policy.*",), "inputs are token ids"),
     Idle(("distributed.patch_is_packed_sequence",), "how masks of packs are made"),
 )
-_EXPERTS: Final = (
+EXPERT_ROWS: Final = (
     Says("distributed.moe.reshard_after_forward", "framework_options.moe.reshard_after_forward", "flag"),
     Idle(("distributed.moe._target_",), "the class of the block"),
     Idle(("distributed.moe.wrap_outer_model",), "the outer model has no parameter of its own"),
 )
-_PIPELINE: Final = (
+PIPELINE_ROWS: Final = (
     Says("distributed.pipeline.pp_recv_buffer_pool", "framework_options.pp_recv_buffer_pool", "flag"),
     Says("distributed.pipeline.pp_recv_buffer_pool_slack", "framework_options.pp_recv_buffer_pool_slack"),
     Idle(("distributed.pipeline.pp_seq_len", "distributed.pipeline.dtype"), "shapes are those of the batch"),
@@ -55,7 +55,7 @@ def read_distributed(reader: Reader, draft: Draft) -> None:
     for name, size in sizes.items():
         draft.put(f"mesh.{name}", size)
     _read_data_parallel(reader, draft, sizes)
-    read_rows(reader, draft, _STRATEGY)
+    read_rows(reader, draft, STRATEGY_ROWS)
     draft.refuse(reader.take("distributed.offload_policy"), "offload of Automodel's recipes")
     draft.refuse(reader.take("distributed.tp_plan"), "a plan of tensor parallelism of one's own")
     sequences = reader.flag("distributed.sequence_parallel")
@@ -123,7 +123,7 @@ def _read_experts(reader: Reader, draft: Draft, ep: Taken[int] | None) -> None:
     else:
         draft.idle(saved, "the default")
     draft.refuse(reader.take("distributed.moe.lm_head_precision"), "a head in another format than the model")
-    read_rows(reader, draft, _EXPERTS)
+    read_rows(reader, draft, EXPERT_ROWS)
 
 
 def _read_recompute(reader: Reader, draft: Draft) -> None:
@@ -149,4 +149,4 @@ def _read_pipeline(reader: Reader, draft: Draft, pp: Taken[int] | None) -> None:
     draft.idle(reader.matching("distributed.pipeline.layers_per_stage",
                                "distributed.pipeline.round_virtual_stages_to_pp_multiple"),
                "a rank has one stage" if word in ("", "1f1b", "gpipe") else "settings of a schedule that is refused")
-    read_rows(reader, draft, _PIPELINE)
+    read_rows(reader, draft, PIPELINE_ROWS)

@@ -10,7 +10,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 
-__all__ = ["BY_BACKEND", "DTYPES", "read_model"]
+__all__ = ["ATTENTION_ROW", "BACKEND_ROWS", "BY_BACKEND", "DTYPES", "REST_ROWS", "read_model"]
 
 _BUILDERS: Final = ("NeMoAutoModelForCausalLM.from_pretrained", "NeMoAutoModelForCausalLM.from_config")
 _FORMATS: Final = {"bf16": "bf16", "bfloat16": "bf16", "fp32": "fp32", "float32": "fp32", "fp16": "fp16",
@@ -22,11 +22,11 @@ _NO_FIELDS: Final = ("trust_remote_code", "use_cache", "_attn_implementation", "
                      "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id", "architectures")
 BY_BACKEND: Final = ("nemotron_h", "qwen3_moe", "deepseek_v3")
 """Families whose layers take `backend.attn` and never read attn_implementation (`frameworks/automodel/attention`)."""
-_ATTENTION: Final = Says("model.backend.attn", "framework_options.attn", "text", {"te": "te", "sdpa": "sdpa"},
+ATTENTION_ROW: Final = Says("model.backend.attn", "framework_options.attn", "text", {"te": "te", "sdpa": "sdpa"},
                          what="attention by")
 _FILES: Final = "which files are read, and by which code: not part of a step"
 _ALIKE: Final = "kernels are not told apart: memory is counted as torch's"
-_BACKEND: Final = (
+BACKEND_ROWS: Final = (
     Says("model.backend.dispatcher", "framework_options.dispatcher", "text",
          {name: name for name in ("deepep", "hybridep", "torch")}, what="exchange of tokens by"),
     Says("model.backend.fake_balanced_gate", "framework_options.fake_balanced_gate", "flag", {True: True},
@@ -39,7 +39,7 @@ _BACKEND: Final = (
     Idle(("model.backend.enable_hf_state_dict_adapter",), _FILES),
     Idle(("model.backend.mok.*",), "settings of the dispatcher mok alone"),
 )
-_REST: Final = (
+REST_ROWS: Final = (
     Says("model.torch_dtype", "training.precision.params", "text", DTYPES,
          {"auto": "the checkpoint's format, as by default"}, "parameters in"),
     Says("model.use_liger_kernel", "framework_options.use_liger_kernel", "flag"),
@@ -73,7 +73,7 @@ def read_model(reader: Reader, draft: Draft) -> str:
         draft.refuse(depth, "multi-token prediction under automodel")
     else:
         draft.idle(depth, "no layers of multi-token prediction")
-    read_rows(reader, draft, _REST)
+    read_rows(reader, draft, REST_ROWS)
     return family
 
 
@@ -121,13 +121,13 @@ def _read_attention(reader: Reader, draft: Draft, *, by_backend: bool) -> None:
     asked = reader.text("model.attn_implementation")
     if by_backend:
         draft.idle(asked, "the layers of this family take model.backend.attn alone")
-        read_rows(reader, draft, [_ATTENTION])
+        read_rows(reader, draft, [ATTENTION_ROW])
         return
     draft.put("framework_options.attn_implementation", asked)
     if asked is None:
-        read_rows(reader, draft, [_ATTENTION])
+        read_rows(reader, draft, [ATTENTION_ROW])
     else:
-        draft.idle(reader.take(_ATTENTION.key), f"{asked.key} decides")
+        draft.idle(reader.take(ATTENTION_ROW.key), f"{asked.key} decides")
 
 
 _EXPERTS: Final = {
@@ -157,4 +157,4 @@ def _read_backend(reader: Reader, draft: Draft, *, own: bool) -> None:
         else:
             draft.unmodelled(kernel, _ALIKE)
     draft.refuse(reader.take("model.backend.te_fp8"), "products in 8 bits by TransformerEngine under automodel")
-    read_rows(reader, draft, _BACKEND)
+    read_rows(reader, draft, BACKEND_ROWS)

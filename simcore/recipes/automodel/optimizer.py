@@ -9,13 +9,13 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, On, Says, read_rows
 
-__all__ = ["read_loss", "read_optimizer"]
+__all__ = ["LOSSES", "OPTIMIZERS", "OPTIMIZER_ROWS", "read_loss", "read_optimizer"]
 
-_OPTIMIZERS: Final = {"torch.optim.Adam": "adam", "torch.optim.AdamW": "adamw", "torch.optim.SGD": "sgd"}
-_LOSSES: Final = {"MaskedCrossEntropy": "masked_fp32", "FusedLinearCrossEntropy": "cut",
+OPTIMIZERS: Final = {"torch.optim.Adam": "adam", "torch.optim.AdamW": "adamw", "torch.optim.SGD": "sgd"}
+LOSSES: Final = {"MaskedCrossEntropy": "masked_fp32", "FusedLinearCrossEntropy": "cut",
                   "TEParallelCrossEntropy": "te_inplace", "ChunkedCrossEntropy": "chunked"}
-_ROWS: Final = (
-    Says("optimizer._target_", "training.optimizer.name", "text", _OPTIMIZERS, what="optimizer"),
+OPTIMIZER_ROWS: Final = (
+    Says("optimizer._target_", "training.optimizer.name", "text", OPTIMIZERS, what="optimizer"),
     Says("optimizer.momentum", "training.optimizer.momentum", "number"),
     Off("optimizer.amsgrad", "a third moment"),
     Idle(tuple(f"optimizer.{name}" for name in (
@@ -40,7 +40,7 @@ def read_optimizer(reader: Reader, draft: Draft) -> None:
         draft.use(fused)
     else:
         draft.idle(fused, "the default")
-    read_rows(reader, draft, _ROWS)
+    read_rows(reader, draft, OPTIMIZER_ROWS)
     if draft.refuses("optimizer._target_"):
         draft.idle(reader.matching("optimizer.*"), "settings of an optimizer that is refused")
 
@@ -49,7 +49,7 @@ def read_loss(reader: Reader, draft: Draft, family: str) -> None:
     """Reads the block `loss_fn`; stages of some families (`family`: the model's) give no hidden states to a loss."""
     target = reader.text("loss_fn._target_")
     name = target.value.rpartition(".")[2] if target else ""
-    if target is not None and name not in _LOSSES:
+    if target is not None and name not in LOSSES:
         draft.refuse(target, f"loss {name}")
         draft.idle(reader.matching("loss_fn.*"), "settings of a loss that is refused")
         return
@@ -63,6 +63,6 @@ def read_loss(reader: Reader, draft: Draft, family: str) -> None:
         draft.infer("training.loss", "masked_fp32" if upcast.value else "masked", f"{name} with fp32_upcast "
                     f"{upcast.value}", upcast, target, source="components/loss/masked_ce.py")
     else:
-        draft.put("training.loss", target, _LOSSES.get(name))
+        draft.put("training.loss", target, LOSSES.get(name))
         draft.idle(upcast, f"{name} takes none")
     read_rows(reader, draft, _LOSS_ROWS)

@@ -10,7 +10,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, On, Says, Unmodelled, read_rows
 
-__all__ = ["read_method"]
+__all__ = ["ADAPTER_ROWS", "PACKED_ROWS", "read_method"]
 
 _OFF: Final = (
     Off("fp8.enabled", "products in 8 bits (torchao) under automodel"),
@@ -19,7 +19,7 @@ _OFF: Final = (
     Idle(("fp8.*", "compile.*", "qat.*"), "settings of what `enabled` switches"),
     Unmodelled(("neftune.*",), "noise that is added to embeddings"),
 )
-_ADAPTERS: Final = (
+ADAPTER_ROWS: Final = (
     Says("peft.dim", "training.lora.rank"),
     Says("peft.alpha", "training.lora.alpha", "number"),
     Says("peft.dropout", "training.lora.dropout", "number"),
@@ -31,7 +31,7 @@ _ADAPTERS: Final = (
     Unmodelled(("peft.use_triton",), "kernels are not told apart: adapters are counted as torch's"),
     Idle(("peft.lora_A_init",), "first values of adapters"),
 )
-_PACKED: Final = (
+PACKED_ROWS: Final = (
     Says("quantization.bnb_4bit_quant_type", "training.quantization.format", "text"),
     Says("quantization.bnb_4bit_use_double_quant", "training.quantization.double_quant", "flag"),
     Says("quantization.bnb_4bit_quant_storage", "framework_options.bnb_4bit_quant_storage", "text"),
@@ -49,7 +49,7 @@ def read_method(reader: Reader, draft: Draft) -> None:
         return
     draft.infer("training.method", "qlora" if packed else "lora", "the recipe has a block peft",
                 reader.text("peft._target_"))
-    read_rows(reader, draft, _ADAPTERS)
+    read_rows(reader, draft, ADAPTER_ROWS)
     everything = reader.flag("peft.match_all_linear")
     if everything is not None and everything.value:
         draft.put("training.lora.target_modules", everything, ["*"], _TARGETS)
@@ -82,5 +82,5 @@ def _read_quantization(reader: Reader, draft: Draft) -> bool:
         draft.idle(reader.matching("quantization.*"), "settings of a packed base alone")
         return False
     draft.use(four)
-    read_rows(reader, draft, _PACKED)
+    read_rows(reader, draft, PACKED_ROWS)
     return True

@@ -13,6 +13,7 @@ from simcore.recipes.automodel.model import read_model
 from simcore.recipes.automodel.optimizer import read_loss, read_optimizer
 from simcore.recipes.automodel.peft import read_method
 from simcore.recipes.automodel.without_effect import WITHOUT_EFFECT
+from simcore.recipes.automodel.written import WRITER
 from simcore.recipes.draft import Draft
 from simcore.recipes.format import Format
 from simcore.recipes.imported import Imported
@@ -80,4 +81,4 @@ def _read_kind(reader: Reader, draft: Draft) -> bool:
     return True
 
 
-FORMAT: Final = Format("automodel", "NeMo Automodel YAML", _recognises, _read)
+FORMAT: Final = Format("automodel", "NeMo Automodel YAML", _recognises, _read, WRITER)

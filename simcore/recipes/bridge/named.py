@@ -12,6 +12,9 @@ from typing import Any, Final
 
 from simcore.errors import InputError, Problem
 from simcore.inputs.document import Document, parse_value
+from simcore.recipes.answers import Answer
+from simcore.recipes.launch.launch_of import environment_of
+from simcore.recipes.megatron.launch import gpus_of
 from simcore.recipes.shell.expansion import Word
 from simcore.recipes.shell.script import read_script
 
@@ -47,15 +50,22 @@ def names_in(text: str) -> list[str]:
 
 
 class Launch:
-    """A launch of a recipe by name: `name`, its values as a `document`, and what it leaves unknown (`open_keys`)."""
+    """A launch of a recipe by name: `name`, its values as a `document`, and what it leaves unknown (`open_keys`).
 
-    def __init__(self, name: str, document: Document, open_keys: tuple[str, ...]) -> None:
+    `gpus`: processes that torchrun, srun or mpirun starts, None where none is there; `environment`: variables of the
+    script that change memory, with their places.
+    """
+
+    def __init__(self, name: str, document: Document, open_keys: tuple[str, ...], gpus: Answer | None,
+                 environment: tuple[tuple[str, str, str], ...]) -> None:
         self.name, self.document, self.open_keys = name, document, open_keys
+        self.gpus, self.environment = gpus, environment
 
 
 def launch_of(text: str, path: str) -> Launch:
     """Launch that a script, or a line, asks for. InputError if it names several recipes, or an option is not read."""
-    commands = [one for one in read_script(text, path).commands if any(names_in(word.text) for word in one.words)]
+    script = read_script(text, path)
+    commands = [one for one in script.commands if any(names_in(word.text) for word in one.words)]
     if len(commands) != 1:
         raise InputError(Problem(path, f"expected one command with the name of a recipe, got {len(commands)}"))
     words = list(commands[0].words)
@@ -69,7 +79,8 @@ def launch_of(text: str, path: str) -> Launch:
     for key, value, where in _overrides(words, path):
         document = document.with_value(tuple(key.split(".")), value, where)
         open_keys = tuple(one for one in open_keys if one != key)
-    return Launch(name, document, open_keys)
+    return Launch(name, document, open_keys, gpus_of(commands[0], script, path),
+                  environment_of(script.variables, path))
 
 
 def _overrides(words: list[Word], path: str) -> list[tuple[str, Any, str]]:

@@ -24,7 +24,9 @@ from simcore.recipes.bridge.step import (
     read_stages,
     read_states,
 )
+from simcore.recipes.bridge.written import WRITER
 from simcore.recipes.draft import Draft
+from simcore.recipes.environment import with_environment
 from simcore.recipes.format import Format
 from simcore.recipes.imported import Imported
 from simcore.recipes.machine import read_machine
@@ -51,11 +53,12 @@ def _recognises(file: RecipeFile) -> bool:
 def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
     file = files[0]
     document, name, gpus, machine = file.mapping(), Path(file.path).stem, answers.gpus, ""
+    variables: Sequence[tuple[str, str, str]] = ()
     draft = Draft("bridge", file.path, answers)
     if document is None:
         launch = launch_of(file.text, file.path)
-        document, name = launch.document, launch.name
-        gpus = gpus or gpus_of(present_name(name), f"{file.path} {name}")
+        document, name, variables = launch.document, launch.name, launch.environment
+        gpus = gpus or launch.gpus or gpus_of(present_name(name), f"{file.path} {name}")
         machine = machine_of(present_name(name))
         for key in launch.open_keys:
             if key in _DECIDES:
@@ -72,7 +75,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
         left = {(one.where, one.key) for one in draft.left}
         draft.use(*(one for one in reader.handed_out()
                     if (one.where, one.key) not in left and not draft.refuses(one.key)))
-    return draft.imported([reader], loose=loose)
+    return with_environment(draft.imported([reader], loose=loose), variables)
 
 
 def _read_parts(reader: Reader, draft: Draft, gpus: Answer | None, machine: str) -> None:
@@ -108,4 +111,4 @@ def _read_parts(reader: Reader, draft: Draft, gpus: Answer | None, machine: str)
     write_environment(draft, {name: one for name, one in found.items() if one is not None})
 
 
-FORMAT: Final = Format("bridge", "Megatron-Bridge recipes and run_config.yaml", _recognises, _read)
+FORMAT: Final = Format("bridge", "Megatron-Bridge recipes and run_config.yaml", _recognises, _read, WRITER)

@@ -17,7 +17,7 @@ from simcore.recipes.launch.starters import Starter, starters_of
 from simcore.recipes.shell.expansion import Word
 from simcore.recipes.shell.script import Started, read_script
 
-__all__ = ["Launch", "launch_of"]
+__all__ = ["Launch", "environment_of", "launch_of"]
 
 _NAMES: Final = {"automodel": ("finetune", "pretrain", "benchmark", "llm", "vlm"), "axolotl": ("train",)}
 """Words that stand behind these launchers, beside the recipe's file."""
@@ -67,7 +67,7 @@ def launch_of(text: str, path: str, recipe: str) -> Launch:
         arguments = arguments_of(_behind_program(last, path), path)
     _expect_recipe(arguments, text, path, recipe)
     return Launch(processes_of(starters, path, headers), arguments.overrides, _further(starters[-1], path),
-                  _environment(script.variables, path))
+                  environment_of(script.variables, path))
 
 
 def _one(found: Sequence[tuple[Started, tuple[Starter, ...]]], commands: Sequence[Started],
@@ -134,7 +134,7 @@ def _expect_recipe(arguments: Arguments, text: str, path: str, recipe: str) -> N
         raise InputError(Problem(f"{path}:{word.line}", f"starts a training with {word.text}, not with {recipe}"))
 
 
-def _environment(variables: Mapping[str, Sequence[Word]], path: str) -> tuple[tuple[str, str, str], ...]:
+def environment_of(variables: Mapping[str, Sequence[Word]], path: str) -> tuple[tuple[str, str, str], ...]:
     """(name, value, place) of the variables that change memory; InputError for one that is not known."""
     found = [(name, variables[name][0]) for name in _VARIABLES if variables.get(name)]
     for name, word in found:

@@ -8,15 +8,15 @@ from simcore.recipes.answers import Answer
 from simcore.recipes.megatron.fields import Setting, Writer
 from simcore.recipes.megatron.hybrid import pattern_of
 
-__all__ = ["write_batches", "write_mesh", "write_pipeline"]
+__all__ = ["COUNTED", "DEGREES", "SPLITS", "write_batches", "write_mesh", "write_pipeline"]
 
-_DEGREES: Final = {"pp": "pipeline_model_parallel_size", "cp": "context_parallel_size",
+DEGREES: Final = {"pp": "pipeline_model_parallel_size", "cp": "context_parallel_size",
                    "tp": "tensor_model_parallel_size"}
-_SPLITS: Final = {
+SPLITS: Final = {
     "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers",
     "num_layers_in_last_pipeline_stage": "decoder_last_pipeline_num_layers",
     "microbatch_group_size_per_vp_stage": "microbatch_group_size_per_vp_stage"}
-_COUNTED: Final = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
+COUNTED: Final = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
 
 
 def write_mesh(writer: Writer, gpus: Answer | None) -> None:
@@ -26,7 +26,7 @@ def write_mesh(writer: Writer, gpus: Answer | None) -> None:
     are replicas of a sharded group (`core/parallel_state.py`).
     """
     fields = writer.fields
-    degrees = {axis: fields.integer(name) for axis, name in _DEGREES.items()}
+    degrees = {axis: fields.integer(name) for axis, name in DEGREES.items()}
     for axis, setting in degrees.items():
         writer.write_other(f"mesh.{axis}", setting.value or 1, 1, setting)
     copies = fields.integer("num_distributed_optimizer_instances")
@@ -141,10 +141,10 @@ def write_pipeline(writer: Writer) -> None:
                          rule="layers of each segment of the pattern")
     if layout.value:
         writer.write(f"{options}pipeline_model_parallel_layout", layout.value.replace("\\", ""), layout)
-    for option, name in _SPLITS.items():
+    for option, name in SPLITS.items():
         setting = fields.integer(name)
         writer.write_other(f"{options}{option}", setting.value, None, setting)
-    for name in _COUNTED:
+    for name in COUNTED:
         writer.write_other(f"{options}{name}", fields.flag(name).value, False, fields.flag(name))  # noqa: FBT003
     _write_chunks(writer, stages, is_open=hybrid is None and not layout.value)
 
@@ -161,7 +161,7 @@ def _write_chunks(writer: Writer, stages: int, *, is_open: bool) -> None:
         writer.use(each)
     elif each.value:
         layers = fields.integer("num_layers").value or fields.integer("encoder_num_layers").value or 0
-        layers += sum(fields.flag(name).value for name in _COUNTED)
+        layers += sum(fields.flag(name).value for name in COUNTED)
         if each.value < 1 or layers % stages or layers // stages % each.value:
             writer.draft.fail(each.taken[0].where, f"{layers} layers over {stages} stages are no multiple of "
                                                    f"{each.value} layers of a virtual stage")

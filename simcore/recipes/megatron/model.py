@@ -225,7 +225,7 @@ def _write_gpt(gpt: _Gpt) -> None:
 
 
 def _write_latent(gpt: _Gpt) -> None:
-    gpt.write(q_lora_rank=(gpt.q_rank.value or 0, gpt.q_rank), kv_lora_rank=gpt.kv_rank, qk_nope_head_dim=gpt.qk_dim,
+    gpt.write(q_lora_rank=(gpt.q_rank.value or None, gpt.q_rank), kv_lora_rank=gpt.kv_rank, qk_nope_head_dim=gpt.qk_dim,
               qk_rope_head_dim=gpt.rope_dim, v_head_dim=gpt.v_dim)
 
 

@@ -10,10 +10,10 @@ from typing import Final
 
 from simcore.recipes.megatron.fields import Setting, Writer
 
-__all__ = ["write_options"]
+__all__ = ["FSDP", "OF_EXPERTS", "SWITCHES", "write_options"]
 
 _OPTION: Final = "framework_options."
-_SWITCHES: Final = {  # option: (field, as the simulation has it)
+SWITCHES: Final = {  # option: (field, as the simulation has it)
     "deterministic_mode": ("deterministic_mode", False),
     "masked_softmax_fusion": ("masked_softmax_fusion", True),
     "gradient_accumulation_fusion": ("gradient_accumulation_fusion", True),
@@ -24,8 +24,8 @@ _SWITCHES: Final = {  # option: (field, as the simulation has it)
     "use_transformer_engine_op_fuser": ("use_transformer_engine_op_fuser", False),
     "defer_embedding_wgrad_compute": ("defer_embedding_wgrad_compute", False),
 }
-_OF_EXPERTS: Final = {"moe_grouped_gemm": True, "moe_permute_fusion": True}
-_FSDP: Final = {"fsdp_double_buffer": False, "nccl_ub": False, "keep_fp8_transpose_cache": False,
+OF_EXPERTS: Final = {"moe_grouped_gemm": True, "moe_permute_fusion": True}
+FSDP: Final = {"fsdp_double_buffer": False, "nccl_ub": False, "keep_fp8_transpose_cache": False,
                 "init_model_with_meta_device": False, "calculate_per_token_loss": False, "log_params_norm": False}
 
 
@@ -37,7 +37,7 @@ def write_options(writer: Writer) -> None:
         writer.write("framework", "megatron_fsdp", fsdp)
     else:
         writer.draft.infer("framework", "megatron", "arguments of Megatron", *fsdp.taken)
-    for option, (name, usual) in _SWITCHES.items():
+    for option, (name, usual) in SWITCHES.items():
         setting = fields.flag(name)
         writer.write_other(f"{_OPTION}{option}", setting.value, usual, setting)
     deferred = fields.integer("wgrad_deferral_limit")
@@ -122,7 +122,7 @@ def _write_experts(writer: Writer) -> None:
     kind, deepep = fields.text("moe_token_dispatcher_type"), fields.flag("moe_enable_deepep")
     backend, router = fields.text("moe_flex_dispatcher_backend"), fields.text("moe_router_dtype")
     shared, squared = fields.flag("moe_shared_expert_overlap"), fields.flag("use_fused_weighted_squared_relu")
-    settings = [kind, deepep, backend, router, shared, squared, *(fields.flag(name) for name in _OF_EXPERTS)]
+    settings = [kind, deepep, backend, router, shared, squared, *(fields.flag(name) for name in OF_EXPERTS)]
     if not fields.integer("num_experts").value:
         writer.idle("the model has no experts", *settings)
         return
@@ -131,7 +131,7 @@ def _write_experts(writer: Writer) -> None:
         writer.write(f"{_OPTION}moe_flex_dispatcher_backend", backend.value, backend, deepep)
     else:
         writer.idle("it is read with the dispatcher flex", backend, deepep)
-    for name, usual in _OF_EXPERTS.items():
+    for name, usual in OF_EXPERTS.items():
         writer.write_other(f"{_OPTION}{name}", fields.flag(name).value, usual, fields.flag(name))
     writer.write_other(f"{_OPTION}moe_router_dtype", router.value, None, router)
     writer.write_other(f"{_OPTION}moe_shared_expert_overlap", shared.value, False, shared)  # noqa: FBT003
@@ -165,7 +165,7 @@ def _write_fsdp(writer: Writer, *, is_on: bool) -> None:
     inner, outer = fields.text("data_parallel_sharding_strategy"), fields.text("outer_dp_sharding_strategy")
     unit = fields.integer("suggested_communication_unit_size")
     formats = [fields.any(f"megatron_fsdp_{name}_dtype") for name in ("main_params", "main_grads", "grad_comm")]
-    switches = {name: fields.flag(name) for name in _FSDP}
+    switches = {name: fields.flag(name) for name in FSDP}
     own = ("calculate_per_token_loss", "log_params_norm")
     if not is_on:
         writer.idle("it is Megatron-FSDP's", inner, outer, unit, *formats,
@@ -179,4 +179,4 @@ def _write_fsdp(writer: Writer, *, is_on: bool) -> None:
     writer.write_other(f"{_OPTION}suggested_communication_unit_size", unit.value, None, unit)
     writer.unmodelled("formats of Megatron-FSDP's buffers are those of training.precision", *formats)
     for name, setting in switches.items():
-        writer.write_other(f"{_OPTION}{name}", setting.value, _FSDP[name], setting)
+        writer.write_other(f"{_OPTION}{name}", setting.value, FSDP[name], setting)

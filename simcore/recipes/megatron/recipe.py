@@ -25,6 +25,7 @@ from simcore.recipes.megatron.refused import refuse_rest
 from simcore.recipes.megatron.step import write_formats, write_loss, write_optimizer, write_recompute
 from simcore.recipes.megatron.vocabulary import write_vocabulary
 from simcore.recipes.megatron.without_effect import NOT_MODELLED, OF_TESTS, VARIABLES, WITHOUT_EFFECT
+from simcore.recipes.megatron.written import WRITER
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.recipe_file import RecipeFile
 from simcore.recipes.rows import read_rows
@@ -202,4 +203,4 @@ def _write(writer: Writer, fields: ArgumentFields, gpus: Answer | None) -> None:
     write_options(writer)
 
 
-FORMAT: Final = Format("megatron", "Megatron-LM arguments", _recognises, _read)
+FORMAT: Final = Format("megatron", "Megatron-LM arguments", _recognises, _read, WRITER)

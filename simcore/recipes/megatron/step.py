@@ -51,6 +51,8 @@ def _write_fp8(writer: Writer, kind: Setting[Any], *, is_on: bool) -> None:
         precise = fields.flag("use_precision_aware_optimizer").value
         if precise and recipe.value == "delayed":
             writer.write(f"{_OPTION}fp8_recipe", "delayed", recipe)
+        elif precise:
+            writer.use(recipe)
         writer.idle("nothing computes in fp8", gather, margin, algorithm, wgrad, history, reuses, *pads,
                     *(() if precise else (recipe,)))
         return

@@ -1,0 +1,180 @@
+"""Writes scenarios as Automodel recipes: the rows that the reader has, and the keys that depend on one another.
+
+Data are a stand-in: mock samples of the scenario's length, as Automodel's own benchmarks have them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from simcore.models.names import find, ids_of
+from simcore.recipes.automodel.distributed import EXPERT_ROWS, PIPELINE_ROWS, STRATEGY_ROWS
+from simcore.recipes.automodel.model import ATTENTION_ROW, BACKEND_ROWS, BY_BACKEND, REST_ROWS
+from simcore.recipes.automodel.optimizer import LOSSES, OPTIMIZER_ROWS, OPTIMIZERS
+from simcore.recipes.automodel.peft import ADAPTER_ROWS, PACKED_ROWS
+from simcore.recipes.outline import Outline
+from simcore.recipes.recipe_writer import Job, RecipeWriter
+from simcore.recipes.rows import write_rows
+
+__all__ = ["WRITER"]
+
+_CLASS: Final = "nemo_automodel.NeMoAutoModelForCausalLM"
+_NAME: Final = "pretrained_model_name_or_path"
+_MOCK: Final = "nemo_automodel.components.datasets.llm.mock_iterable_dataset.MockIterableDataset"
+_LOSS_FILES: Final = {"MaskedCrossEntropy": "masked_ce", "FusedLinearCrossEntropy": "linear_ce",
+                      "TEParallelCrossEntropy": "te_parallel_ce", "ChunkedCrossEntropy": "chunked_ce"}
+"""Modules of the losses (0.7.0 `components/loss`)."""
+_PEFT: Final = "nemo_automodel.components._peft.lora.PeftConfig"
+
+
+def _write(outline: Outline) -> None:
+    outline.put("recipe", "TrainFinetuneRecipeForNextTokenPrediction")
+    _write_batches(outline)
+    _write_model(outline)
+    _write_method(outline)
+    _write_distributed(outline)
+    _write_loss(outline)
+    _write_lengths(outline)
+    _write_optimizer(outline)
+
+
+def _write_model(outline: Outline) -> None:
+    scenario, fields = outline.settled.scenario, outline.settled.fields
+    name, family = _hugging_face(scenario.model_name), str(fields.get("model_type", ""))
+    if isinstance(scenario.model, str) or not scenario.model.overrides:
+        outline.put("model._target_", f"{_CLASS}.from_pretrained")
+        outline.put(f"model.{_NAME}", name, "model")
+    else:
+        outline.put("model._target_", f"{_CLASS}.from_config")
+        outline.put("model.config._target_", "transformers.AutoConfig.from_pretrained")
+        outline.put(f"model.config.{_NAME}", name, "model")
+        for key, value in scenario.model.overrides.items():
+            outline.put(f"model.config.{key}", value, "model")
+    own = outline.value("implementation") == "automodel"
+    if outline.given("implementation") == "hf":
+        outline.put("model.force_hf", True, "implementation")  # noqa: FBT003
+    elif own:
+        outline.as_without("implementation")
+    if not (own and family in BY_BACKEND):
+        _write_given(outline, "model.attn_implementation", "framework_options.attn_implementation")
+    if own:
+        write_rows(outline, (ATTENTION_ROW, *BACKEND_ROWS))
+    write_rows(outline, REST_ROWS)
+
+
+def _hugging_face(reference: str) -> str:
+    """Id of the repository on Hugging Face that has a preset's configuration; another name as it is."""
+    named = find(reference)
+    return reference if named is None or not named.is_own else next(iter(ids_of(named.preset)), reference)
+
+
+def _write_method(outline: Outline) -> None:
+    method = outline.value("training.method")
+    if method == "full":
+        outline.put("recipe", outline.puts["recipe"].value, "training.method")
+        return
+    outline.put("peft._target_", _PEFT, "training.method")
+    outline.put("peft.dim", outline.value("training.lora.rank"), "training.lora.rank")
+    outline.put("peft.alpha", _whole(outline.value("training.lora.alpha")), "training.lora.alpha")
+    targets = outline.given("training.lora.target_modules")
+    if targets == ["*"] and outline.given("training.lora.expert_adapters") == "none":
+        outline.put("peft.match_all_linear", True, "training.lora.target_modules", "training.lora.expert_adapters")  # noqa: FBT003
+    rows = [row for row in ADAPTER_ROWS if getattr(row, "key", "") not in outline.puts
+            and not (targets == ["*"] and getattr(row, "key", "") == "peft.target_modules")]
+    write_rows(outline, rows)
+    if method == "qlora":
+        outline.put("quantization.load_in_4bit", True, "training.method")  # noqa: FBT003
+        write_rows(outline, PACKED_ROWS)
+
+
+def _write_distributed(outline: Outline) -> None:
+    outline.put("distributed.strategy", "fsdp2", "framework")
+    outline.put("distributed.dp_size", "none", "mesh.dp_shard")
+    for axis in ("tp", "cp", "pp", "ep"):
+        size = outline.value(f"mesh.{axis}")
+        if size > 1 or outline.given(f"mesh.{axis}"):
+            outline.put(f"distributed.{axis}_size", size, f"mesh.{axis}")
+    _write_given(outline, "distributed.dp_replicate_size", "mesh.dp_replicate")
+    if outline.value("mesh.tp") > 1:
+        _write_given(outline, "distributed.sequence_parallel", "training.sequence_parallel")
+    recompute = outline.given("training.recompute")
+    if recompute in ("none", "full"):
+        outline.put("distributed.activation_checkpointing", recompute == "full", "training.recompute")
+    write_rows(outline, STRATEGY_ROWS)
+    if outline.value("mesh.ep") > 1:
+        write_rows(outline, EXPERT_ROWS)
+    if outline.value("mesh.pp") > 1:
+        schedule = outline.value("training.pipeline.schedule")
+        outline.put("distributed.pipeline.pp_schedule", schedule, "training.pipeline.schedule")
+        outline.put("distributed.pipeline.pp_microbatch_size", outline.value("training.micro_batch_size"),
+                    "training.micro_batch_size")
+        write_rows(outline, PIPELINE_ROWS)
+
+
+def _write_batches(outline: Outline) -> None:
+    """With pipeline stages the local batch is that of all microbatches of the step, which is one schedule."""
+    whole, micro = outline.value("training.global_batch_size"), outline.value("training.micro_batch_size")
+    replicas = outline.value("mesh.dp_shard") * outline.value("mesh.dp_replicate")
+    stages = outline.value("mesh.pp") > 1
+    outline.put("step_scheduler.global_batch_size", whole, "training.global_batch_size")
+    outline.put("step_scheduler.local_batch_size", whole // replicas if stages else micro, "training.micro_batch_size")
+
+
+def _write_lengths(outline: Outline) -> None:
+    outline.put("dataset._target_", _MOCK, stand_in=True)
+    length, kind = outline.value("training.seq_len"), outline.value("training.lengths")
+    if kind == "packed":
+        outline.put("packed_sequence.packed_sequence_size", length, "training.seq_len", "training.lengths")
+    elif kind == "fixed":
+        outline.put("dataset.seq_len", length, "training.seq_len", "training.lengths")
+    else:
+        outline.refuse("training.lengths", "lengths that are drawn: data have them, not the recipe")
+
+
+def _write_loss(outline: Outline) -> None:
+    loss, key = outline.value("training.loss"), "training.loss"
+    name = next((name for name, meaning in LOSSES.items() if meaning == loss), None)
+    if loss == "masked":
+        outline.put("loss_fn._target_", _loss("MaskedCrossEntropy"), key)
+        outline.put("loss_fn.fp32_upcast", False, key)  # noqa: FBT003
+    elif name is not None:
+        outline.put("loss_fn._target_", _loss(name), key)
+
+
+def _loss(name: str) -> str:
+    return f"nemo_automodel.components.loss.{_LOSS_FILES[name]}.{name}"
+
+
+def _write_optimizer(outline: Outline) -> None:
+    name = outline.value("training.optimizer.name")
+    target = next((target for target, meaning in OPTIMIZERS.items() if meaning == name), None)
+    if target is None:
+        outline.refuse("training.optimizer.name", f"{name}: read are {', '.join(OPTIMIZERS)}")
+        return
+    outline.put("optimizer._target_", target, "training.optimizer.name")
+    runs = outline.given("training.optimizer.implementation")
+    if runs in ("foreach", "for_loop"):
+        outline.put("optimizer.foreach", runs == "foreach", "training.optimizer.implementation")
+    elif runs == "fused":
+        outline.put("optimizer.fused", True, "training.optimizer.implementation")  # noqa: FBT003
+    write_rows(outline, [row for row in OPTIMIZER_ROWS if getattr(row, "key", "") != "optimizer._target_"])
+
+
+def _write_given(outline: Outline, key: str, said: str) -> None:
+    """Writes a key with the scenario's value, if its file says it."""
+    value: Any = outline.given(said)
+    if value is not None:
+        outline.put(key, value, said)
+
+
+def _whole(value: float) -> float:
+    return int(value) if float(value).is_integer() else value
+
+
+def _launch(job: Job) -> str:
+    if job.nodes == 1:
+        return f"automodel {job.file} --nproc-per-node {job.gpus_per_node}\n"
+    return job.torchrun(f"-m nemo_automodel.cli.app {job.file}")
+
+
+WRITER: Final = RecipeWriter(".yaml", ("automodel",), _write, _launch, patches=True)

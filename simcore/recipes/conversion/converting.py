@@ -1,0 +1,25 @@
+"""Recipes of scenarios. What is written is read back: in every key the recipe asks for what the scenario asks for."""
+
+from __future__ import annotations
+
+from simcore.inputs.scenario import Scenario
+from simcore.recipes.conversion.patching import patched
+from simcore.recipes.conversion.writing import Writing
+from simcore.recipes.converted import Converted
+from simcore.recipes.recipe_file import read_files
+
+__all__ = ["convert"]
+
+
+def convert(scenario: Scenario, named: str, into: str = "") -> Converted:
+    """Recipe of a scenario in the format `named`. `into`: a recipe of the user's that is changed as little as needed.
+
+    InputError for a name that is no format that can be written; NotYet for a scenario of another framework or workload.
+    Raises what `settled` raises for one that its framework refuses. Keys that the format cannot say are in the result.
+    """
+    made = Writing.of(scenario, named)
+    if into:
+        file = read_files([into])[0]
+        made = made.of_file(file.path)
+        return made.converted(patched(made, file))
+    return made.converted(made.writer.text(made.outline.nested(), made.job))

@@ -1,0 +1,64 @@
+"""The other half of a format: how its recipes are written. `Format.writer` has one where `convert` can write it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from simcore.inputs.dump import yaml_block
+from simcore.recipes.outline import Outline
+
+__all__ = ["Job", "RecipeWriter", "yaml_recipe"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Facts of a launch command: name of the recipe's file, nodes, GPUs of each, variables of the environment."""
+
+    file: str
+    nodes: int
+    gpus_per_node: int
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def gpus(self) -> int:
+        """Number of processes, one a GPU."""
+        return self.nodes * self.gpus_per_node
+
+    def exports(self) -> str:
+        """Lines of shell that set the variables."""
+        return "".join(f"export {name}={value}\n" for name, value in self.environment.items())
+
+    def torchrun(self, program: str) -> str:
+        """`torchrun` line that starts a program, such as `train.py --config mine.yaml`."""
+        nodes = f"--nnodes {self.nodes} " if self.nodes > 1 else ""
+        return f"torchrun {nodes}--nproc-per-node {self.gpus_per_node} {program}\n"
+
+
+def yaml_recipe(keys: Mapping[str, Any], job: Job) -> str:
+    """YAML text of a recipe's nested keys."""
+    del job
+    return yaml_block(keys)
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeWriter:
+    """Writes recipes of one format.
+
+    `suffix`: ending of the recipe's file, such as ".yaml". `frameworks`: those whose scenarios it takes. `write`:
+    writes the keys of an outline. `launch`: the launch command as lines of shell, "" where the recipe has it itself.
+    `text`: text of the recipe from its nested keys. `patches`: a recipe of the user's can be changed key by key
+    (`--into`), as YAML.
+    """
+
+    suffix: str
+    frameworks: tuple[str, ...]
+    write: Callable[[Outline], None]
+    launch: Callable[[Job], str]
+    text: Callable[[Mapping[str, Any], Job], str] = yaml_recipe
+    patches: bool = False
+
+    def takes(self, framework: str) -> bool:
+        """True if recipes of the format run this framework."""
+        return framework in self.frameworks

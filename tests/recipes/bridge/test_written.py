@@ -1,0 +1,68 @@
+"""A scenario becomes the nearest recipe of Bridge by name, with as few overrides as it takes."""
+
+from __future__ import annotations
+
+from recipes.round_trip import read_back
+from simcore.inputs.document import parse_document
+from simcore.inputs.scenario import Scenario, parse_scenario
+from simcore.recipes.conversion.converting import convert
+
+NANO = """\
+name: mine
+model: nemotron-3-nano-30b-a3b
+framework: megatron
+framework_version: main 2026-08-22
+topology: dgx-h100
+mesh: {dp_shard: 8, ep: 8, etp: 1}
+training:
+  seq_len: 2048
+  global_batch_size: 128
+  lengths: packed
+framework_options: {moe_token_dispatcher_type: flex}
+"""
+
+
+def scenario(text: str) -> Scenario:
+    return parse_scenario(parse_document(text, "mine.yaml"))
+
+
+def test_a_recipe_as_it_is_has_no_overrides() -> None:
+    made = convert(scenario(NANO), "bridge")
+    made.expect_complete()
+    assert made.text == ("torchrun --nproc-per-node 8 scripts/training/run_recipe.py --recipe "
+                         "nemotron_3_nano_sft_config\n")
+
+
+def test_what_differs_is_an_override() -> None:
+    asked = scenario(NANO.replace("ep: 8", "ep: 4").replace("2048", "4096")
+                     + "environment: {expandable_segments: true}\n")
+    made = convert(asked, "bridge")
+    made.expect_complete()
+    assert made.text.splitlines()[2:] == [
+        "  model.expert_model_parallel_size=4 \\", "  model.seq_length=4096 \\",
+        "  dataset.offline_packing_specs.packed_sequence_size=4096"]
+    assert read_back(made, asked).mesh.ep == 4
+
+
+def test_adapters_take_a_recipe_with_adapters() -> None:
+    made = convert(scenario(NANO.replace("  lengths", "  method: lora\n  lora: {rank: 16}\n  lengths")), "bridge")
+    made.expect_complete()
+    assert "--recipe nemotron_3_nano_peft_config" in made.text
+    assert "peft.dim=16" in made.text
+
+
+def test_a_model_without_a_recipe_is_refused() -> None:
+    made = convert(scenario(NANO.replace("nemotron-3-nano-30b-a3b", "smollm2-360m").replace(", ep: 8, etp: 1", "")
+                            .replace("framework_options: {moe_token_dispatcher_type: flex}", "")), "bridge")
+    assert made.refused[0].message.startswith("not yet: model: smollm2-360m: Bridge has no recipe of this model")
+
+
+def test_the_released_version_is_not_that_of_the_recipes() -> None:
+    made = convert(scenario(NANO.replace("main 2026-08-22", "auto")), "bridge")
+    assert [one.message.partition(":")[2].partition(":")[0] for one in made.refused] == [" framework_version"]
+
+
+def test_processes_of_the_launch_go_before_the_name_of_the_recipe() -> None:
+    asked = scenario(NANO.replace("dp_shard: 8", "dp_shard: 16"))
+    made = convert(asked, "bridge")
+    assert read_back(made, asked).world_size == 16

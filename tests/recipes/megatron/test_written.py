@@ -1,0 +1,47 @@
+"""Megatron's arguments of a scenario: what argparse has by default is not written, and other layers are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from recipes.round_trip import read_back
+from simcore.inputs.document import parse_document
+from simcore.inputs.scenario import Scenario, parse_scenario
+from simcore.recipes.conversion.converting import convert
+
+PLAIN = """\
+name: mine
+model: {MODEL}
+framework: megatron
+topology: dgx-h100
+mesh: {dp_shard: 4, tp: 2, etp: 1}
+training: {seq_len: 512, global_batch_size: 64}
+"""
+
+
+def scenario(model: str, more: str = "") -> Scenario:
+    return parse_scenario(parse_document(PLAIN.replace("{MODEL}", model) + more, "mine.yaml"))
+
+
+@pytest.mark.parametrize("model", ["qwen3-8b", "qwen3-30b-a3b", "llama-3.1-8b", "mixtral-8x7b", "deepseek-v3",
+                                   "moonlight-16b-a3b", "nemotron-3-nano-30b-a3b", "qwen2.5-7b",
+                                   "gpt-oss-20b"])
+def test_models_are_written_by_their_layers(model: str) -> None:
+    asked = scenario(model)
+    made = convert(asked, "megatron")
+    made.expect_complete()
+    assert read_back(made, asked).training.seq_len == 512
+
+
+def test_defaults_are_not_written() -> None:
+    text = convert(scenario("llama-3.1-8b"), "megatron").text
+    assert "--tensor-model-parallel-size 2\n" in text
+    assert "--pipeline-model-parallel-size" not in text
+    assert text.endswith('torchrun --nproc-per-node 8 pretrain_gpt.py "${ARGUMENTS[@]}"\n')
+
+
+def test_adapters_are_refused() -> None:
+    made = convert(parse_scenario(parse_document(PLAIN.replace("{MODEL}", "llama-3.1-8b").replace(
+        "{seq_len", "{method: lora, seq_len"), "mine.yaml")), "megatron")
+    assert [one.message for one in made.refused] == [
+        "not yet: training.method: lora: Megatron-LM's arguments have no adapters (--to bridge has)"]
