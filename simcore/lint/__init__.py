@@ -1,0 +1,10 @@
+"""Faults of recipes and scenarios that can be told before they run: rules, each with its source and two examples.
+
+Input: the files of recipes or scenarios, and answers as for `recipes`. Output: `Linted` for each, with its findings
+and with what could not be judged. Start: `linting.lint`.
+
+`linting`: asks every rule. `opening`: files to subjects, with assumed answers where a recipe leaves something open.
+`subject`: a recipe or scenario as rules see it, and what the engine says of it. `rule`: the seam: a code, a severity,
+the source, two examples, and a function. `finding`: what a rule says. `registry`: all rules, in the order of the page.
+`rules`: the rules by subject. `page`: `docs/lint.md`.
+"""
