@@ -9,7 +9,7 @@ __all__ = ["BASES", "Base", "with_lines"]
 
 
 class Base(NamedTuple):
-    """A file that breaks no rule; each of its top-level keys is one line. `gpus`: processes it is started with."""
+    """A file that breaks no rule; each of its top-level keys is one line, but of TOML. `gpus`: its processes."""
 
     name: str
     text: str
@@ -77,6 +77,16 @@ MODEL_ARGS: {--num-layers: 8, --hidden-size: 1024, --num-attention-heads: 16, --
 --max-position-embeddings: 512, --vocab-size: 32000, --micro-batch-size: 2, --global-batch-size: 64, --swiglu: true, \
 --normalization: RMSNorm, --disable-bias-linear: true, --position-embedding-type: rope, --attention-dropout: 0.0, \
 --hidden-dropout: 0.0, --untie-embeddings-and-output-weights: true, --transformer-impl: transformer_engine{more}}
+"""),
+    "torchtitan": Base("mine.toml", """\
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+seq_len = 2048
+[activation_checkpoint]
+mode = "none"
 """),
     "scenario": Base("mine.yaml", """\
 name: mine

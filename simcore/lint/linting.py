@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from simcore.errors import InputError, Problem
+from simcore.inputs.loading import Entry, files_of
 from simcore.lint.finding import Finding, line_of
-from simcore.lint.opening import subjects
+from simcore.lint.opening import is_known, subjects
 from simcore.lint.registry import RULES
 from simcore.lint.rule import Rule
 from simcore.recipes.answers import Answers
 
-__all__ = ["Linted", "lint"]
+__all__ = ["Linted", "lint", "lint_all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,20 @@ def lint(paths: Sequence[str], answers: Answers, overrides: Sequence[str] = (), 
     unjudged = dict.fromkeys(text for one in opened for text in one.unjudged())
     return Linted(opened[0].path, opened[0].format, tuple(sorted(dict.fromkeys(found), key=_place)), tuple(unjudged),
                   tuple(dict.fromkeys(problems)))
+
+
+def lint_all(paths: Iterable[str], beside: Sequence[str], answers: Answers, overrides: Sequence[str] = (),
+             named: str = "") -> Iterator[Linted]:
+    """Findings in each file that the paths stand for, with the files `beside` of one recipe.
+
+    Of folders and globs those files are left out that are no recipe and no scenario.
+    """
+    for path in paths:
+        for file in files_of(path):
+            if isinstance(file, Entry):
+                yield Linted(path, named, problems=file.problems)
+            elif file == path or is_known(file):
+                yield lint([file, *beside], answers, overrides, named)
 
 
 def _place(finding: Finding) -> tuple[str, int, int, str]:

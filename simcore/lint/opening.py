@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import lcm, prod
 from typing import Final
 
 from simcore.errors import InputError
@@ -15,12 +16,13 @@ from simcore.recipes.imported import Imported
 from simcore.recipes.importing import import_recipe
 from simcore.recipes.launch.launch_of import launch_of
 from simcore.recipes.recipe_file import RecipeFile, read_files
-from simcore.recipes.registry import is_scenario
+from simcore.recipes.registry import format_of, is_scenario
 
-__all__ = ["subjects"]
+__all__ = ["is_known", "subjects"]
 
-_GPUS: Final = (8, 16, 32, 64, 128, 256, 512, 1024, 4, 2, 1)
-"""Numbers of GPUs that are tried where nothing says one; the first that has no problem is taken."""
+_MOST_GPUS: Final = 4096
+_USUAL: Final = 8
+"""GPUs of a machine: smaller numbers are tried last."""
 _ASSUMED: Final = "an assumed "
 _COUNT: Final = f"{_ASSUMED}number of GPUs"
 _LENGTH: Final = Answer(4096, f"{_ASSUMED}length")
@@ -52,17 +54,26 @@ def subjects(paths: Sequence[str], answers: Answers, overrides: Sequence[str] = 
             for part in parts[:_MOST_MEMBERS]]
 
 
+def is_known(path: str) -> bool:
+    """True for a file that is a scenario or a recipe, or that cannot be read."""
+    try:
+        (file,) = read_files([path])
+        return is_scenario(file.document) or format_of([file]) is not None
+    except InputError:
+        return True
+
+
 def _is_text_of_values(file: RecipeFile) -> bool:
     return file.path.endswith((".yaml", ".yml", ".json", ".toml"))
 
 
 def _of_recipe(files: tuple[RecipeFile, ...], answers: Answers, named: str) -> Subject:
-    gpus = answers.gpus or _started(files)
+    counts = tuple(count for count in (answers.gpus, _started(files)) if count is not None)
     try:
         first = _imported(files, answers, named)
     except InputError as error:
-        return Subject(named or SCENARIO, files, None, gpus=gpus, problems=error.problems)
-    subject = _subject(files, first, answers, gpus)
+        return Subject(named or SCENARIO, files, None, counts=counts, problems=error.problems)
+    subject = _subject(files, first, answers, counts)
     return subject if not first.questions else _with_assumed(subject, answers, named)
 
 
@@ -70,11 +81,11 @@ def _imported(files: Sequence[RecipeFile], answers: Answers, named: str) -> Impo
     return import_recipe([file.path for file in files], answers, named, loose=True).with_settings(answers.settings)
 
 
-def _subject(files: tuple[RecipeFile, ...], imported: Imported, answers: Answers, gpus: Answer | None) -> Subject:
+def _subject(files: tuple[RecipeFile, ...], imported: Imported, answers: Answers, counts: tuple[Answer, ...]
+             ) -> Subject:
     first = sorted(files, key=lambda file: file.path != imported.path)
-    assumed = frozenset(_keys_of_assumed(answers))
-    return Subject(imported.format, tuple(first), imported.document(), imported, None if "mesh" in assumed else gpus,
-                   assumed)
+    return Subject(imported.format, tuple(first), imported.document(), imported, counts,
+                   frozenset(_keys_of_assumed(answers)))
 
 
 def _keys_of_assumed(answers: Answers) -> Iterator[str]:
@@ -90,18 +101,30 @@ def _with_assumed(subject: Subject, answers: Answers, named: str) -> Subject:
     filled = replace(answers, topology=answers.topology or (_MACHINE if "topology" in asked else None),
                      seq_len=answers.seq_len or (_LENGTH if "training.seq_len" in asked else None))
     several = any(key.startswith("mesh") for key in asked)
-    tried = [replace(filled, gpus=Answer(number, _COUNT)) for number in _GPUS] if several else [filled]
+    tried = [replace(filled, gpus=Answer(number, _COUNT)) for number in _numbers(subject)] if several else [filled]
     refused: list[Subject] = []
     for one in tried:
         imported = _imported(subject.files, one, named)
         if any(problem.where == _COUNT for problem in imported.wrong):
             continue  # the recipe's degrees do not divide it
-        found = _subject(subject.files, imported, one, subject.gpus)
+        found = _subject(subject.files, imported, one, subject.counts)
         if not several or not found.is_refused:
             return found
         refused.append(found)
+    refused = [one for one in refused if one.scenario is not None] or refused  # not those that a batch rules out
     common = (frozenset((*one.illegal(), *one.wrong())) for one in refused)
     return replace(refused[0], common=frozenset.intersection(*common)) if refused else subject
+
+
+def _numbers(subject: Subject) -> list[int]:
+    """Numbers of GPUs that are tried, multiples of what the degrees ask for; the first without a problem counts."""
+    mesh = subject.says("mesh") or {}
+    degrees = {name: size for name, size in mesh.items() if isinstance(size, int) and size > 0}
+    stages = degrees.get("pp", 1)
+    least = lcm(prod(degrees.get(name, 1) for name in ("pp", "cp", "tp", "dp_replicate")),
+                stages * degrees.get("ep", 1))
+    found = [least * 2**power for power in range(12) if least * 2**power <= _MOST_GPUS] or [least]
+    return sorted(found, key=lambda number: (number < _USUAL, number))
 
 
 def _started(files: Sequence[RecipeFile]) -> Answer | None:

@@ -13,6 +13,7 @@ from simcore.lint.examples import BASES
 from simcore.lint.registry import RULES
 from simcore.lint.rule import Rule
 from simcore.lint.rules.without_effect import IGNORED
+from simcore.lint.subject import SCENARIO
 
 __all__ = ["page"]
 
@@ -48,8 +49,7 @@ A finding has a code, a place, what is wrong, what to write instead, and the rul
 `--json` prints a list with an object for each file; `--format github` annotations of lines. [Gates](ci.md) have a step
 for it.
 
-Layouts that the framework refuses are found by `rankscope check`'s own rules, and misfits of memory by `run`: neither is
-repeated here.
+Layouts that the framework refuses are found by the rules of `rankscope check`; whether a step fits is asked of `run`.
 """
 
 
@@ -63,16 +63,12 @@ def page() -> str:
 def _section(rule: Rule) -> Iterator[str]:
     base = BASES[rule.example.base]
     language = {"json": "json", "toml": "toml"}.get(base.name.rpartition(".")[2], "yaml")
-    launch = f" and starts `{rule.example.launch[1].strip()}`" if rule.example.launch[0] else ""
+    launch = f", started by `{rule.example.launch[1].strip()}`" if rule.example.launch[0] else ""
     yield from (f"### {rule.code}", "", f"{rule.title} Source: {rule.source}.", "")
+    form = rule.example.base.partition("-")[0]
+    kind = "a scenario" if form == SCENARIO else f"a recipe of {form}"
     for word, lines in (("Found", rule.example.bad), ("Not found", rule.example.good)):
-        yield from (f"{word}, in a recipe of {base_name(rule.example.base)} that has{launch}:", "", f"```{language}",
-                    lines.rstrip("\n"), "```", "")
-
-
-def base_name(base: str) -> str:
-    """Name of the format that a base is of."""
-    return base.partition("-")[0]
+        yield from (f"{word} in {kind} with these lines{launch}:", "", f"```{language}", lines.rstrip("\n"), "```", "")
 
 
 def _ignored() -> Iterator[str]:

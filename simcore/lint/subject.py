@@ -1,4 +1,4 @@
-"""A recipe or a scenario as rules see it: its files, the scenario that it is read as, and what the engine says of it."""
+"""A recipe or a scenario as rules see it: its files, the scenario that it is read as, what the engine says of it."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ class Subject:
 
     `format`: name of the recipe's format, or `SCENARIO`. `document`: of the scenario, with the recipe's lines as its
     places; None if there is none, because of `problems`. `imported`: the recipe as it was read, without keys that are
-    not modelled; None for a scenario. `gpus`: number of processes, and who says it. `assumed`: keys of the scenario
-    that a recipe leaves open and nobody answered. `is_swept`: one of several scenarios of a file.
+    not modelled; None for a scenario. `counts`: numbers of processes, and who says each. `assumed`: keys of the
+    scenario that a recipe leaves open and nobody answered. `is_swept`: one of several scenarios of a file. `common`:
+    problems that remain with every assumed number of GPUs, None where none was assumed or one has no problem.
     """
 
     format: str
     files: tuple[RecipeFile, ...]
     document: Document | None
     imported: Imported | None = None
-    gpus: Answer | None = None
+    counts: tuple[Answer, ...] = ()
     assumed: frozenset[str] = frozenset()
     problems: tuple[Problem, ...] = ()
     is_swept: bool = False
@@ -60,8 +61,8 @@ class Subject:
 
     def look(self, *names: str) -> Any:
         """Value of the first of these dotted keys of the recipe that it has and that is not null; None if none is."""
-        return next((value for name in names if (value := self._value(self.recipe, tuple(name.split(".")))) is not None),
-                    None)
+        values = (self._value(self.recipe, tuple(name.split("."))) for name in names)
+        return next((value for value in values if value is not None), None)
 
     def line(self, *names: str) -> str:
         """Place of the first of these dotted keys that the recipe has; of the file if it has none."""
@@ -142,7 +143,8 @@ class Subject:
     def _left_out(self) -> Iterator[str]:
         """What the recipe asks for and the scenario does not have."""
         if self.imported is not None:
-            yield from (f"{one.where}: {one.why}" for one in self.imported.left if one.kind == "unknown" and not one.key)
+            left = (one for one in self.imported.left if one.kind == "unknown" and not one.key)
+            yield from (f"{one.where}: {one.why}" for one in left)
             yield from map(str, self.imported.refused)
             yield from (str(one) for one in self.imported.wrong if one.message.startswith(NOT_YET))
 

@@ -115,8 +115,8 @@ class Draft:
                               for reader in readers for one in reader.unsaid() if _key(one) not in taken)]
         used = [one.key for reader in readers for one in reader.handed_out() if _key(one) in self._used]
         if loose:
-            left += [Left("unknown", one.where, one.key, shorten(one.value), "left out by --loose", one.reader.near(one))
-                     for one in rest]
+            left += [Left("unknown", one.where, one.key, shorten(one.value), "left out by --loose",
+                          one.reader.near(one)) for one in rest]
             left += [Left("unknown", one.where, "", "", f"{one.message}; left out by --loose") for one in self.refused]
         wrong = [*self.wrong, *(problem for reader in readers for problem in reader.problems)]
         return Imported(self.format, self.path, self.values, self.origins, left=tuple(left), used=tuple(used),

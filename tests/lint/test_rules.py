@@ -24,7 +24,8 @@ def linted(folder: Path, base: str, lines: str, launch: tuple[str, str] = ("", "
         (folder / launch[0]).write_text(launch[1], encoding="utf-8")
         paths.append(str(folder / launch[0]))
     by_file = launch[0] or base in ("accelerate", "scenario")  # the file says how many processes there are
-    answers = Answers.of_options(None if by_file else BASES[base].gpus, topology="" if base == "scenario" else "dgx-h100")
+    machine = "" if base == "scenario" else "dgx-h100"
+    answers = Answers.of_options(None if by_file else BASES[base].gpus, topology=machine)
     return lint(paths, answers)
 
 

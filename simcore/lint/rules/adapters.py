@@ -26,6 +26,8 @@ _EXCLUDED: Final = "training.lora.exclude_modules"
 _HEAD: Final = "lm_head"
 _MLP: Final = ("gate_proj", "up_proj", "down_proj", "gate_up_proj", "linear_fc1", "linear_fc2")
 """Names of linear layers that routed experts have in checkpoints."""
+_COUNTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Fields with the number of routed experts, by family."""
 
 
 def _find_unmatched(subject: Subject) -> Iterator[Found]:
@@ -47,8 +49,8 @@ def _examples_of(graph: ModelGraph) -> list[str]:
 
 def _find_without_gradient(subject: Subject) -> Iterator[Found]:
     for module, layers in _bypassed(subject).items():
-        yield Found(_place(subject), f"the adapter on {module} ({layers} layers) gets no gradient: a fused kernel takes "
-                    "the module's weight itself, so that the adapter is stored, stepped and never learns",
+        yield Found(_place(subject), f"the adapter on {module} ({layers} layers) gets no gradient: a fused kernel "
+                    "takes the module's weight itself, so that the adapter is stored, stepped and never learns",
                     f"exclude {module.rpartition('.')[2]} from the targets")
 
 
@@ -64,10 +66,10 @@ def _bypassed(subject: Subject) -> dict[str, int]:
         return {path: count for path, count in _adapted(subject).items() if by_peft and path.endswith("mixer.out_proj")}
     try:
         simulation = placed_simulation(subject.scenario)
-    except RankscopeError:
+        stages = {plan.stage: plan for plan in simulation.plans}.values()
+        return modules_without_gradient((plan, record_layers(plan, simulation.workload(plan))) for plan in stages)
+    except RankscopeError:  # layers of which only the placement is served
         return {}
-    stages = {plan.stage: plan for plan in simulation.plans}.values()
-    return modules_without_gradient((plan, record_layers(plan, simulation.workload(plan))) for plan in stages)
 
 
 def _adapted(subject: Subject) -> dict[str, int]:
@@ -102,8 +104,8 @@ def _find_skipped_experts(subject: Subject) -> Iterator[Found]:
     asked = [target for target in targets if any(fnmatchcase(name, target.rpartition(".")[2]) for name in _MLP)]
     if experts and not numbers["expert_adapters"] and asked and not _has_linear_experts(graph):
         share = 100 * experts / sum(numbers.values())
-        yield Found(_place(subject), f"{', '.join(asked)} reach no routed expert: experts are one 3-d parameter, {share:.0f}% "
-                    "of the model, which stays frozen without adapters",
+        yield Found(_place(subject), f"{', '.join(asked)} reach no routed expert: experts are one 3-d parameter, "
+                    f"{share:.0f}% of the model, which stays frozen without adapters",
                     "name the experts if they are meant (Automodel: '*experts'; PEFT: target_parameters)")
 
 
@@ -125,10 +127,11 @@ def _has_linear_experts(graph: ModelGraph) -> bool:
 
 def _find_router(subject: Subject) -> Iterator[Found]:
     """Targets that are the name of a router, which looks like the gate of an MLP."""
+    routed = any(subject.config.get(name) for name in _COUNTS)
     for target in subject.says(_TARGETS) or ():
-        if str(target).rpartition(".")[2] in ("gate", "router"):
-            yield Found(subject.where(_TARGETS), f"target {target!r} is the router of experts, and not the gate of an MLP",
-                        "gate_proj, if the MLP is meant")
+        if routed and str(target).rpartition(".")[2] in ("gate", "router"):
+            yield Found(subject.where(_TARGETS), f"target {target!r} is the router of experts, and not the gate of an "
+                        "MLP", "gate_proj, if the MLP is meant")
 
 
 _TUNE: Final = "adapter: lora\nlora_r: 16\nlora_alpha: 32\n"
@@ -159,8 +162,8 @@ RULES: Final = (
                  _PEFT.format(model="Qwen/Qwen3-30B-A3B", keys="target_modules: ['*q_proj', '*v_proj']")),
          _find_skipped_experts),
     Rule("lora-target-router", "warning", "A target is the name of a router of experts.",
-         "transformers 5.23 models/qwen3_moe/modeling_qwen3_moe.py: `gate` of a sparse block is the router, `gate_proj` "
-         "the linear layer of an MLP",
+         "transformers 5.23 models/qwen3_moe/modeling_qwen3_moe.py: `gate` of a sparse block is the router, "
+         "`gate_proj` the linear layer of an MLP",
          Example("axolotl", f"base_model: Qwen/Qwen3-30B-A3B\n{_TUNE}lora_target_modules: [gate, q_proj]\n",
                  f"base_model: Qwen/Qwen3-30B-A3B\n{_TUNE}lora_target_modules: [q_proj]\n"), _find_router),
 )

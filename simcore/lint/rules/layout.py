@@ -37,12 +37,12 @@ def _knows_model(subject: Subject) -> bool:
 
 def _contradictions(subject: Subject) -> list[Problem]:
     """Problems that the reader of the recipe found in its values, but those of what is not modelled."""
-    wrong = [*(subject.imported.wrong if subject.imported else ()), *(subject.problems if subject.gpus else ())]
+    wrong = [*(subject.imported.wrong if subject.imported else ()), *(subject.problems if subject.counts else ())]
     return [problem for problem in wrong if not problem.message.startswith(NOT_YET)]
 
 
 def _is_about_count(problem: Problem, subject: Subject) -> bool:
-    return subject.gpus is not None and problem.where == subject.gpus.where
+    return any(problem.where == count.where for count in subject.counts)
 
 
 def _find_illegal(subject: Subject) -> Iterator[Found]:
@@ -50,7 +50,7 @@ def _find_illegal(subject: Subject) -> Iterator[Found]:
         return
     for problem in subject.illegal():
         if problem.rule != NOTHING_ADAPTED:
-            tried = " (with 1 to 1,024 GPUs)" if "mesh" in subject.assumed else ""
+            tried = " (with any number of GPUs)" if "mesh" in subject.assumed else ""
             yield Found(problem.where or subject.path, f"{problem.message}{tried}",
                         "a layout that the rule allows: `rankscope check` asks for it alone", source=problem.rule)
 
@@ -80,12 +80,13 @@ RULES: Final = (
          Example("automodel", "distributed: {strategy: fsdp2, tp_size: 1, pp_size: 4}\n",
                  "distributed: {strategy: fsdp2, tp_size: 1, pp_size: 1}\n",
                  launch=("run.sh", "torchrun --nproc-per-node 6 train.py mine.yaml\n")), _find_wrong_count),
-    Rule("wrong-value", "error", "Two values contradict each other, such as the batch of a step and the ranks, or one is "
-         "of a kind that the key does not take.", "by format",
+    Rule("wrong-value", "error", "Two values contradict each other, such as the batch of a step and the ranks, or one "
+         "is of a kind that the key does not take.", "the rule that the message names, or the format's reader",
          Example("scenario", "training: {seq_len: 2048, global_batch_size: 12}\n",
                  "training: {seq_len: 2048, global_batch_size: 16}\n"), _find_wrong),
-    Rule("illegal-layout", "error", "The framework refuses the layout: a degree does not divide heads, layers, experts, "
-         "a batch or the processes, or two options exclude each other.", "the framework's own check, by finding",
+    Rule("illegal-layout", "error", "The framework refuses the layout: a degree does not divide heads, layers, "
+         "experts, a batch or the processes, or two options exclude each other.",
+         "the framework's own check, which the finding names",
          Example("automodel", "model: {_target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained, "
                  "pretrained_model_name_or_path: Qwen/Qwen3-30B-A3B}\ndistributed: {strategy: fsdp2, ep_size: 3}\n",
                  "model: {_target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained, "
@@ -95,7 +96,8 @@ RULES: Final = (
          "axolotl 067b021c utils/schemas/validation.py check_gas_bsz",
          Example("axolotl", "batch_size: 8\n", "batch_size:\n"), _find_two_batch_sizes),
     Rule("idle-block", "warning", "A block of a scenario is read by no part of what it asks for.",
-         "docs/scenario.md", Example("scenario", "training: {seq_len: 2048, global_batch_size: 16, lora: {rank: 8}}\n",
-                                     "training: {seq_len: 2048, global_batch_size: 16, method: lora, lora: {rank: 8}}\n"),
+         "docs/scenario.md",
+         Example("scenario", "training: {seq_len: 2048, global_batch_size: 16, lora: {rank: 8}}\n",
+                 "training: {seq_len: 2048, global_batch_size: 16, method: lora, lora: {rank: 8}}\n"),
          _find_idle_blocks),
 )

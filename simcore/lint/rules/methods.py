@@ -8,7 +8,6 @@ from typing import Any, Final
 from simcore.lint.finding import Found
 from simcore.lint.rule import Example, Rule
 from simcore.lint.subject import Subject
-from simcore.units import format_bytes
 
 __all__ = ["RULES"]
 
@@ -23,7 +22,7 @@ _WHOLE: Final = ("embed_tokens", "lm_head", "wte", "embeddings")
 
 def _find_idle_settings(subject: Subject) -> Iterator[Found]:
     left = subject.imported.left if subject.imported and subject.format in _SWITCH else ()
-    idle = [one for one in left if one.why == _NO_ADAPTERS and one.value not in ("False", "''", "", "None", "0")]
+    idle = [one for one in left if one.why == _NO_ADAPTERS and one.value not in ("false", "''", "null", "0")]
     if not idle:
         return
     switch, instead = _SWITCH[subject.format]
@@ -60,7 +59,7 @@ def _size(subject: Subject) -> str:
     rows, columns = subject.config.get("vocab_size"), subject.config.get("hidden_size")
     if not _is_count(rows) or not _is_count(columns):
         return ""
-    return f": {format_bytes(4 * rows * columns)} of fp32 values, and as much for its gradient and for each moment"
+    return f": {rows * columns / 1e6:,.0f} million parameters more, each with a gradient and states of the optimizer"
 
 
 def _is_count(value: Any) -> bool:
@@ -76,9 +75,10 @@ RULES: Final = (
          Example("axolotl", _LORA, f"adapter: lora\n{_LORA}"), _find_idle_settings),
     Rule("qlora-without-packed-base", "error", "QLoRA is asked for, and the base is not packed into 4 bits.",
          "axolotl 067b021c utils/schemas/peft.py validate_qlora",
-         Example("axolotl", f"adapter: qlora\n{_LORA}", f"adapter: qlora\nload_in_4bit: true\n{_LORA}"), _find_unpacked),
+         Example("axolotl", f"adapter: qlora\n{_LORA}", f"adapter: qlora\nload_in_4bit: true\n{_LORA}"),
+         _find_unpacked),
     Rule("lora-copies-module", "note", "A module as large as the vocabulary is copied and trained beside the adapters.",
-         "PEFT 0.21.2 utils/other.py ModulesToSaveWrapper.update: a deep copy; autocast_adapter_dtype stores it in fp32",
+         "PEFT 0.21.2 utils/other.py ModulesToSaveWrapper.update: a deep copy of the module",
          Example("axolotl", f"adapter: lora\n{_LORA}lora_modules_to_save: [embed_tokens]\n", f"adapter: lora\n{_LORA}"),
          _find_copies),
 )

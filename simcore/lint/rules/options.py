@@ -27,7 +27,8 @@ def _find_ignored(subject: Subject) -> Iterator[Found]:
 
 
 RULES: Final = (
-    Rule("option-without-effect", "warning", "A setting is not read in this recipe.", "by setting",
+    Rule("option-without-effect", "warning", "A setting is not read in this recipe.",
+         "by setting, below",
          Example("accelerate", "fsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: true}\n",
                  "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: true, "
                  "fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP}\n"), _find_ignored),

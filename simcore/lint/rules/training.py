@@ -29,15 +29,15 @@ def _find_mixed_packs(subject: Subject) -> Iterator[Found]:
     if subject.format == "trl" and subject.look("packing") is True and subject.look("packing_strategy") != "wrapped":
         if attention not in _FLASH:
             yield _mixed(subject, "packing", attention or "sdpa", "TRL 1.16.0 trainer/sft_trainer.py")
-    elif subject.format == "axolotl" and subject.look("sample_packing") is True and attention not in _APART:
-        if not any(subject.look(flag) for flag in _FLAGS):
-            yield _mixed(subject, "sample_packing", attention or "no attn_implementation", "axolotl 067b021c "
-                         "utils/schemas/validation.py check_sample_packing_without_attention")
+    elif (subject.format == "axolotl" and subject.look("sample_packing") is True and attention not in _APART
+          and not any(subject.look(flag) for flag in _FLAGS)):
+        yield _mixed(subject, "sample_packing", attention or "attention by default",
+                     "axolotl 067b021c utils/schemas/validation.py check_sample_packing_without_attention")
 
 
 def _mixed(subject: Subject, key: str, attention: str, source: str) -> Found:
-    return Found(subject.line(key), f"samples of a pack attend to each other: {attention} is not known to tell them apart",
-                 "attn_implementation: flash_attention_2", source=source)
+    return Found(subject.line(key), f"samples of a pack may attend to each other: {attention} is not known to tell "
+                 "them apart", "attn_implementation: flash_attention_2", source=source)
 
 
 def _find_long(subject: Subject) -> Iterator[Found]:
@@ -61,10 +61,11 @@ def _find_narrow_states(subject: Subject) -> Iterator[Found]:
     stored = _of(chosen, "training.precision.params", training.precision.params)
     moments = _of(chosen, "training.optimizer.moments", training.optimizer.moments)
     kept = _of(chosen, "training.optimizer.master", training.optimizer.master)
-    if moments == AS_STORED and stored in ("bf16", "fp16") and kept in ("auto", "none") and "adam" in training.optimizer.name:
+    is_narrow = moments == AS_STORED and stored in ("bf16", "fp16") and kept in ("auto", "none")
+    if is_narrow and "adam" in training.optimizer.name:
         yield Found(_first(subject, "training.precision.params", "training.optimizer"),
-                    f"parameters and both moments of the optimizer are in {stored}, without a copy in fp32: small updates "
-                    "are rounded away", "parameters in fp32 with products in 16 bits, if that is not meant")
+                    f"parameters and both moments of the optimizer are in {stored}, without a copy in fp32: small "
+                    "updates are rounded away", "parameters in fp32 with products in 16 bits, if that is not meant")
 
 
 def _of(chosen: dict[str, str], key: str, said: Any) -> str:
@@ -92,17 +93,18 @@ def _find_idle_checkpoints(subject: Subject) -> Iterator[Found]:
 def _find_refused_checkpoints(subject: Subject) -> Iterator[Found]:
     """Recomputing that the model's own code does not do; axolotl's patch needs packs."""
     name = str(subject.look("base_model") or "").lower()
-    if subject.format == "axolotl" and "nemotron-h" in name and subject.look("gradient_checkpointing"):
-        if not subject.look("sample_packing"):
-            yield Found(subject.line("gradient_checkpointing"), "layers of Nemotron-H are recomputed by axolotl's patch for "
-                        "packs alone, which stops the run", "sample_packing: true, or no gradient_checkpointing")
+    asked = subject.look("gradient_checkpointing") and not subject.look("sample_packing")
+    if subject.format == "axolotl" and "nemotron-h" in name and asked:
+        yield Found(subject.line("gradient_checkpointing"), "layers of Nemotron-H are recomputed by axolotl's patch "
+                    "for packs alone, which stops the run", "sample_packing: true, or no gradient_checkpointing")
 
 
 _TUNE: Final = "base_model: nvidia/Nemotron-H-8B-Base-8K\ngradient_checkpointing: true\n"
 
 RULES: Final = (
     Rule("packing-without-flash-attention", "warning", "Samples of a pack are not kept apart by the attention.",
-         "by format", Example("trl", "packing: true\nattn_implementation: sdpa\n",
+         "TRL 1.16.0 trainer/sft_trainer.py; axolotl 067b021c utils/schemas/validation.py",
+         Example("trl", "packing: true\nattn_implementation: sdpa\n",
                               "packing: true\nattn_implementation: flash_attention_2\n"), _find_mixed_packs),
     Rule("sequence-above-positions", "warning", "Sequences are longer than the model's positions.",
          "config.json of the model: max_position_embeddings",
@@ -111,7 +113,8 @@ RULES: Final = (
          "torch 2.13 optim/adamw.py _init_group: zeros_like(parameter)",
          Example("automodel", "seed: 7\n", "model: {_target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained, "
                  "pretrained_model_name_or_path: Qwen/Qwen3-8B, torch_dtype: fp32}\n"), _find_narrow_states),
-    Rule("checkpointing-settings-without-checkpointing", "warning", "Settings of recomputing, and nothing is recomputed.",
+    Rule("checkpointing-settings-without-checkpointing", "warning",
+         "Settings of recomputing stand there, and nothing is recomputed.",
          "axolotl 067b021c core/builders/base.py: only with gradient_checkpointing; transformers 5.23 trainer.py",
          Example("axolotl", "gradient_checkpointing_kwargs: {use_reentrant: false}\n",
                  "gradient_checkpointing_kwargs: {use_reentrant: false}\ngradient_checkpointing: true\n"),

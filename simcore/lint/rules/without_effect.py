@@ -17,7 +17,7 @@ __all__ = ["IGNORED", "Ignored"]
 
 
 def _says_something(value: str) -> bool:
-    return value not in ("{}", "[]", "''", "", "None", "False", "0")
+    return value not in ("{}", "[]", "''", "null", "false", "0")
 
 
 def _above_one(value: str) -> bool:
@@ -71,26 +71,24 @@ IGNORED: Final[tuple[Ignored, ...]] = (
     Ignored(("accelerate", "trl"), ("num_processes",), "distributed_type NO starts one rank",
             "distributed_type NO starts one process", "distributed_type: MULTI_GPU, FSDP or DEEPSPEED",
             "accelerate 1.15.0 commands/launch.py simple_launcher", counts=_above_one),
-    Ignored(("accelerate", "trl"), ("parallelism_config.*_dp_*_size",), "read with FSDP alone",
-            "ranks are shared out by it under FSDP alone", "distributed_type: FSDP, or leave it out",
-            "accelerate 1.15.0 parallelism_config.py", counts=_above_one),
     Ignored(("trl",), ("fsdp_config*",), "fsdp is off", "fsdp is not asked for, and the block is not read",
             "fsdp: true, or leave the block out", "transformers 5.23 training_args.py _process_fsdp_args"),
     Ignored(("trl",), ("bnb_4bit_*", "use_bnb_nested_quant"), "no base is packed", "the base is not packed into 4 bits",
             "load_in_4bit: true, or leave it out", "TRL 1.16.0 trainer/utils.py get_quantization_config"),
     Ignored(("automodel",), ("parallelizer.*", "autopipeline.*", "distributed_config.*"), "nothing reads this block*",
             "no part of Automodel reads this block: what it asks for does not happen",
-            "the same below the block distributed", "Automodel 36044ad3 recipes/_dist_setup.py: the block distributed"),
+            "the same below the block distributed",
+            "Automodel 36044ad3 recipes/_dist_utils.py parse_distributed_section"),
     Ignored(("automodel",), ("model.backend.*",), "transformers' layers take no BackendConfig",
             "with force_hf transformers' layers run, which read no backend", "no force_hf, or leave backend out",
             "Automodel 0.7.0 _transformers/model_init.py"),
     Ignored(("automodel",), ("model.attn_implementation",), "the layers of this family take model.backend.attn alone",
-            "layers of this family do not read it", "model.backend.attn", "Automodel 0.7.0 components/models/common"),
+            "layers of this family do not read it", "model.backend.attn", "Automodel 0.7.0 components/models/common/utils.py BackendConfig"),
     Ignored(("automodel",), ("quantization.bnb_*",), "settings of a packed base alone", "the base is not packed",
             "load_in_4bit: true, or leave it out", "Automodel 0.7.0 components/quantization/qlora.py"),
     Ignored(("megatron",), ("*--recompute-*",), "nothing is recomputed without --recompute-granularity",
             "nothing is recomputed without --recompute-granularity", "--recompute-granularity full or selective",
-            f"{_MEGATRON} _add_transformer_engine_args, transformer_config.py recompute_granularity"),
+            f"{_MEGATRON}, core/transformer/transformer_config.py recompute_granularity"),
     Ignored(("megatron",), ("*--moe-flex-dispatcher-backend", "*--moe-enable-deepep"),
             "it is read with the dispatcher flex", "another dispatcher runs", "--moe-token-dispatcher-type flex",
             "Megatron-Core 0.16.1 transformer/moe/token_dispatcher.py"),
