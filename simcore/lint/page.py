@@ -12,14 +12,14 @@ from typing import Final
 from simcore.lint.examples import BASES
 from simcore.lint.registry import RULES
 from simcore.lint.rule import Rule
-from simcore.lint.rules.without_effect import IGNORED
 from simcore.lint.subject import SCENARIO
+from simcore.lint.without_effect import IGNORED
 
 __all__ = ["page"]
 
 _HEAD: Final = """# What is wrong with a recipe before it runs
 
-Made by `python -m simcore.lint.page` from the rules in `simcore/lint/rules/`; edit those, not this page.
+Made by `python -m simcore.lint.page` from the rules in `simcore/lint/`; edit those, not this page.
 
 ```bash
 rankscope lint recipe.yaml --with run.sh --gpus 8

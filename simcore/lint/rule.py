@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
 
 from simcore.lint.finding import Finding, Found, Severity, line_of
 from simcore.lint.subject import Subject
@@ -12,10 +11,8 @@ from simcore.lint.subject import Subject
 __all__ = ["Example", "Find", "Rule"]
 
 
-class Find(Protocol):
-    """Looks for a rule's fault in one subject; yields nothing for what the rule is not about."""
-
-    def __call__(self, subject: Subject, /) -> Iterable[Found]: ...
+Find = Callable[[Subject], Iterable[Found]]
+"""Looks for a rule's fault in one subject; yields nothing for what the rule is not about."""
 
 
 @dataclass(frozen=True, slots=True)

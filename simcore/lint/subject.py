@@ -29,12 +29,12 @@ _ABSENT: Final = object()
 
 @dataclass(frozen=True)
 class Subject:
-    """One recipe with the files that belong to it, or one scenario.
+    """A recipe with the files that belong to it, or a scenario.
 
     `format`: name of the recipe's format, or `SCENARIO`. `document`: of the scenario, with the recipe's lines as its
     places; None if there is none, because of `problems`. `imported`: the recipe as it was read, without keys that are
     not modelled; None for a scenario. `counts`: numbers of processes, and who says each. `assumed`: keys of the
-    scenario that a recipe leaves open and nobody answered. `is_swept`: one of several scenarios of a file. `common`:
+    scenario that a recipe leaves open and no answer gives. `is_swept`: one of several scenarios of a file. `common`:
     problems that remain with every assumed number of GPUs, None where none was assumed or one has no problem.
     """
 
@@ -141,7 +141,7 @@ class Subject:
             yield from map(str, self.refusal.problems)
 
     def _left_out(self) -> Iterator[str]:
-        """What the recipe asks for and the scenario does not have."""
+        """Texts about settings of the recipe that the scenario does not have."""
         if self.imported is not None:
             left = (one for one in self.imported.left if one.kind == "unknown" and not one.key)
             yield from (f"{one.where}: {one.why}" for one in left)

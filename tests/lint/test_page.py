@@ -5,7 +5,7 @@ from __future__ import annotations
 from checkout import ROOT
 from simcore.lint.page import page
 from simcore.lint.registry import RULES
-from simcore.lint.rules.without_effect import IGNORED
+from simcore.lint.without_effect import IGNORED
 
 
 def test_the_page_is_the_rules_own() -> None:

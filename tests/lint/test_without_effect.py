@@ -8,7 +8,7 @@ import pytest
 
 from simcore.lint.examples import BASES, with_lines
 from simcore.lint.linting import lint
-from simcore.lint.rules.without_effect import IGNORED, Ignored
+from simcore.lint.without_effect import IGNORED, Ignored
 from simcore.recipes.answers import Answers
 
 HF = ("model: {_target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained, "

@@ -7,8 +7,8 @@ from typing import Final
 
 from simcore.lint.finding import Found
 from simcore.lint.rule import Example, Rule
-from simcore.lint.rules.without_effect import IGNORED, Ignored
 from simcore.lint.subject import Subject
+from simcore.lint.without_effect import IGNORED, Ignored
 from simcore.recipes.imported import Left
 
 __all__ = ["RULES"]

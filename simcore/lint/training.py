@@ -53,7 +53,7 @@ def _find_long(subject: Subject) -> Iterator[Found]:
 
 
 def _find_narrow_states(subject: Subject) -> Iterator[Found]:
-    """States of Adam in 16 bits that nobody asked for: they follow the format of the parameters."""
+    """States of Adam in 16 bits that no key asks for: they follow the format of the parameters."""
     if subject.legal is None or subject.scenario is None or subject.scenario.training.method != "full":
         return
     training = subject.scenario.training

@@ -63,7 +63,7 @@ def _find_unknown(subject: Subject) -> Iterator[Found]:
 
 
 def _fate(subject: Subject) -> tuple[str, str]:
-    """What becomes of a key that upstream does not know, and the source, with the release whose keys are known."""
+    """Fate of a key that upstream does not know, and the source, with the release whose keys are known."""
     fate, source = _DROPPED.get(subject.format, _ELSEWHERE)
     upstream = upstream_of(subject.format)
     return fate, f"{source}; keys as of {upstream.release}" if upstream else source
