@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 from simcore.lint.finding import Found
 from simcore.lint.rule import Example, Rule
@@ -57,13 +57,9 @@ def _find_copies(subject: Subject) -> Iterator[Found]:
 
 def _size(subject: Subject) -> str:
     rows, columns = subject.config.get("vocab_size"), subject.config.get("hidden_size")
-    if not _is_count(rows) or not _is_count(columns):
+    if not isinstance(rows, int) or not isinstance(columns, int):
         return ""
     return f": {rows * columns / 1e6:,.0f} million parameters more, each with a gradient and states of the optimizer"
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and value > 0
 
 
 _LORA: Final = "lora_r: 16\nlora_alpha: 32\nlora_target_modules: [q_proj, v_proj]\n"

@@ -9,7 +9,7 @@ from typing import Final
 
 from simcore.errors import InputError
 from simcore.inputs.loading import settings_of
-from simcore.inputs.sweep import members
+from simcore.inputs.sweep import members, split_key
 from simcore.lint.subject import SCENARIO, Subject
 from simcore.recipes.answers import Answer, Answers
 from simcore.recipes.imported import Imported
@@ -42,15 +42,15 @@ def subjects(paths: Sequence[str], answers: Answers, overrides: Sequence[str] = 
         document = files[0].document
     except InputError as error:
         if _is_text_of_values(files[0]):
-            return [Subject(named or SCENARIO, files, None, problems=error.problems)]
+            return [Subject(named, files, None, problems=error.problems)]
         return [_of_recipe(files, answers, named)]
     if named or not is_scenario(document):
         return [_of_recipe(files, answers, named)]
     for key, value in settings_of(overrides).items():
-        document = document.with_value(tuple(key.split(".")), value, f"--set {key}")
+        document = document.with_value(split_key(key), value, f"--set {key}")
     parts = members(document)
-    swept = len(parts) > 1
-    return [Subject(SCENARIO, files, part.document, problems=part.problems, is_swept=swept)
+    swept, further = len(parts) > 1, max(len(parts) - _MOST_MEMBERS, 0)
+    return [Subject(SCENARIO, files, part.document, problems=part.problems, is_swept=swept, num_further=further)
             for part in parts[:_MOST_MEMBERS]]
 
 
@@ -72,7 +72,7 @@ def _of_recipe(files: tuple[RecipeFile, ...], answers: Answers, named: str) -> S
     try:
         first = _imported(files, answers, named)
     except InputError as error:
-        return Subject(named or SCENARIO, files, None, counts=counts, problems=error.problems)
+        return Subject(named, files, None, counts=counts, problems=error.problems)
     subject = _subject(files, first, answers, counts)
     return subject if not first.questions else _with_assumed(subject, answers, named)
 

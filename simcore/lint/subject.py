@@ -31,11 +31,12 @@ _ABSENT: Final = object()
 class Subject:
     """A recipe with the files that belong to it, or a scenario.
 
-    `format`: name of the recipe's format, or `SCENARIO`. `document`: of the scenario, with the recipe's lines as its
-    places; None if there is none, because of `problems`. `imported`: the recipe as it was read, without keys that are
-    not modelled; None for a scenario. `counts`: numbers of processes, and who says each. `assumed`: keys of the
-    scenario that a recipe leaves open and no answer gives. `is_swept`: one of several scenarios of a file. `common`:
-    problems that remain with every assumed number of GPUs, None where none was assumed or one has no problem.
+    `format`: name of the recipe's format, `SCENARIO`, or "" if unknown. `document`: of the scenario, with the recipe's
+    lines as its places; None if there is none, because of `problems`. `imported`: the recipe as it was read, without
+    keys that are not modelled; None for a scenario. `counts`: numbers of processes, and who says each. `assumed`: keys
+    of the scenario that a recipe leaves open and no answer gives. `is_swept`: one of several scenarios of a file,
+    beside `num_further` that are no subjects. `common`: problems that remain with every assumed number of GPUs, None
+    where none was assumed or one has no problem.
     """
 
     format: str
@@ -46,6 +47,7 @@ class Subject:
     assumed: frozenset[str] = frozenset()
     problems: tuple[Problem, ...] = ()
     is_swept: bool = False
+    num_further: int = 0
     common: frozenset[Problem] | None = None
 
     @property
@@ -134,6 +136,8 @@ class Subject:
 
     def unjudged(self) -> Iterator[str]:
         """Texts that say for what part rules were not asked."""
+        if self.num_further:
+            yield f"{self.path}: {self.num_further:,} further scenarios of the sweep"
         yield from self._left_out()
         if self.imported is not None:
             yield from (f"{one.where}: {one}" for one in self.imported.questions)

@@ -158,6 +158,11 @@ def test_a_sweep_is_judged_once(tmp_path: Path) -> None:
     assert codes(found).count("idle-block") == 2
 
 
+def test_a_large_sweep_says_what_it_leaves_out(tmp_path: Path) -> None:
+    found = linted(tmp_path, "scenario", f"sweep: {{training.seq_len: {[*range(512, 529)]}}}\n")
+    assert found.unjudged == (f"{tmp_path}/own.yaml: 1 further scenarios of the sweep",)
+
+
 def test_files_of_a_folder_that_are_no_recipes_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(with_lines("axolotl", "adam_eps: 0.1\n"), encoding="utf-8")
     (tmp_path / "other.yml").write_text("on: push\n", encoding="utf-8")
