@@ -14,7 +14,7 @@ from simcore.lint.subject import SCENARIO, Subject
 from simcore.recipes.answers import Answer, Answers
 from simcore.recipes.imported import Imported
 from simcore.recipes.importing import import_recipe
-from simcore.recipes.launch.launch_of import launch_of
+from simcore.recipes.launch.launch_of import Launch, launch_of
 from simcore.recipes.recipe_file import RecipeFile, read_files
 from simcore.recipes.registry import format_of, is_scenario
 
@@ -68,7 +68,11 @@ def _is_text_of_values(file: RecipeFile) -> bool:
 
 
 def _of_recipe(files: tuple[RecipeFile, ...], answers: Answers, named: str) -> Subject:
-    counts = tuple(count for count in (answers.gpus, _started(files)) if count is not None)
+    launch = _launch(files)
+    started = Answer(launch.gpus.value, launch.gpus.where) if launch and launch.gpus else None
+    counts = tuple(count for count in (answers.gpus, started) if count is not None)
+    if launch is not None:
+        files = (replace(files[0], overrides=launch.overrides), *files[1:])
     try:
         first = _imported(files, answers, named)
     except InputError as error:
@@ -127,11 +131,10 @@ def _numbers(subject: Subject) -> list[int]:
     return sorted(found, key=lambda number: (number < _USUAL, number))
 
 
-def _started(files: Sequence[RecipeFile]) -> Answer | None:
-    """Number of processes that the launch command behind a recipe starts."""
+def _launch(files: Sequence[RecipeFile]) -> Launch | None:
+    """Launch command behind a recipe; None if there is none, or one that cannot be read, which the import tells."""
     scripts = [file for file in files[1:] if not _is_text_of_values(file)]
     try:
-        launch = launch_of(scripts[0].text, scripts[0].path, files[0].path) if scripts else None
+        return launch_of(scripts[0].text, scripts[0].path, files[0].path) if scripts else None
     except InputError:
         return None
-    return Answer(launch.gpus.value, launch.gpus.where) if launch and launch.gpus else None

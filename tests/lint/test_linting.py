@@ -92,6 +92,12 @@ def test_a_launch_that_contradicts_gpus_is_found(tmp_path: Path) -> None:
     assert found.problems == ()
 
 
+def test_keys_that_the_launch_sets_count(tmp_path: Path) -> None:
+    launch = {"run.sh": "axolotl train tune.yaml --launcher torchrun --adam_eps 0.1 -- --nproc_per_node=8\n"}
+    found = linted(tmp_path, "axolotl", "", beside=launch)
+    assert lines_of(found, "misspelt-key") == ["run.sh:1"]
+
+
 def test_a_batch_that_deepspeed_and_the_trainer_disagree_on_is_found(tmp_path: Path) -> None:
     zero = {"zero.json": '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true},\n'
                          ' "train_micro_batch_size_per_gpu": 4}\n'}
