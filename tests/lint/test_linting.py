@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from samples_of_recipes import SAMPLES
 from simcore.lint.examples import with_lines
 from simcore.lint.linting import Linted, lint, lint_all
 from simcore.recipes.answers import Answers
@@ -155,6 +156,18 @@ def test_numbers_that_the_reader_converts_are_no_finding(tmp_path: Path) -> None
 def test_sequences_of_an_assumed_length_are_not_compared(tmp_path: Path) -> None:
     found = linted(tmp_path, "automodel", "packed_sequence: {packed_sequence_size: 0}\n")
     assert "sequence-above-positions" not in codes(found)
+
+
+# ---- formats -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("form", SAMPLES)
+def test_a_sound_recipe_of_each_format_is_judged(form: str, tmp_path: Path) -> None:
+    sample = SAMPLES[form]
+    answers = Answers.of_options(16, 4096, "dgx-h100", sample.settings)
+    if form == "accelerate":
+        answers = Answers.of_options(None, 4096, "dgx-h100", sample.settings)
+    found = lint([sample.write(tmp_path)], answers)
+    assert (found.format, found.problems) == (form, ())
+    assert [one for one in found.findings if one.severity != "note"] == []
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------
