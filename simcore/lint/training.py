@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
-from simcore.inputs.optimizers import AS_STORED
 from simcore.lint.finding import Found
 from simcore.lint.rule import Example, Rule
 from simcore.lint.subject import Subject
@@ -20,6 +19,7 @@ _APART: Final = (*_FLASH, "flex_attention", "xformers", "sage", "kernels-communi
 _FLAGS: Final = ("flash_attention", "sdp_attention", "flex_attention", "xformers_attention", "sage_attention",
                  "eager_attention", "gemma4_hybrid_attn_impl")
 """Older keys of axolotl, each for one implementation (`utils/schemas/enums.py` LEGACY_ATTN_FLAG_TO_IMPL)."""
+_NARROW: Final = frozenset({"bf16", "fp16"})
 _POSITIONS: Final = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
@@ -56,20 +56,18 @@ def _find_narrow_states(subject: Subject) -> Iterator[Found]:
     """States of Adam in 16 bits that no key asks for: they follow the format of the parameters."""
     if subject.legal is None or subject.scenario is None or subject.scenario.training.method != "full":
         return
-    training = subject.scenario.training
-    chosen = {key: value for key, value, _ in subject.legal.framework.defaults}
-    stored = _of(chosen, "training.precision.params", training.precision.params)
-    moments = _of(chosen, "training.optimizer.moments", training.optimizer.moments)
-    kept = _of(chosen, "training.optimizer.master", training.optimizer.master)
-    is_narrow = moments == AS_STORED and stored in ("bf16", "fp16") and kept in ("auto", "none")
-    if is_narrow and "adam" in training.optimizer.name:
+    graph, framework = subject.legal.job.graph, subject.legal.framework
+    weight = next((spec for specs in graph.tensors for spec in specs if spec.module == "linear" and spec.is_owned
+                   and not spec.stored), None)
+    if weight is None or subject.scenario.training.optimizer.moments != "auto":
+        return
+    policy = framework.policy(weight)
+    formats = {layout.dtype for layout in (policy.at_rest, *(layout for _, layout in policy.optimizer_states))}
+    if len(policy.optimizer_states) > 1 and formats <= _NARROW:
         yield Found(_first(subject, "training.precision.params", "training.optimizer"),
-                    f"parameters and both moments of the optimizer are in {stored}, without a copy in fp32: small "
-                    "updates are rounded away", "parameters in fp32 with products in 16 bits, if that is not meant")
-
-
-def _of(chosen: dict[str, str], key: str, said: Any) -> str:
-    return str(chosen.get(key, "auto") if said == "auto" else said)
+                    f"parameters and both moments of the optimizer are in {policy.at_rest.dtype}, without a copy in "
+                    "fp32: small updates are rounded away",
+                    "parameters in fp32 with products in 16 bits, if that is not meant")
 
 
 def _first(subject: Subject, *keys: str) -> str:

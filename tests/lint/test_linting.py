@@ -153,6 +153,18 @@ def test_numbers_that_the_reader_converts_are_no_finding(tmp_path: Path) -> None
     assert codes(linted(tmp_path, "axolotl", "learning_rate: 1e-5\n", gpus=8)) == []
 
 
+@pytest.mark.parametrize(("base", "lines", "is_narrow"), [
+    ("axolotl", "", True),  # DDP: the checkpoint is read in bf16
+    ("axolotl", "optimizer: adamw_bnb_8bit\n", False),
+    ("trl", "", False),  # fp32, the recipe's dtype
+    ("trl", "dtype: bfloat16\n", True),
+    ("scenario", "training: {seq_len: 512, global_batch_size: 8, precision: {params: bf16}}\n", True),
+    ("scenario", "framework: megatron\ntraining: {seq_len: 512, global_batch_size: 8}\n", False)])  # fp32 masters
+def test_states_of_16_bits_are_found_in_every_framework(base: str, lines: str, is_narrow: bool, tmp_path: Path) -> None:
+    found = linted(tmp_path, base, lines, **({} if base == "scenario" else {"gpus": 8}))
+    assert ("optimizer-in-16-bits" in codes(found)) is is_narrow, found
+
+
 def test_sequences_of_an_assumed_length_are_not_compared(tmp_path: Path) -> None:
     found = linted(tmp_path, "automodel", "packed_sequence: {packed_sequence_size: 0}\n")
     assert "sequence-above-positions" not in codes(found)
