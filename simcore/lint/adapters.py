@@ -101,7 +101,8 @@ def _find_skipped_experts(subject: Subject) -> Iterator[Found]:
     numbers = _parameters(graph)
     experts = numbers["routed_experts"]
     targets = [str(target) for target in subject.says(_TARGETS) or ()]
-    asked = [target for target in targets if any(fnmatchcase(name, target.rpartition(".")[2]) for name in _MLP)]
+    asked = ["all linear layers"] if _asks_for_all(subject) else [
+        target for target in targets if any(fnmatchcase(name, target.rpartition(".")[2]) for name in _MLP)]
     if experts and not numbers["expert_adapters"] and asked and not _has_linear_experts(graph):
         share = 100 * experts / sum(numbers.values())
         yield Found(_place(subject), f"{', '.join(asked)} reach no routed expert: experts are one 3-d parameter, "
@@ -109,12 +110,19 @@ def _find_skipped_experts(subject: Subject) -> Iterator[Found]:
                     "name the experts if they are meant (Automodel: '*experts'; PEFT: target_parameters)")
 
 
+def _asks_for_all(subject: Subject) -> bool:
+    """True if a recipe asks for adapters on every linear layer, by a key of its own."""
+    words = subject.look("lora_target_modules", "target_modules")
+    return (subject.look("lora_target_linear", "peft.match_all_linear") is True
+            or words in ("all-linear", ["all-linear"]))
+
+
 def _parameters(graph: ModelGraph) -> Counter[str]:
     numbers: Counter[str] = Counter()
     for layer in graph.layers:
         for spec in graph.tensors[layer.kind]:
             numbers[spec.component] += spec.numel * spec.copies * spec.is_owned
-            is_adapter = spec.module == "adapter" and "experts" in spec.path
+            is_adapter = spec.module == "adapter" and "experts" in spec.path.split(".")  # and not shared_experts
             numbers["expert_adapters"] += is_adapter and spec.component != "expert_adapters"
     return numbers
 

@@ -62,8 +62,8 @@ def _find_two_batch_sizes(subject: Subject) -> Iterator[Found]:
 
 
 def _find_idle_blocks(subject: Subject) -> Iterator[Found]:
-    """Blocks of a scenario that its method or its workload does not read."""
-    if subject.format != SCENARIO or subject.scenario is None:
+    """Blocks of a scenario that its method or its workload does not read; others of a sweep may read them."""
+    if subject.format != SCENARIO or subject.scenario is None or subject.is_swept:
         return
     method, work = subject.scenario.training.method, subject.scenario.workload
     for key, is_read, reader in (("training.lora", method != "full", "method lora or qlora"),

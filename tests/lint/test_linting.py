@@ -134,6 +134,17 @@ def test_adapters_that_match_nothing_at_all_are_found(tmp_path: Path) -> None:
     assert codes(found) == ["lora-target-matches-nothing"]
 
 
+@pytest.mark.parametrize(("base", "lines"), [
+    ("axolotl", "base_model: Qwen/Qwen3-30B-A3B\nadapter: lora\nlora_r: 8\nlora_target_linear: true\n"),
+    ("trl", "model_name_or_path: Qwen/Qwen3-30B-A3B\nuse_peft: true\nlora_target_modules: all-linear\n"
+            "dtype: bfloat16\nbf16: false\n"),
+    ("automodel", PEFT.format(model=NANO, keys="match_all_linear: true"))])
+def test_all_linear_layers_are_not_the_experts(base: str, lines: str, tmp_path: Path) -> None:
+    found = linted(tmp_path, base, lines, gpus=8)
+    assert "lora-skips-experts" in codes(found), found
+    assert "all linear layers reach no routed expert" in "".join(one.message for one in found.findings)
+
+
 def test_settings_of_adapters_that_were_switched_off_are_a_note(tmp_path: Path) -> None:
     settings = "lora_r: 16\nlora_alpha: 32\n"
     severities = [linted(tmp_path, "axolotl", f"{line}{settings}", gpus=8).findings[0].severity
@@ -184,9 +195,15 @@ def test_a_sound_recipe_of_each_format_is_judged(form: str, tmp_path: Path) -> N
 
 # ---- files ---------------------------------------------------------------------------------------------------------
 def test_a_sweep_is_judged_once(tmp_path: Path) -> None:
-    blocks = "training: {seq_len: 512, global_batch_size: 8, lora: {rank: 4}, quantization: {format: nf4}}\n"
-    found = linted(tmp_path, "scenario", f"sweep: {{mesh.dp_shard: [2, 4, 8]}}\n{blocks}")
-    assert codes(found).count("idle-block") == 2
+    found = linted(tmp_path, "scenario", "sweep: {mesh.dp_shard: [2, 4, 8]}\n"
+                                         "training: {seq_len: 65536, global_batch_size: 8}\n")
+    assert codes(found) == ["sequence-above-positions"]
+
+
+def test_a_block_that_a_part_of_a_sweep_reads_is_not_idle(tmp_path: Path) -> None:
+    found = linted(tmp_path, "scenario", "sweep: {training.method: [full, lora]}\n"
+                                         "training: {seq_len: 512, global_batch_size: 8, lora: {rank: 4}}\n")
+    assert codes(found) == []
 
 
 def test_a_large_sweep_says_what_it_leaves_out(tmp_path: Path) -> None:
