@@ -20,7 +20,7 @@ Start: `simulate.simulate`, the path of the data from a `Scenario` to a `Report`
     frameworks   FSDP, ZeRO, Megatron, ...: rules      calibration  measuring a machine with PyTorch
                  and memory hooks                      batch, search, cli, docgen   many scenarios, commands
     executors    processes, Dask, Ray, job arrays      recipes      recipes of other tools -> scenarios
-    tables       results as rows: CSV, Parquet, SQL
+    tables       results as rows: CSV, Parquet, SQL     lint         faults of recipes before they run
 """
 
 from __future__ import annotations

@@ -52,6 +52,7 @@ def calls(scenarios: list[str], folder: Path) -> list[Call]:
         Call(("options", "fsdp2")),
         Call(("import", _recipe(folder), "--gpus", 8, "--topology", "dgx-h100")),
         Call(("convert", _scenario(folder), "--to", "automodel")),
+        Call(("lint", _recipe(folder), first, "--gpus", 8)),
         Call(("query", results.parent, "select count(*) from results")),
         Call(("solve", first, "--for", "micro_batch")),
         Call(("search", first, "--free", "mesh.ep", "--top", "2", "-j", "1", "--write", folder / "best")),

@@ -22,6 +22,10 @@ EXCEPTIONS: Final[dict[str, tuple[frozenset[str], str]]] = {
     "docgen/asking.py": (frozenset({"bnb_4bit_quant_storage", "use_orig_params"}), "small jobs of a page"),
     "docgen/support.py": (frozenset({"fp8_param_gather", "fp8_recipe"}), "small jobs of a page"),
     "inputs/training.py": (frozenset({"hf", "megatron"}), "names of losses"),
+    **{f"lint/{name}.py": (frozenset(found), "names of formats of recipes, and of their keys") for name, found in {
+        "adapters": ["automodel"], "examples": ["automodel", "megatron", "torchtitan"], "keys": ["automodel"],
+        "layout": ["automodel"], "training": ["attn_implementation", "automodel"],
+        "without_effect": ["automodel", "megatron", "sharding_strategy", "torchtitan"]}.items()},
     "models/families/deepseek.py": (frozenset({"megatron"}), "an implementation's own treatment of the family"),
     "models/families/gpt_oss.py": (frozenset({"megatron"}), "an implementation's own treatment of the family"),
     "models/families/nemotron_h.py": (frozenset({"hf"}), "an implementation's own treatment of the family"),

@@ -18,7 +18,7 @@ from house_figures import Tree, riddles, riddles_of_tests
 # place here; they take part in the search for cycles.
 PACKAGES = ("pipeline", "recording", "inputs", "hardware", "models", "operators", "placement", "program",
             "frameworks", "recipes", "results", "memory", "timing", "validation", "vllm", "docgen", "simulation", "rl",
-            "calibration", "executors", "tables", "batch", "search", "cli")
+            "calibration", "executors", "tables", "batch", "search", "lint", "cli")
 
 # Folders of `viz`, and those from which each imports; any of them may import the modules in the root.
 VIZ_FOLDERS: dict[str, set[str]] = {"charts": set(), "layouts": {"charts"}, "exports": {"charts", "layouts"},
@@ -100,6 +100,7 @@ DOORS = {
         "simcore/cli/recipes.py",
         "simcore/cli/report.py",
         "simcore/cli/shown.py",
+        "simcore/cli/lint.py",
         "simcore/cli/lists.py",
         "simcore/cli/query.py",
         "simcore/cli/read.py",
@@ -114,6 +115,9 @@ READS_OWN = {
     # tables of arguments and recipes, out of the package
     "simcore/recipes/megatron/arguments.py": {
         "resources.files('simcore.recipes.megatron').joinpath('arguments.json').read_text(encoding='utf-8')",
+    },
+    "simcore/lint/upstream.py": {
+        "resources.files('simcore.lint').joinpath('upstream_keys.json').read_text(encoding='utf-8')",
     },
     "simcore/recipes/bridge/named.py": {
         "resources.files('simcore.recipes.bridge').joinpath('recipes.json').read_text(encoding='utf-8')",

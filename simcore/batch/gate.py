@@ -31,7 +31,7 @@ from simcore.results.report import BESIDE_STEPS, Peak, Report
 from simcore.results.verdict import SEVERITY
 from simcore.units import format_bytes, format_seconds, parse_quantity
 
-__all__ = ["IN_TABLES", "TOLERANCE", "Decided", "Finding", "Gate", "gates", "github", "junit", "merged",
+__all__ = ["IN_TABLES", "TOLERANCE", "Decided", "Finding", "Gate", "annotation", "gates", "github", "junit", "merged",
            "read_results", "unmatched"]
 
 TOLERANCE = 0.01
@@ -284,8 +284,12 @@ def github(findings: Iterable[Finding]) -> str:
 
     Level `error` for a finding with an exit code, `notice` for code 0.
     """
-    return "".join(f"::{'error' if f.code else 'notice'} {_place(f.where)}title={_property(f.name)}::"
-                   f"{_escaped(f.message)}\n" for f in findings)
+    return "".join(annotation("error" if f.code else "notice", f.where, f.name, f.message) for f in findings)
+
+
+def annotation(level: str, where: str, title: str, message: str) -> str:
+    """One GitHub workflow command, a line: `level` is error, warning or notice; `where`: `file:line`, a file, or ""."""
+    return f"::{level} {_place(where)}title={_property(title)}::{_escaped(message)}\n"
 
 
 def _place(where: str) -> str:

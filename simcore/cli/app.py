@@ -20,6 +20,7 @@ from simcore.cli.exit_codes import ended
 from simcore.cli.explain import explain
 from simcore.cli.export import export
 from simcore.cli.first_file import init, schema
+from simcore.cli.lint import lint
 from simcore.cli.lists import LISTS
 from simcore.cli.query import query
 from simcore.cli.read import read
@@ -251,7 +252,7 @@ def validate(paths: Rows = None, *, jobs: Jobs = None, json: Json = False, overr
     raise typer.Exit(max([2 * bool(problems), int(not judged.is_within), *(3 for o in ran.outcomes if o.code == 3)]))
 
 
-for _command in (calibrate, convert, explain, export, *LISTS, init, query, read, report, schema, search, solve):
+for _command in (calibrate, convert, explain, export, *LISTS, init, lint, query, read, report, schema, search, solve):
     app.command()(_command)
 app.command("import")(import_)
 

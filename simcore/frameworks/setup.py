@@ -26,8 +26,10 @@ from simcore.placement.mesh import Mesh
 from simcore.placement.plan import check_even
 from simcore.units import format_bytes
 
-__all__ = ["configuration", "prepare"]
+__all__ = ["NOTHING_ADAPTED", "configuration", "prepare"]
 
+NOTHING_ADAPTED = "PEFT: target modules not found in the base model; no parameters to optimize"
+"""Rule that adapters without a single module break."""
 SERVED_FORMATS = ("auto", "none", "fp32", "bf16", "fp16")
 IN_BLOCKS = {("optimizer", "moments"): "int8"}
 """Served with its scales, by the frameworks that say so."""
@@ -196,7 +198,7 @@ def _with_adapters(graph: ModelGraph, scenario: Scenario, adapter: FrameworkAdap
     if not _has_adapters(adapted):
         raise IllegalLayout(Problem(scenario.where("training", "lora"), "no module of the model is matched by "
                                     f"target_modules {', '.join(targets) or 'auto'}",
-                                    "PEFT: target modules not found in the base model; no parameters to optimize"))
+                                    NOTHING_ADAPTED))
     unmatched = (t for t in targets if not _has_adapters(_adapted(graph, replace(choice, target_modules=(t,)),
                                                                   adapter)))
     return adapted, tuple(unmatched)

@@ -16,7 +16,7 @@ from simcore.inputs.scenario import Scenario, parse_scenario
 from simcore.inputs.sweep import Member, members, split_key
 from simcore.inputs.yaml_parser import KeyPath, dotted
 
-__all__ = ["Entry", "Opener", "changed", "entry_of", "load", "read", "settings_of"]
+__all__ = ["Entry", "Opener", "changed", "entry_of", "files_of", "load", "read", "settings_of"]
 
 _SUFFIXES: Final = (".yaml", ".yml")
 Opener = Callable[[str], Document]
@@ -59,7 +59,7 @@ def read(paths: Iterable[str | os.PathLike[str]], overrides: Sequence[str] = (),
     entries: list[Entry] = []
     seen: set[Path] = set()
     for named in paths:
-        for file in _files(os.fspath(named)):
+        for file in files_of(os.fspath(named)):
             if isinstance(file, Entry):
                 entries.append(file)
             elif not is_text(file):
@@ -133,8 +133,8 @@ def _real(path: str) -> Path:
         return Path(path)
 
 
-def _files(named: str) -> Iterator[str | Entry]:
-    """Files that a path stands for, or an entry that says why there are none."""
+def files_of(named: str) -> Iterator[str | Entry]:
+    """Files that a path, a folder or a glob stands for, or an entry that says why there are none."""
     exists = os.path.lexists(named) if "\0" not in named else False
     if exists and is_dir(named):
         yield from _in_folder(named)

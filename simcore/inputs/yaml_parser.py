@@ -28,11 +28,13 @@ from ruamel.yaml.events import (
 
 from simcore.errors import InputError, Problem
 
-__all__ = ["MAX_DEPTH", "MAX_NODES", "KeyPath", "Parser", "dotted"]
+__all__ = ["DUPLICATE", "MAX_DEPTH", "MAX_NODES", "KeyPath", "Parser", "dotted"]
 
 MAX_NODES: Final = 20_000
 """Values in one document, counted with aliases expanded."""
 MAX_DEPTH: Final = 64
+DUPLICATE: Final = "duplicate key"
+"""Beginning of the message about a key that a mapping has twice."""
 _MAX_PROBLEMS: Final = 1000
 """Problems after which the rest of a text is not read."""
 
@@ -185,7 +187,7 @@ class Parser:
             self._note(event, "merge keys (<<) are not read: write the keys out")
         elif key in values:
             first = self.lines[(*key_path, key)]
-            self._note(event, f"duplicate key {dotted((*key_path, key))!r}, first given on line {first}")
+            self._note(event, f"{DUPLICATE} {dotted((*key_path, key))!r}, first given on line {first}")
         return str(key)
 
     def _sequence(self, key_path: KeyPath, depth: int) -> _Built:

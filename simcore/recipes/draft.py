@@ -109,13 +109,14 @@ class Draft:
         self._check(readers)
         rest = [one for reader in readers for one in reader.untouched()]
         unknown = [Problem(one.where, f"unknown key {one.key!r}: this reader of {self.format} recipes does not know it "
-                                      "(--loose leaves it out)") for one in rest]
+                                      f"(--loose leaves it out){_hint(one)}") for one in rest]
         taken = {_key(one) for reader in readers for one in reader.handed_out()}
         left = [*self.left, *(Left("no effect", one.where, one.key, shorten(one.value), "says nothing")
                               for reader in readers for one in reader.unsaid() if _key(one) not in taken)]
         used = [one.key for reader in readers for one in reader.handed_out() if _key(one) in self._used]
         if loose:
-            left += [Left("unknown", one.where, one.key, shorten(one.value), "left out by --loose") for one in rest]
+            left += [Left("unknown", one.where, one.key, shorten(one.value), "left out by --loose",
+                          one.reader.near(one)) for one in rest]
             left += [Left("unknown", one.where, "", "", f"{one.message}; left out by --loose") for one in self.refused]
         wrong = [*self.wrong, *(problem for reader in readers for problem in reader.problems)]
         return Imported(self.format, self.path, self.values, self.origins, left=tuple(left), used=tuple(used),
@@ -146,6 +147,11 @@ class Draft:
         found = [] if taken is None else [taken] if isinstance(taken, Taken) else list(taken)
         self._given_up.update(map(_key, found))
         self.left += [Left(kind, one.where, one.key, shorten(one.value), why) for one in found]
+
+
+def _hint(taken: Taken[Any]) -> str:
+    near = taken.reader.near(taken)
+    return f"; did you mean {near!r}?" if near else ""
 
 
 def _key(taken: Taken[Any]) -> tuple[int, KeyPath]:

@@ -43,7 +43,8 @@ class Left:
     """A key of the recipe that gives the scenario nothing: place, dotted key, value as text, and the reason.
 
     `kind`: "no effect" (nothing that is simulated depends on it), "not modelled" (it changes what upstream does, and
-    the answer leaves that out), "unknown" (left out because --loose was given).
+    the answer leaves that out), "unknown" (left out because --loose was given). `near`: of an unknown key, a known one
+    that is spelt almost like it, "" if there is none.
     """
 
     kind: Literal["no effect", "not modelled", "unknown"]
@@ -51,6 +52,7 @@ class Left:
     key: str
     value: str
     why: str
+    near: str = ""
 
 
 @dataclass(frozen=True, slots=True)

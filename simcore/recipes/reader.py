@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -16,6 +17,8 @@ __all__ = ["Reader", "Taken"]
 
 T = TypeVar("T")
 _ABSENT: Final = object()
+_ALIKE: Final = 0.85
+"""Share of letters in common from which a key counts as another one misspelt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class Reader:
     nulls: frozenset[str] = frozenset()
     problems: list[Problem] = field(default_factory=list)
     _seen: set[KeyPath] = field(default_factory=set)
+    _asked: set[str] = field(default_factory=set)
     _handed: dict[KeyPath, Taken[Any]] = field(default_factory=dict)
 
     # ---- values ------------------------------------------------------------------------------------------------
@@ -119,6 +123,7 @@ class Reader:
 
     def matching(self, *patterns: str) -> list[Taken[Any]]:
         """Values of all untouched keys whose dotted name fits a pattern (`wandb.*`); they count as taken."""
+        self._asked.update(pattern for pattern in patterns if "*" not in pattern)
         found = [one for one in self.untouched() if any(fnmatchcase(one.key, pattern) for pattern in patterns)]
         self._seen.update(one.path for one in found)
         self._handed.update((one.path, one) for one in found)
@@ -132,6 +137,13 @@ class Reader:
         """All values of the document, in the order of the file; they stay untouched."""
         return [Taken(value, path, self.document.where(path), self) for path, value in _leaves(self.document.data, ())]
 
+    def near(self, one: Taken[Any]) -> str:
+        """Key that was asked for, beside an untouched one, and is spelt almost like it; "" if there is none."""
+        at, point, name = one.key.rpartition(".")
+        beside = [key.rpartition(".")[2] for key in self._asked if key.rpartition(".")[0] == at and
+                  self._value(self._path(key)) is _ABSENT]
+        return "".join(f"{at}{point}{other}" for other in difflib.get_close_matches(name, sorted(beside), 1, _ALIKE))
+
     def handed_out(self) -> list[Taken[Any]]:
         """Values that were handed out, without those of a wrong type."""
         return list(self._handed.values())
@@ -143,6 +155,7 @@ class Reader:
     # ---- inner -------------------------------------------------------------------------------------------------
     def _find(self, key: str) -> Taken[Any] | None:
         """Value of a key, which is seen from now on; None if the recipe does not say it."""
+        self._asked.add(key)
         path = self._path(key)
         value = self._value(path)
         if value is _ABSENT:

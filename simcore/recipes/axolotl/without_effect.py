@@ -27,7 +27,7 @@ WITHOUT_EFFECT: Final[tuple[Row, ...]] = (
           "do_bench_eval"), "evaluation: not part of a step"),
     Idle(("trust_remote_code", "base_model_config", "base_model_ignore_patterns", "revision_of_model", "strict",
           "low_cpu_mem_usage", "is_*_derived_model", "tokenizer", "model_type", "local_rank", "debug", "ddp",
-          "ddp_timeout", "use_ray", "ray_*", "experimental_skip_move_to_device", "device_map"),
+          "ddp_timeout", "use_ray", "ray_*", "experimental_skip_move_to_device", "device_map", "device_map.*"),
          "which files are read, and who starts the ranks"),
     Idle(("ddp_find_unused_parameters", "ddp_broadcast_buffers"), "what DDP looks for, not what it sends"),
     Idle(("gptq_*", "lora_model_dir", "lora_fan_in_fan_out"), "settings of what is not asked for, or of files"),
