@@ -1,4 +1,4 @@
-"""Batch sizes and lengths of a TRL recipe.
+"""Lengths of a TRL recipe, and its microbatch.
 
 [Note: one row] Packs by best fit, and batches without padding, are one row of all tokens of a microbatch (TRL 1.16.0
 `trainer/sft_trainer.py` padding_free). `wrapped` packs are rows of equal length, one a sequence.
@@ -9,11 +9,9 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.draft import Draft
-from simcore.recipes.huggingface.accelerate import Launch
-from simcore.recipes.huggingface.deepspeed import check_numbers
 from simcore.recipes.reader import Reader, Taken
 
-__all__ = ["read_batches", "read_lengths"]
+__all__ = ["read_lengths"]
 
 _RELEASE: Final = "TRL 1.16.0"
 _LENGTH: Final = "trainer/sft_config.py max_length"
@@ -86,28 +84,3 @@ def _write_length(draft: Draft, limit: Taken[int] | None, rows: int, rule: str, 
         draft.infer("training.seq_len", longest * rows, rule, limit, source=source)
     if rows > 1:
         draft.infer("training.packed_length", longest, "the longest sample of a row", source=source)
-
-
-def read_batches(reader: Reader, draft: Draft, launch: Launch) -> None:
-    """Writes the sequences (packs, where they are one row) of an optimizer step."""
-    steps = reader.integer("gradient_accumulation_steps")
-    check_numbers(draft, launch.zero, reader.integer("per_device_train_batch_size"), steps, micro_default=8)
-    if launch.steps is not None:
-        _compare_launch(draft, steps, launch.steps)
-    mesh, training = draft.values.get("mesh", {}), draft.values.get("training", {})
-    micro, ranks = training.get("micro_batch_size"), mesh.get("dp_shard", 1) * mesh.get("dp_replicate", 1)
-    if steps is None or not mesh or micro is None:
-        draft.use(steps)
-        return
-    draft.infer("training.global_batch_size", micro * steps.value * ranks,
-                f"{micro} x {steps.key} x {ranks} data-parallel ranks", steps, source=_TRAINER)
-
-
-def _compare_launch(draft: Draft, steps: Taken[int] | None, launched: Taken[int]) -> None:
-    trainers = steps.value if steps else 1
-    if launched.value == trainers:
-        draft.idle(launched, "the trainer's")
-    else:
-        draft.use(launched)
-        draft.fail(launched.where, f"{launched.key} is {launched.value}, and the trainer's {trainers}: they must be "
-                                   "equal")
