@@ -22,13 +22,15 @@ class Answers:
     """Answers that are known before a recipe is read.
 
     `gpus`: number of GPUs; `seq_len`: tokens of a sequence; `topology`: name or file of the machine. `settings`: keys
-    of the scenario that `--set` gives: what they say is not asked.
+    of the scenario that `--set` gives: what they say is not asked. `launcher`: kind of the launch command that stands
+    beside the recipe, such as `torchrun`; "" without one.
     """
 
     gpus: Answer | None = None
     seq_len: Answer | None = None
     topology: Answer | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    launcher: str = ""
 
     @classmethod
     def of_options(cls, gpus: int | None = None, seq_len: int | None = None, topology: str = "",
