@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
     from simcore.inputs.loading import Entry
     from simcore.recipes.imported import Imported
 
-__all__ = ["Gpus", "SeqLen", "Topology", "import_", "read_entries"]
+__all__ = ["Beside", "Gpus", "SeqLen", "Topology", "import_", "read_entries"]
 
 Gpus = Annotated[int | None, typer.Option("--gpus", min=1, max=4_194_304, help="Of a recipe: number of GPUs.")]
 SeqLen = Annotated[int | None, typer.Option("--seq-len", min=1, help="Of a recipe: tokens of a sequence.")]
+Beside = Annotated[list[str] | None, typer.Option(
+    "--with", metavar="FILE", help="Of a recipe: a file beside it, such as its launch script or DeepSpeed's JSON.")]
 Topology = Annotated[str, typer.Option("--topology", metavar="NAME", help="Of a recipe: the machine.")]
 
 
@@ -46,8 +49,9 @@ def import_(
     from simcore.recipes.importing import import_recipe
     from simcore.recipes.text import scenario_text
 
-    settings = settings_of(overrides or ())
-    answers = Answers.of_options(gpus, seq_len, topology, settings)
+    variables, others = _split(overrides or ())
+    settings = settings_of(others)
+    answers = Answers.of_options(gpus, seq_len, topology, settings, variables)
     imported = import_recipe(files, answers, named, loose=loose).with_settings(settings)
     imported.expect_complete()
     _check(imported)
@@ -83,8 +87,11 @@ def _json(imported: Imported) -> str:
 
 
 def read_entries(paths: Sequence[str | Path], overrides: Sequence[str], gpus: int | None, seq_len: int | None,
-                 topology: str, *, only: bool = True, taken: list[Imported] | None = None) -> list[Entry]:
+                 topology: str, *, beside: Sequence[str] | None = None, only: bool = True,
+                 taken: list[Imported] | None = None) -> list[Entry]:
     """Entries of scenario files and of recipes; `gpus`, `seq_len`, `topology` answer what recipes leave open.
+
+    `beside`: further files of each recipe; `overrides` may have variables of its script (`env.NAME=VALUE`).
 
     What a recipe asks for and is not modelled is said on standard error. `only`: the answers are for recipes alone;
     InputError if there is none. `taken`: gets every recipe that was imported.
@@ -94,13 +101,30 @@ def read_entries(paths: Sequence[str | Path], overrides: Sequence[str], gpus: in
     from simcore.recipes.importing import Opener
 
     taken = [] if taken is None else taken
-    answers = Answers.of_options(gpus, seq_len, topology, settings_of(overrides))
-    entries = read(paths, overrides, Opener(answers, taken.append))
+    variables, others = _split(overrides)
+    answers = Answers.of_options(gpus, seq_len, topology, settings_of(others), variables)
+    entries = read(paths, others, Opener(answers, taken.append, tuple(beside or ())))
     _say_missed(taken)
-    given = [one.where for one in (answers.gpus, answers.seq_len, answers.topology) if one]
-    if only and given and not taken and all(entry.scenario for entry in entries):
+    given = [*(f"--with {path}" for path in beside or ()), *(f"--set env.{name}" for name in variables)]
+    if only:
+        given += [one.where for one in (answers.gpus, answers.seq_len, answers.topology) if one]
+    if given and not taken and all(entry.scenario for entry in entries):
         raise InputError(Problem(given[0], "answers what a recipe leaves open; of a scenario --set changes a key"))
     return entries
+
+
+def _split(overrides: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Variables of the environment (`env.NAME=VALUE`) and the other overrides; InputError for what is no variable."""
+    variables, others = {}, []
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not key.startswith("env."):
+            others.append(text)
+        elif not equals or not re.fullmatch(r"[A-Za-z_]\w*", key.removeprefix("env.")):
+            raise InputError(Problem(f"--set {text}"[:120], "expected env.NAME=VALUE, a variable of a recipe's script"))
+        else:
+            variables[key.removeprefix("env.")] = value
+    return variables, others
 
 
 def _say_missed(taken: Sequence[Imported]) -> None:

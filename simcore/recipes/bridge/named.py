@@ -53,9 +53,10 @@ class Launch:
         self.name, self.document, self.open_keys = name, document, open_keys
 
 
-def launch_of(text: str, path: str) -> Launch:
+def launch_of(text: str, path: str, variables: Mapping[str, str] | None = None) -> Launch:
     """Launch that a script, or a line, asks for. InputError if it names several recipes, or an option is not read."""
-    commands = [one for one in read_script(text, path).commands if any(names_in(word.text) for word in one.words)]
+    started = read_script(text, path, variables).commands
+    commands = [one for one in started if any(names_in(word.text) for word in one.words)]
     if len(commands) != 1:
         raise InputError(Problem(path, f"expected one command with the name of a recipe, got {len(commands)}"))
     words = list(commands[0].words)

@@ -52,7 +52,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     document, name, gpus, machine = file.mapping(), Path(file.path).stem, answers.gpus, ""
     draft = Draft("bridge", file.path, answers)
     if document is None:
-        launch = launch_of(file.text, file.path)
+        launch = launch_of(file.text, file.path, answers.variables)
         document, name = launch.document, launch.name
         gpus = gpus or gpus_of(present_name(name), f"{file.path} {name}")
         machine = machine_of(present_name(name))

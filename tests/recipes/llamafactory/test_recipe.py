@@ -169,6 +169,18 @@ def test_its_launcher_sets_expandable_segments(values: tuple[dict[str, Any], ...
     assert scenario(*values, gpus=gpus).environment.expandable_segments is expandable
 
 
+@pytest.mark.parametrize(("line", "expandable"), [
+    ("NPROC_PER_NODE=8 llamafactory-cli train mine.yaml", True),
+    ("OPTIM_TORCH=0 NPROC_PER_NODE=8 llamafactory-cli train mine.yaml", False),
+    ("torchrun --nproc-per-node 8 src/train.py mine.yaml", False)])
+def test_a_launch_command_says_who_sets_the_variables(line: str, *, expandable: bool) -> None:
+    Path("mine.yaml").write_text(json.dumps(FULL, indent=1), "utf-8")
+    Path("run.sh").write_text(line, "utf-8")
+    found = import_recipe(["mine.yaml", "run.sh"], Answers.of_options(topology="dgx-h100"))
+    assert found.values["mesh"] == {"dp_replicate": 8}
+    assert found.values.get("environment", {}).get("expandable_segments", False) is expandable
+
+
 def test_liger_comes_with_its_own_loss() -> None:
     found = imported({**LORA, "enable_liger_kernel": True})
     assert found.values["framework_options"]["use_liger_kernel"] is True
