@@ -322,6 +322,24 @@ use_cpu: false
   "wall_clock_breakdown": false
 }
 """, {"model": "qwen3-8b"}),
+    "config": Sample("config.json", """\
+{
+  "architectures": ["Qwen3ForCausalLM"],
+  "attention_bias": false,
+  "eos_token_id": 151645,
+  "head_dim": 64,
+  "hidden_act": "silu",
+  "hidden_size": 256,
+  "intermediate_size": 768,
+  "max_position_embeddings": 512,
+  "model_type": "qwen3",
+  "num_attention_heads": 8,
+  "num_hidden_layers": 4,
+  "num_key_value_heads": 2,
+  "tie_word_embeddings": false,
+  "vocab_size": 1024
+}
+""", {"framework": "fsdp2", "training.method": "full"}),
     "trl": Sample("sft.yaml", """\
 model_name_or_path: Qwen/Qwen3-8B
 model_revision: main

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as json_module
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,6 +45,7 @@ def import_(
     recipe's keys that change nothing. Exit code 2 if the recipe leaves something open or has a key that is not known.
     """
     from simcore.inputs.loading import settings_of
+    from simcore.inputs.named_files import named_from
     from simcore.recipes.answers import Answers
     from simcore.recipes.importing import import_recipe
     from simcore.recipes.text import scenario_text
@@ -55,6 +56,8 @@ def import_(
     imported = import_recipe(files, answers, named, loose=loose).with_settings(settings)
     imported.expect_complete()
     _check(imported)
+    folders = imported.document().folder, Path() if output is None else output.parent
+    imported = replace(imported, values=named_from(imported.values, *folders))
     if json:
         typer.echo(_json(imported), nl=False)
     elif output is None:
