@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from simcore.recipes.data_sets import ask_for_longest
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 
@@ -17,6 +18,7 @@ _RELEASE: Final = "TRL 1.16.0"
 _LENGTH: Final = "trainer/sft_config.py max_length"
 _ROW: Final = "TRL 1.16.0 trainer/sft_trainer.py padding_free: all tokens of a microbatch are one row"
 _LONGEST: Final = "TRL 1.16.0 trainer/sft_trainer.py: samples are cut there, and a batch is padded to its longest"
+_OPEN: Final = "tokens of a sequence: max_length is null, so that nothing is cut"
 _TRAINER: Final = "transformers 5.23.0"
 
 
@@ -37,8 +39,10 @@ def read_lengths(reader: Reader, draft: Draft) -> None:
             draft.refuse(free, "batches without padding whose samples nothing cuts")
         else:
             draft.idle(free, "the default")
-        _write_length(draft, limit, 1, "the longest that max_length allows", _LONGEST,
-                      unlimited=_is_unlimited(reader))
+        if limit is None and draft.answers.seq_len is None and _is_unlimited(reader):
+            ask_for_longest(reader, draft, ("dataset_name",), _OPEN)
+        else:
+            _write_length(draft, limit, 1, "the longest that max_length allows", _LONGEST, unlimited=False)
         _write_micro(draft, micro)
         return
     draft.idle(free, "packing decides")
@@ -74,7 +78,7 @@ def _write_length(draft: Draft, limit: Taken[int] | None, rows: int, rule: str, 
         draft.answered("training.seq_len", answer, answer.value * rows)
         longest = answer.value
     elif limit is None and unlimited:
-        draft.ask("training.seq_len", "--seq-len N", "tokens of a sequence: max_length is null, so that nothing is cut")
+        draft.ask("training.seq_len", "--seq-len N", _OPEN)
         return
     elif limit is None:
         longest = 1024
