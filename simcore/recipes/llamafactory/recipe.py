@@ -9,6 +9,7 @@ from typing import Final
 
 from simcore.recipes.answers import Answer, Answers
 from simcore.recipes.draft import Draft
+from simcore.recipes.environment import with_environment
 from simcore.recipes.format import Format
 from simcore.recipes.huggingface.accelerate import Launch, read_processes
 from simcore.recipes.huggingface.companions import Companions, companions_of
@@ -22,6 +23,7 @@ from simcore.recipes.llamafactory.kind import VERSION_1, trains
 from simcore.recipes.llamafactory.lengths import read_lengths
 from simcore.recipes.llamafactory.method import read_method
 from simcore.recipes.llamafactory.model import read_model
+from simcore.recipes.llamafactory.script import Script, is_script, read_launch_script
 from simcore.recipes.llamafactory.without_effect import WITHOUT_EFFECT
 from simcore.recipes.machine import read_machine
 from simcore.recipes.reader import Reader
@@ -36,7 +38,7 @@ _TELLING: Final = frozenset({"stage", "finetuning_type", "template", "cutoff_len
 def _recognises(file: RecipeFile) -> bool:
     document = file.mapping()
     if document is None:
-        return False
+        return is_script(file)
     names = {*document.data}
     return ("model_name_or_path" in names and not _TELLING.isdisjoint(names)) or (
         "model" in names and len(names & VERSION_1) > 1)
@@ -44,14 +46,21 @@ def _recognises(file: RecipeFile) -> bool:
 
 def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
     file = files[0]
-    reader, draft = Reader(file.document), Draft("llamafactory", file.path, answers)
+    script = read_launch_script(file, answers) if file.mapping() is None else Script(file.document, answers)
+    reader, draft = Reader(script.document), Draft("llamafactory", file.path, script.answers)
     draft.infer("name", Path(file.path).stem, "the file's name")
     beside = companions_of(files[1:], draft, takes=("accelerate", "deepspeed"))
     stage = str(reader.look("stage") or "sft")
-    if not trains(reader, draft):
+    if trains(reader, draft):
+        draft = _read_training(reader, draft, beside, stage)
+    else:
         for one in beside.readers():
             draft.idle(one.matching("*"), "beside a recipe that is refused")
-        return draft.imported([reader, *beside.readers()], loose=loose)
+    return with_environment(draft.imported([reader, *beside.readers()], loose=loose), script.environment)
+
+
+def _read_training(reader: Reader, draft: Draft, beside: Companions, stage: str) -> Draft:
+    """Reads the recipe block by block; the draft that it returns has the number of GPUs that files say."""
     draft = _read_workers(reader, draft)
     if beside.accelerate is not None:
         draft = read_processes(beside.accelerate, draft)
@@ -66,7 +75,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     read_optimizer(reader, draft, launch)
     write_environment(draft, launch, beside)
     read_rows(reader, draft, WITHOUT_EFFECT)
-    return draft.imported([reader, *beside.readers()], loose=loose)
+    return draft
 
 
 def _read_sharding(reader: Reader, draft: Draft, beside: Companions) -> Launch:

@@ -181,6 +181,26 @@ def test_a_launch_command_says_who_sets_the_variables(line: str, *, expandable: 
     assert found.values.get("environment", {}).get("expandable_segments", False) is expandable
 
 
+SCRIPT = """\
+MODEL=llama-3.2-3b
+FORCE_TORCHRUN=1 NPROC_PER_NODE=8 llamafactory-cli train \\
+    --model_name_or_path ${MODEL} --stage sft --do_train --finetuning_type full --template llama3 \\
+    --cutoff_len 1000 --per_device_train_batch_size 2 --bf16
+"""
+
+
+def test_arguments_of_a_script_are_a_recipe() -> None:
+    Path("mine.sh").write_text(SCRIPT, "utf-8")
+    found = import_recipe(["mine.sh"], Answers.of_options(topology="dgx-h100"))
+    found.expect_complete()
+    assert parse_scenario(found.document()) == scenario(FULL)
+    assert str(found.origins["training", "micro_batch_size"]) == "mine.sh:4 per_device_train_batch_size"
+    with pytest.raises(RankscopeError, match="starts 8 processes, which contradicts --gpus 4"):
+        import_recipe(["mine.sh"], Answers.of_options(4))
+    Path("mine.sh").write_text(SCRIPT.replace("--template", "--templates"), "utf-8")
+    assert "unknown key 'templates'" in str(import_recipe(["mine.sh"], Answers.of_options(8)).unknown)
+
+
 def test_liger_comes_with_its_own_loss() -> None:
     found = imported({**LORA, "enable_liger_kernel": True})
     assert found.values["framework_options"]["use_liger_kernel"] is True
