@@ -22,7 +22,7 @@ from simcore.cli.first_file import init, schema
 from simcore.cli.lists import LISTS
 from simcore.cli.query import query
 from simcore.cli.read import read
-from simcore.cli.recipes import Beside, Gpus, SeqLen, Topology, import_
+from simcore.cli.recipes import FilesBeside, Gpus, SeqLen, Topology, import_
 from simcore.cli.report import report
 from simcore.cli.search import search
 from simcore.cli.solve import solve
@@ -130,7 +130,7 @@ def run(
     advise: Advise = None, details: Details = False,
     sort: Sort = "", top: Top = None, fits: Fits = False, columns: Columns = "",
     json: Json = False, rank: Rank = None,
-    overrides: Set = None, gpus: Gpus = None, seq_len: SeqLen = None, topology: Topology = "", beside: Beside = None,
+    overrides: Set = None, gpus: Gpus = None, seq_len: SeqLen = None, topology: Topology = "", beside: FilesBeside = None,
 ) -> None:
     """Simulate scenarios, or recipes: memory, traffic and time of a training step.
 
@@ -156,7 +156,7 @@ def run(
 
 @app.command()
 def place(scenario: str, *, rank: Rank = None, json: Json = False, overrides: Set = None, gpus: Gpus = None,
-          seq_len: SeqLen = None, topology: Topology = "", beside: Beside = None) -> None:
+          seq_len: SeqLen = None, topology: Topology = "", beside: FilesBeside = None) -> None:
     """Show what lies on every rank at rest, component by component: weights, gradients, optimizer states.
 
     A table for each class of ranks with equal memory, then the summary; no step is simulated. SCENARIO may hold a
@@ -176,7 +176,7 @@ def place(scenario: str, *, rank: Rank = None, json: Json = False, overrides: Se
 
 @app.command()
 def check(paths: Paths, *, json: Json = False, overrides: Set = None, gpus: Gpus = None, seq_len: SeqLen = None,
-          topology: Topology = "", beside: Beside = None) -> None:
+          topology: Topology = "", beside: FilesBeside = None) -> None:
     """Parse scenarios and ask the frameworks' rules whether their layouts are legal.
 
     Nothing is simulated. Exit code 0; 1: an inference engine does not start; 2: wrong input or an illegal layout (0 in

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simcore.cli.recipes import Beside, Gpus, SeqLen, Topology
+from simcore.cli.recipes import FilesBeside, Gpus, SeqLen, Topology
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def explain(
     gpus: Gpus = None,
     seq_len: SeqLen = None,
     topology: Topology = "",
-    beside: Beside = None,
+    beside: FilesBeside = None,
 ) -> None:
     """Walk from a number to what it is made of, by which formula and rule.
 

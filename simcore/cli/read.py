@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Unpack
 
 import typer
 
-from simcore.cli.recipes import Beside, Gpus, SeqLen, Topology
+from simcore.cli.recipes import FilesBeside, Gpus, SeqLen, Topology
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def read(
     gpus: Gpus = None,
     seq_len: SeqLen = None,
     topology: Topology = "",
-    beside: Beside = None,
+    beside: FilesBeside = None,
 ) -> None:
     """Compare a measured run with its scenario or recipe: memory, step time and throughput, as far as measured.
 

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from simcore.inputs.loading import Entry
     from simcore.recipes.imported import Imported
 
-__all__ = ["Beside", "Gpus", "SeqLen", "Topology", "import_", "read_entries"]
+__all__ = ["FilesBeside", "Gpus", "SeqLen", "Topology", "import_", "read_entries"]
 
 Gpus = Annotated[int | None, typer.Option("--gpus", min=1, max=4_194_304, help="Of a recipe: number of GPUs.")]
 SeqLen = Annotated[int | None, typer.Option("--seq-len", min=1, help="Of a recipe: tokens of a sequence.")]
-Beside = Annotated[list[str] | None, typer.Option(
+FilesBeside = Annotated[list[str] | None, typer.Option(
     "--with", metavar="FILE", help="Of a recipe: a file beside it, such as its launch script or DeepSpeed's JSON.")]
 Topology = Annotated[str, typer.Option("--topology", metavar="NAME", help="Of a recipe: the machine.")]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simcore.cli.elsewhere import Elsewhere, From, On, Part, elsewhere
-from simcore.cli.recipes import Beside, SeqLen
+from simcore.cli.recipes import FilesBeside, SeqLen
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -61,8 +61,7 @@ def search(
     on: On = "", shard: Part = "", parts: From = None,
     json: Annotated[bool, typer.Option("--json", help="Print a list of answers as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
-    seq_len: SeqLen = None,
-    beside: Beside = None,
+    seq_len: SeqLen = None, beside: FilesBeside = None,
 ) -> None:
     """Search the layouts of a scenario: the best that fit, the Pareto set, and why the others are in neither.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
 
-from simcore.cli.recipes import Beside, SeqLen
+from simcore.cli.recipes import FilesBeside, SeqLen
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def solve(
     json: Annotated[bool, typer.Option("--json", help="Print a list of limits as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
     seq_len: SeqLen = None,
-    beside: Beside = None,
+    beside: FilesBeside = None,
 ) -> None:
     """Find the fewest GPUs, the largest batch, the longest sequence or the smallest GPU with which scenarios fit.
 

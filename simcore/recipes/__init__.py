@@ -7,7 +7,8 @@ its keys, and what became of every key of the recipe. Start: `importing.import_r
 a module or folder here with a `FORMAT`. `recipe_file`, `toml_lines`: text and values of a file. `reader`: hands out
 values and remembers them. `draft`: the scenario under way; a key that is handed out must be told what became of it.
 `answers`: what the user says. `rows`: tables of keys. `imported`: the result. `machine`, `world`: machine and ranks.
-`environment`: variables of a launch script. `data_sets`: lengths of well-known data sets. `text`: YAML with origins.
+`environment`: variables of a launch script. `model_file`: a model's `config.json` beside a recipe. `data_sets`: lengths
+of well-known data sets. `text`: YAML with origins.
 
 Formats. `automodel`: recipes of NeMo Automodel. `axolotl`: of axolotl. `llamafactory`: of LLaMA-Factory. `trl`: of TRL.
 `alone`: files of accelerate and DeepSpeed without a training script, and a model's `config.json`. `huggingface`: what

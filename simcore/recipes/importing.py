@@ -13,9 +13,9 @@ from simcore.inputs.document import Document
 from simcore.recipes.answers import Answer, Answers
 from simcore.recipes.environment import with_environment
 from simcore.recipes.format import Format
-from simcore.recipes.huggingface.companions import is_of_model
-from simcore.recipes.imported import Imported, Origin
+from simcore.recipes.imported import Imported
 from simcore.recipes.launch.launch_of import launch_of
+from simcore.recipes.model_file import is_of_model, with_model
 from simcore.recipes.recipe_file import RecipeFile, read_files
 from simcore.recipes.registry import format_named, format_of, is_scenario, known_formats
 
@@ -46,7 +46,7 @@ def _read(format_: Format, first: RecipeFile, rest: Sequence[RecipeFile], answer
     configs = [file for file in rest if is_of_model(file)]
     if configs and not is_of_model(first):
         others = [file for file in rest if file is not configs[0]]
-        return _with_model(configs[0], lambda given: _read(format_, first, others, given, loose=loose), answers)
+        return with_model(configs[0], lambda given: _read(format_, first, others, given, loose=loose), answers)
     scripts = [file for file in rest if not _may_be_values(file) and file.mapping() is None]
     if not scripts:
         return format_.read([first, *rest], answers, loose)
@@ -65,19 +65,6 @@ def _read(format_: Format, first: RecipeFile, rest: Sequence[RecipeFile], answer
     answers = replace(answers, gpus=answers.gpus or told, launcher=launch.kind)
     imported = format_.read([replace(first, overrides=launch.overrides), *rest], answers, loose)
     return with_environment(imported, launch.environment)
-
-
-def _with_model(config: RecipeFile, read: Callable[[Answers], Imported], answers: Answers) -> Imported:
-    """Recipe whose model is the `config.json` beside it; InputError for one that says its model in another way."""
-    if "model" in answers.settings:
-        raise InputError(Problem(config.path, "a model beside the recipe, and --set model says another"))
-    imported = read(replace(answers, settings={**answers.settings, "model": config.path}))
-    said = next((str(origin) for path, origin in imported.origins.items() if path[0] == "model"), "")
-    if said:
-        raise InputError(Problem(config.path, f"a model beside a recipe that says its model itself: {said}"))
-    path = os.path.relpath(config.path, Path(imported.path).parent)
-    return replace(imported, values={**imported.values, "model": path},
-                   origins={**imported.origins, ("model",): Origin("recipe", config.path, "the configuration")})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Where nothing says how long samples are, a public count of the data set does; without one it is asked."""
+"""Lengths that nothing limits: a public count of the data set says them, without one they are asked."""
 
 from __future__ import annotations
 

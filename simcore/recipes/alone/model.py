@@ -10,9 +10,10 @@ from simcore.recipes.alone.open_keys import ask_for_length
 from simcore.recipes.answers import Answers
 from simcore.recipes.draft import Draft
 from simcore.recipes.format import Format
-from simcore.recipes.huggingface.companions import companions_of, is_of_model
+from simcore.recipes.huggingface.companions import companions_of
 from simcore.recipes.imported import Imported
 from simcore.recipes.machine import read_machine
+from simcore.recipes.model_file import is_of_model
 from simcore.recipes.reader import Reader
 from simcore.recipes.recipe_file import RecipeFile
 

@@ -9,14 +9,10 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
 from simcore.recipes.recipe_file import RecipeFile
 
-__all__ = ["Companions", "companions_of", "is_of_accelerate", "is_of_deepspeed", "is_of_model", "is_of_peft"]
+__all__ = ["Companions", "companions_of", "is_of_accelerate", "is_of_deepspeed", "is_of_peft"]
 
 _BESIDE_TYPE = frozenset({"compute_environment", "num_processes", "fsdp_config", "deepspeed_config", "mixed_precision"})
 """Keys of accelerate's YAML, one of which stands beside `distributed_type`."""
-
-_OF_MODELS = frozenset({"architectures", "hidden_size", "num_hidden_layers", "num_attention_heads", "n_embd", "d_model",
-                        "text_config"})
-"""Keys of configurations of models, one of which stands beside `model_type`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +44,6 @@ def is_of_peft(file: RecipeFile) -> bool:
     """True for the `adapter_config.json` that PEFT saves."""
     document = file.mapping()
     return document is not None and "peft_type" in document.data
-
-
-def is_of_model(file: RecipeFile) -> bool:
-    """True for the `config.json` of a model of transformers."""
-    document = file.mapping()
-    return (document is not None and isinstance(document.data.get("model_type"), str)
-            and not _OF_MODELS.isdisjoint(document.data))
 
 
 def companions_of(files: Sequence[RecipeFile], draft: Draft, *, takes: Sequence[str]) -> Companions:

@@ -58,7 +58,7 @@ def read_script(text: str, path: str, variables: Mapping[str, str] | None = None
     """
     if "\0" in text:
         raise InputError(Problem(path, "not read as a shell script: it has a NUL byte"))
-    given = {name: (Piece(value, 1),) for name, value in (variables or {}).items()}
+    given: dict[str, tuple[Piece, ...]] = {name: (Piece(value, 1),) for name, value in (variables or {}).items()}
     run = _Run(Variables(path, given))
     run.take(nodes_of(tokens_of(text, path), path))
     held = {name: tuple(run.variables.words([Token("word", f"${{{name}[@]}}", 1)])) for name in run.variables.values}
