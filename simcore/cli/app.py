@@ -129,8 +129,8 @@ def run(
     unsure: CountsAs = None,
     advise: Advise = None, details: Details = False,
     sort: Sort = "", top: Top = None, fits: Fits = False, columns: Columns = "",
-    json: Json = False, rank: Rank = None,
-    overrides: Set = None, gpus: Gpus = None, seq_len: SeqLen = None, topology: Topology = "", beside: FilesBeside = None,
+    json: Json = False, rank: Rank = None, beside: FilesBeside = None,
+    overrides: Set = None, gpus: Gpus = None, seq_len: SeqLen = None, topology: Topology = "",
 ) -> None:
     """Simulate scenarios, or recipes: memory, traffic and time of a training step.
 
