@@ -112,6 +112,13 @@ def test_everything_is_fp32_under_fsdp_2() -> None:
     assert not found.environment.expandable_segments
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_what_trains_in_full_is_fp32_under_fsdp(version: int) -> None:
+    found = scenario(FULL, fsdp(version), gpus=None)
+    assert (found.framework, found.mesh.dp_shard, found.training.precision.compute) == (f"fsdp{version}", 8, "bf16")
+    assert found.training.precision.params == ("auto" if version == 1 else "fp32")  # fsdp1 has no other by default
+
+
 def test_a_packed_base_under_fsdp_1_is_stored_in_the_format_of_products() -> None:
     launch = {**fsdp(1, fsdp_use_orig_params=True), "mixed_precision": "no"}
     found = scenario({**LORA, "quantization_bit": 4, "bf16": None, "pure_bf16": True}, launch, gpus=None)
@@ -221,6 +228,17 @@ def test_targets_are_a_text_with_commas() -> None:
     found = imported({**LORA, "lora_target": "q_proj, v_proj"}).values["training"]["lora"]
     assert found["target_modules"] == ["q_proj", "v_proj"]
     assert scenario({**LORA, "lora_target": "q_proj"}).training.lora.target_modules == ("q_proj",)
+
+
+@pytest.mark.parametrize("hostile", [
+    {"cutoff_len": -5}, {"cutoff_len": "1e400"}, {"stage": ["sft"]}, {"lora_rank": "${oc.env:HOME}"}, {"lora_rank": -1},
+    {"ray_num_workers": 0}, {"per_device_train_batch_size": 0}, {"model_name_or_path": "$(touch canary)"},
+    {"lora_target": {"a": 1}}, {"deepspeed": "../../etc/passwd"}, {"quantization_bit": 3}, {"flash_attn": 7}])
+def test_a_hostile_value_is_told_at_its_line(hostile: dict[str, Any]) -> None:
+    with pytest.raises(RankscopeError) as raised:
+        scenario({**LORA, **hostile}, gpus=None if "ray_num_workers" in hostile else 8)
+    assert "mine.yaml:" in str(raised.value)
+    assert not Path("canary").exists()
 
 
 @pytest.mark.parametrize(("values", "told"), [
