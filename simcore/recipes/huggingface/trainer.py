@@ -124,7 +124,7 @@ def _read_zero(reader: Reader, draft: Draft, file: Reader | None) -> Launch:
     if file is None and not inside:
         draft.use(named)
         draft.fail(named.where if named else draft.path,
-                   "not yet: DeepSpeed's configuration stands in another file: name it behind this one, or --with it")
+                   "not yet: DeepSpeed's configuration stands in another file: name it too, by --with")
         return Launch(Shards.ZERO)
     draft.use(named)
     zero = read_deepspeed(reader, draft, "deepspeed.") if file is None else read_deepspeed(file, draft)
