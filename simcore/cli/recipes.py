@@ -33,6 +33,7 @@ def import_(
     gpus: Gpus = None,
     seq_len: SeqLen = None,
     topology: Topology = "",
+    beside: FilesBeside = None,
     loose: Annotated[bool, typer.Option("--loose", help="List keys that are unknown or not modelled.")] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write it.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
@@ -53,7 +54,7 @@ def import_(
     variables, others = _split(overrides or ())
     settings = settings_of(others)
     answers = Answers.of_options(gpus, seq_len, topology, settings, variables)
-    imported = import_recipe(files, answers, named, loose=loose).with_settings(settings)
+    imported = import_recipe([*files, *(beside or ())], answers, named, loose=loose).with_settings(settings)
     imported.expect_complete()
     _check(imported)
     folders = imported.document().folder, Path() if output is None else output.parent

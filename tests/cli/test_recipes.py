@@ -113,6 +113,8 @@ def test_files_beside_a_recipe_and_variables_of_its_script_answer(ran: Run, reci
     assert "--set env.EACH=VALUE gives it" in refused.err
     found = json.loads(ran("check", recipe, *beside, "--set", "env.EACH=4", "--json").out)
     assert found[0]["scenario"]["mesh"]["dp_shard"] == 4
+    [made] = json.loads(ran("import", recipe, *beside, "--set", "env.EACH=4", "--json").out)
+    assert made["scenario"]["mesh"]["dp_shard"] == 4
     assert ran("search", recipe, *beside, "--set", "env.EACH=4", "--free", "training.micro_batch_size=1").code == 0
 
 
