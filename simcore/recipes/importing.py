@@ -83,7 +83,8 @@ class Opener:
         """Document of a scenario; InputError as `import_recipe`, and as `Imported.expect_complete` for a recipe."""
         file = read_files([os.fspath(path)])[0]
         document = file.mapping()
-        if document is None or is_scenario(document) or format_of([file]) is None:
+        is_own = _may_be_values(file) if document is None else is_scenario(document)  # or has a mistake of its own
+        if is_own or format_of([file]) is None:
             return file.document
         imported = import_recipe([file.path, *self.beside], self.answers)
         imported.expect_complete()

@@ -10,10 +10,11 @@ import pytest
 
 from simcore.errors import RankscopeError
 from simcore.inputs.document import parse_document
+from simcore.inputs.loading import read
 from simcore.inputs.scenario import Scenario, parse_scenario
 from simcore.recipes.answers import Answers
 from simcore.recipes.imported import Imported
-from simcore.recipes.importing import import_recipe
+from simcore.recipes.importing import Opener, import_recipe
 from simcore.simulate import check
 
 FULL: dict[str, Any] = {
@@ -202,6 +203,8 @@ def test_arguments_of_a_script_are_a_recipe() -> None:
     found.expect_complete()
     assert parse_scenario(found.document()) == scenario(FULL)
     assert str(found.origins["training", "micro_batch_size"]) == "mine.sh:4 per_device_train_batch_size"
+    [entry] = read(["mine.sh"], (), Opener(Answers.of_options(topology="dgx-h100"), bool))
+    assert entry.problems == ()
     with pytest.raises(RankscopeError, match="starts 8 processes, which contradicts --gpus 4"):
         import_recipe(["mine.sh"], Answers.of_options(4))
     Path("mine.sh").write_text(SCRIPT.replace("--template", "--templates"), "utf-8")
