@@ -57,7 +57,7 @@ def read_method(reader: Reader, draft: Draft, launch: Launch) -> str:
         return "full"
     method = "qlora" if _read_packed(reader, draft, launch) else "lora"
     rule = f"finetuning_type: {kind.value if kind else 'lora where it is not said'}"
-    draft.infer("training.method", method, rule, kind, source=_ARGUMENTS)
+    draft.infer("training.method", method, rule, kind, source=f"{_RELEASE} {_ARGUMENTS}")
     draft.refuse(reader.take("adapter_name_or_path"), "adapters that are read from files, which say their rank")
     draft.idle(reader.take("adapter_folder"), "where adapters lie")
     draft.refuse(reader.take("additional_target"), "modules that are trained beside the adapters")
