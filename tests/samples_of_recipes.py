@@ -82,6 +82,52 @@ val_set_size: 0.1
 wandb_project:
 special_tokens: {pad_token: <pad>}
 """),
+    "llamafactory": Sample("factory.yaml", """\
+model_name_or_path: Qwen/Qwen3-8B
+trust_remote_code: true
+stage: sft
+do_train: true
+finetuning_type: lora
+lora_rank: 24
+lora_alpha: 48
+lora_dropout: 0.05
+lora_target: q_proj, k_proj
+loraplus_lr_ratio: 8.0
+quantization_bit: 4
+quantization_method: bnb
+double_quantization: false
+flash_attn: fa2
+neat_packing: true
+packing: true
+dataset: some_answers
+template: qwen3
+cutoff_len: 640
+max_samples: 500
+overwrite_cache: true
+preprocessing_num_workers: 4
+output_dir: out
+logging_steps: 5
+plot_loss: true
+report_to: none
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 2
+disable_gradient_checkpointing: false
+use_reentrant_gc: false
+learning_rate: 1.0e-4
+lr_scheduler_type: cosine
+warmup_ratio: 0.1
+optim: paged_adamw_8bit
+bf16: true
+pure_bf16: false
+enable_liger_kernel: false
+use_unsloth: false
+use_galore: false
+galore_rank: 32
+ddp_timeout: 1800
+val_size: 0.1
+image_max_pixels: 1024
+resume_from_checkpoint: null
+"""),
     "megatron": Sample("arguments.yaml", """\
 ENV_VARS:
   CUDA_DEVICE_MAX_CONNECTIONS: 1
@@ -276,6 +322,24 @@ use_cpu: false
   "wall_clock_breakdown": false
 }
 """, {"model": "qwen3-8b"}),
+    "config": Sample("config.json", """\
+{
+  "architectures": ["Qwen3ForCausalLM"],
+  "attention_bias": false,
+  "eos_token_id": 151645,
+  "head_dim": 64,
+  "hidden_act": "silu",
+  "hidden_size": 256,
+  "intermediate_size": 768,
+  "max_position_embeddings": 512,
+  "model_type": "qwen3",
+  "num_attention_heads": 8,
+  "num_hidden_layers": 4,
+  "num_key_value_heads": 2,
+  "tie_word_embeddings": false,
+  "vocab_size": 1024
+}
+""", {"framework": "fsdp2", "training.method": "full"}),
     "trl": Sample("sft.yaml", """\
 model_name_or_path: Qwen/Qwen3-8B
 model_revision: main

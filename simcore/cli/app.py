@@ -24,7 +24,7 @@ from simcore.cli.lint import lint
 from simcore.cli.lists import LISTS
 from simcore.cli.query import query
 from simcore.cli.read import read
-from simcore.cli.recipes import Gpus, SeqLen, Topology, import_
+from simcore.cli.recipes import FilesBeside, Gpus, SeqLen, Topology, import_
 from simcore.cli.report import report
 from simcore.cli.search import search
 from simcore.cli.solve import solve
@@ -131,7 +131,7 @@ def run(
     unsure: CountsAs = None,
     advise: Advise = None, details: Details = False,
     sort: Sort = "", top: Top = None, fits: Fits = False, columns: Columns = "",
-    json: Json = False, rank: Rank = None,
+    json: Json = False, rank: Rank = None, beside: FilesBeside = None,
     overrides: Set = None, gpus: Gpus = None, seq_len: SeqLen = None, topology: Topology = "",
 ) -> None:
     """Simulate scenarios, or recipes: memory, traffic and time of a training step.
@@ -146,7 +146,7 @@ def run(
     which = _choice(sort, top, columns, unsure, fits=fits)
     existing = _existing(output, append=append, overwrite=overwrite)
     away = elsewhere(on, shard, parts or (), jobs, output)
-    entries = _entries([*(paths or ()), *_examples(example or ())], overrides, gpus, seq_len, topology)
+    entries = _entries([*(paths or ()), *_examples(example or ())], overrides, gpus, seq_len, topology, beside)
     _say_unmatched(entries, baseline)
     shown = not (json or output or report_format)
     chosen = partial(work(len(entries), asked=advise, drawn=html is not None, shown=shown), rank=rank)
@@ -158,7 +158,7 @@ def run(
 
 @app.command()
 def place(scenario: str, *, rank: Rank = None, json: Json = False, overrides: Set = None, gpus: Gpus = None,
-          seq_len: SeqLen = None, topology: Topology = "") -> None:
+          seq_len: SeqLen = None, topology: Topology = "", beside: FilesBeside = None) -> None:
     """Show what lies on every rank at rest, component by component: weights, gradients, optimizer states.
 
     A table for each class of ranks with equal memory, then the summary; no step is simulated. SCENARIO may hold a
@@ -170,7 +170,7 @@ def place(scenario: str, *, rank: Rank = None, json: Json = False, overrides: Se
     from simcore.cli.shown import show
     from simcore.simulate import place as place_ranks
 
-    ran = run_entries(_entries([scenario], overrides, gpus, seq_len, topology), partial(place_ranks, rank=rank))
+    ran = run_entries(_entries([scenario], overrides, gpus, seq_len, topology, beside), partial(place_ranks, rank=rank))
     if not json:
         print_shown(*(part for o in ran.outcomes for part in placement(o.report)))
     raise typer.Exit(show(ran, json=json))
@@ -178,7 +178,7 @@ def place(scenario: str, *, rank: Rank = None, json: Json = False, overrides: Se
 
 @app.command()
 def check(paths: Paths, *, json: Json = False, overrides: Set = None, gpus: Gpus = None, seq_len: SeqLen = None,
-          topology: Topology = "") -> None:
+          topology: Topology = "", beside: FilesBeside = None) -> None:
     """Parse scenarios and ask the frameworks' rules whether their layouts are legal.
 
     Nothing is simulated. Exit code 0; 1: an inference engine does not start; 2: wrong input or an illegal layout (0 in
@@ -188,7 +188,7 @@ def check(paths: Paths, *, json: Json = False, overrides: Set = None, gpus: Gpus
     from simcore.cli.shown import show
     from simcore.simulate import check as check_layout
 
-    entries = _entries(paths, overrides, gpus, seq_len, topology)
+    entries = _entries(paths, overrides, gpus, seq_len, topology, beside)
     raise typer.Exit(show(run_entries(entries, check_layout), json=json))
 
 
@@ -264,12 +264,12 @@ def _examples(names: Sequence[str]) -> list[Path]:
 
 
 def _entries(paths: Sequence[str | Path], overrides: Sequence[str] | None, gpus: int | None, seq_len: int | None,
-             topology: str) -> list[Entry]:
+             topology: str, beside: Sequence[str] | None) -> list[Entry]:
     from simcore.cli.recipes import read_entries
 
     if not paths:
         raise InputError(Problem("", "no scenario given: name files, folders or globs, or --example NAME"))
-    if entries := read_entries(paths, overrides or (), gpus, seq_len, topology):
+    if entries := read_entries(paths, overrides or (), gpus, seq_len, topology, beside=beside):
         return entries
     raise InputError(Problem(", ".join(map(str, paths)), "holds no scenario"))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from simcore.cli.recipes import Gpus, SeqLen, Topology
+from simcore.cli.recipes import FilesBeside, Gpus, SeqLen, Topology
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def explain(
     gpus: Gpus = None,
     seq_len: SeqLen = None,
     topology: Topology = "",
+    beside: FilesBeside = None,
 ) -> None:
     """Walk from a number to what it is made of, by which formula and rule.
 
@@ -54,7 +55,7 @@ def explain(
     from simcore.recipes.text import origin_lines
 
     taken: list[Imported] = []
-    report = _simulated(_scenario(scenario, overrides or (), (gpus, seq_len, topology), taken), what)
+    report = _simulated(_scenario(scenario, overrides or (), (gpus, seq_len, topology), beside, taken), what)
     step, pictures = _explained(report, what, rank)
     if json:
         print_json([step])
@@ -67,10 +68,10 @@ def explain(
 
 
 def _scenario(path: str, overrides: Sequence[str], answers: tuple[int | None, int | None, str],
-              taken: list[Imported]) -> Scenario:
+              beside: Sequence[str] | None, taken: list[Imported]) -> Scenario:
     from simcore.cli.recipes import read_entries
 
-    entries = read_entries([path], overrides, *answers, taken=taken)
+    entries = read_entries([path], overrides, *answers, beside=beside, taken=taken)
     if problems := [problem for entry in entries for problem in entry.problems]:
         raise InputError(problems)
     scenarios = [entry.scenario for entry in entries if entry.scenario]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Unpack
 
 import typer
 
-from simcore.cli.recipes import Gpus, SeqLen, Topology
+from simcore.cli.recipes import FilesBeside, Gpus, SeqLen, Topology
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def read(
     gpus: Gpus = None,
     seq_len: SeqLen = None,
     topology: Topology = "",
+    beside: FilesBeside = None,
 ) -> None:
     """Compare a measured run with its scenario or recipe: memory, step time and throughput, as far as measured.
 
@@ -49,7 +50,7 @@ def read(
     """
     from simcore.cli.output import print_json
 
-    compared = _compared(measured, partial(_loaded, scenario, overrides or (), gpus, seq_len, topology), rank)
+    compared = _compared(measured, partial(_loaded, scenario, overrides or (), gpus, seq_len, topology, beside), rank)
     if json:
         print_json(compared)
         return
@@ -116,10 +117,11 @@ def _of_failure(where: str, messages: Sequence[OutOfMemory], others: Sequence[To
     yield comparison.model_copy(update={"advice": advice})
 
 
-def _loaded(path: str, overrides: Sequence[str], gpus: int | None, seq_len: int | None, topology: str) -> Scenario:
+def _loaded(path: str, overrides: Sequence[str], gpus: int | None, seq_len: int | None, topology: str,
+            beside: Sequence[str] | None) -> Scenario:
     from simcore.cli.recipes import read_entries
 
-    entries = read_entries([path], overrides, gpus, seq_len, topology)
+    entries = read_entries([path], overrides, gpus, seq_len, topology, beside=beside)
     if problems := [problem for entry in entries for problem in entry.problems]:
         raise InputError(problems)
     scenarios = [entry.scenario for entry in entries if entry.scenario]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json as json_module
+import re
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
     from simcore.inputs.loading import Entry
     from simcore.recipes.imported import Imported
 
-__all__ = ["Gpus", "SeqLen", "Topology", "import_", "read_entries"]
+__all__ = ["FilesBeside", "Gpus", "SeqLen", "Topology", "import_", "read_entries"]
 
 Gpus = Annotated[int | None, typer.Option("--gpus", min=1, max=4_194_304, help="Of a recipe: number of GPUs.")]
 SeqLen = Annotated[int | None, typer.Option("--seq-len", min=1, help="Of a recipe: tokens of a sequence.")]
+FilesBeside = Annotated[list[str] | None, typer.Option(
+    "--with", metavar="FILE", help="Of a recipe: a file beside it, such as its launch script or DeepSpeed's JSON.")]
 Topology = Annotated[str, typer.Option("--topology", metavar="NAME", help="Of a recipe: the machine.")]
 
 
@@ -30,6 +33,7 @@ def import_(
     gpus: Gpus = None,
     seq_len: SeqLen = None,
     topology: Topology = "",
+    beside: FilesBeside = None,
     loose: Annotated[bool, typer.Option("--loose", help="List keys that are unknown or not modelled.")] = False,
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write it.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
@@ -42,15 +46,19 @@ def import_(
     recipe's keys that change nothing. Exit code 2 if the recipe leaves something open or has a key that is not known.
     """
     from simcore.inputs.loading import settings_of
+    from simcore.inputs.named_files import named_from
     from simcore.recipes.answers import Answers
     from simcore.recipes.importing import import_recipe
     from simcore.recipes.text import scenario_text
 
-    settings = settings_of(overrides or ())
-    answers = Answers.of_options(gpus, seq_len, topology, settings)
-    imported = import_recipe(files, answers, named, loose=loose).with_settings(settings)
+    variables, others = _split(overrides or ())
+    settings = settings_of(others)
+    answers = Answers.of_options(gpus, seq_len, topology, settings, variables)
+    imported = import_recipe([*files, *(beside or ())], answers, named, loose=loose).with_settings(settings)
     imported.expect_complete()
     _check(imported)
+    folders = imported.document().folder, Path() if output is None else output.parent
+    imported = replace(imported, values=named_from(imported.values, *folders))
     if json:
         typer.echo(_json(imported), nl=False)
     elif output is None:
@@ -83,8 +91,11 @@ def _json(imported: Imported) -> str:
 
 
 def read_entries(paths: Sequence[str | Path], overrides: Sequence[str], gpus: int | None, seq_len: int | None,
-                 topology: str, *, only: bool = True, taken: list[Imported] | None = None) -> list[Entry]:
+                 topology: str, *, beside: Sequence[str] | None = None, only: bool = True,
+                 taken: list[Imported] | None = None) -> list[Entry]:
     """Entries of scenario files and of recipes; `gpus`, `seq_len`, `topology` answer what recipes leave open.
+
+    `beside`: further files of each recipe; `overrides` may have variables of its script (`env.NAME=VALUE`).
 
     What a recipe asks for and is not modelled is said on standard error. `only`: the answers are for recipes alone;
     InputError if there is none. `taken`: gets every recipe that was imported.
@@ -94,13 +105,30 @@ def read_entries(paths: Sequence[str | Path], overrides: Sequence[str], gpus: in
     from simcore.recipes.importing import Opener
 
     taken = [] if taken is None else taken
-    answers = Answers.of_options(gpus, seq_len, topology, settings_of(overrides))
-    entries = read(paths, overrides, Opener(answers, taken.append))
+    variables, others = _split(overrides)
+    answers = Answers.of_options(gpus, seq_len, topology, settings_of(others), variables)
+    entries = read(paths, others, Opener(answers, taken.append, tuple(beside or ())))
     _say_missed(taken)
-    given = [one.where for one in (answers.gpus, answers.seq_len, answers.topology) if one]
-    if only and given and not taken and all(entry.scenario for entry in entries):
+    given = [*(f"--with {path}" for path in beside or ()), *(f"--set env.{name}" for name in variables)]
+    if only:
+        given += [one.where for one in (answers.gpus, answers.seq_len, answers.topology) if one]
+    if given and not taken and all(entry.scenario for entry in entries):
         raise InputError(Problem(given[0], "answers what a recipe leaves open; of a scenario --set changes a key"))
     return entries
+
+
+def _split(overrides: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Variables of the environment (`env.NAME=VALUE`) and the other overrides; InputError for what is no variable."""
+    variables, others = {}, []
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not key.startswith("env."):
+            others.append(text)
+        elif not equals or not re.fullmatch(r"[A-Za-z_]\w*", key.removeprefix("env.")):
+            raise InputError(Problem(f"--set {text}"[:120], "expected env.NAME=VALUE, a variable of a recipe's script"))
+        else:
+            variables[key.removeprefix("env.")] = value
+    return variables, others
 
 
 def _say_missed(taken: Sequence[Imported]) -> None:

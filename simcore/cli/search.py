@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from simcore.cli.elsewhere import Elsewhere, From, On, Part, elsewhere
-from simcore.cli.recipes import SeqLen
+from simcore.cli.recipes import FilesBeside, SeqLen
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def search(
     on: On = "", shard: Part = "", parts: From = None, seq_len: SeqLen = None,
     json: Annotated[bool, typer.Option("--json", help="Print a list of answers as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
+    beside: FilesBeside = None,
 ) -> None:
     """Search the layouts of a scenario: the best that fit, the Pareto set, and why the others are in neither.
 
@@ -69,7 +70,7 @@ def search(
     options; global batch and numerics stay. Exit code 0; 1: none fits; 2: wrong input, none legal.
     """
     away, scenarios = elsewhere(on, shard, parts or (), jobs, output), _scenarios(
-        paths, overrides or (), gpus, seq_len, topology)
+        paths, overrides or (), gpus, seq_len, topology, beside)
     _check_shard(away, json=json, write=write, html=html)
     questions = [_question(
         asked_space(one, gpus, names_in(framework), names_in(topology), free, where or (), allow or ()),
@@ -106,11 +107,11 @@ def _hand_out(scenarios: Sequence[Scenario], found: Sequence[SearchResult], writ
     return 2 if unsaid else int(any(not result.best for result in found))
 
 
-def _scenarios(paths: Sequence[str], overrides: Sequence[str], gpus: str, seq_len: int | None, topology: str
-               ) -> list[Scenario]:
+def _scenarios(paths: Sequence[str], overrides: Sequence[str], gpus: str, seq_len: int | None, topology: str,
+               beside: Sequence[str] | None) -> list[Scenario]:
     from simcore.cli.recipes import read_entries
 
-    entries = read_entries(paths, overrides, *first_of(gpus, seq_len, topology), only=False)
+    entries = read_entries(paths, overrides, *first_of(gpus, seq_len, topology), beside=beside, only=False)
     problems = [problem for entry in entries for problem in entry.problems]
     if not entries:
         problems = [Problem(", ".join(paths), "holds no scenario")]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
 
-from simcore.cli.recipes import SeqLen
+from simcore.cli.recipes import FilesBeside, SeqLen
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ def solve(
     json: Annotated[bool, typer.Option("--json", help="Print a list of limits as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
     seq_len: SeqLen = None,
+    beside: FilesBeside = None,
 ) -> None:
     """Find the fewest GPUs, the largest batch, the longest sequence or the smallest GPU with which scenarios fit.
 
@@ -101,7 +102,8 @@ def solve(
 
     asked = _asked(quantity, most, fewest, gpu_of)
     recipes: list[Imported] = []
-    entries = read_entries(paths, overrides or (), *first_of(gpus, seq_len, topology), only=False, taken=recipes)
+    entries = read_entries(paths, overrides or (), *first_of(gpus, seq_len, topology), beside=beside, only=False,
+                           taken=recipes)
     if recipes and not (free or framework):
         gpus, topology = "", ""  # they answer what the recipe leaves open
     layouts = _Layouts(gpus, framework, topology, free, where or (), allow or ())

@@ -11,6 +11,7 @@ offload, LoRA, quantization), `generation` (the blocks `generation` and `rl`), `
 (largest value of each). Reading: `yaml_parser` (text to plain values with line numbers), `document` (one file; the only
 place that opens input files), `block` (base class of closed blocks: unknown keys, nearest key), `sweep` (one document
 to many), `quantity` (numbers with a unit, a kind and a source, as topology files have them), `shipped` (the data that
-comes with the package), `file_cache` (values read again when a file changes), `paths` (the file system;
+comes with the package), `file_cache` (values read again when a file changes), `named_files` (paths of a scenario in
+another folder), `paths` (the file system;
 whole-or-nothing writes).
 """

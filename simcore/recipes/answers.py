@@ -22,18 +22,22 @@ class Answers:
     """Answers that are known before a recipe is read.
 
     `gpus`: number of GPUs; `seq_len`: tokens of a sequence; `topology`: name or file of the machine. `settings`: keys
-    of the scenario that `--set` gives: what they say is not asked.
+    of the scenario that `--set` gives: what they say is not asked. `launcher`: kind of the launch command that stands
+    beside the recipe, such as `torchrun`; "" without one. `variables`: of the environment of a script.
     """
 
     gpus: Answer | None = None
     seq_len: Answer | None = None
     topology: Answer | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    launcher: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of_options(cls, gpus: int | None = None, seq_len: int | None = None, topology: str = "",
-                   settings: Mapping[str, Any] | None = None) -> Answers:
-        """Answers of the command line's options `--gpus`, `--seq-len`, `--topology` and `--set`."""
+                   settings: Mapping[str, Any] | None = None, variables: Mapping[str, str] | None = None) -> Answers:
+        """Answers of the command line's options `--gpus`, `--seq-len`, `--topology`, `--set` and `--set env.NAME`."""
         return cls(None if gpus is None else Answer(gpus, f"--gpus {gpus}"),
                    None if seq_len is None else Answer(seq_len, f"--seq-len {seq_len}"),
-                   Answer(topology, f"--topology {topology}") if topology else None, settings or {})
+                   Answer(topology, f"--topology {topology}") if topology else None, settings or {},
+                   variables=variables or {})

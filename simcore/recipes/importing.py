@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from simcore.recipes.environment import with_environment
 from simcore.recipes.format import Format
 from simcore.recipes.imported import Imported
 from simcore.recipes.launch.launch_of import launch_of
+from simcore.recipes.model_file import is_of_model, with_model
 from simcore.recipes.recipe_file import RecipeFile, read_files
 from simcore.recipes.registry import format_named, format_of, is_scenario, known_formats
 
@@ -31,6 +33,7 @@ def import_recipe(paths: Sequence[str], answers: Answers, named: str = "", *, lo
 
 def import_files(files: Sequence[RecipeFile], answers: Answers, named: str = "", *, loose: bool = False) -> Imported:
     """Scenario of one recipe's files that are read already, as `import_recipe`."""
+    _expect_named(answers, [file for file in files if file.mapping() is None])
     found = (format_named(named, f"--from {named}"[:120]), files[0]) if named else format_of(files)
     if found:
         first = found[1]
@@ -44,12 +47,16 @@ def import_files(files: Sequence[RecipeFile], answers: Answers, named: str = "",
 
 def _read(format_: Format, first: RecipeFile, rest: Sequence[RecipeFile], answers: Answers, *, loose: bool) -> Imported:
     """Reads a recipe; a script or text among `rest` is its launch command, and answers for what it leaves open."""
+    configs = [file for file in rest if is_of_model(file)]
+    if configs and not is_of_model(first):
+        others = [file for file in rest if file is not configs[0]]
+        return with_model(configs[0], lambda given: _read(format_, first, others, given, loose=loose), answers)
     scripts = [file for file in rest if not _may_be_values(file) and file.mapping() is None]
     if not scripts:
         return format_.read([first, *rest], answers, loose)
     if len(scripts) > 1:
         raise InputError(Problem(scripts[1].path, f"is a second launch command beside {scripts[0].path}: give one"))
-    launch = launch_of(scripts[0].text, scripts[0].path, first.path)
+    launch = launch_of(scripts[0].text, scripts[0].path, first.path, answers.variables)
     rest = [file for file in rest if file is not scripts[0]]
     further, where = launch.further
     if further and Path(further).name not in {Path(file.path).name for file in rest}:
@@ -59,7 +66,7 @@ def _read(format_: Format, first: RecipeFile, rest: Sequence[RecipeFile], answer
     told = Answer(launch.gpus.value, launch.gpus.where) if launch.gpus else None
     if told and answers.gpus and told.value != answers.gpus.value:
         raise InputError(Problem(told.where, f"starts {told.value} processes, which contradicts {answers.gpus.where}"))
-    answers = replace(answers, gpus=answers.gpus or told)
+    answers = replace(answers, gpus=answers.gpus or told, launcher=launch.kind)
     overrides = (*first.overrides, *launch.overrides)
     imported = format_.read([replace(first, overrides=overrides), *rest], answers, loose)
     return with_environment(imported, launch.environment)
@@ -67,22 +74,34 @@ def _read(format_: Format, first: RecipeFile, rest: Sequence[RecipeFile], answer
 
 @dataclass(frozen=True, slots=True)
 class Opener:
-    """Reads files for `inputs.loading.read`: a scenario as it is, a recipe as the scenario that it is imported as."""
+    """Reads files for `inputs.loading.read`: a scenario as it is, a recipe as the scenario that it is imported as.
+
+    `beside`: files that belong to each recipe, such as its launch script.
+    """
 
     answers: Answers
     imported: Callable[[Imported], object]
     """Called with each recipe that was imported, with what `--set` changes in it."""
+    beside: tuple[str, ...] = ()
 
     def __call__(self, path: str | os.PathLike[str]) -> Document:
         """Document of a scenario; InputError as `import_recipe`, and as `Imported.expect_complete` for a recipe."""
         file = read_files([os.fspath(path)])[0]
         document = file.mapping()
-        if document is None or is_scenario(document) or format_of([file]) is None:
+        is_own = _may_be_values(file) if document is None else is_scenario(document)  # or has a mistake of its own
+        if is_own or format_of([file]) is None:
             return file.document
-        imported = import_recipe([file.path], self.answers)
+        imported = import_recipe([file.path, *self.beside], self.answers)
         imported.expect_complete()
         self.imported(imported.with_settings(self.answers.settings))  # the document gets them where all do
         return imported.document()
+
+
+def _expect_named(answers: Answers, scripts: Sequence[RecipeFile]) -> None:
+    """InputError for a variable of the environment that no script names."""
+    for name in answers.variables:
+        if not any(re.search(rf"\b{re.escape(name)}\b", file.text) for file in scripts):
+            raise InputError(Problem(f"--set env.{name}"[:120], "no script of the recipe names this variable"))
 
 
 def _may_be_values(file: RecipeFile) -> bool:

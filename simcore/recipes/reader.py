@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from fnmatch import translate
+from functools import cached_property, lru_cache
 from typing import Any, Final, Generic, TypeVar
 
 from simcore.errors import Problem
@@ -124,8 +126,9 @@ class Reader:
     def matching(self, *patterns: str) -> list[Taken[Any]]:
         """Values of all untouched keys whose dotted name fits a pattern (`wandb.*`); they count as taken."""
         self._asked.update(pattern for pattern in patterns if "*" not in pattern)
-        found = [one for one in self.untouched() if any(fnmatchcase(one.key, pattern) for pattern in patterns)]
-        self._seen.update(one.path for one in found)
+        names, any_of = frozenset(patterns), _any_of(patterns)
+        found = [one for name, one in self._untouched.values() if name in names or any_of(name)]
+        self._see(one.path for one in found)
         self._handed.update((one.path, one) for one in found)
         return found
 
@@ -150,9 +153,19 @@ class Reader:
 
     def untouched(self) -> list[Taken[Any]]:
         """Values that nothing has asked for yet, in the order of the file."""
-        return [one for one in self.all() if one.path not in self._seen]
+        return [one for _, one in self._untouched.values()]
 
     # ---- inner -------------------------------------------------------------------------------------------------
+    @cached_property
+    def _untouched(self) -> dict[KeyPath, tuple[str, Taken[Any]]]:
+        """Dotted name and value of every untouched value, by its path; what is seen is taken out."""
+        return {one.path: (one.key, one) for one in self.all() if one.path not in self._seen}
+
+    def _see(self, paths: Iterable[KeyPath]) -> None:
+        for path in paths:
+            self._seen.add(path)
+            self._untouched.pop(path, None)
+
     def _find(self, key: str) -> Taken[Any] | None:
         """Value of a key, which is seen from now on; None if the recipe does not say it."""
         self._asked.add(key)
@@ -160,7 +173,7 @@ class Reader:
         value = self._value(path)
         if value is _ABSENT:
             return None
-        self._seen.update([path, *(inner for inner, _ in _leaves(value, path))])
+        self._see([path, *(inner for inner, _ in _leaves(value, path))])
         return None if self._is_null(value) else Taken(value, path, self.document.where(path), self)
 
     def _is_null(self, value: object) -> bool:
@@ -195,6 +208,12 @@ class Reader:
 
     def _wrong(self, found: Taken[Any], expected: str) -> None:
         self.problems.append(Problem(found.where, f"{found.key}: expected {expected}, got {shorten(found.value)}"))
+
+
+@lru_cache
+def _any_of(patterns: tuple[str, ...]) -> Callable[[str], object]:
+    """Test whether a name fits one of the patterns."""
+    return re.compile("|".join(map(translate, patterns)) or r"(?!)").match
 
 
 def _leaves(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, Any]]:

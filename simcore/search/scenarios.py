@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from simcore.inputs.dump import yaml_text
 from simcore.inputs.loading import changed
+from simcore.inputs.named_files import named_from
 from simcore.inputs.scenario import Scenario
 from simcore.results.found import FoundLayout, SearchResult
 from simcore.units import format_bytes, format_seconds
@@ -19,9 +19,6 @@ __all__ = ["files_of", "layouts_of"]
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _LENGTH: Final = 100
 """Characters of a file name at most, without the number of the place and the ending."""
-_PATHS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
-    "model": ("config", (".json",)), "topology": ("file", (".yaml", ".yml"))}
-"""Keys that may name a file: the inner key where the value is a mapping, and endings that a path has."""
 
 
 def files_of(scenarios: Sequence[Scenario], results: Sequence[SearchResult], folder: Path) -> Iterator[tuple[str, str]]:
@@ -32,7 +29,7 @@ def files_of(scenarios: Sequence[Scenario], results: Sequence[SearchResult], fol
     """
     for stem, base, layout, one in _named(scenarios, results):
         data = layout.document.without("search").data
-        yield f"{stem}.yaml", f"{_head(one)}{yaml_text(_moved(data, base, folder))}"
+        yield f"{stem}.yaml", f"{_head(one)}{yaml_text(named_from(data, base.folder, folder))}"
 
 
 def layouts_of(scenarios: Sequence[Scenario], results: Sequence[SearchResult]) -> Iterator[tuple[str, Scenario]]:
@@ -59,20 +56,6 @@ def _stem(name: str, taken: set[str]) -> str:
         stem = f"{plain}_{count}"
     taken.add(stem.lower())
     return stem
-
-
-def _moved(data: dict[str, Any], base: Scenario, folder: Path) -> dict[str, Any]:
-    """Keys of a scenario in another folder; relative paths lead to the same files from there."""
-    moved = dict(data)
-    for key, (inner, endings) in _PATHS.items():
-        value = data.get(key)
-        named = value.get(inner) if isinstance(value, dict) else value
-        if not isinstance(named, str) or not named.endswith(endings) or Path(named).is_absolute():
-            continue
-        file = base.folder / named
-        there = os.path.relpath(file.parent.resolve() / file.name, folder.resolve())  # links of folders change ".."
-        moved[key] = {**value, inner: there} if isinstance(value, dict) else there
-    return moved
 
 
 def _head(one: FoundLayout) -> str:

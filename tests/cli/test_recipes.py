@@ -103,3 +103,26 @@ def test_a_scenario_is_no_recipe(ran: Run, file: str) -> None:
     printed = ran("import", file)
     assert printed.code == 2
     assert "is of no format that is recognised" in printed.err
+
+
+def test_files_beside_a_recipe_and_variables_of_its_script_answer(ran: Run, recipe: str) -> None:
+    Path("run.sh").write_text(f"torchrun --nproc-per-node $EACH train.py --config {recipe}\n", encoding="utf-8")
+    beside = ("--seq-len", 256, "--topology", "dgx-h100", "--with", "run.sh")
+    refused = ran("check", recipe, *beside)
+    assert refused.code == 2
+    assert "--set env.EACH=VALUE gives it" in refused.err
+    found = json.loads(ran("check", recipe, *beside, "--set", "env.EACH=4", "--json").out)
+    assert found[0]["scenario"]["mesh"]["dp_shard"] == 4
+    [made] = json.loads(ran("import", recipe, *beside, "--set", "env.EACH=4", "--json").out)
+    assert made["scenario"]["mesh"]["dp_shard"] == 4
+    assert ran("search", recipe, *beside, "--set", "env.EACH=4", "--free", "training.micro_batch_size=1").code == 0
+
+
+def test_files_beside_a_scenario_are_an_error(ran: Run) -> None:
+    Path("own.yaml").write_text(SCENARIO, encoding="utf-8")
+    Path("run.sh").write_text("torchrun train.py\n", encoding="utf-8")
+    for options in (("--with", "run.sh"), ("--set", "env.X=1")):
+        printed = ran("check", "own.yaml", *options)
+        assert printed.code == 2
+        assert "answers what a recipe leaves open" in printed.err
+    assert "expected env.NAME=VALUE" in ran("check", "own.yaml", "--set", "env.x y=1").err

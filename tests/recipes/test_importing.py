@@ -55,6 +55,18 @@ def test_a_recipe_that_leaves_something_open_is_a_problem_of_its_entry() -> None
         "the recipe leaves open: machine", "the recipe leaves open: number of GPUs"]
 
 
+def test_files_beside_a_recipe_belong_to_it() -> None:
+    Path("b.yaml").write_text(RECIPE, encoding="utf-8")
+    Path("run.sh").write_text("torchrun --nproc-per-node $EACH train.py --config b.yaml", encoding="utf-8")
+    answers = Answers.of_options(topology="dgx-h100", variables={"EACH": "4"})
+    [entry] = read(["b.yaml"], (), Opener(answers, bool, ("run.sh",)))
+    assert entry.scenario is not None
+    assert entry.scenario.mesh.dp_shard == 4
+    [entry] = read(["b.yaml"], (), Opener(Answers.of_options(8, None, "dgx-h100", variables={"EACH": "4"}), bool))
+    assert [str(problem) for problem in entry.problems] == [
+        "--set env.EACH: no script of the recipe names this variable"]
+
+
 def test_a_scenario_is_never_taken_for_a_recipe() -> None:
     assert is_scenario(parse_document(SCENARIO, "mine.yaml"))
     assert not is_scenario(parse_document(RECIPE, "mine.yaml"))

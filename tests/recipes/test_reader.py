@@ -90,3 +90,13 @@ def test_looking_takes_nothing() -> None:
     assert asked.names("block") == ("inner", "other")
     assert asked.names()[:2] == ("size", "written")
     assert asked.untouched() == asked.all()
+
+
+def test_the_document_is_walked_once_however_many_tables_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "".join(f"key{number}: 1\n" for number in range(200)) + "block: {a: 1, b: 2}\n"
+    asked, walks, whole = Reader(parse_document(text, "mine.yaml")), iter(range(1)), Reader.all
+    monkeypatch.setattr(Reader, "all", lambda self: whole(self) if next(walks) == 0 else None)
+    found = [one.key for number in range(200) for one in asked.matching(f"key{number}", f"none{number}*")]
+    assert asked.integer("block.a") is not None
+    assert len(found) == 200
+    assert [one.key for one in asked.untouched()] == ["block.b"]

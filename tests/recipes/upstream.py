@@ -5,10 +5,11 @@
     python tests/recipes/upstream.py --why FOLDER                    # reasons, most frequent first
     python tests/recipes/upstream.py --loose FOLDER                  # without what is unknown or not modelled
 
-A recipe is imported without any answer, and again with answers to what it has left open, then its layout is checked by
-the engine. Outcomes: `answered`; `answered after one question`; `refused` by name (by the importer, the framework or
-the engine); `family` (a model that is not known); `unknown key`; `wrong` (a value that the format does not take);
-`no recipe` (no format recognises the file); `traceback`.
+DeepSpeed's JSON that a recipe names is given beside it if it is found. A recipe is imported without any answer, and
+again with answers to what it has left open, then its layout is checked by the engine. Outcomes: `answered`; `answered
+after one question`; `refused` by name (by the importer, the framework or the engine); `family` (a model that is not
+known); `unknown key`; `wrong` (a value that the format does not take); `no recipe` (no format recognises the file);
+`traceback`.
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ def outcome(path: Path, gpus: int, *, loose: bool = False) -> tuple[str, str, li
 
 
 def _outcome(path: Path, gpus: int, *, loose: bool) -> tuple[str, list[str]]:
-    first = import_recipe([str(path)], Answers(), loose=loose)
-    imported = _enough(path, first, gpus, loose=loose) if first.questions else first
+    paths = [str(path), *_named(path)]
+    first = import_recipe(paths, Answers(), loose=loose)
+    imported = _enough(paths, first, gpus, loose=loose) if first.questions else first
     if imported.questions or imported.wrong:
         return "wrong", [*map(str, imported.questions), *(problem.message for problem in imported.wrong)]
     try:
@@ -79,12 +81,22 @@ def _outcome(path: Path, gpus: int, *, loose: bool) -> tuple[str, list[str]]:
     return ("answered after one question" if first.questions else "answered"), []
 
 
-def _enough(path: Path, first: Imported, gpus: int, *, loose: bool) -> Imported:
+def _named(path: Path) -> list[str]:
+    """DeepSpeed's JSON that a recipe names by a path from one of the folders that it lies in."""
+    document = read_files([str(path)])[0].mapping()
+    name = document.data.get("deepspeed") if document is not None else None
+    if not isinstance(name, str):
+        return []
+    found = (parent / name for parent in path.absolute().parents)
+    return [str(one) for one in found if one.is_file()][:1]
+
+
+def _enough(paths: list[str], first: Imported, gpus: int, *, loose: bool) -> Imported:
     """Import with the least number of GPUs, from `gpus` on by doubling, that the recipe's degrees divide."""
     imported = first
     while gpus <= 4096:
         answers = answers_to(first, gpus)
-        imported = import_recipe([str(path)], answers, loose=loose).with_settings(answers.settings)
+        imported = import_recipe(paths, answers, loose=loose).with_settings(answers.settings)
         try:
             if not any("GPUs are no multiple" in problem.message for problem in imported.wrong):
                 parse_scenario(imported.document())

@@ -1,7 +1,8 @@
-"""Files about GPUs alone: what `accelerate launch` and DeepSpeed read, without the training script beside them.
+"""Files that say a part of a training by themselves: GPUs (accelerate, DeepSpeed), or the model (`config.json`).
 
-Input: the file. Output: `Imported`, in which the script's part (model, lengths, batch) is asked. Start: the `FORMAT` of
-`accelerate` and of `deepspeed`.
+Input: the file. Output: `Imported`, in which the rest (model, lengths, batch, framework) is asked. Start: the `FORMAT`
+of `accelerate`, `deepspeed` and `model`.
 
-`accelerate`: the launcher's YAML. `deepspeed`: DeepSpeed's JSON. `open_keys`: what is asked.
+`accelerate`: the launcher's YAML. `deepspeed`: DeepSpeed's JSON. `model`: Hugging Face's `config.json`. `open_keys`:
+what is asked.
 """

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from simcore.recipes.data_sets import ask_for_longest
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 
@@ -22,6 +23,8 @@ _DRAWN: Final = ("MockIterableDataset", "MegatronPretraining", "NanogptDataset",
 """Data sets whose samples have one length."""
 _PADDED_WHOLE: Final = ("HellaSwag",)
 """Data sets that are padded to their longest sample by default."""
+_NAMES: Final = ("dataset.dataset_name", "dataset.path_or_dataset", "dataset.path_or_dataset_id")
+"""Keys that name the data set's repository."""
 _UNCUT: Final = (None, False, "do_not_truncate")
 _FORMATTING: Final = "components/datasets/llm/formatting_utils.py"
 _RELEASE: Final = "Automodel 0.7.0"
@@ -84,8 +87,9 @@ def _limited(reader: Reader, draft: Draft, limit: Taken[int] | None, name: str, 
             rule += f", then padded to a multiple of {multiple.value}"
         draft.infer("training.seq_len", longest, rule, *shaped, source=_FORMATTING)
         return
-    draft.use(*shaped)
-    draft.ask("training.seq_len", "--seq-len N", f"tokens of a sequence: {_unlimited(limit, name, whole)}", target)
+    by = [*([target] if target else []), *shaped]
+    ask_for_longest(reader, draft, _NAMES, f"tokens of a sequence: {_unlimited(limit, name, whole)}", *by,
+                    multiple=multiple.value if multiple is not None and multiple.value > 0 else 1)
 
 
 def _unlimited(limit: Taken[int] | None, name: str, whole: Taken[bool] | None) -> str:

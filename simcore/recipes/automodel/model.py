@@ -81,7 +81,7 @@ def _read_name(reader: Reader, draft: Draft) -> str:
     """Writes `model`, and returns its family; "" if it is not known."""
     if (given := draft.answers.settings.get("model")) is not None:
         draft.idle(reader.matching("model.config", "model.config.*", *(f"model.{name}" for name in _NAMES)),
-                   "--set model says which model it is")
+                   "the model is given")
         return _family(str(given))
     written_out = reader.is_mapping("model.config")
     keys = [f"{within}.{name}" for within in ("model", *(["model.config"] if written_out else [])) for name in _NAMES]

@@ -43,7 +43,7 @@ def read_sharding(reader: Reader, draft: Draft, file: Reader | None) -> Sharding
     if zero is not None and file is not None:
         draft.use(zero)
         return _read_zero(reader, draft, file)
-    draft.refuse(zero, "DeepSpeed's configuration in another file: name it too, behind this one")
+    draft.refuse(zero, "DeepSpeed's configuration in another file: name it too, by --with")
     if file is not None:
         draft.fail(file.document.path, "the recipe asks for no DeepSpeed")
         draft.idle(file.matching("*"), "of no part of the run")

@@ -62,9 +62,9 @@ class Launch:
         self.gpus, self.environment = gpus, environment
 
 
-def launch_of(text: str, path: str) -> Launch:
+def launch_of(text: str, path: str, variables: Mapping[str, str] | None = None) -> Launch:
     """Launch that a script, or a line, asks for. InputError if it names several recipes, or an option is not read."""
-    script = read_script(text, path)
+    script = read_script(text, path, variables)
     commands = [one for one in script.commands if any(names_in(word.text) for word in one.words)]
     if len(commands) != 1:
         raise InputError(Problem(path, f"expected one command with the name of a recipe, got {len(commands)}"))

@@ -56,7 +56,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     variables: Sequence[tuple[str, str, str]] = ()
     draft = Draft("bridge", file.path, answers)
     if document is None:
-        launch = launch_of(file.text, file.path)
+        launch = launch_of(file.text, file.path, answers.variables)
         document, name, variables = launch.document, launch.name, launch.environment
         gpus = gpus or launch.gpus or gpus_of(present_name(name), f"{file.path} {name}")
         machine = machine_of(present_name(name))

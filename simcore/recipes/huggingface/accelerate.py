@@ -162,7 +162,7 @@ def _read_zero(reader: Reader, draft: Draft, mixed: Taken[Any] | None, file: Rea
         draft.idle(reader.matching("deepspeed_config.*"), "the file that is named says all of it")
         if file is None:
             draft.fail(named.where if named else draft.path,
-                       "not yet: DeepSpeed's configuration stands in another file: name it too, behind this one")
+                       "not yet: DeepSpeed's configuration stands in another file: name it too, by --with")
             return Launch(Shards.ZERO, mixed)
         zero = read_deepspeed(file, draft)
         if zero.shards is Shards.ZERO:

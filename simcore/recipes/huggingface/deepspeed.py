@@ -183,7 +183,7 @@ def _without_effect(at: str, zero: str) -> list[Row]:
         Idle((f"{at}scheduler.*", f"{at}gradient_predivide_factor"), "numbers of the update"),
         Idle((f"{at}steps_per_print", f"{at}wall_clock_breakdown", f"{at}memory_breakdown", f"{at}dump_state",
               f"{at}tensorboard.*", f"{at}wandb.*", f"{at}csv_monitor.*", f"{at}comms_logger.*",
-              f"{at}flops_profiler.*"), "logging and measuring"),
+              f"{at}monitor_config.*", f"{at}comms_config.*", f"{at}flops_profiler.*"), "logging and measuring"),
         Idle((f"{at}zero_allow_untested_optimizer", f"{at}zero_force_ds_cpu_optimizer"), "which optimizers it accepts"),
         Idle((f"{at}activation_checkpointing.*",), "DeepSpeed's own checkpoints, which no model of transformers calls"),
         Idle((f"{at}_comment",), "a comment"),

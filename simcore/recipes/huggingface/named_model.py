@@ -12,7 +12,7 @@ def read_named_model(reader: Reader, draft: Draft, key: str) -> None:
     """Writes the model that `key` names, unless `--set model` answers; asks for it where the recipe names none."""
     named = reader.text(key)
     if (given := draft.answers.settings.get("model")) is not None:
-        draft.idle(named, f"--set model={given} says which model it is")
+        draft.idle(named, f"the model is given as {given}")
     elif named is None:
         draft.ask("model", "--set model=NAME or PATH of its config.json", f"model ({key})")
     else:

@@ -11,47 +11,53 @@ from typing import Final
 from simcore.errors import InputError, Problem
 from simcore.recipes.launch.arguments import Arguments, Override, arguments_of
 from simcore.recipes.launch.count import processes_of
+from simcore.recipes.launch.factory import kind_of, processes_by_variables
 from simcore.recipes.launch.options import Number, Options
-from simcore.recipes.launch.slurm import allocation_of
+from simcore.recipes.launch.slurm import Allocation, allocation_of
 from simcore.recipes.launch.starters import Starter, starters_of
 from simcore.recipes.shell.expansion import Word
-from simcore.recipes.shell.script import Started, read_script
+from simcore.recipes.shell.script import Script, Started, read_script
 
 __all__ = ["Launch", "environment_of", "launch_of"]
 
-_NAMES: Final = {"automodel": ("finetune", "pretrain", "benchmark", "llm", "vlm"), "axolotl": ("train",)}
+_NAMES: Final = {"automodel": ("finetune", "pretrain", "benchmark", "llm", "vlm"), "axolotl": ("train",),
+                 "llamafactory": ("train",)}
 """Words that stand behind these launchers, beside the recipe's file."""
-_OWN: Final = {"automodel": ("--nproc-per-node", "--nproc_per_node"), "axolotl": ("--launcher",)}
+_OWN: Final = {"automodel": ("--nproc-per-node", "--nproc_per_node"), "axolotl": ("--launcher",), "llamafactory": ()}
 """Options of these launchers themselves, among keys of the recipe."""
 _PYTHON: Final = re.compile(r"(?:.*/)?python[0-9.]*")
 _VARIABLES: Final = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Variables that change memory."""
-_LAUNCHERS: Final = "torchrun, srun, mpirun, accelerate launch, deepspeed, automodel, axolotl train"
+_LAUNCHERS: Final = ("torchrun, srun, mpirun, accelerate launch, deepspeed, automodel, axolotl train, "
+                     "llamafactory-cli train")
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
     """A launch command: processes (None if it does not say them), and keys of the recipe that it sets.
 
-    `further`: file of accelerate's settings that it names, "" for none, and the place. `environment`: variables that
-    the script sets and the simulation knows, with their places.
+    `kind`: the last launcher, such as `torchrun`. `further`: file of accelerate's settings that it names, "" for none,
+    and the place. `environment`: variables that the script sets and the simulation knows, with their places.
     """
 
     gpus: Number | None
     overrides: tuple[Override, ...]
+    kind: str = ""
     further: tuple[str, str] = ("", "")
     environment: tuple[tuple[str, str, str], ...] = ()
 
 
-def launch_of(text: str, path: str, recipe: str) -> Launch:
+def launch_of(text: str, path: str, recipe: str, variables: Mapping[str, str] | None = None) -> Launch:
     """Reads the launch command of a script or text; `path`: its name, `recipe`: that of the recipe that it starts.
+
+    `variables`: of the environment in which it is started, as far as they are known.
 
     InputError, with the line, for a script without exactly one launch command, for numbers that contradict each other
     or are not known from the script alone, for another recipe, and for what no scenario can say.
     """
-    headers = allocation_of(read_script(text, path).sbatch, path)
+    headers = allocation_of(read_script(text, path, variables).sbatch, path)
     set_by_slurm = "".join(f"{name}={size}; " for name, size in headers.variables().items())
-    script = read_script(set_by_slurm + text, path)
+    script = read_script(set_by_slurm + text, path, variables)
     command, starters = _one([(one, starters) for one in script.commands
                               if (starters := starters_of([*one.around, *one.words])) and _trains(starters[-1])],
                              script.commands, path)
@@ -66,8 +72,15 @@ def launch_of(text: str, path: str, recipe: str) -> Launch:
     else:
         arguments = arguments_of(_behind_program(last, path), path)
     _expect_recipe(arguments, text, path, recipe)
-    return Launch(processes_of(starters, path, headers), arguments.overrides, _further(starters[-1], path),
-                  environment_of(script.variables, path))
+    return Launch(_processes(starters, script, path, headers), arguments.overrides,
+                  kind_of(script.variables, path) if last.kind == "llamafactory" else starters[-1].kind,
+                  _further(starters[-1], path), environment_of(script.variables, path))
+
+
+def _processes(starters: Sequence[Starter], script: Script, path: str, headers: Allocation) -> Number | None:
+    if starters[-1].kind == "llamafactory":
+        return processes_by_variables(script.variables, starters[-1], path)
+    return processes_of(starters, path, headers)
 
 
 def _one(found: Sequence[tuple[Started, tuple[Starter, ...]]], commands: Sequence[Started],
@@ -85,9 +98,11 @@ def _one(found: Sequence[tuple[Started, tuple[Starter, ...]]], commands: Sequenc
 
 
 def _trains(starter: Starter) -> bool:
-    """False for commands of axolotl that do something else, and for srun and mpirun before a helper."""
+    """False for commands of axolotl or LLaMA-Factory that do something else, and for srun or mpirun of a helper."""
     if starter.kind == "axolotl":
         return starter.word.text == "axolotl.cli.train" or any(word.text == "train" for word in starter.rest[:1])
+    if starter.kind == "llamafactory":
+        return any(word.text == "train" for word in starter.rest[:1])
     return bool(starter.rest) and (starter.kind not in ("srun", "mpirun") or any(
         _PYTHON.fullmatch(word.text) or word.text.endswith((".py", ".sh")) for word in starter.rest))
 
@@ -105,8 +120,8 @@ def _own_options(starter: Starter) -> tuple[Starter, tuple[Word, ...]]:
         taken = 1 if has_value else 2
         (own if name in names else rest).extend(words[number:number + (taken if name in names else 1)])
         number += taken if name in names else 1
-    if starter.kind == "automodel":
-        return Starter("automodel", starter.word, tuple(own), ()), tuple(rest)
+    if starter.kind in ("automodel", "llamafactory"):
+        return Starter(starter.kind, starter.word, tuple(own), ()), tuple(rest)
     chosen = Options(own, "", "axolotl").word("--launcher")
     kind = chosen.text if chosen and chosen.text in ("torchrun", "accelerate") else "accelerate"
     return Starter(kind, starter.word, tuple(words[split + 1:]), ()), tuple(rest)

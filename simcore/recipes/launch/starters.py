@@ -19,6 +19,7 @@ _BY_NAME: Final[Mapping[str, str]] = {
     "torchrun": "torchrun", "torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
     "accelerate.commands.launch": "accelerate", "accelerate-launch": "accelerate", "deepspeed": "deepspeed",
     "deepspeed.launcher.runner": "deepspeed", "automodel": "automodel", "axolotl": "axolotl",
+    "llamafactory-cli": "llamafactory", "lmf": "llamafactory",
     "axolotl.cli.train": "axolotl", "srun": "srun", "mpirun": "mpirun", "mpiexec": "mpirun", "orterun": "mpirun"}
 _FLAGS: Final[Mapping[str, frozenset[str]]] = {
     "torchrun": frozenset({"--standalone", "--no-python", "--no_python", "--run-path", "--run_path", "--use-env",
@@ -90,8 +91,8 @@ def _base(word: Word) -> str:
 
 
 def _end_of_options(words: Sequence[Word], kind: str) -> int:
-    """Number of words that are the launcher's own; of automodel and axolotl all are one list."""
-    if kind in ("automodel", "axolotl"):
+    """Number of words that are the launcher's own; of automodel, axolotl, LLaMA-Factory all are one list."""
+    if kind in ("automodel", "axolotl", "llamafactory"):
         return 0
     number = 0
     while number < len(words):

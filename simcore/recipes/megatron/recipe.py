@@ -88,7 +88,7 @@ def _of_tests(document: Document, draft: Draft, *, loose: bool) -> Imported:
 
 def _of_script(file: RecipeFile, draft: Draft, *, loose: bool) -> Imported:
     """A shell script, or arguments alone."""
-    script = read_script(file.text, file.path)
+    script = read_script(file.text, file.path, draft.answers.variables)
     command = _command(script, file.path)
     launch, words = split_launch(command.words)
     if command.within:

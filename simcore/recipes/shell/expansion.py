@@ -152,7 +152,8 @@ class Variables:
             return (Piece("0" if name == "#" else "", line),)
         if name.isdigit():
             return (_unknown(f"${name}", line, f"argument {name} of the script"),)
-        return (replace(_unknown(f"${name}", line, f"${name}, which the script does not set"), is_unset=True),)
+        return (replace(_unknown(f"${name}", line, f"${name}, which the script does not set (--set "
+                                 f"env.{name}=VALUE gives it)"), is_unset=True),)
 
     def _braced(self, inner: str, line: int, *, is_quoted: bool, depth: int) -> Sequence[Piece]:
         """Pieces of `${inner}`."""

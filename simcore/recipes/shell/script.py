@@ -51,11 +51,15 @@ class Script:
     sbatch: tuple[Word, ...]
 
 
-def read_script(text: str, path: str) -> Script:
-    """Reads a script. InputError, with a line, for a text that is no shell script, or that expands beyond limits."""
+def read_script(text: str, path: str, variables: Mapping[str, str] | None = None) -> Script:
+    """Reads a script. InputError, with a line, for a text that is no shell script, or that expands beyond limits.
+
+    `variables`: values that the environment gives, as far as they are known.
+    """
     if "\0" in text:
         raise InputError(Problem(path, "not read as a shell script: it has a NUL byte"))
-    run = _Run(Variables(path))
+    given: dict[str, tuple[Piece, ...]] = {name: (Piece(value, 1),) for name, value in (variables or {}).items()}
+    run = _Run(Variables(path, given))
     run.take(nodes_of(tokens_of(text, path), path))
     held = {name: tuple(run.variables.words([Token("word", f"${{{name}[@]}}", 1)])) for name in run.variables.values}
     headers = tuple(Word(word, text.count("\n", 0, found.start()) + 1)

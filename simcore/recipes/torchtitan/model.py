@@ -38,7 +38,7 @@ def read_model(reader: Reader, draft: Draft) -> Mapping[str, Any] | None:
     read_rows(reader, draft, [_UNREAD])
     name, flavor = reader.text("model.name"), reader.text("model.flavor")
     if (given := draft.answers.settings.get("model")) is not None:
-        draft.idle([one for one in (name, flavor) if one], "--set model says which model it is")
+        draft.idle([one for one in (name, flavor) if one], "the model is given")
         return _sizes(str(given))
     if name is not None and name.value not in FLAVORS:
         known = "a model that is" if name.value in OTHER_MODELS else "a model of one's own, which is"

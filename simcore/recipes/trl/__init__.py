@@ -3,7 +3,7 @@
 Input: the file, and beside it the YAML of `accelerate launch`, DeepSpeed's JSON, PEFT's `adapter_config.json`. Output:
 `Imported`. Start: `recipe.FORMAT`. Facts are those of TRL 1.16.0, transformers 5.23.0, PEFT 0.21.2.
 
-`recipe`: the format, block by block. `sharding`: what the GPUs split, and who says so. `model`: model, attention, loss.
-`formats`: what is stored and computed in which format. `adapters`: LoRA and packed bases. `batches`: batch sizes and
-lengths. `optimizer`: optimizer and checkpoints of layers. `without_effect`: keys that change nothing in a step.
+`recipe`: the format, block by block. `model`: model, attention, loss. `formats`: what is stored and computed in which
+format. `adapters`: LoRA and packed bases. `batches`: lengths and microbatch. `checkpointing`: recomputed layers.
+`without_effect`: keys that change nothing in a step. What the Trainer decides is in `huggingface.trainer`.
 """

@@ -1,4 +1,4 @@
-"""Batch sizes and lengths of a TRL recipe.
+"""Lengths of a TRL recipe, and its microbatch.
 
 [Note: one row] Packs by best fit, and batches without padding, are one row of all tokens of a microbatch (TRL 1.16.0
 `trainer/sft_trainer.py` padding_free). `wrapped` packs are rows of equal length, one a sequence.
@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import Final
 
+from simcore.recipes.data_sets import ask_for_longest
 from simcore.recipes.draft import Draft
-from simcore.recipes.huggingface.accelerate import Launch
-from simcore.recipes.huggingface.deepspeed import check_numbers
 from simcore.recipes.reader import Reader, Taken
 
-__all__ = ["read_batches", "read_lengths"]
+__all__ = ["read_lengths"]
 
 _RELEASE: Final = "TRL 1.16.0"
 _LENGTH: Final = "trainer/sft_config.py max_length"
 _ROW: Final = "TRL 1.16.0 trainer/sft_trainer.py padding_free: all tokens of a microbatch are one row"
 _LONGEST: Final = "TRL 1.16.0 trainer/sft_trainer.py: samples are cut there, and a batch is padded to its longest"
+_OPEN: Final = "tokens of a sequence: max_length is null, so that nothing is cut"
 _TRAINER: Final = "transformers 5.23.0"
 
 
@@ -39,8 +39,10 @@ def read_lengths(reader: Reader, draft: Draft) -> None:
             draft.refuse(free, "batches without padding whose samples nothing cuts")
         else:
             draft.idle(free, "the default")
-        _write_length(draft, limit, 1, "the longest that max_length allows", _LONGEST,
-                      unlimited=_is_unlimited(reader))
+        if limit is None and draft.answers.seq_len is None and _is_unlimited(reader):
+            ask_for_longest(reader, draft, ("dataset_name",), _OPEN)
+        else:
+            _write_length(draft, limit, 1, "the longest that max_length allows", _LONGEST, unlimited=False)
         _write_micro(draft, micro)
         return
     draft.idle(free, "packing decides")
@@ -76,7 +78,7 @@ def _write_length(draft: Draft, limit: Taken[int] | None, rows: int, rule: str, 
         draft.answered("training.seq_len", answer, answer.value * rows)
         longest = answer.value
     elif limit is None and unlimited:
-        draft.ask("training.seq_len", "--seq-len N", "tokens of a sequence: max_length is null, so that nothing is cut")
+        draft.ask("training.seq_len", "--seq-len N", _OPEN)
         return
     elif limit is None:
         longest = 1024
@@ -86,28 +88,3 @@ def _write_length(draft: Draft, limit: Taken[int] | None, rows: int, rule: str, 
         draft.infer("training.seq_len", longest * rows, rule, limit, source=source)
     if rows > 1:
         draft.infer("training.packed_length", longest, "the longest sample of a row", source=source)
-
-
-def read_batches(reader: Reader, draft: Draft, launch: Launch) -> None:
-    """Writes the sequences (packs, where they are one row) of an optimizer step."""
-    steps = reader.integer("gradient_accumulation_steps")
-    check_numbers(draft, launch.zero, reader.integer("per_device_train_batch_size"), steps, micro_default=8)
-    if launch.steps is not None:
-        _compare_launch(draft, steps, launch.steps)
-    mesh, training = draft.values.get("mesh", {}), draft.values.get("training", {})
-    micro, ranks = training.get("micro_batch_size"), mesh.get("dp_shard", 1) * mesh.get("dp_replicate", 1)
-    if steps is None or not mesh or micro is None:
-        draft.use(steps)
-        return
-    draft.infer("training.global_batch_size", micro * steps.value * ranks,
-                f"{micro} x {steps.key} x {ranks} data-parallel ranks", steps, source=_TRAINER)
-
-
-def _compare_launch(draft: Draft, steps: Taken[int] | None, launched: Taken[int]) -> None:
-    trainers = steps.value if steps else 1
-    if launched.value == trainers:
-        draft.idle(launched, "the trainer's")
-    else:
-        draft.use(launched)
-        draft.fail(launched.where, f"{launched.key} is {launched.value}, and the trainer's {trainers}: they must be "
-                                   "equal")

@@ -6,8 +6,9 @@ from typing import Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.named_model import read_named_model
+from simcore.recipes.huggingface.trainer import SWITCHES
 from simcore.recipes.reader import Reader
-from simcore.recipes.rows import Idle, Off, Row, Unmodelled, read_rows
+from simcore.recipes.rows import Idle, Off, Row, read_rows
 
 __all__ = ["read_loss", "read_model"]
 
@@ -15,14 +16,8 @@ _SERVED: Final = ("eager", "sdpa", "flash_attention_2", "kernels-community/vllm-
 _ALIKE: Final = {"kernels-community/flash-attn2": "flash_attention_2"}
 _LOSS: Final = "trainer/sft_trainer.py: nll makes no whole logits; the engine's cut stands for it"
 _ROWS: Final[tuple[Row, ...]] = (
-    Off("torch_compile", "layers by torch.compile"),
-    Off("auto_find_batch_size", "a batch size that is found by trials"),
+    *SWITCHES,
     Off("activation_offloading", "activations that wait on the host under TRL"),
-    Off("use_cpu", "training on the CPU"),
-    Unmodelled(("neftune_noise_alpha",), "noise that is added to embeddings"),
-    Unmodelled(("tf32",), "products of 32 bits alone: those of the loss and of norms"),
-    Unmodelled(("label_smoothing_factor",), "a loss of one more pass over the logits"),
-    Idle(("torch_compile_*", "liger_kernel_config.*", "torch_empty_cache_steps"), "settings of what is not asked for"),
     Idle(("trust_remote_code", "model_revision", "use_cache", "model_init_kwargs.use_cache", "router_aux_loss_coef",
           "model_init_kwargs.trust_remote_code", "model_init_kwargs.revision"), "which files are read"),
 )

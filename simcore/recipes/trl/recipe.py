@@ -11,17 +11,17 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.format import Format
 from simcore.recipes.huggingface.accelerate import read_processes
 from simcore.recipes.huggingface.companions import companions_of
+from simcore.recipes.huggingface.trainer import read_batches, read_optimizer, read_sharding
 from simcore.recipes.imported import Imported
 from simcore.recipes.machine import read_machine
 from simcore.recipes.reader import Reader
 from simcore.recipes.recipe_file import RecipeFile
 from simcore.recipes.rows import read_rows
 from simcore.recipes.trl.adapters import read_method
-from simcore.recipes.trl.batches import read_batches, read_lengths
+from simcore.recipes.trl.batches import read_lengths
+from simcore.recipes.trl.checkpointing import read_checkpointing
 from simcore.recipes.trl.formats import read_formats, write_formats
 from simcore.recipes.trl.model import read_loss, read_model
-from simcore.recipes.trl.optimizer import read_checkpointing, read_optimizer
-from simcore.recipes.trl.sharding import read_sharding
 from simcore.recipes.trl.without_effect import WITHOUT_EFFECT
 
 __all__ = ["FORMAT"]

@@ -60,6 +60,10 @@ def refusal(text: str) -> str:
     ("automodel mine.yaml --nproc-per-node 8", 8),
     ("automodel finetune llm -c mine.yaml --nproc_per_node=2", 2),
     ("axolotl train mine.yaml --launcher torchrun -- --nproc_per_node 8 --nnodes 2", 16),
+    ("FORCE_TORCHRUN=1 NNODES=2 NPROC_PER_NODE=8 NODE_RANK=$R llamafactory-cli train mine.yaml", 16),
+    ("CUDA_VISIBLE_DEVICES=0,3 llamafactory-cli train mine.yaml", 2),
+    ("export NPROC_PER_NODE=4\nlmf train mine.yaml lora_rank=4", 4),
+    ("CUDA_VISIBLE_DEVICES=1 NNODES=2 llamafactory-cli train mine.yaml", 1),
     ("axolotl preprocess mine.yaml\naxolotl train mine.yaml -- --num_processes 8", 8),
 ])
 def test_the_number_of_processes(text: str, gpus: int) -> None:
@@ -69,7 +73,7 @@ def test_the_number_of_processes(text: str, gpus: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["automodel mine.yaml", "axolotl train mine.yaml", "accelerate launch train.py",
-                                  "deepspeed train.py"])
+                                  "deepspeed train.py", "FORCE_TORCHRUN=1 llamafactory-cli train mine.yaml"])
 def test_what_is_left_to_the_machine_is_not_said(text: str) -> None:
     assert read(text).gpus is None
 
@@ -99,6 +103,9 @@ def test_what_is_left_to_the_machine_is_not_said(text: str) -> None:
     (f"{HEADERS}accelerate launch --num_processes 8 a.py", "run.sh:4: --num_processes 8, the job has 2 x 8 GPUs"),
     ("export CUBLAS_WORKSPACE_CONFIG=$X\ntorchrun a.py", "run.sh:1: CUBLAS_WORKSPACE_CONFIG is $X: not known"),
     ("torchrun a.py --lr $LR", "run.sh:1: the argument '$LR' is the value of lr, and not known"),
+    ("MIN_NNODES=1 MAX_NNODES=3 llamafactory-cli train mine.yaml", "run.sh:1: not yet: MIN_NNODES: a number of nodes"),
+    ("NPROC_PER_NODE=$N llamafactory-cli train mine.yaml", "$N, which the script does not set (--set env.N=VALUE"),
+    ("llamafactory-cli export mine.yaml", "has no launch command that is read"),
     ("torchrun a.py extra", "run.sh:1: the argument 'extra' sets no key of a recipe"),
 ])
 def test_what_is_not_known_or_contradicts_is_refused_by_name(text: str, message: str) -> None:
@@ -111,6 +118,21 @@ def test_arguments_are_keys_of_the_recipe() -> None:
         (("a", "b"), 3, "run.sh:1"), (("c", "d"), 1e-5, "run.sh:2"), (("e",), "x", "run.sh:2"),
         (("flag",), True, "run.sh:2"), (("name",), "some text", "run.sh:2")]
     assert read("axolotl train mine.yaml --micro-batch-size 2").overrides[0].path == ("micro_batch_size",)
+
+
+def test_variables_of_the_environment_are_answers() -> None:
+    text = "torchrun --nproc-per-node ${GPUS:-8} --nnodes $NODES a.py"
+    assert "--set env.NODES=VALUE gives it" in refusal(text)
+    given = launch_of(text, "run.sh", "mine.yaml", {"NODES": "3", "GPUS": "4"})
+    assert given.gpus is not None
+    assert given.gpus.value == 12
+    assert launch_of(f"NODES=2; {text}", "run.sh", "mine.yaml", {"NODES": "3"}).gpus.value == 16  # type: ignore[union-attr]
+
+
+def test_llamafactorys_own_launcher_is_told_from_torchrun() -> None:
+    line = "NPROC_PER_NODE=8 llamafactory-cli train mine.yaml"
+    assert [read(text).kind for text in (line, f"OPTIM_TORCH=0 {line}", "torchrun a.py", "srun -n 8 python a.py")] == [
+        "llamafactory", "torchrun", "torchrun", "srun"]
 
 
 # ---- beside a recipe ------------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def test_words_are_as_a_shell_has_them(text: str, expected: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("text", "reason"), [
-    ("run --n $N", "$N, which the script does not set"),
+    ("run --n $N", "$N, which the script does not set (--set env.N=VALUE gives it)"),
     ("run --n $1", "argument 1 of the script"),
     ("run --n $(nproc)", "the output of a command"),
     ("run --n `nproc`", "the output of a command"),

@@ -1,4 +1,4 @@
-"""Optimizer of a TRL recipe, and which layers are recomputed."""
+"""Layers of a TRL recipe that are recomputed."""
 
 from __future__ import annotations
 
@@ -6,31 +6,12 @@ from typing import Final
 
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.accelerate import Launch
-from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE
-from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, read_rows
 
-__all__ = ["read_checkpointing", "read_optimizer"]
+__all__ = ["read_checkpointing"]
 
 _TWICE: Final = "transformers 5.23.0 trainer.py create_accelerator_and_postprocess"
-
-
-def read_optimizer(reader: Reader, draft: Draft, launch: Launch) -> None:
-    """Writes the optimizer by its name; one that DeepSpeed's configuration names takes its place."""
-    named = reader.text("optim")
-    draft.idle(reader.matching("optim_args", "optim_target_modules"), "numbers of the update")
-    if launch.zero is not None and launch.zero.has_optimizer:
-        draft.idle(named, "DeepSpeed's configuration names an optimizer")
-    elif named is not None and named.value not in OPTIMIZERS:
-        draft.refuse(named, f"the optimizer {named.value}")
-    elif launch.shards is Shards.ZERO and (named is None or named.value in ("adamw_torch", "adamw_torch_fused")):
-        draft.put("training.optimizer.name", named, "adamw", "on the host it is DeepSpeed's own Adam")
-    elif named is None:
-        draft.default("training.optimizer", {"name": "adamw", "implementation": "fused"}, "transformers 5.23.0",
-                      "training_args.py: adamw_torch_fused")
-    else:
-        draft.put("training.optimizer", named, OPTIMIZERS[named.value], SOURCE)
 
 
 def read_checkpointing(reader: Reader, draft: Draft, launch: Launch) -> None:

@@ -1,4 +1,7 @@
-"""Shards of the GPUs in a TRL recipe, as the launcher's YAML, `deepspeed` or `fsdp` say; else each has a copy."""
+"""Arguments of transformers' Trainer that recipes around it share: who shards, batches of a step, the optimizer.
+
+The launcher's YAML, `deepspeed` or `fsdp` say what the GPUs split; without them each has a copy.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,16 @@ from typing import Any, Final
 from simcore.recipes.draft import Draft
 from simcore.recipes.huggingface.accelerate import Launch, copy_to_ranks, read_launch
 from simcore.recipes.huggingface.companions import Companions
-from simcore.recipes.huggingface.deepspeed import read_deepspeed, shard_over_ranks
+from simcore.recipes.huggingface.deepspeed import check_numbers, read_deepspeed, shard_over_ranks
 from simcore.recipes.huggingface.fsdp import Plugin, read_plugin, share_ranks
+from simcore.recipes.huggingface.optimizers import OPTIMIZERS, SOURCE
 from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
+from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled, read_rows
 
-__all__ = ["read_sharding"]
+__all__ = ["SWITCHES", "read_batches", "read_optimizer", "read_sharding"]
 
+_TRAINER: Final = "transformers 5.23.0"
 _PLUGIN: Final = Plugin("fsdp_config.", "TRANSFORMER_BASED_WRAP", True,  # noqa: FBT003 - a value, not a switch
                         "transformers 5.23.0", "training_args.py _process_fsdp_args")
 _OFF: Final[tuple[Any, ...]] = (None, False, "", [])
@@ -24,6 +29,16 @@ _DDP: Final[tuple[Row, ...]] = (
     Idle(("ddp_find_unused_parameters", "ddp_broadcast_buffers", "ddp_backend", "ddp_timeout"),
          "what DDP looks for, not what it sends"))
 _NO_DDP: Final[tuple[Row, ...]] = (Idle(("ddp_*",), "about DDP"),)
+SWITCHES: Final[tuple[Row, ...]] = (
+    Off("torch_compile", "layers by torch.compile"),
+    Off("auto_find_batch_size", "a batch size that is found by trials"),
+    Off("use_cpu", "training on the CPU"),
+    Unmodelled(("neftune_noise_alpha",), "noise that is added to embeddings"),
+    Unmodelled(("tf32",), "products of 32 bits alone: those of the loss and of norms"),
+    Unmodelled(("label_smoothing_factor",), "a loss of one more pass over the logits"),
+    Idle(("torch_compile_*", "liger_kernel_config.*", "torch_empty_cache_steps"), "settings of what is not asked for"),
+)
+"""Arguments that change layers, loss, or the search for a batch size."""
 
 
 def read_sharding(reader: Reader, draft: Draft, beside: Companions) -> Launch:
@@ -60,6 +75,48 @@ def read_sharding(reader: Reader, draft: Draft, beside: Companions) -> Launch:
     return _read_fsdp(reader, draft, fsdp)
 
 
+def read_batches(reader: Reader, draft: Draft, launch: Launch) -> None:
+    """Writes the sequences (packs, where they are one row) of an optimizer step."""
+    steps = reader.integer("gradient_accumulation_steps")
+    check_numbers(draft, launch.zero, reader.integer("per_device_train_batch_size"), steps, micro_default=8)
+    if launch.steps is not None:
+        _compare_launch(draft, steps, launch.steps)
+    mesh, training = draft.values.get("mesh", {}), draft.values.get("training", {})
+    micro, ranks = training.get("micro_batch_size"), mesh.get("dp_shard", 1) * mesh.get("dp_replicate", 1)
+    if steps is None or not mesh or micro is None:
+        draft.use(steps)
+        return
+    draft.infer("training.global_batch_size", micro * steps.value * ranks,
+                f"{micro} x {steps.key} x {ranks} data-parallel ranks", steps, source=_TRAINER)
+
+
+def _compare_launch(draft: Draft, steps: Taken[int] | None, launched: Taken[int]) -> None:
+    trainers = steps.value if steps else 1
+    if launched.value == trainers:
+        draft.idle(launched, "the trainer's")
+    else:
+        draft.use(launched)
+        draft.fail(launched.where, f"{launched.key} is {launched.value}, and the trainer's {trainers}: they must be "
+                                   "equal")
+
+
+def read_optimizer(reader: Reader, draft: Draft, launch: Launch) -> None:
+    """Writes the optimizer by its name; one that DeepSpeed's configuration names takes its place."""
+    named = reader.text("optim")
+    draft.idle(reader.matching("optim_args", "optim_target_modules"), "numbers of the update")
+    if launch.zero is not None and launch.zero.has_optimizer:
+        draft.idle(named, "DeepSpeed's configuration names an optimizer")
+    elif named is not None and named.value not in OPTIMIZERS:
+        draft.refuse(named, f"the optimizer {named.value}")
+    elif launch.shards is Shards.ZERO and (named is None or named.value in ("adamw_torch", "adamw_torch_fused")):
+        draft.put("training.optimizer.name", named, "adamw", "on the host it is DeepSpeed's own Adam")
+    elif named is None:
+        draft.default("training.optimizer", {"name": "adamw", "implementation": "fused"}, "transformers 5.23.0",
+                      "training_args.py: adamw_torch_fused")
+    else:
+        draft.put("training.optimizer", named, OPTIMIZERS[named.value], SOURCE)
+
+
 def _read_zero(reader: Reader, draft: Draft, file: Reader | None) -> Launch:
     """DeepSpeed by a block of the recipe, or by a file, which the user must name."""
     inside = reader.is_mapping("deepspeed")
@@ -67,7 +124,7 @@ def _read_zero(reader: Reader, draft: Draft, file: Reader | None) -> Launch:
     if file is None and not inside:
         draft.use(named)
         draft.fail(named.where if named else draft.path,
-                   "not yet: DeepSpeed's configuration stands in another file: name it too, behind this one")
+                   "not yet: DeepSpeed's configuration stands in another file: name it too, by --with")
         return Launch(Shards.ZERO)
     draft.use(named)
     zero = read_deepspeed(reader, draft, "deepspeed.") if file is None else read_deepspeed(file, draft)

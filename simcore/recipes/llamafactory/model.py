@@ -1,0 +1,84 @@
+"""Model, attention and kernels of a LLaMA-Factory recipe."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.modules import family_of
+from simcore.recipes.huggingface.named_model import read_named_model
+from simcore.recipes.huggingface.trainer import SWITCHES
+from simcore.recipes.reader import Reader
+from simcore.recipes.rows import Idle, Off, Row, Unmodelled, read_rows
+
+__all__ = ["read_model"]
+
+_ATTENTION: Final = {"disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2"}
+_AUTO: Final = "auto"
+_SINKS: Final = "kernels-community/vllm-flash-attn3"
+_SOURCE: Final = "LLaMA-Factory ff6d4d12 model/model_utils/attention.py configure_attn_implementation"
+_LIGER: Final = ("gemma", "gemma2", "gemma3", "gemma3_text", "glm", "glm4", "glm4v", "granite", "llama", "llava",
+                 "mistral", "mixtral", "mllama", "olmo2", "paligemma", "phi3", "qwen2", "qwen2_vl", "qwen2_5_vl",
+                 "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5", "qwen3_5_moe", "gpt_oss")
+"""Families in ff6d4d12 `model/model_utils/liger_kernel.py`; of others Liger is not asked for."""
+_ROWS: Final[tuple[Row, ...]] = (
+    *SWITCHES,
+    Off("use_unsloth", "layers of Unsloth"),
+    Off("use_v1_kernels", "kernels of LLaMA-Factory's own"),
+    Off("shift_attn", "attention that is shifted (LongLoRA)"),
+    Off("upcast_layernorm", "norms in fp32 beside layers of 16 bits"),
+    Off("upcast_lmhead_output", "logits that are cast to fp32 as they leave the head"),
+    Off("train_from_scratch", "weights drawn anew"),
+    Off("resize_vocab", "a vocabulary that follows from the tokenizer"),
+    Off("use_dft_loss", "the loss of DFT"),
+    Off("use_asft_loss", "a second model beside the trained one (ASFT)"),
+    Off("use_eaft_loss", "the loss of EAFT"),
+    Unmodelled(("moe_aux_loss_coef",), "the loss that balances experts, of a few numbers a token"),
+    Idle(("rope_scaling",), "angles of the rotary embedding"),
+    Idle(("trust_remote_code", "model_revision", "cache_dir", "hf_hub_token", "ms_hub_token", "om_hub_token",
+          "low_cpu_mem_usage", "use_fast_tokenizer", "split_special_tokens", "init_special_tokens", "offload_folder",
+          "print_param_status", "infer_dtype", "use_kv_cache"), "which files are read, and how"),
+    Idle(("asft_alpha", "eaft_alpha"), "of losses that are not asked for"),
+)
+
+
+def read_model(reader: Reader, draft: Draft) -> None:
+    """Writes the model, its attention and Liger's kernels; refuses what changes its layers otherwise."""
+    read_named_model(reader, draft, "model_name_or_path")
+    family = family_of(draft.answers.settings.get("model") or draft.values.get("model"))
+    _read_attention(reader, draft, family)
+    _read_liger(reader, draft, family)
+    for name, what in (("mixture_of_depths", "a mixture of depths"), ("add_tokens", "a vocabulary that grows"),
+                       ("add_special_tokens", "a vocabulary that grows"),
+                       ("new_special_tokens_config", "a vocabulary that grows")):
+        draft.refuse(reader.take(name), what)
+    read_rows(reader, draft, _ROWS)
+
+
+def _read_attention(reader: Reader, draft: Draft, family: str) -> None:
+    """Writes the attention; `auto` is transformers' own choice, but for two families."""
+    asked = reader.text("flash_attn")
+    name = asked.value if asked else _AUTO
+    key = "framework_options.attn_implementation"
+    if family == "gpt_oss":
+        draft.infer(key, _SINKS, "GPT-OSS has this kernel whatever flash_attn says", asked, source=_SOURCE)
+    elif family == "gemma2" and name == _AUTO:
+        draft.ask(key, f"--set {key}=flash_attention_2 (or eager)",
+                  "attention of Gemma 2: flash-attn where it is installed, else eager", asked)
+    elif name == _AUTO:
+        draft.idle(asked, "transformers chooses, as is simulated")
+    elif name in _ATTENTION:
+        draft.put(key, asked, _ATTENTION[name])
+    else:
+        draft.refuse(asked, f"attention by {name}")
+
+
+def _read_liger(reader: Reader, draft: Draft, family: str) -> None:
+    liger = reader.flag("enable_liger_kernel")
+    if liger is None or not liger.value:
+        draft.idle(liger, "the default")
+    elif family and family not in _LIGER:
+        draft.idle(liger, f"LLaMA-Factory has none of Liger's kernels for {family}")
+    else:
+        draft.put("framework_options.use_liger_kernel", liger, source="ff6d4d12 model/model_utils/liger_kernel.py: "
+                                                                      "with Liger's own loss")

@@ -1,0 +1,102 @@
+"""Reads a LLaMA-Factory recipe and the files beside it: a key ends in the scenario, in a list, or in an error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from simcore.recipes.answers import Answer, Answers
+from simcore.recipes.draft import Draft
+from simcore.recipes.environment import with_environment
+from simcore.recipes.format import Format
+from simcore.recipes.huggingface.accelerate import Launch, read_processes
+from simcore.recipes.huggingface.companions import Companions, companions_of
+from simcore.recipes.huggingface.shards import Shards
+from simcore.recipes.huggingface.trainer import read_batches, read_optimizer, read_sharding
+from simcore.recipes.imported import Imported
+from simcore.recipes.llamafactory.checkpointing import read_checkpointing
+from simcore.recipes.llamafactory.environment import write_environment
+from simcore.recipes.llamafactory.formats import read_formats
+from simcore.recipes.llamafactory.kind import VERSION_1, trains
+from simcore.recipes.llamafactory.lengths import read_lengths
+from simcore.recipes.llamafactory.method import read_method
+from simcore.recipes.llamafactory.model import read_model
+from simcore.recipes.llamafactory.script import Script, is_script, read_launch_script
+from simcore.recipes.llamafactory.without_effect import WITHOUT_EFFECT
+from simcore.recipes.machine import read_machine
+from simcore.recipes.reader import Reader
+from simcore.recipes.recipe_file import RecipeFile
+from simcore.recipes.rows import read_rows
+
+__all__ = ["FORMAT"]
+
+_TELLING: Final = frozenset({"stage", "finetuning_type", "template", "cutoff_len"})
+
+
+def _recognises(file: RecipeFile) -> bool:
+    document = file.mapping()
+    if document is None:
+        return is_script(file)
+    names = {*document.data}
+    return ("model_name_or_path" in names and not _TELLING.isdisjoint(names)) or (
+        "model" in names and len(names & VERSION_1) > 1)
+
+
+def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
+    file = files[0]
+    script = read_launch_script(file, answers) if file.mapping() is None else Script(file.document, answers)
+    reader, draft = Reader(script.document), Draft("llamafactory", file.path, script.answers)
+    draft.infer("name", Path(file.path).stem, "the file's name")
+    beside = companions_of(files[1:], draft, takes=("accelerate", "deepspeed"))
+    stage = str(reader.look("stage") or "sft")
+    if trains(reader, draft):
+        draft = _read_training(reader, draft, beside, stage)
+    else:
+        for one in beside.readers():
+            draft.idle(one.matching("*"), "beside a recipe that is refused")
+    return with_environment(draft.imported([reader, *beside.readers()], loose=loose), script.environment)
+
+
+def _read_training(reader: Reader, draft: Draft, beside: Companions, stage: str) -> Draft:
+    """Reads the recipe block by block; the draft that it returns has the number of GPUs that files say."""
+    draft = _read_workers(reader, draft)
+    if beside.accelerate is not None:
+        draft = read_processes(beside.accelerate, draft)
+    read_machine(draft, None)
+    read_model(reader, draft)
+    launch = _read_sharding(reader, draft, beside)
+    method = read_method(reader, draft, launch)
+    read_formats(reader, draft, launch, method)
+    read_checkpointing(reader, draft, launch)
+    read_lengths(reader, draft, stage)
+    read_batches(reader, draft, launch)
+    read_optimizer(reader, draft, launch)
+    write_environment(draft, launch, beside)
+    read_rows(reader, draft, WITHOUT_EFFECT)
+    return draft
+
+
+def _read_sharding(reader: Reader, draft: Draft, beside: Companions) -> Launch:
+    """As `trainer.read_sharding`, which has FSDP of a later Trainer: this one takes version 1 where none is said."""
+    if reader.look("fsdp") in (None, False, "", []):
+        return read_sharding(reader, draft, beside)
+    draft.refuse(reader.take("fsdp"), "FSDP by the trainer's own arguments (served: accelerate's YAML beside it)")
+    draft.idle(reader.matching("fsdp_*", "deepspeed", "deepspeed.*", "ddp_*"), "settings of what is refused")
+    for one in beside.readers():
+        draft.idle(one.matching("*"), "beside FSDP that is refused")
+    return Launch(Shards.NONE, is_refused=True)
+
+
+def _read_workers(reader: Reader, draft: Draft) -> Draft:
+    """The draft with the number of Ray's workers, which have a GPU each; `--gpus` goes before it."""
+    workers = reader.integer("ray_num_workers")
+    if workers is None or draft.answers.gpus is not None:
+        draft.idle(workers, "read with USE_RAY=1 alone")
+        return draft
+    draft.use(workers)
+    return replace(draft, answers=replace(draft.answers, gpus=Answer(workers.value, workers.where)))
+
+
+FORMAT: Final = Format("llamafactory", "LLaMA-Factory YAML", _recognises, _read)

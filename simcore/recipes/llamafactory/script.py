@@ -1,0 +1,46 @@
+"""Recipes of LLaMA-Factory that are a launch script: arguments of `llamafactory-cli train` in place of a YAML."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from simcore.errors import InputError, Problem
+from simcore.inputs.document import Document
+from simcore.recipes.answers import Answer, Answers
+from simcore.recipes.launch.launch_of import launch_of
+from simcore.recipes.recipe_file import RecipeFile
+
+__all__ = ["Script", "is_script", "read_launch_script"]
+
+_NAMED: Final = "--model_name_or_path"
+_TELLING: Final = ("--stage", "--finetuning_type", "--template", "--cutoff_len")
+_MOST: Final = 2**16
+"""Characters of a text that is looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Arguments of a script as a document, answers with its number of GPUs, variables of it that change memory."""
+
+    document: Document
+    answers: Answers
+    environment: tuple[tuple[str, str, str], ...] = ()
+
+
+def is_script(file: RecipeFile) -> bool:
+    """True for a text that gives LLaMA-Factory's arguments."""
+    return len(file.text) < _MOST and _NAMED in file.text and any(name in file.text for name in _TELLING)
+
+
+def read_launch_script(file: RecipeFile, answers: Answers) -> Script:
+    """Reads a script; InputError as `launch_of`, and for a number of GPUs that contradicts the answer."""
+    launch = launch_of(file.text, file.path, file.path, answers.variables)
+    document = Document(file.path, {})
+    for one in launch.overrides:
+        document = document.with_value(one.path, one.value, one.where)
+    said = Answer(launch.gpus.value, launch.gpus.where) if launch.gpus else None
+    if said and answers.gpus and said.value != answers.gpus.value:
+        raise InputError(Problem(said.where, f"starts {said.value} processes, which contradicts {answers.gpus.where}"))
+    told = replace(answers, gpus=answers.gpus or said, launcher=launch.kind)
+    return Script(document, told, launch.environment)

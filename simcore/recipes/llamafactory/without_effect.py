@@ -1,0 +1,37 @@
+"""Keys of LLaMA-Factory's recipes on which nothing depends that is simulated, each with the reason."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.recipes.huggingface.without_effect import TRAINER
+from simcore.recipes.rows import Idle, Off, Row
+
+__all__ = ["WITHOUT_EFFECT"]
+
+WITHOUT_EFFECT: Final[tuple[Row, ...]] = (
+    *TRAINER,
+    Idle(("dataset", "dataset_dir", "eval_dataset", "media_dir", "streaming", "buffer_size", "mix_strategy",
+          "interleave_probs", "overwrite_cache", "preprocessing_batch_size", "preprocessing_num_workers",
+          "max_samples", "val_size", "tokenized_path", "data_shared_file_system", "disable_shuffling",
+          "train_on_prompt", "mask_history", "ignore_pad_token_for_loss"),
+         "which samples are read, and which tokens count"),
+    Idle(("template", "tool_format", "default_system", "enable_thinking", "preserve_thinking"),
+         "which tokens a text becomes"),
+    Idle(("image_*", "video_*", "audio_*", "crop_to_patches", "use_audio_in_video"), "about images and sound"),
+    Idle(("plot_loss", "compute_accuracy", "early_stopping_steps", "use_swanlab", "swanlab_*",
+          "enable_torch_profiler", "profiler_*", "profile_modules"), "logging and measuring"),
+    Idle(("predict_with_generate", "generation_*", "do_sample", "temperature", "top_p", "top_k", "num_beams",
+          "max_length", "max_new_tokens", "repetition_penalty", "length_penalty", "skip_special_tokens"),
+         "generating: not part of a step"),
+    Idle(("export_*", "vllm_*", "sglang_*", "infer_backend"), "inference and export: not part of a step"),
+    Idle(("ray_*", "master_addr", "master_port", "resources_per_worker", "resources_per_worker.*",
+          "placement_strategy"), "how ranks are started"),
+    Idle(("pref_*", "dpo_*", "kto_*", "simpo_*", "ppo_*", "ref_model*", "reward_model*", "ld_alpha"),
+         "of stages that are not asked for"),
+    Idle(("kt_*", "fp8_backend", "megatron_bridge_args", "hyper_parallel_*"), "of what is not asked for"),
+    *(Off(name, what) for name, what in (
+        ("use_galore", "GaLore"), ("use_apollo", "APOLLO"), ("use_badam", "BAdam"), ("use_adam_mini", "Adam-mini"),
+        ("use_muon", "LLaMA-Factory's own Muon"))),
+    Idle(("galore_*", "apollo_*", "badam_*"), "of optimizers that are not asked for, or are refused"),
+)
