@@ -1,0 +1,11 @@
+"""Recipes of NeMo RL: a YAML file of `examples/configs` with its chain of `defaults`.
+
+Input: the file, and parents that the user names beside it. Output: a scenario of the workload `train` (SFT), `dpo` or
+`grpo`, under `automodel` (DTensor workers) or `megatron`. Start: `recipe.FORMAT`.
+
+`recipe`: recognises a file, reads its chain, and goes through it block by block. `policy`: model, batches, lengths.
+`cluster`: GPUs that train and that generate. `dtensor`, `megatron`: the two kinds of workers. `generation`: the engine.
+`step`: what the algorithm does in a step. `without_effect`: keys that no answer depends on.
+
+Facts about keys are those of NVIDIA-NeMo/RL 7ea279ab (main, 2026-08-22); files are named below `nemo_rl/`.
+"""
