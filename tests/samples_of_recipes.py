@@ -383,4 +383,34 @@ env: {math: {num_workers: 2}}
 logger: {wandb: {name: "mine-${policy.model_name}"}}
 cluster: {gpus_per_node: 8, num_nodes: 2}
 """),
+    "verl": Sample("supervised.yaml", """\
+defaults:
+  - sft_trainer
+  - _self_
+data:
+  train_batch_size: 64
+  micro_batch_size_per_gpu: 2
+  max_length: 512
+  train_files: some/questions.parquet
+  prompt_key: question
+  truncation: right
+  multiturn: {enable: false}
+model:
+  partial_pretrain: qwen2.5-0.5b
+  strategy: fsdp2
+  fsdp_config: {model_dtype: fp32, wrap_policy: {min_num_params: 0}, cpu_offload: false}
+  enable_gradient_checkpointing: true
+  trust_remote_code: false
+  lora_rank: 24
+  lora_alpha: 48
+  target_modules: all-linear
+  use_liger: false
+optim: {lr: 1e-5, betas: [0.9, 0.95], optimizer: AdamW, optimizer_impl: torch.optim}
+ulysses_sequence_parallel_size: 1
+use_remove_padding: false
+trainer:
+  default_local_dir: checkpoints/${trainer.experiment_name}
+  experiment_name: mine
+  n_gpus_per_node: 8
+"""),
 }

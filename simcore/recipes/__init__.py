@@ -7,10 +7,11 @@ its keys, and what became of every key of the recipe. Start: `importing.import_r
 a module or folder here with a `FORMAT`. `recipe_file`, `toml_lines`: text and values of a file. `reader`: hands out
 values and remembers them. `draft`: the scenario under way; a key that is handed out must be told what became of it.
 `answers`: what the user says. `rows`: tables of keys. `imported`: the result. `machine`, `world`: machine and ranks.
-`environment`: variables of a launch script. `text`: YAML with origins.
+`environment`: variables of a launch script. `references`, `reference_syntax`: `${a.b}` in values. `parents`: files that
+a recipe inherits from. `text`: YAML with origins.
 
 Formats. `automodel`: recipes of NeMo Automodel. `axolotl`: recipes of axolotl. `trl`: recipes of TRL. `alone`: files of
 accelerate and DeepSpeed without a training script. `huggingface`: what the last three share. `megatron`: arguments of
-Megatron-LM. `bridge`: recipes of Megatron-Bridge. `torchtitan`: its job configurations. `shell`: reader of shell
-scripts. `launch`: launch commands beside a recipe.
+Megatron-LM. `bridge`: recipes of Megatron-Bridge. `torchtitan`: its job configurations. `nemo_rl`: recipes of NeMo RL.
+`verl`: scripts and YAML of verl. `shell`: reader of shell scripts. `launch`: launch commands beside a recipe.
 """

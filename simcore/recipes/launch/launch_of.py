@@ -13,7 +13,7 @@ from simcore.recipes.launch.arguments import Arguments, Override, arguments_of
 from simcore.recipes.launch.count import processes_of
 from simcore.recipes.launch.options import Number, Options
 from simcore.recipes.launch.slurm import allocation_of
-from simcore.recipes.launch.starters import Starter, starters_of
+from simcore.recipes.launch.starters import NEMO_RL, Starter, starters_of
 from simcore.recipes.shell.expansion import Word
 from simcore.recipes.shell.script import Started, read_script
 
@@ -26,7 +26,8 @@ _OWN: Final = {"automodel": ("--nproc-per-node", "--nproc_per_node"), "axolotl":
 _PYTHON: Final = re.compile(r"(?:.*/)?python[0-9.]*")
 _VARIABLES: Final = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Variables that change memory."""
-_LAUNCHERS: Final = "torchrun, srun, mpirun, accelerate launch, deepspeed, automodel, axolotl train"
+_LAUNCHERS: Final = ("torchrun, srun, mpirun, accelerate launch, deepspeed, automodel, axolotl train, and NeMo RL's "
+                     "run_sft.py, run_dpo.py, run_grpo.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def launch_of(text: str, path: str, recipe: str) -> Launch:
         starters = (*starters[:-1], inner)
         arguments = arguments_of(rest, path, names=_NAMES[last.kind], dashes=last.kind == "axolotl")
     else:
-        arguments = arguments_of(_behind_program(last, path), path)
+        arguments = arguments_of(last.rest if last.kind == NEMO_RL else _behind_program(last, path), path)
     _expect_recipe(arguments, text, path, recipe)
     return Launch(processes_of(starters, path, headers), arguments.overrides, _further(starters[-1], path),
                   _environment(script.variables, path))

@@ -113,6 +113,13 @@ def test_arguments_are_keys_of_the_recipe() -> None:
     assert read("axolotl train mine.yaml --micro-batch-size 2").overrides[0].path == ("micro_batch_size",)
 
 
+def test_programs_of_nemo_rl_set_keys_and_start_no_processes() -> None:
+    launch = read("cd here\nuv run python examples/run_grpo.py --config mine.yaml \\\n    a.num_nodes=2 ++a.b=3\n")
+    assert launch.gpus is None
+    assert [(one.path, one.value, one.where) for one in launch.overrides] == [
+        (("a", "num_nodes"), 2, "run.sh:3"), (("a", "b"), 3, "run.sh:3")]
+
+
 # ---- beside a recipe ------------------------------------------------------------------------------------------------
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

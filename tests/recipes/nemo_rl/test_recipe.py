@@ -156,7 +156,8 @@ cluster: {gpus_per_node: 8}
 
 
 def test_dpo_counts_pairs_and_is_the_shipped_scenario(tmp_path: Path) -> None:
-    found = imported(tmp_path, SFT.replace("sft: {max_num_steps: 60,", "dpo: {reference_policy_kl_penalty: 0.05,"), f"""\
+    base = SFT.replace("sft: {max_num_steps: 60,", "dpo: {reference_policy_kl_penalty: 0.05,")
+    found = imported(tmp_path, base, f"""\
 policy:
   {NANO}
   train_global_batch_size: 16
@@ -302,3 +303,15 @@ def test_a_recipe_without_its_parents_asks_for_them(tmp_path: Path) -> None:
     assert scenario(import_recipe(files, answers)).training.micro_batch_size == 2
     other = import_recipe([*files, SAMPLES["nemo_rl"].write(tmp_path)], answers)
     assert "is no parent of this recipe" in str(other.wrong[0])
+
+
+def test_keys_of_the_launch_command_go_before_all_files(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(SFT, encoding="utf-8")
+    (tmp_path / "mine.yaml").write_text("defaults: base.yaml\npolicy: {train_micro_batch_size: 2}\n", encoding="utf-8")
+    (tmp_path / "run.sh").write_text("uv run examples/run_sft.py --config mine.yaml \\\n"
+                                     "  policy.train_micro_batch_size=4 cluster.gpus_per_node=8\n", encoding="utf-8")
+    found = import_recipe([str(tmp_path / "mine.yaml"), str(tmp_path / "run.sh")],
+                          Answers.of_options(None, None, "dgx-h100"))
+    read = scenario(found)
+    assert (read.training.micro_batch_size, read.mesh.dp_shard) == (4, 8)
+    assert found.origins[("training", "micro_batch_size")].where == f"{tmp_path}/run.sh:2"
