@@ -42,13 +42,16 @@ def read_cluster(reader: Reader, draft: Draft, engine_gpus: int) -> Answer | Non
 
 
 def _narrow(draft: Draft, each: int, where: str) -> None:
-    """Writes the GPUs of a node where they are fewer than the machine has."""
+    """Writes the GPUs of a node where they are fewer than a host of the machine has.
+
+    Hosts of an NVLink domain of several (GB200 NVL72) have 4 GPUs, and `gpus_per_node` of a recipe counts those.
+    """
     name = draft.values.get("topology")
     if not isinstance(name, str) or name not in topology_names():
         return
     try:
-        machine = load_topology(name).gpus_per_node
+        host = load_topology(name).gpus_per_host
     except InputError:
         return
-    if each < machine:
+    if each < host:
         draft.answered("topology", draft.answers.topology or Answer(name, where), {"file": name, "gpus_per_node": each})

@@ -13,6 +13,7 @@ from typing import Final
 from simcore.recipes.answers import Answer
 from simcore.recipes.draft import Draft
 from simcore.recipes.nemo_rl.dropout import read_dropout
+from simcore.recipes.nemo_rl.environment import read_environment
 from simcore.recipes.nemo_rl.policy import family_in
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
@@ -37,7 +38,6 @@ _ROWS: Final = (
     Idle((f"{_AT}.enabled", f"{_AT}._v2", f"{_AT}.env_vars"), "which worker runs"),
     Idle((f"{_AT}.defer_fsdp_grad_sync",), "its loop over microbatches sets no gradients to wait"),
     Idle((f"{_AT}.clear_cache_every_n_steps",), "no step ends with memory that is not returned here"),
-    Unmodelled((f"{_AT}.env_vars.*",), "variables of the workers' environment"),
     Unmodelled((f"{_AT}.moe_parallelizer.ignore_router_for_ac",), "a checkpoint keeps the router's product and top-k"),
 )
 _LAYERS: Final = (
@@ -94,6 +94,7 @@ def read_dtensor(reader: Reader, draft: Draft, gpus: Answer | None) -> None:
     _read_offload(reader, draft)
     _read_adapters(reader, draft, sizes["ep"])
     _read_optimizer(reader, draft)
+    read_environment(reader, draft, _AT)
     read_rows(reader, draft, _ROWS)
     draft.idle(reader.matching("policy.megatron_cfg.*"), "of the other kind of workers")
 

@@ -11,6 +11,7 @@ from typing import Final
 from simcore.recipes.answers import Answer
 from simcore.recipes.draft import Draft
 from simcore.recipes.nemo_rl.dropout import read_dropout
+from simcore.recipes.nemo_rl.environment import read_environment
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled, read_rows
 from simcore.recipes.world import share_out
@@ -43,7 +44,6 @@ _ROWS: Final[tuple[Row, ...]] = (
     Says(f"{_AT}.mtp_num_layers", "", idle={0: "none"}, words={None: None}, what="layers of multi-token prediction:"),
     Unmodelled((f"{_AT}.defer_fp32_logits",), "logits are counted as the loss of Megatron takes them"),
     Unmodelled((f"{_AT}.moe_router_load_balancing_type",), "terms of a balancing loss are not counted"),
-    Unmodelled((f"{_AT}.env_vars.*",), "variables of the workers' environment"),
     Idle((f"{_AT}.fused_linear_logprobs_chunk_size", f"{_AT}.offload_modules", f"{_AT}.cuda_graph_*", f"{_AT}.mtp_*"),
          "settings of what is switched off"),
     Idle((f"{_AT}.enabled", f"{_AT}.env_vars", f"{_AT}.converter_type", f"{_AT}.force_reconvert_from_hf",
@@ -82,7 +82,7 @@ def read_megatron(reader: Reader, draft: Draft, gpus: Answer | None, kind: str) 
     for axis, size in degrees.items():
         draft.put(f"mesh.{axis}", size)
     if gpus is not None:
-        share_out(draft, gpus, {size.path[-1] if size else axis: size for axis, size in degrees.items()
+        share_out(draft, gpus, {str(size.path[-1]) if size else axis: size for axis, size in degrees.items()
                                 if axis in ("pp", "cp", "tp")}, "mesh.dp_shard", "GPUs over the other degrees",
                   "models/policy/lm_policy.py")
     _read_stages(reader, draft, degrees["pp"])
@@ -97,6 +97,7 @@ def read_megatron(reader: Reader, draft: Draft, gpus: Answer | None, kind: str) 
     _read_states(reader, draft)
     _read_adapters(reader, draft)
     _read_loss(reader, draft, kind)
+    read_environment(reader, draft, _AT)
     for taken in reader.matching(f"{_AT}.model_overrides.*", f"{_AT}.freeze_config.*"):
         draft.refuse(taken, "fields of Bridge's model, or parts that are frozen")
     read_rows(reader, draft, _ROWS)

@@ -84,6 +84,8 @@ def _read_blocks(reader: Reader, draft: Draft, kind: str) -> None:
         read_dtensor(reader, draft, gpus)
     read_batches(reader, draft, kind)
     read_step(reader, draft, kind)
+    if kind != "grpo":
+        draft.idle(reader.matching("policy.generation", "policy.generation.*", "loss_fn.*"), f"of grpo, not of {kind}")
     read_rows(reader, draft, WITHOUT_EFFECT)
 
 

@@ -238,6 +238,23 @@ def test_nodes_with_fewer_gpus_than_the_machine_are_narrowed(tmp_path: Path) -> 
         "file": "dgx-h100", "gpus_per_node": 4, "num_nodes": None}
 
 
+def test_hosts_of_a_larger_domain_are_whole(tmp_path: Path) -> None:
+    found = imported(tmp_path, SFT, "cluster: {gpus_per_node: 4, num_nodes: 2}\n", topology="gb200-nvl72")
+    assert scenario(found).normalised()["topology"] == "gb200-nvl72"
+
+
+@pytest.mark.parametrize(("said", "grows", "kind"), [
+    ("expandable_segments:True", True, ""), ("''", False, "no effect"), ("max_split_size_mb:64", False, "not modelled"),
+    ("'expandable_segments:True,max_split_size_mb:64'", True, "not modelled")])
+def test_the_allocator_of_the_workers_is_taken_over(tmp_path: Path, said: str, grows: bool, kind: str) -> None:
+    text = f"policy: {{dtensor_cfg: {{env_vars: {{PYTORCH_CUDA_ALLOC_CONF: {said}, NCCL_ALGO: Ring}}}}}}\n"
+    found = imported(tmp_path, SFT, text)
+    assert scenario(found).environment.expandable_segments is grows
+    left = {one.key.rpartition(".")[2]: one.kind for one in found.left}
+    assert left.get("PYTORCH_CUDA_ALLOC_CONF", "") == kind
+    assert left["NCCL_ALGO"] == "not modelled"
+
+
 def test_without_a_penalty_there_is_no_reference_policy(tmp_path: Path) -> None:
     found = imported(tmp_path, GRPO, "loss_fn: {reference_policy_kl_penalty: 0}\n")
     read_ = scenario(found)
