@@ -5,8 +5,8 @@ Input: the file, and parents that the user names beside it. Output: a scenario o
 
 `recipe`: recognises a file, reads its chain, and goes through it block by block. `policy`: model, batches, lengths.
 `cluster`: GPUs that train and that generate. `dtensor`, `megatron`: the two kinds of workers; `dropout`, `environment`:
-what both spell alike. `generation`: the engine. `step`: what the algorithm does in a step. `without_effect`: keys on
-which no answer depends.
+what both spell alike. `generation`: the engine. `step`: what the algorithm does in a step. `switches`: keys that are
+told where they are on. `without_effect`: keys on which no answer depends.
 
 Facts about keys are those of NVIDIA-NeMo/RL 7ea279ab (main, 2026-08-22); files are named below `nemo_rl/`.
 """

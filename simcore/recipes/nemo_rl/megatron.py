@@ -12,8 +12,9 @@ from simcore.recipes.answers import Answer
 from simcore.recipes.draft import Draft
 from simcore.recipes.nemo_rl.dropout import read_dropout
 from simcore.recipes.nemo_rl.environment import read_environment
+from simcore.recipes.nemo_rl.switches import read_switches
 from simcore.recipes.reader import Reader, Taken
-from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled, read_rows
+from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
 from simcore.recipes.world import share_out
 
 __all__ = ["read_megatron"]
@@ -42,8 +43,6 @@ _ROWS: Final[tuple[Row, ...]] = (
     Says(f"{_AT}.cuda_graph_impl", "", "text", idle={"none": "nothing is captured"}, words={None: None},
          what="CUDA graphs under NeMo RL:"),
     Says(f"{_AT}.mtp_num_layers", "", idle={0: "none"}, words={None: None}, what="layers of multi-token prediction:"),
-    Unmodelled((f"{_AT}.defer_fp32_logits",), "logits are counted as the loss of Megatron takes them"),
-    Unmodelled((f"{_AT}.moe_router_load_balancing_type",), "terms of a balancing loss are not counted"),
     Idle((f"{_AT}.fused_linear_logprobs_chunk_size", f"{_AT}.offload_modules", f"{_AT}.cuda_graph_*", f"{_AT}.mtp_*"),
          "settings of what is switched off"),
     Idle((f"{_AT}.enabled", f"{_AT}.env_vars", f"{_AT}.converter_type", f"{_AT}.force_reconvert_from_hf",
@@ -57,6 +56,9 @@ _ROWS: Final[tuple[Row, ...]] = (
     Idle((f"{_AT}.freeze_vision_*", f"{_AT}.freeze_sound_*", f"{_AT}.radio_*"), "the policy has text alone"),
     Idle((f"{_OPTIMIZER}.bf16", f"{_OPTIMIZER}.fp16", f"{_OPTIMIZER}.params_dtype"), "policy.precision decides"),
 )
+_SWITCHES: Final = {
+    f"{_AT}.defer_fp32_logits": "logits are counted as the loss of Megatron takes them",
+    f"{_AT}.moe_router_load_balancing_type": "terms of a balancing loss are not counted"}
 _STATES: Final = (
     Says(f"{_OPTIMIZER}.optimizer", "training.optimizer.name", "text", {"adam": "adamw", "sgd": "sgd"},
          what="optimizer"),
@@ -67,7 +69,9 @@ _ADAPTERS: Final = (
     Says(f"{_PEFT}.dim", "training.lora.rank"),
     Says(f"{_PEFT}.alpha", "training.lora.alpha", "number"),
     Off(f"{_PEFT}.a2a_experimental", "adapters over experts by all-to-all"),
-    Idle((f"{_PEFT}.lora_*_init_method", f"{_PEFT}.lora_dtype"), "first values of adapters"),
+    Says(f"{_PEFT}.lora_dtype", "training.lora.dtype", "text", {"bfloat16": "bf16", "float32": "fp32"},
+         {"None": "the base's"}, "adapters in"),
+    Idle((f"{_PEFT}.lora_*_init_method",), "first values of adapters"),
 )
 _NOTHING: Final = ("none",)
 """Excluded modules that no module fits."""
@@ -100,6 +104,7 @@ def read_megatron(reader: Reader, draft: Draft, gpus: Answer | None, kind: str) 
     read_environment(reader, draft, _AT)
     for taken in reader.matching(f"{_AT}.model_overrides.*", f"{_AT}.freeze_config.*"):
         draft.refuse(taken, "fields of Bridge's model, or parts that are frozen")
+    read_switches(reader, draft, _SWITCHES)
     read_rows(reader, draft, _ROWS)
     draft.idle(reader.matching("policy.dtensor_cfg.*", "policy.optimizer.*", "policy.optimizer"),
                "of the other kind of workers")

@@ -17,6 +17,7 @@ from simcore.recipes.nemo_rl.generation import read_generation
 from simcore.recipes.nemo_rl.megatron import read_megatron
 from simcore.recipes.nemo_rl.policy import read_batches, read_model
 from simcore.recipes.nemo_rl.step import read_step
+from simcore.recipes.nemo_rl.switches import read_switches
 from simcore.recipes.nemo_rl.without_effect import IDLE_BLOCKS, WITHOUT_EFFECT
 from simcore.recipes.parents import DEFAULTS, with_parents
 from simcore.recipes.reader import Reader
@@ -86,6 +87,8 @@ def _read_blocks(reader: Reader, draft: Draft, kind: str) -> None:
     read_step(reader, draft, kind)
     if kind != "grpo":
         draft.idle(reader.matching("policy.generation", "policy.generation.*", "loss_fn.*"), f"of grpo, not of {kind}")
+    read_switches(reader, draft, {"data_plane.enabled": "batches on their way between workers are not counted on the "
+                                                        "host"})
     read_rows(reader, draft, WITHOUT_EFFECT)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.draft import Draft
+from simcore.recipes.nemo_rl.switches import read_switches
 from simcore.recipes.reader import Reader
-from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
+from simcore.recipes.rows import Idle, Off, Says, read_rows
 
 __all__ = ["read_step"]
 
@@ -15,7 +16,6 @@ _GRPO: Final = (
     Says("grpo.num_generations_per_prompt", "rl.generations"),
     Off("grpo.use_dynamic_sampling", "prompts that are drawn again until their rewards differ"),
     Off("grpo.async_grpo.enabled", "training beside generation (asynchronous GRPO)"),
-    Unmodelled(("grpo.max_rollout_turns",), "a sequence is counted as one answer of full length"),
     Idle(("grpo.async_grpo", "grpo.async_grpo.*", "grpo.dynamic_sampling_max_gen_batches", "grpo.batch_multiplier"),
          "settings of what is switched off"),
     Idle(("grpo.val_*", "grpo.max_val_samples", "grpo.stop_at_validation_*", "grpo.num_val_*"),
@@ -101,4 +101,5 @@ def _read_grpo(reader: Reader, draft: Draft) -> None:
             draft.refuse(one, "distillation of teachers in GRPO")
     else:
         draft.idle(distils, "off")
+    read_switches(reader, draft, {"grpo.max_rollout_turns": "a sequence is counted as one answer of full length"})
     read_rows(reader, draft, _GRPO)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from simcore.recipes.rows import Idle, Unmodelled
+from simcore.recipes.rows import Idle
 
 __all__ = ["IDLE_BLOCKS", "WITHOUT_EFFECT"]
 
@@ -17,7 +17,7 @@ WITHOUT_EFFECT: Final = (
     Idle(("checkpointing.*",), "reading and writing files: not part of a step"),
     Idle(("data.*",), "which samples are read; their length is training.seq_len"),
     Idle(("env.*", "reward_penalties.*"), "environments and rewards: on the host"),
-    Unmodelled(("data_plane.*",), "batches on their way between workers are not counted on the host"),
+    Idle(("data_plane", "data_plane.*"), "settings of what `enabled` switches"),
     Idle(("policy.tokenizer.*",), "which tokens a text becomes"),
     Idle(("policy.generation_batch_size",), "of the engine of transformers alone"),
     Idle(("policy.max_grad_norm",), "gradients are clipped by norm"),

@@ -255,6 +255,20 @@ def test_the_allocator_of_the_workers_is_taken_over(tmp_path: Path, said: str, g
     assert left["NCCL_ALGO"] == "not modelled"
 
 
+@pytest.mark.parametrize(("said", "kind"), [("true", "not modelled"), ("false", "no effect")])
+def test_a_switch_is_told_as_not_modelled_only_where_it_is_on(tmp_path: Path, said: str, kind: str) -> None:
+    text = f"policy: {{generation: {{vllm_cfg: {{use_deep_gemm: {said}}}}}}}\n"
+    found = imported(tmp_path, GRPO, text)
+    assert {one.kind for one in found.left if one.key.endswith("use_deep_gemm")} == {kind}
+
+
+def test_one_turn_is_what_is_simulated(tmp_path: Path) -> None:
+    found = imported(tmp_path, GRPO, "grpo: {max_rollout_turns: 1}\n")
+    assert {one.kind for one in found.left if one.key == "grpo.max_rollout_turns"} == {"no effect"}
+    found = imported(tmp_path, GRPO, "grpo: {max_rollout_turns: 50}\n")
+    assert {one.kind for one in found.left if one.key == "grpo.max_rollout_turns"} == {"not modelled"}
+
+
 def test_without_a_penalty_there_is_no_reference_policy(tmp_path: Path) -> None:
     found = imported(tmp_path, GRPO, "loss_fn: {reference_policy_kl_penalty: 0}\n")
     read_ = scenario(found)
