@@ -91,7 +91,7 @@ def read_megatron(reader: Reader, draft: Draft, gpus: Answer | None, kind: str) 
                   "models/policy/lm_policy.py")
     _read_stages(reader, draft, degrees["pp"])
     split = reader.flag(f"{_AT}.sequence_parallel")
-    if draft.values["mesh"].get("tp", 1) > 1:
+    if draft.values.get("mesh", {}).get("tp", 1) > 1:
         draft.put("training.sequence_parallel", split)
     else:
         draft.idle(split, "tensor_model_parallel_size is 1")

@@ -65,9 +65,9 @@ def read_step(reader: Reader, draft: Draft, kind: str) -> None:
 
 def _read_evaluation(reader: Reader, draft: Draft) -> None:
     """Writes the validation of SFT, unless none is asked for (a period of 0 or less, and not at start or end)."""
-    period = reader.look("sft.val_period")
-    runs = (isinstance(period, int) and period > 0) or True in (reader.look("sft.val_at_start"),
-                                                                reader.look("sft.val_at_end"))
+    period, ends = reader.integer("sft.val_period"), [reader.flag(f"sft.val_at_{end}") for end in ("start", "end")]
+    runs = (period is not None and period.value > 0) or any(one is not None and one.value for one in ends)
+    draft.idle([one for one in (period, *ends) if one], "when validation runs")
     micro, batches, whole = (reader.integer(f"sft.{name}") for name in (
         "val_micro_batch_size", "val_batches", "val_global_batch_size"))
     if not runs or micro is None or draft.values.get("framework") == "megatron":

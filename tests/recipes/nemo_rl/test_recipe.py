@@ -269,6 +269,21 @@ def test_one_turn_is_what_is_simulated(tmp_path: Path) -> None:
     assert {one.kind for one in found.left if one.key == "grpo.max_rollout_turns"} == {"not modelled"}
 
 
+@pytest.mark.parametrize(("block", "runs"), [
+    ("val_period: '20'", True), ("val_period: 0", False), ("val_period: -1, val_at_start: true", True),
+    ("val_period: 0, val_at_end: false", False)])
+def test_validation_runs_where_a_period_or_an_end_asks_for_it(tmp_path: Path, block: str, runs: bool) -> None:
+    found = imported(tmp_path, SFT, f"sft: {{{block}}}\n")
+    assert (scenario(found).evaluation is not None) is runs
+
+
+def test_a_recipe_without_degrees_asks_for_what_is_missing(tmp_path: Path) -> None:
+    text = "sft: {max_num_steps: 1}\npolicy: {megatron_cfg: {enabled: true}}\ncluster: {segment_size: null}\n"
+    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
+    found = import_recipe([str(tmp_path / "mine.yaml")], Answers())
+    assert {one.key for one in found.questions} == {"model", "topology", "mesh.dp_shard", "training.seq_len"}
+
+
 def test_without_a_penalty_there_is_no_reference_policy(tmp_path: Path) -> None:
     found = imported(tmp_path, GRPO, "loss_fn: {reference_policy_kl_penalty: 0}\n")
     read_ = scenario(found)
