@@ -50,6 +50,8 @@ _ROWS: Final[tuple[Row, ...]] = (
           f"{_AT}.moe_per_layer_logging", f"{_AT}.track_moe_metrics", f"{_AT}.pipeline_dtype",
           f"{_AT}.model_overrides", f"{_AT}.clear_memory_caches_before_refit"), "not part of a step"),
     Idle((f"{_AT}.empty_unused_memory_level",), "what is cached is not counted as held"),
+    Idle((f"{_AT}.first_last_layers_bf16", f"{_AT}.num_layers_at_start_in_bf16", f"{_AT}.num_layers_at_end_in_bf16"),
+         "no line of the release reads it"),
     Idle((f"{_AT}.moe_router_bias_update_rate", f"{_AT}.moe_aux_loss_coeff", f"{_AT}.moe_router_enable_expert_bias",
           f"{_AT}.layernorm_epsilon", f"{_AT}.calculate_per_token_loss", f"{_AT}.do_not_average_loss",
           f"{_AT}.cp_normalize", f"{_AT}.scale_loss_by_dp_cp_size"), "values, not tensors"),

@@ -14,6 +14,8 @@ __all__ = ["read_step"]
 _GRPO: Final = (
     Says("grpo.num_prompts_per_step", "rl.prompts"),
     Says("grpo.num_generations_per_prompt", "rl.generations"),
+    Idle(("grpo.use_combined_training", "grpo.combined_training_*", "grpo.use_best_at_k", "grpo.best_at_k_*",
+          "grpo.dynamic_sampling_oversample_ratio"), "no line of the release reads it"),
     Off("grpo.use_dynamic_sampling", "prompts that are drawn again until their rewards differ"),
     Off("grpo.async_grpo.enabled", "training beside generation (asynchronous GRPO)"),
     Idle(("grpo.async_grpo", "grpo.async_grpo.*", "grpo.dynamic_sampling_max_gen_batches", "grpo.batch_multiplier"),
@@ -101,5 +103,14 @@ def _read_grpo(reader: Reader, draft: Draft) -> None:
             draft.refuse(one, "distillation of teachers in GRPO")
     else:
         draft.idle(distils, "off")
+    _refuse_rewards(reader, draft)
     read_switches(reader, draft, {"grpo.max_rollout_turns": "a sequence is counted as one answer of full length"})
     read_rows(reader, draft, _GRPO)
+
+
+def _refuse_rewards(reader: Reader, draft: Draft) -> None:
+    """Refuses rewards by a model: it takes GPUs of the cluster (algorithms/grpo.py setup, rm_env_enabled)."""
+    for one in reader.all():
+        names = one.value if isinstance(one.value, list) else [one.value]
+        if one.path[0] == "data" and one.path[-1] == "env_name" and "reward_model" in names:
+            draft.refuse(reader.take(one.key), "rewards by a model that takes GPUs of the cluster")

@@ -304,6 +304,7 @@ def test_adapters_without_names_are_on_every_linear_module_of_bridge(tmp_path: P
     (GRPO, "policy: {generation: {vllm_cfg: {expert_parallel_size: 8}}}", "an engine over experts: 8"),
     (GRPO, "policy: {generation: {vllm_kwargs: {speculative_config: {method: mtp}}}}", "speculative decoding"),
     (GRPO, "policy: {generation: {vllm_kwargs: {swap_space: 8}}}", "a setting of vLLM that is not described"),
+    (GRPO, "data: {default: {env_name: reward_model}}", "rewards by a model that takes GPUs of the cluster"),
     (GRPO, "policy: {logprob_chunk_size: 1024}", "log-probabilities in chunks of tokens"),
     (SFT, "policy: {dtensor_cfg: {_v2: false}}", "the older worker of DTensor"),
     (SFT, "policy: {dtensor_cfg: {custom_parallel_plan: true}}", "a plan of tensor parallelism of one's own"),
