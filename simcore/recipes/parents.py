@@ -108,7 +108,8 @@ class _Chain:
 def _tree(file: RecipeFile) -> Path:
     """Folder that parents lie in, see [Note: tree]."""
     folder = Path(file.path).resolve().parent
-    return next((one for one in (folder, *folder.parents) if any((one / top).exists() for top in _TOPS)), folder)
+    around = (one for one in (folder, *folder.parents) if one != one.parent)  # never all of the disk
+    return next((one for one in around if any((one / top).exists() for top in _TOPS)), folder)
 
 
 def _names(document: Document) -> Iterator[tuple[str, str]]:
