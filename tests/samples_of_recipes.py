@@ -376,4 +376,105 @@ report_to: none
 fsdp: ""
 seed: 7
 """),
+    "nemo_rl": Sample("reward.yaml", """\
+grpo:
+  num_prompts_per_step: 8
+  num_generations_per_prompt: 4
+  max_num_steps: 100
+  val_period: 10
+  use_dynamic_sampling: false
+  async_grpo: {enabled: false}
+loss_fn: {reference_policy_kl_penalty: 0.02, force_on_policy_ratio: false, ratio_clip_min: 0.2}
+checkpointing: {enabled: true, checkpoint_dir: results/mine}
+policy:
+  model_name: llama-3-8b
+  tokenizer: {name: "${policy.model_name}"}
+  hf_config_overrides: {}
+  train_global_batch_size: 32
+  train_micro_batch_size: 1
+  logprob_batch_size: ${policy.train_micro_batch_size}
+  max_total_sequence_length: 512
+  precision: bfloat16
+  logprob_chunk_size: null
+  offload_optimizer_for_logprob: false
+  dtensor_cfg:
+    _v2: true
+    enabled: true
+    cpu_offload: false
+    sequence_parallel: false
+    activation_checkpointing: true
+    tensor_parallel_size: 1
+    context_parallel_size: 1
+    custom_parallel_plan: null
+    automodel_kwargs: {force_hf: true}
+    lora_cfg:
+      enabled: true
+      match_all_linear: false
+      target_modules: ["*_proj"]
+      exclude_modules: []
+      dim: 24
+      alpha: 48
+      dropout: 0.0
+      dropout_position: post
+      use_triton: true
+  megatron_cfg: {enabled: false, tensor_model_parallel_size: 2}
+  dynamic_batching: {enabled: false}
+  sequence_packing:
+    enabled: true
+    train_mb_tokens: ${mul:${policy.max_total_sequence_length}, ${policy.train_micro_batch_size}}
+    logprob_mb_tokens: ${mul:${..max_total_sequence_length}, ${..logprob_batch_size}}
+  make_sequence_length_divisible_by: ${policy.dtensor_cfg.tensor_parallel_size}
+  max_grad_norm: 1.0
+  optimizer: {name: torch.optim.AdamW, kwargs: {lr: 5e-6, foreach: false, fused: false}}
+  generation:
+    backend: vllm
+    max_new_tokens: ${policy.max_total_sequence_length}
+    temperature: 1.0
+    vllm_cfg:
+      async_engine: false
+      precision: ${policy.precision}
+      kv_cache_dtype: auto
+      tensor_parallel_size: 2
+      pipeline_parallel_size: 1
+      gpu_memory_utilization: 0.5
+      max_model_len: ${policy.max_total_sequence_length}
+      enforce_eager: false
+      use_deep_gemm: false
+    vllm_kwargs: {max_num_seqs: 64}
+    colocated: {enabled: true, resources: {gpus_per_node: null, num_nodes: null}}
+data: {train: {dataset_name: some/questions}}
+env: {math: {num_workers: 2}}
+logger: {wandb: {name: "mine-${policy.model_name}"}}
+cluster: {gpus_per_node: 8, num_nodes: 2}
+"""),
+    "verl": Sample("supervised.yaml", """\
+defaults:
+  - sft_trainer
+  - _self_
+data:
+  train_batch_size: 64
+  micro_batch_size_per_gpu: 2
+  max_length: 512
+  train_files: some/questions.parquet
+  prompt_key: question
+  truncation: right
+  multiturn: {enable: false}
+model:
+  partial_pretrain: qwen2.5-0.5b
+  strategy: fsdp2
+  fsdp_config: {model_dtype: fp32, wrap_policy: {min_num_params: 0}, cpu_offload: false}
+  enable_gradient_checkpointing: true
+  trust_remote_code: false
+  lora_rank: 24
+  lora_alpha: 48
+  target_modules: all-linear
+  use_liger: false
+optim: {lr: 1e-5, betas: [0.9, 0.95], optimizer: AdamW, optimizer_impl: torch.optim}
+ulysses_sequence_parallel_size: 1
+use_remove_padding: false
+trainer:
+  default_local_dir: checkpoints/${trainer.experiment_name}
+  experiment_name: mine
+  n_gpus_per_node: 8
+"""),
 }

@@ -7,10 +7,11 @@ became of the recipe's. Start: `importing.import_recipe`; back: `conversion.conv
 values of a file. `reader`: hands out values and remembers them. `draft`: the scenario under way; a key that is handed
 out must be told what became of it. `answers`: what the user says. `rows`: tables of keys. `machine`, `world`: machine
 and ranks. `environment`: variables of a launch. `model_file`: a model's `config.json`. `data_sets`: lengths of
-well-known data sets. `text`: YAML with origins. Back: `recipe_writer`, `outline`: the recipe under way; `settled`: a
-scenario with its framework's choices; `conversion`: written, read back, compared.
+well-known data sets. `references`, `reference_syntax`: `${a.b}` in values. `parents`: files that a recipe inherits from.
+`text`: YAML with origins. Back: `recipe_writer`, `outline`: the recipe under way; `settled`: a scenario with its
+framework's choices; `conversion`: written, read back, compared.
 
-`automodel`, `axolotl`, `llamafactory`, `trl`, `megatron`, `bridge`, `torchtitan`: recipes of these. `alone`: files of
-accelerate and DeepSpeed without a training script, and `config.json`; `huggingface`: what they share. `shell`: reader of
-shell scripts. `launch`: launch commands beside a recipe.
+`automodel`, `axolotl`, `llamafactory`, `trl`, `megatron`, `bridge`, `torchtitan`, `nemo_rl`, `verl`: recipes of these.
+`alone`: files of accelerate and DeepSpeed without a training script, and `config.json`; `huggingface`: what they share.
+`shell`: reader of shell scripts. `launch`: launch commands beside a recipe.
 """

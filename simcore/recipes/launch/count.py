@@ -8,7 +8,7 @@ from typing import Final
 from simcore.errors import InputError, Problem
 from simcore.recipes.launch.options import NUMBER, Number, Options
 from simcore.recipes.launch.slurm import Allocation, allocation_of
-from simcore.recipes.launch.starters import Starter
+from simcore.recipes.launch.starters import NEMO_RL, Starter
 
 __all__ = ["processes_of"]
 
@@ -16,7 +16,7 @@ _EACH: Final = ("--nproc-per-node", "--nproc_per_node")
 
 
 def processes_of(starters: Sequence[Starter], path: str, headers: Allocation) -> Number | None:
-    """Number of processes; None if the command leaves it to the machine or to a further file.
+    """Number of processes; None if the command leaves it to the machine, to a further file, or to the recipe.
 
     `headers`: sizes that `#SBATCH` lines give. InputError for numbers that contradict each other, or that are no
     numbers, such as a range of nodes.
@@ -28,6 +28,8 @@ def processes_of(starters: Sequence[Starter], path: str, headers: Allocation) ->
             job = allocation_of(starter.options, path, headers)
     options = Options(last.options, path, last.kind)
     where = f"{path}:{last.word.line} {last.kind}"
+    if last.kind == NEMO_RL:
+        return None
     if last.kind == "srun":
         return Number(_of_tasks(job, where), where)
     if last.kind == "mpirun":

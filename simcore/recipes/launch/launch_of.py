@@ -14,7 +14,7 @@ from simcore.recipes.launch.count import processes_of
 from simcore.recipes.launch.factory import kind_of, processes_by_variables
 from simcore.recipes.launch.options import Number, Options
 from simcore.recipes.launch.slurm import Allocation, allocation_of
-from simcore.recipes.launch.starters import Starter, starters_of
+from simcore.recipes.launch.starters import NEMO_RL, Starter, starters_of
 from simcore.recipes.shell.expansion import Word
 from simcore.recipes.shell.script import Script, Started, read_script
 
@@ -29,7 +29,7 @@ _PYTHON: Final = re.compile(r"(?:.*/)?python[0-9.]*")
 _VARIABLES: Final = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Variables that change memory."""
 _LAUNCHERS: Final = ("torchrun, srun, mpirun, accelerate launch, deepspeed, automodel, axolotl train, "
-                     "llamafactory-cli train")
+                     "llamafactory-cli train, and NeMo RL's run_sft.py, run_dpo.py, run_grpo.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def launch_of(text: str, path: str, recipe: str, variables: Mapping[str, str] | 
         starters = (*starters[:-1], inner)
         arguments = arguments_of(rest, path, names=_NAMES[last.kind], dashes=last.kind == "axolotl")
     else:
-        arguments = arguments_of(_behind_program(last, path), path)
+        arguments = arguments_of(last.rest if last.kind == NEMO_RL else _behind_program(last, path), path)
     _expect_recipe(arguments, text, path, recipe)
     return Launch(_processes(starters, script, path, headers), arguments.overrides,
                   kind_of(script.variables, path) if last.kind == "llamafactory" else starters[-1].kind,

@@ -13,7 +13,7 @@ from typing import Final
 
 from simcore.recipes.shell.expansion import Word
 
-__all__ = ["Starter", "starters_of"]
+__all__ = ["NEMO_RL", "Starter", "starters_of"]
 
 _BY_NAME: Final[Mapping[str, str]] = {
     "torchrun": "torchrun", "torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun",
@@ -36,6 +36,9 @@ _FLAGS: Final[Mapping[str, frozenset[str]]] = {
     "mpirun": frozenset({"--allow-run-as-root", "--oversubscribe", "--tag-output", "--display-map", "-oversubscribe",
                          "--report-bindings", "--nooversubscribe", "--display-allocation"}),
 }
+NEMO_RL: Final = "nemo_rl"
+"""Kind of NeMo RL's programs, which start their processes themselves, by Ray."""
+_PROGRAM: Final = re.compile(r"run_(?:sft|dpo|grpo)\w*\.py")
 _TWO_VALUES: Final = frozenset({"-mca", "--mca", "-gmca", "--gmca"})
 _MODULE: Final = frozenset({"-m", "--module"})
 _PYTHON: Final = re.compile(r"python[0-9.]*")
@@ -61,7 +64,8 @@ def starters_of(words: Sequence[Word]) -> tuple[Starter, ...]:
     found: list[Starter] = []
     rest: Sequence[Word] = words
     while (at := _first(rest)) is not None:
-        kind = _BY_NAME.get(_base(rest[at]), "accelerate")
+        name = _base(rest[at])
+        kind = NEMO_RL if _PROGRAM.fullmatch(name) else _BY_NAME.get(name, "accelerate")
         behind = rest[at + 1:] if _base(rest[at]) != "accelerate" else rest[at + 2:]
         end = _end_of_options(behind, kind)
         found.append(Starter(kind, rest[at], tuple(behind[:end]), tuple(behind[end:])))
@@ -76,7 +80,7 @@ def _first(words: Sequence[Word]) -> int | None:
     for number, word in enumerate(words):
         name = _base(word)
         follows = words[number + 1].text if number + 1 < len(words) else ""
-        if name in _BY_NAME or (name == "accelerate" and follows == "launch"):
+        if name in _BY_NAME or _PROGRAM.fullmatch(name) or (name == "accelerate" and follows == "launch"):
             return number
         if name.endswith((".py", ".sh")) or (number and words[number - 1].text in _MODULE):
             return None
@@ -91,8 +95,8 @@ def _base(word: Word) -> str:
 
 
 def _end_of_options(words: Sequence[Word], kind: str) -> int:
-    """Number of words that are the launcher's own; of automodel, axolotl, LLaMA-Factory all are one list."""
-    if kind in ("automodel", "axolotl", "llamafactory"):
+    """Number of words that are the launcher's own; of automodel, axolotl, LLaMA-Factory all are one list, NeMo RL: none."""
+    if kind in ("automodel", "axolotl", "llamafactory", NEMO_RL):
         return 0
     number = 0
     while number < len(words):

@@ -135,6 +135,13 @@ def test_llamafactorys_own_launcher_is_told_from_torchrun() -> None:
         "llamafactory", "torchrun", "torchrun", "srun"]
 
 
+def test_programs_of_nemo_rl_set_keys_and_start_no_processes() -> None:
+    launch = read("cd here\nuv run python examples/run_grpo.py --config mine.yaml \\\n    a.num_nodes=2 ++a.b=3\n")
+    assert launch.gpus is None
+    assert [(one.path, one.value, one.where) for one in launch.overrides] == [
+        (("a", "num_nodes"), 2, "run.sh:3"), (("a", "b"), 3, "run.sh:3")]
+
+
 # ---- beside a recipe ------------------------------------------------------------------------------------------------
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

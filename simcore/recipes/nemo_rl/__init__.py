@@ -1,0 +1,12 @@
+"""Recipes of NeMo RL: a YAML file of `examples/configs` with its chain of `defaults`.
+
+Input: the file, and parents that the user names beside it. Output: a scenario of the workload `train` (SFT), `dpo` or
+`grpo`, under `automodel` (DTensor workers) or `megatron`. Start: `recipe.FORMAT`.
+
+`recipe`: recognises a file, reads its chain, and goes through it block by block. `policy`: model, batches, lengths.
+`cluster`: GPUs that train and that generate. `dtensor`, `megatron`: the two kinds of workers; `dropout`, `environment`:
+what both spell alike. `generation`: the engine. `step`: what the algorithm does in a step. `switches`: keys that are
+told where they are on. `without_effect`: keys on which no answer depends.
+
+Facts about keys are those of NVIDIA-NeMo/RL 7ea279ab (main, 2026-08-22); files are named below `nemo_rl/`.
+"""

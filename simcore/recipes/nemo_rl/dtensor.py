@@ -1,0 +1,183 @@
+"""Workers of DTensor: block `policy.dtensor_cfg`, which trains by Automodel.
+
+[Note: versions]
+`_v2: true` is the worker that the framework `automodel` describes as NeMo RL's (`frameworks/automodel/policies`).
+Without it the older worker runs (`models/policy/lm_policy.py`), which parallelizes transformers' layers by its own code
+(`models/dtensor/parallelize.py`: a checkpoint around attention, MLP and each norm). That one is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.recipes.answers import Answer
+from simcore.recipes.draft import Draft
+from simcore.recipes.nemo_rl.dropout import read_dropout
+from simcore.recipes.nemo_rl.environment import read_environment
+from simcore.recipes.nemo_rl.policy import family_in
+from simcore.recipes.reader import Reader, Taken
+from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
+from simcore.recipes.world import share_out
+
+__all__ = ["read_dtensor"]
+
+_AT: Final = "policy.dtensor_cfg"
+_LORA: Final = f"{_AT}.lora_cfg"
+_KWARGS: Final = f"{_AT}.automodel_kwargs"
+_BACKEND: Final = f"{_KWARGS}.backend"
+_SETUP: Final = "models/automodel/setup.py"
+_MATCHER: Final = "Automodel _peft/module_matcher.py"
+_AS_HF: Final = ("llama", "qwen2")
+"""Families of which the pinned Automodel's own layers cannot be sent to the engine: transformers' run instead."""
+_OPTION: Final = "framework_options."
+_DISPATCHERS: Final = {name: name for name in ("deepep", "hybridep", "torch")}
+_ROWS: Final = (
+    Says(f"{_AT}.activation_checkpointing", "training.recompute", "flag", {True: "full", False: "none"}),
+    Says(f"{_AT}.moe_parallelizer.reshard_after_forward", f"{_OPTION}moe.reshard_after_forward", "flag"),
+    Off(f"{_AT}.custom_parallel_plan", "a plan of tensor parallelism of one's own"),
+    Idle((f"{_AT}.enabled", f"{_AT}._v2", f"{_AT}.env_vars"), "which worker runs"),
+    Idle((f"{_AT}.defer_fsdp_grad_sync",), "its loop over microbatches sets no gradients to wait"),
+    Idle((f"{_AT}.clear_cache_every_n_steps",), "no step ends with memory that is not returned here"),
+    Unmodelled((f"{_AT}.moe_parallelizer.ignore_router_for_ac",), "a checkpoint keeps the router's product and top-k"),
+)
+_LAYERS: Final = (
+    Says(f"{_KWARGS}.attn_implementation", f"{_OPTION}attn_implementation", "text"),
+    Says(f"{_KWARGS}.use_liger_kernel", f"{_OPTION}use_liger_kernel", "flag"),
+    Says(f"{_BACKEND}.attn", f"{_OPTION}attn", "text", {"te": "te", "sdpa": "sdpa"}, what="attention by"),
+    Says(f"{_BACKEND}.dispatcher", f"{_OPTION}dispatcher", "text", _DISPATCHERS, what="exchange of tokens by"),
+    Says(f"{_BACKEND}.fake_balanced_gate", f"{_OPTION}fake_balanced_gate", "flag", {True: True},
+         {False: "the default"}),
+    Says(f"{_BACKEND}.enable_fsdp_optimizations", f"{_OPTION}enable_fsdp_optimizations", "flag", {True: True},
+         {False: "the default"}),
+    Unmodelled((f"{_BACKEND}.linear", f"{_BACKEND}.rms_norm", f"{_BACKEND}.rope_fusion", f"{_BACKEND}.experts",
+                f"{_BACKEND}.gate_precision"), "kernels are not told apart: memory is counted as torch's"),
+    Idle((f"{_BACKEND}._target_", f"{_BACKEND}.enable_hf_state_dict_adapter", f"{_KWARGS}.use_sdpa_patching"),
+         "which files are read, and by which code"),
+    Idle((_KWARGS, f"{_KWARGS}.freeze_config.freeze_vision_*", f"{_KWARGS}.freeze_config.freeze_audio_*"),
+         "the policy has text alone"),
+    Off(f"{_KWARGS}.freeze_config.freeze_language_model", "a language model that does not train"),
+)
+_ADAPTERS: Final = (
+    Says(f"{_LORA}.dim", "training.lora.rank"),
+    Says(f"{_LORA}.alpha", "training.lora.alpha", "number"),
+    Unmodelled((f"{_LORA}.use_triton",), "kernels are not told apart: adapters are counted as torch's"),
+    Idle((f"{_LORA}.lora_A_init", f"{_LORA}.enabled"), "first values of adapters"),
+)
+_OPTIMIZER: Final = (
+    Says("policy.optimizer.name", "training.optimizer.name", "text",
+         {"torch.optim.AdamW": "adamw", "torch.optim.Adam": "adam", "torch.optim.SGD": "sgd"}, what="optimizer"),
+    Says("policy.optimizer.kwargs.momentum", "training.optimizer.momentum", "number"),
+)
+
+
+def read_dtensor(reader: Reader, draft: Draft, gpus: Answer | None) -> None:
+    """Reads a policy that trains by DTensor on `gpus`."""
+    newer = reader.flag(f"{_AT}._v2")
+    if newer is None or not newer.value:
+        draft.refuse(newer or reader.take(f"{_AT}.enabled"), "the older worker of DTensor (_v2 is not true)")
+    else:
+        draft.idle(newer, "the worker that is described")
+    draft.infer("framework", "automodel", "the worker of DTensor", source=_SETUP)
+    draft.infer("framework_version", "NeMo RL 7ea279ab", "the release of the recipes")
+    sizes = {axis: reader.integer(f"{_AT}.{word}_parallel_size") for axis, word in (
+        ("cp", "context"), ("tp", "tensor"), ("ep", "expert"))}
+    for axis, size in sizes.items():
+        draft.put(f"mesh.{axis}", size)
+    copies = reader.integer(f"{_AT}.dp_replicate_size")
+    draft.put("mesh.dp_replicate", copies)
+    if gpus is not None:
+        share_out(draft, gpus, {"context_parallel_size": sizes["cp"], "tensor_parallel_size": sizes["tp"],
+                                "dp_replicate_size": copies}, "mesh.dp_shard", "GPUs over the other degrees",
+                  f"{_SETUP} setup_distributed")
+    _read_layers(reader, draft, sizes["ep"])
+    _read_sequences(reader, draft, sizes["tp"])
+    _read_offload(reader, draft)
+    _read_adapters(reader, draft, sizes["ep"])
+    _read_optimizer(reader, draft)
+    read_environment(reader, draft, _AT)
+    read_rows(reader, draft, _ROWS)
+    draft.idle(reader.matching("policy.megatron_cfg.*"), "of the other kind of workers")
+
+
+def _read_layers(reader: Reader, draft: Draft, ep: Taken[int] | None) -> None:
+    """Whose layers run, and their kernels; attention is FlashAttention 2 with packs, and SDPA over cp."""
+    forced, family = reader.flag(f"{_KWARGS}.force_hf"), family_in(draft)
+    if forced is not None and forced.value:
+        hub = family == "nemotron_h"
+        draft.infer("implementation", "hub" if hub else "hf", "force_hf: the code of the model's repository" if hub else
+                    "force_hf: transformers' layers", forced, source=f"{_SETUP} _maybe_set_force_hf")
+    elif family in _AS_HF:
+        draft.infer("implementation", "hf", "force_hf is set: the adapter of its own layers' state dict converts no "
+                    "single tensor", forced, source=f"{_SETUP} _maybe_set_force_hf")
+    else:
+        draft.idle(forced, "the default")
+    deep = reader.flag(f"{_BACKEND}.enable_deepep")
+    if deep is not None and ep is not None and ep.value > 1:
+        draft.infer(f"{_OPTION}dispatcher", "deepep" if deep.value else "torch", "backend.enable_deepep", deep)
+    else:
+        draft.idle(deep, "tokens stay on their rank")
+    packs = reader.look("policy.sequence_packing.enabled") is True
+    if packs and not reader.has(f"{_KWARGS}.attn_implementation") and not reader.is_mapping(_BACKEND):
+        draft.infer(f"{_OPTION}attn_implementation", "flash_attention_2", "packs are read by FlashAttention 2",
+                    source=f"{_SETUP} validate_and_prepare_config")
+    read_rows(reader, draft, _LAYERS)
+
+
+def _read_sequences(reader: Reader, draft: Draft, tp: Taken[int] | None) -> None:
+    split = reader.flag(f"{_AT}.sequence_parallel")
+    if tp is not None and tp.value > 1:
+        draft.put("training.sequence_parallel", split)
+    else:
+        draft.idle(split, "tensor_parallel_size is 1")
+
+
+def _read_offload(reader: Reader, draft: Draft) -> None:
+    """FSDP2's CPUOffloadPolicy: parameters, gradients and optimizer states on the host."""
+    away = reader.flag(f"{_AT}.cpu_offload")
+    if away is None or not away.value:
+        draft.idle(away, "everything is on the device")
+        return
+    for part in ("params", "gradients", "optimizer"):
+        draft.put(f"training.offload.{part}", away, "host", f"{_SETUP} CPUOffloadPolicy")
+
+
+def _read_adapters(reader: Reader, draft: Draft, ep: Taken[int] | None) -> None:
+    """LoRA: all linear layers, or named ones, or all but named ones."""
+    on = reader.flag(f"{_LORA}.enabled")
+    if on is None or not on.value:
+        draft.idle(on, "no adapters")
+        draft.idle(reader.matching(f"{_LORA}.*"), "settings of adapters alone")
+        return
+    draft.put("training.method", on, "lora")
+    everything, named, spared = (reader.flag(f"{_LORA}.match_all_linear"), reader.words(f"{_LORA}.target_modules"),
+                                 reader.words(f"{_LORA}.exclude_modules"))
+    if everything is not None and everything.value:
+        draft.put("training.lora.target_modules", everything, ["*"], _MATCHER)
+        if ep is not None and ep.value > 1:
+            draft.infer("training.lora.expert_adapters", "none", "match_all_linear: experts are no linear layer",
+                        source=_MATCHER)
+        draft.idle([one for one in (named, spared) if one], "match_all_linear goes before them")
+    else:
+        draft.use(everything)
+        for key, words in (("target_modules", named), ("exclude_modules", spared)):
+            if words is not None and words.value:
+                draft.put(f"training.lora.{key}", words)
+            else:
+                draft.idle(words, "an empty list")
+    read_dropout(reader, draft, _LORA)
+    read_rows(reader, draft, _ADAPTERS)
+
+
+def _read_optimizer(reader: Reader, draft: Draft) -> None:
+    fused, foreach = (reader.flag(f"policy.optimizer.kwargs.{name}") for name in ("fused", "foreach"))
+    if fused is not None and fused.value:
+        draft.put("training.optimizer.implementation", fused, "fused")
+        draft.use(foreach)
+    elif foreach is not None:
+        draft.put("training.optimizer.implementation", foreach, "foreach" if foreach.value else "for_loop")
+        draft.use(fused)
+    else:
+        draft.idle(fused, "the default")
+    read_rows(reader, draft, _OPTIMIZER)
+    if draft.refuses("policy.optimizer.name"):
+        draft.idle(reader.matching("policy.optimizer.kwargs.*"), "settings of an optimizer that is refused")

@@ -1,0 +1,109 @@
+"""The engine of a GRPO recipe: block `policy.generation`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.recipes.draft import Draft
+from simcore.recipes.nemo_rl.switches import read_switches
+from simcore.recipes.reader import Reader, Taken
+from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
+
+__all__ = ["read_generation"]
+
+_AT: Final = "policy.generation"
+_VLLM: Final = f"{_AT}.vllm_cfg"
+_KWARGS: Final = f"{_AT}.vllm_kwargs"
+_DTYPES: Final = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_ONE: Final = {1: "one"}
+_ROWS: Final = (
+    Says(f"{_VLLM}.tensor_parallel_size", "generation.tp"),
+    Says(f"{_VLLM}.pipeline_parallel_size", "", idle=_ONE, words={None: None}, what="an engine over stages:"),
+    Says(f"{_VLLM}.expert_parallel_size", "", idle=_ONE, words={None: None}, what="an engine over experts:"),
+    Says(f"{_VLLM}.gpu_memory_utilization", "generation.gpu_memory_utilization", "number"),
+    Says(f"{_VLLM}.enforce_eager", "generation.enforce_eager", "flag"),
+    Says(f"{_VLLM}.enable_prefix_caching", "generation.prefix_caching", "flag"),
+    Says(f"{_VLLM}.kv_cache_dtype", "generation.kv_dtype", "text", {"auto": "auto", "fp8": "fp8", "fp8_e4m3": "fp8"},
+         what="a cache in"),
+    Says(f"{_VLLM}.precision", "generation.quantization", "text", {"fp8": "fp8"},
+         {"bfloat16": "the format of the policy"}, "an engine in"),
+    Off(f"{_VLLM}.enable_expert_parallel", "an engine over experts"),
+    Off(f"{_VLLM}.is_mx", "an engine in mxfp8"),
+    Says(f"{_VLLM}.num_last_layers_in_bf16", "", idle={0: "none"}, words={None: None}, what="last layers in bf16:"),
+    Says(f"{_VLLM}.num_first_layers_in_bf16", "", idle={0: "none"}, words={None: None}, what="first layers in bf16:"),
+    Idle((f"{_VLLM}.async_engine", f"{_VLLM}.skip_tokenizer_init", f"{_VLLM}.load_format", f"{_VLLM}.use_tqdm",
+          f"{_VLLM}.logprobs_mode", f"{_VLLM}.*metrics*", f"{_VLLM}.*http*", f"{_VLLM}.*server*",
+          f"{_VLLM}.reasoning_parser_plugin", f"{_VLLM}.cap_max_tokens_to_context", f"{_VLLM}.env_vars",
+          f"{_VLLM}.env_vars.*", f"{_VLLM}.reset_encoder_cache_after_weight_update", f"{_VLLM}.enforce_monotonicity",
+          f"{_VLLM}.enable_thinking"), "how requests come to the engine"),
+    Unmodelled((f"{_KWARGS}.moe_backend", f"{_KWARGS}.kernel_config.*",
+                f"{_KWARGS}.attention_backend", f"{_KWARGS}.attention_config.*", f"{_VLLM}.quantization_ignored_*",
+                f"{_KWARGS}.disable_custom_all_reduce"), "kernels of the engine are not told apart"),
+    Says(f"{_KWARGS}.max_num_seqs", "generation.max_num_seqs"),
+    Says(f"{_KWARGS}.max_num_batched_tokens", "generation.max_num_batched_tokens"),
+    Says(f"{_KWARGS}.mamba_ssm_cache_dtype", "generation.ssm_dtype", "text", _DTYPES, what="Mamba's state in"),
+    Idle((f"{_KWARGS}.tokenizer", f"{_KWARGS}.mm_processor_cache_gb", f"{_KWARGS}.skip_mm_profiling",
+          f"{_KWARGS}.allowed_local_media_path", f"{_KWARGS}.language_model_only", f"{_KWARGS}.limit_mm_per_prompt.*",
+          f"{_VLLM}.limit_mm_per_prompt.*", f"{_VLLM}.video.*"), "inputs of other kinds than text"),
+    Idle((_KWARGS,), "no further settings"),
+    Idle(tuple(f"{_AT}.{name}" for name in ("temperature", "top_p", "top_k", "val_*", "stop_*", "bad_words",
+                                            "max_new_tokens", "port_range_*", "use_async_rollouts")),
+         "which tokens are drawn; every sequence is decoded to max_model_len"),
+    Idle((f"{_AT}.refit_cfg.*", f"{_AT}.real_quant_export_cpu_offload"), "settings of other ways to send weights"),
+    Idle((f"{_AT}.mcore_generation_config.*", f"{_AT}.sglang_cfg.*", f"{_AT}.trtllm_cfg.*", f"{_AT}.trtllm_kwargs.*",
+          f"{_AT}.dynamo_cfg.*"), "settings of other engines"),
+)
+_ENGINE: Final = "models/generation/vllm/vllm_worker.py"
+
+
+def read_generation(reader: Reader, draft: Draft) -> int:
+    """Writes the engine, and returns the GPUs that only generate: 0 where it shares those that train."""
+    backend = reader.text(f"{_AT}.backend")
+    if backend is not None and backend.value != "vllm":
+        draft.refuse(backend, f"generation by {backend.value}")
+    else:
+        draft.idle(backend, "the default")
+    for key in ("quant_cfg", "real_quant", "real_quant_ignore"):
+        draft.refuse(reader.take(f"{_AT}.{key}"), "an engine with weights that ModelOpt quantises")
+    draft.refuse(reader.take(f"{_AT}.refit_transport"), "weights that are sent in another way than NeMo RL's default")
+    draft.refuse(reader.take("policy.refit_buffer_size_gb"), "a buffer of a stated size for the weights that are sent")
+    for taken in reader.matching(f"{_KWARGS}.speculative_config.*"):
+        draft.refuse(taken, "speculative decoding")
+    for taken in reader.matching(f"{_KWARGS}.compilation_config.*"):
+        draft.unmodelled(taken, "graphs of the engine are those of its defaults")
+    longest, answer = reader.integer(f"{_VLLM}.max_model_len"), draft.answers.seq_len
+    if answer is not None:
+        draft.idle(longest, f"{answer.where} says how long sequences are")
+    else:
+        draft.put("generation.max_model_len", longest)
+    read_switches(reader, draft, {f"{_VLLM}.use_deep_gemm": "kernels of the engine are not told apart"})
+    read_rows(reader, draft, _ROWS)
+    for taken in reader.matching(f"{_KWARGS}.*"):
+        draft.refuse(taken, "a setting of vLLM that is not described")
+    return _read_resources(reader, draft)
+
+
+def _read_resources(reader: Reader, draft: Draft) -> int:
+    """GPUs that only generate: a part of the only node, or nodes of their own (algorithms/grpo.py setup)."""
+    shares = reader.flag(f"{_AT}.colocated.enabled")
+    each, nodes = (reader.integer(f"{_AT}.colocated.resources.{name}") for name in ("gpus_per_node", "num_nodes"))
+    if shares is None or shares.value:
+        draft.put("generation.colocated", shares)
+        draft.idle([one for one in (each, nodes) if one], "the engine shares the GPUs that train")
+        return 0
+    draft.put("generation.colocated", shares)
+    draft.use(each, nodes)
+    if each is None:
+        draft.fail(shares.where, "colocated.enabled false: expected resources.gpus_per_node beside it")
+        return 0
+    gpus, tp = each.value * (nodes.value if nodes else 1), int(draft.values["generation"].get("tp", 1))
+    if gpus % tp or gpus < 1:
+        draft.fail(each.where, f"{gpus} GPUs that generate are no multiple of tensor_parallel_size {tp}")
+        return gpus
+    draft.infer("generation.engines", gpus // tp, "GPUs that generate over tensor_parallel_size", *_both(each, nodes),
+                source=_ENGINE)
+    return gpus
+
+
+def _both(*taken: Taken[int] | None) -> list[Taken[int]]:
+    return [one for one in taken if one is not None]

@@ -1,0 +1,229 @@
+"""Workers of Megatron: block `policy.megatron_cfg`, which trains by Megatron-Bridge.
+
+`models/megatron/setup.py` writes these keys over the configuration that Bridge has for the model; formats are those of
+`policy.precision`, gradients are accumulated and reduced in 16 bits unless `grad_reduce_in_fp32` says otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.recipes.answers import Answer
+from simcore.recipes.draft import Draft
+from simcore.recipes.nemo_rl.dropout import read_dropout
+from simcore.recipes.nemo_rl.environment import read_environment
+from simcore.recipes.nemo_rl.switches import read_switches
+from simcore.recipes.reader import Reader, Taken
+from simcore.recipes.rows import Idle, Off, Row, Says, read_rows
+from simcore.recipes.world import share_out
+
+__all__ = ["read_megatron"]
+
+_AT: Final = "policy.megatron_cfg"
+_DDP: Final = f"{_AT}.distributed_data_parallel_config"
+_OPTIMIZER: Final = f"{_AT}.optimizer"
+_PEFT: Final = f"{_AT}.peft"
+_FP8: Final = f"{_AT}.fp8_cfg"
+_SETUP: Final = "models/megatron/setup.py"
+_OPTION: Final = "framework_options."
+_FLAGS: Final = ("apply_rope_fusion", "bias_activation_fusion", "gradient_accumulation_fusion",
+                 "use_fused_weighted_squared_relu")
+_OF_EXPERTS: Final = ("moe_permute_fusion", "moe_grouped_gemm", "moe_shared_expert_overlap")
+_ROWS: Final[tuple[Row, ...]] = (
+    *(Says(f"{_AT}.{name}", f"{_OPTION}{name}", "flag") for name in _FLAGS),
+    Says(f"{_AT}.attention_backend", f"{_OPTION}attention_backend", "text"),
+    Says(f"{_AT}.transformer_impl", f"{_OPTION}transformer_impl", "text",
+         {"transformer_engine": "transformer_engine", "local": "local"}, what="layers of"),
+    Says(f"{_DDP}.overlap_grad_reduce", f"{_OPTION}overlap_grad_reduce", "flag"),
+    Says(f"{_DDP}.overlap_param_gather", f"{_OPTION}overlap_param_gather", "flag"),
+    Off(f"{_DDP}.use_custom_fsdp", "Megatron-FSDP under NeMo RL"),
+    Idle((f"{_DDP}.data_parallel_sharding_strategy",), "of Megatron-FSDP alone"),
+    Idle((f"{_DDP}.average_in_collective",), "the worker sets it"),
+    Off(f"{_AT}.fine_grained_activation_offloading", "activations that go to the host"),
+    Says(f"{_AT}.cuda_graph_impl", "", "text", idle={"none": "nothing is captured"}, words={None: None},
+         what="CUDA graphs under NeMo RL:"),
+    Says(f"{_AT}.mtp_num_layers", "", idle={0: "none"}, words={None: None}, what="layers of multi-token prediction:"),
+    Idle((f"{_AT}.fused_linear_logprobs_chunk_size", f"{_AT}.offload_modules", f"{_AT}.cuda_graph_*", f"{_AT}.mtp_*"),
+         "settings of what is switched off"),
+    Idle((f"{_AT}.enabled", f"{_AT}.env_vars", f"{_AT}.converter_type", f"{_AT}.force_reconvert_from_hf",
+          f"{_AT}.checkpoint.*", f"{_AT}.use_gloo_process_groups", f"{_AT}.train_iters", f"{_AT}.scheduler.*",
+          f"{_AT}.moe_per_layer_logging", f"{_AT}.track_moe_metrics", f"{_AT}.pipeline_dtype",
+          f"{_AT}.model_overrides", f"{_AT}.clear_memory_caches_before_refit"), "not part of a step"),
+    Idle((f"{_AT}.empty_unused_memory_level",), "what is cached is not counted as held"),
+    Idle((f"{_AT}.first_last_layers_bf16", f"{_AT}.num_layers_at_start_in_bf16", f"{_AT}.num_layers_at_end_in_bf16"),
+         "no line of the release reads it"),
+    Idle((f"{_AT}.moe_router_bias_update_rate", f"{_AT}.moe_aux_loss_coeff", f"{_AT}.moe_router_enable_expert_bias",
+          f"{_AT}.layernorm_epsilon", f"{_AT}.calculate_per_token_loss", f"{_AT}.do_not_average_loss",
+          f"{_AT}.cp_normalize", f"{_AT}.scale_loss_by_dp_cp_size"), "values, not tensors"),
+    Idle((f"{_AT}.freeze_vision_*", f"{_AT}.freeze_sound_*", f"{_AT}.radio_*"), "the policy has text alone"),
+    Idle((f"{_OPTIMIZER}.bf16", f"{_OPTIMIZER}.fp16", f"{_OPTIMIZER}.params_dtype"), "policy.precision decides"),
+)
+_SWITCHES: Final = {
+    f"{_AT}.defer_fp32_logits": "logits are counted as the loss of Megatron takes them",
+    f"{_AT}.moe_router_load_balancing_type": "terms of a balancing loss are not counted"}
+_STATES: Final = (
+    Says(f"{_OPTIMIZER}.optimizer", "training.optimizer.name", "text", {"adam": "adamw", "sgd": "sgd"},
+         what="optimizer"),
+    Says(f"{_OPTIMIZER}.use_distributed_optimizer", f"{_OPTION}use_distributed_optimizer", "flag"),
+    Says(f"{_OPTIMIZER}.use_precision_aware_optimizer", f"{_OPTION}use_precision_aware_optimizer", "flag"),
+)
+_ADAPTERS: Final = (
+    Says(f"{_PEFT}.dim", "training.lora.rank"),
+    Says(f"{_PEFT}.alpha", "training.lora.alpha", "number"),
+    Off(f"{_PEFT}.a2a_experimental", "adapters over experts by all-to-all"),
+    Says(f"{_PEFT}.lora_dtype", "training.lora.dtype", "text", {"bfloat16": "bf16", "float32": "fp32"},
+         {"None": "the base's"}, "adapters in"),
+    Idle((f"{_PEFT}.lora_*_init_method",), "first values of adapters"),
+)
+_NOTHING: Final = ("none",)
+"""Excluded modules that no module fits."""
+
+
+def read_megatron(reader: Reader, draft: Draft, gpus: Answer | None, kind: str) -> None:
+    """Reads a policy that trains by Megatron on `gpus`; `kind`: sft, dpo or grpo."""
+    draft.infer("framework", "megatron", "the worker of Megatron", source=_SETUP)
+    degrees = {axis: reader.integer(f"{_AT}.{word}_parallel_size") for axis, word in (
+        ("pp", "pipeline_model"), ("cp", "context"), ("tp", "tensor_model"), ("ep", "expert_model"),
+        ("etp", "expert_tensor"))}
+    for axis, size in degrees.items():
+        draft.put(f"mesh.{axis}", size)
+    if gpus is not None:
+        share_out(draft, gpus, {str(size.path[-1]) if size else axis: size for axis, size in degrees.items()
+                                if axis in ("pp", "cp", "tp")}, "mesh.dp_shard", "GPUs over the other degrees",
+                  "models/policy/lm_policy.py")
+    _read_stages(reader, draft, degrees["pp"])
+    split = reader.flag(f"{_AT}.sequence_parallel")
+    if draft.values.get("mesh", {}).get("tp", 1) > 1:
+        draft.put("training.sequence_parallel", split)
+    else:
+        draft.idle(split, "tensor_model_parallel_size is 1")
+    _read_formats(reader, draft)
+    _read_recompute(reader, draft)
+    _read_experts(reader, draft, degrees["ep"])
+    _read_states(reader, draft)
+    _read_adapters(reader, draft)
+    _read_loss(reader, draft, kind)
+    read_environment(reader, draft, _AT)
+    for taken in reader.matching(f"{_AT}.model_overrides.*", f"{_AT}.freeze_config.*"):
+        draft.refuse(taken, "fields of Bridge's model, or parts that are frozen")
+    read_switches(reader, draft, _SWITCHES)
+    read_rows(reader, draft, _ROWS)
+    draft.idle(reader.matching("policy.dtensor_cfg.*", "policy.optimizer.*", "policy.optimizer"),
+               "of the other kind of workers")
+
+
+def _read_loss(reader: Reader, draft: Draft, kind: str) -> None:
+    """Loss of log-probabilities; the workloads dpo and grpo say themselves that a cross entropy stands in for it."""
+    fused = reader.flag(f"{_AT}.use_fused_linear_logprobs")
+    if fused is not None and fused.value:
+        draft.refuse(fused, "log-probabilities that are fused with the head")
+    elif kind == "sft":
+        draft.unmodelled(fused, "log-probabilities are counted as Megatron's cross entropy over tp ranks")
+    else:
+        draft.idle(fused, "the default")
+
+
+def _read_stages(reader: Reader, draft: Draft, pp: Taken[int] | None) -> None:
+    for end in ("first", "last"):
+        count = reader.integer(f"{_AT}.num_layers_in_{end}_pipeline_stage")
+        if pp is not None and pp.value > 1:
+            draft.put(f"{_OPTION}num_layers_in_{end}_pipeline_stage", count)
+        else:
+            draft.idle(count, "there is one stage")
+
+
+def _read_formats(reader: Reader, draft: Draft) -> None:
+    """Formats of gradients, and products in fp8."""
+    wide = reader.flag(f"{_DDP}.grad_reduce_in_fp32")
+    value = "fp32" if wide is not None and wide.value else "bf16"
+    for key in ("grad_reduce", "main_grads"):
+        draft.infer(f"training.precision.{key}", value, "grad_reduce_in_fp32", wide, source=_SETUP)
+    on = reader.flag(f"{_FP8}.enabled")
+    if on is None or not on.value:
+        draft.idle(on, "products in 16 bits")
+        draft.idle(reader.matching(f"{_FP8}.*"), "settings of fp8 alone")
+        return
+    draft.put("training.precision.compute", on, "fp8")
+    draft.put(f"{_OPTION}fp8_format", reader.text(f"{_FP8}.fp8"))
+    draft.put(f"{_OPTION}fp8_recipe", reader.text(f"{_FP8}.fp8_recipe"))
+    draft.put(f"{_OPTION}fp8_param_gather", reader.flag(f"{_FP8}.fp8_param"))
+
+
+def _read_recompute(reader: Reader, draft: Draft) -> None:
+    on, kind = reader.flag(f"{_AT}.activation_checkpointing"), reader.text(f"{_AT}.recompute_granularity")
+    modules = reader.words(f"{_AT}.recompute_modules")
+    if on is None or not on.value:
+        draft.idle([one for one in (on, kind, modules) if one], "nothing is recomputed")
+    elif kind is None or kind.value == "full":
+        draft.put("training.recompute", on, "full", f"{_SETUP} _apply_performance_config: uniform, layer by layer")
+        draft.use(kind)
+        draft.idle(modules, "they are of granularity selective")
+    elif kind.value == "selective":
+        draft.infer("training.recompute", modules.value if modules else ["core_attn"], "recompute_modules, core_attn "
+                    "by default", on, kind, modules, source=f"{_SETUP} _apply_performance_config")
+    else:
+        draft.fail(kind.where, f"{kind.key}: expected full or selective, got {kind.value!r}")
+        draft.use(on, kind, modules)
+
+
+def _read_experts(reader: Reader, draft: Draft, ep: Taken[int] | None) -> None:
+    """Router and dispatcher; a dense model has none of them."""
+    kind, backend = (reader.text(f"{_AT}.moe_token_dispatcher_type"),
+                     reader.text(f"{_AT}.moe_flex_dispatcher_backend"))
+    deep, router = reader.flag(f"{_AT}.moe_enable_deepep"), reader.text(f"{_AT}.moe_router_dtype")
+    still = reader.flag(f"{_AT}.freeze_moe_router")
+    flags = {name: reader.flag(f"{_AT}.{name}") for name in _OF_EXPERTS}
+    draft.idle(reader.matching(f"{_AT}.moe_hybridep_*", f"{_AT}.hybridep_*"), "the share of a GPU that it takes")
+    if ep is None or ep.value == 1:
+        draft.idle([one for one in (kind, backend, deep, router, still, *flags.values()) if one],
+                   "expert_model_parallel_size is 1: the options of experts are left at their defaults")
+        return
+    for name, flag in flags.items():
+        draft.put(f"{_OPTION}{name}", flag)
+    draft.put(f"{_OPTION}moe_token_dispatcher_type", kind)
+    if kind is not None and kind.value == "flex":
+        draft.put(f"{_OPTION}moe_flex_dispatcher_backend", backend)
+        draft.use(deep)
+        if backend is None:
+            draft.infer(f"{_OPTION}moe_flex_dispatcher_backend", "deepep", "the default of flex")
+    else:
+        draft.idle([one for one in (backend, deep) if one], "of the dispatcher flex alone")
+    if router is not None:
+        draft.infer(f"{_OPTION}moe_router_dtype", "fp32", "fp32 or wider: fp64 is counted as fp32", router)
+    if still is not None and still.value and not reader.look(f"{_PEFT}.enabled"):
+        draft.unmodelled(still, "weights of routers are counted as trained: their gradients and states are small")
+    else:
+        draft.idle(still, "the router learns, or everything but adapters is frozen")
+
+
+def _read_states(reader: Reader, draft: Draft) -> None:
+    away, share = (reader.flag(f"{_OPTIMIZER}.optimizer_cpu_offload"),
+                   reader.number(f"{_OPTIMIZER}.optimizer_offload_fraction"))
+    draft.idle(reader.take(f"{_OPTIMIZER}.overlap_cpu_optimizer_d2h_h2d"), "the default")
+    if away is not None and away.value and share is not None:
+        part = "host" if share.value == 1 else {"space": "host", "fraction": share.value}
+        draft.infer("training.offload.optimizer", part, "optimizer_offload_fraction", away, share)
+    else:
+        draft.idle([one for one in (away, share) if one], "states are on the device")
+    read_rows(reader, draft, _STATES)
+
+
+def _read_adapters(reader: Reader, draft: Draft) -> None:
+    """LoRA: named modules, or every linear module but excluded ones (Bridge peft/module_matcher.py)."""
+    on = reader.flag(f"{_PEFT}.enabled")
+    if on is None or not on.value:
+        draft.idle(on, "no adapters")
+        draft.idle(reader.matching(f"{_PEFT}.*"), "settings of adapters alone")
+        return
+    draft.put("training.method", on, "lora")
+    named, spared = reader.words(f"{_PEFT}.target_modules"), reader.words(f"{_PEFT}.exclude_modules")
+    for key, words in (("target_modules", named), ("exclude_modules", spared)):
+        if words is not None and words.value:
+            draft.put(f"training.lora.{key}", words)
+        else:
+            draft.use(words)
+    if not (named and named.value) and not (spared and spared.value):
+        draft.infer("training.lora.exclude_modules", list(_NOTHING), "no targets: every linear module", named, spared,
+                    source="Bridge peft/module_matcher.py")
+    read_dropout(reader, draft, _PEFT)
+    read_rows(reader, draft, _ADAPTERS)

@@ -1,0 +1,116 @@
+"""Model, batches and lengths of a policy.
+
+[Note: full length]
+Sequences are counted at full length, as in the scenarios of NeMo RL that are shipped: `max_total_sequence_length`.
+Packs (`sequence_packing`) and microbatches of varying size (`dynamic_batching`) hold up to `train_mb_tokens` tokens,
+which are as many sequences of full length as fit.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.modules import family_of
+from simcore.recipes.reader import Reader, Taken
+from simcore.recipes.rows import Idle, Off, Says, read_rows
+
+__all__ = ["family_in", "read_batches", "read_model"]
+
+_NAME: Final = "policy.model_name"
+_OVERRIDES: Final = "policy.hf_config_overrides"
+_NO_FIELDS: Final = ("router_aux_loss_coef", "rope_theta", "rope_scaling", "rope_parameters", "use_cache")
+_PRECISIONS: Final = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_KINDS: Final = {"sequence_packing": "packs", "dynamic_batching": "microbatches of varying size"}
+_PIN: Final = "models/policy/lm_policy.py"
+_ROWS: Final = (
+    Says("policy.precision", "training.precision.compute", "text", _PRECISIONS, what="products in"),
+    Off("policy.reward_model_cfg.enabled", "training of a reward model"),
+    Off("policy.draft.enabled", "a draft model that is trained beside the policy"),
+    Off("policy.router_replay.enabled", "replay of the router's choices"),
+    Off("policy.activation_checkpointing_enabled", "checkpointing by a key that nothing reads"),
+    Off("policy.is_vlm", "a tower beside text"),
+)
+
+
+def family_in(draft: Draft) -> str:
+    """Family (`model_type`) of the model, "" if it is not known."""
+    model = draft.answers.settings.get("model", draft.values.get("model"))
+    return family_of(model.get("config", "") if isinstance(model, dict) else model or "")
+
+
+def read_model(reader: Reader, draft: Draft) -> None:
+    """Writes the model, with the fields of its configuration that the recipe changes."""
+    name = reader.text(_NAME)
+    for key in ("quant_cfg", "quant_calib_data", "disable_modelopt_layer_spec"):
+        draft.refuse(reader.take(f"policy.{key}"), "training that is aware of quantisation (ModelOpt)")
+    draft.idle(reader.matching("policy.quant_*"), "settings of ModelOpt alone")
+    fields = [field for field in reader.names(_OVERRIDES) if field not in _NO_FIELDS]
+    if (given := draft.answers.settings.get("model")) is not None:
+        draft.idle(name, f"--set model={given} says which model it is")
+        draft.idle(reader.matching(f"{_OVERRIDES}.*"), "--set model says which model it is")
+    elif name is None:
+        draft.ask("model", "--set model=NAME or PATH of its config.json", f"model ({_NAME})")
+        draft.idle(reader.matching(f"{_OVERRIDES}.*"), "the model is asked for")
+    else:
+        draft.put("model.config" if fields else "model", name)
+        for field in fields:
+            draft.put(f"model.overrides.{field}", reader.take(f"{_OVERRIDES}.{field}"))
+    read_rows(reader, draft, (*_ROWS, Idle((f"{_OVERRIDES}.*", _OVERRIDES), "frequencies, and terms of the loss")))
+
+
+def read_batches(reader: Reader, draft: Draft, kind: str) -> None:
+    """Writes lengths and batch sizes; under DPO they count pairs."""
+    limit, answer = reader.integer("policy.max_total_sequence_length"), draft.answers.seq_len
+    if answer is not None:
+        draft.answered("training.seq_len", answer)
+        draft.idle(limit, f"{answer.where} says how long sequences are")
+        draft.idle(reader.take("policy.make_sequence_length_divisible_by"), "sequences have full length")
+    elif limit is None:
+        draft.ask("training.seq_len", "--seq-len N", "tokens of a sequence (policy.max_total_sequence_length)")
+        draft.idle(reader.take("policy.make_sequence_length_divisible_by"), "the length is asked for")
+    else:
+        _read_length(reader, draft, limit)
+    draft.put("training.global_batch_size", reader.integer("policy.train_global_batch_size"))
+    _read_size(reader, draft, "train", "training.micro_batch_size")
+    if kind == "grpo":
+        _read_size(reader, draft, "logprob", "rl.logprob_batch_size")
+    else:
+        draft.idle(reader.matching("policy.logprob_batch_size", "policy.*.logprob_mb_tokens"),
+                   "there is no pass of log-probabilities with batches of its own")
+    for mode in _KINDS:
+        draft.idle(reader.matching(f"policy.{mode}.*"), "how sequences come together")
+
+
+def _read_length(reader: Reader, draft: Draft, limit: Taken[int]) -> None:
+    """Length of sequences: the longest, made divisible."""
+    multiple = reader.integer("policy.make_sequence_length_divisible_by")
+    if multiple is None or multiple.value < 1 or not limit.value % multiple.value:
+        draft.put("training.seq_len", limit)
+        draft.idle(multiple, "it divides the longest sequence")
+        return
+    longest = -(-limit.value // multiple.value) * multiple.value
+    draft.infer("training.seq_len", longest, f"the longest sequence, padded to a multiple of {multiple.value}", limit,
+                multiple, source="data/llm_message_utils.py batched_message_log_to_flat_message")
+
+
+def _read_size(reader: Reader, draft: Draft, purpose: str, key: str) -> None:
+    """Writes sequences of a microbatch, see [Note: full length]. `purpose`: "train" or "logprob"."""
+    name = "train_micro_batch_size" if purpose == "train" else "logprob_batch_size"
+    stated = reader.integer(f"policy.{name}")
+    mode = next((mode for mode in _KINDS if reader.look(f"policy.{mode}.enabled") is True), "")
+    tokens = reader.integer(f"policy.{mode}.{purpose}_mb_tokens") if mode else None
+    length = draft.values.get("training", {}).get("seq_len", 0)
+    if mode and purpose == "train":
+        draft.unmodelled(reader.flag(f"policy.{mode}.enabled"),
+                         f"{_KINDS[mode]} are counted as sequences of full length")
+    if tokens is None or not length:
+        draft.put(key, stated)
+        draft.use(tokens)
+    elif tokens.value < length or tokens.value % length:
+        draft.refuse(tokens, f"{_KINDS[mode]} of {tokens.value} tokens, no multiple of the {length} of a sequence")
+        draft.idle(stated, f"{tokens.key} decides")
+    else:
+        draft.infer(key, tokens.value // length, f"sequences of full length in {tokens.value} tokens", tokens,
+                    source=f"{_PIN} {mode}_args")
+        draft.idle(stated, f"{tokens.key} decides")

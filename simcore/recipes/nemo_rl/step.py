@@ -1,0 +1,116 @@
+"""What the algorithm does in a step: blocks `sft`, `dpo`, `grpo` and `loss_fn`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.recipes.draft import Draft
+from simcore.recipes.nemo_rl.switches import read_switches
+from simcore.recipes.reader import Reader
+from simcore.recipes.rows import Idle, Off, Says, read_rows
+
+__all__ = ["read_step"]
+
+_GRPO: Final = (
+    Says("grpo.num_prompts_per_step", "rl.prompts"),
+    Says("grpo.num_generations_per_prompt", "rl.generations"),
+    Idle(("grpo.use_combined_training", "grpo.combined_training_*", "grpo.use_best_at_k", "grpo.best_at_k_*",
+          "grpo.dynamic_sampling_oversample_ratio"), "no line of the release reads it"),
+    Off("grpo.use_dynamic_sampling", "prompts that are drawn again until their rewards differ"),
+    Off("grpo.async_grpo.enabled", "training beside generation (asynchronous GRPO)"),
+    Idle(("grpo.async_grpo", "grpo.async_grpo.*", "grpo.dynamic_sampling_max_gen_batches", "grpo.batch_multiplier"),
+         "settings of what is switched off"),
+    Idle(("grpo.val_*", "grpo.max_val_samples", "grpo.stop_at_validation_*", "grpo.num_val_*"),
+         "validation: not part of a step"),
+    Idle(("grpo.reward_*", "grpo.adv_estimator.*", "grpo.normalize_rewards", "grpo.use_leave_one_out_baseline",
+          "grpo.advantage_clip_*", "grpo.overlong_filtering", "grpo.invalid_tool_call_*", "grpo.malformed_*",
+          "grpo.penalize_*", "grpo.calculate_advantages_on_gpu", "grpo.zero_variance_prompt_filtering",
+          "grpo.seq_logprob_error_threshold", "grpo.deduplicate_multimodal_data", "grpo.debug_payload_metrics"),
+         "a number for each sequence or token"),
+    Idle(("grpo.skip_reference_policy_logprobs_calculation",), "loss_fn.reference_policy_kl_penalty decides"),
+    Idle(("loss_fn.*",), "which loss of log-probabilities"),
+    Idle(("on_policy_distillation",), "off"),
+)
+_LENGTH: Final = Idle(tuple(f"{kind}.{name}" for kind in ("sft", "dpo", "grpo")
+                            for name in ("max_num_epochs", "max_num_steps", "seed")), "length of the run, and its seed")
+_LATER: Final = Idle(tuple(f"{kind}.{name}" for kind in ("sft", "dpo") for name in (
+    "val_at_start", "val_at_end", "val_period", "only_unmask_final")), "when validation runs, and which tokens count")
+_DPO: Final = (
+    Idle(("dpo.val_batches", "dpo.val_global_batch_size", "dpo.val_micro_batch_size"), "validation under dpo is not "
+         "simulated: it has fewer tensors than a step"),
+    Idle(("dpo.reference_policy_kl_penalty", "dpo.preference_*", "dpo.sft_*"), "weights of the loss"),
+)
+
+
+def read_step(reader: Reader, draft: Draft, kind: str) -> None:
+    """Reads the block of the algorithm `kind`, the loss, and what a pass of log-probabilities does."""
+    read_rows(reader, draft, (_LENGTH,))
+    if kind == "sft":
+        _read_evaluation(reader, draft)
+    read_rows(reader, draft, (_LATER,))
+    colocated = draft.values.get("generation", {}).get("colocated", True)
+    away = reader.flag("policy.offload_optimizer_for_logprob")
+    if away is not None and away.value and kind == "grpo" and not colocated:
+        draft.refuse(away, "optimizer states that leave the device for passes of log-probabilities")
+    else:
+        draft.idle(away, "only GRPO with an engine on GPUs of its own asks for it (algorithms/grpo.py prepare_for_lp)")
+    chunk = reader.integer("policy.logprob_chunk_size")
+    if chunk is not None and kind == "grpo":
+        draft.refuse(chunk, "log-probabilities in chunks of tokens")
+    else:
+        draft.idle(chunk, "there is no pass of log-probabilities that reads it")
+    if kind == "dpo":
+        read_rows(reader, draft, _DPO)
+    if kind == "grpo":
+        _read_grpo(reader, draft)
+
+
+def _read_evaluation(reader: Reader, draft: Draft) -> None:
+    """Writes the validation of SFT, unless none is asked for (a period of 0 or less, and not at start or end)."""
+    period, ends = reader.integer("sft.val_period"), [reader.flag(f"sft.val_at_{end}") for end in ("start", "end")]
+    runs = (period is not None and period.value > 0) or any(one is not None and one.value for one in ends)
+    draft.idle([one for one in (period, *ends) if one], "when validation runs")
+    micro, batches, whole = (reader.integer(f"sft.{name}") for name in (
+        "val_micro_batch_size", "val_batches", "val_global_batch_size"))
+    if not runs or micro is None or draft.values.get("framework") == "megatron":
+        why = "validation under megatron is not simulated" if runs else "no validation is asked for"
+        draft.idle([one for one in (micro, batches, whole) if one], why)
+        return
+    draft.put("evaluation.micro_batch_size", micro)
+    if batches is not None and whole is not None and batches.value > 0:
+        draft.infer("evaluation.sequences", batches.value * whole.value, "val_batches of val_global_batch_size",
+                    batches, whole, source="algorithms/sft.py validate")
+    else:
+        draft.idle([one for one in (batches, whole) if one], "all of the validation set: one pass is counted")
+
+
+def _read_grpo(reader: Reader, draft: Draft) -> None:
+    penalty = reader.number("loss_fn.reference_policy_kl_penalty")
+    if penalty is not None and penalty.value > 0:
+        draft.infer("rl.reference", "host", "a reference policy is kept where its penalty is above 0", penalty,
+                    source="algorithms/grpo.py init_reference_model")
+    else:
+        draft.infer("rl.reference", "none", "no reference policy without a penalty", penalty,
+                    source="algorithms/grpo.py init_reference_model")
+    ratio = reader.flag("loss_fn.force_on_policy_ratio")
+    if ratio is not None and ratio.value and reader.look("grpo.seq_logprob_error_threshold") is None:
+        draft.unmodelled(ratio, "the policy's pass of log-probabilities is counted, which upstream skips")
+    else:
+        draft.idle(ratio, "the pass of log-probabilities runs")
+    distils = reader.matching("on_policy_distillation.*")
+    if any(one.path[-1] == "enabled" and one.value for one in distils):
+        for one in distils:
+            draft.refuse(one, "distillation of teachers in GRPO")
+    else:
+        draft.idle(distils, "off")
+    _refuse_rewards(reader, draft)
+    read_switches(reader, draft, {"grpo.max_rollout_turns": "a sequence is counted as one answer of full length"})
+    read_rows(reader, draft, _GRPO)
+
+
+def _refuse_rewards(reader: Reader, draft: Draft) -> None:
+    """Refuses rewards by a model: it takes GPUs of the cluster (algorithms/grpo.py setup, rm_env_enabled)."""
+    for one in reader.all():
+        names = one.value if isinstance(one.value, list) else [one.value]
+        if one.path[0] == "data" and one.path[-1] == "env_name" and "reward_model" in names:
+            draft.refuse(reader.take(one.key), "rewards by a model that takes GPUs of the cluster")

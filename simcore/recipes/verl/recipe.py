@@ -1,0 +1,98 @@
+"""Recognises recipes of verl, scripts and YAML alike, and reads those of the supervised trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from simcore.inputs.document import Document
+from simcore.inputs.yaml_parser import KeyPath, dotted
+from simcore.recipes.answers import Answer, Answers
+from simcore.recipes.draft import Draft
+from simcore.recipes.format import Format
+from simcore.recipes.imported import Imported
+from simcore.recipes.parents import DEFAULTS, merged
+from simcore.recipes.reader import Reader
+from simcore.recipes.recipe_file import RecipeFile
+from simcore.recipes.references import resolved
+from simcore.recipes.verl.command import command_of, trainer_in
+from simcore.recipes.verl.rl import refuse_trainer
+from simcore.recipes.verl.sft import SFT, read_sft
+
+__all__ = ["FORMAT"]
+
+_IDLE: Final = ("trainer", "hydra")
+_PACKAGED: Final = ("ppo_trainer", "ppo_megatron_trainer", "sft_trainer", "_self_")
+"""Parents whose values are verl's own defaults."""
+
+
+def _recognises(file: RecipeFile) -> bool:
+    document = file.mapping()
+    if document is None:
+        return trainer_in(file.text)
+    model = document.data.get("model")
+    return isinstance(document.data.get("actor_rollout_ref"), dict) or (
+        isinstance(model, dict) and "partial_pretrain" in model)
+
+
+def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
+    file = files[0]
+    draft = Draft("verl", file.path, answers)
+    draft.infer("name", Path(file.path).stem, "the file's name")
+    document, gpus, unknown = _document(files, draft)
+    document, problems = resolved(document, {}, lambda path: path[0] in _IDLE)
+    reader = Reader(document)
+    trainer = reader.look("hydra.trainer") or (SFT if reader.is_mapping("model") else "verl.trainer.main_ppo")
+    if trainer == SFT:
+        _read_groups(reader, draft)
+        draft.wrong.extend(problems)
+        read_sft(reader, draft, answers.gpus or gpus)
+        _tell_unknown(draft, document, unknown)
+    else:
+        refuse_trainer(reader, draft, str(trainer))
+    return draft.imported([reader], loose=loose)
+
+
+def _document(files: Sequence[RecipeFile], draft: Draft) -> tuple[Document, Answer | None, Mapping[KeyPath, str]]:
+    """Keys of all files, those of the command on top; GPUs that it says, and values that it leaves unknown."""
+    file = files[0]
+    own = file.mapping()
+    if own is not None:
+        for other in files[1:]:
+            draft.fail(other.path, "name the script first, and one YAML file behind it")
+        return own, None, {}
+    command = command_of(file.text, file.path)
+    document = command.document
+    for other in files[1:]:
+        below = other.mapping()
+        if below is None or Path(other.path).stem != command.config:
+            draft.fail(other.path, f"is not the file that the command names ({command.config or 'none'})")
+        else:
+            document = merged(below, document)
+    if command.config and command.config not in _PACKAGED and len(files) == 1 and command.trainer == SFT:
+        draft.fail(file.path, f"names {command.config}.yaml, which is no file of verl: name it behind the script")
+    return document, command.gpus, command.unknown
+
+
+def _read_groups(reader: Reader, draft: Draft) -> None:
+    """Parents of a YAML file: those of verl itself, whose values are the release's defaults."""
+    parents = reader.take(DEFAULTS)
+    names = parents.value if parents is not None and isinstance(parents.value, list) else []
+    others = [name for name in names if name not in _PACKAGED and name != {"optim": "fsdp"}]
+    if others:
+        draft.refuse(parents, f"parents {', '.join(map(str, others))[:100]} (read are verl's own: "
+                              f"{', '.join(_PACKAGED[:-1])})")
+    else:
+        draft.idle(parents, "verl's own: values of the release")
+
+
+def _tell_unknown(draft: Draft, document: Document, unknown: Mapping[KeyPath, str]) -> None:
+    """Tells values that more than the script decides, but for those on which nothing depends."""
+    idle = {left.key for left in draft.left if left.kind == "no effect"}
+    for path, reason in unknown.items():
+        if dotted(path) not in idle:
+            draft.fail(document.where(path), f"{dotted(path)} is not known from the script alone: {reason}")
+
+
+FORMAT: Final = Format("verl", "verl scripts and YAML", _recognises, _read)

@@ -1,0 +1,169 @@
+"""The supervised trainer over FSDP (`verl/trainer/fsdp_sft_trainer.py`), whose defaults are `sft_trainer.yaml`.
+
+Samples are padded to `data.max_length` (`utils/dataset/sft_dataset.py`). Parameters rest in `model_dtype`, are gathered
+in bf16 and reduced in fp32; nothing sets gradients to wait, so every microbatch reduces.
+
+[Note: units] Under FSDP2 `apply_fsdp2` (`utils/fsdp_utils.py`) makes units of layers, and of the embedding where the
+head is not tied to it; the head stays in the root. Under FSDP 1 layers alone are units.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from simcore.errors import InputError
+from simcore.models.graph import model_config
+from simcore.recipes.answers import Answer
+from simcore.recipes.draft import Draft
+from simcore.recipes.huggingface.modules import LINEARS, family_of
+from simcore.recipes.huggingface.named_model import read_named_model
+from simcore.recipes.machine import read_machine
+from simcore.recipes.reader import Reader, Taken
+from simcore.recipes.rows import Idle, Off, Says, read_rows
+from simcore.recipes.world import share_out
+
+__all__ = ["SFT", "read_sft"]
+
+SFT: Final = "verl.trainer.fsdp_sft_trainer"
+_RELEASE: Final = "verl b178a3cd"
+_FILE: Final = "verl/trainer/config/sft_trainer.yaml"
+_TRAINER: Final = "verl/trainer/fsdp_sft_trainer.py"
+_FORMATS: Final = {word: name for name, words in {"fp32": ("fp32", "float32"), "bf16": ("bf16", "bfloat16"),
+                                                  "fp16": ("fp16", "float16")}.items() for word in words}
+_ROWS: Final = (
+    Says("model.fsdp_config.model_dtype", "training.precision.params", "text", _FORMATS, what="parameters in"),
+    Says("model.use_liger", "framework_options.use_liger_kernel", "flag"),
+    Says("optim.optimizer", "training.optimizer.name", "text", {"AdamW": "adamw", "Adam": "adam"}, what="optimizer"),
+    Says("optim.optimizer_impl", "", "text", idle={"torch.optim": "the default"}, words={None: None},
+         what="an optimizer of"),
+    Off("model.lora_adapter_path", "adapters that are read from files"),
+    Idle(("hydra.*",), "the trainer, and its groups of defaults"),
+    Idle(("optim.*",), "values, not tensors"),
+    Idle(("trainer.*",), "the run around the steps; validation has the same batches without gradients"),
+    Idle(("data.train_*", "data.val_*", "data.prompt_*", "data.response_*", "data.multiturn.*", "data.custom_cls.*",
+          "data.use_shm", "data.apply_chat_template_kwargs", "data.chat_template", "data.truncation",
+          "data.balance_dp_token", "data.micro_batch_size"), "which samples are read, of length training.seq_len"),
+    Idle(("model.external_lib", "model.trust_remote_code", "model.use_shm", "model.fsdp_config.offload_params"),
+         "which files are read, and by which code"),
+    Idle(("use_remove_padding",), "without Ulysses the trainer pads in any case"),
+    Idle(("ulysses_sequence_parallel_size",), "1"),
+)
+
+
+def read_sft(reader: Reader, draft: Draft, gpus: Answer | None) -> None:
+    """Reads a recipe of the supervised trainer on `gpus` (None: asked)."""
+    read_named_model(reader, draft, "model.partial_pretrain")
+    read_machine(draft, None)
+    _read_ranks(reader, draft, gpus)
+    _read_batches(reader, draft)
+    _read_sharding(reader, draft)
+    checkpoints = reader.flag("model.enable_gradient_checkpointing")
+    if checkpoints is None or checkpoints.value:
+        _said(draft, "training.recompute", checkpoints, "full")
+        draft.default("framework_options.recompute_by", "transformers", _RELEASE, f"{_TRAINER} _build_model_optimizer")
+    else:
+        draft.put("training.recompute", checkpoints, "none")
+    if not reader.has("model.fsdp_config.model_dtype"):
+        draft.default("training.precision.params", "fp32", _RELEASE, _FILE)
+    draft.default("implementation", "hf", _RELEASE, f"{_TRAINER}: AutoModelForCausalLM")
+    draft.default("framework_options.attn_implementation", "flash_attention_2", _RELEASE, _TRAINER)
+    draft.default("framework_options.sync_gradients", "every", _RELEASE, f"{_TRAINER} training_step")
+    draft.infer("training.loss", "hf", "a cross entropy in fp32 (autocast); the copy of logits that shifts them is not "
+                                       "counted", source=f"{_TRAINER} _compute_loss_and_backward")
+    _read_adapters(reader, draft)
+    read_rows(reader, draft, _ROWS)
+
+
+def _said(draft: Draft, key: str, taken: Taken[Any] | None, value: Any) -> None:
+    """Writes a key that the recipe says, or else the release's default."""
+    if taken is not None:
+        draft.put(key, taken, value)
+    else:
+        draft.default(key, value, _RELEASE, _FILE)
+
+
+def _read_ranks(reader: Reader, draft: Draft, gpus: Answer | None) -> None:
+    ulysses = reader.integer("ulysses_sequence_parallel_size")
+    if ulysses is not None and ulysses.value != 1:
+        draft.refuse(ulysses, "sequences that are split over ranks (Ulysses)")
+    else:
+        draft.idle(ulysses, "the default")
+    if gpus is None:
+        draft.ask("mesh.dp_shard", "--gpus N", "number of GPUs (torchrun --nproc_per_node)")
+    else:
+        share_out(draft, gpus, {}, "mesh.dp_shard", "all processes of the launcher", f"{_TRAINER} run_sft")
+
+
+def _read_batches(reader: Reader, draft: Draft) -> None:
+    length, answer = reader.integer("data.max_length"), draft.answers.seq_len
+    if answer is not None:
+        draft.answered("training.seq_len", answer)
+        draft.idle(length, f"{answer.where} says how long sequences are")
+    else:
+        _said(draft, "training.seq_len", length, length.value if length else 1024)
+    for key, name, default in (("training.micro_batch_size", "micro_batch_size_per_gpu", 4),
+                               ("training.global_batch_size", "train_batch_size", 256)):
+        taken = reader.integer(f"data.{name}")
+        _said(draft, key, taken, taken.value if taken else default)
+
+
+def _read_sharding(reader: Reader, draft: Draft) -> None:
+    """FSDP 1 or 2, see [Note: units]."""
+    strategy = reader.text("model.strategy")
+    if strategy is not None and strategy.value not in ("fsdp", "fsdp2"):
+        draft.refuse(strategy, f"the strategy {strategy.value}", always=True)
+        return
+    first = strategy is not None and strategy.value == "fsdp"
+    _said(draft, "framework", strategy, "fsdp1" if first else "fsdp2")
+    if first:
+        draft.default("framework_options.use_orig_params", value=False, release=_RELEASE, source=_TRAINER)
+    else:
+        draft.default("framework_options.reshard_after_forward", value=True, release=_RELEASE, source=_TRAINER)
+        if not _is_tied(draft):
+            draft.fail(strategy.where if strategy else draft.path, "not yet: FSDP2 of verl with a head that is not "
+                       "tied to the embedding: the embedding is a unit and the head is not (model.strategy=fsdp has "
+                       "neither)")
+    few = reader.integer("model.fsdp_config.wrap_policy.min_num_params")
+    if few is not None and few.value:
+        draft.refuse(few, "units by their size")
+    else:
+        draft.idle(few, "layers are units")
+    away = reader.flag("model.fsdp_config.cpu_offload")
+    if away is not None and away.value:
+        draft.refuse(away, "offload of verl's supervised trainer")
+    else:
+        draft.idle(away, "everything is on the device")
+
+
+def _is_tied(draft: Draft) -> bool:
+    """True for a model whose head is its embedding, and for one that is not known."""
+    model = draft.answers.settings.get("model", draft.values.get("model"))
+    try:
+        return bool(model_config(str(model), None, "").get("tie_word_embeddings", False))
+    except InputError:
+        return True
+
+
+def _read_adapters(reader: Reader, draft: Draft) -> None:
+    """LoRA of PEFT; an adapter's rank of 0 is none."""
+    rank, alpha = reader.integer("model.lora_rank"), reader.number("model.lora_alpha")
+    named = reader.words("model.target_modules")
+    if rank is None or rank.value < 1:
+        draft.idle([one for one in (rank, alpha, named) if one], "no adapters: the rank is 0")
+        return
+    if draft.values.get("framework") == "fsdp1":
+        draft.refuse(rank, "adapters under FSDP 1, each a unit of its own")
+        draft.idle([one for one in (alpha, named) if one], "of adapters that are refused")
+        return
+    draft.infer("training.method", "lora", "lora_rank is above 0", rank)
+    draft.put("training.lora.rank", rank)
+    _said(draft, "training.lora.alpha", alpha, alpha.value if alpha else 16)
+    family = family_of(draft.answers.settings.get("model") or draft.values.get("model"))
+    if named is not None and named.value != ["all-linear"]:
+        draft.put("training.lora.target_modules", named)
+    elif family in LINEARS:
+        draft.infer("training.lora.target_modules", list(LINEARS[family]), "all linear layers but the head", named,
+                    source="PEFT tuners/tuners_utils.py _maybe_include_all_linear_layers")
+    elif named is not None:
+        draft.refuse(named, f"all linear layers of the family {family or 'that is not known'}")
+    draft.default("training.lora.dtype", "fp32", _RELEASE, f"{_TRAINER}: the model goes to model_dtype")

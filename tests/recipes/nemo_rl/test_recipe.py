@@ -1,0 +1,364 @@
+"""A recipe of NeMo RL is the scenario that a person would write; its traps are seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from samples_of_recipes import SAMPLES
+from simcore.errors import InputError, NotYet
+from simcore.inputs.document import parse_document
+from simcore.inputs.scenario import Scenario, parse_scenario
+from simcore.recipes.answers import Answers
+from simcore.recipes.imported import Imported
+from simcore.recipes.importing import import_recipe
+
+SCENARIOS: Final = Path(__file__).parents[3] / "scenarios"
+H100: Final = {"topology": "dgx-h100"}
+SFT: Final = """\
+sft: {max_num_steps: 60, val_period: 10, val_batches: 8, val_global_batch_size: 32, val_micro_batch_size: 1}
+policy:
+  model_name: meta-llama/Llama-3.2-1B
+  train_global_batch_size: 32
+  train_micro_batch_size: 1
+  max_total_sequence_length: 1024
+  precision: bfloat16
+  dtensor_cfg:
+    _v2: true
+    enabled: true
+    activation_checkpointing: false
+    tensor_parallel_size: 1
+    context_parallel_size: 1
+    dp_replicate_size: 1
+    automodel_kwargs: {}
+    lora_cfg: {enabled: false, target_modules: [], exclude_modules: [], match_all_linear: true, dim: 8, alpha: 32}
+  dynamic_batching: {enabled: false}
+  sequence_packing:
+    enabled: false
+    train_mb_tokens: "${mul:${policy.max_total_sequence_length}, ${policy.train_micro_batch_size}}"
+  make_sequence_length_divisible_by: ${policy.dtensor_cfg.tensor_parallel_size}
+  optimizer: {name: torch.optim.AdamW, kwargs: {lr: 5e-6, foreach: false, fused: false}}
+  megatron_cfg: {enabled: false}
+cluster: {gpus_per_node: 1, num_nodes: 1}
+"""
+GRPO: Final = """\
+grpo: {num_prompts_per_step: 32, num_generations_per_prompt: 16, val_period: 10, use_dynamic_sampling: false}
+loss_fn: {reference_policy_kl_penalty: 0.01}
+policy:
+  model_name: Qwen/Qwen2.5-1.5B
+  train_global_batch_size: 512
+  train_micro_batch_size: 4
+  logprob_batch_size: ${policy.train_micro_batch_size}
+  max_total_sequence_length: 512
+  precision: bfloat16
+  dtensor_cfg: {_v2: true, enabled: true, tensor_parallel_size: 1, context_parallel_size: 1, automodel_kwargs: {}}
+  megatron_cfg:
+    enabled: false
+    activation_checkpointing: false
+    tensor_model_parallel_size: 1
+    expert_tensor_parallel_size: 1
+    expert_model_parallel_size: 1
+    pipeline_model_parallel_size: 1
+    context_parallel_size: 1
+    sequence_parallel: false
+    freeze_moe_router: true
+    moe_router_dtype: fp64
+    moe_token_dispatcher_type: alltoall
+    bias_activation_fusion: true
+    peft: {enabled: false, target_modules: [], exclude_modules: [], dim: 8, alpha: 32, dropout: 0.0,
+           dropout_position: post}
+    optimizer: {optimizer: adam, use_distributed_optimizer: true, use_precision_aware_optimizer: true}
+    distributed_data_parallel_config: {grad_reduce_in_fp32: false}
+  dynamic_batching: {enabled: false}
+  sequence_packing:
+    enabled: true
+    train_mb_tokens: "${mul:${policy.max_total_sequence_length}, ${policy.train_micro_batch_size}}"
+    logprob_mb_tokens: "${mul:${policy.max_total_sequence_length}, ${policy.logprob_batch_size}}"
+  optimizer: {name: torch.optim.AdamW, kwargs: {lr: 5e-6}}
+  generation:
+    backend: vllm
+    vllm_cfg: {precision: "${policy.precision}", tensor_parallel_size: 1, gpu_memory_utilization: 0.6,
+               max_model_len: "${policy.max_total_sequence_length}"}
+    colocated: {enabled: true, resources: {gpus_per_node: null, num_nodes: null}}
+cluster: {gpus_per_node: 1, num_nodes: 1}
+"""
+NANO: Final = "model_name: nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16"
+
+
+def imported(folder: Path, base: str, text: str = "", gpus: int | None = None, topology: str = "dgx-h100",
+             **settings: Any) -> Imported:
+    """Import of a recipe with `base` as its parent."""
+    (folder / "base.yaml").write_text(base, encoding="utf-8")
+    (folder / "mine.yaml").write_text(f"defaults: base.yaml\n{text}", encoding="utf-8")
+    answers = Answers.of_options(gpus, None, topology, settings)
+    return import_recipe([str(folder / "mine.yaml")], answers).with_settings(settings)
+
+
+def scenario(found: Imported) -> Scenario:
+    found.expect_complete()
+    return parse_scenario(found.document())
+
+
+def as_shipped(found: Imported, name: str, **changed: object) -> None:
+    """Asserts that an import is a shipped scenario, but for its name, its sweep, and keys of `changed`."""
+    document = parse_document((SCENARIOS / name).read_text(encoding="utf-8"), name).without("sweep")
+    document = document.with_value(("name",), "mine", "test")
+    for key, value in changed.items():
+        document = document.with_value(tuple(key.split("__")), value, "test")
+    assert scenario(found).normalised() == parse_scenario(document).normalised()
+
+
+def test_sft_of_nano_with_adapters_is_the_shipped_scenario(tmp_path: Path) -> None:
+    found = imported(tmp_path, SFT, f"""\
+policy:
+  {NANO}
+  train_global_batch_size: 16
+  max_total_sequence_length: 2048
+  dtensor_cfg:
+    automodel_kwargs: {{force_hf: true}}
+    lora_cfg: {{enabled: true, dim: 256, alpha: 512, exclude_modules: ['*out_proj*'], match_all_linear: false,
+               use_triton: false}}
+cluster: {{gpus_per_node: 8, num_nodes: 2}}
+""")
+    as_shipped(found, "nemo-rl-sft/nano-lora.yaml", checkpoint__merge="none",
+               model="nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16")
+
+
+def test_sft_of_nano_in_full_on_the_gpus_of_its_name_is_the_shipped_scenario(tmp_path: Path) -> None:
+    found = imported(tmp_path, SFT, f"""\
+policy:
+  {NANO}
+  train_global_batch_size: 16
+  max_total_sequence_length: 2048
+  hf_config_overrides: {{router_aux_loss_coef: 0.0}}
+  dtensor_cfg: {{expert_parallel_size: 8, automodel_kwargs: {{backend: {{attn: te, enable_deepep: true}}}}}}
+cluster: {{gpus_per_node: 8}}
+""", gpus=16)
+    as_shipped(found, "nemo-rl-sft/nano-full.yaml", framework_options={"attn": "te", "dispatcher": "deepep"},
+               model="nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16")
+
+
+def test_llama_runs_transformers_layers_though_nothing_says_so(tmp_path: Path) -> None:
+    found = imported(tmp_path, SFT, """\
+sft: {val_global_batch_size: 128, val_micro_batch_size: 2}
+policy:
+  model_name: llama-3-8b
+  train_global_batch_size: 128
+  max_total_sequence_length: 4096
+  make_sequence_length_divisible_by: 2
+  dtensor_cfg: {lora_cfg: {enabled: true, dim: 128, alpha: 128}}
+cluster: {gpus_per_node: 8}
+""")
+    as_shipped(found, "nemo-rl-sft/llama-lora.yaml", checkpoint__merge="none")
+    assert found.origins[("implementation",)].text.startswith("force_hf is set")
+
+
+def test_dpo_counts_pairs_and_is_the_shipped_scenario(tmp_path: Path) -> None:
+    base = SFT.replace("sft: {max_num_steps: 60,", "dpo: {reference_policy_kl_penalty: 0.05,")
+    found = imported(tmp_path, base, f"""\
+policy:
+  {NANO}
+  train_global_batch_size: 16
+  max_total_sequence_length: 4096
+  offload_optimizer_for_logprob: true
+  dtensor_cfg: {{expert_parallel_size: 8, activation_checkpointing: true}}
+cluster: {{gpus_per_node: 8}}
+""")
+    release = "NeMo RL 7ea279ab"
+    as_shipped(found, "nano-grpo/dpo-ep8.yaml", model="nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16",
+               framework_version=release, training__precision={}, framework_options={})
+
+
+def test_grpo_under_megatron_is_the_shipped_scenario(tmp_path: Path) -> None:
+    found = imported(tmp_path, GRPO, f"""\
+grpo: {{num_prompts_per_step: 2, num_generations_per_prompt: 8}}
+policy:
+  {NANO}
+  train_global_batch_size: 16
+  train_micro_batch_size: 1
+  max_total_sequence_length: 2048
+  dtensor_cfg: {{enabled: false}}
+  megatron_cfg:
+    enabled: true
+    bias_activation_fusion: false
+    tensor_model_parallel_size: 2
+    expert_model_parallel_size: 8
+    sequence_parallel: true
+    peft: {{enabled: true, dim: 128, alpha: 512, exclude_modules: ['*out_proj*']}}
+  sequence_packing: {{enabled: false}}
+  generation: {{vllm_cfg: {{tensor_parallel_size: 4, gpu_memory_utilization: 0.7}}}}
+cluster: {{gpus_per_node: 8, num_nodes: 2}}
+""")
+    options = {"use_precision_aware_optimizer": True, "bias_activation_fusion": False, "moe_router_dtype": "fp32",
+               "moe_token_dispatcher_type": "alltoall", "use_distributed_optimizer": True}
+    as_shipped(found, "nano-grpo/megatron-lora-16gpu.yaml", framework_options=options,
+               model="nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-Base-BF16", training__sequence_parallel=True)
+
+
+def test_packs_are_sequences_of_full_length_and_read_by_flash_attention(tmp_path: Path) -> None:
+    found = imported(tmp_path, GRPO, "cluster: {gpus_per_node: 8}\n")
+    read_ = scenario(found)
+    assert read_.training.micro_batch_size == 4
+    assert read_.rl is not None
+    assert read_.rl.logprob_batch_size == 4
+    assert read_.framework_options["attn_implementation"] == "flash_attention_2"
+    assert any(one.key == "policy.sequence_packing.enabled" and one.kind == "not modelled" for one in found.left)
+
+
+def test_packs_that_hold_no_whole_number_of_sequences_are_refused(tmp_path: Path) -> None:
+    found = imported(tmp_path, GRPO, "policy: {sequence_packing: {train_mb_tokens: 1000}}\n")
+    assert "packs of 1000 tokens, no multiple of the 512 of a sequence" in str(found.refused[0])
+
+
+def test_lengths_are_padded_to_what_divides(tmp_path: Path) -> None:
+    found = imported(tmp_path, SFT, "policy: {max_total_sequence_length: 1000, make_sequence_length_divisible_by: 64}"
+                                    "\n")
+    assert scenario(found).training.seq_len == 1024
+
+
+def test_an_engine_on_nodes_of_its_own_takes_them_from_the_cluster(tmp_path: Path) -> None:
+    found = imported(tmp_path, GRPO, """\
+policy:
+  generation:
+    vllm_cfg: {tensor_parallel_size: 2}
+    colocated: {enabled: false, resources: {gpus_per_node: 8, num_nodes: 1}}
+cluster: {gpus_per_node: 8, num_nodes: 3}
+""")
+    read_ = scenario(found)
+    assert read_.mesh.world_size == 16
+    assert read_.generation is not None
+    assert (read_.generation.colocated, read_.generation.engines, read_.generation.tp) == (False, 4, 2)
+
+
+def test_nodes_with_fewer_gpus_than_the_machine_are_narrowed(tmp_path: Path) -> None:
+    found = imported(tmp_path, SFT, "cluster: {gpus_per_node: 4, num_nodes: 2}\n")
+    assert scenario(found).normalised()["topology"] == {
+        "file": "dgx-h100", "gpus_per_node": 4, "num_nodes": None}
+
+
+def test_hosts_of_a_larger_domain_are_whole(tmp_path: Path) -> None:
+    found = imported(tmp_path, SFT, "cluster: {gpus_per_node: 4, num_nodes: 2}\n", topology="gb200-nvl72")
+    assert scenario(found).normalised()["topology"] == "gb200-nvl72"
+
+
+@pytest.mark.parametrize(("said", "grows", "kind"), [
+    ("expandable_segments:True", True, ""), ("''", False, "no effect"), ("max_split_size_mb:64", False, "not modelled"),
+    ("'expandable_segments:True,max_split_size_mb:64'", True, "not modelled")])
+def test_the_allocator_of_the_workers_is_taken_over(tmp_path: Path, said: str, grows: bool, kind: str) -> None:
+    text = f"policy: {{dtensor_cfg: {{env_vars: {{PYTORCH_CUDA_ALLOC_CONF: {said}, NCCL_ALGO: Ring}}}}}}\n"
+    found = imported(tmp_path, SFT, text)
+    assert scenario(found).environment.expandable_segments is grows
+    left = {one.key.rpartition(".")[2]: one.kind for one in found.left}
+    assert left.get("PYTORCH_CUDA_ALLOC_CONF", "") == kind
+    assert left["NCCL_ALGO"] == "not modelled"
+
+
+@pytest.mark.parametrize(("said", "kind"), [("true", "not modelled"), ("false", "no effect")])
+def test_a_switch_is_told_as_not_modelled_only_where_it_is_on(tmp_path: Path, said: str, kind: str) -> None:
+    text = f"policy: {{generation: {{vllm_cfg: {{use_deep_gemm: {said}}}}}}}\n"
+    found = imported(tmp_path, GRPO, text)
+    assert {one.kind for one in found.left if one.key.endswith("use_deep_gemm")} == {kind}
+
+
+def test_one_turn_is_what_is_simulated(tmp_path: Path) -> None:
+    found = imported(tmp_path, GRPO, "grpo: {max_rollout_turns: 1}\n")
+    assert {one.kind for one in found.left if one.key == "grpo.max_rollout_turns"} == {"no effect"}
+    found = imported(tmp_path, GRPO, "grpo: {max_rollout_turns: 50}\n")
+    assert {one.kind for one in found.left if one.key == "grpo.max_rollout_turns"} == {"not modelled"}
+
+
+@pytest.mark.parametrize(("block", "runs"), [
+    ("val_period: '20'", True), ("val_period: 0", False), ("val_period: -1, val_at_start: true", True),
+    ("val_period: 0, val_at_end: false", False)])
+def test_validation_runs_where_a_period_or_an_end_asks_for_it(tmp_path: Path, block: str, runs: bool) -> None:
+    found = imported(tmp_path, SFT, f"sft: {{{block}}}\n")
+    assert (scenario(found).evaluation is not None) is runs
+
+
+def test_a_recipe_without_degrees_asks_for_what_is_missing(tmp_path: Path) -> None:
+    text = "sft: {max_num_steps: 1}\npolicy: {megatron_cfg: {enabled: true}}\ncluster: {segment_size: null}\n"
+    (tmp_path / "mine.yaml").write_text(text, encoding="utf-8")
+    found = import_recipe([str(tmp_path / "mine.yaml")], Answers())
+    assert {one.key for one in found.questions} == {"model", "topology", "mesh.dp_shard", "training.seq_len"}
+
+
+def test_without_a_penalty_there_is_no_reference_policy(tmp_path: Path) -> None:
+    found = imported(tmp_path, GRPO, "loss_fn: {reference_policy_kl_penalty: 0}\n")
+    read_ = scenario(found)
+    assert read_.rl is not None
+    assert read_.rl.reference == "none"
+
+
+def test_adapters_without_names_are_on_every_linear_module_of_bridge(tmp_path: Path) -> None:
+    found = imported(tmp_path, GRPO, "policy: {dtensor_cfg: {enabled: false}, megatron_cfg: {enabled: true, peft: "
+                                     "{enabled: true}}}\n")
+    assert found.values["training"]["lora"]["exclude_modules"] == ["none"]
+
+
+@pytest.mark.parametrize(("base", "text", "told"), [
+    (GRPO, "grpo: {async_grpo: {enabled: true}}", "grpo.async_grpo.enabled: training beside generation"),
+    (GRPO, "grpo: {use_dynamic_sampling: true}", "prompts that are drawn again"),
+    (GRPO, "policy: {generation: {backend: sglang}}", "generation by sglang"),
+    (GRPO, "policy: {generation: {vllm_cfg: {expert_parallel_size: 8}}}", "an engine over experts: 8"),
+    (GRPO, "policy: {generation: {vllm_kwargs: {speculative_config: {method: mtp}}}}", "speculative decoding"),
+    (GRPO, "policy: {generation: {vllm_kwargs: {swap_space: 8}}}", "a setting of vLLM that is not described"),
+    (GRPO, "data: {default: {env_name: reward_model}}", "rewards by a model that takes GPUs of the cluster"),
+    (GRPO, "policy: {logprob_chunk_size: 1024}", "log-probabilities in chunks of tokens"),
+    (SFT, "policy: {dtensor_cfg: {_v2: false}}", "the older worker of DTensor"),
+    (SFT, "policy: {dtensor_cfg: {custom_parallel_plan: true}}", "a plan of tensor parallelism of one's own"),
+    (SFT, "policy: {optimizer: {name: some.FusedAdam}}", "optimizer some.FusedAdam"),
+    (SFT, "policy: {reward_model_cfg: {enabled: true}}", "training of a reward model"),
+])
+def test_what_no_scenario_can_say_is_refused_by_name(tmp_path: Path, base: str, text: str, told: str) -> None:
+    found = imported(tmp_path, base, f"{text}\n")
+    assert any(told in problem.message and problem.where.endswith("mine.yaml:2") for problem in found.refused)
+    with pytest.raises(NotYet):
+        found.expect_complete()
+
+
+@pytest.mark.parametrize("block", ["distillation: {topk: 64}", "ppo: {a: 1}", "teacher: {model_name: x}",
+                                   "eval: {metric: pass@k}", "async_rl: {sampler: {name: in_order}}"])
+def test_other_algorithms_are_refused_even_if_loose(tmp_path: Path, block: str) -> None:
+    (tmp_path / "mine.yaml").write_text(f"defaults: nowhere.yaml\n{block}\n", encoding="utf-8")
+    found = import_recipe([str(tmp_path / "mine.yaml")], Answers(), loose=True)
+    assert [problem.where for problem in found.refused] == [f"{tmp_path}/mine.yaml:2"]
+
+
+def test_an_unknown_key_is_an_error_at_the_line_of_its_file(tmp_path: Path) -> None:
+    found = imported(tmp_path, SFT.replace("  precision", "  train_speed: 9\n  precision"), "policy: {fast: true}\n")
+    assert [(problem.where, problem.message[:30]) for problem in found.unknown] == [
+        (f"{tmp_path}/base.yaml:7", "unknown key 'policy.train_spee"),
+        (f"{tmp_path}/mine.yaml:2", "unknown key 'policy.fast': thi")]
+
+
+def test_a_recipe_that_reads_the_environment_is_refused_with_its_line(tmp_path: Path) -> None:
+    found = imported(tmp_path, SFT, "policy:\n  model_name: ${oc.env:HOME}\n")
+    assert f"{tmp_path}/mine.yaml:3: policy.model_name: '${{oc.env:HOME}}': the function oc.env is not read" in str(
+        found.wrong[0])
+    with pytest.raises(InputError):
+        found.expect_complete()
+
+
+def test_a_recipe_without_its_parents_asks_for_them(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("defaults: ../../sft.yaml\npolicy: {train_micro_batch_size: 2}\n", "utf-8")
+    with pytest.raises(InputError, match="name that file beside the recipe"):
+        import_recipe([str(tmp_path / "mine.yaml")], Answers())
+    (tmp_path / "sft.yaml").write_text(SFT, encoding="utf-8")
+    files, answers = [str(tmp_path / "mine.yaml"), str(tmp_path / "sft.yaml")], Answers.of_options(8, None, "dgx-h100")
+    assert scenario(import_recipe(files, answers)).training.micro_batch_size == 2
+    other = import_recipe([*files, SAMPLES["nemo_rl"].write(tmp_path)], answers)
+    assert "is no parent of this recipe" in str(other.wrong[0])
+
+
+def test_keys_of_the_launch_command_go_before_all_files(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(SFT, encoding="utf-8")
+    (tmp_path / "mine.yaml").write_text("defaults: base.yaml\npolicy: {train_micro_batch_size: 2}\n", encoding="utf-8")
+    (tmp_path / "run.sh").write_text("uv run examples/run_sft.py --config mine.yaml \\\n"
+                                     "  policy.train_micro_batch_size=4 cluster.gpus_per_node=8\n", encoding="utf-8")
+    found = import_recipe([str(tmp_path / "mine.yaml"), str(tmp_path / "run.sh")],
+                          Answers.of_options(None, None, "dgx-h100"))
+    read = scenario(found)
+    assert (read.training.micro_batch_size, read.mesh.dp_shard) == (4, 8)
+    assert found.origins[("training", "micro_batch_size")].where == f"{tmp_path}/run.sh:2"

@@ -1,0 +1,149 @@
+"""A recipe of verl is the scenario that a person would write, or is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from simcore.errors import NotYet
+from simcore.inputs.document import parse_document
+from simcore.inputs.scenario import parse_scenario
+from simcore.recipes.answers import Answers
+from simcore.recipes.imported import Imported
+from simcore.recipes.importing import import_recipe
+
+ADAPTERS: Final = """\
+# Tested with 2 & 4 GPUs
+nproc_per_node=$1
+save_path=$2
+shift 2
+torchrun --standalone --nnodes=1 --nproc_per_node=$nproc_per_node \\
+     -m verl.trainer.fsdp_sft_trainer \\
+    data.train_files=$HOME/data/train.parquet \\
+    optim.lr=1e-4 \\
+    +data.response_dict_keys=['answer'] \\
+    data.micro_batch_size_per_gpu=8 \\
+    model.partial_pretrain=Qwen/Qwen2.5-0.5B-Instruct \\
+    trainer.default_local_dir=$save_path \\
+    trainer.total_epochs=1 $@ \\
+    model.lora_rank=32\\
+    model.lora_alpha=16 \\
+    model.target_modules=all-linear
+"""
+WRITTEN: Final = """\
+name: run
+model: Qwen/Qwen2.5-0.5B-Instruct
+implementation: hf
+framework: fsdp2
+topology: dgx-h100
+mesh: {dp_shard: 4}
+training:
+  method: lora
+  seq_len: 1024  # data.max_length by default, to which samples are padded
+  micro_batch_size: 8
+  global_batch_size: 256
+  recompute: full
+  precision: {params: fp32}
+  loss: hf
+  lora:
+    rank: 32
+    alpha: 16
+    dtype: fp32
+    target_modules: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]
+framework_options:
+  attn_implementation: flash_attention_2
+  reshard_after_forward: true
+  sync_gradients: every
+  recompute_by: transformers
+"""
+FLAT: Final = """\
+torchrun --nnodes=1 --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer \\
+    model.partial_pretrain=llama-3-8b model.strategy=fsdp model.enable_gradient_checkpointing=False \\
+    data.train_batch_size=64 data.max_length=512 model.fsdp_config.model_dtype=bf16
+"""
+GRPO: Final = """\
+python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\
+    actor_rollout_ref.model.path=Qwen/Qwen2-7B-Instruct \\
+    actor_rollout_ref.actor.strategy=fsdp2 \\
+    actor_rollout_ref.rollout.name=vllm trainer.n_gpus_per_node=8 trainer.nnodes=1
+"""
+
+
+def imported(folder: Path, text: str, gpus: int | None = None, name: str = "run.sh", *,
+             loose: bool = False) -> Imported:
+    (folder / name).write_text(text, encoding="utf-8")
+    return import_recipe([str(folder / name)], Answers.of_options(gpus, None, "dgx-h100"), loose=loose)
+
+
+def test_a_script_with_adapters_is_the_written_scenario(tmp_path: Path) -> None:
+    found = imported(tmp_path, ADAPTERS, 4)
+    found.expect_complete()
+    assert parse_scenario(found.document()) == parse_scenario(parse_document(WRITTEN, "written.yaml"))
+
+
+def test_the_number_of_processes_that_is_an_argument_is_asked(tmp_path: Path) -> None:
+    found = imported(tmp_path, ADAPTERS)
+    assert [question.key for question in found.questions] == ["mesh.dp_shard"]
+
+
+def test_fsdp_1_has_the_ranks_of_its_launcher(tmp_path: Path) -> None:
+    found = imported(tmp_path, FLAT)
+    found.expect_complete()
+    read = parse_scenario(found.document())
+    assert (read.framework, read.mesh.dp_shard) == ("fsdp1", 8)
+    assert (read.training.recompute, read.training.precision.params) == ("none", "bf16")
+    assert (read.training.micro_batch_size, read.training.global_batch_size) == (4, 64)
+    assert found.origins[("training", "micro_batch_size")].kind == "default"
+
+
+def test_values_of_lines_have_their_lines(tmp_path: Path) -> None:
+    found = imported(tmp_path, ADAPTERS, 4)
+    assert found.origins[("training", "lora", "rank")].where == f"{tmp_path}/run.sh:14"
+
+
+@pytest.mark.parametrize(("change", "told"), [
+    ("ulysses_sequence_parallel_size=2", "sequences that are split over ranks (Ulysses)"),
+    ("model.fsdp_config.cpu_offload=True", "offload of verl's supervised trainer"),
+    ("model.lora_rank=8", "adapters under FSDP 1"),
+    ("model.strategy=ddp", "the strategy ddp"),
+    ("optim.optimizer_impl=bitsandbytes.optim", "an optimizer of bitsandbytes.optim"),
+])
+def test_what_no_scenario_can_say_is_refused_by_name(tmp_path: Path, change: str, told: str) -> None:
+    found = imported(tmp_path, FLAT.replace("data.max_length", f"{change} data.max_length"))
+    assert any(told in problem.message and problem.where == f"{tmp_path}/run.sh:3" for problem in found.refused)
+
+
+def test_units_of_fsdp_2_without_a_tied_head_are_told(tmp_path: Path) -> None:
+    found = imported(tmp_path, FLAT.replace("strategy=fsdp ", "strategy=fsdp2 "))
+    assert "the embedding is a unit and the head is not" in str(found.wrong[0])
+
+
+def test_a_value_that_only_a_shell_knows_is_told_where_it_counts(tmp_path: Path) -> None:
+    found = imported(tmp_path, FLAT.replace("max_length=512", "max_length=$LENGTH"))
+    assert any("data.max_length is not known from the script alone" in str(problem) for problem in found.wrong)
+
+
+def test_a_misspelt_key_is_unknown(tmp_path: Path) -> None:
+    found = imported(tmp_path, FLAT.replace("max_length", "max_lenght"))
+    assert [problem.where for problem in found.unknown] == [f"{tmp_path}/run.sh:3"]
+
+
+@pytest.mark.parametrize("loose", [False, True])
+def test_reinforcement_learning_is_refused_by_name(tmp_path: Path, loose: bool) -> None:
+    found = imported(tmp_path, GRPO, loose=loose)
+    assert "GRPO by verl's workers (FSDP2 and vllm)" in str(found.refused[0])
+    with pytest.raises(NotYet):
+        found.expect_complete()
+
+
+def test_a_yaml_of_reinforcement_learning_is_refused_by_name(tmp_path: Path) -> None:
+    text = "defaults: [ppo_trainer, _self_]\nactor_rollout_ref:\n  rollout: {n: '${oc.select:a.b,1}', name: sglang}\n"
+    found = imported(tmp_path, text, name="mine.yaml")
+    assert "PPO by verl's workers (FSDP and sglang)" in str(found.refused[0])
+
+
+def test_other_trainers_are_named(tmp_path: Path) -> None:
+    found = imported(tmp_path, "python -m verl.trainer.main_generation model.path=x\n")
+    assert "the trainer verl.trainer.main_generation" in str(found.refused[0])
