@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -30,6 +31,7 @@ __all__ = [
     "complain",
     "print_columns",
     "print_comparison",
+    "print_fitted",
     "print_json",
     "print_line",
     "print_rows",
@@ -103,12 +105,13 @@ def print_summary(reports: Sequence[Report], *, details: bool = False, tally: Ta
     from simcore.cli.sheets.memory import memorysheet
     from simcore.cli.sheets.phases import phasesheet
     from simcore.cli.sheets.summary import summary
-    from simcore.cli.sheets.tables import advice, console, drawn, hosts
+    from simcore.cli.sheets.tables import advice, console, drawn, fitted, hosts
     from simcore.cli.sheets.time import timesheet
 
     screen = console(sys.stdout)
-    lines_below = [["", *lines] for report in reports for lines in (drawn(report), hosts(report),
-                                                                    advice(report)) if lines]
+    lines_below = [["", *lines] for report in reports for lines in (
+        fitted(drawn(report), screen.width), fitted(hosts(report), screen.width), advice(report, screen.width))
+        if lines]
     of_time = timesheet(reports, screen.width) if details else []
     sheets_of_kind = (memorysheet(reports), of_time, phasesheet(reports), servesheet(reports, screen.width))
     sheets = [["", *sheet] for sheet in sheets_of_kind if sheet]
@@ -124,13 +127,19 @@ def print_shown(*shown: RenderableType) -> None:
     console(sys.stdout).print(*shown, sep="\n")
 
 
-def print_comparison(both: Comparison) -> None:
-    """Prints the tables of a comparison to standard output, as many results beside each other as the screen holds."""
-    from simcore.cli.sheets.comparison import sheet
+def print_fitted(made: Callable[[int], Iterable[RenderableType]]) -> None:
+    """Prints the tables and lines that are made for a number of characters to standard output."""
     from simcore.cli.sheets.tables import console
 
     screen = console(sys.stdout)
-    screen.print(*sheet(both, screen.width), sep="\n", soft_wrap=True)
+    screen.print(*made(screen.width), sep="\n", soft_wrap=True)
+
+
+def print_comparison(both: Comparison) -> None:
+    """Prints the tables of a comparison to standard output, as many results beside each other as the screen holds."""
+    from simcore.cli.sheets.comparison import sheet
+
+    print_fitted(partial(sheet, both))
 
 
 def print_schema(*, result: bool) -> None:

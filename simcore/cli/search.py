@@ -89,7 +89,7 @@ def _check_shard(away: Elsewhere, *, json: bool, write: Path | None, html: Path 
 def _hand_out(scenarios: Sequence[Scenario], found: Sequence[SearchResult], write: Path | None, html: Path | None,
               away: Elsewhere, *, json: bool) -> int:
     """Exit code of the answers, which are printed, and written as scenario files and as a page if asked."""
-    from simcore.cli.output import print_json, print_shown, say, write_search_page
+    from simcore.cli.output import print_fitted, print_json, say, write_search_page
     from simcore.cli.sheets.found import answer
 
     if away.shard:
@@ -101,7 +101,7 @@ def _hand_out(scenarios: Sequence[Scenario], found: Sequence[SearchResult], writ
     if json:
         print_json(found)
     else:
-        print_shown(*(line for result in found for line in answer(result)))
+        print_fitted(lambda width: (part for result in found for part in answer(result, width)))
     if html is not None:
         write_search_page(html, found)
     return int(any(not result.best for result in found))

@@ -7,7 +7,8 @@ from functools import partial
 
 from rich.style import Style
 
-from simcore.cli.sheets.columns import Column, Grid
+from simcore.cli.sheets.columns import Column
+from simcore.cli.sheets.grid import Grid
 from simcore.cli.sheets.summary import STYLE, verdict
 from simcore.cli.sheets.tables import plain
 from simcore.results.frame import Field, Value
