@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_text
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ci_text",
     "complain",
+    "line_width",
     "print_columns",
     "print_comparison",
     "print_fitted",
@@ -50,6 +52,8 @@ __all__ = [
 
 _MOST_LINES = 30
 _LONGEST_LINE = 1000
+_ANY = 10**6
+"""Characters of a line of a pipe."""
 _LONG = 20
 """Batches from this size on show their progress on a terminal."""
 
@@ -87,11 +91,12 @@ def print_tally(tally: Tally) -> None:
 
 
 def print_columns(reports: Sequence[Report], fields: Sequence[Field[Report]]) -> None:
-    """Prints a table with a row a report and a column a field to standard output; a narrow terminal wraps lines."""
+    """Prints tables with a row a report and a column a field to standard output, as wide as a terminal at most."""
     from simcore.cli.sheets.chosen import chosen_columns
-    from simcore.cli.sheets.tables import console
+    from simcore.cli.sheets.summary import STYLE, verdict
 
-    console(sys.stdout).print(chosen_columns(reports, fields), soft_wrap=True)
+    styles = [STYLE[verdict(report)] for report in reports]
+    print_fitted(lambda width: chosen_columns(reports, fields, styles, line_width(width)))
 
 
 def print_summary(reports: Sequence[Report], *, details: bool = False, tally: Tally | None = None) -> None:
@@ -125,6 +130,11 @@ def print_shown(*shown: RenderableType) -> None:
     from simcore.cli.sheets.tables import console
 
     console(sys.stdout).print(*shown, sep="\n")
+
+
+def line_width(width: int) -> int:
+    """Characters of a row of chosen columns: `width` on a terminal; a pipe holds any, unless `COLUMNS` says."""
+    return width if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal() else _ANY
 
 
 def print_fitted(made: Callable[[int], Iterable[RenderableType]]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from search.test_search import BASE, BOTH, SMALL
+from simcore.executors.shard import Shard
 from simcore.inputs.loading import changed
 from simcore.search.condition import condition
 from simcore.search.rows import COLUMNS
@@ -73,3 +74,22 @@ def test_a_search_that_was_stopped_has_the_same_rows(tmp_path: Path) -> None:
     whole, again = ({path.name: path.read_bytes() for path in (tmp_path / name / "data").iterdir()}
                     for name in ("whole", "again"))
     assert whole == again
+
+
+def test_shards_have_rows_of_their_own_candidates(tmp_path: Path) -> None:
+    space = space_of(BASE, gpus=(4,), free=SMALL, frameworks=("fsdp2", "megatron"))
+    whole, shards = tmp_path / "whole", [tmp_path / str(number) for number in (1, 2)]
+    search(Search(space, BOTH, top=2), kept=whole)
+    for number, folder in enumerate(shards, start=1):
+        search(Search(space, BOTH, top=2), kept=folder, shard=Shard(number, 2))
+        assert not (folder / "answer.json").exists()
+    parts = [read(folder) for folder in shards]
+    assert [row["candidate"] for row in parts[0]][:2] == [0, 2]
+    together = sorted((row for part in parts for row in part), key=lambda row: row["candidate"])
+    timed = ("outcome", "step_s", "tokens_per_s_per_gpu", "mfu", "cost_per_million_tokens_usd", "evidence")
+    for row, one in zip(together, read(whole), strict=True):
+        assert {name: row[name] for name in row if name not in timed} == {
+            name: one[name] for name in one if name not in timed}
+        assert {row["outcome"], one["outcome"]} <= {"slower", "ranked"} or row["outcome"] == one["outcome"]
+    search(Search(space, BOTH, top=2), kept=tmp_path / "merged", parts=shards)
+    assert read(tmp_path / "merged") == read(whole)

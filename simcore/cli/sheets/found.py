@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from simcore.cli.sheets.word_table import WordTable
     from simcore.results.found import FoundLayout, SearchCounts, SearchResult
 
-__all__ = ["answer"]
+__all__ = ["answer", "counted_lines"]
 
 _SHOWN: Final = 5
 """Rules of refused layouts that are listed, by the number of layouts."""
@@ -34,36 +34,44 @@ def answer(result: SearchResult, width: int) -> Iterator[RenderableType]:
     """Lines and tables about one search, for a terminal of `width` characters."""
     for part in _parts(result, width):
         if isinstance(part, str):
-            yield from map(Text, wrapped(plain(part), width, "    "))
+            yield from _lines(part, width)
         else:
             yield part
+    yield from counted_lines(result, width)
+
+
+def counted_lines(result: SearchResult, width: int) -> Iterator[Text]:
+    """Lines with what became of all candidates, and the rules that refuse most."""
+    yield from _lines(_counted(result.counts), width)
+    for rule in result.refused[:_SHOWN]:
+        yield from _lines(f"  {rule.count:,} {rule.status}: {rule.message.removeprefix('not yet: ')}", width)
+    if len(result.refused) > _SHOWN:
+        yield from _lines(f"  {len(result.refused) - _SHOWN} more rules: --json lists all", width)
+    yield Text()
+
+
+def _lines(text: str, width: int) -> Iterator[Text]:
+    """Lines of a text, further ones indented."""
+    yield from map(Text, wrapped(plain(text), width, "    "))
 
 
 def _parts(result: SearchResult, width: int) -> Iterator[str | RenderableType]:
-    """Tables, and texts of one line each."""
+    """Tables of the ranking and of the Pareto set, and texts of one line each."""
     from simcore.search.objective import OBJECTIVES
 
-    words = OBJECTIVES[result.objectives[0]].words
-    counts = result.counts
     if not result.best:
-        yield f"{result.name}: no layout fits, of {counts.candidates:,}"
-    else:
-        yield f"{result.name}: {words}, of {counts.candidates:,} layouts"
-        yield from _table(dict(enumerate(result.best, start=1)), width)
-        also = [(place, one) for place, one in enumerate(result.ranked, start=1)
-                if one.is_pareto and place > len(result.best)]
+        yield f"{result.name}: no layout fits, of {result.counts.candidates:,}"
+        return
+    yield f"{result.name}: {OBJECTIVES[result.objectives[0]].words}, of {result.counts.candidates:,} layouts"
+    yield from _table(dict(enumerate(result.best, start=1)), width)
+    also = [(place, one) for place, one in enumerate(result.ranked, start=1)
+            if one.is_pareto and place > len(result.best)]
+    if also:
         names = " and ".join(OBJECTIVES[name].words for name in result.objectives)
-        if also:
-            shown = _spread(also)
-            more = f", {len(shown)} of {len(also)} shown" if len(shown) < len(also) else ""
-            yield f"also in the Pareto set of {names}{more}"
-            yield from _table(dict(shown), width)
-    yield _counted(counts)
-    for rule in result.refused[:_SHOWN]:
-        yield f"  {rule.count:,} {rule.status}: {rule.message.removeprefix('not yet: ')}"
-    if len(result.refused) > _SHOWN:
-        yield f"  {len(result.refused) - _SHOWN} more rules: --json lists all"
-    yield ""
+        shown = _spread(also)
+        more = f", {len(shown)} of {len(also)} shown" if len(shown) < len(also) else ""
+        yield f"also in the Pareto set of {names}{more}"
+        yield from _table(dict(shown), width)
 
 
 def _spread(layouts: Sequence[tuple[int, FoundLayout]]) -> list[tuple[int, FoundLayout]]:

@@ -325,4 +325,4 @@ def plain_table(first: str, *others: str, left: Sequence[str] = ()) -> WordTable
 
     `left`: headings of columns of words, which are left-aligned; the others are numbers and right-aligned.
     """
-    return WordTable(plain(first), *map(plain, others), left=[*map(plain, left)])
+    return WordTable(plain(first), *map(plain, others), left=[*map(plain, (first, *left))])

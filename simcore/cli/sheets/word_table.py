@@ -24,13 +24,16 @@ _NAME: Final = 24
 class WordTable:
     """Table with a first column of names and further columns under the headings `others`.
 
-    `left`: headings of columns of words, which are left-aligned; the others are numbers and right-aligned. Where a
-    terminal is too narrow, words wrap; columns that do not fit even so follow below, after the first one again.
+    `left`: headings of columns of words, which are left-aligned; the others are numbers and right-aligned.
+    `coloured`: headings of columns that have the style of their row, None: all. Where a terminal is too
+    narrow, words wrap; columns that do not fit even so follow below, after the first one again.
     """
 
-    def __init__(self, first: str, *others: str, left: Sequence[str] = ()) -> None:
+    def __init__(self, first: str, *others: str, left: Sequence[str] = (), coloured: Sequence[str] | None = None,
+                 ) -> None:
         self._heads = first, *others
-        self._left = True, *(heading in left for heading in others)
+        self._left = [heading in left for heading in self._heads]
+        self._coloured = [coloured is None or heading in coloured for heading in self._heads]
         self._rows: list[tuple[str, ...]] = []
         self._styles: list[str] = []
         self._sections: set[int] = set()
@@ -53,11 +56,15 @@ class WordTable:
         if self.width <= options.max_width:
             yield self._whole()
             return
-        styles = [Style.parse(style) if style else Style() for style in self._styles]
-        for part in self._parts(options.max_width):
+        for grid in self.grids(options.max_width):
             yield Text()
-            yield Grid(part, styles)
+            yield grid
         yield Text()
+
+    def grids(self, width: int) -> list[Grid]:
+        """Tables below each other whose lines have at most `width` characters, without lines around them."""
+        styles = [Style.parse(style) if style else Style() for style in self._styles]
+        return [Grid(part, styles) for part in self._parts(width)]
 
     def _columns(self) -> list[tuple[str, ...]]:
         """Texts of each column, the heading first."""
@@ -76,8 +83,8 @@ class WordTable:
 
     def _parts(self, width: int) -> Iterator[list[Filled]]:
         """Columns of each table, the first among them; texts in as many lines as they need."""
-        columns = [_Column(heading, cells, left) for (heading, *cells), left
-                   in zip(self._columns(), self._left, strict=True)]
+        columns = [_Column(heading, cells, left, coloured) for (heading, *cells), left, coloured
+                   in zip(self._columns(), self._left, self._coloured, strict=True)]
         least = [column.least(max(_NAME, width // (2 if at else 3))) for at, column in enumerate(columns)]
         for part in cut(least[0], least[1:], width):
             places = 0, *(at + 1 for at in part)
@@ -88,11 +95,12 @@ class WordTable:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """Texts of a column; `left`: words, which may be wrapped, else numbers."""
+    """Texts of a column; `left`: words, which may be wrapped, else numbers; `coloured`: in the style of their rows."""
 
     heading: str
     cells: Sequence[str]
     left: bool
+    coloured: bool
 
     def least(self, limit: int) -> int:
         """Characters of the longest word or number; a word of more than `limit` may be cut."""
@@ -108,7 +116,7 @@ class _Column:
     def filled(self, width: int) -> Filled:
         """The column in lines of `width` characters."""
         lines = [wrapped(self.heading, width), *(wrapped(cell, width) if self.left else [cell] for cell in self.cells)]
-        return Filled(lines, max(cell_len(line) for cell in lines for line in cell), self.left, coloured=True)
+        return Filled(lines, max(cell_len(line) for cell in lines for line in cell), self.left, self.coloured)
 
 
 def _widened(least: Sequence[int], most: Sequence[int], room: int) -> list[int]:

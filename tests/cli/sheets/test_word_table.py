@@ -43,14 +43,14 @@ def test_words_and_numbers_are_whole(width: int) -> None:
 
 
 def test_a_wide_terminal_has_a_row_in_a_line() -> None:
-    table = WordTable("name", *HEADS, left=("layout",))
+    table = WordTable("name", *HEADS, left=("name", "layout"))
     table.add_row("a", *ROWS[0])
     assert table.width < 120
     assert len([line for line in shown(120, table) if "automodel" in line and "measured run" in line]) == 1
 
 
 def test_columns_that_do_not_fit_follow_below_with_the_names_again() -> None:
-    table = WordTable("name", "first column", "second", "third")
+    table = WordTable("name", "first column", "second", "third", left=("name",))
     table.add_row("alpha", "1,111,111,111", "2,222,222,222", "3,333,333,333")
     lines = [line.split() for line in shown(40, table) if line.strip()]
     assert ["alpha", "1,111,111,111", "2,222,222,222"] in lines
@@ -58,7 +58,7 @@ def test_columns_that_do_not_fit_follow_below_with_the_names_again() -> None:
 
 
 def test_a_word_that_no_line_holds_is_cut_at_its_signs() -> None:
-    table = WordTable("name", "GPUs")
+    table = WordTable("name", "GPUs", left=("name",))
     table.add_row("sweep[training.micro_batch_size=2,mesh.ep=4]", "16")
     lines = shown(30, table)
     assert max(map(len, lines)) <= 30
