@@ -273,11 +273,12 @@ class Found:
 def _searched(question: Search, away: Elsewhere, output: Path | None, inner: str, which: Choice[Row] | None) -> Found:
     """Answer of a search; `inner`: name of its folder in those of the options, "" for one scenario."""
     from simcore.cli.output import complain
-    from simcore.cli.sheets.stages import stages
+    from simcore.cli.sheets.stages import announce, stages
     from simcore.search.search import search as find
     from simcore.search.space import place_of_space
 
     rows: list[Row] = []
+    announce(question)
     with stages() as told:
         kept = None if output is None else output / inner
         result = find(question, told, kept, shard=away.shard, parts=[part / inner for part in away.parts],
