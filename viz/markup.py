@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import cache
 from typing import Final
 
 __all__ = ["Attribute", "Child", "Markup", "element", "escape", "join", "number", "printable"]
@@ -23,6 +24,8 @@ _ENTITY: Final = {"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&
 # Control characters, lone surrogates and non-characters: no XML text may hold them.
 _UNPRINTABLE: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 _SPECIAL: Final = re.compile("[&<>\"']")
+_ODD: Final = re.compile(f"{_UNPRINTABLE.pattern}|{_SPECIAL.pattern}")
+"""Characters that are not written as they are; most texts have none."""
 
 
 def escape(text: object) -> Markup:
@@ -32,7 +35,10 @@ def escape(text: object) -> Markup:
     """
     if isinstance(text, Markup):
         return text
-    return Markup(_SPECIAL.sub(lambda match: _ENTITY[match[0]], printable(str(text))))
+    plain = str(text)
+    if _ODD.search(plain) is None:
+        return Markup(plain)
+    return Markup(_SPECIAL.sub(lambda match: _ENTITY[match[0]], printable(plain)))
 
 
 def printable(text: str) -> str:
@@ -63,14 +69,21 @@ def element(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
     `class_` is written as class, `aria_label` as aria-label; attributes and children that are None are left out, so are
     attributes that are False; True becomes the attribute's name.
     """
-    opening = f"<{name}{''.join(_attribute(key, value) for key, value in attributes.items())}"
+    opening = f"<{name}{''.join([_attribute(key, value) for key, value in attributes.items()])}"
     if name in _VOID and not children:
         return Markup(f"{opening}/>")
-    return Markup(f"{opening}>{join(children)}</{name}>")
+    inner = "".join([child if isinstance(child, Markup) else escape(child) for child in children if child is not None])
+    return Markup(f"{opening}>{inner}</{name}>")
 
 
 def _attribute(key: str, value: Attribute) -> str:
     if value is None or value is False:
         return ""
     shown = number(value) if isinstance(value, float) else key if value is True else str(value)
-    return f' {key.rstrip("_").replace("_", "-")}="{escape(shown)}"'
+    return f' {_name_of(key)}="{shown if _ODD.search(shown) is None else escape(shown)}"'
+
+
+@cache
+def _name_of(key: str) -> str:
+    """Name of an attribute by that of a parameter."""
+    return key.rstrip("_").replace("_", "-")

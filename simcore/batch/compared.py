@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from simcore.batch.gate import read_results
 from simcore.batch.like import made_like
+from simcore.batch.stored import read_results
 from simcore.batch.unfinished import results_file
 from simcore.errors import InputError, Problem
 from simcore.inputs.loading import Entry, changed, read

@@ -15,30 +15,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 from xml.etree import ElementTree
 
 from simcore.batch.run import Outcome
+from simcore.batch.stored import read_results
 from simcore.errors import InputError, Problem
-from simcore.inputs.bounds import MAX_RESULTS
-from simcore.inputs.document import read_lines, read_text
 from simcore.results.report import BESIDE_STEPS, Peak, Report
 from simcore.results.verdict import SEVERITY
 from simcore.units import format_bytes, format_seconds, parse_quantity
 
 __all__ = ["IN_TABLES", "TOLERANCE", "Decided", "Finding", "Gate", "annotation", "gates", "github", "junit", "merged",
-           "read_results", "unmatched"]
+           "unmatched"]
 
 TOLERANCE = 0.01
 IN_TABLES = frozenset({"oom", "unsure", "host", "phase"})
 """Kinds of findings that the tables of a terminal tell too: verdicts, and phases that do not fit."""
-MAX_BYTES = 2**28
-"""Size of a file of results that is one JSON text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,45 +234,6 @@ def _fill(report: Report) -> str:
     share = f"{peak.device_bytes / capacity:.0%} of {format_bytes(capacity)}"
     drawn = f"; {format_bytes(report.highest_bytes or 0)} in the highest draw" if report.drawn else ""
     return f"peak {format_bytes(peak.device_bytes)} = {share}, in {peak.phase} at {peak.layer or peak.event}{drawn}"
-
-
-def read_results(path: Path) -> list[Report]:
-    """Reports in a file of an earlier `--json` output, or in `results.jsonl` or its `.part`, in the file's order.
-
-    An incomplete last line of a `.part` is dropped. InputError for text that is not a result (with the number of the
-    line, except for `--json`), and for a file that cannot be read.
-    """
-    if path.suffix not in (".jsonl", ".part"):
-        return _parsed(read_text(path, MAX_BYTES), str(path), _NO_RESULTS)
-    lines = read_lines(path, MAX_RESULTS)
-    if path.suffix == ".part":  # of a batch that runs or was killed: its last line may be incomplete
-        lines = (line for line in lines if line.endswith("\n"))
-    shared: dict[Any, Any] = {}
-    numbered = ((number, line) for number, line in enumerate(lines, start=1) if line.strip("\n"))
-    return [_with_shared(report, shared) for number, line in numbered for report in
-            _parsed(line, f"{path}:{number}", _NO_RESULTS if number == 1 or line.endswith("\n") else _CUT)]
-
-
-_NO_RESULTS = "is no result of `rankscope run --json`, nor a results.jsonl"
-_CUT = "the last line is cut off, as of a run that was stopped: without it the lines before can be read"
-
-
-def _with_shared(report: Report, shared: dict[Any, Any]) -> Report:
-    """The report with texts and values that many results have alike as one object, which saves memory."""
-    assumptions = tuple(shared.setdefault(one, one) for one in report.assumptions)
-    communicators = tuple(shared.setdefault(one, one) for one in report.communicators)
-    known = report.evidence and report.evidence.model_dump_json()  # it may hold a mapping, which has no hash
-    return report.model_copy(update={"assumptions": assumptions, "communicators": communicators,
-                                     "evidence": shared.setdefault(known, report.evidence)})
-
-
-def _parsed(text: str, where: str, refusal: str) -> list[Report]:
-    try:
-        rows = json.loads(text)
-        return [Report.model_validate_json(json.dumps(row, allow_nan=False))
-                for row in (rows if isinstance(rows, list) else [rows])]
-    except (ValueError, RecursionError):
-        raise InputError(Problem(where, refusal)) from None
 
 
 def github(findings: Iterable[Finding]) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from simcore.cli.calibrate import calibrate
+from simcore.cli.choose import Columns, Fits, Sort, asked_choice
 from simcore.cli.convert import convert
 from simcore.cli.elsewhere import From, On, Part, elsewhere
 from simcore.cli.exit_codes import ended
@@ -101,10 +102,7 @@ CountsAs = Annotated[Unsure | None, typer.Option(
 Details = Annotated[bool, typer.Option("--details", help="All columns, parts of the step, kernels, collectives.")]
 
 
-Sort = Annotated[str, typer.Option(metavar="COLUMN", help="Order of the results, -COLUMN for the largest first.")]
 Top = Annotated[int | None, typer.Option(min=1, help="Show only so many.")]
-Fits = Annotated[bool, typer.Option("--fits", help="Show only those that fit.")]
-Columns = Annotated[str, typer.Option(metavar="NAME,..", help="Columns of the table, such as verdict,peak_bytes.")]
 
 
 class Format(StrEnum):
@@ -296,14 +294,13 @@ def _gates(max_fill: str | None, baseline: Path | None, report_format: Format | 
     return gates(max_fill, baseline, unsure=(unsure or (Unsure.OOM if careful else Unsure.FITS)).value)
 
 
-def _choice(sort: str, top: int | None, columns: str, unsure: Unsure | None, *, fits: bool) -> Choice | None:
+def _choice(sort: str, top: int | None, columns: str, unsure: Unsure | None, *, fits: bool) -> Choice[Report] | None:
     """Results to show; None where no option says which."""
-    from simcore.tables.choice import choice
+    from simcore.tables.choice import REPORTS
 
     if not (sort or top or columns or fits):
         return None
-    verdicts = {"fits", *(["unsure"] if unsure is Unsure.FITS else [])} if fits else set[str]()
-    return choice(sort, top, columns, verdicts)
+    return asked_choice(REPORTS, sort, top, columns, fits=fits, unsure=unsure is Unsure.FITS)
 
 
 def _say_unmatched(entries: Sequence[Entry], baseline: Path | None) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json as json_text
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -28,8 +30,10 @@ if TYPE_CHECKING:
 __all__ = [
     "ci_text",
     "complain",
+    "line_width",
     "print_columns",
     "print_comparison",
+    "print_fitted",
     "print_json",
     "print_line",
     "print_rows",
@@ -48,6 +52,8 @@ __all__ = [
 
 _MOST_LINES = 30
 _LONGEST_LINE = 1000
+_ANY = 10**6
+"""Characters of a line of a pipe."""
 _LONG = 20
 """Batches from this size on show their progress on a terminal."""
 
@@ -85,11 +91,12 @@ def print_tally(tally: Tally) -> None:
 
 
 def print_columns(reports: Sequence[Report], fields: Sequence[Field[Report]]) -> None:
-    """Prints a table with a row a report and a column a field to standard output; a narrow terminal wraps lines."""
+    """Prints tables with a row a report and a column a field to standard output, as wide as a terminal at most."""
     from simcore.cli.sheets.chosen import chosen_columns
-    from simcore.cli.sheets.tables import console
+    from simcore.cli.sheets.summary import STYLE, verdict
 
-    console(sys.stdout).print(chosen_columns(reports, fields), soft_wrap=True)
+    styles = [STYLE[verdict(report)] for report in reports]
+    print_fitted(lambda width: chosen_columns(reports, fields, styles, line_width(width)))
 
 
 def print_summary(reports: Sequence[Report], *, details: bool = False, tally: Tally | None = None) -> None:
@@ -103,12 +110,13 @@ def print_summary(reports: Sequence[Report], *, details: bool = False, tally: Ta
     from simcore.cli.sheets.memory import memorysheet
     from simcore.cli.sheets.phases import phasesheet
     from simcore.cli.sheets.summary import summary
-    from simcore.cli.sheets.tables import advice, console, drawn, hosts
+    from simcore.cli.sheets.tables import advice, console, drawn, fitted, hosts
     from simcore.cli.sheets.time import timesheet
 
     screen = console(sys.stdout)
-    lines_below = [["", *lines] for report in reports for lines in (drawn(report), hosts(report),
-                                                                    advice(report)) if lines]
+    lines_below = [["", *lines] for report in reports for lines in (
+        fitted(drawn(report), screen.width), fitted(hosts(report), screen.width), advice(report, screen.width))
+        if lines]
     of_time = timesheet(reports, screen.width) if details else []
     sheets_of_kind = (memorysheet(reports), of_time, phasesheet(reports), servesheet(reports, screen.width))
     sheets = [["", *sheet] for sheet in sheets_of_kind if sheet]
@@ -124,13 +132,24 @@ def print_shown(*shown: RenderableType) -> None:
     console(sys.stdout).print(*shown, sep="\n")
 
 
-def print_comparison(both: Comparison) -> None:
-    """Prints the tables of a comparison to standard output, as many results beside each other as the screen holds."""
-    from simcore.cli.sheets.comparison import sheet
+def line_width(width: int) -> int:
+    """Characters of a row of chosen columns: `width` on a terminal; a pipe holds any, unless `COLUMNS` says."""
+    return width if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal() else _ANY
+
+
+def print_fitted(made: Callable[[int], Iterable[RenderableType]]) -> None:
+    """Prints the tables and lines that are made for a number of characters to standard output."""
     from simcore.cli.sheets.tables import console
 
     screen = console(sys.stdout)
-    screen.print(*sheet(both, screen.width), sep="\n", soft_wrap=True)
+    screen.print(*made(screen.width), sep="\n", soft_wrap=True)
+
+
+def print_comparison(both: Comparison) -> None:
+    """Prints the tables of a comparison to standard output, as many results beside each other as the screen holds."""
+    from simcore.cli.sheets.comparison import sheet
+
+    print_fitted(partial(sheet, both))
 
 
 def print_schema(*, result: bool) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from simcore.results.report import Report
 
 __all__ = ["closer", "report", "results_of"]
+
+_MANY: Final = 100
+"""Results from which on a page has no more of each than a row and what it opens to."""
 
 
 def report(
@@ -44,7 +47,7 @@ def report(
     from simcore.cli.output import print_json
 
     _check_png(figures, png=png)
-    drawn = _searched(results, overrides or ()) or _simulations(results, overrides or ())
+    drawn = _searched(results, overrides or ()) or _simulations(results, overrides or (), whole=json)
     lines, problems = list[str](), list[Problem]()
     with _apart(problems):
         drawn.write_page(output)
@@ -77,12 +80,27 @@ class _Drawn:
         return write_figures(folder, self.drawings(), png=png)
 
 
-def _simulations(results: Sequence[str], overrides: Sequence[str]) -> _Drawn:
+def _many(results: Sequence[str], overrides: Sequence[str], *, whole: bool) -> list[Report]:
+    """Reports of all paths; of many, unless they are wanted `whole`, with what a page of many shows alone."""
+    from simcore.batch.stored import for_a_list
+
+    reports: list[Report] = []
+
+    def kept(result: Report) -> Report:
+        return for_a_list(result) if len(reports) >= _MANY and not whole else result
+
+    for path in results:
+        for result in results_of(Path(path), overrides, kept):
+            reports.append(result)  # noqa: PERF402 - `kept` counts them
+    return reports if whole or len(reports) <= _MANY else [*map(for_a_list, reports[:_MANY]), *reports[_MANY:]]
+
+
+def _simulations(results: Sequence[str], overrides: Sequence[str], *, whole: bool) -> _Drawn:
     from simcore.cli.output import write_page
     from simcore.results.detail import MAX_DETAILED
     from viz.exports.figures import figures
 
-    reports = [result for path in results for result in results_of(Path(path), overrides)]
+    reports = _many(results, overrides, whole=whole)
     if len(reports) <= MAX_DETAILED:
         reports = [closer(result) for result in reports]
     noun = f"scenario{'' if len(reports) == 1 else 's'}"
@@ -138,13 +156,16 @@ def _has_png() -> bool:
         return False
 
 
-def results_of(path: Path, overrides: Sequence[str]) -> Iterator[Report]:
+def results_of(path: Path, overrides: Sequence[str], kept: Callable[[Report], Report] = lambda report: report,
+               ) -> Iterator[Report]:
     """Reports of `path`: those in a file of results or a folder of `run -o`, else its scenarios simulated.
+
+    `kept`: what to keep of each that is read.
 
     InputError for other files, for wrong scenarios, and for `overrides` (`KEY=VALUE`) of results. Results are not
     changed. Ends the process if a simulation is interrupted.
     """
-    from simcore.batch.gate import read_results
+    from simcore.batch.stored import results_in, uncollected
     from simcore.cli.output import say
 
     if is_file(path / PART):
@@ -152,7 +173,8 @@ def results_of(path: Path, overrides: Sequence[str]) -> Iterator[Report]:
     if file := results_file(path):
         if overrides:
             raise InputError(Problem("--set", f"expected a scenario whose keys to override, {file} holds results"))
-        yield from read_results(file)
+        with uncollected():
+            yield from results_in(file, kept)
     else:
         yield from _simulated(path, overrides)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from simcore.cli.choose import Columns, Fits, Sort, asked_choice
 from simcore.cli.elsewhere import Elsewhere, From, On, Part, elsewhere
 from simcore.cli.recipes import FilesBeside, SeqLen
 from simcore.errors import InputError, Problem
@@ -20,8 +22,10 @@ if TYPE_CHECKING:
     from simcore.inputs.search_keys import SearchKeys
     from simcore.results.found import SearchResult
     from simcore.search.objective import Objective
+    from simcore.search.rows import Row
     from simcore.search.search import Search
     from simcore.search.space import Space
+    from simcore.tables.choice import Choice
 
 __all__ = ["asked_space", "chosen_objectives", "first_of", "names_in", "numbers", "search"]
 
@@ -51,6 +55,7 @@ def search(
     objective: Annotated[By | None, typer.Option("--objective", help="Quantity to rank by; omitted: tokens.")] = None,
     pareto: Annotated[str, typer.Option(metavar="NAME,..", help="Other objectives of the Pareto set.")] = "",
     top: Annotated[int, typer.Option(min=1, max=1000, help="Places of the ranking.")] = 10,
+    sort: Sort = "", fits: Fits = False, columns: Columns = "",
     unsure: Annotated[Counts, typer.Option(help="An unsure verdict counts as this.")] = Counts.OOM,
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Time every layout that fits.")] = False,
     write: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the ranking as scenario files.")] = None,
@@ -67,44 +72,74 @@ def search(
     """Search the layouts of a scenario: the best that fit, the Pareto set, and why the others are in neither.
 
     Free are all degrees of the mesh at the numbers of GPUs, the micro batch, recomputation, and the framework's memory
-    options; global batch and numerics stay. Exit code 0; 1: none fits; 2: wrong input, none legal.
+    options; global batch and numerics stay. With --sort, --fits or --columns candidates are listed instead of the
+    ranking, whatever became of them. Exit code 0; 1: none fits; 2: wrong input, none legal.
     """
+    which = _choice(sort, top, columns, fits=fits, unsure=unsure is Counts.FITS)
     away, scenarios = elsewhere(on, shard, parts or (), jobs, output), _scenarios(
         paths, overrides or (), gpus, seq_len, topology, beside)
-    _check_shard(away, json=json, write=write, html=html)
+    _check_shard(away, {"--json": json, "--write": write, "--html": html, "--sort": sort, "--fits": fits,
+                        "--columns": columns})
     questions = [_question(
         asked_space(one, gpus, names_in(framework), names_in(topology), free, where or (), allow or ()),
         _objectives(one, objective, pareto), top=top, unsure=unsure is Counts.FITS, prunes=not exhaustive,
         place=away.place or _processes(jobs or os.cpu_count() or 1)) for one in scenarios]
-    found = [_searched(one, away, output, one.space.base.name if len(questions) > 1 else "") for one in questions]
-    raise typer.Exit(_hand_out(scenarios, found, write, html, away, json=json, recipes=recipes))
+    found = [_searched(one, away, output, one.space.base.name if len(questions) > 1 else "", which)
+             for one in questions]
+    raise typer.Exit(_hand_out(scenarios, found, write, html, away, which, json=json, recipes=recipes))
 
 
-def _check_shard(away: Elsewhere, *, json: bool, write: Path | None, html: Path | None) -> None:
+def _choice(sort: str, top: int, columns: str, *, fits: bool, unsure: bool) -> Choice[Row] | None:
+    """Candidates to show; None where no option says which."""
+    from simcore.search.rows import CANDIDATES
+
+    if not (sort or columns or fits):
+        return None
+    return asked_choice(CANDIDATES, sort, top, columns, fits=fits, unsure=unsure)
+
+
+def _check_shard(away: Elsewhere, options: Mapping[str, object]) -> None:
     """InputError for a shard, which has no answer, with an option that shows one."""
-    asked = [name for name, value in (("--json", json), ("--write", write), ("--html", html)) if value]
+    asked = [name for name, value in options.items() if value]
     if away.shard and asked:
         raise InputError(Problem(asked[0], "expected no --shard with it: the answer is that of all shards, by --from"))
 
 
-def _hand_out(scenarios: Sequence[Scenario], found: Sequence[SearchResult], write: Path | None, html: Path | None,
-              away: Elsewhere, *, json: bool, recipes: str) -> int:
+def _hand_out(scenarios: Sequence[Scenario], found: Sequence[Found], write: Path | None, html: Path | None,
+              away: Elsewhere, which: Choice[Row] | None, *, json: bool, recipes: str) -> int:
     """Exit code of the answers, which are printed, and written as scenarios or recipes and as a page if asked."""
-    from simcore.cli.output import print_json, print_shown, say, write_search_page
-    from simcore.cli.sheets.found import answer
+    from simcore.cli.output import print_json, print_rows, say, write_search_page
+    from simcore.search.rows import CANDIDATES
 
+    answers = [one.answer for one in found]
     if away.shard:
-        say(f"shard {away.shard}: {sum(one.counts.candidates for one in found):,} candidates done; when all are, "
+        say(f"shard {away.shard}: {sum(one.counts.candidates for one in answers):,} candidates done; when all are, "
             "the same search with --from for each folder puts them together")
         return 0
-    unsaid = write is not None and _write(write, scenarios, found, recipes)
-    if json:
-        print_json(found)
+    unsaid = write is not None and _write(write, scenarios, answers, recipes)
+    if not json:
+        _print(found, which)
+    elif which is None:
+        print_json(answers)
     else:
-        print_shown(*(line for result in found for line in answer(result)))
+        fields = which.columns or CANDIDATES.fields.values()
+        print_rows({field.column.name: field.value(row) for field in fields} for one in found for row in one.rows)
     if html is not None:
-        write_search_page(html, found)
-    return 2 if unsaid else int(any(not result.best for result in found))
+        write_search_page(html, answers)
+    return 2 if unsaid else int(any(not result.best for result in answers))
+
+
+def _print(found: Sequence[Found], which: Choice[Row] | None) -> None:
+    """Prints the ranking of each search, or the candidates that were chosen."""
+    from simcore.cli.output import line_width, print_fitted
+    from simcore.cli.sheets.candidates import candidate_lines
+    from simcore.cli.sheets.found import answer
+
+    if which is None:
+        print_fitted(lambda width: (part for one in found for part in answer(one.answer, width)))
+    else:
+        print_fitted(lambda width: (part for one in found for part in candidate_lines(
+            one.answer, one.rows, which, width, line_width(width))))
 
 
 def _scenarios(paths: Sequence[str], overrides: Sequence[str], gpus: str, seq_len: int | None, topology: str,
@@ -227,24 +262,44 @@ def _question(space: Space, objectives: tuple[Objective, ...], *, top: int, unsu
     return Search(space, objectives, top, unsure, place, prunes)
 
 
-def _searched(question: Search, away: Elsewhere, output: Path | None, inner: str) -> SearchResult:
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Answer of a search, and the rows of candidates that a user chose, in order."""
+
+    answer: SearchResult
+    rows: Sequence[Row] = ()
+
+
+def _searched(question: Search, away: Elsewhere, output: Path | None, inner: str, which: Choice[Row] | None) -> Found:
     """Answer of a search; `inner`: name of its folder in those of the options, "" for one scenario."""
     from simcore.cli.output import complain
-    from simcore.cli.sheets.stages import stages
+    from simcore.cli.sheets.stages import announce, stages
     from simcore.search.search import search as find
     from simcore.search.space import place_of_space
 
+    rows: list[Row] = []
+    announce(question)
     with stages() as told:
         kept = None if output is None else output / inner
         result = find(question, told, kept, shard=away.shard, parts=[part / inner for part in away.parts],
-                      noted=lambda note: complain([note]))
+                      noted=lambda note: complain([note]),
+                      taken=None if which is None else lambda made: rows.extend(_chosen(made, which)))
     if result.counts.refused == result.counts.candidates and not away.shard:
         most = result.refused[0]
         rule = f" [{most.rule}]" if most.rule != most.message and not most.rule.endswith("#") else ""
         message = (f"no layout is legal: {most.count:,} of {result.counts.candidates:,} refused with: "
                    f"{most.message}{rule}")
         raise InputError(Problem(place_of_space(question.space.base), message))
-    return result
+    return Found(result, rows)
+
+
+def _chosen(made: Iterable[Row], which: Choice[Row]) -> list[Row]:
+    """Chosen rows in order; they are made twice, so that all others are never held."""
+    keys = [(key, place) for place, row in enumerate(made) if (key := which.key(row)) is not None]
+    places = which.chosen(keys)
+    wanted = set(places)
+    rows = {place: row for place, row in enumerate(made) if place in wanted}
+    return [rows[place] for place in places]
 
 
 def _write(folder: Path, scenarios: Sequence[Scenario], found: Sequence[SearchResult], recipes: str) -> bool:

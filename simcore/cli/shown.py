@@ -15,13 +15,13 @@ import typer
 from simcore.batch.gate import IN_TABLES, Finding, Gate, gates, merged
 from simcore.cli import output
 from simcore.cli.sheets.summary import Tally
-from simcore.tables.choice import BEST, Choice
+from simcore.tables.choice import BEST, REPORTS
 
 if TYPE_CHECKING:
     from simcore.batch.run import Outcome
     from simcore.cli.session import Ran
     from simcore.results.report import Report
-    from simcore.tables.choice import Key
+    from simcore.tables.choice import Choice, Key
 
 __all__ = ["QUIET", "show"]
 
@@ -41,7 +41,7 @@ class _Judged:
 
 
 def show(ran: Ran, *, json: bool, asked: Sequence[Gate] | None = None, report_format: str | None = None,
-         summary: bool = True, details: bool = False, choice: Choice | None = None, told: bool = False) -> int:
+         summary: bool = True, details: bool = False, choice: Choice[Report] | None = None, told: bool = False) -> int:
     """Prints everything once; returns the highest exit code of the scenarios, or the code that ended the batch early.
 
     `choice`: results to print; None: all, of a folder with more than 20 the best. Standard error does not repeat what
@@ -49,7 +49,7 @@ def show(ran: Ran, *, json: bool, asked: Sequence[Gate] | None = None, report_fo
     """
     tabled = IN_TABLES if summary and not json and report_format is None else frozenset[str]()
     tabled |= {"refused"} if tabled and len(ran.outcomes) > 1 else set()
-    chosen = choice or (BEST if ran.in_folder and len(ran.outcomes) > QUIET and not json else Choice())
+    chosen = choice or (BEST if ran.in_folder and len(ran.outcomes) > QUIET and not json else REPORTS.choice())
     judged = _judged(ran.outcomes, asked or gates(), chosen, tabled, names=report_format == "junit")
     if report_format is not None:
         typer.echo(output.ci_text(report_format, judged.names, judged.findings), nl=False)
@@ -65,7 +65,7 @@ def show(ran: Ran, *, json: bool, asked: Sequence[Gate] | None = None, report_fo
     return ran.ended or judged.code
 
 
-def _judged(outcomes: Sequence[Outcome], checks: Sequence[Gate], choice: Choice, tabled: frozenset[str], *,
+def _judged(outcomes: Sequence[Outcome], checks: Sequence[Gate], choice: Choice[Report], tabled: frozenset[str], *,
             names: bool) -> _Judged:
     """Judges all outcomes. `tabled`: kinds of findings that tables tell, of which only the exit code counts."""
     judged = _Judged()
@@ -83,11 +83,11 @@ def _judged(outcomes: Sequence[Outcome], checks: Sequence[Gate], choice: Choice,
     return judged
 
 
-def _chosen(outcomes: Sequence[Outcome], choice: Choice, judged: _Judged) -> Iterator[Report]:
+def _chosen(outcomes: Sequence[Outcome], choice: Choice[Report], judged: _Judged) -> Iterator[Report]:
     return (outcomes[index].report for index in choice.chosen(judged.keys))
 
 
-def _print_json(outcomes: Sequence[Outcome], choice: Choice, judged: _Judged) -> None:
+def _print_json(outcomes: Sequence[Outcome], choice: Choice[Report], judged: _Judged) -> None:
     reports = _chosen(outcomes, choice, judged)
     if choice.columns:
         output.print_rows({one.column.name: one.value(report) for one in choice.columns} for report in reports)
@@ -95,7 +95,7 @@ def _print_json(outcomes: Sequence[Outcome], choice: Choice, judged: _Judged) ->
         output.print_json(reports)
 
 
-def _print_tables(outcomes: Sequence[Outcome], choice: Choice, judged: _Judged, *, details: bool) -> None:
+def _print_tables(outcomes: Sequence[Outcome], choice: Choice[Report], judged: _Judged, *, details: bool) -> None:
     reports = [*_chosen(outcomes, choice, judged)]
     is_part = len(reports) < len(outcomes)
     if is_part and reports and choice is BEST:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
@@ -127,7 +128,7 @@ def _asked(quantity: Asked | None, most: Most | None, fewest: Fewest | None, gpu
 def _over_layouts(entries: Sequence[Entry], layouts: _Layouts, quantity: Quantity, gpu_of: str, *,
                   json: bool) -> NoReturn:
     """Limits over all layouts of spaces around the scenarios."""
-    from simcore.cli.output import print_json, print_shown
+    from simcore.cli.output import print_fitted, print_json
     from simcore.cli.sheets.limits import free_limit_lines
 
     if problems := [problem for entry in entries for problem in entry.problems]:
@@ -136,7 +137,7 @@ def _over_layouts(entries: Sequence[Entry], layouts: _Layouts, quantity: Quantit
     if json:
         print_json(found)
     else:
-        print_shown(*(line for limit in found for line in free_limit_lines(limit)))
+        print_fitted(lambda width: (line for limit in found for line in free_limit_lines(limit, width)))
     raise typer.Exit(int(any(limit.value is None for limit in found)))
 
 
@@ -152,7 +153,7 @@ def _over(layouts: _Layouts, scenario: Scenario, quantity: Quantity, gpu_of: str
 
 def _fixed(paths: Sequence[str], entries: Sequence[Entry], quantity: Quantity, gpu_of: str, *, json: bool) -> NoReturn:
     """Limits of scenarios whose other keys stay."""
-    from simcore.cli.output import complain, print_json, print_shown
+    from simcore.cli.output import complain, print_fitted, print_json
     from simcore.cli.sheets.limits import limit_lines
 
     problems = [problem for entry in entries for problem in entry.problems]
@@ -163,7 +164,7 @@ def _fixed(paths: Sequence[str], entries: Sequence[Entry], quantity: Quantity, g
     if json:
         print_json(found)
     elif found:
-        print_shown(*limit_lines(found))
+        print_fitted(partial(limit_lines, found))
     complain(problems)
     raise typer.Exit(2 if problems else int(any(limit.value is None for limit in found)))
 

@@ -49,14 +49,17 @@ def _in_folder(folder: Path) -> list[SearchResult]:
 
 def _parsed(path: Path) -> list[SearchResult]:
     """Answers in a file of JSON; empty for JSON of something else."""
+    text = read_text(path, _MAX_BYTES)
+    if '"objectives"' not in text:
+        return []
     try:
-        data = json.loads(read_text(path, _MAX_BYTES))
+        data = json.loads(text)
     except (ValueError, RecursionError):
         return []
     rows = data if isinstance(data, list) else [data]
     if not rows or not all(isinstance(row, dict) and "objectives" in row and "refused" in row for row in rows):
         return []
     try:
-        return [SearchResult.model_validate_json(json.dumps(row)) for row in rows]
+        return [SearchResult.model_validate(row) for row in rows]
     except ValueError:
         raise InputError(Problem(str(path), _OTHER)) from None

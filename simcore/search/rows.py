@@ -7,22 +7,27 @@ is there the candidates are made again, in order, and written as a data set besi
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
 from simcore.batch.rows import Rows
 from simcore.inputs.scenario import Mesh, Scenario
-from simcore.results.frame import Column, Value, unit_of
+from simcore.results.frame import Column, Field, Value, unit_of
 from simcore.results.report import Report
+from simcore.results.verdict import Verdict
 from simcore.search.judge import Candidate, Judged, Refused, Timed
-from simcore.search.space import Space, candidates
+from simcore.tables.choice import Choosable
 from simcore.tables.data_set import digest_of, is_data_of
 from simcore.tables.fields import SCENARIO_FIELDS
 from simcore.tables.key_fields import KEY_FIELDS, key_value
 
-__all__ = ["COLUMNS", "Fates", "write_rows"]
+__all__ = ["CANDIDATES", "COLUMNS", "OWN", "CandidateRows", "Fates", "Row", "write_rows"]
+
+Row = tuple[Value, ...]
+"""Values of `COLUMNS`."""
 
 _AXES: Final = tuple(Mesh.model_fields)
 _ALIKE: Final = ("name", "workload", "model", "framework", "topology", "method", *_AXES)
@@ -34,7 +39,7 @@ def _column(name: str, dtype: Any, words: str) -> Column:
     return Column(name, dtype, unit_of(name), words)
 
 
-_OWN: Final[tuple[Column, ...]] = (
+OWN: Final[tuple[Column, ...]] = (
     _column("candidate", "int64", "its number in the space, from 0"),
     _column("outcome", "string", "refused (by a rule), at_rest (what rests is more than fits), oom, unsure, excluded "
             "(by a condition on results), slower (its bound is beyond the answer), ranked"),
@@ -49,10 +54,27 @@ _OWN: Final[tuple[Column, ...]] = (
     _column("mfu", "float64", "model FLOPs utilisation, 0 to 1"),
     _column("cost_per_million_tokens_usd", "float64", "on all GPUs"),
     _column("evidence", "string", "measured, recipe, class or none"))
+"""Columns that are no keys."""
 _SHARED: Final = tuple(field for field in SCENARIO_FIELDS if field.column.name in _ALIKE)
 COLUMNS: Final[tuple[Column, ...]] = (
-    *_OWN, *(field.column for field in _SHARED), *(field.column for field in KEY_FIELDS))
+    *OWN, *(field.column for field in _SHARED), *(field.column for field in KEY_FIELDS))
 """Columns of a candidate's row."""
+
+
+def _fields() -> Iterator[Field[Row]]:
+    yield from (Field(column, itemgetter(place)) for place, column in enumerate(COLUMNS))
+
+
+def _verdict(row: Row) -> Verdict | None:
+    """Verdict of a row, None also for a candidate that a condition excludes."""
+    outcome, verdict = row[1], row[3]
+    return None if outcome == "excluded" else "fits" if verdict == "fits" else "unsure" if verdict == "unsure" else (
+        "oom" if verdict == "oom" else None)
+
+
+CANDIDATES: Final[Choosable[Row]] = Choosable({field.column.name: field for field in _fields()}, _verdict,
+                                              "docs/query.md")
+"""Candidates of a search, of which some may be shown."""
 
 
 class Fates:
@@ -151,26 +173,36 @@ def _put(block: dict[str, Any], path: list[str], value: Any) -> None:
     block[path[-1]] = value
 
 
-def write_rows(folder: Path, answer: Path, space: Space, fates: Fates,
-               times: Callable[[int], tuple[str, Timed | None]]) -> Rows | None:
-    """Writes the rows of a search beside its `answer`; None if they are there, else what became of them.
+class CandidateRows:
+    """Rows of candidates in their order, made again by each iteration.
 
-    `times`: outcome and time of a candidate that fits, by its index.
+    `every`: their indices in the space, and keys; `times`: outcome and time of a candidate that fits, by its index.
     """
-    digest = digest_of(answer)
+
+    def __init__(self, base: Scenario, every: Iterable[tuple[int, Candidate]], fates: Fates,
+                 times: Callable[[int], tuple[str, Timed | None]]) -> None:
+        self._base, self._every, self._fates, self._times = base, every, fates, times
+
+    def __iter__(self) -> Iterator[Row]:
+        keys, messages = _Keys(self._base), self._fates.messages()
+        for index, candidate in self._every:
+            outcome, status, verdict, message, peak, headroom = self._fates.row(index, messages)
+            time = None
+            if outcome in ("fits", "unsure"):
+                outcome, time = self._times(index)
+            values = keys.row(candidate)
+            timed = (None,) * 5 if time is None else (
+                time.step_s, time.tokens_per_s_per_gpu, time.mfu, time.usd_per_million_tokens, time.evidence)
+            yield (index, outcome, status, verdict, message, keys.num_gpus(values), peak, headroom, *timed, *values)
+
+
+def write_rows(folder: Path, journal: Path, made: CandidateRows) -> Rows | None:
+    """Writes the rows of a search beside its `journal` or answer; None if they are there, else what became of them."""
+    digest = digest_of(journal)
     if is_data_of(folder, digest):
         return None
     rows = Rows(folder, folder / ".rows", "candidates", COLUMNS)
-    keys, messages = _Keys(space.base), fates.messages()
-    for index, candidate in enumerate(candidates(space)) if rows.are_wanted else ():
-        outcome, status, verdict, message, peak, headroom = fates.row(index, messages)
-        time = None
-        if outcome in ("fits", "unsure"):
-            outcome, time = times(index)
-        values = keys.row(candidate)
-        timed = (None,) * 5 if time is None else (
-            time.step_s, time.tokens_per_s_per_gpu, time.mfu, time.usd_per_million_tokens, time.evidence)
-        rows.add_row(index, (index, outcome, status, verdict, message, keys.num_gpus(values), peak, headroom, *timed,
-                             *values))
-    rows.end(answer, digest)
+    for number, row in enumerate(made) if rows.are_wanted else ():
+        rows.add_row(number, row)
+    rows.end(journal, digest)
     return rows

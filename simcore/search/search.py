@@ -26,10 +26,10 @@ from simcore.executors.shard import Shard
 from simcore.inputs.scenario import Mesh, Scenario
 from simcore.results.found import FoundLayout, RefusedBy, SearchCounts, SearchResult
 from simcore.search.condition import Condition
-from simcore.search.journal import ANSWER, Answered, Memory, journal
+from simcore.search.journal import ANSWER, JOURNAL, Answered, Memory, journal
 from simcore.search.judge import Candidate, Judged, Refused, Sized, Status, Timed, judged, timed
 from simcore.search.objective import Objective, Value
-from simcore.search.rows import Fates, write_rows
+from simcore.search.rows import CandidateRows, Fates, write_rows
 from simcore.search.space import Space, candidates, place_of_space
 
 __all__ = ["Search", "holds", "search"]
@@ -101,20 +101,21 @@ class _Counts:
 
 def search(question: Search, told: Progress = lambda stage, done, all_of, found: None, kept: Path | None = None, *,
            shard: Shard | None = None, parts: Sequence[Path] = (),
-           noted: Callable[[Problem], None] = lambda note: None) -> SearchResult:
+           noted: Callable[[Problem], None] = lambda note: None,
+           taken: Callable[[CandidateRows], None] | None = None) -> SearchResult:
     """Searches all candidates of the question's space.
 
     `told(stage, done, all_of, found)` is called as work goes on; stages are "memory" and "time", `found` counts those
     that surely fit. `kept`: folder of a journal, from which a search that was stopped goes on, and of the answer with
     its rows; None: nothing is written. `shard`: only that part of the candidates. `parts`: folders of the journals of
-    all shards, from which answers are taken. `noted` is called with the reason where no rows can be written. SystemExit
-    after a signal, with the exit code of the signal. InputError for an empty space, conditions that cannot be decided,
-    and folders that cannot be used.
+    all shards, from which answers are taken. `noted` is called with the reason where no rows can be written, `taken`
+    with the rows. SystemExit after a signal, with the exit code of the signal. InputError for an empty space,
+    conditions that cannot be decided, and folders that cannot be used.
     """
     num = sum(1 for _ in candidates(question.space))
     if not num:
         raise InputError(Problem(place_of_space(question.space.base), _empty(question.space)))
-    counts = _Counts(None if kept is None or shard else Fates(num))
+    counts = _Counts(None if kept is None and taken is None else Fates(num))
     with journal(kept, question.space, shard, parts) as known, interrupts() as asked:
         if parts:
             _expect_finished(num, known, len(parts))
@@ -129,23 +130,27 @@ def search(question: Search, told: Progress = lambda stage, done, all_of, found:
         result = _result(question, mine, fitting, counts)
         if shard is None:
             known.end(result)
-        if kept is not None and counts.fates is not None:
-            _write_rows(kept, question.space, fitting, counts.fates, noted)
+        if counts.fates is not None:
+            rows = CandidateRows(question.space.base, every, counts.fates, partial(_last, fitting))
+            if kept is not None:
+                _write_rows(kept, kept / (ANSWER if shard is None else JOURNAL), rows, noted)
+            if taken is not None:
+                taken(rows)
     return result
 
 
-def _write_rows(kept: Path, space: Space, fitting: Sequence[_Found], fates: Fates, noted: Callable[[Problem], None],
-                ) -> None:
-    """Writes a row for each candidate beside the answer; `fitting`: layouts that fit, in the order of the space."""
+def _last(fitting: Sequence[_Found], index: int) -> tuple[str, Timed | None]:
+    """Outcome and time of a candidate with memory that fits or may; `fitting`: in the order of the space."""
+    at = bisect_left(fitting, index, key=lambda found: found.index)
+    if at == len(fitting) or fitting[at].index != index:
+        return "unsure", None
+    found = fitting[at]
+    return "excluded" if found.is_out else "slower" if found.time is None else "ranked", found.time
 
-    def last(index: int) -> tuple[str, Timed | None]:
-        at = bisect_left(fitting, index, key=lambda found: found.index)
-        if at == len(fitting) or fitting[at].index != index:
-            return "unsure", None
-        found = fitting[at]
-        return "excluded" if found.is_out else "slower" if found.time is None else "ranked", found.time
 
-    rows = write_rows(kept, kept / ANSWER, space, fates, last)
+def _write_rows(kept: Path, journal: Path, made: CandidateRows, noted: Callable[[Problem], None]) -> None:
+    """Writes a row for each candidate beside the answer, of a shard beside its journal."""
+    rows = write_rows(kept, journal, made)
     if rows is not None and rows.problems:
         raise InputError(rows.problems)
     if rows is not None and rows.note is not None:

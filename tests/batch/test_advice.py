@@ -66,7 +66,7 @@ def test_each_time_is_that_of_the_changed_scenario() -> None:
 def test_the_lines_can_be_pasted_behind_the_command() -> None:
     asked = limited("megatron", 0.97, {"dp_shard": 2}, seq_len=2048)
     report = work(1, asked=None)(asked)
-    told = advice_lines(report)
+    told = advice_lines(report, 1000)
     assert len(told) == 1 + len(report.advice) > 1
     for line, one in zip(told[1:], report.advice, strict=True):
         words = shlex.split(str(line))

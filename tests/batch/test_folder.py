@@ -18,8 +18,8 @@ from fakes import FakeEntry, entry, report, unreadable, work
 from simcore.batch import unfinished as part
 from simcore.batch.fingerprint import fingerprint
 from simcore.batch.folder import Existing, opened
-from simcore.batch.gate import read_results
 from simcore.batch.run import Outcome, Work, attempt
+from simcore.batch.stored import read_results
 from simcore.cli.report import results_of
 from simcore.cli.session import Ran, run_entries
 from simcore.errors import InputError

@@ -8,11 +8,10 @@ from xml.etree import ElementTree
 import pytest
 
 import small
-from checkout import ROOT
-from simcore.batch.gate import Decided, gates, github, junit, read_results, unmatched
+from simcore.batch.gate import Decided, gates, github, junit, unmatched
 from simcore.batch.run import Outcome
 from simcore.errors import InputError
-from simcore.inputs.loading import changed, load
+from simcore.inputs.loading import changed
 from simcore.results.report import Report
 from simcore.simulate import check, simulate
 
@@ -23,17 +22,6 @@ FITS = check(small.scenario("fsdp2", {"dp_shard": 6}))
 def _stored(path: Path, *reports: Report) -> Path:
     path.write_text("".join(report.model_dump_json() + "\n" for report in reports), encoding="utf-8")
     return path
-
-
-def test_results_are_read_as_they_were_written_whatever_is_known_of_the_layout(tmp_path: Path) -> None:
-    """Reports share equal values; evidence of a recipe holds a mapping, which has no hash."""
-    shipped = load(ROOT / "scenarios/nano-grpo/full-ep8.yaml")[0]
-    reports = [simulate(shipped), FITS, simulate(shipped)]
-    assert reports[0].evidence
-    assert reports[0].evidence.recipes
-    found = read_results(_stored(tmp_path / "results.jsonl", *reports))
-    assert found == reports
-    assert found[0].evidence is found[2].evidence
 
 
 def test_adapters_that_never_learn_are_told_and_pass() -> None:
@@ -84,59 +72,6 @@ def test_a_worse_verdict_is_a_regression(tmp_path: Path, before: str, after: str
     old, new = (measured.model_copy(update={"verdict": word}) for word in (before, after))
     compared = gates(baseline=_stored(tmp_path / "results.jsonl", old))[-1]
     assert [f.message for f in compared(Outcome(new, "", 0))] == ([message] if message else [])
-
-
-def test_a_baseline_may_be_lines(tmp_path: Path) -> None:
-    assert read_results(_stored(tmp_path / "results.jsonl", FITS, REFUSED)) == [FITS, REFUSED]
-
-
-def test_a_line_ends_only_where_a_line_ends(tmp_path: Path) -> None:
-    odd = FITS.model_copy(update={"name": "a\u2028b\u0085c"})
-    assert read_results(_stored(tmp_path / "results.jsonl", odd, FITS)) == [odd, FITS]
-
-
-def test_a_line_that_is_cut_off_is_named(tmp_path: Path) -> None:
-    path = _stored(tmp_path / "results.jsonl", FITS, REFUSED)
-    text = path.read_text(encoding="utf-8")
-    path.write_text(text[:-40], encoding="utf-8")
-    with pytest.raises(InputError, match=r"results\.jsonl:2: the last line is cut off"):
-        read_results(path)
-    path.write_text("{\n" + text, encoding="utf-8")
-    with pytest.raises(InputError, match=r"results\.jsonl:1: is no result"):
-        read_results(path)
-
-
-@pytest.mark.parametrize("name", ["results.jsonl", "main.json"])
-def test_what_is_nested_without_end_is_told(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    path.write_text('{"a":' * 100_000, encoding="utf-8")
-    with pytest.raises(InputError, match="is no result"):
-        read_results(path)
-
-
-def test_numbers_without_end_are_told(tmp_path: Path) -> None:
-    timed = simulate(small.scenario("fsdp2", {"dp_shard": 6}))
-    assert timed.time is not None
-    path = _stored(tmp_path / "results.jsonl", timed)
-    text = path.read_text(encoding="utf-8")
-    for odd in ("NaN", "1e999", "-Infinity"):
-        path.write_text(text.replace(f'"step_s":{timed.time.step_s}', f'"step_s":{odd}'), encoding="utf-8")
-        with pytest.raises(InputError, match="is no result"):
-            read_results(path)
-
-
-def test_a_step_of_no_time_is_no_result(tmp_path: Path) -> None:
-    timed = simulate(small.scenario("fsdp2", {"dp_shard": 6}))
-    assert timed.time is not None
-    none = timed.model_copy(update={"time": timed.time.model_copy(update={"step_s": 0.0})})
-    with pytest.raises(InputError, match="is no result"):
-        read_results(_stored(tmp_path / "results.jsonl", none))
-
-
-def test_a_device_without_memory_is_no_result(tmp_path: Path) -> None:
-    path = _stored(tmp_path / "results.jsonl", FITS.model_copy(update={"capacity_bytes": 0}))
-    with pytest.raises(InputError, match="is no result"):
-        read_results(path)
 
 
 def test_a_baseline_says_what_it_cannot_compare(tmp_path: Path) -> None:

@@ -64,6 +64,57 @@ def test_scenarios_with_long_and_like_names_are_written_to_files_of_their_own(ra
     assert max(map(len, written)) < 120
 
 
+CHOSEN = ("--free", "training.micro_batch_size=1,2,4", "--free", "training.recompute", "-j", "1")
+
+
+def test_candidates_are_chosen_as_results_of_run(ran: Run, file: str) -> None:
+    told = ran("search", file, *CHOSEN, "--sort=-peak_bytes", "--top", "3", "--columns",
+               "micro_batch_size,verdict,peak_bytes,step_s")
+    rows = [line.split() for line in told.out.splitlines() if line]
+    assert (told.code, told.err) == (0, "")
+    assert rows[0] == ["mine:", "3", "of", "6", "layouts,", "by", "-peak_bytes"]
+    assert rows[1] == ["training.micro_batch_size", "verdict", "peak_bytes", "step_s"]
+    sizes = [float(row[2]) for row in rows[3:6]]
+    assert sizes == sorted(sizes, reverse=True)
+    assert {row[1] for row in rows[3:6]} <= {"fits", "unsure", "oom"}
+
+
+def test_candidates_of_any_outcome_are_rows_of_json(ran: Run, file: str) -> None:
+    asked = ("search", file, *CHOSEN, "--set", "limits.usable_memory=16 GiB", "--json")
+    every = json.loads(ran(*asked, "--sort", "peak_bytes").out)
+    assert len(every) == 6
+    assert {"fits", "oom"} <= {row["verdict"] for row in every}
+    sizes = [row["peak_bytes"] for row in every]
+    assert sizes == sorted(sizes)
+    fits = json.loads(ran(*asked, "--fits", "--columns", "candidate,verdict").out)
+    assert [row["candidate"] for row in fits] == [
+        row["candidate"] for row in sorted(every, key=lambda row: row["candidate"]) if row["verdict"] == "fits"]
+    (answer,) = json.loads(ran(*asked).out)
+    assert len(fits) == sum(answer["counts"][name] for name in ("ranked", "alike", "slower"))
+
+
+def test_what_a_condition_excludes_is_none_that_fits(ran: Run, file: str) -> None:
+    asked = ("search", file, *CHOSEN, "--where", "step_s < 0", "--json")
+    assert json.loads(ran(*asked, "--fits").out) == []
+    assert {row["outcome"] for row in json.loads(ran(*asked, "--sort", "candidate").out)} >= {"excluded"}
+
+
+def test_columns_where_none_are_named_show_what_differs(ran: Run, file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    told = ran("search", file, *CHOSEN, "--fits")
+    head = next(line.split() for line in told.out.splitlines() if line.startswith("outcome"))
+    assert head[:3] == ["outcome", "training.micro_batch_size", "training.recompute"]
+    assert "training.seq_len" not in told.out
+    assert max(map(len, told.out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("arguments", [("--sort", "nope"), ("--columns", "outcome,nope"), (
+    "--sort", "step_s", "--shard", "1/2", "-o", "part")])
+def test_wrong_choices_are_one_line_before_a_search(ran: Run, file: str, arguments: tuple[str, ...]) -> None:
+    told = ran("search", file, *CHOSEN, *arguments)
+    assert (told.code, told.out, len(told.err.splitlines())) == (2, "", 1)
+
+
 def test_a_condition_and_a_free_key(ran: Run, file: str) -> None:
     (found,) = json.loads(ran("search", file, "--free", "training.seq_len=512,1024", "-j", "1", "--json",
                               "--where", "training.seq_len < 1000").out)

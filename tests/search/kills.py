@@ -1,10 +1,11 @@
 """Searches that are stopped at random moments: is the answer the same, is any process left?
 
-    PYTHONPATH=tests python -m search.kills --driver 20 --worker 20 --interrupt 20 --seed 1
+    PYTHONPATH=tests python -m search.kills --driver 20 --worker 20 --interrupt 20 --full 20 --seed 1
 
-A search keeps its journal in a folder. At random moments its driver or a worker gets SIGKILL, or all get Ctrl-C. It is
-started again until it is done: its answer must be byte for byte that of an undisturbed search, and after each
-disturbance no process may stay. Processes are known by a variable in their environment. Exit code 1 on any fault.
+A search keeps its journal in a folder. At random moments its driver or a worker gets SIGKILL, all get Ctrl-C, or the
+disk is full (a tmpfs that shrinks, else a limit of the size of files). It is started again until it is done: its answer
+and its rows must be byte for byte those of an undisturbed search, and after each disturbance no process may stay.
+Processes are known by a variable in their environment. Exit code 1 on any fault.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from fuzz.kills import GONE, LONG, MARK, ROOT
+from fuzz.kills import GONE, LONG, MARK, ROOT, Disk
 from simcore.search.journal import ANSWER, JOURNAL
+from simcore.tables.data_set import DATA
 
 SCENARIO = """\
 name: base
@@ -32,15 +34,16 @@ framework: fsdp2
 topology: dgx-h100
 training: {seq_len: 1024, global_batch_size: 64}
 """
-KINDS = ("driver", "worker", "interrupt")
+KINDS = ("driver", "worker", "interrupt", "full")
 GPUS = "2,4,8"
 
 
 class Searching:
     """One search in its folder."""
 
-    def __init__(self, scenario: Path, out: Path) -> None:
-        self.scenario, self.out, self.mark = scenario, out, secrets.token_hex(8)
+    def __init__(self, scenario: Path, folder: Path, *, limited: bool = True) -> None:
+        self.disk = Disk(folder, limited=limited)
+        self.scenario, self.out, self.mark = scenario, folder / "out", secrets.token_hex(8)
         self.process = self.start()
 
     def start(self) -> subprocess.Popen[bytes]:
@@ -65,6 +68,11 @@ class Searching:
             return (self.out / JOURNAL).stat().st_size
         return 0
 
+    def files(self) -> dict[str, bytes]:
+        """Contents of the answer and of the rows by name."""
+        paths = [path for path in (self.out / ANSWER, *(self.out / DATA).glob("*")) if path.is_file()]
+        return {path.name: path.read_bytes() for path in paths}
+
     def wait_for(self, num_bytes: int) -> bool:
         """Waits for so much of the journal; False if the search has ended before."""
         deadline = time.monotonic() + LONG
@@ -81,6 +89,9 @@ class Searching:
         if kind == "interrupt":
             os.killpg(self.process.pid, signal.SIGINT)
             return {128 + signal.SIGINT, 0, -signal.SIGINT}  # the last while Python starts or exits
+        if kind == "full":
+            self.disk.fill(self.process.pid)
+            return {2, 0}
         workers = [pid for pid, command in self.processes().items() if "spawn_main" in command]
         with suppress(ProcessLookupError):
             os.kill(random.choice(workers or [self.process.pid]), signal.SIGKILL)
@@ -99,15 +110,19 @@ def run(asked: argparse.Namespace, folder: Path) -> int:
     scenario = folder / "base.yaml"
     scenario.write_text(SCENARIO, encoding="utf-8")
     whole = Searching(scenario, folder / "whole")
+    limited = asked.limited
     _, told = whole.process.communicate()
     assert whole.process.returncode == 0, told.decode()
-    answer, size = (whole.out / ANSWER).read_bytes(), whole.kept()
+    files, size = whole.files(), whole.kept()
+    assert len(files) > 2, f"no rows: {sorted(files)}"
     todo = [kind for kind in KINDS for _ in range(getattr(asked, kind))]
     random.shuffle(todo)
     faults, done, searches = list[str](), Counter[str](), 0
     while todo:
         searches += 1
-        found, taken = _one(Searching(scenario, folder / str(searches)), todo, size, answer)
+        one = Searching(scenario, folder / str(searches), limited=limited)
+        found, taken = _one(one, todo, size, files)
+        one.disk.remove()
         faults += found
         done.update(taken)
         sys.stdout.write(f"search {searches}: {' '.join(taken)}; {len(todo)} to go, {len(faults)} faults\n")
@@ -115,7 +130,7 @@ def run(asked: argparse.Namespace, folder: Path) -> int:
     return 1 if faults else 0
 
 
-def _one(one: Searching, todo: list[str], size: int, answer: bytes) -> tuple[list[str], list[str]]:
+def _one(one: Searching, todo: list[str], size: int, files: dict[str, bytes]) -> tuple[list[str], list[str]]:
     """Disturbs one search up to four times, then lets it end; (faults, disturbances), taken off `todo`."""
     faults, taken = list[str](), list[str]()
     for share in sorted(random.random() for _ in range(min(4, len(todo)))):
@@ -130,12 +145,13 @@ def _one(one: Searching, todo: list[str], size: int, answer: bytes) -> tuple[lis
             faults.append(f"{taken[-1]}: exit code {one.process.returncode}: {told.decode()[-300:]}")
         if left := one.left():
             faults.append(f"{taken[-1]}: processes stay: {left}")
+        one.disk.free()
         one.process = one.start()
     _, told = one.process.communicate(timeout=LONG)
     if one.process.returncode != 0:
         faults.append(f"end: exit code {one.process.returncode}: {told.decode()[-300:]}")
-    if not (one.out / ANSWER).exists() or (one.out / ANSWER).read_bytes() != answer:
-        faults.append("the answer differs")
+    found = one.files()
+    faults += [f"{name} differs" for name in sorted(files.keys() | found.keys()) if files.get(name) != found.get(name)]
     for fault in faults:
         sys.stdout.write(f"FAULT {fault}\n")
     return faults, taken
@@ -146,6 +162,7 @@ def main() -> int:
     for kind in KINDS:
         parser.add_argument(f"--{kind}", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--limited", action="store_true", help="a limit of the size of files in the place of a tmpfs")
     with tempfile.TemporaryDirectory(prefix="kills-") as folder:
         return run(parser.parse_args(), Path(folder))
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import resource
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from search.test_search import BASE, BOTH, SMALL
+from simcore.errors import InputError
+from simcore.executors.shard import Shard
 from simcore.inputs.loading import changed
 from simcore.search.condition import condition
 from simcore.search.rows import COLUMNS
@@ -20,6 +25,9 @@ from simcore.tables.data_set import data_of
 from simcore.tables.tabulate import ROW_FIELDS, table
 
 pyarrow = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: no rows were written")
+
+
+FULL_DISK = space_of(BASE, gpus=(4,), free=SMALL, frameworks=("fsdp2",))
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
@@ -73,3 +81,60 @@ def test_a_search_that_was_stopped_has_the_same_rows(tmp_path: Path) -> None:
     whole, again = ({path.name: path.read_bytes() for path in (tmp_path / name / "data").iterdir()}
                     for name in ("whole", "again"))
     assert whole == again
+
+
+def test_shards_have_rows_of_their_own_candidates(tmp_path: Path) -> None:
+    space = space_of(BASE, gpus=(4,), free=SMALL, frameworks=("fsdp2", "megatron"))
+    whole, shards = tmp_path / "whole", [tmp_path / str(number) for number in (1, 2)]
+    search(Search(space, BOTH, top=2), kept=whole)
+    for number, folder in enumerate(shards, start=1):
+        search(Search(space, BOTH, top=2), kept=folder, shard=Shard(number, 2))
+        assert not (folder / "answer.json").exists()
+    parts = [read(folder) for folder in shards]
+    assert [row["candidate"] for row in parts[0]][:2] == [0, 2]
+    together = sorted((row for part in parts for row in part), key=lambda row: row["candidate"])
+    timed = ("outcome", "step_s", "tokens_per_s_per_gpu", "mfu", "cost_per_million_tokens_usd", "evidence")
+    for row, one in zip(together, read(whole), strict=True):
+        assert {name: row[name] for name in row if name not in timed} == {
+            name: one[name] for name in one if name not in timed}
+        assert {row["outcome"], one["outcome"]} <= {"slower", "ranked"} or row["outcome"] == one["outcome"]
+    search(Search(space, BOTH, top=2), kept=tmp_path / "merged", parts=shards)
+    assert read(tmp_path / "merged") == read(whole)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("search") / "whole"
+    search(Search(FULL_DISK, BOTH, top=2), kept=folder)
+    return folder
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    paths = [folder / "answer.json", *sorted((folder / "data").glob("*"))]
+    return {path.name: path.read_bytes() for path in paths}
+
+
+@contextmanager
+def disk_of(num_bytes: int) -> Iterator[None]:
+    """Context in which no file grows beyond so many bytes, as on a disk that is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.99, 1.0])
+def test_a_search_that_met_a_full_disk_ends_alike(undisturbed: Path, tmp_path: Path, share: float) -> None:
+    """The share is of the journal: in its first line, in the middle, at its last lines, and after it in the rows."""
+    journal = (undisturbed / "journal.jsonl").stat().st_size
+    question, kept = Search(FULL_DISK, BOTH, top=2), tmp_path / "kept"
+    with disk_of(int(share * journal)), pytest.raises(InputError, match="cannot be written"):
+        search(question, kept=kept)
+    begun = (kept / "journal.jsonl").stat().st_size
+    assert begun <= share * journal
+    search(question, kept=kept)
+    assert files(kept) == files(undisturbed)
+    assert (kept / "journal.jsonl").stat().st_size == journal
+    assert not [path for path in kept.iterdir() if path.name not in ("answer.json", "data", "journal.jsonl", ".lock")]

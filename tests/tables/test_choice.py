@@ -7,12 +7,13 @@ import pytest
 from fakes import illegal, report
 from simcore.errors import InputError
 from simcore.results.report import Report
-from simcore.tables.choice import BEST, Choice, choice, column_named
+from simcore.tables.choice import BEST, REPORTS, Choice
 
-REPORTS = [report("a", 40), report("b", 100), report("c", 20), illegal("d"), report("e", 60)]
+MADE = [report("a", 40), report("b", 100), report("c", 20), illegal("d"), report("e", 60)]
+choice = REPORTS.choice
 
 
-def names(asked: Choice, reports: list[Report] = REPORTS) -> str:
+def names(asked: Choice[Report], reports: list[Report] = MADE) -> str:
     pairs = [(key, at) for at, one in enumerate(reports) if (key := asked.key(one)) is not None]
     return "".join(reports[at].name for at in asked.chosen(pairs))
 
@@ -22,7 +23,7 @@ def names(asked: Choice, reports: list[Report] = REPORTS) -> str:
     (choice("-name"), "edcba"), (choice("status"), "dabce"), (choice("-status"), "abced"),
     (choice("peak_bytes", 2), "ca"), (choice(top=3), "abc"), (choice("-peak_bytes", 2, verdicts=["fits"]), "ea"),
     (choice(verdicts=["oom"]), "b"), (choice(top=9), "abcde")])
-def test_results_in_the_order_of_a_column(asked: Choice, expected: str) -> None:
+def test_results_in_the_order_of_a_column(asked: Choice[Report], expected: str) -> None:
     assert names(asked) == expected
 
 
@@ -37,14 +38,14 @@ def test_the_best_fit_and_are_fast() -> None:
 
 
 def test_names_of_columns_may_be_short() -> None:
-    assert column_named("peak_bytes", "").column.name == "peak_bytes"
-    assert column_named("training.seq_len", "").column.name == "training.seq_len"
-    assert column_named("seq_len", "").column.name == "training.seq_len"
-    assert column_named("max_fill", "").column.name == "limits.max_fill"
+    assert REPORTS.column("peak_bytes", "").column.name == "peak_bytes"
+    assert REPORTS.column("training.seq_len", "").column.name == "training.seq_len"
+    assert REPORTS.column("seq_len", "").column.name == "training.seq_len"
+    assert REPORTS.column("max_fill", "").column.name == "limits.max_fill"
 
 
 @pytest.mark.parametrize(("name", "near"), [
     ("peak_byte", "peak_bytes"), ("xyz", ""), ("micro_batch_sizes", "training.micro"), ("", "expected a column")])
 def test_a_column_that_is_none_is_refused(name: str, near: str) -> None:
     with pytest.raises(InputError, match=f"--sort.*{near}"):
-        column_named(name, "--sort")
+        REPORTS.column(name, "--sort")

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from typing import TypeVar
 
-from rich.style import Style
-
-from simcore.cli.sheets.columns import Column, Grid
-from simcore.cli.sheets.summary import STYLE, verdict
+from simcore.cli.sheets.grid import Grid
 from simcore.cli.sheets.tables import plain
+from simcore.cli.sheets.word_table import WordTable
 from simcore.results.frame import Field, Value
-from simcore.results.report import Report
 from simcore.units import format_bytes, format_seconds
 
 __all__ = ["chosen_columns"]
 
-
-def chosen_columns(reports: Sequence[Report], fields: Sequence[Field[Report]]) -> Grid:
-    """Table with a row a report and a column a field, as wide as its widest cell."""
-    styles = [Style.parse(STYLE[verdict(report)]) for report in reports]
-    columns = [Column(field.column.name, partial(_cell, field), "left" if field.column.dtype in ("string", "bool")
-                      else "right", coloured=field.column.name == "verdict").filled(reports) for field in fields]
-    return Grid(columns, styles)
+T = TypeVar("T")
 
 
-def _cell(field: Field[Report], report: Report) -> str:
-    return _shown(field.value(report), field.column.unit)
+def chosen_columns(rows: Sequence[T], fields: Sequence[Field[T]], styles: Sequence[str], width: int) -> list[Grid]:
+    """Tables with a row a result and a column a field: one, or several below each other that begin with the first.
+
+    `styles`: of rich, one a row, for the column `verdict`; `width`: characters of a line.
+    """
+    names = [field.column.name for field in fields]
+    words = [field.column.name for field in fields if field.column.dtype in ("string", "bool")]
+    table = WordTable(*names, left=words, coloured=["verdict"])
+    for row, style in zip(rows, styles, strict=True):
+        table.add_row(*(_shown(field.value(row), field.column.unit) for field in fields), style=style)
+    return table.grids(width)
 
 
 def _shown(value: Value, unit: str) -> str:
@@ -40,4 +40,4 @@ def _shown(value: Value, unit: str) -> str:
         return format_bytes(value)
     if unit == "s":
         return format_seconds(value)
-    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from rich.console import RenderableType
 from rich.text import Text
 
-from simcore.cli.sheets.columns import folded
+from simcore.cli.sheets.grid import folded, is_foldable
 from simcore.cli.sheets.tables import plain
 from simcore.results.compare import (
     Comparison,
@@ -28,6 +28,8 @@ __all__ = ["sheet"]
 
 _NARROW, _WIDE = 16, 17
 """Characters of a column, and of one with percentages of the first."""
+_HIGH: Final = 3
+"""Lines of a heading at most."""
 _DIFFERENCE: Final = 18
 """Characters of the column of differences between two results."""
 _LINES: Final = 110
@@ -67,14 +69,26 @@ def sheet(both: Comparison, width: int) -> list[RenderableType]:
     """
     lines = list(_lines(both))
     label = max(_LABEL, *(len(line.label) for line in lines if line.cells))
-    tables = [_table(columns, lines, label) for columns in _columns(both, width - label)]
-    parts = [*(part for table in tables for part in (*table, "")), *_notes(both, min(width, _LINES))]
+    heads, legend = _heads([*map(plain, both.names)], width)
+    tables = [_table(columns, lines, label) for columns in _columns(heads, width - label)]
+    parts = [*legend, *(part for table in tables for part in (*table, "")), *_notes(both, min(width, _LINES))]
     return [Text(part) if isinstance(part, str) else part for part in parts]
 
 
-def _columns(both: Comparison, width: int) -> Iterator[tuple[_Column, ...]]:
+def _heads(names: Sequence[str], width: int) -> tuple[list[str], list[str]]:
+    """Headings of the results, and lines before the tables: names that are too long for a heading, by a number."""
+    if all(len(list(folded(name, _NARROW))) <= _HIGH and is_foldable(name, _NARROW) for name in names):
+        return list(names), []
+    heads = [f"#{number}" for number in range(1, len(names) + 1)]
+    wide = len(heads[-1]) + 2
+    legend = [f"{head if not place else '':<{wide}}{line}" for head, name in zip(heads, names, strict=True)
+              for place, line in enumerate(folded(name, width - wide))]
+    return heads, [*legend, ""]
+
+
+def _columns(heads: Sequence[str], width: int) -> Iterator[tuple[_Column, ...]]:
     """Columns of each table: as many as `width` characters hold, and at least two."""
-    first, *others = [_Column(plain(name), _WIDE if place else _NARROW, place) for place, name in enumerate(both.names)]
+    first, *others = [_Column(head, _WIDE if place else _NARROW, place) for place, head in enumerate(heads)]
     if len(others) == 1:
         yield first, others[0]._replace(width=_NARROW), _Column("difference", _DIFFERENCE, 2)
         return

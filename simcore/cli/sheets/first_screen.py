@@ -16,9 +16,10 @@ from rich.console import RenderableType
 from rich.style import Style
 from rich.text import Text
 
-from simcore.cli.sheets.columns import GAP, Grid, named
+from simcore.cli.sheets.columns import named
+from simcore.cli.sheets.grid import GAP, Grid
 from simcore.cli.sheets.summary import STYLE, Tally, columns_by_heading, evidence_line, unsure_line, verdict
-from simcore.cli.sheets.tables import plain, setting
+from simcore.cli.sheets.tables import fitted, plain, setting
 from simcore.results.report import ASKED_PHASES, BESIDE_STEPS, Report
 from simcore.results.settings import DISPATCHER, chosen_dispatcher
 from simcore.units import format_bytes, format_seconds
@@ -65,7 +66,7 @@ def first_screen(reports: Sequence[Report], width: int, tally: Tally | None = No
         shown += [line for line in (unsure_line(reports),) if line]
     evidence = evidence_line(reports)
     below = [*_defaults(reports, width), *wrap(str(evidence or ""), width, subsequent_indent="  ")]
-    return [*shown, *map(Text, below)]
+    return fitted([*shown, *map(Text, below)], width)
 
 
 def _headline(report: Report, style: Style) -> Text:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from rich.text import Text
 
 from simcore.cli.sheets.found import answer
+from simcore.cli.sheets.grid import wrapped
 from simcore.cli.sheets.tables import plain, plain_table
 from simcore.results.limit import QUANTITIES
 from simcore.units import format_bytes
@@ -24,22 +25,28 @@ _SHOWN: Final = 5
 """Exceptions that are listed at most."""
 
 
-def limit_lines(found: Sequence[Limit]) -> Iterator[RenderableType]:
-    """A line for each scenario, then a table with a row for each; all limits are of one quantity."""
+def limit_lines(found: Sequence[Limit], width: int) -> Iterator[RenderableType]:
+    """A text for each scenario, then a table with a row for each; all limits are of one quantity."""
     for limit in found:
-        yield Text(plain(f"{limit.name}: {QUANTITIES[limit.quantity]}: {_told(limit)}"))
-        yield from _exceptions(limit)
+        yield from _lines(f"{limit.name}: {QUANTITIES[limit.quantity]}: {_told(limit)}", width)
+        yield from _exceptions(limit, width)
     yield _table(found)
 
 
-def free_limit_lines(limit: FreeLimit) -> Iterator[RenderableType]:
-    """One line with the limit of a quantity over all layouts, then the best layouts there."""
-    yield Text(plain(f"{limit.name}: {QUANTITIES[limit.quantity]}: {_found(limit)}"))
-    yield from _exceptions(limit)
+def free_limit_lines(limit: FreeLimit, width: int) -> Iterator[RenderableType]:
+    """A text with the limit of a quantity over all layouts, then the best layouts there."""
+    yield from _lines(f"{limit.name}: {QUANTITIES[limit.quantity]}: {_found(limit)}", width)
+    yield from _exceptions(limit, width)
     if limit.untried:
-        yield Text(f"  {limit.untried:,} smaller numbers were not tried: the powers of two above them do not fit")
+        yield from _lines(
+            f"  {limit.untried:,} smaller numbers were not tried: the powers of two above them do not fit", width)
     if limit.best is not None:
-        yield from answer(limit.best)
+        yield from answer(limit.best, width)
+
+
+def _lines(text: str, width: int) -> Iterator[Text]:
+    """Lines of a text, further ones indented."""
+    yield from map(Text, wrapped(plain(text), width, "    "))
 
 
 def _told(limit: Limit) -> str:
@@ -64,12 +71,12 @@ def _found(limit: FreeLimit) -> str:
     return f"{fits}; {_value(limit.beyond)} does not: {nearest}{limit.why}"
 
 
-def _exceptions(limit: Limit | FreeLimit) -> Iterator[Text]:
+def _exceptions(limit: Limit | FreeLimit, width: int) -> Iterator[Text]:
     """Line about tried values within the limit that do not fit."""
     if limit.exceptions:
         shown = ", ".join(map(_value, limit.exceptions[:_SHOWN]))
         more = f" and {len(limit.exceptions) - _SHOWN:,} more" if len(limit.exceptions) > _SHOWN else ""
-        yield Text(plain(f"  memory is not steady in it: {shown}{more} within this limit do not surely fit"))
+        yield from _lines(f"  memory is not steady in it: {shown}{more} within this limit do not surely fit", width)
 
 
 def _table(found: Sequence[Limit]) -> RenderableType:

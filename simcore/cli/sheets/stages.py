@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console
 from rich.progress import (
@@ -19,7 +20,16 @@ from rich.progress import (
 )
 from rich.text import Text
 
-__all__ = ["bar", "stages"]
+from simcore.cli.sheets.grid import wrapped
+from simcore.cli.sheets.tables import plain
+
+if TYPE_CHECKING:
+    from simcore.search.search import Search
+
+__all__ = ["announce", "asked_line", "bar", "stages"]
+
+_LISTED: Final = 8
+"""Values of a key that are told one by one."""
 
 
 class _Rate(ProgressColumn):
@@ -37,6 +47,34 @@ def bar() -> Iterator[Progress]:
                   TextColumn("{task.fields[found]}"), TimeRemainingColumn(), console=Console(stderr=True),
                   transient=True) as shown:
         yield shown
+
+
+def announce(question: Search) -> None:
+    """Says on a terminal which layouts are searched, before they are counted; nothing on a pipe."""
+    if sys.stderr.isatty():
+        screen = Console(stderr=True, markup=False, highlight=False)
+        screen.print(*wrapped(asked_line(question), screen.width, "    "), sep="\n", soft_wrap=True)
+
+
+def asked_line(question: Search) -> str:
+    """Line such as `searching mine: automodel, megatron on 8, 16 GPUs; free: mesh; by most tokens/s per GPU`."""
+    space = question.space
+    topology = space.base.topology
+    machines = space.topologies or (topology if isinstance(topology, str) else topology.file,)
+    words = [f"{axis}={_listed(space.given[axis])}" if axis in space.given else axis for axis in space.degrees]
+    words += [f"{key.removeprefix('training.')}={_listed(values)}" for key, values in space.axes.items()]
+    words += ["memory options"] if space.options else []
+    where = f"; where {' and '.join(one.text for one in space.conditions)}" if space.conditions else ""
+    free, objective = ", ".join(words) or "nothing", question.objectives[0].words
+    return plain(f"searching {space.base.name}: {_listed(space.frameworks, ', ')} on {_listed(space.gpus, ', ')} GPUs "
+                 f"of {_listed(machines, ', ')}; free: {free}{where}; by {objective}")
+
+
+def _listed(values: Sequence[object], comma: str = ",") -> str:
+    """Values with commas; of many the first, the last, and their number."""
+    texts = [str(value).lower() if isinstance(value, bool) else str(value) for value in values]
+    many = f"{comma.join(texts[:3])}{comma}...{comma}{texts[-1]} ({len(texts):,})"
+    return comma.join(texts) if len(texts) <= _LISTED else many
 
 
 @contextmanager

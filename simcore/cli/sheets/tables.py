@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from itertools import starmap
 from typing import IO, TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from simcore.cli.sheets.grid import wrapped
+from simcore.cli.sheets.word_table import WordTable
 from simcore.results.report import ASKED_PHASES, Advice, AtRest, Host, HostPhase, RankReport, Report
 from simcore.units import format_bytes, format_seconds
 
@@ -25,12 +26,16 @@ if TYPE_CHECKING:
     from simcore.validation.tolerance import Judged
     from simcore.validation.validate import Compared, Summary, Validation, Verdicts
 
-__all__ = ["advice", "changes", "console", "drawn", "hosts", "placement", "plain", "plain_table", "setting",
+__all__ = ["advice", "changes", "console", "drawn", "fitted", "hosts", "placement", "plain", "plain_table", "setting",
            "validation"]
 
 _MOST_CLASSES = 16
 _MOST_GAPS, _REASON = 25, 110
 """Number of reasons that are shown, and characters of one."""
+_LEAST = 40
+"""Characters of a terminal for which texts are wrapped."""
+_UNDER = 10
+"""Spaces before the keys of an advice that are below its numbers."""
 _PIPE = 240
 """Width of a pipe or file if `COLUMNS` is not set."""
 
@@ -71,7 +76,7 @@ def _rank_line(report: Report, rank: RankReport) -> Text:
     return Text(plain(f"{report.name}: {who}, stage {rank.stage}, {where}{about}"))
 
 
-def _rank_table(rank: RankReport) -> Table:
+def _rank_table(rank: RankReport) -> WordTable:
     parts = list(rank.at_rest.items())
     frozen = any(at.num_params != at.num_trainable_params for _, at in parts)
     counts = ("parameters", "trainable") if frozen else ("parameters",)
@@ -95,30 +100,66 @@ def _total(rank: RankReport) -> AtRest:
     return AtRest(**{field: sum(getattr(part, field) for part in parts) for field in AtRest.model_fields})
 
 
-def advice(report: Report) -> list[RenderableType]:
+def advice(report: Report, width: int) -> list[RenderableType]:
     """Lines with changes of keys that make the scenario fit, as `--set` takes them; [] without advice.
 
     If nothing fits, those that come nearest. Each has its peak, what it leaves of the limit, and the step's time.
     """
-    return [*changes(report.name, report.advice)]
+    return [*changes(report.name, report.advice, width)]
 
 
-def changes(name: str, advice: Sequence[Advice]) -> list[Text]:
-    """Heading and lines of advice for the scenario `name`; [] without advice."""
+def changes(name: str, advice: Sequence[Advice], width: int = _PIPE) -> list[Text]:
+    """Heading and lines of advice for the scenario `name`, of `width` characters if possible; [] without advice."""
     if not advice:
         return []
     fits = any(change.verdict == "fits" for change in advice)
     heading = ("what would make it fit, by what it costs: time, then GPUs" if fits
                else "one or two changes are not enough; nearest")
-    return [Text(plain(f"{name}: {heading}:")), *map(_advised, advice)]
+    differ = len({change.num_gpus for change in advice}) > 1
+    return [Text(line) for line in (*wrapped(plain(f"{name}: {heading}:"), width, "    "), *(
+        line for change in advice for line in _advised(change, width, with_gpus=differ)))]
 
 
-def _advised(change: Advice) -> Text:
+def _advised(change: Advice, width: int, *, with_gpus: bool) -> Iterator[str]:
+    """One line, or where that is too long the numbers, then keys and warning in lines that break between them."""
     numbers = f"peak {format_bytes(change.peak_bytes):>10}, left {format_bytes(change.headroom_bytes):>10}"
     numbers += "" if change.step_s is None else f", step {format_seconds(change.step_s):>8}"
-    keys = " ".join(starmap(setting, change.changes.items()))
-    warning = f"  ({change.warning})" if change.warning else ""
-    return Text(plain(f"  {change.verdict:<6}  {numbers}  {keys}{warning}"))
+    numbers += f", {change.num_gpus:,} GPUs" if with_gpus and change.num_gpus else ""
+    keys = [plain(setting(key, value)) for key, value in change.changes.items()]
+    warning = plain(f"({change.warning})") if change.warning else ""
+    first = f"  {change.verdict:<6}  {numbers}"
+    whole = "  ".join(filter(None, (first, " ".join(keys), warning)))
+    if cell_len(whole) <= width:
+        yield whole
+        return
+    yield first
+    line = " " * _UNDER
+    for key in keys:
+        if line.strip() and cell_len(line) + 1 + cell_len(key) > width:
+            yield line
+            line = " " * _UNDER
+        line += f" {key}" if line.strip() else key
+    yield line
+    if warning:
+        yield from (" " * _UNDER + each for each in wrapped(warning, width - _UNDER))
+
+
+def fitted(parts: Sequence[RenderableType], width: int) -> list[RenderableType]:
+    """Parts of a sheet, of which texts are wrapped between words where they exceed `width` characters.
+
+    A terminal of less than 40 wraps lines by itself.
+    """
+    shown: list[RenderableType] = []
+    if width < _LEAST:
+        return [*parts]
+    for part in parts:
+        if not isinstance(part, Text) or part.cell_len <= width:
+            shown.append(part)
+        elif part.spans:
+            shown += part.wrap(Console(width=width), width)
+        else:
+            shown += map(Text, wrapped(part.plain, width, "    "))
+    return shown
 
 
 def drawn(report: Report) -> list[RenderableType]:
@@ -201,7 +242,7 @@ def validation(found: Validation) -> list[RenderableType]:
     return [*memory, _laps(time.summaries), _worst_laps(time.worst), _gaps(time.gaps), _tolerances(time.judged)]
 
 
-def _laps(summaries: Sequence[TimingSummary]) -> Table:
+def _laps(summaries: Sequence[TimingSummary]) -> WordTable:
     words = ("group", "topology", "precision", "of row")
     heads = ("rows", "distinct", "modelled", "told oom", "median", "90 %", "bias", "group out", "GPU out", "worst")
     table = plain_table("step time", *words[:-1], *heads, words[-1], left=words)
@@ -214,7 +255,7 @@ def _laps(summaries: Sequence[TimingSummary]) -> Table:
     return table
 
 
-def _worst_laps(worst: Sequence[Timed]) -> Table:
+def _worst_laps(worst: Sequence[Timed]) -> WordTable:
     table = plain_table("worst step time", "release", "measured", "simulated", "error")
     for row in worst:
         table.add_row(plain(row.rows[0]), plain(row.release or ""), format_seconds(row.measured_s),
@@ -222,7 +263,7 @@ def _worst_laps(worst: Sequence[Timed]) -> Table:
     return table
 
 
-def _errors(summaries: Sequence[Summary]) -> Table:
+def _errors(summaries: Sequence[Summary]) -> WordTable:
     heads = ("quantity", "readings", "distinct", "modelled", "median", "90 %", "bias", "worst", "of row")
     table = plain_table("group", *heads, left=("quantity", "of row"))
     for summary in summaries:
@@ -234,7 +275,7 @@ def _errors(summaries: Sequence[Summary]) -> Table:
     return table
 
 
-def _told(verdicts: Sequence[Verdicts]) -> Table:
+def _told(verdicts: Sequence[Verdicts]) -> WordTable:
     table = plain_table("measured", "told fits", "told unsure", "told oom", "not modelled", "wrong", left=("wrong",))
     for row in verdicts:
         table.add_row(row.measured, *map(str, (row.told_fits, row.told_unsure, row.told_oom, row.not_modelled)),
@@ -242,7 +283,7 @@ def _told(verdicts: Sequence[Verdicts]) -> Table:
     return table
 
 
-def _worst(worst: Sequence[Compared]) -> Table:
+def _worst(worst: Sequence[Compared]) -> WordTable:
     table = plain_table("worst", "quantity", "rank", "measured", "simulated", "error", left=("quantity",))
     for row in worst:
         table.add_row(plain(row.rows[0]), row.quantity, str(row.rank), format_bytes(row.measured_bytes),
@@ -250,7 +291,7 @@ def _worst(worst: Sequence[Compared]) -> Table:
     return table
 
 
-def _gaps(gaps: Sequence[Gap]) -> Table:
+def _gaps(gaps: Sequence[Gap]) -> WordTable:
     """Table of the most frequent reasons, a line each; `--json` has all of them in full."""
     table = plain_table("no answer, because", "rows", "groups", left=("groups",))
     for gap in gaps[:_MOST_GAPS]:
@@ -263,7 +304,7 @@ def _gaps(gaps: Sequence[Gap]) -> Table:
     return table
 
 
-def _tolerances(judged: Sequence[Judged]) -> Table:
+def _tolerances(judged: Sequence[Judged]) -> WordTable:
     table = plain_table("tolerance", "observations", "allowed", "found", "")
     for row in judged:
         table.add_row(row.what, str(row.num), *map(_percent, (row.allowed, row.found)),
@@ -279,13 +320,9 @@ def _signed(share: float | None) -> str:
     return "" if share is None else f"{share:+.1%}"
 
 
-def plain_table(first: str, *others: str, left: Sequence[str] = ()) -> Table:
-    """Empty table of rich with a first column of names and further columns under the headings `others`.
+def plain_table(first: str, *others: str, left: Sequence[str] = ()) -> WordTable:
+    """Empty table with a first column of names and further columns under the headings `others`.
 
     `left`: headings of columns of words, which are left-aligned; the others are numbers and right-aligned.
     """
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column(Text(plain(first)), overflow="fold")
-    for heading in others:
-        table.add_column(Text(plain(heading)), justify="left" if heading in left else "right", overflow="fold")
-    return table
+    return WordTable(plain(first), *map(plain, others), left=[*map(plain, (first, *left))])

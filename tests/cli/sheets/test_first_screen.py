@@ -22,6 +22,13 @@ def shown(reports: list[Report], width: int = 80) -> list[str]:
     return stream.getvalue().splitlines()
 
 
+def test_lines_break_between_words() -> None:
+    border = report("border", 79.5).model_copy(update={"verdict": "unsure"})
+    lines = [line.rstrip() for line in shown([border])]
+    assert lines[:2] == ["border: unsure, 79.50 GiB of 80.00 GiB (99%), by measured runs 78.50 GiB to", "80.50 GiB"]
+    assert max(map(len, lines)) <= 80
+
+
 def defaults(**values: str) -> tuple[Assumption, ...]:
     return tuple(Assumption(what=f"training.{key.replace('__', '.')}", value=value, kind="default", source="")
                  for key, value in values.items())
@@ -54,7 +61,7 @@ def test_a_single_scenario_begins_with_its_verdict() -> None:
 
 def test_an_unsure_one_has_its_range() -> None:
     border = report("border", 79.5).model_copy(update={"verdict": "unsure"})
-    assert shown([border])[0] == ("border: unsure, 79.50 GiB of 80.00 GiB (99%), by measured runs 78.50 GiB to "
+    assert shown([border], 100)[0] == ("border: unsure, 79.50 GiB of 80.00 GiB (99%), by measured runs 78.50 GiB to "
                                   "80.50 GiB")
 
 
@@ -81,7 +88,7 @@ def test_the_price_of_one_scenario_is_a_line(cost: Cost | None, line: str | None
     timed = report("a")
     assert timed.time is not None
     priced = timed.model_copy(update={"time": timed.time.model_copy(update={"cost": cost})})
-    assert [each for each in shown([priced]) if each.startswith("cost: ")] == ([line] if line else [])
+    assert [each for each in shown([priced], 100) if each.startswith("cost: ")] == ([line] if line else [])
     assert not any(each.startswith("cost: ") for each in shown([priced, report("b")]))
 
 

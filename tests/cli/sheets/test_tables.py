@@ -77,14 +77,14 @@ def test_phases_that_are_asked_for_are_told_where_they_fit_too() -> None:
 def test_advice_is_a_line_a_change() -> None:
     change = {"training.recompute": ["moe", "mlp"], "framework_options.overlap": True, "mesh.ep": 8}
     made = Advice(changes=change, verdict="fits", peak_bytes=60 * 2**30, headroom_bytes=20 * 2**30)
-    head, line = shown(*advice(report("odd\x1b[31m", 100, advice=(made,)))).splitlines()
+    head, line = shown(*advice(report("odd\x1b[31m", 100, advice=(made,)), 240)).splitlines()
     assert "what would make it fit" in head
     assert "\x1b" not in head
     assert line == ("  fits    peak  60.00 GiB, left  20.00 GiB  --set 'training.recompute=[\"moe\",\"mlp\"]' "
                     "--set framework_options.overlap=true --set mesh.ep=8")
     nearest = made.model_copy(update={"verdict": "oom", "headroom_bytes": -(2**30)})
-    assert "not enough; nearest" in shown(*advice(report("a", 100, advice=(nearest,))))
-    assert advice(report("a", 100)) == []
+    assert "not enough; nearest" in shown(*advice(report("a", 100, advice=(nearest,)), 240))
+    assert advice(report("a", 100), 240) == []
 
 
 def test_a_narrow_terminal_folds_names_and_cuts_none() -> None:
