@@ -8,9 +8,12 @@ out. Where a report has only the mean of what ranks hold, the fullest of them ho
 Time: what a rank's compute stream, its host and its links do takes at least the sums of `timing/least_time.py`. Waiting
 of every other kind is left out. Microbatches that are not simulated one by one repeat the steady ones: each repetition
 takes as long as the rank with the least work in it, at least. It also takes at least as long as any host needs to issue
-its kernels, where the microbatches that are written out are steady (`timing/step.py`, _is_steady). Where they are not,
-more of them are written out, in the end all, and then the host issues all of the step's rows; the bound is the lowest
-of these cases.
+its kernels and calls in line, where the microbatches that are written out are steady (`timing/step.py`, _is_steady).
+Where they are not, more of them are written out, each of which takes its least time on the stream or the host, in the
+end all, and then the host issues all of the step's rows; the bound is the lowest of these cases. A host that stops in a
+steady microbatch gains no lead (_with_lead), so all of its rows count; of another one those until the steady ones end,
+from where its lead is counted. Where all microbatches are too many rows to be written out, those left out take at least
+their kernels. Host time once a step comes on top.
 """
 
 from __future__ import annotations
@@ -23,8 +26,9 @@ from simcore.frameworks.registry import at_rest_of
 from simcore.pipeline.schedule import steady_microbatches
 from simcore.placement.mesh import IntArray
 from simcore.simulation.simulation import Simulation
-from simcore.simulation.step import most_lowered
+from simcore.simulation.step import tried_numbers
 from simcore.timing.least_time import LeastTimes
+from simcore.timing.step import once_ns
 
 __all__ = ["is_too_large_at_rest", "least_step_ns"]
 
@@ -55,18 +59,29 @@ def least_step_ns(simulation: Simulation) -> int:
     framework, count = simulation.framework, simulation.job.scenario.num_microbatches
     each = [LeastTimes(simulation.programs[c.representative], simulation.routes, framework)
             for c in simulation.classes]
-    steady = steady_microbatches(framework.schedule, simulation.num_written)
-    again = slice(steady.start, steady.stop)
-    repeats = (count - simulation.num_written) // len(steady)
+    once = once_ns(simulation.topology, framework)
     of_compute, of_host = [one.busy() for one in each], [one.issue() for one in each]
-    busy, busy_again = max(map(_sum, of_compute)), min(_sum(ns[again]) for ns in of_compute)
+    steady = steady_microbatches(framework.schedule, simulation.num_written)
+    repeats = (count - simulation.num_written) // len(steady)
+    busy, links = max(map(_sum, of_compute)), max(one.on_links() for one in each)
     if not repeats:
-        return max(busy, *map(_sum, of_host), *(one.on_links() for one in each))
+        return max(busy, links, *map(_sum, of_host)) + once
+    again = slice(steady.start, steady.stop)
+    busy_again, host_again = (min(_sum(ns[again]) for ns in some) for some in (of_compute, of_host))
+    fastest = max(busy_again, *(_sum(one.own_issue()[again]) for one in each))
+
+    def extrapolated(number: int) -> int:
+        """Least ns where so many microbatches were steady."""
+        more = (number - simulation.num_written) // len(steady)
+        before = (steady_microbatches(framework.schedule, number).start - steady.start) // len(steady)
+        host = max(_sum(ns) + more * host_again if one.stops(steady)
+                   else one.around(steady) + before * host_again + (more - before) * busy_again
+                   for one, ns in zip(each, of_host, strict=True))
+        return max(busy + more * busy_again, host, links) + (repeats - more) * fastest
+
     whole = max(_sum(ns) + repeats * _sum(ns[again]) for ns in of_host)
-    fastest = max(busy_again, *(_sum(one.kernel_issue()[again]) for one in each))
-    written = (most_lowered(simulation) - simulation.num_written) // len(steady)
-    extrapolated = busy + written * busy_again + (repeats - written) * fastest
-    return max(busy + repeats * busy_again, min(whole, extrapolated))
+    least = [min(whole, *map(extrapolated, numbers)) for numbers in (tried_numbers(simulation),) if numbers]
+    return max(busy + repeats * busy_again, *least) + once
 
 
 def _sum(ns: IntArray) -> int:
