@@ -5,20 +5,21 @@ Memory: parameters, reduced gradients that persist and optimizer states of a ran
 begins, so its peak is at least their bytes. What the step allocates, and everything outside torch's allocator, is left
 out. Where a report has only the mean of what ranks hold, the fullest of them holds at least the mean.
 
-Time: what a rank's compute stream, its host and its links do takes at least the sums of `timing/least_time.py`. Waiting
-of every other kind is left out. Microbatches that are not simulated one by one repeat the steady ones: each repetition
-takes as long as the rank with the least work in it, at least. It also takes at least as long as any host needs to issue
-its kernels and calls in line, where the microbatches that are written out are steady (`timing/step.py`, _is_steady).
-Where they are not, more of them are written out, each of which takes its least time on the stream or the host, in the
-end all, and then the host issues all of the step's rows; the bound is the lowest of these cases. A host that stops in a
-steady microbatch gains no lead (_with_lead), so all of its rows count; of another one those until the steady ones end,
-from where its lead is counted. Where all microbatches are too many rows to be written out, those left out take at least
-their kernels. Host time once a step comes on top.
+Time: what a rank's compute stream, its host and its links do takes at least the sums of `timing/least_time.py`. Under
+1F1B a stage begins when those before it have run a forward pass, and they run a backward pass when it has ended.
+Waiting of every other kind is left out. Microbatches that are not simulated one by one repeat the steady ones: each
+repetition takes as long as the rank with the least work in it, at least. It also takes at least as long as any host
+needs to issue its kernels and calls in line, where the microbatches that are written out are steady (`timing/step.py`,
+_is_steady). Where they are not, more of them are written out, each of which takes its least time on the stream or the
+host, in the end all, and then the host issues all of the step's rows; the bound is the lowest of these cases. A host
+that stops in a steady microbatch gains no lead (_with_lead), so all of its rows count; of another one those until the
+steady ones end, from where its lead is counted. Where all microbatches are too many rows to be written out, those left
+out take at least their kernels. Host time once a step comes on top.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -63,7 +64,8 @@ def least_step_ns(simulation: Simulation) -> int:
     of_compute, of_host = [one.busy() for one in each], [one.issue() for one in each]
     steady = steady_microbatches(framework.schedule, simulation.num_written)
     repeats = (count - simulation.num_written) // len(steady)
-    busy, links = max(map(_sum, of_compute)), max(one.on_links() for one in each)
+    busy = max(*map(_sum, of_compute), _through_stages(simulation, each))
+    links = max(one.on_links() for one in each)
     if not repeats:
         return max(busy, links, *map(_sum, of_host)) + once
     again = slice(steady.start, steady.stop)
@@ -82,6 +84,25 @@ def least_step_ns(simulation: Simulation) -> int:
     whole = max(_sum(ns) + repeats * _sum(ns[again]) for ns in of_host)
     least = [min(whole, *map(extrapolated, numbers)) for numbers in (tried_numbers(simulation),) if numbers]
     return max(busy + repeats * busy_again, *least) + once
+
+
+def _through_stages(simulation: Simulation, each: Sequence[LeastTimes]) -> int:
+    """Least ns of a pipeline: what a stage computes, and stages before it until it can begin and after its end.
+
+    0 without a pipeline, and for schedules of other orders.
+    """
+    schedule = simulation.framework.schedule
+    if schedule.num_stages == 1 or schedule.name != "1f1b":
+        return 0
+    parts: dict[int, list[tuple[int, int, int]]] = {}
+    for rank_class, one in zip(simulation.classes, each, strict=True):
+        parts.setdefault(rank_class.stage, []).append(one.across())
+    outside = most = 0
+    for _, of_stage in sorted(parts.items()):
+        until, own, after = zip(*of_stage, strict=True)
+        most = max(most, outside + max(own))
+        outside += min(until) + min(after)
+    return most
 
 
 def _sum(ns: IntArray) -> int:

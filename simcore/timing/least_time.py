@@ -10,11 +10,13 @@ which the rank ends (`timeline._Machine`).
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simcore.placement.framework import Framework
 from simcore.placement.libraries import FULL_ITERATION
 from simcore.placement.mesh import IntArray
 from simcore.program.program import Program
+from simcore.program.stage_borders import BORDER_HANDLES
 from simcore.program.tile import AMOUNT, AUX, OP, SLOT, STREAM
 from simcore.recording.rows import HOST_DRAINS, HOST_STOPS
 from simcore.recording.tape import Op, Stream
@@ -81,6 +83,26 @@ class LeastTimes:
         sums = self._program.outline.by_segment(waits.astype(np.int64))
         inside = (microbatch >= steady.start) & (microbatch < steady.stop)
         return self._in_python and bool(sums[inside].any())
+
+    def across(self) -> tuple[int, int, int]:
+        """Least ns of the compute stream in three parts of a pipeline stage's step.
+
+        Until it sends its first hidden states, from those that it receives, if it does. From there until it sends its
+        last gradient, or to the end. From the last gradient that it receives on, until it sends its own, or to the end.
+        """
+        rows, busy = self._program.distinct, self._program.outline.by_segment(self._busy)
+        sends = (rows[:, OP] == _COLLECTIVE) & (rows[:, STREAM] == _SEND)
+        waits, (up, down) = rows[:, OP] == _WAIT, (rows[:, AUX] == handle for handle in BORDER_HANDLES)
+        begin = next(iter(self._segments(waits & up)), 0)
+        sent = next(iter(self._segments(sends & up)), begin)
+        received = next(reversed(self._segments(waits & down)), len(busy))
+        end = next(reversed(self._segments(sends & down)), len(busy))
+        return int(busy[begin:sent].sum()), int(busy[begin:end].sum()), int(busy[received:end].sum())
+
+    def _segments(self, rows: NDArray[np.bool_]) -> list[int]:
+        """Indices of the segments with any of the distinct rows for which `rows` is True."""
+        found: list[int] = np.flatnonzero(self._program.outline.by_segment(rows.astype(np.int64))).tolist()
+        return found
 
     def on_links(self) -> int:
         """Least ns of all simulated microbatches on the link that is taken longest by collectives beside kernels."""
