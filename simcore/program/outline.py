@@ -280,11 +280,17 @@ class StepTemplate:
 
     def by_segment(self, values: IntArray) -> IntArray:
         """Sum of `values` [distinct row] over the rows of each segment of `pieces`."""
+        first, end = self._spans
         before = np.concatenate([[0], np.cumsum(values)])
+        sums: IntArray = before[end] - before[first]
+        return sums
+
+    @cached_property
+    def _spans(self) -> IntArray:
+        """Indices of the first distinct row of each segment of `pieces`, and of the row after its last."""
         tile, start, *_ = self.columns
         first = self.firsts[tile] + start
-        sums: IntArray = before[first + self.num_rows] - before[first]
-        return sums
+        return np.stack([first, first + self.num_rows])
 
     def by_microbatch(self, values: IntArray) -> IntArray:
         """Sum of `values` [distinct row] over the step's rows, of each microbatch; sums are exact below 2**53."""
