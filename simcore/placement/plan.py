@@ -178,8 +178,13 @@ class Plan:
         return tuple(layer for chunk in self.chunks for layer in chunk)
 
     def __hash__(self) -> int:
-        """Hashes only some fields, for speed: a plan is looked up several times in a scenario."""
-        return hash((self.graph, self.mesh, self.rank, self.chunks, self.framework.strategy))
+        """Hashes only some fields, once, for speed: a plan is looked up many times in a scenario."""
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        framework = self.framework
+        return hash((self.graph, self.mesh, self.rank, self.chunks, framework.strategy, framework.checkpoint))
 
     def of_layer(self, layer: int) -> PlacedKind:
         """Returns this rank's tensors of layer number `layer`."""

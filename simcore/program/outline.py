@@ -278,13 +278,23 @@ class StepTemplate:
         """Index of the microbatch (among the simulated ones) of each row of the step, as `Program.microbatch`."""
         return self.spread(5)
 
+    def by_segment(self, values: IntArray) -> IntArray:
+        """Sum of `values` [distinct row] over the rows of each segment of `pieces`."""
+        first, end = self._spans
+        before = np.concatenate([[0], np.cumsum(values)])
+        sums: IntArray = before[end] - before[first]
+        return sums
+
+    @cached_property
+    def _spans(self) -> IntArray:
+        """Indices of the first distinct row of each segment of `pieces`, and of the row after its last."""
+        tile, start, *_ = self.columns
+        first = self.firsts[tile] + start
+        return np.stack([first, first + self.num_rows])
+
     def by_microbatch(self, values: IntArray) -> IntArray:
         """Sum of `values` [distinct row] over the step's rows, of each microbatch; sums are exact below 2**53."""
-        before = np.concatenate([[0], np.cumsum(values)])
-        tile, start, _, _, _, microbatch = self.columns
-        first = self.firsts[tile] + start
-        sums = before[first + self.num_rows] - before[first]
-        return np.bincount(microbatch, weights=sums).astype(np.int64)
+        return np.bincount(self.columns[5], weights=self.by_segment(values)).astype(np.int64)
 
     def spread(self, field: int) -> IntArray:
         """For each row of the step, field number `field` (of `TemplateSegment`) of the segment in which it is."""

@@ -13,6 +13,7 @@ another one the tables if gradients flow to queries or keys. So that layer is re
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -88,7 +89,8 @@ class RecordedLayers:
         return (*kinds, *self.edges.tiles, *self.wide.tiles, self.standing)
 
 
-def keys_of(plan: Plan) -> dict[int, Key]:
+@lru_cache(maxsize=64)
+def keys_of(plan: Plan) -> Mapping[int, Key]:
     """Key of the recorded kind of layer, for each layer of the plan's rank, by layer number in the whole model.
 
     Layers with equal keys (`Key`) share a recording.
@@ -104,6 +106,7 @@ def keys_of(plan: Plan) -> dict[int, Key]:
                     layer - plan.layers[0] if layer == lowest else 0) for layer in plan.layers}
 
 
+@lru_cache(maxsize=16)
 def record_layers(plan: Plan, workload: Workload, *, several: bool = False) -> RecordedLayers:
     """Recordings of every kind of layer of the plan's rank (all of its chunks) for one microbatch.
 

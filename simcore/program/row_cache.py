@@ -40,11 +40,12 @@ class _Key(tuple[Hashable, ...]):
 class _Results:
     """Results by function and arguments, from the least to the most recently used, and their estimated bytes.
 
+    `found`: with the key under which the result was first kept, so that the other two are looked up by the same object.
     `touched`: used since `settle`. An array that a result computes on demand is measured at the next `settle`.
     """
 
     def __init__(self) -> None:
-        self.found: dict[_Key, tuple[Any, int]] = {}
+        self.found: dict[_Key, tuple[Any, int, _Key]] = {}
         self.sizes: dict[_Key, int] = {}
         self.touched: dict[_Key, None] = {}
         self.num_bytes = 0
@@ -71,9 +72,9 @@ class Held(Generic[P, T]):
         key = _Key(self, args, *kwargs.items())
         found = _ALL.found.pop(key, None)
         if found is None:
-            found = self.function(*args, **kwargs), self.element_bytes
-        _ALL.found[key] = found
-        _ALL.touched[key] = None
+            found = self.function(*args, **kwargs), self.element_bytes, key
+        _ALL.found[found[2]] = found
+        _ALL.touched[found[2]] = None
         result: T = found[0]
         return result
 
@@ -100,7 +101,7 @@ def settle() -> None:
     touched, _ALL.touched = _ALL.touched, {}
     for key in touched:
         if key in _ALL.found:
-            size = _num_bytes(*_ALL.found[key])
+            size = _num_bytes(*_ALL.found[key][:2])
             _ALL.num_bytes += size - _ALL.sizes.get(key, 0)
             _ALL.sizes[key] = size
     while _ALL.num_bytes > BYTES:

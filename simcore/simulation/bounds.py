@@ -5,17 +5,21 @@ Memory: parameters, reduced gradients that persist and optimizer states of a ran
 begins, so its peak is at least their bytes. What the step allocates, and everything outside torch's allocator, is left
 out. Where a report has only the mean of what ranks hold, the fullest of them holds at least the mean.
 
-Time: what a rank's compute stream, its host and its links do takes at least the sums of `timing/least_time.py`. Waiting
-of every other kind is left out. Microbatches that are not simulated one by one repeat the steady ones: each repetition
-takes as long as the rank with the least work in it, at least. It also takes at least as long as any host needs to issue
-its kernels, where the microbatches that are written out are steady (`timing/step.py`, _is_steady). Where they are not,
-more of them are written out, in the end all, and then the host issues all of the step's rows; the bound is the lowest
-of these cases.
+Time: what a rank's compute stream, its host and its links do takes at least the sums of `timing/least_time.py`. Under
+1F1B a stage begins when those before it have run a forward pass, and they run a backward pass when it has ended.
+Waiting of every other kind is left out. Microbatches that are not simulated one by one repeat the steady ones: each
+repetition takes as long as the rank with the least work in it, at least. It also takes at least as long as any host
+needs to issue its kernels and calls in line, where the microbatches that are written out are steady (`timing/step.py`,
+_is_steady). Where they are not, more of them are written out, each of which takes its least time on the stream or the
+host, in the end all, and then the host issues all of the step's rows; the bound is the lowest of these cases. A host
+that stops in a steady microbatch gains no lead (_with_lead), so all of its rows count; of another one those until the
+steady ones end, from where its lead is counted. Where all microbatches are too many rows to be written out, those left
+out take at least their kernels. Host time once a step comes on top.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -23,8 +27,9 @@ from simcore.frameworks.registry import at_rest_of
 from simcore.pipeline.schedule import steady_microbatches
 from simcore.placement.mesh import IntArray
 from simcore.simulation.simulation import Simulation
-from simcore.simulation.step import most_lowered
+from simcore.simulation.step import tried_numbers
 from simcore.timing.least_time import LeastTimes
+from simcore.timing.step import once_ns
 
 __all__ = ["is_too_large_at_rest", "least_step_ns"]
 
@@ -55,18 +60,49 @@ def least_step_ns(simulation: Simulation) -> int:
     framework, count = simulation.framework, simulation.job.scenario.num_microbatches
     each = [LeastTimes(simulation.programs[c.representative], simulation.routes, framework)
             for c in simulation.classes]
-    steady = steady_microbatches(framework.schedule, simulation.num_written)
-    again = slice(steady.start, steady.stop)
-    repeats = (count - simulation.num_written) // len(steady)
+    once = once_ns(simulation.topology, framework)
     of_compute, of_host = [one.busy() for one in each], [one.issue() for one in each]
-    busy, busy_again = max(map(_sum, of_compute)), min(_sum(ns[again]) for ns in of_compute)
+    steady = steady_microbatches(framework.schedule, simulation.num_written)
+    repeats = (count - simulation.num_written) // len(steady)
+    busy = max(*map(_sum, of_compute), _through_stages(simulation, each))
+    links = max(one.on_links() for one in each)
     if not repeats:
-        return max(busy, *map(_sum, of_host), *(one.on_links() for one in each))
+        return max(busy, links, *map(_sum, of_host)) + once
+    again = slice(steady.start, steady.stop)
+    busy_again, host_again = (min(_sum(ns[again]) for ns in some) for some in (of_compute, of_host))
+    fastest = max(busy_again, *(_sum(one.own_issue()[again]) for one in each))
+
+    def extrapolated(number: int) -> int:
+        """Least ns where so many microbatches were steady."""
+        more = (number - simulation.num_written) // len(steady)
+        before = (steady_microbatches(framework.schedule, number).start - steady.start) // len(steady)
+        host = max(_sum(ns) + more * host_again if one.stops(steady)
+                   else one.around(steady) + before * host_again + (more - before) * busy_again
+                   for one, ns in zip(each, of_host, strict=True))
+        return max(busy + more * busy_again, host, links) + (repeats - more) * fastest
+
     whole = max(_sum(ns) + repeats * _sum(ns[again]) for ns in of_host)
-    fastest = max(busy_again, *(_sum(one.kernel_issue()[again]) for one in each))
-    written = (most_lowered(simulation) - simulation.num_written) // len(steady)
-    extrapolated = busy + written * busy_again + (repeats - written) * fastest
-    return max(busy + repeats * busy_again, min(whole, extrapolated))
+    least = [min(whole, *map(extrapolated, numbers)) for numbers in (tried_numbers(simulation),) if numbers]
+    return max(busy + repeats * busy_again, *least) + once
+
+
+def _through_stages(simulation: Simulation, each: Sequence[LeastTimes]) -> int:
+    """Least ns of a pipeline: what a stage computes, and stages before it until it can begin and after its end.
+
+    0 without a pipeline, and for schedules of other orders.
+    """
+    schedule = simulation.framework.schedule
+    if schedule.num_stages == 1 or schedule.name != "1f1b":
+        return 0
+    parts: dict[int, list[tuple[int, int, int]]] = {}
+    for rank_class, one in zip(simulation.classes, each, strict=True):
+        parts.setdefault(rank_class.stage, []).append(one.across())
+    outside = most = 0
+    for _, of_stage in sorted(parts.items()):
+        until, own, after = zip(*of_stage, strict=True)
+        most = max(most, outside + max(own))
+        outside += min(until) + min(after)
+    return most
 
 
 def _sum(ns: IntArray) -> int:

@@ -27,7 +27,7 @@ from simcore.simulation.simulation import Simulation, placed_simulation
 from simcore.simulation.step_length import check_rows, num_rows, unlike
 from simcore.timing.step import StepLength, time_step
 
-__all__ = ["Asked", "Request", "first_num_rows", "most_lowered", "program_of", "step_of", "training_step",
+__all__ = ["Asked", "Request", "first_num_rows", "program_of", "step_of", "training_step", "tried_numbers",
            "written_out"]
 
 
@@ -148,16 +148,15 @@ def num_lowered(simulation: Simulation, doublings: int = 0) -> int:
     return min(count, few + one_more)
 
 
-def most_lowered(simulation: Simulation) -> int:
-    """Largest number of microbatches, below that of the step, that may be written out before their time is steady.
+def tried_numbers(simulation: Simulation) -> tuple[int, ...]:
+    """Numbers of microbatches, below that of the step, that may be written out until their time is steady, rising.
 
-    That of the step itself where its operations are too many to be written out.
+    Empty where the operations of all microbatches are too many to be written out.
     """
     every = simulation.job.scenario.num_microbatches
     if num_rows(replace(simulation, num_written=every)) > ROWS:
-        return every
-    tried = takewhile(lambda number: number < every, (num_lowered(simulation, times) for times in count()))
-    return max(tried, default=every)
+        return ()
+    return tuple(takewhile(lambda number: number < every, (num_lowered(simulation, times) for times in count())))
 
 
 def _timing(simulation: Simulation) -> StepLength:

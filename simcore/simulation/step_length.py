@@ -37,7 +37,7 @@ def num_rows(simulation: Simulation) -> int:
 
 
 def _of_plan(simulation: Simulation, plan: Plan) -> int:
-    rows = record_layers(plan, simulation.workload(plan)).num_rows
+    rows = record_layers(plan, simulation.workload(plan), several=simulation.num_written > 1).num_rows
     layers = sum(rows[key] for key in keys_of(plan).values())
     return simulation.num_written * (layers + _looked_at(plan)) + _of_buffers(plan)
 

@@ -31,8 +31,8 @@ from simcore.timing.routes import HOST_WAYS, Routes
 from simcore.timing.streams import RankStreams, hidden_shares, tracks
 from simcore.timing.timeline import ClassTimes, Communicators, run
 
-__all__ = ["StepLength", "StepTiming", "alone_ns", "exposed_ns", "forward_ns", "host_ns", "kernels_of", "time_step",
-           "with_reasons"]
+__all__ = ["StepLength", "StepTiming", "alone_ns", "exposed_ns", "forward_ns", "host_ns", "kernels_of", "once_ns",
+           "time_step", "with_reasons"]
 
 _DTYPE_ID = {name: DTYPES.index(name) for name in ("fp32", "bf16", "fp16", "fp8", "fp4")}
 
@@ -85,7 +85,7 @@ def time_step(programs: Sequence[Program], classes: Sequence[RankClass], routes:
     kernels = tuple(kernels_of(program, routes.topology, framework) for program in programs)
     alone = tuple(alone_ns(program, routes) for program in programs)
     compiled = [_track(*each, routes, framework) for each in zip(programs, kernels, alone, strict=True)]
-    once = int(routes.topology.efficiency.host.step.si * 1e9) if framework.libraries.module_calls else 0
+    once = once_ns(routes.topology, framework)
     wires = _Wires(programs, classes, routes)
     times = run(compiled, wires)
     first, group = steady_ones.start, len(steady_ones)
@@ -105,6 +105,11 @@ def time_step(programs: Sequence[Program], classes: Sequence[RankClass], routes:
     flops = sum(_forward_flops(p, weight) * c.num_ranks for p, c in zip(programs, classes, strict=True))
     return StepLength(max(t.end for t in times) + period * repeats + once, once, worst, steady, flops, weight, rows,
                       tuple(times), tuple(compiled), kernels, alone, wires)
+
+
+def once_ns(topology: Topology, framework: Framework) -> int:
+    """Host time in ns once a step, whatever is in it."""
+    return int(topology.efficiency.host.step.si * 1e9) if framework.libraries.module_calls else 0
 
 
 def with_reasons(length: StepLength, program: Program) -> StepTiming:

@@ -52,6 +52,29 @@ def test_where_nothing_waits_the_bound_is_the_step() -> None:
     assert 0.97 * time.step_s < least_step_ns(simulation) / 1e9 <= time.step_s
 
 
+@pytest.mark.parametrize("stages", [2, 4])
+def test_a_pipeline_with_few_microbatches_waits_for_its_other_stages(stages: int) -> None:
+    asked = scenario("megatron", LLAMA, {"pp": stages, "tp": 2}, {"micro_batch_size": 2, "global_batch_size": 4})
+    simulation = placed_simulation(asked)
+    step_of(simulation, Request(timed=False))
+    time, least = simulate(asked).time, least_step_ns(simulation) / 1e9
+    assert time is not None
+    assert time.parts["bubble"] > 0.2 * time.step_s
+    assert 0.9 * time.step_s < least <= time.step_s
+
+
+@pytest.mark.parametrize(("mesh", "least"), [
+    ({"tp": 2, "dp_shard": 4, "ep": 4, "etp": 1}, 0.97), ({"pp": 2, "tp": 2, "dp_shard": 2, "ep": 2, "etp": 1}, 0.8)])
+def test_where_the_host_decides_repeated_microbatches_take_its_time(mesh: dict[str, int], least: float) -> None:
+    asked = scenario("megatron", NANO, mesh, {"method": "lora", "seq_len": 1024, "global_batch_size": 128})
+    simulation = placed_simulation(asked)
+    step_of(simulation, Request(timed=False))
+    time = simulate(asked).time
+    assert time is not None
+    assert time.parts["host"] > 0.5 * time.step_s
+    assert least * time.step_s < least_step_ns(simulation) / 1e9 <= time.step_s
+
+
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda one: f"{one[0]}-{one[2]}")
 def test_what_is_too_large_at_rest_is_out_of_memory(layout: tuple[str, str, dict[str, int], dict[str, Any]]) -> None:
     """The limit is moved from what surely fits to nothing; a layout is left out only where the verdict is oom.

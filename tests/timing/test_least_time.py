@@ -28,7 +28,7 @@ def shares(framework: str, model: str, mesh: dict[str, int], training: dict[str,
                 for c in simulation.classes]
         found = {"busy": max(int(one.busy().sum()) for one in each),
                  "host": max(int(one.issue().sum()) for one in each), "links": max(one.on_links() for one in each)}
-        assert all((one.kernel_issue() <= one.issue()).all() for one in each)
+        assert all((one.own_issue() <= one.issue()).all() for one in each)
     return {name: ns / end for name, ns in found.items()}
 
 

@@ -13,7 +13,7 @@ Parameters cut on a dimension other than 0 are copied out through a second buffe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from simcore.frameworks.fsdp2.all_gather import Gathers, GathersState
 from simcore.frameworks.fsdp2.forward_order import ForwardOrder
@@ -149,7 +149,7 @@ class UnshardHooks:
             self.reductions.keep(u)
         self.out.mark(self.backward_hooks[-1], self.first_name + u)
 
-    def end_backward(self, inside: Sequence[int]) -> None:
+    def end_backward(self, inside: Collection[int]) -> None:
         """Simulates the callback at the end of a backward, for the units with the indices `inside` in `units`.
 
         Units whose post-backward hook did not run do its work now; then come waits, and frees of buffers that were
@@ -164,7 +164,7 @@ class UnshardHooks:
         if self.is_last_backward:
             self._finish(mine)
 
-    def reduce_all(self, inside: Sequence[int]) -> None:
+    def reduce_all(self, inside: Collection[int]) -> None:
         """Simulates the reduction, at the step's end, of the units with the indices `inside` in `units`, one by one.
 
         torch 2.13 `distributed/pipelining/stage.py`, perform_reduce_grad: the states in the order of modules.

@@ -152,7 +152,7 @@ class Fsdp2Hooks:
         if action.forward:
             return
         chunk = set(self.plan.chunks[action.chunk])
-        inside = [u for u, unit in enumerate(self.units) if unit.first in chunk]
+        inside = {u for u, unit in enumerate(self.units) if unit.first in chunk}
         if action.part != "weight":
             self.hooks.end_backward(inside)
         if action.is_last and self.strategy.sync == "end":

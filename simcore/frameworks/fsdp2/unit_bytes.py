@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from simcore.placement.framework import Unit
 from simcore.placement.layout import Shard
@@ -121,12 +122,12 @@ class UnitBytes:
 class Weigher:
     """Function that returns the sizes in bytes of one unit's buffers (`UnitBytes`) on the rank of `plan`.
 
-    Units with equal settings and tensors are computed only once.
+    Units with equal settings and tensors are computed only once, for all plans with the same tensors.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.known: dict[object, UnitBytes] = {}
+        self.known = _known(plan.graph, plan.mesh, plan.kinds, plan.framework.optimizer.implementation)
 
     def __call__(self, unit: Unit) -> UnitBytes:
         layers = self.plan.graph.layers
@@ -135,6 +136,12 @@ class Weigher:
         if key not in self.known:
             self.known[key] = _unit_bytes(self.plan, unit)
         return self.known[key]
+
+
+@lru_cache(maxsize=64)
+def _known(*_: Hashable) -> dict[object, UnitBytes]:
+    """Sizes of units by their settings and tensors. Arguments: all else of a plan on which `_unit_bytes` depends."""
+    return {}
 
 
 def _unit_bytes(plan: Plan, unit: Unit) -> UnitBytes:
