@@ -39,7 +39,7 @@ def moe(env: Env, x: Tensor, block: Moe, path: str, *, wide: bool = False) -> Te
     """Output of a mixture-of-experts block for `x` [batch, sequence, hidden], in x's shape.
 
     `MoE.forward`: the shared expert runs between router and experts, its output waits for theirs. `path`: the module's
-    name; `wide`: the router's weights stay fp32 (`router_weights_fp32`, which DeepSeek-V3 sets). Raises NotYet for
+    name; `wide`: the router's weights stay fp32 (`router_weights_fp32`, see `sparse`). Raises NotYet for
     experts of a latent width.
     """
     shape = x.shape

@@ -1,6 +1,8 @@
 """Attention of NeMo Automodel's Qwen3-MoE (nemo-automodel 0.7.0, `components/models/qwen3_moe/layers.py`).
 
-Grouped-query attention by TE where it is installed, with a norm over each head of query and key. Query and key are
+Grouped-query attention by TE where it is installed, with a norm over each head of query and key. GLM-4.5's, where the
+norms may be missing and the projections biased, and Ling's run the same operators (`models/glm4_moe/layers.py`,
+`models/ling_v2/layers.py`); a rotated part of a head is joined with the rest inside the rotation. Query and key are
 rotated in one compiled function (`components/models/gpt_oss/rope_utils.py`, apply_rotary_emb_qk), which keeps
 only its tables, and they are the stem's.
 """
@@ -25,8 +27,9 @@ def qwen3_moe_attention(env: Env, x: Tensor, block: Attention, path: str) -> Ten
     tape = env.tape
     q, k, v = (linear(env, x, f"{path}.{part}_proj") for part in "qkv")
     q, k, v = (aten.to_heads(tape, part, block.head_dim) for part in (q, k, v))
-    q = norm(env, q, f"{path}.q_norm")
-    k = norm(env, k, f"{path}.k_norm")
+    if block.qk_norm:
+        q = norm(env, q, f"{path}.q_norm")
+        k = norm(env, k, f"{path}.k_norm")
     q, k = _rotated(tape, q, k)
     out = te_attention(env, q, k, v)
     return linear(env, out.view(*x.shape[:2], block.q_size), f"{path}.o_proj")

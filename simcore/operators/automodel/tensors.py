@@ -1,10 +1,10 @@
 """The parameters and buffers that NeMo Automodel's own models register.
 
 Order, names and shapes are those of `named_parameters()` of `NemotronHForCausalLM`, `LlamaForCausalLM`,
-`Qwen2ForCausalLM`, `Qwen3ForCausalLM`, `Qwen3MoeForCausalLM` and `DeepseekV3ForCausalLM` (nemo-automodel 0.7.0,
+`Qwen2ForCausalLM`, `Qwen3ForCausalLM` and the models of `sparse` (nemo-automodel 0.7.0,
 `components/models/nemotron_v3/{model,layers}.py`, `components/models/{llama,qwen2,qwen3}/model.py`,
-`components/models/{deepseek_v3,qwen3_moe}/{model,layers}.py`, `components/moe/{layers,experts}.py`), before expert
-parallelism and FSDP2 split them:
+`components/models/*/{model,layers}.py` of those, `components/moe/{layers,experts}.py`), before expert parallelism and
+FSDP2 split them:
 
  * routed experts are two 3-D tensors, input dimension before output dimension; dimension 0 is what expert parallelism
    splits, dimension 1 what FSDP2 splits over `ep_shard` (`components/moe/parallelizer.py`, `_moe_shard_placement`);
@@ -33,11 +33,12 @@ from simcore.models.blocks import (
     Mtp,
 )
 from simcore.models.tensor import TensorSpec
+from simcore.operators.automodel.sparse import SPARSE
 from simcore.operators.shared.features import refuse_megatrons
 
 __all__ = ["FAMILIES", "tensors"]
 
-FAMILIES: Final = ("deepseek_v3", "llama", "nemotron_h", "qwen2", "qwen3", "qwen3_moe")
+FAMILIES: Final = tuple(sorted(("llama", "nemotron_h", "qwen2", "qwen3", *SPARSE)))
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:

@@ -101,6 +101,7 @@ def _mixer(block: Mixer) -> Iterator[str]:
                           ("a router by softmax of the chosen", block.router == "topk_softmax"),
                           ("experts with GELU", block.gelu), ("biases of experts", block.bias),
                           ("gated experts with a shared one", _shares(block)),
+                          ("gated experts chosen by sigmoid", block.gated and block.router == "sigmoid"),
                           ("a gate of the shared expert", block.shared_gate),
                           (LATENT, block.latent > 0))
 
