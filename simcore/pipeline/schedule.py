@@ -69,11 +69,11 @@ class Action:
     """One pass of a rank: forward or backward of a microbatch through a chunk (part of the model).
 
     `chunk`: index among the rank's own chunks; `microbatch`: from 0, in the order of their first forward. `is_last`:
-    the chunk's last forward, or last complete backward, of the schedule's run, in most cases the step. `ahead`: passes whose input the rank begins to
-    receive when this pass is over (inputs of all others: when their pass begins). `keeps_output`: the tensor that was
-    sent is freed when the backward pass after it is over, not at once. `reduces`: chunks whose gradients are reduced
-    over data-parallel ranks when this pass is over. `part`: of a split backward; "input" is first and receives the
-    gradient.
+    the chunk's last forward, or last complete backward, of the schedule's run, in most cases the step. `ahead`: passes
+    whose input the rank begins to receive when this pass is over (inputs of all others: when their pass begins).
+    `keeps_output`: the tensor that was sent is freed when the backward pass after it is over, not at once. `reduces`:
+    chunks whose gradients are reduced over data-parallel ranks when this pass is over. `part`: of a split backward;
+    "input" is first and receives the gradient.
     """
 
     forward: bool

@@ -3,8 +3,8 @@
 torch 2.13 `distributed/pipelining/stage.py`: a stage makes a buffer for every microbatch's input, and one for every
 microbatch's gradient of its output, before the first step, and keeps them (_setup_forward_recv_info,
 _setup_backward_recv_info). `schedules.py`, `step(return_outputs=True)`: the last stage's output for each
-microbatch is kept until the schedule's next run begins, and all are concatenated when a run ends. In most cases a run is
-a step of the optimizer.
+microbatch is kept until the schedule's next run begins, and all are concatenated when a run ends. In most cases a run
+is a step of the optimizer.
 
 Where backward is split, the gradient of every microbatch's input stays the input's `.grad` until the next step begins
 (`_backward.py`, stage_backward_input; clear_runtime_states). Where a rank's two chunks are neighbours, the output of

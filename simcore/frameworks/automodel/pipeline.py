@@ -34,7 +34,7 @@ _POOL: Final = "pp_recv_buffer_pool"
 _SLACK: Final = "pp_recv_buffer_pool_slack"
 _LOCAL: Final = "local_batch_size"
 STAGE_OPTIONS: Final = {_POOL: (True, False), _SLACK: (0, int), _LOCAL: (1, int)}
-STAGES: Final = ("mesh.pp", "one schedule over all microbatches of a rank, unless local_batch_size says less; the whole "
+STAGES: Final = ("mesh.pp", "one schedule over all microbatches of a rank, unless local_batch_size says less; the "
                  "batch's tokens, labels, positions and masks are in the upper end of the band, and under gpipe what "
                  "is sent back", "assumed",
                  "0.7.0 recipes/llm/train_ft.py:667; a smaller local_batch_size keeps fewer buffers and logits")

@@ -94,6 +94,7 @@ OPTIONS = {
     ATTENTION_OPTION: ATTENTIONS,
     "sdpa_backend": SDPA_BACKENDS,
     "fake_balanced_gate": (True, False),
+    "moe_rank_scaling": (True, False),
     LIGER_OPTION: (True, False),
     STORAGE_OPTION: STORAGES,
     **STAGE_OPTIONS,
@@ -115,6 +116,8 @@ def table(job: Draft) -> Framework:
     Raises IllegalLayout, InputError or NotYet for a job that is not served.
     """
     options = job.options(OPTIONS)
+    if not any(spec.component == "expert_adapters" for specs in job.graph.tensors for spec in specs):
+        job.refuse_idle(options, "moe_rank_scaling", "where experts get no adapters")
     check(job)
     training = job.scenario.training
     stored = job.auto("training.precision.params", training.precision.params, *stored_by_default(job))

@@ -1,9 +1,9 @@
 """GLM-4.5 to 4.7: grouped-query attention, or latent attention in GLM-4.7-Flash, before experts chosen by sigmoid.
 
 As transformers 5.23 `models/glm4_moe` and `models/glm4_moe_lite`. The first layers are dense: `first_k_dense_replace`
-of them, or what `mlp_layer_types` says (in the lite model one). In the first model query, key and value may have biases,
-heads of query and key a norm, and half of a head is rotated. The module of multi-token prediction that configurations
-name (`num_nextn_predict_layers`) is not built for training (`num_mtp_layers`: for generation alone).
+of them, or what `mlp_layer_types` says (in the lite model one). In the first model query, key and value may have
+biases, heads of query and key a norm, and half of a head is rotated. The module of multi-token prediction that
+configurations name (`num_nextn_predict_layers`) is not built for training (`num_mtp_layers`: for generation alone).
 """
 
 from __future__ import annotations

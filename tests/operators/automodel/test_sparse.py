@@ -1,4 +1,4 @@
-"""GLM-4.5, GLM-4.7-Flash and Ling in Automodel: tensors and events against Automodel, see tests/truth/tape/README.md."""
+"""GLM-4.5, GLM-4.7-Flash and Ling in Automodel: tensors and events as measured, see tests/truth/tape/README.md."""
 
 from __future__ import annotations
 

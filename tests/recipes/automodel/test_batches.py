@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from automodel_recipe import RECIPE, changed, imported, refusal
+from automodel_recipe import RECIPE, changed, imported
 
 OPEN: dict[str, Any] = {"gpus": 16, "topology": "dgx-h100"}
 SQUAD = "dataset_name: some/questions"
@@ -97,7 +97,8 @@ def test_virtual_stages_are_the_layers_over_those_of_a_stage(said: str, stages: 
 
 
 def test_virtual_stages_that_ranks_do_not_share_evenly() -> None:
-    found = imported(PIPELINE.replace("pp_schedule: 1f1b, pp_microbatch_size: 1", f"{INTERLEAVED}, layers_per_stage: 8"))
+    said = f"{INTERLEAVED}, layers_per_stage: 8"
+    found = imported(PIPELINE.replace("pp_schedule: 1f1b, pp_microbatch_size: 1", said))
     assert "distributed.pipeline.layers_per_stage 8 makes 5 stages of 36 layers" in str(found.wrong[0])
 
 
