@@ -1,9 +1,10 @@
-"""Measures dense layers of nemo-automodel 0.7.0's GLM-4.5, GLM-4.7-Flash and Ling 2.0, and what the models register.
+"""Measures layers of nemo-automodel 0.7.0's GLM-4.5, GLM-4.7-Flash, Ling 2.0, MiniMax-M2; what the models register.
 
     python tests/truth/probe_automodel_sparse.py > tests/truth/tape/automodel-sparse-0.7.0-torch-2.13.0.json
 
 Fake tensors on a CPU, one process, with the stand-ins of `probe_automodel_mla.py` and `probe_automodel_dense.py`:
-attention keeps what TE's does, the compiled rotation of query and key makes two tensors, norms make what CUDA's do.
+attention keeps what TE's does, the compiled rotation of query and key makes two tensors, norms make what CUDA's do. The
+layers are dense: the first ones, and MiniMax-M2's with an MLP in the place of its experts.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ from nemo_automodel.components.models.glm4_moe_lite import model as lite
 from nemo_automodel.components.models.ling_v2 import layers as ling_layers
 from nemo_automodel.components.models.ling_v2 import model as ling
 from nemo_automodel.components.models.ling_v2.config import BailingMoeV2Config
+from nemo_automodel.components.models.minimax_m2 import layers as minimax_layers
+from nemo_automodel.components.models.minimax_m2 import model as minimax
+from nemo_automodel.components.moe.layers import MLP
 from oracle.fsdp2_tracker import Tracker
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from transformers.models.glm4_moe.configuration_glm4_moe import Glm4MoeConfig
 from transformers.models.glm4_moe_lite.configuration_glm4_moe_lite import Glm4MoeLiteConfig
+from transformers.models.minimax_m2.configuration_minimax_m2 import MiniMaxM2Config
 
 COMMON = {"hidden_size": 256, "vocab_size": 1024, "intermediate_size": 640, "num_hidden_layers": 2,
           "num_attention_heads": 8, "moe_intermediate_size": 48, "num_experts_per_tok": 2, "first_k_dense_replace": 1}
@@ -40,12 +45,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "v_head_dim": 24},
     "bailing_moe": COMMON | GROUPED | {"num_experts": 8, "num_shared_experts": 1, "n_group": 2, "topk_group": 1,
                                        "use_qk_norm": True},
+    "minimax_m2": {"hidden_size": 256, "vocab_size": 1024, "intermediate_size": 640, "num_hidden_layers": 2,
+                   "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32, "rotary_dim": 16,
+                   "num_local_experts": 8, "num_experts_per_tok": 2, "use_qk_norm": True},
 }
 CONFIGS: dict[str, Any] = {"glm4_moe": Glm4MoeConfig, "glm4_moe_lite": Glm4MoeLiteConfig,
-                           "bailing_moe": BailingMoeV2Config}
+                           "bailing_moe": BailingMoeV2Config, "minimax_m2": MiniMaxM2Config}
 MODELS: dict[str, Any] = {"glm4_moe": glm.Glm4MoeForCausalLM, "glm4_moe_lite": lite.Glm4MoeLiteForCausalLM,
-                          "bailing_moe": ling.BailingMoeV2ForCausalLM}
-BLOCKS: dict[str, Any] = {"glm4_moe": glm.Block, "glm4_moe_lite": lite.Block, "bailing_moe": ling.Block}
+                          "bailing_moe": ling.BailingMoeV2ForCausalLM, "minimax_m2": minimax.MiniMaxM2ForCausalLM}
+BLOCKS: dict[str, Any] = {"glm4_moe": glm.Block, "glm4_moe_lite": lite.Block, "bailing_moe": ling.Block,
+                          "minimax_m2": minimax.Block}
 CASES: dict[str, dict[str, Any]] = {
     **{family: {"family": family, "batch": 2, "seq": 192} for family in SHAPES},
     "glm4_moe checkpointed": {"family": "glm4_moe", "batch": 1, "seq": 128, "checkpoint": True},
@@ -53,7 +62,15 @@ CASES: dict[str, dict[str, Any]] = {
                                         "overrides": {"use_qk_norm": False}},
     "glm4_moe_lite checkpointed": {"family": "glm4_moe_lite", "batch": 1, "seq": 128, "checkpoint": True},
     "bailing_moe checkpointed": {"family": "bailing_moe", "batch": 1, "seq": 128, "checkpoint": True},
+    "minimax_m2 checkpointed": {"family": "minimax_m2", "batch": 1, "seq": 128, "checkpoint": True},
 }
+
+
+class Dense(MLP):
+    """An MLP that is called as experts are."""
+
+    def forward(self, x: torch.Tensor, _mask: Any = None) -> torch.Tensor:
+        return super().forward(x)
 
 
 def config(family: str, overrides: dict[str, Any]) -> Any:
@@ -66,12 +83,16 @@ def registered(family: str) -> dict[str, Any]:
     with torch.device("meta"):
         model = MODELS[family](config(family, {}), backend=mla.BACKEND)
     return {"parameters": [[n, list(p.shape)] for n, p in model.named_parameters()],
+            "fp32": [n for n, p in model.named_parameters() if p.dtype == torch.float32],
             "buffers": [[n, list(b.shape), str(b.dtype)] for n, b in model.named_buffers()]}
 
 
 def block_of(case: dict[str, Any]) -> Any:
     family = case["family"]
-    block = BLOCKS[family](0, config(family, case.get("overrides", {})), None, mla.BACKEND)
+    made = config(family, case.get("overrides", {}))
+    if family == "minimax_m2":
+        minimax.MoE = lambda *_: Dense(made.hidden_size, made.intermediate_size, "torch", dtype=torch.bfloat16)
+    block = BLOCKS[family](0, made, None, mla.BACKEND)
     block.self_attn.backend = BackendConfig(attn="te", linear="torch", rms_norm="torch", rope_fusion=False)
     latent = family == "glm4_moe_lite"
     block.self_attn.attn_func = lambda q, k, v, **_: (
@@ -105,9 +126,9 @@ def events(case: dict[str, Any]) -> dict[str, Any]:
 def stand_in() -> None:
     mla.stand_in()
     torch.cuda.current_device = lambda: 0  # GLM names the device of its tables
-    for module in (glm_layers, ling_layers):
+    for module in (glm_layers, ling_layers, minimax_layers):
         module.apply_rotary_emb_qk = lambda q, k, _table, **_: dense.Rotated.apply(q, k)
-    for module in (glm, ling):  # the tables themselves are not built
+    for module in (glm, ling, minimax):  # the tables themselves are not built
         module.RotaryEmbedding = lambda **_: SimpleNamespace()
 
 

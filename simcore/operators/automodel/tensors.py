@@ -109,8 +109,10 @@ def _attention(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
         if b.bias:
             specs.append(TensorSpec(f"{at}.{part}_proj.bias", (out[0],), (out[1],), "attention", "bias"))
     specs.append(_linear(f"{at}.o_proj", hidden, q, "attention"))
-    norms = ("q_norm", "k_norm") if b.qk_norm else ()
-    specs += [TensorSpec(f"{at}.{name}.weight", (b.head_dim,), ("head_dim",), "norms", "norm") for name in norms]
+    norms = (("q_norm", q[0]), ("k_norm", kv[0])) if b.qk_norm else ()
+    for name, size in norms:
+        found = (size, "heads") if b.whole_norms else (b.head_dim, "head_dim")
+        specs.append(TensorSpec(f"{at}.{name}.weight", found[:1], found[1:], "norms", "norm"))
     return tuple(specs)
 
 
@@ -157,7 +159,8 @@ def _moe(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     correction = TensorSpec(f"{at}.gate.e_score_correction_bias", (experts,), ("experts_router",), "router", "router",
                             "fp32", is_buffer=True, trainable=False)
     specs = [
-        TensorSpec(f"{at}.gate.weight", (experts, b.hidden), ("experts_router", "hidden"), "router", "router"),
+        TensorSpec(f"{at}.gate.weight", (experts, b.hidden), ("experts_router", "hidden"), "router", "router",
+                   "fp32" if family in SPARSE and SPARSE[family].wide_gate else ""),
         *((correction,) if b.router == "sigmoid" else ()),
         TensorSpec(f"{at}.experts.gate_and_up_projs", (experts, size, up), ("experts", seen, "expert_ffn"),
                    "routed_experts", "grouped"),

@@ -44,7 +44,7 @@ __all__ = ["tensors"]
 FINAL_NORM: Final = {"nemotron_h": "decoder.final_norm", "llama": "decoder.final_layernorm"}
 
 NOT_BUILT: Final = ("bailing_moe", "bamba", "gemma2", "gemma3_text", "glm4_moe", "glm4_moe_lite", "granitemoehybrid",
-                    "mamba2", "mpt", "nemotron-nas", "phi3", "zamba2")
+                    "mamba2", "minimax_m2", "mpt", "nemotron-nas", "phi3", "zamba2")
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:

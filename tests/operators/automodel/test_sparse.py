@@ -1,25 +1,29 @@
-"""GLM-4.5, GLM-4.7-Flash and Ling in Automodel: tensors and events as measured, see tests/truth/tape/README.md."""
+"""GLM-4.5, GLM-4.7-Flash, Ling and MiniMax-M2 in Automodel as measured, see tests/truth/tape/README.md."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from checkout import ROOT
 from eventlog import grouped
+from simcore.models.blocks import Mlp
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.operators.automodel.implementation import record
 from simcore.operators.automodel.options import RELEASE_0_7_0, AutomodelOptions
 from simcore.operators.automodel.sparse import SPARSE
+from simcore.operators.automodel.tensors import tensors
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Op
 from simcore.recording.tape import Param, Section
 
 TRUTH = ROOT / "tests/truth" / "tape" / "automodel-sparse-0.7.0-torch-2.13.0.json"
 STORED: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
-PRESETS = {"glm4_moe": "glm-4.7", "glm4_moe_lite": "glm-4.7-flash", "bailing_moe": "ling-mini-2.0"}
+PRESETS = {"glm4_moe": "glm-4.7", "glm4_moe_lite": "glm-4.7-flash", "bailing_moe": "ling-mini-2.0",
+           "minimax_m2": "minimax-m2"}
 
 
 def graph(family: str, **overrides: Any) -> ModelGraph:
@@ -40,16 +44,23 @@ def test_tensors_are_those_that_automodel_registers(family: str) -> None:
         for t in made.tensors[layer.kind]:
             (buffers if t.is_buffer else found).append([prefix + t.name, list(t.shape)])
     assert found == stored["parameters"]
+    assert {prefix for prefix in stored["fp32"]} == {
+        f"{layer.path}.{t.name}" for layer in made.layers for t in made.tensors[layer.kind]
+        if t.stored == "fp32" and not t.is_buffer}
     assert buffers == [b[:2] for b in stored["buffers"]]
 
 
 def layer_of(case: dict[str, Any]) -> RecordedLayer:
+    """MiniMax-M2 has an MLP in the place of experts, as the probe's has."""
+    shape = STORED["shapes"][case["family"]]
     made = graph(case["family"], **case.get("overrides", {}))
-    kind = made.layers[1].kind
-    params = {t.name: Param(t.name, t.shape, "bf16", trainable=True) for t in made.tensors[kind]}
+    kind = made.kinds[made.layers[1].kind]
+    mlp = Mlp(shape["hidden_size"], shape["intermediate_size"])
+    kind = replace(kind, branches=(kind.branches[0], replace(kind.branches[1], block=mlp)))
+    params = {t.name: Param(t.name, t.shape, "bf16", trainable=True) for t in tensors(kind)}
     run = LayerWorkload(case["batch"], case["seq"], "bf16", params, ep=2, rows_per_token=2 << 16,
                         checkpoint="full" if case.get("checkpoint") else "none", options=AutomodelOptions())
-    return record(made.kinds[kind], run, {}, {})
+    return record(kind, run, {}, {})
 
 
 def changes(section: Section) -> list[int]:
@@ -69,8 +80,8 @@ def test_a_dense_layer_allocates_what_automodel_s_does(name: str) -> None:
 def test_backward_of_experts_leaves_only_gradients(family: str, checkpoint: str) -> None:
     made = graph(family)
     kind = made.layers[2].kind
-    params = {t.name: Param(t.name, (t.shape[0] // 4, *t.shape[1:]) if t.dims[0] == "experts" else t.shape, "bf16",
-                            trainable=True) for t in made.tensors[kind] if not t.is_buffer}
+    params = {t.name: Param(t.name, (t.shape[0] // 4, *t.shape[1:]) if t.dims[0] == "experts" else t.shape,
+                            t.stored or "bf16", trainable=True) for t in made.tensors[kind] if not t.is_buffer}
     run = LayerWorkload(1, 512, "bf16", params, ep=4, rows_per_token=2 << 16, checkpoint=checkpoint,
                         options=RELEASE_0_7_0)
     layer = record(made.kinds[kind], run, {}, {})
