@@ -21,12 +21,15 @@ from nemo_automodel.components.models.common import BackendConfig
 from nemo_automodel.components.models.glm4_moe import layers as glm_layers
 from nemo_automodel.components.models.glm4_moe import model as glm
 from nemo_automodel.components.models.glm4_moe_lite import model as lite
+from nemo_automodel.components.models.hy_v3 import layers as hy_layers
+from nemo_automodel.components.models.hy_v3 import model as hy
+from nemo_automodel.components.models.hy_v3.config import HYV3Config
 from nemo_automodel.components.models.ling_v2 import layers as ling_layers
 from nemo_automodel.components.models.ling_v2 import model as ling
 from nemo_automodel.components.models.ling_v2.config import BailingMoeV2Config
 from nemo_automodel.components.models.minimax_m2 import layers as minimax_layers
 from nemo_automodel.components.models.minimax_m2 import model as minimax
-from nemo_automodel.components.moe.layers import MLP
+from nemo_automodel.components.moe.layers import MLP, Gate
 from oracle.fsdp2_tracker import Tracker
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -45,16 +48,19 @@ SHAPES: dict[str, dict[str, Any]] = {
         "v_head_dim": 24},
     "bailing_moe": COMMON | GROUPED | {"num_experts": 8, "num_shared_experts": 1, "n_group": 2, "topk_group": 1,
                                        "use_qk_norm": True},
+    "hy_v3": COMMON | {"num_key_value_heads": 2, "head_dim": 32, "num_experts": 8, "num_shared_experts": 1,
+                       "route_norm": True},
     "minimax_m2": {"hidden_size": 256, "vocab_size": 1024, "intermediate_size": 640, "num_hidden_layers": 2,
                    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32, "rotary_dim": 16,
                    "num_local_experts": 8, "num_experts_per_tok": 2, "use_qk_norm": True},
 }
 CONFIGS: dict[str, Any] = {"glm4_moe": Glm4MoeConfig, "glm4_moe_lite": Glm4MoeLiteConfig,
-                           "bailing_moe": BailingMoeV2Config, "minimax_m2": MiniMaxM2Config}
+                           "bailing_moe": BailingMoeV2Config, "hy_v3": HYV3Config, "minimax_m2": MiniMaxM2Config}
 MODELS: dict[str, Any] = {"glm4_moe": glm.Glm4MoeForCausalLM, "glm4_moe_lite": lite.Glm4MoeLiteForCausalLM,
-                          "bailing_moe": ling.BailingMoeV2ForCausalLM, "minimax_m2": minimax.MiniMaxM2ForCausalLM}
+                          "bailing_moe": ling.BailingMoeV2ForCausalLM, "hy_v3": hy.HYV3ForCausalLM,
+                          "minimax_m2": minimax.MiniMaxM2ForCausalLM}
 BLOCKS: dict[str, Any] = {"glm4_moe": glm.Block, "glm4_moe_lite": lite.Block, "bailing_moe": ling.Block,
-                          "minimax_m2": minimax.Block}
+                          "hy_v3": hy.Block, "minimax_m2": minimax.Block}
 CASES: dict[str, dict[str, Any]] = {
     **{family: {"family": family, "batch": 2, "seq": 192} for family in SHAPES},
     "glm4_moe checkpointed": {"family": "glm4_moe", "batch": 1, "seq": 128, "checkpoint": True},
@@ -100,6 +106,33 @@ def block_of(case: dict[str, Any]) -> Any:
     return block.train()
 
 
+def gate_events(family: str) -> dict[str, Any]:
+    """The router of a model whose experts are in no groups, in a bf16 model."""
+    tr, fake, tokens, seen = Tracker(), FakeTensorMode(), 192, []
+    with torch.device("meta"):
+        model = MODELS[family](config(family, {}), backend=mla.BACKEND)
+    with fake:
+        gate = Gate(model.model.moe_config, gate_precision=model.backend.gate_precision).train()
+    with fake, tr:
+        leaf = torch.empty((), dtype=torch.bfloat16, requires_grad=True)
+        x = mla.Around.apply(leaf, (tokens, COMMON["hidden_size"]), seen, tr.events)
+        mask = torch.ones(tokens, dtype=torch.bool)
+        for known in (*gate.parameters(), *gate.buffers(), mask):
+            tr.number_of(known)
+        gc.collect()
+        start, tr.phase = len(tr.events), "fwd"
+        weights, indices, _ = gate(x, mask, None)
+        del indices, _
+        middle = len(tr.events)
+        loss = mla.Around.apply(weights, (), seen, tr.events)
+        del weights
+        loss.backward()
+        del x
+    changes = [change for _, change in tr.events]
+    after, before = seen
+    return {"forward": changes[start:middle], "backward": changes[after:before - 1]}
+
+
 def events(case: dict[str, Any]) -> dict[str, Any]:
     tr, fake = Tracker(), FakeTensorMode()
     with fake:
@@ -126,9 +159,9 @@ def events(case: dict[str, Any]) -> dict[str, Any]:
 def stand_in() -> None:
     mla.stand_in()
     torch.cuda.current_device = lambda: 0  # GLM names the device of its tables
-    for module in (glm_layers, ling_layers, minimax_layers):
+    for module in (glm_layers, hy_layers, ling_layers, minimax_layers):
         module.apply_rotary_emb_qk = lambda q, k, _table, **_: dense.Rotated.apply(q, k)
-    for module in (glm, ling, minimax):  # the tables themselves are not built
+    for module in (glm, hy, ling, minimax):  # the tables themselves are not built
         module.RotaryEmbedding = lambda **_: SimpleNamespace()
 
 
@@ -136,6 +169,7 @@ if __name__ == "__main__":
     stand_in()
     known = {family: registered(family) for family in SHAPES}
     rows = {name: events(case) for name, case in CASES.items()}
-    print(json.dumps({"shapes": SHAPES, "registered": known})[:-1] + ', "layers": {')
+    gates = {family: gate_events(family) for family in ("glm4_moe", "hy_v3", "minimax_m2")}
+    print(json.dumps({"shapes": SHAPES, "registered": known, "gates": gates})[:-1] + ', "layers": {')
     print(",\n".join(f"{json.dumps(name)}: {json.dumps(row, separators=(',', ':'))}" for name, row in rows.items()))
     print("}}")

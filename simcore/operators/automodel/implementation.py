@@ -220,7 +220,9 @@ def _mixed(env: Env, kind: LayerKind, branch: Branch, x: Tensor) -> Tensor:
     if isinstance(block, Mamba2):
         return mamba(env, x, block, branch.name)
     if isinstance(block, Moe):
-        return moe(env, x, block, branch.name, wide=kind.family in SPARSE and SPARSE[kind.family].wide)
+        sparse = SPARSE.get(kind.family)
+        return moe(env, x, block, branch.name, wide=sparse is not None and sparse.wide,
+                   wide_product=sparse is None or sparse.wide_product)
     if isinstance(block, LatentAttention):
         return latent_attention(env, x, block, branch.name)
     if isinstance(block, Attention) and kind.family in SPARSE:

@@ -39,7 +39,7 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
         return mpt_tensors.plain_tensors(kind)
     block = kind.block
     if isinstance(block, Embedding):
-        return (*_embedding(block), *(_scale() if kind.family in _GEMMA else ()))
+        return (*_embedding(block), *(_scale() if kind.family in ("gemma", *_GEMMA) else ()))
     if isinstance(block, FinalNorm):
         return _norm("", block.hidden, layer_norm=block.layer_norm)
     if isinstance(block, Head):
@@ -216,7 +216,7 @@ def _router(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
     if b.router == "topk_softmax" and b.bias:
         yield TensorSpec(f"{at}.bias", (b.num_experts,), ("experts_router",), "router", "bias")
     if b.router == "sigmoid":
-        holder = name if family == "minimax_m2" else at
+        holder = name if family in ("hy_v3", "minimax_m2") else at
         yield TensorSpec(f"{holder}.e_score_correction_bias", (b.num_experts,), ("experts_router",), "router", "router",
                          "fp32", is_buffer=True, trainable=False)
 
@@ -255,7 +255,7 @@ def _low_rank(at: str, b: SharedTransformer, out: tuple[int, str], into: tuple[i
 
 
 _GEMMA: Final = ("gemma2", "gemma3_text")
-_ROUTER_FIRST: Final = ("minimax_m2", "mixtral", "gpt_oss", "qwen2_moe", "granitemoehybrid")
+_ROUTER_FIRST: Final = ("hy_v3", "minimax_m2", "mixtral", "gpt_oss", "qwen2_moe", "granitemoehybrid")
 _BLOCK: Final[dict[type, Callable[[str, Any, str], Iterable[TensorSpec]]]] = {
     Mamba2: _mamba, Attention: _attention, LatentAttention: _latent, Mlp: _mlp, Moe: _moe
 }

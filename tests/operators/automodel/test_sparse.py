@@ -10,20 +10,22 @@ import pytest
 
 from checkout import ROOT
 from eventlog import grouped
-from simcore.models.blocks import Mlp
+from simcore.models.blocks import Mlp, Moe
 from simcore.models.graph import ModelGraph, build, model_config
+from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.implementation import record
 from simcore.operators.automodel.options import RELEASE_0_7_0, AutomodelOptions
+from simcore.operators.automodel.router import sigmoid_gate
 from simcore.operators.automodel.sparse import SPARSE
 from simcore.operators.automodel.tensors import tensors
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Op
-from simcore.recording.tape import Param, Section
+from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Param, Section, Tape, Tensor
 
 TRUTH = ROOT / "tests/truth" / "tape" / "automodel-sparse-0.7.0-torch-2.13.0.json"
 STORED: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
 PRESETS = {"glm4_moe": "glm-4.7", "glm4_moe_lite": "glm-4.7-flash", "bailing_moe": "ling-mini-2.0",
-           "minimax_m2": "minimax-m2"}
+           "hy_v3": "hy3-preview", "minimax_m2": "minimax-m2"}
 
 
 def graph(family: str, **overrides: Any) -> ModelGraph:
@@ -44,7 +46,7 @@ def test_tensors_are_those_that_automodel_registers(family: str) -> None:
         for t in made.tensors[layer.kind]:
             (buffers if t.is_buffer else found).append([prefix + t.name, list(t.shape)])
     assert found == stored["parameters"]
-    assert {prefix for prefix in stored["fp32"]} == {
+    assert set(stored["fp32"]) == {
         f"{layer.path}.{t.name}" for layer in made.layers for t in made.tensors[layer.kind]
         if t.stored == "fp32" and not t.is_buffer}
     assert buffers == [b[:2] for b in stored["buffers"]]
@@ -73,6 +75,36 @@ def test_a_dense_layer_allocates_what_automodel_s_does(name: str) -> None:
     layer = layer_of(row["case"])
     assert grouped(changes(layer.forward)) == grouped(row["forward"])
     assert grouped(changes(layer.backward)) == grouped(row["backward"])
+
+
+SMALL = 64
+"""Numbers, and one number an expert, which are left out."""
+
+
+@pytest.mark.parametrize("family", STORED["gates"])
+def test_a_router_allocates_what_automodel_s_does(family: str) -> None:
+    made, row, sparse = graph(family), STORED["gates"][family], SPARSE[family]
+    block = made.kinds[made.layers[2].kind].branches[1].block
+    assert isinstance(block, Moe)
+    weight = Param("gate.weight", (8, block.hidden), "fp32" if sparse.wide_gate else "bf16", trainable=True)
+    tape = Tape({}, {})
+    x: Tensor | None = tape.external((192, block.hidden), "bf16", HIDDEN, -1)
+    assert x is not None
+    x.node = leaf = Node()
+    env = Env(tape, LayerWorkload(1, 192, "bf16", {"gate.weight": weight}), AutomodelOptions())
+    product = "fp32" if sparse.wide_product else "bf16"
+    weights: Tensor | None = sigmoid_gate(env, x, block, "gate", "fp32" if sparse.wide else "bf16", product)[0]
+    assert weights is not None
+    forward = changes(tape.cut())
+    tape.seed(weights, tape.external(weights.shape, weights.dtype, GRAD_HIDDEN, 1))
+    node, weights = weights.node, None  # the graph lives on, the weights do not
+    assert node is not None
+    tape.cut()
+    tape.backward()
+    backward = changes(tape.cut())
+    assert leaf.grads
+    assert grouped(forward) == grouped([change for change in row["forward"] if abs(change) > SMALL])
+    assert grouped(backward) == grouped([change for change in row["backward"] if abs(change) > SMALL])
 
 
 @pytest.mark.parametrize("family", PRESETS)
