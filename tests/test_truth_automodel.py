@@ -16,8 +16,9 @@ from simcore.simulate import simulate
 TRUTH = ROOT / "tests/truth" / "tape"
 DENSE: dict[str, Any] = json.loads((TRUTH / "automodel-dense-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
 STEPS: dict[str, Any] = json.loads((TRUTH / "automodel-steps-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
-EXPERTS = {"qwen3": (), "mistral": (), "phi3": (), "mixtral": ("num_local_experts", "num_experts_per_tok")}
-PRESETS = {"qwen3": "qwen3-8b", "mistral": "mistral-7b-v0.3", "phi3": "phi-4", "mixtral": "mixtral-8x7b"}
+EXPERTS = {"qwen3": (), "mistral": (), "phi3": (), "gemma": (), "mixtral": ("num_local_experts", "num_experts_per_tok")}
+PRESETS = {"qwen3": "qwen3-8b", "mistral": "mistral-7b-v0.3", "phi3": "phi-4", "gemma": "gemma-7b",
+           "mixtral": "mixtral-8x7b"}
 LEFT_OUT = ("opt_state", "buffer")
 """Adam counts the steps of each parameter in 4 bytes; frequencies are cast with the model, or kept twice."""
 

@@ -17,8 +17,8 @@ TRUTH = ROOT / "tests/truth" / "models" / "transformers-5.23.0.json"
 ROWS: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
 OTHER_SIZES: dict[str, Any] = json.loads((TRUTH.parent / "other-sizes.json").read_text(encoding="utf-8"))
 PUBLISHED: dict[str, dict[str, str]] = json.loads((TRUTH.parent / "published.json").read_text(encoding="utf-8"))
-REMOTE = ("nemotron-nas",)
-"""Transformers has no code for it: its own repository has."""
+REMOTE = ("bailing_moe", "nemotron-nas")
+"""Transformers has no code for them: their own repositories have."""
 
 
 def graph(name: str, **changed: Any) -> ModelGraph:

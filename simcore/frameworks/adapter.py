@@ -91,7 +91,7 @@ class LoraChoice:
     `target_modules` (get an adapter) and `exclude_modules` (get none): empty means not given. `expert_adapters`:
     adapters of routed experts, "auto" (the framework's own), "none", "shared" or "per_expert". `release`: version of
     the framework, as the scenario has it. `use_dora`: each adapter has a vector of magnitudes too. `implementation`:
-    the model code.
+    the model code. `moe_rank_scaling`: experts' rank is that of others over the number of experts of a token.
     """
 
     rank: int
@@ -101,6 +101,7 @@ class LoraChoice:
     release: str = "auto"
     use_dora: bool = False
     implementation: str = ""
+    moe_rank_scaling: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -189,7 +189,8 @@ def _with_adapters(graph: ModelGraph, scenario: Scenario, adapter: FrameworkAdap
     lora = scenario.training.lora
     targets = () if lora.target_modules == "auto" else tuple(lora.target_modules)
     choice = LoraChoice(lora.rank, targets, tuple(lora.exclude_modules), lora.expert_adapters,
-                        scenario.framework_version, lora.use_dora, graph.implementation)
+                        scenario.framework_version, lora.use_dora, graph.implementation,
+                        moe_rank_scaling=scenario.framework_options.get("moe_rank_scaling") is True)
     try:
         adapted = _adapted(graph, choice, adapter)
     except RankscopeError as error:  # matchers know no file

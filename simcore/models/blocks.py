@@ -20,6 +20,7 @@ class Attention:
     head of q and of k. `sinks`: one learned number a head in the softmax. `window`: tokens seen, 0 all. `dropout`: some
     of the softmax is dropped. `alibi`: a bias that falls with the distance of two tokens is added to their score.
     `rotated`: number of a head's dimensions that are rotated, 0 all. `capped`: scores are kept below a limit.
+    `whole_norms`: the norms of q and of k are over all heads together.
     """
 
     hidden: int
@@ -35,6 +36,7 @@ class Attention:
     alibi: bool = False
     rotated: int = 0
     capped: bool = False
+    whole_norms: bool = False
 
     @property
     def q_size(self) -> int:

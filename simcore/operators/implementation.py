@@ -33,13 +33,14 @@ class Implementation:
     `slots` (storages) and `comms` (communications). `tensors`: whole parameters and buffers of a kind of layer, in
     registration order, names relative to the layer; raises NotYet for what the code base does not build. `standing`:
     from (kind, workload) of a pipeline stage's layers to the bytes on a rank, by name, of buffers that these layers
-    share. `stage_stem`: the same of tensors that a stage after the model's first makes for its layers in each
-    microbatch, in the place of the model's stem. `exports_experts_apart`: state dicts for other programs have each
-    expert's matrices as tensors of their own.
+    share; `stands_by_chunk`: each of a rank's parts of the model has its own. `stage_stem`: the same of tensors that a
+    stage after the model's first makes for its layers in each microbatch, in the place of the model's stem.
+    `exports_experts_apart`: state dicts for other programs have each expert's matrices as tensors of their own.
     """
 
     record: _Recorder
     tensors: Callable[[LayerKind], tuple[TensorSpec, ...]]
     standing: Callable[[Sequence[tuple[LayerKind, LayerWorkload]]], dict[str, int]] = _nothing
     stage_stem: Callable[[Sequence[tuple[LayerKind, LayerWorkload]]], dict[str, int]] = _nothing
+    stands_by_chunk: bool = False
     exports_experts_apart: bool = False

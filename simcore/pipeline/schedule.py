@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 __all__ = ["SCHEDULES", "ZERO_BUBBLE", "Action", "Part", "Pass", "Schedule", "actions", "lowered_microbatches",
@@ -23,13 +23,20 @@ class Schedule:
     `name`: 1f1b, gpipe, interleaved (Megatron's virtual stages), looped (PyTorch's), zb_h1, interleaved_zb or zbv.
     `num_stages`: number of ranks of the pipeline; each holds `num_chunks` chunks (parts of the model). `group`: number
     of microbatches that a chunk takes in a row before the rank's next chunk does; the order of a step repeats from
-    group to group.
+    group to group. `run`: number of microbatches after which the pipeline is empty and the schedule begins again
+    within a step; 0: the step is one run.
     """
 
     name: str = "1f1b"
     num_stages: int = 1
     num_chunks: int = 1
     group: int = 1
+    run: int = 0
+
+    @property
+    def period(self) -> int:
+        """Number of microbatches after which the order of a step repeats: those of a run, or of a group."""
+        return self.run or self.group
 
     @property
     def splits_backward(self) -> bool:
@@ -62,11 +69,11 @@ class Action:
     """One pass of a rank: forward or backward of a microbatch through a chunk (part of the model).
 
     `chunk`: index among the rank's own chunks; `microbatch`: from 0, in the order of their first forward. `is_last`:
-    the chunk's last forward, or last complete backward, of the step. `ahead`: passes whose input the rank begins to
-    receive when this pass is over (inputs of all others: when their pass begins). `keeps_output`: the tensor that was
-    sent is freed when the backward pass after it is over, not at once. `reduces`: chunks whose gradients are reduced
-    over data-parallel ranks when this pass is over. `part`: of a split backward; "input" is first and receives the
-    gradient.
+    the chunk's last forward, or last complete backward, of the schedule's run, in most cases the step. `ahead`: passes
+    whose input the rank begins to receive when this pass is over (inputs of all others: when their pass begins).
+    `keeps_output`: the tensor that was sent is freed when the backward pass after it is over, not at once. `reduces`:
+    chunks whose gradients are reduced over data-parallel ranks when this pass is over. `part`: of a split backward;
+    "input" is first and receives the gradient.
     """
 
     forward: bool
@@ -87,11 +94,20 @@ class Action:
 def actions(schedule: Schedule, stage: int, num_microbatches: int) -> tuple[Action, ...]:
     """Forward and backward passes that pipeline stage `stage` runs for `num_microbatches`, in order.
 
-    The order is that of the module that `schedule.name` stands for; stages and microbatches are counted from 0.
+    The order is that of the module that `schedule.name` stands for; stages and microbatches are counted from 0. Of
+    several runs one follows another, `num_microbatches` is then a multiple of `schedule.run`.
     """
     module = importlib.import_module(f"simcore.pipeline.{_MODULE[schedule.name]}")
-    order: tuple[Action, ...] = module.order(schedule, stage, num_microbatches)
-    return order
+    of_run = schedule.run or num_microbatches
+    order: tuple[Action, ...] = module.order(schedule, stage, of_run)
+    return order if of_run == num_microbatches else tuple(
+        _later(action, first) for first in range(0, num_microbatches, of_run) for action in order)
+
+
+def _later(action: Action, first: int) -> Action:
+    """The pass in a run whose first microbatch is number `first` of the step."""
+    ahead = tuple((forward, chunk, microbatch + first) for forward, chunk, microbatch in action.ahead)
+    return replace(action, microbatch=action.microbatch + first, ahead=ahead)
 
 
 ZERO_BUBBLE = ("zb_h1", "interleaved_zb", "zbv")
@@ -103,6 +119,9 @@ SCHEDULES = ("1f1b", "gpipe", *ZERO_BUBBLE)
 _MODULE = {"1f1b": "one_f_one_b", "gpipe": "gpipe", "interleaved": "interleaved", "looped": "looped",
            "zb_h1": "zero_bubble", "interleaved_zb": "zero_bubble", "zbv": "zbv"}
 
+_RUNS = 3
+"""Runs that are simulated of a step of more: the first, one that stands for others, the last."""
+
 WRITTEN_OUT = ("gpipe",)
 """Those of which no microbatch stands for others: all of a step are in flight at once."""
 
@@ -113,8 +132,10 @@ def lowered_microbatches(schedule: Schedule, num_microbatches: int, doublings: i
     `num_microbatches`: of the step. They fill and empty the pipeline (warm-up and cool-down of an interleaved stage
     take less than two groups each; under zbv twice as long as with one chunk), in full groups and the remainder of the
     step's last group. `doublings`: how often the number of groups is doubled, because the steady microbatches did not
-    take the same time. Under GPipe all of them.
+    take the same time. Under GPipe all of them. Of several runs: a few whole ones.
     """
+    if schedule.run:
+        return min(num_microbatches, (_RUNS << doublings) * schedule.run)
     if schedule.name in WRITTEN_OUT:
         return num_microbatches
     p, chunks = schedule.num_stages, schedule.num_chunks
@@ -123,10 +144,10 @@ def lowered_microbatches(schedule: Schedule, num_microbatches: int, doublings: i
 
 
 def steady_microbatches(schedule: Schedule, num_lowered: int) -> range:
-    """Indices of simulated microbatches (one group) that stand for the omitted ones.
+    """Indices of simulated microbatches (one group, or one run) that stand for the omitted ones.
 
     They lie in the middle, where no stage is in warm-up or cool-down. `num_lowered`: number of simulated microbatches.
     Such a group is returned too where none is omitted.
     """
-    first = num_lowered // schedule.group // 2 * schedule.group
-    return range(first, first + schedule.group)
+    first = num_lowered // schedule.period // 2 * schedule.period
+    return range(first, first + schedule.period)

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import groupby
 
 from simcore.pipeline.schedule import Action, Pass
 from simcore.placement.plan import Plan
@@ -72,7 +73,6 @@ def _walked(plan: Plan, recording: RecordedLayers, actions: tuple[Action, ...], 
     builder.tile(recording.standing, plan.layers[0])
     walk.post_persistent()
     walk.step(actions)
-    walk.finish()
     if updates:
         builder.at(Phase.OPTIMIZER)
         hooks.optimize()
@@ -174,8 +174,13 @@ class _Walk:
         self.past.post_persistent()
 
     def step(self, actions: Sequence[Action]) -> None:
-        """Walks all passes, in order."""
-        self.past.begin_step(1 + max(action.microbatch for action in actions))
+        """Walks all passes, in order; between runs of the schedule nothing is in flight."""
+        size = self.plan.framework.schedule.run
+        for _, passes in groupby(actions, key=lambda action: size and action.microbatch // size):
+            self._run(tuple(passes))
+
+    def _run(self, actions: Sequence[Action]) -> None:
+        self.past.begin_run(len({action.microbatch for action in actions}))
         for action in actions:
             chunk, phase = self.chunks[action.chunk], Phase.FORWARD if action.forward else Phase.BACKWARD
             self.out.at(phase, action.microbatch)
@@ -190,6 +195,13 @@ class _Walk:
                 self._receive(key)
             if not action.keeps_output:
                 self._drop_kept()
+        self._end_run()
+
+    def _end_run(self) -> None:
+        """Frees what waited for the run's end (core 0.16.1 `schedules.py`, finish_embedding_wgrad_compute)."""
+        for _ in range(self.waiting):
+            self.out.tile(self.edges.drop_deferred, self.chunks[-1].head)
+        self.past.end_run()
 
     def forward(self, action: Action, chunk: _Chunk) -> None:
         out, hooks = self.out, self.hooks
@@ -320,12 +332,6 @@ class _Walk:
         if not (chunk.is_last or chunk.precedes or self.plan.framework.frees_sent_output):
             self.out.tile(self._behind(chunk.last).drop_hidden, chunk.last)
         self.out.tile(self.edges.drop_tokens, chunk.first)
-
-    def finish(self) -> None:
-        """Frees what waited for the end of the step (core 0.16.1 `schedules.py`, finish_embedding_wgrad_compute)."""
-        for _ in range(self.waiting):
-            self.out.tile(self.edges.drop_deferred, self.chunks[-1].head)
-        self.past.finish()
 
     # ---- what crosses borders ---------------------------------------------------------------------------------------
     def _behind(self, layer: int) -> Edges:

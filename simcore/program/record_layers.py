@@ -116,7 +116,7 @@ def record_layers(plan: Plan, workload: Workload, *, several: bool = False) -> R
     runs = tuple((key, run_of(plan, key, workload)) for key in keys)
     later = tuple((key, run_of(plan, key, workload, later=True)) for key in keys
                   if several and adds_in_place(plan, key[0]))
-    return _record(plan.graph, runs, later, workload.spaces)
+    return _record(plan.graph, runs, later, workload.spaces, len(plan.chunks))
 
 
 def run_of(plan: Plan, key: Key, workload: Workload, *, later: bool = False) -> LayerWorkload:
@@ -227,13 +227,15 @@ def _turns_gradients(kind: LayerKind, placed: PlacedKind, *, carries: bool) -> b
 
 @held(element_bytes=1000)
 def _record(graph: ModelGraph, runs: tuple[tuple[Key, LayerWorkload], ...],
-            later: tuple[tuple[Key, LayerWorkload], ...], spaces: tuple[tuple[str, int], ...]) -> RecordedLayers:
+            later: tuple[tuple[Key, LayerWorkload], ...], spaces: tuple[tuple[str, int], ...],
+            chunks: int) -> RecordedLayers:
     tables = Tables()
     tiles, then = ({key: passes_of(graph, key, run, tables) for key, run in some} for some in (runs, later))
     given, operators = [(graph.kinds[key[0]], run) for key, run in runs], implementation_of(graph.implementation)
     own, stem = operators.standing(given), operators.stage_stem(given)
+    times = chunks if operators.stands_by_chunk else 1
     kept = small_tile(*((Op.ALLOC, tables.slot(name, "workspace"), size)
-                        for name, size in (*own.items(), *spaces) if size))
+                        for name, size in (*[*own.items()] * times, *spaces) if size))
     edges, wide = (edges_of(runs[0][1], [graph.kinds[key[0]].block for key, _ in runs],
                             graph.architecture.hidden * width, tables, stem) for width in (1, 2))
     shape = _shape(tuple(tables.slots), tuple(tables.comms), structure((kept, *edges.tiles)),

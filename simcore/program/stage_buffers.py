@@ -3,7 +3,8 @@
 torch 2.13 `distributed/pipelining/stage.py`: a stage makes a buffer for every microbatch's input, and one for every
 microbatch's gradient of its output, before the first step, and keeps them (_setup_forward_recv_info,
 _setup_backward_recv_info). `schedules.py`, `step(return_outputs=True)`: the last stage's output for each
-microbatch is kept until the next step begins, and all are concatenated when a step ends.
+microbatch is kept until the schedule's next run begins, and all are concatenated when a run ends. In most cases a run
+is a step of the optimizer.
 
 Where backward is split, the gradient of every microbatch's input stays the input's `.grad` until the next step begins
 (`_backward.py`, stage_backward_input; clear_runtime_states). Where a rank's two chunks are neighbours, the output of
@@ -55,11 +56,11 @@ class StageBuffers:
         self._held(self.edges.keep_grad, self.count)
         self._returned(self.count)
 
-    def begin_step(self, written: int) -> None:
-        """Frees what the previous step left. `written`: number of simulated microbatches.
+    def begin_run(self, written: int) -> None:
+        """Frees what the schedule's previous run left. `written`: number of the run's simulated microbatches.
 
         Those are the outputs that the last stage returned and, where backward is split, the inputs' gradients. Of
-        microbatches that are not simulated they are allocated again at once, as they exist for the whole step.
+        microbatches that are not simulated they are allocated again at once, as they exist for the whole run.
         """
         if self.returning >= 0:
             self._repeat(self.edges.drop_output, self.returning, self.count)
@@ -117,10 +118,11 @@ class StageBuffers:
         elif action.part != "weight":
             self._returned(1)
 
-    def finish(self) -> None:
+    def end_run(self) -> None:
         """Frees the last sent gradient; allocates all returned outputs concatenated, and frees that as it is unused."""
         if self.sent >= 0:
             self.out.tile(self.edges.drop_grad, self.sent)
+            self.sent = -1
         self._returned(self.count)
         if self.returning >= 0:
             self._repeat(self.edges.drop_output, self.returning, self.count)

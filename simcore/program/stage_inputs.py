@@ -32,7 +32,7 @@ class StageInput:
         self.has_input = self.has_grad = False
         self.newest = -1
 
-    def begin_step(self, written: int) -> None:
+    def begin_run(self, written: int) -> None:
         """Does nothing: kept tensors stay until the first pass. `written`: number of simulated microbatches."""
 
     def take(self, key: Pass) -> None:
@@ -85,8 +85,8 @@ class StageInput:
             self.out.tile(self.edges.keep_hidden, self.first - 1)
             self.has_input = True
 
-    def finish(self) -> None:
-        """Frees inputs and gradients that waited for deferred weight gradients of the head at the step's end."""
+    def end_run(self) -> None:
+        """Frees inputs and gradients that waited for deferred weight gradients of the head at the run's end."""
         for _ in range(self.waiting):
             self.out.tile(self.edges.drop_hidden, self.first - 1)
             self.out.tile(self.edges.drop_grad, self.first)
@@ -109,7 +109,7 @@ class StageInputs:
         self.newest: dict[int, int] = {}
         self.held: set[int] = set()
 
-    def begin_step(self, written: int) -> None:
+    def begin_run(self, written: int) -> None:
         """Does nothing: kept tensors stay until the first pass. `written`: number of simulated microbatches."""
 
     def take(self, key: Pass) -> None:
@@ -154,5 +154,5 @@ class StageInputs:
             first, edges = self.at[action.chunk]
             self.out.tile(edges.drop_grad, first)
 
-    def finish(self) -> None:
+    def end_run(self) -> None:
         """Does nothing: deferred heads free their own tensors."""

@@ -143,7 +143,7 @@ def _steady(simulation: Simulation) -> range:
 def _repeats(simulation: Simulation) -> int:
     """Number of times that the steady microbatches run in a step."""
     unwritten = simulation.job.scenario.num_microbatches - simulation.num_written
-    return unwritten // simulation.framework.schedule.group + 1
+    return unwritten // simulation.framework.schedule.period + 1
 
 
 def _microbatch(simulation: Simulation, written: int) -> int:

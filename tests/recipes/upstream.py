@@ -92,11 +92,16 @@ def _named(path: Path) -> list[str]:
 
 
 def _enough(paths: list[str], first: Imported, gpus: int, *, loose: bool) -> Imported:
-    """Import with the least number of GPUs, from `gpus` on by doubling, that the recipe's degrees divide."""
-    imported = first
+    """Import with the least number of GPUs, from `gpus` on by doubling, that the recipe's degrees divide.
+
+    Where its batch is too small for so many GPUs, the largest number below by halving.
+    """
+    imported = _answered(paths, first, gpus, loose=loose)
+    while gpus > 1 and _too_many(imported):
+        gpus //= 2
+        imported = _answered(paths, first, gpus, loose=loose)
     while gpus <= 4096:
-        answers = answers_to(first, gpus)
-        imported = import_recipe(paths, answers, loose=loose).with_settings(answers.settings)
+        imported = _answered(paths, first, gpus, loose=loose)
         try:
             if not any("GPUs are no multiple" in problem.message for problem in imported.wrong):
                 parse_scenario(imported.document())
@@ -106,6 +111,18 @@ def _enough(paths: list[str], first: Imported, gpus: int, *, loose: bool) -> Imp
             return imported
         gpus *= 2
     return imported
+
+
+def _answered(paths: list[str], first: Imported, gpus: int, *, loose: bool) -> Imported:
+    answers = answers_to(first, gpus)
+    return import_recipe(paths, answers, loose=loose).with_settings(answers.settings)
+
+
+def _too_many(imported: Imported) -> bool:
+    """True if a step has fewer sequences than the ranks' microbatches."""
+    training, mesh = imported.values.get("training", {}), imported.values.get("mesh", {})
+    ranks = mesh.get("dp_shard", 1) * mesh.get("dp_replicate", 1)
+    return bool(training.get("global_batch_size", 0) % (ranks * training.get("micro_batch_size", 1) or 1)) and ranks > 1
 
 
 def _too_few(imported: Imported) -> bool:

@@ -57,6 +57,20 @@ CASES: dict[str, dict[str, Any]] = {
     "first pooled": {"family": "qwen3", "pp": 2, "rank": 0, "microbatches": 8, "pp_recv_buffer_pool": True},
     "second of four pooled": {"family": "qwen3", "pp": 4, "rank": 2, "microbatches": 8, "pp_recv_buffer_pool": True,
                               "pp_recv_buffer_pool_slack": 1},
+    "first of two schedules": {"family": "qwen3", "pp": 2, "rank": 0, "microbatches": 3, "schedules": 2},
+    "last of two schedules": {"family": "qwen3", "pp": 2, "rank": 4, "microbatches": 4, "schedules": 2},
+    "last of three schedules, reduced at once": {"family": "qwen3", "pp": 2, "rank": 4, "microbatches": 2,
+                                                 "schedules": 3, "defer_fsdp_grad_sync": False},
+    "first interleaved": {"family": "qwen3", "pp": 2, "rank": 0, "microbatches": 4, "chunks": 3},
+    "first of two interleaved": {"family": "qwen3", "pp": 2, "rank": 0, "microbatches": 4, "chunks": 2},
+    "last of two interleaved": {"family": "llama", "pp": 2, "rank": 4, "microbatches": 4, "chunks": 2},
+    "last interleaved": {"family": "qwen3", "pp": 2, "rank": 4, "microbatches": 4, "chunks": 3},
+    "first interleaved and checkpointed": {"family": "qwen3", "pp": 2, "rank": 0, "microbatches": 4, "chunks": 3,
+                                           "checkpoint": True},
+    "last interleaved and checkpointed": {"family": "qwen3", "pp": 2, "rank": 4, "microbatches": 4, "chunks": 2,
+                                          "checkpoint": True},
+    "last interleaved in two schedules": {"family": "qwen3", "pp": 2, "rank": 4, "microbatches": 4, "chunks": 3,
+                                          "schedules": 2},
 }
 OF_FSDP = ("reshard_after_forward", "defer_fsdp_grad_sync")
 OF_STAGES = ("pp_recv_buffer_pool", "pp_recv_buffer_pool_slack")
@@ -67,7 +81,10 @@ def pipeline_of(case: dict[str, Any]) -> Any:
     fsdp = FSDP2Config(**{k: case[k] for k in OF_FSDP if k in case})
     mesh = MeshContext.build(fsdp, ParallelismSizes(pp_size=case["pp"]), world_size=WORLD,
                              activation_checkpointing=bool(case.get("checkpoint")))
+    chunks = case.get("chunks", 1)
     asked = PipelineConfig(pp_microbatch_size=1, pp_batch_size=case["microbatches"],
+                           pp_schedule="1f1b" if chunks == 1 else "interleaved1f1b",
+                           layers_per_stage=LAYERS // (3 * case["pp"]) if chunks == 3 else None,  # else 1 or 2 a rank
                            **{k: case[k] for k in OF_STAGES if k in case})
     pipeline = _instantiate_pipeline(asked, mesh, torch.device("cpu"), fsdp)
     model = dense.model_of({"family": case["family"], "layers": LAYERS}).train()
@@ -75,23 +92,23 @@ def pipeline_of(case: dict[str, Any]) -> Any:
                                                                                       mesh_context=mesh))
 
 
-def one_step(pipeline: Any, tr: Tracker, case: dict[str, Any]) -> None:
+def one_schedule(pipeline: Any, tr: Tracker, case: dict[str, Any], *, begins: bool) -> None:
     tr.phase = "fwd"
     shape = case["microbatches"], SEQ
     ids, labels = (torch.randint(0, dense.SHAPE["vocab_size"], shape) for _ in range(2))
     for given in (ids, labels):
         tr.tag(given, "input")
-    tr.mark("fwd:begin")
+    if begins:
+        tr.mark("fwd:begin")
     info, losses = pipeline.info, []
     pipeline.update_seq_len(SEQ)
     info.schedule.step(*[ids] * info.has_first_stage, target=labels if info.has_last_stage else None,
                        losses=losses if info.has_last_stage else None)
-    for p in fsdp_params(info.model_parts[0]):
+    for p in (p for part in pipeline.parts for p in fsdp_params(part)):
         tr.tag(p._sharded_param_data, "sharded_param")
         tr.tag(p.sharded_param, "sharded_param")
     del ids, labels
     gc.collect()
-    tr.mark("bwd:end")
 
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:
@@ -110,7 +127,9 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
         for _ in range(2):
             gc.collect()
             sent = len(tr.comms)
-            one_step(pipeline, tr, case)
+            for number in range(case.get("schedules", 1)):
+                one_schedule(pipeline, tr, case, begins=number == 0)
+            tr.mark("bwd:end")
             comms = tr.comms[sent:]
             optimizer_step(optimizer, tr)
     dist.destroy_process_group()

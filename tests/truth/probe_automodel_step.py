@@ -33,6 +33,7 @@ from oracle.fsdp2_setup import make_optim, optimizer_step, tag_shards
 from oracle.fsdp2_tracker import Tracker
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers.models.gemma import modeling_gemma
 from transformers.models.mistral import modeling_mistral
 from transformers.models.mixtral import modeling_mixtral
 from transformers.models.phi3 import modeling_phi3
@@ -48,6 +49,7 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3 eager by transformers": {"family": "qwen3", "attention": "eager", "hf": True},
     "mixtral": {"family": "mixtral"}, "mixtral checkpointed": {"family": "mixtral", "checkpoint": True},
     "mistral": {"family": "mistral"}, "mistral checkpointed": {"family": "mistral", "checkpoint": True},
+    "gemma": {"family": "gemma"}, "gemma checkpointed": {"family": "gemma", "checkpoint": True},
     "phi3": {"family": "phi3"}, "phi3 checkpointed": {"family": "phi3", "checkpoint": True},
 }
 SEQ = 512
@@ -117,7 +119,7 @@ def masked(own: Callable[..., Any]) -> Callable[..., Any]:
 def stand_in() -> None:
     dense.stand_in()
     LlamaRotaryEmbedding.forward = tables
-    for module in (qwen3, modeling_mistral, modeling_mixtral, modeling_phi3, modeling_qwen3):
+    for module in (qwen3, modeling_gemma, modeling_mistral, modeling_mixtral, modeling_phi3, modeling_qwen3):
         for name in ("create_causal_mask", "create_sliding_window_causal_mask"):
             if hasattr(module, name):
                 setattr(module, name, masked(getattr(module, name)))

@@ -24,7 +24,7 @@ PRESETS = HERE.parents[1] / "simcore" / "models" / "presets"
 STORED = HERE / "models" / "transformers-5.23.0.json"
 OTHER_SIZES = HERE / "models" / "other-sizes.json"
 FIRST_LAYERS = 2
-REMOTE = ("nemotron-nas",)  # transformers has no code for it
+REMOTE = ("bailing_moe", "nemotron-nas")  # transformers has no code for them
 # Words of a name -> component; the first that fits.
 WORDS = (("shared_expert", "shared_experts"), ("experts", "routed_experts"), ("mlp.gate.", "router"),
          ("mixer.gate.", "router"), ("router", "router"), ("latent_proj", "latent_projections"), ("mamba.", "mamba"),

@@ -8,13 +8,14 @@ from typing import Final
 from simcore.frameworks.automodel.pipeline import check_pipeline
 from simcore.frameworks.automodel.policies import check_policies, offload_parts
 from simcore.models.blocks import Mlp, Moe
+from simcore.operators.automodel.sparse import SPARSE
 from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
 
 __all__ = ["QUANTISED", "check"]
 
 CAPABILITIES: Final = Capabilities(
-    axes=ALL_AXES, no_capacity="0.7.0 moe/experts.py: tokens are never dropped",
+    axes=ALL_AXES, no_capacity="0.7.0 moe/experts.py: tokens are never dropped", virtual_stages=True,
     fixed={"training.precision.main_grads": "auto", "training.optimizer.master": "none"})
 QUANTISED = "0.7.0 _transformers/model_init.py __init_model"
 
@@ -27,7 +28,7 @@ def check(job: Job) -> None:
     check_policies(job)
     _check_hf(job)
     _check_mesh(job)
-    _check_deepseek(job)
+    _check_sparse(job)
     _check_tied(job)
     _check_tensor_parallel(job)
     check_pipeline(job)
@@ -55,7 +56,7 @@ def _check_packed(job: Job) -> None:
                           "products under automodel")
 
 
-_BY_HF = ("llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe")
+_BY_HF = ("gemma", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe")
 
 
 def _check_hf(job: Job) -> None:
@@ -76,7 +77,7 @@ def _check_hf(job: Job) -> None:
     job.refuse_given({"training.lora.expert_adapters": "none", "training.sequence_parallel": "False"})
 
 
-_SPARSE_CLASSES = ("deepseek_v3", "nemotron_h", "qwen3_moe")
+_SPARSE_CLASSES = ("nemotron_h", *SPARSE)
 """Families whose class inherits MoEFSDPSyncMixin: it is served with ep > 1 even where no layer has experts."""
 _DEFAULT_EXPERTS = 8
 
@@ -107,25 +108,33 @@ def _check_mesh(job: Job) -> None:
                                   f"expert_parallel_degree {mesh.ep}", "0.7.0 moe/parallelizer.py:1244")
 
 
-def _check_deepseek(job: Job) -> None:
-    """Only the path of expert parallelism has been read for it, and of the snapshot only what concerns it."""
-    if job.graph.architecture.family != "deepseek_v3":
-        if job.scenario.framework_version == "main 2026-06-08":
-            raise job.not_yet("framework_version", "main 2026-06-08 with other models than deepseek_v3")
+def _check_sparse(job: Job) -> None:
+    """Only the path of expert parallelism has been read for most, and of the snapshot only what concerns DeepSeek-V3.
+
+    Of the models that came after it (glm4_moe, Ling) only the release has been read.
+    """
+    family, mesh = job.graph.architecture.family, job.mesh
+    version = job.scenario.framework_version
+    if version == "main 2026-06-08" and family != "deepseek_v3":
+        raise job.not_yet("framework_version", "main 2026-06-08 with other models than deepseek_v3")
+    sparse = SPARSE.get(family) if job.graph.implementation == "automodel" else None
+    if sparse is None:
         return
-    if job.mesh.ep == 1:
-        raise job.not_yet("mesh.ep", "automodel's deepseek_v3 without expert parallelism")
-
-
-_UNSPLIT = {"deepseek_v3": "DeepseekV3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM"}
-"""Models of the MoE path whose capabilities say supports_tp False."""
+    if sparse.routes_alone and mesh.ep == 1:
+        raise job.not_yet("mesh.ep", f"automodel's {family} without expert parallelism")
+    if family not in ("deepseek_v3", "qwen3_moe") and version not in ("auto", "0.7.0"):
+        raise job.not_yet("framework_version", f"{family} under automodel {version}")
+    for axis, size, name in (("cp", mesh.cp, "Context"), ("pp", mesh.pp, "Pipeline")):
+        if size > 1 and axis not in sparse.splits:
+            raise job.illegal(f"mesh.{axis}", f"{name} parallelism ({axis}_size={size}) requested but {sparse.model} "
+                              "does not support it", f"0.7.0 models/{sparse.folder}/model.py: supports_{axis} False")
 
 
 def _check_tensor_parallel(job: Job) -> None:
-    mesh, unsplit = job.mesh, _UNSPLIT.get(job.graph.architecture.family)
+    mesh, unsplit = job.mesh, SPARSE.get(job.graph.architecture.family)
     if mesh.tp > 1 and unsplit:
-        raise job.illegal("mesh.tp", f"Tensor parallelism (tp_size={mesh.tp}) requested but {unsplit} has no TP plan",
-                          f"0.7.0 models/{job.graph.architecture.family}/model.py: supports_tp False")
+        raise job.illegal("mesh.tp", f"Tensor parallelism (tp_size={mesh.tp}) requested but {unsplit.model} has no TP "
+                          "plan", f"0.7.0 models/{unsplit.folder}/model.py: supports_tp False")
     if mesh.tp > 1 and mesh.ep > 1:
         raise job.illegal("mesh.tp", "no safe tensor-parallel plan is registered for custom MoE model "
                           f"'NemotronHForCausalLM' at tp_size={mesh.tp}", "0.7.0 moe/parallelizer.py:301")
@@ -153,8 +162,7 @@ def _check_split_parts(job: Job) -> None:
         raise job.not_yet("training.lora.target_modules", "an adapter of an lm_head that automodel splits over tp")
 
 
-_UNTIED_ONLY = {"deepseek_v3": "DeepseekV3ForCausalLM", "nemotron_h": "NemotronHForCausalLM",
-                "qwen3_moe": "Qwen3MoeForCausalLM"}
+_UNTIED_ONLY = {"nemotron_h": "NemotronHForCausalLM", **{family: one.model for family, one in SPARSE.items()}}
 """Models whose class says tie_word_embeddings_support = TieSupport.UNTIED_ONLY."""
 
 

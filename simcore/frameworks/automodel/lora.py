@@ -24,7 +24,7 @@ from simcore.errors import IllegalLayout, InputError, NotYet, Problem
 from simcore.frameworks.adapter import LoraChoice
 from simcore.frameworks.automodel.policies import NEMO_RL
 from simcore.frameworks.common.lora import dropout_at
-from simcore.models.blocks import LayerKind
+from simcore.models.blocks import LayerKind, Moe
 from simcore.models.tensor import TensorSpec
 from simcore.placement.job import Draft
 from simcore.recording.options import LoraDropout
@@ -57,7 +57,7 @@ def adapters(kind: LayerKind, specs: tuple[TensorSpec, ...], lora: LoraChoice) -
                       *_pair(spec, lora.rank, plain=lora.release == NEMO_RL and kind.block is None)]
         elif spec in grouped[:1]:
             _refuse_dora_of_experts(lora)
-            found += _expert_adapters(grouped, lora.rank)
+            found += _expert_adapters(grouped, _rank_of_experts(kind, lora))
     return tuple(found)
 
 
@@ -158,6 +158,20 @@ def _refuse_dora_of_experts(lora: LoraChoice) -> None:
         raise IllegalLayout(Problem(_WHERE, "use_dora: DoRA is not supported for MoE expert modules in Automodel yet "
                                     "(name linears alone, or expert_adapters: none)",
                                     "0.7.0 _peft/lora.py apply_lora_to_linear_modules"))
+
+
+def _rank_of_experts(kind: LayerKind, lora: LoraChoice) -> int:
+    """The rank, or with moe_rank_scaling its part for each of a token's experts.
+
+    0.7.0 `_peft/lora.py`, apply_lora_to_linear_modules. Raises IllegalLayout where nothing is left of it.
+    """
+    if not lora.moe_rank_scaling:
+        return lora.rank
+    chosen = next(branch.block.top_k for branch in kind.branches if isinstance(branch.block, Moe))
+    if lora.rank < chosen:
+        raise IllegalLayout(Problem(_WHERE, f"moe_rank_scaling: dim={lora.rank} // n_activated_experts={chosen} gives "
+                                    "rank 0", "_peft/lora.py:655: increase dim to at least n_activated_experts"))
+    return lora.rank // chosen
 
 
 def _expert_adapters(grouped: tuple[TensorSpec, ...], rank: int) -> list[TensorSpec]:

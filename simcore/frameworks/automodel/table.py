@@ -28,10 +28,11 @@ from simcore.frameworks.automodel.attention import (
 )
 from simcore.frameworks.automodel.checks import QUANTISED, check
 from simcore.frameworks.automodel.pipeline import (
-    POOL_OPTIONS,
+    STAGE_OPTIONS,
     STAGES,
     deferred_reduction,
     held_by_stages,
+    schedule_of,
     stages_of,
 )
 from simcore.frameworks.automodel.policies import (
@@ -56,8 +57,8 @@ from simcore.frameworks.common.torch import States, all_or_no_checkpoint, states
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.inputs.optimizers import AS_STORED, OPTIMIZERS
 from simcore.operators.automodel.options import RELEASE_0_7_0, SNAPSHOT_2026_06_08, AutomodelOptions, Dispatcher
+from simcore.operators.automodel.sparse import SPARSE
 from simcore.operators.hf.options import HfOptions
-from simcore.pipeline.schedule import Schedule
 from simcore.placement.framework import Framework, Padding, Rule, TensorPolicy
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Partial, Placements, Shard, TensorLayout
@@ -76,7 +77,7 @@ e42584e30, 2026-05-22)."""
 _ONE_TYPE = ("main 2026-06-08", *_BESIDE)
 """Those that keep all parameters of a layer in one (`_fp32_params` came with 4bdfc405c, 2026-06-23); what lay in it has
 its name here all the same."""
-NOT_REGISTERED = ("mistral", "mixtral", "phi3")
+NOT_REGISTERED = ("gemma", "mistral", "mixtral", "phi3")
 """Families without own code (0.7.0 _transformers/registry.py MODEL_ARCH_MAPPING): transformers' layers are run."""
 BOTH = ("llama", "qwen2", "qwen3", "qwen3_moe", *NOT_REGISTERED)
 """Families of which transformers' layers are served too (`force_hf: true`)."""
@@ -93,9 +94,10 @@ OPTIONS = {
     ATTENTION_OPTION: ATTENTIONS,
     "sdpa_backend": SDPA_BACKENDS,
     "fake_balanced_gate": (True, False),
+    "moe_rank_scaling": (True, False),
     LIGER_OPTION: (True, False),
     STORAGE_OPTION: STORAGES,
-    **POOL_OPTIONS,
+    **STAGE_OPTIONS,
 }
 
 
@@ -114,8 +116,10 @@ def table(job: Draft) -> Framework:
     Raises IllegalLayout, InputError or NotYet for a job that is not served.
     """
     options = job.options(OPTIONS)
+    if not any(spec.component == "expert_adapters" for specs in job.graph.tensors for spec in specs):
+        job.refuse_idle(options, "moe_rank_scaling", "where experts get no adapters")
     check(job)
-    training, mesh = job.scenario.training, job.mesh
+    training = job.scenario.training
     stored = job.auto("training.precision.params", training.precision.params, *stored_by_default(job))
     reduce = job.auto("training.precision.grad_reduce", training.precision.grad_reduce, "fp32",
                       "0.7.0 config.py:328 MixedPrecisionPolicy")
@@ -135,7 +139,7 @@ def table(job: Draft) -> Framework:
         kept_whole=unreplayed(job),
         sequence_parallel=False,
         stages=stages,
-        schedule=Schedule(training.pipeline.schedule if mesh.pp > 1 else "1f1b", mesh.pp),
+        schedule=schedule_of(job, options),
         options=_layer_options(job, options, version),
         communicators=_communicators(job),
         files=automodel_files(job),
@@ -228,7 +232,7 @@ def _assumptions(job: Draft, options: dict[str, object]) -> tuple[tuple[str, str
     made += [*POLICY_ASSUMPTIONS, *time_of_offload(job)] if trains_policies(job) else []
     if job.graph.architecture.family == "qwen3_moe" and job.graph.implementation != "hf":
         made += [_LATENT, _FAKE_GATE if options.get("fake_balanced_gate") is True else _BALANCED]
-    if job.graph.architecture.family == "deepseek_v3":
+    elif job.graph.architecture.family in SPARSE and job.graph.implementation != "hf":
         made += [_LATENT, *([_FAKE_GATE] if options.get("fake_balanced_gate") is True else [])]
     if job.mesh.tp == 1:
         return tuple(made)

@@ -169,12 +169,17 @@ class _Maker:
         choose = _CHOOSES[self.wrapping.holds_fp32, separate_experts]
         found = [self._unit(path, [layer], layer, layer, reshard=reshard, choose=choose, explicit=True)]
         if self.wrapping.holds_fp32:
-            found.append(self._unit(f"{path}.mixer._fp32_params", [layer], layer, layer, reshard=reshard,
+            found.append(self._unit(f"{path}.{self._fp32_module(layer)}", [layer], layer, layer, reshard=reshard,
                                     choose=_is_fp32, dtype="fp32"))
         if separate_experts and self.wrapping.experts_dp > 1:
             found.append(self._unit(f"{path}.{mixer}.experts", [layer], layer, layer, reshard=reshard,
                                     choose=_is_routed, inner=True))
         return [unit for unit in found if unit.members]
+
+    def _fp32_module(self, layer: int) -> str:
+        """Module of the layer's fp32 parameters; "" for a layer without any."""
+        specs = self.graph.tensors[self.graph.layers[layer].kind]
+        return next((spec.path for spec in specs if spec.is_owned and _is_fp32(spec)), "")
 
     def _unit(self, name: str, layers: list[int], first: int, last: int, *, reshard: bool, choose: Choose | None = None,
               dtype: str = "", inner: bool = False, is_root: bool = False, explicit: bool = False) -> Unit:

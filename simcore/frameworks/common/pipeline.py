@@ -6,7 +6,7 @@ from simcore.pipeline.schedule import ZERO_BUBBLE, Schedule
 from simcore.placement.job import Draft, Job
 from simcore.placement.stages import contiguous, remainder_first, stage_layers
 
-__all__ = ["check_schedule", "even_stages", "pipeline_schedule", "weighed_stages"]
+__all__ = ["check_schedule", "even_stages", "note_chunks", "pipeline_schedule", "rounds_of", "weighed_stages"]
 
 _RULE = "torch 2.13 distributed/pipelining/schedules.py"
 _SPLIT = "torchtitan 0.2.2 distributed/pipeline_parallel.py generate_llm_fqn_per_model_part"
@@ -27,17 +27,32 @@ def pipeline_schedule(job: Draft) -> Schedule:
             raise job.illegal("training.global_batch_size", f"Number of microbatches ({count}) must be greater than or "
                               f"equal to the number of stages ({pp})", f"{_RULE} Schedule1F1B")
         return Schedule(num_stages=pp)
+    note_chunks(job)
+    if pipeline.schedule == "zbv":
+        return Schedule("zbv", pp, chunks)
+    rounds = rounds_of(job, count)
+    return Schedule(pipeline.schedule if zero else "looped", pp, chunks, count // rounds if chunks > 1 else 1)
+
+
+def note_chunks(job: Draft) -> None:
+    """Notes when the parameters of a rank's several chunks are gathered."""
     job.note("parameters of a rank's chunks",
         "gathered when they run first", f"an assumption: {_RULE} UNSHARD gathers all of them when a step begins, while "
         "neither activations nor gradients are there")
-    if pipeline.schedule == "zbv":
-        return Schedule("zbv", pp, chunks)
-    rounds = max(1, count // pp)
+
+
+def rounds_of(job: Job, count: int) -> int:
+    """Rounds of an interleaved schedule, in each of which a chunk takes equally many of `count` microbatches.
+
+    Raises IllegalLayout where they are not equally many.
+    """
+    rounds = max(1, count // job.mesh.pp)
     if count % rounds:
+        zero = job.scenario.training.pipeline.schedule in ZERO_BUBBLE
         what, rule = ("Zero bubble", "ZeroBubble") if zero else ("Interleaved 1F1B", "1F1B")
         raise job.illegal("training.global_batch_size", f"{what} requires the number of microbatches to be a multiple "
                           f"of the number of rounds ({rounds}), but got {count}", f"{_RULE} ScheduleInterleaved{rule}")
-    return Schedule(pipeline.schedule if zero else "looped", pp, chunks, count // rounds if chunks > 1 else 1)
+    return rounds
 
 
 def check_schedule(job: Job, *, splits: bool) -> None:

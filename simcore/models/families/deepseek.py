@@ -15,7 +15,7 @@ from simcore.models.blocks import LatentAttention, Moe
 from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families.decoder import chain, check_fair_heads, decoder_layer, mlp, top_k
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "latent_attention", "sigmoid_experts"]
 
 _ROUTERS = {"deepseek_v2": "softmax", "deepseek_v3": "sigmoid"}
 
@@ -31,7 +31,7 @@ def architecture(config: Config) -> Architecture:
         check_fair_heads(config)
     if config.integer("moe_layer_freq", default=1) != 1:
         raise config.fail("moe_layer_freq", "experts in some layers only are not modelled yet")
-    mixer = _attention(config)
+    mixer = latent_attention(config)
     dense = decoder_layer(family, mixer, mlp(config))
     sparse = decoder_layer(family, mixer, _moe(config, _ROUTERS[family]))
     count = config.integer("num_hidden_layers")
@@ -40,13 +40,19 @@ def architecture(config: Config) -> Architecture:
                  config.integer("mtp_num_layers", default=0, least=0))
 
 
-def _attention(config: Config) -> LatentAttention:
+def latent_attention(config: Config) -> LatentAttention:
+    """Latent attention by DeepSeek's field names; InputError for another number of key-value heads than of heads."""
     heads = config.integer("num_attention_heads")
     if config.integer("num_key_value_heads", default=heads) != heads:
         raise config.fail("num_key_value_heads", f"expected {heads}, as many as heads: latent attention has no groups")
     return LatentAttention(
         config.integer("hidden_size"), heads, config.integer("q_lora_rank", default=0), config.integer("kv_lora_rank"),
         config.integer("qk_nope_head_dim"), config.integer("qk_rope_head_dim"), config.integer("v_head_dim"))
+
+
+def sigmoid_experts(config: Config) -> Moe:
+    """Routed and shared experts by DeepSeek's field names, chosen by sigmoid as V3's are."""
+    return _moe(config, "sigmoid")
 
 
 def _moe(config: Config, router: str) -> Moe:

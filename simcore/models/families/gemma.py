@@ -1,8 +1,9 @@
-"""Gemma 2 and the text part of Gemma 3: a norm before and one behind each block, some layers within a window.
+"""Gemma, Gemma 2 and the text part of Gemma 3; the later two: a norm before and one behind each block, some windows.
 
-As transformers 5.23 `models/gemma2` and `models/gemma3` (`Gemma3ForCausalLM`). Without `layer_types` every second layer
-of Gemma 2 slides, the even ones (from 0), and all but every sixth of Gemma 3, or what `sliding_window_pattern` says.
-Gemma 3 norms each head of query and key and has rotary tables of both kinds of layers.
+Gemma (`models/gemma` of transformers 5.23) is Llama with a GELU MLP, other norms and a scaled embedding. The later ones
+are as transformers 5.23 `models/gemma2` and `models/gemma3` (`Gemma3ForCausalLM`). Without `layer_types` every second
+layer of Gemma 2 slides, the even ones (from 0), and all but every sixth of Gemma 3, or what `sliding_window_pattern`
+says. Gemma 3 norms each head of query and key and has rotary tables of both kinds of layers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import replace
 
 from simcore.models.blocks import Attention, Branch, LayerKind, Mlp
 from simcore.models.config import Architecture, Config, ModelFamily
-from simcore.models.families.decoder import attention, chain, check_fair_heads
+from simcore.models.families.decoder import attention, chain, check_fair_heads, decoder_layer
 
 __all__ = ["FAMILY"]
 
@@ -20,12 +21,14 @@ _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
 def architecture(config: Config) -> Architecture:
-    """Layers and sizes of a model with a `Gemma2Config` or `Gemma3TextConfig`.
+    """Layers and sizes of a model with a `GemmaConfig`, `Gemma2Config` or `Gemma3TextConfig`.
 
     InputError for values that are not modelled.
     """
     family = str(config.fields["model_type"])
     config.refuse("attention_bias", "use_bidirectional_attention")
+    if family == "gemma":
+        return _first(config)
     check_fair_heads(config)
     config.choice("hidden_activation", ("gelu_pytorch_tanh",))
     window, types = config.integer("sliding_window", default=4096), _types(config, family)
@@ -35,6 +38,17 @@ def architecture(config: Config) -> Architecture:
     tables = tuple(dict.fromkeys(types)) if family == "gemma3_text" else ("all",)
     return replace(made, buffers=tuple((f"model.rotary_emb.{name}", size) for name in tables
                                        for _, size in made.buffers))
+
+
+def _first(config: Config) -> Architecture:
+    """Gemma's layers. Older configurations say "gelu", which `GemmaConfig` takes for its approximation by tanh."""
+    config.choice("hidden_act", ("gelu_pytorch_tanh", "gelu"))
+    mixer = attention(config, head_dim=256)
+    mlp = Mlp(mixer.hidden, config.integer("intermediate_size"), gated=True, gelu=True)
+    made = chain(config, "gemma", [decoder_layer("gemma", mixer, mlp)] * config.integer("num_hidden_layers"),
+                 mixer.head_dim, tied=True)
+    (path, stem), *others = made.parts
+    return replace(made, parts=((path, replace(stem, scaled=True)), *others))
 
 
 def _types(config: Config, family: str) -> tuple[str, ...]:

@@ -39,6 +39,7 @@ from simcore.operators.automodel.moe import moe
 from simcore.operators.automodel.options import AutomodelOptions
 from simcore.operators.automodel.python import ALONE, BESIDE, around
 from simcore.operators.automodel.qwen3_moe import qwen3_moe_attention
+from simcore.operators.automodel.sparse import SPARSE
 from simcore.operators.automodel.tensors import tensors
 from simcore.operators.implementation import Implementation
 from simcore.operators.shared import aten
@@ -67,14 +68,14 @@ def standing(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
 def stage_stem(runs: Sequence[tuple[LayerKind, LayerWorkload]]) -> dict[str, int]:
     """Bytes by name of angles, and of positions that checkpoints keep, which each stage makes for its own layers.
 
-    0.7.0 `distributed/pipelining/hf_utils.py`, create_pipeline_forward_inner; `models/deepseek_v3/model.py` and
-    `models/qwen3_moe/model.py` in their own forward. Nemotron-H has none.
+    0.7.0 `distributed/pipelining/hf_utils.py`, create_pipeline_forward_inner; the models of `sparse` in their own
+    forward. Nemotron-H has none.
     """
     attending = ((kind, run, branch.block) for kind, run in runs if kind.family != "nemotron_h"
                  for branch in kind.branches)
     for kind, run, block in attending:
         if isinstance(block, Attention | LatentAttention):
-            dim = block.rope if isinstance(block, LatentAttention) else block.head_dim
+            dim = block.rope if isinstance(block, LatentAttention) else block.rotated or block.head_dim
             return {name: math.prod(shape) * dtype_bytes(dtype) for name, shape, dtype in _angles(kind, run, dim)}
     return {}
 
@@ -109,7 +110,7 @@ def _part(env: Env, kind: LayerKind) -> RecordedLayer:
     masks.clear()
     dropped = tape.cut()
     # Other models still hold the stem's output as `inputs_embeds`, these reuse the variable.
-    late = run.first and kind.family not in ("nemotron_h", "qwen3_moe")
+    late = run.first and (SPARSE[kind.family].holds_stem if kind.family in SPARSE else kind.family != "nemotron_h")
     if out.node is not None:
         tape.seed(out, tape.external(out.shape, out.dtype, GRAD_HIDDEN, AFTER))
     tape.backward()
@@ -186,7 +187,7 @@ def _layer(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
         env.tape.scope = f"{branch.name}."
         hidden = region(partial(_block, env, kind, branch, hidden))
         env.tape.scope = ""
-        if kind.family in ("deepseek_v3", "qwen3_moe"):
+        if kind.family in SPARSE:
             named.append(hidden)
         hidden = aten.add(env.tape, residual, hidden, "residual")
     env.held.clear()
@@ -219,10 +220,12 @@ def _mixed(env: Env, kind: LayerKind, branch: Branch, x: Tensor) -> Tensor:
     if isinstance(block, Mamba2):
         return mamba(env, x, block, branch.name)
     if isinstance(block, Moe):
-        return moe(env, x, block, branch.name, wide=kind.family == "deepseek_v3")
+        sparse = SPARSE.get(kind.family)
+        return moe(env, x, block, branch.name, wide=sparse is not None and sparse.wide,
+                   wide_product=sparse is None or sparse.wide_product)
     if isinstance(block, LatentAttention):
         return latent_attention(env, x, block, branch.name)
-    if isinstance(block, Attention) and kind.family == "qwen3_moe":
+    if isinstance(block, Attention) and kind.family in SPARSE:
         return qwen3_moe_attention(env, x, block, branch.name)
     if isinstance(block, Attention) and kind.family in DENSE:
         return dense_attention(env, x, block, branch.name)
@@ -269,10 +272,11 @@ def _made_mask(env: Env) -> Tensor:
 def _angles(kind: LayerKind, run: LayerWorkload, dim: int) -> list[tuple[str, tuple[int, ...], str]]:
     """Name, shape and dtype of what turns queries and keys; `dim`: dimensions of a head that are rotated, 0 none.
 
-    Cosines and sines in fp32. A row a token of DeepSeek's, complex64 (`rope_utils.py`, freqs_cis_from_position_ids),
-    and of Qwen3-MoE's, side by side (`gpt_oss/rope_utils.py`, position_ids_to_freqs_cis).
+    Cosines and sines in fp32. A row a token of the models in `sparse`: of those with latent attention complex64
+    (`rope_utils.py`, freqs_cis_from_position_ids), of others side by side (`gpt_oss/rope_utils.py`,
+    position_ids_to_freqs_cis).
     """
-    if kind.family in ("deepseek_v3", "qwen3_moe"):
+    if kind.family in SPARSE:
         return [("freqs_cis", (run.batch, run.seq, dim), "fp32")]
     # A checkpoint keeps what attention is given by name, positions among it.
     positions = [("position_ids", (run.seq,), "int64")] if _by_parts(kind, run) else []
@@ -307,4 +311,4 @@ def _loss(env: Env, block: Loss) -> RecordedLayer:
 
 
 IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing, stage_stem=stage_stem,
-                                       exports_experts_apart=True)
+                                       stands_by_chunk=True, exports_experts_apart=True)

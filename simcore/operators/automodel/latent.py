@@ -1,4 +1,4 @@
-"""Multi-head latent attention (MLA) of NeMo Automodel's DeepSeek-V3.
+"""Multi-head latent attention (MLA) of NeMo Automodel's DeepSeek-V3, which GLM-4.7-Flash uses too.
 
 nemo-automodel 0.7.0 `components/models/deepseek_v3/{layers,rope_utils}.py`, `components/models/common/rope_triton.py`,
 `components/attention/utils.py`, `components/models/common/utils.py` (BackendConfig: attention by TE where it is

@@ -35,12 +35,12 @@ from simcore.recording.tape import (
 __all__ = ["moe"]
 
 
-def moe(env: Env, x: Tensor, block: Moe, path: str, *, wide: bool = False) -> Tensor:
+def moe(env: Env, x: Tensor, block: Moe, path: str, *, wide: bool = False, wide_product: bool = True) -> Tensor:
     """Output of a mixture-of-experts block for `x` [batch, sequence, hidden], in x's shape.
 
     `MoE.forward`: the shared expert runs between router and experts, its output waits for theirs. `path`: the module's
-    name; `wide`: the router's weights stay fp32 (`router_weights_fp32`, which DeepSeek-V3 sets). Raises NotYet for
-    experts of a latent width.
+    name; `wide`: the router's weights stay fp32, `wide_product`: its product is in fp32, see `sparse`. Raises NotYet
+    for experts of a latent width.
     """
     shape = x.shape
     if block.latent:
@@ -51,7 +51,8 @@ def moe(env: Env, x: Tensor, block: Moe, path: str, *, wide: bool = False) -> Te
     elif block.router == "softmax":
         weights, indices = softmax_gate(env, x, block, f"{path}.gate")
     else:
-        weights, indices = sigmoid_gate(env, x, block, f"{path}.gate", "fp32" if wide else x.dtype)
+        weights, indices = sigmoid_gate(env, x, block, f"{path}.gate", "fp32" if wide else x.dtype,
+                                        "fp32" if wide_product else x.dtype)
     shared = _shared_expert(env, x, block, path) if block.shared_ffn else None
     y = _experts(env, x, weights, indices, block, f"{path}.experts")
     if shared is not None:

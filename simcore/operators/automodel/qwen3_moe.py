@@ -1,6 +1,9 @@
 """Attention of NeMo Automodel's Qwen3-MoE (nemo-automodel 0.7.0, `components/models/qwen3_moe/layers.py`).
 
-Grouped-query attention by TE where it is installed, with a norm over each head of query and key. Query and key are
+Grouped-query attention by TE where it is installed, with a norm over each head of query and key. GLM-4.5's, where the
+norms may be missing and the projections biased, Ling's, and MiniMax-M2's, whose norms come before the heads, run the
+same operators (`models/{glm4_moe,ling_v2,minimax_m2}/layers.py`); a rotated part of a head is joined with the rest
+inside the rotation. Query and key are
 rotated in one compiled function (`components/models/gpt_oss/rope_utils.py`, apply_rotary_emb_qk), which keeps
 only its tables, and they are the stem's.
 """
@@ -24,9 +27,13 @@ def qwen3_moe_attention(env: Env, x: Tensor, block: Attention, path: str) -> Ten
     """
     tape = env.tape
     q, k, v = (linear(env, x, f"{path}.{part}_proj") for part in "qkv")
+    if block.whole_norms:
+        q = norm(env, q, f"{path}.q_norm")
+        k = norm(env, k, f"{path}.k_norm")
     q, k, v = (aten.to_heads(tape, part, block.head_dim) for part in (q, k, v))
-    q = norm(env, q, f"{path}.q_norm")
-    k = norm(env, k, f"{path}.k_norm")
+    if block.qk_norm and not block.whole_norms:
+        q = norm(env, q, f"{path}.q_norm")
+        k = norm(env, k, f"{path}.k_norm")
     q, k = _rotated(tape, q, k)
     out = te_attention(env, q, k, v)
     return linear(env, out.view(*x.shape[:2], block.q_size), f"{path}.o_proj")

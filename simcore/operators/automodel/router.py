@@ -24,22 +24,24 @@ def fake_gate(env: Env, x: Tensor, block: Moe) -> tuple[Tensor, Tensor]:
     return weights, new(tape, shape, "int64", "topk_indices")
 
 
-def sigmoid_gate(env: Env, x: Tensor, block: Moe, path: str, dtype: str) -> tuple[Tensor, Tensor]:
+def sigmoid_gate(env: Env, x: Tensor, block: Moe, path: str, dtype: str, product: str = "fp32") -> tuple[Tensor,
+                                                                                                          Tensor]:
     """(weights, int64 indices) of the chosen experts of `x` [tokens, hidden], both [tokens, top_k].
 
-    `Gate.forward` with `gate_precision` fp32, which models set: weight and input are cast, not the product. `path`:
-    name of the gate's module; `dtype`: that of the weights that come out.
+    `Gate.forward` with `gate_precision` fp32, which most models set: weight and input are cast, not the product.
+    `path`: name of the gate's module; `dtype`: that of the weights that come out; `product`: that of the product, which
+    is cast to fp32 after it if no `gate_precision` is set.
     """
     tape = env.tape
-    x32, weight = aten.cast(tape, x, "fp32"), aten.cast(tape, env.param(f"{path}.weight"), "fp32")
-    assert isinstance(x32, Tensor)
-    scores = _project(env, x32, weight)
+    seen, weight = aten.cast(tape, x, product), aten.cast(tape, env.param(f"{path}.weight"), product)
+    assert isinstance(seen, Tensor)
+    scores = aten.cast(tape, _project(env, seen, weight), "fp32")
     scores = aten.sigmoid(tape, scores)
     original = scores
     scores = aten.add_scalar(tape, scores)  # the correction bias, a buffer
     indices = _choose(env, scores, block.top_k)
     weights = aten.gather(tape, original, indices, "router_weights")
-    if block.top_k > 1:
+    if block.normalised and block.top_k > 1:
         total = _row_sum(tape, weights)
         everything = _row_sum(tape, original)
         weights = _divide(tape, weights, total)

@@ -1,10 +1,10 @@
 """The parameters and buffers that NeMo Automodel's own models register.
 
 Order, names and shapes are those of `named_parameters()` of `NemotronHForCausalLM`, `LlamaForCausalLM`,
-`Qwen2ForCausalLM`, `Qwen3ForCausalLM`, `Qwen3MoeForCausalLM` and `DeepseekV3ForCausalLM` (nemo-automodel 0.7.0,
+`Qwen2ForCausalLM`, `Qwen3ForCausalLM` and the models of `sparse` (nemo-automodel 0.7.0,
 `components/models/nemotron_v3/{model,layers}.py`, `components/models/{llama,qwen2,qwen3}/model.py`,
-`components/models/{deepseek_v3,qwen3_moe}/{model,layers}.py`, `components/moe/{layers,experts}.py`), before expert
-parallelism and FSDP2 split them:
+`components/models/*/{model,layers}.py` of those, `components/moe/{layers,experts}.py`), before expert parallelism and
+FSDP2 split them:
 
  * routed experts are two 3-D tensors, input dimension before output dimension; dimension 0 is what expert parallelism
    splits, dimension 1 what FSDP2 splits over `ep_shard` (`components/moe/parallelizer.py`, `_moe_shard_placement`);
@@ -33,11 +33,12 @@ from simcore.models.blocks import (
     Mtp,
 )
 from simcore.models.tensor import TensorSpec
+from simcore.operators.automodel.sparse import SPARSE
 from simcore.operators.shared.features import refuse_megatrons
 
 __all__ = ["FAMILIES", "tensors"]
 
-FAMILIES: Final = ("deepseek_v3", "llama", "nemotron_h", "qwen2", "qwen3", "qwen3_moe")
+FAMILIES: Final = tuple(sorted(("llama", "nemotron_h", "qwen2", "qwen3", *SPARSE)))
 
 
 def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
@@ -108,8 +109,10 @@ def _attention(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
         if b.bias:
             specs.append(TensorSpec(f"{at}.{part}_proj.bias", (out[0],), (out[1],), "attention", "bias"))
     specs.append(_linear(f"{at}.o_proj", hidden, q, "attention"))
-    norms = ("q_norm", "k_norm") if b.qk_norm else ()
-    specs += [TensorSpec(f"{at}.{name}.weight", (b.head_dim,), ("head_dim",), "norms", "norm") for name in norms]
+    norms = (("q_norm", q[0]), ("k_norm", kv[0])) if b.qk_norm else ()
+    for name, size in norms:
+        found = (size, "heads") if b.whole_norms else (b.head_dim, "head_dim")
+        specs.append(TensorSpec(f"{at}.{name}.weight", found[:1], found[1:], "norms", "norm"))
     return tuple(specs)
 
 
@@ -156,7 +159,8 @@ def _moe(branch: Branch, family: str) -> tuple[TensorSpec, ...]:
     correction = TensorSpec(f"{at}.gate.e_score_correction_bias", (experts,), ("experts_router",), "router", "router",
                             "fp32", is_buffer=True, trainable=False)
     specs = [
-        TensorSpec(f"{at}.gate.weight", (experts, b.hidden), ("experts_router", "hidden"), "router", "router"),
+        TensorSpec(f"{at}.gate.weight", (experts, b.hidden), ("experts_router", "hidden"), "router", "router",
+                   "fp32" if family in SPARSE and SPARSE[family].wide_gate else ""),
         *((correction,) if b.router == "sigmoid" else ()),
         TensorSpec(f"{at}.experts.gate_and_up_projs", (experts, size, up), ("experts", seen, "expert_ffn"),
                    "routed_experts", "grouped"),

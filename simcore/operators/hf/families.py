@@ -17,7 +17,7 @@ from simcore.operators.hf import nemotron as hf_nemotron
 from simcore.operators.hf.layers import Core, Inputs, has_eager_attention, is_of_hub
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared.eager_attention import eager_core
-from simcore.operators.shared.rms_norm import rms_norm
+from simcore.operators.shared.rms_norm import rms_norm, rms_norm_from_zero
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
@@ -128,6 +128,7 @@ class Family:
 _LLAMA: Final = Family()
 FAMILIES: Final = {
     "bamba": Family(adds_cached_positions=False),
+    "gemma": Family(norm=rms_norm_from_zero),
     "gpt_oss": Family(norm=gpt_oss.rms_norm, attention=_attention_with_sinks, moe=_moe_of_gpt_oss, halves_rotary=True,
                       masks=2),
     "granitemoehybrid": Family(mlp=_shared_mlp, moe=_moe_beside_mlp, passes_positions=False),

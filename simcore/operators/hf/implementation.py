@@ -42,7 +42,7 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "a router by softmax of the chosen", "biases of experts", "gated experts with a shared one",
                            "a router by softmax, not normalised", "a gate of the shared expert",
                            "rotation of a part of each head", "scaled residuals",
-                           "a scaled embedding or scaled logits", "residuals in fp32"})
+                           "a scaled embedding or scaled logits", "residuals in fp32", "a GELU MLP"})
 """Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 

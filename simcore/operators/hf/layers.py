@@ -183,7 +183,7 @@ def _rotate_half(tape: Tape, x: Tensor) -> Tensor:
 def mlp(tape: Tape, run: LayerWorkload, name: str, block: Mlp, x: Tensor) -> Tensor:
     """Output of the MLP `name` for `x` [..., hidden], in x's shape.
 
-    SwiGLU if the block is gated, else relu squared between two linears.
+    SwiGLU if the block is gated, with GELU in the place of SiLU if it says so, else relu squared between two linears.
     """
     if not block.gated:
         return linear(tape, run, f"{name}.down_proj", relu2(tape, linear(tape, run, f"{name}.up_proj", x)))
@@ -192,12 +192,17 @@ def mlp(tape: Tape, run: LayerWorkload, name: str, block: Mlp, x: Tensor) -> Ten
         made = hf_liger.silu_mul(tape, gate, linear(tape, run, f"{name}.up_proj", x))
         del gate
         return linear(tape, run, f"{name}.down_proj", made)
-    return swiglu(tape, run, [f"{name}.{part}_proj" for part in ("gate", "up", "down")], x)
+    return swiglu(tape, run, [f"{name}.{part}_proj" for part in ("gate", "up", "down")], x,
+                  aten.gelu if block.gelu else aten.silu)
 
 
-def swiglu(tape: Tape, run: LayerWorkload, linears: Sequence[str], x: Tensor) -> Tensor:
-    """`down(silu(gate(x)) * up(x))` for `x` [..., hidden], in x's shape; `linears`: names of gate, up and down."""
-    gate = aten.silu(tape, linear(tape, run, linears[0], x))
+def swiglu(tape: Tape, run: LayerWorkload, linears: Sequence[str], x: Tensor,
+           activate: Callable[[Tape, Tensor], Tensor] = aten.silu) -> Tensor:
+    """`down(silu(gate(x)) * up(x))` for `x` [..., hidden], in x's shape; `linears`: names of gate, up and down.
+
+    `activate`: in the place of SiLU.
+    """
+    gate = activate(tape, linear(tape, run, linears[0], x))
     product = aten.mul(tape, gate, linear(tape, run, linears[1], x))
     del gate
     return linear(tape, run, linears[2], product)

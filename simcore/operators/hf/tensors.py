@@ -39,7 +39,7 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
         return mpt_tensors.plain_tensors(kind)
     block = kind.block
     if isinstance(block, Embedding):
-        return (*_embedding(block), *(_scale() if kind.family in _GEMMA else ()))
+        return (*_embedding(block), *(_scale() if kind.family in ("gemma", *_GEMMA) else ()))
     if isinstance(block, FinalNorm):
         return _norm("", block.hidden, layer_norm=block.layer_norm)
     if isinstance(block, Head):
@@ -124,8 +124,9 @@ def _attention(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
         if b.bias == "all" or (b.bias == "qkv" and part != "o_proj"):
             yield _bias(f"{name}.{part}", out, "attention")
     if b.qk_norm:
-        yield from _norm(f"{name}.q_norm.", b.head_dim, "head_dim")
-        yield from _norm(f"{name}.k_norm.", b.head_dim, "head_dim")
+        sizes = (b.q_size, b.kv_size) if b.whole_norms else (b.head_dim, b.head_dim)
+        for part, size in zip("qk", sizes, strict=True):
+            yield from _norm(f"{name}.{part}_norm.", size, "heads" if b.whole_norms else "head_dim")
 
 
 def _latent(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
@@ -179,7 +180,7 @@ def _mamba(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
 
 
 def _moe(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
-    experts, router = [*_experts(f"{name}.experts", b)], [*_router(name, b)]
+    experts, router = [*_experts(f"{name}.experts", b)], [*_router(name, b, family)]
     # Some make the router first.
     yield from (*router, *experts) if family in _ROUTER_FIRST else (*experts, *router)
     shared = Mlp(b.hidden, b.shared_ffn, gated=b.gated)
@@ -209,13 +210,14 @@ def _experts(at: str, b: Any) -> Iterable[TensorSpec]:
                              "bias")
 
 
-def _router(name: str, b: Any) -> Iterable[TensorSpec]:
+def _router(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
     at = f"{name}.router" if b.router == "topk_softmax" else f"{name}.gate"
     yield TensorSpec(f"{at}.weight", (b.num_experts, b.hidden), ("experts_router", "hidden"), "router", "router")
     if b.router == "topk_softmax" and b.bias:
         yield TensorSpec(f"{at}.bias", (b.num_experts,), ("experts_router",), "router", "bias")
     if b.router == "sigmoid":
-        yield TensorSpec(f"{at}.e_score_correction_bias", (b.num_experts,), ("experts_router",), "router", "router",
+        holder = name if family in ("hy_v3", "minimax_m2") else at
+        yield TensorSpec(f"{holder}.e_score_correction_bias", (b.num_experts,), ("experts_router",), "router", "router",
                          "fp32", is_buffer=True, trainable=False)
 
 
@@ -253,7 +255,7 @@ def _low_rank(at: str, b: SharedTransformer, out: tuple[int, str], into: tuple[i
 
 
 _GEMMA: Final = ("gemma2", "gemma3_text")
-_ROUTER_FIRST: Final = ("mixtral", "gpt_oss", "qwen2_moe", "granitemoehybrid")
+_ROUTER_FIRST: Final = ("hy_v3", "minimax_m2", "mixtral", "gpt_oss", "qwen2_moe", "granitemoehybrid")
 _BLOCK: Final[dict[type, Callable[[str, Any, str], Iterable[TensorSpec]]]] = {
     Mamba2: _mamba, Attention: _attention, LatentAttention: _latent, Mlp: _mlp, Moe: _moe
 }

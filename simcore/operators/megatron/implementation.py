@@ -51,8 +51,8 @@ __all__ = ["IMPLEMENTATION", "idle_gradients", "record", "standing", "tensors"]
 
 SERVED: Final = frozenset({"norms of query and key", "biases of query, key and value", "gated experts",
                            "a router by softmax", "a router by softmax, not normalised", "latent attention",
-                           "gated experts with a shared one", "LayerNorm", "learned positions", "biases of attention",
-                           "a GELU MLP", "biases of the MLP", "dropout",
+                           "gated experts with a shared one", "gated experts chosen by sigmoid", "LayerNorm",
+                           "learned positions", "biases of attention", "a GELU MLP", "biases of the MLP", "dropout",
                            "experts with GELU", "multi-token prediction",
                            "latent attention without norms on the way up", "attention sinks",
                            "attention within a window", "a router by softmax of the chosen", "biases of experts",

@@ -83,7 +83,9 @@ def _mixer(block: Mixer) -> Iterator[str]:
         yield from _named(("biases of attention", block.bias),
                           ("latent attention without norms on the way up", not block.inner_norms))
     elif isinstance(block, Attention):
-        yield from _named(("norms of query and key", block.qk_norm), ("attention sinks", block.sinks),
+        yield from _named(("norms of query and key", block.qk_norm),
+                          ("norms over all heads of query and key", block.whole_norms),
+                          ("attention sinks", block.sinks),
                           ("attention within a window", block.window > 0),
                           ("biases of query, key and value", block.bias == "qkv"),
                           ("biases of attention", block.bias == "all"), ("ALiBi", block.alibi),
@@ -101,6 +103,7 @@ def _mixer(block: Mixer) -> Iterator[str]:
                           ("a router by softmax of the chosen", block.router == "topk_softmax"),
                           ("experts with GELU", block.gelu), ("biases of experts", block.bias),
                           ("gated experts with a shared one", _shares(block)),
+                          ("gated experts chosen by sigmoid", block.gated and block.router == "sigmoid"),
                           ("a gate of the shared expert", block.shared_gate),
                           (LATENT, block.latent > 0))
 

@@ -27,6 +27,7 @@ _NAMES: Final = ("dataset.dataset_name", "dataset.path_or_dataset", "dataset.pat
 """Keys that name the data set's repository."""
 _UNCUT: Final = (None, False, "do_not_truncate")
 _FORMATTING: Final = "components/datasets/llm/formatting_utils.py"
+_GLOBAL: Final = 32
 _RELEASE: Final = "Automodel 0.7.0"
 _SCHEDULER: Final = "components/training/step_scheduler.py StepSchedulerConfig"
 
@@ -110,18 +111,14 @@ def read_batches(reader: Reader, draft: Draft) -> None:
     if whole is not None:
         draft.put("training.global_batch_size", whole)
     else:
-        draft.default("training.global_batch_size", 32, _RELEASE, _SCHEDULER)
+        draft.default("training.global_batch_size", _GLOBAL, _RELEASE, _SCHEDULER)
 
 
 def _read_schedule(draft: Draft, local: Taken[int] | None, whole: Taken[int] | None) -> None:
-    """Uses the sequences of one schedule of pipeline stages, which must be all of a step.
-
-    Several schedules are refused: the simulation would count them as one of all their microbatches.
-    """
+    """Writes the sequences of one run of the pipeline's schedule, unless they are all of a step."""
     mesh: dict[str, Any] = draft.values.get("mesh", {})
     replicas = mesh.get("dp_shard", 0) * mesh.get("dp_replicate", 1)
-    if local is not None and whole is not None and replicas and local.value * replicas != whole.value:
-        draft.refuse(local, f"several schedules of pipeline stages in a step: {whole.value} sequences are "
-                            f"{whole.value / replicas / local.value:g} x {replicas} ranks x {local.value}")
+    if local is not None and replicas and local.value * replicas != (whole.value if whole else _GLOBAL):
+        draft.put("framework_options.local_batch_size", local)
     else:
         draft.use(local)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from math import prod
+from math import ceil, prod
 from typing import Final
 
+from simcore.errors import InputError
 from simcore.hardware.topology import load_topology, topology_names
+from simcore.models.config import Config
+from simcore.models.graph import model_config
+from simcore.models.registry import family_of
 from simcore.recipes.answers import Answer
 from simcore.recipes.automodel.model import DTYPES
 from simcore.recipes.draft import Draft
@@ -16,6 +20,7 @@ from simcore.recipes.world import share_out
 __all__ = ["EXPERT_ROWS", "PIPELINE_ROWS", "STRATEGY_ROWS", "read_distributed"]
 
 _SIZES: Final = "components/distributed/mesh_utils.py _infer_dp_size"
+_STAGES: Final = "components/distributed/pipelining/functional.py calculate_virtual_stages"
 STRATEGY_ROWS: Final[tuple[Row, ...]] = (
     *(Says(f"distributed.{name}", f"framework_options.{name}", "flag")
       for name in ("reshard_after_forward", "defer_fsdp_grad_sync", "enable_fsdp2_prefetch")),
@@ -142,7 +147,10 @@ def _read_pipeline(reader: Reader, draft: Draft, pp: Taken[int] | None) -> None:
         return
     schedule = reader.text("distributed.pipeline.pp_schedule")
     word = schedule.value.lower() if schedule else ""
-    if schedule is not None and word not in ("1f1b", "gpipe"):
+    if word == "interleaved1f1b":
+        draft.put("training.pipeline.schedule", schedule, "1f1b")
+        _read_virtual_stages(reader, draft, pp)
+    elif schedule is not None and word not in ("1f1b", "gpipe"):
         draft.refuse(schedule, f"schedule {schedule.value} under automodel")
     else:
         draft.put("training.pipeline.schedule", schedule, word)
@@ -150,3 +158,40 @@ def _read_pipeline(reader: Reader, draft: Draft, pp: Taken[int] | None) -> None:
                                "distributed.pipeline.round_virtual_stages_to_pp_multiple"),
                "a rank has one stage" if word in ("", "1f1b", "gpipe") else "settings of a schedule that is refused")
     read_rows(reader, draft, PIPELINE_ROWS)
+
+
+def _read_virtual_stages(reader: Reader, draft: Draft, pp: Taken[int]) -> None:
+    """Stages of a rank: layers over `layers_per_stage`, rounded to a multiple of the ranks; two if nothing is said."""
+    each = reader.integer("distributed.pipeline.layers_per_stage")
+    rounded = reader.text("distributed.pipeline.round_virtual_stages_to_pp_multiple")
+    layers = _num_layers(draft)
+    if each is None:
+        draft.default("training.pipeline.virtual_stages", 2, "Automodel 0.7.0", _STAGES)
+        draft.idle(rounded, "stages are as many as ranks twice over")
+        return
+    if layers == 0:  # of a model that is not known
+        draft.idle([each, *([rounded] if rounded else [])], "the model is not known")
+        return
+    count = ceil(layers / each.value)
+    rest = count % pp.value
+    if rest and rounded is not None:
+        count += pp.value - rest if rounded.value == "up" else -rest
+    if count % pp.value or count < 2 * pp.value:
+        draft.fail(each.where, f"{each.key} {each.value} makes {count} stages of {layers} layers, which "
+                               f"interleaved1f1b on {pp.value} ranks does not take ({_STAGES})")
+        draft.use(each, rounded)
+        return
+    draft.infer("training.pipeline.virtual_stages", count // pp.value, f"{layers} layers / {each.value} on a stage"
+                f"{', rounded ' + rounded.value if rounded and rest else ''}, over {pp.value} ranks",
+                each, pp, rounded, source=_STAGES)
+
+
+def _num_layers(draft: Draft) -> int:
+    """Layers of the model that the draft names; 0 if it is not known."""
+    model = draft.answers.settings.get("model", draft.values.get("model", ""))
+    config, changed = (model.get("config", ""), model.get("overrides", {})) if isinstance(model, dict) else (model, {})
+    try:
+        fields = model_config(str(config), changed, "")
+        return len(family_of(str(fields["model_type"])).architecture(Config(fields, "")).pattern)
+    except InputError:
+        return 0

@@ -68,7 +68,7 @@ def _read_scaling(reader: Reader, draft: Draft) -> None:
     if scaled is None or not scaled.value:
         draft.idle(scaled, "the default")
     elif any(fnmatchcase(path, pattern) for path in _EXPERTS for pattern in targets):
-        draft.refuse(scaled, "ranks of experts that are divided by the number of active ones")
+        draft.put("framework_options.moe_rank_scaling", scaled)
     else:
         draft.idle(scaled, "experts get no adapters")
 

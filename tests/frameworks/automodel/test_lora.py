@@ -133,3 +133,12 @@ def test_llama() -> None:
     found = adapters(kind, tensors(kind), LoraChoice(4))
     assert [t.name for t in found][:2] == ["self_attn.q_proj.lora_A.weight", "self_attn.q_proj.lora_B.weight"]
     assert len(found) == 14
+
+
+def test_ranks_of_experts_are_shared_out_among_those_of_a_token() -> None:
+    """Six experts a token: rank 16 // 6 = 2 beside 16 elsewhere; rank 4 leaves none."""
+    found = {t.name: t.shape for t in adapters(MOE, tensors(MOE), LoraChoice(16, ("*",), moe_rank_scaling=True))}
+    assert found["mixer.experts.lora_down_A"] == (128, 1856, 2)
+    assert found["mixer.shared_experts.up_proj.lora_A.weight"] == (16, 2688)
+    with pytest.raises(IllegalLayout, match=r"dim=4 // n_activated_experts=6 gives rank 0"):
+        adapters(MOE, tensors(MOE), LoraChoice(4, ("*",), moe_rank_scaling=True))

@@ -68,7 +68,7 @@ def test_the_upper_end_has_the_whole_batch(schedule: str, more: int) -> None:
 
 def test_unseen_bytes_widen_the_band_upwards_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     with_them = _ran(microbatches=8).ranks[0].peak
-    monkeypatch.setattr("simcore.frameworks.automodel.pipeline._unseen_bytes", lambda _job: 0)
+    monkeypatch.setattr("simcore.frameworks.automodel.pipeline._unseen_bytes", lambda *_: 0)
     without = _ran(microbatches=8).ranks[0].peak
     assert with_them is not None
     assert without is not None

@@ -8,7 +8,7 @@ import pytest
 
 import small
 from simcore.errors import InputError
-from simcore.models.blocks import Attention
+from simcore.models.blocks import Attention, Mlp
 from simcore.models.graph import ModelGraph, build, model_config
 from simcore.simulate import simulate
 
@@ -85,3 +85,17 @@ def test_its_layers_are_refused_by_name(preset: str, told: str) -> None:
 def test_refused(changed: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
         build({**model_config("gemma-2-2b", None, "model"), **changed}, "hf")
+
+
+def test_the_first_one_is_llama_with_gelu() -> None:
+    made = build(model_config("gemma-7b", {}, "model"), "hf")
+    assert [(b.norm, b.block, b.behind) for b in made.kinds[1].branches] == [
+        ("input_layernorm", Attention(3072, 16, 16, 256, rotary=True), ""),
+        ("post_attention_layernorm", Mlp(3072, 24576, gelu=True), "")]
+    assert made.count() == 8_537_680_896
+    assert [kind.scaled for kind in made.kinds if kind.name in ("embedding", "head")] == [True, False]
+
+
+def test_the_first_one_refuses_another_activation() -> None:
+    with pytest.raises(InputError, match="hidden_act: expected gelu_pytorch_tanh or gelu"):
+        build({**model_config("gemma-7b", {}, "model"), "hidden_act": "silu"}, "hf")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from automodel_recipe import RECIPE, changed, imported, refusal
+from automodel_recipe import RECIPE, changed, imported
 
 OPEN: dict[str, Any] = {"gpus": 16, "topology": "dgx-h100"}
 SQUAD = "dataset_name: some/questions"
@@ -79,8 +79,27 @@ def test_a_microbatch_of_stages_is_a_part_of_the_local_batch() -> None:
     assert "step_scheduler.local_batch_size" in found.used
 
 
-def test_several_schedules_in_a_step_are_refused() -> None:
-    assert "several schedules of pipeline stages in a step: 48 sequences are 2 x 8 ranks x 3" in refusal(PIPELINE)
+def test_several_schedules_in_a_step() -> None:
+    found = imported(PIPELINE)
+    assert found.values["framework_options"]["local_batch_size"] == 3
+
+
+INTERLEAVED = "pp_schedule: interleaved1f1b, pp_microbatch_size: 1"
+
+
+@pytest.mark.parametrize(("said", "stages"), [
+    ("", 2), (", layers_per_stage: 6", 3), (", layers_per_stage: 7, round_virtual_stages_to_pp_multiple: up", 3),
+    (", layers_per_stage: 8, round_virtual_stages_to_pp_multiple: down", 2)])
+def test_virtual_stages_are_the_layers_over_those_of_a_stage(said: str, stages: int) -> None:
+    """36 layers on two ranks: 6 stages; 6 of 5.14; 4 of 4.5, as 5 is not even."""
+    found = imported(PIPELINE.replace("pp_schedule: 1f1b, pp_microbatch_size: 1", INTERLEAVED + said))
+    assert found.values["training"]["pipeline"] == {"schedule": "1f1b", "virtual_stages": stages}
+
+
+def test_virtual_stages_that_ranks_do_not_share_evenly() -> None:
+    said = f"{INTERLEAVED}, layers_per_stage: 8"
+    found = imported(PIPELINE.replace("pp_schedule: 1f1b, pp_microbatch_size: 1", said))
+    assert "distributed.pipeline.layers_per_stage 8 makes 5 stages of 36 layers" in str(found.wrong[0])
 
 
 def test_a_loss_stays_what_it_is() -> None:

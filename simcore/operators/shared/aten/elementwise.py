@@ -97,7 +97,7 @@ def mul_scalar(tape: Tape, x: Tensor) -> Tensor:
     return unary(tape, x, "scale")
 
 
-def add_scalar(tape: Tape, x: Tensor, *, dtype: str = "") -> Tensor:
+def add_scalar(tape: Tape, x: Operand, *, dtype: str = "") -> Tensor:
     """Records `x + number`; returns a new tensor with the shape of `x`, and its type if `dtype` is "".
 
     `dtype`: type of a small tensor that is added instead, wider than x's. Nothing is saved; the output's gradient,

@@ -1,0 +1,58 @@
+"""GLM-4.5 to 4.7: grouped-query attention, or latent attention in GLM-4.7-Flash, before experts chosen by sigmoid.
+
+As transformers 5.23 `models/glm4_moe` and `models/glm4_moe_lite`. The first layers are dense: `first_k_dense_replace`
+of them, or what `mlp_layer_types` says (in the lite model one). In the first model query, key and value may have
+biases, heads of query and key a norm, and half of a head is rotated. The module of multi-token prediction that
+configurations name (`num_nextn_predict_layers`) is not built for training (`num_mtp_layers`: for generation alone).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from simcore.models.blocks import Attention, LatentAttention
+from simcore.models.config import Architecture, Config, ModelFamily
+from simcore.models.families.decoder import attention, chain, decoder_layer, mlp, rotated_dims
+from simcore.models.families.deepseek import latent_attention, sigmoid_experts
+
+__all__ = ["FAMILY"]
+
+_WORDS = ("dense", "sparse")
+
+
+def architecture(config: Config) -> Architecture:
+    """Layers and sizes of a model with a `Glm4MoeConfig` or `Glm4MoeLiteConfig`.
+
+    InputError for values that are not modelled.
+    """
+    family = str(config.fields["model_type"])
+    mixer, rotated = _latent(config) if family == "glm4_moe_lite" else _grouped(config)
+    dense = decoder_layer(family, mixer, mlp(config))
+    sparse = decoder_layer(family, mixer, sigmoid_experts(config))
+    layers = [dense if kind == "dense" else sparse for kind in _kinds(config, family)]
+    return chain(config, family, layers, rotated)
+
+
+def _latent(config: Config) -> tuple[LatentAttention, int]:
+    config.refuse("attention_bias")
+    mixer = latent_attention(config)
+    return mixer, mixer.rope
+
+
+def _grouped(config: Config) -> tuple[Attention, int]:
+    mixer = attention(config, bias="qkv" if config.boolean("attention_bias", default=False) else "",
+                      qk_norm=config.boolean("use_qk_norm", default=False))
+    rotated = rotated_dims(config, "partial_rotary_factor", mixer.head_dim,
+                           config.fraction("partial_rotary_factor", 0.5))
+    return replace(mixer, rotated=rotated), rotated
+
+
+def _kinds(config: Config, family: str) -> tuple[str, ...]:
+    """"dense" or "sparse" of each layer; of both, the first is dense by default."""
+    count = config.integer("num_hidden_layers")
+    first = min(count, config.integer("first_k_dense_replace", default=1, least=0))
+    kinds = ("dense",) * first + ("sparse",) * (count - first)
+    return config.names("mlp_layer_types", kinds, _WORDS) if family == "glm4_moe_lite" else kinds
+
+
+FAMILY = ModelFamily(architecture, further_fields=("use_qk_norm", "partial_rotary_factor", "mlp_layer_types"))

@@ -1,0 +1,121 @@
+"""GLM-4.5, GLM-4.7-Flash, Ling and MiniMax-M2 in Automodel as measured, see tests/truth/tape/README.md."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from checkout import ROOT
+from eventlog import grouped
+from simcore.models.blocks import Mlp, Moe
+from simcore.models.graph import ModelGraph, build, model_config
+from simcore.operators.automodel.env import Env
+from simcore.operators.automodel.implementation import record
+from simcore.operators.automodel.options import RELEASE_0_7_0, AutomodelOptions
+from simcore.operators.automodel.router import sigmoid_gate
+from simcore.operators.automodel.sparse import SPARSE
+from simcore.operators.automodel.tensors import tensors
+from simcore.recording.layer import LayerWorkload, RecordedLayer
+from simcore.recording.rows import Op
+from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Param, Section, Tape, Tensor
+
+TRUTH = ROOT / "tests/truth" / "tape" / "automodel-sparse-0.7.0-torch-2.13.0.json"
+STORED: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
+PRESETS = {"glm4_moe": "glm-4.7", "glm4_moe_lite": "glm-4.7-flash", "bailing_moe": "ling-mini-2.0",
+           "hy_v3": "hy3-preview", "minimax_m2": "minimax-m2"}
+
+
+def graph(family: str, **overrides: Any) -> ModelGraph:
+    return build(model_config(PRESETS[family], STORED["shapes"][family] | overrides, "test"), "automodel")
+
+
+def test_every_family_is_measured_here_or_by_a_probe_of_its_own() -> None:
+    assert {*PRESETS, "deepseek_v3", "qwen3_moe"} == set(SPARSE)
+
+
+@pytest.mark.parametrize("family", PRESETS)
+def test_tensors_are_those_that_automodel_registers(family: str) -> None:
+    made, stored = graph(family), STORED["registered"][family]
+    found: list[Any] = []
+    buffers: list[Any] = []
+    for layer in made.layers:
+        prefix = f"{layer.path}." if made.kinds[layer.kind].block is None else ""
+        for t in made.tensors[layer.kind]:
+            (buffers if t.is_buffer else found).append([prefix + t.name, list(t.shape)])
+    assert found == stored["parameters"]
+    assert set(stored["fp32"]) == {
+        f"{layer.path}.{t.name}" for layer in made.layers for t in made.tensors[layer.kind]
+        if t.stored == "fp32" and not t.is_buffer}
+    assert buffers == [b[:2] for b in stored["buffers"]]
+
+
+def layer_of(case: dict[str, Any]) -> RecordedLayer:
+    """MiniMax-M2 has an MLP in the place of experts, as the probe's has."""
+    shape = STORED["shapes"][case["family"]]
+    made = graph(case["family"], **case.get("overrides", {}))
+    kind = made.kinds[made.layers[1].kind]
+    mlp = Mlp(shape["hidden_size"], shape["intermediate_size"])
+    kind = replace(kind, branches=(kind.branches[0], replace(kind.branches[1], block=mlp)))
+    params = {t.name: Param(t.name, t.shape, "bf16", trainable=True) for t in tensors(kind)}
+    run = LayerWorkload(case["batch"], case["seq"], "bf16", params, ep=2, rows_per_token=2 << 16,
+                        checkpoint="full" if case.get("checkpoint") else "none", options=AutomodelOptions())
+    return record(kind, run, {}, {})
+
+
+def changes(section: Section) -> list[int]:
+    return [row[3] for row in section.rows if row[0] in (Op.ALLOC, Op.FREE) and row[3]]
+
+
+@pytest.mark.parametrize("name", STORED["layers"])
+def test_a_dense_layer_allocates_what_automodel_s_does(name: str) -> None:
+    row = STORED["layers"][name]
+    layer = layer_of(row["case"])
+    assert grouped(changes(layer.forward)) == grouped(row["forward"])
+    assert grouped(changes(layer.backward)) == grouped(row["backward"])
+
+
+SMALL = 64
+"""Numbers, and one number an expert, which are left out."""
+
+
+@pytest.mark.parametrize("family", STORED["gates"])
+def test_a_router_allocates_what_automodel_s_does(family: str) -> None:
+    made, row, sparse = graph(family), STORED["gates"][family], SPARSE[family]
+    block = made.kinds[made.layers[2].kind].branches[1].block
+    assert isinstance(block, Moe)
+    weight = Param("gate.weight", (8, block.hidden), "fp32" if sparse.wide_gate else "bf16", trainable=True)
+    tape = Tape({}, {})
+    x: Tensor | None = tape.external((192, block.hidden), "bf16", HIDDEN, -1)
+    assert x is not None
+    x.node = leaf = Node()
+    env = Env(tape, LayerWorkload(1, 192, "bf16", {"gate.weight": weight}), AutomodelOptions())
+    product = "fp32" if sparse.wide_product else "bf16"
+    weights: Tensor | None = sigmoid_gate(env, x, block, "gate", "fp32" if sparse.wide else "bf16", product)[0]
+    assert weights is not None
+    forward = changes(tape.cut())
+    tape.seed(weights, tape.external(weights.shape, weights.dtype, GRAD_HIDDEN, 1))
+    node, weights = weights.node, None  # the graph lives on, the weights do not
+    assert node is not None
+    tape.cut()
+    tape.backward()
+    backward = changes(tape.cut())
+    assert leaf.grads
+    assert grouped(forward) == grouped([change for change in row["forward"] if abs(change) > SMALL])
+    assert grouped(backward) == grouped([change for change in row["backward"] if abs(change) > SMALL])
+
+
+@pytest.mark.parametrize("family", PRESETS)
+@pytest.mark.parametrize("checkpoint", ["none", "full"])
+def test_backward_of_experts_leaves_only_gradients(family: str, checkpoint: str) -> None:
+    made = graph(family)
+    kind = made.layers[2].kind
+    params = {t.name: Param(t.name, (t.shape[0] // 4, *t.shape[1:]) if t.dims[0] == "experts" else t.shape,
+                            t.stored or "bf16", trainable=True) for t in made.tensors[kind] if not t.is_buffer}
+    run = LayerWorkload(1, 512, "bf16", params, ep=4, rows_per_token=2 << 16, checkpoint=checkpoint,
+                        options=RELEASE_0_7_0)
+    layer = record(made.kinds[kind], run, {}, {})
+    live = sum(sum(changes(s)) for s in (layer.forward, layer.after, layer.late, layer.backward))
+    assert live == sum(num_bytes for _, _, num_bytes in layer.grads)
