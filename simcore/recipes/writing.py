@@ -91,12 +91,12 @@ class Writing:
             further = [] if refused else [Problem(one.where, f"the recipe is not read back: {one.message}", one.rule)
                                           for one in error.problems]
             return Converted(self.format.name, self.writer.suffix, text, launch, tuple(left),
-                             (*refused.values(), *further), beside)
+                             (*refused.values(), *further), beside, self.job.file)
         for key in self.differing(back):
             if key not in refused:
                 refused[key] = _difference(self.outline, key, self.outline.settled, back)
         return Converted(self.format.name, self.writer.suffix, text, launch, tuple(left), tuple(refused.values()),
-                         beside)
+                         beside, self.job.file)
 
     def differing(self, back: Settled) -> tuple[str, ...]:
         """Keys in which a recipe that was read back asks for something else than the scenario."""
