@@ -35,7 +35,7 @@ def convert(
     The recipe is read back and asks in every key for what the scenario asks for; a key that it cannot say is refused
     at its line. Data, learning rate and files of checkpoints are yours. Exit code 2 for a key that is refused.
     """
-    from simcore.recipes.converting import convert as write
+    from simcore.recipes.conversion.converting import convert as write
     from simcore.recipes.text import recipe_text
 
     asked = _one(scenario, overrides or (), name)

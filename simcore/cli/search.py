@@ -54,14 +54,14 @@ def search(
     unsure: Annotated[Counts, typer.Option(help="An unsure verdict counts as this.")] = Counts.OOM,
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Time every layout that fits.")] = False,
     write: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the ranking as scenario files.")] = None,
+    recipes: Annotated[str, typer.Option("--as", metavar="FORMAT", help="With --write: as recipes.")] = "",
     output: Annotated[Path | None, typer.Option(
         "-o", "--output", metavar="DIR", help="Keep what is simulated in DIR; started again it goes on there.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write an HTML page.")] = None,
     jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, max=256, help="Worker processes.")] = None,
-    on: On = "", shard: Part = "", parts: From = None,
+    on: On = "", shard: Part = "", parts: From = None, seq_len: SeqLen = None,
     json: Annotated[bool, typer.Option("--json", help="Print a list of answers as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
-    seq_len: SeqLen = None,
 ) -> None:
     """Search the layouts of a scenario: the best that fit, the Pareto set, and why the others are in neither.
 
@@ -76,7 +76,7 @@ def search(
         _objectives(one, objective, pareto), top=top, unsure=unsure is Counts.FITS, prunes=not exhaustive,
         place=away.place or _processes(jobs or os.cpu_count() or 1)) for one in scenarios]
     found = [_searched(one, away, output, one.space.base.name if len(questions) > 1 else "") for one in questions]
-    raise typer.Exit(_hand_out(scenarios, found, write, html, away, json=json))
+    raise typer.Exit(_hand_out(scenarios, found, write, html, away, json=json, recipes=recipes))
 
 
 def _check_shard(away: Elsewhere, *, json: bool, write: Path | None, html: Path | None) -> None:
@@ -87,8 +87,8 @@ def _check_shard(away: Elsewhere, *, json: bool, write: Path | None, html: Path 
 
 
 def _hand_out(scenarios: Sequence[Scenario], found: Sequence[SearchResult], write: Path | None, html: Path | None,
-              away: Elsewhere, *, json: bool) -> int:
-    """Exit code of the answers, which are printed, and written as scenario files and as a page if asked."""
+              away: Elsewhere, *, json: bool, recipes: str) -> int:
+    """Exit code of the answers, which are printed, and written as scenarios or recipes and as a page if asked."""
     from simcore.cli.output import print_json, print_shown, say, write_search_page
     from simcore.cli.sheets.found import answer
 
@@ -96,15 +96,14 @@ def _hand_out(scenarios: Sequence[Scenario], found: Sequence[SearchResult], writ
         say(f"shard {away.shard}: {sum(one.counts.candidates for one in found):,} candidates done; when all are, "
             "the same search with --from for each folder puts them together")
         return 0
-    if write is not None:
-        _write(write, scenarios, found)
+    unsaid = write is not None and _write(write, scenarios, found, recipes)
     if json:
         print_json(found)
     else:
         print_shown(*(line for result in found for line in answer(result)))
     if html is not None:
         write_search_page(html, found)
-    return int(any(not result.best for result in found))
+    return 2 if unsaid else int(any(not result.best for result in found))
 
 
 def _scenarios(paths: Sequence[str], overrides: Sequence[str], gpus: str, seq_len: int | None, topology: str
@@ -247,12 +246,44 @@ def _searched(question: Search, away: Elsewhere, output: Path | None, inner: str
     return result
 
 
-def _write(folder: Path, scenarios: Sequence[Scenario], found: Sequence[SearchResult]) -> None:
+def _write(folder: Path, scenarios: Sequence[Scenario], found: Sequence[SearchResult], recipes: str) -> bool:
+    """True if a layout cannot be written as a recipe of the format `recipes`; "" writes scenarios."""
     from simcore.inputs.paths import write_whole, writing
     from simcore.search.scenarios import files_of
 
+    if recipes:
+        return _write_recipes(folder, recipes, scenarios, found)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     for name, text in files_of(scenarios, found, folder):
         with writing(folder / name):
             write_whole(folder / name, text)
+    return False
+
+
+def _write_recipes(folder: Path, named: str, scenarios: Sequence[Scenario], found: Sequence[SearchResult]) -> bool:
+    """True if a layout could not be written as a recipe; why is said, and the others are written."""
+    from simcore.cli.output import complain, say
+    from simcore.errors import RankscopeError
+    from simcore.inputs.paths import write_whole, writing
+    from simcore.recipes.conversion.converting import convert
+    from simcore.recipes.text import recipe_text
+    from simcore.search.scenarios import layouts_of
+
+    unsaid = False
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    for stem, layout in layouts_of(scenarios, found):
+        try:
+            made = convert(layout, named)
+            made.expect_complete()
+        except RankscopeError as error:
+            complain(error.problems)
+            unsaid = True
+            continue
+        path = folder / f"{stem}{made.suffix}"
+        with writing(path):
+            write_whole(path, recipe_text(made, layout.name))
+        for line in made.launch.splitlines():
+            say(f"{path}: launch: {line}")
+    return unsaid

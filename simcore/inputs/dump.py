@@ -43,7 +43,8 @@ def patched_yaml(text: str, values: Mapping[KeyPath, Any], dropped: Iterable[Key
     is not for it.
     """
     yaml, stream = YAML(), StringIO()
-    yaml.preserve_quotes, yaml.width = True, sys.maxsize
+    for name, value in {"preserve_quotes": True, "width": sys.maxsize}.items():
+        setattr(yaml, name, value)
     yaml.indent(mapping=2, sequence=4, offset=2)
     tree = yaml.load(text)
     for path, value in values.items():

@@ -1,16 +1,15 @@
-"""Recipes that other tools train from, read as scenarios: nothing is executed, and no key is dropped in silence.
+"""Recipes that other tools train from, read as scenarios and written from them; no key is dropped in silence.
 
-Input: the files of a recipe, and answers to what it leaves open. Output: `Imported`: a scenario, the origin of each of
-its keys, and what became of every key of the recipe. Start: `importing.import_recipe`.
+Input: files of a recipe, and answers to what it leaves open. Output: `Imported`: a scenario, the origin of its keys, what
+became of the recipe's. Start: `importing.import_recipe`; back: `conversion.converting.convert`.
 
-`importing`: files to `Imported`, also on the fly where a scenario is expected. `registry`, `format`: the formats, each
-a module or folder here with a `FORMAT`. `recipe_file`, `toml_lines`: text and values of a file. `reader`: hands out
-values and remembers them. `draft`: the scenario under way; a key that is handed out must be told what became of it.
-`answers`: what the user says. `rows`: tables of keys. `imported`: the result. `machine`, `world`: machine and ranks.
-`environment`: variables of a launch script. `text`: YAML with origins.
+`registry`, `format`: the formats, each a module or folder here with a `FORMAT`. `recipe_file`, `toml_lines`: text and
+values of a file. `reader`: hands out values and remembers them. `draft`: the scenario under way; a key that is handed
+out must be told what became of it. `answers`: what the user says. `rows`: tables of keys. `machine`, `world`: machine
+and ranks. `environment`: variables of a launch. `text`: YAML with origins. Back: `recipe_writer`, `outline`: the recipe
+under way; `settled`: a scenario with its framework's choices; `conversion`: written, read back, compared.
 
-Formats. `automodel`: recipes of NeMo Automodel. `axolotl`: recipes of axolotl. `trl`: recipes of TRL. `alone`: files of
-accelerate and DeepSpeed without a training script. `huggingface`: what the last three share. `megatron`: arguments of
-Megatron-LM. `bridge`: recipes of Megatron-Bridge. `torchtitan`: its job configurations. `shell`: reader of shell
-scripts. `launch`: launch commands beside a recipe.
+`automodel`, `axolotl`, `trl`, `megatron`, `bridge`, `torchtitan`: recipes of these. `alone`: files of accelerate and
+DeepSpeed without a training script; `huggingface`: what they share with the first. `shell`: reader of shell scripts.
+`launch`: launch commands beside a recipe.
 """

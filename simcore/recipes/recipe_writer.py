@@ -15,7 +15,7 @@ __all__ = ["Files", "Job", "RecipeWriter", "commented", "yaml_recipe"]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a launch command says: name of the recipe's file, nodes, GPUs of each, variables of the environment."""
+    """Facts of a launch command: name of the recipe's file, nodes, GPUs of each, variables of the environment."""
 
     file: str
     nodes: int
@@ -83,3 +83,7 @@ class RecipeWriter:
     text: Callable[[Mapping[str, Any], Job], str] = yaml_recipe
     beside: Files = _no_files
     patches: bool = False
+
+    def takes(self, framework: str) -> bool:
+        """True if recipes of the format run this framework."""
+        return framework in self.frameworks

@@ -32,7 +32,7 @@ NOT_RUN: Final[Mapping[str, str]] = {
     "limits.usable_memory": "how much of a device may be used", "limits.max_fill": "how much of a device may be used"}
 """Keys that no run has, each with what it is."""
 _OPEN: Final = (None, "auto")
-_OF_EXPERTS: Final = ("framework_options.moe_", "framework_options.moe.")
+_OF_EXPERTS: Final = ("framework_options.moe_", "framework_options.moe.", "mesh.etp")
 _ROTATION: Final = "framework_options.apply_rope_fusion"
 _IMPLIED: Final = {"framework_options.use_fused_weighted_squared_relu": True}
 """Options of Megatron that are on without a word (`frameworks/megatron/options.py`)."""
@@ -90,7 +90,7 @@ def settled(scenario: Scenario) -> Settled:
     implied = {"framework_version": framework.version, "implementation": job.graph.implementation,
                "mesh.etp": job.mesh.etp, "training.sequence_parallel": framework.sequence_parallel,
                "training.global_batch_size": training.micro_batch_size * mesh.dp_replicate * mesh.dp_shard}
-    if scenario.framework in ("megatron", "megatron_fsdp"):
+    if job.graph.implementation == "megatron":
         implied |= _IMPLIED
     implied = {key: value for key, value in implied.items() if values.get(key) in _OPEN}
     values |= {**chosen, **implied}
@@ -150,7 +150,7 @@ def _is_option(path: KeyPath) -> bool:
 
 
 def _shape(graph: ModelGraph) -> tuple[Any, ...]:
-    """What two graphs have in common if they are the same model. Megatron builds all families of the same layers.
+    """Parts that graphs of one model have in common. Megatron builds all families of the same layers.
 
     Families then count where Megatron's operators ask for them, and names of modules, which are the configuration's, do
     not; rotary tables are not the embedding's.

@@ -14,7 +14,7 @@ from simcore.inputs.scenario import Scenario
 from simcore.results.found import FoundLayout, SearchResult
 from simcore.units import format_bytes, format_seconds
 
-__all__ = ["files_of"]
+__all__ = ["files_of", "layouts_of"]
 
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 _LENGTH: Final = 100
@@ -30,12 +30,24 @@ def files_of(scenarios: Sequence[Scenario], results: Sequence[SearchResult], fol
     `folder`: where they will be; paths of models and machines, which the scenarios have beside themselves, are written
     as they are found from there. The block `search` is left out: the layout is found.
     """
+    for stem, base, layout, one in _named(scenarios, results):
+        data = layout.document.without("search").data
+        yield f"{stem}.yaml", f"{_head(one)}{yaml_text(_moved(data, base, folder))}"
+
+
+def layouts_of(scenarios: Sequence[Scenario], results: Sequence[SearchResult]) -> Iterator[tuple[str, Scenario]]:
+    """(file name without an ending, scenario) of each layout of the rankings, named as by `files_of`."""
+    yield from ((stem, layout) for stem, _, layout, _ in _named(scenarios, results))
+
+
+def _named(scenarios: Sequence[Scenario], results: Sequence[SearchResult]
+           ) -> Iterator[tuple[str, Scenario, Scenario, FoundLayout]]:
+    """(file name without an ending, searched scenario, layout, row of the ranking)."""
     taken: set[str] = set()
     for base, result in zip(scenarios, results, strict=True):
         stem = _stem(base.name, taken)
         for place, one in enumerate(result.best, start=1):
-            data = changed(base, {**one.keys, "name": f"{base.name}-{place}"}).document.without("search").data
-            yield f"{stem}-{place}.yaml", f"{_head(one)}{yaml_text(_moved(data, base, folder))}"
+            yield f"{stem}-{place}", base, changed(base, {**one.keys, "name": f"{base.name}-{place}"}), one
 
 
 def _stem(name: str, taken: set[str]) -> str:

@@ -14,10 +14,11 @@ from checkout import ROOT
 from fuzz.drawing import drawn_layout, parsed
 from recipes.round_trip import read_back
 from simcore.errors import RankscopeError
+from simcore.frameworks.setup import prepare
 from simcore.inputs.loading import read
 from simcore.inputs.scenario import Scenario
+from simcore.recipes.conversion.converting import convert
 from simcore.recipes.converted import Converted
-from simcore.recipes.converting import convert
 from simcore.recipes.registry import format_named, known_formats
 from simcore.recipes.settled import as_text, given_keys
 from simcore.results.frame import flat
@@ -36,7 +37,9 @@ USUAL: Final[Mapping[str, Any]] = {
     **{f"framework_options.{name}": True for name in ("masked_softmax_fusion", "gradient_accumulation_fusion",
                                                       "moe_grouped_gemm", "moe_permute_fusion")},
     **{f"framework_options.{name}": False for name in ("deterministic_mode", "tp_comm_overlap", "delay_wgrad_compute",
-                                                       "fake_balanced_gate", "create_attention_mask")},
+                                                       "fake_balanced_gate", "create_attention_mask",
+                                                       "overlap_moe_expert_parallel_comm",
+                                                       "use_transformer_engine_op_fuser")},
 }
 """Values of options that are those without the option."""
 
@@ -78,7 +81,8 @@ def expect_said(asked: Scenario, made: Converted) -> None:
         return
     back = read_back(made, asked)
     listed = {one.key for one in made.left}
-    effective = {key: value.text for key, value in settings_of(check(back)).items()} | {
+    built = {"implementation": prepare(back)[0].graph.implementation}
+    effective = built | {key: value.text for key, value in settings_of(check(back)).items()} | {
         key: as_text(value) for key, value in flat(back.normalised()) if value is not None and value != "auto"}
     for key, value in flat(asked.normalised()):
         is_said = any(key.startswith(said) for said in given_keys(asked.document)) and not key.startswith(OF_NO_RUN)
@@ -104,7 +108,7 @@ def test_drawn_scenarios(name: str) -> None:
 
 
 def test_a_key_that_is_lost_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a writer that forgets a key, and a comparison that does not look, this test's own comparison tells."""
+    """The comparison of this test tells, if a writer forgets a key and the own one does not look."""
     del tmp_path
     from simcore.recipes.outline import Outline
     from simcore.recipes.settled import Settled

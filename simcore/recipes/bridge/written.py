@@ -69,7 +69,7 @@ def _is_of(model: str, scenario: Scenario) -> bool:
 
 
 def _overrides(outline: Outline, name: str) -> dict[str, Any]:
-    """What a recipe must have in another way for the scenario."""
+    """Values that a recipe must have in another way for the scenario."""
     base = recipes()[name]
     outline.means.clear()
     asked = [*wanted(outline, base), *((f"model.{key}", _changed(outline.settled.scenario).get(field), None)

@@ -54,12 +54,11 @@ def _write_layout(puts: ArgumentPuts) -> None:
         puts.put(field, outline.value(f"mesh.{axis}"), f"mesh.{axis}")
     puts.put("num_distributed_optimizer_instances", outline.value("mesh.dp_replicate"), "mesh.dp_replicate")
     outline.value("mesh.dp_shard")
-    if outline.settled.graph.architecture.pattern and "--num-experts" in outline.puts:
+    if outline.settled.has_experts:
         puts.put("expert_model_parallel_size", outline.value("mesh.ep"), "mesh.ep")
         puts.put("expert_tensor_parallel_size", outline.value("mesh.etp"), "mesh.etp")
-    elif outline.value("mesh.ep") == 1:
-        outline.counts_as("mesh.ep", 1)
-        outline.counts_as("mesh.etp", outline.value("mesh.tp"))
+    else:
+        outline.value("mesh.ep")
     puts.put("sequence_parallel", outline.value("training.sequence_parallel"), "training.sequence_parallel")
     outline.value("training.pipeline.schedule")
     outline.value("training.pipeline.layers")
@@ -117,9 +116,10 @@ def _write_kernels(puts: ArgumentPuts) -> None:
     puts.put("bias_swiglu_fusion" if gated else "bias_gelu_fusion", True if fused is None else fused, key)
     key = f"{_OPTION}apply_rope_fusion"
     turns, usual = outline.value(key), "--multi-latent-attention" not in outline.puts
-    puts.put("apply_rope_fusion", usual if turns is None else turns, key)
-    if turns == usual:
-        outline.as_without(key)
+    if key not in outline.settled.idle:
+        puts.put("apply_rope_fusion", usual if turns is None else turns, key)
+        if turns == usual:
+            outline.as_without(key)
     exchange = outline.given(f"{_OPTION}cp_comm_type")
     if exchange is not None and outline.value("mesh.cp") > 1:
         puts.put("cp_comm_type", [exchange.replace("all_gather", "allgather")], f"{_OPTION}cp_comm_type")
@@ -129,7 +129,7 @@ def _write_kernels(puts: ArgumentPuts) -> None:
 
 def _write_dispatch(puts: ArgumentPuts) -> None:
     outline = puts.outline
-    if "--num-experts" not in outline.puts:
+    if not outline.settled.has_experts:
         return
     kind = outline.value(f"{_OPTION}moe_token_dispatcher_type")
     puts.put("moe_token_dispatcher_type", kind, f"{_OPTION}moe_token_dispatcher_type")

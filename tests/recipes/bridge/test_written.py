@@ -5,7 +5,7 @@ from __future__ import annotations
 from recipes.round_trip import read_back
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
-from simcore.recipes.converting import convert
+from simcore.recipes.conversion.converting import convert
 
 NANO = """\
 name: mine

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from recipes.test_converting import AUTOMODEL, scenario
+from recipes.conversion.test_converting import AUTOMODEL, scenario
 from simcore.errors import NotYet
-from simcore.recipes.converting import convert
+from simcore.recipes.conversion.converting import convert
 
 MINE = """\
 # mine

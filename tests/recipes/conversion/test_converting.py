@@ -7,7 +7,7 @@ import pytest
 from simcore.errors import InputError, NotYet
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
-from simcore.recipes.converting import convert
+from simcore.recipes.conversion.converting import convert
 
 AUTOMODEL = """\
 name: mine

@@ -10,10 +10,10 @@ from simcore.errors import NotYet, Problem, RankscopeError
 from simcore.inputs.dump import patched_yaml
 from simcore.inputs.scenario import parse_scenario
 from simcore.inputs.yaml_parser import KeyPath
+from simcore.recipes.conversion.writing import Writing
 from simcore.recipes.launch.arguments import Override
 from simcore.recipes.recipe_file import RecipeFile
 from simcore.recipes.settled import settled
-from simcore.recipes.writing import Writing
 
 __all__ = ["patched"]
 
@@ -27,7 +27,7 @@ def patched(writing: Writing, file: RecipeFile) -> str:
     if not writing.writer.patches or writing.beside:
         raise NotYet(Problem(file.path, f"not yet: --into: recipes of {writing.format.name} are written whole"))
     patch = _Patch(writing, file)
-    wanted = {tuple(put.key.split(".")): put.value for put in writing.outline.puts.values()
+    wanted: dict[KeyPath, Any] = {tuple(put.key.split(".")): put.value for put in writing.outline.puts.values()
               if not (put.stand_in and put.key.partition(".")[0] in file.document.data)}
     values = patch.least(wanted)
     dropped = patch.dropped(values)
@@ -88,7 +88,7 @@ class _Patch:
         return True
 
     def asks(self, values: Mapping[KeyPath, Any]) -> tuple[Any, ...] | None:
-        """What the recipe is read as with values set; None if it is not read."""
+        """Scenario that the recipe is read as with values set; None if it is not read."""
         try:
             imported, asked = self.writing.read_back(self.changed(values, ()))
             made = settled(parse_scenario(imported.document()))

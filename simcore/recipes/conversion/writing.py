@@ -127,7 +127,7 @@ class Writing:
 
 def _check_kind(scenario: Scenario, writer: RecipeWriter, named: str) -> None:
     """Raises NotYet for a scenario of another framework or workload than the format's recipes have."""
-    if scenario.framework not in writer.frameworks:
+    if not writer.takes(scenario.framework):
         run = ", ".join(writer.frameworks)
         raise NotYet(Problem(scenario.where("framework"), f"not yet: framework: {scenario.framework}: recipes of "
                                                           f"{named} run {run} (--set framework=... asks for it)"))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from simcore.inputs.scenario import Scenario
+from simcore.recipes.conversion.patching import patched
+from simcore.recipes.conversion.writing import Writing
 from simcore.recipes.converted import Converted
-from simcore.recipes.patching import patched
 from simcore.recipes.recipe_file import read_files
-from simcore.recipes.writing import Writing
 
 __all__ = ["convert"]
 

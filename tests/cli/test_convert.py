@@ -1,0 +1,68 @@
+"""`rankscope convert`, and recipes of a search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from command import Run
+
+SMALL = """\
+name: small
+model: llama-tiny
+framework: automodel
+topology: dgx-h100
+mesh: {dp_shard: 8}
+training: {seq_len: 512, global_batch_size: 16}
+"""
+
+
+def scenario(folder: Path, text: str = SMALL) -> Path:
+    file = folder / "small.yaml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_a_recipe_is_printed_with_its_launch_first(ran: Run, tmp_path: Path) -> None:
+    shown = ran("convert", scenario(tmp_path), "--to", "automodel")
+    assert shown.code == 0
+    assert shown.out.splitlines()[1] == "# Launch: automodel small.yaml --nproc-per-node 8"
+    assert "seq_len: 512" in shown.out
+
+
+def test_a_written_recipe_runs_as_the_scenario(ran: Run, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    assert ran("convert", scenario(tmp_path), "--to", "automodel", "-o", recipe).code == 0
+    asked = ran("place", scenario(tmp_path)).out
+    read = ran("place", recipe, "--gpus", 8, "--topology", "dgx-h100")
+    assert read.out.replace("recipe", "small").split() == asked.split()
+
+
+def test_what_a_recipe_cannot_say_is_refused_or_listed(ran: Run, tmp_path: Path) -> None:
+    file = scenario(tmp_path, SMALL + "checkpoint: {save: none}\n")
+    refused = ran("convert", file, "--to", "automodel")
+    assert (refused.code, refused.out) == (2, "")
+    assert "small.yaml:7: not yet: checkpoint.save: no recipe of automodel says this" in refused.err
+    loose = ran("convert", file, "--to", "automodel", "--loose")
+    assert loose.code == 0
+    assert "checkpoint.save: no recipe of automodel says this; left out by --loose" in loose.out
+
+
+def test_one_scenario_of_a_sweep_is_named(ran: Run, tmp_path: Path) -> None:
+    file = scenario(tmp_path, SMALL + "sweep: {training.micro_batch_size: [1, 2]}\n")
+    assert "--name says which" in ran("convert", file, "--to", "automodel").err
+    assert ran("convert", file, "--to", "automodel", "--name", "small[training.micro_batch_size=2]").code == 0
+
+
+def test_a_search_writes_recipes(ran: Run, tmp_path: Path) -> None:
+    found = ran("search", scenario(tmp_path), "--free", "training.micro_batch_size=1,2", "--top", "2", "-j", "1",
+                "--write", tmp_path / "best", "--as", "automodel")
+    assert found.code == 0
+    assert sorted(file.name for file in (tmp_path / "best").iterdir()) == ["small-1.yaml", "small-2.yaml"]
+    assert "small-1.yaml: launch: automodel small-1.yaml --nproc-per-node 8" in found.err
+
+
+def test_layouts_that_no_recipe_says_end_a_search_with_2(ran: Run, tmp_path: Path) -> None:
+    found = ran("search", scenario(tmp_path), "--free", "training.micro_batch_size=1,2", "--top", "2", "-j", "1",
+                "--write", tmp_path / "best", "--as", "megatron")
+    assert found.code == 2
+    assert "recipes of megatron run megatron, megatron_fsdp" in found.err
