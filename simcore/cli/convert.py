@@ -47,9 +47,10 @@ def convert(
     if json:
         typer.echo(_json(made, asked), nl=False)
     elif output is None:
-        typer.echo(text, nl=False)
+        typer.echo(text + "".join(f"# ==> {file}\n{beside}" for file, beside in made.beside.items()), nl=False)
     else:
-        _write(output, text, force=force)
+        for path, one in {output: text, **{output.parent / file: one for file, one in made.beside.items()}}.items():
+            _write(path, one, force=force)
     if not json and (output or into or not made.has_comments):
         _say_rest(made, listed=not made.has_comments or bool(into))
 
@@ -89,5 +90,6 @@ def _say_rest(made: Converted, *, listed: bool) -> None:
 
 def _json(made: Converted, asked: Scenario) -> str:
     shown = {"format": made.format, "name": asked.name, "recipe": made.text, "launch": made.launch,
+             "beside": dict(made.beside),
              "left": [asdict(one) for one in made.left]}
     return f"[\n{json_module.dumps(shown)}\n]\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from io import StringIO
-from typing import Any
+from typing import Any, Final
 
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
@@ -13,6 +13,9 @@ from ruamel.yaml.comments import CommentedMap
 from simcore.inputs.yaml_parser import KeyPath
 
 __all__ = ["patched_yaml", "yaml_block", "yaml_entry", "yaml_text"]
+
+
+_FLAGS_OF_1_1: Final = frozenset({"y", "n", "yes", "no", "on", "off"})
 
 
 def yaml_text(data: Mapping[str, Any]) -> str:
@@ -65,12 +68,24 @@ def _written(data: Mapping[str, Any], **settings: Any) -> str:
     for name, value in {**settings, "sort_base_mapping_type_on_output": False}.items():
         setattr(writer, name, value)
     writer.representer.add_representer(str, _quoted)
+    writer.representer.add_representer(float, _with_point)
     stream = StringIO()
     writer.dump(dict(data), stream)
     return stream.getvalue()
 
 
 def _quoted(representer: Any, text: str) -> Any:
-    """Node of a text, in quotes where it would be read as the beginning of a key or value, as in `:4096:8`."""
-    marked = any(sign in text for sign in ":?")
+    """Node of a text, in quotes where it would be read as the beginning of a key or value, as in `:4096:8`.
+
+    So is a word that YAML 1.1 takes for true or false: recipes are read by tools that follow it.
+    """
+    marked = any(sign in text for sign in ":?") or text.casefold() in _FLAGS_OF_1_1
     return representer.represent_scalar("tag:yaml.org,2002:str", text, style='"' if marked else None)
+
+
+def _with_point(representer: Any, value: float) -> Any:
+    """Node of a number; one with an exponent gets a point, without which YAML 1.1 reads `1e-05` as text."""
+    text = repr(value)
+    if "e" not in text or "." in text:
+        return representer.represent_float(value)
+    return representer.represent_scalar("tag:yaml.org,2002:float", text.replace("e", ".0e"))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from simcore.errors import NotYet, Problem
 from simcore.recipes.imported import Left
@@ -17,6 +18,7 @@ class Converted:
     `format`: name of its format; `suffix`: ending of its file; `text`: the recipe; `launch`: lines of shell that start
     it, "" where the recipe is such a script itself. `left`: keys of the scenario that the recipe does not have, with
     the reason. `refused`: problems of keys that it cannot say; with any of these it is not the scenario's recipe.
+    `beside`: texts of the files that belong to it, by their names; `file`: its own name in these and in `launch`.
     """
 
     format: str
@@ -25,6 +27,8 @@ class Converted:
     launch: str
     left: tuple[Left, ...] = ()
     refused: tuple[Problem, ...] = ()
+    beside: Mapping[str, str] = field(default_factory=dict)
+    file: str = ""
 
     @property
     def has_comments(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from simcore.inputs.dump import yaml_block
 from simcore.recipes.outline import Outline
 
-__all__ = ["Job", "RecipeWriter", "yaml_recipe"]
+__all__ = ["Files", "Job", "RecipeWriter", "commented", "yaml_recipe"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,11 @@ class Job:
     nodes: int
     gpus_per_node: int
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def stem(self) -> str:
+        """Name of the recipe's file without its ending, with which names of files beside it begin."""
+        return self.file.rpartition(".")[0]
 
     @property
     def gpus(self) -> int:
@@ -36,10 +42,27 @@ class Job:
         return f"torchrun {nodes}--nproc-per-node {self.gpus_per_node} {program}\n"
 
 
+Files = Callable[[Mapping[str, Any], Job], Mapping[str, str]]
+"""Texts of further files by their names, from the nested keys of the recipe."""
+
+
 def yaml_recipe(keys: Mapping[str, Any], job: Job) -> str:
     """YAML text of a recipe's nested keys."""
     del job
     return yaml_block(keys)
+
+
+def commented(text: str, reasons: Mapping[str, str]) -> str:
+    """Text of YAML or TOML with a comment behind each line whose key has a reason."""
+    lines = text.splitlines()
+    keys = [re.split(r"[:=]", line, maxsplit=1)[0].strip() for line in lines]
+    return "".join(f"{line}  # {reasons[key]}\n" if key in reasons else f"{line}\n"
+                   for line, key in zip(lines, keys, strict=True))
+
+
+def _no_files(keys: Mapping[str, Any], job: Job) -> Mapping[str, str]:
+    del keys, job
+    return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +71,9 @@ class RecipeWriter:
 
     `suffix`: ending of the recipe's file, such as ".yaml". `frameworks`: those whose scenarios it takes. `write`:
     writes the keys of an outline. `launch`: the launch command as lines of shell, "" where the recipe has it itself.
-    `text`: text of the recipe from its nested keys. `patches`: a recipe of the user's can be changed key by key
-    (`--into`), as YAML.
+    `text`: text of the recipe from its nested keys. `beside`: files that belong to it, such as the trainer's to that of
+    its launcher; with them it is read back as what all of them are. `patches`: a recipe of the user's can be changed
+    key by key (`--into`), as YAML.
     """
 
     suffix: str
@@ -57,6 +81,7 @@ class RecipeWriter:
     write: Callable[[Outline], None]
     launch: Callable[[Job], str]
     text: Callable[[Mapping[str, Any], Job], str] = yaml_recipe
+    beside: Files = _no_files
     patches: bool = False
 
     def takes(self, framework: str) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from simcore.errors import InputError
 from simcore.frameworks.setup import configuration, prepare
 from simcore.inputs.document import Document, parse_value
 from simcore.inputs.scenario import Scenario
@@ -84,7 +85,7 @@ def settled(scenario: Scenario) -> Settled:
     job, framework = prepare(scenario)
     values = dict(_leaves(scenario.normalised(), ()))
     del values["model"]
-    chosen = {key: parse_value(value, key) for key, value, _ in framework.defaults if values.get(key) in _OPEN}
+    chosen = {key: _choice(value, key) for key, value, _ in framework.defaults if values.get(key) in _OPEN}
     training, mesh = scenario.training, scenario.mesh
     implied = {"framework_version": framework.version, "implementation": job.graph.implementation,
                "mesh.etp": job.mesh.etp, "training.sequence_parallel": framework.sequence_parallel,
@@ -106,6 +107,14 @@ def settled(scenario: Scenario) -> Settled:
 
 _FACTORS: Final = frozenset({"training.routing"})
 """Keys that are compared though no number depends on them, or not always."""
+
+
+def _choice(text: str, key: str) -> Any:
+    """Value of a framework's choice; one in words, such as of `quantization of out_proj`, is text."""
+    try:
+        return parse_value(text, key)
+    except InputError:
+        return text
 
 
 def given_keys(document: Document) -> dict[str, KeyPath]:

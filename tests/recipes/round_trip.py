@@ -15,15 +15,17 @@ def read_back(made: Converted, asked: Scenario) -> Scenario:
     """The imported recipe. A test's own reader: of `converting` nothing is used."""
     name = next((word for word in made.launch.split() if word.endswith(made.suffix)), f"recipe{made.suffix}")
     files = [RecipeFile(str(asked.folder / name), made.text)]
+    files += [RecipeFile(str(asked.folder / beside), text) for beside, text in made.beside.items()]
+    form = "" if made.beside else made.format
     if made.launch:
         files.append(RecipeFile(str(asked.folder / "launch.sh"), made.launch))
     plain = asked.normalised()
     settings = {"model": plain["model"], "training.micro_batch_size": asked.training.micro_batch_size}
     answers = Answers(Answer(asked.world_size, "gpus"), Answer(asked.training.seq_len, "length"),
                       Answer(plain["topology"], "topology"))
-    imported = import_files(files, answers, made.format)
+    imported = import_files(files, answers, form)
     if imported.questions:
         imported = import_files(files, Answers(answers.gpus, answers.seq_len, answers.topology, settings),
-                                made.format).with_settings(settings)
+                                form).with_settings(settings)
     imported.expect_complete()
     return parse_scenario(imported.document())

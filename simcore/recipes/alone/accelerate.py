@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from simcore.recipes.alone.deepspeed import write_batches
 from simcore.recipes.alone.open_keys import ask_for_format, ask_for_script
+from simcore.recipes.alone.written import OF_ACCELERATE
 from simcore.recipes.answers import Answers
 from simcore.recipes.draft import Draft
 from simcore.recipes.format import Format
@@ -69,4 +70,4 @@ def _write_formats(draft: Draft, launch: Launch) -> None:
         draft.infer("training.precision.grad_reduce", name, "mixed precision", mixed, source=_POLICY)
 
 
-FORMAT: Final = Format("accelerate", "accelerate YAML", is_of_accelerate, _read)
+FORMAT: Final = Format("accelerate", "accelerate YAML", is_of_accelerate, _read, OF_ACCELERATE)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from simcore.recipes.alone.open_keys import ask_for_batch, ask_for_format, ask_for_script
+from simcore.recipes.alone.written import OF_DEEPSPEED
 from simcore.recipes.answers import Answers
 from simcore.recipes.draft import Draft
 from simcore.recipes.format import Format
@@ -57,4 +58,4 @@ def write_batches(draft: Draft, zero: Zero) -> None:
         draft.use(zero.steps)
 
 
-FORMAT: Final = Format("deepspeed", "DeepSpeed JSON", is_of_deepspeed, _read)
+FORMAT: Final = Format("deepspeed", "DeepSpeed JSON", is_of_deepspeed, _read, OF_DEEPSPEED)

@@ -11,10 +11,10 @@ from simcore.recipes.huggingface.shards import Shards
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, read_rows
 
-__all__ = ["read_method"]
+__all__ = ["ADAPTER_ROWS", "BASE_ROWS", "read_method"]
 
 _LINEAR: Final = "loaders/adapter.py find_all_linear_names: every linear layer but the head"
-_ROWS: Final = (
+ADAPTER_ROWS: Final = (
     Says("lora_r", "training.lora.rank"),
     Says("lora_alpha", "training.lora.alpha", "number"),
     Says("lora_dropout", "training.lora.dropout", "number"),
@@ -26,7 +26,7 @@ _ROWS: Final = (
     Idle(("lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel"), "not told apart"),
     Idle(("relora_*", "peft.loftq_config.*", "peft_init_lora_weights"), "first values of adapters, restarts"),
 )
-_BNB: Final = (
+BASE_ROWS: Final = (
     Says("bnb_config_kwargs.bnb_4bit_use_double_quant", "training.quantization.double_quant", "flag"),
     Says("bnb_config_kwargs.bnb_4bit_quant_type", "training.quantization.format", "text"),
 )
@@ -53,7 +53,7 @@ def read_method(reader: Reader, draft: Draft, shards: Shards) -> None:
                 "adapters beside a packed base" if on else "adapters beside a base of 16 bits", adapter, *packed,
                 source="loaders/model.py _set_quantization_config")
     _read_packed(reader, draft, on, shards)
-    read_rows(reader, draft, _ROWS)
+    read_rows(reader, draft, ADAPTER_ROWS)
     for key in ("lora_modules_to_save", "lora_target_parameters", "peft_layers_to_transform"):
         draft.refuse(reader.take(key), "parameters that are trained beside the adapters of whole modules")
     _read_fused_mlp(reader, draft)
@@ -87,7 +87,7 @@ def _read_packed(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Sh
     if on and shards is Shards.FLAT:
         draft.default("framework_options.bnb_4bit_quant_storage", "bfloat16", "axolotl 067b021c",
                       "loaders/model.py _set_quantization_config")
-    read_rows(reader, draft, _BNB)
+    read_rows(reader, draft, BASE_ROWS)
 
 
 def _read_fused_mlp(reader: Reader, draft: Draft) -> None:

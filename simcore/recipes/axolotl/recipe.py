@@ -14,6 +14,7 @@ from simcore.recipes.axolotl.model import read_formats, read_model
 from simcore.recipes.axolotl.optimizer import read_optimizer
 from simcore.recipes.axolotl.sharding import read_sharding
 from simcore.recipes.axolotl.without_effect import WITHOUT_EFFECT
+from simcore.recipes.axolotl.written import WRITER
 from simcore.recipes.draft import Draft
 from simcore.recipes.format import Format
 from simcore.recipes.huggingface.companions import companions_of
@@ -68,4 +69,4 @@ def _check(reader: Reader, draft: Draft, shards: Shards) -> None:
                    "embeddings and norms in fp32 (loaders/model.py _configure_embedding_dtypes)")
 
 
-FORMAT: Final = Format("axolotl", "axolotl YAML", _recognises, _read)
+FORMAT: Final = Format("axolotl", "axolotl YAML", _recognises, _read, WRITER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -69,13 +70,18 @@ class Writing:
         command = self.writer.launch(self.job)
         return f"{self.job.exports()}{command}" if command else ""
 
+    @property
+    def beside(self) -> Mapping[str, str]:
+        """Texts of the files that belong to the recipe, by their names."""
+        return self.writer.beside(self.outline.nested(), self.job)
+
     def recipe(self, text: str, overrides: tuple[Override, ...] = ()) -> RecipeFile:
         """A recipe of this scenario, in the scenario's folder."""
         return RecipeFile(str(self.outline.settled.scenario.folder / self.job.file), text, overrides)
 
     def converted(self, text: str) -> Converted:
         """The result for a recipe's text, which is read back and compared with the scenario."""
-        launch = self.launch
+        launch, beside = self.launch, self.beside
         refused, left = dict(self.outline.refused), [*self.outline.left]
         try:
             imported, asked = self.read_back(self.recipe(text))
@@ -85,11 +91,12 @@ class Writing:
             further = [] if refused else [Problem(one.where, f"the recipe is not read back: {one.message}", one.rule)
                                           for one in error.problems]
             return Converted(self.format.name, self.writer.suffix, text, launch, tuple(left),
-                             (*refused.values(), *further))
+                             (*refused.values(), *further), beside, self.job.file)
         for key in self.differing(back):
             if key not in refused:
                 refused[key] = _difference(self.outline, key, self.outline.settled, back)
-        return Converted(self.format.name, self.writer.suffix, text, launch, tuple(left), tuple(refused.values()))
+        return Converted(self.format.name, self.writer.suffix, text, launch, tuple(left), tuple(refused.values()),
+                         beside, self.job.file)
 
     def differing(self, back: Settled) -> tuple[str, ...]:
         """Keys in which a recipe that was read back asks for something else than the scenario."""
@@ -101,17 +108,19 @@ class Writing:
         Raises RankscopeError for a recipe that is not read.
         """
         scenario = self.outline.settled.scenario
-        files = [recipe, *([RecipeFile(str(scenario.folder / _LAUNCH), self.launch)] if self.launch else [])]
+        further = {**self.beside, **({_LAUNCH: self.launch} if self.launch else {})}
+        files = [recipe, *(RecipeFile(str(scenario.folder / name), text) for name, text in further.items())]
+        form = "" if self.beside else self.format.name
         machine = scenario.normalised()["topology"]
         answers = Answers(topology=Answer(machine, "topology"))
-        imported = import_files(files, answers, self.format.name)
+        imported = import_files(files, answers, form)
         asked: list[Left] = []
         if imported.questions:
             answers = _answered(answers, imported, self.outline.settled)
             asked = [Left("no effect", question.where, question.key, shorten(self.outline.settled.values.get(
                 question.key)), f"not in a recipe of {self.format.name}: {question.option} says it") for question in
                 imported.questions]
-            imported = import_files(files, answers, self.format.name).with_settings(answers.settings)
+            imported = import_files(files, answers, form).with_settings(answers.settings)
         imported.expect_complete()
         return imported, asked
 

@@ -34,6 +34,7 @@ class Plugin:
 
     `at`: dotted key of the block, with a full stop behind it; `wrap`: the policy by which units are made;
     `use_orig_params`: of version 1, None for the class's own; `release`, `source`: where these defaults are from.
+    `drops`: options that the program which reads the block does not pass on, and `dropped_in` its file.
     """
 
     at: str
@@ -41,6 +42,8 @@ class Plugin:
     use_orig_params: bool | None
     release: str
     source: str
+    drops: tuple[str, ...] = ()
+    dropped_in: str = ""
 
 
 def read_plugin(reader: Reader, draft: Draft, plugin: Plugin, *, second: bool) -> list[Taken[bool]]:
@@ -48,6 +51,8 @@ def read_plugin(reader: Reader, draft: Draft, plugin: Plugin, *, second: bool) -
 
     `second`: version 2. The version itself, and the ranks, are the caller's.
     """
+    draft.idle(reader.matching(*(f"{plugin.at}{prefix}{name}" for prefix in _PREFIXES for name in plugin.drops)),
+               f"is dropped by the program that reads the block ({plugin.dropped_in})")
     _read_wrap(reader, draft, plugin, second=second)
     _read_offload(reader, draft, plugin)
     if second:
@@ -147,11 +152,16 @@ def _read_first(reader: Reader, draft: Draft, plugin: Plugin) -> None:
 
 
 def _either(reader: Reader, plugin: Plugin, name: str) -> Taken[Any] | None:
-    found = (reader.take(f"{plugin.at}{prefix}{name}") for prefix in _PREFIXES)
+    found = (reader.take(f"{plugin.at}{prefix}{name}") for prefix in _prefixes(plugin, name))
     return next((one for one in found if one is not None), None)
 
 
 def _flags(reader: Reader, plugin: Plugin, name: str) -> list[Taken[bool]]:
     """The switch, with or without the prefix; empty if it is not said."""
-    found = (reader.flag(f"{plugin.at}{prefix}{name}") for prefix in _PREFIXES)
+    found = (reader.flag(f"{plugin.at}{prefix}{name}") for prefix in _prefixes(plugin, name))
     return [one for one in found if one is not None]
+
+
+def _prefixes(plugin: Plugin, name: str) -> tuple[str, ...]:
+    """Prefixes with which an option may stand; none for one that is dropped."""
+    return () if name in plugin.drops else _PREFIXES

@@ -21,7 +21,8 @@ __all__ = ["SWITCHES", "read_batches", "read_optimizer", "read_sharding"]
 
 _TRAINER: Final = "transformers 5.23.0"
 _PLUGIN: Final = Plugin("fsdp_config.", "TRANSFORMER_BASED_WRAP", True,  # noqa: FBT003 - a value, not a switch
-                        "transformers 5.23.0", "training_args.py _process_fsdp_args")
+                        "transformers 5.23.0", "training_args.py _process_fsdp_args",
+                        ("offload_params", "sharding_strategy"), "transformers 5.23.0 training_args.py")
 _OFF: Final[tuple[Any, ...]] = (None, False, "", [])
 _DDP: Final[tuple[Row, ...]] = (
     Says("ddp_bucket_cap_mb", "framework_options.bucket_cap_mb"),

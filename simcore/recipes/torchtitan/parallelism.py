@@ -14,20 +14,20 @@ from simcore.recipes.rows import Idle, Says, read_rows
 from simcore.recipes.torchtitan.model import has_experts
 from simcore.recipes.world import share_out
 
-__all__ = ["read_parallelism"]
+__all__ = ["DEGREES", "FSDP_ROW", "SCHEDULES", "read_parallelism"]
 
 _WORLD: Final = "distributed/parallel_dims.py _validate"
 _STAGES: Final = "distributed/pipeline_parallel.py pipeline_llm"
-_DEGREES: Final[Mapping[str, str]] = {
+DEGREES: Final[Mapping[str, str]] = {
     "pp": "pipeline_parallel_degree", "dp_replicate": "data_parallel_replicate_degree",
     "cp": "context_parallel_degree", "tp": "tensor_parallel_degree"}
 _SHARDS: Final = "parallelism.data_parallel_shard_degree"
-_SCHEDULES: Final[Mapping[str, tuple[str, bool]]] = {
+SCHEDULES: Final[Mapping[str, tuple[str, bool]]] = {
     "1f1b": ("1f1b", False), "gpipe": ("gpipe", False), "interleaved1f1b": ("1f1b", True),
     "interleavedzerobubble": ("interleaved_zb", True), "zbvzerobubble": ("zbv", True)}
 """Schedule of the scenario, and whether a rank has several stages, by the name in lower case
 (torch 2.13 `distributed/pipelining/schedules.py` get_schedule_class)."""
-_FSDP: Final = Says("parallelism.fsdp_reshard_after_forward", "framework_options.reshard_after_forward", "text",
+FSDP_ROW: Final = Says("parallelism.fsdp_reshard_after_forward", "framework_options.reshard_after_forward", "text",
                     {"always": True, "never": False}, {"default": "the default"}, "resharding")
 _CONTEXT: Final = (
     Says("parallelism.context_parallel_rotate_method", "", "text",
@@ -44,11 +44,11 @@ _ONE_STAGE: Final = Idle(_OF_STAGES, "pipeline_parallel_degree is 1")
 
 def read_parallelism(reader: Reader, draft: Draft, sizes: Mapping[str, Any], *, compiled: bool) -> None:
     """Reads the block. `sizes`: the model's; `compiled`: torch.compile runs on the blocks."""
-    degrees = {name: reader.integer(f"parallelism.{key}") for name, key in _DEGREES.items()}
+    degrees = {name: reader.integer(f"parallelism.{key}") for name, key in DEGREES.items()}
     for name, degree in degrees.items():
         draft.put(f"mesh.{name}", degree)
     _read_shards(reader, draft, degrees)
-    read_rows(reader, draft, [_FSDP])
+    read_rows(reader, draft, [FSDP_ROW])
     _read_tensor(reader, draft, degrees["tp"], compiled=compiled)
     if _is_one(degrees["cp"]):
         read_rows(reader, draft, [Idle(tuple(one.key for one in _CONTEXT), "context_parallel_degree is 1")])
@@ -72,7 +72,7 @@ def _is_one(degree: Taken[int] | None) -> bool:
 def _read_shards(reader: Reader, draft: Draft, degrees: Mapping[str, Taken[int] | None]) -> None:
     """Writes the sharding degree: as stated, or GPUs over the other degrees (-1)."""
     stated, gpus = reader.integer(_SHARDS), draft.answers.gpus
-    others = {_DEGREES[name]: one for name, one in degrees.items()}
+    others = {DEGREES[name]: one for name, one in degrees.items()}
     if stated is not None and stated.value > 0:
         product = stated.value * prod(one.value for one in degrees.values() if one)
         if gpus is not None and gpus.value != product:
@@ -122,7 +122,7 @@ def _read_experts(reader: Reader, draft: Draft, sizes: Mapping[str, Any]) -> Non
 def _read_stages(reader: Reader, draft: Draft, pp: Taken[int] | None, sizes: Mapping[str, Any]) -> None:
     schedule = reader.text("parallelism.pipeline_parallel_schedule")
     word = schedule.value if schedule else "1F1B"
-    known = _SCHEDULES.get(word.lower())
+    known = SCHEDULES.get(word.lower())
     if known is None:
         draft.refuse(schedule, f"schedule {word}")
         known = ("1f1b", False)

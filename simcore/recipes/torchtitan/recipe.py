@@ -25,6 +25,7 @@ from simcore.recipes.torchtitan.step import (
     read_optimizer,
 )
 from simcore.recipes.torchtitan.without_effect import BLOCKS, SWITCHES, WITHOUT_EFFECT
+from simcore.recipes.torchtitan.written import WRITER
 
 __all__ = ["FORMAT"]
 
@@ -98,4 +99,4 @@ def _read_kernels(reader: Reader, draft: Draft) -> None:
             draft.idle(chosen, "the default")
 
 
-FORMAT: Final = Format(_NAME, "torchtitan's job configuration (TOML, or as it saves it)", _recognises, _read)
+FORMAT: Final = Format(_NAME, "torchtitan's job configuration (TOML, or as it saves it)", _recognises, _read, WRITER)

@@ -10,16 +10,17 @@ from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, read_rows
 from simcore.recipes.torchtitan.model import RELEASE, SOURCE
 
-__all__ = ["is_compiled", "read_batches", "read_checkpointing", "read_compile", "read_formats", "read_optimizer"]
+__all__ = ["CHECKPOINT_ROWS", "FORMAT_NAMES", "OPTIMIZER_ROWS", "is_compiled", "read_batches", "read_checkpointing",
+           "read_compile", "read_formats", "read_optimizer"]
 
-_FORMATS: Final = {"bfloat16": "bf16", "float32": "fp32"}
+FORMAT_NAMES: Final = {"bfloat16": "bf16", "float32": "fp32"}
 _LENGTH, _LOCAL = 2048, 8
 """Defaults of `training.seq_len` and `training.local_batch_size`."""
 _ROUTER: Final = ["moe.router.gate"]
 """Default of the products that a checkpoint by operator never keeps."""
 _COMPILED: Final = ("compile.enable", "training.compile")
 """The switch as of 0.2 and of 0.1."""
-_OPTIMIZER: Final = (
+OPTIMIZER_ROWS: Final = (
     Says("optimizer.name", "training.optimizer.name", "text", {"AdamW": "adamw", "Adam": "adam"}, what="optimizer"),
     Says("optimizer.implementation", "training.optimizer.implementation", "text",
          {"fused": "fused", "foreach": "foreach", "for-loop": "for_loop"}, what="implementation"),
@@ -27,7 +28,7 @@ _OPTIMIZER: Final = (
     Idle(tuple(f"optimizer.{name}" for name in ("lr", "beta1", "beta2", "eps", "weight_decay")),
          "values, not tensors"),
 )
-_CHECKPOINTS: Final = (
+CHECKPOINT_ROWS: Final = (
     Says("activation_checkpoint.early_stop", "framework_options.early_stop", "flag", {True: True},
          {False: "the default"}),
     Idle(tuple(f"activation_checkpoint.{name}" for name in (
@@ -88,16 +89,16 @@ def _expect_one_schedule(draft: Draft, mesh: dict[str, Any], local: Taken[int] |
 def read_formats(reader: Reader, draft: Draft, *, fp8: bool) -> None:
     """Writes formats of parameters, products and reductions, and what is offloaded."""
     read_rows(reader, draft, [
-        Says("training.dtype", "training.precision.params", "text", _FORMATS, what="parameters in"),
-        Says("training.mixed_precision_reduce", "training.precision.grad_reduce", "text", _FORMATS,
+        Says("training.dtype", "training.precision.params", "text", FORMAT_NAMES, what="parameters in"),
+        Says("training.mixed_precision_reduce", "training.precision.grad_reduce", "text", FORMAT_NAMES,
              what="reductions in")])
     computed = reader.text("training.mixed_precision_param")
     if fp8 and computed is not None and computed.value == "bfloat16":
         draft.idle(computed, "the default; linears of blocks are products in fp8")
-    elif fp8 or (computed is not None and computed.value not in _FORMATS):
+    elif fp8 or (computed is not None and computed.value not in FORMAT_NAMES):
         draft.refuse(computed, f"products in {computed.value if computed else ''}")
     else:
-        draft.put("training.precision.compute", computed, _FORMATS.get(computed.value) if computed else None)
+        draft.put("training.precision.compute", computed, FORMAT_NAMES.get(computed.value) if computed else None)
     away = reader.flag("training.enable_cpu_offload")
     if away is not None and away.value:
         for name in ("params", "gradients", "optimizer"):
@@ -130,7 +131,7 @@ def read_checkpointing(reader: Reader, draft: Draft) -> None:
         draft.idle(kept, "the default")
     else:
         draft.unmodelled(kept, "the state of random numbers, a few bytes a layer, is not told apart")
-    read_rows(reader, draft, _CHECKPOINTS)
+    read_rows(reader, draft, CHECKPOINT_ROWS)
 
 
 def _read_selective(draft: Draft, mode: Taken[str] | None, option: Taken[str] | None) -> None:
@@ -181,4 +182,4 @@ def read_compile(reader: Reader, draft: Draft) -> None:
 
 def read_optimizer(reader: Reader, draft: Draft) -> None:
     """Reads the block `optimizer`."""
-    read_rows(reader, draft, _OPTIMIZER)
+    read_rows(reader, draft, OPTIMIZER_ROWS)

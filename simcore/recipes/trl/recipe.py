@@ -23,6 +23,7 @@ from simcore.recipes.trl.checkpointing import read_checkpointing
 from simcore.recipes.trl.formats import read_formats, write_formats
 from simcore.recipes.trl.model import read_loss, read_model
 from simcore.recipes.trl.without_effect import WITHOUT_EFFECT
+from simcore.recipes.trl.written import WRITER
 
 __all__ = ["FORMAT"]
 
@@ -57,4 +58,4 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     return draft.imported([reader, *beside.readers()], loose=loose)
 
 
-FORMAT: Final = Format("trl", "TRL YAML (trl sft)", _recognises, _read)
+FORMAT: Final = Format("trl", "TRL YAML (trl sft)", _recognises, _read, WRITER)
