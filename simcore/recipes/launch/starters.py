@@ -95,7 +95,7 @@ def _base(word: Word) -> str:
 
 
 def _end_of_options(words: Sequence[Word], kind: str) -> int:
-    """Number of words that are the launcher's own; of automodel, axolotl, LLaMA-Factory all are one list, NeMo RL: none."""
+    """Number of words that are the launcher's own: none where all are one list, and of NeMo RL."""
     if kind in ("automodel", "axolotl", "llamafactory", NEMO_RL):
         return 0
     number = 0
