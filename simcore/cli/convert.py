@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json as json_module
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from simcore.cli.recipes import Gpus, SeqLen, Topology, read_entries
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
+    from simcore.inputs.loading import Entry
     from simcore.inputs.scenario import Scenario
     from simcore.recipes.converted import Converted
 
@@ -29,6 +32,7 @@ def convert(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print a list of one recipe as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
+    gpus: Gpus = None, seq_len: SeqLen = None, topology: Topology = "",
 ) -> None:
     """Write a scenario as a training recipe, with its launch command.
 
@@ -38,7 +42,7 @@ def convert(
     from simcore.recipes.conversion.converting import convert as write
     from simcore.recipes.text import recipe_text
 
-    asked = _one(scenario, overrides or (), name)
+    asked = _one(read_entries([scenario], overrides or (), gpus, seq_len, topology), scenario, name)
     made = write(asked, to, into)
     if loose:
         made = made.without_refused()
@@ -55,11 +59,8 @@ def convert(
         _say_rest(made, listed=not made.has_comments or bool(into))
 
 
-def _one(path: str, overrides: list[str] | tuple[()], name: str) -> Scenario:
+def _one(entries: Sequence[Entry], path: str, name: str) -> Scenario:
     """The scenario of a file, or the one of a sweep that `name` names; InputError for several."""
-    from simcore.cli.recipes import read_entries
-
-    entries = read_entries([path], overrides, None, None, "")
     problems = [problem for entry in entries for problem in entry.problems]
     if problems:
         raise InputError(problems)

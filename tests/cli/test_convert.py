@@ -66,3 +66,13 @@ def test_layouts_that_no_recipe_says_end_a_search_with_2(ran: Run, tmp_path: Pat
                 "--write", tmp_path / "best", "--as", "megatron")
     assert found.code == 2
     assert "recipes of megatron run megatron, megatron_fsdp" in found.err
+
+
+def test_a_recipe_becomes_one_of_another_tool(ran: Run, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    assert ran("convert", scenario(tmp_path, SMALL.replace("llama-tiny", "qwen3-8b")), "--to", "automodel", "-o",
+               recipe).code == 0
+    made = ran("convert", recipe, "--to", "megatron", "--set", "framework=megatron", "--gpus", 8, "--topology",
+               "dgx-h100", "--set", "training.loss=auto", "--set", "training.optimizer.implementation=auto")
+    assert made.code == 0, made.err
+    assert "--num-layers 36" in made.out
