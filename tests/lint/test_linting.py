@@ -165,14 +165,14 @@ def test_numbers_that_the_reader_converts_are_no_finding(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("base", "lines", "is_narrow"), [
-    ("axolotl", "", True),  # DDP: the checkpoint is read in bf16
-    ("axolotl", "optimizer: adamw_bnb_8bit\n", False),
+    ("axolotl", "optimizer: adamw_torch_fused\n", True),  # DDP: the checkpoint is read in bf16
+    ("axolotl", "", False),  # 8 bits
     ("trl", "", False),  # fp32, the recipe's dtype
     ("trl", "dtype: bfloat16\n", True),
     ("scenario", "training: {seq_len: 512, global_batch_size: 8, precision: {params: bf16}}\n", True),
     ("scenario", "framework: megatron\ntraining: {seq_len: 512, global_batch_size: 8}\n", False)])  # fp32 masters
 def test_states_of_16_bits_are_found_in_every_framework(base: str, lines: str, is_narrow: bool, tmp_path: Path) -> None:
-    found = linted(tmp_path, base, lines, **({} if base == "scenario" else {"gpus": 8}))
+    found = linted(tmp_path, base, lines, gpus=None if base == "scenario" else 8)
     assert ("optimizer-in-16-bits" in codes(found)) is is_narrow, found
 
 
