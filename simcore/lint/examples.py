@@ -25,7 +25,7 @@ micro_batch_size: 2
 gradient_accumulation_steps: 2
 bf16: true
 attn_implementation: flash_attention_2
-optimizer: adamw_torch_fused
+optimizer: adamw_bnb_8bit
 """),
     "axolotl-fsdp1": Base("tune.yaml", """\
 base_model: Qwen/Qwen3-8B
@@ -35,7 +35,7 @@ micro_batch_size: 2
 gradient_accumulation_steps: 2
 bf16: true
 attn_implementation: flash_attention_2
-optimizer: adamw_torch_fused
+optimizer: adamw_bnb_8bit
 fsdp_version: 1
 fsdp_config: {auto_wrap_policy: TRANSFORMER_BASED_WRAP}
 """),

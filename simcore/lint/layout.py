@@ -26,7 +26,7 @@ def _find_wrong(subject: Subject) -> Iterator[Found]:
     of_scenario = subject.wrong() if subject.is_whole and _knows_model(subject) else ()
     for problem in (*_contradictions(subject), *of_scenario):
         if not _is_about_count(problem, subject):
-            yield Found(problem.where or subject.path, problem.message, "a value that the message allows",
+            yield Found(subject.place(problem), problem.message, "a value that the message allows",
                         source=problem.rule or f"the reader of the format {subject.format}")
 
 
@@ -51,7 +51,7 @@ def _find_illegal(subject: Subject) -> Iterator[Found]:
     for problem in subject.illegal():
         if problem.rule != NOTHING_ADAPTED:
             tried = " (with any number of GPUs)" if "mesh" in subject.assumed else ""
-            yield Found(problem.where or subject.path, f"{problem.message}{tried}",
+            yield Found(subject.place(problem), f"{problem.message}{tried}",
                         "a layout that the rule allows: `rankscope check` asks for it alone", source=problem.rule)
 
 

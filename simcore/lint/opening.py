@@ -10,7 +10,7 @@ from typing import Final
 from simcore.errors import InputError
 from simcore.inputs.loading import settings_of
 from simcore.inputs.sweep import members, split_key
-from simcore.lint.subject import SCENARIO, Subject
+from simcore.lint.subject import ASSUMED, SCENARIO, Subject
 from simcore.recipes.answers import Answer, Answers
 from simcore.recipes.imported import Imported
 from simcore.recipes.importing import import_recipe
@@ -23,10 +23,9 @@ __all__ = ["is_known", "subjects"]
 _MOST_GPUS: Final = 4096
 _USUAL: Final = 8
 """GPUs of a machine: smaller numbers are tried last."""
-_ASSUMED: Final = "an assumed "
-_COUNT: Final = f"{_ASSUMED}number of GPUs"
-_LENGTH: Final = Answer(4096, f"{_ASSUMED}length")
-_MACHINE: Final = Answer("dgx-h100", f"{_ASSUMED}machine")
+_COUNT: Final = f"{ASSUMED}number of GPUs"
+_LENGTH: Final = Answer(4096, f"{ASSUMED}length")
+_MACHINE: Final = Answer("dgx-h100", f"{ASSUMED}machine")
 _MOST_MEMBERS: Final = 16
 """Scenarios of a sweep that are judged."""
 
@@ -94,7 +93,7 @@ def _subject(files: tuple[RecipeFile, ...], imported: Imported, answers: Answers
 
 def _keys_of_assumed(answers: Answers) -> Iterator[str]:
     for key, one in (("mesh", answers.gpus), ("training.seq_len", answers.seq_len), ("topology", answers.topology)):
-        if one is not None and one.where.startswith(_ASSUMED):
+        if one is not None and one.where.startswith(ASSUMED):
             yield key
 
 

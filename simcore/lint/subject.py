@@ -18,10 +18,12 @@ from simcore.recipes.imported import Imported
 from simcore.recipes.recipe_file import RecipeFile
 from simcore.simulation.simulation import Simulation, legal_simulation
 
-__all__ = ["NOT_YET", "SCENARIO", "Subject"]
+__all__ = ["ASSUMED", "NOT_YET", "SCENARIO", "Subject"]
 
 SCENARIO: Final = "scenario"
 """Format of rankscope's own files."""
+ASSUMED: Final = "an assumed "
+"""Beginning of the place of an answer that the user did not give."""
 NOT_YET: Final = "not yet: "
 """Beginning of a message about what this version does not model."""
 _ABSENT: Final = object()
@@ -49,6 +51,10 @@ class Subject:
     is_swept: bool = False
     num_further: int = 0
     common: frozenset[Problem] | None = None
+
+    def place(self, problem: Problem) -> str:
+        """Place of a problem; the first file for one without a place of its own, or of an answer that is assumed."""
+        return self.path if not problem.where or problem.where.startswith(ASSUMED) else problem.where
 
     @property
     def path(self) -> str:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from samples_of_recipes import SAMPLES
+from simcore.errors import Problem
 from simcore.lint.examples import with_lines
 from simcore.lint.linting import Linted, lint, lint_all
+from simcore.lint.opening import subjects
 from simcore.recipes.answers import Answers
 
 PEFT = ("model: {{_target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained, "
@@ -53,6 +55,16 @@ def test_a_layout_that_no_number_of_gpus_makes_legal_is_found(tmp_path: Path) ->
     both = PEFT.format(model="Qwen/Qwen3-8B", keys="target_modules: ['*q_proj'], exclude_modules: ['*o_proj']")
     (one,) = (one for one in linted(tmp_path, "automodel", both).findings if one.code == "illegal-layout")
     assert one.message.endswith("(with any number of GPUs)")
+    assert one.where.startswith(str(tmp_path))
+
+
+def test_a_problem_of_an_assumed_answer_is_the_files(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(with_lines("automodel", ""), encoding="utf-8")
+    (subject,) = subjects([str(tmp_path / "mine.yaml")], Answers())
+    place = subject.where("mesh.dp_shard")
+    assert place.startswith("an assumed ")
+    assert subject.place(Problem(place, "wrong")) == str(tmp_path / "mine.yaml")
+    assert subject.place(Problem("--gpus 8", "wrong")) == "--gpus 8"
 
 
 def test_a_layout_with_a_part_left_out_is_not_judged(tmp_path: Path) -> None:
@@ -165,14 +177,14 @@ def test_numbers_that_the_reader_converts_are_no_finding(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("base", "lines", "is_narrow"), [
-    ("axolotl", "", True),  # DDP: the checkpoint is read in bf16
-    ("axolotl", "optimizer: adamw_bnb_8bit\n", False),
+    ("axolotl", "optimizer: adamw_torch_fused\n", True),  # DDP: the checkpoint is read in bf16
+    ("axolotl", "", False),  # 8 bits
     ("trl", "", False),  # fp32, the recipe's dtype
     ("trl", "dtype: bfloat16\n", True),
     ("scenario", "training: {seq_len: 512, global_batch_size: 8, precision: {params: bf16}}\n", True),
     ("scenario", "framework: megatron\ntraining: {seq_len: 512, global_batch_size: 8}\n", False)])  # fp32 masters
 def test_states_of_16_bits_are_found_in_every_framework(base: str, lines: str, is_narrow: bool, tmp_path: Path) -> None:
-    found = linted(tmp_path, base, lines, **({} if base == "scenario" else {"gpus": 8}))
+    found = linted(tmp_path, base, lines, gpus=None if base == "scenario" else 8)
     assert ("optimizer-in-16-bits" in codes(found)) is is_narrow, found
 
 
