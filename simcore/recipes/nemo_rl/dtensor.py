@@ -100,7 +100,7 @@ def read_dtensor(reader: Reader, draft: Draft, gpus: Answer | None) -> None:
 
 
 def _read_layers(reader: Reader, draft: Draft, ep: Taken[int] | None) -> None:
-    """Whose layers run, and their kernels; attention is FlashAttention 2 with packs, and SDPA over cp."""
+    """Layers that run, and their kernels; attention is FlashAttention 2 with packs, and SDPA over cp."""
     forced, family = reader.flag(f"{_KWARGS}.force_hf"), family_in(draft)
     if forced is not None and forced.value:
         hub = family == "nemotron_h"

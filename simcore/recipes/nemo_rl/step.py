@@ -1,4 +1,4 @@
-"""What the algorithm does in a step: blocks `sft`, `dpo`, `grpo` and `loss_fn`."""
+"""Step of an algorithm: blocks `sft`, `dpo`, `grpo` and `loss_fn`."""
 
 from __future__ import annotations
 
