@@ -71,8 +71,10 @@ DOORS = {
     },
     "rich": {
         "simcore/cli/solve.py",
-        "simcore/cli/sheets/chosen.py",
+        "simcore/cli/sheets/candidates.py",
         "simcore/cli/sheets/found.py",
+        "simcore/cli/sheets/grid.py",
+        "simcore/cli/sheets/word_table.py",
         "simcore/cli/sheets/limits.py",
         "simcore/cli/sheets/stages.py",
         "simcore/cli/sheets/first_screen.py",
@@ -87,6 +89,7 @@ DOORS = {
         "simcore/cli/sheets/time.py",
     },
     "typer": {
+        "simcore/cli/choose.py",
         "simcore/cli/usage.py",
         "simcore/cli/search.py",
         "simcore/cli/solve.py",

@@ -10,12 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from pydantic import TypeAdapter
-
 from simcore.errors import InputError, Problem
 from simcore.inputs.bounds import MAX_RESULTS
 from simcore.inputs.document import read_lines, read_text
-from simcore.results.report import Report
+from simcore.results.report import REPORTS, Report
 
 __all__ = ["MAX_BYTES", "for_a_list", "read_results", "results_in", "uncollected"]
 
@@ -23,7 +21,6 @@ MAX_BYTES: Final = 2**28
 """Size of a file of results that is one JSON text."""
 _NO_RESULTS: Final = "is no result of `rankscope run --json`, nor a results.jsonl"
 _CUT: Final = "the last line is cut off, as of a run that was stopped: without it the lines before can be read"
-_REPORTS: Final = TypeAdapter(tuple[Report, ...])
 _LARGE: Final = re.compile(r"e\+?\d\d\d"), re.compile(r"E\+?\d\d\d")
 """Numbers with an exponent that may pass what a float holds."""
 
@@ -97,7 +94,7 @@ def _parsed(text: str, where: str, refusal: str) -> Iterable[Report]:
         if _has_odd_number(text):
             text = json.dumps(json.loads(text), allow_nan=False)
         if text.lstrip()[:1] == "[":
-            return _REPORTS.validate_json(text)
+            return REPORTS.validate_json(text)
         return [Report.model_validate_json(text)]
     except (ValueError, RecursionError):
         raise InputError(Problem(where, refusal)) from None

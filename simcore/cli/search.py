@@ -34,6 +34,14 @@ By = StrEnum("By", ["TOKENS", "STEP", "COST", "PEAK", "GPUS"])
 """Choice of the quantity to rank by: names of `search.objective.OBJECTIVES`."""
 
 
+Free = Annotated[list[str] | None, typer.Option(
+    metavar="KEY[=V,..]", help="Free key, with values; omitted: mesh, micro batch, recompute, options.")]
+Where = Annotated[list[str] | None, typer.Option(
+    metavar="CONDITION", help="Over keys and results, such as 'mesh.tp <= 8 and peak_gib < 70'.")]
+Output = Annotated[Path | None, typer.Option(
+    "-o", "--output", metavar="DIR", help="Keep what is simulated in DIR; started again it goes on there.")]
+
+
 class Counts(StrEnum):
     """Choice of the verdict that an unsure one counts as."""
 
@@ -47,10 +55,7 @@ def search(
     gpus: Annotated[str, typer.Option(metavar="N,..", help="Numbers of GPUs that train, such as 8,16 or 1-24.")] = "",
     framework: Annotated[str, typer.Option(metavar="NAME,..", help="Frameworks to try.")] = "",
     topology: Annotated[str, typer.Option(metavar="NAME,..", help="Machines to try.")] = "",
-    free: Annotated[list[str] | None, typer.Option(
-        metavar="KEY[=V,..]", help="Free key, with values; omitted: mesh, micro batch, recompute, options.")] = None,
-    where: Annotated[list[str] | None, typer.Option(
-        metavar="CONDITION", help="Over keys and results, such as 'mesh.tp <= 8 and peak_gib < 70'.")] = None,
+    free: Free = None, where: Where = None,
     allow: Annotated[list[str] | None, typer.Option(help="Numerics: bf16-params, bf16-grads, bf16-moments.")] = None,
     objective: Annotated[By | None, typer.Option("--objective", help="Quantity to rank by; omitted: tokens.")] = None,
     pareto: Annotated[str, typer.Option(metavar="NAME,..", help="Other objectives of the Pareto set.")] = "",
@@ -60,8 +65,7 @@ def search(
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Time every layout that fits.")] = False,
     write: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the ranking as scenario files.")] = None,
     recipes: Annotated[str, typer.Option("--as", metavar="FORMAT", help="With --write: as recipes.")] = "",
-    output: Annotated[Path | None, typer.Option(
-        "-o", "--output", metavar="DIR", help="Keep what is simulated in DIR; started again it goes on there.")] = None,
+    output: Output = None,
     html: Annotated[Path | None, typer.Option(help="Write an HTML page.")] = None,
     jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, max=256, help="Worker processes.")] = None,
     on: On = "", shard: Part = "", parts: From = None, seq_len: SeqLen = None,
@@ -78,8 +82,7 @@ def search(
     which = _choice(sort, top, columns, fits=fits, unsure=unsure is Counts.FITS)
     away, scenarios = elsewhere(on, shard, parts or (), jobs, output), _scenarios(
         paths, overrides or (), gpus, seq_len, topology, beside)
-    _check_shard(away, {"--json": json, "--write": write, "--html": html, "--sort": sort, "--fits": fits,
-                        "--columns": columns})
+    _check_shard(away, {"--json": json, "--write": write, "--html": html, "--sort, --fits, --columns": which})
     questions = [_question(
         asked_space(one, gpus, names_in(framework), names_in(topology), free, where or (), allow or ()),
         _objectives(one, objective, pareto), top=top, unsure=unsure is Counts.FITS, prunes=not exhaustive,

@@ -5,9 +5,9 @@ Names are those of the published interface; units are in the names (`_bytes`, `_
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from simcore.results.detail import Detail, MemorySeries
 from simcore.results.engine import Serving
@@ -21,6 +21,7 @@ from simcore.units import format_bytes, format_seconds
 __all__ = [
     "ASKED_PHASES",
     "BESIDE_STEPS",
+    "REPORTS",
     "SCHEMA_VERSION",
     "Advice",
     "Assumption",
@@ -343,3 +344,7 @@ class Report(_Frozen):
         from viz.notebook.report import report_html
 
         return report_html(self)
+
+
+REPORTS: Final = TypeAdapter(tuple[Report, ...])
+"""Reader of a JSON list of reports."""
