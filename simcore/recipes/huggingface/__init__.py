@@ -6,6 +6,7 @@ Start: `accelerate.read_launch`, `deepspeed.read_deepspeed`, `fsdp.read_plugin`.
 `shards`: which shards a rank has. `fsdp`: options of accelerate's FSDP plugin. `deepspeed`: DeepSpeed's JSON.
 `accelerate`: the YAML of `accelerate launch`. `optimizers`: transformers' names of optimizers. `modules`: modules that
 get adapters. `companions`: which of the files beside a recipe is what. `named_model`: the model that a key names.
+`written`: the same parts of recipes that are written.
 
 Facts are those of accelerate 1.15.0, transformers 5.23.0 and DeepSpeed 0.19.6.
 """

@@ -6,4 +6,5 @@ Input: the file, and beside it the YAML of `accelerate launch`, DeepSpeed's JSON
 `recipe`: the format, block by block. `sharding`: what the GPUs split, and who says so. `model`: model, attention, loss.
 `formats`: what is stored and computed in which format. `adapters`: LoRA and packed bases. `batches`: batch sizes and
 lengths. `optimizer`: optimizer and checkpoints of layers. `without_effect`: keys that change nothing in a step.
+`written`: recipes of scenarios.
 """
