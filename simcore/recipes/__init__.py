@@ -1,7 +1,7 @@
 """Recipes that other tools train from, read as scenarios and written from them; no key is dropped in silence.
 
-Input: files of a recipe, and answers to what it leaves open. Output: `Imported`: a scenario, the origin of its keys, what
-became of the recipe's. Start: `importing.import_recipe`; back: `conversion.converting.convert`.
+Input: files of a recipe, and answers to what it leaves open. Output: `Imported`: a scenario, the origin of its keys,
+what became of the recipe's. Start: `importing.import_recipe`; back: `conversion.converting.convert`.
 
 `registry`, `format`: the formats, each a module or folder here with a `FORMAT`. `recipe_file`, `toml_lines`: text and
 values of a file. `reader`: hands out values and remembers them. `draft`: the scenario under way; a key that is handed

@@ -84,6 +84,6 @@ class RecipeWriter:
     beside: Files = _no_files
     patches: bool = False
 
-    def takes(self, framework: str) -> bool:
-        """True if recipes of the format run this framework."""
-        return framework in self.frameworks
+    def takes(self, name: str) -> bool:
+        """True if recipes of the format run the framework of this name."""
+        return name in self.frameworks
