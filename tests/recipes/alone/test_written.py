@@ -41,7 +41,7 @@ parallelism_config:
   parallelism_config_dp_shard_size: 8
 mixed_precision: bf16
 num_processes: 16
-num_machines: 2
+num_machines: 2  # beside it machine_rank of each, and main_process_ip of the first
 """
     assert [*made.beside] == ["trainers-trainer-fsdp2-sft.yaml"]
     assert made.launch == ("accelerate launch --config_file trainers-trainer-fsdp2.yaml -m trl.scripts.sft "
