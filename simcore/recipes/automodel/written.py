@@ -117,11 +117,13 @@ def _write_batches(outline: Outline) -> None:
     replicas = outline.value("mesh.dp_shard") * outline.value("mesh.dp_replicate")
     stages = outline.value("mesh.pp") > 1
     outline.put("step_scheduler.global_batch_size", whole, "training.global_batch_size")
-    outline.put("step_scheduler.local_batch_size", whole // replicas if stages else micro, "training.micro_batch_size")
+    local = whole // replicas if stages else micro
+    outline.put("step_scheduler.local_batch_size", local, "training.micro_batch_size")
+    outline.put("step_scheduler.max_steps", 10, stand_in=True)
 
 
 def _write_lengths(outline: Outline) -> None:
-    outline.put("dataset._target_", _MOCK, stand_in=True)
+    _write_samples(outline)
     length, kind = outline.value("training.seq_len"), outline.value("training.lengths")
     if kind == "packed":
         outline.put("packed_sequence.packed_sequence_size", length, "training.seq_len", "training.lengths")
@@ -129,6 +131,16 @@ def _write_lengths(outline: Outline) -> None:
         outline.put("dataset.seq_len", length, "training.seq_len", "training.lengths")
     else:
         outline.refuse("training.lengths", "lengths that are drawn: data have them, not the recipe")
+
+
+def _write_samples(outline: Outline) -> None:
+    """Mock samples, which come in whole local batches (`components/datasets/llm/mock_iterable_dataset.py`)."""
+    local = outline.puts["step_scheduler.local_batch_size"].value
+    for key, value in (("dataset._target_", _MOCK), ("dataset.batch_size", local),
+                       ("dataset.vocab_size", outline.settled.graph.architecture.vocab),
+                       ("dataloader._target_", "torch.utils.data.DataLoader"), ("dataloader.batch_size", None),
+                       ("checkpoint.enabled", False)):
+        outline.put(key, value, stand_in=True)
 
 
 def _write_loss(outline: Outline) -> None:
@@ -152,6 +164,7 @@ def _write_optimizer(outline: Outline) -> None:
         outline.refuse("training.optimizer.name", f"{name}: read are {', '.join(OPTIMIZERS)}")
         return
     outline.put("optimizer._target_", target, "training.optimizer.name")
+    outline.put("optimizer.lr", 0.0001, stand_in=True)
     runs = outline.given("training.optimizer.implementation")
     if runs in ("foreach", "for_loop"):
         outline.put("optimizer.foreach", runs == "foreach", "training.optimizer.implementation")
