@@ -16,8 +16,8 @@ from checkout import ROOT
 from simcore.inputs.document import Document, parse_document
 from simcore.inputs.loading import read
 from simcore.inputs.scenario import Scenario, parse_scenario
+from simcore.recipes.conversion.converting import convert
 from simcore.recipes.converted import Converted
-from simcore.recipes.converting import convert
 from simcore.recipes.registry import known_formats
 from simcore.recipes.text import recipe_text
 from simcore.simulate import check

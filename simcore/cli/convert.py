@@ -43,7 +43,7 @@ def convert(
     from simcore.recipes.text import recipe_text
 
     asked = _one(read_entries([scenario], overrides or (), gpus, seq_len, topology), scenario, name)
-    made = write(asked, to, into)
+    made = write(asked, to, into, output.name if output else "")
     if loose:
         made = made.without_refused()
     made.expect_complete()

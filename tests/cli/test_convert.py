@@ -76,3 +76,23 @@ def test_a_recipe_becomes_one_of_another_tool(ran: Run, tmp_path: Path) -> None:
                "dgx-h100", "--set", "training.loss=auto", "--set", "training.optimizer.implementation=auto")
     assert made.code == 0, made.err
     assert "--num-layers 36" in made.out
+
+
+ZERO = SMALL.replace("automodel", "zero2").replace("global_batch_size: 16", "global_batch_size: 16, loss: cut")
+
+
+def test_files_beside_a_recipe_have_its_name(ran: Run, tmp_path: Path) -> None:
+    wrote = ran("convert", scenario(tmp_path, ZERO), "--to", "deepspeed", "-o", tmp_path / "mine.json")
+    assert "launch: torchrun --nproc-per-node 8 -m trl.scripts.sft --config mine-sft.yaml" in wrote.err
+    assert "\ndeepspeed: mine.json\n" in (tmp_path / "mine-sft.yaml").read_text(encoding="utf-8")
+    made = ran("import", tmp_path / "mine-sft.yaml", tmp_path / "mine.json", "--gpus", 8, "--topology", "dgx-h100")
+    assert made.code == 0
+    assert "framework: zero2" in made.out
+
+
+def test_files_beside_a_recipe_are_printed_behind_it(ran: Run, tmp_path: Path) -> None:
+    shown = ran("convert", scenario(tmp_path, ZERO), "--to", "accelerate").out
+    assert shown.index("distributed_type: DEEPSPEED") < shown.index("# ==> small-sft.yaml\nmodel_name_or_path: ")
+    (tmp_path / "other-sft.yaml").touch()
+    kept = ran("convert", scenario(tmp_path, ZERO), "--to", "accelerate", "-o", tmp_path / "other.yaml")
+    assert (kept.code, "other-sft.yaml" in kept.err) == (2, True)

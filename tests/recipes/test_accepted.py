@@ -1,4 +1,4 @@
-"""Recipes that `convert` writes are those that frameworks' own parsers have read (`tests/truth/probe_accepted.py`)."""
+"""Recipes that `convert` writes are those that the frameworks' own parsers have read (`make accept`)."""
 
 from __future__ import annotations
 

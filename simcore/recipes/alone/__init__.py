@@ -4,5 +4,5 @@ Input: the file. Output: `Imported`, in which the rest (model, lengths, batch, f
 of `accelerate`, `deepspeed` and `model`.
 
 `accelerate`: the launcher's YAML. `deepspeed`: DeepSpeed's JSON. `model`: Hugging Face's `config.json`. `open_keys`:
-what is asked.
+what is asked. `written`: the first two, written with the trainer's recipe beside them.
 """

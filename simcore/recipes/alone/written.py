@@ -20,7 +20,7 @@ from simcore.recipes.huggingface.written import (
     zero_options,
 )
 from simcore.recipes.outline import Outline
-from simcore.recipes.recipe_writer import Job, RecipeWriter, yaml_recipe
+from simcore.recipes.recipe_writer import Job, RecipeWriter, commented, yaml_recipe
 from simcore.recipes.trl.written import PROGRAM, trainer_text, write_trainer
 
 __all__ = ["OF_ACCELERATE", "OF_DEEPSPEED"]
@@ -28,6 +28,7 @@ __all__ = ["OF_ACCELERATE", "OF_DEEPSPEED"]
 _TRAINER, _ZERO = "trainer", "zero"
 """Keys under which the outline has what goes into the files beside the first."""
 _NAMED: Final = "deepspeed_config.deepspeed_config_file"
+_SEVERAL: Final = "beside it machine_rank of each, and main_process_ip of the first"
 _DEVICES: Final = {"host": "cpu", "nvme": "nvme"}
 
 
@@ -79,7 +80,8 @@ def _launch_text(keys: Mapping[str, Any], job: Job) -> str:
     if _ZERO in keys:
         own["deepspeed_config"] = {"deepspeed_config_file": _zero_file(job)}
         del own["mixed_precision"]  # with a file of DeepSpeed's, accelerate reads it there
-    return yaml_recipe({**own, "num_machines": job.nodes}, job)
+    reasons = {"num_machines": _SEVERAL} if job.nodes > 1 else {}
+    return commented(yaml_recipe({**own, "num_machines": job.nodes}, job), reasons)
 
 
 def _beside_launch(keys: Mapping[str, Any], job: Job) -> Mapping[str, str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from simcore.inputs.scenario import Scenario
 from simcore.recipes.conversion.patching import patched
 from simcore.recipes.conversion.writing import Writing
@@ -11,15 +14,20 @@ from simcore.recipes.recipe_file import read_files
 __all__ = ["convert"]
 
 
-def convert(scenario: Scenario, named: str, into: str = "") -> Converted:
+def convert(scenario: Scenario, named: str, into: str = "", file: str = "") -> Converted:
     """Recipe of a scenario in the format `named`. `into`: a recipe of the user's that is changed as little as needed.
+
+    `file`: its name, which the launch command and the files beside it have; "" or one with another ending than the
+    format's: the scenario's name.
 
     InputError for a name that is no format that can be written; NotYet for a scenario of another framework or workload.
     Raises what `settled` raises for one that its framework refuses. Keys that the format cannot say are in the result.
     """
     made = Writing.of(scenario, named)
+    if re.fullmatch(r"[\w.-]+", file) and Path(file).suffix == made.writer.suffix:
+        made = made.of_file(file)
     if into:
-        file = read_files([into])[0]
-        made = made.of_file(file.path)
-        return made.converted(patched(made, file))
+        own = read_files([into])[0]
+        made = made.of_file(own.path)
+        return made.converted(patched(made, own))
     return made.converted(made.writer.text(made.outline.nested(), made.job))

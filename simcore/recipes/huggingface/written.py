@@ -72,9 +72,9 @@ def optimizer_name(outline: Outline) -> str | None:
 
 
 def _is_alike(asked: Any, value: Any, key: str) -> bool:
-    if key == "moments" and value == "auto":
-        return asked != "int8"
-    return bool(asked == value or (key == "implementation" and value == "auto"))
+    if value == "auto":
+        return bool(key == "implementation" or asked != "int8")
+    return bool(asked == value)
 
 
 def whole(value: float) -> float:

@@ -6,5 +6,6 @@ release 0.1.0; the configuration of later releases is refused by name.
 
 `recipe`: recognises a file and reads it block by block. `flavors`: the models by name and flavor. `model`: which of
 them, and products in 8 bits. `parallelism`: mesh, FSDP, pipeline stages. `step`: batches, formats, checkpointing,
-compilation, optimizer. `without_effect`: keys that change nothing that is simulated.
+compilation, optimizer. `without_effect`: keys that change nothing that is simulated. `written`: configurations of
+scenarios.
 """

@@ -5,5 +5,6 @@ Input: the file, and beside it the YAML of `accelerate launch`, DeepSpeed's JSON
 
 `recipe`: the format, block by block. `model`: model, attention, loss. `formats`: what is stored and computed in which
 format. `adapters`: LoRA and packed bases. `batches`: lengths and microbatch. `checkpointing`: recomputed layers.
-`without_effect`: keys that change nothing in a step. What the Trainer decides is in `huggingface.trainer`.
+`without_effect`: keys that change nothing in a step. What the Trainer decides is in `huggingface.trainer`. `written`:
+recipes of scenarios.
 """

@@ -10,8 +10,8 @@ import pytest
 from checkout import ROOT
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
+from simcore.recipes.conversion.converting import convert
 from simcore.recipes.converted import Converted
-from simcore.recipes.converting import convert
 
 
 def of_folder(name: str, **settings: Any) -> Scenario:
@@ -41,7 +41,7 @@ parallelism_config:
   parallelism_config_dp_shard_size: 8
 mixed_precision: bf16
 num_processes: 16
-num_machines: 2
+num_machines: 2  # beside it machine_rank of each, and main_process_ip of the first
 """
     assert [*made.beside] == ["trainers-trainer-fsdp2-sft.yaml"]
     assert made.launch == ("accelerate launch --config_file trainers-trainer-fsdp2.yaml -m trl.scripts.sft "

@@ -130,6 +130,15 @@ def test_gradients_are_reduced_once_a_step(tmp_path: Path) -> None:
     assert scenario(tmp_path, FSDP2).framework_options["sync_gradients"] == "last"
 
 
+def test_options_of_fsdp_1_that_the_schema_drops_have_no_effect(tmp_path: Path) -> None:
+    """axolotl's `utils/schemas/fsdp.py` has neither, and passes on what it has (`utils/trainer.py` setup_fsdp_envs)."""
+    first = RECIPE + "fsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_backward_prefetch: BACKWARD_PRE, " \
+                     "sharding_strategy: NO_SHARD}\n"
+    found = imported(tmp_path, first)
+    assert found.values["framework_options"]["backward_prefetch"] == "NO_PREFETCH"
+    assert "sharding_strategy" not in found.values["framework_options"]
+
+
 ZERO = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, "bf16": {"enabled": True},
         "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
 

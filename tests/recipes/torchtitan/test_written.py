@@ -9,8 +9,8 @@ import pytest
 
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
+from simcore.recipes.conversion.converting import convert
 from simcore.recipes.converted import Converted
-from simcore.recipes.converting import convert
 
 SCENARIO = """\
 name: mine

@@ -138,6 +138,19 @@ def test_version_1_shards_fully_whatever_reshard_after_forward_says() -> None:
     assert imported(RECIPE, said).values["framework_options"]["sharding_strategy"] == "SHARD_GRAD_OP"
 
 
+def test_options_that_the_trainer_drops_have_no_effect() -> None:
+    """transformers 5.23.0 `training_args.py` _process_fsdp_args asks for `cpu_offload`, and for no strategy."""
+    dropped = {"version": 1, "offload_params": True, "fsdp_sharding_strategy": "NO_SHARD"}
+    found = imported({**RECIPE, "fsdp": True, "fsdp_config": dropped})
+    assert "offload" not in found.values["training"]
+    assert "sharding_strategy" not in found.values["framework_options"]
+    why = {one.key: one.why for one in found.left}
+    for key in ("fsdp_config.offload_params", "fsdp_config.fsdp_sharding_strategy"):
+        assert why[key].startswith("is dropped by the program")
+    moved = imported({**RECIPE, "fsdp": True, "fsdp_config": {"cpu_offload": True}}).values["training"]
+    assert moved["offload"] == {"params": "host", "gradients": "host", "optimizer": "host"}
+
+
 def test_a_packed_base_has_adapters_in_bf16_and_plain_scales() -> None:
     training = scenario({**LORA, "load_in_4bit": True}, gpus=1).training
     assert (training.method, training.lora.dtype, training.quantization.double_quant) == ("qlora", "bf16", False)

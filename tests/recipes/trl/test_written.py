@@ -9,8 +9,8 @@ import pytest
 from checkout import ROOT
 from simcore.inputs.document import Document, parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
+from simcore.recipes.conversion.converting import convert
 from simcore.recipes.converted import Converted
-from simcore.recipes.converting import convert
 
 LORA: dict[str, Any] = {"rank": 8, "alpha": 12.5, "dropout": 0.1, "dtype": "fp32"}
 LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
