@@ -3,8 +3,8 @@
 Both have grouped-query attention, dense first layers, and shared experts beside the routed ones. As NeMo Automodel
 0.7.0 `components/models/ling_v2/{config,model,layers}.py` and `components/models/hy_v3`, which reads how many layers
 are dense from `first_k_dense_replace`, and whether weights of experts are normalised from `route_norm`. transformers
-5.23 has `models/hy_v3` (`HYV3Config`) and no code of Ling, whose checkpoints have their own. Of Ling a part of a head is
-rotated: `rotary_dim` dimensions, else `partial_rotary_factor` of it, and a token's experts are in few groups.
+5.23 has `models/hy_v3` (`HYV3Config`) and no code of Ling, whose checkpoints have their own. Of Ling a part of a head
+is rotated: `rotary_dim` dimensions, else `partial_rotary_factor` of it, and a token's experts are in few groups.
 """
 
 from __future__ import annotations
