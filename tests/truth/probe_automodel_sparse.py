@@ -29,7 +29,7 @@ from nemo_automodel.components.models.ling_v2 import model as ling
 from nemo_automodel.components.models.ling_v2.config import BailingMoeV2Config
 from nemo_automodel.components.models.minimax_m2 import layers as minimax_layers
 from nemo_automodel.components.models.minimax_m2 import model as minimax
-from nemo_automodel.components.moe.layers import MLP, Gate
+from nemo_automodel.components.moe.layers import MLP
 from oracle.fsdp2_tracker import Tracker
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -106,33 +106,6 @@ def block_of(case: dict[str, Any]) -> Any:
     return block.train()
 
 
-def gate_events(family: str) -> dict[str, Any]:
-    """The router of a model whose experts are in no groups, in a bf16 model."""
-    tr, fake, tokens, seen = Tracker(), FakeTensorMode(), 192, []
-    with torch.device("meta"):
-        model = MODELS[family](config(family, {}), backend=mla.BACKEND)
-    with fake:
-        gate = Gate(model.model.moe_config, gate_precision=model.backend.gate_precision).train()
-    with fake, tr:
-        leaf = torch.empty((), dtype=torch.bfloat16, requires_grad=True)
-        x = mla.Around.apply(leaf, (tokens, COMMON["hidden_size"]), seen, tr.events)
-        mask = torch.ones(tokens, dtype=torch.bool)
-        for known in (*gate.parameters(), *gate.buffers(), mask):
-            tr.number_of(known)
-        gc.collect()
-        start, tr.phase = len(tr.events), "fwd"
-        weights, indices, _ = gate(x, mask, None)
-        del indices, _
-        middle = len(tr.events)
-        loss = mla.Around.apply(weights, (), seen, tr.events)
-        del weights
-        loss.backward()
-        del x
-    changes = [change for _, change in tr.events]
-    after, before = seen
-    return {"forward": changes[start:middle], "backward": changes[after:before - 1]}
-
-
 def events(case: dict[str, Any]) -> dict[str, Any]:
     tr, fake = Tracker(), FakeTensorMode()
     with fake:
@@ -169,7 +142,6 @@ if __name__ == "__main__":
     stand_in()
     known = {family: registered(family) for family in SHAPES}
     rows = {name: events(case) for name, case in CASES.items()}
-    gates = {family: gate_events(family) for family in ("glm4_moe", "hy_v3", "minimax_m2")}
-    print(json.dumps({"shapes": SHAPES, "registered": known, "gates": gates})[:-1] + ', "layers": {')
+    print(json.dumps({"shapes": SHAPES, "registered": known})[:-1] + ', "layers": {')
     print(",\n".join(f"{json.dumps(name)}: {json.dumps(row, separators=(',', ':'))}" for name, row in rows.items()))
     print("}}")

@@ -25,6 +25,8 @@ def check(job: Job) -> None:
     IllegalLayout: Automodel itself refuses the job. NotYet: rankscope does not model it.
     """
     _check_packed(job)
+    if not any(spec.component == "expert_adapters" for specs in job.graph.tensors for spec in specs):
+        job.refuse_idle(job.scenario.framework_options, "moe_rank_scaling", "where experts get no adapters")
     check_policies(job)
     _check_hf(job)
     _check_mesh(job)

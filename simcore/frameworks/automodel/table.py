@@ -116,8 +116,6 @@ def table(job: Draft) -> Framework:
     Raises IllegalLayout, InputError or NotYet for a job that is not served.
     """
     options = job.options(OPTIONS)
-    if not any(spec.component == "expert_adapters" for specs in job.graph.tensors for spec in specs):
-        job.refuse_idle(options, "moe_rank_scaling", "where experts get no adapters")
     check(job)
     training = job.scenario.training
     stored = job.auto("training.precision.params", training.precision.params, *stored_by_default(job))

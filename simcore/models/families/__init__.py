@@ -6,7 +6,7 @@ Start: `llama.FAMILY`, the shortest one; `models/registry.py` maps each `model_t
 
 Dense decoders: `llama`, `mistral`, `phi3`, `qwen` (2, 3, and the MoE variants), `gemma` (2 and 3), `nemotron_nas`
 (searched layers), `gpt2`, `mpt`. Mixtures of experts: `mixtral`, `gpt_oss`, `deepseek` (V2, V3: latent attention),
-`glm` (4.5 to 4.7), `bailing` (Ling 2.0), `hy` (Hunyuan 3), `minimax` (M2).
+`glm` (4.5 to 4.7), `bailing` (Ling 2.0, Hunyuan 3), `minimax` (M2).
 State-space and hybrid models: `mamba2`, `bamba`, `granitemoehybrid` (Granite 4), `nemotron_h`, `zamba2`. `decoder`:
 what decoders with rotary embeddings share. Upstream: transformers 5.23 `models/<family>`.
 """

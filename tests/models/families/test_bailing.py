@@ -1,4 +1,4 @@
-"""Ling 2.0: the published count, the shape of layers, and what is refused."""
+"""Ling 2.0 and Hunyuan 3: published counts, the shape of layers, and what is refused."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from simcore.models.blocks import Attention, Mlp, Moe
 from simcore.models.graph import ModelGraph, build, model_config
 
 
-def graph(**changed: Any) -> ModelGraph:
-    return build({**model_config("ling-mini-2.0", None, "model"), **changed}, "automodel")
+def graph(preset: str = "ling-mini-2.0", **changed: Any) -> ModelGraph:
+    return build({**model_config(preset, None, "model"), **changed}, "automodel")
 
 
 def test_the_published_count() -> None:
@@ -41,3 +41,21 @@ def test_rotated_dimensions_may_be_counted() -> None:
 def test_refused(changed: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
         graph(**changed)
+
+
+def test_hunyuan() -> None:
+    """295 B, says Automodel's page."""
+    dense, sparse = graph("hy3-preview").kinds[1:3]
+    assert [b.block for b in dense.branches] == [Attention(4096, 64, 8, 128, rotary=True, qk_norm=True),
+                                                 Mlp(4096, 13312)]
+    assert sparse.branches[1].block == Moe(4096, 192, 8, 1536, 1536, gated=True)
+    made = graph("hy3-preview")
+    assert (made.count(), made.architecture.pattern) == (295_033_528_320, "D" + "E" * 79)
+
+
+@pytest.mark.parametrize(("changed", "told"), [
+    ({"attention_bias": True}, "attention_bias: not modelled yet"), ({"mlp_bias": True}, "mlp_bias: not modelled yet"),
+    ({"moe_router_enable_expert_bias": False}, "a router without a correction bias is not modelled yet")])
+def test_refused_of_hunyuan(changed: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        graph("hy3-preview", **changed)

@@ -10,17 +10,15 @@ import pytest
 
 from checkout import ROOT
 from eventlog import grouped
-from simcore.models.blocks import Mlp, Moe
+from simcore.models.blocks import Mlp
 from simcore.models.graph import ModelGraph, build, model_config
-from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.implementation import record
 from simcore.operators.automodel.options import RELEASE_0_7_0, AutomodelOptions
-from simcore.operators.automodel.router import sigmoid_gate
 from simcore.operators.automodel.sparse import SPARSE
 from simcore.operators.automodel.tensors import tensors
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Op
-from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Param, Section, Tape, Tensor
+from simcore.recording.tape import Param, Section
 
 TRUTH = ROOT / "tests/truth" / "tape" / "automodel-sparse-0.7.0-torch-2.13.0.json"
 STORED: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
@@ -75,36 +73,6 @@ def test_a_dense_layer_allocates_what_automodel_s_does(name: str) -> None:
     layer = layer_of(row["case"])
     assert grouped(changes(layer.forward)) == grouped(row["forward"])
     assert grouped(changes(layer.backward)) == grouped(row["backward"])
-
-
-SMALL = 64
-"""Numbers, and one number an expert, which are left out."""
-
-
-@pytest.mark.parametrize("family", STORED["gates"])
-def test_a_router_allocates_what_automodel_s_does(family: str) -> None:
-    made, row, sparse = graph(family), STORED["gates"][family], SPARSE[family]
-    block = made.kinds[made.layers[2].kind].branches[1].block
-    assert isinstance(block, Moe)
-    weight = Param("gate.weight", (8, block.hidden), "fp32" if sparse.wide_gate else "bf16", trainable=True)
-    tape = Tape({}, {})
-    x: Tensor | None = tape.external((192, block.hidden), "bf16", HIDDEN, -1)
-    assert x is not None
-    x.node = leaf = Node()
-    env = Env(tape, LayerWorkload(1, 192, "bf16", {"gate.weight": weight}), AutomodelOptions())
-    product = "fp32" if sparse.wide_product else "bf16"
-    weights: Tensor | None = sigmoid_gate(env, x, block, "gate", "fp32" if sparse.wide else "bf16", product)[0]
-    assert weights is not None
-    forward = changes(tape.cut())
-    tape.seed(weights, tape.external(weights.shape, weights.dtype, GRAD_HIDDEN, 1))
-    node, weights = weights.node, None  # the graph lives on, the weights do not
-    assert node is not None
-    tape.cut()
-    tape.backward()
-    backward = changes(tape.cut())
-    assert leaf.grads
-    assert grouped(forward) == grouped([change for change in row["forward"] if abs(change) > SMALL])
-    assert grouped(backward) == grouped([change for change in row["backward"] if abs(change) > SMALL])
 
 
 @pytest.mark.parametrize("family", PRESETS)
