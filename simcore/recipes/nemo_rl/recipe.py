@@ -11,6 +11,8 @@ from simcore.recipes.answers import Answers
 from simcore.recipes.draft import Draft
 from simcore.recipes.format import Format
 from simcore.recipes.imported import Imported
+from simcore.recipes.inheritance.parents import DEFAULTS, with_parents
+from simcore.recipes.inheritance.references import ARITHMETIC, resolved
 from simcore.recipes.nemo_rl.cluster import read_cluster
 from simcore.recipes.nemo_rl.dtensor import read_dtensor
 from simcore.recipes.nemo_rl.generation import read_generation
@@ -19,10 +21,8 @@ from simcore.recipes.nemo_rl.policy import read_batches, read_model
 from simcore.recipes.nemo_rl.step import read_step
 from simcore.recipes.nemo_rl.switches import read_switches
 from simcore.recipes.nemo_rl.without_effect import IDLE_BLOCKS, WITHOUT_EFFECT
-from simcore.recipes.parents import DEFAULTS, with_parents
 from simcore.recipes.reader import Reader
 from simcore.recipes.recipe_file import RecipeFile
-from simcore.recipes.references import ARITHMETIC, resolved
 from simcore.recipes.rows import read_rows
 
 __all__ = ["FORMAT"]

@@ -12,10 +12,10 @@ from simcore.recipes.answers import Answer, Answers
 from simcore.recipes.draft import Draft
 from simcore.recipes.format import Format
 from simcore.recipes.imported import Imported
-from simcore.recipes.parents import DEFAULTS, merged
+from simcore.recipes.inheritance.parents import DEFAULTS, merged
+from simcore.recipes.inheritance.references import resolved
 from simcore.recipes.reader import Reader
 from simcore.recipes.recipe_file import RecipeFile
-from simcore.recipes.references import resolved
 from simcore.recipes.verl.command import command_of, trainer_in
 from simcore.recipes.verl.rl import refuse_trainer
 from simcore.recipes.verl.sft import SFT, read_sft

@@ -8,7 +8,7 @@ import pytest
 
 from simcore.errors import InputError
 from simcore.inputs.document import Document, parse_document
-from simcore.recipes.references import ARITHMETIC, resolved
+from simcore.recipes.inheritance.references import ARITHMETIC, resolved
 
 
 def data(text: str) -> dict[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simcore.recipes.reference_syntax import Call, Path, parts_of
+from simcore.recipes.inheritance.reference_syntax import Call, Path, parts_of
 
 
 def test_plain_text_is_one_part() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from simcore.errors import InputError
-from simcore.recipes.parents import with_parents
+from simcore.recipes.inheritance.parents import with_parents
 from simcore.recipes.recipe_file import read_files
 
 

@@ -21,7 +21,7 @@ from simcore.errors import InputError, Problem
 from simcore.inputs.block import shorten
 from simcore.inputs.document import Document
 from simcore.inputs.yaml_parser import MAX_NODES, KeyPath, dotted
-from simcore.recipes.reference_syntax import Call, Part, Path, parts_of
+from simcore.recipes.inheritance.reference_syntax import Call, Part, Path, parts_of
 
 __all__ = ["ARITHMETIC", "resolved"]
 
