@@ -14,7 +14,9 @@ def rms_norm(tape: Tape, weight: Param, x: Tensor, *, weight_in_fp32: bool) -> T
     `weight_in_fp32`: multiplies by the weight before the cast back, as Nemotron-H does; Llama does it after the cast.
     """
     dtype = x.dtype
-    x = _normed(tape, x)
+    x = aten.cast(tape, x, "fp32")
+    variance = aten.mean(tape, aten.square(tape, x))
+    x = aten.mul(tape, x, aten.rsqrt(tape, aten.add_scalar(tape, variance)))
     if weight_in_fp32:
         return aten.cast(tape, aten.mul(tape, aten.cast(tape, weight, "fp32"), x), dtype)
     return aten.mul(tape, weight, aten.cast(tape, x, dtype))
@@ -23,11 +25,6 @@ def rms_norm(tape: Tape, weight: Param, x: Tensor, *, weight_in_fp32: bool) -> T
 def rms_norm_from_zero(tape: Tape, weight: Param, x: Tensor) -> Tensor:
     """RMSNorm that multiplies by one more than the weight, all in fp32 (`GemmaRMSNorm`); like `x`."""
     dtype = x.dtype
-    x = _normed(tape, x)
-    return aten.cast(tape, aten.mul(tape, x, aten.add_scalar(tape, aten.cast(tape, weight, "fp32"))), dtype)
-
-
-def _normed(tape: Tape, x: Tensor) -> Tensor:
     x = aten.cast(tape, x, "fp32")
-    variance = aten.mean(tape, aten.square(tape, x))
-    return aten.mul(tape, x, aten.rsqrt(tape, aten.add_scalar(tape, variance)))
+    x = aten.mul(tape, x, aten.rsqrt(tape, aten.add_scalar(tape, aten.mean(tape, aten.square(tape, x)))))
+    return aten.cast(tape, aten.mul(tape, x, aten.add_scalar(tape, aten.cast(tape, weight, "fp32"))), dtype)
