@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from simcore.cli.calibrate import calibrate
-from simcore.cli.choose import Columns, Fits, Sort, asked_choice
 from simcore.cli.convert import convert
-from simcore.cli.elsewhere import From, On, Part, elsewhere
 from simcore.cli.exit_codes import ended
 from simcore.cli.explain import explain
 from simcore.cli.export import export
 from simcore.cli.first_file import init, schema
 from simcore.cli.lint import lint
 from simcore.cli.lists import LISTS
+from simcore.cli.options.choose import Columns, Fits, Sort, asked_choice
+from simcore.cli.options.elsewhere import From, On, Part, elsewhere
 from simcore.cli.query import query
 from simcore.cli.read import read
 from simcore.cli.recipes import FilesBeside, Gpus, SeqLen, Topology, import_
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from simcore.batch.folder import Existing
     from simcore.batch.gate import Gate
     from simcore.batch.run import Work
-    from simcore.cli.elsewhere import Elsewhere
+    from simcore.cli.options.elsewhere import Elsewhere
     from simcore.cli.session import Ran
     from simcore.inputs.loading import Entry
     from simcore.results.report import Report

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from simcore.cli.choose import Columns, Fits, Sort, asked_choice
-from simcore.cli.elsewhere import Elsewhere, From, On, Part, elsewhere
+from simcore.cli.options.choose import Columns, Fits, Sort, asked_choice
+from simcore.cli.options.elsewhere import Elsewhere, From, On, Part, elsewhere
 from simcore.cli.recipes import FilesBeside, SeqLen
 from simcore.errors import InputError, Problem
 
@@ -38,6 +38,7 @@ Free = Annotated[list[str] | None, typer.Option(
     metavar="KEY[=V,..]", help="Free key, with values; omitted: mesh, micro batch, recompute, options.")]
 Where = Annotated[list[str] | None, typer.Option(
     metavar="CONDITION", help="Over keys and results, such as 'mesh.tp <= 8 and peak_gib < 70'.")]
+Recipes = Annotated[str, typer.Option("--as", metavar="FORMAT", help="With --write: as recipes.")]
 Output = Annotated[Path | None, typer.Option(
     "-o", "--output", metavar="DIR", help="Keep what is simulated in DIR; started again it goes on there.")]
 
@@ -64,8 +65,7 @@ def search(
     unsure: Annotated[Counts, typer.Option(help="An unsure verdict counts as this.")] = Counts.OOM,
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Time every layout that fits.")] = False,
     write: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the ranking as scenario files.")] = None,
-    recipes: Annotated[str, typer.Option("--as", metavar="FORMAT", help="With --write: as recipes.")] = "",
-    output: Output = None,
+    recipes: Recipes = "", output: Output = None,
     html: Annotated[Path | None, typer.Option(help="Write an HTML page.")] = None,
     jobs: Annotated[int | None, typer.Option("-j", "--jobs", min=1, max=256, help="Worker processes.")] = None,
     on: On = "", shard: Part = "", parts: From = None, seq_len: SeqLen = None,

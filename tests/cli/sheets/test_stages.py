@@ -1,4 +1,4 @@
-"""What a terminal shows while a search goes on: first of all, what is searched."""
+"""Lines of a terminal while a search goes on: the first says what is searched."""
 
 from __future__ import annotations
 
