@@ -61,8 +61,9 @@ COLUMNS: Final[tuple[Column, ...]] = (
 """Columns of a candidate's row."""
 
 
-def _fields() -> Iterator[Field[Row]]:
-    yield from (Field(column, itemgetter(place)) for place, column in enumerate(COLUMNS))
+def _at(place: int) -> Callable[[Row], Value]:
+    """Function for the value of a row at a place."""
+    return itemgetter(place)
 
 
 def _verdict(row: Row) -> Verdict | None:
@@ -72,8 +73,8 @@ def _verdict(row: Row) -> Verdict | None:
         "oom" if verdict == "oom" else None)
 
 
-CANDIDATES: Final[Choosable[Row]] = Choosable({field.column.name: field for field in _fields()}, _verdict,
-                                              "docs/query.md")
+CANDIDATES: Final[Choosable[Row]] = Choosable(
+    {column.name: Field(column, _at(place)) for place, column in enumerate(COLUMNS)}, _verdict, "docs/query.md")
 """Candidates of a search, of which some may be shown."""
 
 

@@ -38,10 +38,10 @@ class WordTable:
         self._styles: list[str] = []
         self._sections: set[int] = set()
 
-    def add_row(self, *cells: str, style: str = "") -> None:
-        """Adds a row with a text for each column, all in a style of rich."""
+    def add_row(self, *cells: str, style: str | None = None) -> None:
+        """Adds a row with a text for each column, all in a style of rich; None: in none."""
         self._rows.append(cells)
-        self._styles.append(style)
+        self._styles.append(style or "")
 
     def add_section(self) -> None:
         """Sets further rows apart, where the terminal is wide enough for the table as it is."""
