@@ -15,7 +15,7 @@ from simcore.placement.job import Job
 __all__ = ["QUANTISED", "check"]
 
 CAPABILITIES: Final = Capabilities(
-    axes=ALL_AXES, no_capacity="0.7.0 moe/experts.py: tokens are never dropped", virtual_stages=True,
+    axes=ALL_AXES, no_capacity="0.7.0 moe/experts.py: tokens are never dropped",
     fixed={"training.precision.main_grads": "auto", "training.optimizer.master": "none"})
 QUANTISED = "0.7.0 _transformers/model_init.py __init_model"
 
@@ -41,7 +41,7 @@ def check(job: Job) -> None:
     job.one_of("training.loss", loss, losses)
     if loss == "causal" and (job.mesh.tp > 1 or job.mesh.pp > 1 or job.mesh.cp > 1):
         raise job.not_yet("training.loss", "the model's own loss (causal) with tensor, pipeline or context parallelism")
-    replace(CAPABILITIES, offload=offload_parts(job)).check(job)
+    replace(CAPABILITIES, offload=offload_parts(job), virtual_stages=job.mesh.pp > 1).check(job)
 
 
 def _check_packed(job: Job) -> None:
