@@ -5,7 +5,7 @@ Start: `app.main`; commands `run`, `place`, `check`, `compare`, `validate`, `sch
 the others have a module: `calibrate`, `convert`, `explain`, `export`, `lint`, `lists` (`models` and its likes), `read`,
 `report`, `search`, `solve`.
 
-`options`: options that commands share. `sheets`: tables of a terminal. `session`: one command's batch. `output`: where results go (JSON, pages, figures, CI).
-`stdio`: streams that are closed, full, or without UTF-8. `exit_codes`: how the process ends. `usage`: wrong
-options, a line each.
+`options`: options that commands share. `sheets`: tables of a terminal. `session`: one command's batch. `output`: where
+results go (JSON, pages, figures, CI). `stdio`: streams that are closed, full, or without UTF-8. `exit_codes`: how the
+process ends. `usage`: wrong options, a line each.
 """
