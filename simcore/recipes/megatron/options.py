@@ -111,10 +111,13 @@ def _write_exchange(writer: Writer) -> None:
 
 
 def _write_activation(writer: Writer, fused: Setting[bool], *, is_biased: bool, is_gated: bool) -> None:
-    """Bias and activation in one kernel; without biases GELU is one kernel by itself."""
-    key = f"{_OPTION}bias_activation_fusion"
+    """Bias and activation in one kernel; without biases GELU is one kernel by itself.
+
+    Without the key a Qwen has two kernels, as Bridge's providers of the family leave them, any other model one.
+    """
+    key, model = f"{_OPTION}bias_activation_fusion", writer.draft.values["model"]
     if is_biased or is_gated:
-        writer.write_other(key, fused.value, True, fused)  # noqa: FBT003
+        writer.write_other(key, fused.value, not str(model.get("config", "")).startswith("qwen"), fused)
 
 
 def _write_experts(writer: Writer) -> None:

@@ -158,6 +158,10 @@ def test_a_case_of_megatrons_tests_is_its_row_of_measured_runs(tmp_path: Path, r
 EXPERTS = {"num_experts": 8, "disable_bias_linear": True, "tensor_model_parallel_size": 2, "sequence_parallel": True}
 
 
+QWEN = {"qk_layernorm": True, "swiglu": True, "disable_bias_linear": True, "normalization": "RMSNorm",
+        "kv_channels": 128, "position_embedding_type": "rope", "attention_dropout": 0.0, "hidden_dropout": 0.0}
+
+
 @pytest.mark.parametrize(("changes", "key", "expected"), [
     (EXPERTS, "mesh.etp", 2),
     ({**EXPERTS, "expert_tensor_parallel_size": 1}, "mesh.etp", 1),
@@ -196,8 +200,10 @@ EXPERTS = {"num_experts": 8, "disable_bias_linear": True, "tensor_model_parallel
     ({"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim"},
      "framework_options.data_parallel_sharding_strategy", "optim"),
     ({"use_megatron_fsdp": True}, "framework", "megatron_fsdp"),
-    ({"qk_layernorm": True, "swiglu": True, "disable_bias_linear": True, "normalization": "RMSNorm", "kv_channels": 128,
-      "position_embedding_type": "rope", "attention_dropout": 0.0, "hidden_dropout": 0.0}, "model.config", "qwen3-8b"),
+    (QWEN, "model.config", "qwen3-8b"),
+    (QWEN, "framework_options.bias_activation_fusion", True),
+    ({**QWEN, "no_bias_swiglu_fusion": True}, "framework_options.bias_activation_fusion", None),
+    ({"swiglu": True}, "framework_options.bias_activation_fusion", None),
     ({"hybrid_layer_pattern": "M-M*|M-ME", "num_experts": 4, "pipeline_model_parallel_size": 2},
      "training.pipeline.layers", [4, 4]),
     ({"hybrid_layer_pattern": "M-M*/*E/*E", "num_experts": 4}, "model.overrides.mtp_num_layers", 2),
