@@ -56,7 +56,7 @@ _STRATEGY: Final = ("*sharding_strategy",)
 _MEGATRON: Final = "Megatron-LM d98e8a64 megatron/training/arguments.py"
 
 IGNORED: Final[tuple[Ignored, ...]] = (
-    Ignored(_HUGGING, _STRATEGY, "a key of FSDP 1", "FSDP 2 has no sharding_strategy: all is sharded, and "
+    Ignored(("accelerate", "trl"), _STRATEGY, "a key of FSDP 1", "FSDP 2 has no sharding_strategy: all is sharded, and "
             "reshard_after_forward says if layers stay gathered", "reshard_after_forward: false for SHARD_GRAD_OP",
             _PLUGIN, counts=_partial),
     Ignored(_HUGGING, ("*use_orig_params", "*backward_prefetch", "*forward_prefetch"), "a key of FSDP 1",
@@ -96,4 +96,7 @@ IGNORED: Final[tuple[Ignored, ...]] = (
     Ignored(("torchtitan",), ("parallelism.enable_async_tensor_parallel",), "without torch.compile it has no effect",
             "without torch.compile nothing runs asynchronously", "[compile] enable = true",
             "torchtitan 0.2.2 distributed/tensor_parallel.py maybe_enable_async_tp"),
+    Ignored(_HUGGING, ("*fsdp_config.*",), "is dropped by the program that reads the block*",
+            "the program that reads this block knows no such key and drops it", "the program's own word for it",
+            "transformers 5.23.0 training_args.py, accelerate 1.15.0 commands/launch.py, axolotl 0.19.0 utils/schemas"),
 )

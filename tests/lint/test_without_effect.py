@@ -17,12 +17,15 @@ MOE = ("model: {_target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretraine
        "pretrained_model_name_or_path: Qwen/Qwen3-30B-A3B, attn_implementation: sdpa}\n")
 PEFT = "peft: {_target_: nemo_automodel.components._peft.lora.PeftConfig, dim: 8}\n"
 SECOND = "fsdp_version: 2\nfsdp_config: {auto_wrap_policy: TRANSFORMER_BASED_WRAP, %s}\n"
+LAUNCHED = ("distributed_type: FSDP\nfsdp_config: {fsdp_version: 2, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, "
+            "%s}\n")
 FIRST = "fsdp_config: {auto_wrap_policy: TRANSFORMER_BASED_WRAP, %s}\n"
 ASYNC = "[parallelism]\ntensor_parallel_degree = 2\nenable_async_tensor_parallel = true\n"
 # Row of the table, base, lines that it is about, lines that it is not about.
 CASES = [
-    (0, "axolotl", SECOND % "sharding_strategy: SHARD_GRAD_OP", SECOND % "sharding_strategy: FULL_SHARD"),
-    (1, "axolotl", SECOND % "backward_prefetch: BACKWARD_PRE", SECOND % "backward_prefetch:"),
+    (0, "accelerate", LAUNCHED % "fsdp_sharding_strategy: SHARD_GRAD_OP",
+     LAUNCHED % "fsdp_sharding_strategy: FULL_SHARD"),
+    (1, "axolotl", SECOND % "use_orig_params: true", SECOND % "use_orig_params:"),
     (2, "axolotl-fsdp1", FIRST % "reshard_after_forward: SHARD_GRAD_OP", FIRST % "sharding_strategy: SHARD_GRAD_OP"),
     (3, "axolotl", "fsdp_version: 2\n", SECOND % "offload_params: false"),
     (4, "accelerate", "deepspeed_config: {zero_stage: 3}\n", "deepspeed_config: {}\n"),
@@ -40,6 +43,7 @@ CASES = [
      "--recompute-granularity: full, --recompute-method: uniform, --recompute-num-layers: 1"),
     (13, "megatron", "--num-experts: 8, --moe-token-dispatcher-type: alltoall, --moe-enable-deepep: true",
      "--num-experts: 8, --moe-token-dispatcher-type: flex, --moe-enable-deepep: true"),
+    (15, "axolotl", SECOND % "sharding_strategy: SHARD_GRAD_OP", SECOND % "reshard_after_forward: true"),
     (14, "torchtitan", f"{ASYNC}[compile]\nenable = false\n", f"{ASYNC}[compile]\nenable = true\n"),
 ]
 

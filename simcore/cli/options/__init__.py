@@ -2,5 +2,6 @@
 
 Input: what the user typed. Output: a `Choice`, or an `Elsewhere`. Start: `choose.asked_choice`, `elsewhere.elsewhere`.
 
-`choose`: `--sort`, `--fits`, `--columns`. `elsewhere`: `--on`, `--shard`, `--from`.
+`choose`: `--sort`, `--fits`, `--columns`.
+`elsewhere`: `--on`, `--shard`, `--from`.
 """

@@ -15,6 +15,7 @@ __all__ = ["Wanted", "wanted"]
 Wanted = tuple[str, Any, Any]
 """Key, the value that is asked for, and the value that Bridge has if a recipe does not have the key."""
 _OPTION: Final = "framework_options."
+_ALLOCATOR: Final = "env_vars.PYTORCH_CUDA_ALLOC_CONF"
 _PRECISION: Final = "training.precision."
 _FP8: Final = ("fp8_recipe", "fp8_param_gather", "first_last_layers_bf16", "num_layers_at_start_in_bf16",
                "num_layers_at_end_in_bf16", "fp8_dot_product_attention", "fp8_multi_head_attention",
@@ -36,8 +37,15 @@ def wanted(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:
     yield from _experts(outline)
     yield from _rest(outline)
     yield from _rows(outline)
+    yield from _allocator(outline, base)
     if outline.value("training.method") == "lora":
         yield from _adapters(outline, base)
+
+
+def _allocator(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:
+    """Most recipes ask for expandable segments; a scenario that does not takes them back."""
+    if base.get(_ALLOCATOR) and not outline.given("environment.expandable_segments"):
+        yield _ALLOCATOR, "expandable_segments:False", None
 
 
 def _layout(outline: Outline) -> Iterator[Wanted]:

@@ -253,10 +253,13 @@ def test_gpipe_keeps_every_microbatch_and_sends_as_much() -> None:
     assert first.end_bytes == other.end_bytes
 
 
-def test_virtual_stages_are_not_modelled() -> None:
-    report = _ran({"pp": 2}, microbatches=4, pipeline={"virtual_stages": 2})
-    assert report.status == "error"
-    assert "not yet: virtual stages under automodel" in report.problems[0].message
+def test_virtual_stages_run_interleaved_and_send_more() -> None:
+    plain, virtual = (_ran({"pp": 2}, microbatches=4, pipeline={"virtual_stages": count}) for count in (1, 2))
+    assert (plain.status, virtual.status) == ("ok", "ok"), virtual.problems
+    sent = [sum(row.wire_bytes for row in report.ranks[0].traffic if row.axis == "pp") for report in (plain, virtual)]
+    assert sent[1] > 2 * sent[0] > 0  # the first rank also takes what the last has between its two stages
+    refused = _ran({"pp": 2}, microbatches=4, pipeline={"virtual_stages": 2, "schedule": "gpipe"})
+    assert refused.status != "ok"
 
 
 # ---- optimizers of 8 bits --------------------------------------------------------------------------------------------

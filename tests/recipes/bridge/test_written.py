@@ -27,10 +27,18 @@ def scenario(text: str) -> Scenario:
 
 
 def test_a_recipe_as_it_is_has_no_overrides() -> None:
-    made = convert(scenario(NANO), "bridge")
+    made = convert(scenario(f"{NANO}environment: {{expandable_segments: true}}\n"), "bridge")
     made.expect_complete()
-    assert made.text == ("torchrun --nproc-per-node 8 scripts/training/run_recipe.py --recipe "
-                         "nemotron_3_nano_sft_config\n")
+    assert made.text.endswith("\ntorchrun --nproc-per-node 8 scripts/training/run_recipe.py --recipe "
+                              "nemotron_3_nano_sft_config\n")
+
+
+def test_the_allocator_of_the_recipe_is_taken_back() -> None:
+    asked = scenario(NANO)
+    made = convert(asked, "bridge")
+    made.expect_complete()
+    assert made.text.splitlines()[1:] == ["  env_vars.PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False"]
+    assert read_back(made, asked).environment.expandable_segments is False
 
 
 def test_what_differs_is_an_override() -> None:
