@@ -101,7 +101,7 @@ def _lines(linted: Sequence[Linted]) -> Iterator[str]:
         yield plain(f"    source: {finding.source}")
     counts = Counter(finding.severity for one in linted for finding in one.findings)
     told = ", ".join(_counted(counts[one.value], one.value) for one in reversed(list(Severity)))
-    yield f"{told} in {_counted(len(linted), 'file')}"
+    yield f"{told} in {_counted(sum(not one.problems for one in linted), 'file')}"
 
 
 def _counted(number: int, name: str) -> str:

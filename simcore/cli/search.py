@@ -82,7 +82,7 @@ def search(
     which = _choice(sort, top, columns, fits=fits, unsure=unsure is Counts.FITS)
     away, scenarios = elsewhere(on, shard, parts or (), jobs, output), _scenarios(
         paths, overrides or (), gpus, seq_len, topology, beside)
-    _check_shard(away, {"--json": json, "--write": write, "--html": html, "--sort, --fits, --columns": which})
+    _check_shard(away, {"--json": json, "--write": write, "--html": html, "--sort, --fits, --columns": which}, recipes)
     questions = [_question(
         asked_space(one, gpus, names_in(framework), names_in(topology), free, where or (), allow or ()),
         _objectives(one, objective, pareto), top=top, unsure=unsure is Counts.FITS, prunes=not exhaustive,
@@ -101,11 +101,22 @@ def _choice(sort: str, top: int, columns: str, *, fits: bool, unsure: bool) -> C
     return asked_choice(CANDIDATES, sort, top, columns, fits=fits, unsure=unsure)
 
 
-def _check_shard(away: Elsewhere, options: Mapping[str, object]) -> None:
-    """InputError for a shard, which has no answer, with an option that shows one."""
+def _check_shard(away: Elsewhere, options: Mapping[str, object], recipes: str) -> None:
+    """InputError for a shard, which has no answer, with an option that shows one, and for a wrong `--as`."""
+    _check_recipes(options["--write"] is not None, recipes)
     asked = [name for name, value in options.items() if value]
     if away.shard and asked:
         raise InputError(Problem(asked[0], "expected no --shard with it: the answer is that of all shards, by --from"))
+
+
+def _check_recipes(writes: bool, named: str) -> None:  # noqa: FBT001 - of one option
+    """InputError, before anything is searched, for --as without --write, or a format that is not written."""
+    from simcore.recipes.conversion.writing import writable_formats
+
+    if named and not writes:
+        raise InputError(Problem("--as", "expected --write DIR with it: recipes are files"))
+    if named and named not in writable_formats():
+        raise InputError(Problem(f"--as {named}"[:120], f"expected one of {', '.join(writable_formats())}"))
 
 
 def _hand_out(scenarios: Sequence[Scenario], found: Sequence[Found], write: Path | None, html: Path | None,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from command import Run
 
 SMALL = """\
@@ -66,6 +68,16 @@ def test_layouts_that_no_recipe_says_end_a_search_with_2(ran: Run, tmp_path: Pat
                 "--write", tmp_path / "best", "--as", "megatron")
     assert found.code == 2
     assert "recipes of megatron run megatron, megatron_fsdp" in found.err
+
+
+@pytest.mark.parametrize(("options", "told"), [
+    (("--as", "automodel"), "--as: expected --write DIR with it"),
+    (("--write", "best", "--as", "nemo"), "--as nemo: expected one of automodel, ")])
+def test_a_format_of_recipes_is_checked_before_a_search(ran: Run, tmp_path: Path, options: tuple[str, ...], told: str
+                                                        ) -> None:
+    found = ran("search", scenario(tmp_path), *options)
+    assert (found.code, found.out) == (2, "")
+    assert told in found.err
 
 
 def test_a_recipe_becomes_one_of_another_tool(ran: Run, tmp_path: Path) -> None:
