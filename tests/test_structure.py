@@ -410,5 +410,12 @@ def _asks_by_name(node: ast.AST) -> bool:
 
 
 def _is_framework(node: ast.expr) -> bool:
+    """`x.framework`, `x.framework.name`, and a value by that key: `x["framework"]`, `x.get("framework")`."""
     words = ast.unparse(node).split(".")
-    return words[-1] == "framework" or words[-2:] == ["framework", "name"]
+    return words[-1] == "framework" or words[-2:] == ["framework", "name"] or _is_by_key(node)
+
+
+def _is_by_key(node: ast.expr) -> bool:
+    key = (node.slice if isinstance(node, ast.Subscript) else node.args[0]
+           if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args else None)
+    return isinstance(key, ast.Constant) and key.value == "framework"

@@ -146,6 +146,10 @@ class FrameworkAdapter:
     dispatchers: Mapping[str, Mapping[str, str]] = field(default_factory=dict, compare=False)
     host_buffers: _HostBuffers = _no_buffers
 
+    def has_option(self, name: str) -> bool:
+        """True if the framework has an option of this name around the layers of one of its implementations."""
+        return any(name in self.options(implementation) for implementation in self.implementations)
+
     def table(self, job: Job, earlier: Defaults = ()) -> Framework:
         """Returns the framework's table for a job, with `earlier` defaults and those that the framework chose.
 

@@ -40,6 +40,11 @@ def framework_adapter(name: str) -> FrameworkAdapter:
     return adapters[name]
 
 
+def has_option(name: str, option: str) -> bool:
+    """Returns True if the framework `name` has an option; False for an unknown one."""
+    return name in _FOLDERS and framework_adapter(name).has_option(option)
+
+
 def dispatchers_of(name: str) -> Mapping[str, Mapping[str, str]]:
     """Returns the dispatchers of the framework `name`, as `FrameworkAdapter.dispatchers`; none for an unknown one."""
     return framework_adapter(name).dispatchers if name in _FOLDERS else {}

@@ -16,29 +16,20 @@ class Base(NamedTuple):
     gpus: int = 8
 
 
+_AXOLOTL: Final = """\
+base_model: Qwen/Qwen3-8B
+datasets: [{path: some/answers, type: alpaca}]
+sequence_len: 2048
+micro_batch_size: 2
+gradient_accumulation_steps: 2
+bf16: true
+attn_implementation: flash_attention_2
+optimizer: adamw_bnb_8bit
+"""
 BASES: Final[dict[str, Base]] = {
-    "axolotl": Base("tune.yaml", """\
-base_model: Qwen/Qwen3-8B
-datasets: [{path: some/answers, type: alpaca}]
-sequence_len: 2048
-micro_batch_size: 2
-gradient_accumulation_steps: 2
-bf16: true
-attn_implementation: flash_attention_2
-optimizer: adamw_bnb_8bit
-"""),
-    "axolotl-fsdp1": Base("tune.yaml", """\
-base_model: Qwen/Qwen3-8B
-datasets: [{path: some/answers, type: alpaca}]
-sequence_len: 2048
-micro_batch_size: 2
-gradient_accumulation_steps: 2
-bf16: true
-attn_implementation: flash_attention_2
-optimizer: adamw_bnb_8bit
-fsdp_version: 1
-fsdp_config: {auto_wrap_policy: TRANSFORMER_BASED_WRAP}
-"""),
+    "axolotl": Base("tune.yaml", _AXOLOTL),
+    "axolotl-fsdp1": Base("tune.yaml", f"{_AXOLOTL}fsdp_version: 1\n"
+                                       "fsdp_config: {auto_wrap_policy: TRANSFORMER_BASED_WRAP}\n"),
     "trl": Base("sft.yaml", """\
 model_name_or_path: Qwen/Qwen3-8B
 dtype: float32

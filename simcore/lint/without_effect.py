@@ -1,4 +1,4 @@
-"""Settings that a reader lists as without effect, of those that would surprise whoever wrote them.
+"""Settings without effect that would surprise the author of a recipe.
 
 A row is about keys of one format and the reader's own reason, so that it holds only where the reader found the case.
 """

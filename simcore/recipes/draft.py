@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from simcore.errors import Problem
+from simcore.frameworks.registry import has_option
 from simcore.inputs.block import shorten
 from simcore.inputs.sweep import split_key
 from simcore.inputs.yaml_parser import KeyPath
@@ -91,6 +92,10 @@ class Draft:
     def refuses(self, key: str) -> bool:
         """True if a key of the recipe was refused."""
         return any(f": {key}: " in problem.message for problem in (*self.barred, *self.refused))
+
+    def has_option(self, option: str) -> bool:
+        """True if the framework that the recipe, or `--set`, has named so far has an option."""
+        return has_option(str(self.values.get("framework", self.answers.settings.get("framework", ""))), option)
 
     def use(self, *taken: Taken[Any] | None) -> None:
         """Tells that values decide over others that are told elsewhere, such as the target of a class."""

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from simcore.errors import Problem
+from simcore.frameworks.registry import has_option
 from simcore.inputs.block import shorten
 from simcore.inputs.sweep import split_key
 from simcore.inputs.yaml_parser import KeyPath
@@ -53,6 +54,10 @@ class Outline:
         """Value of a key, as the scenario says it or its framework chooses it; None if neither does."""
         self._asked.add(key)
         return self.settled.values.get(key)
+
+    def has_option(self, option: str) -> bool:
+        """True if the scenario's framework has an option."""
+        return has_option(self.value("framework"), option)
 
     def given(self, key: str) -> Any:
         """Value of a key that the scenario's file says and that has an effect; None if it leaves it out."""

@@ -19,8 +19,6 @@ from simcore.recipes.recipe_file import RecipeFile
 
 __all__ = ["FORMAT"]
 
-_COPIES: Final = "ddp"
-
 
 def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
     file = files[0]
@@ -45,7 +43,7 @@ def _read_ranks(draft: Draft) -> None:
     if draft.answers.gpus is None:
         draft.ask("mesh.dp_shard", "--gpus N (or --set mesh.AXIS=N)", "number of GPUs")
     else:
-        axis = "dp_replicate" if draft.answers.settings.get("framework") == _COPIES else "dp_shard"
+        axis = "dp_replicate" if draft.has_option("bucket_cap_mb") else "dp_shard"
         draft.answered(f"mesh.{axis}", draft.answers.gpus)
 
 

@@ -9,7 +9,8 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
 from simcore.recipes.rows import Idle, Off, On, Says, read_rows
 
-__all__ = ["LOSSES", "OPTIMIZERS", "OPTIMIZER_ROWS", "read_loss", "read_optimizer"]
+__all__ = ["LOSSES", "OPTIMIZERS", "OPTIMIZER_ROWS", "read_implementation", "read_loss",
+           "read_optimizer"]
 
 OPTIMIZERS: Final = {"torch.optim.Adam": "adam", "torch.optim.AdamW": "adamw", "torch.optim.SGD": "sgd"}
 LOSSES: Final = {"MaskedCrossEntropy": "masked_fp32", "FusedLinearCrossEntropy": "cut",
@@ -31,7 +32,15 @@ _LOSS_ROWS: Final = (
 
 def read_optimizer(reader: Reader, draft: Draft) -> None:
     """Reads the block `optimizer`."""
-    foreach, fused = reader.flag("optimizer.foreach"), reader.flag("optimizer.fused")
+    read_implementation(reader, draft, "optimizer.")
+    read_rows(reader, draft, OPTIMIZER_ROWS)
+    if draft.refuses("optimizer._target_"):
+        draft.idle(reader.matching("optimizer.*"), "settings of an optimizer that is refused")
+
+
+def read_implementation(reader: Reader, draft: Draft, at: str) -> None:
+    """Reads torch's switches `fused` and `foreach` of an optimizer, whose keys begin with `at`."""
+    foreach, fused = reader.flag(f"{at}foreach"), reader.flag(f"{at}fused")
     if fused is not None and fused.value:
         draft.put("training.optimizer.implementation", fused, "fused")
         draft.use(foreach)
@@ -40,9 +49,6 @@ def read_optimizer(reader: Reader, draft: Draft) -> None:
         draft.use(fused)
     else:
         draft.idle(fused, "the default")
-    read_rows(reader, draft, OPTIMIZER_ROWS)
-    if draft.refuses("optimizer._target_"):
-        draft.idle(reader.matching("optimizer.*"), "settings of an optimizer that is refused")
 
 
 def read_loss(reader: Reader, draft: Draft, family: str) -> None:

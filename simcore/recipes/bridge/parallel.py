@@ -70,7 +70,7 @@ def read_overlap(reader: Reader, draft: Draft, data: int) -> None:
     settings of ddp and optimizer are brought in line). Without one `ddp` or the optimizer says it (training/config.py).
     tp_comm_overlap needs tp and sequence parallelism.
     """
-    shards = draft.values.get("framework") == "megatron_fsdp"
+    shards = draft.has_option("data_parallel_sharding_strategy")
     scatters = reader.flag("ddp.use_distributed_optimizer")
     has_one = reader.is_mapping("comm_overlap") and scatters is not None and scatters.value
     for name in ("overlap_grad_reduce", "overlap_param_gather"):

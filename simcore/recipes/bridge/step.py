@@ -107,7 +107,8 @@ def read_states(reader: Reader, draft: Draft) -> None:
     first, second = reader.text("optimizer.exp_avg_dtype"), reader.text("optimizer.exp_avg_sq_dtype")
     draft.use(precise, first, second, reader.text("optimizer.main_grads_dtype"))
     rest = reader.flag("optimizer.store_param_remainders")
-    if precise is not None and precise.value and draft.values["framework"] == "megatron":
+    if precise is not None and precise.value and not draft.has_option(
+            "data_parallel_sharding_strategy"):
         draft.put(f"{_OPTION}use_precision_aware_optimizer", precise)
     draft.use(rest)
     if rest is not None and not rest.value:

@@ -113,7 +113,7 @@ def _states(outline: Outline) -> Iterator[Wanted]:
     yield "optimizer.optimizer", "adam" if name == "adamw" else name, "adam"
     outline.value("training.optimizer.implementation")
     scatter = outline.value(f"{_OPTION}use_distributed_optimizer") is not False
-    shards = outline.value("framework") == "megatron_fsdp"
+    shards = outline.has_option("data_parallel_sharding_strategy")
     for block in ("ddp", "optimizer"):
         yield f"{block}.use_distributed_optimizer", scatter or shards, scatter
     yield "optimizer.use_precision_aware_optimizer", outline.value(
@@ -137,7 +137,7 @@ def _overlap(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:
     """`bridge.parallel.read_overlap`, backwards: a CommOverlapConfig overlaps and makes buckets by itself."""
     switched = [outline.given(f"{_OPTION}{name}") for name in ("tp_comm_overlap", *_OVERLAPS)]
     has_one = any(key.startswith("comm_overlap.") for key in base) or True in switched
-    if outline.value("framework") == "megatron":
+    if not outline.has_option("data_parallel_sharding_strategy"):
         for name in ("overlap_grad_reduce", "overlap_param_gather"):
             on = outline.value(f"{_OPTION}{name}") is not False
             yield f"ddp.{name}", on, None

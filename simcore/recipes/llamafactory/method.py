@@ -120,7 +120,8 @@ def _read_packed(reader: Reader, draft: Draft, launch: Launch) -> bool:
     if bits.value == 8:
         draft.infer("training.quantization.format", "int8", "quantization_bit", bits, source="LLM.int8()")
         read_rows(reader, draft, [Idle(("quantization_type", "double_quantization"), "about 4 bits")])
-        if launch.shards in (Shards.FLAT, Shards.EACH) or draft.values.get("framework") == "zero3":
+        if launch.shards in (Shards.FLAT, Shards.EACH) or draft.has_option(
+                "stage3_param_persistence_threshold"):
             draft.fail(bits.where, f"quantization_bit 8 under {draft.values.get('framework')} is an error of "
                                    f"LLaMA-Factory: 4 bits alone ({_RELEASE} {_PACKED})")
     elif bits.value == 4:

@@ -33,7 +33,7 @@ def _write(outline: Outline) -> None:
     _write_batches(puts)
     write_step(puts)
     _write_options(puts)
-    if outline.value("framework") == "megatron":
+    if not outline.has_option("data_parallel_sharding_strategy"):
         outline.set_variable("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     outline.put("--mock-data", True, stand_in=True)  # noqa: FBT003
     outline.put("--train-iters", 10, stand_in=True)
@@ -87,7 +87,7 @@ def _write_batches(puts: ArgumentPuts) -> None:
 
 def _write_options(puts: ArgumentPuts) -> None:
     outline = puts.outline
-    shards = outline.value("framework") == "megatron_fsdp"
+    shards = outline.has_option("data_parallel_sharding_strategy")
     puts.put("use_megatron_fsdp", shards, "framework")
     for option, (field, usual) in SWITCHES.items():
         puts.say(field, f"{_OPTION}{option}", usual)

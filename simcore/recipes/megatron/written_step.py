@@ -81,7 +81,7 @@ def _write_optimizer(puts: ArgumentPuts) -> None:
         puts.put("sgd_momentum", momentum, f"{_OPTIMIZER}momentum")
         outline.counts_as(f"{_OPTIMIZER}momentum", 0.9 if momentum is None else momentum)
     outline.value(f"{_OPTIMIZER}implementation")
-    if outline.value("framework") == "megatron":
+    if not outline.has_option("data_parallel_sharding_strategy"):
         scatter = outline.value(f"{_OPTION}use_distributed_optimizer")
         puts.put("use_distributed_optimizer", bool(scatter), f"{_OPTION}use_distributed_optimizer")
     whole = outline.given(f"{_OPTION}use_layer_wise_param_layout")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.answers import Answer
+from simcore.recipes.automodel.optimizer import read_implementation
 from simcore.recipes.draft import Draft
 from simcore.recipes.nemo_rl.dropout import read_dropout
 from simcore.recipes.nemo_rl.environment import read_environment
@@ -169,15 +170,7 @@ def _read_adapters(reader: Reader, draft: Draft, ep: Taken[int] | None) -> None:
 
 
 def _read_optimizer(reader: Reader, draft: Draft) -> None:
-    fused, foreach = (reader.flag(f"policy.optimizer.kwargs.{name}") for name in ("fused", "foreach"))
-    if fused is not None and fused.value:
-        draft.put("training.optimizer.implementation", fused, "fused")
-        draft.use(foreach)
-    elif foreach is not None:
-        draft.put("training.optimizer.implementation", foreach, "foreach" if foreach.value else "for_loop")
-        draft.use(fused)
-    else:
-        draft.idle(fused, "the default")
+    read_implementation(reader, draft, "policy.optimizer.kwargs.")
     read_rows(reader, draft, _OPTIMIZER)
     if draft.refuses("policy.optimizer.name"):
         draft.idle(reader.matching("policy.optimizer.kwargs.*"), "settings of an optimizer that is refused")

@@ -79,12 +79,13 @@ def _read_blocks(reader: Reader, draft: Draft, kind: str) -> None:
     draft.use(by_megatron)
     engine_gpus = read_generation(reader, draft) if kind == "grpo" else 0
     gpus = read_cluster(reader, draft, engine_gpus)
-    if by_megatron is not None and by_megatron.value:
+    is_megatron = by_megatron is not None and by_megatron.value
+    if is_megatron:
         read_megatron(reader, draft, gpus, kind)
     else:
         read_dtensor(reader, draft, gpus)
     read_batches(reader, draft, kind)
-    read_step(reader, draft, kind)
+    read_step(reader, draft, kind, validates=not is_megatron)
     if kind != "grpo":
         draft.idle(reader.matching("policy.generation", "policy.generation.*", "loss_fn.*"), f"of grpo, not of {kind}")
     read_switches(reader, draft, {"data_plane.enabled": "batches on their way between workers are not counted on the "

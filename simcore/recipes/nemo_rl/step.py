@@ -42,11 +42,14 @@ _DPO: Final = (
 )
 
 
-def read_step(reader: Reader, draft: Draft, kind: str) -> None:
-    """Reads the block of the algorithm `kind`, the loss, and what a pass of log-probabilities does."""
+def read_step(reader: Reader, draft: Draft, kind: str, *, validates: bool) -> None:
+    """Reads the block of the algorithm `kind`, the loss, and what a pass of log-probabilities does.
+
+    `validates`: the validation of SFT is simulated with the recipe's worker.
+    """
     read_rows(reader, draft, (_LENGTH,))
     if kind == "sft":
-        _read_evaluation(reader, draft)
+        _read_evaluation(reader, draft, validates=validates)
     read_rows(reader, draft, (_LATER,))
     colocated = draft.values.get("generation", {}).get("colocated", True)
     away = reader.flag("policy.offload_optimizer_for_logprob")
@@ -65,14 +68,14 @@ def read_step(reader: Reader, draft: Draft, kind: str) -> None:
         _read_grpo(reader, draft)
 
 
-def _read_evaluation(reader: Reader, draft: Draft) -> None:
+def _read_evaluation(reader: Reader, draft: Draft, *, validates: bool) -> None:
     """Writes the validation of SFT, unless none is asked for (a period of 0 or less, and not at start or end)."""
     period, ends = reader.integer("sft.val_period"), [reader.flag(f"sft.val_at_{end}") for end in ("start", "end")]
     runs = (period is not None and period.value > 0) or any(one is not None and one.value for one in ends)
     draft.idle([one for one in (period, *ends) if one], "when validation runs")
     micro, batches, whole = (reader.integer(f"sft.{name}") for name in (
         "val_micro_batch_size", "val_batches", "val_global_batch_size"))
-    if not runs or micro is None or draft.values.get("framework") == "megatron":
+    if not runs or micro is None or not validates:
         why = "validation under megatron is not simulated" if runs else "no validation is asked for"
         draft.idle([one for one in (micro, batches, whole) if one], why)
         return

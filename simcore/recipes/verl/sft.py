@@ -151,7 +151,7 @@ def _read_adapters(reader: Reader, draft: Draft) -> None:
     if rank is None or rank.value < 1:
         draft.idle([one for one in (rank, alpha, named) if one], "no adapters: the rank is 0")
         return
-    if draft.values.get("framework") == "fsdp1":
+    if draft.has_option("use_orig_params"):
         draft.refuse(rank, "adapters under FSDP 1, each a unit of its own")
         draft.idle([one for one in (alpha, named) if one], "of adapters that are refused")
         return

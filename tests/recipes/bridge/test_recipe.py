@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from recipes.looked_into import messages, value
 from simcore.errors import InputError
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
@@ -50,17 +51,6 @@ environment: {{expandable_segments: true}}
 def imported(folder: Path, text: str, gpus: int | None = None, topology: str = "", name: str = "run.sh") -> Imported:
     (folder / name).write_text(text, encoding="utf-8")
     return import_recipe([str(folder / name)], Answers.of_options(gpus, None, topology))
-
-
-def value(found: Imported, key: str) -> Any:
-    inner: Any = found.values
-    for part in key.split("."):
-        inner = inner.get(part) if isinstance(inner, dict) else None
-    return inner
-
-
-def messages(found: Imported) -> str:
-    return "\n".join(str(one) for one in (*found.wrong, *found.unknown, *found.refused, *found.questions))
 
 
 def test_a_recipe_by_name_is_the_scenario_that_a_person_would_write(tmp_path: Path) -> None:

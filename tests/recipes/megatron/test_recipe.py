@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from checkout import ROOT
+from recipes.looked_into import messages, value
 from simcore.errors import RankscopeError
 from simcore.inputs.document import Document, parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
@@ -88,18 +89,6 @@ def of(folder: Path, gpus: int = 8, **changes: Any) -> Imported:
         key if key.startswith("--") else f"--{key.replace('_', '-')}": value for key, value in changes.items()}
     lines = [f"  {key}: {json.dumps(value)}\n" for key, value in given.items() if value is not None]
     return imported(folder, "MODEL_ARGS:\n" + "".join(lines), "model_config.yaml", gpus)
-
-
-def value(found: Imported, key: str) -> Any:
-    """Value of a scenario's key as it was imported; None if it was not written."""
-    inner: Any = found.values
-    for name in key.split("."):
-        inner = inner.get(name) if isinstance(inner, dict) else None
-    return inner
-
-
-def messages(found: Imported) -> str:
-    return "\n".join(str(one) for one in (*found.wrong, *found.unknown, *found.refused, *found.questions))
 
 
 def scenario(found: Imported) -> Scenario:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from checkout import ROOT
+from recipes.torchtitan.scenario_text import WRITTEN
 from samples_of_recipes import SAMPLES
 from simcore.errors import RankscopeError
 from simcore.inputs.document import Document, parse_document
@@ -22,22 +23,6 @@ from simcore.recipes.torchtitan.flavors import FLAVORS
 from simcore.simulate import check
 
 SAMPLE = SAMPLES["torchtitan"].text
-WRITTEN = """\
-name: mine
-model: qwen3-14b
-framework: fsdp2
-implementation: torchtitan
-topology: dgx-h100
-mesh: {dp_replicate: 2, dp_shard: 8}
-training:
-  seq_len: 256
-  micro_batch_size: 3
-  global_batch_size: 48
-  recompute: {mode: per_op}
-  precision: {params: fp32, compute: bf16, grad_reduce: fp32}
-  optimizer: {name: adamw, implementation: foreach}
-framework_options: {reshard_after_forward: true, early_stop: true}
-"""
 PUBLISHED = """\
 [model]
 name = "llama3"

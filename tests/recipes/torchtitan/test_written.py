@@ -7,27 +7,13 @@ from typing import Any
 
 import pytest
 
+from recipes.torchtitan.scenario_text import WRITTEN
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
 from simcore.recipes.conversion.converting import convert
 from simcore.recipes.converted import Converted
 
-SCENARIO = """\
-name: mine
-model: qwen3-14b
-framework: fsdp2
-implementation: torchtitan
-topology: dgx-h100
-mesh: {dp_replicate: 2, dp_shard: 8}
-training:
-  seq_len: 256
-  micro_batch_size: 3
-  global_batch_size: 96
-  recompute: {mode: per_op}
-  precision: {params: fp32, compute: bf16, grad_reduce: fp32}
-  optimizer: {name: adamw, implementation: foreach}
-framework_options: {reshard_after_forward: true, early_stop: true}
-"""
+SCENARIO = WRITTEN.replace("global_batch_size: 48", "global_batch_size: 96")
 
 
 def scenario(**settings: Any) -> Scenario:
