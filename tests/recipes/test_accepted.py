@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pytest
 
+from checkout import ROOT
 from converted_files import ACCEPTED, converted, digests, files_of
 
 STORED: Final = sorted(path.stem for path in ACCEPTED.glob("*.json"))
@@ -42,3 +43,10 @@ def test_what_is_written_is_what_was_read(name: str) -> None:
 @pytest.mark.parametrize("name", STORED)
 def test_the_framework_takes_all_of_it(name: str) -> None:
     assert {row["scenario"]: row["error"] for row in rows(name) if "error" in row} == {}
+
+
+def test_the_page_tells_how_many_were_read() -> None:
+    count = sum(len(rows(name)) for name in STORED)
+    words = {7: "seven", 8: "eight", 9: "nine"}
+    page = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+    assert f"{count} recipes of {words[len(STORED)]} formats" in page
