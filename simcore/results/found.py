@@ -67,7 +67,7 @@ class SearchCounts(_Frozen):
 
     `refused`: by a rule; `at_rest`: what rests is more than fits, not simulated; `oom`, `unsure`: by their simulated
     memory, the latter unless they count as fitting; `excluded`: by a condition on results; `slower`: fit, but the
-    kernels of their step alone take longer than the answer needs; `ranked`: fit and have a time; `alike`: the same
+    a proven bound of their step is longer than the answer needs; `ranked`: fit and have a time; `alike`: the same
     degrees and numbers as one that is ranked, because a key has no effect there. `simulated`: memory was simulated;
     `timed`: time was.
     """
