@@ -57,8 +57,8 @@ def answer_of(result: SearchResult) -> str:
 def _untimed(result: SearchResult) -> Markup | None:
     if not result.counts.slower:
         return None
-    return element("p", f"{result.counts.slower:,} more fit and are not on this page: a proven bound of their "
-                   "step is longer than the answer needs, so they were not timed. ", code("--exhaustive"), " times them.",
+    return element("p", f"{result.counts.slower:,} more fit and are not on this page: a proven bound of their step "
+                   "is longer than the answer needs, so they were not timed. ", code("--exhaustive"), " times them.",
                    class_="note")
 
 
