@@ -265,7 +265,8 @@ class Folder:
         self._expect_lock()
         if self._part is not None:
             self._part.add(index, outcome.report.model_dump_json().encode() + b"\n")
-            self._know(index, outcome.report)
+            self._know(index, outcome.report)  # before others are moved: a full disk may end that
+            self._part.catch_up()
 
     def end(self) -> str:
         """Finishes the files of this run; returns the path of the file with its results, for the user.

@@ -96,14 +96,14 @@ class Part:
     def add(self, index: int, line: bytes) -> None:
         """Writes `line`, the result of scenario `index` with its line end, to `path` or, if early, to `ahead`.
 
-        It is early if results with lower indices are missing. InputError if it cannot be written.
+        It is early if results with lower indices are missing; those that waited for this one are moved by `catch_up`.
+        InputError if it cannot be written.
         """
         if index != self.num_lines:
             self._ahead.add(b"%d\t%s" % (index, line))
             self.early[index] = self._ahead.size - len(line), len(line)
             return
         self._in_turn(line)
-        self.catch_up()
 
     def catch_up(self) -> None:
         """Moves results that are next in order from `ahead` to `path`; empties `ahead` when none is left."""

@@ -281,6 +281,26 @@ def test_a_full_disk_costs_what_comes_after_it(tmp_path: Path, undisturbed: byte
     assert (tmp_path / "out" / "results.jsonl").read_bytes() == undisturbed
 
 
+def test_a_full_disk_while_early_results_take_their_turn(tmp_path: Path, undisturbed: bytes,
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line in its turn is on the disk, and a waiting one after it no longer fits: both are known results."""
+    outcomes = [attempt(cast("Entry", e), cast("Work", work)) for e in ENTRIES]
+    with opened(tmp_path / "out", cast("list[Entry]", ENTRIES), cast("Work", work), Existing.REFUSE) as folder:
+        folder.add(1, outcomes[1])
+        monkeypatch.setattr(part.Part, "catch_up", _full)
+        with pytest.raises(InputError, match="No space left"):
+            folder.add(0, outcomes[0])
+        assert list(folder.outcomes()) == outcomes[:2]
+    monkeypatch.undo()
+    run(tmp_path / "out")
+    assert (tmp_path / "out" / "results.jsonl").read_bytes() == undisturbed
+
+
+def _full(lines: part.Part) -> None:
+    with writing(Path("results.jsonl.part")):
+        raise OSError(28, "No space left on device")
+
+
 def _converted(add: Callable[[part.GrowingLines, bytes], None], lines: part.GrowingLines, line: bytes) -> None:
     with writing(lines.path):
         add(lines, line)
