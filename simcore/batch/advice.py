@@ -94,10 +94,10 @@ def _advised(scenario: Scenario, *, detail: bool = False, series: bool = False, 
 def advise(scenario: Scenario) -> tuple[Advice, ...]:
     """At most 5 changes of keys with which `scenario` surely fits, each simulated; only the best of each kind.
 
-    They are ordered by what a user loses (`Loss`), and within that by step time. If nothing surely fits: the 3 with the
-    lowest peak, with verdict "unsure" or "oom". Empty if the scenario has no peak, or is too large to be simulated
-    dozens of times. For workload "serve": of each kind the smallest change with which the inference engine starts, in a
-    fixed order of kinds; empty if none helps.
+    They are ordered by what a user loses (`Loss`), and within that by step time; more GPUs are always among them where
+    they help. If nothing surely fits: the 3 with the lowest peak, with verdict "unsure" or "oom". Empty if the scenario
+    has no peak, or is too large to be simulated dozens of times. For workload "serve": of each kind the smallest change
+    with which the inference engine starts, in a fixed order of kinds; empty if none helps.
     """
     if scenario.workload == "serve":
         return tuple(_of_engine(scenario))[:_MOST]
@@ -114,9 +114,17 @@ def advise(scenario: Scenario) -> tuple[Advice, ...]:
     if fitting:
         advice = [(_LOSSES.index(tried.change.loss), _told(scenario, tried)) for tried in fitting]
         advice.sort(key=lambda told: (told[0], told[1].step_s or math.inf))
-        return tuple(told for _, told in advice)[:_MOST]
+        return tuple(_first(advice))
     nearest = sorted((*singles, *pairs), key=lambda tried: tried.peak)
     return tuple(_told(scenario, tried) for tried in nearest[:_NEAREST])
+
+
+def _first(advice: Sequence[tuple[int, Advice]]) -> Iterator[Advice]:
+    """First pieces of advice, given with the index of their loss; more GPUs stay among them, as the last if need be."""
+    gpus = _LOSSES.index("gpus")
+    last = next((told for told in advice[_MOST - 1:] if told[0] == gpus), None)
+    for _, told in [*advice[:_MOST - 1], last] if last else advice[:_MOST]:
+        yield told
 
 
 def _num_loads(scenario: Scenario) -> int:

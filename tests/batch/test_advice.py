@@ -128,6 +128,15 @@ def test_more_gpus_are_the_fewest_with_nodes_and_a_batch_for_all() -> None:
     assert simulate(changed(asked, fewer), timed=False).verdict != "fits"
 
 
+def test_more_gpus_are_offered_beside_many_changes_that_cost_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = limited("megatron", 0.95, {"dp_shard": 4, "tp": 2}, microbatches=4, model="llama-3.1-8b")
+    found = advise(asked)
+    more = next(at for at, one in enumerate(found) if one.num_gpus != asked.world_size)
+    assert more >= 2
+    monkeypatch.setattr(advice, "_MOST", 2)
+    assert advise(asked) == (found[0], found[more])
+
+
 def test_a_layout_that_is_shown_with_a_doubt_is_not_advised() -> None:
     """Automodel's own check refuses tp for this model, which the report says."""
     lora = limited("automodel", 0.95, {"dp_shard": 4}, seq_len=2048, method="lora")
