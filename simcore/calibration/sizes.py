@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from simcore.models.blocks import Attention, Head, LatentAttention, LayerKind, Mamba2, Mixer, Mlp, Moe
+from simcore.models.blocks import Attention, GatedDeltaNet, Head, LatentAttention, LayerKind, Mamba2, Mixer, Mlp, Moe
 from simcore.models.graph import layer_kinds, model_config
 
 __all__ = ["Core", "Product", "Sizes", "sizes_of"]
@@ -77,10 +77,13 @@ def _products(kind: LayerKind) -> list[Product]:
 def _of_block(block: Mixer) -> tuple[Product, ...]:
     match block:
         case Attention():
-            return (Product("qkv", block.q_size + 2 * block.kv_size, block.hidden),
+            return (Product("qkv", block.q_size * (1 + block.gated) + 2 * block.kv_size, block.hidden),
                     Product("attention_out", block.hidden, block.q_size))
         case LatentAttention():
             return _latent(block)
+        case GatedDeltaNet():
+            return (Product("delta_in", block.conv_dim + block.values, block.hidden),
+                    Product("delta_out", block.hidden, block.values))
         case Mamba2():
             return Product("mamba_in", block.in_proj, block.hidden), Product("mamba_out", block.hidden, block.inner)
         case Mlp():

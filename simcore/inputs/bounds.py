@@ -94,21 +94,22 @@ _FEW: Final = 2**7
 
 _FIELDS: Final[tuple[tuple[int, tuple[str, ...]], ...]] = (
     (LAYERS, ("num_hidden_layers", "n_layer", "n_layers", "first_k_dense_replace", "moe_layer_freq", "num_mem_blocks",
-             "decoder_sparse_step", "sliding_window_pattern")),
+             "decoder_sparse_step", "sliding_window_pattern", "full_attention_interval")),
     (_WIDTH, ("hidden_size", "n_embd", "d_model", "moe_latent_size")),
     (_FFN, ("intermediate_size", "moe_intermediate_size", "shared_intermediate_size", "n_inner",
            "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")),
     (_HEADS, ("num_attention_heads", "num_key_value_heads", "num_query_groups", "n_head", "n_heads", "num_heads",
-             "mamba_num_heads", "mamba_n_heads", "n_mamba_heads", "n_groups", "mamba_ngroups", "mamba_n_groups")),
+             "mamba_num_heads", "mamba_n_heads", "n_mamba_heads", "n_groups", "mamba_ngroups", "mamba_n_groups",
+             "linear_num_key_heads", "linear_num_value_heads")),
     (_HEAD_DIM, ("head_dim", "attention_head_dim", "v_head_dim", "qk_head_dim", "qk_nope_head_dim", "qk_rope_head_dim",
                 "qk_pos_emb_head_dim", "mamba_head_dim", "mamba_d_head", "chunk_size", "mamba_chunk_size",
-                "rotary_dim")),
+                "rotary_dim", "linear_key_head_dim", "linear_value_head_dim")),
     (2**16, ("q_lora_rank", "kv_lora_rank", "adapter_rank")),
     (_EXPERTS, ("num_experts", "n_routed_experts", "num_local_experts", "num_experts_per_tok", "n_shared_experts",
                "num_shared_experts", "n_group", "topk_group")),
     (_STATE, ("state_size", "ssm_state_size", "mamba_d_state")),
-    (_FEW, ("conv_kernel", "mamba_d_conv", "expand", "mamba_expand", "expansion_ratio", "mtp_num_layers",
-           "num_nextn_predict_layers")),
+    (_FEW, ("conv_kernel", "mamba_d_conv", "linear_conv_kernel_dim", "expand", "mamba_expand", "expansion_ratio",
+           "mtp_num_layers", "num_nextn_predict_layers")),
     (_POSITIONS, ("max_position_embeddings", "n_positions", "max_seq_len", "sliding_window")),
     (2**24, ("vocab_size",)),  # XLM-V has 901,629 (Liang et al., 2023), Gemma 3 262,208
 )

@@ -18,7 +18,7 @@ from typing import Final
 
 from simcore.inputs.document import read_text
 from simcore.inputs.shipped import data_folder
-from simcore.models.blocks import Mamba2
+from simcore.models.blocks import GatedDeltaNet, Mamba2
 from simcore.placement.framework import Framework
 from simcore.placement.job import Job
 
@@ -47,8 +47,8 @@ def layout_class(job: Job, framework: Framework) -> str:
     Measured runs of a class tell how far simulated memory is off, see [Note: bands].
     """
     parameters = "resident" if framework.strategy.holds_whole_parameters else "gathered"
-    mamba = any(isinstance(b.block, Mamba2) for kind in job.graph.kinds for b in kind.branches)
-    blocks = "hybrid" if mamba else "moe" if job.has_experts else "dense"
+    hybrid = any(isinstance(b.block, Mamba2 | GatedDeltaNet) for kind in job.graph.kinds for b in kind.branches)
+    blocks = "hybrid" if hybrid else "moe" if job.has_experts else "dense"
     method = "full" if job.scenario.training.method == "full" else "lora"
     return f"{parameters}, {blocks}, {method}{f', {job.narrow}' if job.narrow else ''}"
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Attention", "Block", "Branch", "Embedding", "FinalNorm", "Head", "LatentAttention", "LayerKind", "Loss",
-           "Mamba2", "Mixer", "Mlp", "Moe", "Mtp", "SharedTransformer"]
+__all__ = ["Attention", "Block", "Branch", "Embedding", "FinalNorm", "GatedDeltaNet", "Head", "LatentAttention",
+           "LayerKind", "Loss", "Mamba2", "Mixer", "Mlp", "Moe", "Mtp", "SharedTransformer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,8 @@ class Attention:
     head of q and of k. `sinks`: one learned number a head in the softmax. `window`: tokens seen, 0 all. `dropout`: some
     of the softmax is dropped. `alibi`: a bias that falls with the distance of two tokens is added to their score.
     `rotated`: number of a head's dimensions that are rotated, 0 all. `capped`: scores are kept below a limit.
-    `whole_norms`: the norms of q and of k are over all heads together.
+    `whole_norms`: the norms of q and of k are over all heads together. `gated`: the query's projection is twice as
+    wide, and a sigmoid of its second half weighs the output of each head.
     """
 
     hidden: int
@@ -37,6 +38,7 @@ class Attention:
     rotated: int = 0
     capped: bool = False
     whole_norms: bool = False
+    gated: bool = False
 
     @property
     def q_size(self) -> int:
@@ -117,6 +119,39 @@ class Mamba2:
     def in_proj(self) -> int:
         """Elements of a token's output of the input projection: z, x, B, C and dt."""
         return self.inner + self.conv_dim + self.num_heads
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaNet:
+    """Linear attention by the gated delta rule: projections, convolution, the rule, gated RMSNorm, projection.
+
+    `key_dim`, `value_dim`: sizes of a head of query and key, and of value; `conv_kernel`: width of the convolution of
+    query, key and value. `joint`: query, key, value and gate are one projection, decay and learning rate (a number for
+    each value head) another; else there are four, the first of query, key and value.
+    """
+
+    hidden: int
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_kernel: int
+    joint: bool = False
+
+    @property
+    def keys(self) -> int:
+        """Elements of all key heads of a token; those of its queries are as many."""
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Elements of all value heads of a token; those of the gate and of the output are as many."""
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def conv_dim(self) -> int:
+        """Number of channels of the convolution: query, key and value."""
+        return 2 * self.keys + self.values
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +285,7 @@ class Loss:
     upcast: bool = False
 
 
-Mixer = Attention | LatentAttention | Mamba2 | Moe | Mlp
+Mixer = Attention | LatentAttention | Mamba2 | GatedDeltaNet | Moe | Mlp
 Block = Mixer | Embedding | FinalNorm | Head | Loss | Mtp
 
 

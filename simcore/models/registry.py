@@ -16,7 +16,8 @@ _MODULES: Final = {
     "gpt2": "gpt2", "gpt_oss": "gpt_oss", "granitemoehybrid": "granitemoehybrid", "hy_v3": "bailing", "llama": "llama",
     "mamba2": "mamba2", "minimax_m2": "minimax", "mistral": "mistral", "mixtral": "mixtral", "mpt": "mpt",
     "nemotron-nas": "nemotron_nas", "nemotron_h": "nemotron_h", "phi3": "phi3", "qwen2": "qwen",
-    "qwen2_moe": "qwen", "qwen3": "qwen", "qwen3_moe": "qwen", "zamba2": "zamba2",
+    "qwen2_moe": "qwen", "qwen3": "qwen", "qwen3_5_moe_text": "qwen3_next", "qwen3_5_text": "qwen3_next",
+    "qwen3_moe": "qwen", "qwen3_next": "qwen3_next", "zamba2": "zamba2",
 }
 """The module of each `model_type`, which is loaded when a configuration has it."""
 

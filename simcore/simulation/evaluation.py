@@ -24,7 +24,7 @@ from simcore.inputs.bounds import TOKENS
 from simcore.inputs.evaluation import Evaluation
 from simcore.inputs.scenario import Scenario
 from simcore.memory.ledger import balance, running
-from simcore.models.blocks import Attention, Mamba2
+from simcore.models.blocks import Attention, GatedDeltaNet, Mamba2
 from simcore.pipeline.schedule import actions
 from simcore.placement.plan import Plan
 from simcore.program.lower import lower
@@ -225,6 +225,9 @@ def _cache(simulation: Simulation, sequences: int, tokens: int) -> int:
             elif isinstance(block, Mamba2):
                 total += block.conv_dim * block.conv_kernel * width
                 total += block.num_heads * block.head_dim * block.state * _FP32
+            elif isinstance(block, GatedDeltaNet):
+                total += block.conv_dim * block.conv_kernel * width
+                total += block.num_value_heads * block.key_dim * block.value_dim * _FP32
             elif "ttention" in type(block).__name__:
                 raise NotYet(Problem(simulation.job.scenario.where("evaluation", "generate_tokens"), "not yet: "
                                      "generation with latent attention"))

@@ -26,8 +26,8 @@ OTHER_SIZES = HERE / "models" / "other-sizes.json"
 FIRST_LAYERS = 2
 REMOTE = ("bailing_moe", "nemotron-nas")  # transformers has no code for them
 # Words of a name -> component; the first that fits.
-WORDS = (("shared_expert", "shared_experts"), ("experts", "routed_experts"), ("mlp.gate.", "router"),
-         ("mixer.gate.", "router"), ("router", "router"), ("latent_proj", "latent_projections"), ("mamba.", "mamba"),
+WORDS = (("linear_attn", "delta_net"), ("shared_expert", "shared_experts"), ("experts", "routed_experts"),
+         ("mlp.gate.", "router"), ("mixer.gate.", "router"), ("router", "router"), ("latent_proj", "latent_projections"), ("mamba.", "mamba"),
          *((f"mixer.{part}_proj", "attention") for part in "qkvo"), ("mixer.up_proj", "mlp"),
          ("mixer.down_proj", "mlp"), ("mixer.", "mamba"), ("norm", "norms"), ("ln_", "norms"), ("attn", "attention"),
          ("mlp", "mlp"), ("ffn", "mlp"), ("feed_forward", "mlp"), (".linear.", "mlp"), ("lm_head", "lm_head"),
@@ -44,7 +44,7 @@ def built(fields: dict[str, Any]) -> Any:
 
 def first_layers(fields: dict[str, Any]) -> int:
     """So many that each kind of layer is among them; of shared layers one that uses another's weights."""
-    plain = max(FIRST_LAYERS, fields.get("first_k_dense_replace", 0) + 1)
+    plain = max(FIRST_LAYERS, fields.get("first_k_dense_replace", 0) + 1, fields.get("full_attention_interval", 0))
     kinds = fields.get("hybrid_override_pattern") or fields.get("layer_types") or fields.get("layers_block_type") or []
     seen = [max(kinds.index(kind) for kind in set(kinds)) + 1] if kinds else []
     shared = [i for i, kind in enumerate(kinds) if kind == "hybrid"][:fields.get("num_mem_blocks", 0) + 1]

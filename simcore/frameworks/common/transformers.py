@@ -14,7 +14,7 @@ from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, TUNE_OPTIO
 from simcore.frameworks.common.torch import Defaults, all_or_no_checkpoint, check_optimizer_in_backward
 from simcore.frameworks.common.trainer import Trainer
 from simcore.inputs.training import Draws
-from simcore.models.blocks import Attention, Mamba2
+from simcore.models.blocks import Attention, GatedDeltaNet, Mamba2
 from simcore.operators.hf.options import AttentionImplementation, HfOptions
 from simcore.placement.job import Draft, Job
 
@@ -142,12 +142,20 @@ def dense_options_of(job: Draft, options: dict[str, Any]) -> HfOptions:
 
     `options`: the framework options that the scenario sets, by name.
     """
+    if _has(job, GatedDeltaNet):
+        job.note("kernels of the gated delta rule", "flash-linear-attention and causal-conv1d",
+                 "transformers 5.23 models/qwen3_next: its own code in fp32 runs where these packages are missing, and "
+                 "keeps several times as much")
     unit = job.mesh.ep > 1 and options.get("experts", "fully_shard") == "fully_shard"
     attention = _attention(job, options)
     return HfOptions(experts_unit=unit, inputs_on_host=job.scenario.training.offload.part("activations")[1] > 0,
                      attn_implementation=attention, liger=has_liger(job, options),
                      math_attention=attention == "sdpa" and runs_math(job, options),
                      embeddings_require_grad=_by_transformers(job, options))
+
+
+def _has(job: Job, block: type) -> bool:
+    return any(isinstance(b.block, block) for kind in job.graph.kinds for b in kind.branches)
 
 
 def _has_sinks(job: Job) -> bool:
@@ -177,9 +185,11 @@ def _attention(job: Draft, options: dict[str, Any]) -> AttentionImplementation:
     if given == VLLM_FLASH_ATTN3:
         raise job.not_yet("framework_options.attn_implementation", f"{given} in a model without sinks")
     packed = job.scenario.training.lengths == "packed"
-    if packed and any(isinstance(b.block, Mamba2) for kind in job.graph.kinds for b in kind.branches):
+    if packed and _has(job, Mamba2):
         raise job.not_yet("training.lengths", "packed sequences in the Mamba layers of transformers, which are not "
                           "told where a sequence begins")
+    if packed and _has(job, GatedDeltaNet):
+        raise job.not_yet("training.lengths", "packed sequences in the gated delta net of transformers")
     if given is None and packed:
         job.auto("framework_options.attn_implementation", "auto", "sdpa",
                  "transformers 5.23 modeling_utils.py: SDPA where the model has it; its mask is a byte for each pair")

@@ -78,7 +78,9 @@ def _shared_tables(tape: Tape, family: str, block: Embedding, run: LayerWorkload
         return
     positions = _positions(tape, run, family)
     made = [positions]
-    if block.rotary_dim:
+    if block.rotary_dim and of_family(family).grids:
+        made += _tables_of_grids(tape, run, block.rotary_dim, positions, of_family(family).grids)
+    elif block.rotary_dim:
         made += _rotary_tables(tape, run, block.rotary_dim, positions, halves=of_family(family).halves_rotary)
     names = ["position_ids", "rotary.cos", "rotary.sin"][:len(made)]
     if _is_masked(run, family, block.window):
@@ -121,6 +123,19 @@ def _rotary_tables(tape: Tape, run: LayerWorkload, dim: int, positions: Tensor, 
     angles = freqs if halves else aten.select(tape, freqs, shape, "fp32", "angles")
     cos = aten.select(tape, aten.select(tape, angles, shape, "fp32", "cos"), shape, "fp32", "cos")
     sin = aten.select(tape, aten.select(tape, angles, shape, "fp32", "sin"), shape, "fp32", "sin")
+    return aten.cast(tape, cos, stream_dtype(run)), aten.cast(tape, sin, stream_dtype(run))
+
+
+def _tables_of_grids(tape: Tape, run: LayerWorkload, dim: int, positions: Tensor, grids: int) -> tuple[Tensor, Tensor]:
+    """Tables of cos and sin for each sequence, out of those of all grids (`Qwen3_5TextRotaryEmbedding`)."""
+    rows = (grids, run.batch, run.seq)
+    freqs = aten.select(tape, aten.select(tape, positions, rows, "fp32", "positions"), (*rows, dim // 2), "fp32",
+                        "freqs")
+    cos, sin = (aten.select(tape, aten.select(tape, freqs, freqs.shape, "fp32", name), freqs.shape, "fp32", name)
+                for name in ("cos", "sin"))
+    shape = (run.batch, run.seq, dim)
+    sin = aten.select(tape, sin, shape, "fp32", "sin")
+    cos = aten.select(tape, cos, shape, "fp32", "cos")
     return aten.cast(tape, cos, stream_dtype(run)), aten.cast(tape, sin, stream_dtype(run))
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from simcore.models.blocks import Attention, Branch, Mlp, Moe
-from simcore.operators.hf import gpt_oss, hybrid, layers, phi3, remote_code
+from simcore.models.blocks import Attention, Branch, GatedDeltaNet, Mlp, Moe
+from simcore.operators.hf import delta_net, gated_attention, gpt_oss, hybrid, layers, phi3, remote_code
 from simcore.operators.hf import liger as hf_liger
 from simcore.operators.hf import moe as hf_moe
 from simcore.operators.hf import nemotron as hf_nemotron
@@ -65,6 +65,12 @@ def _attention_of_phi3(tape: Tape, run: LayerWorkload, branch: Branch, inputs: I
     return phi3.attention(tape, run, branch, inputs, core), held
 
 
+def _attention_with_gate(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    held: list[Tensor] = []
+    core = eager_core(tape, inputs.mask, held, by_heads=True) if has_eager_attention(run) else None
+    return gated_attention.attention(tape, run, branch, inputs, core), held
+
+
 def _mlp(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
     assert isinstance(branch.block, Mlp)
     return layers.mlp(tape, run, branch.name, branch.block, inputs.hidden), None
@@ -107,6 +113,7 @@ class Family:
     """Functions that record the layers of one family of models, and which tables its model makes.
 
     The defaults are Llama's. `norm`, `attention`, `mlp`, `moe`, `mamba`: record a norm or a block of that type.
+    `grids`: rotary tables are made for every sequence of a batch from so many grids of positions; 0: one for all.
     `has_positions`: the model makes position ids; `passes_positions`: its layers get them; `adds_cached_positions`: the
     length of the cache, a zero, is added to them. `halves_rotary`: rotary tables have half a head's size. `masks`:
     number of masks that the model makes for eager attention; with two, one is for whole layers, one for those within a
@@ -123,6 +130,7 @@ class Family:
     adds_cached_positions: bool = True
     halves_rotary: bool = False
     masks: int = 1
+    grids: int = 0
 
 
 _LLAMA: Final = Family()
@@ -137,6 +145,9 @@ FAMILIES: Final = {
     "nemotron_h": Family(norm=_norm_in_fp32),
     "phi3": Family(attention=_attention_of_phi3, mlp=_mlp_of_phi3),
     "qwen2_moe": Family(masks=2),
+    "qwen3_next": Family(norm=rms_norm_from_zero, attention=_attention_with_gate),
+    "qwen3_5_text": Family(norm=rms_norm_from_zero, attention=_attention_with_gate, grids=3),
+    "qwen3_5_moe_text": Family(norm=rms_norm_from_zero, attention=_attention_with_gate, grids=3),
 }
 
 
@@ -165,4 +176,6 @@ def mix(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, family: 
         return functions.mlp(tape, run, branch, inputs)
     if isinstance(branch.block, Moe):
         return functions.moe(tape, run, branch, inputs)
+    if isinstance(branch.block, GatedDeltaNet):
+        return delta_net.delta_net(tape, run, branch, inputs.hidden), None
     return functions.mamba(tape, run, branch, inputs)

@@ -42,7 +42,8 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "a router by softmax of the chosen", "biases of experts", "gated experts with a shared one",
                            "a router by softmax, not normalised", "a gate of the shared expert",
                            "rotation of a part of each head", "scaled residuals",
-                           "a scaled embedding or scaled logits", "residuals in fp32", "a GELU MLP"})
+                           "a scaled embedding or scaled logits", "residuals in fp32", "a GELU MLP",
+                           "the gated delta rule", "a gate of attention's output"})
 """Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 
@@ -157,8 +158,9 @@ def _stem(tape: Tape, kind: LayerKind, run: LayerWorkload) -> Inputs:
                    if isinstance(b.block, Attention) and b.block.rotary), kind.tables)
     if rotary:
         rotary //= 1 + family.halves_rotary
-        shared += [tape.external((1, run.seq, 1, rotary), stream_dtype(run), tape.slot(f"rotary.{name}", "activation"),
-                                 down) for name in ("cos", "sin")]
+        rows = run.batch if family.grids else 1
+        shared += [tape.external((rows, run.seq, 1, rotary), stream_dtype(run),
+                                 tape.slot(f"rotary.{name}", "activation"), down) for name in ("cos", "sin")]
     mask = mask_of(tape, run, kind.family, window_of(kind))
     for number, tensor in enumerate(shared):  # only a checkpoint keeps positions, which come first
         if not (run.first if run.checkpoint == "none" and number == 0 else run.stem):

@@ -22,7 +22,7 @@ from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Tape, Tensor
 
 __all__ = ["Inputs", "attention", "core_of", "has_eager_attention", "has_flash_attention", "is_of_hub", "linear", "mlp",
-           "rotate", "runs_math", "swiglu"]
+           "rotate", "rotate_a_part", "runs_math", "swiglu"]
 
 
 class Inputs(NamedTuple):
@@ -88,7 +88,7 @@ def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, tu
     k = _heads(tape, run, name, "k", x, block, copy_grad=copies)
     v = aten.to_heads(tape, linear(tape, run, f"{name}.v_proj", x), dim, copy_grad=core is not None or unfused)
     if inputs.cos is not None and inputs.sin is not None and 0 < block.rotated < dim:
-        q, k = _rotate_a_part(tape, q, k, inputs.cos, inputs.sin)
+        q, k = rotate_a_part(tape, q, k, inputs.cos, inputs.sin)
     elif inputs.cos is not None and inputs.sin is not None and hf_liger.has_liger(run):
         q, k = hf_liger.rotate_both(tape, q, k, inputs.cos, inputs.sin, copy_grads=unfused)
     elif inputs.cos is not None and inputs.sin is not None:
@@ -164,7 +164,7 @@ def rotate(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return aten.add(tape, straight, aten.mul(tape, _rotate_half(tape, x), sin, "rotary"), "rotary")
 
 
-def _rotate_a_part(tape: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def rotate_a_part(tape: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Both rotated in their first dimensions, then joined with the rest (`models/bamba`, apply_rotary_pos_emb)."""
     size = cos.shape[-1]
     q_turned, q_rest = aten.slice_last(tape, q, size), aten.slice_last(tape, q, q.shape[-1] - size)

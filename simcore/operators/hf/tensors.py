@@ -13,6 +13,7 @@ from simcore.models.blocks import (
     Attention,
     Embedding,
     FinalNorm,
+    GatedDeltaNet,
     Head,
     LatentAttention,
     LayerKind,
@@ -118,7 +119,8 @@ def _attention(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
         return
     if b.sinks:
         yield TensorSpec(f"{name}.sinks", (b.num_heads,), ("heads",), "attention")
-    for part, out, into in (("q_proj", q, hidden), ("k_proj", kv, hidden), ("v_proj", kv, hidden),
+    asked = (b.q_size * (1 + b.gated), "heads")
+    for part, out, into in (("q_proj", asked, hidden), ("k_proj", kv, hidden), ("v_proj", kv, hidden),
                             ("o_proj", hidden, q)):
         yield _linear(f"{name}.{part}", out, into, "attention")
         if b.bias == "all" or (b.bias == "qkv" and part != "o_proj"):
@@ -177,6 +179,21 @@ def _mamba(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
     yield TensorSpec(f"{name}.norm.weight", (b.inner,), ("mamba_inner",), "mamba", "norm")
     yield _linear(f"{name}.out_proj", out, (b.inner, "mamba_inner"), "mamba")
     yield from [_bias(f"{name}.out_proj", out, "mamba")] * b.bias
+
+
+def _delta_net(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
+    """`Qwen3NextGatedDeltaNet` (joint projections), `Qwen3_5GatedDeltaNet`."""
+    hidden, heads = (b.hidden, "hidden"), b.num_value_heads
+    for part in ("dt_bias", "A_log"):
+        yield TensorSpec(f"{name}.{part}", (heads,), ("value_heads",), "delta_net")
+    conv = TensorSpec(f"{name}.conv1d.weight", (b.conv_dim, 1, b.conv_kernel), ("delta_conv", "one", "kernel"),
+                      "delta_net", "conv")
+    parts = ((("qkvz", b.conv_dim + b.values), ("ba", 2 * heads)) if b.joint else
+             (("qkv", b.conv_dim), ("z", b.values), ("b", heads), ("a", heads)))
+    projections = [_linear(f"{name}.in_proj_{part}", (size, "delta_in"), hidden, "delta_net") for part, size in parts]
+    ends = [TensorSpec(f"{name}.norm.weight", (b.value_dim,), ("value_dim",), "delta_net", "norm"),
+            _linear(f"{name}.out_proj", hidden, (b.values, "value_heads"), "delta_net")]
+    yield from (conv, *projections, *ends) if b.joint else (conv, *ends, *projections)
 
 
 def _moe(name: str, b: Any, family: str) -> Iterable[TensorSpec]:
@@ -255,7 +272,8 @@ def _low_rank(at: str, b: SharedTransformer, out: tuple[int, str], into: tuple[i
 
 
 _GEMMA: Final = ("gemma2", "gemma3_text")
-_ROUTER_FIRST: Final = ("hy_v3", "minimax_m2", "mixtral", "gpt_oss", "qwen2_moe", "granitemoehybrid")
+_ROUTER_FIRST: Final = ("hy_v3", "minimax_m2", "mixtral", "gpt_oss", "qwen2_moe", "qwen3_next", "qwen3_5_moe_text",
+                        "granitemoehybrid")
 _BLOCK: Final[dict[type, Callable[[str, Any, str], Iterable[TensorSpec]]]] = {
-    Mamba2: _mamba, Attention: _attention, LatentAttention: _latent, Mlp: _mlp, Moe: _moe
+    Mamba2: _mamba, GatedDeltaNet: _delta_net, Attention: _attention, LatentAttention: _latent, Mlp: _mlp, Moe: _moe
 }

@@ -214,7 +214,10 @@ def _mixer(c: Context, branch: Branch, x: Tensor) -> Tensor:
         return attention(c, block, x)
     if isinstance(block, LatentAttention):
         return latent_attention(c, block, x)
-    return mlp(c, block, x) if isinstance(block, Mlp) else moe(c, block, x)
+    if isinstance(block, Mlp):
+        return mlp(c, block, x)
+    assert isinstance(block, Moe), "families with other blocks are refused when their tensors are asked for"
+    return moe(c, block, x)
 
 
 IMPLEMENTATION: Final = Implementation(record=record, tensors=tensors, standing=standing)

@@ -11,6 +11,7 @@ from simcore.models.blocks import (
     Branch,
     Embedding,
     FinalNorm,
+    GatedDeltaNet,
     Head,
     LatentAttention,
     LayerKind,
@@ -90,10 +91,13 @@ def _mixer(block: Mixer) -> Iterator[str]:
                           ("biases of query, key and value", block.bias == "qkv"),
                           ("biases of attention", block.bias == "all"), ("ALiBi", block.alibi),
                           ("scores below a cap", block.capped),
+                          ("a gate of attention's output", block.gated),
                           ("rotation of a part of each head", 0 < block.rotated < block.head_dim))
     elif isinstance(block, Mamba2):
         yield from _named(("biases of Mamba's projections", block.bias),
                           ("a convolution without a bias", not block.conv_bias))
+    elif isinstance(block, GatedDeltaNet):
+        yield "the gated delta rule"
     elif isinstance(block, Mlp):
         yield from _named(("a GELU MLP", block.gelu), ("biases of the MLP", block.bias))
     elif isinstance(block, Moe):

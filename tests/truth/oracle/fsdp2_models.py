@@ -23,6 +23,7 @@ from transformers import (
 from transformers.models.llama import modeling_llama
 from transformers.models.nemotron_h import modeling_nemotron_h
 
+from . import delta
 from .nano import NANO, PATTERN
 
 LLAMA = {
@@ -49,7 +50,8 @@ NEMOTRON = {
 
 
 PRESETS = Path(__file__).resolve().parents[3] / "simcore" / "models" / "presets"
-GATED_EXPERTS = ("Qwen2MoeExperts", "Qwen3MoeExperts", "MixtralExperts", "GptOssExperts", "GraniteMoeHybridExperts")
+GATED_EXPERTS = ("Qwen2MoeExperts", "Qwen3MoeExperts", "MixtralExperts", "GptOssExperts", "GraniteMoeHybridExperts",
+                 "Qwen3NextExperts", "Qwen3_5MoeExperts")
 WITH_MAMBA = ("bamba", "granitemoehybrid", "mamba2", "nemotron_h", "zamba2")
 WITHOUT_SDPA, WITHOUT_ATTENTION = ("gpt_oss",), ("mamba2",)
 
@@ -72,7 +74,10 @@ def build_of_family(preset: str, overrides: dict[str, Any], attention: str) -> n
     """A preset that is a published configuration, by its `model_type`; eager attention has its masks."""
     fields = {**json.loads((PRESETS / f"{preset}.json").read_text(encoding="utf-8")), **overrides}
     family = fields.pop("model_type")
-    modelling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    if family in delta.FAMILIES:
+        delta.put_in_place()
+    module = family.removesuffix("_text") if family in delta.FAMILIES else family
+    modelling = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
     for name in ("create_causal_mask", "create_sliding_window_causal_mask", "create_recurrent_attention_mask"):
         if hasattr(modelling, name) and attention != "eager":
             setattr(modelling, name, no_mask)

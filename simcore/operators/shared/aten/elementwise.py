@@ -10,7 +10,8 @@ from simcore.recording.tape import Kernel, Param, Tape, Tensor
 from simcore.units import dtype_bytes
 
 __all__ = ["add", "add_", "add_scalar", "cast", "clamp", "div_", "dropout", "exp", "gelu", "masked_fill", "mul",
-           "mul_rows", "mul_scalar", "neg", "relu", "rsqrt", "select", "sigmoid", "silu", "square", "sub"]
+           "mul_rows", "mul_scalar", "neg", "relu", "rsqrt", "select", "sigmoid", "silu", "softplus", "square",
+           "sub"]
 
 
 @overload
@@ -75,6 +76,11 @@ def gelu(tape: Tape, x: Tensor) -> Tensor:
     return unary(tape, x, "gelu", "input")
 
 
+def softplus(tape: Tape, x: Tensor) -> Tensor:
+    """Records softplus of `x`; returns a new tensor with the shape and type of `x`. Autograd saves the input."""
+    return unary(tape, x, "softplus", "input")
+
+
 def dropout(tape: Tape, x: Tensor) -> Tensor:
     """Records `F.dropout(x)` with a probability above 0; returns a new tensor with the shape and type of `x`.
 
@@ -109,10 +115,11 @@ def add_scalar(tape: Tape, x: Operand, *, dtype: str = "") -> Tensor:
     return out
 
 
-def add(tape: Tape, a: Tensor, b: Tensor, name: str = "add") -> Tensor:
-    """Records `a + b` of two tensors with one shape; returns the sum in the wider of their types.
+def add(tape: Tape, a: Tensor, b: Operand, name: str = "add") -> Tensor:
+    """Records `a + b`, where `b` has a's shape or broadcasts to it; returns the sum in the wider of their types.
 
-    Both inputs get the output's gradient itself, cast to their own type. `name`: name of the output's storage.
+    Both inputs get the output's gradient itself, summed to their shape and cast to their type. `name`: name of the
+    output's storage.
     """
     node = tape.node((a, b), (), _pass_twice, reduce_to=(a.shape, b.shape), cast_to=(a.dtype, b.dtype))
     out = new(tape, a.shape, max((a.dtype, b.dtype), key=dtype_bytes), name, a.nbytes + b.nbytes)

@@ -41,20 +41,21 @@ def slice_last(tape: Tape, x: Tensor, size: int) -> Tensor:
     return Tensor(x.storage, (*shape[:-1], size), dtype, node)
 
 
-def cat(tape: Tape, a: Tensor, b: Tensor) -> Tensor:
-    """Concatenation of `a` and `b` along the last dimension, in a new tensor.
+def cat(tape: Tape, *parts: Tensor) -> Tensor:
+    """Concatenation of `parts`, at least one, along the last dimension, in a new tensor.
 
-    Both gradients are views of the output's.
+    All gradients are views of the output's.
     """
-    shapes = (a.shape, b.shape)
+    shapes = [part.shape for part in parts]
 
     def backward(tape: Tape, grads: Grads, saved: Saved) -> Grads:
         (grad,) = grads
         assert grad is not None
         return [grad.view(*shape) for shape in shapes]
 
-    node = tape.node((a, b), (), backward)
-    out = new(tape, (*a.shape[:-1], a.shape[-1] + b.shape[-1]), a.dtype, "cat", a.nbytes + b.nbytes)
+    node = tape.node(parts, (), backward)
+    shape = (*shapes[0][:-1], sum(shape[-1] for shape in shapes))
+    out = new(tape, shape, parts[0].dtype, "cat", sum(part.nbytes for part in parts))
     out.node = node
     return out
 
@@ -138,15 +139,14 @@ def chunk(tape: Tape, x: Tensor) -> tuple[Tensor, Tensor]:
     return Tensor(x.storage, half, dtype, node), Tensor(x.storage, half, dtype, node, 1)
 
 
-def split(tape: Tape, x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Two parts of the last dimension with the two given `sizes`, as views of one node.
+def split(tape: Tape, x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, ...]:
+    """Parts of the last dimension with the given `sizes`, as views of one node.
 
     Backward concatenates their gradients.
     """
     shape, dtype, num_bytes = x.shape, x.dtype, x.nbytes
     node = tape.node((x,), (), lambda tape, grads, saved: [new(tape, shape, dtype, "grad_split", num_bytes)])
-    first, second = ((*shape[:-1], size) for size in sizes)
-    return Tensor(x.storage, first, dtype, node), Tensor(x.storage, second, dtype, node, 1)
+    return tuple(Tensor(x.storage, (*shape[:-1], size), dtype, node, at) for at, size in enumerate(sizes))
 
 
 def sort(tape: Tape, x: Tensor) -> Tensor:
