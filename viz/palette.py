@@ -93,6 +93,7 @@ PARTS: Final[dict[str, Swatch]] = {
     "router": Swatch("cyan", "hatch", held=True),
     "latent_projections": Swatch("cyan", held=True),
     "mamba": Swatch("green", held=True),
+    "delta_net": Swatch("green", "hatch", held=True),
     "attention": Swatch("plum", held=True),
     "mlp": Swatch("gold", held=True),
     "norms": Swatch("slate", held=True),

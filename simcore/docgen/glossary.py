@@ -57,6 +57,7 @@ COMPONENTS: Final = {
     "embedding": "token embedding and learned positions; a tied head counts here",
     "attention": "query, key, value and output projections",
     "mamba": "Mamba-2 mixers, their norm included",
+    "delta_net": "gated delta nets (linear attention), their norm included",
     "mlp": "dense feed-forward layers",
     "routed_experts": "experts that tokens are routed to",
     "shared_experts": "experts that every token visits",

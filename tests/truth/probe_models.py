@@ -27,7 +27,8 @@ FIRST_LAYERS = 2
 REMOTE = ("bailing_moe", "nemotron-nas")  # transformers has no code for them
 # Words of a name -> component; the first that fits.
 WORDS = (("linear_attn", "delta_net"), ("shared_expert", "shared_experts"), ("experts", "routed_experts"),
-         ("mlp.gate.", "router"), ("mixer.gate.", "router"), ("router", "router"), ("latent_proj", "latent_projections"), ("mamba.", "mamba"),
+         ("mlp.gate.", "router"), ("mixer.gate.", "router"), ("router", "router"),
+         ("latent_proj", "latent_projections"), ("mamba.", "mamba"),
          *((f"mixer.{part}_proj", "attention") for part in "qkvo"), ("mixer.up_proj", "mlp"),
          ("mixer.down_proj", "mlp"), ("mixer.", "mamba"), ("norm", "norms"), ("ln_", "norms"), ("attn", "attention"),
          ("mlp", "mlp"), ("ffn", "mlp"), ("feed_forward", "mlp"), (".linear.", "mlp"), ("lm_head", "lm_head"),

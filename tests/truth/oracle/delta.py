@@ -24,6 +24,9 @@ def put_in_place() -> None:
 
     for launcher in (JITFunction, Autotuner, Heuristics):
         launcher.run = _nothing
+    from fla.utils import hardware
+
+    hardware.check_shared_mem = lambda *_: True  # before it is imported by name: that of an H100
     module = types.ModuleType("causal_conv1d")
     module.__spec__ = importlib.machinery.ModuleSpec("causal_conv1d", None)
     module.causal_conv1d_fn = convolve  # type: ignore[attr-defined]
