@@ -13,11 +13,9 @@ from simcore.models.blocks import Attention, Branch, GatedDeltaNet, Mlp, Moe
 from simcore.operators.hf import gpt_oss, hybrid, layers, phi3, remote_code
 from simcore.operators.hf import liger as hf_liger
 from simcore.operators.hf import moe as hf_moe
-from simcore.operators.hf import nemotron as hf_nemotron
 from simcore.operators.hf.layers import Core, Inputs, has_eager_attention, is_of_hub
 from simcore.operators.hf.options import HfOptions
-from simcore.operators.hf.qwen3_next.attention import attention as gated_attention
-from simcore.operators.hf.qwen3_next.delta_net import delta_net
+from simcore.operators.hf.recurrent import delta_net, mamba
 from simcore.operators.shared.eager_attention import eager_core
 from simcore.operators.shared.rms_norm import rms_norm, rms_norm_from_zero
 from simcore.recording.layer import LayerWorkload
@@ -70,7 +68,7 @@ def _attention_of_phi3(tape: Tape, run: LayerWorkload, branch: Branch, inputs: I
 def _attention_with_gate(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
     held: list[Tensor] = []
     core = eager_core(tape, inputs.mask, held, by_heads=True) if has_eager_attention(run) else None
-    return gated_attention(tape, run, branch, inputs, core), held
+    return layers.gated_attention(tape, run, branch, inputs, core), held
 
 
 def _mlp(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
@@ -107,7 +105,7 @@ def _moe_beside_mlp(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inpu
 
 
 def _mamba(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
-    return hf_nemotron.mamba(tape, run, branch, inputs.hidden), None
+    return mamba(tape, run, branch, inputs.hidden), None
 
 
 @dataclass(frozen=True, slots=True)

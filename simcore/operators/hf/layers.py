@@ -17,12 +17,12 @@ from simcore.operators.hf.packed import packed_linear
 from simcore.operators.hf.peft import dora_sum, has_dora, lora_part
 from simcore.operators.shared import aten
 from simcore.operators.shared.math_attention import math_attention
-from simcore.operators.shared.rms_norm import rms_norm
+from simcore.operators.shared.rms_norm import rms_norm, rms_norm_from_zero
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Tape, Tensor
 
-__all__ = ["Inputs", "attention", "core_of", "has_eager_attention", "has_flash_attention", "is_of_hub", "linear", "mlp",
-           "rotate", "rotate_a_part", "runs_math", "swiglu"]
+__all__ = ["Inputs", "attention", "core_of", "gated_attention", "has_eager_attention", "has_flash_attention",
+           "is_of_hub", "linear", "mlp", "rotate", "runs_math", "swiglu"]
 
 
 class Inputs(NamedTuple):
@@ -88,7 +88,7 @@ def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, tu
     k = _heads(tape, run, name, "k", x, block, copy_grad=copies)
     v = aten.to_heads(tape, linear(tape, run, f"{name}.v_proj", x), dim, copy_grad=core is not None or unfused)
     if inputs.cos is not None and inputs.sin is not None and 0 < block.rotated < dim:
-        q, k = rotate_a_part(tape, q, k, inputs.cos, inputs.sin)
+        q, k = _rotate_a_part(tape, q, k, inputs.cos, inputs.sin)
     elif inputs.cos is not None and inputs.sin is not None and hf_liger.has_liger(run):
         q, k = hf_liger.rotate_both(tape, q, k, inputs.cos, inputs.sin, copy_grads=unfused)
     elif inputs.cos is not None and inputs.sin is not None:
@@ -100,6 +100,32 @@ def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, tu
     if 0 < block.rotated < dim and not runs_math(run, block, inputs.mask):  # lies by heads, as joined queries do
         out = aten.contiguous(tape, out, "attention")
     return linear(tape, run, f"{name}.o_proj", out.view(*out.shape[:2], out.shape[2] * dim))
+
+
+def gated_attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, core: Core | None) -> Tensor:
+    """Output of attention for `inputs.hidden`, in its shape, weighed by a sigmoid (`Qwen3NextAttention`).
+
+    `core`: attention without its projections, None for `core_of`. The query's projection has the gate in the second
+    half of each head; norms of query and key multiply by one more than their weight.
+    """
+    block, name = branch.block, branch.name
+    assert isinstance(block, Attention)
+    assert inputs.cos is not None
+    assert inputs.sin is not None
+    x, dim = inputs.hidden, block.head_dim
+    both = aten.to_heads(tape, linear(tape, run, f"{name}.q_proj", x), 2 * dim)
+    q, gate = aten.chunk(tape, both)
+    del both
+    gate = aten.contiguous(tape, gate, "gate").view(*x.shape[:2], block.q_size)
+    q = rms_norm_from_zero(tape, run.params[f"{name}.q_norm.weight"], q)
+    k = aten.to_heads(tape, linear(tape, run, f"{name}.k_proj", x), dim, copy_grad=True)
+    k = rms_norm_from_zero(tape, run.params[f"{name}.k_norm.weight"], k)
+    v = aten.to_heads(tape, linear(tape, run, f"{name}.v_proj", x), dim, copy_grad=core is not None)
+    q, k = _rotate_a_part(tape, q, k, inputs.cos, inputs.sin)
+    out = core(q, k, v) if core else core_of(tape, run, block, (q, k, v), inputs.mask)
+    out = aten.contiguous(tape, out, "attention")  # lies by heads, as joined queries do
+    out = aten.mul(tape, out.view(*out.shape[:2], block.q_size), aten.sigmoid(tape, gate), "gated")
+    return linear(tape, run, f"{name}.o_proj", out)
 
 
 def has_eager_attention(run: LayerWorkload) -> bool:
@@ -164,7 +190,7 @@ def rotate(tape: Tape, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return aten.add(tape, straight, aten.mul(tape, _rotate_half(tape, x), sin, "rotary"), "rotary")
 
 
-def rotate_a_part(tape: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def _rotate_a_part(tape: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Both rotated in their first dimensions, then joined with the rest (`models/bamba`, apply_rotary_pos_emb)."""
     size = cos.shape[-1]
     q_turned, q_rest = aten.slice_last(tape, q, size), aten.slice_last(tape, q, q.shape[-1] - size)

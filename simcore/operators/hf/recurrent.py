@@ -1,21 +1,22 @@
-"""Mamba-2 of transformers 5.23 `models/nemotron_h`.
+"""Mixers of transformers 5.23 with a recurrent state: Mamba-2 (`models/nemotron_h`), gated delta net (`qwen3_next`).
 
-The fused kernel cannot run here: it is a profile of what it saves and needs, an estimate.
+Mamba's fused kernel cannot run here: it is a profile of what it saves and needs, an estimate. The kernels of the delta
+net are those of `operators/shared/delta_rule.py`.
 """
 
 from __future__ import annotations
 
 import math
 
-from simcore.models.blocks import Branch, Mamba2
+from simcore.models.blocks import Branch, GatedDeltaNet, Mamba2
 from simcore.operators.hf.layers import linear
-from simcore.operators.shared import aten
+from simcore.operators.shared import aten, delta_rule
 from simcore.recording.host_operators import MAMBA_SCAN
 from simcore.recording.kernel_shape import shape_of
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["mamba"]
+__all__ = ["delta_net", "mamba"]
 
 
 def mamba(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor) -> Tensor:
@@ -108,3 +109,43 @@ class _FusedMamba:
 
 def _grad(tape: Tape, param: Param) -> Tensor:
     return tape.empty(param.shape, param.dtype, f"grad_{param.name.removeprefix(tape.scope)}")
+
+
+# ---- gated delta net ------------------------------------------------------------------------------------------------
+def delta_net(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor) -> Tensor:
+    """Output of a gated delta net for `x` [b, s, hidden], in x's shape."""
+    block, name = branch.block, branch.name
+    assert isinstance(block, GatedDeltaNet)
+    held, pieces = list[Tensor](), list[Tensor]()
+    if block.joint:
+        mixed, z, b, a = _joint(tape, run, name, block, x, held, pieces)
+    else:
+        mixed, z, b, a = (linear(tape, run, f"{name}.in_proj_{part}", x) for part in ("qkv", "z", "b", "a"))
+    mixed = delta_rule.convolution(tape, run.params[f"{name}.conv1d.weight"], mixed, block.conv_kernel)
+    parts = aten.split(tape, mixed, (block.keys, block.keys, block.values))
+    pieces.clear()
+    beta = aten.sigmoid(tape, b)
+    decay = aten.neg(tape, aten.exp(tape, aten.cast(tape, run.params[f"{name}.A_log"], "fp32")))
+    step = aten.softplus(tape, aten.add(tape, aten.cast(tape, a, "fp32"), run.params[f"{name}.dt_bias"]))
+    g = aten.mul(tape, decay, step, "decay")
+    del decay, step
+    out = delta_rule.rule(tape, block, parts, g, beta)
+    heads = (run.tokens * block.num_value_heads, block.value_dim)
+    out = delta_rule.gated_norm(tape, run.params[f"{name}.norm.weight"], out.view(*heads), z.view(*heads))
+    return linear(tape, run, f"{name}.out_proj", out.view(*x.shape[:2], block.values))
+
+
+def _joint(tape: Tape, run: LayerWorkload, name: str, block: GatedDeltaNet, x: Tensor, held: list[Tensor],
+           pieces: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(query, key and value as one, gate, learning rate, decay) of `x`, each [b, s, ...] (`Qwen3NextGatedDeltaNet`).
+
+    Of the two projections parts lie by key heads, so all of them are copied. `held`: gets the projections, which live
+    until the layer returns; `pieces`: query, key and value, which live until the convolution's output is split.
+    """
+    held.append(linear(tape, run, f"{name}.in_proj_qkvz", x))
+    held.append(linear(tape, run, f"{name}.in_proj_ba", x))
+    query, key, value, z = aten.split(tape, held[0], (block.keys, block.keys, block.values, block.values))
+    b, a = aten.split(tape, held[1], (block.num_value_heads, block.num_value_heads))
+    value, z, b, a = (aten.contiguous(tape, part, "by_heads") for part in (value, z, b, a))
+    pieces += [aten.contiguous(tape, query, "by_heads"), aten.contiguous(tape, key, "by_heads"), value]
+    return aten.cat(tape, *pieces), z, b, a

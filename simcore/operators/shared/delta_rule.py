@@ -1,8 +1,8 @@
-"""Gated delta net of transformers 5.23 (`models/qwen3_next`, `models/qwen3_5`) with its two fused kernels.
+"""Kernels of the gated delta net: convolution, rule over chunks, gated norm, as transformers 5.23 calls them.
 
 The convolution is causal-conv1d's (1.6.1), the rule flash-linear-attention's (fla-core 0.6.0); transformers calls them
-where both packages are installed, else its own code in fp32, which is not modelled. The rest is plain torch: the gated
-norm is a kernel only on request (`use_kernels`).
+where both packages are installed, else its own code in fp32, which is not modelled. The norm is plain torch: it is a
+kernel only on request (`use_kernels`).
 
 [Note: what the rule keeps]
 fla `ops/gated_delta_rule/chunk.py`, ChunkGatedDeltaRuleFunction. Query, key and value are copied, as they are parts of
@@ -17,59 +17,18 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from simcore.models.blocks import Branch, GatedDeltaNet
-from simcore.operators.hf.layers import linear
+from simcore.models.blocks import GatedDeltaNet
 from simcore.operators.shared import aten
 from simcore.recording.host_operators import MAMBA_SCAN
-from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["delta_net"]
+__all__ = ["convolution", "gated_norm", "rule"]
 
 _CHUNK: Final = 64
 """Tokens of a chunk (`chunk_gated_delta_rule`)."""
 
 
-def delta_net(tape: Tape, run: LayerWorkload, branch: Branch, x: Tensor) -> Tensor:
-    """Output of a gated delta net for `x` [b, s, hidden], in x's shape."""
-    block, name = branch.block, branch.name
-    assert isinstance(block, GatedDeltaNet)
-    held, pieces = list[Tensor](), list[Tensor]()
-    if block.joint:
-        mixed, z, b, a = _joint(tape, run, name, block, x, held, pieces)
-    else:
-        mixed, z, b, a = (linear(tape, run, f"{name}.in_proj_{part}", x) for part in ("qkv", "z", "b", "a"))
-    mixed = _convolution(tape, run.params[f"{name}.conv1d.weight"], mixed, block.conv_kernel)
-    parts = aten.split(tape, mixed, (block.keys, block.keys, block.values))
-    pieces.clear()
-    beta = aten.sigmoid(tape, b)
-    decay = aten.neg(tape, aten.exp(tape, aten.cast(tape, run.params[f"{name}.A_log"], "fp32")))
-    step = aten.softplus(tape, aten.add(tape, aten.cast(tape, a, "fp32"), run.params[f"{name}.dt_bias"]))
-    g = aten.mul(tape, decay, step, "decay")
-    del decay, step
-    out = _rule(tape, block, parts, g, beta)
-    heads = (run.tokens * block.num_value_heads, block.value_dim)
-    out = _gated_norm(tape, run.params[f"{name}.norm.weight"], out.view(*heads), z.view(*heads))
-    return linear(tape, run, f"{name}.out_proj", out.view(*x.shape[:2], block.values))
-
-
-def _joint(tape: Tape, run: LayerWorkload, name: str, block: GatedDeltaNet, x: Tensor, held: list[Tensor],
-           pieces: list[Tensor]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(query, key and value as one, gate, learning rate, decay) of `x`, each [b, s, ...] (`Qwen3NextGatedDeltaNet`).
-
-    Of the two projections parts lie by key heads, so all of them are copied. `held`: gets the projections, which live
-    until the layer returns; `pieces`: query, key and value, which live until the convolution's output is split.
-    """
-    held.append(linear(tape, run, f"{name}.in_proj_qkvz", x))
-    held.append(linear(tape, run, f"{name}.in_proj_ba", x))
-    query, key, value, z = aten.split(tape, held[0], (block.keys, block.keys, block.values, block.values))
-    b, a = aten.split(tape, held[1], (block.num_value_heads, block.num_value_heads))
-    value, z, b, a = (aten.contiguous(tape, part, "by_heads") for part in (value, z, b, a))
-    pieces += [aten.contiguous(tape, query, "by_heads"), aten.contiguous(tape, key, "by_heads"), value]
-    return aten.cat(tape, *pieces), z, b, a
-
-
-def _convolution(tape: Tape, weight: Param, x: Tensor, width: int) -> Tensor:
+def convolution(tape: Tape, weight: Param, x: Tensor, width: int) -> Tensor:
     """Causal convolution of each channel of `x` [b, s, channels], then SiLU; in x's shape (`CausalConv1dFn`)."""
     shape, dtype, flops = x.shape, x.dtype, 2 * x.numel * width
 
@@ -84,7 +43,7 @@ def _convolution(tape: Tape, weight: Param, x: Tensor, width: int) -> Tensor:
     return out
 
 
-def _gated_norm(tape: Tape, weight: Param, x: Tensor, gate: Tensor) -> Tensor:
+def gated_norm(tape: Tape, weight: Param, x: Tensor, gate: Tensor) -> Tensor:
     """RMSNorm of `x` [rows, d], times SiLU of `gate`, in fp32; returns x's shape and type (`Qwen3_5RMSNormGated`)."""
     dtype = x.dtype
     x = aten.cast(tape, x, "fp32")
@@ -96,7 +55,7 @@ def _gated_norm(tape: Tape, weight: Param, x: Tensor, gate: Tensor) -> Tensor:
 
 
 # ---- the rule -------------------------------------------------------------------------------------------------------
-def _rule(tape: Tape, block: GatedDeltaNet, parts: Sequence[Tensor], g: Tensor, beta: Tensor) -> Tensor:
+def rule(tape: Tape, block: GatedDeltaNet, parts: Sequence[Tensor], g: Tensor, beta: Tensor) -> Tensor:
     """Output [b, s, values] of the rule, [Note: what the rule keeps].
 
     `parts`: query, key and value [b, s, heads of each]; `g`: decay [b, s, heads] in fp32; `beta`: learning rate.
