@@ -24,7 +24,12 @@ WITHIN = 900.0
 def command(*arguments: str, folder: Path) -> subprocess.Popen[str]:
     """A command that was started in `folder`."""
     return subprocess.Popen([sys.executable, "-m", "simcore", *arguments], env=ENVIRONMENT, cwd=folder, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_listen)  # noqa: PLW1509
+
+
+def _listen() -> None:
+    """A shell's `&` makes its children deaf to Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
