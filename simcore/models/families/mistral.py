@@ -1,4 +1,4 @@
-"""Mistral and Mixtral: Llama's layers, of Mixtral with experts, as transformers 5.23 `models/mistral`, `models/mixtral`.
+"""Mistral, and Mixtral with its experts: Llama's layers, as transformers 5.23 `models/mistral` and `models/mixtral`.
 
 Mistral's layers have a window where the configuration has one: every layer or none. A configuration that does not name
 `sliding_window` has 4,096 (`MistralConfig`), Mixtral's has none.
