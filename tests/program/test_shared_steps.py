@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import simcore.program.lower as lowering
 import simcore.program.shared_steps as shared
 import small
+from layouts import Layout as Drawn
+from layouts import layouts, resharded
 from simcore.program.program import Program
 from simcore.program.row_cache import _ALL
 
@@ -61,6 +66,19 @@ def test_shared_steps_have_the_rows_of_a_walk(framework: str, microbatches: int,
     monkeypatch.setattr(lowering, "shared_step", lambda *_: None)
     assert all(equal(one, other) for one, other in zip(found, programs(), strict=True))
     assert 0 < patterns < len(found)
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(st.lists(st.one_of(layouts(16), resharded(16)), min_size=3, max_size=6), st.sampled_from([{}, LORA]))
+def test_so_have_drawn_ones(drawn: list[Drawn], method: dict[str, Any]) -> None:
+    def programs() -> list[Program]:
+        small.forget_outlines()
+        return [small.program_of(name, mesh, options=options, microbatches=max(2, mesh.get("pp", 1)), **method)
+                for name, mesh, options in drawn]
+
+    found = programs()
+    with patch.object(lowering, "shared_step", lambda *_: None):
+        assert all(equal(one, other) for one, other in zip(found, programs(), strict=True))
 
 
 def _last_rank(mesh: dict[str, int]) -> int:

@@ -39,7 +39,7 @@ class Fsdp2Sizes:
 
     @property
     def form(self) -> Hashable:
-        """What rows depend on besides sizes."""
+        """Settings on which rows depend besides sizes."""
         return self.units, self.is_on_host, tuple(kind.form for kind in self.kinds)
 
     def renumbered(self, numbers: Sequence[int]) -> Fsdp2Sizes:

@@ -37,7 +37,7 @@ class BufferSizes:
 
     @property
     def form(self) -> Hashable:
-        """What rows depend on besides sizes."""
+        """Settings on which rows depend besides sizes."""
         return self.chunk, self.axis, self.replicate_axis, self.dtype, self.first_use, len(self.gathers)
 
 
@@ -65,7 +65,7 @@ class MegatronSizes:
 
     @property
     def form(self) -> Hashable:
-        """What rows depend on besides sizes."""
+        """Settings on which rows depend besides sizes."""
         return tuple(buffer.form for buffer in self.buffers), self.own
 
     def renumbered(self, numbers: Sequence[int]) -> MegatronSizes:
