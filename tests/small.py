@@ -21,6 +21,7 @@ from simcore.program.lower import lower
 from simcore.program.outline import Phase
 from simcore.program.program import Program
 from simcore.program.record_layers import Workload
+from simcore.program.shared_steps import _PATTERNS
 from simcore.recording.tape import Kernel, Op, Stream
 from simcore.results.report import Peak, Report
 
@@ -103,6 +104,7 @@ def written(out: Builder, *layer_paths: str) -> Program:
 def forget_outlines() -> None:
     """The next programs are lowered anew."""
     lowering._outline.cache_clear()
+    _PATTERNS.clear()
 
 
 def marks(program: Program) -> list[str]:

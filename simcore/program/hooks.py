@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from simcore.pipeline.schedule import Action
 from simcore.placement.plan import Plan
@@ -12,7 +12,7 @@ from simcore.program.builder import Builder
 from simcore.program.outline import Tables
 from simcore.recording.tape import Param
 
-__all__ = ["HookState", "HooksFactory", "MemoryHooks", "UnrepeatedHooks"]
+__all__ = ["HookState", "HooksFactory", "MemoryHooks", "SizedHooks", "Sizes", "UnrepeatedHooks"]
 
 Read = TypeVar("Read", bound=Hashable)
 
@@ -107,3 +107,37 @@ class HooksFactory(Protocol):
 
     def __hash__(self) -> int:
         """Hash of the factory, which is part of the key under which step templates are cached."""
+
+
+class Sizes(Protocol):
+    """All sizes of a plan from which hooks compute the amounts in their rows ([Note: plans of one form])."""
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The sizes, in a fixed order."""
+
+    @property
+    def form(self) -> Hashable:
+        """Everything else of the plan on which rows depend, but for what `shared_steps.py` looks at itself."""
+
+    def renumbered(self, numbers: Sequence[int]) -> Self:
+        """Copy with other sizes, in the order of `numbers`."""
+
+
+S = TypeVar("S", bound=Sizes)
+
+
+@dataclass(frozen=True)
+class SizedHooks(Generic[S]):
+    """Factory of hooks that compute all amounts behind `post_persistent` from sizes, which plans of one form have.
+
+    `sizes`: those of a plan. `post_persistent`: as that of the hooks. `make`: makes them with given sizes.
+    """
+
+    sizes: Callable[[Plan], S]
+    post_persistent: Callable[[Plan, Tables, Builder], None]
+    make: Callable[[Plan, Tables, Builder, S], MemoryHooks]
+
+    def __call__(self, plan: Plan, tables: Tables, builder: Builder) -> MemoryHooks:
+        """New hooks for the rank of `plan`, as `HooksFactory`."""
+        return self.make(plan, tables, builder, self.sizes(plan))

@@ -16,13 +16,14 @@ from itertools import groupby
 from simcore.pipeline.schedule import Action, Pass
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
-from simcore.program.hooks import HooksFactory, MemoryHooks
+from simcore.program.hooks import HooksFactory, MemoryHooks, SizedHooks
 from simcore.program.layer_passes import LayerPasses
 from simcore.program.outline import Phase, StepTemplate, Tables
 from simcore.program.program import Program
 from simcore.program.record_layers import RecordedLayers, Workload, keys_of, record_layers
 from simcore.program.repeated_passes import RepeatedPasses
 from simcore.program.row_cache import held
+from simcore.program.shared_steps import shared_step
 from simcore.program.stage_borders import Edges
 from simcore.program.stage_buffers import StageBuffers
 from simcore.program.stage_inputs import StageInput, StageInputs
@@ -56,6 +57,11 @@ def _outline(plan: Plan, recording: RecordedLayers, actions: tuple[Action, ...],
     bytes and FLOPs of layers are only in their tiles.
     """
     try:
+        if isinstance(hooks_of, SizedHooks):
+            walk = partial(_walk, plan, actions, updates=updates)
+            shared = shared_step(plan, recording, (actions, updates, _unheld(plan, recording)), hooks_of, walk)
+            if shared is not None:
+                return shared
         outline = _walked(plan, recording, actions, hooks_of, updates=updates)
     except struct.error as error:
         raise OverflowError("sizes pass 64 bits") from error
@@ -68,15 +74,21 @@ def _walked(plan: Plan, recording: RecordedLayers, actions: tuple[Action, ...], 
     tables = _own_copy(recording.tables)
     builder = Builder(tables)
     hooks = hooks_of(plan, tables, builder)
-    walk = _Walk(plan, builder, hooks, recording, trains=updates)
     hooks.post_persistent()
+    _walk(plan, actions, hooks, recording, builder, updates=updates)
+    return builder.build([layer.path for layer in plan.graph.layers])
+
+
+def _walk(plan: Plan, actions: tuple[Action, ...], hooks: MemoryHooks, recording: RecordedLayers, builder: Builder, *,
+          updates: bool) -> None:
+    """Writes the step behind what hooks allocate across steps."""
+    walk = _Walk(plan, builder, hooks, recording, trains=updates)
     builder.tile(recording.standing, plan.layers[0])
     walk.post_persistent()
     walk.step(actions)
     if updates:
         builder.at(Phase.OPTIMIZER)
         hooks.optimize()
-    return builder.build([layer.path for layer in plan.graph.layers])
 
 
 def _own_copy(tables: Tables) -> Tables:
@@ -122,13 +134,16 @@ def _past(plan: Plan, builder: Builder, borders: tuple[Edges, ...],
     return (StageInput if len(plan.chunks) == 1 else StageInputs)(plan, builder, borders)
 
 
-def _unheld(plan: Plan, tiles: Mapping[int, LayerPasses]) -> frozenset[int]:
+def _unheld(plan: Plan, recording: RecordedLayers) -> frozenset[int]:
     """First layers of the rank's chunks that drop their input in forward, as none of their operators saves it.
 
     A buffer that the stage keeps for its input is then the stage's again (torch 2.13 `distributed/pipelining/stage.py`,
     fwd_cache and args_recv_info).
     """
+    if not plan.framework.buffered_microbatches:
+        return frozenset()
     firsts = [chunk[0] for chunk in plan.chunks if chunk[0] > 0]
+    tiles = {first: recording.kinds[keys_of(plan)[first]] for first in firsts}
     return frozenset(first for first in firsts
                      if any(offset == -1 and slot == HIDDEN for tile in (
                          *(tile for tile, _, _ in tiles[first].forward), tiles[first].after)
@@ -161,7 +176,7 @@ class _Walk:
         self.chunks = [_Chunk(plan, number) for number in range(len(plan.chunks))]
         self.received: set[Pass] = set()
         self.kept: _Chunk | None = None
-        self.unheld = _unheld(plan, self.tiles) if plan.framework.buffered_microbatches else frozenset()
+        self.unheld = _unheld(plan, recording)
         self.refilled = _refilled(plan)
         self.past = _past(plan, builder, tuple(self._behind(chunk.first - 1) for chunk in self.chunks), self.unheld)
         self.waiting = 0

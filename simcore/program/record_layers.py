@@ -13,8 +13,8 @@ another one the tables if gradients flow to queries or keys. So that layer is re
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from simcore.models.blocks import Attention, LayerKind
@@ -66,10 +66,12 @@ class RecordedLayers:
 
     `kinds`: by `Key`. `later`: kinds whose backward differs in later microbatches, because an earlier one has left
     gradients. `edges`, `wide`: operations at borders where one or two hidden states cross. `standing`: persistent
-    tensors that belong to no layer. `shape`: two recordings are equal if they share it.
+    tensors that belong to no layer. `shape`: two recordings are equal if they share it. `form`: two that share it
+    differ only inside tiles and in the bytes of gradients, so walks over them lay the same tiles.
     """
 
     shape: Shape
+    form: Shape = field(compare=False)
     tables: Tables = field(compare=False)
     kinds: dict[Key, LayerPasses] = field(compare=False)
     later: dict[Key, LayerPasses] = field(compare=False)
@@ -81,6 +83,18 @@ class RecordedLayers:
     def num_rows(self) -> dict[Key, int]:
         """Rows of one pass through a layer, forward and backward, by kind."""
         return {key: sum(len(tile.rows) for tile in passes.tiles) for key, passes in self.kinds.items()}
+
+    @cached_property
+    def grad_bytes(self) -> tuple[int, ...]:
+        """Bytes of each gradient that is alive after the backward of a kind of layer, of all kinds."""
+        return tuple(size for kind in (*self.kinds.values(), *self.later.values()) for _, _, size in kind.grads)
+
+    def with_grads(self, sizes: Sequence[int]) -> RecordedLayers:
+        """Copy in which gradients have other bytes, in the order of `grad_bytes`."""
+        left = iter(sizes)
+        kinds, later = ({key: replace(kind, grads=tuple((param, slot, next(left)) for param, slot, _ in kind.grads))
+                         for key, kind in some.items()} for some in (self.kinds, self.later))
+        return replace(self, kinds=kinds, later=later)
 
     @cached_property
     def tiles(self) -> tuple[LayerRows, ...]:
@@ -240,7 +254,19 @@ def _record(graph: ModelGraph, runs: tuple[tuple[Key, LayerWorkload], ...],
                             graph.architecture.hidden * width, tables, stem) for width in (1, 2))
     shape = _shape(tuple(tables.slots), tuple(tables.comms), structure((kept, *edges.tiles)),
                    tuple((key, kind.shape) for recorded in (tiles, then) for key, kind in recorded.items()))
-    return RecordedLayers(shape, tables, tiles, then, edges, wide, kept)
+    form = _form_of(tables, (tiles, then), (*edges.tiles, *wide.tiles, kept))
+    return RecordedLayers(shape, form, tables, tiles, then, edges, wide, kept)
+
+
+def _form_of(tables: Tables, kinds: Sequence[Mapping[Key, LayerPasses]], others: Sequence[LayerRows]) -> Shape:
+    """Shape of a recording without the rows inside tiles: which are empty or the same, their cuts, and gradients."""
+    passes = [(key, kind) for some in kinds for key, kind in some.items()]
+    numbers: dict[int, int] = {}
+    tiles = (*(tile for _, kind in passes for tile in kind.tiles), *others)
+    laid = tuple(numbers.setdefault(id(tile), number) if len(tile.rows) else -1 for number, tile in enumerate(tiles))
+    cuts = tuple((key, *(tuple(piece[1:] for piece in way) for way in (kind.forward, kind.backward)),
+                  tuple((param.name, slot) for param, slot, _ in kind.grads)) for key, kind in passes)
+    return _shape("form", tuple(tables.slots), tuple(tables.comms), laid, tuple(map(len, kinds)), cuts)
 
 
 @held()

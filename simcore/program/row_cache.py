@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, ParamSpec, TypeVar
 
 import numpy as np
 
-__all__ = ["Held", "held", "settle"]
+__all__ = ["Held", "Shelf", "held", "settle"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -86,6 +86,35 @@ class Held(Generic[P, T]):
         """Removes its results."""
         for key in [key for key in _ALL.found if key[0] is self]:
             _ALL.drop(key)
+
+
+class Shelf(Generic[T]):
+    """Results in the shared cache under keys of the caller, which need not hold what a result is made of."""
+
+    def get(self, key: Hashable) -> T | None:
+        """Result under `key`, None where there is none."""
+        found = _ALL.found.pop(_Key(self, key), None)
+        if found is None:
+            return None
+        self._place(found)
+        result: T = found[0]
+        return result
+
+    def put(self, key: Hashable, result: T) -> None:
+        """Keeps a result under `key`, in place of an earlier one."""
+        full = _Key(self, key)
+        _, _, first = _ALL.found.pop(full, (None, 0, full))
+        self._place((result, _OBJECT, first))
+
+    def clear(self) -> None:
+        """Removes its results."""
+        for key in [key for key in _ALL.found if key[0] is self]:
+            _ALL.drop(key)
+
+    @staticmethod
+    def _place(found: tuple[Any, int, _Key]) -> None:
+        _ALL.found[found[2]] = found
+        _ALL.touched[found[2]] = None
 
 
 def held(element_bytes: int = _OBJECT) -> Callable[[Callable[P, T]], Held[P, T]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from simcore.frameworks.adapter import FrameworkAdapter, MemoryOption
 from simcore.frameworks.automodel.lora import adapters, automodel_dropout
 from simcore.frameworks.automodel.table import OPTIONS, VERSIONS, implementation_of, table
-from simcore.frameworks.fsdp2.hooks import Fsdp2Hooks
+from simcore.frameworks.fsdp2.hooks import FSDP2_HOOKS
 
 __all__ = ["ADAPTERS"]
 
 ADAPTERS = {"automodel": FrameworkAdapter(
-    write_table=table, hooks=Fsdp2Hooks, lora_tensors=adapters, lora_dropout=automodel_dropout, versions=VERSIONS,
+    write_table=table, hooks=FSDP2_HOOKS, lora_tensors=adapters, lora_dropout=automodel_dropout, versions=VERSIONS,
     implementations=("automodel", "hf", "hub"), implementation_of=implementation_of,
     options=lambda implementation: OPTIONS,
     serves_qlora=True,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -10,32 +12,33 @@ from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.models.blocks import Attention
 from simcore.placement.mesh import IntArray
 from simcore.placement.optimizer_step import is_updated_in_backward, moment_dtype
-from simcore.placement.plan import Placed, Plan
+from simcore.placement.plan import Placed, PlacedKind, Plan
 from simcore.program.builder import Builder
 from simcore.program.outline import Phase, Tables
 from simcore.program.tile import LayerRows
 from simcore.recording.tape import Kernel, Op
 from simcore.units import dtype_bytes
 
-__all__ = ["Posting", "muon_transient", "newton_schulz_bytes", "optimizer_temporaries", "post_rest", "rest_postings",
-           "step_temporaries"]
+__all__ = ["OptimizerSizes", "Posting", "muon_transient", "newton_schulz_bytes", "optimizer_sizes",
+           "optimizer_temporaries", "post_rest", "rest_postings", "step_temporaries", "update"]
 
+_ALLOC = int(Op.ALLOC)
 Posting = tuple[str, str, int]
 
 
-def post_rest(plan: Plan, tables: Tables, builder: Builder, of: Callable[[Placed], list[Posting]]) -> None:
+def post_rest(plan: Plan, tables: Tables, builder: Builder, of: Callable[[PlacedKind], Sequence[Posting]]) -> None:
     """Writes the allocation of all of the rank's tensors that live across steps to `builder`, layer by layer.
 
-    `of`: returns (name, category, bytes) of each allocation of a tensor. Buffers of the model that belong to no layer
-    are on the first stage.
+    `of`: returns (name, category, bytes) of each allocation of a kind of layer. Buffers of the model that belong to no
+    layer are on the first stage.
     """
     builder.at(Phase.BUILD)
     tiles: dict[int, LayerRows] = {}
     for layer in plan.layers:
         kind = plan.graph.layers[layer].kind
         if kind not in tiles:
-            rows = [(Op.ALLOC, 0, tables.slot(name, category), num_bytes, 0, 0)
-                    for placed in plan.kinds[kind] for name, category, num_bytes in of(placed) if num_bytes]
+            rows = [(_ALLOC, 0, tables.slot(name, category), num_bytes, 0, 0)
+                    for name, category, num_bytes in of(plan.kinds[kind]) if num_bytes]
             columns: IntArray = np.array(rows, dtype=np.int64).reshape(-1, 6)
             tiles[kind] = LayerRows(columns, np.zeros(len(rows), dtype=np.int64))
         builder.tile(tiles[kind], layer)
@@ -44,11 +47,16 @@ def post_rest(plan: Plan, tables: Tables, builder: Builder, of: Callable[[Placed
         builder.alloc(plan.layers[0], slot, num_bytes)
 
 
-def rest_postings(placed: Placed) -> list[Posting]:
-    """Returns (name, category, bytes) of a parameter at rest and of each of its optimizer states, or of a buffer.
+@lru_cache(maxsize=1024)
+def rest_postings(kind: PlacedKind) -> tuple[Posting, ...]:
+    """Returns (name, category, bytes) of a kind of layer's parameters at rest, their optimizer states, and buffers.
 
     Bytes on this rank's device, 0 for a parameter elsewhere; states elsewhere are left out.
     """
+    return tuple(posting for placed in kind for posting in _rest_postings(placed))
+
+
+def _rest_postings(placed: Placed) -> list[Posting]:
     name = placed.spec.name
     if placed.spec.is_buffer:
         return [(name, "buffer", placed.local * dtype_bytes(placed.policy.at_rest.dtype))]
@@ -57,15 +65,40 @@ def rest_postings(placed: Placed) -> list[Posting]:
     return [(name, placed.policy.at_rest_category, placed.rest_bytes), *states]
 
 
+@dataclass(frozen=True, slots=True)
+class OptimizerSizes:
+    """Bytes that an optimizer's step holds for a moment, its FLOPs, bytes moved, and FLOPs of Newton-Schulz steps."""
+
+    held: int
+    flops: int
+    moved: int
+    newton_schulz: int
+
+
 def optimizer_temporaries(plan: Plan, tables: Tables, builder: Builder) -> None:
-    """Writes the optimizer's step of the rank, with its temporary memory, to `builder`: Adam's, or Muon's if more.
+    """Writes the optimizer's step of the rank, with its temporary memory, to `builder`, see `optimizer_sizes`."""
+    update(optimizer_sizes(plan), plan.layers[0], tables, builder)
+
+
+def update(sizes: OptimizerSizes, layer: int, tables: Tables, builder: Builder) -> None:
+    """Writes an optimizer's step of these sizes to `builder`; its memory is listed under layer number `layer`."""
+    slot = tables.slot("sqrt_exp_avg_sq", "optim_temp")
+    builder.alloc(layer, slot, sizes.held)
+    builder.compute(Kernel.OPTIMIZER, sizes.flops, sizes.moved)
+    if sizes.newton_schulz:
+        builder.compute(Kernel.GEMM, sizes.newton_schulz, sizes.moved)
+    builder.free(layer, slot, sizes.held)
+
+
+@lru_cache(maxsize=64)
+def optimizer_sizes(plan: Plan) -> OptimizerSizes:
+    """Sizes of the optimizer's step of the rank: of Adam's temporary memory, or Muon's if more.
 
     One runs after the other; parameters that rest on the host or are updated in backward are left out. torch 2.13
     `optim/adam.py`: foreach: the square roots of all second moments of a parameter group at once; for_loop: a square
     root and a quotient of one tensor, and the quotient of the tensor before; fused, te and kernels of 8-bit states:
     none.
     """
-    layer, slot = plan.layers[0], tables.slot("sqrt_exp_avg_sq", "optim_temp")
     per_kind = {kind: [p for p in plan.kinds[kind] if p.trainable and p.rests_here and not is_updated_in_backward(p)]
                 for kind, _ in plan.kind_counts}
     sizes = {kind: [_root_bytes(p) for p in mine if not _is_muons(plan, p)] for kind, mine in per_kind.items()}
@@ -76,13 +109,9 @@ def optimizer_temporaries(plan: Plan, tables: Tables, builder: Builder) -> None:
         held = _two_in_a_row([size for at in plan.layers for size in sizes[plan.graph.layers[at].kind]])
     matrices = [(p, count) for kind, count in plan.kind_counts for p in per_kind[kind] if _is_muons(plan, p)]
     held = max([held, *(newton_schulz_bytes(p) for p, _ in matrices)])
-    builder.alloc(layer, slot, held)
     moved = sum(count * sum(_moved(p, implementation) for p in per_kind[kind]) for kind, count in plan.kind_counts)
     flops = 12 * sum(count * sum(p.local for p in per_kind[kind]) for kind, count in plan.kind_counts)
-    builder.compute(Kernel.OPTIMIZER, flops, moved)
-    if matrices:
-        builder.compute(Kernel.GEMM, sum(count * _newton_schulz_flops(p) for p, count in matrices), moved)
-    builder.free(layer, slot, held)
+    return OptimizerSizes(held, flops, moved, sum(count * _newton_schulz_flops(p) for p, count in matrices))
 
 
 def _root_bytes(placed: Placed) -> int:

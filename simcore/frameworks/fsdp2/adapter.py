@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from simcore.frameworks.adapter import FrameworkAdapter, MemoryOption
 from simcore.frameworks.common.lora import name_adapters, peft_dropout
-from simcore.frameworks.fsdp2.hooks import Fsdp2Hooks
+from simcore.frameworks.fsdp2.hooks import FSDP2_HOOKS
 from simcore.frameworks.fsdp2.table import VERSIONS, in_fp8, table
 from simcore.frameworks.fsdp2.trainers import TRAINERS
 
 __all__ = ["ADAPTERS"]
 
 ADAPTERS = {"fsdp2": FrameworkAdapter(
-    write_table=table, hooks=Fsdp2Hooks, lora_tensors=name_adapters, lora_dropout=peft_dropout,
+    write_table=table, hooks=FSDP2_HOOKS, lora_tensors=name_adapters, lora_dropout=peft_dropout,
     versions=VERSIONS,
     implementations=tuple(TRAINERS), implementation_of=lambda family, method: "hf",
     options=lambda implementation: TRAINERS[implementation].options,

@@ -19,9 +19,8 @@ from simcore.frameworks.fsdp2.all_gather import Gathers, GathersState
 from simcore.frameworks.fsdp2.forward_order import ForwardOrder
 from simcore.frameworks.fsdp2.reduce_scatter import Reductions, ReductionsState
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
-from simcore.frameworks.fsdp2.unit_bytes import Weigher
+from simcore.frameworks.fsdp2.unit_bytes import UnitBytes
 from simcore.placement.framework import Unit
-from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
 from simcore.program.hooks import HookState
 from simcore.program.outline import Tables
@@ -40,14 +39,13 @@ _POST_BACKWARD = "bwd:post_backward_begin:{}:grads="
 class UnshardHooks:
     """Writer of the memory events of FSDP2's hooks in one step: one method for each hook of `fully_shard`.
 
-    A unit is given by its index `u` in `units`. One object serves one step of the simulated rank.
+    A unit is given by its index `u` in `units`; `weights`: their sizes. One object serves one step of the simulated
+    rank.
     """
 
-    def __init__(self, plan: Plan, units: Sequence[Unit], strategy: Fsdp2Strategy, tables: Tables,
+    def __init__(self, units: Sequence[Unit], weights: Sequence[UnitBytes], strategy: Fsdp2Strategy, tables: Tables,
                  builder: Builder) -> None:
         self.units, self.strategy, self.out = units, strategy, builder
-        weigh = Weigher(plan)
-        weights = [weigh(unit) for unit in units]
         self.gathers = Gathers(units, weights, tables, builder)
         self.reductions = Reductions(units, weights, tables, builder)
         self.forward_hooks, self.replay_hooks = ([tables.hook(f"{part}:{name}:{{}}") for name in _FORWARD_HOOKS]

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from simcore.frameworks.common.cpu_optimizer import updated
-from simcore.frameworks.common.optimizer_memory import optimizer_temporaries, post_rest, rest_postings
+from simcore.frameworks.common.optimizer_memory import post_rest, rest_postings, update
 from simcore.frameworks.fsdp2.hand_over import UnitsRead, UnshardHooks
+from simcore.frameworks.fsdp2.sizes import Fsdp2Sizes, fsdp2_sizes
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.pipeline.schedule import Action, Part
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
-from simcore.program.hooks import HookState
+from simcore.program.hooks import HookState, SizedHooks
 from simcore.program.outline import Phase, Tables
 from simcore.recording.tape import Param
 
-__all__ = ["Fsdp2Hooks"]
+__all__ = ["FSDP2_HOOKS", "Fsdp2Hooks"]
 
 _Read = tuple[UnitsRead, Part, tuple[tuple[tuple[int, int], int], ...]]
 """State of the units, part of the pass, and gradients of no unit: bytes by layer and slot."""
@@ -29,13 +30,13 @@ class Fsdp2Hooks:
     all units that begin or end there.
     """
 
-    def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
-        self.plan, self.tables, self.out = plan, tables, builder
+    def __init__(self, plan: Plan, tables: Tables, builder: Builder, sizes: Fsdp2Sizes) -> None:
+        self.plan, self.tables, self.out, self.sizes = plan, tables, builder, sizes
         self.strategy = plan.framework.strategy_as(Fsdp2Strategy)
         inside = set(plan.layers)
         units = [u for u in plan.framework.units if u.first in inside]
         self.units = units
-        self.hooks = UnshardHooks(plan, units, self.strategy, tables, builder)
+        self.hooks = UnshardHooks(units, sizes.weights, self.strategy, tables, builder)
         outer = [u for u in range(len(units)) if not units[u].inner]
         self.starting: dict[int, list[int]] = {layer: [] for layer in plan.layers}
         self.ending: dict[int, list[int]] = {layer: [] for layer in plan.layers}
@@ -68,7 +69,7 @@ class Fsdp2Hooks:
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def post_persistent(self) -> None:
         """Simulates the allocation of all that lives across steps: parameters at rest, buffers, optimizer states."""
-        post_rest(self.plan, self.tables, self.out, rest_postings)
+        _post_rest(self.plan, self.tables, self.out)
 
     def begin_microbatch(self, action: Action) -> None:
         """Sets, if the pass `action` is a backward, whether units then reduce gradients; simulates nothing itself.
@@ -164,7 +165,7 @@ class Fsdp2Hooks:
         self.out.mark(begin)
         self.hooks.reductions.wait_for_host()
         updated(self.plan, self.out)
-        optimizer_temporaries(self.plan, self.tables, self.out)
+        update(self.sizes.optimizer, self.plan.layers[0], self.tables, self.out)
         self.out.mark(end)
         self.hooks.zero_grad()
         for (layer, slot), num_bytes in self.free_grads.items():
@@ -207,3 +208,11 @@ class Fsdp2Hooks:
             which = next((i for i, (_, _, inside) in enumerate(units) if number in inside), -1)
             out.append((which, units[which][2].index(number) if which >= 0 else 0, slot, num_bytes))
         return out
+
+
+def _post_rest(plan: Plan, tables: Tables, builder: Builder) -> None:
+    post_rest(plan, tables, builder, rest_postings)
+
+
+FSDP2_HOOKS = SizedHooks(fsdp2_sizes, _post_rest, Fsdp2Hooks)
+"""Factory of `Fsdp2Hooks`."""

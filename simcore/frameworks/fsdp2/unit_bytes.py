@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from simcore.placement.framework import Unit
@@ -101,6 +101,27 @@ class UnitBytes:
         dtype. torch 2.13 `_fsdp_collectives.py`, _get_param_all_gather_inputs: use_foreach_copy.
         """
         return self.kept_shard if self.cast and not self.offloaded else 0
+
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        """All sizes that hooks read, in the order in which `renumbered` takes them."""
+        own = (self.world, self.cast, self.cast_alone, self.gathered, self.used, self.kept_shard, self.extra_copy,
+               self.staged, self.from_host)
+        return (*own, *(size for p in self.params for size in (p.accumulated, p.reduced, p.stored)))
+
+    @cached_property
+    def form(self) -> Hashable:
+        """All else that hooks read: of parameters how many are alike, and their optimizer's steps."""
+        return self.host_dtype, tuple((p.copies, p.step) for p in self.params)
+
+    def renumbered(self, numbers: Iterator[int]) -> UnitBytes:
+        """Copy with other sizes, taken from `numbers` in the order of the property of that name."""
+        world, cast, cast_alone, gathered, used, kept_shard, extra_copy, staged, from_host = (
+            next(numbers) for _ in range(9))
+        params = tuple(replace(p, accumulated=next(numbers), reduced=next(numbers), stored=next(numbers))
+                       for p in self.params)
+        return UnitBytes(params, world, cast, cast_alone, gathered, used, kept_shard, extra_copy, staged, from_host,
+                         self.host_dtype)
 
     def steps(self, places: tuple[int, ...]) -> tuple[Step, ...]:
         """Returns the optimizer steps that run when the gradients of some parameters are reduced.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simcore.frameworks.adapter import AtRest, FrameworkAdapter, MemoryOption
 from simcore.frameworks.megatron.flat_parameters import buffer_padding, exact_at_rest
-from simcore.frameworks.megatron.hooks import MegatronHooks
+from simcore.frameworks.megatron.hooks import MEGATRON_HOOKS
 from simcore.frameworks.megatron.lora import adapters, bridge_dropout
 from simcore.frameworks.megatron.options import DISPATCHERS, OPTIONS, VERSIONS
 from simcore.frameworks.megatron.table import QLORA_REFUSAL, default_etp, in_fp8, table
@@ -14,7 +14,7 @@ __all__ = ["ADAPTERS"]
 PRECISE = "framework_options.use_precision_aware_optimizer"
 
 ADAPTERS = {"megatron": FrameworkAdapter(
-    write_table=table, hooks=MegatronHooks, lora_tensors=adapters, lora_dropout=bridge_dropout,
+    write_table=table, hooks=MEGATRON_HOOKS, lora_tensors=adapters, lora_dropout=bridge_dropout,
     versions=VERSIONS,
     implementations=("megatron",), implementation_of=lambda family, method: "megatron",
     options=lambda implementation: OPTIONS,

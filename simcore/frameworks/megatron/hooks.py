@@ -21,23 +21,23 @@ default, gather.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache, partial
 
-import numpy as np
-
-from simcore.frameworks.common.cpu_optimizer import copied, cpu_bytes, share_on_host, waits_for_device
-from simcore.frameworks.common.optimizer_memory import muon_transient, post_rest
-from simcore.frameworks.megatron.flat_parameters import RankBuffer, padding_bytes, rank_buffers
+from simcore.frameworks.common.cpu_optimizer import copied, cpu_bytes, waits_for_device
+from simcore.frameworks.common.optimizer_memory import Posting, post_rest
+from simcore.frameworks.megatron.flat_parameters import padding_bytes, padding_elements
+from simcore.frameworks.megatron.sizes import BufferSizes, MegatronSizes, megatron_sizes
 from simcore.frameworks.megatron.strategy import MegatronDdpStrategy
 from simcore.pipeline.schedule import Action
-from simcore.placement.plan import Placed, Plan
+from simcore.placement.plan import Placed, PlacedKind, Plan
 from simcore.program.builder import Builder
-from simcore.program.hooks import HookState
+from simcore.program.hooks import HookState, SizedHooks
 from simcore.program.outline import Tables
 from simcore.recording.rows import Module
 from simcore.recording.tape import Kernel, Param, Stream
-from simcore.units import dtype_bytes, packed_bytes
+from simcore.units import dtype_bytes
 
-__all__ = ["MegatronHooks"]
+__all__ = ["MEGATRON_HOOKS", "MegatronHooks"]
 
 REDUCE_HANDLE, GATHER_HANDLE = 16, 1 << 20
 _Read = tuple[bool, int, frozenset[tuple[int, int]], frozenset[int]]
@@ -52,12 +52,11 @@ class MegatronHooks:
     Each method simulates one point of the step (`program.hooks.MemoryHooks`): it writes the events to `builder`.
     """
 
-    def __init__(self, plan: Plan, tables: Tables, builder: Builder) -> None:
-        self.plan, self.tables, self.out = plan, tables, builder
+    def __init__(self, plan: Plan, tables: Tables, builder: Builder, sizes: MegatronSizes) -> None:
+        self.plan, self.tables, self.out, self.sizes = plan, tables, builder, sizes
         self.strategy = plan.framework.strategy_as(MegatronDdpStrategy)
-        self.buffers = rank_buffers(plan)
-        self.grad_bytes = dtype_bytes(self.strategy.grad_dtype)
-        self.first_use = [_first_layers(buffer) for buffer in self.buffers]
+        self.buffers = sizes.buffers
+        self.first_use = [dict(buffer.first_use) for buffer in self.buffers]
         self.is_last = False
         self.gathered: set[tuple[int, int]] = set()
         self.marks = [tables.hook(text) for text in ("opt:begin", "opt:end", "step:end")]
@@ -67,24 +66,7 @@ class MegatronHooks:
     # ---- MemoryHooks --------------------------------------------------------------------------------------------
     def post_persistent(self) -> None:
         """Simulates the allocation of parameters, main gradients, masters and moments, padding included."""
-        post_rest(self.plan, self.tables, self.out, self._postings)
-        layer = self.plan.layers[0]
-        padding = sum(buffer.flat.padding for buffer in self.buffers)
-        self.out.alloc(layer, self.tables.slot("param_buffer.padding", "sharded_param"), padding_bytes(self.plan))
-        self.out.alloc(layer, self.tables.slot("grad_buffer.padding", "main_grad"), padding * self.grad_bytes)
-        if self.plan.framework.dealt:
-            muon, adam = self.plan.dealt
-            self.out.alloc(layer, self.tables.slot("layer_wise.master_param", "main_param"), 4 * (muon + adam))
-            self.out.alloc(layer, self.tables.slot("layer_wise.states", "opt_state"), 4 * muon + 8 * adam)
-
-    def _postings(self, placed: Placed) -> list[tuple[str, str, int]]:
-        name, policy = placed.spec.name, placed.policy
-        if placed.spec.is_buffer:
-            return [(name, "buffer", placed.local * dtype_bytes(policy.at_rest.dtype))]
-        grads = placed.local * self.grad_bytes if placed.trainable else 0
-        states = [(f"{name}.{state}", "main_param" if state == "master_param" else "opt_state", size)
-                  for state, size in (() if self.plan.framework.dealt else placed.states)]
-        return [(name, policy.at_rest_category, placed.rest_bytes), (f"{name}.main_grad", "main_grad", grads), *states]
+        _post_persistent(self.plan, self.tables, self.out)
 
     def begin_microbatch(self, action: Action) -> None:
         """Records the chunk of the pass `action`, and whether it is its last of the step; nothing is simulated."""
@@ -139,7 +121,7 @@ class MegatronHooks:
             self._reduce_chunk(chunk)
         if not action.forward and action.is_last and action.chunk == 0:
             for b, buffer in enumerate(self.buffers):
-                for bucket in range(len(buffer.flat.buckets)):
+                for bucket in range(len(buffer.gathers)):
                     if not self.strategy.overlap:
                         self._reduce(b, buffer, bucket)
                     self.out.wait(bucket, REDUCE_HANDLE + b)
@@ -151,22 +133,19 @@ class MegatronHooks:
         """
         begin, end, step_end = self.marks
         layer, slot = self.plan.layers[0], self.tables.slot("fp32_grad_shard", "optim_temp")
-        elements, held = self._shard_elements()
-        copy = 4 * elements if self.plan.framework.optimizer.grad_copy else 0
+        sizes = self.sizes
         self.out.mark(begin)
-        self.out.alloc(layer, slot, copy)
-        work, held_for_muon = self.tables.slot("orthogonalised", "optim_temp"), muon_transient(self.plan)
-        self.out.alloc(layer, work, held_for_muon)
-        away = round(elements * share_on_host(self.plan))
-        self._to_host(layer, away)
-        here = elements - away
-        self.out.compute(Kernel.OPTIMIZER, 12 * here, 2 * held + (self.grad_bytes + 2) * here)
-        self.out.free(layer, work, held_for_muon)
-        self._on_host(layer, away)
+        self.out.alloc(layer, slot, sizes.copied)
+        work = self.tables.slot("orthogonalised", "optim_temp")
+        self.out.alloc(layer, work, sizes.muon)
+        self._to_host(layer, sizes.away)
+        self.out.compute(Kernel.OPTIMIZER, sizes.flops, sizes.moved)
+        self.out.free(layer, work, sizes.muon)
+        self._on_host(layer, sizes.away)
         self._exchange_updated()
         if self.strategy.param_gather and not self.strategy.gathers_ahead:
             for b, buffer in enumerate(self.buffers):
-                for bucket in range(len(buffer.flat.buckets)):
+                for bucket in range(len(buffer.gathers)):
                     self._gather(b, buffer, bucket, Stream.COMPUTE)
         self.out.mark(end)
         self.out.mark(step_end)
@@ -212,49 +191,55 @@ class MegatronHooks:
             self.out.free(layer, slot, copies)
 
     # ---- pieces -------------------------------------------------------------------------------------------------
-    def _gather(self, b: int, buffer: RankBuffer, bucket: int, stream: Stream = Stream.ALL_GATHER) -> None:
+    def _gather(self, b: int, buffer: BufferSizes, bucket: int, stream: Stream = Stream.ALL_GATHER) -> None:
         """Beside kernels, or in line with them."""
         if (b, bucket) in self.gathered:
             return
         self.gathered.add((b, bucket))
-        dtype = self.strategy.gather_dtype or buffer.dtype
-        comm = self.tables.comm("all_gather", buffer.axis, dtype)
-        start, end = buffer.flat.buckets[bucket]
-        payload = packed_bytes(end - start, dtype)
-        self.out.collective(bucket, comm, payload, stream, IN_LINE if stream is Stream.COMPUTE else GATHER_HANDLE + b)
+        comm = self.tables.comm("all_gather", buffer.axis, buffer.dtype)
+        self.out.collective(bucket, comm, buffer.gathers[bucket], stream,
+                            IN_LINE if stream is Stream.COMPUTE else GATHER_HANDLE + b)
 
-    def _reduce(self, b: int, buffer: RankBuffer, bucket: int) -> None:
-        start, end = buffer.flat.buckets[bucket]
-        payload = (end - start) * self.grad_bytes
+    def _reduce(self, b: int, buffer: BufferSizes, bucket: int) -> None:
         name = "reduce_scatter" if self.strategy.scatter else "all_reduce"
         comm = self.tables.comm(name, buffer.axis, self.strategy.grad_dtype)
-        self.out.collective(bucket, comm, payload, Stream.REDUCE, REDUCE_HANDLE + b)
+        self.out.collective(bucket, comm, buffer.reductions[bucket], Stream.REDUCE, REDUCE_HANDLE + b)
         if buffer.replicate_axis:
-            part = payload // self.plan.mesh.axis(buffer.axis).size if self.strategy.scatter else payload
             comm = self.tables.comm("all_reduce", buffer.replicate_axis, self.strategy.grad_dtype)
-            self.out.collective(bucket, comm, part, Stream.REDUCE, REDUCE_HANDLE + b)
+            self.out.collective(bucket, comm, buffer.replicas[bucket], Stream.REDUCE, REDUCE_HANDLE + b)
 
     def _reduce_chunk(self, chunk: int) -> None:
         for b, buffer in enumerate(self.buffers):
-            for bucket in range(len(buffer.flat.buckets)) if buffer.chunk == chunk else ():
+            for bucket in range(len(buffer.gathers)) if buffer.chunk == chunk else ():
                 self._reduce(b, buffer, bucket)
 
-    def _shard_elements(self) -> tuple[int, int]:
-        """(elements, state bytes) of this rank's part of the optimizer, as the class mean if it is cut."""
-        if self.plan.framework.dealt:
-            muon, adam = self.plan.dealt
-            return muon + adam, 8 * muon + 12 * adam
-        parts = {b.axis: self.plan.mesh.axis(b.axis).size if self.strategy.scatter else 1 for b in self.buffers}
-        elements = sum(int((b.flat.ends - b.flat.starts).sum()) // parts[b.axis] for b in self.buffers)
-        held = sum(count * sum(p.state_bytes for p in self.plan.kinds[kind]) for kind, count in self.plan.kind_counts)
-        return elements, held
+
+def _post_persistent(plan: Plan, tables: Tables, builder: Builder) -> None:
+    """Writes parameters, main gradients, masters and moments of the rank, padding included."""
+    grad_bytes, layer = dtype_bytes(plan.framework.strategy_as(MegatronDdpStrategy).grad_dtype), plan.layers[0]
+    post_rest(plan, tables, builder, partial(_postings, grad_bytes, bool(plan.framework.dealt)))
+    builder.alloc(layer, tables.slot("param_buffer.padding", "sharded_param"), padding_bytes(plan))
+    builder.alloc(layer, tables.slot("grad_buffer.padding", "main_grad"), padding_elements(plan) * grad_bytes)
+    if plan.framework.dealt:
+        muon, adam = plan.dealt
+        builder.alloc(layer, tables.slot("layer_wise.master_param", "main_param"), 4 * (muon + adam))
+        builder.alloc(layer, tables.slot("layer_wise.states", "opt_state"), 4 * muon + 8 * adam)
 
 
-def _first_layers(buffer: RankBuffer) -> dict[int, list[int]]:
-    """Buckets by the lowest layer in them: the first to use it, the last to finish its gradients."""
-    lowest = np.full(len(buffer.flat.buckets), np.iinfo(np.int64).max, dtype=np.int64)
-    np.minimum.at(lowest, buffer.flat.bucket_of, buffer.layers)
-    buckets: dict[int, list[int]] = {}
-    for bucket, layer in enumerate(lowest.tolist()):
-        buckets.setdefault(layer, []).append(bucket)
-    return buckets
+@lru_cache(maxsize=1024)
+def _postings(grad_bytes: int, is_dealt: bool, kind: PlacedKind) -> tuple[Posting, ...]:  # noqa: FBT001
+    return tuple(posting for placed in kind for posting in _of_tensor(grad_bytes, is_dealt, placed))
+
+
+def _of_tensor(grad_bytes: int, is_dealt: bool, placed: Placed) -> list[Posting]:  # noqa: FBT001
+    name, policy = placed.spec.name, placed.policy
+    if placed.spec.is_buffer:
+        return [(name, "buffer", placed.local * dtype_bytes(policy.at_rest.dtype))]
+    grads = placed.local * grad_bytes if placed.trainable else 0
+    states = [(f"{name}.{state}", "main_param" if state == "master_param" else "opt_state", size)
+              for state, size in (() if is_dealt else placed.states)]
+    return [(name, policy.at_rest_category, placed.rest_bytes), (f"{name}.main_grad", "main_grad", grads), *states]
+
+
+MEGATRON_HOOKS = SizedHooks(megatron_sizes, _post_persistent, MegatronHooks)
+"""Factory of `MegatronHooks`."""

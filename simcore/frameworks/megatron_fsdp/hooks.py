@@ -34,7 +34,7 @@ from simcore.frameworks.megatron_fsdp.buckets import Bucket, bucket_padding, ran
 from simcore.frameworks.megatron_fsdp.reduce_scatter import ReduceScatterQueue
 from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
 from simcore.pipeline.schedule import Action
-from simcore.placement.plan import Placed, Plan
+from simcore.placement.plan import Placed, PlacedKind, Plan
 from simcore.program.builder import Builder
 from simcore.program.hooks import UnrepeatedHooks
 from simcore.program.outline import Tables
@@ -87,7 +87,10 @@ class MegatronFsdpHooks(UnrepeatedHooks):
         return any(name == "master_param" for rule in self.plan.framework.rules for name,
                    _ in rule.policy.optimizer_states)
 
-    def _postings(self, placed: Placed) -> list[Posting]:
+    def _postings(self, kind: PlacedKind) -> list[Posting]:
+        return [posting for placed in kind for posting in self._of_tensor(placed)]
+
+    def _of_tensor(self, placed: Placed) -> list[Posting]:
         name, policy = placed.spec.name, placed.policy
         if placed.spec.is_buffer:
             return [(name, "buffer", placed.spec.numel * placed.spec.copies * dtype_bytes(policy.at_rest.dtype))]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 import small
-from simcore.frameworks.fsdp2.hooks import Fsdp2Hooks
-from simcore.frameworks.megatron.hooks import MegatronHooks
+from simcore.frameworks.fsdp2.hooks import FSDP2_HOOKS
+from simcore.frameworks.megatron.hooks import MEGATRON_HOOKS
 from simcore.frameworks.registry import hooks_of
 
 
-@pytest.mark.parametrize(("name", "hooks"), [("fsdp2", Fsdp2Hooks), ("automodel", Fsdp2Hooks),
-                                            ("megatron", MegatronHooks)])
+@pytest.mark.parametrize(("name", "hooks"), [("fsdp2", FSDP2_HOOKS), ("automodel", FSDP2_HOOKS),
+                                            ("megatron", MEGATRON_HOOKS)])
 def test_the_table_decides(name: str, hooks: object) -> None:
     assert hooks_of(small.prepared(name)[1]) is hooks
 
