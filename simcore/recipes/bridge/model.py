@@ -49,8 +49,8 @@ def read_model(reader: Reader, draft: Draft) -> None:
         read_provider(reader, draft)
     else:
         draft.use(target)
-        give_up(draft, target.where if target else draft.path, f"not yet: the model of this recipe ({kind or 'no class'}): "
-                "read are models by their Hugging Face name or by their sizes")
+        give_up(draft, target.where if target else draft.path, "not yet: the model of this recipe "
+                f"({kind or 'no class'}): read are models by their Hugging Face name or by their sizes")
 
 
 def _read_named(reader: Reader, draft: Draft, name: Taken[str]) -> None:
