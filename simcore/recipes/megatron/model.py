@@ -2,10 +2,10 @@
 
 [Note: families]
 A GPT without anything that GPT-2's family lacks is GPT-2 with changes in Megatron's words. Latent attention with norms
-between its projections is DeepSeek's: V3 routes by sigmoid, V2 by a softmax before the choice of experts
-(--moe-router-pre-softmax); without norms, or with a softmax of the chosen ones alone, it is a GPT in Megatron's words. Heads that do not add up to the hidden size, norms of query and key, or biases of
-query, key and value alone make it a Llama, Qwen or Mixtral. A pattern of layers is a Nemotron-H. Anything else is
-refused by the name of its argument.
+between its projections is DeepSeek's: V3 routes by sigmoid, V2 by a softmax before the choice of experts (--moe-router-
+pre-softmax); without norms, or with a softmax of the chosen ones alone, it is a GPT in Megatron's words. Heads that do
+not add up to the hidden size, norms of query and key, or biases of query, key and value alone make it a Llama, Qwen or
+Mixtral. A pattern of layers is a Nemotron-H. Anything else is refused by the name of its argument.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ _READ: Final[dict[str, Callable[[Fields], Setting[Any]]]] = {
     "attention_dropout": _share("attention_dropout"), "dropout": _share("hidden_dropout"),
     "latent": _flag("multi_latent_attention"), "experts": _number("num_experts"), "topk": _number("moe_router_topk"),
     "expert_ffn": _expert_ffn, "shared_ffn": _shared_ffn, "shared_gate": _flag("moe_shared_expert_gate"),
-    "score": _text("moe_router_score_function"), "early": _flag("moe_router_pre_softmax"), "further": _number("mtp_num_layers"), "q_rank": _number("q_lora_rank"),
+    "score": _text("moe_router_score_function"), "early": _flag("moe_router_pre_softmax"),
+    "further": _number("mtp_num_layers"), "q_rank": _number("q_lora_rank"),
     "kv_rank": _number("kv_lora_rank"), "qk_dim": _number("qk_head_dim"), "rope_dim": _number("qk_pos_emb_head_dim"),
     "v_dim": _number("v_head_dim"), "softmax": _text("softmax_type"), "window": _text("window_size"),
     "expert_groups": _number("moe_router_num_groups"), "chosen_groups": _number("moe_router_group_topk"),
