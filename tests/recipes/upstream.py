@@ -38,7 +38,8 @@ OF_SCRIPTS: Final = {"model": "llama-3.2-3b", "training.micro_batch_size": 2, "t
                      "model.overrides.vocab_size": 131072}
 """Answers by `--set` to what files about GPUs leave to the training script, or recipes to files of a tokenizer."""
 UNKNOWN_MODEL: Final = ("unknown model", "model configuration: model_type")
-OTHER_LAYERS: Final = ("in Megatron's layers", "the provider ")
+OTHER_LAYERS: Final = ("in Megatron's layers", "the provider ", "the model of this recipe (no class)",
+                       "the model of this recipe (hf)")
 """Parts of messages about families that a framework's own layers do not have."""
 NEWER: Final = {"vr200": "gb300-nvl72", "r100": "gb300-nvl72"}
 """Machine that stands for one that is not known, by the word of a recipe's name."""

@@ -84,6 +84,7 @@ def _read_narrow(reader: Reader, draft: Draft, compute: str) -> None:
         if one is not None and matters and one.value and name.endswith("_param_gather") and draft.values.get(
                 "framework_options", {}).get("use_distributed_optimizer") is False:
             draft.refuse(one, "weights in 8 or 4 bits without the distributed optimizer")
+            draft.infer(f"{_OPTION}{name}", False, "what it asks for is refused")  # noqa: FBT003 - a value
         elif one is not None and matters and (one.value or name in ("fp8_param_gather", "first_last_layers_bf16")):
             draft.put(f"{_OPTION}{name}", one)
         else:
