@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -53,8 +53,7 @@ def convert(
     elif output is None:
         typer.echo(text + "".join(f"# ==> {file}\n{beside}" for file, beside in made.beside.items()), nl=False)
     else:
-        for path, one in {output: text, **{output.parent / file: one for file, one in made.beside.items()}}.items():
-            _write(path, one, force=force)
+        _write({output: text, **{output.parent / file: one for file, one in made.beside.items()}}, force=force)
     if not json and (output or into or not made.has_comments):
         _say_rest(made, listed=not made.has_comments or bool(into))
 
@@ -71,11 +70,12 @@ def _one(entries: Sequence[Entry], path: str, name: str) -> Scenario:
     return found[0]
 
 
-def _write(path: Path, text: str, *, force: bool) -> None:
-    from simcore.cli.output import say, write_new
+def _write(texts: Mapping[Path, str], *, force: bool) -> None:
+    from simcore.cli.output import say, write_all_new
 
-    write_new(path, text, force=force)
-    say(f"wrote {path}")
+    write_all_new(texts, force=force)
+    for path in texts:
+        say(f"wrote {path}")
 
 
 def _say_rest(made: Converted, *, listed: bool) -> None:

@@ -276,7 +276,16 @@ def write_figures(folder: Path, drawings: Iterable[tuple[str, str]], *, png: boo
 
 def write_new(path: Path, text: str, *, force: bool) -> None:
     """Writes `text` to `path`; InputError if it exists and `force` is False, or if it cannot be written."""
-    if exists(path) and not force:
-        raise InputError(Problem(str(path), "exists already; --force overwrites it"))
-    with writing(path):
-        write_whole(path, text)
+    write_all_new({path: text}, force=force)
+
+
+def write_all_new(texts: Mapping[Path, str], *, force: bool) -> None:
+    """Writes a text to each path, or nothing: InputError with all that exist if `force` is False.
+
+    InputError also for the first that cannot be written.
+    """
+    if taken := [path for path in texts if exists(path) and not force]:
+        raise InputError([Problem(str(path), "exists already; --force overwrites it") for path in taken])
+    for path, text in texts.items():
+        with writing(path):
+            write_whole(path, text)

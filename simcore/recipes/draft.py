@@ -82,6 +82,10 @@ class Draft:
         """Lists keys that change what upstream does by little, which the answer leaves out."""
         self._leave("not modelled", taken, why)
 
+    def unmodelled_default(self, key: str, value: Any, why: str) -> None:
+        """Lists a key that the recipe does not have, whose default changes what upstream does by little."""
+        self.left.append(Left("not modelled", self.path, key, shorten(value), f"the default: {why}"))
+
     def refuse(self, taken: Taken[Any] | None, message: str, *, always: bool = False) -> None:
         """Refuses what the recipe asks for and no scenario can say: NotYet at its line. `always`: even if loose."""
         if taken is not None:

@@ -49,6 +49,21 @@ def test_what_a_recipe_cannot_say_is_refused_or_listed(ran: Run, tmp_path: Path)
     assert "checkpoint.save: no recipe of automodel says this; left out by --loose" in loose.out
 
 
+def test_nothing_is_written_where_one_of_the_files_exists(ran: Run, tmp_path: Path) -> None:
+    file = scenario(tmp_path, SMALL.replace("automodel", "zero3").replace("llama-tiny", "llama-3.2-1b"))
+    made = tmp_path / "made"
+    made.mkdir()
+    asked = ("convert", file, "--to", "deepspeed", "--loose", "-o", made / "zero.json")
+    assert ran(*asked).code == 0
+    assert len([*made.iterdir()]) == 2
+    (made / "zero.json").unlink()
+    refused = ran(*asked)
+    assert (refused.code, "exists already; --force overwrites it" in refused.err) == (2, True)
+    assert not (made / "zero.json").exists()
+    assert ran(*asked, "--force").code == 0
+    assert (made / "zero.json").exists()
+
+
 def test_one_scenario_of_a_sweep_is_named(ran: Run, tmp_path: Path) -> None:
     file = scenario(tmp_path, SMALL + "sweep: {training.micro_batch_size: [1, 2]}\n")
     assert "--name says which" in ran("convert", file, "--to", "automodel").err

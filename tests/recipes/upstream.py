@@ -34,17 +34,25 @@ from simcore.simulate import check
 OUTCOMES: Final = ("answered", "answered after one question", "refused", "family", "unknown key", "wrong", "no recipe",
                    "traceback")
 SUFFIXES: Final = (".yaml", ".yml", ".json", ".toml", ".sh")
-OF_SCRIPTS: Final = {"model": "llama-3.2-3b", "training.micro_batch_size": 2, "training.precision.compute": "bf16"}
-"""Answers by `--set` to what files about GPUs alone leave to the training script."""
+OF_SCRIPTS: Final = {"model": "llama-3.2-3b", "training.micro_batch_size": 2, "training.precision.compute": "bf16",
+                     "model.overrides.vocab_size": 131072}
+"""Answers by `--set` to what files about GPUs leave to the training script, or recipes to files of a tokenizer."""
 UNKNOWN_MODEL: Final = ("unknown model", "model configuration: model_type")
+OTHER_LAYERS: Final = ("in Megatron's layers", "the provider ", "the model of this recipe (no class)",
+                       "the model of this recipe (hf)")
+"""Parts of messages about families that a framework's own layers do not have."""
+NEWER: Final = {"vr200": "gb300-nvl72", "r100": "gb300-nvl72"}
+"""Machine that stands for one that is not known, by the word of a recipe's name."""
 
 
 def answers_to(imported: Imported, gpus: int) -> Answers:
     """Answers to the questions of a recipe, and to no other."""
     asked = {question.key for question in imported.questions}
+    name = str(imported.values.get("name", ""))
+    machine = next((stands for word, stands in NEWER.items() if f"gpu_{word}" in name), "dgx-h100")
     return Answers.of_options(gpus if any(key.startswith("mesh") for key in asked) else None,
                               4096 if "training.seq_len" in asked else None,
-                              "dgx-h100" if "topology" in asked else "",
+                              machine if "topology" in asked else "",
                               {key: value for key, value in OF_SCRIPTS.items() if key in asked})
 
 
@@ -65,15 +73,17 @@ def _outcome(path: Path, gpus: int, *, loose: bool) -> tuple[str, list[str]]:
     paths = [str(path), *_named(path)]
     first = import_recipe(paths, Answers(), loose=loose)
     imported = _enough(paths, first, gpus, loose=loose) if first.questions else first
-    if imported.questions or imported.wrong:
+    if imported.questions or (imported.wrong and not any(part in one.message for part in OTHER_LAYERS
+                                                         for one in imported.wrong)):
         return "wrong", [*map(str, imported.questions), *(problem.message for problem in imported.wrong)]
     try:
         scenario = parse_scenario(imported.document())
         messages = [problem.message for problem in check(scenario).problems]
     except RankscopeError as error:
         messages = [problem.message for problem in error.problems]
-    if any(message.startswith(UNKNOWN_MODEL) for message in messages):
-        return "family", messages
+    said = [*messages, *(problem.message for problem in (*imported.wrong, *imported.refused))]
+    if any(message.startswith(UNKNOWN_MODEL) or any(part in message for part in OTHER_LAYERS) for message in said):
+        return "family", said
     if imported.unknown:
         return "unknown key", [problem.message for problem in imported.unknown]
     if imported.refused or messages:

@@ -20,7 +20,7 @@ from pathlib import Path
 from bridge_interpreter import UNKNOWN, Found, Name, Package, Run, Thing, Unknown
 
 TARGET = Path(__file__).resolve().parents[2] / "simcore" / "recipes" / "bridge" / "recipes.json"
-LEFT_OUT = ("logger.*", "checkpoint.*", "scheduler.*", "validation.*", "rng.*", "dist.*", "profiling.*", "tokenizer.*",
+LEFT_OUT = ("logger.*", "checkpoint.*", "scheduler.*", "validation.*", "rng.*", "dist.*", "profiling.*",
             "rerun_state_machine.*", "optimizer.lr", "optimizer.*_lr", "optimizer.adam_*",
             "optimizer.weight_decay", "optimizer.clip_grad", "optimizer.muon_*", "optimizer.lion_*", "optimizer.sgd_*",
             "optimizer._target_", "ddp._target_", "train._target_", "dataset.data*", "dataset.*path*", "dataset.blend*",
@@ -113,10 +113,26 @@ def aliases(package, known):
                         if name != original and original in known and name not in known)
 
 
+def counted(values):
+    """Keys of the tokenizer whose number of tokens makes the model's rows; none where they are the model's own.
+
+    training/setup.py, _validate_and_set_vocab_size: the tokenizer counts if it is told to, or the model has no number.
+    Recipes that give the tokenizer the number of the model compute it, which is not known here.
+    """
+    own = values.get("model.vocab_size") is not None or values.get("model.hf_model_id") is not None
+    if isinstance(values.get("tokenizer.vocab_size"), Unknown) or not (
+            values.get("tokenizer.use_tokenizer_vocab_size") or not own):
+        return ()
+    return tuple(f"tokenizer.{name}" for name in ("tokenizer_type", "tokenizer_model", "vocab_size",
+                                                  "use_tokenizer_vocab_size"))
+
+
 def kept(values):
     """Values that matter here, and names of those that are not known."""
-    found, unknown = {}, []
+    found, unknown, of_tokenizer = {}, [], counted(values)
     for key, value in values.items():
+        if key.startswith("tokenizer.") and key not in of_tokenizer:
+            continue
         if any(fnmatchcase(key, pattern) for pattern in LEFT_OUT) or value is None or (
                 key in USUAL and value == USUAL[key]):
             continue

@@ -19,10 +19,13 @@ from oracle import fsdp2_models as models
 MIXED = {"kbit": True, "autocast": True, "adapters": "fp32"}
 WAYS: dict[str, dict[str, Any]] = {
     "": {}, ", prepared, autocast": MIXED, ", 16 bits": {"base": "bf16"},
-    ", autocast over fp32": {"base": "fp32", "autocast": True, "adapters": "fp32"}}
+    ", autocast over fp32": {"base": "fp32", "autocast": True, "adapters": "fp32"},
+    ", autocast over 16 bits": {"base": "bf16", "autocast": True, "adapters": "fp32"}}
+"""The last one: TRL's LoRA, whose Trainer has bf16 on. Plain adapters in the others: `probe_qlora.py`."""
 CASES = {f"{variant}{way}{', replayed' if recompute else ''}": what | of | {"recompute": recompute}
-         for variant, what in probe_adapters.VARIANTS.items() if variant != "plain"
-         for way, of in WAYS.items() for recompute in (False, True)}
+         for variant, what in probe_adapters.VARIANTS.items()
+         for way, of in WAYS.items() if variant != "plain" or way.endswith("over 16 bits")
+         for recompute in (False, True)}
 
 
 def built(case: dict[str, Any]) -> Any:
@@ -39,7 +42,7 @@ def built(case: dict[str, Any]) -> Any:
         torch.nn.init.normal_(p.data)
     adapted = peft.get_peft_model(plain, config)
     for p in adapted.parameters():
-        p.data = p.data.to(probe_adapters.TYPES[case["base"]]) if p.requires_grad else p.data
+        p.data = p.data.to(probe_adapters.TYPES[case.get("adapters", case["base"])]) if p.requires_grad else p.data
     if case["recompute"]:
         adapted.base_model.model.gradient_checkpointing_enable({"use_reentrant": False})
     return adapted.train()

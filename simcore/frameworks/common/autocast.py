@@ -62,7 +62,8 @@ def mixed_of(job: Draft, options: dict[str, Any]) -> Mixed:
 def _check(job: Job, stored: str) -> None:
     if stored not in ("fp32", job.compute) or job.compute not in ("bf16", "fp16"):
         raise job.not_yet("training.precision", f"{stored} parameters under autocast to {job.compute}")
-    if job.compute == "fp16" and stored == "fp16":
+    training = job.scenario.training
+    if job.compute == "fp16" and stored == "fp16" and (training.method == "full" or training.lora.dtype != "fp32"):
         raise job.illegal("training.precision.params", "Attempting to unscale FP16 gradients: parameters in fp32 are "
                           "asked for", _UNSCALED)
     blocks = [branch.block for kind in job.graph.kinds for branch in kind.branches]

@@ -50,7 +50,8 @@ def _check_served(job: Job) -> None:
 def check_overlap(job: Job, options: dict[str, object], *, sequence_parallel: bool) -> None:
     """Raises IllegalLayout or NotYet if tp_comm_overlap is on where it cannot be, or is not modelled.
 
-    The option overlaps matrix products with tensor parallel collectives. `sequence_parallel`: it is on.
+    The option overlaps matrix products with tensor parallel collectives. `sequence_parallel`: it is on. A Mamba layer's
+    in_proj and out_proj have the user buffers of an MLP's linears (core 0.16.1 ssm/mamba_mixer.py: fc1, fc2).
     """
     key = "framework_options.tp_comm_overlap"
     if not options.get("tp_comm_overlap"):
@@ -60,22 +61,25 @@ def check_overlap(job: Job, options: dict[str, object], *, sequence_parallel: bo
                           "is enabled", "Megatron-LM training/arguments.py")
     if job.scenario.training.method != "full":
         raise job.not_yet(key, "tp_comm_overlap with adapters")
-    if any(not isinstance(b.block, Attention | Mlp) for kind in job.graph.kinds for b in kind.branches):
-        raise job.not_yet(key, "tp_comm_overlap of other layers than attention and dense MLPs")
+    if any(not isinstance(b.block, Attention | Mlp | Mamba2) for kind in job.graph.kinds for b in kind.branches):
+        raise job.not_yet(key, "tp_comm_overlap of other layers than attention, Mamba and dense MLPs")
 
 
 def check_shared_overlap(job: Job, options: dict[str, object]) -> None:
     """Raises IllegalLayout or InputError if moe_shared_expert_overlap is on where it cannot be.
 
     The option overlaps the shared expert with the exchange of tokens. IllegalLayout with another dispatcher than
-    alltoall or with overlap_moe_expert_parallel_comm, InputError without a shared expert.
+    alltoall or with overlap_moe_expert_parallel_comm, InputError without a shared expert. Main takes flex too: NotYet.
     """
     key = "moe_shared_expert_overlap"
     if not options.get(key):
         return
     if not any(isinstance(b.block, Moe) and b.block.shared_ffn for kind in job.graph.kinds for b in kind.branches):
         job.refuse_idle(options, key, "without a shared expert")
-    if options.get("moe_token_dispatcher_type", "alltoall") != "alltoall":
+    kind = options.get("moe_token_dispatcher_type", "alltoall")
+    if kind == "flex" and job.scenario.framework_version == "main 2026-08-22":  # transformer_config.py:1820
+        raise job.not_yet(f"framework_options.{key}", "moe_shared_expert_overlap with the flex dispatcher")
+    if kind != "alltoall":
         raise job.illegal(f"framework_options.{key}", "moe_shared_expert_overlap only works with alltoall token "
                           "dispatcher.", "core 0.16.1 transformer_config.py:1093")
     if options.get("overlap_moe_expert_parallel_comm"):

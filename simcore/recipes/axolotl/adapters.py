@@ -13,6 +13,8 @@ from simcore.recipes.rows import Idle, Off, Says, read_rows
 
 __all__ = ["ADAPTER_ROWS", "BASE_ROWS", "read_method"]
 
+_KERNELS: Final = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
+_FUSED: Final = "the fused MLP keeps less for backward than PEFT's layers, which are counted"
 _LINEAR: Final = "loaders/adapter.py find_all_linear_names: every linear layer but the head"
 ADAPTER_ROWS: Final = (
     Says("lora_r", "training.lora.rank"),
@@ -23,7 +25,7 @@ ADAPTER_ROWS: Final = (
     Says("lora_exclude_modules", "training.lora.exclude_modules", "words"),
     Off("lora_on_cpu", "adapters on the host"),
     Off("relora", "restarts of the optimizer (ReLoRA)"),
-    Idle(("lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel"), "not told apart"),
+    Idle(_KERNELS[1:], "not told apart"),
     Idle(("relora_*", "peft.loftq_config.*", "peft_init_lora_weights"), "first values of adapters, restarts"),
 )
 BASE_ROWS: Final = (
@@ -53,6 +55,8 @@ def read_method(reader: Reader, draft: Draft, shards: Shards) -> None:
                 "adapters beside a packed base" if on else "adapters beside a base of 16 bits", adapter, *packed,
                 source="loaders/model.py _set_quantization_config")
     _read_packed(reader, draft, on, shards)
+    if not any(reader.has(key) for key in _KERNELS):
+        _tell_kernels(reader, draft, on, shards)
     read_rows(reader, draft, ADAPTER_ROWS)
     for key in ("lora_modules_to_save", "lora_target_parameters", "peft_layers_to_transform"):
         draft.refuse(reader.take(key), "parameters that are trained beside the adapters of whole modules")
@@ -90,10 +94,21 @@ def _read_packed(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Sh
     read_rows(reader, draft, BASE_ROWS)
 
 
+def _tell_kernels(reader: Reader, draft: Draft, on: list[Taken[bool]], shards: Shards) -> None:
+    """Tells of fused kernels, which axolotl switches on by itself if no key of theirs is given.
+
+    utils/schemas/config.py check_auto_enable_lora_kernels: but for LoRA beside 8 bits, remote code, and FSDP 1.
+    """
+    remote = reader.look("trust_remote_code")
+    eight = any(one.key == "load_in_8bit" for one in on) and reader.look("adapter") == "lora"
+    if not eight and not remote and shards is not Shards.FLAT:
+        draft.unmodelled_default(_KERNELS[0], "true", _FUSED)
+
+
 def _read_fused_mlp(reader: Reader, draft: Draft) -> None:
     kernel = reader.flag("lora_mlp_kernel")
     if kernel is not None and kernel.value:
-        draft.unmodelled(kernel, "the fused MLP keeps less for backward than PEFT's layers, which are counted")
+        draft.unmodelled(kernel, _FUSED)
     else:
         draft.idle(kernel, "the default")
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from simcore.recipes.bridge.provider import read_provider
 from simcore.recipes.bridge.rows import give_up
+from simcore.recipes.bridge.vocabulary import read_vocabulary
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 
@@ -16,9 +18,13 @@ _HYBRID: Final = {
     "num_query_groups": "num_key_value_heads", "kv_channels": "head_dim", "mamba_num_heads": "mamba_num_heads",
     "mamba_head_dim": "mamba_head_dim", "mamba_state_dim": "ssm_state_size", "mamba_num_groups": "n_groups",
     "mamba_chunk_size": "chunk_size",
-    "num_moe_experts": "n_routed_experts", "moe_router_topk": "num_experts_per_tok", "vocab_size": "vocab_size",
+    "num_moe_experts": "n_routed_experts", "moe_router_topk": "num_experts_per_tok",
     "moe_ffn_hidden_size": "moe_intermediate_size", "moe_latent_size": "moe_latent_size",
     "moe_shared_expert_intermediate_size": "moe_shared_expert_intermediate_size"}
+_PROVIDERS: Final = re.compile(
+    r"(hf|Hybrid|Mamba|NemotronH|NemotronNano|Nemotron3|GPT|MLA|Mistral|Llama[0-9]|Qwen[0-9]|DeepSeek|Moonlight|Kimi)"
+    r"(?!.*(VL|Omni|Audio|ASR|Next|Qwen35)).*")
+"""Providers of plain layers, now and in older releases; others have towers, windows or layers of their own."""
 _NANO: Final = "nemotron-3-nano-30b-a3b"
 _SUPER: Final = "nemotron-3-super-120b-a12b"
 """The preset with experts of a latent width."""
@@ -29,7 +35,10 @@ def read_model(reader: Reader, draft: Draft) -> None:
     target, name = reader.text("model._target_"), reader.text("model.hf_model_id")
     kind = target.value.rpartition(".")[2] if target else ""
     pattern = reader.text("model.hybrid_layer_pattern")
-    if pattern is not None:
+    if target is not None and not _PROVIDERS.fullmatch(kind):
+        draft.refuse(target, f"the provider {kind}", always=True)
+        draft.use(name, pattern)
+    elif pattern is not None:
         draft.use(target, name)
         _read_hybrid(reader, draft, pattern)
     elif name is not None:
@@ -40,8 +49,8 @@ def read_model(reader: Reader, draft: Draft) -> None:
         read_provider(reader, draft)
     else:
         draft.use(target)
-        give_up(draft, target.where if target else draft.path, f"not yet: the provider {kind}: read are "
-                   "models by their Hugging Face name, and HybridModelProvider")
+        give_up(draft, target.where if target else draft.path, "not yet: the model of this recipe "
+                f"({kind or 'no class'}): read are models by their Hugging Face name or by their sizes")
 
 
 def _read_named(reader: Reader, draft: Draft, name: Taken[str]) -> None:
@@ -52,19 +61,17 @@ def _read_named(reader: Reader, draft: Draft, name: Taken[str]) -> None:
         draft.refuse(wide, "another width of heads than the model's own")
     else:
         draft.idle(wide, "latent attention has widths of its own")
-    rows, positions = reader.integer("model.vocab_size"), reader.text("model.position_embedding_type")
+    positions = reader.text("model.position_embedding_type")
     if positions is not None and positions.value not in ("rope", "yarn"):
         draft.refuse(positions, f"positions {positions.value}")
     else:
         draft.idle(positions, "the family's own; yarn scales frequencies alone")
-    if (further is None or not further.value) and depth is None and rows is None:
+    if not read_vocabulary(reader, draft, name) and (further is None or not further.value) and depth is None:
         draft.put("model", name)
         draft.use(further, reader.text("model.mtp_hybrid_override_pattern"),
                   reader.flag("model.mtp_use_repeated_layer"))
         return
     draft.put("model.config", name)
-    if rows is not None:
-        draft.put("model.overrides.vocab_size", rows)
     if further is not None and further.value:
         draft.put("model.overrides.mtp_num_layers", further)
     draft.use(further)
@@ -92,6 +99,7 @@ def _read_hybrid(reader: Reader, draft: Draft, pattern: Taken[str]) -> None:
         one = reader.integer(f"model.{key}")
         if one is not None:
             _override(draft, field, one.value, one)
+    read_vocabulary(reader, draft, None)
     _style(reader, draft)
     count, repeats, old = (reader.integer("model.mtp_num_layers"), reader.flag("model.mtp_use_repeated_layer"),
                            reader.text("model.mtp_hybrid_override_pattern"))

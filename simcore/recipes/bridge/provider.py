@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from simcore.recipes.bridge.rows import give_up
+from simcore.recipes.bridge.vocabulary import read_vocabulary
 from simcore.recipes.draft import Draft
 from simcore.recipes.megatron.arguments import arguments, names_of
 from simcore.recipes.megatron.fields import Setting, Writer
@@ -17,8 +18,8 @@ from simcore.recipes.reader import Reader, Taken
 __all__ = ["leave_rest", "read_provider"]
 
 _RENAMED: Final = {"num_experts": "num_moe_experts", "encoder_num_layers": "", "vocab_file": "", "tokenizer_type": "",
-                   "logit_dtype": "", "perform_rl_step": ""}
-"""Fields that have another name here, or ("") none."""
+                   "logit_dtype": "", "perform_rl_step": "", "max_position_embeddings": "seq_length"}
+"""Fields that have another name here, or ("") none. Learned positions reach to seq_length (models/gpt_provider.py)."""
 
 
 _ACTIVATIONS: Final = {("silu", True): "swiglu", ("squared_relu", False): "squared_relu", ("gelu", False): "gelu",
@@ -92,21 +93,13 @@ class ConfigFields:
 
 
 def read_provider(reader: Reader, draft: Draft) -> None:
-    """Writes the model of a provider by its sizes. The vocabulary is padded if should_pad_vocab says so."""
+    """Writes the model of a provider by its sizes. Raises nothing: what is not read is refused in `draft`."""
     writer = Writer(draft, ConfigFields(reader))
     function, gated = reader.text("model.activation_func._target_"), reader.flag("model.gated_linear_unit")
     if function and (function.value.rpartition(".")[2], bool(gated and gated.value)) not in _ACTIVATIONS:
         give_up(draft, function.where, f"not yet: {function.value}, gated_linear_unit {bool(gated and gated.value)}")
     write_model(writer)
-    rows, pads = reader.integer("model.vocab_size"), reader.flag("model.should_pad_vocab")
-    part, tp = reader.integer("model.make_vocab_size_divisible_by"), reader.integer("model.tensor_model_parallel_size")
-    draft.use(pads, part)
-    if rows is None:
-        draft.ask("model.overrides.vocab_size", "--set model.overrides.vocab_size=N", "rows of the vocabulary")
-        return
-    unit = (part.value if part else 128) * (tp.value if tp else 1) if pads and pads.value else 1
-    draft.infer("model.overrides.vocab_size", -(-rows.value // unit) * unit, f"padded to a multiple of {unit}", rows,
-                pads, part)
+    read_vocabulary(reader, draft, None, asks=True)
 
 
 def leave_rest(reader: Reader, draft: Draft) -> None:

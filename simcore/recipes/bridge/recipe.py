@@ -71,6 +71,8 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     _read_parts(reader, draft, gpus, machine)
     read_rows(reader, draft, ROWS)
     leave_rest(reader, draft)
+    if draft.refuses("model._target_"):
+        draft.idle(reader.matching("model.*"), "the provider's own; it is not read")
     if draft.wrong or draft.refused:
         left = {(one.where, one.key) for one in draft.left}
         draft.use(*(one for one in reader.handed_out()

@@ -81,7 +81,11 @@ def _read_narrow(reader: Reader, draft: Draft, compute: str) -> None:
         one = reader.flag(f"mixed_precision.{name}")
         matters = on and (compute == "fp4") >= name.startswith("fp4") and not (compute == "fp4" and name.startswith(
             ("fp8", "reuse")))
-        if one is not None and matters and (one.value or name in ("fp8_param_gather", "first_last_layers_bf16")):
+        if one is not None and matters and one.value and name.endswith("_param_gather") and draft.values.get(
+                "framework_options", {}).get("use_distributed_optimizer") is False:
+            draft.refuse(one, "weights in 8 or 4 bits without the distributed optimizer")
+            draft.infer(f"{_OPTION}{name}", False, "what it asks for is refused")  # noqa: FBT003 - a value
+        elif one is not None and matters and (one.value or name in ("fp8_param_gather", "first_last_layers_bf16")):
             draft.put(f"{_OPTION}{name}", one)
         else:
             draft.idle(one, "nothing depends on it with these formats")
@@ -107,8 +111,7 @@ def read_states(reader: Reader, draft: Draft) -> None:
     first, second = reader.text("optimizer.exp_avg_dtype"), reader.text("optimizer.exp_avg_sq_dtype")
     draft.use(precise, first, second, reader.text("optimizer.main_grads_dtype"))
     rest = reader.flag("optimizer.store_param_remainders")
-    if precise is not None and precise.value and not draft.has_option(
-            "data_parallel_sharding_strategy"):
+    if precise is not None and precise.value:
         draft.put(f"{_OPTION}use_precision_aware_optimizer", precise)
     draft.use(rest)
     if rest is not None and not rest.value:
@@ -235,7 +238,10 @@ def read_experts(reader: Reader, draft: Draft) -> None:
         draft.put(f"{_OPTION}moe_flex_dispatcher_backend", backend)
     else:
         draft.idle(backend, "it is read with the dispatcher flex")
-    if router is not None:
+    if router is not None and router.value == "bf16":
+        draft.idle(router, "core main transformer/moe/router.py asks for fp32 and fp64 alone: it stays that of its "
+                           "input")
+    elif router is not None:
         draft.put(f"{_OPTION}moe_router_dtype", router)
     if forced is not None and forced.value and "routing" not in draft.values["training"]:
         draft.put("training.routing", forced, "balanced")

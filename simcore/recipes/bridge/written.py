@@ -24,6 +24,8 @@ _OVERRIDDEN: Final = {"num_hidden_layers": "num_layers", "vocab_size": "vocab_si
                       "mtp_hybrid_override_pattern": "mtp_hybrid_override_pattern",
                       "mtp_use_repeated_layer": "mtp_use_repeated_layer"}
 """Key of Bridge's model by the field of the configuration that it changes."""
+_COUNTS: Final = "tokenizer.use_tokenizer_vocab_size"
+"""Key with which recipes of pretraining count the tokenizer's rows; the model's own are those of the scenario."""
 
 
 def _write(outline: Outline) -> None:
@@ -73,7 +75,8 @@ def _overrides(outline: Outline, name: str) -> dict[str, Any]:
     base = recipes()[name]
     outline.means.clear()
     asked = [*wanted(outline, base), *((f"model.{key}", _changed(outline.settled.scenario).get(field), None)
-                                       for field, key in _OVERRIDDEN.items())]
+                                       for field, key in _OVERRIDDEN.items()),
+             (_COUNTS, False, False)]
     return {key: value for key, value, usual in asked if base.get(key, usual) != value}
 
 

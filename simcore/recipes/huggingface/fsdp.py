@@ -33,13 +33,13 @@ class Plugin:
     """Block of options, and what its reader takes where an option is not said.
 
     `at`: dotted key of the block, with a full stop behind it; `wrap`: the policy by which units are made;
-    `use_orig_params`: of version 1, None for the class's own; `release`, `source`: where these defaults are from.
+    `use_orig_params`: of version 1; `release`, `source`: where these defaults are from.
     `drops`: options that the program which reads the block does not pass on, and `dropped_in` its file.
     """
 
     at: str
     wrap: str
-    use_orig_params: bool | None
+    use_orig_params: bool
     release: str
     source: str
     drops: tuple[str, ...] = ()
@@ -147,7 +147,7 @@ def _read_first(reader: Reader, draft: Draft, plugin: Plugin) -> None:
     said = _flags(reader, plugin, "use_orig_params")
     for one in said:
         draft.put("framework_options.use_orig_params", one)
-    if not said and plugin.use_orig_params is not None:
+    if not said:
         draft.default("framework_options.use_orig_params", plugin.use_orig_params, plugin.release, plugin.source)
 
 

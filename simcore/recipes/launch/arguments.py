@@ -12,7 +12,7 @@ from simcore.inputs.document import parse_value
 from simcore.inputs.yaml_parser import KeyPath
 from simcore.recipes.shell.expansion import Word
 
-__all__ = ["Arguments", "Override", "arguments_of"]
+__all__ = ["Arguments", "Override", "arguments_of", "expect_known"]
 
 _CONFIGS: Final = ("--config", "-c", "--config_file", "--config-file", "--job.config_file", "--job.config-file")
 _FILE: Final = (".yaml", ".yml", ".toml", ".json")
@@ -21,11 +21,16 @@ _KEY: Final = re.compile(r"\+{0,2}[A-Za-z_][\w.-]*")
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """A key of the recipe that a launch command sets: path, value, and the place of the argument."""
+    """A key of the recipe that a launch command sets: path, value, and the place of the argument.
+
+    `unknown`: message of a value that is not known from the script alone, such as `$LOG_DIR`, which is its text here;
+    "" for one that is.
+    """
 
     path: KeyPath
     value: Any
     where: str
+    unknown: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +71,27 @@ def arguments_of(words: Sequence[Word], path: str, *, names: tuple[str, ...] = (
         key = name.removeprefix("--")
         if not _KEY.fullmatch(key):
             raise _told(word, where, "sets no key of a recipe")
-        if value is not None and value.unknown:
-            raise _told(value, where, f"is the value of {key}, and not known from the script alone")
         parts = key.lstrip("+").replace("-", "_") if dashes else key.lstrip("+")
+        if value is not None and value.unknown:
+            told = _message(value, f"is the value of {key}, and not known from the script alone")
+            found.append(Override(tuple(parts.split(".")), value.text, where, told))
+            continue
         said = True if value is None else parse_value(value.text, where)
         found.append(Override(tuple(parts.split(".")), said, where))
     return Arguments(tuple(found), config)
 
 
+def expect_known(overrides: Sequence[Override], idle_blocks: Sequence[str] = ()) -> None:
+    """Raises InputError for the first value that is not known, but for keys below the names of `idle_blocks`."""
+    for one in overrides:
+        if one.unknown and one.path[0] not in idle_blocks:
+            raise InputError(Problem(one.where, one.unknown))
+
+
 def _told(word: Word, where: str, what: str) -> InputError:
+    return InputError(Problem(where, _message(word, what)))
+
+
+def _message(word: Word, what: str) -> str:
     reason = f": {word.unknown}" if word.unknown else ""
-    return InputError(Problem(where, f"the argument {word.text!r} {what}{reason}"))
+    return f"the argument {word.text!r} {what}{reason}"

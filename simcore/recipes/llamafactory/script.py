@@ -8,6 +8,7 @@ from typing import Final
 from simcore.errors import InputError, Problem
 from simcore.inputs.document import Document
 from simcore.recipes.answers import Answer, Answers
+from simcore.recipes.launch.arguments import expect_known
 from simcore.recipes.launch.launch_of import launch_of
 from simcore.recipes.recipe_file import RecipeFile
 
@@ -37,6 +38,7 @@ def read_launch_script(file: RecipeFile, answers: Answers) -> Script:
     """Reads a script; InputError as `launch_of`, and for a number of GPUs that contradicts the answer."""
     launch = launch_of(file.text, file.path, file.path, answers.variables)
     document = Document(file.path, {})
+    expect_known(launch.overrides)
     for one in launch.overrides:
         document = document.with_value(one.path, one.value, one.where)
     said = Answer(launch.gpus.value, launch.gpus.where) if launch.gpus else None

@@ -2,9 +2,10 @@
 
 [Note: families]
 A GPT without anything that GPT-2's family lacks is GPT-2 with changes in Megatron's words. Latent attention with norms
-between its projections is DeepSeek's; heads that do not add up to the hidden size, norms of query and key, or biases of
-query, key and value alone make it a Llama, Qwen or Mixtral. A pattern of layers is a Nemotron-H. Anything else is
-refused by the name of its argument.
+between its projections is DeepSeek's: V3 routes by sigmoid, V2 by a softmax before the choice of experts (--moe-router-
+pre-softmax); without norms, or with a softmax of the chosen ones alone, it is a GPT in Megatron's words. Heads that do
+not add up to the hidden size, norms of query and key, or biases of query, key and value alone make it a Llama, Qwen or
+Mixtral. A pattern of layers is a Nemotron-H. Anything else is refused by the name of its argument.
 """
 
 from __future__ import annotations
@@ -122,7 +123,8 @@ _READ: Final[dict[str, Callable[[Fields], Setting[Any]]]] = {
     "attention_dropout": _share("attention_dropout"), "dropout": _share("hidden_dropout"),
     "latent": _flag("multi_latent_attention"), "experts": _number("num_experts"), "topk": _number("moe_router_topk"),
     "expert_ffn": _expert_ffn, "shared_ffn": _shared_ffn, "shared_gate": _flag("moe_shared_expert_gate"),
-    "score": _text("moe_router_score_function"), "further": _number("mtp_num_layers"), "q_rank": _number("q_lora_rank"),
+    "score": _text("moe_router_score_function"), "early": _flag("moe_router_pre_softmax"),
+    "further": _number("mtp_num_layers"), "q_rank": _number("q_lora_rank"),
     "kv_rank": _number("kv_lora_rank"), "qk_dim": _number("qk_head_dim"), "rope_dim": _number("qk_pos_emb_head_dim"),
     "v_dim": _number("v_head_dim"), "softmax": _text("softmax_type"), "window": _text("window_size"),
     "expert_groups": _number("moe_router_num_groups"), "chosen_groups": _number("moe_router_group_topk"),
@@ -163,8 +165,12 @@ def _family(gpt: _Gpt) -> tuple[str, str, Callable[[_Gpt], None]] | None:
     rotary = gpt.norm.value == "RMSNorm" and gpt.gated.value and gpt.positions.value == "rope"
     if gpt.oss.value or gpt.softmax.value == "learnable":
         return "gpt-oss-20b", "sinks of attention (--softmax-type learnable) are GPT-OSS's", _write_oss
-    if gpt.latent.value and gpt.norm.value == "RMSNorm" and gpt.gated.value and not gpt.biased.value:
-        return "deepseek-v3", "latent attention, RMSNorm and SwiGLU are DeepSeek's", _write_deepseek
+    if gpt.latent.value and gpt.qk_norm.value and gpt.norm.value == "RMSNorm" and gpt.gated.value and not (
+            gpt.biased.value):
+        if not gpt.experts.value or gpt.score.value == "sigmoid":
+            return "deepseek-v3", "latent attention, RMSNorm and SwiGLU are DeepSeek's", _write_deepseek
+        if gpt.early.value and gpt.score.value == "softmax":
+            return "deepseek-v2", "a softmax before the choice of experts is DeepSeek-V2's", _write_deepseek
     plain = not gpt.qkv_biased.value and (gpt.latent.value or (
         not gpt.qk_norm.value and gpt.head_dim.value * gpt.heads.value == gpt.hidden.value))
     if plain and not gpt.shared_gate.value and not gpt.quick.value:
@@ -241,7 +247,7 @@ def _leading_dense(gpt: _Gpt) -> int:
 
 
 def _write_deepseek(gpt: _Gpt) -> None:
-    """DeepSeek has norms between the projections of latent attention, and routes by sigmoid."""
+    """DeepSeek has norms between the projections of latent attention, and experts beside shared ones."""
     _refuse_odd(gpt, gpt.squared, gpt.quick, gpt.shared_gate, gpt.qkv_biased)
     experts = bool(gpt.experts.value)
     dense = _leading_dense(gpt) if experts else gpt.layers.value

@@ -115,7 +115,7 @@ def _write_activation(writer: Writer, fused: Setting[bool], *, is_biased: bool, 
 
     Without the key a Qwen has two kernels, as Bridge's providers of the family leave them, any other model one.
     """
-    key, model = f"{_OPTION}bias_activation_fusion", writer.draft.values["model"]
+    key, model = f"{_OPTION}bias_activation_fusion", writer.draft.values.get("model", {})
     if is_biased or is_gated:
         writer.write_other(key, fused.value, not str(model.get("config", "")).startswith("qwen"), fused)
 

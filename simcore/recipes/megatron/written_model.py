@@ -111,6 +111,8 @@ def _write_experts(puts: ArgumentPuts, layers: list[LayerKind]) -> None:
         puts.put("moe_shared_expert_gate", one.shared_gate, _MODEL)
         puts.put("moe_latent_size", one.latent or None, _MODEL)
         puts.put("moe_router_score_function", "sigmoid" if one.router == "sigmoid" else "softmax", _MODEL)
+        if layers[0].family == "deepseek_v2":  # Bridge models/deepseek/deepseek_v2_bridge.py
+            puts.put("moe_router_pre_softmax", True, _MODEL)  # noqa: FBT003 - a switch
         if one.num_groups > 1:
             puts.put("moe_router_num_groups", one.num_groups, _MODEL)
             puts.put("moe_router_group_topk", one.chosen_groups, _MODEL)

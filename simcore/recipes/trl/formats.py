@@ -17,6 +17,7 @@ _NAMES: Final = {"float32": "fp32", "fp32": "fp32", "bfloat16": "bf16", "bf16": 
 _RELEASE: Final = "TRL 1.16.0"
 _READ: Final = "trainer/model_config.py ModelConfig.dtype: float32 for `trl sft`"
 _MIXED: Final = "trainer/base_config.py: bf16 unless fp16 is asked for"
+_AUTOCAST: Final = "accelerate 1.15.0 accelerator.py prepare_model: forward under autocast, but for DeepSpeed"
 _UPCAST: Final = "accelerate 1.15.0 utils/fsdp_utils.py fsdp2_prepare_model: trained parameters are upcast"
 
 
@@ -95,9 +96,16 @@ def write_formats(draft: Draft, formats: Formats, launch: Launch) -> None:
 
 
 def _write_adapters(draft: Draft, formats: Formats, launch: Launch) -> None:
-    """Adapters in fp32, but in bf16 beside a packed base, which FSDP 2 upcasts again."""
+    """Adapters in fp32, but in bf16 beside a packed base, which FSDP 2 upcasts again.
+
+    Where each rank has a copy of the model, the Trainer's forward casts adapters in fp32 for their products; over a
+    checkpoint in fp32 the simulation does so by itself.
+    """
     packed = draft.values["training"]["method"] == "qlora"
     if packed and not (launch.shards is Shards.EACH and formats.mixed):
         draft.default("training.lora.dtype", "bf16", _RELEASE, "trainer/sft_trainer.py: as in the paper of QLoRA")
-    else:
-        draft.default("training.lora.dtype", "fp32", "PEFT 0.21.2", "mapping_func.py autocast_adapter_dtype")
+        return
+    draft.default("training.lora.dtype", "fp32", "PEFT 0.21.2", "mapping_func.py autocast_adapter_dtype")
+    if launch.shards is Shards.NONE and formats.mixed and formats.stored == formats.compute:
+        draft.infer("framework_options.autocast", True, "mixed precision of the Trainer",  # noqa: FBT003 - a value
+                    *formats.said, source=_AUTOCAST)

@@ -30,6 +30,7 @@ __all__ = ["PROGRAM", "WRITER", "trainer_text", "write_trainer"]
 PROGRAM: Final = "-m trl.scripts.sft --config"
 """Module that trains, and the option behind which its recipe stands (TRL 1.16.0 `scripts/sft.py`)."""
 
+_AUTOCAST: Final = "framework_options.autocast"
 _REASONS: Final = {"dataset_name": "yours", "optim": "its learning rate is yours"}
 _PLAIN: Final = "no mixed precision: products in the format of the parameters"
 
@@ -65,18 +66,32 @@ def _write_formats(outline: Outline, at: str) -> None:
     """Writes `dtype`, in which the checkpoint is read, and mixed precision, which TRL switches on unless told."""
     shards, compute = shards_of(outline), outline.value("training.precision.compute")
     stored = compute if shards is Shards.ZERO else outline.value("training.precision.params")
-    plain = shards in (Shards.FLAT, Shards.EACH) and stored == compute and not _is_upcast(outline)
+    plain = stored == compute and (not _is_upcast(outline) if shards in (Shards.FLAT, Shards.EACH) else
+                                   _is_without_casts(outline))
     said = ("training.precision.compute", "training.precision.params", "training.precision.grad_reduce")
     for key in said:
         outline.value(key)
     if stored not in FORMAT_NAMES or compute not in FORMAT_NAMES:
         outline.refuse(said[0] if compute not in FORMAT_NAMES else said[1], "formats of 16 or 32 bits alone")
         return
+    if stored != compute and outline.given(_AUTOCAST) is True:
+        outline.as_without(_AUTOCAST)
     outline.put(f"{at}dtype", FORMAT_NAMES[stored], *said[:2])
     if plain or compute == "fp32":
         outline.put(f"{at}bf16", False)  # noqa: FBT003 - a value
     else:
         outline.put(f"{at}{compute}", True)  # noqa: FBT003 - a value
+
+
+def _is_without_casts(outline: Outline) -> bool:
+    """True if adapters compute in their own type, which mixed precision would cast: there is no autocast."""
+    autocast = outline.given(_AUTOCAST)
+    if shards_of(outline) is not Shards.NONE or outline.value("training.method") == "full":
+        return False
+    if autocast is False:
+        outline.as_without(_AUTOCAST)
+    outline.said.add(_AUTOCAST)
+    return autocast is not True and outline.value("training.lora.dtype") == "fp32"
 
 
 def _is_upcast(outline: Outline) -> bool:

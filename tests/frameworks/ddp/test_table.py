@@ -71,6 +71,14 @@ def test_what_is_refused(mesh: dict[str, int], given: dict[str, Any], kind: type
         small.prepared("ddp", mesh, **({"model": LLAMA} | given))
 
 
+def test_gradients_of_adapters_in_fp32_are_unscaled_over_parameters_in_fp16() -> None:
+    given: dict[str, Any] = {"method": "lora", "precision": {"params": "fp16", "compute": "fp16"},
+                             "options": {"autocast": True}, "model": LLAMA}
+    small.prepared("ddp", **given, lora={"dtype": "fp32"})
+    with pytest.raises(IllegalLayout, match="unscale FP16"):
+        small.prepared("ddp", **given)
+
+
 def test_sinks_without_a_gradient_are_refused() -> None:
     flash = {"attn_implementation": "flash_attention_2"}
     given: dict[str, Any] = {"model": "gpt-oss-20b", "lengths": "packed"}

@@ -6,6 +6,7 @@ import pytest
 
 from operators.megatron.kinds import MAMBA, T, kept_in, live_bytes, run_of
 from simcore.operators.megatron.implementation import record
+from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.recording.tape import Kernel, Op
 
 
@@ -37,3 +38,18 @@ def test_mamba_scan_peaks_as_measured() -> None:
 def test_backward_of_the_scan_costs_what_the_page_counts() -> None:
     rows = record(MAMBA, run_of(MAMBA), {}, {}).backward.rows
     assert sum(r[3] for r in rows if r[0] == Op.COMPUTE and r[2] == Kernel.MAMBA_SCAN) == 9_175_040 * T
+
+
+def test_user_buffers_hold_what_the_mixer_gathers() -> None:
+    """The names of its buffers are those of an MLP (ssm/mamba_mixer.py: fc1, fc2).
+
+    in_proj's gathered input and its input gradient before the sum lie in them, and what out_proj gathers in backward.
+    """
+    def made(*, overlaps: bool) -> set[str]:
+        slots: dict[tuple[str, str], int] = {}
+        options = MegatronOptions(tp_comm_overlap=overlaps)
+        record(MAMBA, run_of(MAMBA, tp=2, sequence_parallel=True, options=options), slots, {})
+        return {name for name, _ in slots}
+
+    assert made(overlaps=False) - made(overlaps=True) == {
+        "ln_out_total", "mixer.in_proj.ln_out_total", "grad_ln_out", "grad_total"}

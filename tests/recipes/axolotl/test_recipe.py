@@ -236,3 +236,16 @@ def test_the_number_of_gpus_is_asked_once(tmp_path: Path) -> None:
 def test_gpus_that_contradict_the_recipe_are_told(tmp_path: Path) -> None:
     with pytest.raises(RankscopeError, match="dp_shard_size 3"):
         imported(tmp_path, FSDP2 + "dp_shard_size: 3\n").expect_complete()
+
+
+@pytest.mark.parametrize(("more", "told"), [
+    ("", True), ("lora_qkv_kernel: false\n", False), ("trust_remote_code: true\n", False),
+    (FSDP2.removeprefix(RECIPE), True), ("fsdp_version: 1\nfsdp_config: {use_orig_params: true}\n", False)])
+def test_kernels_that_axolotl_switches_on_by_itself_are_told(tmp_path: Path, more: str, told: bool) -> None:
+    left = imported(tmp_path, QLORA + more).left
+    assert ("lora_mlp_kernel" in {one.key for one in left if one.kind == "not modelled"}) == told
+
+
+def test_units_keep_their_parameters_where_transformers_has_them_so(tmp_path: Path) -> None:
+    found = imported(tmp_path, f"{RECIPE}fsdp_version: 1\nfsdp_config: {{auto_wrap_policy: TRANSFORMER_BASED_WRAP}}\n")
+    assert found.values["framework_options"]["use_orig_params"] is True

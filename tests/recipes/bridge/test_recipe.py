@@ -48,6 +48,11 @@ environment: {{expandable_segments: true}}
 """
 
 
+def imported_file(folder: Path, text: str) -> str:
+    (folder / "run.sh").write_text(text, encoding="utf-8")
+    return str(folder / "run.sh")
+
+
 def imported(folder: Path, text: str, gpus: int | None = None, topology: str = "", name: str = "run.sh") -> Imported:
     (folder / name).write_text(text, encoding="utf-8")
     return import_recipe([str(folder / name)], Answers.of_options(gpus, None, topology))
@@ -202,3 +207,25 @@ def test_the_configuration_that_a_run_writes_is_read_by_its_sizes(tmp_path: Path
     assert value(found, "model.overrides.vocab_size") == 128256
     assert value(found, "mesh") == {"tp": 2, "dp_shard": 4}
     assert check(parse_scenario(found.document())).problems == ()
+
+
+@pytest.mark.parametrize("name", ["wan_14b_pretrain_8gpu_h100_bf16_config", "olmoe_7b_sft_8gpu_h100_bf16_config",
+                                  "gemma3_1b_pretrain_1gpu_h100_bf16_config"])
+def test_a_provider_with_layers_of_its_own_is_no_gpt(tmp_path: Path, name: str) -> None:
+    found = import_recipe([imported_file(tmp_path, name)], Answers.of_options(None, None, ""), loose=True)
+    assert "model._target_: the provider" in messages(found)
+    assert "model" not in found.values
+    assert found.unknown == ()
+
+
+def test_fp8_weights_without_the_distributed_optimizer_are_no_rule_of_bridge(tmp_path: Path) -> None:
+    found = imported(tmp_path, "kimi_k2_pretrain_1024gpu_h100_fp8cs_config")
+    assert "not yet: mixed_precision.fp8_param_gather" in messages(found)
+
+
+def test_a_router_in_bf16_is_one_without_a_format(tmp_path: Path) -> None:
+    launch = "deepseek_v3_pretrain_1024gpu_h100_bf16_config"
+    assert value(imported(tmp_path, launch), "framework_options").get("moe_router_dtype") is None
+    found = imported(tmp_path, f"{launch} model.moe_router_dtype=bf16")
+    assert value(found, "framework_options").get("moe_router_dtype") is None
+    assert messages(found) == ""

@@ -74,3 +74,14 @@ def test_processes_of_the_launch_go_before_the_name_of_the_recipe() -> None:
     asked = scenario(NANO.replace("dp_shard: 8", "dp_shard: 16"))
     made = convert(asked, "bridge")
     assert read_back(made, asked).world_size == 16
+
+
+def test_rows_are_the_models_own_in_a_recipe_of_pretraining() -> None:
+    """Its tokenizer counts otherwise: 32,000 tokens of the null tokenizer."""
+    asked = scenario(NANO.replace("nemotron-3-nano-30b-a3b", "llama-3-8b").replace(", ep: 8, etp: 1", "").replace(
+        "  lengths: packed\nframework_options: {moe_token_dispatcher_type: flex}\n", ""))
+    made = convert(asked, "bridge")
+    made.expect_complete()
+    assert "_pretrain_" in made.text
+    assert "tokenizer.use_tokenizer_vocab_size=false" in made.text
+    assert read_back(made, asked).model_name == "meta-llama/Meta-Llama-3-8B"

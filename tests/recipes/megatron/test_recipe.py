@@ -147,6 +147,11 @@ def test_a_case_of_megatrons_tests_is_its_row_of_measured_runs(tmp_path: Path, r
 EXPERTS = {"num_experts": 8, "disable_bias_linear": True, "tensor_model_parallel_size": 2, "sequence_parallel": True}
 
 
+LATENT: dict[str, Any] = {
+    "multi_latent_attention": True, "qk_layernorm": True, "normalization": "RMSNorm", "swiglu": True, "num_experts": 8,
+    "disable_bias_linear": True, "position_embedding_type": "rope", "moe_ffn_hidden_size": 64,
+    "moe_shared_expert_intermediate_size": 64, "kv_lora_rank": 64, "qk_head_dim": 32, "qk_pos_emb_head_dim": 16,
+    "v_head_dim": 32}
 QWEN = {"qk_layernorm": True, "swiglu": True, "disable_bias_linear": True, "normalization": "RMSNorm",
         "kv_channels": 128, "position_embedding_type": "rope", "attention_dropout": 0.0, "hidden_dropout": 0.0}
 
@@ -190,6 +195,10 @@ QWEN = {"qk_layernorm": True, "swiglu": True, "disable_bias_linear": True, "norm
      "framework_options.data_parallel_sharding_strategy", "optim"),
     ({"use_megatron_fsdp": True}, "framework", "megatron_fsdp"),
     (QWEN, "model.config", "qwen3-8b"),
+    (LATENT, "model.config", "gpt2"),
+    ({**LATENT, "moe_router_pre_softmax": True}, "model.config", "deepseek-v2"),
+    ({**LATENT, "moe_router_score_function": "sigmoid"}, "model.config", "deepseek-v3"),
+    ({**LATENT, "moe_router_pre_softmax": True, "qk_layernorm": False}, "model.config", "gpt2"),
     (QWEN, "framework_options.bias_activation_fusion", True),
     ({**QWEN, "no_bias_swiglu_fusion": True}, "framework_options.bias_activation_fusion", None),
     ({"swiglu": True}, "framework_options.bias_activation_fusion", None),
@@ -214,6 +223,7 @@ def test_a_trap_is_read_as_megatron_means_it(tmp_path: Path, changes: dict[str, 
     ({"perform_rl_step": True}, "reinforcement learning"),
     ({"window_size": "(128,0)"}, "windows of attention"),
     ({"num_layers": None}, "--num-layers: missing"),
+    ({"num_layers": None, "tokenizer_type": "HuggingFaceTokenizer"}, "--num-layers: missing"),
     ({"lr_x": 1}, "unknown key 'MODEL_ARGS.--lr-x'"),
     ({"tensor_model_parallel_size": 3}, "no multiple of pp 1 x cp 1 x tp 3"),
     ({"micro_batch_size": "${MBS}"}, "its value depends on ${MBS}"),

@@ -24,8 +24,8 @@ def scenario(model: str, more: str = "") -> Scenario:
 
 
 @pytest.mark.parametrize("model", ["qwen3-8b", "qwen3-30b-a3b", "llama-3.1-8b", "mixtral-8x7b", "deepseek-v3",
-                                   "moonlight-16b-a3b", "nemotron-3-nano-30b-a3b", "qwen2.5-7b",
-                                   "gpt-oss-20b"])
+                                   "deepseek-v2", "deepseek-v2-lite", "moonlight-16b-a3b",
+                                   "nemotron-3-nano-30b-a3b", "qwen2.5-7b", "gpt-oss-20b"])
 def test_models_are_written_by_their_layers(model: str) -> None:
     asked = scenario(model)
     made = convert(asked, "megatron")

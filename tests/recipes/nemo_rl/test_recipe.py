@@ -362,3 +362,19 @@ def test_keys_of_the_launch_command_go_before_all_files(tmp_path: Path) -> None:
     read = scenario(found)
     assert (read.training.micro_batch_size, read.mesh.dp_shard) == (4, 8)
     assert found.origins[("training", "micro_batch_size")].where == f"{tmp_path}/run.sh:2"
+
+
+def test_a_value_that_the_environment_has_may_stand_where_nothing_depends_on_it(tmp_path: Path) -> None:
+    """The scripts of upstream's test suite take folders of their logs from a file that they source."""
+    def launched(argument: str) -> Imported:
+        (tmp_path / "mine.yaml").write_text(SFT, encoding="utf-8")
+        (tmp_path / "run.sh").write_text("source common.env\nuv run examples/run_sft.py --config $CONFIG \\\n"
+                                         f"  {argument}\n", encoding="utf-8")
+        return import_recipe([str(tmp_path / "mine.yaml"), str(tmp_path / "run.sh")],
+                             Answers.of_options(None, None, "dgx-h100"))
+
+    found = launched("logger.log_dir=$LOG_DIR checkpointing.checkpoint_dir=$CKPT_DIR")
+    assert {"logger.log_dir", "checkpointing.checkpoint_dir"} <= {one.key for one in found.left}
+    assert found.unknown == ()
+    with pytest.raises(InputError, match=r"is the value of policy.train_global_batch_size, and not known .*BATCH"):
+        launched("policy.train_global_batch_size=$BATCH")

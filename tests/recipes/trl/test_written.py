@@ -57,6 +57,17 @@ lora_target_modules: all-linear
     assert made.launch == "torchrun --nproc-per-node 4 -m trl.scripts.sft --config trainers-trl-lora.yaml\n"
 
 
+@pytest.mark.parametrize(("changed", "mixed"), [
+    ({}, "bf16: true\n"), ({"framework_options__autocast": False}, "bf16: false  # no"),
+    ({"framework_options": {}}, "bf16: false  # no"),
+    ({"training__precision": {"params": "fp32"}, "training__loss": "hf"}, "bf16: true\n")])
+def test_mixed_precision_is_what_casts_adapters(changed: dict[str, Any], mixed: str) -> None:
+    """The trainer's forward under autocast; without it adapters in fp32 compute in fp32."""
+    made = convert(of_folder("trl-lora", **changed), "trl")
+    assert mixed in made.text
+    assert "autocast" not in " ".join(problem.message for problem in made.refused)
+
+
 def test_packs_are_samples_and_rows() -> None:
     made = written("trl-ddp", training__lengths="packed", training__seq_len=4096, training__packed_length=1024,
                    training__micro_batch_size=1, training__global_batch_size=16)

@@ -1,0 +1,188 @@
+"""The table of upstream's recipes on `docs/recipes.md`: stored counts, and the text that is made of them.
+
+    PYTHONPATH=tests python -m recipes.upstream_table --store CLONES             # counts again, every row
+    PYTHONPATH=tests python -m recipes.upstream_table --store CLONES NeMo Bridge # rows with one of these words
+    PYTHONPATH=tests python -m recipes.upstream_table --page                     # fills the page with what is stored
+
+CLONES: a folder with git directories `OWNER+NAME/repo`, or `NAME`. `upstream.json` has a row for each kind of recipe:
+repositories with commit and patterns of files, the formats that count (`every`: files of no format count too), and for
+each outcome of `upstream.py` the number of files; `why`: reasons with the number of recipes that meet them, numbers in
+them as N. Files are laid into a temporary folder and never kept. Recipes of Megatron-Bridge are asked for by their
+names, which the package knows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+from recipes.upstream import outcome
+from simcore.recipes.bridge.named import present_name, recipes
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+STORED: Final = Path(__file__).with_suffix("").with_name("upstream.json")
+PAGE: Final = ROOT / "docs" / "recipes.md"
+_KEPT: Final = (".yaml", ".yml", ".json", ".toml", ".sh")
+_LARGEST: Final = 2**18
+_ANSWERED: Final = ("answered", "answered after one question")
+_REFUSED: Final = ("refused", "wrong", "no recipe")
+_FOLLOWS: Final = "model: expected text or a mapping"
+"""Message about a scenario without a model, whose recipe says why there is none."""
+_HEAD: Final = ("| recipes | all | answered | with `--loose` | refused by name | unknown key | model not known |",
+                "| --- | --- | --- | --- | --- | --- | --- |")
+
+
+def stored() -> list[dict[str, Any]]:
+    """Rows of the table."""
+    rows: list[dict[str, Any]] = json.loads(STORED.read_text(encoding="utf-8"))
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown of all rows."""
+    return "\n".join([*_HEAD, *map(_line, rows)])
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    counts, loose = row["counts"], row.get("loose")
+    numbers = (sum(counts.values()), _sum(counts, _ANSWERED), "" if loose is None else _sum(loose, _ANSWERED),
+               _sum(counts, _REFUSED), counts.get("unknown key", 0), counts.get("family", 0))
+    return f"| {row['name']} | {' | '.join(map(str, numbers))} |"
+
+
+def _sum(counts: Mapping[str, int], outcomes: tuple[str, ...]) -> int:
+    return sum(counts.get(outcome, 0) for outcome in outcomes)
+
+
+def reasons(rows: list[dict[str, Any]], word: str) -> str:
+    """Markdown of what recipes of the rows whose name has a word are refused for, most frequent first."""
+    met: Counter[str] = Counter()
+    for row in rows:
+        if word in row["name"]:
+            met.update(row["why"])
+    lines = (f"| {reason} | {count} |" for reason, count in sorted(met.items(), key=lambda one: (-one[1], one[0])))
+    return "\n".join(["| refused | recipes |", "| --- | --- |", *lines])
+
+
+def filled(page: str, rows: list[dict[str, Any]]) -> str:
+    """The page with both tables as they are stored."""
+    for name, text in (("upstream", table(rows)), ("bridge", reasons(rows, "Bridge"))):
+        head, begin, rest = page.partition(f"<!-- begin: {name} -->\n")
+        _, end, tail = rest.partition(f"<!-- end: {name} -->")
+        page = f"{head}{begin}{text}\n{end}{tail}"
+    return page
+
+
+def _git(clones: Path, repository: str) -> Path:
+    owner, _, name = repository.partition("/")
+    return next(path for path in (clones / f"{owner}+{name}" / "repo", clones / name) if path.exists())
+
+
+def _asked(git: Path, *words: str, given: str = "") -> bytes:
+    """Output of a command of git, which reads `given`."""
+    return subprocess.run(["git", "-C", str(git), *words], input=given.encode(), capture_output=True,  # noqa: S607 - git
+                          check=True).stdout
+
+
+def _lay_out(git: Path, commit: str, folder: Path) -> None:
+    """Writes all small files of a commit that may be recipes, or that recipes name, into a folder."""
+    listed = (line.split(maxsplit=4) for line in _asked(git, "ls-tree", "-r", "-l", commit).decode().splitlines())
+    found = [(name, blob) for _, _, blob, size, name in listed if Path(name).suffix in _KEPT and size.isdigit()
+             and int(size) <= _LARGEST]
+    batch = _asked(git, "cat-file", "--batch", given="".join(f"{blob}\n" for _, blob in found))
+    start = 0
+    for name, _ in found:
+        end = batch.index(b"\n", start)
+        size = int(batch[start:end].split()[-1])
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(batch[end + 1:end + 1 + size])
+        start = end + 2 + size
+
+
+def _recipes_of(row: Mapping[str, Any], clones: Path, folder: Path) -> Iterator[Path]:
+    for number, part in enumerate(row["of"]):
+        git, place = _git(clones, part["repository"]), folder / str(number)
+        if "defined" in part:
+            yield from _by_name(git, part, place)
+            continue
+        _lay_out(git, part["commit"], place)
+        paths = sorted(path for path in place.rglob("*") if path.is_file())
+        yield from (path for path in paths
+                    if any(fnmatchcase(path.relative_to(place).as_posix(), one) for one in part["files"]))
+
+
+def _by_name(git: Path, part: Mapping[str, Any], folder: Path) -> Iterator[Path]:
+    """A launch of each recipe that a folder of Bridge defines and the package's table has."""
+    def names(place: str) -> set[str]:
+        found = _asked(git, "grep", "-h", "-o", "-E", r"^def [a-z0-9_]+_config\(", part["commit"], "--", place)
+        return {line.removeprefix("def ").removesuffix("(") for line in found.decode().splitlines()}
+
+    defined = names(part["defined"]) - (names(part["but"]) if "but" in part else set())
+    folder.mkdir()
+    for name in recipes():
+        if name in defined and present_name(name) == name:
+            path = folder / f"{name}.sh"
+            path.write_text(f"python scripts/training/run_recipe.py --recipe {name}\n", encoding="utf-8")
+            yield path
+
+
+def counted(row: Mapping[str, Any], clones: Path) -> dict[str, Any]:
+    """A row with its counts again."""
+    made = {key: value for key, value in row.items() if key not in ("counts", "loose", "why")}
+    counts: Counter[str] = Counter()
+    loosely: Counter[str] = Counter()
+    why: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        for path in _recipes_of(row, clones, Path(folder)):
+            name, what, messages = outcome(path, row.get("gpus", 8))
+            if name not in row["formats"] and what != "traceback" and not row.get("every"):
+                continue
+            counts[what] += 1
+            if "loose" in row:
+                loosely[outcome(path, row.get("gpus", 8), loose=True)[1]] += 1
+            if what != "family":
+                why.update({_short(message, folder) for message in messages if not message.startswith(_FOLLOWS)})
+    made["counts"] = dict(sorted(counts.items()))
+    if "loose" in row:
+        made["loose"] = dict(sorted(loosely.items()))
+    return made | {"why": {reason: count for reason, count in sorted(why.items()) if count >= row.get("least", 5)}}
+
+
+def _short(message: str, folder: str) -> str:
+    """A reason without numbers, places and names of its own."""
+    text = re.sub(r"(?<![-\w.])\d{2,}(?![-\w.])", "N", message.replace(folder, "")).removeprefix("not yet: ")
+    return text.split(" (did you mean")[0].replace("|", "/")[:110]
+
+
+def main() -> int:
+    """Stores counts, or fills the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--store", type=Path, default=None, metavar="CLONES")
+    parser.add_argument("--page", action="store_true")
+    parser.add_argument("words", nargs="*")
+    asked = parser.parse_args()
+    rows = stored()
+    if asked.store is not None:
+        for number, row in enumerate(rows):
+            if not asked.words or any(word in row["name"] for word in asked.words):
+                rows[number] = counted(row, asked.store)
+                sys.stderr.write(f"{_line(rows[number])}\n")
+                lines = ",\n".join(json.dumps(one, ensure_ascii=False) for one in rows)
+                STORED.write_text(f"[\n{lines}\n]\n", encoding="utf-8", newline="\n")
+    if asked.page:
+        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), rows), encoding="utf-8", newline="\n")
+    return int(any(row["counts"].get("traceback") for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
