@@ -1,0 +1,66 @@
+"""Our own side: what the engine says one rank holds, sends and needs, in the words of `Found`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from simcore.placement.mesh import Mesh
+from simcore.placement.plan import Placed, Plan
+from simcore.program.outline import Phase
+from simcore.program.program import Program
+from simcore.recording.tape import Op
+from simcore.results.report import Peak
+from simcore.simulation.report import report
+from simcore.simulation.simulation import Simulation
+from simcore.simulation.step import program_of
+from simcore.verify.found import Call, Found, Tensor
+
+__all__ = ["Naming", "calls_of", "named", "peak_of", "stepped", "tensors_of", "whole_step"]
+
+PHASES: Final = {Phase.FORWARD: "fwd", Phase.LOSS: "fwd", Phase.BACKWARD: "bwd", Phase.RECOMPUTE: "recompute",
+                 Phase.OPTIMIZER: "opt"}
+"""Our phases, and the four of the scripts that trace a step."""
+Naming = Callable[[str, Placed], str]
+"""Path of a layer, and a tensor of it -> the parameter's name in the framework."""
+
+
+def named(layer: str, placed: Placed) -> str:
+    """Name of a parameter where the framework keeps the implementation's modules."""
+    return f"{layer}.{placed.spec.name}"
+
+
+def tensors_of(plan: Plan, naming: Naming = named) -> tuple[Tensor, ...]:
+    """Every parameter that the rank owns, at rest."""
+    return tuple(Tensor(naming(plan.graph.layers[layer].path, placed), placed.local, placed.policy.at_rest.dtype)
+                 for layer in plan.layers for placed in plan.of_layer(layer) if placed.spec.is_owned)
+
+
+def stepped(simulation: Simulation) -> Program:
+    """Program of the simulated rank, every microbatch written out."""
+    simulation.num_written = simulation.job.scenario.num_microbatches
+    (plan,) = simulation.plans
+    program = simulation.programs[plan.rank] = program_of(simulation, plan)
+    return program
+
+
+def calls_of(program: Program, mesh: Mesh) -> tuple[Call, ...]:
+    """Collectives in the order of issue; copies inside a device are none."""
+    comms = {number: (kind, mesh.axis(axis).size, dtype)
+             for (kind, axis, dtype), number in program.tables.comms.items() if not kind.startswith("copy")}
+    rows = zip(program.columns.tolist(), program.phase.tolist(), strict=True)
+    return tuple(Call(comms[slot][0], PHASES[Phase(phase)], *comms[slot][1:], amount)
+                 for (op, _, slot, amount, _, _), phase in rows if op == Op.COLLECTIVE and slot in comms)
+
+
+def peak_of(simulation: Simulation) -> int:
+    """Highest bytes of tensors in the step: without libraries' workspaces, which fake tensors have none of."""
+    (rank,) = report(simulation, series=False).ranks
+    assert isinstance(rank.peak, Peak)
+    return rank.peak.allocated_bytes - rank.peak.by_category.get("workspace", 0)
+
+
+def whole_step(simulation: Simulation) -> Found:
+    """All that the engine says of a rank whose whole step is compared."""
+    program = stepped(simulation)
+    return Found(tensors_of(simulation.plans[0]), calls_of(program, simulation.job.mesh), {"peak": peak_of(simulation)}, {}, {})

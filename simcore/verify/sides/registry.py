@@ -1,0 +1,26 @@
+"""Sides by the name of a scenario's framework."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from simcore.errors import NotYet, Problem
+from simcore.inputs.scenario import Scenario
+from simcore.verify.side import Side
+from simcore.verify.sides import fsdp2
+
+__all__ = ["SIDES", "side_of"]
+
+SIDES: Final[Mapping[str, Side]] = {"fsdp2": fsdp2.SIDE}
+"""Framework of a scenario -> its real side."""
+
+
+def side_of(scenario: Scenario) -> Side:
+    """Returns the real side of the scenario's framework; NotYet if there is none."""
+    if scenario.workload != "train":
+        raise NotYet(Problem(scenario.where("workload"), f"not yet: verify of the workload {scenario.workload}"))
+    if scenario.framework not in SIDES:
+        raise NotYet(Problem(scenario.where("framework"), f"not yet: verify has no real side for {scenario.framework} "
+                             f"(it has: {', '.join(SIDES)})"))
+    return SIDES[scenario.framework]

@@ -1,0 +1,75 @@
+"""Comparison of a scenario with the framework itself: both sides are asked about one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from simcore.frameworks.setup import prepare
+from simcore.inputs.loading import changed
+from simcore.inputs.scenario import Scenario
+from simcore.simulation.simulation import placed_simulation
+from simcore.verify.ask import ask
+from simcore.verify.compare import Line, compared
+from simcore.verify.found import found_of
+from simcore.verify.settings import settings_of_job
+from simcore.verify.shrink import depth_of, shrunk
+from simcore.verify.side import Side
+from simcore.verify.sides.registry import side_of
+
+__all__ = ["Verified", "verify"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """Outcome of one comparison.
+
+    `name`: of the scenario. `framework`: as `Side.name`; `versions`: of the packages that ran. `layers`: built of
+    `whole` ones; `rank` of `world`. `lines`: one a subject. `refused`: the framework's own words if it refused the
+    layout, "" if it ran. `seconds`: of the framework's side.
+    """
+
+    name: str
+    framework: str
+    versions: dict[str, str]
+    layers: int
+    whole: int
+    rank: int
+    world: int
+    lines: tuple[Line, ...]
+    refused: str
+    seconds: float
+
+    @property
+    def agrees(self) -> bool:
+        """True if the framework ran and nothing differs."""
+        return not self.refused and not any(line.difference for line in self.lines)
+
+
+def verify(scenario: Scenario, python: Callable[[Side], Path], *, rank: int = 0, layers: int | None = None,
+           real: dict[str, Any] | None = None, timeout: float = 600) -> Verified:
+    """Compares what the engine says of `rank` with what the scenario's framework does.
+
+    `python`: interpreter of an environment that has the framework. `layers`: number of layers that are built; None: a
+    few. `real`: dotted keys that only the framework's side is given, by which a difference can be made on purpose.
+    `timeout`: seconds for the framework's side. RankscopeError for a scenario that is not legal, that verify cannot
+    tell the framework, or if the script fails.
+    """
+    side = side_of(scenario)
+    small = shrunk(scenario, layers)
+    other = changed(small, real, "--real-set") if real else small
+    settings = settings_of_job(*prepare(other))
+    settings.expect_told(side.told, side.name)
+    case = side.case(settings, rank)
+    ours = side.ours(placed_simulation(small, rank=rank))
+    started = monotonic()
+    told = ask(python(side), side.script, case, timeout)
+    seconds = monotonic() - started
+    refused = str(told.get("error", ""))
+    theirs = None if refused else found_of(told)
+    return Verified(scenario.name, side.name, dict(theirs.versions) if theirs else {}, depth_of(small),
+                    depth_of(scenario), rank, scenario.world_size,
+                    compared(ours, theirs, side.skipped(settings)) if theirs else (), refused, seconds)
