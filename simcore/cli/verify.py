@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from simcore.cli.recipes import FilesBeside, Gpus, SeqLen, Topology
-from simcore.errors import InputError, RankscopeError
+from simcore.errors import RankscopeError
 
 if TYPE_CHECKING:
     from simcore.inputs.scenario import Scenario
@@ -70,16 +70,12 @@ def verify(
 def _verified(scenario: Scenario, rank: int, layers: int | None, python: Path | None, timeout: float,
               changes: dict[str, object]) -> Verified:
     from simcore.cli.output import say
-    from simcore.errors import Problem
     from simcore.verify.environment import environment
     from simcore.verify.verify import verify as against
 
     def found(side: Side) -> Path:
         return python or environment(side.pins, say)
 
-    if rank >= scenario.world_size:
-        raise InputError(Problem("--rank", f"expected at most {scenario.world_size - 1}, got {rank}: "
-                                 f"{scenario.name} has {scenario.world_size} ranks"))
     return against(scenario, found, rank=rank, layers=layers, real=changes, timeout=timeout)
 
 
@@ -88,8 +84,8 @@ def _lines(one: Verified) -> Iterator[str]:
     from simcore.cli.sheets.tables import plain
 
     versions = ", ".join(f"{name} {version}" for name, version in one.versions.items())
-    built = f"{one.layers} of {one.whole} layers" if one.layers < one.whole else f"all {one.whole} layers"
-    yield plain(f"{one.name}: {one.framework}{versions and f' ({versions})'}; {built}, rank {one.rank} of {one.world}")
+    yield plain(f"{one.name}: {one.framework}{versions and f' ({versions})'}")
+    yield plain(f"    {', '.join((*one.smaller, f'rank {one.rank} of {one.world}'))}")
     for line in one.lines:
         told = f"not compared: {line.skipped}" if line.skipped else (
             f"differs first at {line.difference}" if line.difference else _agreed(line.subject, line.num_compared))

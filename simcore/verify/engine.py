@@ -16,7 +16,8 @@ from simcore.simulation.simulation import Simulation
 from simcore.simulation.step import program_of
 from simcore.verify.found import Call, Found, Tensor
 
-__all__ = ["Naming", "calls_of", "named", "peak_of", "stepped", "tensors_of", "whole_step"]
+__all__ = ["Naming", "calls_of", "groups_of", "held_bytes", "named", "peak_of", "placed_rank", "stepped", "tensors_of",
+           "whole_step"]
 
 PHASES: Final = {Phase.FORWARD: "fwd", Phase.LOSS: "fwd", Phase.BACKWARD: "bwd", Phase.RECOMPUTE: "recompute",
                  Phase.OPTIMIZER: "opt"}
@@ -64,3 +65,26 @@ def whole_step(simulation: Simulation) -> Found:
     """All that the engine says of a rank whose whole step is compared."""
     program = stepped(simulation)
     return Found(tensors_of(simulation.plans[0]), calls_of(program, simulation.job.mesh), {"peak": peak_of(simulation)}, {}, {})
+
+
+def groups_of(mesh: Mesh, rank: int, axes: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
+    """Ranks of the communicators of more than one rank that a rank is in, by axis."""
+    told = {axis: tuple(mesh.group(rank, axis)) for axis in axes}
+    return {axis: ranks for axis, ranks in told.items() if len(ranks) > 1}
+
+
+def held_bytes(simulation: Simulation) -> dict[str, int]:
+    """Bytes of the rank at rest: storage of parameters, gradients and their padding, optimizer states."""
+    (rank,) = report(simulation, series=False).ranks
+    rest = rank.at_rest.values()
+    return {"storage": sum(one.params_bytes for one in rest) + rank.padding_bytes,
+            "gradients": sum(one.grads_bytes for one in rest) + rank.grads_padding_bytes,
+            "optimizer": sum(one.optimizer_bytes for one in rest)}
+
+
+def placed_rank(simulation: Simulation, naming: Naming, axes: tuple[str, ...], sizes: tuple[str, ...]) -> Found:
+    """All that the engine says of a rank of which no step is run: tensors, communicators on `axes`, bytes of `sizes`."""
+    (plan,) = simulation.plans
+    held = held_bytes(simulation)
+    return Found(tensors_of(plan, naming), None, {name: held[name] for name in sizes},
+                 groups_of(simulation.job.mesh, plan.rank, axes), {})

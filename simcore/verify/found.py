@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from simcore.errors import InputError, Problem
@@ -35,6 +35,10 @@ class Call:
     group_size: int
     dtype: str
     num_bytes: int
+
+    def without_phase(self) -> Call:
+        """The same call, where the other side does not know the phase."""
+        return replace(self, phase="")
 
     def __str__(self) -> str:
         phase, dtype = (f" {one}" if one else "" for one in (self.phase and f"in {self.phase}", self.dtype))

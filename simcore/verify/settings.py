@@ -15,8 +15,10 @@ from simcore.inputs.scenario import Scenario
 from simcore.placement.framework import Framework
 from simcore.placement.job import Job
 
-__all__ = ["Settings", "settings_of_job"]
+__all__ = ["TORCH_DTYPES", "Settings", "settings_of_job"]
 
+TORCH_DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""Our names of types, and torch's."""
 _NEVER: Final = frozenset({"name", "topology", "limits", "environment", "checkpoint", "training.num_tokens",
                     "training.num_samples", "training.num_epochs", "training.dataset_size", "training.lora.alpha"})
 """Keys and blocks that change neither placement, nor collectives, nor tensors."""

@@ -21,6 +21,8 @@ class Side:
     environment needs, in the order of installation. `told`: dotted keys of a scenario that `case` translates, others
     are refused. `case`: what the script is asked, of the settings and a rank; NotYet for a value that it cannot be
     told. `ours`: the engine's answer. `skipped`: subjects that are not compared, each with the reason, of the settings.
+    `most_tokens`: a longer sequence, and a larger microbatch, are made smaller on both sides where real tensors are
+    computed; None: they are as asked.
     """
 
     name: str
@@ -30,3 +32,4 @@ class Side:
     case: Callable[[Settings, int], dict[str, Any]]
     ours: Callable[[Simulation], Found]
     skipped: Callable[[Settings], Mapping[str, str]]
+    most_tokens: int | None = None

@@ -16,7 +16,7 @@ from simcore.verify.ask import ask
 from simcore.verify.compare import Line, compared
 from simcore.verify.found import found_of
 from simcore.verify.settings import settings_of_job
-from simcore.verify.shrink import depth_of, shrunk
+from simcore.verify.shrink import smaller
 from simcore.verify.side import Side
 from simcore.verify.sides.registry import side_of
 
@@ -27,16 +27,15 @@ __all__ = ["Verified", "verify"]
 class Verified:
     """Outcome of one comparison.
 
-    `name`: of the scenario. `framework`: as `Side.name`; `versions`: of the packages that ran. `layers`: built of
-    `whole` ones; `rank` of `world`. `lines`: one a subject. `refused`: the framework's own words if it refused the
+    `name`: of the scenario. `framework`: as `Side.name`; `versions`: of the packages that ran. `smaller`: what was made
+    smaller, such as "4 of 32 layers", on both sides. `rank` of `world`. `lines`: one a subject. `refused`: the framework's own words if it refused the
     layout, "" if it ran. `seconds`: of the framework's side.
     """
 
     name: str
     framework: str
     versions: dict[str, str]
-    layers: int
-    whole: int
+    smaller: tuple[str, ...]
     rank: int
     world: int
     lines: tuple[Line, ...]
@@ -59,17 +58,16 @@ def verify(scenario: Scenario, python: Callable[[Side], Path], *, rank: int = 0,
     tell the framework, or if the script fails.
     """
     side = side_of(scenario)
-    small = shrunk(scenario, layers)
+    small, made_smaller = smaller(scenario, layers, side.most_tokens)
     other = changed(small, real, "--real-set") if real else small
     settings = settings_of_job(*prepare(other))
     settings.expect_told(side.told, side.name)
     case = side.case(settings, rank)
     ours = side.ours(placed_simulation(small, rank=rank))
-    started = monotonic()
-    told = ask(python(side), side.script, case, timeout)
+    interpreter, started = python(side), monotonic()
+    told = ask(interpreter, side.script, case, timeout)
     seconds = monotonic() - started
     refused = str(told.get("error", ""))
     theirs = None if refused else found_of(told)
-    return Verified(scenario.name, side.name, dict(theirs.versions) if theirs else {}, depth_of(small),
-                    depth_of(scenario), rank, scenario.world_size,
+    return Verified(scenario.name, side.name, dict(theirs.versions) if theirs else {}, made_smaller, rank, scenario.world_size,
                     compared(ours, theirs, side.skipped(settings)) if theirs else (), refused, seconds)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from simcore.verify.engine import whole_step
-from simcore.verify.settings import Settings
+from simcore.verify.settings import TORCH_DTYPES, Settings
 from simcore.verify.side import Side
 
 __all__ = ["SIDE"]
 
-_TORCH: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _TOLD: Final = frozenset({
     "framework", "framework_version", "implementation", "model", "mesh.dp_replicate", "mesh.dp_shard", "mesh.ep",
     "training.method", "training.seq_len", "training.micro_batch_size", "training.global_batch_size",
@@ -33,8 +32,8 @@ def _case(settings: Settings, rank: int) -> dict[str, Any]:
     return {
         "model": {"fields": settings.fields()}, "rank": rank, "world": mesh.size, "dp_replicate": mesh.dp_replicate,
         "ep": mesh.ep, "seq": scenario.training.seq_len, "batch": scenario.training.micro_batch_size,
-        "grad_accum": scenario.num_microbatches, "store_dtype": _TORCH[stored],
-        "mp_param": None if compute == stored else _TORCH[compute], "mp_reduce": _TORCH[reduce],
+        "grad_accum": scenario.num_microbatches, "store_dtype": TORCH_DTYPES[stored],
+        "mp_param": None if compute == stored else TORCH_DTYPES[compute], "mp_reduce": TORCH_DTYPES[reduce],
         "optim": _optimizer(settings), "loss": "hf_drop_logits" if settings["training.loss"] == "hf" else "hf",
         "frozen": list(scenario.training.frozen), "lora": _lora(settings), **_options(settings)}
 
@@ -55,7 +54,7 @@ def _lora(settings: Settings) -> dict[str, Any] | None:
     lora = settings.job.scenario.training.lora
     if lora.target_modules == "auto":
         raise settings.not_told("training.lora.target_modules", "auto")
-    return {"r": lora.rank, "targets": list(lora.target_modules), "dtype": _TORCH.get(lora.dtype)}
+    return {"r": lora.rank, "targets": list(lora.target_modules), "dtype": TORCH_DTYPES.get(lora.dtype)}
 
 
 def _options(settings: Settings) -> dict[str, Any]:

@@ -8,11 +8,13 @@ from typing import Final
 from simcore.errors import NotYet, Problem
 from simcore.inputs.scenario import Scenario
 from simcore.verify.side import Side
-from simcore.verify.sides import fsdp2
+from simcore.verify.sides import automodel, ddp, deepspeed, fsdp2, megatron
 
 __all__ = ["SIDES", "side_of"]
 
-SIDES: Final[Mapping[str, Side]] = {"fsdp2": fsdp2.SIDE}
+SIDES: Final[Mapping[str, Side]] = {
+    "automodel": automodel.SIDE, "ddp": ddp.SIDE, "fsdp2": fsdp2.SIDE, "megatron": megatron.SIDE,
+    **deepspeed.SIDES}
 """Framework of a scenario -> its real side."""
 
 
