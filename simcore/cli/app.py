@@ -23,13 +23,13 @@ from simcore.cli.lint import lint
 from simcore.cli.lists import LISTS
 from simcore.cli.options.choose import Columns, Fits, Sort, asked_choice
 from simcore.cli.options.elsewhere import From, On, Part, elsewhere
+from simcore.cli.options.usage import called
 from simcore.cli.query import query
 from simcore.cli.read import read
 from simcore.cli.recipes import FilesBeside, Gpus, SeqLen, Topology, import_
 from simcore.cli.report import report
 from simcore.cli.search import search
 from simcore.cli.solve import solve
-from simcore.cli.usage import called
 from simcore.cli.verify import verify
 from simcore.errors import InputError, Problem
 

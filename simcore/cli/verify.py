@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import json as json_module
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from simcore.cli.recipes import FilesBeside, Gpus, SeqLen, Topology
-from simcore.errors import RankscopeError
+from simcore.errors import Problem, RankscopeError
 
 if TYPE_CHECKING:
-    from simcore.inputs.scenario import Scenario
-    from simcore.verify.side import Side
+    from simcore.inputs.loading import Entry
+    from simcore.verify.sides.side import Side
     from simcore.verify.verify import Verified
 
 __all__ = ["verify"]
 
 
 def verify(
-    paths: Annotated[list[str], typer.Argument(metavar="SCENARIO...", help="Scenario or recipe files.")],
+    paths: Annotated[list[str], typer.Argument(metavar="SCENARIO...", help="Scenarios or recipes, folders or globs.")],
     *,
     rank: Annotated[int, typer.Option("--rank", min=0, help="The rank that is compared.")] = 0,
     layers: Annotated[int | None, typer.Option(
@@ -34,10 +34,7 @@ def verify(
         "--real-set", metavar="KEY=VALUE", help="Give only the framework's side another value: a difference.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print a list of outcomes as JSON, nothing else.")] = False,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key.")] = None,
-    gpus: Gpus = None,
-    seq_len: SeqLen = None,
-    topology: Topology = "",
-    beside: FilesBeside = None,
+    gpus: Gpus = None, seq_len: SeqLen = None, topology: Topology = "", beside: FilesBeside = None,
 ) -> None:
     """Run a layout through the real framework on this machine, without a GPU, and compare it with the engine's answer.
 
@@ -50,33 +47,35 @@ def verify(
     from simcore.inputs.loading import settings_of
 
     entries = read_entries(paths, overrides or (), gpus, seq_len, topology, beside=beside)
-    changes = settings_of(real or ())
-    done: list[Verified] = []
-    problems = [problem for entry in entries for problem in entry.problems]
-    for scenario in (entry.scenario for entry in entries if entry.scenario):
-        try:
-            done.append(_verified(scenario, rank, layers, python, timeout, changes))
-        except RankscopeError as error:
-            problems += error.problems
-            continue
-        if not json:
-            typer.echo("\n".join(_lines(done[-1])))
+    asked = {"rank": rank, "layers": layers, "real": settings_of(real or ()), "timeout": timeout}
+    done, problems = _verified(entries, python, asked, shown=not json)
     if json:
-        typer.echo(f"{json_module.dumps([asdict(one) | {'agrees': one.agrees} for one in done], indent=1)}")
+        typer.echo(json_module.dumps([asdict(one) | {"agrees": one.agrees} for one in done], indent=1))
     complain(problems)
     raise typer.Exit(2 if problems else int(not all(one.agrees for one in done)))
 
 
-def _verified(scenario: Scenario, rank: int, layers: int | None, python: Path | None, timeout: float,
-              changes: dict[str, object]) -> Verified:
+def _verified(entries: Sequence[Entry], python: Path | None, asked: dict[str, Any], *, shown: bool
+              ) -> tuple[list[Verified], list[Problem]]:
+    """Outcomes of all scenarios, printed one by one if `shown`, and the problems of those that have none."""
     from simcore.cli.output import say
     from simcore.verify.environment import environment
     from simcore.verify.verify import verify as against
 
-    def found(side: Side) -> Path:
+    def interpreter(side: Side) -> Path:
         return python or environment(side.pins, say)
 
-    return against(scenario, found, rank=rank, layers=layers, real=changes, timeout=timeout)
+    done: list[Verified] = []
+    problems = [problem for entry in entries for problem in entry.problems]
+    for scenario in (entry.scenario for entry in entries if entry.scenario):
+        try:
+            done.append(against(scenario, interpreter, **asked))
+        except RankscopeError as error:
+            problems += error.problems
+            continue
+        if shown:
+            typer.echo("\n".join(_lines(done[-1])))
+    return done, problems
 
 
 def _lines(one: Verified) -> Iterator[str]:

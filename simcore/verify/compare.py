@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from simcore.verify.found import Call, Found, Tensor
+from simcore.verify.sides.found import Call, Found, Tensor
 
 __all__ = ["Line", "compared"]
 

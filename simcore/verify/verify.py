@@ -14,13 +14,13 @@ from simcore.inputs.scenario import Scenario
 from simcore.simulation.simulation import placed_simulation
 from simcore.verify.ask import ask
 from simcore.verify.compare import Line, compared
-from simcore.verify.found import found_of
-from simcore.verify.settings import settings_of_job
 from simcore.verify.shrink import smaller
-from simcore.verify.side import Side
+from simcore.verify.sides.found import found_of
 from simcore.verify.sides.registry import side_of
+from simcore.verify.sides.settings import settings_of_job
+from simcore.verify.sides.side import Side
 
-__all__ = ["Verified", "verify"]
+__all__ = ["Verified", "asked_case", "verify"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Verified:
     """Outcome of one comparison.
 
     `name`: of the scenario. `framework`: as `Side.name`; `versions`: of the packages that ran. `smaller`: what was made
-    smaller, such as "4 of 32 layers", on both sides. `rank` of `world`. `lines`: one a subject. `refused`: the framework's own words if it refused the
-    layout, "" if it ran. `seconds`: of the framework's side.
+    smaller, such as "4 of 32 layers", on both sides. `rank` of `world`. `lines`: one a subject. `refused`: the
+    framework's own words if it refused the layout, "" if it ran. `seconds`: of the framework's side.
     """
 
     name: str
@@ -49,8 +49,8 @@ class Verified:
 
 
 def verify(scenario: Scenario, python: Callable[[Side], Path], *, rank: int = 0, layers: int | None = None,
-           real: dict[str, Any] | None = None, timeout: float = 600) -> Verified:
-    """Compares what the engine says of `rank` with what the scenario's framework does.
+           real: dict[str, Any] | None = None, timeout: float = 900) -> Verified:
+    """Compares the engine's answer about `rank` with the scenario's framework.
 
     `python`: interpreter of an environment that has the framework. `layers`: number of layers that are built; None: a
     few. `real`: dotted keys that only the framework's side is given, by which a difference can be made on purpose.
@@ -59,15 +59,22 @@ def verify(scenario: Scenario, python: Callable[[Side], Path], *, rank: int = 0,
     """
     side = side_of(scenario)
     small, made_smaller = smaller(scenario, layers, side.most_tokens)
-    other = changed(small, real, "--real-set") if real else small
-    settings = settings_of_job(*prepare(other))
-    settings.expect_told(side.told, side.name)
-    case = side.case(settings, rank)
+    case, skipped = asked_case(side, changed(small, real, "--real-set") if real else small, rank)
     ours = side.ours(placed_simulation(small, rank=rank))
     interpreter, started = python(side), monotonic()
     told = ask(interpreter, side.script, case, timeout)
-    seconds = monotonic() - started
     refused = str(told.get("error", ""))
     theirs = None if refused else found_of(told)
-    return Verified(scenario.name, side.name, dict(theirs.versions) if theirs else {}, made_smaller, rank, scenario.world_size,
-                    compared(ours, theirs, side.skipped(settings)) if theirs else (), refused, seconds)
+    return Verified(scenario.name, side.name, dict(theirs.versions) if theirs else {}, made_smaller, rank,
+                    scenario.world_size, compared(ours, theirs, skipped) if theirs else (), refused,
+                    monotonic() - started)
+
+
+def asked_case(side: Side, scenario: Scenario, rank: int) -> tuple[dict[str, Any], dict[str, str]]:
+    """Returns what the framework's script is asked about a rank, and the subjects that are not compared, with reasons.
+
+    RankscopeError for a scenario that is not legal, or that has a key of which the script cannot be told.
+    """
+    settings = settings_of_job(*prepare(scenario))
+    settings.expect_told(side.told, side.name)
+    return side.case(settings, rank), dict(side.skipped(settings))

@@ -13,7 +13,8 @@ from nemo_automodel.components.distributed.mesh_utils import get_flat_mesh
 from torch.distributed.device_mesh import DeviceMesh
 
 from . import automodel as nano
-from .drawn_automodel import built_rank, found as sizes_of
+from .drawn_automodel import built_rank
+from .drawn_automodel import found as sizes_of
 
 AXES = {"pp": "pp", "dp_replicate": "dp_replicate", "dp_shard_cp": "dp_shard_cp", "cp": "cp", "tp": "tp"}
 EXPERT_AXES = {"ep": "ep", "ep_shard": "expert_dp"}

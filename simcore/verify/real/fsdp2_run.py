@@ -18,10 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from .fsdp2_defaults import FSDP2_DEFAULTS
 from .fsdp2_log import Replay
 from .fsdp2_setup import StepsInBackward, build, dt, make_optim, placement, tag_shards, unfuse_precision, wrap
 from .fsdp2_tracker import Tracker, local, short
-from .fsdp2_defaults import FSDP2_DEFAULTS
 
 warnings.filterwarnings("ignore")
 logging.getLogger("transformers").setLevel(logging.ERROR)

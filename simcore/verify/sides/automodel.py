@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from simcore.placement.plan import Placed
 from simcore.simulation.simulation import Simulation
-from simcore.verify.engine import named, placed_rank
-from simcore.verify.found import Found
-from simcore.verify.settings import TORCH_DTYPES, Settings
-from simcore.verify.side import Side
+from simcore.verify.sides.engine import named, placed_rank
+from simcore.verify.sides.found import Found
+from simcore.verify.sides.settings import TORCH_DTYPES, Settings
+from simcore.verify.sides.side import Side
 
 __all__ = ["SIDE"]
 
@@ -61,5 +61,5 @@ def _skipped(settings: Settings) -> dict[str, str]:
             "peak": "no step is run"}
 
 
-SIDE: Final = Side("NeMo Automodel", "automodel_rank", ("torch", "transformers", "automodel"), _TOLD, _case, _ours,
-                   _skipped)
+SIDE: Final = Side("NeMo Automodel", "automodel_rank", ("torch", "transformers", "adapters", "automodel"), _TOLD,
+                   _case, _ours, _skipped)

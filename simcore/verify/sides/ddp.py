@@ -8,10 +8,10 @@ from simcore.placement.plan import Placed
 from simcore.results.report import Peak
 from simcore.simulation.report import report
 from simcore.simulation.simulation import Simulation
-from simcore.verify.engine import named, stepped
-from simcore.verify.found import Found, Tensor
-from simcore.verify.settings import TORCH_DTYPES, Settings
-from simcore.verify.side import Side
+from simcore.verify.sides.engine import named, stepped
+from simcore.verify.sides.found import Found, Tensor
+from simcore.verify.sides.settings import TORCH_DTYPES, Settings
+from simcore.verify.sides.side import Side
 
 __all__ = ["SIDE"]
 
@@ -82,5 +82,5 @@ def _skipped(settings: Settings) -> dict[str, str]:
     return {"collectives": "one GPU sends nothing"}
 
 
-SIDE: Final = Side("QLoRA by transformers, PEFT and bitsandbytes", "qlora", ("torch", "transformers", "adapters"), _TOLD,
-                   _case, _ours, _skipped, most_tokens=64)
+SIDE: Final = Side("QLoRA by transformers, PEFT and bitsandbytes", "qlora", ("torch", "transformers", "adapters"),
+                   _TOLD, _case, _ours, _skipped, most_tokens=64)

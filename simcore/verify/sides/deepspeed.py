@@ -9,10 +9,10 @@ from simcore.program.outline import Phase
 from simcore.program.program import Program
 from simcore.recording.tape import Op
 from simcore.simulation.simulation import Simulation
-from simcore.verify.engine import calls_of, named, stepped
-from simcore.verify.found import Found, Tensor
-from simcore.verify.settings import Settings
-from simcore.verify.side import Side
+from simcore.verify.sides.engine import calls_of, named, stepped
+from simcore.verify.sides.found import Found, Tensor
+from simcore.verify.sides.settings import Settings
+from simcore.verify.sides.side import Side
 
 __all__ = ["SIDES"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from simcore.verify.engine import whole_step
-from simcore.verify.settings import TORCH_DTYPES, Settings
-from simcore.verify.side import Side
+from simcore.verify.sides.engine import whole_step
+from simcore.verify.sides.settings import TORCH_DTYPES, Settings
+from simcore.verify.sides.side import Side
 
 __all__ = ["SIDE"]
 

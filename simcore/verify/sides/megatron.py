@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from simcore.placement.plan import Placed
 from simcore.simulation.simulation import Simulation
-from simcore.verify.engine import placed_rank
-from simcore.verify.found import Found
-from simcore.verify.settings import Settings
-from simcore.verify.side import Side
+from simcore.verify.sides.engine import placed_rank
+from simcore.verify.sides.found import Found
+from simcore.verify.sides.settings import Settings
+from simcore.verify.sides.side import Side
 
 __all__ = ["SIDE"]
 
@@ -73,5 +73,5 @@ def _skipped(settings: Settings) -> dict[str, str]:
             "peak": "no step is run"}
 
 
-SIDE: Final = Side("Megatron-Core with Bridge", "megatron_rank", ("torch", "transformers", "megatron"), _TOLD, _case,
-                   _ours, _skipped)
+SIDE: Final = Side("Megatron-Core with Bridge", "megatron_rank", ("torch", "transformers", "adapters", "megatron"),
+                   _TOLD, _case, _ours, _skipped)

@@ -7,8 +7,8 @@ from typing import Final
 
 from simcore.errors import NotYet, Problem
 from simcore.inputs.scenario import Scenario
-from simcore.verify.side import Side
 from simcore.verify.sides import automodel, ddp, deepspeed, fsdp2, megatron
+from simcore.verify.sides.side import Side
 
 __all__ = ["SIDES", "side_of"]
 
@@ -22,7 +22,8 @@ def side_of(scenario: Scenario) -> Side:
     """Returns the real side of the scenario's framework; NotYet if there is none."""
     if scenario.workload != "train":
         raise NotYet(Problem(scenario.where("workload"), f"not yet: verify of the workload {scenario.workload}"))
-    if scenario.framework not in SIDES:
+    side = SIDES.get(scenario.framework)
+    if side is None:
         raise NotYet(Problem(scenario.where("framework"), f"not yet: verify has no real side for {scenario.framework} "
-                             f"(it has: {', '.join(SIDES)})"))
-    return SIDES[scenario.framework]
+                             f"(it has: {', '.join(sorted(SIDES))})"))
+    return side

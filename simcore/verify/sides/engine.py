@@ -14,7 +14,7 @@ from simcore.results.report import Peak
 from simcore.simulation.report import report
 from simcore.simulation.simulation import Simulation
 from simcore.simulation.step import program_of
-from simcore.verify.found import Call, Found, Tensor
+from simcore.verify.sides.found import Call, Found, Tensor
 
 __all__ = ["Naming", "calls_of", "groups_of", "held_bytes", "named", "peak_of", "placed_rank", "stepped", "tensors_of",
            "whole_step"]
@@ -63,8 +63,8 @@ def peak_of(simulation: Simulation) -> int:
 
 def whole_step(simulation: Simulation) -> Found:
     """All that the engine says of a rank whose whole step is compared."""
-    program = stepped(simulation)
-    return Found(tensors_of(simulation.plans[0]), calls_of(program, simulation.job.mesh), {"peak": peak_of(simulation)}, {}, {})
+    calls = calls_of(stepped(simulation), simulation.job.mesh)
+    return Found(tensors_of(simulation.plans[0]), calls, {"peak": peak_of(simulation)}, {}, {})
 
 
 def groups_of(mesh: Mesh, rank: int, axes: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
@@ -83,7 +83,7 @@ def held_bytes(simulation: Simulation) -> dict[str, int]:
 
 
 def placed_rank(simulation: Simulation, naming: Naming, axes: tuple[str, ...], sizes: tuple[str, ...]) -> Found:
-    """All that the engine says of a rank of which no step is run: tensors, communicators on `axes`, bytes of `sizes`."""
+    """All that the engine says of a rank without a step: tensors, communicators on `axes`, bytes of `sizes`."""
     (plan,) = simulation.plans
     held = held_bytes(simulation)
     return Found(tensors_of(plan, naming), None, {name: held[name] for name in sizes},

@@ -1,4 +1,4 @@
-"""What a rank holds and sends: the value that both sides give, and that is compared."""
+"""Holdings and calls of a rank: the value that both sides give, and that is compared."""
 
 from __future__ import annotations
 

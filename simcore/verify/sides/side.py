@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from simcore.simulation.simulation import Simulation
-from simcore.verify.found import Found
-from simcore.verify.settings import Settings
+from simcore.verify.sides.found import Found
+from simcore.verify.sides.settings import Settings
 
 __all__ = ["Side"]
 
