@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -56,11 +56,11 @@ def environment(pins: Sequence[str], say: Callable[[str], None]) -> Path:
     with locked(folder.with_name(f"{folder.name}.lock"), folder):
         if not exists(python):
             say(f"making an environment in {folder}")
-            _expect(_maker(folder), folder)
+            _expect([_maker(folder)], folder)
         for name in pins:
             if not exists(_stamp(folder, name)):
                 say(f"installing the packages of {name}, once")
-                _expect(_installer(python, name), folder)
+                _expect(_installers(python, name), folder)
                 _stamp(folder, name).touch()
     return python
 
@@ -75,24 +75,30 @@ def _maker(folder: Path) -> list[str]:
             [sys.executable, "-m", "venv", str(folder)])
 
 
-def _installer(python: Path, name: str) -> list[str]:
-    """Command that installs a file of pins; of torch the build without CUDA."""
+def _installers(python: Path, name: str) -> list[list[str]]:
+    """Commands that install a file of pins, the first that can: of torch the build without CUDA, from PyTorch's index.
+
+    Where that is out of reach, the user's own indexes may have it: pip asks them too, uv is asked once more.
+    """
     given, uv = ["--no-deps", "-r", str(PINS / f"{name}.txt")], shutil.which("uv")
     if uv:
-        backend = ["--torch-backend", "cpu"] if name == "torch" else []
-        return [uv, "pip", "install", "-q", "--python", str(python), *backend, *given]
+        plain = [uv, "pip", "install", "-q", "--python", str(python), *given]
+        return [[*plain, "--torch-backend", "cpu"], plain] if name == "torch" else [plain]
     index = ["--retries", "1", "--extra-index-url", CPU_INDEX] if name == "torch" and sys.platform == "linux" else []
-    return [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *index, *given]
+    return [[str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *index, *given]]
 
 
-def _expect(command: Iterable[str], folder: Path) -> None:
-    """Runs a command; InputError with its last words if it fails."""
-    words = list(command)
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, encoding="utf-8",  # noqa: S603
-                              errors="replace", timeout=_INSTALLING, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise InputError(Problem(str(folder), f"the environment cannot be made: {error}")) from None
-    if done.returncode:
-        raise InputError(Problem(str(folder), "the environment cannot be made; name one with --python: "
-                                 f"{last_words(done.stderr or done.stdout)}"))
+def _expect(commands: Sequence[Sequence[str]], folder: Path) -> None:
+    """Runs commands until one succeeds; InputError with the last one's last words if none does."""
+    failed = ""
+    for command in commands:
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8",  # noqa: S603
+                                  errors="replace", timeout=_INSTALLING, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            failed = str(error)
+            continue
+        if not done.returncode:
+            return
+        failed = last_words(done.stderr or done.stdout)
+    raise InputError(Problem(str(folder), f"the environment cannot be made; name one with --python: {failed}"))
