@@ -6,7 +6,7 @@ import json as json_module
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -15,6 +15,7 @@ from simcore.errors import Problem, RankscopeError
 
 if TYPE_CHECKING:
     from simcore.inputs.loading import Entry
+    from simcore.verify.compare import Line
     from simcore.verify.sides.side import Side
     from simcore.verify.verify import Verified
 
@@ -85,17 +86,21 @@ def _lines(one: Verified) -> Iterator[str]:
     versions = ", ".join(f"{name} {version}" for name, version in one.versions.items())
     yield plain(f"{one.name}: {one.framework}{versions and f' ({versions})'}")
     yield plain(f"    {', '.join((*one.smaller, f'rank {one.rank} of {one.world}'))}")
-    for line in one.lines:
-        told = f"not compared: {line.skipped}" if line.skipped else (
-            f"differs first at {line.difference}" if line.difference else _agreed(line.subject, line.num_compared))
-        yield plain(f"    {line.subject:<12} {told}")
+    yield from (plain(f"    {line.subject:<12} {_told(line)}") for line in one.lines)
     if one.refused:
         yield plain(f"    refused by the framework: {one.refused}")
     outcome = "agrees" if one.agrees else "refused" if one.refused else "differs"
     yield f"    {outcome}, {one.seconds:.0f} s"
 
 
-def _agreed(subject: str, number: int) -> str:
-    words = {"placement": f"{number:,} tensors agree", "collectives": f"{number:,} calls agree, in their order",
-             "groups": f"{number:,} communicators agree"}
-    return words.get(subject, "agrees to the byte")
+_LISTS: Final = {"placement": "tensors agree", "collectives": "calls agree, in their order",
+                 "groups": "communicators agree"}
+"""Subjects of many things, of which the first that differs is told; the others are one number."""
+
+
+def _told(line: Line) -> str:
+    if line.skipped:
+        return f"not compared: {line.skipped}"
+    if line.difference:
+        return f"{'differs first at' if line.subject in _LISTS else 'differs:'} {line.difference}"
+    return f"{line.num_compared:,} {_LISTS[line.subject]}" if line.subject in _LISTS else "agrees to the byte"

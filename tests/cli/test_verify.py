@@ -45,6 +45,7 @@ def test_a_wrong_scenario_is_caught_at_its_first_difference(ran: Run, tmp_path: 
     assert done.code == 1
     assert "placement    differs first at model.embed_tokens.weight: rankscope 65,667,072" in done.out
     assert "collectives  differs first at call 1: " in done.out
+    assert "peak         differs: rankscope 11,996,953,096, the framework 10,554,609,160 (+13.67%)" in done.out
 
 
 def test_only_the_frameworks_side_is_given_another_value(ran: Run, tmp_path: Path) -> None:
