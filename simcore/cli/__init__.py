@@ -5,7 +5,7 @@ Start: `app.main`; commands `run`, `place`, `check`, `compare`, `validate`, `sch
 the others have a module: `calibrate`, `convert`, `explain`, `export`, `lint`, `lists` (`models` and its likes), `read`,
 `report`, `search`, `solve`, `verify`.
 
-`options`: options that commands share; wrong ones, a line each. `sheets`: tables of a terminal. `session`: one command's batch. `output`: where
-results go (JSON, pages, figures, CI). `stdio`: streams that are closed, full, or without UTF-8. `exit_codes`: how the
-process ends.
+`options`: options that commands share; wrong ones, a line each. `sheets`: tables of a terminal. `session`: one
+command's batch. `output`: where results go (JSON, pages, figures, CI). `stdio`: streams that are closed, full, or
+without UTF-8. `exit_codes`: how the process ends.
 """

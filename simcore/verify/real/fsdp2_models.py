@@ -48,7 +48,7 @@ NEMOTRON = {
 }  # fmt: skip
 
 
-PRESETS = Path(__file__).resolve().parents[2] / "models" / "presets"
+PRESETS = Path(__file__).resolve().parents[3] / "simcore" / "models" / "presets"
 GATED_EXPERTS = ("Qwen2MoeExperts", "Qwen3MoeExperts", "MixtralExperts", "GptOssExperts", "GraniteMoeHybridExperts")
 WITH_MAMBA = ("bamba", "granitemoehybrid", "mamba2", "nemotron_h", "zamba2")
 WITHOUT_SDPA, WITHOUT_ATTENTION = ("gpt_oss",), ("mamba2",)
@@ -69,14 +69,8 @@ def build_meta(preset: str, overrides: dict[str, Any] | None = None, attention: 
 
 
 def build_of_family(preset: str, overrides: dict[str, Any], attention: str) -> nn.Module:
-    """A preset that is a published configuration."""
-    fields = {**json.loads((PRESETS / f"{preset}.json").read_text(encoding="utf-8")), **overrides}
-    return build_fields(fields, attention)
-
-
-def build_fields(fields: dict[str, Any], attention: str = "") -> nn.Module:
-    """A model of all fields of a configuration, by its `model_type`; eager attention has its masks."""
-    fields = {name: value for name, value in fields.items() if not name.startswith("_")}
+    """A preset that is a published configuration, by its `model_type`; eager attention has its masks."""
+    fields = {**fields_of(preset), **overrides}
     family = fields.pop("model_type")
     modelling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
     for name in ("create_causal_mask", "create_sliding_window_causal_mask", "create_recurrent_attention_mask"):
@@ -88,6 +82,16 @@ def build_fields(fields: dict[str, Any], attention: str = "") -> nn.Module:
     with torch.device("meta"):
         made: nn.Module = AutoModelForCausalLM.from_config(cfg)
     return made
+
+
+def build_fields(fields: dict[str, Any], attention: str = "") -> nn.Module:
+    """A model of all fields of a configuration."""
+    return build_of_family("", {name: value for name, value in fields.items() if not name.startswith("_")}, attention)
+
+
+def fields_of(preset: str) -> dict[str, Any]:
+    """Fields of a preset; none of "", where all are given."""
+    return json.loads((PRESETS / f"{preset}.json").read_text(encoding="utf-8")) if preset else {}
 
 
 def attention_of(family: str) -> str:
