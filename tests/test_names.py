@@ -1,6 +1,6 @@
 """Names of frameworks, implementations and their options stand, as text, in their own folders; exceptions are named.
 
-Recipes are a folder of theirs too: it says what the keys of other tools are called here.
+Recipes are a folder of theirs too: it says what the keys of other tools are called here. So are the sides of `verify`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ EXCEPTIONS: Final[dict[str, tuple[frozenset[str], str]]] = {
 }
 ORDINARY: Final = frozenset({"attn", "compile", "dispatcher", "experts", "reduce_scatter", "wrap"})
 """Options whose names have other meanings too."""
-OWN: Final = ("frameworks/", "recipes/", *(f"operators/{name}/" for name in IMPLEMENTATIONS))
+OWN: Final = ("frameworks/", "recipes/", "verify/sides/", "verify/real/",
+             *(f"operators/{name}/" for name in IMPLEMENTATIONS))
 
 
 def names() -> frozenset[str]:

@@ -18,7 +18,7 @@ from house_figures import Tree, riddles, riddles_of_tests
 # place here; they take part in the search for cycles.
 PACKAGES = ("pipeline", "recording", "inputs", "hardware", "models", "operators", "placement", "program",
             "frameworks", "recipes", "results", "memory", "timing", "validation", "vllm", "docgen", "simulation", "rl",
-            "calibration", "executors", "tables", "batch", "search", "lint", "cli")
+            "calibration", "executors", "tables", "batch", "search", "lint", "verify", "cli")
 
 # Folders of `viz`, and those from which each imports; any of them may import the modules in the root.
 VIZ_FOLDERS: dict[str, set[str]] = {"charts": set(), "layouts": {"charts"}, "exports": {"charts", "layouts"},
@@ -41,7 +41,7 @@ DOORS = {
     "pydantic": {
         "simcore/inputs/block.py",
         "simcore/calibration/write.py",
-        "simcore/cli/usage.py",  # errors of options, which typer checks with it
+        "simcore/cli/options/usage.py",  # errors of options, which typer checks with it
         "simcore/results/compare.py",
         "simcore/results/found.py",
         "simcore/results/limit.py",
@@ -90,7 +90,7 @@ DOORS = {
     },
     "typer": {
         "simcore/cli/options/choose.py",
-        "simcore/cli/usage.py",
+        "simcore/cli/options/usage.py",
         "simcore/cli/search.py",
         "simcore/cli/solve.py",
         "simcore/cli/calibrate.py",
@@ -107,6 +107,7 @@ DOORS = {
         "simcore/cli/lists.py",
         "simcore/cli/query.py",
         "simcore/cli/read.py",
+        "simcore/cli/verify.py",
     },
 }
 # Files are read by `document` alone, which judges them first; here nobody names the file.
@@ -173,6 +174,10 @@ READS_OWN = {
     "simcore/executors/engine.py": {
         "path.read_bytes()",
     },
+    # digest of the pins of this package
+    "simcore/verify/environment.py": {
+        "file.read_bytes()",
+    },
     # to lock
     "simcore/batch/lock.py": {
         "os.open(file, os.O_RDWR | os.O_CREAT | getattr(os, 'O_NOFOLLOW', 0), 438)",
@@ -212,7 +217,8 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def files(package: str) -> list[Path]:
-    return sorted(path for path in (ROOT / package).rglob("*.py") if "_data" not in path.parts)
+    """All but `simcore/verify/real`: scripts of another environment, shared with the probes of `tests/truth`."""
+    return sorted(path for path in (ROOT / package).rglob("*.py") if not {"_data", "real"} & set(path.parts))
 
 
 def name_of(path: Path) -> str:

@@ -23,13 +23,14 @@ from simcore.cli.lint import lint
 from simcore.cli.lists import LISTS
 from simcore.cli.options.choose import Columns, Fits, Sort, asked_choice
 from simcore.cli.options.elsewhere import From, On, Part, elsewhere
+from simcore.cli.options.usage import called
 from simcore.cli.query import query
 from simcore.cli.read import read
 from simcore.cli.recipes import FilesBeside, Gpus, SeqLen, Topology, import_
 from simcore.cli.report import report
 from simcore.cli.search import search
 from simcore.cli.solve import solve
-from simcore.cli.usage import called
+from simcore.cli.verify import verify
 from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -250,7 +251,8 @@ def validate(paths: Rows = None, *, jobs: Jobs = None, json: Json = False, overr
     raise typer.Exit(max([2 * bool(problems), int(not judged.is_within), *(3 for o in ran.outcomes if o.code == 3)]))
 
 
-for _command in (calibrate, convert, explain, export, *LISTS, init, lint, query, read, report, schema, search, solve):
+for _command in (calibrate, convert, explain, export, *LISTS, init, lint, query, read, report, schema, search, solve,
+                 verify):
     app.command()(_command)
 app.command("import")(import_)
 

@@ -3,9 +3,9 @@ and of a `MambaModel` whose experts work in a latent width.
 
     python tests/truth/probe_gpt.py > tests/truth/models/megatron-core-0.16.1.json
 
-Models are built on the meta device over a fake process group; Transformer Engine is replaced by `oracle/te_stub.py`,
-which has its constructors alone. `whole`: names and shapes on one rank. `parallel`: elements of one rank of 8 with
-tp 2, sequence parallelism, ep 2 and etp 1 (dense models: tp 2 alone).
+Models are built on the meta device over a fake process group; Transformer Engine is replaced by
+`simcore/verify/real/te_stub.py`, which has its constructors alone. `whole`: names and shapes on one rank. `parallel`:
+elements of one rank of 8 with tp 2, sequence parallelism, ep 2 and etp 1 (dense models: tp 2 alone).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import peft
 import torch
 from oracle.fsdp2_tracker import Tracker
 from oracle.measured_steps import two_measured_steps
-from transformers import BitsAndBytesConfig
+from oracle.qlora import Autocast, Ops, packed, rest_of
 
 SHAPE = {"vocab_size": 512, "num_hidden_layers": 3}
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -37,41 +37,9 @@ CASES: dict[str, dict[str, Any]] = {
     "full, tied, autocast, replayed": {"full": True, "tied": True, "autocast": True, "recompute": True}}
 
 
-class Fallback:
-    """CUDA's product of many rows."""
-
-    def default(self, a: torch.Tensor, b: torch.Tensor, shape: Any, absmax: torch.Tensor, size: int, kind: str,
-                bias: torch.Tensor | None = None, absmax_8bit: torch.Tensor | None = None,
-                absmax_code: torch.Tensor | None = None, absmax_offset: torch.Tensor | None = None) -> torch.Tensor:
-        if absmax_8bit is not None:
-            absmax_dq = torch.ops.bitsandbytes.dequantize_blockwise(absmax_8bit, absmax, absmax_code, 256,
-                                                                    torch.float32)
-            absmax = absmax_dq + absmax_offset
-        whole = torch.ops.bitsandbytes.dequantize_4bit(b, absmax, size, kind, shape, a.dtype)
-        return torch.nn.functional.linear(a, whole, bias)
-
-
-class Autocast(torch.autocast):  # type: ignore[misc]
-    """Ends when it ends, whatever PEFT is told of CUDA's."""
-
-    def __exit__(self, *given: Any) -> Any:
-        left = super().__exit__(*given)
-        torch.set_autocast_enabled("cpu", False)
-        return left
-
-
-class Ops:
-    """torch.ops with another product."""
-
-    class bitsandbytes:
-        gemm_4bit = Fallback()
-
-
 def built(case: dict[str, Any]) -> Any:
     """The model as transformers loads it and PEFT adapts it."""
     from oracle import fsdp2_models as models  # not with transformers 4, whose probe takes the rest of this file
-    from transformers.integrations.bitsandbytes import replace_with_bnb_linear
-    from transformers.quantizers.base import get_keys_to_not_convert
 
     torch.manual_seed(0)
     shape = SHAPE | ({"tie_word_embeddings": True} if case.get("tied") else {})
@@ -83,18 +51,7 @@ def built(case: dict[str, Any]) -> Any:
         if case.get("recompute"):
             plain.gradient_checkpointing_enable({"use_reentrant": False})
         return plain.float().train()
-    weights = {name: p.data for name, p in plain.named_parameters()}
-    double = case.get("double_quant", True)
-    config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=double,
-                                bnb_4bit_compute_dtype=torch.bfloat16)
-    model = replace_with_bnb_linear(plain, get_keys_to_not_convert(plain), config)
-    for name, part in model.named_modules():
-        if isinstance(part, bnb.nn.Linear4bit):
-            old = part.weight
-            part.weight = bnb.nn.Params4bit(weights[f"{name}.weight"], requires_grad=False,
-                                            compress_statistics=double, quant_type="nf4", module=part).to("cpu")
-            del old
-    model.is_loaded_in_4bit = True  # what PEFT asks for
+    model = packed(plain, case.get("double_quant", True))
     if case.get("kbit"):
         model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     lora = peft.LoraConfig(r=8, lora_alpha=16, target_modules=case.get("targets", ALL))
@@ -105,18 +62,6 @@ def built(case: dict[str, Any]) -> Any:
     if case.get("recompute"):
         adapted.base_model.model.gradient_checkpointing_enable({"use_reentrant": False})
     return adapted.train()
-
-
-def rest_of(model: Any) -> int:
-    """Storages of parameters and their constants."""
-    kept = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
-    for part in model.modules():
-        if isinstance(part, bnb.nn.Linear4bit):
-            state = part.weight.quant_state
-            more = [state.absmax, state.code]
-            more += [state.offset, state.state2.absmax, state.state2.code] if state.nested else []
-            kept |= {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in more}
-    return sum(kept.values())
 
 
 def measured(case: dict[str, Any]) -> dict[str, int]:

@@ -99,6 +99,12 @@ def found(parts: list[torch.nn.Module]) -> dict[str, Any]:
 
 
 def placed(case: Case) -> dict[str, Any]:
+    parts, refusal, _ = built_rank(case)
+    return {"case": case, **found(parts), **({"loader_error": refusal} if refusal else {})}
+
+
+def built_rank(case: Case) -> tuple[list[torch.nn.Module], str | None, Any]:
+    """The rank's model, or its chunks of one; what the loader refuses of a layout that can be built; the meshes."""
     world, rank = case["world"], case.get("rank", 0)
     os.environ.update(WORLD_SIZE=str(world), RANK=str(rank), LOCAL_RANK="0")
     dist.init_process_group(backend="fake", rank=rank, world_size=world, store=FakeStore())
@@ -107,20 +113,20 @@ def placed(case: Case) -> dict[str, Any]:
     model = built(case)
     refusal = nano.loader_refusal(model, ctx)
     try:
-        out = parallelized(case, model, ctx, fsdp)
+        parts = parallelized(case, model, ctx, fsdp)
     except Exception:
         if refusal is None:
             raise
         raise ValueError(refusal.removeprefix("ValueError: ")) from None  # the loader comes first
-    return {"case": case, **out, **({"loader_error": refusal} if refusal else {})}
+    return parts, refusal, ctx
 
 
-def parallelized(case: Case, model: torch.nn.Module, ctx: Any, fsdp: FSDP2Config) -> dict[str, Any]:
+def parallelized(case: Case, model: torch.nn.Module, ctx: Any, fsdp: FSDP2Config) -> list[torch.nn.Module]:
     adapted(model, case)
     if case.get("lora"):  # frozen weights are stored in the compute dtype
         prepare_frozen_parameters_for_sharding(model, infrastructure._get_frozen_storage_compute_dtype(fsdp, ctx))
     if case.get("pp", 1) == 1:
-        return found([parallelize_model(model, ctx)])
+        return [parallelize_model(model, ctx)]
     cfg = PipelineConfig(pp_microbatch_size=1, pp_batch_size=2 * case["pp"])
     pipe = infrastructure._instantiate_pipeline(cfg, ctx, torch.device("cpu"), fsdp)
     rebind = partial(infrastructure._apply_trainability_policy, peft_enabled=bool(case.get("lora")),
@@ -128,7 +134,7 @@ def parallelized(case: Case, model: torch.nn.Module, ctx: Any, fsdp: FSDP2Config
     pipe.build(model, loss_fn=lambda a, b: a.sum(),
                parallelize_fn=partial(infrastructure.parallelize_for_pp, mesh_context=ctx,
                                       reapply_trainability=rebind))
-    return found(list(pipe.parts))
+    return list(pipe.parts)
 
 
 def measure(case: Case) -> dict[str, Any]:

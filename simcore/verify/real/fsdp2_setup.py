@@ -36,7 +36,11 @@ def dp_mesh(spec: Spec) -> DeviceMesh:
 
 def build(spec: Spec) -> nn.Module:
     m = spec["model"]
-    model = models.build_meta(m["preset"], m.get("overrides"), spec.get("attention", ""))
+    attention = spec.get("attention", "")
+    if "fields" in m:
+        model = models.build_fields(m["fields"], attention)
+    else:
+        model = models.build_meta(m["preset"], m.get("overrides"), attention)
     for p in model.parameters():  # buffers keep their type: rotary frequencies are fp32 in a model of any type
         p.data = p.data.to(dt(spec["store_dtype"]))
     model.train()

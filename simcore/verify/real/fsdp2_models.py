@@ -72,7 +72,7 @@ def build_meta(preset: str, overrides: dict[str, Any] | None = None, attention: 
 
 def build_of_family(preset: str, overrides: dict[str, Any], attention: str) -> nn.Module:
     """A preset that is a published configuration, by its `model_type`; eager attention has its masks."""
-    fields = {**json.loads((PRESETS / f"{preset}.json").read_text(encoding="utf-8")), **overrides}
+    fields = {**fields_of(preset), **overrides}
     family = fields.pop("model_type")
     if family in delta.FAMILIES:
         delta.put_in_place()
@@ -87,6 +87,16 @@ def build_of_family(preset: str, overrides: dict[str, Any], attention: str) -> n
     with torch.device("meta"):
         made: nn.Module = AutoModelForCausalLM.from_config(cfg)
     return made
+
+
+def build_fields(fields: dict[str, Any], attention: str = "") -> nn.Module:
+    """A model of all fields of a configuration."""
+    return build_of_family("", {name: value for name, value in fields.items() if not name.startswith("_")}, attention)
+
+
+def fields_of(preset: str) -> dict[str, Any]:
+    """Fields of a preset; none of "", where all are given."""
+    return json.loads((PRESETS / f"{preset}.json").read_text(encoding="utf-8")) if preset else {}
 
 
 def attention_of(family: str) -> str:

@@ -169,8 +169,8 @@ def buffers_of(chunks: list[torch.nn.Module], case: Case) -> dict[str, int]:
     return dict(out)
 
 
-def placed(case: Case) -> dict[str, Any]:
-    """Optimizer bytes: fp32 master and two moments of each element."""
+def built_rank(case: Case) -> tuple[list[torch.nn.Module], Any]:
+    """The rank's chunks in 16 bits, adapted, and their provider."""
     world, rank = case["world"], case.get("rank", 0)
     os.environ.update(WORLD_SIZE=str(world), RANK=str(rank), LOCAL_RANK="0")
     dist.init_process_group(backend="fake", rank=rank, world_size=world, store=FakeStore())
@@ -188,7 +188,12 @@ def placed(case: Case) -> dict[str, Any]:
     if case.get("lora"):
         for chunk in chunks:
             adapted(chunk, case)
-    chunks = [chunk.to(provider.params_dtype) for chunk in chunks]  # what Float16Module does to the whole module
+    return [chunk.to(provider.params_dtype) for chunk in chunks], provider  # as Float16Module casts the whole module
+
+
+def placed(case: Case) -> dict[str, Any]:
+    """Optimizer bytes: fp32 master and two moments of each element."""
+    chunks, provider = built_rank(case)
     sizes: collections.Counter = collections.Counter()
     trained = 0
     for chunk in chunks:

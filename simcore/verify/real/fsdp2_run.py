@@ -1,6 +1,6 @@
 """The training steps of one FSDP2 case on fake tensors, with every storage and collective logged.
 
-Case keys and defaults: ``FSDP2_DEFAULTS`` in ``rows.py``; their meaning: ``tests/truth/README.md``.
+Case keys and defaults: ``fsdp2_defaults.py``; their meaning: ``tests/truth/README.md``.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from .fsdp2_defaults import FSDP2_DEFAULTS
 from .fsdp2_log import Replay
 from .fsdp2_setup import StepsInBackward, build, dt, make_optim, placement, tag_shards, unfuse_precision, wrap
-from .fsdp2_tracker import Tracker, local
-from .rows import FSDP2_DEFAULTS
+from .fsdp2_tracker import Tracker, local, short
 
 warnings.filterwarnings("ignore")
 logging.getLogger("transformers").setLevel(logging.ERROR)
@@ -119,6 +119,12 @@ def summary(rp: Replay, bounds: dict[str, int], comms: list, accumulates: bool) 
     return out
 
 
+def tensors_of(model: nn.Module) -> list[list[Any]]:
+    """Name, elements and type of every parameter as the rank holds it, in order of registration."""
+    return [[name.replace("_checkpoint_wrapped_module.", ""), local(p).numel(), short(p.dtype)]
+            for name, p in model.named_parameters()]
+
+
 def measure(case: Spec) -> dict[str, Any]:
     spec = {**FSDP2_DEFAULTS, **case}
     dist.init_process_group("fake", store=FakeStore(), rank=spec["rank"], world_size=spec["world"])
@@ -142,6 +148,7 @@ def measure(case: Spec) -> dict[str, Any]:
     rp = Replay(tr)
     accumulates = spec["grad_accum"] > 1
     res: dict[str, Any] = dict(name=spec.get("name", "case"), spec=spec, placement=placed)
+    res["tensors"] = tensors_of(model)
     res["grads_bytes"] = steps[-1][0]["grads_bytes"]
     res["trained"] = sum(p.numel() for p in trained)
     res["states_bytes"] = sum(v.numel() * v.element_size() for v in states)

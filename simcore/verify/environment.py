@@ -1,0 +1,104 @@
+"""The environment in which frameworks run: made once under the user's cache folder, from pinned packages alone.
+
+One environment serves all frameworks. Its folder has the Python version and a digest of the pins in its name, so that
+other pins are another environment; files `pins/NAME.txt` are installed when the first scenario needs them. They are
+complete, and are installed without dependencies: some frameworks ask for versions of transformers that exclude each
+other. By uv if it is there, else by venv and pip, with the user's own configuration of indexes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+from simcore.batch.lock import locked
+from simcore.errors import InputError, Problem
+from simcore.inputs.paths import exists, writing
+from simcore.verify.ask import last_words
+
+__all__ = ["cache_folder", "environment"]
+
+PINS: Final = Path(__file__).parent / "pins"
+CPU_INDEX: Final = "https://download.pytorch.org/whl/cpu"
+"""PyTorch's own index of builds without CUDA, which are a tenth as large (pytorch.org, Get Started)."""
+_INSTALLING: Final = 3600
+"""Seconds for the packages of one file."""
+
+
+def cache_folder() -> Path:
+    """Folder for what can be made again: XDG_CACHE_HOME/rankscope, or where the system keeps such things."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    if Path(given).is_absolute():  # the XDG specification: a relative path is ignored
+        return Path(given) / "rankscope"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "rankscope" / "Cache"
+    return Path.home() / ("Library/Caches" if sys.platform == "darwin" else ".cache") / "rankscope"
+
+
+def environment(pins: Sequence[str], say: Callable[[str], None]) -> Path:
+    """Returns the Python of an environment that has the packages of all files `pins`; makes it, or adds to it.
+
+    `say`: is told what takes long. InputError if the environment cannot be made, such as without a network.
+    """
+    digest = sha256(b"\n".join(file.read_bytes() for file in sorted(PINS.glob("*.txt")))).hexdigest()
+    folder = cache_folder() / f"verify-python{sys.version_info[0]}.{sys.version_info[1]}-{digest[:12]}"
+    python = folder / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    if all(exists(_stamp(folder, name)) for name in pins):
+        return python
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder.with_name(f"{folder.name}.lock"), folder):
+        if not exists(python):
+            say(f"making an environment in {folder}")
+            _expect([_maker(folder)], folder)
+        for name in pins:
+            if not exists(_stamp(folder, name)):
+                say(f"installing the packages of {name}, once")
+                _expect(_installers(python, name), folder)
+                _stamp(folder, name).touch()
+    return python
+
+
+def _stamp(folder: Path, name: str) -> Path:
+    return folder / f"{name}.installed"
+
+
+def _maker(folder: Path) -> list[str]:
+    uv = shutil.which("uv")
+    return ([uv, "venv", "-q", "--python", sys.executable, str(folder)] if uv else
+            [sys.executable, "-m", "venv", str(folder)])
+
+
+def _installers(python: Path, name: str) -> list[list[str]]:
+    """Commands that install a file of pins, the first that can: of torch the build without CUDA, from PyTorch's index.
+
+    Where that is out of reach, the user's own indexes may have it: pip asks them too, uv is asked once more.
+    """
+    given, uv = ["--no-deps", "-r", str(PINS / f"{name}.txt")], shutil.which("uv")
+    if uv:
+        plain = [uv, "pip", "install", "-q", "--python", str(python), *given]
+        return [[*plain, "--torch-backend", "cpu"], plain] if name == "torch" else [plain]
+    index = ["--retries", "1", "--extra-index-url", CPU_INDEX] if name == "torch" and sys.platform == "linux" else []
+    return [[str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *index, *given]]
+
+
+def _expect(commands: Sequence[Sequence[str]], folder: Path) -> None:
+    """Runs commands until one succeeds; InputError with the last one's last words if none does."""
+    failed = ""
+    for command in commands:
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8",  # noqa: S603
+                                  errors="replace", timeout=_INSTALLING, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            failed = str(error)
+            continue
+        if not done.returncode:
+            return
+        failed = last_words(done.stderr or done.stdout)
+    raise InputError(Problem(str(folder), f"the environment cannot be made; name one with --python: {failed}"))
