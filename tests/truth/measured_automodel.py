@@ -43,6 +43,10 @@ OSS_120B = over("gpt-oss-20b", num_hidden_layers=36, num_local_experts=128)
 QWEN_32B = over("qwen2.5-7b", hidden_size=5120, intermediate_size=27648, num_hidden_layers=64, num_attention_heads=40,
                 num_key_value_heads=8)
 NOT_WRITTEN = Missing("a benchmark recipe that is not written down here yet")
+PREFETCHED = {"enable_fsdp2_prefetch": True, "enable_compile": True}
+STAGES = Missing("how this file's layers are shared out over stages is not written down here")
+LLAMA_70B = ("llama-3-70b", "masked_fp32", PREFETCHED | {"defer_fsdp_grad_sync": False, "enable_async_tensor_parallel":
+                                                        True}, {"sequence_parallel": True})
 PERF_MODELS = {  # model, loss, options, and what else the file says
     "DeepSeek-V3 671B": ("deepseek-v3", "masked", {"dispatcher": "hybridep", "enable_fsdp_optimizations": True},
                          {"framework_version": "main 2026-06-08"}),
@@ -56,12 +60,20 @@ PERF_MODELS = {  # model, loss, options, and what else the file says
     "GPT-OSS 120B": (OSS_120B, "masked", {"dispatcher": "deepep", "attn": "flex"}, {"ep": 64}),
     "gpt-oss-120b": NOT_WRITTEN,
     "Qwen2.5 7B": ("qwen2.5-7b", "masked_fp32", {}, {"implementation": "hf"}),  # force_hf
-    "Qwen2.5 32B": (QWEN_32B, "masked_fp32", {"enable_fsdp2_prefetch": True, "enable_compile": True}, {}),
+    "Qwen2.5 32B": (QWEN_32B, "masked_fp32", PREFETCHED, {}),
+    "Qwen2.5 32B 2-node": (QWEN_32B, "masked_fp32", PREFETCHED | {"defer_fsdp_grad_sync": False}, {}),
+    "Llama3 8B": ("llama-3.1-8b", "masked_fp32", {}, {"implementation": "hf"}),
+    "Llama3 70B": LLAMA_70B, "Llama3 70B 2-node": LLAMA_70B,
+    "Nemotron V3 Super 120B (26.02)": (
+        "nemotron-3-super-120b-a12b", "masked", {"dispatcher": "deepep", "attn": "sdpa",
+                                                 "moe.reshard_after_forward": True}, {"framework_version": "0.3.0"}),
+    "DeepSeek V3 671B": STAGES, "Kimi K2": STAGES,
 }
 """By model: Automodel 36044ad3 `examples/llm_benchmark`: models, losses and options of the yaml files. Of Ultra the
 table counts two further tokens, as its file asks for. Versions are of rows that name a commit or a container: 26.02
 is of February 2026, and so is 0.3.0. `ep`: of rows that do not restate their file's."""
-BACKENDS = ("TE + DeepEP + TorchSDPA", "TE + DeepEP + torch_mm", "TE + DeepEP", "TE + DeepEP + FlexAttn", "TE + triton",
+BACKENDS = ("TE + fsdp2_prefetch", "TE + DeepEP + TorchSDPA", "TE + DeepEP + torch_mm", "TE + DeepEP",
+            "TE + DeepEP + FlexAttn", "TE + triton",
             "TE + triton + fsdp2_prefetch")
 PERF = COMMON | {
     "model": Words(PERF_MODELS), "gpu_type": Words({"H100 80GB SXM (DGX)": "dgx-h100", "GB200 192GB": "gb200-nvl72"}),
@@ -86,9 +98,12 @@ def perf(run):
     model, loss, options, more = run["model"]
     more = dict(more)
     ep = more.pop("ep", None)
+    if model == "llama-3-70b" and run.told("task") == "pretrain":
+        unsayable("TransformerEngine's fused Adam")  # custom_llama3_1_70b_pretrain_benchmark_8nodes.yaml
     mesh = degrees(run) | ({"ep": ep} if ep else {})
     training = batch(run) | run["recompute"] | {"loss": loss, "precision": run["precision"],
                                                 "optimizer": run["optimizer"]} | run["peft"]
+    training |= {"sequence_parallel": True} if more.pop("sequence_parallel", False) else {}
     experts = {"fake_balanced_gate": True} if mesh.get("ep") else {}
     return {"model": model, "framework": "automodel", **more, "topology": run["gpu_type"], "mesh": mesh,
             "training": training, "framework_options": options | experts}
