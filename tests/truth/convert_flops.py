@@ -15,7 +15,10 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-from measured_runs import kempner_shape
+import measured_bridge
+from convert_measured import RULES
+from measured_torch import kempner_shape
+from source_row import SourceRow, Unheard, Unsayable
 
 HERE = Path(__file__).resolve().parent / "flops"
 GROUPS = ("mbridge-perf-summary", "mbridge-card", "mbridge-skill", "automodel-perf", "kempnerforge", "llm-foundry")
@@ -56,12 +59,13 @@ MPT = {"1b": (2048, 24, 16), "3b": (2560, 32, 20), "7b": (4096, 32, 32), "13b": 
        "70b": (8192, 80, 64)}
 
 
-class Unsayable(Exception):
-    """Why there is no model."""
+NO_FAMILY = ("DeepSeekV4 Flash", "DeepSeek-V4-Flash", "gemma-4-26b-a4b-it", "glm5-2", "qwen3.8-27b")
 
 
 def row(run):
-    """Our row of a run; None for one that does not print both."""
+    """Our row of a run; None for one that does not print both. Raises Unheard for words that are not known."""
+    vocabulary = measured_bridge.VOCABULARY if run["group"] == "mbridge-perf-summary" else RULES[run["group"]][1]
+    SourceRow(run, vocabulary, run["id"])
     printed = run["measured"]
     if not printed.get("tokens_per_s_per_gpu") or not (printed.get("tflops_per_gpu") or printed.get("mfu")):
         return None
@@ -109,6 +113,8 @@ def model(run):
     for beginning in sorted(MODELS, key=len, reverse=True):
         if name.startswith(beginning):
             return MODELS[beginning]
+    if name not in NO_FAMILY:
+        raise Unheard(f"row {run['id']}: model: unknown word {name!r}; known: {', '.join((*MODELS, *NO_FAMILY))}")
     raise Unsayable(f"no model family: {name}")
 
 

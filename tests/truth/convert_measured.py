@@ -15,12 +15,40 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
+import measured_automodel
 import measured_bridge
 import measured_cards
 import measured_golden
-import measured_runs
+import measured_megatron
+import measured_torch
+import measured_tuners
+from measured_runs import converted
+from source_row import Unheard
 
 HERE = Path(__file__).resolve().parent / "measured"
+RULES = {
+    "simumax-b200": (measured_megatron.simumax, measured_megatron.SIMUMAX),
+    "korthikanti": (measured_megatron.korthikanti, measured_megatron.KORTHIKANTI),
+    "mbridge-skill": (measured_megatron.bridge_skill, measured_megatron.SKILL),
+    "mbridge-est": (measured_megatron.estimator, measured_megatron.ESTIMATOR),
+    "mbridge-card": (measured_cards.card, measured_cards.VOCABULARY),
+    "automodel-blog": (measured_automodel.blog, measured_automodel.BLOG),
+    "automodel-perf": (measured_automodel.perf, measured_automodel.PERF),
+    "automodel-docs": (measured_automodel.docs, measured_automodel.DOCS),
+    "fms-fsdp": (measured_torch.fms, measured_torch.FMS),
+    "llm-foundry": (measured_torch.foundry, measured_torch.FOUNDRY),
+    "torchtitan": (measured_torch.torchtitan, measured_torch.TITAN),
+    "torchtitan-log": (measured_torch.torchtitan, measured_torch.TITAN),
+    "kempnerforge": (measured_torch.kempner, measured_torch.KEMPNER),
+    "torchtune": (measured_torch.torchtune, measured_torch.TORCHTUNE),
+    "unsloth": (measured_tuners.unsloth, measured_tuners.UNSLOTH),
+    "ms-swift": (measured_tuners.swift, measured_tuners.SWIFT),
+    "axolotl": (measured_tuners.axolotl, measured_tuners.AXOLOTL),
+    "issues": (measured_tuners.issue, measured_tuners.ISSUES),
+}
+"""By group: the rule, and the vocabulary of its rows."""
+NOT_READ = ("nemo-longseq",)
+"""Groups whose rows have no reading of memory and no time of a step: TFLOP/s alone, by a count that is not stated."""
 
 
 def rows(measured, goldens):
@@ -33,12 +61,21 @@ def rows(measured, goldens):
         if run["group"] == "mcore-golden":
             if run["source"].removeprefix("github:") not in {_long(source) for source in known}:
                 yield measured_golden.unfiled(run)
-        elif run["group"] == "mbridge-perf-summary":
-            yield measured_bridge.row(run)
-        elif run["group"] == "mbridge-card":
-            yield measured_runs.restated(run, measured_cards.card)
-        elif made := measured_runs.row(run):
+        elif made := row(run):
             yield made
+
+
+def row(run):
+    """Our row of a run; None for one that carries no memory reading, no verdict and no time."""
+    group = run["group"]
+    if group in NOT_READ:
+        return None
+    if group == "mbridge-perf-summary":
+        return measured_bridge.row(run)
+    if group not in RULES:
+        known = ", ".join((*RULES, "mbridge-perf-summary", "mcore-golden", *NOT_READ))
+        raise Unheard(f"row {run['id']}: group: unknown word {group!r}; known: {known}")
+    return converted(run, *RULES[group])
 
 
 def _long(source):

@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 
 import printed_flops
-from measured_runs import BUCKET, NANO, batch, degrees, over, restated, unsayable
+from measured_runs import BUCKET, COMMON, MODULES, NANO, Recomputed, batch, degrees, over, restated, unsayable
+from source_row import Always, Block, Listed, Missing, Number, Prose, SourceRow, Unheard, Unread, Words
 
 RECIPES = Path(__file__).resolve().parent / "recipes" / "bridge.jsonl"
-TAGS = {"25.11": "v0.2.0", "26.02": "v0.3.0", "26.02.01": "v0.3.1", "26.04": "v0.4.0", "26.04.01": "v0.4.1",
+MAIN = Path(__file__).resolve().parents[2] / "simcore" / "recipes" / "bridge" / "recipes.json"
+TAGS = {"25.11": "v0.2.0", "26.02": "v0.3.0", "26.02.01": "v0.3.1", "26.04": "v0.4.0", "26.04.01": "v0.4.2",
         "26.06": "v0.5.0", "26.06.01": "v0.5.1"}
-"""Containers and the tag whose date is theirs; 26.08 (v0.6.0) has its recipes in functions of the package."""
+"""Containers and their tag: 067f987d `docs/versions1.json`. 26.08 (v0.6.0) has its recipes in functions of the package;
+of 25.09 (v0.1.0) none are read."""
+RELEASES = ("25.09", *TAGS, "26.08")
 ORDER = tuple(TAGS.values())
 ROUNDED = ("26.04.01", "26.06.01", "26.08")
 """Releases whose tokens a second are whole samples: TFLOP/s say the time more finely."""
@@ -27,60 +32,146 @@ LLAMA_405B = over("llama-3.1-8b", hidden_size=16384, intermediate_size=53248, nu
                   num_attention_heads=128, num_key_value_heads=8)
 QWEN_235B = over("qwen3-30b-a3b", hidden_size=4096, num_hidden_layers=94, num_attention_heads=64,
                  moe_intermediate_size=1536)
+DEEPSEEK = ("DEEPSEEK_V3", over("deepseek-v3", mtp_num_layers=1))
+DROPPED = Missing("tokens that are dropped: the capacity factor is not stated")
 MODELS = {
     "LLAMA3_8B": ("LLAMA3_8B", "llama-3-8b"),
     "LLAMA3_70B": ("LLAMA3_70B", "llama-3-70b"),
     "LLAMA3.1_405B": ("LLAMA31_405B", LLAMA_405B),
-    "Qwen3_30B_a3B": ("QWEN3_30B_A3B", "qwen3-30b-a3b"),
-    "Qwen3_235B_a22B": ("QWEN3_235B_A22B", QWEN_235B),
-    "DeepSeekV3": ("DEEPSEEK_V3", over("deepseek-v3", mtp_num_layers=1)),
+    "Qwen3_30B_a3B": ("QWEN3_30B_A3B", "qwen3-30b-a3b"), "Qwen3_30B_a3B (tokendrop)": DROPPED,
+    "Qwen3_235B_a22B": ("QWEN3_235B_A22B", QWEN_235B), "Qwen3_235B_a22B (tokendrop)": DROPPED,
+    "DeepSeekV3": DEEPSEEK, "DeepSeekV3 (w/ MTP)": DEEPSEEK, "DeepSeekV3 (w/o MTP)": ("DEEPSEEK_V3", "deepseek-v3"),
+    "DeepSeekV3 (tokendrop)": DROPPED, "DeepSeekV4 Flash": Missing("no model family: DeepSeekV4 Flash"),
     "GPT OSS 120B": ("GPT_OSS_120B", over("gpt-oss-20b", num_hidden_layers=36, num_local_experts=128)),
+    "Kimi_K2": Missing("what the scripts set for Kimi K2 is not written down here"),
     "Nemotron_3_Nano": ("NEMOTRON_3_NANO", NANO),
     "Nemotron_3_5_Lightning": ("NEMOTRON_3_5_LIGHTNING", over(
         NANO, mtp_num_layers=2, mtp_hybrid_override_pattern="*E", mtp_use_repeated_layer=True)),
     "Nemotron_3_Ultra": ("NEMOTRON_3_ULTRA", over("nemotron-3-ultra-550b-a55b", mtp_num_layers=2)),
-    "Nemotron_3_Super": ("NEMOTRON_3_SUPER", "nemotron-3-super-120b-a12b"),
+    "Nemotron_3_Super": ("NEMOTRON_3_SUPER", over("nemotron-3-super-120b-a12b", mtp_num_layers=2)),
 }
-"""Name in the tables: name of its recipes, our model."""
-FORMATS = {"BF16": "BF16", "FP8": "FP8_CS", "FP8-CS": "FP8_CS", "MXFP8": "FP8_MX", "FP8-MX": "FP8_MX", "NVFP4": "NVFP4"}
+"""Name in the tables: name of its recipes, our model. Tables name DeepSeek-V3 with and without its multi-token
+prediction; Super predicts two tokens by one module."""
+FORMATS = {"BF16": "BF16", "FP8": "FP8_CS", "FP8-CS": "FP8_CS", "FP8-CS (default column)": "FP8_CS", "MXFP8": "FP8_MX",
+           "FP8-MX": "FP8_MX", "NVFP4": "NVFP4"}
 FP8 = {"FP8_CS": "tensorwise", "FP8_MX": "mxfp8"}
 TOPOLOGY = {"H100": "dgx-h100", "B200": "dgx-b200", "B300": "dgx-b300", "GB200": "gb200-nvl72", "GB300": "gb300-nvl72"}
 DEEPSEEK_STAGES = {16: "Et*4|(t*4|)*14t", 8: "Et*8|(t*8|)*6t*5"}
 """By chunks: `recipes/deepseek/deepseek_v3.py`, set_deepseek_v3_pipeline_model_parallel_layout; then `m` and `L`."""
 
 
+# ---- words of a row -------------------------------------------------------------------------------------------------
+IMPLEMENTATIONS = ("none", "local", "transformer_engine", "full_iteration")
+CAPTURED = ("attn", "mamba", "mlp", "moe", "moe_router", "moe_preprocess", "full_iteration")
+
+
+class Graphs:
+    """CUDA graphs as a row restates them: an implementation and what it captures, `full` or a list."""
+
+    def meaning(self, told):
+        implementation, scope = told if isinstance(told, list) else (told or "").split(" ", 1)
+        if implementation is None and scope is None:
+            return {}
+        scopes = re.findall(r"[^\s,'\[\]]+", scope)
+        unknown = [one for one in scopes if one not in (*CAPTURED, "full")]
+        if implementation not in IMPLEMENTATIONS or unknown:
+            raise Unheard(f"known: {', '.join(IMPLEMENTATIONS)} with full or a list of {', '.join(CAPTURED)}")
+        return {"cuda_graph_impl": implementation, "cuda_graph_scope": scopes}
+
+
+class Scopes:
+    """What graphs capture, as presets say it: a list, or one word."""
+
+    def meaning(self, told):
+        return Listed((*CAPTURED, "full")).meaning([told] if isinstance(told, str) else told or [])
+
+
+SWITCH = Words({True: True, False: False})
+BACKENDS = Words({None: None, "hybridep": "hybridep", "deepep": "deepep"})
+DTYPES = Always("float32", "bfloat16", "float16")
+OF_MAIN = "of the layout that main's recipe has: the table's is followed"
+RESTATED = {
+    "recompute": Recomputed({"none": {}}), "cuda_graph": Graphs(),
+    "dispatcher": Words({"flex/hybridep": "hybridep", "flex/deepep": "deepep", "alltoall/None": None,
+                         "alltoall/deepep": None, "alltoall/hybridep": None}),
+    "offload": Words({None: None, "[]": None, "['fused_group_mlp']": Missing("activations of a module on the host")}),
+    "recipe": Prose(), "optim": Unread("the scripts' is followed", Block(dict.fromkeys(
+        ("main_grads_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"), DTYPES))),
+    "fsdp": Unread("that of the release's recipe is followed", Always(None, "False", "True")),
+    **dict.fromkeys(("tp", "pp", "ep", "mbs"), Unread(OF_MAIN))}
+VOCABULARY = COMMON | {
+    "model": Words(MODELS), "vpp": Number(or_none=True), "gpu_type": Words(TOPOLOGY),
+    "framework": Words({f"Megatron-Bridge / NeMo container {one}": one for one in RELEASES}),
+    "task": Words({"pretrain": "PRETRAIN"} | dict.fromkeys(("sft", "lora"), Missing(
+        "packed lengths of the fine-tuning set are not stated"))),
+    "precision": Words({f"{told} (bf16 params; FP8=current scaling unless MX)": one for told, one in FORMATS.items()}),
+    "sharding": Unread("that of the release's recipe is followed", Always("zero1", "zero3")),
+    "recompute": Unread("restates main's recipe", Recomputed({"none": {}, None: {}})),
+    "peft": Always(None, "lora (recipe default; see config)"), "optimizer": Always("adam"),
+    "config": Block({"recipe": Block(RESTATED)}, or_none=True)}
+"""Of a line of a performance table. `config.recipe` and what follows from it are of the main branch."""
+PRESET = {
+    **dict.fromkeys(("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
+                     "expert_model_parallel_size", "micro_batch_size", "global_batch_size"), Number()),
+    "virtual_pipeline_model_parallel_size": Number(or_none=True), "recompute_num_layers": Number(),
+    "cpu_offloading_num_layers": Number(), "recompute_modules": Listed(MODULES),
+    "cuda_graph_impl": Words({None: "none"} | {one: one for one in IMPLEMENTATIONS}), "cuda_graph_scope": Scopes(),
+    "moe_flex_dispatcher_backend": BACKENDS, "pp_layout": Prose(),
+    **dict.fromkeys(("moe_a2a_overlap", "use_megatron_fsdp", "cutedsl_fused_grouped_mlp", "fp8_dot_product_attention",
+                     "nccl_ub"), SWITCH),
+    "num_gpus": Unread("the table's is followed"), "expert_tensor_parallel_size": Unread("the table's is followed"),
+    "peft": Unread("fine-tuning is not converted", Always("lora", "none", None))}
+"""Of a preset of `scripts/performance` (WorkloadBaseConfig); what is left out has its default."""
+
+
 def row(run):
     """Our row of a line of a table."""
-    return restated(run, scenario) | {"step_s": step_s(run), "release": release(run)}
-
-
-def release(run):
-    """Of the container."""
-    return run["framework"].split()[-1]
+    run = SourceRow(run, VOCABULARY, run["id"])
+    return restated(run, scenario) | {"step_s": step_s(run), "release": run["framework"]}
 
 
 def step_s(run):
     """TFLOP/s and tokens a second are one observation: the finer of the two."""
-    measured, flops = run["measured"], printed_flops.a_token(run["model"], run["seq_len"], release(run))
-    if release(run) not in ROUNDED or flops is None or run["task"] != "pretrain":
+    measured, release = run["measured"], run["framework"]
+    flops = printed_flops.a_token(run.told("model"), run["seq_len"], release)
+    if release not in ROUNDED or flops is None or run.told("task") != "pretrain":
         return measured["step_time_s"]
     tokens = run["global_batch"] * run["seq_len"] / run["gpus"]
     return round(flops * tokens / (measured["tflops_per_gpu"] * 1e12), 4)
 
 
 # ---- which recipe ---------------------------------------------------------------------------------------------------
-def names(run):
-    """How names of the row's recipes begin; None for a model that is not written down."""
-    known = MODELS.get(run["model"].partition(" (")[0])
-    return known and known[0]
+def family(run):
+    """How names of the row's recipes begin."""
+    return run["model"][0]
+
+
+@cache
+def presets():
+    """Every preset of every tag, in the order of tags: tag, name, and fields that differ from the default."""
+    lines = [json.loads(line) for line in RECIPES.read_text(encoding="utf-8").splitlines()]
+    return [one | {"tag": tag} for tag in ORDER for one in lines if tag in one["tags"]]
+
+
+@cache
+def main_recipes():
+    """Recipes of Megatron-Bridge 067f987d by name, values by dotted key."""
+    return json.loads(MAIN.read_text(encoding="utf-8"))
+
+
+def main_recipe(name):
+    """A recipe of the main branch, of an older name too. Raises Unheard for a name that it has not."""
+    if name not in main_recipes():
+        raise Unheard(f"recipe {name!r} is none of Megatron-Bridge 067f987d")
+    found = main_recipes()[name]
+    return main_recipes()[found] if isinstance(found, str) else found
 
 
 def wanted(run, name, fields):
-    """Whether a recipe has the row's task, GPU, format and layout."""
-    task = {"pretrain": "PRETRAIN", "sft": "SFT", "lora": "LORA"}[run["task"]]
+    """Whether a preset has the row's task, GPU, format and layout."""
     words = f"_{name}_"
-    return (all(f"_{word}_" in words for word in (run["gpu_type"], _format(run)))
-            and (task in name or "BASE_CONFIG" in name) and _layout(fields) == (
+    return (all(f"_{word}_" in words for word in (run.told("gpu_type"), run["precision"]))
+            and (run["task"] in name or "BASE_CONFIG" in name) and _layout(fields) == (
                 run["tp"], run["pp"], run["vpp"] or 1, run["cp"], run["ep"] or 1, run["micro_batch"]))
 
 
@@ -90,13 +181,14 @@ def _layout(fields):
     return tuple(fields.get(key) or 1 for key in keys)
 
 
-def nearest(run, recipes):
-    """The recipe of the release; else of the next release that has one for this layout, or of the last before.
+def nearest(run):
+    """The preset of the release; else of the next release that has one for this layout, or of the last before.
 
     Of several variants that one which has the printed batch.
     """
-    own = ORDER.index(TAGS[release(run)]) if release(run) in TAGS else len(ORDER) if release(run) > "26.06" else -1
-    fitting = [one for one in recipes if one["name"].startswith(names(run)) and wanted(run, one["name"], one["fields"])]
+    own = {release: place - 1 for place, release in enumerate(RELEASES)}[run["framework"]]
+    fitting = [one for one in presets() if one["name"].startswith(family(run)) and wanted(
+        run, one["name"], one["fields"])]
 
     def distance(one):
         ahead = ORDER.index(one["tag"]) - own
@@ -104,42 +196,36 @@ def nearest(run, recipes):
     return min(fitting, key=distance, default=None)
 
 
-def _format(run):
-    return FORMATS[run["precision"].split()[0]]
-
-
 # ---- the scenario ---------------------------------------------------------------------------------------------------
 def _recipe(run):
-    if names(run) is None:
-        unsayable(f"no model family: {run['model']}")
-    if "tokendrop" in run["model"]:
-        unsayable("tokens that are dropped: the capacity factor is not stated")
-    if run["task"] != "pretrain":
-        unsayable("packed lengths of the fine-tuning set are not stated")
-    found = nearest(run, [json.loads(line) for line in RECIPES.read_text(encoding="utf-8").splitlines()])
+    """What the preset of the row says; without one what a row restates of the main branch's recipe."""
+    family(run)
+    if run.told("task") != "pretrain":
+        run["task"]
+    found = nearest(run)
     if found:
-        return found["fields"]
+        return SourceRow(found["fields"], PRESET, f"{found['tag']} {found['name']}")
+    restated_recipe = run["config"].get("recipe")
     if not run["complete"]:
-        unsayable("activations of a module on the host" if "fused_group_mlp" in str(run["config"]) else
-                  "no release has a recipe for this layout: what it recomputes is not stated")
-    return _restated(run["config"]["recipe"])
+        if restated_recipe:
+            restated_recipe["offload"]
+        unsayable("no release has a recipe for this layout: what it recomputes is not stated")
+    return _restated(restated_recipe)
 
 
 def _restated(recipe):
     """A recipe of the main branch (067f987d), as the collection restates it for a row of the same layout."""
-    implementation, _, scope = recipe["cuda_graph"].partition(" ")
-    kind, _, backend = recipe["dispatcher"].partition("/")
-    return {"recompute_modules": re.findall(r"[a-z_]+", recipe["recompute"].partition("[")[2]),
-            "cuda_graph_impl": implementation, "cuda_graph_scope": re.findall(r"[a-z_]+", scope),
-            "moe_flex_dispatcher_backend": backend if kind == "flex" else None}
+    fields = recipe["cuda_graph"] | {"moe_flex_dispatcher_backend": recipe["dispatcher"]}
+    modules = recipe["recompute"].get("recompute", [])
+    return SourceRow(fields | {"recompute_modules": modules}, PRESET, f"main {recipe.told('recipe')}")
 
 
 def scenario(run):
     """What a table prints, with what the recipe says."""
-    fields = _recipe(run)
-    fsdp = bool(fields.get("use_megatron_fsdp"))
+    fields, precision = _recipe(run), run["precision"]
+    fsdp = fields.get("use_megatron_fsdp", False)
     training = batch(run) | _recomputed(fields) | {
-        "precision": _precision(run), "optimizer": _optimizer(run), "loss": "te_inplace"}
+        "precision": _precision(precision), "optimizer": _optimizer(run), "loss": LOSS[run["framework"]]}
     if run["vpp"] and run["vpp"] > 1:
         training["pipeline"] = {"virtual_stages": run["vpp"]}
     if fields.get("cpu_offloading_num_layers"):
@@ -149,9 +235,16 @@ def scenario(run):
     options |= _fusions(run)
     if not fsdp:
         options |= _buckets(run, fields) | _gathers(run) | {"use_precision_aware_optimizer": _is_precise(run)}
-    later = {"framework_version": "main 2026-08-22"} if release(run) >= "26.04" else {}
-    return {"model": _model(run), "framework": "megatron_fsdp" if fsdp else "megatron", **later,
-            "topology": _topology(run), "mesh": mesh, "training": training, "framework_options": options}
+    later = {"framework_version": "main 2026-08-22"} if run["framework"] >= "26.04" else {}
+    run.leave("config", "complete", "etp")
+    return {"model": run["model"][1], "framework": "megatron_fsdp" if fsdp else "megatron", **later,
+            "topology": _topology(run), "mesh": mesh, "training": training, "framework_options": options,
+            **_allocator(run, fields)}
+
+
+LOSS = dict.fromkeys(RELEASES, "te_inplace")
+"""Releases lock TransformerEngine 2.9 to 2.17.1 (`uv.lock` at each tag; v0.6.0, which is 26.08: 2.17.1+4329ff84), whose
+cross entropy writes its gradient over the logits. The main branch has had 2.18 since c. 13 August 2026."""
 
 
 def _topology(run):
@@ -159,33 +252,61 @@ def _topology(run):
 
     `utils/executors.py`, segment.
     """
-    name, trays = TOPOLOGY[run["gpu_type"]], run["gpus"] // 4
+    name, trays = run["gpu_type"], run["gpus"] // 4
     if not name.endswith("nvl72") or trays <= 18:
         return name
     return {"file": name, "gpus_per_node": 4 * max(part for part in range(1, 19) if trays % part == 0)}
 
 
-def _model(run):
-    """Tables name DeepSeek-V3 with and without its multi-token prediction; Super predicts two tokens by one module."""
-    model = MODELS[run["model"].partition(" (")[0]][1]
-    if "w/o MTP" in run["model"]:
-        return "deepseek-v3"
-    return over(model, mtp_num_layers=2) if names(run) == "NEMOTRON_3_SUPER" else model
+EARLY = {("LLAMA31_405B", "GB200"): ("FP8_CS", "FP8_MX")}
+LATER = EARLY | {("LLAMA31_405B", "GB300"): ("FP8_CS", "FP8_MX")}
+ANY = tuple(FORMATS.values())
+EXPANDABLE = {
+    "25.09": EARLY | {("DEEPSEEK_V3", "GB200"): ("BF16",)}, "25.11": EARLY,
+    **dict.fromkeys(("26.02", "26.02.01"), EARLY | {("DEEPSEEK_V3", "H100"): ANY}),
+    "26.04": LATER | {("DEEPSEEK_V3", "H100"): ANY, ("DEEPSEEK_V3", "GB200"): ANY},
+    "26.04.01": LATER | {("LLAMA31_405B", "GB200"): ("FP8_CS", "FP8_MX", "NVFP4"), **{
+        ("DEEPSEEK_V3", gpu): ANY for gpu in ("H100", "GB200", "B200")}, ("NEMOTRON_3_SUPER", "GB300"): ("NVFP4",)}}
+"""Rows of pretraining whose launcher sets `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, by release: family and
+GPU, and its formats. v0.2.0 to v0.4.2 `scripts/performance/perf_plugins.py`, _set_model_specific_environment_variables;
+v0.1.0rc4 `setup_experiment.py`:116."""
 
 
-def _precision(run):
+def _allocator(run, fields):
+    """Segments that grow: by rows up to 26.04.01, for all but Llama under FSDP in 26.06, by the recipe in 26.08.
+
+    v0.5.0 and v0.5.1 `scripts/performance/utils/executors.py`, PERF_ENV_VARS, `perf_plugins.py`
+    remove_allocator_env_vars; v0.6.0 in recipes, read from the main branch three days later.
+    """
+    release, name = run["framework"], family(run)
+    if release in EXPANDABLE:
+        grows = run["precision"] in EXPANDABLE[release].get((name, run.told("gpu_type")), ())
+    elif release in ("26.06", "26.06.01"):
+        grows = not (fields.get("nccl_ub") or (name.startswith("LLAMA") and fields.get("use_megatron_fsdp")))
+    else:
+        return allocator(run["config"]["recipe"]["recipe"])
+    return {"environment": {"expandable_segments": True}} if grows else {}
+
+
+def allocator(recipe):
+    """The scenario's environment by a recipe of the main branch."""
+    told = main_recipe(recipe).get("env_vars.PYTORCH_CUDA_ALLOC_CONF", "")
+    return {"environment": {"expandable_segments": True}} if "expandable_segments:True" in told.split(",") else {}
+
+
+def _precision(precision):
     """Scripts of all families set grad_reduce_in_fp32 to False."""
-    narrow = {"compute": "fp4"} if _format(run) == "NVFP4" else {"compute": "fp8"} if _format(run) in FP8 else {}
-    return narrow | {"main_grads": "bf16", "grad_reduce": "bf16"}
+    narrow = {"NVFP4": {"compute": "fp4"}, "FP8_CS": {"compute": "fp8"}, "FP8_MX": {"compute": "fp8"}, "BF16": {}}
+    return narrow[precision] | {"main_grads": "bf16", "grad_reduce": "bf16"}
 
 
 def _is_precise(run):
     """`utils/overrides.py`, set_post_overrides: in bf16; DeepSeek's recipe in every format, with moments in bf16."""
-    return _format(run) == "BF16" or names(run) == "DEEPSEEK_V3"
+    return run["precision"] == "BF16" or family(run) == "DEEPSEEK_V3"
 
 
 def _optimizer(run):
-    return {"name": "adam"} | ({"moments": "bf16"} if names(run) == "DEEPSEEK_V3" else {})
+    return {"name": "adam"} | ({"moments": "bf16"} if family(run) == "DEEPSEEK_V3" else {})
 
 
 def _recomputed(fields):
@@ -198,9 +319,8 @@ def _recomputed(fields):
 def _graphs(fields):
     """A scope without an implementation captures nothing."""
     implementation, scope = fields.get("cuda_graph_impl", "none"), fields.get("cuda_graph_scope", [])
-    if implementation in (None, "none"):
+    if implementation == "none":
         return {}
-    scope = [scope] if isinstance(scope, str) else scope
     return {"cuda_graph_impl": implementation} | ({"cuda_graph_scope": scope} if scope else {})
 
 
@@ -209,8 +329,8 @@ def _experts(run, fields):
     if not run["ep"]:
         return {}
     backend = fields.get("moe_flex_dispatcher_backend")
-    plain = ((names(run) == "QWEN3_235B_A22B" and run["gpu_type"] in ("H100", "B200", "B300"))
-             or (names(run) == "GPT_OSS_120B" and release(run) < "26.04"))
+    plain = ((family(run) == "QWEN3_235B_A22B" and run.told("gpu_type") in ("H100", "B200", "B300"))
+             or (family(run) == "GPT_OSS_120B" and run["framework"] < "26.04"))
     made = {}
     if backend and not plain:
         made = {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": backend}
@@ -230,23 +350,23 @@ def _fusions(run):
     """
     known = {"DEEPSEEK_V3": "apply_rope_fusion", "QWEN3_30B_A3B": "bias_activation_fusion",
              "QWEN3_235B_A22B": "bias_activation_fusion"}
-    return {known[names(run)]: True} if names(run) in known else {}
+    return {known[family(run)]: True} if family(run) in known else {}
 
 
 def _stages(run, fields):
     """Recipes of Llama 405B and Qwen3 235B count embedding and loss as layers."""
-    if names(run) in ("LLAMA31_405B", "QWEN3_235B_A22B") and run["pp"] > 1:
+    if family(run) in ("LLAMA31_405B", "QWEN3_235B_A22B") and run["pp"] > 1:
         return {"account_for_embedding_in_pipeline_split": True, "account_for_loss_in_pipeline_split": True}
-    if names(run) != "DEEPSEEK_V3" or run["pp"] == 1:
+    if family(run) != "DEEPSEEK_V3" or run["pp"] == 1:
         return {}
-    further = "" if "w/o MTP" in run["model"] else "m"
+    further = "" if "w/o MTP" in run.told("model") else "m"
     layout = fields.get("pp_layout") or DEEPSEEK_STAGES[run["pp"] * (run["vpp"] or 1)] + further + "L"
     return {"pipeline_model_parallel_layout": layout}
 
 
 def _overlap(run, mesh):
     """Llama's recipes overlap tensor parallel collectives, but not in NVFP4; those of Qwen3 on H100 do not."""
-    overlaps = mesh.get("tp") and names(run).startswith("LLAMA") and _format(run) != "NVFP4"
+    overlaps = mesh.get("tp") and family(run).startswith("LLAMA") and run["precision"] != "NVFP4"
     return {"tp_comm_overlap": True} if overlaps else {}
 
 
@@ -256,11 +376,11 @@ def _buckets(run, fields):
     `configs/*/*_pretrain.py` and `recipes`; of GPT-OSS that for GB200 alone, since v0.4.0. Overlap of experts brings
     one.
     """
-    name, is_new = names(run), release(run) >= "26.08"
+    name, is_new = family(run), run["framework"] >= "26.08"
     has_one = name.startswith(("LLAMA", "DEEPSEEK_V3", "NEMOTRON_3_NANO", "NEMOTRON_3_5_LIGHTNING")) or (
-        name.startswith("QWEN3") and not (is_new and _format(run) == "FP8_MX")) or (
-        name == "GPT_OSS_120B" and run["gpu_type"] == "GB200" and release(run) >= "26.04"
-        and not (is_new and _format(run) == "FP8_MX"))
+        name.startswith("QWEN3") and not (is_new and run["precision"] == "FP8_MX")) or (
+        name == "GPT_OSS_120B" and run.told("gpu_type") == "GB200" and run["framework"] >= "26.04"
+        and not (is_new and run["precision"] == "FP8_MX"))
     return BUCKET if run["dp"] > 1 and (has_one or fields.get("moe_a2a_overlap")) else {}
 
 
@@ -277,9 +397,9 @@ NOT_AHEAD = {"LLAMA3_70B": ("B200", "GB200", "GB300"), "LLAMA31_405B": ("B200", 
 
 def _gathers(run):
     """Parameters are gathered after the step; in NVFP4 v0.5.0 `configs/llama/llama31_llm_pretrain.py`:124."""
-    name, precision, gpu = names(run), _format(run), run["gpu_type"]
-    late = release(run) == "25.11" and precision == "FP8_MX" and gpu in NOT_AHEAD.get(name, ())
-    late |= release(run).startswith("26.06") and (name, precision, gpu) == ("LLAMA31_405B", "NVFP4", "GB200")
+    name, precision, gpu = family(run), run["precision"], run.told("gpu_type")
+    late = run["framework"] == "25.11" and precision == "FP8_MX" and gpu in NOT_AHEAD.get(name, ())
+    late |= run["framework"].startswith("26.06") and (name, precision, gpu) == ("LLAMA31_405B", "NVFP4", "GB200")
     return {"overlap_param_gather": False} if late else {}
 
 
@@ -289,11 +409,11 @@ def _narrow(run):
     NVFP4: parameters are in it since v0.5.0 (`training/mixed_precision.py`, bf16_with_nvfp4_mixed). Lightning: 067f987d
     `perf_recipes/nemotronh/gb200/nemotronh.py`, _build_nemotron_3_5_lightning_gb200_mxfp8.
     """
-    if names(run) == "NEMOTRON_3_SUPER" and _format(run) in ("FP8_MX", "NVFP4"):
-        return SUPER[_format(run)]
-    if _format(run) == "NVFP4":
-        return {"fp4_param_gather": release(run) >= "26.06"} if release(run) >= "26.04" else {}
-    recipe = FP8.get(_format(run))
-    made = {"keep_mtp_spec_in_bf16": True} if recipe and names(run) == "NEMOTRON_3_5_LIGHTNING" else {}
+    if family(run) == "NEMOTRON_3_SUPER" and run["precision"] in ("FP8_MX", "NVFP4"):
+        return SUPER[run["precision"]]
+    if run["precision"] == "NVFP4":
+        return {"fp4_param_gather": run["framework"] >= "26.06"} if run["framework"] >= "26.04" else {}
+    recipe = FP8.get(run["precision"])
+    made = {"keep_mtp_spec_in_bf16": True} if recipe and family(run) == "NEMOTRON_3_5_LIGHTNING" else {}
     return made | ({"fp8_recipe": recipe} if recipe else {}) | (
         {"first_last_layers_bf16": False} if recipe == "tensorwise" else {})

@@ -8,24 +8,133 @@ stands for; the overlap switches and the distributed optimizer are always writte
 
 from __future__ import annotations
 
-GROUPS = {"gpt": "mcore-golden-gpt", "moe": "mcore-golden-moe", "hybrid": "mcore-golden-hybrid",
-          "nemotron": "mcore-golden-hybrid", "mixtral": "mcore-golden-moe"}
+from golden_words import ARGUMENTS, REFUSED, WORDS
+from measured_runs import MODULES
+from source_row import (
+    Always,
+    Block,
+    Listed,
+    Missing,
+    Number,
+    Opinion,
+    Prose,
+    Refused,
+    SourceRow,
+    Unheard,
+    Unread,
+    Unsayable,
+    Words,
+    named,
+)
+
+OTHER = "mcore-golden-other"
+MODELS = {  # its group, and why it has no scenario
+    "gpt": ("mcore-golden-gpt", ""), "moe": ("mcore-golden-moe", ""), "mixtral": ("mcore-golden-moe", ""),
+    "hybrid": ("mcore-golden-hybrid", ""), "nemotron": ("mcore-golden-hybrid", ""), "bert": (OTHER, "BERT"),
+    "t5": (OTHER, "T5 (encoder and decoder)"), "multimodal-llava": (OTHER, "LLaVA (vision tower)"),
+    "mimo": (OTHER, "MIMO (vision tower)")}
+"""By folder of the case."""
 TOPOLOGY = {"A100": "dgx-a100", "H100": "dgx-h100", "GB200": "gb200-nvl72"}
-OTHER_MODELS = {"bert": "BERT", "t5": "T5 (encoder and decoder)", "multimodal-llava": "LLaVA (vision tower)",
-                "mimo": "MIMO (vision tower)"}
-# What the collection says of a row and no scenario can say, by the first words it uses.
 UNSAYABLE = {
-    "reinforcement-learning run": "a reinforcement-learning step: rollouts and offload between phases are not stated",
+    "reinforcement-learning run (inference memory, offload)":
+        "a reinforcement-learning step: rollouts and offload between phases are not stated",
     "teacher model": "distillation with a teacher model beside the student",
     "flextron": "Flextron: several widths of one model in a step",
     "world size not stated": "world size not stated",
-    "vocabulary size unknown": "vocabulary size unknown from the case files",
+    "vocabulary size unknown from the case files": "vocabulary size unknown from the case files",
 }
+"""What the collection says of a row and no scenario can say; the first of several is told."""
+SAYABLE = (*(f"{model} model not covered by the accounting script" for model, (_, told) in MODELS.items() if told),
+           "deferred embedding wgrad buffers", "optimizer muon", "fsdp: megatron_fsdp", "expert all-to-all overlap",
+           "CUDA graph pools", "fp8", "selective recompute", "TE op fuser", "latent MoE")
+"""What it says and a scenario can say."""
 UNFUSED = "attention backend auto, which ran unfused: the configuration does not say so"
+OTHER_GPU = "values of another GPU's run: the file is an inferred copy"
+FLAGS = {"peak_matches_unfused_attention": UNFUSED, "a100_file_with_h100_workspaces": OTHER_GPU, **dict.fromkeys((
+    "case_not_in_current_recipes", "older_than_nov_2025", "steady_varies", "config_changed_after_golden",
+    "resumed_from_checkpoint", "same_bytes_and_loss_as", "world_not_divisible", "copy_of"), "")}
+"""Flags of the collection, and why a row that has one has no scenario."""
 LATER_CONTAINER = "2026-05-07"
 """Since then tests of the environment dev run in pytorch:26.04-py3, before in 26.02 (Megatron-LM 5fe3f06658,
 docker/.ngc_version.dev); lts stays with 25.09."""
-OTHER_GPU = "values of another GPU's run: the file is an inferred copy"
+WITHOUT_END = "2026-04-22"
+"""Since then NullTokenizer counts no token for the end of a document beside its vocabulary (c9dfe34798)."""
+
+
+class Flags:
+    """Flags without what follows in brackets or behind a colon: the reasons that they are, in order."""
+
+    def meaning(self, told):
+        words = Words(FLAGS)
+        return [words.meaning(one.partition("(")[0].partition(":")[0]) for one in told]
+
+
+SWITCH = Words({True: True, False: False})
+NEVER = Always(False)
+FIELDS = {
+    **{name: Number() for name in (
+        "opt_instances", "tp", "pp", "cp", "ep", "etp", "seq", "mbs", "hidden", "heads", "groups", "head_dim", "ffn",
+        "max_pos", "adrop", "hdrop", "q_lora", "kv_lora", "qk_head_dim", "qk_pos_dim", "v_head_dim", "experts", "topk",
+        "moe_ffn", "shared_ffn", "mamba_heads", "mamba_head_dim", "mamba_groups", "mamba_state", "mtp", "moe_latent",
+        "vpp", "padded_vocab")}, "layers": Number(or_none=True), "gbs": Number(or_none=True),
+    **dict.fromkeys((
+        "fp8_param_gather", "dist_opt", "overlap_grad_reduce", "overlap_param_gather", "high_bw", "grad_accum_fusion",
+        "sp", "swiglu", "squared_relu", "bias", "qk_layernorm", "untie", "masked_softmax_fusion", "mask_in_loader",
+        "bias_gelu_fusion", "deterministic", "mla", "mtp_repeat", "tp_comm_overlap", "a2a_overlap", "op_fuser",
+        "defer_embedding_wgrad", "grouped_gemm", "permute_fusion"), SWITCH),
+    **dict.fromkeys(("geglu", "qkv_bias", "precision_aware", "acct_embed", "acct_loss", "attention_output_gate",
+                     "offload", "shared_gate"), NEVER),
+    "impl": Words({"transformer_engine": "transformer_engine", "local": "local"}),
+    "dtype": Words({one: one for one in ("bf16", "fp16", "fp32")}), "optimizer": Words({
+        "adam": "adam", "muon": "muon"}), "norm": Words({"LayerNorm": "LayerNorm", "RMSNorm": "RMSNorm"}),
+    "pos": Words({"learned_absolute": "learned_absolute", "rope": "rope", "none": "none", "mla_rope": "mla_rope"}),
+    "attention_backend": Words({one: one for one in ("auto", "flash", "fused", "unfused", "local")}),
+    "grad_reduce_dtype": Words({one: one for one in ("fp32", "fp16", "bf16")}),
+    "xent_fusion": Words({"native": "megatron", "te": Missing(
+        "cross entropy of a TransformerEngine of which it is not stated whether it works in place")}),
+    "fsdp": Words({"megatron_fsdp": "megatron_fsdp"}),
+    "fp8": Words({"hybrid": "hybrid", "e4m3": "e4m3"}), "fp8_recipe": Words({
+        one: one for one in ("tensorwise", "blockwise", "mxfp8", "delayed")}),
+    "cuda_graph": Words({"transformer_engine": "transformer_engine", "local": "local"}),
+    "cuda_graph_modules": WORDS["cuda-graph-modules"], "dispatcher": Words({
+        one: one for one in ("allgather", "alltoall", "flex")}),
+    "score_fn": Words({"softmax": "softmax", "sigmoid": "sigmoid"}), "recompute": Always("selective"),
+    "recompute_modules": Listed(MODULES), "hybrid_pattern": Prose(), "moe_layer_pattern": Prose(), "pp_layout": Prose(),
+    "num_buckets": Refused(REFUSED["ddp-num-buckets"].reason), "optimizer_state_bytes": Block(
+        {name: Always(4) for name in ("main", "exp_avg", "exp_avg_sq")}),
+    **named(Unread, {
+        "the raw argument is read": "router_dtype fsdp_strategy",
+        "follows from another field": "grad_fp32 gated param_dtype", "of other models": "dec_seq spec",
+        "the padded vocabulary is read": "vocab_div tokenizer vocab vocab_source",
+        "small beside everything else": "ln1p rotary_percent rope_fusion softmax_fp32 expert_bias_router router_lb",
+        "changes no byte and no kernel": "per_token_loss use_mcore tp_pp_dp_mapping aux_coeff"})}
+"""Of `config`, in which one collection restates the arguments of a case."""
+READ = ("cp-comm-type", "moe-router-dtype", "use-fused-weighted-squared-relu", "cuda-graph-warmup-steps",
+        "wgrad-deferral-limit", "data-parallel-sharding-strategy", "outer-dp-sharding-strategy", "delay-wgrad-compute",
+        "first-last-layers-bf16", "num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16", "moe-router-num-groups",
+        "moe-router-group-topk", "no-use-layer-wise-param-layout")
+"""Arguments that `config` leaves out and the rule reads."""
+GROUPED = ("moe-router-num-groups", "moe-router-group-topk")
+RAW = {name: kind if name in READ or isinstance(kind, Unread | Refused) else Unread("`config` restates it", kind)
+       for name, kind in ARGUMENTS.items()} | {"tokenizer-type": Unread("`config` restates it", Always(
+           "BertWordPieceCase", "HuggingFaceTokenizer", "NullTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer",
+           "TikTokenizer", "GPT2BPETokenizer", "${TOKENIZER_TYPE}"))}
+VARIABLES = {
+    "CUDA_DEVICE_MAX_CONNECTIONS": Unread("queues of the device: no byte and no kernel"),
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": Unread("the case's deterministic mode says it", Always(0, 1, "0", "1")),
+    "NVTE_FUSED_ATTN": Unread("allows what is allowed anyway", Always(1)), "CUBLAS_WORKSPACE_CONFIG": Words(
+        {":4096:8": {"cublas_workspace_config": ":4096:8"}}), "PYTORCH_CUDA_ALLOC_CONF": Words({
+            one: {"expandable_segments": True} for one in (
+                "expandable_segments:True", "expandable_segments:True,garbage_collection_threshold:0.8")})}
+VOCABULARY = {
+    "id": Prose(), "source": Prose(), "case": Prose(), "model": Words(MODELS), "environment": Words(
+        {"dev": "dev", "lts": "lts"}), "gpu": Words(TOPOLOGY), "second_run": Opinion({True: True, False: False}),
+    "dp": Number(or_none=True), "golden_changed": Prose(), "memory_values_changed": Prose(), "flags": Flags(),
+    "not_modelled": Listed({told: told for told in (*UNSAYABLE, *SAYABLE)}), "config": Block(FIELDS),
+    "raw_args": Block(RAW), "env_vars": Block(VARIABLES, or_none=True), "measured": Prose(),
+    "logging_rank": Always("last (world-1)"), "complete": Opinion({True: True, False: False}), **named(Unread, {
+        "dp and the degrees say it": "nodes gpus_per_node world world_source world_inferred_from_steady expert_dp",
+        "follows from the other keys": "family platform memory_values_commit"})}
 
 
 def is_copy(golden):
@@ -34,10 +143,10 @@ def is_copy(golden):
 
 
 def row(golden):
-    """Our row of one golden file."""
+    """Our row of one golden file. Raises Unheard for words and keys that it does not know."""
+    golden = SourceRow(golden, VOCABULARY, golden["id"])
     made = {"id": golden["id"], "group": _group(golden), "source": golden["source"]}
-    reason = _reason(golden)
-    made |= {"not_modelled": reason} if reason else {"scenario": scenario(golden)}
+    made |= _scenario_or_reason(golden)
     measured = golden["measured"]
     readings = [_reading("allocated_peak", measured["peak_bytes"]), _reading("allocated_end", measured["steady_bytes"])]
     if measured["first_iteration"] == 1:
@@ -46,20 +155,49 @@ def row(golden):
                    "kind": "untuned", "release": f"{golden['environment']} {golden['golden_changed']}"}
 
 
+def _scenario_or_reason(golden):
+    reason = _reason(golden)
+    if reason:
+        return {"not_modelled": reason}
+    try:
+        made = scenario(golden)
+        golden.leave("not_modelled", "flags", "second_run", "measured")
+        golden.check_all_read()
+    except Unsayable as told:
+        return {"not_modelled": str(told)}
+    return {"scenario": made}
+
+
+# ---- files that one collection alone has ----------------------------------------------------------------------------
 def unfiled(run):
     """A golden file that only the collection of runs has: its YAML as written, defaults are Megatron-LM's own."""
-    measured = run["measured"]
-    made = {"id": run["id"], "source": run["source"],
-            "group": GROUPS[run["source"].split("/test_cases/")[1].partition("/")[0]]}
-    made |= {"not_modelled": "world size not stated"} if run["gpus"] is None else {"scenario": scenario({
-        "case": run["model"], "config": _filled(run["config"]), "raw_args": run["config"], "dp": run["dp"],
-        "gpu": run["gpu_type"].split()[0], "environment": "", "memory_values_changed": "",
-        "env_vars": _suite_variables(run["config"])})}
+    measured, model = run["measured"], run["source"].split("/test_cases/")[1].partition("/")[0]
+    if model not in MODELS or MODELS[model][0] == OTHER:
+        raise Unheard(f"row {run['id']}: model: unknown word {model!r}; known: {', '.join(MODELS)}")
+    gpu = Words({"GB200 192GB": "GB200", "H100 80GB SXM": "H100", "A100 80GB SXM": "A100"})
+    raw = SourceRow(run["config"], ARGUMENTS, run["id"], "config.")
+    made = {"id": run["id"], "source": run["source"], "group": MODELS[model][0]}
+    made |= {"not_modelled": "world size not stated"} if run["gpus"] is None else _of_yaml(run, raw, model, gpu)
     return made | {
         "readings": [_reading("allocated_peak", measured["peak_alloc_bytes"]),
                      _reading("allocated_end", measured["steady_alloc_bytes"]),
                      _reading("allocated_peak_first", round(measured["first_iter_peak_alloc_gib"] * 2**30))],
         "verdict": "fits", "step_s": measured["step_time_s"], "kind": "untuned"}
+
+
+def _of_yaml(run, raw, model, gpu):
+    golden = SourceRow({
+        "id": run["id"], "case": run["model"], "config": _filled(raw), "raw_args": {
+            name: value for name, value in run["config"].items() if name in READ}, "dp": run["dp"], "model": model,
+        "gpu": gpu.meaning(run["gpu_type"]), "environment": "lts", "memory_values_changed": "",
+        "env_vars": _suite_variables(raw), "flags": [], "not_modelled": []}, VOCABULARY, run["id"])
+    made = _scenario_or_reason(golden)
+    raw.leave(*READ)
+    try:
+        raw.check_all_read()
+    except Unsayable as told:
+        return {"not_modelled": str(told)}
+    return made
 
 
 def _suite_variables(raw):
@@ -77,19 +215,32 @@ def _filled(raw):
     """
     hidden, heads, tp = raw["hidden-size"], raw["num-attention-heads"], raw["tensor-model-parallel-size"]
     swiglu, biased = bool(raw.get("swiglu")), not raw.get("disable-bias-linear")
-    tokens = raw["vocab-size"] if raw.get("tokenizer-type") == "NullTokenizer" else 50257
     rows = raw.get("make-vocab-size-divisible-by", 128) * tp
     pattern = raw.get("hybrid-layer-pattern") or raw.get("hybrid-override-pattern")
-    ssm = {"hybrid_pattern": pattern, "mamba_head_dim": 64, "mamba_groups": 8, "mamba_state": 128} if pattern else {}
+    ssm = {"hybrid_pattern": pattern, "mamba_head_dim": raw.get("mamba-head-dim", 64), "mamba_groups": raw.get(
+        "mamba-num-groups", 8), "mamba_state": raw.get("mamba-state-dim", 128)} if pattern else {}
     switches = {name: bool(raw.get(key)) for name, key in SWITCHES.items()}
+    grouped = bool(raw.get("group-query-attention"))
+    if not raw.get("bf16"):
+        raise Unheard("a case that is not in bf16 needs its main gradients' format")
+    raw.leave("num-query-groups", "use-mcore-models", "spec", "sequence-parallel", "no-bias-gelu-fusion")
     return switches | ssm | {name: raw.get(key, default) for name, (key, default) in VALUES.items()} | {
         "dtype": "bf16", "grad_reduce_dtype": "fp32", "hidden": hidden, "heads": heads, "tp": tp,
-        "groups": raw["num-query-groups"] if raw.get("group-query-attention") else heads,
+        "groups": raw["num-query-groups"] if grouped else heads, "ep": 1, "etp": tp,
         "head_dim": raw.get("kv-channels", hidden // heads), "swiglu": swiglu, "bias": biased,
         "ffn": raw.get("ffn-hidden-size", int(4 * hidden * 2 / 3 / 64) * 64 if swiglu else 4 * hidden),
-        "sp": bool(raw.get("sequence-parallel")) and tp > 1, "padded_vocab": -(-tokens // rows) * rows,
+        "sp": bool(raw.get("sequence-parallel")) and tp > 1, "padded_vocab": -(-_tokens(raw) // rows) * rows,
         "bias_gelu_fusion": biased and not swiglu, "masked_softmax_fusion": not raw.get("no-masked-softmax-fusion"),
-        "grad_accum_fusion": not raw.get("no-gradient-accumulation-fusion"), "mask_in_loader": True}
+        "grad_accum_fusion": not raw.get("no-gradient-accumulation-fusion"), "mask_in_loader": not raw.get(
+            "no-create-attention-mask-in-dataloader"), "mtp_repeat": False, "fp8_param_gather": False}
+
+
+def _tokens(raw):
+    """Tokens before padding: NullTokenizer has one more than its vocabulary up to `WITHOUT_END`, as core 0.16.1 does.
+
+    These files say no date: they are read as of 0.16.1 everywhere.
+    """
+    return raw.get("tokenizer-type", 50257) or raw["vocab-size"] + 1
 
 
 SWITCHES = {"dist_opt": "use-distributed-optimizer", "overlap_grad_reduce": "overlap-grad-reduce",
@@ -114,49 +265,48 @@ def _reading(quantity, num_bytes):
 
 def _group(golden):
     """Runs that resumed from a checkpoint are apart: their peak includes loading it."""
-    if golden["model"] in OTHER_MODELS:
-        return "mcore-golden-other"
-    return "mcore-golden-resumed" if golden["second_run"] else GROUPS[golden["model"]]
+    group, _ = golden["model"]
+    return "mcore-golden-resumed" if golden["second_run"] and group != OTHER else group
 
 
 def _reason(golden):
-    if golden["model"] in OTHER_MODELS:
-        return f"no model family: {OTHER_MODELS[golden['model']]}"
-    for start, told in UNSAYABLE.items():
-        if any(reason.startswith(start) for reason in golden["not_modelled"]):
+    _, other = golden["model"]
+    if other:
+        return f"no model family: {other}"
+    for said, told in UNSAYABLE.items():
+        if said in golden["not_modelled"]:
             return told
-    flags = {flag.partition("(")[0] for flag in golden["flags"]}
-    if "peak_matches_unfused_attention" in flags:
-        return UNFUSED
-    return OTHER_GPU if "a100_file_with_h100_workspaces" in flags else ""
+    reasons = golden["flags"]
+    return next((told for told in (UNFUSED, OTHER_GPU) if told in reasons), "")
 
 
 def scenario(golden):
     """The scenario of a case: what ran, how it was laid out, how it was trained."""
     config = golden["config"]
-    return {"model": _model(config), "framework": "megatron_fsdp" if config.get("fsdp") else "megatron",
-            **_version(golden), "topology": TOPOLOGY[golden["gpu"]], "mesh": _mesh(golden),
+    return {"model": _model(config, golden["raw_args"]), "framework": config.get("fsdp", "megatron"),
+            **_version(golden), "topology": golden["gpu"], "mesh": _mesh(golden),
             "training": _training(config),
-            "framework_options": _options(config) | _context(golden), **_environment(golden)}
+            "framework_options": _options(config) | _graphs(golden) | _context(golden), **_environment(golden)}
 
 
 def _version(golden):
     """A `|` in a hybrid's pattern is a word of versions after core 0.16.1; their container is a later one too."""
-    later = "|" in golden["config"].get("hybrid_pattern", "") or (
-        golden["environment"] == "dev" and golden["memory_values_changed"] >= LATER_CONTAINER)
+    later = golden["environment"] == "dev" and golden["memory_values_changed"] >= LATER_CONTAINER
+    later |= "|" in golden["config"].get("hybrid_pattern", "")
     return {"framework_version": "main 2026-08-22"} if later else {}
 
 
 # ---- model ----------------------------------------------------------------------------------------------------------
-def _model(config):
+def _model(config, raw):
     """A hybrid, DeepSeek (latent attention, RMSNorm, SwiGLU), or GPT-2 with changes.
 
     The vocabulary is the padded one, which is what is stored.
     """
     if config.get("hybrid_pattern"):
+        _same(raw, **dict.fromkeys(GROUPED, (1,)))
         return _hybrid(config)
     latent = config["mla"] and config["norm"] == "RMSNorm" and config["swiglu"] and not config["bias"]
-    return _deepseek(config) if latent else _gpt(config)
+    return _deepseek(config, raw) if latent else _gpt(config)
 
 
 def _gpt(config):
@@ -175,6 +325,9 @@ def _gpt(config):
     overrides |= {key: ran for key, (ran, usual) in changes.items() if ran != usual}
     if config["mla"]:
         overrides |= _latent(config)
+        config.leave("head_dim")
+    elif config["head_dim"] * config["heads"] != config["hidden"]:
+        raise Unsayable("heads that are not as wide together as the model")
     return {"config": "gpt2", "overrides": overrides | (_gpt_experts(config) if config.get("experts") else {})}
 
 
@@ -186,8 +339,12 @@ def _gpt_experts(config):
         {"moe_router_score_function": score} if score != "softmax" else {})
 
 
-def _deepseek(config):
+def _deepseek(config, raw):
+    """Groups of experts are of the case too: the preset's 4 of 8 are another model's."""
     pattern = config["moe_layer_pattern"]
+    _same(config, layers=(None, len(pattern)), qk_layernorm=(True,), pos=("mla_rope",), score_fn=("sigmoid",),
+          squared_relu=(False,), adrop=(0,), hdrop=(0,))
+    config.leave("groups", "head_dim")
     overrides = {
         "hidden_size": config["hidden"], "vocab_size": config["padded_vocab"], "intermediate_size": config["ffn"],
         "num_hidden_layers": len(pattern), "first_k_dense_replace": pattern.count("0"),
@@ -195,10 +352,18 @@ def _deepseek(config):
         "n_routed_experts": config["experts"], "num_experts_per_tok": config["topk"],
         "moe_intermediate_size": config["moe_ffn"],
         "n_shared_experts": config.get("shared_ffn", 0) // config["moe_ffn"],
+        "n_group": raw.get("moe-router-num-groups", 1), "topk_group": raw.get("moe-router-group-topk", 1),
         "tie_word_embeddings": not config["untie"], "max_position_embeddings": config["max_pos"]}
     if config.get("mtp"):
         overrides["mtp_num_layers"] = config["mtp"]
     return {"config": "deepseek-v3", "overrides": overrides}
+
+
+def _same(config, **known):
+    """Unsayable where a field is not as the preset has it, which is what is simulated."""
+    for name, values in known.items():
+        if name in config and config[name] not in values:
+            raise Unsayable(f"{name} {config[name]} in a model whose preset has {values[-1]}")
 
 
 def _latent(config):
@@ -226,7 +391,10 @@ def _hybrid(config):
         "mamba_head_dim": config["mamba_head_dim"], "ssm_state_size": config["mamba_state"]}
     if config.get("experts"):
         overrides |= _experts(config)
-    if config["norm"] != "RMSNorm":
+    _same(config, layers=(None, len(pattern)), mtp=(len(heads),), mla=(False,), qk_layernorm=(False,))
+    if config["norm"] == "RMSNorm":
+        _same(config, score_fn=("sigmoid",), pos=("none",), adrop=(0,), hdrop=(0,), bias=(False,), squared_relu=(True,))
+    else:
         overrides |= {"normalization": config["norm"], "add_bias_linear": config["bias"],
                       "mlp_hidden_act": _activation(config), "position_embedding_type": config["pos"],
                       "hidden_dropout": config["hdrop"], "attention_dropout": config["adrop"]}
@@ -248,12 +416,15 @@ def _mesh(golden):
     mesh = {axis: size for axis, size in mesh.items() if size > 1}
     if config.get("experts"):
         mesh |= {"ep": config["ep"], "etp": config["etp"]}
+    elif config["ep"] != 1:
+        raise Unsayable("expert parallel ranks without experts")
+    config.leave("etp")
     return mesh
 
 
 def _training(config):
     made = {"seq_len": config["seq"], "micro_batch_size": config["mbs"], "global_batch_size": config["gbs"],
-            "sequence_parallel": config["sp"], "loss": "te" if config.get("xent_fusion") == "te" else "megatron"}
+            "sequence_parallel": config["sp"], "loss": config.get("xent_fusion", "megatron")}
     if config.get("recompute_modules"):
         made["recompute"] = config["recompute_modules"]
     segments = config.get("hybrid_pattern", "").partition("/")[0].split("|")
@@ -284,8 +455,9 @@ def _context(golden):
         crosses["use_fused_weighted_squared_relu"] = bool(golden["raw_args"].get("use-fused-weighted-squared-relu"))
     if _is_layer_wise(golden["config"]):  # the others were read before there was a layout
         crosses["use_layer_wise_param_layout"] = golden["case"].endswith("_param_layout")
-    warm = golden["raw_args"].get("cuda-graph-warmup-steps")
-    crosses |= {} if warm is None else {"cuda_graph_warmup_steps": warm}
+        golden["raw_args"].leave("no-use-layer-wise-param-layout")  # newer than the golden values of its case
+    if golden["raw_args"].get("delay-wgrad-compute"):
+        crosses["delay_wgrad_compute"] = True
     limit = golden["raw_args"].get("wgrad-deferral-limit")
     crosses |= {"wgrad_deferral_limit": limit} if limit else {}
     return crosses | ({"moe_router_dtype": router} if router else {}) | _sharded(golden) | _fp8(golden)
@@ -294,9 +466,22 @@ def _context(golden):
 def _sharded(golden):
     """Megatron-FSDP's own arguments. All its cases say `--log-params-norm: true`, which the collection leaves out."""
     if not golden["config"].get("fsdp"):
+        golden["raw_args"].leave("data-parallel-sharding-strategy")  # Megatron-FSDP's own
         return {}
-    return {"data_parallel_sharding_strategy": golden["raw_args"]["data-parallel-sharding-strategy"],
-            "log_params_norm": True}
+    raw = golden["raw_args"]
+    outer = {"outer_dp_sharding_strategy": raw["outer-dp-sharding-strategy"]} if "outer-dp-sharding-strategy" in raw \
+        else {}
+    return {"data_parallel_sharding_strategy": raw["data-parallel-sharding-strategy"], "log_params_norm": True} | outer
+
+
+def _graphs(golden):
+    """What is captured, by the name that the version has for it."""
+    config, warm = golden["config"], golden["raw_args"].get("cuda-graph-warmup-steps")
+    if "cuda_graph" not in config:
+        return {}
+    name = "cuda_graph_modules" if _version(golden) else "cuda_graph_scope"
+    return {"cuda_graph_impl": config["cuda_graph"], name: config["cuda_graph_modules"]} | (
+        {} if warm is None else {"cuda_graph_warmup_steps": warm})
 
 
 def _fp8(golden):
@@ -313,9 +498,10 @@ def _fp8(golden):
 
 
 def _environment(golden):
-    """The one variable of a case that changes memory."""
-    given = (golden.get("env_vars") or {}).get("CUBLAS_WORKSPACE_CONFIG")
-    return {"environment": {"cublas_workspace_config": given}} if given else {}
+    """Variables of a case that change memory."""
+    told = golden["env_vars"]
+    found = told.get("CUBLAS_WORKSPACE_CONFIG", {}) | told.get("PYTORCH_CUDA_ALLOC_CONF", {})
+    return {"environment": found} if found else {}
 
 
 def _options(config):
@@ -334,7 +520,6 @@ def _options(config):
         "defer_embedding_wgrad_compute": (config["defer_embedding_wgrad"], False),
         "use_transformer_engine_op_fuser": (config["op_fuser"], False),
         "ddp_pad_buckets_for_high_nccl_busbw": (config["high_bw"], False),
-        "cuda_graph_impl": (config.get("cuda_graph", "none"), "none"),
         "pipeline_model_parallel_layout": (_unquoted(config.get("pp_layout")), None),
         "moe_latent_size": (config.get("moe_latent"), None),
         "moe_grouped_gemm": (config.get("grouped_gemm", True), True),

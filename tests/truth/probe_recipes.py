@@ -1,11 +1,12 @@
 """Performance recipes of Megatron-Bridge, as its repository has them at each release, in our words.
 
-    python tests/truth/probe_recipes.py BRIDGE_GIT MEASURED.json
+    python tests/truth/probe_recipes.py BRIDGE_GIT
 
-Comes in: a git directory of Megatron-Bridge, and the collection of published runs. Goes out: `recipes/bridge.jsonl`,
-one recipe of one release a line: those that `measured_bridge.py` takes for rows of a performance table, with every
-field that differs from the default. Files that hold such presets import nothing but their own dataclass, so they are
-run as they are. From v0.6.0 on a recipe is a function of the whole package, and none is read.
+Comes in: a git directory of Megatron-Bridge. Goes out: `recipes/bridge.jsonl`, every preset of a language model of
+every release, one a line, with the tags that have it so and every field that differs from the default.
+`measured_bridge.py` looks up rows of performance tables in it. Files that hold such presets import nothing but their
+own dataclass, so they are run as they are. From v0.6.0 on a recipe is a function of the whole package, and none is
+read.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from measured_bridge import ORDER, RECIPES, names, nearest
-from measured_cards import as_table_row
+from measured_bridge import ORDER, RECIPES
 
 FOLDER = "scripts/performance"
+OTHER = ("WAN_",)
+"""How names of presets of other models than language models begin."""
 
 
 def presets(git, tag):
@@ -58,15 +60,18 @@ def _fields(value, default):
             if getattr(value, field.name) != getattr(default, field.name)}
 
 
-def main(git, measured):
-    """Write the recipes that rows name."""
-    runs = [as_table_row(run) or run for run in json.loads(Path(measured).read_text(encoding="utf-8"))
-            if run["group"] == "mbridge-perf-summary" or as_table_row(run)]
-    recipes = [{"tag": tag, "name": name, "fields": fields} for tag in ORDER for name, fields in presets(git, tag)]
-    lines = sorted({json.dumps(found) for run in runs if names(run) and (found := nearest(run, recipes))})
+def main(git):
+    """Write all presets, in the order in which they first stand in a file."""
+    tags = {}
+    for tag in ORDER:
+        for name, fields in presets(git, tag):
+            if not name.removeprefix("BASE_").lstrip("_").startswith(OTHER):
+                tags.setdefault((name, json.dumps(fields)), []).append(tag)
+    lines = [json.dumps({"name": name, "tags": told, "fields": json.loads(fields)}) for (name, fields), told in
+             tags.items()]
     RECIPES.parent.mkdir(exist_ok=True)
     RECIPES.write_text("\n".join(lines) + "\n", encoding="utf-8", newline="\n")
-    print(len(lines), "recipes")
+    print(len(lines), "presets")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,221 @@
+"""Converters of measured runs fail at a word or a key that they do not know, whatever the row.
+
+Samples of both collections are stored (`truth/source_rows.jsonl`): at least one row for each rule.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import pytest
+
+from checkout import ROOT
+
+TRUTH = ROOT / "tests" / "truth"
+UNHEARD = "an unheard word"
+
+
+def module(name: str) -> Any:
+    """A script of `tests/truth`, which are not part of a package."""
+    if str(TRUTH) not in sys.path:
+        sys.path.append(str(TRUTH))
+    return importlib.import_module(name)
+
+
+@cache
+def samples() -> dict[str, dict[str, Any]]:
+    """Rows of the two collections by id."""
+    lines = (TRUTH / "source_rows.jsonl").read_text(encoding="utf-8").splitlines()
+    return {row["id"]: row for row in map(json.loads, lines)}
+
+
+@cache
+def stored() -> dict[str, dict[str, Any]]:
+    """Our rows by id."""
+    files = sorted((TRUTH / "measured").glob("*.jsonl"))
+    return {row["id"]: row for file in files for row in map(json.loads, file.read_text(encoding="utf-8").splitlines())}
+
+
+def convert(row: dict[str, Any]) -> Any:
+    """Our row, by the rule of its collection and group."""
+    golden, runs = module("measured_golden"), module("convert_measured")
+    if "raw_args" in row:
+        return golden.row(row)
+    return golden.unfiled(row) if row["group"] == "mcore-golden" else runs.row(row)
+
+
+def vocabulary_of(row: dict[str, Any]) -> dict[str, Any]:
+    """Kinds of words by key."""
+    if "raw_args" in row:
+        return module("measured_golden").VOCABULARY  # type: ignore[no-any-return]
+    if row["group"] == "mcore-golden":
+        return {"config": module("source_row").Block(module("golden_words").ARGUMENTS)}
+    if row["group"] == "mbridge-perf-summary":
+        return module("measured_bridge").VOCABULARY  # type: ignore[no-any-return]
+    return module("convert_measured").RULES[row["group"]][1]  # type: ignore[no-any-return]
+
+
+def words(told: dict[str, Any], vocabulary: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Paths of all keys of a row whose words are looked up."""
+    kinds = module("source_row")
+    for key, value in told.items():
+        kind = vocabulary.get(key)
+        kind = kind.kind if isinstance(kind, kinds.Unread) else kind
+        if isinstance(kind, kinds.Block) and isinstance(value, dict):
+            yield from words(value, kind.vocabulary, (*path, key))
+        elif kind is not None and not isinstance(kind, kinds.Prose | kinds.Refused):
+            yield (*path, key)
+
+
+def changed(row: dict[str, Any], path: tuple[str, ...], word: object) -> dict[str, Any]:
+    """The row with another word, or with a further key."""
+    made = copy.deepcopy(row)
+    block = made
+    for key in path[:-1]:
+        block = block[key]
+    block[path[-1]] = word
+    return made
+
+
+def test_every_rule_has_a_sample() -> None:
+    groups = {row.get("group", "goldens") for row in samples().values()}
+    assert groups == {*module("convert_measured").RULES, "mbridge-perf-summary", "mcore-golden", "goldens"}
+
+
+@pytest.mark.parametrize("name", samples())
+def test_a_sample_becomes_its_stored_row(name: str) -> None:
+    assert convert(samples()[name]) == stored()[name]
+
+
+@pytest.mark.parametrize("name", samples())
+def test_an_unknown_word_of_any_key_is_an_error(name: str) -> None:
+    """It names the row, the key, the word, and the words that are known."""
+    row = samples()[name]
+    paths = list(words(row, vocabulary_of(row)))
+    assert len(paths) >= 8
+    for path in paths:
+        with pytest.raises(ValueError, match=re.escape(path[-1])) as caught:
+            convert(changed(row, path, UNHEARD))
+        assert type(caught.value) is module("source_row").Unheard, path
+        message = str(caught.value)
+        assert all(told in message for told in (name, UNHEARD, "known")), message
+
+
+@pytest.mark.parametrize("name", samples())
+def test_an_unknown_key_is_an_error(name: str) -> None:
+    row = samples()[name]
+    blocks = [(), *((key,) for key in ("config", "raw_args", "env_vars") if row.get(key))]
+    for block in blocks[1:] if row.get("group") == "mcore-golden" else blocks:
+        with pytest.raises(module("source_row").Unheard, match=f"{re.escape(name)}: unknown key .*unheard_of.*known"):
+            convert(changed(row, (*block, "unheard_of"), 1))
+
+
+@pytest.mark.parametrize(("group", "key", "word"), [
+    ("torchtitan", "recompute", "selective AC of every third block"), ("kempnerforge", "recompute", "partial"),
+    ("mbridge-card", "framework", "Megatron-Bridge 000000000000"), ("axolotl", "gpu_type", "1x96GB"),
+    ("torchtitan", "gpu_type", "B100"), ("llm-foundry", "precision", "amp_fp4 mixed (fp32 master)"),
+    ("unsloth", "framework", "Unsloth 2"), ("mbridge-perf-summary", "model", "Kimi_K3")])
+def test_words_that_once_became_a_default(group: str, key: str, word: str) -> None:
+    """An unknown recompute was none, an unknown card another one."""
+    row = next(row for row in samples().values() if row.get("group") == group)
+    with pytest.raises(module("source_row").Unheard, match=re.escape(f"{key}: unknown word {word!r}; known: ")):
+        convert({**row, key: word})
+
+
+def test_a_group_without_a_rule_is_an_error() -> None:
+    row = next(iter(samples().values()))
+    with pytest.raises(module("source_row").Unheard, match="group: unknown word 'another-source'; known: simumax-b200"):
+        convert({**row, "group": "another-source"})
+
+
+def test_a_key_that_a_rule_leaves_out_is_an_error_but_for_a_reason() -> None:
+    kinds = module("source_row")
+    known = {"read": kinds.Number(), "left": kinds.Number(), "idle": kinds.Unread("a date"), "off": kinds.Words({
+        False: False, True: True}), "part": kinds.Block({"inner": kinds.Words({"a": 1})})}
+    row = kinds.SourceRow({"read": 1, "left": 0, "idle": 7, "off": False, "part": {"inner": "a"}}, known, "r")
+    assert row["read"] == 1
+    with pytest.raises(kinds.Unheard, match=r"row r: keys that the rule does not read: left: 0; part\.inner: 'a'$"):
+        row.check_all_read()
+    row.leave("left")
+    assert row["part"]["inner"] == 1
+    row.check_all_read()
+
+
+def test_what_a_vocabulary_leaves_alone_cannot_be_read() -> None:
+    kinds = module("source_row")
+    row = kinds.SourceRow({"idle": 7}, {"idle": kinds.Unread("a date")}, "r")
+    with pytest.raises(kinds.Unheard, match="row r: idle is listed as left alone"):
+        row["idle"]
+
+
+def test_known_words_without_a_scenario_are_reasons() -> None:
+    kinds = module("source_row")
+    row = kinds.SourceRow({"model": "T5", "slice": 1}, {
+        "model": kinds.Words({"T5": kinds.Missing("no family")}), "slice": kinds.Refused("several widths")}, "r")
+    with pytest.raises(kinds.Unsayable, match="no family"):
+        row["model"]
+    with pytest.raises(kinds.Unsayable, match="several widths"):
+        row.check_all_read()
+
+
+def test_one_is_no_switch() -> None:
+    kinds = module("source_row")
+    with pytest.raises(kinds.Unheard):
+        kinds.Words({True: "on"}).meaning(1)
+    with pytest.raises(kinds.Unheard):
+        kinds.Number().meaning(True)
+
+
+def test_presets_of_all_releases_are_known_to_the_last_word() -> None:
+    """Not those of rows alone: every release has hundreds."""
+    bridge, kinds = module("measured_bridge"), module("source_row")
+    found = [kinds.SourceRow(one["fields"], bridge.PRESET, one["name"]) for one in bridge.presets()]
+    assert {tag: sum(one["tag"] == tag for one in bridge.presets()) >= 120 for tag in bridge.ORDER} == dict.fromkeys(
+        bridge.ORDER, True)
+    assert len(found) > 2000
+    with pytest.raises(kinds.Unheard, match="recompute_modules: unknown word"):
+        kinds.SourceRow({"recompute_modules": ["moe_glue"]}, bridge.PRESET, "x")
+
+
+@pytest.mark.parametrize(("release", "model", "gpu", "precision", "fsdp", "grows"), [
+    ("25.11", "LLAMA3.1_405B", "GB200", "FP8-CS", False, True), ("25.11", "LLAMA3.1_405B", "B200", "FP8", False, False),
+    ("25.11", "LLAMA3.1_405B", "GB200", "BF16", False, False), ("26.02", "DeepSeekV3", "H100", "BF16", False, True),
+    ("26.04", "LLAMA3.1_405B", "GB200", "NVFP4", False, False),
+    ("26.04.01", "LLAMA3.1_405B", "GB200", "NVFP4", False, True),
+    ("26.06", "LLAMA3_70B", "H100", "FP8", False, True), ("26.06", "LLAMA3_70B", "GB300", "BF16", True, False)])
+def test_segments_grow_where_the_release_says_so(
+    release: str, model: str, gpu: str, precision: str, fsdp: bool, grows: bool
+) -> None:
+    """`scripts/performance/perf_plugins.py` and `utils/executors.py` of each tag."""
+    bridge, kinds = module("measured_bridge"), module("source_row")
+    row = next(row for row in samples().values() if row.get("group") == "mbridge-perf-summary")
+    run = kinds.SourceRow({
+        **row, "framework": f"Megatron-Bridge / NeMo container {release}", "model": model, "gpu_type": gpu,
+        "precision": f"{precision} (bf16 params; FP8=current scaling unless MX)"}, bridge.VOCABULARY, "x")
+    fields = kinds.SourceRow({"use_megatron_fsdp": fsdp}, bridge.PRESET, "x")
+    assert bridge._allocator(run, fields) == ({"environment": {"expandable_segments": True}} if grows else {})
+
+
+def test_tokens_of_files_without_a_tokenizer_of_their_own() -> None:
+    """NullTokenizer of core 0.16.1 has a token more than its vocabulary; `--make-vocab-size-divisible-by` times tp."""
+    row = samples()["mcore-gpt-gpt3_7b_tp4_pp1_memory_speed-gb200"]
+    rows = {size: convert(changed(row, ("config", "vocab-size"), size)) for size in (512, 511)}
+    assert {size: row["scenario"]["model"]["overrides"]["vocab_size"] for size, row in rows.items()} == {
+        512: 1024, 511: 512}
+
+
+def test_printed_flops_know_their_models() -> None:
+    row = next(row for row in samples().values() if row.get("group") == "automodel-perf")
+    flops, kinds = module("convert_flops"), module("source_row")
+    assert flops.row(row) is not None
+    with pytest.raises(kinds.Unheard, match="model: unknown word"):
+        flops.row({**row, "model": "Qwen9 1T"})
+    with pytest.raises(kinds.Unheard, match="model: unknown word 'Qwen9 1T'; known: "):
+        flops.model({**row, "model": "Qwen9 1T"})
