@@ -58,8 +58,6 @@ def check_overlap(job: Job, options: dict[str, object], *, sequence_parallel: bo
     if not sequence_parallel:
         raise job.illegal(key, "Tensor parallel communication/GEMM overlap can happen only when sequence parallelism "
                           "is enabled", "Megatron-LM training/arguments.py")
-    if job.scenario.training.method != "full":
-        raise job.not_yet(key, "tp_comm_overlap with adapters")
     if any(not isinstance(b.block, Attention | Mlp) for kind in job.graph.kinds for b in kind.branches):
         raise job.not_yet(key, "tp_comm_overlap of other layers than attention and dense MLPs")
 

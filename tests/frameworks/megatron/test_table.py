@@ -67,8 +67,6 @@ def test_user_buffers_lie_outside_torch() -> None:
     refused_with("illegal", "only when sequence parallelism is enabled", model="llama-tiny",
              options={"tp_comm_overlap": True})
     refused_with("error", "other layers than attention", {"tp": 2}, options={"tp_comm_overlap": True})
-    refused_with("error", "tp_comm_overlap with adapters", {"tp": 2}, model="llama-tiny", method="lora",
-             options={"tp_comm_overlap": True})
 
 
 def test_a_shared_expert_beside_the_exchange_of_tokens() -> None:

@@ -27,6 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
+from simcore.operators.megatron.ops.input_product import input_product
 from simcore.operators.megatron.ops.parts import all_gather, biased, input_grad, reduced, statistics
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
@@ -159,7 +160,7 @@ def norm_linear_fp8(c: Context, path: str, x: Tensor) -> tuple[Tensor, Tensor | 
         given = quantized(c, c.tokens, out_features, f"grad_{path}")
         whole = _wgrad_input(c, (x_rows, h), "ln_out_total", is_gathered=is_gathered and trains)
         grad = input_grad(c, h, "grad_ln_out")
-        c.gemm(c.tokens, h, out_features, c.product())
+        input_product(c, path, weight, c.tokens)
         grad = _with_adapter(c, grad, grads, h)
         grad = reduced(c, grad)
         whole = _transposed(c, whole, c.tokens, h, "ln_out_total")
@@ -244,7 +245,7 @@ def column_fp8(c: Context, path: str, x: Tensor) -> Tensor:
         again = quantized(c, rows, h, f"{path}.input", forward=per_tensor, backward=not only_rows) if original else None
         whole = _wgrad_input(c, (rows, h), f"{path}.input_total", is_gathered=is_gathered and trains)
         grad = input_grad(c, h, f"grad_{path}")
-        c.gemm(c.tokens, h, weight.shape[0], c.product())
+        input_product(c, path, weight, c.tokens)
         grad = reduced(c, grad)
         whole = _transposed(c, whole, c.tokens, h, f"{path}.input_total")
         wgrad = c.wgrad(weight, c.tokens, c.product())
@@ -284,7 +285,7 @@ def row_fp8(c: Context, path: str, x: Tensor) -> Tensor:
             quantized(c, c.tokens, out_features, f"grad_{path}", backward=trains)
         again = _again(c, path, c.tokens, in_features) if original else None
         grad = c.new(c.tokens, in_features, f"grad_{path}")
-        c.gemm(c.tokens, in_features, out_features, c.product())
+        input_product(c, path, weight, c.tokens)
         wgrad = c.wgrad(weight, c.tokens, c.product())
         del given, again
         return [grad, wgrad]
@@ -337,7 +338,7 @@ def plain_fp8(c: Context, path: str, x: Tensor) -> Tensor:
         given = quantized(c, rows, weight.shape[0], f"grad_{path}", backward=trains)
         again = _again(c, path, rows, h) if original else None
         grad = c.new(rows, h, f"grad_{path}")
-        c.gemm(rows, h, weight.shape[0], c.product())
+        input_product(c, path, weight, rows)
         wgrad = c.wgrad(weight, rows, c.product())
         del given, again
         return [grad, wgrad]

@@ -349,6 +349,35 @@ def test_attention_in_fp8_casts_what_it_reads() -> None:
         assert not any(r[2] == Kernel.ATTENTION for r in rows)
 
 
+@pytest.mark.parametrize(("recipe", "kept"), [("delayed", 2 * H + 2 * 1024), ("tensorwise", 3 * H + 2 * 1024)])
+def test_attention_of_one_scale_a_tensor_keeps_bytes(recipe: str, kept: int) -> None:
+    """Query, key and value of 6144 columns in all; the output in 8 bits, or where now's maximum scales it in 16."""
+    eight = MegatronOptions(fp8_dot_product_attention=True)
+    runs = [run8(LLAMA8, recipe, transposes=False, options=options) for options in (eight, PLAIN)]
+    sizes = [kept_in(LLAMA8, run) for run in runs]
+    assert sizes[1] - sizes[0] == pytest.approx((2 * (2 * H + 2 * 1024) - kept) * T, abs=16)  # scales
+    check_closed(LLAMA8, runs[0], record(LLAMA8, runs[0], {}, {}))
+
+
+def test_gradients_of_attention_come_in_8_bits_under_delayed_scaling() -> None:
+    for recipe, narrow in (("delayed", 1), ("tensorwise", 0)):
+        slots: dict[tuple[str, str], int] = {}
+        record(LLAMA8, run8(LLAMA8, recipe, options=MegatronOptions(fp8_dot_product_attention=True)), slots, {})
+        assert sum(name == "grad_qkv_fp8" for name, _ in slots) == narrow
+
+
+def test_older_layers_transpose_frozen_weights_in_backward() -> None:
+    """A byte an element is read and written for each of four linears: nothing of it is kept."""
+    weights = {H * (H + 2 * 1024), H * H, H * 2 * FFN, FFN * H}
+    for options, expected in ((MegatronOptions(transposes_weights_again=True), weights), (PLAIN, set())):
+        slots: dict[tuple[str, str], int] = {}
+        run = run8(LLAMA8, "delayed", lora=8, options=options)
+        tape = record(LLAMA8, run, slots, {})
+        made = {slot for (name, _), slot in slots.items() if name.endswith("weight_transposed")}
+        assert {r[3] for r in tape.backward.rows if r[0] == Op.ALLOC and r[2] in made} == expected
+        check_closed(LLAMA8, run, tape)
+
+
 def test_filling_rows_up_is_no_permutation() -> None:
     """A dispatcher's permutation keeps the host busy with maps and counts; a copy of rows does not."""
     def permutations(kind: LayerKind, run: LayerWorkload) -> int:
