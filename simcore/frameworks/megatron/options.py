@@ -160,6 +160,7 @@ def _core_options(job: Draft, options: dict[str, object], made: dict[str, Any]) 
         tp_comm_overlap=bool(options.get("tp_comm_overlap")),
         shares_recomputed=version_of(job).startswith("main"),  # core 0.17 tensor_parallel/random.py, share_storage
         use_transformer_engine_op_fuser=fuses_experts(job, options),
+        fuses_dense_mlp=not job.has_experts and options.get("use_transformer_engine_op_fuser") is True,
         overlap_moe_expert_parallel_comm=overlaps(job, options))
 
 

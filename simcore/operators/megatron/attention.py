@@ -15,6 +15,7 @@ from simcore.operators.megatron.attention_8_bits import attends_by_tensor, core_
 from simcore.operators.megatron.exchange_heads import send_output, send_parts
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.elementwise import act
+from simcore.operators.megatron.ops.fp8 import Producer
 from simcore.operators.megatron.ops.linear import norm_linear, row
 from simcore.operators.megatron.unfused import unfused_core
 from simcore.recording.kernel_shape import shape_of_heads
@@ -252,10 +253,11 @@ def mlp(c: Context, block: Mlp, x: Tensor) -> Tensor:
 
     The norm before it is included; the caller adds the residual. Local: after sequence parallelism.
     """
+    producer: Producer = "activation" if c.options.fuses_dense_mlp else ""
 
     def run() -> Tensor:
-        inner = norm_linear(c, "mlp.linear_fc1", x)
+        inner = norm_linear(c, "mlp.linear_fc1", x, producer=producer)
         inner = act(c, inner, "mlp.activation", gated=block.gated, bias=c.run.params.get("mlp.linear_fc1.bias"))
-        return row(c, "mlp.linear_fc2", inner)
+        return row(c, "mlp.linear_fc2", inner, producer=producer)
 
     return c.region(run) if c.recomputes("mlp") else run()

@@ -82,6 +82,8 @@ def act(c: Context, x: Tensor, name: str, *, gated: bool, bias: Param | None = N
         del wide
         return [grad, c.small_grad(bias) if bias else None]
 
+    if narrow and c.options.fuses_dense_mlp:  # TransformerEngine scales by the maximum, which it reads first
+        c.elementwise(x, 1, operators=1)
     kept = _cast(c, x, f"{name}.input_fp8", "uint8") if narrow else x
     out = c.new(rows, columns // (2 if gated else 1), name)
     c.elementwise(out, 3 if gated else 2)

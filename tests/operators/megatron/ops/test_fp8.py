@@ -366,6 +366,29 @@ def test_gradients_of_attention_come_in_8_bits_under_delayed_scaling() -> None:
         assert sum(name == "grad_qkv_fp8" for name, _ in slots) == narrow
 
 
+@pytest.mark.parametrize(("recipe", "saved"), [
+    # A cast that the activation does: 2 bytes are read and one written, of fc2's input, and of fc1's gradient (2 FFN).
+    ("delayed", 3 * FFN + 3 * 2 * FFN), ("mxfp8", (2 + 2 * 33 / 32) * 3 * FFN), ("blockwise", 0),
+    ("tensorwise", 2 * FFN + 2 * 2 * FFN), ("nvfp4", 0)])
+def test_operations_in_place_of_a_dense_mlp_save_casts(recipe: str, saved: float) -> None:
+    """Of delayed and mxfp8 the whole cast, of scaling by the maximum the reading for it; the rest is cast as before."""
+    moved = []
+    for options in (PLAIN, MegatronOptions(fuses_dense_mlp=True)):
+        tape = record(LLAMA8, run8(LLAMA8, recipe, transposes=False, options=options), {}, {})
+        moved.append(sum(r[5] for part in (tape.forward, tape.backward) for r in part.rows
+                         if r[0] == Op.COMPUTE and r[2] == Kernel.ELEMENTWISE))
+    assert moved[0] - moved[1] == pytest.approx(saved * T, abs=64)
+
+
+def test_a_norm_casts_as_it_writes() -> None:
+    """Beside its own pass of two tensors: nothing under delayed scaling, one cast and no maximum under tensorwise."""
+    for recipe, casts in (("delayed", 0), ("tensorwise", 1), ("mxfp8", 1)):
+        tape = record(LLAMA8, run8(LLAMA8, recipe, transposes=False), {}, {})
+        rows = [r[2] for r in tape.forward.rows if r[0] == Op.COMPUTE]
+        before = rows[:rows.index(Kernel.FP8_GEMM)]
+        assert before.count(Kernel.ELEMENTWISE) == casts, recipe
+
+
 def test_older_layers_transpose_frozen_weights_in_backward() -> None:
     """A byte an element is read and written for each of four linears: nothing of it is kept."""
     weights = {H * (H + 2 * 1024), H * H, H * 2 * FFN, FFN * H}
