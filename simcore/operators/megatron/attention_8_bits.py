@@ -93,6 +93,6 @@ def _widened(c: Context, x: Tensor, name: str) -> Tensor:
     """`x`, which the kernel wrote, in 16 bits: itself, or a copy."""
     if x.dtype == c.dtype:
         return x
-    out = c.new(*x.shape, name)
+    out = c.tape.empty(x.shape, c.dtype, name)
     c.tape.compute(Kernel.ELEMENTWISE, out.numel, out.nbytes + x.nbytes, 1)
     return out

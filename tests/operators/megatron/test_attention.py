@@ -96,9 +96,10 @@ def test_ranks_that_swap_heads_keep_the_output_twice(cp: int, kind: ContextParal
 def test_ranks_that_swap_heads_send_each_tensor_once() -> None:
     """Query, key, value and output of 4096, 1024, 1024 and 4096 columns; a ring sends keys and values to each other."""
     sent = {}
-    for kind in ("a2a", "p2p"):
+    kinds: tuple[ContextParallelComm, ...] = ("a2a", "p2p")
+    for kind in kinds:
         comms: dict[tuple[str, str, str], int] = {}
-        tape = record(LLAMA, run_of(LLAMA, cp=4, options=MegatronOptions(cp_comm_type=kind)), {}, comms)  # type: ignore[arg-type]
+        tape = record(LLAMA, run_of(LLAMA, cp=4, options=MegatronOptions(cp_comm_type=kind)), {}, comms)
         names = {row: name for (name, _, _), row in comms.items()}
         sent[kind] = [[(names[r[2]], r[3]) for r in part.rows if r[0] == Op.COLLECTIVE]
                       for part in (tape.forward, tape.backward)]

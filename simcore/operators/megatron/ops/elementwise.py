@@ -93,7 +93,7 @@ def act(c: Context, x: Tensor, name: str, *, gated: bool, bias: Param | None = N
 
 def _cast(c: Context, x: Tensor, name: str, dtype: str = "") -> Tensor:
     """A copy of `x` in another format, "" for that in which the layer computes."""
-    out = c.new(*x.shape, name, dtype)
+    out = c.tape.empty(x.shape, dtype or c.dtype, name)
     c.tape.compute(Kernel.ELEMENTWISE, out.numel, x.nbytes + out.nbytes, 1)
     return out
 

@@ -16,7 +16,7 @@ def input_product(c: Context, path: str, weight: Param, rows: int) -> None:
     """
     columns = None
     if c.options.transposes_weights_again and c.scaling is not None and c.scaling.has_columns:
-        columns = c.new(*weight.shape, f"{path}.weight_transposed", "uint8")
+        columns = c.tape.empty(weight.shape, "uint8", f"{path}.weight_transposed")
         c.tape.compute(Kernel.ELEMENTWISE, columns.numel, 2 * columns.nbytes, 1)
     c.gemm(rows, weight.shape[1], weight.shape[0], c.product())
     del columns
