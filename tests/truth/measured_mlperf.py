@@ -21,7 +21,9 @@ __all__ = ["is_kept_out", "row", "scenario"]
 
 MODELS = {
     "Llama-2-70B": "llama-2-70b", "Llama-3.1-8B": "llama-3.1-8b", "Llama-3.1-405B": "llama-3.1-405b",
-    "DeepSeek-V3 671B-A37B (1 MTP layer)": over("deepseek-v3", mtp_num_layers=1), "GPT-3 175B": "gpt3-175b"}
+    "DeepSeek-V3 671B-A37B (1 MTP layer)": over("deepseek-v3", mtp_num_layers=1),
+    "GPT-3 175B": over("gpt2", n_embd=12288, n_layer=96, n_head=96, n_positions=2048, vocab_size=51200, attn_pdrop=0.0,
+                       resid_pdrop=0.0, embd_pdrop=0.0)}
 MACHINES = {
     "H100": "dgx-h100", "H200": "dgx-h200", "H200-NVL": "h200-nvl", "B200": "dgx-b200", "B300": "dgx-b300",
     "GB200": "gb200-nvl72", "GB300": "gb300-nvl72", "L40S": "l40s", "MI300X": "mi300x", "MI325X": "mi325x",
@@ -217,8 +219,12 @@ def _overlapped_tp(run):
         run["config"]["sequence_parallel"] else {}
 
 
-def _gpt3(_run, _training):
-    unsayable("no configuration of GPT-3 175B's script at hand")
+def _gpt3(run, _training):
+    """training_results_v4.0 6fe954378efe, NeMo of 24.04: `conf/custom.yaml` (no dropout), `conf/optim/
+    distributed_fused_adam.yaml`: bf16 gradients in buckets of 200 MB, both overlapped; core's own cross entropy.
+    """
+    return {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 100_000_000,
+            "cross_entropy_loss_fusion": False, **_overlapped_tp(run)}
 
 
 def _deepseek(run, training):
