@@ -50,7 +50,7 @@ class Fabric(Frozen):
     measured times inside one host, the name of a built-in file (`topologies/nccl/`) or a path. `sums_in_switch`: the
     switch reduces data on their way (NVLS), so every byte of an all-reduce is sent once, and its bus bandwidth, which
     counts it twice, may be up to twice the link's. No other collective may exceed the link. `joined_to`: other GPUs to
-    which each has a link of its own, None behind a switch; the bus bandwidths, but of a message, are those over all links.
+    which each has a link of its own, None behind a switch; all bus bandwidths but a message's are those of all links.
     """
 
     bandwidth: Rate

@@ -371,7 +371,7 @@ def test_gradients_of_attention_come_in_8_bits_under_delayed_scaling() -> None:
     ("delayed", 3 * FFN + 3 * 2 * FFN), ("mxfp8", (2 + 2 * 33 / 32) * 3 * FFN), ("blockwise", 0),
     ("tensorwise", 2 * FFN + 2 * 2 * FFN), ("nvfp4", 0)])
 def test_operations_in_place_of_a_dense_mlp_save_casts(recipe: str, saved: float) -> None:
-    """Of delayed and mxfp8 the whole cast, of scaling by the maximum the reading for it; the rest is cast as before."""
+    """Delayed scaling and mxfp8 save the whole cast, scaling by the maximum saves its reading, others nothing."""
     moved = []
     for options in (PLAIN, MegatronOptions(fuses_dense_mlp=True)):
         tape = record(LLAMA8, run8(LLAMA8, recipe, transposes=False, options=options), {}, {})
