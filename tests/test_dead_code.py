@@ -21,6 +21,7 @@ USED_FROM_OUTSIDE: Final[dict[str, frozenset[str]]] = {
         "schema_version"}),
     "keys of input files, read by computed names": frozenset({
         "activations", "reduce_scatter", "send_recv", "tf32"}),
+    "read by the scripts that fit constants": frozenset({"kept_out"}),
     "fields read as a whole or by computed names": frozenset({
         "BACKWARD_END", "Weights", "inode", "memory_ns", "written_ns"}),
 }

@@ -49,13 +49,15 @@ class Fabric(Frozen):
     `hop_latency`: added per hop of a ring inside a node, per square root of the number of nodes across nodes. `curves`:
     measured times inside one host, the name of a built-in file (`topologies/nccl/`) or a path. `sums_in_switch`: the
     switch reduces data on their way (NVLS), so every byte of an all-reduce is sent once, and its bus bandwidth, which
-    counts it twice, may be up to twice the link's. No other collective may exceed the link.
+    counts it twice, may be up to twice the link's. No other collective may exceed the link. `joined_to`: other GPUs to
+    which each has a link of its own, None behind a switch; all bus bandwidths but a message's are those of all links.
     """
 
     bandwidth: Rate
     latency: Duration
     hop_latency: Duration
     sums_in_switch: bool = False
+    joined_to: GpuCount | None = None
     bus_bandwidth: BusBandwidth
     curves: str | None = None
 

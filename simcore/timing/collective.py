@@ -15,6 +15,10 @@ reduces, NCCL allows only PAT besides, for one rank a node. An all-reduce on exa
 sum is a tree between them, so each node sends the buffer once and not nearly twice: NCCL doubles their rate (NVLSTree,
 nNodes <= 2); on more nodes it counts the tree as fast as the ring, and so does this. All-to-all is pairwise, each rank
 through its own NIC; a message takes one NIC.
+
+[Note: links in pairs]
+Where each GPU of a node has a link to each other one and there is no switch, a group of n uses n - 1 of a GPU's links:
+AMD's Infinity Fabric (ml-engineering 744d01e1, all-reduce of MI300X: 47.7 GB/s for two GPUs, 312.9 for eight).
 """
 
 from __future__ import annotations
@@ -212,16 +216,24 @@ def _most_ranks(collective: str, link: Link) -> int:
 def _seconds_per_byte(collective: str, factor: float, group_size: int, link: Link,
                       dispatch: Dispatch | None) -> float:
     """Seconds per byte of the payload on the slowest level, see [Note: across nodes]."""
-    rate = _bus_bandwidth(link.fabric, collective) or link.bytes_per_s
     if link.name == "nvlink":
-        return factor / rate
-    local = _bus_bandwidth(link.local, collective) or math.inf
+        return factor / (_inside(link.fabric, collective, group_size) or link.bytes_per_s)
+    rate = _bus_bandwidth(link.fabric, collective) or link.bytes_per_s
+    local = _inside(link.local, collective, link.ranks_per_node) or math.inf
     if collective == "all_to_all":
         near, far = dispatch.crossing(group_size, link.num_nodes) if dispatch else (
             factor, (group_size - link.ranks_per_node) / group_size)
         return max(near / local, far / rate)
     num_nics = 1 if collective in ("send_recv", "gather") else link.ranks_per_node
     return max(factor / local, _over_the_border(collective, factor, link) / (rate * num_nics))
+
+
+def _inside(fabric: Fabric | None, collective: str, ranks: int) -> float:
+    """Bus bandwidth in bytes/s of so many ranks of one node; see [Note: links in pairs]. 0 if it is unknown."""
+    reached = _bus_bandwidth(fabric, collective)
+    if fabric is None or fabric.joined_to is None or collective in ("send_recv", "gather"):
+        return reached
+    return reached * min(1.0, max(1, ranks - 1) / int(fabric.joined_to))
 
 
 def _bus_bandwidth(fabric: Fabric | None, collective: str) -> float:

@@ -51,7 +51,7 @@ class Row(Block):
 
     `group`: runs of one origin; `source`: where it was published. `readings`: of memory; `verdict`: whether it ran out
     of memory. `step_s`: seconds of a step, or of the part that `timed` names. `release`: of the software, if known;
-    another release may be faster.
+    another release may be faster. `kept_out`: no constant of time may be fitted to it.
     """
 
     id: Name
@@ -65,6 +65,7 @@ class Row(Block):
     timed: Literal["step", "forward_backward"] = "step"
     kind: Kind = "untuned"
     release: Text | None = None
+    kept_out: bool = False
 
     @model_validator(mode="after")
     def _whole(self) -> Row:

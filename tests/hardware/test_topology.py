@@ -27,9 +27,10 @@ from simcore.simulate import simulate
 from simcore.timing.collective import collective_ns
 
 BUILT_IN = ("dgx-a100", "dgx-a100-40gb", "dgx-b200", "dgx-b300", "dgx-h100", "dgx-h200", "dgx-spark", "gb200-nvl72",
-            "gb300-nvl72", "gtx-1080-ti", "h100-1gpu", "h100-96gb-hbm2e", "h100-pcie", "l40s", "mi300x", "rtx-2060",
-            "rtx-2080-ti", "rtx-3060", "rtx-3070", "rtx-3080", "rtx-3090", "rtx-4070-ti", "rtx-4080", "rtx-4090",
-            "rtx-5090", "rtx-a5000", "rtx-a6000", "rtx-pro-6000", "v100-16gb", "v100-32gb")
+            "gb300-nvl72", "gtx-1080-ti", "h100-1gpu", "h100-96gb-hbm2e", "h100-pcie", "h200-nvl", "l40s", "mi300x",
+            "mi325x", "mi350x", "mi355x", "rtx-2060", "rtx-2080-ti", "rtx-3060", "rtx-3070", "rtx-3080", "rtx-3090",
+            "rtx-4070-ti", "rtx-4080", "rtx-4090", "rtx-5090", "rtx-a5000", "rtx-a6000", "rtx-pro-6000", "v100-16gb",
+            "v100-32gb")
 FOLDERS = (data_folder("topologies"), data_folder("topologies") / "efficiency")
 FILES = sorted(path for folder in FOLDERS for path in folder.glob("*.yaml"))
 H100 = load_topology("dgx-h100")

@@ -301,3 +301,15 @@ def test_trays_of_a_domain_are_a_model_and_slower_than_one() -> None:
 def test_beyond_the_table_the_last_bandwidth_goes_on() -> None:
     link = MEASURED["dgx-h100"].link(8, 1)
     assert collective_ns("all_gather", 2**31, 8, link) == 4 * collective_ns("all_gather", 2**29, 8, link)
+
+
+def test_links_in_pairs_serve_their_pair_alone() -> None:
+    """Two of eight MI300X use one link of seven, four use three; behind a switch each has its whole link."""
+    machine, size = load_topology("mi300x"), 2**30
+    assert machine.node.nvlink is not None
+    fabric = machine.node.nvlink
+    for ranks, links in ((2, 1), (4, 3), (8, 7)):
+        link = machine.link(ranks, 1, ranks)
+        latency = fabric.latency.si + (ranks - 1) * fabric.hop_latency.si
+        seconds = size * (ranks - 1) / ranks / (fabric.bus_bandwidth.all_to_all.si * links / 7) + latency
+        assert collective_ns("all_to_all", size, ranks, link) == pytest.approx(seconds * 1e9, abs=2)

@@ -1,8 +1,9 @@
 """Published measurements, restated as our own rows: what was measured, in bytes, and the scenario that was run.
 
-    python tests/truth/convert_measured.py MEASURED.json MEGATRON_GOLDENS.json
+    python tests/truth/convert_measured.py MEASURED.json MEGATRON_GOLDENS.json MLPERF.json
 
-Comes in: the two collections of published measurements (a list of runs; one golden file of Megatron-LM a line).
+Comes in: the collections of published measurements (a list of runs; one golden file of Megatron-LM a line; a list of
+MLPerf results).
 Goes out: `measured/GROUP.jsonl`, one row a line. A scenario is derived from the row's published configuration alone,
 by one rule for each group; no rule looks at what was measured. What a scenario cannot say gets `not_modelled`, with the
 reason. `README.md` beside this file tells how readings are to be read.
@@ -20,6 +21,7 @@ import measured_bridge
 import measured_cards
 import measured_golden
 import measured_megatron
+import measured_mlperf
 import measured_torch
 import measured_tuners
 from measured_runs import converted
@@ -51,8 +53,8 @@ NOT_READ = ("nemo-longseq",)
 """Groups whose rows have no reading of memory and no time of a step: TFLOP/s alone, by a count that is not stated."""
 
 
-def rows(measured, goldens):
-    """Every row that carries a memory reading or a verdict, in the order of the sources."""
+def rows(measured, goldens, results):
+    """Every row that carries a memory reading, a verdict or a time, in the order of the sources."""
     known = {golden["source"] for golden in goldens}
     for golden in goldens:
         if not measured_golden.is_copy(golden):
@@ -63,6 +65,7 @@ def rows(measured, goldens):
                 yield measured_golden.unfiled(run)
         elif made := row(run):
             yield made
+    yield from map(measured_mlperf.row, results)
 
 
 def row(run):
@@ -83,12 +86,13 @@ def _long(source):
     return source.replace("@d98e8a64:", "@d98e8a64ddf3:")
 
 
-def main(measured_file, goldens_file):
+def main(measured_file, goldens_file, results_file):
     """Write one file a group."""
     measured = json.loads(Path(measured_file).read_text(encoding="utf-8"))
     goldens = [json.loads(line) for line in Path(goldens_file).read_text(encoding="utf-8").splitlines()]
+    results = json.loads(Path(results_file).read_text(encoding="utf-8"))
     groups = defaultdict(list)
-    for row in rows(measured, goldens):
+    for row in rows(measured, goldens, results):
         groups[row["group"]].append(json.dumps(row, ensure_ascii=False))
     HERE.mkdir(exist_ok=True)
     for old in HERE.glob("*.jsonl"):

@@ -81,7 +81,7 @@ def cases() -> list[Case]:
     """Every configuration with a measured time that the engine answers."""
     found: dict[object, list[Measured]] = defaultdict(list)
     for one in read_measured()[0]:
-        if one.entry is not None and one.row.step_s is not None:
+        if one.entry is not None and one.row.step_s is not None and not one.row.kept_out:
             found[(one.row.group, layout_of(one.entry))].append(one)
     made = (_case(rows) for rows in found.values())
     return [case for case in made if case]

@@ -59,10 +59,11 @@ def check_overlap(job: Job, options: dict[str, object], *, sequence_parallel: bo
     if not sequence_parallel:
         raise job.illegal(key, "Tensor parallel communication/GEMM overlap can happen only when sequence parallelism "
                           "is enabled", "Megatron-LM training/arguments.py")
-    if job.scenario.training.method != "full":
-        raise job.not_yet(key, "tp_comm_overlap with adapters")
-    if any(not isinstance(b.block, Attention | Mlp | Mamba2) for kind in job.graph.kinds for b in kind.branches):
+    mixers = [b.block for kind in job.graph.kinds for b in kind.branches]
+    if any(not isinstance(block, Attention | Mlp | Mamba2) for block in mixers):
         raise job.not_yet(key, "tp_comm_overlap of other layers than attention, Mamba and dense MLPs")
+    if job.scenario.training.method != "full" and any(isinstance(block, Mamba2) for block in mixers):
+        raise job.not_yet(key, "tp_comm_overlap of Mamba layers with adapters")
 
 
 def check_shared_overlap(job: Job, options: dict[str, object]) -> None:
@@ -205,16 +206,22 @@ def _check_mtp(job: Job) -> None:
 def check_fuser(job: Job, options: dict[str, object]) -> None:
     """Raises NotYet if TE's operation fuser is on where it is not modelled.
 
-    TE's operations then replace its modules. In core 0.16.1 it is for dense MLPs only (`gpt_layer_specs.py`:494); in
-    main for experts only (`moe/experts.py`:287), as one operation, of which the kernels for mxfp8 are modelled.
+    TE's operations then replace its modules: a dense MLP's (core 0.16.1 `gpt_layer_specs.py`:494, main :539), and in
+    main the experts' (`moe/experts.py`:287), as one operation, of which the kernels for mxfp8 are modelled.
     """
     key, blocks = "framework_options.use_transformer_engine_op_fuser", [
         branch.block for kind in job.graph.kinds for branch in kind.branches]
     if not options.get("use_transformer_engine_op_fuser"):
         return
+    if not job.has_experts:
+        lora = [spec.path for specs in job.graph.tensors for spec in specs if spec.module == "adapter"]
+        if any(isinstance(block, Mlp) and not block.gated for block in blocks) or any("fc" in path for path in lora):
+            raise job.not_yet(key, "a dense MLP of TransformerEngine's operations (TEFusedMLP) that has no gate, or "
+                              "adapters")
+        return
     if job.scenario.framework_version != "main 2026-08-22":
         if any(isinstance(block, Mlp) for block in blocks):
-            raise job.not_yet(key, "a dense MLP of TransformerEngine's operations (TEFusedMLP)")
+            raise job.not_yet(key, "a dense MLP of TransformerEngine's operations (TEFusedMLP) beside experts")
         return
     recomputed = job.scenario.training.recompute
     if options.get("fp8_recipe") != "mxfp8" or (isinstance(recomputed, tuple) and "moe_act" in recomputed):

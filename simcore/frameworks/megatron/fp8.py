@@ -40,12 +40,9 @@ from simcore.recording.number_formats import RECIPES, Scaling, in_model, matched
 __all__ = [
     "OPTIONS",
     "Fp8",
-    "assumptions",
     "check_shapes",
-    "check_user_buffers",
     "fp8_of",
     "quantized",
-    "user_buffer_bytes",
     "with_format",
 ]
 
@@ -71,6 +68,7 @@ OPTIONS = {
     "moe_router_padding_for_quantization": (True, False),
     "reuse_grad_buf_for_mxfp8_param_ag": (True, False),
     "keep_mtp_spec_in_bf16": (True, False),
+    "TransformerEngine": ("1.11",),
 }
 PRESETS = {"tensorwise": (True, True), "delayed": (True, False), "blockwise": (False, False), "mxfp8": (True, False)}
 """Bridge 0.3.1 `training/mixed_precision.py`, bf16_with_*_mixed: (fp8_param_gather, first_last_layers_bf16)."""
@@ -90,7 +88,8 @@ class Fp8:
     forward or backward. `start`, `end`: number of first and last transformer layers in bf16. `history`:
     fp8_amax_history_len, 0 unless the recipe is delayed. `pads_routing`: tokens of an expert are padded.
     `further_in_bf16`: modules of multi-token prediction are in bf16. `attends`: attention is in fp8. `matchers`:
-    linears with another recipe, see `number_formats.matched`.
+    linears with another recipe, see `number_formats.matched`. `transposes_again`: each backward makes the columns of
+    frozen parameters anew.
     """
 
     scaling: Scaling
@@ -103,6 +102,7 @@ class Fp8:
     further_in_bf16: bool = False
     attends: bool = False
     matchers: str = ""
+    transposes_again: bool = False
 
     @property
     def lasting(self) -> bool:
@@ -155,11 +155,27 @@ def _made(job: Draft, options: dict[str, object], recipe: str, *, params: bool, 
                not options.get("disable_parameter_transpose_cache"), start, end,
                int(str(options.get("fp8_amax_history_len", HISTORY))) if recipe == "delayed" else 0,
                bool(options.get("moe_router_padding_for_quantization")), bool(options.get("keep_mtp_spec_in_bf16")),
-               bool(options.get("fp8_dot_product_attention")), _matchers(job, options, params=params))
+               bool(options.get("fp8_dot_product_attention")), _matchers(job, options, params=params),
+               _transposes_again(job, options, recipe, params=params))
     _check_routing(job, options)
     _check_layers(job, options, made)
     _check_params(job, options, made)
     return made
+
+
+def _transposes_again(job: Job, options: dict[str, object], recipe: str, *, params: bool) -> bool:
+    """True under TransformerEngine 1.8 to 1.13: the transpose of an 8-bit parameter is made by backward and dropped.
+
+    v1.11 `pytorch/module/linear.py`, _Linear.backward: weight_fp8.transpose_2d(), which fills no cache; 1.6 and 1.7
+    fill one unless disable_parameter_transpose_cache. From 2.0 on forward makes it, and the parameter keeps it.
+    """
+    if "TransformerEngine" not in options:
+        return False
+    key = "framework_options.TransformerEngine"
+    if recipe != "delayed" or not params or job.scenario.training.method != "lora" or job.has_experts:
+        raise job.not_yet(key, "TransformerEngine 1.11 but for adapters of dense models over frozen parameters in fp8, "
+                          "by delayed scaling")
+    return True
 
 
 def _matchers(job: Job, options: dict[str, object], *, params: bool) -> str:
@@ -177,6 +193,8 @@ def _matchers(job: Job, options: dict[str, object], *, params: bool) -> str:
 def _check_idle(job: Job, options: dict[str, object]) -> None:
     """Options of a format that nothing computes in."""
     told = {"disable_parameter_transpose_cache", "fp8_recipe" * bool(options.get("use_precision_aware_optimizer"))}
+    if job.narrow == "fp4" and job.scenario.framework_version.startswith("main"):
+        told.add("fp8_dot_product_attention")  # main fp4_utils.py:224 hands it on, core 0.16.1 does not
     told |= {name for name in OPTIONS if job.narrow and not name.startswith("fp8" if job.narrow == "fp4" else "fp4")}
     for name in options:
         if name in OPTIONS and name not in told:
@@ -199,7 +217,8 @@ def _check(job: Job, options: dict[str, object], recipe: str) -> None:
     if options.get("transformer_impl") == "local":
         raise job.not_yet("framework_options.transformer_impl", f"local layers with {job.narrow} (TransformerEngine's "
                           "alone compute in it)")
-    is_known = recipe == "mxfp8" and job.scenario.framework_version.startswith("main")
+    is_known = recipe in ("delayed", "tensorwise", "nvfp4") or (
+        recipe == "mxfp8" and job.scenario.framework_version.startswith("main"))
     for name, idle in (("fp8_dot_product_attention", False), ("fp8_multi_head_attention", False), ("fp8_wgrad", True)):
         if options.get(name, idle) is not idle and not (name == "fp8_dot_product_attention" and is_known):
             raise job.not_yet(f"framework_options.{name}", f"{name}: {options[name]} with fp8_recipe {recipe}")
@@ -259,16 +278,6 @@ def _check_params(job: Job, options: dict[str, object], made: Fp8) -> None:
         raise job.illegal("framework_options.reuse_grad_buf_for_mxfp8_param_ag", "must be set to True when "
                           "fp8_param_gather=True and fp8_recipe='mxfp8'",
                           "Bridge 0.3.1 training/mixed_precision.py finalize")
-
-
-def check_user_buffers(job: Job, options: dict[str, object], made: Fp8 | None) -> None:
-    """Raises IllegalLayout if tp_comm_overlap is on with a block recipe (blockwise, nvfp4).
-
-    TransformerEngine's user buffers cannot gather those formats.
-    """
-    if made and options.get("tp_comm_overlap") and made.scaling.recipe in ("blockwise", "nvfp4"):
-        raise job.illegal("framework_options.tp_comm_overlap", f"Unsupported quantizer for Userbuffers: "
-                          f"{job.narrow}_recipe {made.scaling.recipe}", "TransformerEngine 2.18 pytorch/module/base.py")
 
 
 def check_shapes(job: Job, made: Fp8, graph: ModelGraph) -> None:
@@ -345,7 +354,7 @@ def _copies(spec: TensorSpec, mesh: Mesh, made: Fp8, *, cut: bool) -> list[Tenso
         sizes["scale_inv"] = rows - data
     elif made.cached:
         sizes[made.stored] = rows
-    if made.lasting and made.scaling.has_columns:
+    if made.lasting and made.scaling.has_columns and not made.transposes_again:
         sizes[f"{made.stored}_columns"] = columns - cut * data
     return [TensorSpec(f"{spec.name}.{name}", (size,), ("bytes",), spec.component, "fp8", "uint8", is_buffer=True,
                        trainable=False, copies=spec.copies) for name, size in sizes.items() if size]
@@ -366,32 +375,5 @@ def with_format(options: MegatronOptions, made: Fp8 | None) -> MegatronOptions:
         return options
     return replace(options, fp8_recipe=made.scaling.recipe, fp8_transposes=made.scaling.transposes,
                    keeps_fp8_weights=made.lasting, moe_router_padding_for_quantization=made.pads_routing,
-                   fp8_dot_product_attention=made.attends, quant_recipe=made.matchers)
-
-
-def user_buffer_bytes(made: Fp8 | None) -> int:
-    """Returns the bytes of TE's user buffers for each element of a layer's input.
-
-    Six for gathers, in fp8 where layers are; four bf16 for sums. Layers in bf16, if others are in fp8, have a second
-    set (Bridge 0.3.1 `training/initialize.py`, quantization_modes).
-    """
-    plain = 2 * (6 + 4)
-    return plain if made is None else 6 + 2 * 4 + plain * bool(made.start or made.end)
-
-
-def assumptions(made: Fp8 | None) -> tuple[tuple[str, str, str, str], ...]:
-    """Returns what is assumed or derived about fp8 and fp4, each (key, value, kind, source).
-
-    Empty without them. It comes from source code, and few measured runs confirm it.
-    """
-    if made is None:
-        return ()
-    weights = "parameters" if made.params else "a lasting copy" if made.cached else "a copy for each pass"
-    beside = ", with columns beside the rows" if made.lasting and made.scaling.has_columns else ""
-    told = f"{made.scaling.recipe}; inputs kept in {made.stored}; weights in {made.stored} are {weights}{beside}"
-    attention = (("fp8_dot_product_attention", "attention keeps what it does in bf16, and its products reach the share "
-                  "of the peak that they reach in bf16", "assumed", "TransformerEngine 2.15 to 2.18 utils.py, "
-                  "get_attention_backend: cuDNN 9.21 has kernels for mxfp8; what is kept in 8 bits twice is as large"),
-                 ) * made.attends
-    return (*attention, (f"{made.stored} linears", told, "derived",
-             "TransformerEngine 2.18 pytorch/module, pytorch/tensor; core 0.16.1 fp8_utils.py, fp4_utils.py"),)
+                   fp8_dot_product_attention=made.attends, quant_recipe=made.matchers,
+                   transposes_weights_again=made.transposes_again)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from simcore.frameworks.megatron.cuda_graphs import assumptions as graph_assumptions
 from simcore.frameworks.megatron.cuda_graphs import graphs_of, pool_bytes
-from simcore.frameworks.megatron.fp8 import Fp8, user_buffer_bytes
+from simcore.frameworks.megatron.fp8 import Fp8
 from simcore.frameworks.megatron.options import VERSIONS, fuses_experts, version_of
 from simcore.frameworks.megatron.precision import Formats
 from simcore.frameworks.megatron.stages import OVERLAP, schedule
+from simcore.frameworks.megatron.user_buffers import user_buffer_bytes
 from simcore.models.blocks import LatentAttention
 from simcore.models.network import Edge
 from simcore.placement.job import Draft, Job

@@ -8,7 +8,7 @@ from simcore.frameworks.megatron.cuda_graphs import OPTIONS as GRAPH_OPTIONS
 from simcore.frameworks.megatron.fp8 import OPTIONS as FP8_OPTIONS
 from simcore.frameworks.megatron.pipeline_layout import OPTION as LAYOUT
 from simcore.frameworks.megatron.stages import OVERLAP, overlaps
-from simcore.models.blocks import Attention, LatentAttention
+from simcore.models.blocks import Attention, LatentAttention, Mlp
 from simcore.operators.megatron.ops.options import (
     AttentionBackend,
     ContextParallelComm,
@@ -42,6 +42,7 @@ OPTIONS = {
     "use_fused_weighted_squared_relu": (True, False),
     "moe_flex_dispatcher_backend": ("deepep", "hybridep"),
     "bias_activation_fusion": (True, False),
+    "activation_func_fp8_input_store": (True, False),
     "apply_rope_fusion": (True, False),
     "moe_router_dtype": (None, "fp32"),
     "transformer_impl": ("transformer_engine", "local"),
@@ -159,6 +160,7 @@ def _core_options(job: Draft, options: dict[str, object], made: dict[str, Any]) 
         tp_comm_overlap=bool(options.get("tp_comm_overlap")),
         shares_recomputed=version_of(job).startswith("main"),  # core 0.17 tensor_parallel/random.py, share_storage
         use_transformer_engine_op_fuser=fuses_experts(job, options),
+        fuses_dense_mlp=not job.has_experts and options.get("use_transformer_engine_op_fuser") is True,
         overlap_moe_expert_parallel_comm=overlaps(job, options))
 
 
@@ -169,6 +171,8 @@ def _layer_options(job: Draft, options: dict[str, object]) -> dict[str, Any]:
         fused = job.flag(options, "bias_activation_fusion", "core 0.16.1 transformer_config.py:354; Bridge 0.3.1 "
                          "models/qwen/ sets none", default=not family.startswith("qwen"))
         made["bias_activation_fusion"] = fused
+    if options.get("activation_func_fp8_input_store"):
+        made["activation_func_fp8_input_store"] = _stores_in_8_bits(job, fused=made.get("bias_activation_fusion", True))
     made["apply_rope_fusion"] = _rotation(job, options)
     if family in SOFTMAX_ROUTED:
         given = options.get("moe_router_dtype")
@@ -178,6 +182,18 @@ def _layer_options(job: Draft, options: dict[str, object]) -> dict[str, Any]:
     elif options.get("moe_router_dtype", "fp32") != "fp32":
         raise job.not_yet("framework_options.moe_router_dtype", f"a router of {family} in {job.compute}")
     return made
+
+
+def _stores_in_8_bits(job: Draft, *, fused: bool) -> bool:
+    """True; raises IllegalLayout or NotYet where SwiGLU cannot keep its input in 8 bits, or it is not modelled."""
+    key = "framework_options.activation_func_fp8_input_store"
+    blocks = [branch.block for kind in job.graph.kinds for branch in kind.branches]
+    if any(isinstance(block, Mlp) and not block.gated for block in blocks):
+        raise job.illegal(key, "Storing activation input in FP8 is supported only for SwiGLU.",
+                          "core 0.16.1 transformer/transformer_config.py:1526")
+    if job.has_experts or not fused:
+        raise job.not_yet(key, "experts that keep the input of SwiGLU in 8 bits, or a SwiGLU that is not fused")
+    return True
 
 
 def _rotation(job: Draft, options: dict[str, object]) -> bool | None:

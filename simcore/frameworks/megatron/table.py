@@ -10,8 +10,8 @@ from __future__ import annotations
 from simcore.frameworks.common.afterwards import bridge_afterwards
 from simcore.frameworks.common.checkpoint_files import megatron_files
 from simcore.frameworks.megatron.checks import check, check_fuser, check_overlap, check_shared_overlap
-from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, check_user_buffers, fp8_of, quantized, with_format
-from simcore.frameworks.megatron.fp8 import assumptions as fp8_assumptions
+from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, fp8_of, quantized, with_format
+from simcore.frameworks.megatron.fp8_notes import assumptions as fp8_assumptions
 from simcore.frameworks.megatron.layerwise_optimizer import assumptions as muon_assumptions
 from simcore.frameworks.megatron.layerwise_optimizer import dealt
 from simcore.frameworks.megatron.libraries import host_notes, layer_assumptions, libraries_of
@@ -22,6 +22,7 @@ from simcore.frameworks.megatron.recompute import check_groups, checkpoint, kept
 from simcore.frameworks.megatron.rules import rules, shard_axes
 from simcore.frameworks.megatron.stages import schedule, stages
 from simcore.frameworks.megatron.strategy import MegatronDdpStrategy
+from simcore.frameworks.megatron.user_buffers import check_user_buffers
 from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.inputs.scenario import Mesh as Degrees
 from simcore.models.graph import ModelGraph

@@ -11,8 +11,11 @@ from collections.abc import Sequence
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Mlp
+from simcore.operators.megatron.attention_8_bits import attends_by_tensor, core_8_bits
+from simcore.operators.megatron.exchange_heads import send_output, send_parts
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.elementwise import act
+from simcore.operators.megatron.ops.fp8 import Producer
 from simcore.operators.megatron.ops.linear import norm_linear, row
 from simcore.operators.megatron.unfused import unfused_core
 from simcore.recording.kernel_shape import shape_of_heads
@@ -40,9 +43,9 @@ def _with_sinks(c: Context, block: Attention, parts: tuple[Tensor, Tensor, Tenso
 
     Within a window a token sees no more than so many before it.
     """
-    if c.run.cp > 1 or c.has_unfused_attention:
-        raise NotYet(Problem("framework_options.attention_backend", "not yet: attention sinks in unfused attention, or "
-                             "under context parallelism"))
+    if c.run.cp > 1 or c.has_unfused_attention or attends_by_tensor(c):
+        raise NotYet(Problem("framework_options.attention_backend", "not yet: attention sinks in unfused attention, "
+                             "under context parallelism, or in 8 bits"))
     pairs = min(c.run.pairs, 2 * c.run.tokens * block.window) if block.window else c.run.pairs
     sinks = c.param("self_attention.core_attention.softmax_offset")
 
@@ -155,6 +158,8 @@ def core(c: Context, num_heads: int, q: Tensor, k: Tensor, v: Tensor, columns: i
     def run() -> Tensor:
         if c.has_unfused_attention:
             return unfused_core(c, num_heads, (q, k, v), columns or q.shape[1], dropout=dropout, plain=plain)
+        if attends_by_tensor(c):
+            return core_8_bits(c, num_heads, (q, k, v), columns or q.shape[1], plain=plain)
         return _core(c, num_heads, (q, k, v), columns or q.shape[1], plain=plain)
 
     return c.region(run) if c.recomputes("core_attn") else run()
@@ -169,7 +174,7 @@ def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], colu
     flash = c.has_flash_attention and sinks is None
     flops = (pairs or c.run.pairs) * (q.shape[1] + columns)  # two products of 2 FLOPs, half of them masked
     shapes = [t.shape for t in (q, k, v)]
-    exchange = (c.run.cp - 1) * (k.nbytes + v.nbytes)
+    moved = [t.nbytes for t in parts]
 
     def back(tape: Tape, _grads: Grads, saved: Saved) -> list[Tensor | None]:
         if plain:
@@ -182,10 +187,10 @@ def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], colu
         # Estimate: flash backward accumulates dq in fp32 and needs one sum a row and head.
         around = 128 * c.run.sequences * flash  # [Note: packing]
         work = tape.empty((rows + around, shapes[0][1] + heads), "fp32", "attention_workspace")
+        send_output(c, c.size * rows * columns)
         kernel = _in_8_bits(c, rows, (columns,))
         tape.compute(kernel, flops * 5 // 2, 2 * sum(t.nbytes for t in saved), shape_of_heads(*sizes, backward=True))
-        if exchange:
-            tape.collective("send_recv", "cp", 2 * exchange, c.dtype)
+        send_parts(c, moved, backward=True)
         del work
         return [*grads, c.small_grad(sinks) if sinks else None]
 
@@ -193,10 +198,10 @@ def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], colu
     made = [t if plain else _whole(c, t, n) for t, n in named]
     out = c.new(rows, columns, "attention_out")
     stats = c.new(rows, heads, "softmax_stats", "fp32")
-    if exchange:
-        c.tape.collective("send_recv", "cp", exchange, c.dtype)
+    send_parts(c, moved)
     kernel = _in_8_bits(c, rows, [s[1] for s in shapes])
     c.tape.compute(kernel, flops, 2 * q.nbytes + k.nbytes + v.nbytes, shape_of_heads(*sizes))
+    send_output(c, out.nbytes)
     c.node(out, (q, k, v, sinks), (*made, out, stats), back)
     return _handed_on(c, out) if (flash and c.run.batch > 1) or c.swaps_heads else out
 
@@ -248,10 +253,11 @@ def mlp(c: Context, block: Mlp, x: Tensor) -> Tensor:
 
     The norm before it is included; the caller adds the residual. Local: after sequence parallelism.
     """
+    producer: Producer = "activation" if c.options.fuses_dense_mlp else ""
 
     def run() -> Tensor:
-        inner = norm_linear(c, "mlp.linear_fc1", x)
+        inner = norm_linear(c, "mlp.linear_fc1", x, producer=producer)
         inner = act(c, inner, "mlp.activation", gated=block.gated, bias=c.run.params.get("mlp.linear_fc1.bias"))
-        return row(c, "mlp.linear_fc2", inner)
+        return row(c, "mlp.linear_fc2", inner, producer=producer)
 
     return c.region(run) if c.recomputes("mlp") else run()

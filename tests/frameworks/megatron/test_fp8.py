@@ -189,7 +189,7 @@ def test_what_is_derived_is_told() -> None:
 
 
 def test_attention_in_fp8_keeps_as_much() -> None:
-    """On main and with mxfp8 alone; core 0.16.1 and other recipes are refused."""
+    """With mxfp8 on main alone; core 0.16.1 hands the setting on with one scale a tensor."""
     given: dict[str, Any] = {"topology": "gb200-nvl72", "version": "main 2026-08-22"}
     eight = {"fp8_recipe": "mxfp8"}
     asked, without = (_ran(None, eight | more, **given) for more in ({"fp8_dot_product_attention": True}, {}))
@@ -215,7 +215,9 @@ def test_what_megatron_refuses(options: dict[str, Any], told: str) -> None:
 
 @pytest.mark.parametrize(("options", "told"), [
     ({"fp8_recipe": "custom"}, "fp8_recipe custom"),
-    ({"fp8_dot_product_attention": True}, "with fp8_recipe tensorwise"),
+    ({"fp8_recipe": "blockwise", "fp8_dot_product_attention": True}, "with fp8_recipe blockwise"),
+    ({"TransformerEngine": "1.11"}, "but for adapters of dense models"),
+    ({"fp8_recipe": "delayed", "TransformerEngine": "1.11"}, "but for adapters of dense models"),
     ({"fp8_wgrad": False}, "fp8_wgrad: False"), ({"transformer_impl": "local"}, "local layers with fp8"),
     ({"fp8_recipe": "delayed", "use_precision_aware_optimizer": True}, "with fp8_recipe delayed")])
 def test_what_is_not_modelled_names_its_recipe(options: dict[str, Any], told: str) -> None:

@@ -93,6 +93,29 @@ def test_ranks_that_swap_heads_keep_the_output_twice(cp: int, kind: ContextParal
     assert kept[0] - kept[1] == copies * 2 * 4096 * T
 
 
+def test_ranks_that_swap_heads_send_each_tensor_once() -> None:
+    """Query, key, value and output of 4096, 1024, 1024 and 4096 columns; a ring sends keys and values to each other."""
+    sent = {}
+    kinds: tuple[ContextParallelComm, ...] = ("a2a", "p2p")
+    for kind in kinds:
+        comms: dict[tuple[str, str, str], int] = {}
+        tape = record(LLAMA, run_of(LLAMA, cp=4, options=MegatronOptions(cp_comm_type=kind)), {}, comms)
+        names = {row: name for (name, _, _), row in comms.items()}
+        sent[kind] = [[(names[r[2]], r[3]) for r in part.rows if r[0] == Op.COLLECTIVE]
+                      for part in (tape.forward, tape.backward)]
+    query, key = 2 * T * 4096, 2 * T * 1024
+    assert sent["a2a"][0] == [("all_to_all", size) for size in (query, key, key, query)]
+    assert sent["a2a"][1] == [("all_to_all", size) for size in (query, query, key, key)]
+    assert sent["p2p"] == [[("send_recv", 3 * 2 * key)], [("send_recv", 6 * 2 * key)]]
+
+
+def test_swiglu_keeps_its_input_in_8_bits() -> None:
+    """Two times 14336 columns, a byte each in place of two."""
+    kept = [kept_in(LLAMA, run_of(LLAMA, options=options))
+            for options in (MegatronOptions(activation_func_fp8_input_store=True), PLAIN)]
+    assert kept[1] - kept[0] == 2 * 14336 * T
+
+
 def test_a_gated_dense_layer_keeps_the_closed_form() -> None:
     # activations.md section 4: attention + dense gated MLP, h 4096, qkv 6144, q 4096, 32 heads, ffn 14336.
     attention = 2 * 4096 * 2 + 4 + 2 * 6144 + 2 * 4096 + 4 * 32

@@ -66,21 +66,35 @@ def act(c: Context, x: Tensor, name: str, *, gated: bool, bias: Param | None = N
     """Activation of a dense MLP: SwiGLU of `x` [rows, 2 n] if `gated`, else relu^2 or GELU (equal in cost).
 
     SwiGLU returns [rows, n], the others x's shape, in a new tensor. The fused kernel saves its input
-    (`fusions/fused_bias_swiglu.py`, `activations.py`). `bias`: added in the same kernel; its gradient is the input's,
+    (`fusions/fused_bias_swiglu.py`, `activations.py`); with activation_func_fp8_input_store SwiGLU saves a copy in 8
+    bits, without scales, in its place. `bias`: added in the same kernel; its gradient is the input's,
     summed (`fusions/fused_bias_gelu.py`).
     """
     if gated and not c.fuses_activation:
         return swiglu(c, x, name)
     rows, columns = x.shape
+    narrow = gated and c.options.activation_func_fp8_input_store
 
-    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+    def back(_tape: Tape, _grads: Grads, saved: Saved) -> list[Tensor | None]:
+        wide = _cast(c, saved[0], f"{name}.input") if narrow else None  # `to` of the first format, until the end
         grad = c.new(rows, columns, f"grad_{name}")
         c.elementwise(grad, 3)
+        del wide
         return [grad, c.small_grad(bias) if bias else None]
 
+    if narrow and c.options.fuses_dense_mlp:  # TransformerEngine scales by the maximum, which it reads first
+        c.elementwise(x, 1, operators=1)
+    kept = _cast(c, x, f"{name}.input_fp8", "uint8") if narrow else x
     out = c.new(rows, columns // (2 if gated else 1), name)
     c.elementwise(out, 3 if gated else 2)
-    c.node(out, (x, bias), (x,), back)
+    c.node(out, (x, bias), (kept,), back)
+    return out
+
+
+def _cast(c: Context, x: Tensor, name: str, dtype: str = "") -> Tensor:
+    """A copy of `x` in another format, "" for that in which the layer computes."""
+    out = c.tape.empty(x.shape, dtype or c.dtype, name)
+    c.tape.compute(Kernel.ELEMENTWISE, out.numel, x.nbytes + out.nbytes, 1)
     return out
 
 

@@ -14,6 +14,11 @@ Weights: a copy made by the first microbatch and kept for good, or made by each 
 (disable_parameter_transpose_cache), or the parameter itself (fp8_param_gather); the lasting ones are buffers.
 Attention's core, embedding, output head, router and norms stay in 16 bits.
 
+[Note: fused casts]
+A norm writes 8 bits itself under delayed scaling, and beside bf16 the maximum for scaling by it (`csrc/extensions/
+normalization.cpp`, FULLY_FUSED, FUSED_NORM_AMAX_FP8); columns that are a copy are transposed. So do activations of
+TransformerEngine's operations, both ways, under mxfp8 too (`activation.cpp`). Other tensors are cast from memory.
+
 [Note: nvfp4]
 All three products of a linear are in NVFP4 (`common/recipe/__init__.py`, NVFP4BlockScaling). Copies along columns of
 inputs and of gradients go through a random Hadamard transform of 16 values; gradients are rounded stochastically, by
@@ -25,12 +30,19 @@ more write the transform in bf16 and read it. Weights have no transform. Norms p
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, Literal
 
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
+from simcore.operators.megatron.ops.input_product import input_product
 from simcore.operators.megatron.ops.parts import all_gather, biased, input_grad, reduced, statistics
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["column_fp8", "grouped_fp8", "norm_linear_fp8", "plain_fp8", "row_fp8"]
+__all__ = ["Producer", "column_fp8", "grouped_fp8", "norm_linear_fp8", "plain_fp8", "row_fp8"]
+
+
+Producer = Literal["", "norm", "activation"]  # made a tensor, and quantises it as it writes; "" does not
+_WRITES: Final = {"norm": ("delayed",), "activation": ("delayed", "mxfp8")}
+"""Recipes whose copies a producer writes itself."""
 
 
 @dataclass(slots=True)
@@ -51,14 +63,14 @@ class Quantized:
 
 
 def quantized(c: Context, rows: int, columns: int, name: str, *, forward: bool = True, backward: bool = True,
-              squares: bool = False, copies: int = 1, kernels: bool = True) -> Quantized:
+              squares: bool = False, copies: int = 1, kernels: bool = True, producer: Producer = "") -> Quantized:
     """Quantised copies of `copies` equal (rows, columns) matrices, each with its scales.
 
     `forward`: makes the copy along rows (always made where columns need none); `backward`: that along columns;
     `squares`: the matrix is a weight: blockwise scales are of 128 x 128 blocks, and nvfp4 has no Hadamard transform.
     One kernel writes both (TransformerEngine 2.18 `common/cast/`); a scale of the tensor that there is now needs the
     maximum first, which reads it once more (`pytorch/csrc/quantizer.cpp`, Float8CurrentScalingQuantizer,
-    NVFP4Quantizer). Without `kernels` another kernel has written them.
+    NVFP4Quantizer). Without `kernels` another kernel has written them. `producer`: see [Note: fused casts].
     """
     scaling = c.scaling
     assert scaling is not None
@@ -71,8 +83,11 @@ def quantized(c: Context, rows: int, columns: int, name: str, *, forward: bool =
     first = copy("fp8", along_columns=False) if has_rows else None
     second = copy("fp8_columns", along_columns=True) if backward and scaling.has_columns else None
     written = sum(made.nbytes for made in (first, second) if made)
-    if kernels:
-        if scaling.takes_maximum:
+    if producer and scaling.recipe in _WRITES[producer]:
+        if second is not None and scaling.is_per_tensor:
+            _pass(c, num_elements, 2 * written if first is None else written)
+    elif kernels:
+        if scaling.takes_maximum and not (producer and scaling.recipe == "tensorwise"):
             _pass(c, num_elements, c.size * num_elements)
         if second is not None and scaling.recipe == "nvfp4" and not squares:
             _transformed(c, rows, columns, copies)
@@ -143,12 +158,12 @@ def _transposed(c: Context, whole: Quantized | None, rows: int, columns: int, na
     return whole
 
 
-def norm_linear_fp8(c: Context, path: str, x: Tensor) -> tuple[Tensor, Tensor | None]:
+def norm_linear_fp8(c: Context, path: str, x: Tensor, *, producer: Producer = "") -> tuple[Tensor, Tensor | None]:
     """(output of LayerNormLinear [tokens, n], the norm's bf16 output for an adapter or None without one).
 
     For backward it saves its bf16 input, the norm's statistics and, only in fp8, the norm's output. For an adapter this
     is gathered, made in bf16 and quantised twice, and its local rows are saved in fp8 though unused
-    (`layernorm_linear.py`, return_layernorm_output).
+    (`layernorm_linear.py`, return_layernorm_output). `producer`: of the output's gradient.
     """
     weight, gamma = c.param(f"{path}.weight"), c.param(f"{path}.layer_norm_weight")
     beta, added = c.run.params.get(f"{path}.layer_norm_bias"), c.run.params.get(f"{path}.bias")
@@ -156,10 +171,10 @@ def norm_linear_fp8(c: Context, path: str, x: Tensor) -> tuple[Tensor, Tensor | 
     h, out_features, is_gathered, trains = x.shape[1], weight.shape[0], c.local != c.tokens, weight.trainable
 
     def back(tape: Tape, grads: Grads, saved: Saved) -> list[Tensor | None]:
-        given = quantized(c, c.tokens, out_features, f"grad_{path}")
+        given = quantized(c, c.tokens, out_features, f"grad_{path}", producer=producer)
         whole = _wgrad_input(c, (x_rows, h), "ln_out_total", is_gathered=is_gathered and trains)
         grad = input_grad(c, h, "grad_ln_out")
-        c.gemm(c.tokens, h, out_features, c.product())
+        input_product(c, path, weight, c.tokens)
         grad = _with_adapter(c, grad, grads, h)
         grad = reduced(c, grad)
         whole = _transposed(c, whole, c.tokens, h, "ln_out_total")
@@ -222,7 +237,7 @@ def _returned(c: Context, path: str, rows: int, columns: int, *, is_gathered: bo
 def _normed(c: Context, path: str, rows: int, columns: int, *, only_rows: bool) -> Quantized:
     """The norm's output, quantised. With delayed scaling the norm writes fp8; else it is bf16 for a moment."""
     assert c.scaling is not None
-    made = quantized(c, rows, columns, f"{path}.ln_out", backward=not only_rows)
+    made = quantized(c, rows, columns, f"{path}.ln_out", backward=not only_rows, producer="norm")
     wide = None if c.scaling.recipe == "delayed" else c.new(rows, columns, f"{path}.ln_out")
     c.tape.compute(Kernel.NORM, rows * columns, 2 * c.size * rows * columns)
     del wide
@@ -244,7 +259,7 @@ def column_fp8(c: Context, path: str, x: Tensor) -> Tensor:
         again = quantized(c, rows, h, f"{path}.input", forward=per_tensor, backward=not only_rows) if original else None
         whole = _wgrad_input(c, (rows, h), f"{path}.input_total", is_gathered=is_gathered and trains)
         grad = input_grad(c, h, f"grad_{path}")
-        c.gemm(c.tokens, h, weight.shape[0], c.product())
+        input_product(c, path, weight, c.tokens)
         grad = reduced(c, grad)
         whole = _transposed(c, whole, c.tokens, h, f"{path}.input_total")
         wgrad = c.wgrad(weight, c.tokens, c.product())
@@ -269,10 +284,10 @@ def _kept(x: Tensor, made: Quantized, *, original: bool, trains: bool) -> tuple[
     return ((x,) if original else made.kept) if trains else ()
 
 
-def row_fp8(c: Context, path: str, x: Tensor) -> Tensor:
+def row_fp8(c: Context, path: str, x: Tensor, *, producer: Producer = "") -> Tensor:
     """Output of the row-parallel linear at `path` in 8 or 4 bits, summed over tp: [local tokens, n].
 
-    For backward it saves its input quantised, or in bf16 where attention or a replay has it anyway.
+    For backward it saves its input quantised, or in bf16 where attention or a replay has it anyway. `producer`: of `x`.
     """
     weight = c.param(f"{path}.weight")
     (out_features, in_features), is_gathered, trains = weight.shape, c.local != c.tokens, weight.trainable
@@ -284,12 +299,12 @@ def row_fp8(c: Context, path: str, x: Tensor) -> Tensor:
             quantized(c, c.tokens, out_features, f"grad_{path}", backward=trains)
         again = _again(c, path, c.tokens, in_features) if original else None
         grad = c.new(c.tokens, in_features, f"grad_{path}")
-        c.gemm(c.tokens, in_features, out_features, c.product())
+        input_product(c, path, weight, c.tokens)
         wgrad = c.wgrad(weight, c.tokens, c.product())
         del given, again
         return [grad, wgrad]
 
-    made = quantized(c, c.tokens, in_features, f"{path}.input", backward=trains and not original)
+    made = quantized(c, c.tokens, in_features, f"{path}.input", backward=trains and not original, producer=producer)
     weights = _weight(c, path, weight)
     out = c.new(c.tokens, out_features, path)
     c.gemm(c.tokens, out_features, in_features, c.product())
@@ -337,7 +352,7 @@ def plain_fp8(c: Context, path: str, x: Tensor) -> Tensor:
         given = quantized(c, rows, weight.shape[0], f"grad_{path}", backward=trains)
         again = _again(c, path, rows, h) if original else None
         grad = c.new(rows, h, f"grad_{path}")
-        c.gemm(rows, h, weight.shape[0], c.product())
+        input_product(c, path, weight, rows)
         wgrad = c.wgrad(weight, rows, c.product())
         del given, again
         return [grad, wgrad]

@@ -19,7 +19,7 @@ from __future__ import annotations
 from simcore.errors import NotYet, Problem
 from simcore.operators.megatron.ops.adapter import adapted, adapter_input, with_adapter
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
-from simcore.operators.megatron.ops.fp8 import column_fp8, norm_linear_fp8, plain_fp8, row_fp8
+from simcore.operators.megatron.ops.fp8 import Producer, column_fp8, norm_linear_fp8, plain_fp8, row_fp8
 from simcore.operators.megatron.ops.parts import all_gather, biased, gathered_input, input_grad, reduced, statistics
 from simcore.recording.tape import Kernel, Tape, Tensor
 
@@ -45,16 +45,17 @@ def gather_backward(c: Context, x: Tensor, name: str) -> Tensor:
     return out
 
 
-def norm_linear(c: Context, path: str, x: Tensor) -> Tensor:
+def norm_linear(c: Context, path: str, x: Tensor, *, producer: Producer = "") -> Tensor:
     """Output [tokens, n] of a norm and a column-parallel linear, both at `path` (TE LayerNormLinear).
 
     Its adapter is included. For backward it saves the input and rsigma; the norm's output too where the weight trains
     or an adapter reads it. Under sequence parallelism an adapter reads (and saves) the *gathered* output, and the local
-    one is kept besides it: with return_layernorm_output nothing clears it, frozen weight or not.
+    one is kept besides it: with return_layernorm_output nothing clears it, frozen weight or not. `producer`: kernel
+    that casts the output's gradient.
     """
     pair = c.pair(path)
     c = c.of(path)
-    out, seen = (_norm_linear if c.scaling is None else norm_linear_fp8)(c, path, x)
+    out, seen = _norm_linear(c, path, x) if c.scaling is None else norm_linear_fp8(c, path, x, producer=producer)
     if pair is None or seen is None:
         return out
     return with_adapter(c, path, out, adapted(c, path, adapter_input(c, seen), pair))
@@ -130,13 +131,13 @@ def _column(c: Context, path: str, x: Tensor) -> Tensor:
     return out
 
 
-def row(c: Context, path: str, x: Tensor) -> Tensor:
+def row(c: Context, path: str, x: Tensor, *, producer: Producer = "") -> Tensor:
     """Output of the row-parallel TE Linear at `path`, with its adapter, summed over tp: [local tokens, n].
 
-    For backward it saves its input where the weight trains.
+    For backward it saves its input where the weight trains. `producer`: kernel that casts `x`.
     """
     c = c.of(path)
-    out, pair = (_row if c.scaling is None else row_fp8)(c, path, x), c.pair(path)
+    out, pair = _row(c, path, x) if c.scaling is None else row_fp8(c, path, x, producer=producer), c.pair(path)
     if pair is None:
         return out
     part = adapted(c, path, adapter_input(c, x), pair, row_parallel=True)

@@ -22,10 +22,12 @@ class MegatronOptions(ImplementationOptions):
     `dispatcher`: moe_token_dispatcher_type. `moe_router_dtype`: of logits and probabilities of routers by softmax.
     `main_grad_bytes`: size of an element of main gradients. `gradient_buckets`: main gradients are made bucket by
     bucket in backward (Megatron-FSDP). `apply_rope_fusion`: None where it is not set: rotary embeddings of dense
-    attention are fused then, those of latent attention are not. `core_attention`: attention that is not fused is core's
-    own, not TransformerEngine's. `shares_recomputed`: outputs computed again take the place of discarded ones without a
-    copy (core 0.17). Of fp8 and fp4: `fp8_transposes`: columns of quantised weights are kept beside the rows;
-    `keeps_fp8_weights`: quantised weights outlast a pass; `quant_recipe`: recipes of single linears, as patterns.
+    attention are fused then, those of latent attention are not. `fuses_dense_mlp`: TransformerEngine's operations are
+    the dense MLP. `core_attention`: attention that is not fused is core's own, not TransformerEngine's.
+    `shares_recomputed`: outputs computed again take the place of discarded ones without a copy (core 0.17). Of fp8 and
+    fp4: `fp8_transposes`: columns of quantised weights are kept beside the rows; `keeps_fp8_weights`: quantised weights
+    outlast a pass; `transposes_weights_again`: but not their columns, which each backward makes; `quant_recipe`:
+    recipes of single linears, as patterns.
     """
 
     dispatcher: Dispatcher = "alltoall"
@@ -34,10 +36,12 @@ class MegatronOptions(ImplementationOptions):
     moe_permute_fusion: bool = True
     use_fused_weighted_squared_relu: bool = True
     use_transformer_engine_op_fuser: bool = False
+    fuses_dense_mlp: bool = False
     main_grad_bytes: int = 4
     gradient_accumulation_fusion: bool = True
     gradient_buckets: bool = False
     bias_activation_fusion: bool = True
+    activation_func_fp8_input_store: bool = False
     apply_rope_fusion: bool | None = None
     attention_backend: AttentionBackend = "fused"
     core_attention: bool = False
@@ -52,6 +56,7 @@ class MegatronOptions(ImplementationOptions):
     fp8_transposes: bool = False
     keeps_fp8_weights: bool = False
     fp8_dot_product_attention: bool = False
+    transposes_weights_again: bool = False
     moe_router_padding_for_quantization: bool = False
     quant_recipe: str = ""
 

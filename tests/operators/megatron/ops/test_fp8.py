@@ -349,6 +349,58 @@ def test_attention_in_fp8_casts_what_it_reads() -> None:
         assert not any(r[2] == Kernel.ATTENTION for r in rows)
 
 
+@pytest.mark.parametrize(("recipe", "kept"), [("delayed", 2 * H + 2 * 1024), ("tensorwise", 3 * H + 2 * 1024)])
+def test_attention_of_one_scale_a_tensor_keeps_bytes(recipe: str, kept: int) -> None:
+    """Query, key and value of 6144 columns in all; the output in 8 bits, or where now's maximum scales it in 16."""
+    eight = MegatronOptions(fp8_dot_product_attention=True)
+    runs = [run8(LLAMA8, recipe, transposes=False, options=options) for options in (eight, PLAIN)]
+    sizes = [kept_in(LLAMA8, run) for run in runs]
+    assert sizes[1] - sizes[0] == pytest.approx((2 * (2 * H + 2 * 1024) - kept) * T, abs=16)  # scales
+    check_closed(LLAMA8, runs[0], record(LLAMA8, runs[0], {}, {}))
+
+
+def test_gradients_of_attention_come_in_8_bits_under_delayed_scaling() -> None:
+    for recipe, narrow in (("delayed", 1), ("tensorwise", 0)):
+        slots: dict[tuple[str, str], int] = {}
+        record(LLAMA8, run8(LLAMA8, recipe, options=MegatronOptions(fp8_dot_product_attention=True)), slots, {})
+        assert sum(name == "grad_qkv_fp8" for name, _ in slots) == narrow
+
+
+@pytest.mark.parametrize(("recipe", "saved"), [
+    # A cast that the activation does: 2 bytes are read and one written, of fc2's input, and of fc1's gradient (2 FFN).
+    ("delayed", 3 * FFN + 3 * 2 * FFN), ("mxfp8", (2 + 2 * 33 / 32) * 3 * FFN), ("blockwise", 0),
+    ("tensorwise", 2 * FFN + 2 * 2 * FFN), ("nvfp4", 0)])
+def test_operations_in_place_of_a_dense_mlp_save_casts(recipe: str, saved: float) -> None:
+    """Delayed scaling and mxfp8 save the whole cast, scaling by the maximum saves its reading, others nothing."""
+    moved = []
+    for options in (PLAIN, MegatronOptions(fuses_dense_mlp=True)):
+        tape = record(LLAMA8, run8(LLAMA8, recipe, transposes=False, options=options), {}, {})
+        moved.append(sum(r[5] for part in (tape.forward, tape.backward) for r in part.rows
+                         if r[0] == Op.COMPUTE and r[2] == Kernel.ELEMENTWISE))
+    assert moved[0] - moved[1] == pytest.approx(saved * T, abs=64)
+
+
+def test_a_norm_casts_as_it_writes() -> None:
+    """Beside its own pass of two tensors: nothing under delayed scaling, one cast and no maximum under tensorwise."""
+    for recipe, casts in (("delayed", 0), ("tensorwise", 1), ("mxfp8", 1)):
+        tape = record(LLAMA8, run8(LLAMA8, recipe, transposes=False), {}, {})
+        rows = [r[2] for r in tape.forward.rows if r[0] == Op.COMPUTE]
+        before = rows[:rows.index(Kernel.FP8_GEMM)]
+        assert before.count(Kernel.ELEMENTWISE) == casts, recipe
+
+
+def test_older_layers_transpose_frozen_weights_in_backward() -> None:
+    """A byte an element is read and written for each of four linears: nothing of it is kept."""
+    weights = {H * (H + 2 * 1024), H * H, H * 2 * FFN, FFN * H}
+    for options, expected in ((MegatronOptions(transposes_weights_again=True), weights), (PLAIN, set())):
+        slots: dict[tuple[str, str], int] = {}
+        run = run8(LLAMA8, "delayed", lora=8, options=options)
+        tape = record(LLAMA8, run, slots, {})
+        made = {slot for (name, _), slot in slots.items() if name.endswith("weight_transposed")}
+        assert {r[3] for r in tape.backward.rows if r[0] == Op.ALLOC and r[2] in made} == expected
+        check_closed(LLAMA8, run, tape)
+
+
 def test_filling_rows_up_is_no_permutation() -> None:
     """A dispatcher's permutation keeps the host busy with maps and counts; a copy of rows does not."""
     def permutations(kind: LayerKind, run: LayerWorkload) -> int:
