@@ -58,7 +58,8 @@ def _check_packed(job: Job) -> None:
                           "products under automodel")
 
 
-_BY_HF = ("gemma", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe")
+_BY_HF = ("gemma", "gemma2", "gemma3_text", "granite", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen3",
+          "qwen3_moe")
 
 
 def _check_hf(job: Job) -> None:

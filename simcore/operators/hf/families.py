@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Branch, Mlp, Moe
-from simcore.operators.hf import gpt_oss, hybrid, layers, phi3, remote_code
+from simcore.operators.hf import gpt_oss, hybrid, layers, olmo2, phi3, remote_code
 from simcore.operators.hf import liger as hf_liger
 from simcore.operators.hf import moe as hf_moe
 from simcore.operators.hf import nemotron as hf_nemotron
@@ -21,7 +22,10 @@ from simcore.operators.shared.rms_norm import rms_norm, rms_norm_from_zero
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
-__all__ = ["Family", "mix", "norm", "of_family"]
+__all__ = ["TABLES", "Family", "mix", "norm", "of_family"]
+
+TABLES: Final = ("rotary.cos", "rotary.sin", "rotary.further_cos", "rotary.further_sin")
+"""Storages of the tables that the embedding makes for all layers, in their order."""
 
 Norm = Callable[[Tape, Param, Tensor], Tensor]
 """(tape, weight, x) -> normalised x."""
@@ -57,6 +61,22 @@ def _attention_with_sinks(tape: Tape, run: LayerWorkload, branch: Branch, inputs
     held: list[Tensor] = []
     core = gpt_oss.eager_core(tape, run, branch.name, inputs.mask, held) if has_eager_attention(run) else None
     return layers.attention(tape, run, branch, inputs, gpt_oss.rotate, core), held
+
+
+def _attention_of_gemma(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    """Norms of heads count their weight from zero; scores may have a cap, which SDPA does not know."""
+    held, block = list[Tensor](), branch.block
+    assert isinstance(block, Attention)
+    if block.capped and not has_eager_attention(run):
+        raise NotYet(Problem("framework_options.attn_implementation", "not yet: scores below a cap in another attention "
+                             "than eager (transformers 5.23 models/gemma2: SDPA has none)"))
+    core = eager_core(tape, inputs.mask, held, by_heads=False, caps=block.capped) if has_eager_attention(run) else None
+    return layers.attention(tape, run, branch, inputs, core=core, head_norm=rms_norm_from_zero), held
+
+
+def _attention_of_olmo2(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    held: list[Tensor] = []
+    return olmo2.attention(tape, run, branch, inputs, _eager(tape, run, branch, inputs, held)), held
 
 
 def _attention_of_phi3(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
@@ -110,7 +130,7 @@ class Family:
     `has_positions`: the model makes position ids; `passes_positions`: its layers get them; `adds_cached_positions`: the
     length of the cache, a zero, is added to them. `halves_rotary`: rotary tables have half a head's size. `masks`:
     number of masks that the model makes for eager attention; with two, one is for whole layers, one for those within a
-    window.
+    window. `wide_tables`: rotary tables stay in fp32.
     """
 
     norm: Norm = _norm
@@ -123,18 +143,22 @@ class Family:
     adds_cached_positions: bool = True
     halves_rotary: bool = False
     masks: int = 1
+    wide_tables: bool = False
 
 
 _LLAMA: Final = Family()
 FAMILIES: Final = {
     "bamba": Family(adds_cached_positions=False),
     "gemma": Family(norm=rms_norm_from_zero),
+    "gemma2": Family(norm=rms_norm_from_zero, attention=_attention_of_gemma, masks=2),
+    "gemma3_text": Family(norm=rms_norm_from_zero, attention=_attention_of_gemma, masks=2),
     "gpt_oss": Family(norm=gpt_oss.rms_norm, attention=_attention_with_sinks, moe=_moe_of_gpt_oss, halves_rotary=True,
                       masks=2),
     "granitemoehybrid": Family(mlp=_shared_mlp, moe=_moe_beside_mlp, passes_positions=False),
     "mamba2": Family(has_positions=False),
     "mixtral": Family(moe=_moe_with_wide_weights),
     "nemotron_h": Family(norm=_norm_in_fp32),
+    "olmo2": Family(norm=olmo2.norm, attention=_attention_of_olmo2, wide_tables=True),
     "phi3": Family(attention=_attention_of_phi3, mlp=_mlp_of_phi3),
     "qwen2_moe": Family(masks=2),
 }

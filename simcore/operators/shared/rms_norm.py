@@ -27,4 +27,5 @@ def rms_norm_from_zero(tape: Tape, weight: Param, x: Tensor) -> Tensor:
     dtype = x.dtype
     x = aten.cast(tape, x, "fp32")
     x = aten.mul(tape, x, aten.rsqrt(tape, aten.add_scalar(tape, aten.mean(tape, aten.square(tape, x)))))
-    return aten.cast(tape, aten.mul(tape, x, aten.add_scalar(tape, aten.cast(tape, weight, "fp32"))), dtype)
+    x = aten.mul(tape, x, aten.add_scalar(tape, aten.cast(tape, weight, "fp32")))
+    return aten.cast(tape, x, dtype)

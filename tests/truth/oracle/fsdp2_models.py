@@ -72,7 +72,8 @@ def build_of_family(preset: str, overrides: dict[str, Any], attention: str) -> n
     """A preset that is a published configuration, by its `model_type`; eager attention has its masks."""
     fields = {**json.loads((PRESETS / f"{preset}.json").read_text(encoding="utf-8")), **overrides}
     family = fields.pop("model_type")
-    modelling = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    folder = family.removesuffix("_text")
+    modelling = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
     for name in ("create_causal_mask", "create_sliding_window_causal_mask", "create_recurrent_attention_mask"):
         if hasattr(modelling, name) and attention != "eager":
             setattr(modelling, name, no_mask)

@@ -10,7 +10,7 @@ from simcore.recording.tape import Kernel, Param, Tape, Tensor
 from simcore.units import dtype_bytes
 
 __all__ = ["add", "add_", "add_scalar", "cast", "clamp", "div_", "dropout", "exp", "gelu", "masked_fill", "mul",
-           "mul_rows", "mul_scalar", "neg", "relu", "rsqrt", "select", "sigmoid", "silu", "square", "sub"]
+           "mul_rows", "mul_scalar", "neg", "relu", "rsqrt", "select", "sigmoid", "silu", "square", "sub", "tanh"]
 
 
 @overload
@@ -44,6 +44,11 @@ def silu(tape: Tape, x: Tensor) -> Tensor:
 def relu(tape: Tape, x: Tensor) -> Tensor:
     """Records ReLU of `x`; returns a new tensor with the shape and type of `x`. Autograd saves the output."""
     return unary(tape, x, "relu", "output")
+
+
+def tanh(tape: Tape, x: Tensor) -> Tensor:
+    """Records tanh of `x`; returns a new tensor with the shape and type of `x`. Autograd saves the output."""
+    return unary(tape, x, "tanh", "output")
 
 
 def sigmoid(tape: Tape, x: Tensor) -> Tensor:
