@@ -39,6 +39,7 @@ from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.granite import modeling_granite
 from transformers.models.mistral import modeling_mistral
 from transformers.models.mixtral import modeling_mixtral
+from transformers.models.olmo2 import modeling_olmo2
 from transformers.models.phi3 import modeling_phi3
 from transformers.models.qwen3 import modeling_qwen3
 
@@ -61,6 +62,7 @@ CASES: dict[str, dict[str, Any]] = {
     "gemma3 eager": {"family": "gemma3_text", "attention": "eager", "fields": WINDOWS},
     "granite tied": {"family": "granite", "tied": True},
     "granite checkpointed": {"family": "granite", "checkpoint": True},
+    "olmo2": {"family": "olmo2"}, "olmo2 checkpointed": {"family": "olmo2", "checkpoint": True},
 }
 SEQ = 512
 
@@ -131,7 +133,7 @@ def stand_in() -> None:
     dense.stand_in()
     LlamaRotaryEmbedding.forward = tables
     for module in (qwen3, modeling_gemma, modeling_gemma2, modeling_gemma3, modeling_granite, modeling_mistral,
-                   modeling_mixtral, modeling_phi3, modeling_qwen3):
+                   modeling_mixtral, modeling_olmo2, modeling_phi3, modeling_qwen3):
         for name in ("create_causal_mask", "create_sliding_window_causal_mask"):
             if hasattr(module, name):
                 setattr(module, name, masked(getattr(module, name)))

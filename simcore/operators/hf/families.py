@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from simcore.errors import NotYet, Problem
-from simcore.models.blocks import Attention, Branch, Mlp, Moe
+from simcore.models.blocks import Attention, Branch, LayerKind, Mlp, Moe
 from simcore.operators.hf import gpt_oss, hybrid, layers, olmo2, phi3, remote_code
 from simcore.operators.hf import liger as hf_liger
 from simcore.operators.hf import moe as hf_moe
@@ -22,7 +22,7 @@ from simcore.operators.shared.rms_norm import rms_norm, rms_norm_from_zero
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
-__all__ = ["TABLES", "Family", "mix", "norm", "of_family"]
+__all__ = ["TABLES", "Family", "has_wide_inputs", "mix", "norm", "of_family"]
 
 TABLES: Final = ("rotary.cos", "rotary.sin", "rotary.further_cos", "rotary.further_sin")
 """Storages of the tables that the embedding makes for all layers, in their order."""
@@ -167,6 +167,11 @@ FAMILIES: Final = {
 def of_family(name: str) -> Family:
     """Functions of the family with that name; Llama's if the family does not differ from it."""
     return FAMILIES.get(name, _LLAMA)
+
+
+def has_wide_inputs(kind: LayerKind) -> bool:
+    """True if layers of `kind` are given tensors in fp32: the residual stream, or rotary tables."""
+    return kind.wide or of_family(kind.family).wide_tables
 
 
 def norm(tape: Tape, run: LayerWorkload, weight: Param, x: Tensor, family: str) -> Tensor:

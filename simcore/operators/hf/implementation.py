@@ -87,10 +87,12 @@ def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
     positions = inputs.positions
     if not of_family(kind.family).passes_positions:
         inputs = inputs._replace(positions=None)
-    stream: Tensor | None = inputs.hidden
+    stream = (inputs.hidden, inputs.cos, inputs.sin)
     leaf = inputs.hidden.node
     if HfOptions.of(run.options).casts_stream:  # by FSDP2's hook; the model holds what it was until the layer returns
-        inputs = inputs._replace(hidden=aten.cast(tape, inputs.hidden, run.compute))
+        inputs = inputs._replace(hidden=aten.cast(tape, inputs.hidden, run.compute), **{
+            name: aten.cast(tape, table, run.compute) for name, table in (("cos", inputs.cos), ("sin", inputs.sin))
+            if table is not None})
     body: Callable[[], Tensor] = partial(_body, tape, kind, run, inputs)
     held: list[Callable[[], Tensor]] = []
     if is_function := run.checkpoint != "none" and run.options.inputs_on_host:
@@ -170,8 +172,9 @@ def _stem(tape: Tape, kind: LayerKind, run: LayerWorkload) -> tuple[Inputs, list
         shared += [tape.external((1, run.seq, 1, rotary), dtype, tape.slot(name, "activation"), down)
                    for name in TABLES[:4 if kind.tables and _attends(kind) else 2]]
     mask = mask_of(tape, run, kind.family, window_of(kind))
+    are_cast = family.wide_tables and HfOptions.of(run.options).casts_stream  # then layers keep copies of their own
     for number, tensor in enumerate(shared):  # only a checkpoint keeps positions, which come first
-        if not (run.first if run.checkpoint == "none" and number == 0 else run.stem):
+        if not (run.first if (run.checkpoint == "none" and number == 0) or (are_cast and number) else run.stem):
             tensor.disown()
     if mask is not None and not run.first:
         mask.disown()

@@ -18,6 +18,7 @@ from simcore.models.graph import ModelGraph, build, model_config
 from simcore.models.tensor import TensorSpec
 from simcore.operators.hf import implementation as hf
 from simcore.operators.hf import liger as hf_liger
+from simcore.operators.hf.families import has_wide_inputs
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared.layer_borders import TIED_HEAD
 from simcore.recording.layer import LayerWorkload, RecordedLayer
@@ -84,7 +85,7 @@ class Model:
             experts_unit=case.get("experts") == "unit" and not grouped, grouped_experts=grouped,
             inputs_on_host=case.get("checkpoint") == "host",
             attn_implementation=case.get("attn_implementation", "sdpa"),
-            liger="liger" in case, casts_stream=kind.wide and kind.block is None,
+            liger="liger" in case, casts_stream=has_wide_inputs(kind) and kind.block is None,
             inv_freq=case.get("inv_freq", "fp32"))
         run = LayerWorkload(
             case.get("batch", 1), case["seq"], case.get("compute", "bf16"), params, case.get("loss", "hf"),
@@ -141,13 +142,14 @@ NOT_IN_ORDER = {
     "qwen3-host": ("backward 0",), "qwen2-host-b2": ("backward 0",),
     "nemotron-host": ("backward 0", "forward 1", "forward 4"),
     "mamba2": ("after 0", "forward 1"), "mamba2-ac-b2": ("after 0", "forward 1"),
+    **dict.fromkeys(("olmo2", "olmo2-ac", "olmo2-lora-b2"), ("stem", "forward 0", "after 0", "forward 1")),
     "gemma3": ("backward 1", "backward 0"), "gemma3-ac-b2": ("backward 1", "backward 0"),
 }
 """Differences of one event: tables die with the function of the first layer, after the embedding's gradient is born;
 a first run without a graph keeps no copy of 4 KiB for an in-place division of the router; FSDP2 casts a hidden state in
-fp32 before it marks the next layer's begin; Gemma 3's tables of whole layers die with the lowest of these, here with
+fp32, or rotary tables, before it marks the next layer's begin; Gemma 3's tables of whole layers die with the lowest of these, here with
 the first layer."""
-NEIGHBOURS = ("mamba2", "mamba2-ac-b2", "gemma3", "gemma3-ac-b2")
+NEIGHBOURS = ("mamba2", "mamba2-ac-b2", "gemma3", "gemma3-ac-b2", "olmo2", "olmo2-ac", "olmo2-lora-b2")
 """There two sections that follow each other have the same bytes together."""
 
 
@@ -251,7 +253,7 @@ SEQ = LLAMA["seq"]
     *(LLAMA | more | checkpoint for more in (PACKED, FLASH, PACKED | FLASH)
       for checkpoint in ({}, {"checkpoint": True})),
     *(case["case"] | {"loss": loss} for loss in ("cut", "liger") for case in CASES.values()
-      if not case["case"]["preset"].startswith(("granite", "mamba2", "gemma")))])
+      if not case["case"]["preset"].startswith(("granite", "mamba2", "gemma", "olmo")))])
 def test_slots_balance_layer_by_layer(case: dict[str, Any]) -> None:
     """Every birth has a death in the slot and layer that it was posted to."""
     model = Model(case)
