@@ -58,7 +58,6 @@ from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.inputs.optimizers import AS_STORED, OPTIMIZERS
 from simcore.operators.automodel.options import RELEASE_0_7_0, SNAPSHOT_2026_06_08, AutomodelOptions, Dispatcher
 from simcore.operators.automodel.sparse import SPARSE
-from simcore.operators.hf.families import has_wide_inputs
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.framework import Framework, Padding, Rule, TensorPolicy
 from simcore.placement.job import Draft, Job
@@ -199,8 +198,7 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
         return _chosen(job, options, _LAYERS[version])
     job.refuse_idle(options, "fake_balanced_gate", "in transformers' layers")
     return replace(_OF_HF, attn_implementation=attention_of(job, options), liger=_has_liger(job, options),
-                   embeddings_require_grad=_transformers.replayed(job),
-                   casts_stream=is_sharded(job) and any(map(has_wide_inputs, job.graph.kinds)))
+                   embeddings_require_grad=_transformers.replayed(job))
 
 
 def _has_liger(job: Draft, options: dict[str, object]) -> bool:

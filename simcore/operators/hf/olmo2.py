@@ -1,12 +1,12 @@
 """Norms and attention of transformers 5.23's OLMo 2 (`models/olmo2`).
 
 A norm multiplies by its weight in fp32 without a cast of it. Query and key pass their norms before they are cut into
-heads. The tables are fp32; FSDP2's hook casts them for every layer, where the rotation is in the compute dtype.
+heads. The tables are fp32, and so is the rotation, whose results are cast back when both are there; where FSDP2's hook
+casts a layer's inputs, both are in the compute dtype.
 """
 
 from __future__ import annotations
 
-from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Branch
 from simcore.operators.hf.layers import Core, Inputs, core_of, linear, rotate
 from simcore.operators.shared import aten
@@ -32,18 +32,20 @@ def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, co
     assert inputs.cos is not None
     assert inputs.sin is not None
     dim = block.head_dim
-    if inputs.cos.dtype != run.compute:
-        raise NotYet(Problem("model", f"not yet: rotation in {inputs.cos.dtype} of products in {run.compute} (olmo2): "
-                             "its layers are recorded under fully_shard, which casts the tables; placement is served"))
     query, key = (_normed(tape, run, f"{name}.{part}", x) for part in "qk")
     value = linear(tape, run, f"{name}.v_proj", x)
     query, key = (aten.to_heads(tape, part, dim, copy_grad=True) for part in (query, key))
     value = aten.to_heads(tape, value, dim, copy_grad=core is not None)
-    rotated = (rotate(tape, query, inputs.cos, inputs.sin), rotate(tape, key, inputs.cos, inputs.sin))
-    query, key = rotated
-    del rotated
+    query, key = _rotated(tape, query, key, inputs.cos, inputs.sin)
     out = core(query, key, value) if core else core_of(tape, run, block, (query, key, value), inputs.mask)
     return linear(tape, run, f"{name}.o_proj", out.view(*out.shape[:2], out.shape[2] * dim))
+
+
+def _rotated(tape: Tape, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the type of the tables, then cast back to their own."""
+    dtype = query.dtype
+    turned_query, turned_key = rotate(tape, query, cos, sin), rotate(tape, key, cos, sin)
+    return aten.cast(tape, turned_query, dtype), aten.cast(tape, turned_key, dtype)
 
 
 def _normed(tape: Tape, run: LayerWorkload, path: str, x: Tensor) -> Tensor:
