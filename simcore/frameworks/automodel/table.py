@@ -27,6 +27,7 @@ from simcore.frameworks.automodel.attention import (
     te_calls,
 )
 from simcore.frameworks.automodel.checks import QUANTISED, check
+from simcore.frameworks.automodel.lora import EFFICIENT_OPTION, runs_by_operators
 from simcore.frameworks.automodel.pipeline import (
     STAGE_OPTIONS,
     STAGES,
@@ -95,6 +96,7 @@ OPTIONS = {
     "sdpa_backend": SDPA_BACKENDS,
     "fake_balanced_gate": (True, False),
     "moe_rank_scaling": (True, False),
+    EFFICIENT_OPTION: (True, False),
     LIGER_OPTION: (True, False),
     STORAGE_OPTION: STORAGES,
     **STAGE_OPTIONS,
@@ -138,7 +140,7 @@ def table(job: Draft) -> Framework:
         sequence_parallel=False,
         stages=stages,
         schedule=schedule_of(job, options),
-        options=_layer_options(job, options, version),
+        options=replace(_layer_options(job, options, version), lora_by_operators=runs_by_operators(job, options)),
         communicators=_communicators(job),
         files=automodel_files(job),
         afterwards=trainer_afterwards(job, "", whole=False, loop=AUTOMODEL_LOOP, writes=AUTOMODEL_FILES),
