@@ -31,10 +31,14 @@ def _ran(case: dict[str, Any]) -> RankReport:
     options |= {"attn_implementation": case["attention"]} if "attention" in case else {}
     without_liger = case["family"] == "mistral" or (case.get("hf") and case["family"] == "qwen3")
     options |= {"use_liger_kernel": False} if without_liger else {}  # none was there
+    adapters: dict[str, Any] = {}
+    if "lora" in case:
+        options |= {"use_memory_efficient_lora": False}
+        adapters = {"method": "lora", "lora": {"rank": case["lora"], "target_modules": case["target_modules"]}}
     asked = small.scenario("automodel", {"dp_shard": 8}, seq_len=512, options=options,
                            model={"config": PRESETS[case["family"]], "overrides": overrides},
                            recompute="full" if case.get("checkpoint") else "none",
-                           optimizer={"implementation": "fused"}).normalised()
+                           optimizer={"implementation": "fused"}, **adapters).normalised()
     report = simulate(Scenario.model_validate(asked | ({"implementation": "hf"} if case.get("hf") else {})))
     assert report.status == "ok", report.problems
     return report.ranks[0]
@@ -50,7 +54,7 @@ def test_the_peak_is_made_of_what_was_measured(name: str) -> None:
     found["activation"] += found.pop("workspace", 0)
     assert {k: v for k, v in found.items() if k not in LEFT_OUT} == {
         k: v for k, v in measured.items() if k not in LEFT_OUT}
-    assert abs(found["opt_state"] - measured["opt_state"]) <= 4 * 42
+    assert abs(found["opt_state"] - measured["opt_state"]) <= 4 * 44
     assert abs(found["buffer"] - measured["buffer"]) <= 128
 
 

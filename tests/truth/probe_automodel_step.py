@@ -26,6 +26,7 @@ from nemo_automodel.components.distributed.model_parallelizer import parallelize
 from nemo_automodel.components.loss.masked_ce import MaskedCrossEntropy
 from nemo_automodel.components.models.llama.rope_utils import LlamaRotaryEmbedding
 from nemo_automodel.components.models.qwen3 import model as qwen3
+from oracle.drawn_automodel import adapted
 from oracle.fsdp2_log import Replay
 from oracle.fsdp2_models import no_mask
 from oracle.fsdp2_run import summarise_comms
@@ -47,6 +48,9 @@ WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_atten
 CASES: dict[str, dict[str, Any]] = {
     "qwen3": {"family": "qwen3"}, "qwen3 checkpointed": {"family": "qwen3", "checkpoint": True},
     "qwen3 tied": {"family": "qwen3", "tied": True},
+    "qwen3 tied, adapted": {"family": "qwen3", "tied": True, "lora": 8, "target_modules": ["*"]},
+    "qwen3 tied, adapted, checkpointed": {"family": "qwen3", "tied": True, "lora": 8, "target_modules": ["*"],
+                                          "checkpoint": True},
     "qwen3 ahead": {"family": "qwen3", "enable_fsdp2_prefetch": True},
     "qwen3 by transformers": {"family": "qwen3", "hf": True, "checkpoint": True},
     "qwen3 eager": {"family": "qwen3", "attention": "eager"},
@@ -92,6 +96,7 @@ def micro_step(model: Any, tr: Tracker, first: bool) -> None:
 def measure(case: dict[str, Any]) -> dict[str, Any]:
     model = dense.model_of(case).train()
     model.config._experts_implementation = "grouped_mm"
+    adapted(model, case)
     fsdp = FSDP2Config(**{k: case[k] for k in ("enable_fsdp2_prefetch",) if k in case})
     mesh = MeshContext.build(fsdp, ParallelismSizes(), world_size=8, activation_checkpointing=bool(
         case.get("checkpoint")))
