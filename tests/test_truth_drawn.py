@@ -27,8 +27,8 @@ TALLIES = {
     "automodel_hf": {"exact": 31, "refused by both": 5, "not yet": 1, "refused, though it builds": 3},
     "megatron": {"exact": 103, "refused by both": 46, "not yet": 1},
 }
-"""Outcomes of the rows, all that there are. Three of Granite have heads of 25 elements: transformers builds the model, whose
-rotation by pairs raises in forward."""
+"""Outcomes of the rows, all that there are. Three of Granite have heads of 25 elements: transformers builds the model,
+whose rotation by pairs raises in forward."""
 
 
 @lru_cache(maxsize=2)

@@ -261,7 +261,7 @@ Block = Mixer | Embedding | FinalNorm | Head | Loss | Mtp
 class Branch:
     """One residual branch of a layer: `x + block(norm(x))`, `x + behind(block(norm(x)))` or `x + behind(block(x))`.
 
-    `norm`, `name`, `behind`: module names of the norm, the block, and the norm behind it ("" for no norm). `layer_norm`:
+    `norm`, `name`, `behind`: module names of the norm, the block, and the norm behind it ("": no norm). `layer_norm`:
     True for LayerNorm, else RMSNorm; `norm_bias`: the LayerNorm has a bias.
     """
 

@@ -193,8 +193,8 @@ def _parts(plan: Plan, layer: int) -> list[_Part]:
     named, parts = _by_module(plan, layer), list[_Part]()
     for number, (name, branch) in enumerate(_blocks(plan, layer)):
         if branch.behind:
-            raise NotYet(Problem("model", f"not yet: norms behind blocks ({branch.behind}) under DeepSpeed, whose hooks "
-                                 "follow the order of modules; placement is served"))
+            raise NotYet(Problem("model", f"not yet: norms behind blocks ({branch.behind}) under DeepSpeed, whose "
+                                 "hooks follow the order of modules; placement is served"))
         norm = named.get(branch.norm, ())
         before = [Call(norm, norm)] if name == branch.name else []
         if isinstance(branch.block, Moe) and _is_leaf(plan, layer):

@@ -4,10 +4,10 @@ It is put on its own models' layers and on those of transformers alike (`apply_l
 
 [Note: Automodel's adapters] LinearLoRA.forward: without dropout and with dropout of the input (pre) one function adds
 the base's output in place to its own; with dropout of the output (post, the default) that function runs without the
-base, and the sum is in place in the dropped copy. With `use_memory_efficient_lora: false` the products are plain linears
-and keep x A, and the sum is a new tensor. DoRA runs module by module: it keeps x A, the adapter's output and
-the base's, and makes `B A` as large as the weight for norms of rows. With `pre` the base's product runs again on the
-dropped input.
+base, and the sum is in place in the dropped copy. With `use_memory_efficient_lora: false` the products are linears
+of their own, which keep x A, and the sum is a new tensor. DoRA runs module by module: it keeps x A, the adapter's
+output and the base's, and makes `B A` as large as the weight for norms of rows. With `pre` the base's product runs
+again on the dropped input.
 """
 
 from __future__ import annotations

@@ -113,7 +113,8 @@ def _positions(tape: Tape, run: LayerWorkload, family: str) -> Tensor:
     return aten.select(tape, count, (run.seq,), "int64", "position_ids")
 
 
-def _rotary_tables(tape: Tape, run: LayerWorkload, dim: int, positions: Tensor, family: Family) -> tuple[Tensor, Tensor]:
+def _rotary_tables(tape: Tape, run: LayerWorkload, dim: int, positions: Tensor,
+                   family: Family) -> tuple[Tensor, Tensor]:
     """The tables of cos and sin, made in fp32."""
     halves = family.halves_rotary
     shape = (run.seq, dim // 2 if halves else dim)

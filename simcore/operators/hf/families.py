@@ -11,7 +11,7 @@ from typing import Final
 
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Attention, Branch, LayerKind, Mlp, Moe
-from simcore.operators.hf import gpt_oss, hybrid, layers, olmo2, phi3, remote_code
+from simcore.operators.hf import decoders, gpt_oss, hybrid, layers, remote_code
 from simcore.operators.hf import liger as hf_liger
 from simcore.operators.hf import moe as hf_moe
 from simcore.operators.hf import nemotron as hf_nemotron
@@ -68,21 +68,21 @@ def _attention_of_gemma(tape: Tape, run: LayerWorkload, branch: Branch, inputs: 
     held, block = list[Tensor](), branch.block
     assert isinstance(block, Attention)
     if block.capped and not has_eager_attention(run):
-        raise NotYet(Problem("framework_options.attn_implementation", "not yet: scores below a cap in another attention "
-                             "than eager (transformers 5.23 models/gemma2: SDPA has none)"))
+        raise NotYet(Problem("framework_options.attn_implementation", "not yet: scores below a cap in another "
+                             "attention than eager (transformers 5.23 models/gemma2: SDPA has none)"))
     core = eager_core(tape, inputs.mask, held, by_heads=False, caps=block.capped) if has_eager_attention(run) else None
     return layers.attention(tape, run, branch, inputs, core=core, head_norm=rms_norm_from_zero), held
 
 
 def _attention_of_olmo2(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
     held: list[Tensor] = []
-    return olmo2.attention(tape, run, branch, inputs, _eager(tape, run, branch, inputs, held)), held
+    return decoders.olmo2_attention(tape, run, branch, inputs, _eager(tape, run, branch, inputs, held)), held
 
 
 def _attention_of_phi3(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
     held: list[Tensor] = []
     core = eager_core(tape, inputs.mask, held, by_heads=True) if has_eager_attention(run) else None
-    return phi3.attention(tape, run, branch, inputs, core), held
+    return decoders.phi3_attention(tape, run, branch, inputs, core), held
 
 
 def _mlp(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
@@ -91,7 +91,7 @@ def _mlp(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tupl
 
 
 def _mlp_of_phi3(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
-    return phi3.mlp(tape, run, branch.name, inputs.hidden), None
+    return decoders.phi3_mlp(tape, run, branch.name, inputs.hidden), None
 
 
 def _shared_mlp(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
@@ -158,7 +158,7 @@ FAMILIES: Final = {
     "mamba2": Family(has_positions=False),
     "mixtral": Family(moe=_moe_with_wide_weights),
     "nemotron_h": Family(norm=_norm_in_fp32),
-    "olmo2": Family(norm=olmo2.norm, attention=_attention_of_olmo2, wide_tables=True),
+    "olmo2": Family(norm=decoders.olmo2_norm, attention=_attention_of_olmo2, wide_tables=True),
     "phi3": Family(attention=_attention_of_phi3, mlp=_mlp_of_phi3),
     "qwen2_moe": Family(masks=2),
 }

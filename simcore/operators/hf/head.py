@@ -43,7 +43,8 @@ def head(tape: Tape, kind: LayerKind, block: Head, run: LayerWorkload) -> Record
     if body != _logits and "lora_a.weight" in run.params:
         raise NotYet(Problem("training.loss", f"not yet: {run.loss} with an adapter of lm_head"))
     if (changes_logits(kind) or kind.wide) and body != _logits:
-        raise NotYet(Problem("training.loss", f"not yet: {run.loss} of scaled or capped logits or a hidden state in fp32"))
+        raise NotYet(Problem("training.loss", f"not yet: {run.loss} of scaled or capped logits or a hidden state in "
+                             "fp32"))
     return simple_part(tape, run, leave_waiting if weight.tied else nothing, block.hidden,
                        lambda hidden: finished_logits(tape, kind, body(
                            tape, run, aten.cast(tape, hidden, run.compute) if kind.wide else hidden)), _stream(kind))

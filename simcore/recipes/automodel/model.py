@@ -108,8 +108,8 @@ _NO_SIZES: Final = ("rms_norm_eps", "rope_theta", "initializer_range")
 _CLASSES: Final = {"Qwen3MoeConfig": ("qwen3-30b-a3b", (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"))}
-"""By class of transformers: a built-in model of the family, and the fields in which it may differ from the class's defaults
-(5.23 `models/qwen3_moe/configuration_qwen3_moe.py`), beside `head_dim`, which the class leaves to the model."""
+"""By class of transformers: a built-in model of the family, and the fields in which that differs from the class's
+defaults (5.23 `models/qwen3_moe/configuration_qwen3_moe.py`); `head_dim` the class leaves to the model."""
 
 
 def _read_class(reader: Reader, draft: Draft, loader: Taken[str]) -> str:

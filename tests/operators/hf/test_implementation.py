@@ -147,8 +147,8 @@ NOT_IN_ORDER = {
 }
 """Differences of one event: tables die with the function of the first layer, after the embedding's gradient is born;
 a first run without a graph keeps no copy of 4 KiB for an in-place division of the router; FSDP2 casts a hidden state in
-fp32, or rotary tables, before it marks the next layer's begin; Gemma 3's tables of whole layers die with the lowest of these, here with
-the first layer."""
+fp32, or rotary tables, before it marks the next layer's begin; Gemma 3's tables of whole layers die with the lowest of
+these, here with the first layer."""
 NEIGHBOURS = ("mamba2", "mamba2-ac-b2", "gemma3", "gemma3-ac-b2", "olmo2", "olmo2-ac", "olmo2-lora-b2")
 """There two sections that follow each other have the same bytes together."""
 
@@ -179,8 +179,8 @@ EAGER_NOT_IN_ORDER = {
     "gemma3-eager": ("after 2", "backward 1", "backward 0"),
     "gemma3-eager-lora": ("after 2", "backward 1", "backward 0"),
 }
-"""A mask dies with the lowest layer that reads it, here with the first; GPT-OSS and Gemma have one more, for layers with
-a window; tables of `host` and of Gemma 3 as above."""
+"""A mask dies with the lowest layer that reads it, here with the first; GPT-OSS and Gemma have one more, for layers
+with a window; tables of `host` and of Gemma 3 as above."""
 
 
 @pytest.mark.parametrize("name", EAGER)
