@@ -175,6 +175,9 @@ def _adapts_head(job: Job) -> bool:
 
 
 def _check_tied(job: Job) -> None:
+    if job.graph.has_tied_head and job.scenario.training.method == "qlora" and _adapts_head(job):
+        raise job.not_yet("training.lora.target_modules", "an adapter of a tied lm_head beside a packed base under "
+                          "automodel")
     apart = _UNTIED_ONLY.get(job.graph.architecture.family)
     if job.graph.has_tied_head and apart and job.graph.implementation != "hf":
         raise job.illegal("model", f"{apart} has separate input and output embeddings and does not support "

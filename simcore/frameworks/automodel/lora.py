@@ -215,10 +215,12 @@ def runs_by_operators(job: Job, options: Mapping[str, object]) -> bool:
 
     NotYet for other releases than 0.7.0. InputError where there are no adapters, or DoRA, which has products anyway.
     """
-    if job.scenario.training.method == "full":
-        job.refuse_idle(options, EFFICIENT_OPTION, "without adapters")
-    elif job.scenario.training.lora.use_dora:
-        job.refuse_idle(options, EFFICIENT_OPTION, "with DoRA, whose products are linears in any case")
+    training = job.scenario.training
+    idle = "without adapters" if training.method == "full" else (
+        "with DoRA, whose products are linears in any case" if training.lora.use_dora else "")
+    if idle and options.get(EFFICIENT_OPTION) is not None:
+        at = job.scenario.where("framework_options", EFFICIENT_OPTION)
+        raise InputError(Problem(at, f"{EFFICIENT_OPTION}: changes nothing {idle}"))
     if options.get(EFFICIENT_OPTION) is not False:
         return False
     if job.scenario.framework_version not in ("auto", "0.7.0"):

@@ -150,11 +150,14 @@ def test_ranks_of_experts_are_scaled_only_where_experts_are_adapted(targets: str
 def test_adapters_by_operators_are_an_option_of_the_framework() -> None:
     found = imported(changed("  alpha: 48", "  alpha: 48\n  use_memory_efficient_lora: false"))
     assert found.values["framework_options"]["use_memory_efficient_lora"] is False
+    dora = imported(changed("  alpha: 48", "  alpha: 48\n  use_memory_efficient_lora: false\n  use_dora: true"))
+    assert "use_memory_efficient_lora" not in dora.values["framework_options"]
+    dora.expect_complete()
 
 
 FIELDS = ("_target_: transformers.models.qwen3_moe.configuration_qwen3_moe.Qwen3MoeConfig, vocab_size: 1000, "
           "hidden_size: 256, intermediate_size: 512, num_hidden_layers: 2, num_attention_heads: 4, "
-          "num_key_value_heads: 2, num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 128, rope_theta: 10000.0")
+          "num_key_value_heads: 2, num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 64, rope_theta: 9.0")
 
 
 def test_a_model_may_be_a_class_with_all_of_its_fields() -> None:
