@@ -63,7 +63,8 @@ def passed(case: dict[str, Any]) -> tuple[list[int], list[int]]:
     """Signed bytes of a forward and of its backward."""
     tape, params = Tape({}, {}), params_of(case)
     place: LoraDropout = case.get("position", "pre") if case.get("dropout") else ""
-    options = HfOptions(autocast=case.get("autocast", False), lora_dropout=place)
+    options = HfOptions(autocast=case.get("autocast", False), lora_dropout=place,
+                        lora_by_operators=not case.get("efficient", True))
     run = LayerWorkload(2, PEFT["rows"] // 2, "fp32" if case.get("x") == "fp32" and not case.get("autocast") else
                         "bf16", params, options=options)
     x = tape.empty((2, PEFT["rows"] // 2, IN), case.get("x", "bf16"), "x")

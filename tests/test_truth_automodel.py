@@ -16,24 +16,29 @@ from simcore.simulate import simulate
 TRUTH = ROOT / "tests/truth" / "tape"
 DENSE: dict[str, Any] = json.loads((TRUTH / "automodel-dense-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
 STEPS: dict[str, Any] = json.loads((TRUTH / "automodel-steps-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
-EXPERTS = {"qwen3": (), "mistral": (), "phi3": (), "gemma": (), "mixtral": ("num_local_experts", "num_experts_per_tok")}
+EXPERTS = {"mixtral": ("num_local_experts", "num_experts_per_tok")}
 PRESETS = {"qwen3": "qwen3-8b", "mistral": "mistral-7b-v0.3", "phi3": "phi-4", "gemma": "gemma-7b",
+           "gemma2": "gemma-2-2b", "gemma3_text": "gemma-3-270m", "granite": "granite-3.3-2b", "olmo2": "olmo-2-1b",
            "mixtral": "mixtral-8x7b"}
 LEFT_OUT = ("opt_state", "buffer")
 """Adam counts the steps of each parameter in 4 bytes; frequencies are cast with the model, or kept twice."""
 
 
 def _ran(case: dict[str, Any]) -> RankReport:
-    overrides = DENSE["shape"] | {key: DENSE["experts"][key] for key in EXPERTS[case["family"]]}
-    overrides |= {"tie_word_embeddings": case.get("tied", False)}
+    overrides = DENSE["shape"] | {key: DENSE["experts"][key] for key in EXPERTS.get(case["family"], ())}
+    overrides |= {"tie_word_embeddings": case.get("tied", False)} | case.get("fields", {})
     options = {"enable_fsdp2_prefetch": True} if case.get("enable_fsdp2_prefetch") else {}
     options |= {"attn_implementation": case["attention"]} if "attention" in case else {}
     without_liger = case["family"] == "mistral" or (case.get("hf") and case["family"] == "qwen3")
     options |= {"use_liger_kernel": False} if without_liger else {}  # none was there
+    adapters: dict[str, Any] = {}
+    if "lora" in case:
+        options |= {"use_memory_efficient_lora": False}
+        adapters = {"method": "lora", "lora": {"rank": case["lora"], "target_modules": case["target_modules"]}}
     asked = small.scenario("automodel", {"dp_shard": 8}, seq_len=512, options=options,
                            model={"config": PRESETS[case["family"]], "overrides": overrides},
                            recompute="full" if case.get("checkpoint") else "none",
-                           optimizer={"implementation": "fused"}).normalised()
+                           optimizer={"implementation": "fused"}, **adapters).normalised()
     report = simulate(Scenario.model_validate(asked | ({"implementation": "hf"} if case.get("hf") else {})))
     assert report.status == "ok", report.problems
     return report.ranks[0]
@@ -49,7 +54,7 @@ def test_the_peak_is_made_of_what_was_measured(name: str) -> None:
     found["activation"] += found.pop("workspace", 0)
     assert {k: v for k, v in found.items() if k not in LEFT_OUT} == {
         k: v for k, v in measured.items() if k not in LEFT_OUT}
-    assert abs(found["opt_state"] - measured["opt_state"]) <= 4 * 36
+    assert abs(found["opt_state"] - measured["opt_state"]) <= 4 * 44
     assert abs(found["buffer"] - measured["buffer"]) <= 128
 
 
@@ -59,7 +64,8 @@ def test_forward_is_as_high_as_measured(name: str) -> None:
     peak = _ran(row["case"]).peak
     assert peak is not None
     apart = sum(row["backward"]["breakdown"][k] - peak.by_category[k] for k in LEFT_OUT)
-    inside = "attention" in row["case"] and not {"checkpoint", "hf"} & row["case"].keys()
+    own = row["case"]["family"] == "qwen3" and "hf" not in row["case"]
+    inside = "attention" in row["case"] and own and "checkpoint" not in row["case"]
     positions = 8 * 512 * inside  # held while the model runs forward; other peaks are behind it
     assert row["forward"]["peak"] - peak.by_phase["forward"] == apart + positions
 

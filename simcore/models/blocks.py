@@ -229,7 +229,8 @@ class Embedding:
 
     `rotary_dim` > 0: cos and sin tables for the layers. `positions`: number of learned position vectors, 0 none.
     `shared`: multi-token prediction looks tokens up in it too. `window` > 0: a mask for layers that see this many
-    tokens, if sequences are as long or longer.
+    tokens, if sequences are as long or longer. `further_tables`: rotary tables beside those that `rotary_dim` tells of,
+    of the same size.
     """
 
     vocab: int
@@ -238,6 +239,7 @@ class Embedding:
     positions: int = 0
     shared: bool = False
     window: int = 0
+    further_tables: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,13 +270,14 @@ class Mtp:
 class Head:
     """The output projection from `hidden` to `vocab`; `tied`: its weight is the embedding's.
 
-    `shared`: number of its runs for further tokens (multi-token prediction).
+    `shared`: number of its runs for further tokens (multi-token prediction). `capped`: logits are kept below a limit.
     """
 
     vocab: int
     hidden: int
     tied: bool = False
     shared: int = 0
+    capped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,9 +294,9 @@ Block = Mixer | Embedding | FinalNorm | Head | Loss | Mtp
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One residual branch of a layer: `x + block(norm(x))`, or `x + behind(block(norm(x)))`.
+    """One residual branch of a layer: `x + block(norm(x))`, `x + behind(block(norm(x)))` or `x + behind(block(x))`.
 
-    `norm`, `name`, `behind`: module names of the norm, the block, and the norm behind it ("" for none). `layer_norm`:
+    `norm`, `name`, `behind`: module names of the norm, the block, and the norm behind it ("": no norm). `layer_norm`:
     True for LayerNorm, else RMSNorm; `norm_bias`: the LayerNorm has a bias.
     """
 

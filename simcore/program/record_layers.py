@@ -182,8 +182,9 @@ def adds_in_place(plan: Plan, kind: int) -> frozenset[int]:
 
 @lru_cache(maxsize=1024)
 def _params(kind: PlacedKind, twice: frozenset[str], optimizer: str, there: frozenset[int], *, tied: bool) -> _Params:
-    """Parameters of a kind; `there`: indices of those that already have a gradient."""
-    return _Params(tuple(_param(p, optimizer, there=number in there, tied=tied or p.spec.name in twice)
+    """Parameters of a kind; `there`: indices of those that already have a gradient. An adapter is its module's own."""
+    return _Params(tuple(_param(p, optimizer, there=number in there, tied=(
+        tied and p.spec.module != "adapter") or p.spec.name in twice)
                          for number, p in enumerate(kind) if not p.spec.is_buffer))
 
 

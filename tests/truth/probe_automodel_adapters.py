@@ -16,6 +16,9 @@ import probe_adapters
 import torch
 
 VARIANTS: dict[str, dict[str, Any]] = {
+    "by operators": {"efficient": False},
+    "by operators, pre": {"efficient": False, "dropout": 0.05, "position": "pre"},
+    "by operators, post": {"efficient": False, "dropout": 0.05, "position": "post"},
     "plain": {}, "pre": {"dropout": 0.05, "position": "pre"}, "post": {"dropout": 0.05, "position": "post"},
     "dora": {"dora": True}, "dora, pre": {"dora": True, "dropout": 0.05, "position": "pre"},
     "dora, post": {"dora": True, "dropout": 0.05, "position": "post"}}
@@ -31,7 +34,8 @@ def built(case: dict[str, Any]) -> Any:
         linear.quant_state = linear.weight.quant_state
     return peft_lora.patch_linear_module(
         linear, dim=8, alpha=16, use_dora=case.get("dora", False), dropout=case.get("dropout", 0.0),
-        dropout_position=case.get("position", "post"), lora_dtype=torch.bfloat16, use_triton=False).train()
+        dropout_position=case.get("position", "post"), lora_dtype=torch.bfloat16, use_triton=False,
+        use_memory_efficient_lora=case.get("efficient", True)).train()
 
 
 def found(case: dict[str, Any]) -> dict[str, Any]:

@@ -102,7 +102,8 @@ def config(family: str, *, tied: bool = False, attention: str = "sdpa", **given:
 
 
 def model_of(case: dict[str, Any]) -> Any:
-    cfg = config(case["family"], tied=case.get("tied", False), attention=case.get("attention", "sdpa"))
+    cfg = config(case["family"], tied=case.get("tied", False), attention=case.get("attention", "sdpa"),
+                 **case.get("fields", {}))
     with torch.device("meta"):
         if case.get("hf") or case["family"] not in OWN:
             return AutoModelForCausalLM.from_config(cfg, dtype=torch.bfloat16)

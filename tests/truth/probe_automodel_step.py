@@ -26,6 +26,7 @@ from nemo_automodel.components.distributed.model_parallelizer import parallelize
 from nemo_automodel.components.loss.masked_ce import MaskedCrossEntropy
 from nemo_automodel.components.models.llama.rope_utils import LlamaRotaryEmbedding
 from nemo_automodel.components.models.qwen3 import model as qwen3
+from oracle.drawn_automodel import adapted
 from oracle.fsdp2_log import Replay
 from oracle.fsdp2_models import no_mask
 from oracle.fsdp2_run import summarise_comms
@@ -34,14 +35,22 @@ from oracle.fsdp2_tracker import Tracker
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers.models.gemma import modeling_gemma
+from transformers.models.gemma2 import modeling_gemma2
+from transformers.models.gemma3 import modeling_gemma3
+from transformers.models.granite import modeling_granite
 from transformers.models.mistral import modeling_mistral
 from transformers.models.mixtral import modeling_mixtral
+from transformers.models.olmo2 import modeling_olmo2
 from transformers.models.phi3 import modeling_phi3
 from transformers.models.qwen3 import modeling_qwen3
 
+WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 1024}
 CASES: dict[str, dict[str, Any]] = {
     "qwen3": {"family": "qwen3"}, "qwen3 checkpointed": {"family": "qwen3", "checkpoint": True},
     "qwen3 tied": {"family": "qwen3", "tied": True},
+    "qwen3 tied, adapted": {"family": "qwen3", "tied": True, "lora": 8, "target_modules": ["*"]},
+    "qwen3 tied, adapted, checkpointed": {"family": "qwen3", "tied": True, "lora": 8, "target_modules": ["*"],
+                                          "checkpoint": True},
     "qwen3 ahead": {"family": "qwen3", "enable_fsdp2_prefetch": True},
     "qwen3 by transformers": {"family": "qwen3", "hf": True, "checkpoint": True},
     "qwen3 eager": {"family": "qwen3", "attention": "eager"},
@@ -51,6 +60,13 @@ CASES: dict[str, dict[str, Any]] = {
     "mistral": {"family": "mistral"}, "mistral checkpointed": {"family": "mistral", "checkpoint": True},
     "gemma": {"family": "gemma"}, "gemma checkpointed": {"family": "gemma", "checkpoint": True},
     "phi3": {"family": "phi3"}, "phi3 checkpointed": {"family": "phi3", "checkpoint": True},
+    "gemma2 eager": {"family": "gemma2", "attention": "eager", "tied": True, "fields": WINDOWS},
+    "gemma2 eager checkpointed": {"family": "gemma2", "attention": "eager", "checkpoint": True, "fields": WINDOWS},
+    "gemma3": {"family": "gemma3_text", "tied": True, "fields": WINDOWS},
+    "gemma3 eager": {"family": "gemma3_text", "attention": "eager", "fields": WINDOWS},
+    "granite tied": {"family": "granite", "tied": True},
+    "granite checkpointed": {"family": "granite", "checkpoint": True},
+    "olmo2": {"family": "olmo2"}, "olmo2 checkpointed": {"family": "olmo2", "checkpoint": True},
 }
 SEQ = 512
 
@@ -80,6 +96,7 @@ def micro_step(model: Any, tr: Tracker, first: bool) -> None:
 def measure(case: dict[str, Any]) -> dict[str, Any]:
     model = dense.model_of(case).train()
     model.config._experts_implementation = "grouped_mm"
+    adapted(model, case)
     fsdp = FSDP2Config(**{k: case[k] for k in ("enable_fsdp2_prefetch",) if k in case})
     mesh = MeshContext.build(fsdp, ParallelismSizes(), world_size=8, activation_checkpointing=bool(
         case.get("checkpoint")))
@@ -108,7 +125,8 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
 def main() -> str:
     os.environ.update(WORLD_SIZE="8", RANK="0", LOCAL_RANK="0")
     dist.init_process_group(backend="fake", rank=0, world_size=8, store=FakeStore())
-    return dense.lines({name: measure(case) for name, case in CASES.items()})
+    asked = sys.argv[1:] or list(CASES)
+    return dense.lines({name: measure(CASES[name]) for name in asked})
 
 
 def masked(own: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,7 +137,8 @@ def masked(own: Callable[..., Any]) -> Callable[..., Any]:
 def stand_in() -> None:
     dense.stand_in()
     LlamaRotaryEmbedding.forward = tables
-    for module in (qwen3, modeling_gemma, modeling_mistral, modeling_mixtral, modeling_phi3, modeling_qwen3):
+    for module in (qwen3, modeling_gemma, modeling_gemma2, modeling_gemma3, modeling_granite, modeling_mistral,
+                   modeling_mixtral, modeling_olmo2, modeling_phi3, modeling_qwen3):
         for name in ("create_causal_mask", "create_sliding_window_causal_mask"):
             if hasattr(module, name):
                 setattr(module, name, masked(getattr(module, name)))

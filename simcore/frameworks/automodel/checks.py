@@ -58,7 +58,8 @@ def _check_packed(job: Job) -> None:
                           "products under automodel")
 
 
-_BY_HF = ("gemma", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe")
+_BY_HF = ("gemma", "gemma2", "gemma3_text", "granite", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen3",
+          "qwen3_moe")
 
 
 def _check_hf(job: Job) -> None:
@@ -174,8 +175,9 @@ def _adapts_head(job: Job) -> bool:
 
 
 def _check_tied(job: Job) -> None:
-    if job.graph.has_tied_head and _adapts_head(job):
-        raise job.not_yet("training.lora.target_modules", "an adapter of a tied lm_head under automodel")
+    if job.graph.has_tied_head and job.scenario.training.method == "qlora" and _adapts_head(job):
+        raise job.not_yet("training.lora.target_modules", "an adapter of a tied lm_head beside a packed base under "
+                          "automodel")
     apart = _UNTIED_ONLY.get(job.graph.architecture.family)
     if job.graph.has_tied_head and apart and job.graph.implementation != "hf":
         raise job.illegal("model", f"{apart} has separate input and output embeddings and does not support "

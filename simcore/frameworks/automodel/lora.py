@@ -17,6 +17,7 @@ models, which are no linear layer and no `GroupedExperts`.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -26,11 +27,12 @@ from simcore.frameworks.automodel.policies import NEMO_RL
 from simcore.frameworks.common.lora import dropout_at
 from simcore.models.blocks import LayerKind, Moe
 from simcore.models.tensor import TensorSpec
-from simcore.placement.job import Draft
+from simcore.placement.job import Draft, Job
 from simcore.recording.options import LoraDropout
 
-__all__ = ["DEFAULT_TARGETS", "adapters", "automodel_dropout", "matches"]
+__all__ = ["DEFAULT_TARGETS", "EFFICIENT_OPTION", "adapters", "automodel_dropout", "matches", "runs_by_operators"]
 
+EFFICIENT_OPTION: Final = "use_memory_efficient_lora"
 DEFAULT_TARGETS: Final = ("*_proj",)
 _WHERE: Final = "training.lora"
 _OWN_EXPERTS: Final = "_projs"
@@ -206,3 +208,22 @@ def automodel_dropout(job: Draft) -> LoraDropout:
         raise job.illegal(f"{_WHERE}.use_rslora", "Automodel's adapters scale by alpha / dim alone: multiply alpha by "
                           "the square root of rank", "0.7.0 _peft/lora.py PeftConfig, LinearLoRA._init_adapter")
     return dropout_at(job, "post", "0.7.0 _peft/lora.py PeftConfig: dropout_position \"post\"")
+
+
+def runs_by_operators(job: Job, options: Mapping[str, object]) -> bool:
+    """True if adapters are plain products instead of one function (0.7.0 `_peft/lora.py`, LinearLoRA.forward).
+
+    NotYet for other releases than 0.7.0. InputError where there are no adapters, or DoRA, which has products anyway.
+    """
+    training = job.scenario.training
+    idle = "without adapters" if training.method == "full" else (
+        "with DoRA, whose products are linears in any case" if training.lora.use_dora else "")
+    if idle and options.get(EFFICIENT_OPTION) is not None:
+        at = job.scenario.where("framework_options", EFFICIENT_OPTION)
+        raise InputError(Problem(at, f"{EFFICIENT_OPTION}: changes nothing {idle}"))
+    if options.get(EFFICIENT_OPTION) is not False:
+        return False
+    if job.scenario.framework_version not in ("auto", "0.7.0"):
+        raise job.not_yet(f"framework_options.{EFFICIENT_OPTION}", f"false under automodel "
+                          f"{job.scenario.framework_version}")
+    return True

@@ -27,6 +27,7 @@ from simcore.frameworks.automodel.attention import (
     te_calls,
 )
 from simcore.frameworks.automodel.checks import QUANTISED, check
+from simcore.frameworks.automodel.lora import EFFICIENT_OPTION, runs_by_operators
 from simcore.frameworks.automodel.pipeline import (
     STAGE_OPTIONS,
     STAGES,
@@ -77,7 +78,7 @@ e42584e30, 2026-05-22)."""
 _ONE_TYPE = ("main 2026-06-08", *_BESIDE)
 """Those that keep all parameters of a layer in one (`_fp32_params` came with 4bdfc405c, 2026-06-23); what lay in it has
 its name here all the same."""
-NOT_REGISTERED = ("gemma", "mistral", "mixtral", "phi3")
+NOT_REGISTERED = ("gemma", "gemma2", "gemma3_text", "granite", "mistral", "mixtral", "olmo2", "phi3")
 """Families without own code (0.7.0 _transformers/registry.py MODEL_ARCH_MAPPING): transformers' layers are run."""
 BOTH = ("llama", "qwen2", "qwen3", "qwen3_moe", *NOT_REGISTERED)
 """Families of which transformers' layers are served too (`force_hf: true`)."""
@@ -95,6 +96,7 @@ OPTIONS = {
     "sdpa_backend": SDPA_BACKENDS,
     "fake_balanced_gate": (True, False),
     "moe_rank_scaling": (True, False),
+    EFFICIENT_OPTION: (True, False),
     LIGER_OPTION: (True, False),
     STORAGE_OPTION: STORAGES,
     **STAGE_OPTIONS,
@@ -138,7 +140,7 @@ def table(job: Draft) -> Framework:
         sequence_parallel=False,
         stages=stages,
         schedule=schedule_of(job, options),
-        options=_layer_options(job, options, version),
+        options=replace(_layer_options(job, options, version), lora_by_operators=runs_by_operators(job, options)),
         communicators=_communicators(job),
         files=automodel_files(job),
         afterwards=trainer_afterwards(job, "", whole=False, loop=AUTOMODEL_LOOP, writes=AUTOMODEL_FILES),

@@ -23,6 +23,7 @@ from simcore.frameworks.fsdp2.trainers import TRAINERS
 from simcore.frameworks.fsdp2.units import units
 from simcore.inputs.optimizers import AS_STORED, OPTIMIZERS
 from simcore.models.graph import ModelGraph
+from simcore.operators.hf.families import has_wide_inputs
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.framework import Framework, Optimizer, Unit
 from simcore.placement.job import Draft, Job
@@ -123,7 +124,7 @@ def _cast_stream(job: Job, options: ImplementationOptions) -> ImplementationOpti
     """Inputs of each unit are cast to the compute dtype (torch 2.13 `_fsdp_state.py`, cast_forward_inputs)."""
     if not isinstance(options, HfOptions):  # others refuse residuals in fp32
         return options
-    return replace(options, casts_stream=any(kind.wide for kind in job.graph.kinds))
+    return replace(options, casts_stream=any(map(has_wide_inputs, job.graph.kinds)))
 
 
 def _note_defaults(job: Draft, options: dict[str, object]) -> None:

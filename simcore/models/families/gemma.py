@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from simcore.models.blocks import Attention, Branch, LayerKind, Mlp
+from simcore.models.blocks import Attention, Branch, Embedding, Head, LayerKind, Mlp
 from simcore.models.config import Architecture, Config, ModelFamily
 from simcore.models.families.decoder import attention, chain, check_fair_heads, decoder_layer
 
@@ -32,12 +32,23 @@ def architecture(config: Config) -> Architecture:
     check_fair_heads(config)
     config.choice("hidden_activation", ("gelu_pytorch_tanh",))
     window, types = config.integer("sliding_window", default=4096), _types(config, family)
-    kinds = {_SLIDING: _layer(config, family, window), _FULL: _layer(config, family, 0)}
-    made = chain(config, family, [kinds[name] for name in types], config.integer("head_dim", default=256),
-                 window=window, scaled=True, tied=True)
     tables = tuple(dict.fromkeys(types)) if family == "gemma3_text" else ("all",)
-    return replace(made, buffers=tuple((f"model.rotary_emb.{name}", size) for name in tables
-                                       for _, size in made.buffers))
+    passing = config.integer("head_dim", default=256) * (len(tables) - 1)
+    kinds = {_SLIDING: _layer(config, family, window, passing), _FULL: _layer(config, family, 0, passing)}
+    made = chain(config, family, [kinds[name] for name in types], config.integer("head_dim", default=256),
+                 window=window if _SLIDING in types else 0, tied=True)
+    return replace(made, parts=_around(config, family, made, len(tables) - 1), buffers=tuple(
+        (f"model.rotary_emb.{name}", size) for name in tables for _, size in made.buffers))
+
+
+def _around(config: Config, family: str, made: Architecture, further: int) -> tuple[tuple[str, LayerKind], ...]:
+    """The parts with a scaled embedding that makes `further` tables, and logits below a cap if there is one."""
+    (path, stem), *others = made.parts
+    assert isinstance(stem.block, Embedding)
+    first = (path, replace(stem, scaled=True, block=replace(stem.block, further_tables=further)))
+    caps = config.fields.get("final_logit_softcapping", 30.0 if family == "gemma2" else None) is not None
+    return first, *((path, replace(kind, block=replace(kind.block, capped=caps)) if isinstance(kind.block, Head) else
+                     kind) for path, kind in others)
 
 
 def _first(config: Config) -> Architecture:
@@ -58,12 +69,13 @@ def _types(config: Config, family: str) -> tuple[str, ...]:
     return config.names("layer_types", usual, (_SLIDING, _FULL))
 
 
-def _layer(config: Config, family: str, window: int) -> LayerKind:
+def _layer(config: Config, family: str, window: int, passing: int) -> LayerKind:
+    """`passing`: columns of the rotary tables of layers of the other type."""
     mixer = _attention(config, family, window)
     mlp = Mlp(mixer.hidden, config.integer("intermediate_size"), gated=True, gelu=True)
     return LayerKind("decoder", family, mixer.hidden, (
         Branch("input_layernorm", "self_attn", mixer, behind="post_attention_layernorm"),
-        Branch("pre_feedforward_layernorm", "mlp", mlp, behind="post_feedforward_layernorm")))
+        Branch("pre_feedforward_layernorm", "mlp", mlp, behind="post_feedforward_layernorm")), tables=passing)
 
 
 def _attention(config: Config, family: str, window: int) -> Attention:

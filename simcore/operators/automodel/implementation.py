@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
+from simcore.errors import NotYet, Problem
 from simcore.models.blocks import (
     Attention,
     Branch,
@@ -44,6 +45,7 @@ from simcore.operators.automodel.tensors import tensors
 from simcore.operators.implementation import Implementation
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import AFTER, BEFORE, leave_waiting, meet_waiting
+from simcore.operators.shared.logits import changes_logits, finished_logits
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Module
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Node, Section, Tape, Tensor
@@ -158,7 +160,9 @@ def _run(env: Env, kind: LayerKind, hidden: Tensor) -> Tensor:
     if isinstance(kind.block, FinalNorm):
         return dense_norm(env, hidden, "model.norm", kind.family)
     if isinstance(kind.block, Head):
-        return head(env, hidden, kind.block)
+        if changes_logits(kind) and env.run.loss in LINEAR_LOSSES:
+            raise NotYet(Problem("training.loss", f"not yet: {env.run.loss} of scaled or capped logits"))
+        return finished_logits(env.tape, kind, head(env, hidden, kind.block))
     if not _checkpointed(kind, env.run) or _by_parts(kind, env.run):
         return _layer(env, kind, hidden)
     if env.run.ep > 1 and env.options.keeps_router:

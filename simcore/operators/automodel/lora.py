@@ -4,9 +4,10 @@ It is put on its own models' layers and on those of transformers alike (`apply_l
 
 [Note: Automodel's adapters] LinearLoRA.forward: without dropout and with dropout of the input (pre) one function adds
 the base's output in place to its own; with dropout of the output (post, the default) that function runs without the
-base, and the sum is in place in the dropped copy. DoRA runs module by module: it keeps x A, the adapter's output and
-the base's, and makes `B A` as large as the weight for norms of rows. With `pre` the base's product runs again on the
-dropped input.
+base, and the sum is in place in the dropped copy. With `use_memory_efficient_lora: false` the products are linears
+of their own, which keep x A, and the sum is a new tensor. DoRA runs module by module: it keeps x A, the adapter's
+output and the base's, and makes `B A` as large as the weight for norms of rows. With `pre` the base's product runs
+again on the dropped input.
 """
 
 from __future__ import annotations
@@ -28,11 +29,25 @@ def linear_lora(tape: Tape, run: LayerWorkload, prefix: str, x: Tensor, base: Te
     place = run.options.lora_dropout
     if f"{prefix}lora_magnitude" in run.params:
         return _dora(tape, run, prefix, x, base, name)
+    if run.options.lora_by_operators:
+        return _by_operators(tape, run, pair, x, base, name)
     if place == "post":
         part = aten.dropout(tape, _memory_efficient(tape, x, pair, None, name))
         aten.add_(tape, part, base)
         return part
     return _memory_efficient(tape, aten.dropout(tape, x) if place else x, pair, base, name)
+
+
+def _by_operators(tape: Tape, run: LayerWorkload, pair: tuple[Param, Param], x: Tensor, base: Tensor,
+                  name: str) -> Tensor:
+    """`base + B(A(x) * scale)`, each product a linear of its own."""
+    place = run.options.lora_dropout
+    x = aten.dropout(tape, x) if place == "pre" else x
+    low = aten.mul_scalar(tape, aten.linear(tape, x, pair[0], f"{name}.lora_a"))
+    part = aten.linear(tape, low, pair[1], f"{name}.lora_b")
+    del low
+    part = aten.dropout(tape, part) if place == "post" else part
+    return aten.add(tape, base, part, name)
 
 
 def _dora(tape: Tape, run: LayerWorkload, prefix: str, x: Tensor, base: Tensor, name: str) -> Tensor:

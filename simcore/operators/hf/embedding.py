@@ -6,7 +6,7 @@ from functools import partial
 
 from simcore.models.blocks import Attention, Embedding, LayerKind
 from simcore.operators.hf import remote_code
-from simcore.operators.hf.families import of_family
+from simcore.operators.hf.families import TABLES, Family, of_family
 from simcore.operators.hf.layers import has_eager_attention, has_flash_attention, is_of_hub
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.shared import aten
@@ -80,9 +80,10 @@ def _shared_tables(tape: Tape, family: str, block: Embedding, run: LayerWorkload
     made = [positions]
     if block.rotary_dim and of_family(family).grids:
         made += _tables_of_grids(tape, run, block.rotary_dim, positions, of_family(family).grids)
-    elif block.rotary_dim:
-        made += _rotary_tables(tape, run, block.rotary_dim, positions, halves=of_family(family).halves_rotary)
-    names = ["position_ids", "rotary.cos", "rotary.sin"][:len(made)]
+    else:
+        for _ in range(1 + block.further_tables if block.rotary_dim else 0):
+            made += _rotary_tables(tape, run, block.rotary_dim, positions, of_family(family))
+    names = ["position_ids", *TABLES][:len(made)]
     if _is_masked(run, family, block.window):
         names.insert(1, "causal_mask")
         made.insert(1, _added_masks(tape, run, family) if has_eager_attention(run) else _block_diagonal(tape, run.seq))
@@ -115,15 +116,17 @@ def _positions(tape: Tape, run: LayerWorkload, family: str) -> Tensor:
     return aten.select(tape, count, (run.seq,), "int64", "position_ids")
 
 
-def _rotary_tables(tape: Tape, run: LayerWorkload, dim: int, positions: Tensor, *, halves: bool) -> tuple[Tensor,
-                                                                                                          Tensor]:
+def _rotary_tables(tape: Tape, run: LayerWorkload, dim: int, positions: Tensor,
+                   family: Family) -> tuple[Tensor, Tensor]:
     """The tables of cos and sin, made in fp32."""
+    halves = family.halves_rotary
     shape = (run.seq, dim // 2 if halves else dim)
     freqs = _frequencies(tape, run, dim, aten.select(tape, positions, positions.shape, "fp32", "positions"))
     angles = freqs if halves else aten.select(tape, freqs, shape, "fp32", "angles")
     cos = aten.select(tape, aten.select(tape, angles, shape, "fp32", "cos"), shape, "fp32", "cos")
     sin = aten.select(tape, aten.select(tape, angles, shape, "fp32", "sin"), shape, "fp32", "sin")
-    return aten.cast(tape, cos, stream_dtype(run)), aten.cast(tape, sin, stream_dtype(run))
+    kept = "fp32" if family.wide_tables else stream_dtype(run)
+    return aten.cast(tape, cos, kept), aten.cast(tape, sin, kept)
 
 
 def _tables_of_grids(tape: Tape, run: LayerWorkload, dim: int, positions: Tensor, grids: int) -> tuple[Tensor, Tensor]:

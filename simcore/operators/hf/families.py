@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from simcore.models.blocks import Attention, Branch, GatedDeltaNet, Mlp, Moe
-from simcore.operators.hf import gpt_oss, hybrid, layers, phi3, remote_code
+from simcore.errors import NotYet, Problem
+from simcore.models.blocks import Attention, Branch, GatedDeltaNet, LayerKind, Mlp, Moe
+from simcore.operators.hf import decoders, gpt_oss, hybrid, layers, remote_code
 from simcore.operators.hf import liger as hf_liger
 from simcore.operators.hf import moe as hf_moe
 from simcore.operators.hf.layers import Core, Inputs, has_eager_attention, is_of_hub
@@ -21,7 +22,10 @@ from simcore.operators.shared.rms_norm import rms_norm, rms_norm_from_zero
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.tape import Param, Tape, Tensor
 
-__all__ = ["Family", "mix", "norm", "of_family"]
+__all__ = ["TABLES", "Family", "has_wide_inputs", "mix", "norm", "of_family"]
+
+TABLES: Final = ("rotary.cos", "rotary.sin", "rotary.further_cos", "rotary.further_sin")
+"""Storages of the tables that the embedding makes for all layers, in their order."""
 
 Norm = Callable[[Tape, Param, Tensor], Tensor]
 """(tape, weight, x) -> normalised x."""
@@ -59,10 +63,26 @@ def _attention_with_sinks(tape: Tape, run: LayerWorkload, branch: Branch, inputs
     return layers.attention(tape, run, branch, inputs, gpt_oss.rotate, core), held
 
 
+def _attention_of_gemma(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    """Norms of heads count their weight from zero; scores may have a cap, which SDPA does not know."""
+    held, block = list[Tensor](), branch.block
+    assert isinstance(block, Attention)
+    if block.capped and not has_eager_attention(run):
+        raise NotYet(Problem("framework_options.attn_implementation", "not yet: scores below a cap in another "
+                             "attention than eager (transformers 5.23 models/gemma2: SDPA has none)"))
+    core = eager_core(tape, inputs.mask, held, by_heads=False, caps=block.capped) if has_eager_attention(run) else None
+    return layers.attention(tape, run, branch, inputs, core=core, head_norm=rms_norm_from_zero), held
+
+
+def _attention_of_olmo2(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
+    held: list[Tensor] = []
+    return decoders.olmo2_attention(tape, run, branch, inputs, _eager(tape, run, branch, inputs, held)), held
+
+
 def _attention_of_phi3(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
     held: list[Tensor] = []
     core = eager_core(tape, inputs.mask, held, by_heads=True) if has_eager_attention(run) else None
-    return phi3.attention(tape, run, branch, inputs, core), held
+    return decoders.phi3_attention(tape, run, branch, inputs, core), held
 
 
 def _attention_with_gate(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
@@ -77,7 +97,7 @@ def _mlp(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tupl
 
 
 def _mlp_of_phi3(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
-    return phi3.mlp(tape, run, branch.name, inputs.hidden), None
+    return decoders.phi3_mlp(tape, run, branch.name, inputs.hidden), None
 
 
 def _shared_mlp(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs) -> tuple[Tensor, object]:
@@ -117,7 +137,7 @@ class Family:
     `has_positions`: the model makes position ids; `passes_positions`: its layers get them; `adds_cached_positions`: the
     length of the cache, a zero, is added to them. `halves_rotary`: rotary tables have half a head's size. `masks`:
     number of masks that the model makes for eager attention; with two, one is for whole layers, one for those within a
-    window.
+    window. `wide_tables`: rotary tables stay in fp32.
     """
 
     norm: Norm = _norm
@@ -131,18 +151,22 @@ class Family:
     halves_rotary: bool = False
     masks: int = 1
     grids: int = 0
+    wide_tables: bool = False
 
 
 _LLAMA: Final = Family()
 FAMILIES: Final = {
     "bamba": Family(adds_cached_positions=False),
     "gemma": Family(norm=rms_norm_from_zero),
+    "gemma2": Family(norm=rms_norm_from_zero, attention=_attention_of_gemma, masks=2),
+    "gemma3_text": Family(norm=rms_norm_from_zero, attention=_attention_of_gemma, masks=2),
     "gpt_oss": Family(norm=gpt_oss.rms_norm, attention=_attention_with_sinks, moe=_moe_of_gpt_oss, halves_rotary=True,
                       masks=2),
     "granitemoehybrid": Family(mlp=_shared_mlp, moe=_moe_beside_mlp, passes_positions=False),
     "mamba2": Family(has_positions=False),
     "mixtral": Family(moe=_moe_with_wide_weights),
     "nemotron_h": Family(norm=_norm_in_fp32),
+    "olmo2": Family(norm=decoders.olmo2_norm, attention=_attention_of_olmo2, wide_tables=True),
     "phi3": Family(attention=_attention_of_phi3, mlp=_mlp_of_phi3),
     "qwen2_moe": Family(masks=2),
     "qwen3_next": Family(norm=rms_norm_from_zero, attention=_attention_with_gate),
@@ -154,6 +178,11 @@ FAMILIES: Final = {
 def of_family(name: str) -> Family:
     """Functions of the family with that name; Llama's if the family does not differ from it."""
     return FAMILIES.get(name, _LLAMA)
+
+
+def has_wide_inputs(kind: LayerKind) -> bool:
+    """True if layers of `kind` are given tensors in fp32: the residual stream, or rotary tables."""
+    return kind.wide or of_family(kind.family).wide_tables
 
 
 def norm(tape: Tape, run: LayerWorkload, weight: Param, x: Tensor, family: str) -> Tensor:

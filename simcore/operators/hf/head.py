@@ -11,6 +11,7 @@ from simcore.operators.hf.losses import cut_loss, liger_loss
 from simcore.operators.hf.unsloth import fast_norm, has_fast_layers
 from simcore.operators.shared import aten
 from simcore.operators.shared.layer_borders import leave_waiting, nothing, simple_part
+from simcore.operators.shared.logits import changes_logits, finished_logits
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.tape import Tape, Tensor
 
@@ -35,22 +36,19 @@ def head(tape: Tape, kind: LayerKind, block: Head, run: LayerWorkload) -> Record
     """Recording, forward and backward, of the output projection: of logits, or of the loss itself.
 
     The losses `cut`, `liger` and `chunked` make the logits themselves. For these it raises NotYet if the head has an
-    adapter, if logits are scaled (their divisor is unknown to them) or if the hidden state is fp32.
+    adapter, if logits are scaled or capped (they know of neither) or if the hidden state is fp32.
     """
     weight = run.params["weight"]
     body = {"cut": cut_loss, "liger": liger_loss, "chunked": chunked_loss}.get(run.loss, _logits)
     if body != _logits and "lora_a.weight" in run.params:
         raise NotYet(Problem("training.loss", f"not yet: {run.loss} with an adapter of lm_head"))
-    if (kind.scaled or kind.wide) and body != _logits:
-        raise NotYet(Problem("training.loss", f"not yet: {run.loss} of scaled logits or a hidden state in fp32"))
+    if (changes_logits(kind) or kind.wide) and body != _logits:
+        raise NotYet(Problem("training.loss", f"not yet: {run.loss} of scaled or capped logits or a hidden state in "
+                             "fp32"))
     return simple_part(tape, run, leave_waiting if weight.tied else nothing, block.hidden,
-                       lambda hidden: (_scaled_logits if kind.scaled else body)(
-                           tape, run, aten.cast(tape, hidden, run.compute) if kind.wide else hidden), _stream(kind))
+                       lambda hidden: finished_logits(tape, kind, body(
+                           tape, run, aten.cast(tape, hidden, run.compute) if kind.wide else hidden)), _stream(kind))
 
 
 def _logits(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
     return linear(tape, run, "", hidden)
-
-
-def _scaled_logits(tape: Tape, run: LayerWorkload, hidden: Tensor) -> Tensor:
-    return aten.mul_scalar(tape, _logits(tape, run, hidden))

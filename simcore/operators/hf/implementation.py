@@ -21,7 +21,7 @@ from typing import Final
 
 from simcore.models.blocks import Attention, Embedding, FinalNorm, Head, LayerKind, Loss
 from simcore.operators.hf.embedding import embedding, mask_of, window_of
-from simcore.operators.hf.families import mix, norm, of_family
+from simcore.operators.hf.families import TABLES, mix, norm, of_family
 from simcore.operators.hf.head import final_norm, head
 from simcore.operators.hf.layers import Inputs, has_eager_attention
 from simcore.operators.hf.losses import loss_of
@@ -43,7 +43,9 @@ SERVED: Final = frozenset({"norms of query and key", "biases of query, key and v
                            "a router by softmax, not normalised", "a gate of the shared expert",
                            "rotation of a part of each head", "scaled residuals",
                            "a scaled embedding or scaled logits", "residuals in fp32", "a GELU MLP",
-                           "the gated delta rule", "a gate of attention's output"})
+                           "the gated delta rule", "a gate of attention's output",
+                           "norms over all heads of query and key", "norms behind blocks", "scores below a cap",
+                           "logits below a cap"})
 """Features (`operators/shared/features.py`) of models that these layers are recorded with."""
 
 
@@ -80,21 +82,27 @@ def _outside(run: LayerWorkload) -> dict[str, Param]:
 
 # ---- layers -----------------------------------------------------------------------------------------------------
 def _layer(tape: Tape, kind: LayerKind, run: LayerWorkload) -> RecordedLayer:
-    inputs: Inputs | None = _stem(tape, kind, run)
+    inputs: Inputs | None
+    inputs, further = _stem(tape, kind, run)
     assert inputs is not None
     positions = inputs.positions
     if not of_family(kind.family).passes_positions:
         inputs = inputs._replace(positions=None)
-    stream: Tensor | None = inputs.hidden
+    stream = (inputs.hidden, inputs.cos, inputs.sin)
     leaf = inputs.hidden.node
     if HfOptions.of(run.options).casts_stream:  # by FSDP2's hook; the model holds what it was until the layer returns
-        inputs = inputs._replace(hidden=aten.cast(tape, inputs.hidden, run.compute))
+        inputs = inputs._replace(hidden=aten.cast(tape, inputs.hidden, run.compute), **{
+            name: aten.cast(tape, table, run.compute) for name, table in (("cos", inputs.cos), ("sin", inputs.sin))
+            if table is not None})
     body: Callable[[], Tensor] = partial(_body, tape, kind, run, inputs)
     held: list[Callable[[], Tensor]] = []
     if is_function := run.checkpoint != "none" and run.options.inputs_on_host:
         held.append(_Function(tape, run, inputs, body))
         body = held[0]
     out = tape.checkpoint(body, nested=is_function) if run.checkpoint != "none" else body()
+    if out.node is not None:
+        tape.save(out.node, *further)
+    further.clear()
     hand_on(tape, out)
     forward = tape.cut()
     tape.casts.clear()
@@ -147,8 +155,11 @@ class _Function:
         hidden.storage = back.storage
 
 
-def _stem(tape: Tape, kind: LayerKind, run: LayerWorkload) -> Inputs:
-    """One layer posts deaths of what all layers share: the lowest that keeps it, or the first; a mask's the first."""
+def _stem(tape: Tape, kind: LayerKind, run: LayerWorkload) -> tuple[Inputs, list[Tensor]]:
+    """One layer posts deaths of what all layers share: the lowest that keeps it, or the first; a mask's the first.
+
+    Also returns the rotary tables of layers of another type, which that layer frees with its own.
+    """
     hidden = hidden_state(tape, run, run.seq, kind.hidden, "fp32" if kind.wide and not run.first else "")
     down = -(run.stem or run.first)
     family = of_family(kind.family)
@@ -158,17 +169,22 @@ def _stem(tape: Tape, kind: LayerKind, run: LayerWorkload) -> Inputs:
                    if isinstance(b.block, Attention) and b.block.rotary), kind.tables)
     if rotary:
         rotary //= 1 + family.halves_rotary
-        rows = run.batch if family.grids else 1
-        shared += [tape.external((rows, run.seq, 1, rotary), stream_dtype(run),
-                                 tape.slot(f"rotary.{name}", "activation"), down) for name in ("cos", "sin")]
+        dtype, rows = "fp32" if family.wide_tables else stream_dtype(run), run.batch if family.grids else 1
+        shared += [tape.external((rows, run.seq, 1, rotary), dtype, tape.slot(name, "activation"), down)
+                   for name in TABLES[:4 if kind.tables and _attends(kind) else 2]]
     mask = mask_of(tape, run, kind.family, window_of(kind))
+    are_cast = family.wide_tables and HfOptions.of(run.options).casts_stream  # then layers keep copies of their own
     for number, tensor in enumerate(shared):  # only a checkpoint keeps positions, which come first
-        if not (run.first if run.checkpoint == "none" and number == 0 else run.stem):
+        if not (run.first if (run.checkpoint == "none" and number == 0) or (are_cast and number) else run.stem):
             tensor.disown()
     if mask is not None and not run.first:
         mask.disown()
     positions, cos, sin = [*shared, None, None, None][:3]
-    return Inputs(hidden, cos, sin, positions, mask)
+    return Inputs(hidden, cos, sin, positions, mask), shared[3:]
+
+
+def _attends(kind: LayerKind) -> bool:
+    return any(isinstance(branch.block, Attention) for branch in kind.branches)
 
 
 def _body(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -> Tensor:
@@ -188,7 +204,7 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
         residual = x
         tape.scope = f"{branch.norm}."
         seen = aten.cast(tape, x, run.compute) if kind.wide else x
-        x = norm(tape, run, run.params[f"{branch.norm}.weight"], seen, kind.family)
+        x = norm(tape, run, run.params[f"{branch.norm}.weight"], seen, kind.family) if branch.norm else seen
         del seen
         if kind.wide:
             residual = aten.cast(tape, residual, "fp32")
@@ -196,6 +212,9 @@ def _branches(tape: Tape, kind: LayerKind, run: LayerWorkload, inputs: Inputs) -
         x, given = mix(tape, run, branch, inputs._replace(hidden=x), kind.family)
         _held = _held if given is None else given
         del given
+        if branch.behind:
+            tape.scope = f"{branch.behind}."
+            x = norm(tape, run, run.params[f"{branch.behind}.weight"], x, kind.family)
         tape.scope = ""
         x = aten.add(tape, residual, aten.mul_scalar(tape, x) if kind.scaled else x, "residual")
     return x

@@ -19,7 +19,7 @@ from simcore.operators.shared import aten
 from simcore.operators.shared.math_attention import math_attention
 from simcore.operators.shared.rms_norm import rms_norm, rms_norm_from_zero
 from simcore.recording.layer import LayerWorkload
-from simcore.recording.tape import Tape, Tensor
+from simcore.recording.tape import Param, Tape, Tensor
 
 __all__ = ["Inputs", "attention", "core_of", "gated_attention", "has_eager_attention", "has_flash_attention",
            "is_of_hub", "linear", "mlp", "rotate", "runs_math", "swiglu"]
@@ -73,20 +73,24 @@ Core = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, turn: Rotate | None = None,
-              core: Core | None = None) -> Tensor:
+              core: Core | None = None, head_norm: Callable[[Tape, Param, Tensor], Tensor] | None = None) -> Tensor:
     """Output of grouped-query attention for `inputs.hidden`, in its shape.
 
     Head counts follow from the weights that this rank has. `turn`: rotation of query or key, None for `rotate`; `core`:
-    attention without its projections, None for `core_of`.
+    attention without its projections, None for `core_of`. `head_norm`: norm of each head of query and key behind all
+    three projections, None for Qwen3's, behind each its own.
     """
     block = branch.block
     assert isinstance(block, Attention)
     name, dim, x = branch.name, block.head_dim, inputs.hidden
     unfused = _has_unfused_attention(run, block, inputs.mask)
     copies = not hf_liger.has_liger(run) if block.rotary else unfused
-    q = _heads(tape, run, name, "q", x, block, copy_grad=copies)
-    k = _heads(tape, run, name, "k", x, block, copy_grad=copies)
+    q = _heads(tape, run, name, "q", x, block, copy_grad=copies, normed=head_norm is None)
+    k = _heads(tape, run, name, "k", x, block, copy_grad=copies, normed=head_norm is None)
     v = aten.to_heads(tape, linear(tape, run, f"{name}.v_proj", x), dim, copy_grad=core is not None or unfused)
+    if head_norm and block.qk_norm:
+        q = head_norm(tape, run.params[f"{name}.q_norm.weight"], q)
+        k = head_norm(tape, run.params[f"{name}.k_norm.weight"], k)
     if inputs.cos is not None and inputs.sin is not None and 0 < block.rotated < dim:
         q, k = _rotate_a_part(tape, q, k, inputs.cos, inputs.sin)
     elif inputs.cos is not None and inputs.sin is not None and hf_liger.has_liger(run):
@@ -174,12 +178,12 @@ def core_of(tape: Tape, run: LayerWorkload, block: Attention, parts: tuple[Tenso
     return aten.scaled_dot_product_attention(tape, query, key, value)
 
 
-def _heads(tape: Tape, run: LayerWorkload, name: str, part: str, x: Tensor, block: Attention, *,
-           copy_grad: bool) -> Tensor:
-    """Query or key by heads, with their norm where there is one (`Qwen3Attention`)."""
+def _heads(tape: Tape, run: LayerWorkload, name: str, part: str, x: Tensor, block: Attention, *, copy_grad: bool,
+           normed: bool) -> Tensor:
+    """Query or key by heads, if `normed` with their norm where there is one (`Qwen3Attention`)."""
     # A rotary gradient comes in [b, heads, s, d] order and is copied back, SDPA's own does not.
     heads = aten.to_heads(tape, linear(tape, run, f"{name}.{part}_proj", x), block.head_dim, copy_grad=copy_grad)
-    if not block.qk_norm:
+    if not (block.qk_norm and normed):
         return heads
     return rms_norm(tape, run.params[f"{name}.{part}_norm.weight"], heads, weight_in_fp32=False)
 

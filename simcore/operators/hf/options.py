@@ -21,14 +21,13 @@ class HfOptions(ImplementationOptions):
     `math_attention`: torch's attention of grouped heads without a mask is plain operators, not a kernel.
     `experts_unit`: the experts are a separate data-parallel unit. `grouped_experts`: transformers' grouped products
     (experts_implementation: grouped_mm) instead of batched ones over equal groups of rows. `inv_freq`: stored dtype of
-    the rotary frequencies. `casts_stream`: FSDP2's hook casts a hidden state in fp32 to the compute dtype before each
-    layer. `is_of_hub`: the layers are those of the model's own repository; `has_expert_modules`: they are those of
-    transformers 4, whose experts are modules. `has_input_buffers`: inputs that wait on the host come back into two
-    buffers that stay on the device. `automodel`: NeMo Automodel trains the model, head and loss are its own, with these
-    options. `autocast`: forward runs under torch.autocast. `liger`:
-    Liger's kernels. `unsloth`: the release of Unsloth whose functions run the layers, "" none. `compile`: one kernel
-    dequantises torchao's 4-bit weight. `has_outlier_threshold`: LLM.int8() looks for outliers (llm_int8_threshold above
-    0).
+    the rotary frequencies. `casts_stream`: FSDP2's hook casts a hidden state and rotary tables in fp32 to the compute
+    dtype before each layer. `is_of_hub`: the layers are those of the model's own repository; `has_expert_modules`: they
+    are those of transformers 4, whose experts are modules. `has_input_buffers`: inputs that wait on the host come
+    back into two buffers that stay on the device. `automodel`: NeMo Automodel trains the model, head and loss are
+    its own, with these options. `autocast`: forward runs under torch.autocast. `liger`: Liger's kernels. `unsloth`:
+    the release of Unsloth whose functions run the layers, "" none. `compile`: one kernel dequantises torchao's
+    4-bit weight. `has_outlier_threshold`: LLM.int8() looks for outliers (llm_int8_threshold above 0).
     """
 
     attn_implementation: AttentionImplementation = "sdpa"

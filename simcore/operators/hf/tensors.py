@@ -48,7 +48,7 @@ def tensors(kind: LayerKind) -> tuple[TensorSpec, ...]:
         return (TensorSpec("weight", (block.vocab, block.hidden), ("vocab", "hidden"), component, "linear"),)
     if block is not None:
         return ()  # the loss; transformers builds no modules of multi-token prediction
-    norms = [_norm(f"{b.norm}.", kind.hidden, layer_norm=b.layer_norm) for b in kind.branches]
+    norms = [_norm(f"{b.norm}.", kind.hidden, layer_norm=b.layer_norm) if b.norm else () for b in kind.branches]
     blocks = [tuple(_BLOCK[type(b.block)](b.name, b.block, kind.family)) for b in kind.branches]
     return tuple(spec for group in _in_order(kind, norms, blocks) for spec in group)
 
@@ -67,7 +67,7 @@ def _in_order(kind: LayerKind, norms: list[Group], blocks: list[Group]) -> list[
         return [blocks[1], *norms, blocks[0]]
     if kind.family == "granitemoehybrid":
         return [*norms, blocks[1], blocks[0]]
-    if kind.family in _GEMMA:
+    if kind.family in (*_GEMMA, "olmo2"):
         behind = [_norm(f"{b.behind}.", kind.hidden) for b in kind.branches]
         return [*blocks, *(norm for pair in zip(norms, behind, strict=True) for norm in pair)]
     if kind.shared is not None:

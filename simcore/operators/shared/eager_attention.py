@@ -18,17 +18,19 @@ from collections.abc import Callable
 
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved
+from simcore.operators.shared.logits import CAP
 from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["added_mask", "eager_core", "scores_of", "weighted_values"]
 
 
 def eager_core(tape: Tape, mask: Tensor | None, held: list[Tensor], *,
-               by_heads: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+               by_heads: bool, caps: bool = False) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """Attention function: (query, key, value), each [b, s, heads, d], to query's shape.
 
     `mask`: added to the scores. `held`: list that gets the probabilities, which the module returns to the layer.
     `by_heads`: query and key are in the memory order [b, heads, s, d], as rotation leaves them if it ends by joining.
+    `caps`: scores are kept below a cap before the mask is added (`models/gemma2`).
     """
     assert mask is not None
 
@@ -36,6 +38,8 @@ def eager_core(tape: Tape, mask: Tensor | None, held: list[Tensor], *,
         keys, values = (aten.repeat_heads(tape, x, q.shape[2] // x.shape[2]) for x in (k, v))
         scores = scores_of(tape, _stacked(tape, q, by_heads=by_heads),
                            _stacked(tape, keys, by_heads=by_heads or keys is not k))
+        for step in CAP if caps else ():
+            scores = step(tape, scores)
         weights = added_mask(tape, scores, mask)
         del scores
         weights = aten.cast(tape, _softmax_in_fp32(tape, weights), q.dtype)

@@ -172,12 +172,13 @@ def nothing(_tape: Tape) -> None:
 def leave_waiting(tape: Tape) -> None:
     """Keeps a tied head's weight gradient, as `tied.grad`, until the embedding's gradient exists.
 
-    No free is recorded here: `meet_waiting` takes the gradient over.
+    No free is recorded here: `meet_waiting` takes the gradient over. Gradients of the head's adapters are its own.
     """
-    for _, grad in tape.grads:
-        tape.rename(grad.storage, tape.slot("tied.grad", "backward_temp"))
-        grad.disown()
-    tape.grads.clear()
+    for param, grad in tape.grads:
+        if param.tied:
+            tape.rename(grad.storage, tape.slot("tied.grad", "backward_temp"))
+            grad.disown()
+    tape.grads[:] = [(param, grad) for param, grad in tape.grads if not param.tied]
 
 
 def meet_waiting(tape: Tape, *, in_place: bool = False) -> None:

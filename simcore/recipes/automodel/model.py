@@ -90,6 +90,8 @@ def _read_name(reader: Reader, draft: Draft) -> str:
         if other.value != found[0].value:
             draft.fail(other.where, f"{other.key} is {other.value}, {found[0].key} is {found[0].value}")
     loader = reader.text("model.config._target_")
+    if not found and (loader is not None and (family := _read_class(reader, draft, loader))):
+        return family
     if not found:
         draft.ask("model", "--set model=NAME or PATH of its config.json", "model", loader)
         draft.idle(reader.matching("model.config.*"), "the model is asked for")
@@ -100,6 +102,35 @@ def _read_name(reader: Reader, draft: Draft) -> str:
     for field in fields:
         draft.put(f"model.overrides.{field.path[-1]}", field)
     return _family(found[0].value)
+
+
+_NO_SIZES: Final = ("rms_norm_eps", "rope_theta", "initializer_range")
+_CLASSES: Final = {"Qwen3MoeConfig": ("qwen3-30b-a3b", (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"))}
+"""By class of transformers: a built-in model of the family, and the fields in which that differs from the class's
+defaults (5.23 `models/qwen3_moe/configuration_qwen3_moe.py`); `head_dim` the class leaves to the model."""
+
+
+def _read_class(reader: Reader, draft: Draft, loader: Taken[str]) -> str:
+    """Writes a model whose fields the recipe gives itself, and returns its family; "" if it does not give them all."""
+    base, needed = _CLASSES.get(loader.value.rpartition(".")[2], ("", ()))
+    if not base or not set(needed) <= set(reader.names("model.config")):
+        return ""
+    draft.infer("model.config", base, "a model of the class's family, all sizes of which the recipe gives", loader)
+    fields = {field.path[-1]: field for field in _fields(reader)}
+    if "head_dim" not in fields:
+        hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
+        draft.infer("model.overrides.head_dim", hidden.value // heads.value, "the hidden size over the heads", hidden,
+                    heads, source="models/qwen3_moe/layers.py")
+    for name, field in fields.items():
+        if name in _NO_SIZES:
+            draft.idle(field, "no size depends on it")
+        elif name == "router_aux_loss_coef":
+            draft.unmodelled(field, "the balancing loss is counted as in the published models")
+        else:
+            draft.put(f"model.overrides.{name}", field)
+    return _family(base)
 
 
 def _fields(reader: Reader) -> list[Taken[Any]]:

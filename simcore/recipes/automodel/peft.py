@@ -8,9 +8,9 @@ from typing import Final
 from simcore.recipes.automodel.model import DTYPES
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
-from simcore.recipes.rows import Idle, Off, On, Says, Unmodelled, read_rows
+from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 
-__all__ = ["ADAPTER_ROWS", "PACKED_ROWS", "read_method"]
+__all__ = ["ADAPTER_ROWS", "EFFICIENT_ROW", "PACKED_ROWS", "read_method"]
 
 _OFF: Final = (
     Off("fp8.enabled", "products in 8 bits (torchao) under automodel"),
@@ -19,6 +19,7 @@ _OFF: Final = (
     Idle(("fp8.*", "compile.*", "qat.*"), "settings of what `enabled` switches"),
     Unmodelled(("neftune.*",), "noise that is added to embeddings"),
 )
+EFFICIENT_ROW: Final = Says("peft.use_memory_efficient_lora", "framework_options.use_memory_efficient_lora", "flag")
 ADAPTER_ROWS: Final = (
     Says("peft.dim", "training.lora.rank"),
     Says("peft.alpha", "training.lora.alpha", "number"),
@@ -27,7 +28,6 @@ ADAPTER_ROWS: Final = (
     Says("peft.use_dora", "training.lora.use_dora", "flag"),
     Says("peft.target_modules", "training.lora.target_modules", "words"),
     Says("peft.exclude_modules", "training.lora.exclude_modules", "words"),
-    On("peft.use_memory_efficient_lora", "adapters that keep the inputs of each operator"),
     Unmodelled(("peft.use_triton",), "kernels are not told apart: adapters are counted as torch's"),
     Idle(("peft.lora_A_init",), "first values of adapters"),
 )
@@ -49,7 +49,9 @@ def read_method(reader: Reader, draft: Draft) -> None:
         return
     draft.infer("training.method", "qlora" if packed else "lora", "the recipe has a block peft",
                 reader.text("peft._target_"))
-    read_rows(reader, draft, ADAPTER_ROWS)
+    has_dora = reader.look("peft.use_dora") is True
+    by_function = Idle((EFFICIENT_ROW.key,), "DoRA's products are linears in any case") if has_dora else EFFICIENT_ROW
+    read_rows(reader, draft, [*ADAPTER_ROWS, by_function])
     everything = reader.flag("peft.match_all_linear")
     if everything is not None and everything.value:
         draft.put("training.lora.target_modules", everything, ["*"], _TARGETS)

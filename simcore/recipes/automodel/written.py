@@ -11,7 +11,7 @@ from simcore.models.names import find, ids_of
 from simcore.recipes.automodel.distributed import EXPERT_ROWS, PIPELINE_ROWS, STRATEGY_ROWS
 from simcore.recipes.automodel.model import ATTENTION_ROW, BACKEND_ROWS, BY_BACKEND, REST_ROWS
 from simcore.recipes.automodel.optimizer import LOSSES, OPTIMIZER_ROWS, OPTIMIZERS
-from simcore.recipes.automodel.peft import ADAPTER_ROWS, PACKED_ROWS
+from simcore.recipes.automodel.peft import ADAPTER_ROWS, EFFICIENT_ROW, PACKED_ROWS
 from simcore.recipes.outline import Outline
 from simcore.recipes.recipe_writer import Job, RecipeWriter
 from simcore.recipes.rows import write_rows
@@ -79,7 +79,7 @@ def _write_method(outline: Outline) -> None:
     targets = outline.given("training.lora.target_modules")
     if targets == ["*"] and outline.given("training.lora.expert_adapters") == "none":
         outline.put("peft.match_all_linear", True, "training.lora.target_modules", "training.lora.expert_adapters")  # noqa: FBT003
-    rows = [row for row in ADAPTER_ROWS if getattr(row, "key", "") not in outline.puts
+    rows = [row for row in (*ADAPTER_ROWS, EFFICIENT_ROW) if getattr(row, "key", "") not in outline.puts
             and not (targets == ["*"] and getattr(row, "key", "") == "peft.target_modules")]
     write_rows(outline, rows)
     if method == "qlora":

@@ -52,7 +52,8 @@ def built(case: Case) -> torch.nn.Module:
     torch.cuda.current_device = lambda: 0  # Qwen3-MoE names the device of its tables
     custom = {} if case.get("force_hf") or model_init.get_is_hf_model(cfg, False) else {"backend": backend}
     with torch.device("meta"):
-        _, model = model_init._init_model(NeMoAutoModelForCausalLM, cfg, "sdpa", dtype, None,
+        asked = "eager" if cfg.model_type == "gemma2" else "sdpa"  # SDPA does not keep scores below a cap
+        _, model = model_init._init_model(NeMoAutoModelForCausalLM, cfg, asked, dtype, None,
                                           case.get("force_hf", False), **custom)
     if attention == "te" and custom:
         model.backend.attn = "te"  # what is installed with GPUs; no parameter depends on it

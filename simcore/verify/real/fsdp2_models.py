@@ -76,8 +76,8 @@ def build_of_family(preset: str, overrides: dict[str, Any], attention: str) -> n
     family = fields.pop("model_type")
     if family in delta.FAMILIES:
         delta.put_in_place()
-    module = family.removesuffix("_text") if family in delta.FAMILIES else family
-    modelling = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
+    folder = family.removesuffix("_text")
+    modelling = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
     for name in ("create_causal_mask", "create_sliding_window_causal_mask", "create_recurrent_attention_mask"):
         if hasattr(modelling, name) and attention != "eager":
             setattr(modelling, name, no_mask)

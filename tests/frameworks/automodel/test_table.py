@@ -103,9 +103,36 @@ def test_a_tied_heads_gradient_meets_the_embeddings(implementation: str, microba
     assert rank.peak.by_phase["optimizer"] - rank.end_bytes - gradients < 4096
 
 
-def test_an_adapter_of_a_tied_head_is_refused() -> None:
+def test_an_adapter_of_a_tied_head_learns_beside_the_frozen_weight() -> None:
     report = _ran({"dp_shard": 2}, model=TIED, method="lora", lora={"target_modules": ["*lm_head"]})
-    assert "not yet: an adapter of a tied lm_head" in report.problems[0].message
+    assert {name for name, part in report.ranks[0].at_rest.items() if part.num_trainable_params} == {"adapters"}
+    assert sum(row.calls for row in report.ranks[0].traffic if row.collective == "reduce_scatter") == 1
+
+
+def test_an_adapter_of_a_tied_head_beside_a_packed_base_is_refused() -> None:
+    report = _ran({"dp_shard": 2}, model=TIED, method="qlora", lora={"target_modules": ["*lm_head"]})
+    assert "not yet: an adapter of a tied lm_head beside a packed base" in report.problems[0].message
+
+
+def test_adapters_by_operators_keep_what_passes_between_their_products() -> None:
+    plain, apart = (_ran({"dp_shard": 2}, method="lora", options=options).ranks[0].peak for options in (
+        {}, {"use_memory_efficient_lora": False}))
+    assert plain is not None
+    assert apart is not None
+    assert apart.by_category["activation"] > plain.by_category["activation"]
+
+
+@pytest.mark.parametrize(("more", "told"), [
+    ({}, "without adapters"), ({"method": "lora", "lora": {"use_dora": True}}, "with DoRA")])
+def test_the_option_of_adapters_is_refused_where_it_changes_nothing(more: dict[str, Any], told: str) -> None:
+    report = _ran({"dp_shard": 2}, options={"use_memory_efficient_lora": False}, **more)
+    assert told in report.problems[0].message
+
+
+def test_adapters_by_operators_are_those_of_the_release() -> None:
+    data = small.scenario("automodel", {"dp_shard": 2}, method="lora", options={"use_memory_efficient_lora": False})
+    older = Scenario.model_validate(data.normalised() | {"framework_version": "0.4.0"})
+    assert "false under automodel 0.4.0" in simulate(older).problems[0].message
 
 
 # ---- transformers' layers --------------------------------------------------------------------------------------------

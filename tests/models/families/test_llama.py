@@ -49,3 +49,26 @@ def test_refused(changed: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError) as refused:
         graph(**changed)
     assert told in str(refused.value)
+
+
+def test_granite_is_llama_with_numbers_that_multiply() -> None:
+    made = graph("granite-3.3-2b")
+    assert made.count() == 2_533_539_840
+    assert {kind.name: kind.scaled for kind in made.kinds} == {
+        "embedding": True, "decoder": True, "final_norm": False, "head": True, "loss": False}
+
+
+def test_olmo_2_has_norms_behind_its_blocks_alone() -> None:
+    made = graph("olmo-2-1b")
+    assert [(branch.norm, branch.behind) for branch in made.kinds[1].branches] == [
+        ("", "post_attention_layernorm"), ("", "post_feedforward_layernorm")]
+    assert [spec.name for spec in made.tensors[1] if spec.component == "norms"] == [
+        "self_attn.q_norm.weight", "self_attn.k_norm.weight", "post_attention_layernorm.weight",
+        "post_feedforward_layernorm.weight"]
+
+
+@pytest.mark.parametrize(("preset", "field"), [
+    ("granite-3.3-2b", "attention_bias"), ("granite-3.3-2b", "mlp_bias"), ("olmo-2-1b", "attention_bias")])
+def test_biases_of_granite_and_olmo_are_refused(preset: str, field: str) -> None:
+    with pytest.raises(InputError, match=f"{field}: biases are not modelled yet"):
+        graph(preset, **{field: True})

@@ -145,3 +145,32 @@ def test_stages_without_hidden_states_get_another_loss(model: str, loss: str) ->
 def test_ranks_of_experts_are_scaled_only_where_experts_are_adapted(targets: str, *, scaled: bool) -> None:
     text = changed('target_modules: "*_proj"', f"target_modules: {targets}\n  moe_rank_scaling: true")
     assert ("moe_rank_scaling" in imported(text).values.get("framework_options", {})) is scaled
+
+
+def test_adapters_by_operators_are_an_option_of_the_framework() -> None:
+    found = imported(changed("  alpha: 48", "  alpha: 48\n  use_memory_efficient_lora: false"))
+    assert found.values["framework_options"]["use_memory_efficient_lora"] is False
+    dora = imported(changed("  alpha: 48", "  alpha: 48\n  use_memory_efficient_lora: false\n  use_dora: true"))
+    assert "use_memory_efficient_lora" not in dora.values["framework_options"]
+    dora.expect_complete()
+
+
+FIELDS = ("_target_: transformers.models.qwen3_moe.configuration_qwen3_moe.Qwen3MoeConfig, vocab_size: 1000, "
+          "hidden_size: 256, intermediate_size: 512, num_hidden_layers: 2, num_attention_heads: 4, "
+          "num_key_value_heads: 2, num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 64, rope_theta: 9.0")
+
+
+def test_a_model_may_be_a_class_with_all_of_its_fields() -> None:
+    """The class leaves the size of a head to the model: the hidden size over the heads."""
+    given = f"config: {{{FIELDS}, norm_topk_prob: false}}"
+    found = imported(changed("pretrained_model_name_or_path: qwen3-8b", given))
+    found.expect_complete()
+    model = found.values["model"]
+    assert model["config"] == "qwen3-30b-a3b"
+    assert (model["overrides"]["head_dim"], model["overrides"]["norm_topk_prob"]) == (64, False)
+    assert "rope_theta" not in model["overrides"]
+
+
+def test_a_class_without_one_of_its_fields_is_asked_for() -> None:
+    given = changed("pretrained_model_name_or_path: qwen3-8b", f"config: {{{FIELDS}}}")
+    assert "the recipe leaves open: model" in refusal(given)

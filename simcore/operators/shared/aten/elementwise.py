@@ -11,7 +11,7 @@ from simcore.units import dtype_bytes
 
 __all__ = ["add", "add_", "add_scalar", "cast", "clamp", "div_", "dropout", "exp", "gelu", "masked_fill", "mul",
            "mul_rows", "mul_scalar", "neg", "relu", "rsqrt", "select", "sigmoid", "silu", "softplus", "square",
-           "sub"]
+           "sub", "tanh"]
 
 
 @overload
@@ -45,6 +45,11 @@ def silu(tape: Tape, x: Tensor) -> Tensor:
 def relu(tape: Tape, x: Tensor) -> Tensor:
     """Records ReLU of `x`; returns a new tensor with the shape and type of `x`. Autograd saves the output."""
     return unary(tape, x, "relu", "output")
+
+
+def tanh(tape: Tape, x: Tensor) -> Tensor:
+    """Records tanh of `x`; returns a new tensor with the shape and type of `x`. Autograd saves the output."""
+    return unary(tape, x, "tanh", "output")
 
 
 def sigmoid(tape: Tape, x: Tensor) -> Tensor:

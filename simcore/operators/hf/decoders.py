@@ -1,0 +1,102 @@
+"""Phi-3 and OLMo 2 in transformers 5.23 (`models/phi3`, `models/olmo2`): what differs from Llama.
+
+Phi-3: query, key and value are slices of one product, whose gradients are each written into zeros of the whole. What is
+rotated is joined with what is not, even where that is nothing; the result is in the order of heads.
+
+OLMo 2: a norm multiplies by its weight in fp32 without a cast of it. Query and key pass their norms before they are cut
+into heads. The tables are fp32, and so is the rotation, whose results are cast back when both are there; where FSDP2's
+hook casts a layer's inputs, both are in the compute dtype.
+"""
+
+from __future__ import annotations
+
+from simcore.models.blocks import Attention, Branch
+from simcore.operators.hf.layers import Core, Inputs, core_of, linear, rotate, runs_math
+from simcore.operators.shared import aten
+from simcore.recording.layer import LayerWorkload
+from simcore.recording.tape import Param, Tape, Tensor
+
+__all__ = ["olmo2_attention", "olmo2_norm", "phi3_attention", "phi3_mlp"]
+
+
+def phi3_attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs,
+                   core: Core | None = None) -> Tensor:
+    """Output of `Phi3Attention` for `inputs.hidden`, in its shape.
+
+    `core`: attention without its projections, None for `core_of`.
+    """
+    block, name = branch.block, branch.name
+    assert isinstance(block, Attention)
+    assert inputs.cos is not None
+    assert inputs.sin is not None
+    qkv = linear(tape, run, f"{name}.qkv_proj", inputs.hidden)
+    q, k, v = (aten.slice_last(tape, qkv, size) for size in (block.q_size, block.kv_size, block.kv_size))
+    q, k = (aten.to_heads(tape, x, block.head_dim, copy_grad=True) for x in (q, k))
+    v = aten.to_heads(tape, v, block.head_dim, copy_grad=core is not None or runs_math(run, block, inputs.mask))
+    q, k = _rotated_and_joined(tape, q, k, inputs.cos, inputs.sin)
+    out = core(q, k, v) if core else core_of(tape, run, block, (q, k, v), inputs.mask)
+    out = out if core else aten.contiguous(tape, out, "attention")
+    return linear(tape, run, f"{name}.o_proj", out.view(*out.shape[:2], block.q_size))
+
+
+def _rotated_and_joined(tape: Tape, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    q_turned, q_rest = _parts(tape, q, cos.shape[-1])
+    k_turned, k_rest = _parts(tape, k, cos.shape[-1])
+    q_out = aten.cat(tape, rotate(tape, q_turned, cos, sin), q_rest)
+    k_out = aten.cat(tape, rotate(tape, k_turned, cos, sin), k_rest)
+    return q_out, k_out
+
+
+def _parts(tape: Tape, x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """A slice of everything is the tensor itself (torch 2.13 `TensorIndexing.h`, applySlice)."""
+    dim = x.shape[-1]
+    return (x if size == dim else aten.slice_last(tape, x, size)), aten.slice_last(tape, x, dim - size)
+
+
+def phi3_mlp(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
+    """Output of `Phi3MLP` for `x` [..., hidden], in x's shape; `name`: the module in the layer.
+
+    Gate and up, halves of one product, both live until it returns.
+    """
+    gate, up = aten.chunk(tape, linear(tape, run, f"{name}.gate_up_proj", x))
+    up = aten.mul(tape, up, aten.silu(tape, gate))
+    return linear(tape, run, f"{name}.down_proj", up)
+
+
+# ---- OLMo 2 ----------------------------------------------------------------------------------------------------------
+def olmo2_norm(tape: Tape, weight: Param, x: Tensor) -> Tensor:
+    """RMSNorm of `x` in fp32 (`Olmo2RMSNorm`), in its shape and type."""
+    dtype = x.dtype
+    x = aten.cast(tape, x, "fp32")
+    variance = aten.mean(tape, aten.square(tape, x))
+    x = aten.mul(tape, x, aten.rsqrt(tape, aten.add_scalar(tape, variance)))
+    return aten.cast(tape, aten.mul(tape, weight, x), dtype)
+
+
+def olmo2_attention(tape: Tape, run: LayerWorkload, branch: Branch, inputs: Inputs, core: Core | None) -> Tensor:
+    """Output of attention (`Olmo2Attention`) for `inputs.hidden`, in its shape; `core`: as of `layers.attention`."""
+    block, name, x = branch.block, branch.name, inputs.hidden
+    assert isinstance(block, Attention)
+    assert inputs.cos is not None
+    assert inputs.sin is not None
+    dim = block.head_dim
+    query, key = (_normed(tape, run, f"{name}.{part}", x) for part in "qk")
+    value = linear(tape, run, f"{name}.v_proj", x)
+    query, key = (aten.to_heads(tape, part, dim, copy_grad=True) for part in (query, key))
+    value = aten.to_heads(tape, value, dim, copy_grad=core is not None)
+    query, key = _rotated(tape, query, key, inputs.cos, inputs.sin)
+    out = core(query, key, value) if core else core_of(tape, run, block, (query, key, value), inputs.mask)
+    return linear(tape, run, f"{name}.o_proj", out.view(*out.shape[:2], out.shape[2] * dim))
+
+
+def _rotated(tape: Tape, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in the type of the tables, then cast back to their own."""
+    dtype = query.dtype
+    turned_query, turned_key = rotate(tape, query, cos, sin), rotate(tape, key, cos, sin)
+    return aten.cast(tape, turned_query, dtype), aten.cast(tape, turned_key, dtype)
+
+
+def _normed(tape: Tape, run: LayerWorkload, path: str, x: Tensor) -> Tensor:
+    """Query or key; what the norm is given lives until it returns."""
+    given = linear(tape, run, f"{path}_proj", x)
+    return olmo2_norm(tape, run.params[f"{path}_norm.weight"], given)
