@@ -46,6 +46,7 @@ from simcore.frameworks.automodel.policies import (
     trains_policies,
     unreplayed,
 )
+from simcore.frameworks.automodel.te_fp8 import FP8_OPTIONS, fp8_assumptions, with_fp8
 from simcore.frameworks.automodel.units import is_sharded, units
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import AUTOMODEL_FILES, AUTOMODEL_LOOP, trainer_afterwards
@@ -98,6 +99,7 @@ OPTIONS = {
     LIGER_OPTION: (True, False),
     STORAGE_OPTION: STORAGES,
     **STAGE_OPTIONS,
+    **FP8_OPTIONS,
 }
 
 
@@ -214,7 +216,7 @@ def _chosen(job: Draft, options: dict[str, object], version: AutomodelOptions) -
     if not job.has_experts:
         job.refuse_idle(options, "fake_balanced_gate", "in a model without experts")
     eager = attention_of(job, options) == "eager"
-    return replace(version, attn_implementation="eager" if eager else "sdpa",
+    return replace(with_fp8(job, options, version), attn_implementation="eager" if eager else "sdpa",
                    keeps_logits=version.keeps_logits or job.mesh.pp > 1,
                    experts_unit=job.mesh.ep > 1 and job.mesh.expert_dp > 1,
                    dispatcher=cast(Dispatcher, _dispatcher(job, options)),
@@ -227,6 +229,7 @@ def _assumptions(job: Draft, options: dict[str, object]) -> tuple[tuple[str, str
     made += [_INSTALLED] if job.graph.implementation == "hf" and _has_liger(job, options) else []
     made += [STAGES] if job.mesh.pp > 1 else []
     made += [_READ] if _version(job) in _BESIDE else []
+    made += fp8_assumptions(job)
     made += [*POLICY_ASSUMPTIONS, *time_of_offload(job)] if trains_policies(job) else []
     if job.graph.architecture.family == "qwen3_moe" and job.graph.implementation != "hf":
         made += [_LATENT, _FAKE_GATE if options.get("fake_balanced_gate") is True else _BALANCED]
@@ -333,7 +336,9 @@ def _adapters(job: Job, stored: str) -> str:
 def _made_rules(choice: _Choice) -> tuple[Rule, ...]:
     dense: Placements = (("dp_shard_cp", Shard(0)),)
     frozen, compute = choice.frozen, choice.compute
-    rules = [Rule(lambda t: t.is_buffer, _buffer())]
+    rules = [Rule(lambda t: t.module == "fp8" and t.dims[0] == "experts" and choice.splits_experts,
+                  _buffer("uint8", (("ep", Shard(0, even=True)),))),
+             Rule(lambda t: t.module == "fp8", _buffer("uint8")), Rule(lambda t: t.is_buffer, _buffer())]
     if choice.holds_fp32:
         rules.append(Rule(lambda t: t.stored == "fp32", _policy(choice, "fp32 holder", dense, (), "fp32", "fp32")))
     if choice.splits_experts:
@@ -352,8 +357,8 @@ def _made_rules(choice: _Choice) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def _buffer() -> TensorPolicy:
-    layout = TensorLayout((), "fp32")
+def _buffer(stored: str = "fp32", cut: Placements = ()) -> TensorPolicy:
+    layout = TensorLayout(cut, stored)
     return TensorPolicy("buffer", layout, layout, layout, layout, at_rest_category="buffer")
 
 

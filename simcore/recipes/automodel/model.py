@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from simcore.errors import InputError
 from simcore.models.graph import model_config
+from simcore.recipes.automodel.te_fp8 import read_te_fp8
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
@@ -142,6 +143,20 @@ def _read_backend(reader: Reader, draft: Draft, *, own: bool) -> None:
         draft.idle(reader.matching("model.backend.*"), "transformers' layers take no BackendConfig")
         return
     draft.use(reader.text("model.backend._target_"))
+    kernels = [("rms_norm", ("te", "torch", "torch_fp32")), ("rope", ("torch",))]
+    if not read_te_fp8(reader, draft):
+        _read_experts(reader, draft)
+        kernels = [("linear", ("te", "torch")), *kernels]
+    for name, served in kernels:
+        kernel = reader.text(f"model.backend.{name}")
+        if kernel is not None and kernel.value not in served:
+            draft.refuse(kernel, f"{name} by {kernel.value}")
+        else:
+            draft.unmodelled(kernel, _ALIKE)
+    read_rows(reader, draft, BACKEND_ROWS)
+
+
+def _read_experts(reader: Reader, draft: Draft) -> None:
     experts = reader.text("model.backend.experts")
     if experts is not None and experts.value not in _EXPERTS:
         draft.refuse(experts, f"products of experts by {experts.value}")
@@ -149,12 +164,3 @@ def _read_backend(reader: Reader, draft: Draft, *, own: bool) -> None:
         draft.unmodelled(experts, _EXPERTS[experts.value])
     else:
         draft.idle(experts, "grouped products, as they are counted")
-    for name, served in (("linear", ("te", "torch")), ("rms_norm", ("te", "torch", "torch_fp32")),
-                         ("rope", ("torch",))):
-        kernel = reader.text(f"model.backend.{name}")
-        if kernel is not None and kernel.value not in served:
-            draft.refuse(kernel, f"{name} by {kernel.value}")
-        else:
-            draft.unmodelled(kernel, _ALIKE)
-    draft.refuse(reader.take("model.backend.te_fp8"), "products in 8 bits by TransformerEngine under automodel")
-    read_rows(reader, draft, BACKEND_ROWS)
