@@ -24,6 +24,7 @@ from simcore.frameworks.automodel.attention import (
     ATTENTIONS,
     attention_library,
     attention_of,
+    packed_assumptions,
     te_calls,
 )
 from simcore.frameworks.automodel.checks import QUANTISED, check
@@ -174,8 +175,6 @@ _OF_HF = HfOptions(automodel=RELEASE_0_7_0, grouped_experts=True)
 """Replayed by transformers' own gradient_checkpointing_enable (0.7.0 distributed/model_parallelizer.py)."""
 _INSTALLED = ("framework_options.use_liger_kernel", "Liger-Kernel is installed", "assumed", "0.7.0 _transformers/"
               "kernel_patches.py: without it transformers' layers run as they are, with a warning")
-_PACKED = ("training.lengths", "attention by TE, in its layout thd", "assumed", "0.7.0 components/attention/utils.py: "
-           "backend.attn te; SDPA would need a mask for each pair of positions")
 _READ = ("framework_version", "layers as recorded of 0.7.0, with what the release's code does otherwise", "assumed",
          "0.3.0 and 0.4.0 moe/parallelizer.py, moe/layers.py, read, not run: checkpoints run router and dispatch again")
 _LATENT = ("attention", "by TE on cuDNN; backward sums dq in fp32", "assumed", "0.7.0 models/common/utils.py: "
@@ -225,7 +224,7 @@ def _chosen(job: Draft, options: dict[str, object], version: AutomodelOptions) -
 
 def _assumptions(job: Draft, options: dict[str, object]) -> tuple[tuple[str, str, str, str], ...]:
     """Packs need TE. A mesh that the parallelizer serves and the loader before it does not is shown, with that said."""
-    made = [_PACKED] if job.scenario.training.lengths == "packed" else []
+    made = packed_assumptions(job)
     made += [_INSTALLED] if job.graph.implementation == "hf" and _has_liger(job, options) else []
     made += [STAGES] if job.mesh.pp > 1 else []
     made += [_READ] if _version(job) in _BESIDE else []

@@ -28,7 +28,8 @@ __all__ = ["FP8_OPTIONS", "fp8_assumptions", "in_fp8", "with_fp8"]
 
 RECIPES: Final = {"current": "tensorwise", "block": "blockwise", "mxfp8": "mxfp8"}
 """Upstream's words for the recipes."""
-FP8_OPTIONS: Final = {"te_fp8": tuple(RECIPES), "backend.linear": ("te", "torch"), "backend.experts": ("torch_mm", "te")}
+FP8_OPTIONS: Final = {
+    "te_fp8": tuple(RECIPES), "backend.linear": ("te", "torch"), "backend.experts": ("torch_mm", "te")}
 _AT: Final = "training.precision.compute"
 _CONFIG: Final = "0.7.0 models/common/utils.py BackendConfig"
 
@@ -142,6 +143,6 @@ def fp8_assumptions(job: Job) -> tuple[tuple[str, str, str, str], ...]:
     """Returns what the report says about products in 8 bits, as (key, value, kind, source); () without them."""
     if not job.narrow:
         return ()
-    return ((_AT, "as TransformerEngine's modules under Megatron: inputs kept in fp8, each module keeps whole "
-             "copies of its weight in fp8", "derived", "TransformerEngine 2.15 module/{linear,grouped_linear,fp8_padding}.py and "
-             "0.7.0 models/common/utils.py, moe/experts.py, read, not run under Automodel"),)
+    told = "as TransformerEngine's modules under Megatron: inputs kept in fp8, whole copies of weights in fp8"
+    return ((_AT, told, "derived", "TransformerEngine 2.15 module/{linear,grouped_linear,fp8_padding}.py, 0.7.0 "
+             "models/common/utils.py, moe/experts.py, read, not run under Automodel"),)

@@ -16,7 +16,8 @@ _COMPUTE: Final = "training.precision.compute"
 _ROWS: Final = (
     Says(f"{_BLOCK}.recipe", "framework_options.te_fp8", "text", {name: name for name in ("current", "block", "mxfp8")},
          what="a recipe of TransformerEngine"),
-    Says("model.backend.linear", "framework_options.backend.linear", "text", {"te": "te", "torch": "torch"}, what="linear by"),
+    Says("model.backend.linear", "framework_options.backend.linear", "text", {"te": "te", "torch": "torch"},
+         what="linear by"),
     Says("model.backend.experts", "framework_options.backend.experts", "text", {
         "torch_mm": "torch_mm", "te": "te", "gmm": "torch_mm"}, what="products of experts by"),
 )

@@ -64,3 +64,20 @@ def test_flash_over_stages_changes_time_alone() -> None:
     flash, default = (_ran({"pp": 2}, microbatches=4, options={"attn_implementation": name})
                       for name in ("flash_attention_2", "sdpa"))
     assert flash.peak == default.peak
+
+
+@pytest.mark.parametrize("asked", [None, "sdpa", "eager"])
+def test_packs_in_transformers_layers_run_flash_whatever_is_asked(asked: str | None) -> None:
+    """0.7.0 _transformers/kernel_patches.py, _apply_preload_overrides: no mask, and no pair of two sequences."""
+    packed = {"implementation": "hf", "lengths": "packed", "packed_length": 128}
+    found, flash = (_ran(options={"attn_implementation": name} if name else {}, **packed)
+                    for name in (asked, "flash_attention_2"))
+    assert found.peak == flash.peak
+
+
+def test_packs_go_round_a_ring_by_te_alone() -> None:
+    """A rank keeps a part of the pack; the pairs of its sequences are those of short ones."""
+    packed, rows = (_ran({"cp": 2}, **given) for given in ({"lengths": "packed", "packed_length": 128}, {}))
+    assert packed.peak == rows.peak
+    with pytest.raises(IllegalLayout, match="switch to the TE attention backend"):
+        small.prepared("automodel", {"cp": 2, "dp_shard": 2}, options={"attn": "sdpa"}, lengths="packed", **LLAMA)

@@ -71,7 +71,7 @@ def test_inputs_are_kept_in_a_byte() -> None:
 
 @pytest.mark.parametrize(("options", "given", "status", "told"), [
     ({"backend.linear": "torch"}, {}, "illegal", "te_fp8 requires at least one TE backend"),
-    ({"backend.linear": "torch", "backend.experts": "te", "dispatcher": "torch"}, {}, "illegal", "at least one TE backend"),
+    ({"backend.linear": "torch", "backend.experts": "te", "dispatcher": "torch"}, {}, "illegal", "one TE backend"),
     (BOTH | {"te_fp8": "mxfp8"}, {}, "illegal", "compute capability 10.0 or higher required"),
     (BOTH, {"seq_len": 60}, "illegal", "60 tokens of a microbatch: tensorwise requires a multiple of 8"),
     (BOTH, {"method": "lora"}, "error", "adapters beside products in 8 bits"),

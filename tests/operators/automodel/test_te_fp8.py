@@ -50,7 +50,7 @@ def env(tape: Tape, recipe: str, *, transposes: bool, balanced: bool = False) ->
 
 
 def megatrons(recipe: str, weight: Param, *, transposes: bool, grouped: bool) -> list[int]:
-    """Of the module that has cast its weight before, with gradients that are not added into main gradients."""
+    """Changes of memory of a module that has cast its weight before; gradients are not added into main gradients."""
     options = MegatronOptions(fp8_recipe=recipe, fp8_transposes=transposes, keeps_fp8_weights=True,
                               gradient_accumulation_fusion=False)
     run = workload(options, {"fc.weight": weight})
