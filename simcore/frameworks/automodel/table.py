@@ -28,6 +28,7 @@ from simcore.frameworks.automodel.attention import (
     te_calls,
 )
 from simcore.frameworks.automodel.checks import QUANTISED, check
+from simcore.frameworks.automodel.float8 import FLOAT8_OPTIONS, is_float8, runs_float8
 from simcore.frameworks.automodel.pipeline import (
     STAGE_OPTIONS,
     STAGES,
@@ -47,7 +48,7 @@ from simcore.frameworks.automodel.policies import (
     trains_policies,
     unreplayed,
 )
-from simcore.frameworks.automodel.te_fp8 import FP8_OPTIONS, fp8_assumptions, with_fp8
+from simcore.frameworks.automodel.te_fp8 import FP8_OPTIONS, fp8_assumptions, refuse_idle_formats, with_fp8
 from simcore.frameworks.automodel.units import is_sharded, units
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import AUTOMODEL_FILES, AUTOMODEL_LOOP, trainer_afterwards
@@ -101,6 +102,7 @@ OPTIONS = {
     STORAGE_OPTION: STORAGES,
     **STAGE_OPTIONS,
     **FP8_OPTIONS,
+    **FLOAT8_OPTIONS,
 }
 
 
@@ -119,6 +121,7 @@ def table(job: Draft) -> Framework:
     Raises IllegalLayout, InputError or NotYet for a job that is not served.
     """
     options = job.options(OPTIONS)
+    refuse_idle_formats(job, options)
     check(job)
     training = job.scenario.training
     stored = job.auto("training.precision.params", training.precision.params, *stored_by_default(job))
@@ -296,6 +299,7 @@ class _Choice:
     packed: PackedWeights | None = None
     holds_fp32: bool = True
     on_host: bool = False
+    float8: bool = False
 
 
 def _packed(job: Draft, options: dict[str, Any]) -> PackedWeights | None:
@@ -317,7 +321,7 @@ def _rules(job: Job, stored: str, packed: PackedWeights | None, *, holds_fp32: b
     return _made_rules(_Choice(
         stored, frozen, frozen if experts == "auto" else experts, _adapters(job, stored),
         job.compute, states_of(job, plain=not is_sharded(job)), is_sharded(job), mesh.tp > 1, mesh.ep > 1,
-        mesh.expert_dp, packed, holds_fp32, rests_on_host(job)))
+        mesh.expert_dp, packed, holds_fp32, rests_on_host(job), runs_float8(job)))
 
 
 def _casts_frozen(job: Job) -> bool:
@@ -352,7 +356,10 @@ def _made_rules(choice: _Choice) -> tuple[Rule, ...]:
     if choice.packed is not None:
         policy = _policy(choice, "packed", dense, (), choice.packed.storage, compute)
         rules.append(Rule(is_packed, replace(policy, at_rest=replace(policy.at_rest, packed=choice.packed))))
-    rules.append(Rule(lambda t: True, _policy(choice, "sharded", dense, (), frozen, compute)))
+    plain = _policy(choice, "sharded", dense, (), frozen, compute)
+    if choice.float8:
+        rules.append(Rule(is_float8, replace(plain, name="sharded, fp8", in_use=replace(plain.in_use, dtype="fp8"))))
+    rules.append(Rule(lambda t: True, plain))
     return tuple(rules)
 
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
+from simcore.frameworks.automodel.float8 import FLOAT8_OPTIONS, float8_assumptions, in_float8, runs_float8
 from simcore.frameworks.common.te_recipes import check_device, scaling_of, weight_copies
 from simcore.models.graph import ModelGraph
 from simcore.models.tensor import TensorSpec
@@ -24,7 +25,7 @@ from simcore.operators.automodel.sparse import SPARSE
 from simcore.placement.job import Draft, Job
 from simcore.recording.number_formats import Scaling
 
-__all__ = ["FP8_OPTIONS", "fp8_assumptions", "in_fp8", "with_fp8"]
+__all__ = ["FP8_OPTIONS", "fp8_assumptions", "in_fp8", "refuse_idle_formats", "with_fp8"]
 
 RECIPES: Final = {"current": "tensorwise", "block": "blockwise", "mxfp8": "mxfp8"}
 """Upstream's words for the recipes."""
@@ -37,12 +38,12 @@ _CONFIG: Final = "0.7.0 models/common/utils.py BackendConfig"
 def in_fp8(job: Draft, options: dict[str, object]) -> ModelGraph:
     """Returns the job's model, its products of 8 bits marked, with the copies of weights that stay as buffers.
 
+    Those of layers with experts are TransformerEngine's, of others torchao's (`float8`).
+
     Raises IllegalLayout for GPUs, shapes and backends without them, NotYet for layers that are not served in 8 bits.
     """
-    family = job.graph.architecture.family
-    if job.graph.implementation != "automodel" or family not in SPARSE:
-        raise job.not_yet(_AT, f"{family} in 8 bits under automodel (served: its own layers of {', '.join(SPARSE)}, by "
-                          "TransformerEngine)")
+    if job.graph.implementation != "automodel" or job.graph.architecture.family not in SPARSE:
+        return in_float8(job, options)
     if job.scenario.training.method != "full":
         raise job.not_yet("training.method", "adapters beside products in 8 bits under automodel")
     recipe = _recipe(job, options)
@@ -125,10 +126,8 @@ def _copies(spec: TensorSpec, scaling: Scaling) -> list[TensorSpec]:
 
 
 def with_fp8(job: Job, options: dict[str, object], layers: AutomodelOptions) -> AutomodelOptions:
-    """Returns the layers' options with those of products in 8 bits, where the job has some; refuses them elsewhere."""
-    if not job.narrow:
-        for name in FP8_OPTIONS:
-            job.refuse_idle(options, name, "without training.precision.compute: fp8, where memory is counted alike")
+    """Returns the layers' options with those of TransformerEngine's products in 8 bits, where the job has some."""
+    if not job.narrow or runs_float8(job):
         return layers
     scaling = scaling_of(job, RECIPES[str(options.get("te_fp8", "current"))])
     marked = {"fp8_linears": False, "fp8_experts": False}
@@ -139,10 +138,19 @@ def with_fp8(job: Job, options: dict[str, object], layers: AutomodelOptions) -> 
     return replace(layers, fp8_recipe=scaling.recipe, fp8_transposes=scaling.transposes, **marked)
 
 
+def refuse_idle_formats(job: Draft, options: dict[str, object]) -> None:
+    """Raises InputError for options of products in 8 bits that the job does not have."""
+    float8 = runs_float8(job)
+    for name in FP8_OPTIONS if float8 or not job.narrow else ():
+        job.refuse_idle(options, name, "without products in 8 bits by TransformerEngine: memory is counted alike")
+    for name in () if float8 else FLOAT8_OPTIONS:
+        job.refuse_idle(options, name, "without products in 8 bits by torchao")
+
+
 def fp8_assumptions(job: Job) -> tuple[tuple[str, str, str, str], ...]:
     """Returns what the report says about products in 8 bits, as (key, value, kind, source); () without them."""
-    if not job.narrow:
-        return ()
+    if not job.narrow or runs_float8(job):
+        return float8_assumptions(job)
     told = "as TransformerEngine's modules under Megatron: inputs kept in fp8, whole copies of weights in fp8"
     return ((_AT, told, "derived", "TransformerEngine 2.15 module/{linear,grouped_linear,fp8_padding}.py, 0.7.0 "
              "models/common/utils.py, moe/experts.py, read, not run under Automodel"),)

@@ -14,6 +14,7 @@ from simcore.operators.automodel.lora import linear_lora
 from simcore.operators.automodel.te_fp8 import te_linear
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved, needs_grad, new
+from simcore.operators.shared.float8_linear import float8_linear
 from simcore.recording.kernel_shape import shape_of_heads
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
@@ -55,6 +56,8 @@ def linear(env: Env, x: Tensor, path: str) -> Tensor:
     tape, name = env.tape, path.rpartition(".")[2]
     pair = env.adapters(path)
     weight, bias = env.param(f"{path}.weight"), env.run.params.get(f"{path}.bias")
+    if weight.dtype == "fp8":
+        return float8_linear(tape, x, weight, bias, name)
     if env.fp8 and env.options.fp8_linears:
         return te_linear(env, x, weight, bias, name)
     base = aten.linear(tape, x, weight, name, bias=bias)

@@ -11,6 +11,7 @@ from simcore.models.config import Config
 from simcore.models.graph import model_config
 from simcore.models.registry import family_of
 from simcore.recipes.answers import Answer
+from simcore.recipes.automodel.float8 import asks_float8
 from simcore.recipes.automodel.model import DTYPES
 from simcore.recipes.automodel.te_fp8 import is_fp8
 from simcore.recipes.draft import Draft
@@ -65,7 +66,7 @@ def read_distributed(reader: Reader, draft: Draft) -> None:
     for name, size in sizes.items():
         draft.put(f"mesh.{name}", size)
     _read_data_parallel(reader, draft, sizes)
-    narrow = is_fp8(draft)
+    narrow = is_fp8(draft) or asks_float8(reader)
     read_rows(reader, draft, [row for row in STRATEGY_ROWS if not (narrow and getattr(row, "key", "") == PARAM_DTYPE)])
     read_rows(reader, draft, _BESIDE_FP8 if narrow else ())
     draft.refuse(reader.take("distributed.offload_policy"), "offload of Automodel's recipes")

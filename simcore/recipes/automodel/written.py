@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from simcore.models.names import find, ids_of
+from simcore.operators.automodel.sparse import SPARSE
 from simcore.recipes.automodel.distributed import EXPERT_ROWS, PARAM_DTYPE, PIPELINE_ROWS, STRATEGY_ROWS
+from simcore.recipes.automodel.float8 import write_float8
 from simcore.recipes.automodel.model import ATTENTION_ROW, BACKEND_ROWS, BY_BACKEND, REST_ROWS
 from simcore.recipes.automodel.optimizer import LOSSES, OPTIMIZER_ROWS, OPTIMIZERS
 from simcore.recipes.automodel.peft import ADAPTER_ROWS, PACKED_ROWS
@@ -60,7 +62,10 @@ def _write_model(outline: Outline) -> None:
         _write_given(outline, "model.attn_implementation", "framework_options.attn_implementation")
     if own:
         write_rows(outline, (ATTENTION_ROW, *BACKEND_ROWS))
+    if own and family in SPARSE:
         write_te_fp8(outline)
+    else:
+        write_float8(outline)
     write_rows(outline, REST_ROWS)
 
 

@@ -75,9 +75,9 @@ def test_inputs_are_kept_in_a_byte() -> None:
     (BOTH | {"te_fp8": "mxfp8"}, {}, "illegal", "compute capability 10.0 or higher required"),
     (BOTH, {"seq_len": 60}, "illegal", "60 tokens of a microbatch: tensorwise requires a multiple of 8"),
     (BOTH, {"method": "lora"}, "error", "adapters beside products in 8 bits"),
-    (BOTH, {"model": "nemotron-3-nano-30b-a3b"}, "error", "nemotron_h in 8 bits under automodel"),
-    ({}, {"model": "llama-tiny", "mesh": {"dp_shard": 4}}, "error", "llama in 8 bits under automodel"),
-    (BOTH, {"precision": {"compute": "bf16"}}, "error", "without training.precision.compute: fp8")])
+    (BOTH, {"model": "nemotron-3-nano-30b-a3b"}, "error", "nemotron_h in 8 bits by torchao under automodel"),
+    ({}, {"model": "llama-tiny", "mesh": {"dp_shard": 4}}, "error", "gathered in 16 bits"),
+    (BOTH, {"precision": {"compute": "bf16"}}, "error", "changes nothing without products in 8 bits")])
 def test_what_is_refused(options: dict[str, Any], given: dict[str, Any], status: str, told: str) -> None:
     report = _ran(options, **given)
     assert report.status == status, report.problems
