@@ -14,6 +14,7 @@ import small
 from checkout import ROOT
 from simcore.errors import IllegalLayout
 from simcore.models.blocks import LayerKind
+from simcore.operators.automodel.options import AutomodelOptions
 from simcore.operators.hf.layers import linear
 from simcore.operators.hf.options import HfOptions
 from simcore.operators.megatron.ops.adapter import adapted, adapter_input, mm, with_adapter
@@ -63,7 +64,8 @@ def passed(case: dict[str, Any]) -> tuple[list[int], list[int]]:
     """Signed bytes of a forward and of its backward."""
     tape, params = Tape({}, {}), params_of(case)
     place: LoraDropout = case.get("position", "pre") if case.get("dropout") else ""
-    options = HfOptions(autocast=case.get("autocast", False), lora_dropout=place)
+    automodel = AutomodelOptions(memory_efficient_lora=False) if case.get("apart") else None
+    options = HfOptions(autocast=case.get("autocast", False), lora_dropout=place, automodel=automodel)
     run = LayerWorkload(2, PEFT["rows"] // 2, "fp32" if case.get("x") == "fp32" and not case.get("autocast") else
                         "bf16", params, options=options)
     x = tape.empty((2, PEFT["rows"] // 2, IN), case.get("x", "bf16"), "x")

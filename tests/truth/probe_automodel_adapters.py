@@ -2,7 +2,8 @@
 
     python tests/truth/probe_automodel_adapters.py > tests/truth/adapters/automodel-0.7.0.json
 
-As `probe_adapters.py`, with nemo-automodel 0.7.0's `patch_linear_module`. `refused`: its message, where it refuses.
+As `probe_adapters.py`, with nemo-automodel 0.7.0's `patch_linear_module`. `apart`: without
+use_memory_efficient_lora. `refused`: its message, where it refuses.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import torch
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {}, "pre": {"dropout": 0.05, "position": "pre"}, "post": {"dropout": 0.05, "position": "post"},
+    "apart": {"apart": True}, "apart, pre": {"apart": True, "dropout": 0.05, "position": "pre"},
+    "apart, post": {"apart": True, "dropout": 0.05, "position": "post"},
     "dora": {"dora": True}, "dora, pre": {"dora": True, "dropout": 0.05, "position": "pre"},
     "dora, post": {"dora": True, "dropout": 0.05, "position": "post"}}
 BASES: dict[str, dict[str, Any]] = {"bf16": {}, "nf4": {"base": "nf4"}, "bf16, bias": {"bias": True}}
@@ -31,7 +34,8 @@ def built(case: dict[str, Any]) -> Any:
         linear.quant_state = linear.weight.quant_state
     return peft_lora.patch_linear_module(
         linear, dim=8, alpha=16, use_dora=case.get("dora", False), dropout=case.get("dropout", 0.0),
-        dropout_position=case.get("position", "post"), lora_dtype=torch.bfloat16, use_triton=False).train()
+        dropout_position=case.get("position", "post"), use_memory_efficient_lora=not case.get("apart", False),
+        lora_dtype=torch.bfloat16, use_triton=False).train()
 
 
 def found(case: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from simcore.operators.automodel.dense import DENSE
 from simcore.placement.job import Draft
 
 __all__ = ["ATTENTIONS", "ATTENTION_OPTION", "attention_library", "attention_of", "packed_assumptions",
-           "te_calls"]
+           "rope_of", "te_calls"]
 
 Asked = Literal["sdpa", "eager", "flash_attention_2"]
 ATTENTION_OPTION: Final = "attn_implementation"
@@ -55,6 +55,22 @@ def attention_of(job: Draft, options: dict[str, object]) -> Asked:
     if own:
         job.refuse_idle(options, "attn", f"with {ATTENTION_OPTION}: {given}")
     return cast(Asked, given)
+
+
+def rope_of(job: Draft, options: dict[str, object]) -> Literal["torch", "quack"]:
+    """Returns the kernel that rotates queries and keys of Automodel's Llama and Qwen2.
+
+    Raises InputError where the option changes nothing, NotYet for what is not modelled of Quack's.
+    """
+    if job.graph.implementation != "automodel" or job.graph.architecture.family not in ("llama", "qwen2"):
+        job.refuse_idle(options, "backend.rope", "but in Automodel's own Llama and Qwen2")
+    if options.get("backend.rope") != "quack":
+        return "torch"
+    training = job.scenario.training
+    if training.micro_batch_size > 1 or training.lengths == "packed" or options.get(ATTENTION_OPTION) == "eager":
+        raise job.not_yet("framework_options.backend.rope", "rotation by quack of several sequences, of packs, or with "
+                          "eager attention")
+    return "quack"
 
 
 def attention_library(job: Draft, options: dict[str, object]) -> str:

@@ -17,6 +17,7 @@ models, which are no linear layer and no `GroupedExperts`.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
@@ -26,10 +27,11 @@ from simcore.frameworks.automodel.policies import NEMO_RL
 from simcore.frameworks.common.lora import dropout_at
 from simcore.models.blocks import LayerKind, Moe
 from simcore.models.tensor import TensorSpec
+from simcore.operators.automodel.options import AutomodelOptions
 from simcore.placement.job import Draft
 from simcore.recording.options import LoraDropout
 
-__all__ = ["DEFAULT_TARGETS", "adapters", "automodel_dropout", "matches"]
+__all__ = ["DEFAULT_TARGETS", "adapters", "automodel_dropout", "matches", "with_adapters"]
 
 DEFAULT_TARGETS: Final = ("*_proj",)
 _WHERE: Final = "training.lora"
@@ -206,3 +208,16 @@ def automodel_dropout(job: Draft) -> LoraDropout:
         raise job.illegal(f"{_WHERE}.use_rslora", "Automodel's adapters scale by alpha / dim alone: multiply alpha by "
                           "the square root of rank", "0.7.0 _peft/lora.py PeftConfig, LinearLoRA._init_adapter")
     return dropout_at(job, "post", "0.7.0 _peft/lora.py PeftConfig: dropout_position \"post\"")
+
+
+def with_adapters(job: Draft, options: dict[str, object], layers: AutomodelOptions) -> AutomodelOptions:
+    """Returns the layers' options with that of adapters which run operator by operator.
+
+    Raises InputError for the option where it changes nothing: without adapters, and with DoRA, which runs so anyway.
+    """
+    key, training = "use_memory_efficient_lora", job.scenario.training
+    if training.method == "full":
+        job.refuse_idle(options, key, "without adapters")
+    if training.lora.use_dora:
+        job.refuse_idle(options, key, "with DoRA")
+    return replace(layers, memory_efficient_lora=options.get(key) is not False)

@@ -19,19 +19,20 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, cast
 
+from simcore.frameworks.automodel.assumptions import assumptions
 from simcore.frameworks.automodel.attention import (
     ATTENTION_OPTION,
     ATTENTIONS,
     attention_library,
     attention_of,
-    packed_assumptions,
+    rope_of,
     te_calls,
 )
 from simcore.frameworks.automodel.checks import QUANTISED, check
 from simcore.frameworks.automodel.float8 import FLOAT8_OPTIONS, is_float8, runs_float8
+from simcore.frameworks.automodel.lora import with_adapters
 from simcore.frameworks.automodel.pipeline import (
     STAGE_OPTIONS,
-    STAGES,
     deferred_reduction,
     held_by_stages,
     schedule_of,
@@ -40,7 +41,6 @@ from simcore.frameworks.automodel.pipeline import (
 from simcore.frameworks.automodel.policies import (
     EVERY,
     NEMO_RL,
-    POLICY_ASSUMPTIONS,
     hub_options,
     loss_by_default,
     rests_on_host,
@@ -48,7 +48,7 @@ from simcore.frameworks.automodel.policies import (
     trains_policies,
     unreplayed,
 )
-from simcore.frameworks.automodel.te_fp8 import FP8_OPTIONS, fp8_assumptions, refuse_idle_formats, with_fp8
+from simcore.frameworks.automodel.te_fp8 import FP8_OPTIONS, refuse_idle_formats, with_fp8
 from simcore.frameworks.automodel.units import is_sharded, units
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import AUTOMODEL_FILES, AUTOMODEL_LOOP, trainer_afterwards
@@ -56,11 +56,10 @@ from simcore.frameworks.common.checkpoint_files import automodel_files
 from simcore.frameworks.common.kernels import SDPA_BACKENDS
 from simcore.frameworks.common.liger import LIGER_FAMILIES, LIGER_OPTION, has_liger
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed, packed_of
-from simcore.frameworks.common.torch import States, all_or_no_checkpoint, states_of, time_of_offload, torch_optimizer
+from simcore.frameworks.common.torch import States, all_or_no_checkpoint, states_of, torch_optimizer
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.inputs.optimizers import AS_STORED, OPTIMIZERS
 from simcore.operators.automodel.options import RELEASE_0_7_0, SNAPSHOT_2026_06_08, AutomodelOptions, Dispatcher
-from simcore.operators.automodel.sparse import SPARSE
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.framework import Framework, Padding, Rule, TensorPolicy
 from simcore.placement.job import Draft, Job
@@ -94,10 +93,12 @@ OPTIONS = {
     "enable_fsdp_optimizations": (True, False),
     "dispatcher": ("deepep", "hybridep", "torch"),
     "attn": ("te", "sdpa"),
+    "backend.rope": ("torch", "quack"),
     ATTENTION_OPTION: ATTENTIONS,
     "sdpa_backend": SDPA_BACKENDS,
     "fake_balanced_gate": (True, False),
     "moe_rank_scaling": (True, False),
+    "use_memory_efficient_lora": (True, False),
     LIGER_OPTION: (True, False),
     STORAGE_OPTION: STORAGES,
     **STAGE_OPTIONS,
@@ -152,7 +153,8 @@ def table(job: Draft) -> Framework:
         libraries=KernelLibraries(dispatcher=_dispatcher(job, options).replace("torch", "nccl"),
                             attention=attention_library(job, options), te_calls=te_calls(job, options),
                             shared_beside=version in _BESIDE),
-        assumptions=_assumptions(job, options),
+        assumptions=assumptions(job, options, has_liger=job.graph.implementation == "hf" and _has_liger(job, options),
+                                is_read=version in _BESIDE),
     )
     return held_by_stages(made, job, options, released=version == VERSIONS[0])
 
@@ -176,18 +178,6 @@ _RAN = {"automodel": ("automodel", "0.7.0 _transformers/registry.py MODEL_ARCH_M
         "hf": ("hf", "0.7.0 _transformers/registry.py MODEL_ARCH_MAPPING: no own code, transformers' is run")}
 _OF_HF = HfOptions(automodel=RELEASE_0_7_0, grouped_experts=True)
 """Replayed by transformers' own gradient_checkpointing_enable (0.7.0 distributed/model_parallelizer.py)."""
-_INSTALLED = ("framework_options.use_liger_kernel", "Liger-Kernel is installed", "assumed", "0.7.0 _transformers/"
-              "kernel_patches.py: without it transformers' layers run as they are, with a warning")
-_READ = ("framework_version", "layers as recorded of 0.7.0, with what the release's code does otherwise", "assumed",
-         "0.3.0 and 0.4.0 moe/parallelizer.py, moe/layers.py, read, not run: checkpoints run router and dispatch again")
-_LATENT = ("attention", "by TE on cuDNN; backward sums dq in fp32", "assumed", "0.7.0 models/common/utils.py: "
-           "BackendConfig.attn is te where TE is installed; the workspace is an estimate")
-_BALANCED = ("router_aux_loss_coef", "the balancing loss is computed", "assumed", "0.7.0 models/qwen3_moe/model.py: "
-             "aux_loss_coeff is the configuration's, above 0 by default (transformers 5.23)")
-_FAKE_GATE = ("framework_options.fake_balanced_gate", "the gate's weights are placed all the same", "assumed",
-              "0.7.0 moe/layers.py: FakeBalancedGate has none")
-
-
 def _version(job: Job) -> str:
     given = job.scenario.framework_version
     return VERSIONS[0] if given == "auto" else given
@@ -201,7 +191,9 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
         job.refuse_idle(options, LIGER_OPTION, "in Automodel's own layers")
         return _chosen(job, options, _LAYERS[version])
     job.refuse_idle(options, "fake_balanced_gate", "in transformers' layers")
-    return replace(_OF_HF, attn_implementation=attention_of(job, options), liger=_has_liger(job, options),
+    rope_of(job, options)
+    return replace(_OF_HF, automodel=with_adapters(job, options, RELEASE_0_7_0),
+                   attn_implementation=attention_of(job, options), liger=_has_liger(job, options),
                    embeddings_require_grad=_transformers.replayed(job))
 
 
@@ -218,30 +210,12 @@ def _chosen(job: Draft, options: dict[str, object], version: AutomodelOptions) -
     if not job.has_experts:
         job.refuse_idle(options, "fake_balanced_gate", "in a model without experts")
     eager = attention_of(job, options) == "eager"
-    return replace(with_fp8(job, options, version), attn_implementation="eager" if eager else "sdpa",
+    layers = with_adapters(job, options, with_fp8(job, options, version))
+    return replace(layers, attn_implementation="eager" if eager else "sdpa", rope=rope_of(job, options),
                    keeps_logits=version.keeps_logits or job.mesh.pp > 1,
                    experts_unit=job.mesh.ep > 1 and job.mesh.expert_dp > 1,
                    dispatcher=cast(Dispatcher, _dispatcher(job, options)),
                    fake_balanced_gate=options.get("fake_balanced_gate") is True)
-
-
-def _assumptions(job: Draft, options: dict[str, object]) -> tuple[tuple[str, str, str, str], ...]:
-    """Packs need TE. A mesh that the parallelizer serves and the loader before it does not is shown, with that said."""
-    made = packed_assumptions(job)
-    made += [_INSTALLED] if job.graph.implementation == "hf" and _has_liger(job, options) else []
-    made += [STAGES] if job.mesh.pp > 1 else []
-    made += [_READ] if _version(job) in _BESIDE else []
-    made += fp8_assumptions(job)
-    made += [*POLICY_ASSUMPTIONS, *time_of_offload(job)] if trains_policies(job) else []
-    if job.graph.architecture.family == "qwen3_moe" and job.graph.implementation != "hf":
-        made += [_LATENT, _FAKE_GATE if options.get("fake_balanced_gate") is True else _BALANCED]
-    elif job.graph.architecture.family in SPARSE and job.graph.implementation != "hf":
-        made += [_LATENT, *([_FAKE_GATE] if options.get("fake_balanced_gate") is True else [])]
-    if job.mesh.tp == 1:
-        return tuple(made)
-    return (*made, ("mesh.tp", "as the parallelizer places it", "assumed",
-             "0.7.0 NeMoAutoModel's capability check refuses it first: 'Tensor parallelism (tp_size="
-             f"{job.mesh.tp}) requested but NemotronHForCausalLM has no TP plan'; only lm_head would be split"),)
 
 
 def _strategy(job: Draft, options: dict[str, object]) -> Fsdp2Strategy:

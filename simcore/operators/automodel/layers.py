@@ -68,7 +68,7 @@ def linear(env: Env, x: Tensor, path: str) -> Tensor:
         x = aten.dropout(tape, x) if place == "pre" else x
         part = aten.linear(tape, aten.mul_scalar(tape, aten.linear(tape, x, pair[0], "lora_a")), pair[1], "lora_b")
         return aten.add(tape, base, aten.dropout(tape, part) if place == "post" else part, name)
-    return linear_lora(tape, env.run, f"{path}.", x, base, name)
+    return linear_lora(tape, env.run, f"{path}.", x, base, name, efficient=env.options.memory_efficient_lora)
 
 
 # ---- MLP --------------------------------------------------------------------------------------------------------

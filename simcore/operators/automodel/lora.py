@@ -6,7 +6,7 @@ It is put on its own models' layers and on those of transformers alike (`apply_l
 the base's output in place to its own; with dropout of the output (post, the default) that function runs without the
 base, and the sum is in place in the dropped copy. DoRA runs module by module: it keeps x A, the adapter's output and
 the base's, and makes `B A` as large as the weight for norms of rows. With `pre` the base's product runs again on the
-dropped input.
+dropped input. Without use_memory_efficient_lora an adapter runs module by module too.
 """
 
 from __future__ import annotations
@@ -19,20 +19,34 @@ from simcore.recording.tape import Kernel, Param, Tape, Tensor
 __all__ = ["linear_lora"]
 
 
-def linear_lora(tape: Tape, run: LayerWorkload, prefix: str, x: Tensor, base: Tensor, name: str) -> Tensor:
+def linear_lora(tape: Tape, run: LayerWorkload, prefix: str, x: Tensor, base: Tensor, name: str, *,
+                efficient: bool = True) -> Tensor:
     """Output of an adapted linear for `x` [..., k]: `base`, which is the linear's own, and the adapter's part.
 
-    `prefix`: beginning of the names of its parameters; `name`: name of the output's storage.
+    `prefix`: beginning of the names of its parameters; `name`: name of the output's storage; `efficient`: one function
+    that keeps x alone (use_memory_efficient_lora).
     """
     pair = run.params[f"{prefix}lora_A.weight"], run.params[f"{prefix}lora_B.weight"]
     place = run.options.lora_dropout
     if f"{prefix}lora_magnitude" in run.params:
         return _dora(tape, run, prefix, x, base, name)
+    if not efficient:
+        return _apart(tape, x, pair, base, name, place)
     if place == "post":
         part = aten.dropout(tape, _memory_efficient(tape, x, pair, None, name))
         aten.add_(tape, part, base)
         return part
     return _memory_efficient(tape, aten.dropout(tape, x) if place else x, pair, base, name)
+
+
+def _apart(tape: Tape, x: Tensor, pair: tuple[Param, Param], base: Tensor, name: str, place: str) -> Tensor:
+    """`base + dropout(B (A(x) * scale))`, operator by operator: it keeps x and the scaled product with A."""
+    x = aten.dropout(tape, x) if place == "pre" else x
+    low = aten.mul_scalar(tape, aten.linear(tape, x, pair[0], f"{name}.lora_a"))
+    part = aten.linear(tape, low, pair[1], f"{name}.lora_b")
+    del low
+    part = aten.dropout(tape, part) if place == "post" else part
+    return aten.add(tape, base, part, name)
 
 
 def _dora(tape: Tape, run: LayerWorkload, prefix: str, x: Tensor, base: Tensor, name: str) -> Tensor:

@@ -55,7 +55,7 @@ def linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
         return float8_linear(tape, x, weight, bias, label)
     base = product(tape, run, x, weight, label, bias=bias)
     if f"{prefix}lora_A.weight" in run.params:
-        return linear_lora(tape, run, prefix, x, base, label)
+        return linear_lora(tape, run, prefix, x, base, label, efficient=HfOptions.of(run.options).efficient_adapters)
     lora_a = run.params.get(f"{prefix}lora_a.weight")
     if lora_a is None:
         return base

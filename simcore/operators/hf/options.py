@@ -46,3 +46,8 @@ class HfOptions(ImplementationOptions):
     unsloth: UnslothRelease = ""
     compile: bool = False
     has_outlier_threshold: bool = True
+
+    @property
+    def efficient_adapters(self) -> bool:
+        """True if Automodel's adapter of a linear is one function (use_memory_efficient_lora)."""
+        return self.automodel is None or self.automodel.memory_efficient_lora

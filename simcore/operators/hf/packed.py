@@ -46,7 +46,7 @@ def packed_linear(tape: Tape, run: LayerWorkload, prefix: str, label: str, x: Te
     is_int8 = weight.packed is not None and weight.packed.is_int8
     base = (_int8_module if is_int8 else _module)(tape, run, x, weight, run.params.get(f"{prefix}bias"), label)
     if f"{prefix}lora_A.weight" in run.params:
-        return linear_lora(tape, run, prefix, x, base, label)
+        return linear_lora(tape, run, prefix, x, base, label, efficient=HfOptions.of(run.options).efficient_adapters)
     lora_a = run.params.get(f"{prefix}lora_a.weight")
     if lora_a is None:
         return base

@@ -33,6 +33,8 @@ BACKEND_ROWS: Final = (
     Says("model.backend.fake_balanced_gate", "framework_options.fake_balanced_gate", "flag", {True: True},
          {False: "the default"}),
     Says("model.backend.enable_fsdp_optimizations", "framework_options.enable_fsdp_optimizations", "flag"),
+    Says("model.backend.rope", "framework_options.backend.rope", "text", {"quack": "quack"}, {"torch": "the default"},
+         "rope by"),
     Off("model.backend.compile_attn", "attention by torch.compile"),
     Unmodelled(("model.backend.rope_fusion", "model.backend.gate_precision", "model.backend.dispatcher_num_sms",
                 "model.backend.dispatcher_share_token_dispatcher", "model.backend.dispatcher_async_dispatch"),
@@ -143,10 +145,10 @@ def _read_backend(reader: Reader, draft: Draft, *, own: bool) -> None:
         draft.idle(reader.matching("model.backend.*"), "transformers' layers take no BackendConfig")
         return
     draft.use(reader.text("model.backend._target_"))
-    kernels = [("rms_norm", ("te", "torch", "torch_fp32")), ("rope", ("torch",))]
+    kernels = [("rms_norm", ("te", "torch", "torch_fp32", "quack"))]
     if not read_te_fp8(reader, draft):
         _read_experts(reader, draft)
-        kernels = [("linear", ("te", "torch")), *kernels]
+        kernels = [("linear", ("te", "torch", "quack")), *kernels]
     for name, served in kernels:
         kernel = reader.text(f"model.backend.{name}")
         if kernel is not None and kernel.value not in served:

@@ -9,7 +9,7 @@ from simcore.recipes.automodel.float8 import read_compile, read_float8
 from simcore.recipes.automodel.model import DTYPES
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
-from simcore.recipes.rows import Idle, Off, On, Says, Unmodelled, read_rows
+from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 
 __all__ = ["ADAPTER_ROWS", "PACKED_ROWS", "read_method"]
 
@@ -26,7 +26,7 @@ ADAPTER_ROWS: Final = (
     Says("peft.use_dora", "training.lora.use_dora", "flag"),
     Says("peft.target_modules", "training.lora.target_modules", "words"),
     Says("peft.exclude_modules", "training.lora.exclude_modules", "words"),
-    On("peft.use_memory_efficient_lora", "adapters that keep the inputs of each operator"),
+    Says("peft.use_memory_efficient_lora", "framework_options.use_memory_efficient_lora", "flag"),
     Unmodelled(("peft.use_triton",), "kernels are not told apart: adapters are counted as torch's"),
     Idle(("peft.lora_A_init",), "first values of adapters"),
 )
