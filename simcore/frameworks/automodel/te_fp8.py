@@ -130,12 +130,9 @@ def with_fp8(job: Job, options: dict[str, object], layers: AutomodelOptions) -> 
     if not job.narrow or runs_float8(job):
         return layers
     scaling = scaling_of(job, RECIPES[str(options.get("te_fp8", "current"))])
-    marked = {"fp8_linears": False, "fp8_experts": False}
-    for specs in job.graph.tensors:
-        for spec in specs:
-            if spec.module == "fp8":
-                marked["fp8_experts" if _is_grouped(spec) else "fp8_linears"] = True
-    return replace(layers, fp8_recipe=scaling.recipe, fp8_transposes=scaling.transposes, **marked)
+    grouped = {_is_grouped(spec) for specs in job.graph.tensors for spec in specs if spec.module == "fp8"}
+    return replace(layers, fp8_recipe=scaling.recipe, fp8_transposes=scaling.transposes, fp8_linears=False in grouped,
+                   fp8_experts=True in grouped)
 
 
 def refuse_idle_formats(job: Draft, options: dict[str, object]) -> None:

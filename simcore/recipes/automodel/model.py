@@ -27,8 +27,9 @@ ATTENTION_ROW: Final = Says("model.backend.attn", "framework_options.attn", "tex
                          what="attention by")
 _FILES: Final = "which files are read, and by which code: not part of a step"
 _ALIKE: Final = "kernels are not told apart: memory is counted as torch's"
+_DISPATCHER: Final = "model.backend.dispatcher"
 BACKEND_ROWS: Final = (
-    Says("model.backend.dispatcher", "framework_options.dispatcher", "text",
+    Says(_DISPATCHER, "framework_options.dispatcher", "text",
          {name: name for name in ("deepep", "hybridep", "torch")}, what="exchange of tokens by"),
     Says("model.backend.fake_balanced_gate", "framework_options.fake_balanced_gate", "flag", {True: True},
          {False: "the default"}),
@@ -52,6 +53,20 @@ REST_ROWS: Final = (
     Unmodelled(("model.mtp_*",), "a head of multi-token prediction, which is trained where the checkpoint has one "
                                  "(models/nemotron_v3/mtp.py), is not counted"),
 )
+
+
+_SIZES: Final = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+                 "num_experts", "num_experts_per_tok", "moe_intermediate_size")
+_VALUES: Final = (
+    Unmodelled(("model.config.router_aux_loss_coef",), "a router's balancing loss is counted whatever its weight"),
+    Idle(("model.config.rms_norm_eps", "model.config.rope_theta", "model.config.initializer_range"),
+         "values, not tensors"),
+)
+WRITTEN_OUT: Final = {
+    "transformers.models.qwen3_moe.configuration_qwen3_moe.Qwen3MoeConfig": ("qwen3-30b-a3b", _SIZES, {
+        "norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": [], "attention_bias": False}),
+}
+"""Classes of configurations: a preset of the class, sizes that a recipe must say, defaults of the rest."""
 
 
 def read_model(reader: Reader, draft: Draft) -> str:
@@ -93,6 +108,8 @@ def _read_name(reader: Reader, draft: Draft) -> str:
         if other.value != found[0].value:
             draft.fail(other.where, f"{other.key} is {other.value}, {found[0].key} is {found[0].value}")
     loader = reader.text("model.config._target_")
+    if not found and loader is not None and loader.value in WRITTEN_OUT:
+        return _read_written_out(reader, draft, loader)
     if not found:
         draft.ask("model", "--set model=NAME or PATH of its config.json", "model", loader)
         draft.idle(reader.matching("model.config.*"), "the model is asked for")
@@ -103,6 +120,28 @@ def _read_name(reader: Reader, draft: Draft) -> str:
     for field in fields:
         draft.put(f"model.overrides.{field.path[-1]}", field)
     return _family(found[0].value)
+
+
+def _read_written_out(reader: Reader, draft: Draft, loader: Taken[str]) -> str:
+    """Writes a configuration of which the recipe says every size, as changes of a preset of its family."""
+    base, sizes, defaults = WRITTEN_OUT[loader.value]
+    read_rows(reader, draft, _VALUES)
+    values = {key for row in _VALUES for key in row.keys}
+    fields = {field.path[-1]: field for field in _fields(reader) if field.key not in values}
+    if missing := [name for name in sizes if name not in fields]:
+        draft.refuse(loader, f"a configuration without {', '.join(missing)}", always=True)
+        draft.idle(fields.values(), "fields of a configuration that is refused")
+        return ""
+    draft.infer("model.config", base, "a preset of the same class, of which every size is changed", loader)
+    for name, field in fields.items():
+        draft.put(f"model.overrides.{name}", field)
+    for name, value in defaults.items():
+        if name not in fields:
+            draft.default(f"model.overrides.{name}", value, "transformers 5.23", loader.value.rpartition(".")[2])
+    if "head_dim" not in fields:
+        hidden, heads = (int(fields[name].value) for name in ("hidden_size", "num_attention_heads"))
+        draft.infer("model.overrides.head_dim", hidden // heads, "hidden_size / num_attention_heads", loader)
+    return _family(base)
 
 
 def _fields(reader: Reader) -> list[Taken[Any]]:
@@ -155,7 +194,13 @@ def _read_backend(reader: Reader, draft: Draft, *, own: bool) -> None:
             draft.refuse(kernel, f"{name} by {kernel.value}")
         else:
             draft.unmodelled(kernel, _ALIKE)
-    read_rows(reader, draft, BACKEND_ROWS)
+    dispatcher = reader.text(_DISPATCHER)
+    if dispatcher is not None and dispatcher.value == "uccl_ep":
+        draft.infer("framework_options.dispatcher", "deepep", "UCCL-EP: DeepEP's manager, tensors, sizes of buffers; "
+                    "its transport is not told apart", dispatcher, source="components/moe/megatron/token_dispatcher.py")
+        read_rows(reader, draft, [row for row in BACKEND_ROWS if getattr(row, "key", "") != _DISPATCHER])
+    else:
+        read_rows(reader, draft, BACKEND_ROWS)
 
 
 def _read_experts(reader: Reader, draft: Draft) -> None:
