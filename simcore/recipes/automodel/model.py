@@ -184,7 +184,7 @@ def _read_backend(reader: Reader, draft: Draft, *, own: bool) -> None:
         draft.idle(reader.matching("model.backend.*"), "transformers' layers take no BackendConfig")
         return
     draft.use(reader.text("model.backend._target_"))
-    kernels = [("rms_norm", ("te", "torch", "torch_fp32", "quack"))]
+    kernels: list[tuple[str, tuple[str, ...]]] = [("rms_norm", ("te", "torch", "torch_fp32", "quack"))]
     if not read_te_fp8(reader, draft):
         _read_experts(reader, draft)
         kernels = [("linear", ("te", "torch", "quack")), *kernels]

@@ -70,7 +70,7 @@ def test_flash_over_stages_changes_time_alone() -> None:
 @pytest.mark.parametrize("asked", [None, "sdpa", "eager"])
 def test_packs_in_transformers_layers_run_flash_whatever_is_asked(asked: str | None) -> None:
     """0.7.0 _transformers/kernel_patches.py, _apply_preload_overrides: no mask, and no pair of two sequences."""
-    packed = {"implementation": "hf", "lengths": "packed", "packed_length": 128}
+    packed: dict[str, Any] = {"implementation": "hf", "lengths": "packed", "packed_length": 128}
     found, flash = (_ran(options={"attn_implementation": name} if name else {}, **packed)
                     for name in (asked, "flash_attention_2"))
     assert found.peak == flash.peak

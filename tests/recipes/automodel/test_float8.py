@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ training:
   optimizer: {name: adam}
 framework_options: {fp8_all_gather: true}
 """
-ANSWERS = {"gpus": 16, "topology": "dgx-h100"}
+ANSWERS: dict[str, Any] = {"gpus": 16, "topology": "dgx-h100"}
 
 
 @pytest.fixture(autouse=True)

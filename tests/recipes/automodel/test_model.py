@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ model:
 distributed: {strategy: fsdp2, ep_size: 2}
 dataset: {_target_: nemo_automodel.components.datasets.llm.mock_iterable_dataset.MockIterableDataset, seq_len: 256}
 """
-ANSWERS = {"gpus": 2, "topology": "dgx-h100"}
+ANSWERS: dict[str, Any] = {"gpus": 2, "topology": "dgx-h100"}
 
 
 @pytest.fixture(autouse=True)
