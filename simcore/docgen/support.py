@@ -39,6 +39,7 @@ _FEATURES: Final[dict[str, tuple[dict[str, Any], ...]]] = {
     "fp8": ({"training": {"precision": {"compute": "fp8"}}},
             {"training": {"precision": {"compute": "fp8"}, "recompute": "full"},
              "framework_options": {"compile": True}},
+            {"training": {"precision": {"compute": "fp8"}}, "framework_options": {"fp8_all_gather": True}},
             {"training": {"precision": {"compute": "fp8"}}, "topology": "dgx-b200",
              "framework_options": {"fp8_recipe": "mxfp8", "fp8_param_gather": True}}),
     "packed": ({"training": {"lengths": "packed"}},),

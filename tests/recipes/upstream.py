@@ -45,11 +45,16 @@ NEWER: Final = {"vr200": "gb300-nvl72", "r100": "gb300-nvl72"}
 """Machine that stands for one that is not known, by the word of a recipe's name."""
 
 
-def answers_to(imported: Imported, gpus: int) -> Answers:
+MACHINES: Final = ("dgx-h100", "gb200-nvl72")
+"""Answers to which machine: the second where the GPUs of the first lack what the recipe computes in."""
+TOO_OLD: Final = "device compute capability"
+
+
+def answers_to(imported: Imported, gpus: int, machine: str = MACHINES[0]) -> Answers:
     """Answers to the questions of a recipe, and to no other."""
     asked = {question.key for question in imported.questions}
     name = str(imported.values.get("name", ""))
-    machine = next((stands for word, stands in NEWER.items() if f"gpu_{word}" in name), "dgx-h100")
+    machine = next((stands for word, stands in NEWER.items() if f"gpu_{word}" in name), machine)
     return Answers.of_options(gpus if any(key.startswith("mesh") for key in asked) else None,
                               4096 if "training.seq_len" in asked else None,
                               machine if "topology" in asked else "",
@@ -72,7 +77,16 @@ def outcome(path: Path, gpus: int, *, loose: bool = False) -> tuple[str, str, li
 def _outcome(path: Path, gpus: int, *, loose: bool) -> tuple[str, list[str]]:
     paths = [str(path), *_named(path)]
     first = import_recipe(paths, Answers(), loose=loose)
-    imported = _enough(paths, first, gpus, loose=loose) if first.questions else first
+    found = ("refused", [""])
+    for machine in MACHINES if first.questions else MACHINES[:1]:
+        imported = _enough(paths, first, gpus, machine, loose=loose) if first.questions else first
+        found = _judged(first, imported)
+        if not any(TOO_OLD in reason for reason in found[1]):
+            break
+    return found
+
+
+def _judged(first: Imported, imported: Imported) -> tuple[str, list[str]]:
     if imported.questions or (imported.wrong and not any(part in one.message for part in OTHER_LAYERS
                                                          for one in imported.wrong)):
         return "wrong", [*map(str, imported.questions), *(problem.message for problem in imported.wrong)]
@@ -101,17 +115,17 @@ def _named(path: Path) -> list[str]:
     return [str(one) for one in found if one.is_file()][:1]
 
 
-def _enough(paths: list[str], first: Imported, gpus: int, *, loose: bool) -> Imported:
+def _enough(paths: list[str], first: Imported, gpus: int, machine: str, *, loose: bool) -> Imported:
     """Import with the least number of GPUs, from `gpus` on by doubling, that the recipe's degrees divide.
 
     Where its batch is too small for so many GPUs, the largest number below by halving.
     """
-    imported = _answered(paths, first, gpus, loose=loose)
+    imported = _answered(paths, first, gpus, machine, loose=loose)
     while gpus > 1 and _too_many(imported):
         gpus //= 2
-        imported = _answered(paths, first, gpus, loose=loose)
+        imported = _answered(paths, first, gpus, machine, loose=loose)
     while gpus <= 4096:
-        imported = _answered(paths, first, gpus, loose=loose)
+        imported = _answered(paths, first, gpus, machine, loose=loose)
         try:
             if not any("GPUs are no multiple" in problem.message for problem in imported.wrong):
                 parse_scenario(imported.document())
@@ -123,8 +137,8 @@ def _enough(paths: list[str], first: Imported, gpus: int, *, loose: bool) -> Imp
     return imported
 
 
-def _answered(paths: list[str], first: Imported, gpus: int, *, loose: bool) -> Imported:
-    answers = answers_to(first, gpus)
+def _answered(paths: list[str], first: Imported, gpus: int, machine: str, *, loose: bool) -> Imported:
+    answers = answers_to(first, gpus, machine)
     return import_recipe(paths, answers, loose=loose).with_settings(answers.settings)
 
 

@@ -2,7 +2,8 @@
 
     python tests/truth/probe_automodel_adapters.py > tests/truth/adapters/automodel-0.7.0.json
 
-As `probe_adapters.py`, with nemo-automodel 0.7.0's `patch_linear_module`. `refused`: its message, where it refuses.
+As `probe_adapters.py`, with nemo-automodel 0.7.0's `patch_linear_module`. `apart`: without
+use_memory_efficient_lora. `refused`: its message, where it refuses.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "by operators, pre": {"efficient": False, "dropout": 0.05, "position": "pre"},
     "by operators, post": {"efficient": False, "dropout": 0.05, "position": "post"},
     "plain": {}, "pre": {"dropout": 0.05, "position": "pre"}, "post": {"dropout": 0.05, "position": "post"},
+    "apart": {"apart": True}, "apart, pre": {"apart": True, "dropout": 0.05, "position": "pre"},
+    "apart, post": {"apart": True, "dropout": 0.05, "position": "post"},
     "dora": {"dora": True}, "dora, pre": {"dora": True, "dropout": 0.05, "position": "pre"},
     "dora, post": {"dora": True, "dropout": 0.05, "position": "post"}}
 BASES: dict[str, dict[str, Any]] = {"bf16": {}, "nf4": {"base": "nf4"}, "bf16, bias": {"bias": True}}

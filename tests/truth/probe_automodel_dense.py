@@ -6,6 +6,11 @@ With the word `eager` it measures layers with `attn_implementation: eager` alone
 
     python tests/truth/probe_automodel_dense.py eager > tests/truth/tape/automodel-eager-0.7.0-torch-2.13.0.json
 
+With the word `quack` it measures layers with `rope: quack` alone, whose kernel turns a tensor in its place and gives
+the gradient back as it is (quack-kernels 0.6.5 `rotary.py`, ApplyRotaryEmb; on CUDA alone, which the layers are told):
+
+    python tests/truth/probe_automodel_dense.py quack > tests/truth/tape/automodel-quack-0.7.0-torch-2.13.0.json
+
 Layers: Llama, Qwen2, Qwen3 and a dense one of Qwen3-MoE on fake tensors on a CPU, plain and under Automodel's own
 checkpointing of sub-modules; and Qwen3-MoE's gate. Stand-ins: the CPU flash kernel; norms are `rms_norm: torch` with a
 kernel that allocates what CUDA's does, but Qwen3's are Hugging Face's and run as they are. Of Qwen3-MoE's, the compiled
@@ -47,7 +52,7 @@ from nemo_automodel.components.models.qwen3_moe.model import Block, Qwen3MoeForC
 from nemo_automodel.components.moe.layers import Gate  # noqa: E402
 from oracle.fsdp2_tracker import Tracker  # noqa: E402
 from probe_automodel_mla import Around, fused_rms_norm  # noqa: E402
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 from torch.distributed.fsdp import FSDPModule  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
@@ -76,6 +81,9 @@ LAYERS = {f"{family}{' checkpointed' * again}{' of two' * (batch - 1)}":
 EAGER = {f"{family}{' checkpointed' * again}{' of two' * (batch - 1)}":
          {"family": family, "batch": batch, "seq": 192, "checkpoint": bool(again), "attention": "eager"}
          for family in ("llama", "qwen2", "qwen3") for again, batch in ((0, 1), (0, 2), (1, 1), (1, 2))}
+QUACK = {f"{family}{' checkpointed' * again}":
+         {"family": family, "batch": 1, "seq": 192, "checkpoint": bool(again), "rope": "quack"}
+         for family in ("llama", "qwen2") for again in (0, 1)}
 WRAPPED: dict[str, dict[str, Any]] = {
     "llama": {"family": "llama", "checkpoint": True}, "qwen2": {"family": "qwen2", "checkpoint": True},
     "qwen3": {"family": "qwen3", "checkpoint": True}, "mixtral": {"family": "mixtral", "checkpoint": True},
@@ -129,6 +137,18 @@ class Attention(torch.autograd.Function):
         made = tuple(x.new_empty(x.shape) for x in (q, k, v))
         _work = q.new_empty((*q.shape[:3], q.shape[3] + 1), dtype=torch.float32)
         return made
+
+
+class TurnedInPlace(torch.autograd.Function):
+    """Quack's rotation of one sequence: the tensor itself, forward and back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
 
 
 class Rotated(torch.autograd.Function):
@@ -188,6 +208,10 @@ def events(case: dict[str, Any]) -> dict[str, Any]:
     with fake:
         layer = layer_of(case["family"], case.get("attention", "sdpa"))
     torch.set_default_dtype(torch.float32)
+    if case.get("rope") == "quack":
+        layer.self_attn.rope_backend = "quack"
+        layer.self_attn._quack_apply_rotary_emb = lambda x, *_, inplace: TurnedInPlace.apply(x)
+        FakeTensor.is_cuda = True
     if case["checkpoint"]:
         ac.apply_submodule_checkpointing([layer], False)
     with fake, tr:
@@ -266,6 +290,8 @@ def stand_in() -> None:
 
 
 def main() -> str:
+    if "quack" in sys.argv:
+        return lines({name: events(case) for name, case in QUACK.items()})
     if "eager" in sys.argv:
         return lines({name: events(case) for name, case in EAGER.items()})
     os.environ.update(WORLD_SIZE="8", RANK="0", LOCAL_RANK="0")

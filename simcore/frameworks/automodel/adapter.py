@@ -5,6 +5,7 @@ from __future__ import annotations
 from simcore.frameworks.adapter import FrameworkAdapter, MemoryOption
 from simcore.frameworks.automodel.lora import adapters, automodel_dropout
 from simcore.frameworks.automodel.table import OPTIONS, VERSIONS, implementation_of, table
+from simcore.frameworks.automodel.te_fp8 import in_fp8
 from simcore.frameworks.fsdp2.hooks import FSDP2_HOOKS
 
 __all__ = ["ADAPTERS"]
@@ -13,7 +14,7 @@ ADAPTERS = {"automodel": FrameworkAdapter(
     write_table=table, hooks=FSDP2_HOOKS, lora_tensors=adapters, lora_dropout=automodel_dropout, versions=VERSIONS,
     implementations=("automodel", "hf", "hub"), implementation_of=implementation_of,
     options=lambda implementation: OPTIONS,
-    serves_qlora=True,
+    quantize=lambda job: in_fp8(job, job.options(OPTIONS)), serves_qlora=True,
     dispatchers={name: {"dispatcher": name} for name in OPTIONS["dispatcher"]},
     memory_options=(
         MemoryOption("reshard", {"framework_options.moe.reshard_after_forward": True}),

@@ -18,7 +18,8 @@ from simcore.frameworks.common.kernels import torch_libraries
 from simcore.operators.automodel.dense import DENSE
 from simcore.placement.job import Draft
 
-__all__ = ["ATTENTIONS", "ATTENTION_OPTION", "attention_library", "attention_of", "te_calls"]
+__all__ = ["ATTENTIONS", "ATTENTION_OPTION", "attention_library", "attention_of", "packed_assumptions",
+           "rope_of", "te_calls"]
 
 Asked = Literal["sdpa", "eager", "flash_attention_2"]
 ATTENTION_OPTION: Final = "attn_implementation"
@@ -36,6 +37,10 @@ def attention_of(job: Draft, options: dict[str, object]) -> Asked:
     if own and family not in DENSE:
         job.refuse_idle(options, ATTENTION_OPTION, f"in Automodel's layers of {family}: their attention is the option "
                         "attn (0.7.0 components/attention/utils.py)")
+    if not own and job.scenario.training.lengths == "packed":
+        job.note("attention of packed sequences", "flash_attention_2", "0.7.0 _transformers/kernel_patches.py "
+                 "_apply_preload_overrides: whatever is asked, in transformers' layers")
+        return "flash_attention_2"
     if given is None:
         return "sdpa"
     if own and job.scenario.training.lengths == "packed":
@@ -52,11 +57,27 @@ def attention_of(job: Draft, options: dict[str, object]) -> Asked:
     return cast(Asked, given)
 
 
+def rope_of(job: Draft, options: dict[str, object]) -> Literal["torch", "quack"]:
+    """Returns the kernel that rotates queries and keys of Automodel's Llama and Qwen2.
+
+    Raises InputError where the option changes nothing, NotYet for what is not modelled of Quack's.
+    """
+    if job.graph.implementation != "automodel" or job.graph.architecture.family not in ("llama", "qwen2"):
+        job.refuse_idle(options, "backend.rope", "but in Automodel's own Llama and Qwen2")
+    if options.get("backend.rope") != "quack":
+        return "torch"
+    training = job.scenario.training
+    if training.micro_batch_size > 1 or training.lengths == "packed" or options.get(ATTENTION_OPTION) == "eager":
+        raise job.not_yet("framework_options.backend.rope", "rotation by quack of several sequences, of packs, or with "
+                          "eager attention")
+    return "quack"
+
+
 def attention_library(job: Draft, options: dict[str, object]) -> str:
     """Returns the class of attention's kernels, which changes time alone; transformers' layers have torch's."""
     if job.graph.implementation != "automodel":
         job.refuse_idle(options, "attn", "in transformers' layers")
-        return torch_libraries(job, options).attention
+        return torch_libraries(job, options | {ATTENTION_OPTION: attention_of(job, options)}).attention
     if options.get(ATTENTION_OPTION) is not None:
         return torch_libraries(job, options).attention
     backend = job.auto("framework_options.attn", str(options.get("attn", "auto")), "te",
@@ -65,6 +86,17 @@ def attention_library(job: Draft, options: dict[str, object]) -> str:
         job.refuse_idle(options, "sdpa_backend", "with attention by TE")
         return "attention"
     return torch_libraries(job, options).attention
+
+
+def packed_assumptions(job: Draft) -> list[tuple[str, str, str, str]]:
+    """Returns what the report says about packed sequences in Automodel's own layers, as (key, value, kind, source)."""
+    if job.graph.implementation != "automodel" or job.scenario.training.lengths != "packed":
+        return []
+    thd = ("training.lengths", "attention by TE, in its layout thd", "assumed", "0.7.0 components/attention/utils.py: "
+           "backend.attn te; SDPA would need a mask for each pair of positions")
+    ring = ("mesh.cp", "keys and values of packs go round the ring whole, as those of whole rows do", "assumed",
+            "TransformerEngine 2.15 dot_product_attention/context_parallel.py, AttnFuncWithCPAndKVP2P, read, not run")
+    return [thd, ring] if job.mesh.cp > 1 else [thd]
 
 
 def te_calls(job: Draft, options: dict[str, object]) -> tuple[tuple[str, str], ...]:

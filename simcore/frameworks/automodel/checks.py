@@ -75,8 +75,6 @@ def _check_hf(job: Job) -> None:
     for axis, size in (("tp", mesh.tp), ("cp", mesh.cp), ("pp", mesh.pp)):
         if size > 1:
             raise job.not_yet(f"mesh.{axis}", "transformers' layers under automodel over more than data")
-    if job.scenario.training.lengths == "packed":
-        raise job.not_yet("training.lengths", "packed sequences in transformers' layers under automodel")
     job.refuse_given({"training.lora.expert_adapters": "none", "training.sequence_parallel": "False"})
 
 
@@ -187,8 +185,10 @@ def _check_tied(job: Job) -> None:
 
 def _check_context_parallel(job: Job) -> None:
     cp, seq_len = job.mesh.cp, job.scenario.training.seq_len
-    if cp > 1 and job.scenario.training.lengths == "packed":
-        raise job.not_yet("training.lengths", "packed sequences with context parallelism under automodel")
+    if cp > 1 and job.scenario.training.lengths == "packed" and job.scenario.framework_options.get("attn") == "sdpa":
+        raise job.illegal("mesh.cp", f"Context parallelism (cp_size={cp}) with packed sequences is not supported: "
+                          "switch to the TE attention backend (attn: te)", "0.7.0 recipes/llm/train_ft.py:680, "
+                          "_transformers/capabilities.py supports_cp_with_sequence_packing")
     if cp > 1 and seq_len % (2 * cp):
         raise job.illegal("training.seq_len", f"{seq_len} tokens must be divisible by 2 x cp = {2 * cp}",
                           "0.7.0 context parallel: load-balanced halves")

@@ -19,18 +19,20 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, cast
 
+from simcore.frameworks.automodel.assumptions import assumptions
 from simcore.frameworks.automodel.attention import (
     ATTENTION_OPTION,
     ATTENTIONS,
     attention_library,
     attention_of,
+    rope_of,
     te_calls,
 )
 from simcore.frameworks.automodel.checks import QUANTISED, check
+from simcore.frameworks.automodel.float8 import FLOAT8_OPTIONS, is_float8, runs_float8
 from simcore.frameworks.automodel.lora import EFFICIENT_OPTION, runs_by_operators
 from simcore.frameworks.automodel.pipeline import (
     STAGE_OPTIONS,
-    STAGES,
     deferred_reduction,
     held_by_stages,
     schedule_of,
@@ -39,7 +41,6 @@ from simcore.frameworks.automodel.pipeline import (
 from simcore.frameworks.automodel.policies import (
     EVERY,
     NEMO_RL,
-    POLICY_ASSUMPTIONS,
     hub_options,
     loss_by_default,
     rests_on_host,
@@ -47,6 +48,7 @@ from simcore.frameworks.automodel.policies import (
     trains_policies,
     unreplayed,
 )
+from simcore.frameworks.automodel.te_fp8 import FP8_OPTIONS, refuse_idle_formats, with_fp8
 from simcore.frameworks.automodel.units import is_sharded, units
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import AUTOMODEL_FILES, AUTOMODEL_LOOP, trainer_afterwards
@@ -54,11 +56,10 @@ from simcore.frameworks.common.checkpoint_files import automodel_files
 from simcore.frameworks.common.kernels import SDPA_BACKENDS
 from simcore.frameworks.common.liger import LIGER_FAMILIES, LIGER_OPTION, has_liger
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed, packed_of
-from simcore.frameworks.common.torch import States, all_or_no_checkpoint, states_of, time_of_offload, torch_optimizer
+from simcore.frameworks.common.torch import States, all_or_no_checkpoint, states_of, torch_optimizer
 from simcore.frameworks.fsdp2.strategy import Fsdp2Strategy
 from simcore.inputs.optimizers import AS_STORED, OPTIMIZERS
 from simcore.operators.automodel.options import RELEASE_0_7_0, SNAPSHOT_2026_06_08, AutomodelOptions, Dispatcher
-from simcore.operators.automodel.sparse import SPARSE
 from simcore.operators.hf.options import HfOptions
 from simcore.placement.framework import Framework, Padding, Rule, TensorPolicy
 from simcore.placement.job import Draft, Job
@@ -92,6 +93,7 @@ OPTIONS = {
     "enable_fsdp_optimizations": (True, False),
     "dispatcher": ("deepep", "hybridep", "torch"),
     "attn": ("te", "sdpa"),
+    "backend.rope": ("torch", "quack"),
     ATTENTION_OPTION: ATTENTIONS,
     "sdpa_backend": SDPA_BACKENDS,
     "fake_balanced_gate": (True, False),
@@ -100,6 +102,8 @@ OPTIONS = {
     LIGER_OPTION: (True, False),
     STORAGE_OPTION: STORAGES,
     **STAGE_OPTIONS,
+    **FP8_OPTIONS,
+    **FLOAT8_OPTIONS,
 }
 
 
@@ -118,6 +122,7 @@ def table(job: Draft) -> Framework:
     Raises IllegalLayout, InputError or NotYet for a job that is not served.
     """
     options = job.options(OPTIONS)
+    refuse_idle_formats(job, options)
     check(job)
     training = job.scenario.training
     stored = job.auto("training.precision.params", training.precision.params, *stored_by_default(job))
@@ -148,7 +153,8 @@ def table(job: Draft) -> Framework:
         libraries=KernelLibraries(dispatcher=_dispatcher(job, options).replace("torch", "nccl"),
                             attention=attention_library(job, options), te_calls=te_calls(job, options),
                             shared_beside=version in _BESIDE),
-        assumptions=_assumptions(job, options),
+        assumptions=assumptions(job, options, has_liger=job.graph.implementation == "hf" and _has_liger(job, options),
+                                is_read=version in _BESIDE),
     )
     return held_by_stages(made, job, options, released=version == VERSIONS[0])
 
@@ -172,20 +178,6 @@ _RAN = {"automodel": ("automodel", "0.7.0 _transformers/registry.py MODEL_ARCH_M
         "hf": ("hf", "0.7.0 _transformers/registry.py MODEL_ARCH_MAPPING: no own code, transformers' is run")}
 _OF_HF = HfOptions(automodel=RELEASE_0_7_0, grouped_experts=True)
 """Replayed by transformers' own gradient_checkpointing_enable (0.7.0 distributed/model_parallelizer.py)."""
-_INSTALLED = ("framework_options.use_liger_kernel", "Liger-Kernel is installed", "assumed", "0.7.0 _transformers/"
-              "kernel_patches.py: without it transformers' layers run as they are, with a warning")
-_PACKED = ("training.lengths", "attention by TE, in its layout thd", "assumed", "0.7.0 components/attention/utils.py: "
-           "backend.attn te; SDPA would need a mask for each pair of positions")
-_READ = ("framework_version", "layers as recorded of 0.7.0, with what the release's code does otherwise", "assumed",
-         "0.3.0 and 0.4.0 moe/parallelizer.py, moe/layers.py, read, not run: checkpoints run router and dispatch again")
-_LATENT = ("attention", "by TE on cuDNN; backward sums dq in fp32", "assumed", "0.7.0 models/common/utils.py: "
-           "BackendConfig.attn is te where TE is installed; the workspace is an estimate")
-_BALANCED = ("router_aux_loss_coef", "the balancing loss is computed", "assumed", "0.7.0 models/qwen3_moe/model.py: "
-             "aux_loss_coeff is the configuration's, above 0 by default (transformers 5.23)")
-_FAKE_GATE = ("framework_options.fake_balanced_gate", "the gate's weights are placed all the same", "assumed",
-              "0.7.0 moe/layers.py: FakeBalancedGate has none")
-
-
 def _version(job: Job) -> str:
     given = job.scenario.framework_version
     return VERSIONS[0] if given == "auto" else given
@@ -199,6 +191,7 @@ def _layer_options(job: Draft, options: dict[str, object], version: str) -> Impl
         job.refuse_idle(options, LIGER_OPTION, "in Automodel's own layers")
         return _chosen(job, options, _LAYERS[version])
     job.refuse_idle(options, "fake_balanced_gate", "in transformers' layers")
+    rope_of(job, options)
     return replace(_OF_HF, attn_implementation=attention_of(job, options), liger=_has_liger(job, options),
                    embeddings_require_grad=_transformers.replayed(job))
 
@@ -216,29 +209,12 @@ def _chosen(job: Draft, options: dict[str, object], version: AutomodelOptions) -
     if not job.has_experts:
         job.refuse_idle(options, "fake_balanced_gate", "in a model without experts")
     eager = attention_of(job, options) == "eager"
-    return replace(version, attn_implementation="eager" if eager else "sdpa",
+    layers = with_fp8(job, options, version)
+    return replace(layers, attn_implementation="eager" if eager else "sdpa", rope=rope_of(job, options),
                    keeps_logits=version.keeps_logits or job.mesh.pp > 1,
                    experts_unit=job.mesh.ep > 1 and job.mesh.expert_dp > 1,
                    dispatcher=cast(Dispatcher, _dispatcher(job, options)),
                    fake_balanced_gate=options.get("fake_balanced_gate") is True)
-
-
-def _assumptions(job: Draft, options: dict[str, object]) -> tuple[tuple[str, str, str, str], ...]:
-    """Packs need TE. A mesh that the parallelizer serves and the loader before it does not is shown, with that said."""
-    made = [_PACKED] if job.scenario.training.lengths == "packed" else []
-    made += [_INSTALLED] if job.graph.implementation == "hf" and _has_liger(job, options) else []
-    made += [STAGES] if job.mesh.pp > 1 else []
-    made += [_READ] if _version(job) in _BESIDE else []
-    made += [*POLICY_ASSUMPTIONS, *time_of_offload(job)] if trains_policies(job) else []
-    if job.graph.architecture.family == "qwen3_moe" and job.graph.implementation != "hf":
-        made += [_LATENT, _FAKE_GATE if options.get("fake_balanced_gate") is True else _BALANCED]
-    elif job.graph.architecture.family in SPARSE and job.graph.implementation != "hf":
-        made += [_LATENT, *([_FAKE_GATE] if options.get("fake_balanced_gate") is True else [])]
-    if job.mesh.tp == 1:
-        return tuple(made)
-    return (*made, ("mesh.tp", "as the parallelizer places it", "assumed",
-             "0.7.0 NeMoAutoModel's capability check refuses it first: 'Tensor parallelism (tp_size="
-             f"{job.mesh.tp}) requested but NemotronHForCausalLM has no TP plan'; only lm_head would be split"),)
 
 
 def _strategy(job: Draft, options: dict[str, object]) -> Fsdp2Strategy:
@@ -296,6 +272,7 @@ class _Choice:
     packed: PackedWeights | None = None
     holds_fp32: bool = True
     on_host: bool = False
+    float8: bool = False
 
 
 def _packed(job: Draft, options: dict[str, Any]) -> PackedWeights | None:
@@ -317,7 +294,7 @@ def _rules(job: Job, stored: str, packed: PackedWeights | None, *, holds_fp32: b
     return _made_rules(_Choice(
         stored, frozen, frozen if experts == "auto" else experts, _adapters(job, stored),
         job.compute, states_of(job, plain=not is_sharded(job)), is_sharded(job), mesh.tp > 1, mesh.ep > 1,
-        mesh.expert_dp, packed, holds_fp32, rests_on_host(job)))
+        mesh.expert_dp, packed, holds_fp32, rests_on_host(job), runs_float8(job)))
 
 
 def _casts_frozen(job: Job) -> bool:
@@ -335,7 +312,9 @@ def _adapters(job: Job, stored: str) -> str:
 def _made_rules(choice: _Choice) -> tuple[Rule, ...]:
     dense: Placements = (("dp_shard_cp", Shard(0)),)
     frozen, compute = choice.frozen, choice.compute
-    rules = [Rule(lambda t: t.is_buffer, _buffer())]
+    rules = [Rule(lambda t: t.module == "fp8" and t.dims[0] == "experts" and choice.splits_experts,
+                  _buffer("uint8", (("ep", Shard(0, even=True)),))),
+             Rule(lambda t: t.module == "fp8", _buffer("uint8")), Rule(lambda t: t.is_buffer, _buffer())]
     if choice.holds_fp32:
         rules.append(Rule(lambda t: t.stored == "fp32", _policy(choice, "fp32 holder", dense, (), "fp32", "fp32")))
     if choice.splits_experts:
@@ -350,12 +329,15 @@ def _made_rules(choice: _Choice) -> tuple[Rule, ...]:
     if choice.packed is not None:
         policy = _policy(choice, "packed", dense, (), choice.packed.storage, compute)
         rules.append(Rule(is_packed, replace(policy, at_rest=replace(policy.at_rest, packed=choice.packed))))
-    rules.append(Rule(lambda t: True, _policy(choice, "sharded", dense, (), frozen, compute)))
+    plain = _policy(choice, "sharded", dense, (), frozen, compute)
+    if choice.float8:
+        rules.append(Rule(is_float8, replace(plain, name="sharded, fp8", in_use=replace(plain.in_use, dtype="fp8"))))
+    rules.append(Rule(lambda t: True, plain))
     return tuple(rules)
 
 
-def _buffer() -> TensorPolicy:
-    layout = TensorLayout((), "fp32")
+def _buffer(stored: str = "fp32", cut: Placements = ()) -> TensorPolicy:
+    layout = TensorLayout(cut, stored)
     return TensorPolicy("buffer", layout, layout, layout, layout, at_rest_category="buffer")
 
 

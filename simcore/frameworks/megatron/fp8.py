@@ -26,6 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from simcore.frameworks.common.te_recipes import check_device, scaling_of, weight_copies
 from simcore.frameworks.megatron.rules import whole_layout
 from simcore.inputs.training import Recompute
 from simcore.models.blocks import LayerKind, Mtp
@@ -151,7 +152,7 @@ def _fp4_of(job: Draft, options: dict[str, object]) -> Fp8:
 def _made(job: Draft, options: dict[str, object], recipe: str, *, params: bool, ends: bool) -> Fp8:
     in_bf16 = job.flag(options, "first_last_layers_bf16", PRESET, default=ends)
     start, end = (int(str(options.get(f"num_layers_at_{at}_in_bf16", 1))) * in_bf16 for at in ("start", "end"))
-    made = Fp8(Scaling(recipe, _transposes(job.compute_capability)), params,
+    made = Fp8(scaling_of(job, recipe), params,
                not options.get("disable_parameter_transpose_cache"), start, end,
                int(str(options.get("fp8_amax_history_len", HISTORY))) if recipe == "delayed" else 0,
                bool(options.get("moe_router_padding_for_quantization")), bool(options.get("keep_mtp_spec_in_bf16")),
@@ -203,14 +204,9 @@ def _check_idle(job: Job, options: dict[str, object]) -> None:
                               f"{CONFIG}: {needed}_param must be used together with {needed} mode")
 
 
-def _transposes(capability: tuple[int, ...]) -> bool:
-    """TE 2.18 `pytorch/utils.py`, is_non_tn_fp8_gemm_supported."""
-    return not ((10, 0) <= capability < (12, 0) or capability >= (13, 0))
-
-
 # ---- what is refused ------------------------------------------------------------------------------------------------
 def _check(job: Job, options: dict[str, object], recipe: str) -> None:
-    _check_device(job, recipe)
+    check_device(job, recipe)
     if recipe == "custom":
         raise job.not_yet(f"framework_options.{job.narrow}_recipe",
                           f"{job.narrow}_recipe custom: a quantizer factory is code")
@@ -232,18 +228,6 @@ def _recomputed(job: Job) -> tuple[str, ...]:
     if isinstance(given, Recompute):
         return given.modules
     return given if isinstance(given, tuple) else ()
-
-
-def _check_device(job: Job, recipe: str) -> None:
-    """TE 2.18 `pytorch/quantization.py`, check_fp8_support, check_mxfp8_support and check_nvfp4_support."""
-    have, rule = job.compute_capability, "TransformerEngine 2.18 pytorch/quantization.py"
-    need = (10, 0) if recipe in ("mxfp8", "nvfp4") else (9, 0) if recipe == "blockwise" else (8, 9)
-    if have < need:
-        raise job.illegal("training.precision.compute", f"{job.narrow} by {recipe}: device compute capability "
-                          f"{need[0]}.{need[1]} or higher required, the topology has {'.'.join(map(str, have))}", rule)
-    if recipe == "mxfp8" and have >= (12, 0):
-        raise job.illegal("training.precision.compute", "MXFP8 (for all gemm layouts) is not supported on 12.0+ "
-                          "architectures yet", rule)
 
 
 def _check_routing(job: Job, options: dict[str, object]) -> None:
@@ -347,14 +331,13 @@ def _copies(spec: TensorSpec, mesh: Mesh, made: Fp8, *, cut: bool) -> list[Tenso
     """Returns buffers stored with one rank's part of a weight. `cut`: columns are only scales, of this whole part."""
     _, out_features, in_features = local_shape(spec.copies, spec.shape, whole_layout(spec), mesh, 0)
     data = made.scaling.data_bytes(out_features * in_features)
-    rows = made.scaling.copy_bytes(out_features, in_features, squares=True)
-    columns = made.scaling.copy_bytes(out_features, in_features, along_columns=True, squares=True)
+    rows, columns = weight_copies(made.scaling, out_features, in_features)
     sizes = {"amax_history": 4 * TENSORS_OF_A_GEMM * (1 + made.history) * bool(made.history)}
     if made.params:
         sizes["scale_inv"] = rows - data
     elif made.cached:
         sizes[made.stored] = rows
-    if made.lasting and made.scaling.has_columns and not made.transposes_again:
+    if made.lasting and columns and not made.transposes_again:
         sizes[f"{made.stored}_columns"] = columns - cut * data
     return [TensorSpec(f"{spec.name}.{name}", (size,), ("bytes",), spec.component, "fp8", "uint8", is_buffer=True,
                        trainable=False, copies=spec.copies) for name, size in sizes.items() if size]

@@ -5,7 +5,8 @@ projections' outputs in separate variables until attention returns. Qwen3's deco
 transformers, its attention differs only in the rotation.
 
 [Note: rotation in fp32] `apply_rotary_pos_emb` casts query and key up, rotates both with fp32 tables and casts them
-back when both are done; `BackendConfig.__post_init__` switches TE's fused kernel off.
+back when both are done; `BackendConfig.__post_init__` switches TE's fused kernel off. With `backend.rope: quack` one
+kernel turns a single sequence in its place, forward and back (quack-kernels 0.6.5 `rotary.py`, ApplyRotaryEmb).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from simcore.operators.automodel.layers import core_attention, linear, norm
 from simcore.operators.shared import aten
 from simcore.operators.shared.eager_attention import eager_core
 from simcore.operators.shared.rms_norm import rms_norm
-from simcore.recording.tape import Tape, Tensor
+from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["DENSE", "dense_attention", "dense_norm"]
 
@@ -50,9 +51,10 @@ def dense_attention(env: Env, x: Tensor, block: Attention, path: str) -> Tensor:
     tape, dim = env.tape, block.head_dim
     q, k, v = (linear(env, x, f"{path}.{part}_proj") for part in "qkv")
     # A gradient of the rotation, or of eager attention, comes in [b, heads, s, d] order and is copied back.
-    query, key = aten.to_heads(tape, q, dim, copy_grad=True), aten.to_heads(tape, k, dim, copy_grad=True)
+    apart = env.options.rope == "torch"
+    query, key = (aten.to_heads(tape, part, dim, copy_grad=apart) for part in (q, k))
     value = aten.to_heads(tape, v, dim, copy_grad=_is_eager(env))
-    query, key = _rotated(tape, query, key)
+    query, key = _rotated(tape, query, key) if apart else (_in_place(tape, query), _in_place(tape, key))
     out = _core(env, query, key, value)
     return linear(env, out.view(*x.shape[:2], block.q_size), f"{path}.o_proj")
 
@@ -91,6 +93,18 @@ def _rotated(tape: Tape, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     query, key = aten.cast(tape, query, "fp32"), aten.cast(tape, key, "fp32")
     turned_query, turned_key = _turned(tape, query), _turned(tape, key)
     return aten.cast(tape, turned_query, types[0]), aten.cast(tape, turned_key, types[1])
+
+
+def _in_place(tape: Tape, x: Tensor) -> Tensor:
+    num, moved = x.numel, 2 * x.nbytes
+
+    def backward(tape: Tape, grads: list[Tensor | None], saved: list[Tensor]) -> list[Tensor | None]:
+        tape.compute(Kernel.ELEMENTWISE, num, moved)
+        return list(grads)
+
+    node = tape.node((x,), (), backward)
+    tape.compute(Kernel.ELEMENTWISE, num, moved)
+    return Tensor(x.storage, x.shape, x.dtype, node)
 
 
 def _turned(tape: Tape, x: Tensor) -> Tensor:

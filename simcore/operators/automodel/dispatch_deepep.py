@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from simcore.models.blocks import Moe
 from simcore.operators.automodel.env import Env
-from simcore.operators.automodel.experts import computed_rows, expert_mlp, received_rows
+from simcore.operators.automodel.experts import computed_rows, expert_mlp, fp8_experts, received_rows
+from simcore.operators.automodel.te_fp8 import padded, unpadded
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved, new
 from simcore.recording.host_operators import MULTIHOT, PERMUTE, UNPERMUTE
@@ -22,8 +23,8 @@ __all__ = ["deepep", "hybridep"]
 def deepep(env: Env, x: Tensor, weights: Tensor, indices: Tensor, block: Moe, path: str) -> Tensor:
     """Output [tokens, hidden] of the routed experts for `x` [tokens, hidden], dispatched by DeepEP.
 
-    `GroupedExpertsDeepEP.forward`. `weights`, `indices`: probabilities and numbers of the chosen experts, [tokens,
-    top_k]; `path`: name of the experts' module.
+    `GroupedExpertsDeepEP.forward`, in 8 bits `GroupedExpertsTE.forward`. `weights`, `indices`: probabilities and
+    numbers of the chosen experts, [tokens, top_k]; `path`: name of the experts' module.
     """
     tape, run, tokens = env.tape, env.run, x.shape[0]
     chosen = new(tape, indices.shape, "int64", "token_indices", indices.nbytes)
@@ -34,7 +35,12 @@ def deepep(env: Env, x: Tensor, weights: Tensor, indices: Tensor, block: Moe, pa
     received, arrived_probabilities, handle = _dispatch(env, x, probabilities, chosen, block, sizes)
     permuted, permuted_probabilities, maps = _permute(tape, received, arrived_probabilities, block, sizes)
     del received, arrived_probabilities
+    if fp8_experts(env):
+        permuted = padded(env, permuted, sizes[2])
+        permuted_probabilities = padded(env, permuted_probabilities, sizes[2])
     output = expert_mlp(env, permuted, permuted_probabilities, path)
+    if fp8_experts(env):
+        output = unpadded(env, output, sizes[1])
     restored = _restore(tape, output, (sizes[0], block.hidden), maps)
     home = _move(env, restored, (tokens, block.hidden), "expert_output", (handle,))
     del output, restored, permuted, permuted_probabilities, chosen, probabilities
@@ -146,7 +152,12 @@ def hybridep(env: Env, x: Tensor, weights: Tensor, indices: Tensor, block: Moe, 
     landed = received_rows(tokens, block, env.run.ep) * computed_rows(env, block) // (tokens * block.top_k)
     sent = min(landed, tokens * env.run.ep) * x.shape[1] * 2
     rows, arrived, handle = _hybrid_dispatch(env, x, probabilities, block, sent)
+    if fp8_experts(env):
+        num, local = rows.shape[0], block.num_experts // env.run.ep
+        rows, arrived = padded(env, rows, local), padded(env, arrived, local)
     output = expert_mlp(env, rows, arrived, path)
+    if fp8_experts(env):
+        output = unpadded(env, output, num)
     home = _hybrid_combine(env, output, tokens, sent, handle)
     del chosen, routing_map, spread, probabilities, rows, arrived, output
     return home

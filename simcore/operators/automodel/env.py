@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from simcore.operators.automodel.options import AutomodelOptions
 from simcore.recording.layer import LayerWorkload
+from simcore.recording.number_formats import Scaling
 from simcore.recording.tape import Param, Tape, Tensor
 
 __all__ = ["Env"]
@@ -17,7 +18,7 @@ class Env:
     """Things that every operator of one recorded layer needs: its tape, workload and options.
 
     `held`: tensors that the decoder layer holds until it returns. `cache`: results that a checkpoint keeps for its
-    replay, by name; None outside such a checkpoint.
+    replay, by name; None outside such a checkpoint. `fp8`: the layer's products by TransformerEngine are in 8 bits.
     """
 
     tape: Tape
@@ -25,6 +26,12 @@ class Env:
     options: AutomodelOptions
     cache: dict[str, tuple[Tensor, ...]] | None = None
     held: list[Tensor] = field(default_factory=list)
+    fp8: bool = False
+
+    @property
+    def scaling(self) -> Scaling:
+        """Recipe of products in 8 bits."""
+        return Scaling(self.options.fp8_recipe, self.options.fp8_transposes)
 
     def param(self, name: str) -> Param:
         """Parameter with the given name, relative to the layer. Raises KeyError if the layer has none."""

@@ -9,11 +9,12 @@ from math import comb
 
 from simcore.models.blocks import Moe
 from simcore.operators.automodel.env import Env
+from simcore.operators.automodel.te_fp8 import te_grouped
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved, needs_grad, new
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["computed_rows", "expert_mlp", "received_rows"]
+__all__ = ["computed_rows", "expert_mlp", "fp8_experts", "received_rows"]
 
 
 def computed_rows(env: Env, block: Moe) -> int:
@@ -31,6 +32,11 @@ def received_rows(tokens: int, block: Moe, ep: int) -> int:
     return (2 * tokens * ep * (ways - missed) + ways) // (2 * ways)
 
 
+def fp8_experts(env: Env) -> bool:
+    """True if the experts are TransformerEngine's GroupedLinear in 8 bits (`GroupedExpertsTE`)."""
+    return env.fp8 and env.options.fp8_experts
+
+
 def expert_mlp(env: Env, x: Tensor, probabilities: Tensor, path: str) -> Tensor:
     """Rows [rows, hidden] after fc1, activation times probability, and fc2 of their experts.
 
@@ -39,6 +45,10 @@ def expert_mlp(env: Env, x: Tensor, probabilities: Tensor, path: str) -> Tensor:
     """
     tape = env.tape
     fc1, fc2 = env.param(f"{path}.gate_and_up_projs"), env.param(f"{path}.down_projs")
+    if fp8_experts(env):
+        output = te_grouped(env, x, fc1, "expert_fc1")
+        output = _activation(tape, output, probabilities, fc2.shape[1])
+        return te_grouped(env, output, fc2, "expert_fc2")
     adapted = f"{path}.lora_gate_and_up_A" in env.run.params
     output = _grouped(tape, x, fc1, "expert_fc1")
     if adapted:

@@ -89,7 +89,7 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     Raises NotYet for an unknown loss and for experts of a latent width. `slots`, `comms`: shared tables of storages and
     communications, see `recording.rows.Recorder`; entries are added.
     """
-    env = Env(Tape(slots, comms, no_grad=run.no_grad), run, AutomodelOptions.of(run.options))
+    env = Env(Tape(slots, comms, no_grad=run.no_grad), run, AutomodelOptions.of(run.options), fp8=kind.fp8)
     if isinstance(kind.block, Embedding):
         return _embedding(env, kind, kind.block)
     if isinstance(kind.block, Loss):

@@ -11,8 +11,10 @@ from __future__ import annotations
 from simcore.models.blocks import Attention
 from simcore.operators.automodel.env import Env
 from simcore.operators.automodel.lora import linear_lora
+from simcore.operators.automodel.te_fp8 import te_linear
 from simcore.operators.shared import aten
 from simcore.operators.shared.aten import Grads, Saved, needs_grad, new
+from simcore.operators.shared.float8_linear import float8_linear
 from simcore.recording.kernel_shape import shape_of_heads
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
@@ -48,11 +50,17 @@ def norm(env: Env, x: Tensor, path: str) -> Tensor:
 def linear(env: Env, x: Tensor, path: str) -> Tensor:
     """Output [..., n] of the linear layer at `path` for `x` [..., k].
 
-    Its bias and its LoRA adapter are included, if it has them (`_peft/lora.py`, `LinearLoRA.forward`).
+    Its bias and its LoRA adapter are included, if it has them (`_peft/lora.py`, `LinearLoRA.forward`); none has an
+    adapter in 8 bits.
     """
     tape, name = env.tape, path.rpartition(".")[2]
     pair = env.adapters(path)
-    base = aten.linear(tape, x, env.param(f"{path}.weight"), name, bias=env.run.params.get(f"{path}.bias"))
+    weight, bias = env.param(f"{path}.weight"), env.run.params.get(f"{path}.bias")
+    if weight.dtype == "fp8":
+        return float8_linear(tape, x, weight, bias, name)
+    if env.fp8 and env.options.fp8_linears:
+        return te_linear(env, x, weight, bias, name)
+    base = aten.linear(tape, x, weight, name, bias=bias)
     if pair is None:
         return base
     if env.options.linear == "te":  # TE adapters are modules of their own and keep x A

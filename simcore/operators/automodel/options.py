@@ -19,7 +19,11 @@ class AutomodelOptions(ImplementationOptions):
     `attn_implementation`: attention of dense models; others take `BackendConfig.attn`. `dispatcher`: exchange of tokens
     between experts; without expert parallelism it is torch. `linear`: with "te", linear layers save x A of their
     adapters. `experts_unit`: the experts are a separate FSDP2 unit. `fake_balanced_gate`: experts are chosen in turn
-    with equal weights. Differences of versions: `keeps_norm_rstd`: norms save the reciprocal root; `fuses_lora_mlp`: an
+    with equal weights. `fp8_recipe`: recipe of
+    TransformerEngine's products in 8 bits, where a layer has some; `fp8_transposes`: the device's products read them
+    along rows alone; `fp8_linears`, `fp8_experts`: which products they are. `rope`: with "quack", a fused rotation.
+
+    Differences of versions: `keeps_norm_rstd`: norms save the reciprocal root; `fuses_lora_mlp`: an
     MLP with adapters is one node; `keeps_logits`: the training loop holds the logits until the step is over;
     `replays_dispatch`: a checkpoint keeps what the dispatch received; `keeps_router`: a checkpoint keeps the router's
     product and its top-k.
@@ -30,6 +34,11 @@ class AutomodelOptions(ImplementationOptions):
     linear: Literal["torch", "te"] = "torch"
     experts_unit: bool = False
     fake_balanced_gate: bool = False
+    rope: Literal["torch", "quack"] = "torch"
+    fp8_recipe: str = ""
+    fp8_transposes: bool = True
+    fp8_linears: bool = False
+    fp8_experts: bool = False
     keeps_norm_rstd: bool = True
     fuses_lora_mlp: bool = True
     keeps_logits: bool = True

@@ -16,6 +16,7 @@ from simcore.operators.hf.options import HfOptions
 from simcore.operators.hf.packed import packed_linear
 from simcore.operators.hf.peft import dora_sum, has_dora, lora_part
 from simcore.operators.shared import aten
+from simcore.operators.shared.float8_linear import float8_linear
 from simcore.operators.shared.math_attention import math_attention
 from simcore.operators.shared.rms_norm import rms_norm, rms_norm_from_zero
 from simcore.recording.layer import LayerWorkload
@@ -49,7 +50,10 @@ def linear(tape: Tape, run: LayerWorkload, name: str, x: Tensor) -> Tensor:
     prefix, label = f"{name}." if name else "", name.removeprefix(tape.scope) or "logits"
     if run.params[f"{prefix}weight"].packed is not None:
         return packed_linear(tape, run, prefix, label, x)
-    base = product(tape, run, x, run.params[f"{prefix}weight"], label, bias=run.params.get(f"{prefix}bias"))
+    weight, bias = run.params[f"{prefix}weight"], run.params.get(f"{prefix}bias")
+    if weight.dtype == "fp8":
+        return float8_linear(tape, x, weight, bias, label)
+    base = product(tape, run, x, weight, label, bias=bias)
     if f"{prefix}lora_A.weight" in run.params:
         return linear_lora(tape, run, prefix, x, base, label)
     lora_a = run.params.get(f"{prefix}lora_a.weight")

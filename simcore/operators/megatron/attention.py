@@ -15,9 +15,9 @@ from simcore.operators.megatron.attention_8_bits import attends_by_tensor, core_
 from simcore.operators.megatron.exchange_heads import send_output, send_parts
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.elementwise import act
-from simcore.operators.megatron.ops.fp8 import Producer
 from simcore.operators.megatron.ops.linear import norm_linear, row
 from simcore.operators.megatron.unfused import unfused_core
+from simcore.operators.shared.quantizer import Producer
 from simcore.recording.kernel_shape import shape_of_heads
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 

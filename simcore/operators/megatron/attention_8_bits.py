@@ -17,7 +17,8 @@ from dataclasses import replace
 
 from simcore.operators.megatron.exchange_heads import send_output, send_parts
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
-from simcore.operators.megatron.ops.fp8 import Quantized, quantized
+from simcore.operators.megatron.ops.fp8 import quantized
+from simcore.operators.shared.quantizer import Quantized
 from simcore.recording.kernel_shape import shape_of_heads
 from simcore.recording.tape import Kernel, Tape, Tensor
 

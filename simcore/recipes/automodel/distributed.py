@@ -11,22 +11,25 @@ from simcore.models.config import Config
 from simcore.models.graph import model_config
 from simcore.models.registry import family_of
 from simcore.recipes.answers import Answer
+from simcore.recipes.automodel.float8 import asks_float8
 from simcore.recipes.automodel.model import DTYPES
+from simcore.recipes.automodel.te_fp8 import is_fp8
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled, read_rows
 from simcore.recipes.world import share_out
 
-__all__ = ["EXPERT_ROWS", "PIPELINE_ROWS", "STRATEGY_ROWS", "read_distributed"]
+__all__ = ["EXPERT_ROWS", "PARAM_DTYPE", "PIPELINE_ROWS", "STRATEGY_ROWS", "read_distributed"]
 
 _SIZES: Final = "components/distributed/mesh_utils.py _infer_dp_size"
 _STAGES: Final = "components/distributed/pipelining/functional.py calculate_virtual_stages"
+PARAM_DTYPE: Final = "distributed.mp_policy.param_dtype"
 STRATEGY_ROWS: Final[tuple[Row, ...]] = (
     *(Says(f"distributed.{name}", f"framework_options.{name}", "flag")
       for name in ("reshard_after_forward", "defer_fsdp_grad_sync", "enable_fsdp2_prefetch")),
     *(Says(f"distributed.{name}", f"framework_options.{name}")
       for name in ("fsdp2_forward_prefetch_depth", "fsdp2_backward_prefetch_depth")),
-    Says("distributed.mp_policy.param_dtype", "training.precision.compute", "text", DTYPES, what="products in"),
+    Says(PARAM_DTYPE, "training.precision.compute", "text", DTYPES, what="products in"),
     Says("distributed.mp_policy.reduce_dtype", "training.precision.grad_reduce", "text", DTYPES, what="reductions in"),
     Off("distributed.enable_async_tensor_parallel", "asynchronous tensor parallelism"),
     Off("distributed.enable_compile", "layers by torch.compile"),
@@ -34,6 +37,9 @@ STRATEGY_ROWS: Final[tuple[Row, ...]] = (
     Idle(("distributed.mp_policy.*",), "inputs are token ids"),
     Idle(("distributed.patch_is_packed_sequence",), "how masks of packs are made"),
 )
+_BESIDE_FP8: Final = (Says(PARAM_DTYPE, "", "text", {None: None}, dict.fromkeys(
+    ("bf16", "bfloat16", "torch.bfloat16"), "what other operators than products in 8 bits compute in"),
+    what="products in 8 bits beside operators in"),)
 EXPERT_ROWS: Final = (
     Says("distributed.moe.reshard_after_forward", "framework_options.moe.reshard_after_forward", "flag"),
     Idle(("distributed.moe._target_",), "the class of the block"),
@@ -60,7 +66,9 @@ def read_distributed(reader: Reader, draft: Draft) -> None:
     for name, size in sizes.items():
         draft.put(f"mesh.{name}", size)
     _read_data_parallel(reader, draft, sizes)
-    read_rows(reader, draft, STRATEGY_ROWS)
+    narrow = is_fp8(draft) or asks_float8(reader)
+    read_rows(reader, draft, [row for row in STRATEGY_ROWS if not (narrow and getattr(row, "key", "") == PARAM_DTYPE)])
+    read_rows(reader, draft, _BESIDE_FP8 if narrow else ())
     draft.refuse(reader.take("distributed.offload_policy"), "offload of Automodel's recipes")
     draft.refuse(reader.take("distributed.tp_plan"), "a plan of tensor parallelism of one's own")
     sequences = reader.flag("distributed.sequence_parallel")

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from simcore.errors import InputError
 from simcore.models.graph import model_config
+from simcore.recipes.automodel.te_fp8 import read_te_fp8
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
@@ -26,12 +27,15 @@ ATTENTION_ROW: Final = Says("model.backend.attn", "framework_options.attn", "tex
                          what="attention by")
 _FILES: Final = "which files are read, and by which code: not part of a step"
 _ALIKE: Final = "kernels are not told apart: memory is counted as torch's"
+_DISPATCHER: Final = "model.backend.dispatcher"
 BACKEND_ROWS: Final = (
-    Says("model.backend.dispatcher", "framework_options.dispatcher", "text",
+    Says(_DISPATCHER, "framework_options.dispatcher", "text",
          {name: name for name in ("deepep", "hybridep", "torch")}, what="exchange of tokens by"),
     Says("model.backend.fake_balanced_gate", "framework_options.fake_balanced_gate", "flag", {True: True},
          {False: "the default"}),
     Says("model.backend.enable_fsdp_optimizations", "framework_options.enable_fsdp_optimizations", "flag"),
+    Says("model.backend.rope", "framework_options.backend.rope", "text", {"quack": "quack"}, {"torch": "the default"},
+         "rope by"),
     Off("model.backend.compile_attn", "attention by torch.compile"),
     Unmodelled(("model.backend.rope_fusion", "model.backend.gate_precision", "model.backend.dispatcher_num_sms",
                 "model.backend.dispatcher_share_token_dispatcher", "model.backend.dispatcher_async_dispatch"),
@@ -49,6 +53,10 @@ REST_ROWS: Final = (
     Unmodelled(("model.mtp_*",), "a head of multi-token prediction, which is trained where the checkpoint has one "
                                  "(models/nemotron_v3/mtp.py), is not counted"),
 )
+
+
+_SIZES: Final = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+                 "num_experts", "num_experts_per_tok", "moe_intermediate_size")
 
 
 def read_model(reader: Reader, draft: Draft) -> str:
@@ -173,6 +181,26 @@ def _read_backend(reader: Reader, draft: Draft, *, own: bool) -> None:
         draft.idle(reader.matching("model.backend.*"), "transformers' layers take no BackendConfig")
         return
     draft.use(reader.text("model.backend._target_"))
+    kernels: list[tuple[str, tuple[str, ...]]] = [("rms_norm", ("te", "torch", "torch_fp32", "quack"))]
+    if not read_te_fp8(reader, draft):
+        _read_experts(reader, draft)
+        kernels = [("linear", ("te", "torch", "quack")), *kernels]
+    for name, served in kernels:
+        kernel = reader.text(f"model.backend.{name}")
+        if kernel is not None and kernel.value not in served:
+            draft.refuse(kernel, f"{name} by {kernel.value}")
+        else:
+            draft.unmodelled(kernel, _ALIKE)
+    dispatcher = reader.text(_DISPATCHER)
+    if dispatcher is not None and dispatcher.value == "uccl_ep":
+        draft.infer("framework_options.dispatcher", "deepep", "UCCL-EP: DeepEP's manager, tensors, sizes of buffers; "
+                    "its transport is not told apart", dispatcher, source="components/moe/megatron/token_dispatcher.py")
+        read_rows(reader, draft, [row for row in BACKEND_ROWS if getattr(row, "key", "") != _DISPATCHER])
+    else:
+        read_rows(reader, draft, BACKEND_ROWS)
+
+
+def _read_experts(reader: Reader, draft: Draft) -> None:
     experts = reader.text("model.backend.experts")
     if experts is not None and experts.value not in _EXPERTS:
         draft.refuse(experts, f"products of experts by {experts.value}")
@@ -180,12 +208,3 @@ def _read_backend(reader: Reader, draft: Draft, *, own: bool) -> None:
         draft.unmodelled(experts, _EXPERTS[experts.value])
     else:
         draft.idle(experts, "grouped products, as they are counted")
-    for name, served in (("linear", ("te", "torch")), ("rms_norm", ("te", "torch", "torch_fp32")),
-                         ("rope", ("torch",))):
-        kernel = reader.text(f"model.backend.{name}")
-        if kernel is not None and kernel.value not in served:
-            draft.refuse(kernel, f"{name} by {kernel.value}")
-        else:
-            draft.unmodelled(kernel, _ALIKE)
-    draft.refuse(reader.take("model.backend.te_fp8"), "products in 8 bits by TransformerEngine under automodel")
-    read_rows(reader, draft, BACKEND_ROWS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import Final
 
+from simcore.recipes.automodel.float8 import read_compile, read_float8
 from simcore.recipes.automodel.model import DTYPES
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
@@ -13,10 +14,8 @@ from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 __all__ = ["ADAPTER_ROWS", "EFFICIENT_ROW", "PACKED_ROWS", "read_method"]
 
 _OFF: Final = (
-    Off("fp8.enabled", "products in 8 bits (torchao) under automodel"),
-    Off("compile.enabled", "a model by torch.compile"),
     Off("qat.enabled", "training that is aware of quantisation"),
-    Idle(("fp8.*", "compile.*", "qat.*"), "settings of what `enabled` switches"),
+    Idle(("qat.*",), "settings of what `enabled` switches"),
     Unmodelled(("neftune.*",), "noise that is added to embeddings"),
 )
 EFFICIENT_ROW: Final = Says("peft.use_memory_efficient_lora", "framework_options.use_memory_efficient_lora", "flag")
@@ -43,6 +42,8 @@ _TARGETS: Final = "_peft/module_matcher.py: every linear layer, and nothing else
 
 def read_method(reader: Reader, draft: Draft) -> None:
     """Reads what is trained: all parameters, adapters, or adapters beside a packed base."""
+    read_float8(reader, draft)
+    read_compile(reader, draft)
     read_rows(reader, draft, _OFF)
     packed = _read_quantization(reader, draft)
     if not reader.names("peft"):

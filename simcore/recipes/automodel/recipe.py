@@ -29,7 +29,10 @@ _NULLS: Final = frozenset({"none", "None"})
 _RECIPES: Final = ("TrainFinetuneRecipeForNextTokenPrediction", "BenchmarkingRecipeForNextTokenPrediction")
 
 _BLOCKS: Final = frozenset({"step_scheduler", "distributed", "dist_env", "recipe_args"})
-_PEAKS: Final = {989.0: "dgx-h100", 312.0: "dgx-a100"}
+_PEAKS: Final = {989.0: ("dgx-h100", "in bf16"), 312.0: ("dgx-a100", "in bf16"),
+                 2500.0: ("gb200-nvl72", "in bf16, as upstream counts it"),
+                 5000.0: ("gb200-nvl72", "in fp8, as upstream counts it")}
+"""Machines by the peaks in TFLOP/s that upstream's own benchmarks state, with the words of their comments."""
 
 
 def _recognises(file: RecipeFile) -> bool:
@@ -63,12 +66,12 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
 
 
 def _machine_hint(reader: Reader) -> Hint | None:
-    """The machine whose peak a benchmark states, in TFLOP/s (comment in upstream's own: "H100: 989, A100: 312")."""
+    """The machine whose peak a benchmark states, in TFLOP/s."""
     peak = reader.number("benchmark.peak_tflops")
     if peak is None:
         return None
-    name = _PEAKS.get(peak.value, "")
-    return Hint(name, f"the GPU with a peak of {peak.value:g} TFLOP/s in bf16", peak)
+    name, told = _PEAKS.get(peak.value, ("", "in bf16"))
+    return Hint(name, f"the GPU with a peak of {peak.value:g} TFLOP/s {told}", peak)
 
 
 def _read_kind(reader: Reader, draft: Draft) -> bool:

@@ -8,10 +8,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 from simcore.models.names import find, ids_of
-from simcore.recipes.automodel.distributed import EXPERT_ROWS, PIPELINE_ROWS, STRATEGY_ROWS
+from simcore.operators.automodel.sparse import SPARSE
+from simcore.recipes.automodel.distributed import EXPERT_ROWS, PARAM_DTYPE, PIPELINE_ROWS, STRATEGY_ROWS
+from simcore.recipes.automodel.float8 import write_float8
 from simcore.recipes.automodel.model import ATTENTION_ROW, BACKEND_ROWS, BY_BACKEND, REST_ROWS
 from simcore.recipes.automodel.optimizer import LOSSES, OPTIMIZER_ROWS, OPTIMIZERS
 from simcore.recipes.automodel.peft import ADAPTER_ROWS, EFFICIENT_ROW, PACKED_ROWS
+from simcore.recipes.automodel.te_fp8 import write_te_fp8
 from simcore.recipes.outline import Outline
 from simcore.recipes.recipe_writer import Job, RecipeWriter
 from simcore.recipes.rows import write_rows
@@ -59,6 +62,10 @@ def _write_model(outline: Outline) -> None:
         _write_given(outline, "model.attn_implementation", "framework_options.attn_implementation")
     if own:
         write_rows(outline, (ATTENTION_ROW, *BACKEND_ROWS))
+    if own and family in SPARSE:
+        write_te_fp8(outline)
+    else:
+        write_float8(outline)
     write_rows(outline, REST_ROWS)
 
 
@@ -100,7 +107,8 @@ def _write_distributed(outline: Outline) -> None:
     recompute = outline.given("training.recompute")
     if recompute in ("none", "full"):
         outline.put("distributed.activation_checkpointing", recompute == "full", "training.recompute")
-    write_rows(outline, STRATEGY_ROWS)
+    narrow = outline.value("training.precision.compute") == "fp8"  # which the model's backend says
+    write_rows(outline, [row for row in STRATEGY_ROWS if not (narrow and getattr(row, "key", "") == PARAM_DTYPE)])
     if outline.value("mesh.ep") > 1:
         write_rows(outline, EXPERT_ROWS)
     if outline.value("mesh.pp") > 1:

@@ -8,6 +8,7 @@ import pytest
 
 import small
 from simcore.errors import IllegalLayout, InputError, NotYet
+from simcore.operators.automodel.options import AutomodelOptions
 from simcore.results.report import RankReport
 from simcore.simulate import simulate
 
@@ -64,3 +65,48 @@ def test_flash_over_stages_changes_time_alone() -> None:
     flash, default = (_ran({"pp": 2}, microbatches=4, options={"attn_implementation": name})
                       for name in ("flash_attention_2", "sdpa"))
     assert flash.peak == default.peak
+
+
+@pytest.mark.parametrize("asked", [None, "sdpa", "eager"])
+def test_packs_in_transformers_layers_run_flash_whatever_is_asked(asked: str | None) -> None:
+    """0.7.0 _transformers/kernel_patches.py, _apply_preload_overrides: no mask, and no pair of two sequences."""
+    packed: dict[str, Any] = {"implementation": "hf", "lengths": "packed", "packed_length": 128}
+    found, flash = (_ran(options={"attn_implementation": name} if name else {}, **packed)
+                    for name in (asked, "flash_attention_2"))
+    assert found.peak == flash.peak
+
+
+def test_packs_go_round_a_ring_by_te_alone() -> None:
+    """A rank keeps a part of the pack; the pairs of its sequences are those of short ones."""
+    packed, rows = (_ran({"cp": 2}, **given) for given in ({"lengths": "packed", "packed_length": 128}, {}))
+    assert packed.peak == rows.peak
+    with pytest.raises(IllegalLayout, match="switch to the TE attention backend"):
+        small.prepared("automodel", {"cp": 2, "dp_shard": 2}, options={"attn": "sdpa"}, lengths="packed", **LLAMA)
+
+
+def test_the_layers_are_told_of_quack() -> None:
+    """The turned tensors are kept in either way: what changes are temporaries of a layer."""
+    told = {name: small.prepared("automodel", {"dp_shard": 2}, options={"backend.rope": name}, **LLAMA)[1].options
+            for name in ("quack", "torch")}
+    assert {name: AutomodelOptions.of(options).rope for name, options in told.items()} == {
+        "quack": "quack", "torch": "torch"}
+
+
+@pytest.mark.parametrize(("given", "error", "message"), [
+    ({"micro_batch_size": 2}, NotYet, "of several sequences"), ({"lengths": "packed"}, NotYet, "of packs"),
+    ({"options": EAGER | {"backend.rope": "quack"}}, NotYet, "with eager attention"),
+    ({"implementation": "hf"}, InputError, "but in Automodel's own Llama and Qwen2"),
+    ({"model": MOE}, InputError, "but in Automodel's own Llama and Qwen2")])
+def test_what_quack_does_not_rotate_here(given: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        small.prepared("automodel", {"dp_shard": 2}, **(LLAMA | {"options": {"backend.rope": "quack"}} | given))
+
+
+def test_adapters_that_run_apart_keep_more() -> None:
+    apart, efficient = (_ran(method="lora", lora={"rank": 64}, options=options)
+                        for options in ({"use_memory_efficient_lora": False}, {}))
+    assert apart.peak is not None
+    assert efficient.peak is not None
+    assert apart.peak.allocated_bytes > efficient.peak.allocated_bytes
+    with pytest.raises(InputError, match="changes nothing without adapters"):
+        small.prepared("automodel", {"dp_shard": 2}, options={"use_memory_efficient_lora": True}, **LLAMA)

@@ -32,6 +32,8 @@ TRUTH = ROOT / "tests/truth" / "tape" / "automodel-dense-0.7.0-torch-2.13.0.json
 STORED: dict[str, Any] = json.loads(TRUTH.read_text(encoding="utf-8"))
 EAGER: dict[str, Any] = json.loads(
     (TRUTH.parent / "automodel-eager-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
+QUACK: dict[str, Any] = json.loads(
+    (TRUTH.parent / "automodel-quack-0.7.0-torch-2.13.0.json").read_text(encoding="utf-8"))
 PRESETS = {"llama": "llama-tiny", "qwen2": "qwen2.5-7b", "qwen3": "qwen3-8b", "qwen3_moe": "qwen3-30b-a3b",
            "mixtral": "mixtral-8x7b"}
 EXPERTS = {"qwen3_moe": ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"),
@@ -79,6 +81,16 @@ def test_a_layer_allocates_what_automodel_s_does(name: str) -> None:
     row = STORED["layers"][name]
     case = row["case"]
     layer = _record(case["family"], case["batch"], case["seq"], "full" if case["checkpoint"] else "none")
+    assert grouped(_changes(layer.forward)) == grouped(row["forward"])
+    assert grouped(_changes(layer.backward)) == grouped(row["backward"])
+
+
+@pytest.mark.parametrize("name", QUACK)
+def test_quack_turns_in_place_as_automodel_lets_it(name: str) -> None:
+    row = QUACK[name]
+    case = row["case"]
+    layer = _record(case["family"], case["batch"], case["seq"], "full" if case["checkpoint"] else "none",
+                    AutomodelOptions(rope="quack"))
     assert grouped(_changes(layer.forward)) == grouped(row["forward"])
     assert grouped(_changes(layer.backward)) == grouped(row["backward"])
 

@@ -14,98 +14,28 @@ Weights: a copy made by the first microbatch and kept for good, or made by each 
 (disable_parameter_transpose_cache), or the parameter itself (fp8_param_gather); the lasting ones are buffers.
 Attention's core, embedding, output head, router and norms stay in 16 bits.
 
-[Note: fused casts]
-A norm writes 8 bits itself under delayed scaling, and beside bf16 the maximum for scaling by it (`csrc/extensions/
-normalization.cpp`, FULLY_FUSED, FUSED_NORM_AMAX_FP8); columns that are a copy are transposed. So do activations of
-TransformerEngine's operations, both ways, under mxfp8 too (`activation.cpp`). Other tensors are cast from memory.
-
-[Note: nvfp4]
-All three products of a linear are in NVFP4 (`common/recipe/__init__.py`, NVFP4BlockScaling). Copies along columns of
-inputs and of gradients go through a random Hadamard transform of 16 values; gradients are rounded stochastically, by
-the same kernels. `pytorch/csrc/quantizer.cpp`, NVFP4Quantizer::quantize_impl: one kernel reads a tensor for its two
-maxima, a second makes both copies; where rows are no multiple of 64 or columns none of 128 (experts: 128), two kernels
-more write the transform in bf16 and read it. Weights have no transform. Norms put out bf16, which is quantised then.
+In nvfp4 all three products of a linear are so: [Note: nvfp4] in `operators/shared/quantizer.py`; there too is who
+casts a tensor, [Note: fused casts].
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final, Literal
-
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.input_product import input_product
 from simcore.operators.megatron.ops.parts import all_gather, biased, input_grad, reduced, statistics
+from simcore.operators.shared.quantizer import Producer, Quantized, Quantizer
 from simcore.recording.tape import Kernel, Param, Tape, Tensor
 
-__all__ = ["Producer", "column_fp8", "grouped_fp8", "norm_linear_fp8", "plain_fp8", "row_fp8"]
-
-
-Producer = Literal["", "norm", "activation"]  # made a tensor, and quantises it as it writes; "" does not
-_WRITES: Final = {"norm": ("delayed",), "activation": ("delayed", "mxfp8")}
-"""Recipes whose copies a producer writes itself."""
-
-
-@dataclass(slots=True)
-class Quantized:
-    """Quantised copies of one tensor, each with its scales: one along rows, one along columns.
-
-    None where a copy is not made; where columns need no copy, rows are all there is.
-    """
-
-    rows: Tensor | None
-    columns: Tensor | None
-
-    @property
-    def kept(self) -> tuple[Tensor, ...]:
-        """Copy that the weight gradient reads, in a tuple: columns, else rows; () if there is neither."""
-        made = self.columns or self.rows
-        return (made,) if made else ()
+__all__ = ["column_fp8", "grouped_fp8", "norm_linear_fp8", "plain_fp8", "row_fp8"]
 
 
 def quantized(c: Context, rows: int, columns: int, name: str, *, forward: bool = True, backward: bool = True,
               squares: bool = False, copies: int = 1, kernels: bool = True, producer: Producer = "") -> Quantized:
-    """Quantised copies of `copies` equal (rows, columns) matrices, each with its scales.
-
-    `forward`: makes the copy along rows (always made where columns need none); `backward`: that along columns;
-    `squares`: the matrix is a weight: blockwise scales are of 128 x 128 blocks, and nvfp4 has no Hadamard transform.
-    One kernel writes both (TransformerEngine 2.18 `common/cast/`); a scale of the tensor that there is now needs the
-    maximum first, which reads it once more (`pytorch/csrc/quantizer.cpp`, Float8CurrentScalingQuantizer,
-    NVFP4Quantizer). Without `kernels` another kernel has written them. `producer`: see [Note: fused casts].
-    """
-    scaling = c.scaling
-    assert scaling is not None
-    has_rows, num_elements = forward or not scaling.has_columns, copies * rows * columns
-
-    def copy(what: str, *, along_columns: bool) -> Tensor:
-        size = scaling.copy_bytes(rows, columns, along_columns=along_columns, squares=squares)
-        return c.new(copies * size, 1, f"{name}.{what}", "uint8")
-
-    first = copy("fp8", along_columns=False) if has_rows else None
-    second = copy("fp8_columns", along_columns=True) if backward and scaling.has_columns else None
-    written = sum(made.nbytes for made in (first, second) if made)
-    if producer and scaling.recipe in _WRITES[producer]:
-        if second is not None and scaling.is_per_tensor:
-            _pass(c, num_elements, 2 * written if first is None else written)
-    elif kernels:
-        if scaling.takes_maximum and not (producer and scaling.recipe == "tensorwise"):
-            _pass(c, num_elements, c.size * num_elements)
-        if second is not None and scaling.recipe == "nvfp4" and not squares:
-            _transformed(c, rows, columns, copies)
-        _pass(c, num_elements, c.size * num_elements + written)
-    return Quantized(first, second)
-
-
-def _transformed(c: Context, rows: int, columns: int, copies: int) -> None:
-    """The Hadamard transform of columns, where its shape keeps it out of the kernel that casts ([Note: nvfp4])."""
-    if rows % (64 if copies == 1 else 128) or columns % 128:
-        wide = c.new(copies * rows, columns, "hadamard")
-        _pass(c, wide.numel, 2 * wide.nbytes)
-        _pass(c, wide.numel, wide.nbytes)
-
-
-def _pass(c: Context, num_elements: int, num_bytes: int) -> None:
-    """A kernel of a quantiser, which costs the host no more than one of torch's operators: it is issued from C++."""
-    c.tape.compute(Kernel.ELEMENTWISE, num_elements, num_bytes, 1)
+    """Quantised copies of `copies` equal (rows, columns) matrices by the linear's recipe, see `Quantizer`."""
+    assert c.scaling is not None
+    return Quantizer(c.tape, c.scaling, c.dtype).quantized(
+        rows, columns, name, forward=forward, backward=backward, squares=squares, copies=copies, kernels=kernels,
+        producer=producer)
 
 
 def gathered(c: Context, rows: int, columns: int, name: str, *, along_columns: bool = False) -> Quantized:

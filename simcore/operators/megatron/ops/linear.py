@@ -19,8 +19,9 @@ from __future__ import annotations
 from simcore.errors import NotYet, Problem
 from simcore.operators.megatron.ops.adapter import adapted, adapter_input, with_adapter
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
-from simcore.operators.megatron.ops.fp8 import Producer, column_fp8, norm_linear_fp8, plain_fp8, row_fp8
+from simcore.operators.megatron.ops.fp8 import column_fp8, norm_linear_fp8, plain_fp8, row_fp8
 from simcore.operators.megatron.ops.parts import all_gather, biased, gathered_input, input_grad, reduced, statistics
+from simcore.operators.shared.quantizer import Producer
 from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["column", "gather_backward", "norm_linear", "row", "whole"]

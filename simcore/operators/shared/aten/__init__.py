@@ -82,5 +82,5 @@ __all__ = ["Grads", "Operand", "Saved", "add", "add_", "add_scalar", "all_to_all
            "log_softmax", "masked_attention", "masked_fill", "mean", "mul", "mul_rows", "mul_scalar", "needs_grad",
            "neg", "new", "permuted", "product", "relu", "repeat_heads", "reshaped", "rms_norm", "rotate", "rsqrt",
            "scaled_dot_product_attention", "select", "shapes_of_group", "sigmoid", "silu", "slice_half", "slice_last",
-           "softmax", "softplus", "sort", "split", "square", "strided", "sub", "sum_last", "sum_of", "swap_dims", "tanh",
-           "to_heads", "topk"]
+           "softmax", "softplus", "sort", "split", "square", "strided", "sub", "sum_last", "sum_of", "swap_dims",
+           "tanh", "to_heads", "topk"]

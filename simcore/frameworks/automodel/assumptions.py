@@ -1,0 +1,48 @@
+"""What a report under NeMo Automodel says that was assumed or derived, besides the defaults."""
+
+from __future__ import annotations
+
+from simcore.frameworks.automodel.attention import packed_assumptions
+from simcore.frameworks.automodel.pipeline import STAGES
+from simcore.frameworks.automodel.policies import POLICY_ASSUMPTIONS, trains_policies
+from simcore.frameworks.automodel.te_fp8 import fp8_assumptions
+from simcore.frameworks.common.torch import time_of_offload
+from simcore.operators.automodel.sparse import SPARSE
+from simcore.placement.job import Draft
+
+__all__ = ["assumptions"]
+
+_INSTALLED = ("framework_options.use_liger_kernel", "Liger-Kernel is installed", "assumed", "0.7.0 _transformers/"
+              "kernel_patches.py: without it transformers' layers run as they are, with a warning")
+_READ = ("framework_version", "layers as recorded of 0.7.0, with what the release's code does otherwise", "assumed",
+         "0.3.0 and 0.4.0 moe/parallelizer.py, moe/layers.py, read, not run: checkpoints run router and dispatch again")
+_LATENT = ("attention", "by TE on cuDNN; backward sums dq in fp32", "assumed", "0.7.0 models/common/utils.py: "
+           "BackendConfig.attn is te where TE is installed; the workspace is an estimate")
+_BALANCED = ("router_aux_loss_coef", "the balancing loss is computed", "assumed", "0.7.0 models/qwen3_moe/model.py: "
+             "aux_loss_coeff is the configuration's, above 0 by default (transformers 5.23)")
+_FAKE_GATE = ("framework_options.fake_balanced_gate", "the gate's weights are placed all the same", "assumed",
+              "0.7.0 moe/layers.py: FakeBalancedGate has none")
+
+
+def assumptions(job: Draft, options: dict[str, object], *, has_liger: bool,
+                is_read: bool) -> tuple[tuple[str, str, str, str], ...]:
+    """Returns what the report says besides defaults, as (key, value, kind, source).
+
+    A mesh that the parallelizer serves and the loader before it does not is shown, with that said. `has_liger`:
+    transformers' layers run with Liger's kernels; `is_read`: the release was read, not run.
+    """
+    made = packed_assumptions(job)
+    made += [_INSTALLED] if has_liger else []
+    made += [STAGES] if job.mesh.pp > 1 else []
+    made += [_READ] if is_read else []
+    made += fp8_assumptions(job)
+    made += [*POLICY_ASSUMPTIONS, *time_of_offload(job)] if trains_policies(job) else []
+    if job.graph.architecture.family == "qwen3_moe" and job.graph.implementation != "hf":
+        made += [_LATENT, _FAKE_GATE if options.get("fake_balanced_gate") is True else _BALANCED]
+    elif job.graph.architecture.family in SPARSE and job.graph.implementation != "hf":
+        made += [_LATENT, *([_FAKE_GATE] if options.get("fake_balanced_gate") is True else [])]
+    if job.mesh.tp == 1:
+        return tuple(made)
+    return (*made, ("mesh.tp", "as the parallelizer places it", "assumed",
+             "0.7.0 NeMoAutoModel's capability check refuses it first: 'Tensor parallelism (tp_size="
+             f"{job.mesh.tp}) requested but NemotronHForCausalLM has no TP plan'; only lm_head would be split"),)
