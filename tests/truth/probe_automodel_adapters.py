@@ -21,8 +21,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "by operators, pre": {"efficient": False, "dropout": 0.05, "position": "pre"},
     "by operators, post": {"efficient": False, "dropout": 0.05, "position": "post"},
     "plain": {}, "pre": {"dropout": 0.05, "position": "pre"}, "post": {"dropout": 0.05, "position": "post"},
-    "apart": {"apart": True}, "apart, pre": {"apart": True, "dropout": 0.05, "position": "pre"},
-    "apart, post": {"apart": True, "dropout": 0.05, "position": "post"},
     "dora": {"dora": True}, "dora, pre": {"dora": True, "dropout": 0.05, "position": "pre"},
     "dora, post": {"dora": True, "dropout": 0.05, "position": "post"}}
 BASES: dict[str, dict[str, Any]] = {"bf16": {}, "nf4": {"base": "nf4"}, "bf16, bias": {"bias": True}}

@@ -113,16 +113,17 @@ def _read_name(reader: Reader, draft: Draft) -> str:
 
 
 _NO_SIZES: Final = ("rms_norm_eps", "rope_theta", "initializer_range")
-_CLASSES: Final = {"Qwen3MoeConfig": ("qwen3-30b-a3b", (
+_CLASSES: Final[dict[str, tuple[str, tuple[str, ...], dict[str, object]]]] = {"Qwen3MoeConfig": ("qwen3-30b-a3b", (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-    "num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob"))}
-"""By class of transformers: a built-in model of the family, and the fields in which that differs from the class's
-defaults (5.23 `models/qwen3_moe/configuration_qwen3_moe.py`); `head_dim` the class leaves to the model."""
+    "num_experts", "num_experts_per_tok", "moe_intermediate_size"), {"norm_topk_prob": False})}
+"""By class of transformers: a built-in model of the family, the sizes that a recipe must say, and the class's defaults
+where those of the model differ (5.23 `models/qwen3_moe/configuration_qwen3_moe.py`); `head_dim` it leaves to the
+model."""
 
 
 def _read_class(reader: Reader, draft: Draft, loader: Taken[str]) -> str:
     """Writes a model whose fields the recipe gives itself, and returns its family; "" if it does not give them all."""
-    base, needed = _CLASSES.get(loader.value.rpartition(".")[2], ("", ()))
+    base, needed, defaults = _CLASSES.get(loader.value.rpartition(".")[2], ("", (), {}))
     if not base or not set(needed) <= set(reader.names("model.config")):
         return ""
     draft.infer("model.config", base, "a model of the class's family, all sizes of which the recipe gives", loader)
@@ -131,6 +132,8 @@ def _read_class(reader: Reader, draft: Draft, loader: Taken[str]) -> str:
         hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
         draft.infer("model.overrides.head_dim", hidden.value // heads.value, "the hidden size over the heads", hidden,
                     heads, source="models/qwen3_moe/layers.py")
+    for name in defaults.keys() - fields:
+        draft.default(f"model.overrides.{name}", defaults[name], "transformers 5.23", loader.value.rpartition(".")[2])
     for name, field in fields.items():
         if name in _NO_SIZES:
             draft.idle(field, "no size depends on it")

@@ -53,7 +53,7 @@ def test_a_configuration_that_is_written_out_changes_a_preset_of_its_class() -> 
 
 
 def test_one_without_all_sizes_is_refused() -> None:
-    assert "a configuration without vocab_size" in refusal(RECIPE.replace("    vocab_size: 1024\n", ""), **ANSWERS)
+    assert "the recipe leaves open: model" in refusal(RECIPE.replace("    vocab_size: 1024\n", ""), **ANSWERS)
 
 
 def test_uccl_is_counted_as_deepep_and_says_so() -> None:
