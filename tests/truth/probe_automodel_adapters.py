@@ -2,7 +2,7 @@
 
     python tests/truth/probe_automodel_adapters.py > tests/truth/adapters/automodel-0.7.0.json
 
-As `probe_adapters.py`, with nemo-automodel 0.7.0's `patch_linear_module`. `apart`: without
+As `probe_adapters.py`, with nemo-automodel 0.7.0's `patch_linear_module`. `efficient: false`: without
 use_memory_efficient_lora. `refused`: its message, where it refuses.
 """
 
