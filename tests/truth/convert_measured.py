@@ -5,7 +5,8 @@
 Comes in: the two collections of published measurements (a list of runs; one golden file of Megatron-LM a line).
 Goes out: `measured/GROUP.jsonl`, one row a line. A scenario is derived from the row's published configuration alone,
 by one rule for each group; no rule looks at what was measured. What a scenario cannot say gets `not_modelled`, with the
-reason. `README.md` beside this file tells how readings are to be read.
+reason; so does a run that another row restates, or whose source prints neither memory nor a step: no run of the two
+collections is left out. `README.md` beside this file tells how readings are to be read.
 """
 
 from __future__ import annotations
@@ -24,21 +25,34 @@ HERE = Path(__file__).resolve().parent / "measured"
 
 
 def rows(measured, goldens):
-    """Every row that carries a memory reading or a verdict, in the order of the sources."""
-    known = {golden["source"] for golden in goldens}
+    """Every run, in the order of the sources."""
+    known = {_long(golden["source"]) for golden in goldens}
     for golden in goldens:
-        if not measured_golden.is_copy(golden):
-            yield measured_golden.row(golden)
+        copy = measured_golden.copied_from(golden)
+        yield aside(golden, f"the same run as {copy}, stored twice") if copy else measured_golden.row(golden)
     for run in measured:
         if run["group"] == "mcore-golden":
-            if run["source"].removeprefix("github:") not in {_long(source) for source in known}:
-                yield measured_golden.unfiled(run)
+            restated = run["source"].removeprefix("github:") in known
+            yield aside(run, "a golden value that the other collection restates") if restated else \
+                measured_golden.unfiled(run)
         elif run["group"] == "mbridge-perf-summary":
             yield measured_bridge.row(run)
         elif run["group"] == "mbridge-card":
             yield measured_runs.restated(run, measured_cards.card)
-        elif made := measured_runs.row(run):
-            yield made
+        else:
+            yield measured_runs.row(run) or aside(run, _lacking(run))
+
+
+def aside(run, reason):
+    """A run of which nothing is compared."""
+    group = run.get("group") or measured_golden.group(run)
+    return {"id": run["id"], "group": group, "source": run["source"], "not_modelled": reason}
+
+
+def _lacking(run):
+    """Why neither memory nor the time of a step can be read off a run."""
+    printed = ", ".join(sorted(name for name, value in run["measured"].items() if value is not None))
+    return f"neither memory nor the time of a step is printed: {printed}"
 
 
 def _long(source):

@@ -26,18 +26,22 @@ LATER_CONTAINER = "2026-05-07"
 """Since then tests of the environment dev run in pytorch:26.04-py3, before in 26.02 (Megatron-LM 5fe3f06658,
 docker/.ngc_version.dev); lts stays with 25.09."""
 OTHER_GPU = "values of another GPU's run: the file is an inferred copy"
+INFERRED = (UNFUSED, OTHER_GPU)
+"""Reasons that the collection infers from the reading itself: such a row has its configuration as it was published."""
 
 
-def is_copy(golden):
-    """The same iteration times as another file: the same run, stored twice."""
-    return any(flag.startswith("copy_of") for flag in golden["flags"])
+def copied_from(golden):
+    """The file that has the same iteration times: the same run, stored twice; "" for none."""
+    return next((flag.removeprefix("copy_of:") for flag in golden["flags"] if flag.startswith("copy_of:")), "")
 
 
 def row(golden):
     """Our row of one golden file."""
-    made = {"id": golden["id"], "group": _group(golden), "source": golden["source"]}
+    made = {"id": golden["id"], "group": group(golden), "source": golden["source"]}
     reason = _reason(golden)
     made |= {"not_modelled": reason} if reason else {"scenario": scenario(golden)}
+    if reason in INFERRED:
+        made["as_published"] = scenario(golden)
     measured = golden["measured"]
     readings = [_reading("allocated_peak", measured["peak_bytes"]), _reading("allocated_end", measured["steady_bytes"])]
     if measured["first_iteration"] == 1:
@@ -112,7 +116,7 @@ def _reading(quantity, num_bytes):
     return {"of": quantity, "rank": "last", "bytes": num_bytes}
 
 
-def _group(golden):
+def group(golden):
     """Runs that resumed from a checkpoint are apart: their peak includes loading it."""
     if golden["model"] in OTHER_MODELS:
         return "mcore-golden-other"
