@@ -111,7 +111,7 @@ def test_each_family_of_steps_has_its_median(one: Lap, family: str, most: float)
 
 
 def test_a_run_left_out_decides_and_the_whole_fit_stands_beside_it() -> None:
-    """Of errors of 10 % where the whole fit has 2 % the tolerance is broken, and so is the ratio of 1.5."""
+    """Errors of 10 % where the whole fit has 2 % break the tolerance and the ratio of 1.5."""
     of_median, ratio = judge_times([lap(0.1, "x", fitted=0.02)] * 3)
     assert (of_median.found, of_median.fitted, of_median.is_kept) == (0.1, 0.02, False)
     assert (ratio.found, ratio.is_kept) == (pytest.approx(5), False)
@@ -135,7 +135,7 @@ def test_golden_runs_do_not_drown_the_others() -> None:
 
 @pytest.mark.parametrize(("far", "kept"), [(3, True), (4, False)])
 def test_twelve_tuned_steps_in_a_hundred_may_be_far(far: int, kept: bool) -> None:
-    """Of 25, three. Runs that are not tuned, and configurations whose releases differ, are not asked."""
+    """Three of 25 may. Runs that are not tuned, and configurations whose releases differ, are not asked."""
     laps = [lap(0.16, "tuned", fitted=0.0)] * far + [lap(0.15, "tuned")] * (25 - far)
     others = [lap(9, "untuned"), lap(9, "tuned", stable=False)]
     (found,) = [judgement for judgement in judge_times([*laps, *others]) if "within 15%" in judgement.what]
