@@ -28,7 +28,7 @@ def row(name: str, **changed: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
-    """Tables about a run of 0.4 s, simulated as 0.5 s (left out: 0.6 s), its repetition, a copy, one that ran otherwise."""
+    """Tables about a run of 0.4 s, simulated as 0.5 s (left out: 0.6 s), its repetition, a copy, one that ran apart."""
     monkeypatch.setattr("simcore.validation.step_times.ratio_left_out", {"a": 1.2}.get)
     monkeypatch.setattr("simcore.validation.step_times.groups_left_out", lambda: (GROUP,))
     peak = [{"of": "allocated_peak", "rank": 0, "bytes": 40 * 2**30}]
