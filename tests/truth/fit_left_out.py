@@ -5,15 +5,15 @@
 Comes in: the configurations of `fit_cases.py` and the point that `fit_time.py --write` stored. Goes out:
 `measured/left_out.json`: errors of each group (`Case.together`: one source, model family and machine) by a fit of all
 other rows; for each row the ratio of both times; the factors that rest on a group alone; errors of whole sources and
-whole machines; digests of rows and factors (`digest_of_rows`, `digest_of_factors`). It takes half an hour on two cores
-and ten GiB.
+whole machines; digests of rows and factors (`digest_of_rows`, `digest_of_factors`). It takes about seven minutes of a
+core, on two of them, and up to 20 GiB; set OPENBLAS_NUM_THREADS=1.
 
 How: without a group the fit is solved on straight lines through all other rows (`fit_time.solved`). A row whose time
 moves by more than `TRUST` from where its line was taken is timed anew there, with its slopes, and the fit is solved
 again, until no row does and no factor moves. The group's own rows are then simulated by that fit, not extrapolated.
 Whole sources and machines, which hold up to a third of all rows, are solved and predicted on the straight lines of the
-whole fit: of the seven sources for which both were done, six medians are equal to a tenth of a per cent and one, of two
-rows, is 28.6 instead of 26.9 %.
+whole fit: of the seven sources for which both were done, six medians agree to 0.1 % and one, of two rows, is 28.6
+instead of 26.9 %.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ def main() -> None:
     with multiprocessing.get_context("fork").Pool(2) as pool:
         line = linear(pool, start())
         told("fitted", line.errors)
+        moved = _array(solved(line, np.ones(len(_CASES)))) - _array(line.point)
+        print(f"the whole fit would move a factor by up to {np.abs(moved).max():.3f}: if that is much, fit it anew first")
         found: dict[str, Any] = {"rows": digest_of_rows(row for case in _CASES for row in case.rows),
                                  "factors": digest_of_factors()}
         found["together"] = [_group(pool, line, key) for key in sorted({case.together for case in _CASES})]
