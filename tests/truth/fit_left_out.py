@@ -50,7 +50,7 @@ def main() -> None:
         line = linear(pool, start())
         told("fitted", line.errors)
         moved = _array(solved(line, np.ones(len(_CASES)))) - _array(line.point)
-        print(f"the whole fit would move a factor by up to {np.abs(moved).max():.3f}: if that is much, fit it anew first")
+        print(f"the whole fit would move a factor by up to {np.abs(moved).max():.3f}: if that is much, fit anew first")
         found: dict[str, Any] = {"rows": digest_of_rows(row for case in _CASES for row in case.rows),
                                  "factors": digest_of_factors()}
         found["together"] = [_group(pool, line, key) for key in sorted({case.together for case in _CASES})]
