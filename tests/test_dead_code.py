@@ -17,8 +17,8 @@ USED_FROM_OUTSIDE: Final[dict[str, frozenset[str]]] = {
     "commands and values of the command line": frozenset({
         "CPU", "JUNIT", "rankscope"}),
     "fields of results, published": frozenset({
-        "balanced_rows", "cache_budget_bytes", "executed_tflops_per_gpu", "num_simulated", "price_source", "records",
-        "schema_version"}),
+        "balanced_rows", "cache_budget_bytes", "executed_tflops_per_gpu", "in_fit", "num_equal", "num_repeated",
+        "num_simulated", "price_source", "records", "schema_version"}),
     "keys of input files, read by computed names": frozenset({
         "activations", "reduce_scatter", "send_recv", "tf32"}),
     "read by the scripts that fit constants": frozenset({"kept_out"}),

@@ -65,6 +65,10 @@ DOORS = {
         "simcore/results/time.py",
         "simcore/validation/step_times.py",
         "simcore/validation/tolerance.py",
+        "simcore/validation/noise.py",
+        "simcore/validation/left_out.py",
+        "simcore/validation/gaps.py",
+        "simcore/validation/as_published.py",
         "simcore/hardware/topology.py",
         "simcore/inputs/training.py",
         "simcore/validation/validate.py",
@@ -87,6 +91,7 @@ DOORS = {
         "simcore/cli/sheets/summary.py",
         "simcore/cli/sheets/tables.py",
         "simcore/cli/sheets/time.py",
+        "simcore/cli/sheets/validation.py",
     },
     "typer": {
         "simcore/cli/options/choose.py",

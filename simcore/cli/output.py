@@ -165,7 +165,8 @@ def print_validation(found: Validation, *, json: bool) -> None:
     if json:
         print_json([found])
         return
-    from simcore.cli.sheets.tables import console, validation
+    from simcore.cli.sheets.tables import console
+    from simcore.cli.sheets.validation import validation
 
     console(sys.stdout).print(*validation(found), sep="\n", soft_wrap=True)
 

@@ -6,9 +6,10 @@ an out-of-memory error. Output: `Validation` (errors of memory and of step time,
 `beside_failure` (compare one real run; command `read`).
 
 `runs`: measured rows and their scenarios. `layout`: when two jobs have an equal layout. `evidence`: runs and recipes
-that are known of a layout. `step_times`: errors of step time. `tolerance`: how large an error may be, and errors on
-rows that a fit of constants did not see. `side_by_side`: values of a comparison of one run. Snapshots:
-`memory_snapshot` (allocations of a PyTorch snapshot), `stack_frames` (what an allocation is for), `plain_pickle` (reads
-a pickle without running code). `logs`: readers of training logs, one module a format. `out_of_memory`: readers of
-errors.
+that are known of a layout. `step_times`: errors of step time. `left_out`: those by fits of constants that had not seen
+a row; `noise`: how far runs of one configuration are apart; `tolerance`: how large an error may be. `gaps`: rows that
+are not compared; `as_published`: rows that did not run as their configuration says. `side_by_side`: values of a
+comparison of one run. Snapshots: `memory_snapshot` (allocations of a PyTorch snapshot), `stack_frames` (what an
+allocation is for), `plain_pickle` (reads a pickle without running code). `logs`: readers of training logs, one module a
+format. `out_of_memory`: readers of errors.
 """

@@ -49,9 +49,11 @@ class Reading(Block):
 class Row(Block):
     """One measured run: either its scenario, without a name, or the reason why none can be written.
 
-    `group`: runs of one origin; `source`: where it was published. `readings`: of memory; `verdict`: whether it ran out
-    of memory. `step_s`: seconds of a step, or of the part that `timed` names. `release`: of the software, if known;
-    another release may be faster. `kept_out`: no constant of time may be fitted to it.
+    `as_published`: of a run without one, because its reading shows that something else ran than its configuration says,
+    the scenario of the configuration. `group`: runs of one origin; `source`: where it was published. `readings`: of
+    memory; `verdict`: whether it ran out of memory. `step_s`: seconds of a step, or of the part that `timed` names.
+    `release`: of the software, if known; another release may be faster. `kept_out`: no constant of time may be fitted
+    to it. Only a run without a scenario may lack all three.
     """
 
     id: Name
@@ -59,6 +61,7 @@ class Row(Block):
     source: Text
     scenario: OpenMap | None = None
     not_modelled: Text | None = None
+    as_published: OpenMap | None = None
     readings: Annotated[tuple[Reading, ...], Field(strict=False)] = ()
     verdict: Literal["fits", "oom"] | None = None
     step_s: Annotated[float, Field(gt=0, strict=False)] | None = None
@@ -71,7 +74,9 @@ class Row(Block):
     def _whole(self) -> Row:
         if (self.scenario is None) == (self.not_modelled is None):
             raise ValueError("expected either scenario or not_modelled")
-        if not self.read_memory and self.step_s is None:
+        if self.as_published is not None and self.scenario is not None:
+            raise ValueError("expected as_published only without scenario")
+        if self.scenario is not None and not self.read_memory and self.step_s is None:
             raise ValueError("expected readings, a verdict or step_s")
         return self
 
@@ -83,10 +88,14 @@ class Row(Block):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One measured run with its scenario, ready to be simulated; `entry` is None if it has none."""
+    """One measured run with its scenario, ready to be simulated; `entry` is None if it has none.
+
+    `published`: scenario of the configuration of a run that shows that something else ran, see `Row.as_published`.
+    """
 
     row: Row
     entry: Entry | None
+    published: Entry | None = None
 
 
 def layout_of(entry: Entry) -> str:
@@ -137,7 +146,9 @@ def _measured(text: str, where: str, overrides: Sequence[str], seen: set[str]) -
     if row.id in seen:
         raise InputError(Problem(where, f"row {row.id}: another row has this id already"))
     seen.add(row.id)
-    return Measured(row, None if row.scenario is None else _entry(row, row.scenario, where, overrides))
+    entry, published = (None if asked is None else _entry(row, asked, where, overrides)
+                        for asked in (row.scenario, row.as_published))
+    return Measured(row, entry, published)
 
 
 def _row(text: str, where: str) -> Row:

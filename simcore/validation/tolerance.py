@@ -1,28 +1,23 @@
-"""Tolerances of errors against measured runs, the functions that judge them, and errors on rows left out of a fit.
+"""Tolerances of errors against measured runs, and the functions that judge them.
 
-[Note: rows left out]
-Constants of time are fitted to measured rows, so their errors on these rows say too little. For each group, and each
-kind of machine, `tests/truth/fit_time.py --left-out` fits constants to all other rows, tests them on these, and writes
-the errors to `measured/left_out.json`.
+[Note: step times are judged by rows left out]
+Constants of time are fitted to measured rows. A step time is therefore judged by the error of a fit that had not seen
+its group (`left_out.py`); the error of the whole fit stands beside it, and may be smaller only by a limited factor. A
+median is also kept if it is at most the noise of what was measured (`noise.py`).
 """
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from simcore.inputs.document import read_text
-from simcore.inputs.shipped import data_folder
-
 __all__ = ["ALLOCATED", "STABLE", "Judged", "Lap", "Pair", "Told", "Tolerance", "judge_allocated", "judge_reserved",
-           "judge_times", "judge_verdicts", "left_out", "median", "percentile"]
+           "judge_times", "judge_verdicts", "median", "percentile"]
 
 MIB: Final = 2**20
 
@@ -58,10 +53,13 @@ UNSURE_SHARE: Final = 0.10
 
 STABLE: Final = 0.15
 """Largest relative difference between releases of the software for a configuration's step time to be stable."""
-TUNED_WITHIN, TUNED_SHARE = 0.15, 0.9
-"""Share of tuned, stable observations of step time that must have at most this error: (error, share)."""
-STEP_MEDIANS: Final = {"bf16": 0.05, "Nemotron": 0.08, "untuned": 0.15, "fp8, mxfp8 and nvfp4": 0.1}
-"""Largest median errors of step time, by family."""
+TUNED_WITHIN, TUNED_SHARE = 0.15, 0.88
+"""Share of tuned, stable observations of step time that must have at most this error when left out: (error, share)."""
+STEP_MEDIANS: Final = {"tuned": 0.06, "bf16": 0.06, "fp8, mxfp8 and nvfp4": 0.07, "Nemotron": 0.09, "MLPerf": 0.08,
+                       "untuned": 0.15}
+"""Largest median errors of step time on runs left out, by family."""
+OVER_FITTED: Final = 1.5
+"""Largest ratio of a median error on runs left out to that of the whole fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +82,9 @@ class Pair:
 class Lap:
     """One step time's error without its sign, as a share. `kind`: "tuned" for speed, or "untuned".
 
-    `hybrid`: of a Nemotron; `golden`: from continuous integration; `stable`: the times of different releases of the
-    software are at most `STABLE` apart.
+    `error`: by a fit that had not seen the run's group; `fitted`: by the whole fit. `noise`: of the source's runs, as a
+    share. `hybrid`: of a Nemotron; `mlperf`: of a round of MLPerf; `golden`: from continuous integration; `stable`: the
+    times of different releases of the software are at most `STABLE` apart.
     """
 
     error: float
@@ -94,18 +93,24 @@ class Lap:
     hybrid: bool
     golden: bool
     stable: bool
+    fitted: float
+    noise: float = 0.0
+    mlperf: bool = False
 
     @property
     def families(self) -> dict[str, bool]:
         """Membership of this step time in each family of `STEP_MEDIANS`, by name."""
-        return {"bf16": self.precision == "bf16", "Nemotron": self.hybrid, "untuned": self.kind == "untuned",
+        return {"bf16": self.precision == "bf16", "Nemotron": self.hybrid, "MLPerf": self.mlperf,
+                "tuned": self.kind == "tuned", "untuned": self.kind == "untuned",
                 "fp8, mxfp8 and nvfp4": self.precision in ("fp8", "mxfp8", "nvfp4")}
 
 
 class Judged(BaseModel):
     """One tolerance, judged: its subject, number of observations, `allowed` and actual (`found`) value, both shares.
 
-    `allowed` is the largest median error or share of wrong verdicts, or the smallest share of good observations.
+    `allowed` is the largest median error, ratio of two or share of wrong verdicts, or the smallest share of good
+    observations. Of step times, `fitted`: the same value by the whole fit, and `noise`: the median noise of what was
+    measured, None where it is not known.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -115,6 +120,8 @@ class Judged(BaseModel):
     allowed: float
     found: float
     is_kept: bool
+    fitted: float | None = None
+    noise: float | None = None
 
 
 def median(values: Sequence[float]) -> float | None:
@@ -178,23 +185,35 @@ def judge_verdicts(oom: Told, fits: Told) -> Iterator[Judged]:
 
 
 def judge_times(laps: Sequence[Lap]) -> Iterator[Judged]:
-    """Judges errors of step time: median of each family, share of small errors of tuned, stable runs.
+    """Judges errors of step time on runs left out: median of each family, share of small errors of tuned, stable runs.
 
-    Each median is judged with golden runs (of continuous integration) and, if there are any, without them. A family
-    without times gives nothing.
+    Each median is judged with golden runs (of continuous integration) and, if there are any, without them; beside each
+    the ratio to the median of the whole fit. A family without times gives nothing.
     """
     for family, allowed in STEP_MEDIANS.items():
         family_laps = [lap for lap in laps if lap.families[family]]
         others = [lap for lap in family_laps if not lap.golden]
         if family_laps:
-            yield _at_most(f"step time, {family}: median error", allowed, [lap.error for lap in family_laps])
+            yield from _medians(f"step time, {family}", allowed, family_laps)
         if others and len(others) < len(family_laps):
-            label = f"step time, {family}, without golden runs: median error"
-            yield _at_most(label, allowed, [lap.error for lap in others])
+            yield from _medians(f"step time, {family}, without golden runs", allowed, others)
     tuned = [lap for lap in laps if lap.kind == "tuned" and lap.stable]
     if tuned:
-        near = [lap for lap in tuned if lap.error <= TUNED_WITHIN]
-        yield _at_least(f"step time, tuned and stable: within {TUNED_WITHIN:.0%}", TUNED_SHARE, len(near), len(tuned))
+        near, fitted = (sum(error <= TUNED_WITHIN for error in errors) for errors in (
+            [lap.error for lap in tuned], [lap.fitted for lap in tuned]))
+        share = _at_least(f"step time, tuned and stable: within {TUNED_WITHIN:.0%}", TUNED_SHARE, near, len(tuned))
+        yield share.model_copy(update={"fitted": fitted / len(tuned)})
+
+
+def _medians(what: str, allowed: float, laps: Sequence[Lap]) -> Iterator[Judged]:
+    """The median error of laps on runs left out, and its ratio to that of the whole fit, both judged."""
+    left_out, fitted, noise = (statistics.median(values) for values in (
+        [lap.error for lap in laps], [lap.fitted for lap in laps], [lap.noise for lap in laps]))
+    yield Judged(what=f"{what}: median error", num=len(laps), allowed=allowed, found=left_out,
+                 is_kept=left_out <= max(allowed, noise), fitted=fitted, noise=noise or None)
+    ratio = left_out / fitted if fitted else 1.0
+    yield Judged(what=f"{what}: left out over fitted", num=len(laps), allowed=OVER_FITTED, found=ratio,
+                 is_kept=ratio <= OVER_FITTED or left_out <= noise)
 
 
 def _at_most(what: str, allowed: float, errors: Sequence[float]) -> Judged:
@@ -205,19 +224,3 @@ def _at_most(what: str, allowed: float, errors: Sequence[float]) -> Judged:
 def _at_least(what: str, allowed: float, good: int, num: int) -> Judged:
     return Judged(what=what, num=num, allowed=allowed, found=good / num, is_kept=good / num >= allowed)
 
-
-def left_out(what: str, name: str) -> float | None:
-    """Median relative error of step times that a fit of constants did not see; None if not tested.
-
-    `what`: "group" (of measured rows, called `name`) or "gpu" (rows of the topology `name`). From
-    `measured/left_out.json`, see [Note: rows left out].
-    """
-    error: float | None = _errors_left_out().get(what, {}).get(name, {}).get("median")
-    return error
-
-
-@lru_cache(maxsize=1)
-def _errors_left_out() -> dict[str, dict[str, dict[str, float]]]:
-    path = data_folder("measured") / "left_out.json"
-    errors: dict[str, dict[str, dict[str, float]]] = json.loads(read_text(path)) if path.exists() else {}
-    return errors

@@ -17,8 +17,11 @@ from pydantic import BaseModel, ConfigDict
 
 from simcore.inputs.loading import Entry
 from simcore.results.report import RankReport, Report
+from simcore.validation.as_published import AsPublished, as_published, with_published
+from simcore.validation.gaps import Gap, NotCompared, gaps_of, not_compared
+from simcore.validation.noise import Run, noise_by_source
 from simcore.validation.runs import QUANTITIES, Measured, Reading, layout_of
-from simcore.validation.step_times import Gap, Timing, timed_layouts, timing
+from simcore.validation.step_times import Timing, timed_layouts, timing
 from simcore.validation.tolerance import (
     Judged,
     Pair,
@@ -63,7 +66,8 @@ class Summary(_Frozen):
 
     `num_readings`: readings of all runs; `num_distinct`: of different observations; `num_modelled`: of these, compared.
     `median`, `percentile_90`: of errors without their sign, None if none was compared; `bias`: the median error with
-    its sign; `worst`: id of a run with `worst_error`.
+    its sign; `worst`: id of a run with `worst_error`. `noise`: median distance of readings of one scenario from their
+    median, None where no scenario was read twice.
     """
 
     group: str
@@ -76,6 +80,7 @@ class Summary(_Frozen):
     bias: float | None
     worst: str
     worst_error: float | None
+    noise: float | None
 
 
 class Verdicts(_Frozen):
@@ -96,7 +101,9 @@ class Validation(_Frozen):
     """Result of a comparison with measured runs: of memory, and of step `time`.
 
     `judged`: tolerances of memory; `worst`: the ten numbers with the largest errors; `gaps`: reasons for missing
-    answers, the most frequent first; `compared`: all numbers with an answer.
+    answers, the most frequent first; `compared`: all numbers with an answer. `not_compared`: every run that lacks an
+    answer of memory or of time, or was set aside, by its reason; `as_published`: those of which something was inferred
+    from the reading itself, by their configurations.
     """
 
     summaries: tuple[Summary, ...]
@@ -106,6 +113,8 @@ class Validation(_Frozen):
     gaps: tuple[Gap, ...]
     compared: tuple[Compared, ...]
     time: Timing
+    not_compared: tuple[NotCompared, ...]
+    as_published: tuple[AsPublished, ...]
 
     @property
     def is_within(self) -> bool:
@@ -139,14 +148,15 @@ def layouts(measured: Sequence[Measured]) -> list[Entry]:
     """Scenarios of measured runs to simulate, equal ones once.
 
     One for each observation of memory (runs that differ only in the number of microbatches are one), and all whose time
-    was measured.
+    was measured; last those of configurations that did not run as they were published.
     """
     distinct: dict[str, Entry] = {}
-    for rows in _together(measured):
-        if rows[0].entry:
-            distinct.setdefault(layout_of(rows[0].entry), rows[0].entry)
-    for entry in timed_layouts(measured):
-        distinct.setdefault(layout_of(entry), entry)
+    for some in (measured, with_published(measured)):
+        for rows in _together(some):
+            if rows[0].entry:
+                distinct.setdefault(layout_of(rows[0].entry), rows[0].entry)
+        for entry in timed_layouts(some):
+            distinct.setdefault(layout_of(entry), entry)
     return list(distinct.values())
 
 
@@ -155,14 +165,36 @@ def validate(measured: Sequence[Measured], reports: Mapping[str, Report]) -> Val
 
     `reports`: results of the scenarios of `layouts`, by the text that `layout_of` gives.
     """
-    observations = [_Observation(rows, reports[layout_of(rows[0].entry)] if rows[0].entry else None)
-                    for rows in _together(measured)]
+    observations = _observations(measured, reports)
     compared = [comparison for observation in observations for _, comparison in observation.readings() if comparison]
     verdicts = tuple(_verdicts(observations, word) for word in _WORDS)
+    gaps, time = tuple(_gaps(observations)), timing(measured, reports)
     return Validation(
-        summaries=tuple(_summaries(observations)), verdicts=verdicts, judged=tuple(_judged(compared, verdicts)),
-        worst=tuple(sorted(compared, key=lambda c: -abs(c.error))[:_MOST_WORST]), gaps=tuple(_gaps(observations)),
-        compared=tuple(compared), time=timing(measured, reports))
+        summaries=tuple(_summaries(observations, _noise(measured))), verdicts=verdicts,
+        judged=tuple(_judged(compared, verdicts)),
+        worst=tuple(sorted(compared, key=lambda c: -abs(c.error))[:_MOST_WORST]), gaps=gaps, compared=tuple(compared),
+        time=time, not_compared=tuple(not_compared(gaps, time.gaps, _aside(measured))),
+        as_published=tuple(_as_published(measured, reports)))
+
+
+def _observations(measured: Iterable[Measured], reports: Mapping[str, Report]) -> list[_Observation]:
+    return [_Observation(rows, reports[layout_of(rows[0].entry)] if rows[0].entry else None)
+            for rows in _together(measured)]
+
+
+def _as_published(measured: Iterable[Measured], reports: Mapping[str, Report]) -> list[AsPublished]:
+    rows = with_published(measured)
+    memory = ((row, comparison.error) for observation in _observations(rows, reports)
+              for reading, comparison in observation.readings()
+              if comparison and reading.of in ("allocated_peak", "allocated_peak_first") for row in observation.ids)
+    time = ((row, timed.error) for timed in timing(rows, reports).timed for row in timed.rows)
+    return as_published(rows, memory, time)
+
+
+def _aside(measured: Iterable[Measured]) -> list[Gap]:
+    """Runs with neither memory nor time to compare, by the reason why."""
+    return gaps_of((f"no scenario: {row.row.not_modelled}", row.row.group, row.row.id) for row in measured
+                   if not row.row.read_memory and row.row.step_s is None)
 
 
 _WORDS: Final[tuple[Literal["fits", "oom"], ...]] = ("oom", "fits")
@@ -264,16 +296,26 @@ _INTERVALS: Final[dict[str, Callable[[RankReport], _Interval | None]]] = {
 
 
 # ---- many -----------------------------------------------------------------------------------------------------------
-def _summaries(observations: Sequence[_Observation]) -> Iterator[Summary]:
+def _noise(measured: Iterable[Measured]) -> Mapping[str, float]:
+    """Noise of a group's readings of a quantity on a rank, by "group quantity", over releases of the software too.
+
+    Groups that read no scenario twice are left out.
+    """
+    runs = (Run(f"{row.row.group} {reading.of}", (layout_of(row.entry), reading.rank), row.row.release, reading.bytes)
+            for row in measured if row.entry for reading in row.row.readings)
+    return {name: noise.equal for name, noise in noise_by_source(runs).items() if noise.equal is not None}
+
+
+def _summaries(observations: Sequence[_Observation], noise: Mapping[str, float]) -> Iterator[Summary]:
     read: dict[tuple[str, str], list[tuple[int, Compared | None]]] = defaultdict(list)
     for observation in observations:
         for reading, comparison in observation.readings():
             read[observation.first.row.group, reading.of].append((len(observation.rows), comparison))
     for group, quantity in sorted(read, key=lambda key: (key[0], QUANTITIES.index(key[1]))):
-        yield _summary(group, quantity, read[group, quantity])
+        yield _summary(group, quantity, read[group, quantity], noise.get(f"{group} {quantity}"))
 
 
-def _summary(group: str, quantity: str, read: Sequence[tuple[int, Compared | None]]) -> Summary:
+def _summary(group: str, quantity: str, read: Sequence[tuple[int, Compared | None]], noise: float | None) -> Summary:
     comparisons = [compared for _, compared in read if compared]
     errors = [compared.error for compared in comparisons]
     sizes = [abs(error) for error in errors]
@@ -281,7 +323,7 @@ def _summary(group: str, quantity: str, read: Sequence[tuple[int, Compared | Non
     return Summary(
         group=group, quantity=quantity, num_readings=sum(rows for rows, _ in read), num_distinct=len(read),
         num_modelled=len(comparisons), median=median(sizes), percentile_90=percentile(sizes, 90), bias=median(errors),
-        worst=worst.rows[0] if worst else "", worst_error=worst.error if worst else None)
+        worst=worst.rows[0] if worst else "", worst_error=worst.error if worst else None, noise=noise)
 
 
 def _verdicts(observations: Sequence[_Observation], word: Literal["fits", "oom"]) -> Verdicts:
@@ -293,16 +335,9 @@ def _verdicts(observations: Sequence[_Observation], word: Literal["fits", "oom"]
                     not_modelled=counts[None],                     wrong=tuple(wrong))
 
 
-def _gaps(observations: Sequence[_Observation]) -> Iterator[Gap]:
-    """Gaps, the most frequent reasons first; a row counts under each of its reasons."""
-    rows: Counter[str] = Counter()
-    groups: dict[str, set[str]] = defaultdict(set)
-    for observation in observations:
-        for reason in _reasons(observation):
-            rows[reason] += len(observation.rows)
-            groups[reason].add(observation.first.row.group)
-    for reason, num_rows in rows.most_common():
-        yield Gap(reason=reason, num_rows=num_rows, groups=tuple(sorted(groups[reason])))
+def _gaps(observations: Sequence[_Observation]) -> list[Gap]:
+    return gaps_of((reason, row.row.group, row.row.id) for observation in observations
+                   for reason in _reasons(observation) for row in observation.rows)
 
 
 def _reasons(observation: _Observation) -> list[str]:

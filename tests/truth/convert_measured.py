@@ -6,7 +6,8 @@ Comes in: the collections of published measurements (a list of runs; one golden 
 MLPerf results).
 Goes out: `measured/GROUP.jsonl`, one row a line. A scenario is derived from the row's published configuration alone,
 by one rule for each group; no rule looks at what was measured. What a scenario cannot say gets `not_modelled`, with the
-reason. `README.md` beside this file tells how readings are to be read.
+reason; so does a run that another row restates, or whose source prints neither memory nor a step: no run of the two
+collections is left out. `README.md` beside this file tells how readings are to be read.
 """
 
 from __future__ import annotations
@@ -54,17 +55,18 @@ NOT_READ = ("nemo-longseq",)
 
 
 def rows(measured, goldens, results):
-    """Every row that carries a memory reading, a verdict or a time, in the order of the sources."""
-    known = {golden["source"] for golden in goldens}
+    """Every run, in the order of the sources."""
+    known = {_long(golden["source"]) for golden in goldens}
     for golden in goldens:
-        if not measured_golden.is_copy(golden):
-            yield measured_golden.row(golden)
+        copy = measured_golden.copied_from(golden)
+        yield aside(golden, f"the same run as {copy}, stored twice") if copy else measured_golden.row(golden)
     for run in measured:
         if run["group"] == "mcore-golden":
-            if run["source"].removeprefix("github:") not in {_long(source) for source in known}:
-                yield measured_golden.unfiled(run)
-        elif made := row(run):
-            yield made
+            restated = run["source"].removeprefix("github:") in known
+            yield aside(run, "a golden value that the other collection restates") if restated else \
+                measured_golden.unfiled(run)
+        else:
+            yield row(run) or aside(run, _lacking(run))
     yield from map(measured_mlperf.row, results)
 
 
@@ -79,6 +81,18 @@ def row(run):
         known = ", ".join((*RULES, "mbridge-perf-summary", "mcore-golden", *NOT_READ))
         raise Unheard(f"row {run['id']}: group: unknown word {group!r}; known: {known}")
     return converted(run, *RULES[group])
+
+
+def aside(run, reason):
+    """A run of which nothing is compared."""
+    group = run.get("group") or measured_golden.group_of(run["model"], resumed=run["second_run"])
+    return {"id": run["id"], "group": group, "source": run["source"], "not_modelled": reason}
+
+
+def _lacking(run):
+    """Why neither memory nor the time of a step can be read off a run."""
+    printed = ", ".join(sorted(name for name, value in run["measured"].items() if value is not None))
+    return f"neither memory nor the time of a step is printed: {printed}"
 
 
 def _long(source):

@@ -50,6 +50,8 @@ SAYABLE = (*(f"{model} model not covered by the accounting script" for model, (_
 """What it says and a scenario can say."""
 UNFUSED = "attention backend auto, which ran unfused: the configuration does not say so"
 OTHER_GPU = "values of another GPU's run: the file is an inferred copy"
+INFERRED = (UNFUSED, OTHER_GPU)
+"""Reasons that the collection infers from the reading itself: such a row has its configuration as it was published."""
 FLAGS = {"peak_matches_unfused_attention": UNFUSED, "a100_file_with_h100_workspaces": OTHER_GPU, **dict.fromkeys((
     "case_not_in_current_recipes", "older_than_nov_2025", "steady_varies", "config_changed_after_golden",
     "resumed_from_checkpoint", "same_bytes_and_loss_as", "world_not_divisible", "copy_of"), "")}
@@ -137,15 +139,16 @@ VOCABULARY = {
         "follows from the other keys": "family platform memory_values_commit"})}
 
 
-def is_copy(golden):
-    """The same iteration times as another file: the same run, stored twice."""
-    return any(flag.startswith("copy_of") for flag in golden["flags"])
+def copied_from(golden):
+    """The file that has the same iteration times: the same run, stored twice; "" for none."""
+    return next((flag.removeprefix("copy_of:") for flag in golden["flags"] if flag.startswith("copy_of:")), "")
 
 
 def row(golden):
     """Our row of one golden file. Raises Unheard for words and keys that it does not know."""
+    group = group_of(golden["model"], resumed=golden["second_run"])
     golden = SourceRow(golden, VOCABULARY, golden["id"])
-    made = {"id": golden["id"], "group": _group(golden), "source": golden["source"]}
+    made = {"id": golden["id"], "group": group, "source": golden["source"]}
     made |= _scenario_or_reason(golden)
     measured = golden["measured"]
     readings = [_reading("allocated_peak", measured["peak_bytes"]), _reading("allocated_end", measured["steady_bytes"])]
@@ -157,15 +160,15 @@ def row(golden):
 
 def _scenario_or_reason(golden):
     reason = _reason(golden)
-    if reason:
+    if reason and reason not in INFERRED:
         return {"not_modelled": reason}
     try:
         made = scenario(golden)
         golden.leave("not_modelled", "flags", "second_run", "measured")
         golden.check_all_read()
     except Unsayable as told:
-        return {"not_modelled": str(told)}
-    return {"scenario": made}
+        return {"not_modelled": reason or str(told)}
+    return {"not_modelled": reason, "as_published": made} if reason else {"scenario": made}
 
 
 # ---- files that one collection alone has ----------------------------------------------------------------------------
@@ -263,10 +266,10 @@ def _reading(quantity, num_bytes):
     return {"of": quantity, "rank": "last", "bytes": num_bytes}
 
 
-def _group(golden):
-    """Runs that resumed from a checkpoint are apart: their peak includes loading it."""
-    group, _ = golden["model"]
-    return "mcore-golden-resumed" if golden["second_run"] and group != OTHER else group
+def group_of(model, *, resumed):
+    """Group of a case in the folder `model`. Runs that resumed from a checkpoint are apart: their peak includes it."""
+    group, _ = MODELS[model]
+    return "mcore-golden-resumed" if resumed and group != OTHER else group
 
 
 def _reason(golden):

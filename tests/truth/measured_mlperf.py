@@ -15,7 +15,8 @@ from __future__ import annotations
 import hashlib
 import re
 
-from measured_runs import GIB, Unsayable, degrees, over, unsayable
+from measured_runs import GIB, mesh_of, over, unsayable
+from source_row import Unsayable
 
 __all__ = ["is_kept_out", "row", "scenario"]
 
@@ -123,7 +124,7 @@ def scenario(run):
     if FLAGS[config.get("use_te_ops")]:
         options["use_transformer_engine_op_fuser"] = True
     return {"model": MODELS[run["model"]], "framework": "megatron", "framework_version": _version(run, options),
-            "topology": _topology(run), "mesh": degrees(run), "training": training, "framework_options": options}
+            "topology": _topology(run), "mesh": mesh_of(run), "training": training, "framework_options": options}
 
 
 def _version(run, options):

@@ -156,9 +156,15 @@ def over(config, **overrides):
 
 
 def degrees(run):
+    """Degrees of a row whose keys are counted as they are read."""
+    mesh = mesh_of(run)
+    run.leave("dp_shard")
+    return mesh
+
+
+def mesh_of(run):
     """`dp` leaves out context parallel ranks, `dp_shard` sometimes counts them; `etp` only with experts."""
     mesh = {"pp": run["pp"], "dp_shard": run["dp"] or run["dp_shard"], "cp": run["cp"], "tp": run["tp"]}
-    run.leave("dp_shard")
     world = math.prod(size or 1 for size in mesh.values())
     if world != run["gpus"]:
         unsayable(f"the degrees make {world} ranks, on {run['gpus']} GPUs")

@@ -44,6 +44,7 @@ def problem_of(folder: Path, wrong: dict[str, Any] | str, *overrides: str) -> st
     ({"id": None}, "row without an id: id: expected text, the key is missing"),
     ({"scenario": None}, "row bad: expected either scenario or not_modelled"),
     ({"not_modelled": "why"}, "row bad: expected either scenario or not_modelled"),
+    ({"as_published": SCENARIO}, "row bad: expected as_published only without scenario"),
     ({"readings": None, "verdict": None}, "row bad: expected readings, a verdict or step_s"),
     ({"readings": [{"of": "allocated_peak", "bytes": 5}]}, "row bad: readings.0.rank: expected"),
     ({"readings": [{"of": "allocated_peak", "rank": 0, "bytes": 0}]}, "readings.0.bytes: expected at least 1, got 0"),
@@ -83,6 +84,20 @@ def test_a_time_is_enough(tmp_path: Path) -> None:
     (found,), problems = read_measured([file_of(tmp_path, row("a", readings=None, verdict=None, step_s=0.5))])
     assert problems == []
     assert (found.row.step_s, found.row.kind, found.row.read_memory) == (0.5, "untuned", False)
+
+
+def test_a_run_that_is_set_aside_needs_no_reading(tmp_path: Path) -> None:
+    lacking = {"scenario": None, "readings": None, "verdict": None, "not_modelled": "a copy"}
+    (found,), problems = read_measured([file_of(tmp_path, row("a", **lacking))])
+    assert problems == []
+    assert (found.row.read_memory, found.row.step_s, found.row.not_modelled) == (False, None, "a copy")
+
+
+def test_a_configuration_that_ran_otherwise_is_ready_to_be_simulated(tmp_path: Path) -> None:
+    asked = {"scenario": None, "not_modelled": "ran otherwise", "as_published": SCENARIO}
+    (found,), problems = read_measured([file_of(tmp_path, row("a", **asked))])
+    assert problems == []
+    assert (found.entry, found.published and found.published.name) == (None, "a")
 
 
 def test_a_key_may_be_set_in_every_scenario(tmp_path: Path) -> None:

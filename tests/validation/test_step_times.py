@@ -11,7 +11,8 @@ import pytest
 
 from fakes import rank, reader
 from fakes import report as answer
-from simcore.cli.sheets.tables import console, validation
+from simcore.cli.sheets.tables import console
+from simcore.cli.sheets.validation import validation
 from simcore.results.report import Report
 from simcore.simulate import simulate
 from simcore.validation.runs import Measured, layout_of, read_measured
@@ -104,6 +105,30 @@ def test_what_has_no_answer_is_counted_with_its_reason(measured: Callable[..., l
     assert timings.judged == ()
 
 
+def test_an_error_left_out_is_by_the_fit_without_the_row(
+    measured: Callable[..., list[Measured]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """0.5 s are simulated of 0.4 s; without the row's group the fit would say 1.2 times as much. "b" was in no fit."""
+    monkeypatch.setattr("simcore.validation.step_times.ratio_left_out", {"a": 1.2}.get)
+    timings = timed(measured(row("a", 0.4), row("b", 0.4, SLOWER)))
+    assert [one.error for one in timings.timed] == pytest.approx([0.25, 0.25])
+    assert [one.left_out_error for one in timings.timed] == pytest.approx([0.5, 0.25])
+    assert [one.in_fit for one in timings.timed] == [True, False]
+    assert only(timings).left_out == pytest.approx(0.375)
+    (judged, *_) = timings.judged
+    assert (judged.found, judged.fitted) == pytest.approx((0.375, 0.25))
+
+
+def test_a_line_has_the_noise_of_its_source(measured: Callable[..., list[Measured]]) -> None:
+    """Runs of 1 and 1.2 s under one release are each 1/11 from their median; another release is 1.32 s, median 1.2."""
+    timings = timed(measured(row("a", 1, release="1"), row("b", 1.2, release="1"), row("c", 1.32, release="2")))
+    noise = only(timings).noise
+    assert noise is not None
+    assert (noise.repeated, noise.equal) == pytest.approx((1 / 11, 0.1))
+    assert (noise.num_repeated, noise.num_equal) == (2, 3)
+    assert only(timed(measured(row("a", 1)))).noise is None
+
+
 # ---- many -----------------------------------------------------------------------------------------------------------
 def test_errors_are_summed_up_with_and_without_their_sign(measured: Callable[..., list[Measured]]) -> None:
     """We say 0.5 s: of 0.625, 0.4 and 1 that is -20 %, +25 % and -50 %."""
@@ -119,7 +144,7 @@ def test_golden_runs_and_nemotrons_are_told_by_their_names(measured: Callable[..
     rows = row("a", group="mcore-golden-gpt", kind="untuned"), row("b", kind="untuned", scenario=other)
     timings = timed(measured(*rows))
     counted = {judgement.what.removeprefix("step time, ").removesuffix(": median error"): judgement.num
-               for judgement in timings.judged}
+               for judgement in timings.judged if "median" in judgement.what}
     assert counted == {"bf16": 2, "bf16, without golden runs": 1, "Nemotron": 1, "untuned": 2,
                        "untuned, without golden runs": 1}
 

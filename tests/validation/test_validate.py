@@ -13,7 +13,8 @@ import pytest
 
 from checkout import ROOT
 from fakes import peak, rank, reader
-from simcore.cli.sheets.tables import console, validation
+from simcore.cli.sheets.tables import console
+from simcore.cli.sheets.validation import validation
 from simcore.results.report import ProblemRow, RankReport, Report
 from simcore.simulate import simulate
 from simcore.validation.runs import Measured, layout_of, read_measured

@@ -5,6 +5,6 @@ Start: `first_screen.first_screen`.
 
 `first_screen`: verdict, one table, why; `summary`: all columns, a line a scenario; `memory`: bars; `time`: parts of a
 step; `engine`: vLLM; `phases`: RL; `comparison`: results side by side; `found`: a search; `stages`: its progress;
-`limits`: answers of solve; `tables`: placement, advice, validation; `columns`: layout of wide tables; `levels`: heights
-of small curves.
+`limits`: answers of solve; `validation`: measured runs; `tables`: placement, advice; `columns`: layout of wide tables;
+`levels`: heights of small curves.
 """

@@ -10,7 +10,7 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from itertools import starmap
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
@@ -21,17 +21,9 @@ from simcore.cli.sheets.word_table import WordTable
 from simcore.results.report import ASKED_PHASES, Advice, AtRest, Host, HostPhase, RankReport, Report
 from simcore.units import format_bytes, format_seconds
 
-if TYPE_CHECKING:
-    from simcore.validation.step_times import Gap, Timed, TimingSummary
-    from simcore.validation.tolerance import Judged
-    from simcore.validation.validate import Compared, Summary, Validation, Verdicts
-
-__all__ = ["advice", "changes", "console", "drawn", "fitted", "hosts", "placement", "plain", "plain_table", "setting",
-           "validation"]
+__all__ = ["advice", "changes", "console", "drawn", "fitted", "hosts", "placement", "plain", "plain_table", "setting"]
 
 _MOST_CLASSES = 16
-_MOST_GAPS, _REASON = 25, 110
-"""Number of reasons that are shown, and characters of one."""
 _LEAST = 40
 """Characters of a terminal for which texts are wrapped."""
 _UNDER = 10
@@ -227,97 +219,6 @@ def setting(key: str, value: object) -> str:
     """Text `--set KEY=VALUE` for a command line, quoted for a shell if necessary."""
     text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     return f"--set {shlex.quote(f'{key}={text}')}"
-
-
-def validation(found: Validation) -> list[RenderableType]:
-    """Tables of a comparison with measured runs: of memory, then, if it has timed runs, of step time.
-
-    Of each: errors by group, worst cases, reasons for missing answers, tolerances; of memory also verdicts.
-    """
-    memory = [_errors(found.summaries), _told(found.verdicts), _worst(found.worst), _gaps(found.gaps),
-              _tolerances(found.judged)]
-    time = found.time
-    if not time.summaries:
-        return [*memory]
-    return [*memory, _laps(time.summaries), _worst_laps(time.worst), _gaps(time.gaps), _tolerances(time.judged)]
-
-
-def _laps(summaries: Sequence[TimingSummary]) -> WordTable:
-    words = ("group", "topology", "precision", "of row")
-    heads = ("rows", "distinct", "modelled", "told oom", "median", "90 %", "bias", "group out", "GPU out", "worst")
-    table = plain_table("step time", *words[:-1], *heads, words[-1], left=words)
-    for summary in summaries:
-        counts = summary.num_rows, summary.num_distinct, summary.num_modelled, summary.num_oom
-        table.add_row(summary.kind, summary.group, plain(summary.topology), summary.precision, *map(str, counts),
-                      *map(_percent, (summary.median, summary.percentile_90)), _signed(summary.bias),
-                      *map(_percent, (summary.group_left_out, summary.topology_left_out)), _signed(summary.worst_error),
-                      plain(summary.worst))
-    return table
-
-
-def _worst_laps(worst: Sequence[Timed]) -> WordTable:
-    table = plain_table("worst step time", "release", "measured", "simulated", "error")
-    for row in worst:
-        table.add_row(plain(row.rows[0]), plain(row.release or ""), format_seconds(row.measured_s),
-                      format_seconds(row.simulated_s), _signed(row.error))
-    return table
-
-
-def _errors(summaries: Sequence[Summary]) -> WordTable:
-    heads = ("quantity", "readings", "distinct", "modelled", "median", "90 %", "bias", "worst", "of row")
-    table = plain_table("group", *heads, left=("quantity", "of row"))
-    for summary in summaries:
-        table.add_row(summary.group, summary.quantity, *map(str,
-                                                            (summary.num_readings, summary.num_distinct,
-                                                             summary.num_modelled)),
-                      *map(_percent, (summary.median, summary.percentile_90)),
-                      *map(_signed, (summary.bias, summary.worst_error)), plain(summary.worst))
-    return table
-
-
-def _told(verdicts: Sequence[Verdicts]) -> WordTable:
-    table = plain_table("measured", "told fits", "told unsure", "told oom", "not modelled", "wrong", left=("wrong",))
-    for row in verdicts:
-        table.add_row(row.measured, *map(str, (row.told_fits, row.told_unsure, row.told_oom, row.not_modelled)),
-                      plain(", ".join(row.wrong)))
-    return table
-
-
-def _worst(worst: Sequence[Compared]) -> WordTable:
-    table = plain_table("worst", "quantity", "rank", "measured", "simulated", "error", left=("quantity",))
-    for row in worst:
-        table.add_row(plain(row.rows[0]), row.quantity, str(row.rank), format_bytes(row.measured_bytes),
-                      format_bytes(row.simulated_bytes), _signed(row.error))
-    return table
-
-
-def _gaps(gaps: Sequence[Gap]) -> WordTable:
-    """Table of the most frequent reasons, a line each; `--json` has all of them in full."""
-    table = plain_table("no answer, because", "rows", "groups", left=("groups",))
-    for gap in gaps[:_MOST_GAPS]:
-        reason = gap.reason if len(gap.reason) <= _REASON else f"{gap.reason[:_REASON - 3]}..."
-        table.add_row(plain(reason), str(gap.num_rows), plain(", ".join(gap.groups)))
-    if len(gaps) > _MOST_GAPS:
-        omitted = gaps[_MOST_GAPS:]
-        table.add_row(f"and {len(omitted)} more reasons: --json has them", str(sum(gap.num_rows for gap in omitted)),
-                      "")
-    return table
-
-
-def _tolerances(judged: Sequence[Judged]) -> WordTable:
-    table = plain_table("tolerance", "observations", "allowed", "found", "")
-    for row in judged:
-        table.add_row(row.what, str(row.num), *map(_percent, (row.allowed, row.found)),
-                      "kept" if row.is_kept else "NOT KEPT")
-    return table
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.1%}"
-
-
-def _signed(share: float | None) -> str:
-    return "" if share is None else f"{share:+.1%}"
 
 
 def plain_table(first: str, *others: str, left: Sequence[str] = ()) -> WordTable:
