@@ -100,5 +100,11 @@ def _expect(commands: Sequence[Sequence[str]], folder: Path) -> None:
             continue
         if not done.returncode:
             return
-        failed = last_words(done.stderr or done.stdout)
+        failed = _reason(done.stderr or done.stdout)
     raise InputError(Problem(str(folder), f"the environment cannot be made; name one with --python: {failed}"))
+
+
+def _reason(text: str) -> str:
+    """The first line that an installer calls an error (pip follows it with advice), else its last words."""
+    errors = (line for line in text.splitlines() if line.lower().startswith("error"))
+    return next(errors, last_words(text))[:300]

@@ -39,7 +39,8 @@ def test_packages_of_a_framework_are_added_once(folder: Path) -> None:
 
 
 def test_an_environment_that_cannot_be_made_is_one_line_and_is_tried_again(folder: Path) -> None:
-    (folder / "installer").write_text("#!/bin/sh\necho 'ERROR: no network' >&2\nexit 1\n", encoding="utf-8")
+    (folder / "installer").write_text(
+        "#!/bin/sh\n(echo 'ERROR: no network'; echo 'ERROR: see advice') >&2\nexit 1\n", encoding="utf-8")
     for _ in range(2):
         with pytest.raises(InputError, match="cannot be made; name one with --python: ERROR: no network"):
             made.environment(("torch",), lambda _: None)

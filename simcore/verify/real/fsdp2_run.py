@@ -120,8 +120,8 @@ def summary(rp: Replay, bounds: dict[str, int], comms: list, accumulates: bool) 
 
 
 def tensors_of(model: nn.Module) -> list[list[Any]]:
-    """Name, elements and type of every parameter as the rank holds it, in order of registration."""
-    return [[name.replace("_checkpoint_wrapped_module.", ""), local(p).numel(), short(p.dtype)]
+    """Name, elements and type of every parameter as the rank holds it, without wrappers and adapters around it."""
+    return [[name.replace("_checkpoint_wrapped_module.", "").replace(".base.", "."), local(p).numel(), short(p.dtype)]
             for name, p in model.named_parameters()]
 
 
