@@ -1,4 +1,4 @@
-"""What a report under NeMo Automodel says that was assumed or derived, besides the defaults."""
+"""Assumptions of a report under NeMo Automodel: values that were assumed or derived, besides the defaults."""
 
 from __future__ import annotations
 

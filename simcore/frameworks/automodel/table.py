@@ -122,7 +122,6 @@ def table(job: Draft) -> Framework:
     Raises IllegalLayout, InputError or NotYet for a job that is not served.
     """
     options = job.options(OPTIONS)
-    refuse_idle_formats(job, options)
     check(job)
     training = job.scenario.training
     stored = job.auto("training.precision.params", training.precision.params, *stored_by_default(job))
@@ -185,6 +184,7 @@ def _version(job: Job) -> str:
 
 def _layer_options(job: Draft, options: dict[str, object], version: str) -> ImplementationOptions:
     """Options of transformers' layers: with Liger's kernels if it has some for them and the option is not off."""
+    refuse_idle_formats(job, options)
     if job.graph.implementation == "hub":
         return hub_options(job, options)
     if job.graph.implementation != "hf":
