@@ -113,7 +113,7 @@ def _read_name(reader: Reader, draft: Draft) -> str:
 
 
 _NO_SIZES: Final = ("rms_norm_eps", "rope_theta", "initializer_range")
-_CLASSES: Final[dict[str, tuple[str, tuple[str, ...], dict[str, object]]]] = {"Qwen3MoeConfig": ("qwen3-30b-a3b", (
+_CLASSES: Final[dict[str, tuple[str, tuple[str, ...], dict[str, Any]]]] = {"Qwen3MoeConfig": ("qwen3-30b-a3b", (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "num_experts", "num_experts_per_tok", "moe_intermediate_size"), {"norm_topk_prob": False})}
 """By class of transformers: a built-in model of the family, the sizes that a recipe must say, and the class's defaults
@@ -132,8 +132,9 @@ def _read_class(reader: Reader, draft: Draft, loader: Taken[str]) -> str:
         hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
         draft.infer("model.overrides.head_dim", hidden.value // heads.value, "the hidden size over the heads", hidden,
                     heads, source="models/qwen3_moe/layers.py")
-    for name in defaults.keys() - fields:
-        draft.default(f"model.overrides.{name}", defaults[name], "transformers 5.23", loader.value.rpartition(".")[2])
+    for absent in sorted(defaults.keys() - fields):
+        draft.default(f"model.overrides.{absent}", defaults[absent], "transformers 5.23",
+                      loader.value.rpartition(".")[2])
     for name, field in fields.items():
         if name in _NO_SIZES:
             draft.idle(field, "no size depends on it")
