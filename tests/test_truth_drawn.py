@@ -23,8 +23,8 @@ FILES = {"automodel": "placement/drawn-automodel-0.7.0.json",
 SCENARIOS: dict[str, Callable[[dict[str, Any]], Scenario]] = {
     "automodel": truth_cases.automodel, "automodel_hf": truth_cases.automodel, "megatron": truth_cases.megatron}
 TALLIES = {
-    "automodel": {"exact": 71, "refused by both": 56, "not yet": 13},
-    "automodel_hf": {"exact": 31, "refused by both": 5, "not yet": 1, "refused, though it builds": 3},
+    "automodel": {"exact": 72, "refused by both": 56, "not yet": 12},
+    "automodel_hf": {"exact": 32, "refused by both": 5, "refused, though it builds": 3},
     "megatron": {"exact": 103, "refused by both": 46, "not yet": 1},
 }
 """Outcomes of the rows, all that there are. Three of Granite have heads of 25 elements: transformers builds the model,

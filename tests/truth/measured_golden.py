@@ -146,9 +146,9 @@ def copied_from(golden):
 
 def row(golden):
     """Our row of one golden file. Raises Unheard for words and keys that it does not know."""
-    group = group_of(golden["model"], resumed=golden["second_run"])
     golden = SourceRow(golden, VOCABULARY, golden["id"])
-    made = {"id": golden["id"], "group": group, "source": golden["source"]}
+    made = {"id": golden["id"], "group": _apart(*golden["model"], resumed=golden["second_run"]),
+            "source": golden["source"]}
     made |= _scenario_or_reason(golden)
     measured = golden["measured"]
     readings = [_reading("allocated_peak", measured["peak_bytes"]), _reading("allocated_end", measured["steady_bytes"])]
@@ -268,7 +268,10 @@ def _reading(quantity, num_bytes):
 
 def group_of(model, *, resumed):
     """Group of a case in the folder `model`. Runs that resumed from a checkpoint are apart: their peak includes it."""
-    group, _ = MODELS[model]
+    return _apart(*MODELS[model], resumed=resumed)
+
+
+def _apart(group, _reason, *, resumed):
     return "mcore-golden-resumed" if resumed and group != OTHER else group
 
 

@@ -8,13 +8,12 @@ from simcore.frameworks.megatron.fp8 import Fp8
 from simcore.frameworks.megatron.options import VERSIONS, fuses_experts, version_of
 from simcore.frameworks.megatron.precision import Formats
 from simcore.frameworks.megatron.stages import OVERLAP, schedule
-from simcore.frameworks.megatron.user_buffers import user_buffer_bytes
 from simcore.models.blocks import LatentAttention
 from simcore.models.network import Edge
 from simcore.placement.job import Draft, Job
 from simcore.placement.libraries import KernelLibraries
 
-__all__ = ["host_notes", "layer_assumptions", "libraries_of"]
+__all__ = ["check_user_buffers", "host_notes", "layer_assumptions", "libraries_of"]
 
 DEEPSEEK = ("deepseek_v2", "deepseek_v3")
 _DIRECT_QUERY = (
@@ -98,3 +97,23 @@ def _overlapped(options: dict[str, object]) -> tuple[str, ...]:
     Core 0.16.1 model_parallel_config.py:265 (tp_comm_overlap), :343 (overlap_moe_expert_parallel_comm).
     """
     return ("tp",) * (options.get("tp_comm_overlap") is True) + ("ep",) * (options.get(OVERLAP) is True)
+
+
+def check_user_buffers(job: Job, options: dict[str, object], made: Fp8 | None) -> None:
+    """Raises IllegalLayout if tp_comm_overlap is on with a block recipe (blockwise, nvfp4).
+
+    TransformerEngine's user buffers cannot gather those formats.
+    """
+    if made and options.get("tp_comm_overlap") and made.scaling.recipe in ("blockwise", "nvfp4"):
+        raise job.illegal("framework_options.tp_comm_overlap", f"Unsupported quantizer for Userbuffers: "
+                          f"{job.narrow}_recipe {made.scaling.recipe}", "TransformerEngine 2.18 pytorch/module/base.py")
+
+
+def user_buffer_bytes(made: Fp8 | None) -> int:
+    """Returns the bytes of TE's user buffers for each element of a layer's input.
+
+    Six for gathers, in fp8 where layers are; four bf16 for sums. Layers in bf16, if others are in fp8, have a second
+    set (Bridge 0.3.1 `training/initialize.py`, quantization_modes).
+    """
+    plain = 2 * (6 + 4)
+    return plain if made is None else 6 + 2 * 4 + plain * bool(made.start or made.end)

@@ -14,7 +14,7 @@ from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, fp8_of, quantized
 from simcore.frameworks.megatron.fp8_notes import assumptions as fp8_assumptions
 from simcore.frameworks.megatron.layerwise_optimizer import assumptions as muon_assumptions
 from simcore.frameworks.megatron.layerwise_optimizer import dealt
-from simcore.frameworks.megatron.libraries import host_notes, layer_assumptions, libraries_of
+from simcore.frameworks.megatron.libraries import check_user_buffers, host_notes, layer_assumptions, libraries_of
 from simcore.frameworks.megatron.options import OPTIONS, implementation_options, version_of
 from simcore.frameworks.megatron.precision import Formats, formats
 from simcore.frameworks.megatron.recompute import assumptions as recompute_assumptions
@@ -22,7 +22,6 @@ from simcore.frameworks.megatron.recompute import check_groups, checkpoint, kept
 from simcore.frameworks.megatron.rules import rules, shard_axes
 from simcore.frameworks.megatron.stages import schedule, stages
 from simcore.frameworks.megatron.strategy import MegatronDdpStrategy
-from simcore.frameworks.megatron.user_buffers import check_user_buffers
 from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.inputs.scenario import Mesh as Degrees
 from simcore.models.graph import ModelGraph

@@ -171,6 +171,7 @@ def test_a_model_may_be_a_class_with_all_of_its_fields() -> None:
     assert "rope_theta" not in model["overrides"]
 
 
-def test_a_class_without_one_of_its_fields_is_asked_for() -> None:
-    given = changed("pretrained_model_name_or_path: qwen3-8b", f"config: {{{FIELDS}}}")
+def test_a_class_without_one_of_its_sizes_is_asked_for() -> None:
+    sizes = FIELDS.replace("vocab_size: 1000, ", "")
+    given = changed("pretrained_model_name_or_path: qwen3-8b", f"config: {{{sizes}}}")
     assert "the recipe leaves open: model" in refusal(given)
