@@ -57,6 +57,7 @@ def calls(scenarios: list[str], folder: Path) -> list[Call]:
         Call(("solve", first, "--for", "micro_batch")),
         Call(("search", first, "--free", "mesh.ep", "--top", "2", "-j", "1", "--write", folder / "best")),
         Call(("validate", ROOT / "tests" / "truth" / "measured" / "axolotl.jsonl")),
+        Call(("verify", first, "--python", folder / "no-python"), 2),
         Call(("schema",)),
         Call(("schema", "--result")),
         Call(("init", folder / "mine.yaml")),
