@@ -14,7 +14,7 @@ import peft
 import probe_adapters
 import probe_qlora
 import torch
-from oracle import fsdp2_models as models
+from oracle.steps import models
 
 MIXED = {"kbit": True, "autocast": True, "adapters": "fp32"}
 WAYS: dict[str, dict[str, Any]] = {

@@ -20,7 +20,7 @@ import bitsandbytes.autograd._functions as functions
 import peft
 import probe_qlora
 import torch
-from oracle.fsdp2_tracker import Tracker
+from oracle.steps.tracker import Tracker
 from torch.utils.checkpoint import checkpoint
 
 WIDE, NARROW, BATCH, SEQ = 96, 64, 2, 24

@@ -50,7 +50,7 @@ from nemo_automodel.components.models.qwen3.model import Qwen3DecoderLayer, Qwen
 from nemo_automodel.components.models.qwen3_moe import layers as moe_layers  # noqa: E402
 from nemo_automodel.components.models.qwen3_moe.model import Block, Qwen3MoeForCausalLM  # noqa: E402
 from nemo_automodel.components.moe.layers import Gate  # noqa: E402
-from oracle.fsdp2_tracker import Tracker  # noqa: E402
+from oracle.steps.tracker import Tracker  # noqa: E402
 from probe_automodel_mla import Around, fused_rms_norm  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 from torch.distributed.fsdp import FSDPModule  # noqa: E402

@@ -21,7 +21,7 @@ logging.disable(logging.CRITICAL)
 import torch  # noqa: E402
 from nemo_automodel.components.models.common import BackendConfig, rope_triton  # noqa: E402
 from nemo_automodel.components.models.deepseek_v3.model import Block, DeepseekV3ForCausalLM  # noqa: E402
-from oracle.fsdp2_tracker import Tracker  # noqa: E402
+from oracle.steps.tracker import Tracker  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper  # noqa: E402
 from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3Config  # noqa: E402

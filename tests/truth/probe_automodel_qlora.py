@@ -22,7 +22,7 @@ import nemo_automodel.components._peft.lora as peft_lora  # noqa: E402
 import probe_qlora  # noqa: E402
 import torch  # noqa: E402
 from nemo_automodel.components.quantization.qlora import create_bnb_config  # noqa: E402
-from oracle import fsdp2_models as models  # noqa: E402
+from oracle.steps import models  # noqa: E402
 from transformers.integrations.bitsandbytes import replace_with_bnb_linear  # noqa: E402
 from transformers.quantizers.base import get_keys_to_not_convert  # noqa: E402
 

@@ -30,7 +30,7 @@ from nemo_automodel.components.models.ling_v2.config import BailingMoeV2Config
 from nemo_automodel.components.models.minimax_m2 import layers as minimax_layers
 from nemo_automodel.components.models.minimax_m2 import model as minimax
 from nemo_automodel.components.moe.layers import MLP
-from oracle.fsdp2_tracker import Tracker
+from oracle.steps.tracker import Tracker
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from transformers.models.glm4_moe.configuration_glm4_moe import Glm4MoeConfig

@@ -29,10 +29,10 @@ from nemo_automodel.components.distributed.mesh import MeshContext, ParallelismS
 from nemo_automodel.components.distributed.pipelining import hf_utils, recv_buffer_pool
 from nemo_automodel.components.distributed.pipelining.config import PipelineConfig
 from nemo_automodel.components.loss.masked_ce import MaskedCrossEntropy
-from oracle.fsdp2_log import Replay
-from oracle.fsdp2_run import summarise_comms
-from oracle.fsdp2_setup import fsdp_params, make_optim, optimizer_step
-from oracle.fsdp2_tracker import Tracker
+from oracle.steps.log import Replay
+from oracle.steps.run import summarise_comms
+from oracle.steps.setup import fsdp_params, make_optim, optimizer_step
+from oracle.steps.tracker import Tracker
 from oracle.titan_stage import quiet, watch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode

@@ -27,11 +27,11 @@ from nemo_automodel.components.loss.masked_ce import MaskedCrossEntropy
 from nemo_automodel.components.models.llama.rope_utils import LlamaRotaryEmbedding
 from nemo_automodel.components.models.qwen3 import model as qwen3
 from oracle.drawn_automodel import adapted
-from oracle.fsdp2_log import Replay
-from oracle.fsdp2_models import no_mask
-from oracle.fsdp2_run import summarise_comms
-from oracle.fsdp2_setup import make_optim, optimizer_step, tag_shards
-from oracle.fsdp2_tracker import Tracker
+from oracle.steps.log import Replay
+from oracle.steps.models import no_mask
+from oracle.steps.run import summarise_comms
+from oracle.steps.setup import make_optim, optimizer_step, tag_shards
+from oracle.steps.tracker import Tracker
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers.models.gemma import modeling_gemma

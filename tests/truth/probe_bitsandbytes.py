@@ -21,7 +21,7 @@ from typing import Any
 
 import bitsandbytes as bnb
 import torch
-from oracle.fsdp2_tracker import Tracker
+from oracle.steps.tracker import Tracker
 from torchao.quantization.quantize_.workflows.nf4.nf4_tensor import to_nf4
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.integrations.bitsandbytes import replace_with_bnb_linear

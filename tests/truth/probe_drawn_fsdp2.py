@@ -1,7 +1,7 @@
 """Measures drawn cases (`draw_fsdp2.py`), given as those of `probe_fsdp2.py`; prints short ``ROW <json>`` lines."""
 
-from oracle import fsdp2_run
 from oracle.rows import drawn_step_row
+from oracle.steps import run as fsdp2_run
 from oracle.worker import serve
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ from typing import Any
 import peft
 import torch
 import transformers
-from oracle import fsdp2_models as models
-from oracle.fsdp2_tracker import Tracker
-from oracle.measured_steps import two_measured_steps
+from oracle.steps import models
+from oracle.steps.measured_steps import two_measured_steps
+from oracle.steps.tracker import Tracker
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 MLP = ["gate_proj", "up_proj", "down_proj"]

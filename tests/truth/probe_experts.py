@@ -32,8 +32,8 @@ import probe_qlora
 import torch
 import torch.nn.functional as F
 import transformers
-from oracle.fsdp2_tracker import Tracker
-from oracle.measured_steps import two_measured_steps
+from oracle.steps.measured_steps import two_measured_steps
+from oracle.steps.tracker import Tracker
 from probe_hub import moe
 
 HIDDEN, FFN, EXPERTS, TOP_K, TOKENS = 256, 128, 8, 2, 64

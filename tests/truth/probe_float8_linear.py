@@ -18,7 +18,7 @@ from typing import Any
 import probe_adapters
 import torch
 import torchao
-from oracle.fsdp2_tracker import Tracker
+from oracle.steps.tracker import Tracker
 from torch.utils.checkpoint import checkpoint
 from torchao.float8 import Float8LinearConfig
 from torchao.float8.float8_linear import Float8Linear

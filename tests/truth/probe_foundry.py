@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from oracle import logs
-from oracle.fsdp2_log import Replay
+from oracle.steps.log import Replay
 from probe_tape import FSDP2_OWNS, section_at
 
 HERE = Path(__file__).resolve().parent

@@ -17,7 +17,7 @@ import bitsandbytes.autograd._functions as functions
 import peft
 import probe_qlora
 import torch
-from oracle import fsdp2_models as models
+from oracle.steps import models
 from transformers import BitsAndBytesConfig
 from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 from transformers.quantizers.base import get_keys_to_not_convert

@@ -13,10 +13,10 @@ import json
 from typing import Any
 
 import torch
-from oracle import fsdp2_models as models
-from oracle.fsdp2_setup import StepsInBackward, checkpoint, make_optim
-from oracle.fsdp2_tracker import Tracker
-from oracle.measured_steps import two_measured_steps
+from oracle.steps import models
+from oracle.steps.measured_steps import two_measured_steps
+from oracle.steps.setup import StepsInBackward, checkpoint, make_optim
+from oracle.steps.tracker import Tracker
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 SHAPE = {"vocab_size": 512, "num_hidden_layers": 8}

@@ -24,7 +24,7 @@ import peft
 import torch
 import transformers
 from bitsandbytes.nn import modules
-from oracle.fsdp2_tracker import Tracker
+from oracle.steps.tracker import Tracker
 from probe_qlora import SHAPE, Autocast, Ops, built, rest_of
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_pt_utils import EvalLoopContainer

@@ -18,9 +18,9 @@ import bitsandbytes as bnb
 import bitsandbytes.autograd._functions as functions
 import peft
 import torch
-from oracle.fsdp2_tracker import Tracker
-from oracle.measured_steps import two_measured_steps
 from oracle.qlora import Autocast, Ops, packed, rest_of
+from oracle.steps.measured_steps import two_measured_steps
+from oracle.steps.tracker import Tracker
 
 SHAPE = {"vocab_size": 512, "num_hidden_layers": 3}
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -39,7 +39,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 def built(case: dict[str, Any]) -> Any:
     """The model as transformers loads it and PEFT adapts it."""
-    from oracle import fsdp2_models as models  # not with transformers 4, whose probe takes the rest of this file
+    from oracle.steps import models  # not with transformers 4, whose probe takes the rest of this file
 
     torch.manual_seed(0)
     shape = SHAPE | ({"tie_word_embeddings": True} if case.get("tied") else {})

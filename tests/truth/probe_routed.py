@@ -22,7 +22,7 @@ import peft
 import probe_experts
 import probe_qlora
 import torch
-from oracle.fsdp2_tracker import Tracker
+from oracle.steps.tracker import Tracker
 from probe_adapters import fused_dropout
 from probe_experts import EXPERTS, HIDDEN, TOKENS, TOP_K, even, packed, passes
 from probe_hub import moe

@@ -38,8 +38,8 @@ import safetensors.torch
 import torch
 import transformers
 from accelerate.utils import DistributedType
-from oracle import fsdp2_models as models
-from oracle.fsdp2_tracker import Tracker
+from oracle.steps import models
+from oracle.steps.tracker import Tracker
 from torch.overrides import TorchFunctionMode
 
 SMALL = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 512}

@@ -14,8 +14,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from oracle import fsdp2_run, logs
-from oracle.fsdp2_log import Replay
+from oracle import logs
+from oracle.steps import run as fsdp2_run
+from oracle.steps.log import Replay
 
 HERE = Path(__file__).resolve().parent
 FSDP2_OWNS = {

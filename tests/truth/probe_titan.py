@@ -32,7 +32,7 @@ def sent(comm: dict[str, Any]) -> str:
 def sections(case: dict[str, Any]) -> dict[str, Any]:
     """Signed bytes of every section, bytes born by category, and the shapes at rest."""
     from oracle import titan
-    from oracle.fsdp2_log import Replay
+    from oracle.steps.log import Replay
 
     tracker, shapes = titan.logged(case)
     starts = [place for place, label in tracker.markers if label == "fwd:begin"]

@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 def peaks(case: dict[str, Any]) -> dict[str, Any]:
     """The highest point of the second step, by category; what is there when it begins and ends."""
     from oracle import titan_stage
-    from oracle.fsdp2_log import Replay
+    from oracle.steps.log import Replay
 
     tracker, shapes = titan_stage.logged(case)
     start, end = (max(place for place, label in tracker.markers if label == at) for at in ("fwd:begin", "bwd:end"))

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from oracle.fsdp2_tracker import Tracker
 from oracle.liger import stub_triton
+from oracle.steps.tracker import Tracker
 from peft import LoraConfig, get_peft_model
 from probe_adapters import fused_dropout
 from torch import nn

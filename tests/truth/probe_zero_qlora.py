@@ -92,7 +92,7 @@ def built(row: dict[str, Any]) -> Any:
 def step(engine: Any, storage: str) -> dict[str, Any]:
     """A step of two microbatches; bytes are of the second."""
     import torch
-    from oracle.fsdp2_tracker import Tracker
+    from oracle.steps.tracker import Tracker
     found: dict[str, Any] = {"microbatches": []}
     for _ in range(2):
         CALLS.clear()

@@ -122,7 +122,7 @@ def build_mesh(case: Case, fsdp: FSDP2Config) -> MeshContext:
 
 
 def loader_refusal(model: torch.nn.Module, ctx: MeshContext) -> str | None:
-    """What the model loader says about this mesh before it parallelizes anything; its first complaint, if any."""
+    """First complaint of the model loader about this mesh, before it parallelizes anything; None without one."""
     try:
         attach_capabilities_and_validate(model, ctx)
     except ValueError as e:

@@ -1,4 +1,4 @@
-"""What drawn cases of Automodel and Megatron share: the model's configuration, and names of components.
+"""Parts that drawn cases of Automodel and Megatron share: the model's configuration, and names of components.
 
 A case names its model by `fields` (all of a configuration), or by `preset` with `fields` changed.
 """
@@ -52,7 +52,7 @@ def component(name: str, words: tuple[tuple[str, str], ...]) -> str:
 
 
 def all_stages(placed: Callable[[Case], dict[str, Any]], case: Case) -> dict[str, Any]:
-    """What `placed` finds on the case's rank, or what it raises there or on the same rank of another stage."""
+    """Result of `placed` on the case's rank, or the error that it raises there or on the same rank of another stage."""
     out, pp = isolated(placed, case), case.get("pp", 1)
     step = case["world"] // pp
     if pp > 1 and not {"error", "failed"} & out.keys():

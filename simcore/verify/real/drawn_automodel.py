@@ -87,7 +87,7 @@ def size_of(tensor: torch.Tensor) -> int:
 
 
 def found(parts: list[torch.nn.Module]) -> dict[str, Any]:
-    """What the rank holds, by component."""
+    """Bytes and elements that the rank holds, by component."""
     sizes: collections.Counter = collections.Counter()
     storage = trained = 0
     for part in parts:

@@ -68,26 +68,29 @@ def unbridged(f: dict[str, Any]) -> GPTModelProvider:
         share_embeddings_and_output_weights=f.get("tie_word_embeddings", False), **moe)
 
 
+def bridged(case: Case, fields: dict[str, Any]) -> Any:
+    """The provider that Bridge makes of the configuration."""
+    assert fields["model_type"] in ARCHITECTURES
+    further = fields.get("mtp_num_layers")
+    cfg = configuration(case)
+    cfg.rope_theta = 10000.0  # where transformers 4 has it, which Bridge 0.3.1 reads
+    if fields["model_type"] == "deepseek_v3":
+        cfg.scoring_func = "sigmoid"  # published, and no field of transformers' configuration
+    made = AutoBridge.from_hf_config(cfg).to_megatron_provider(load_weights=False)
+    made.mtp_num_layers = further or None
+    if "E" not in fields.get("hybrid_override_pattern", "E"):
+        # transformers 5's configuration has experts where a published one says nothing of any
+        for name in ("num_moe_experts", "moe_ffn_hidden_size", "moe_router_num_groups", "moe_router_group_topk"):
+            setattr(made, name, None)
+    if "kv_lora_rank" in fields and fields.get("q_lora_rank") is None:
+        made.q_lora_rank = None  # recipes/moonlight/moonlight_16b.py TEMPFIX: AutoBridge alone builds 512
+    return made
+
+
 def provider_of(case: Case) -> Any:
     """The family's provider, as a recipe fills it for this layout."""
     fields = fields_of(case)
-    if fields["model_type"] in ("gpt2", "mixtral", "qwen2_moe"):
-        made = unbridged(fields)
-    else:
-        assert fields["model_type"] in ARCHITECTURES
-        further = fields.get("mtp_num_layers")
-        cfg = configuration(case)
-        cfg.rope_theta = 10000.0  # where transformers 4 has it, which Bridge 0.3.1 reads
-        if fields["model_type"] == "deepseek_v3":
-            cfg.scoring_func = "sigmoid"  # published, and no field of transformers' configuration
-        made = AutoBridge.from_hf_config(cfg).to_megatron_provider(load_weights=False)
-        made.mtp_num_layers = further or None
-        if "E" not in fields.get("hybrid_override_pattern", "E"):
-            # transformers 5's configuration has experts where a published one says nothing of any
-            for name in ("num_moe_experts", "moe_ffn_hidden_size", "moe_router_num_groups", "moe_router_group_topk"):
-                setattr(made, name, None)
-        if "kv_lora_rank" in fields and fields.get("q_lora_rank") is None:
-            made.q_lora_rank = None  # recipes/moonlight/moonlight_16b.py TEMPFIX: AutoBridge alone builds 512
+    made = unbridged(fields) if fields["model_type"] in ("gpt2", "mixtral", "qwen2_moe") else bridged(case, fields)
     dtype = DTYPES[case.get("dtype", "bfloat16")]
     tp, split = case.get("tp", 1), dict(
         tensor_model_parallel_size="tp", pipeline_model_parallel_size="pp", context_parallel_size="cp",
@@ -134,7 +137,7 @@ def adapted(chunk: torch.nn.Module, case: Case) -> None:
 
 
 def begun(chunks: list[torch.nn.Module]) -> None:
-    """What the forward pass of a layer of experts checks before it does anything."""
+    """Raises the error of checks that the forward pass of a layer of experts makes before it does anything."""
     layer = next((m for chunk in chunks for m in chunk.modules() if isinstance(m, MoELayer)), None)
     if layer is None:
         return

@@ -1,6 +1,6 @@
 """FSDP2 and HSDP: torch's `fully_shard` around a model of transformers, whole steps on fake tensors.
 
-Case: keys of `fsdp2_defaults.py`; `model.fields`: all of a configuration.
+Case: keys of `steps/defaults.py`; `model.fields`: all of a configuration.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 
-from .fsdp2_run import measure
+from .steps.run import measure
 
 
 def found(case: dict[str, Any]) -> dict[str, Any]:

@@ -20,8 +20,8 @@ import peft
 import torch
 from transformers import BitsAndBytesConfig
 
-from .fsdp2_tracker import Tracker, short
-from .measured_steps import two_measured_steps
+from .steps.measured_steps import two_measured_steps
+from .steps.tracker import Tracker, short
 
 
 class Fallback:
@@ -87,7 +87,7 @@ def rest_of(model: Any) -> int:
 
 def built(case: dict[str, Any]) -> Any:
     """The adapted model."""
-    from . import fsdp2_models as models
+    from .steps import models
 
     torch.manual_seed(0)
     plain = models.build_fields(case["fields"]).to_empty(device="cpu").to(torch.bfloat16)

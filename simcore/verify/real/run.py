@@ -18,7 +18,7 @@ from typing import Any
 
 
 def answer(side: str, case: dict[str, Any]) -> dict[str, Any]:
-    """What the side found, or the last line of what was raised."""
+    """Findings of the side, or the last line of its error."""
     try:
         return importlib.import_module(f"real.{side}").found(case)
     except (ImportError, AttributeError, NameError) as error:  # of the environment: no refusal of a layout

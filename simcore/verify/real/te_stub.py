@@ -8,8 +8,10 @@ GroupedLinear holds weight0..weight{n-1}.  All tensor-parallel decisions
 """
 
 import importlib.machinery
+import importlib.metadata
 import sys
 import types
+import typing
 from unittest.mock import MagicMock
 
 import torch
@@ -155,90 +157,66 @@ class _NoForkTracker:
         return {}
 
 
+LEAVES = (
+    "fp8", "float8_tensor", "tensor", "tensor.mxfp8_tensor", "tensor.float8_tensor", "tensor.utils",
+    "tensor.nvfp4_tensor", "optimizers", "graph", "attention", "attention.rope", "cpu_offload", "cpp_extensions",
+    "permutation", "cross_entropy", "router", "module", "module.base", "utils")
+"""Modules of `transformer_engine.pytorch` that Megatron imports from."""
+
+
+class RMSNormGated(nn.Module):
+    def __init__(self, hidden_size, eps=1e-5, group_size=None, norm_before_gate=True, device=None, dtype=None):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(hidden_size, device="meta", dtype=dtype))
+
+
 def install():
     """Once: classes are compared later on."""
     if "transformer_engine" in sys.modules:
         return
-    import importlib.metadata as md
+    _say_versions()
+    _transformer_engine()
+    _mamba()
+    if not hasattr(typing, "override"):  # newer Megatron-LM assumes Python >= 3.12
+        typing.override = lambda f: f
+    # Megatron imports these Triton kernels unconditionally; they are inference-only
+    _module("megatron.core.inference.contexts.attention_context.triton.tensor_ops")
+    _devices()
 
-    real = md.version
-    md.version = lambda n: (
-        TE_VERSION
-        if n.replace("_", "-") in ("transformer-engine",)
-        else ("2.3.0" if n.replace("_", "-") == "mamba-ssm" else real(n))
-    )
 
+def _say_versions():
+    real, told = importlib.metadata.version, {"transformer-engine": TE_VERSION, "mamba-ssm": "2.3.0"}
+    importlib.metadata.version = lambda name: told.get(name.replace("_", "-")) or real(name)
+
+
+def _transformer_engine():
     _module("transformer_engine", __version__=TE_VERSION)
-    pt = _module(
-        "transformer_engine.pytorch",
-        Linear=Linear,
-        LayerNormLinear=LayerNormLinear,
-        GroupedLinear=GroupedLinear,
-        RMSNorm=RMSNorm,
-        LayerNorm=LayerNorm,
-        DotProductAttention=DotProductAttention,
-    )
-    _module("transformer_engine.common")
-    _module("transformer_engine.common.recipe")
-    _module("transformer_engine.pytorch.ops")
-    for leaf in (
-        "fp8",
-        "float8_tensor",
-        "tensor",
-        "tensor.mxfp8_tensor",
-        "tensor.float8_tensor",
-        "tensor.utils",
-        "tensor.nvfp4_tensor",
-        "optimizers",
-        "graph",
-        "attention",
-        "attention.rope",
-        "cpu_offload",
-        "cpp_extensions",
-        "permutation",
-        "cross_entropy",
-        "router",
-        "module",
-        "module.base",
-        "utils",
-    ):
-        _module("transformer_engine.pytorch." + leaf)
-    _module(
-        "transformer_engine.pytorch.distributed",
-        CudaRNGStatesTracker=_Tracker,
-        is_fp8_activation_recompute_enabled=lambda: False,
-    )
+    pt = _module("transformer_engine.pytorch", Linear=Linear, LayerNormLinear=LayerNormLinear,
+                 GroupedLinear=GroupedLinear, RMSNorm=RMSNorm, LayerNorm=LayerNorm,
+                 DotProductAttention=DotProductAttention)
+    for name in ("common", "common.recipe", "pytorch.ops", *(f"pytorch.{leaf}" for leaf in LEAVES)):
+        _module(f"transformer_engine.{name}")
+    _module("transformer_engine.pytorch.distributed", CudaRNGStatesTracker=_Tracker,
+            is_fp8_activation_recompute_enabled=lambda: False)
     pt.get_cpu_offload_context = sys.modules["transformer_engine.pytorch.cpu_offload"].get_cpu_offload_context = (
         lambda *a, **k: (None, None))
     sys.modules["transformer_engine.pytorch.attention"]._SplitAlongDim = type("S", (), {"apply": None})
     assert pt.ops
 
-    class RMSNormGated(nn.Module):
-        def __init__(self, hidden_size, eps=1e-5, group_size=None, norm_before_gate=True, device=None, dtype=None):
-            super().__init__()
-            self.weight = nn.Parameter(torch.empty(hidden_size, device="meta", dtype=dtype))
 
+def _mamba():
     for n in ("mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton"):
         _module(n, __version__="2.3.0")
     _module("mamba_ssm.ops.triton.layernorm_gated", RMSNorm=RMSNormGated)
-    _module(
-        "mamba_ssm.ops.triton.ssd_combined",
-        mamba_chunk_scan_combined=MagicMock(),
-        mamba_split_conv1d_scan_combined=MagicMock(),
-    )
+    _module("mamba_ssm.ops.triton.ssd_combined", mamba_chunk_scan_combined=MagicMock(),
+            mamba_split_conv1d_scan_combined=MagicMock())
     _module("mamba_ssm.ops.triton.selective_state_update", selective_state_update=MagicMock())
     _module("causal_conv1d", causal_conv1d_fn=MagicMock(), causal_conv1d_update=MagicMock())
     _module("causal_conv1d.causal_conv1d_varlen", causal_conv1d_varlen_states=MagicMock())
 
-    import typing
 
-    if not hasattr(typing, "override"):  # newer Megatron-LM assumes Python >= 3.12
-        typing.override = lambda f: f
-
-    # Megatron imports these Triton kernels unconditionally; they are inference-only
-    _module("megatron.core.inference.contexts.attention_context.triton.tensor_ops")
-
-    # device plumbing: every "current cuda device" allocation goes to meta
+def _devices():
+    """Every allocation on the current CUDA device goes to meta."""
     torch.cuda.current_device = lambda: "meta"
     torch.cuda.current_stream = lambda *a, **k: None
     torch.cuda.Stream = MagicMock()

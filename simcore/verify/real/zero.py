@@ -23,7 +23,7 @@ NOTED = {"all_reduce": "all_reduce", "all_reduce_coalesced": "all_reduce", "all_
          "reduce_scatter_tensor": "reduce_scatter"}
 TOKENS, STEPS = 16, 4
 FEW_BYTES = 8
-"""Of the norm and of the search for infinities."""
+"""Largest call, in bytes, of the norm and of the search for infinities."""
 CALLS: list[list[Any]] = []
 
 
@@ -47,7 +47,7 @@ def found(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def part(p: torch.Tensor) -> torch.Tensor:
-    """What the rank keeps of a parameter."""
+    """Part of a parameter that the rank keeps."""
     return getattr(p, "ds_tensor", p)
 
 

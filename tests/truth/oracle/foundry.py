@@ -29,9 +29,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from .fsdp2_setup import tag_shards, two_steps
-from .fsdp2_tracker import Tracker
 from .launch import Launch
+from .steps.setup import tag_shards, two_steps
+from .steps.tracker import Tracker
 
 Case = dict[str, Any]
 

@@ -28,8 +28,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from .fsdp2_setup import tag_shards, two_steps
-from .fsdp2_tracker import Tracker
+from .steps.setup import tag_shards, two_steps
+from .steps.tracker import Tracker
 
 Case = dict[str, Any]
 AUX_LOSS_WEIGHT = 0.01

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from .fsdp2_defaults import FSDP2_DEFAULTS
+from .steps.defaults import FSDP2_DEFAULTS
 
 Row = dict[str, Any]
 

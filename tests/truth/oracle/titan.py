@@ -28,8 +28,8 @@ from torch.distributed.tensor.experimental._context_parallel._attention import (
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from .fsdp2_setup import tag_shards, two_steps
-from .fsdp2_tracker import Tracker
+from .steps.setup import tag_shards, two_steps
+from .steps.tracker import Tracker
 
 Case = dict[str, Any]
 KERNELS = torch.library.Library("aten", "IMPL")

@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from . import titan
-from .fsdp2_tracker import Tracker
+from .steps.tracker import Tracker
 
 Case = dict[str, Any]
 Compiler = Callable[..., Any]

@@ -19,8 +19,8 @@ from torch.distributed.pipelining.stage import InferenceMode, PipelineStage
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from . import titan
-from .fsdp2_setup import fsdp_params, two_steps
-from .fsdp2_tracker import Tracker
+from .steps.setup import fsdp_params, two_steps
+from .steps.tracker import Tracker
 
 from torchtitan.distributed.pipeline_parallel import (  # isort: skip  # after what `titan` puts in place
     generate_llm_fqn_per_model_part,

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from .fsdp2_tracker import Tracker
+from .tracker import Tracker
 
 __all__ = ["Measured", "two_measured_steps"]
 

@@ -15,7 +15,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-from .fsdp2_tracker import Tracker
+from .tracker import Tracker
 
 Call = Callable[..., Any]
 

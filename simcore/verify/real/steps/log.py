@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from .fsdp2_tracker import Tracker
+from .tracker import Tracker
 
 
 class Replay:

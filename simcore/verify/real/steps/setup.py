@@ -15,9 +15,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.optim import adam
 
-from . import fsdp2_models as models
-from .fsdp2_tracker import Tracker, local
+from . import models
 from .host_checkpoint import OnHost
+from .tracker import Tracker, local
 
 Spec = dict[str, Any]
 EXPERT_WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
@@ -45,7 +45,7 @@ def build(spec: Spec) -> nn.Module:
         p.data = p.data.to(dt(spec["store_dtype"]))
     model.train()
     if spec.get("liger"):
-        from . import liger
+        from .. import liger
 
         liger.put_into(model)
     return model

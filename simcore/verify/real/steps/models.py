@@ -23,8 +23,8 @@ from transformers import (
 from transformers.models.llama import modeling_llama
 from transformers.models.nemotron_h import modeling_nemotron_h
 
+from ..nano import NANO, PATTERN
 from . import delta
-from .nano import NANO, PATTERN
 
 LLAMA = {
     "llama-tiny": dict(vocab_size=1000, hidden_size=256, intermediate_size=688, num_hidden_layers=4,
@@ -49,7 +49,7 @@ NEMOTRON = {
 }  # fmt: skip
 
 
-PRESETS = Path(__file__).resolve().parents[3] / "simcore" / "models" / "presets"
+PRESETS = Path(__file__).resolve().parents[4] / "simcore" / "models" / "presets"
 GATED_EXPERTS = ("Qwen2MoeExperts", "Qwen3MoeExperts", "MixtralExperts", "GptOssExperts", "GraniteMoeHybridExperts",
                  "Qwen3NextExperts", "Qwen3_5MoeExperts")
 WITH_MAMBA = ("bamba", "granitemoehybrid", "mamba2", "nemotron_h", "zamba2")
@@ -114,7 +114,7 @@ def attention_of(family: str) -> str:
 
 
 class FlashWithSinks(torch.autograd.Function):
-    """What `kernels-community/vllm-flash-attn3` (0774fcce, `flash_api.cpp`) allocates; sinks get no gradient.
+    """Allocations of `kernels-community/vllm-flash-attn3` (0774fcce, `flash_api.cpp`); sinks get no gradient.
 
     Transcribed from its source, not measured: tiles of 128 rows, head sizes rounded up to 64.
     """

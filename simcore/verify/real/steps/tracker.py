@@ -4,7 +4,7 @@ Every untyped storage that appears as an operator output is logged with the mome
 release (a weak reference on the storage object).  Nothing is sampled: the log is what the caching allocator would be
 asked for, except for workspaces inside kernels and the allocator's rounding.
 
-Categories are attached by hooks in the FSDP2 internals (``fsdp2_hooks``) and are resolved after the run, so a tensor
+Categories are attached by hooks in the FSDP2 internals (``hooks.py``) and are resolved after the run, so a tensor
 that later turns out to be a gradient counts as a gradient from the moment it was allocated.
 """
 
@@ -167,7 +167,7 @@ class Tracker(TorchDispatchMode):
 
     # ---- patches -----------------------------------------------------------------------
     def __enter__(self) -> Self:
-        from .fsdp2_hooks import install
+        from .hooks import install
 
         super().__enter__()
         install(self)

@@ -1,6 +1,6 @@
 """The training steps of one FSDP2 case on fake tensors, with every storage and collective logged.
 
-Case keys and defaults: ``fsdp2_defaults.py``; their meaning: ``tests/truth/README.md``.
+Case keys and defaults: ``defaults.py``; their meaning: ``tests/truth/README.md``.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from .fsdp2_defaults import FSDP2_DEFAULTS
-from .fsdp2_log import Replay
-from .fsdp2_setup import StepsInBackward, build, dt, make_optim, placement, tag_shards, unfuse_precision, wrap
-from .fsdp2_tracker import Tracker, local, short
+from .defaults import FSDP2_DEFAULTS
+from .log import Replay
+from .setup import StepsInBackward, build, dt, make_optim, placement, tag_shards, unfuse_precision, wrap
+from .tracker import Tracker, local, short
 
 warnings.filterwarnings("ignore")
 logging.getLogger("transformers").setLevel(logging.ERROR)
