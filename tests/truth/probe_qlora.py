@@ -10,17 +10,13 @@ Adam's counters are left out, and its tables.
 
 from __future__ import annotations
 
-import gc
 import json
 from typing import Any
 
 import bitsandbytes as bnb
-import bitsandbytes.autograd._functions as functions
 import peft
 import torch
-from oracle.qlora import Autocast, Ops, packed, rest_of
-from oracle.steps.measured_steps import two_measured_steps
-from oracle.steps.tracker import Tracker
+from oracle.qlora import packed, steps_of
 
 SHAPE = {"vocab_size": 512, "num_hidden_layers": 3}
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -68,23 +64,8 @@ def measured(case: dict[str, Any]) -> dict[str, int]:
     model = built(case)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, foreach=False, fused=True)
-    functions.torch = type("torch", (), {**vars(torch), "ops": Ops})  # type: ignore[attr-defined]
-    torch.is_autocast_enabled = lambda *_: case.get("autocast", False)  # PEFT asks for that of CUDA
-
-    def loss_of(tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        with Autocast("cpu", torch.bfloat16, enabled=case.get("autocast", False)):
-            return model(input_ids=tokens, labels=labels, use_cache=False).loss
-
-    tracker = Tracker()
-    known = rest_of(model)
-    with tracker:
-        for p in (*model.parameters(), *model.buffers()):
-            tracker.number_of(p)
-        gc.collect()
-        base = sum(change for _, change in tracker.events)
-        steps = two_measured_steps(tracker, optimizer, loss_of, int(SHAPE["vocab_size"]))
-    more = known - base - 4 * len(trained)
-    return {"rest": known, **{name: size + more for name, size in steps.found().items()}}
+    rest, sizes = steps_of(model, optimizer, autocast=case.get("autocast", False), vocab=int(SHAPE["vocab_size"]))
+    return {"rest": rest, **sizes}
 
 
 if __name__ == "__main__":

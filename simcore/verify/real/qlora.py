@@ -111,11 +111,21 @@ def found(case: dict[str, Any]) -> dict[str, Any]:
     model = built(case)
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, **case["optimizer"])
+    known, sizes = steps_of(model, optimizer, autocast=case["autocast"], vocab=case["fields"]["vocab_size"],
+                            tokens=case["tokens"])
+    return {"versions": {name: version(name) for name in ("bitsandbytes", "peft", "torch", "transformers")},
+            "tensors": [[name_of(name), p.numel(), short(p.dtype)] for name, p in model.named_parameters()],
+            "sizes": {"storage": known, **sizes}}
+
+
+def steps_of(model: Any, optimizer: torch.optim.Optimizer, *, autocast: bool, vocab: int,
+             tokens: int = 64) -> tuple[int, dict[str, int]]:
+    """(bytes at rest; bytes at the peaks of forward and of the second step, and at its end)."""
     functions.torch = type("torch", (), {**vars(torch), "ops": Ops})
-    torch.is_autocast_enabled = lambda *_: case["autocast"]  # PEFT asks for that of CUDA
+    torch.is_autocast_enabled = lambda *_: autocast  # PEFT asks for that of CUDA
 
     def loss_of(tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        with Autocast("cpu", torch.bfloat16, enabled=case["autocast"]):
+        with Autocast("cpu", torch.bfloat16, enabled=autocast):
             return model(input_ids=tokens, labels=labels, use_cache=False).loss
 
     tracker = Tracker()
@@ -125,11 +135,9 @@ def found(case: dict[str, Any]) -> dict[str, Any]:
             tracker.number_of(p)
         gc.collect()
         base = sum(change for _, change in tracker.events)
-        steps = two_measured_steps(tracker, optimizer, loss_of, case["fields"]["vocab_size"], case["tokens"])
-    more = known - base - 4 * len(trained)
-    return {"versions": {name: version(name) for name in ("bitsandbytes", "peft", "torch", "transformers")},
-            "tensors": [[name_of(name), p.numel(), short(p.dtype)] for name, p in model.named_parameters()],
-            "sizes": {"storage": known, **{name: size + more for name, size in steps.found().items()}}}
+        steps = two_measured_steps(tracker, optimizer, loss_of, vocab, tokens)
+    more = known - base - 4 * sum(p.requires_grad for p in model.parameters())
+    return known, {name: size + more for name, size in steps.found().items()}
 
 
 def name_of(name: str) -> str:
