@@ -26,7 +26,7 @@ from fuzz.shrinking import shrunk
 from simcore.results.report import Report
 from simcore.simulate import simulate
 
-SEED, SHARES, CASES = 16, 4, 100
+SEED, SHARES, CASES = 16, 4, 60
 """Number of the cases that every run of the tests judges."""
 PLAIN: dict[str, Any] = {"name": "s", "model": "llama-tiny", "framework": "fsdp2", "topology": "dgx-h100",
                          "mesh": {"dp_shard": 4}, "training": {"seq_len": 64, "global_batch_size": 8}}

@@ -92,10 +92,10 @@ def test_what_is_no_script_is_refused_by_name(text: str) -> None:
     "A=1\n" + "A+=$A\n" * 64,
 ])
 def test_bombs_stop_within_a_second(text: str) -> None:
-    begin = time.monotonic()
+    begin = time.process_time()
     with pytest.raises(InputError):
         read_script(text, "run.sh")
-    assert time.monotonic() - begin < 2
+    assert time.process_time() - begin < 2
 
 
 def test_nothing_is_run(tmp_path: object) -> None:
