@@ -78,10 +78,10 @@ def test_sbatch_lines_are_read() -> None:
     "$(" * 200, "((" * 3000, "{ " * 500, "if true; then " * 400, "\"$(" * 300, "A=(" * 100, "${A:-" * 200,
 ])
 def test_what_is_no_script_is_refused_by_name(text: str) -> None:
-    begin = time.monotonic()
+    begin = time.process_time()
     with pytest.raises(InputError):
         read_script(text, "run.sh")
-    assert time.monotonic() - begin < 1
+    assert time.process_time() - begin < 1
 
 
 @pytest.mark.parametrize("text", [
