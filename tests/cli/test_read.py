@@ -180,10 +180,10 @@ def test_a_text_that_is_too_large(ran: Run, monkeypatch: pytest.MonkeyPatch) -> 
     b"[rank0]: " * 2**18, b'File "' * 2**18, b"CUDA out of memory. Tried to allocate " * 2**16])
 def test_hostile_contents_are_refused_quickly(ran: Run, content: bytes) -> None:
     Path("run.log").write_bytes(content)
-    began = time.perf_counter()
+    began = time.process_time()
     completed = ran("read", "run.log", "small.yaml")
     assert (completed.code, completed.out, completed.err.count("\n")) == (2, "", 1)
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 def test_scenarios_that_are_wrong(ran: Run) -> None:

@@ -112,9 +112,9 @@ CANARY = "canary"
 ])
 def test_a_hostile_file_is_refused_by_name(text: str, message: str) -> None:
     Path("mine.yaml").write_text(text, encoding="utf-8")
-    begun = time.monotonic()
+    begun = time.process_time()
     [entry] = read(["mine.yaml"], (), Opener(ANSWERS, bool))
-    assert time.monotonic() - begun < 2  # with room for a busy machine
+    assert time.process_time() - begun < 2
     assert message in "\n".join(map(str, entry.problems))
     assert not Path(CANARY).exists()
     assert os.environ.get("HOME", "none") not in "\n".join(map(str, entry.problems))
@@ -123,10 +123,10 @@ def test_a_hostile_file_is_refused_by_name(text: str, message: str) -> None:
 def test_a_file_of_100_mb_is_refused_before_it_is_read() -> None:
     with Path("mine.yaml").open("wb") as file:
         file.truncate(100_000_000)
-    begun = time.monotonic()
+    begun = time.process_time()
     with pytest.raises(InputError, match=r"mine\.yaml: expected at most"):
         import_recipe(["mine.yaml"], ANSWERS)
-    assert time.monotonic() - begun < 1
+    assert time.process_time() - begun < 1
 
 
 @pytest.mark.parametrize(("name", "text", "message"), [

@@ -112,10 +112,10 @@ def test_a_bomb_is_refused_in_a_second(text: str) -> None:
     lines = list(document.data.items())
     backwards = Document("r.yaml", dict(reversed(lines)), document.lines)
     for one in (document, backwards):
-        start = time.perf_counter()
+        start = time.process_time()
         try:
             _, problems = resolved(one, ARITHMETIC)
         except InputError as error:
             problems = error.problems
-        assert time.perf_counter() - start < 2
+        assert time.process_time() - start < 2
         assert problems or text.startswith("a0: 2\na1: ${a0}")

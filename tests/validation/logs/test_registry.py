@@ -48,6 +48,6 @@ def test_a_batch_that_no_run_has_is_not_read() -> None:
 
 def test_a_long_line_takes_no_time() -> None:
     for words in ("step: 1 ", "memory: 1", "iteration 1/ 1 | ", "[Rank 0] (after 1 iterations) memory (MB) ", "| a "):
-        began = time.perf_counter()
+        began = time.process_time()
         assert read_log(words * 100_000) is None
-        assert time.perf_counter() - began < 5
+        assert time.process_time() - began < 5

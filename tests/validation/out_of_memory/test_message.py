@@ -108,6 +108,6 @@ def test_what_is_no_message(text: str) -> None:
 def test_hostile_texts_take_no_time() -> None:
     for piece in ("CUDA out of memory. Tried to allocate 1 ", 'File "', '  File "a", line 1, in f\n', "[rank1]: ",
                   "CUDA out of memory. Tried to allocate 1.00 GiB. \n", "Process 1 has 1 GiB ", "Traceback (most"):
-        began = time.perf_counter()
+        began = time.process_time()
         read_messages(piece * 50_000)
-        assert time.perf_counter() - began < 5, piece
+        assert time.process_time() - began < 5, piece
