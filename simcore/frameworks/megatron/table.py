@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from simcore.frameworks.common.afterwards import bridge_afterwards
 from simcore.frameworks.common.checkpoint_files import megatron_files
-from simcore.frameworks.megatron.checks import check, check_fuser, check_overlap, check_shared_overlap
+from simcore.frameworks.megatron.checks import check, check_overlap
+from simcore.frameworks.megatron.experts.kernels import check_fuser, check_shared_overlap
 from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, fp8_of, quantized, with_format
 from simcore.frameworks.megatron.fp8_notes import assumptions as fp8_assumptions
 from simcore.frameworks.megatron.layerwise_optimizer import assumptions as muon_assumptions

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.bridge.rows import give_up
+from simcore.recipes.bridge.stash import read_stash
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
 
@@ -220,7 +221,9 @@ def read_experts(reader: Reader, draft: Draft) -> None:
     if "ep" not in draft.values.get("mesh", {}) and "etp" not in draft.values.get("mesh", {}):
         draft.idle([one for one in (kind, backend, router, forced, shared) if one],
                    "the recipe has no degrees of experts")
+        read_stash(reader, draft, experts=False)
         return
+    read_stash(reader, draft, experts=True)
     capacity, pads = reader.number("model.moe_expert_capacity_factor"), reader.flag(
         "model.moe_pad_expert_input_to_capacity")
     draft.use(pads)
