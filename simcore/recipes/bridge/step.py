@@ -77,13 +77,15 @@ def read_formats(reader: Reader, draft: Draft) -> None:
 def _read_narrow(reader: Reader, draft: Draft, compute: str) -> None:
     """Settings of fp8 and fp4 beside their recipe."""
     on = compute in ("fp8", "fp4")
+    kind = reader.look("optimizer.optimizer")
+    is_dealt = kind is not None and "muon" in str(kind)
     for name in ("fp8_param_gather", "first_last_layers_bf16", "fp8_wgrad", "fp8_dot_product_attention",
                  "fp8_multi_head_attention", "reuse_grad_buf_for_mxfp8_param_ag", "fp4_param_gather"):
         one = reader.flag(f"mixed_precision.{name}")
         matters = on and (compute == "fp4") >= name.startswith("fp4") and not (compute == "fp4" and name.startswith(
             ("fp8", "reuse")))
         if one is not None and matters and one.value and name.endswith("_param_gather") and draft.values.get(
-                "framework_options", {}).get("use_distributed_optimizer") is False:
+                "framework_options", {}).get("use_distributed_optimizer") is False and not is_dealt:
             draft.refuse(one, "weights in 8 or 4 bits without the distributed optimizer")
             draft.infer(f"{_OPTION}{name}", False, "what it asks for is refused")  # noqa: FBT003 - a value
         elif one is not None and matters and (one.value or name in ("fp8_param_gather", "first_last_layers_bf16")):
