@@ -196,7 +196,7 @@ WRONG = {
     "layers and microbatches": (
         scenario(model="{config: llama-tiny, overrides: {num_hidden_layers: 10000}}",
                  training="{seq_len: 64, global_batch_size: 8192}"),
-        ["f.yaml:2: expected a step of at most 4,000,000 operations", "10,004 layers (model) x 4 of 1,024 micro"]),
+        ["f.yaml:2: expected a step of at most 4,500,000 operations", "10,004 layers (model) x 4 of 1,024 micro"]),
     "a deep prefetch": (scenario(framework_options=f"{{prefetch: {10**30}}}"),
                         ["f.yaml:7", "prefetch: expected None or int (at most 9223372036854775807), got 100000"]),
     "letters for one of a few numbers": (

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from simcore.memory.paged_stash import stash_buffers
 from simcore.models.blocks import Attention, Head, LatentAttention, LayerKind, Moe
 from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.placement.libraries import KernelLibraries
@@ -55,19 +56,23 @@ class WorkspaceInputs:
     """Inputs of workspace sizes besides the plan.
 
     `capability`: major compute capability of the GPU. `cublas_bytes`: size of one cuBLAS workspace, None for torch's
-    default. `batch` sequences of `seq` positions are a microbatch on this rank.
+    default. `batch` sequences of `seq` positions are a microbatch on this rank, of which a step has `microbatches`.
+    `rows_per_token`: as `Workload.rows_per_token`.
     """
 
     capability: int
     cublas_bytes: int | None
     batch: int
     seq: int
+    microbatches: int = 1
+    rows_per_token: int = 0
 
 
 def spaces(plan: Plan, setting: WorkspaceInputs) -> tuple[Workspace, ...]:
     """Workspaces of torch (cuBLAS), TransformerEngine and Megatron-Core on the plan's rank that are not 0 bytes."""
     libraries = plan.framework.libraries
-    workspaces = (*_torch(plan, setting), *_te(plan, setting, libraries), *_core(plan, setting, libraries))
+    workspaces = (*_torch(plan, setting), *_te(plan, setting, libraries), *_core(plan, setting, libraries),
+                  *_stash(plan, setting))
     return tuple(space for space in workspaces if space.num_bytes)
 
 
@@ -116,6 +121,13 @@ def _core(plan: Plan, setting: WorkspaceInputs, libraries: KernelLibraries) -> t
     return (Workspace("global_memory_buffer", users[largest], "derived", f"core 0.16.1 {largest}"),
             Workspace("rope_cache", _angles(plan, setting), "derived",
                   "core 0.16.1 models/common/embeddings/rotary_pos_embedding.py:177: fp32, cached for good"))
+
+
+def _stash(plan: Plan, setting: WorkspaceInputs) -> tuple[Workspace, ...]:
+    tokens = -(-setting.batch * setting.seq // (plan.mesh.tp if plan.framework.sequence_parallel else 1))
+    made = stash_buffers(plan, tokens, tokens * setting.rows_per_token >> 16, setting.microbatches)
+    return tuple(Workspace(f"paged_stash.{buffer.dtype}.{buffer.width}", buffer.num_bytes, "derived",
+                           "main 2026-08-22 transformer/moe/paged_stash.py, allocate_stash_buffers") for buffer in made)
 
 
 def _gathered_input(plan: Plan, setting: WorkspaceInputs) -> int:

@@ -32,8 +32,9 @@ class KernelLibraries:
     on, and each `empty` of a module launches a kernel that fills it (torch 2.13 `utils/deterministic.py`,
     fill_uninitialized_memory; operators of torch fill no such tensors); `waits_for_messages`: the host waits at each
     send and receive between stages until the device has reached it; `overlapped`: mesh axes with collectives inside a
-    layer that run at the same time as kernels of that layer or of another microbatch; `shared_beside`: the kernels of a
-    shared expert (`rows.Module`) run on a separate stream, at the same time as the exchanges of tokens.
+    layer that run at the same time as kernels of that layer or of another microbatch; `beside_exchanges`: what runs on
+    a separate stream, at the same time as the exchanges of tokens: "shared_experts", kernels of a shared expert;
+    "stash", copies to pages and back.
     """
 
     date: str = "2026-07"
@@ -55,4 +56,4 @@ class KernelLibraries:
     fills: bool = False
     waits_for_messages: bool = False
     overlapped: tuple[str, ...] = ()
-    shared_beside: bool = False
+    beside_exchanges: tuple[str, ...] = ()

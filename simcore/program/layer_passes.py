@@ -19,7 +19,7 @@ from simcore.program.outline import Tables
 from simcore.program.row_cache import held
 from simcore.program.tile import OP, SLOT, LayerRows, small_tile, structure
 from simcore.recording.layer import LayerWorkload, RecordedLayer
-from simcore.recording.tape import HIDDEN, Op, Param
+from simcore.recording.tape import HIDDEN, STASH_BORDER, Op, Param
 from simcore.recording.undisturbed import undisturbed
 
 __all__ = ["Key", "LayerPasses", "passes_of"]
@@ -28,7 +28,7 @@ TIED_HEAD = 1 << 30
 """Layer offset of rows that belong to a tied head, replaced by the head's index."""
 
 _MARK = int(Op.MARK)
-_SINGLE = 8
+_SINGLE = 10
 """Tiles of a kind beside the pieces of forward and backward."""
 EXPERTS_MARKS = range(2, 6)
 """Marks that a tape puts around an experts module that is a separate unit; passes are cut there and at later marks."""
@@ -42,7 +42,7 @@ class LayerPasses:
     experts (parameters that are gathered and reduced together) begins or ends inside the layer. `rest`: allocated
     before the step. `again`: replay of a layer in a group of layers that is replayed together; other replays are part
     of `backward`. `grads`: (parameter, slot, bytes) of gradients alive after backward. `after`, `late`, `seed`,
-    `weight`, `release`, `casts`: see `recording.RecordedLayer`.
+    `weight`, `release`, `casts`, `stow`, `fetch`: see `recording.RecordedLayer`.
     """
 
     forward: tuple[tuple[LayerRows, int, bool], ...]
@@ -56,13 +56,15 @@ class LayerPasses:
     weight: LayerRows
     release: LayerRows
     casts: LayerRows
+    stow: LayerRows
+    fetch: LayerRows
 
     @property
     def tiles(self) -> tuple[LayerRows, ...]:
         """All tiles in a fixed order: pieces of forward and backward, then the other parts."""
         passes = (t for t, _, _ in (*self.forward, *self.backward))
         return (*passes, self.after, self.late, self.seed, self.again, self.rest, self.weight, self.release,
-                self.casts)
+                self.casts, self.stow, self.fetch)
 
     @cached_property
     def expert_grads(self) -> tuple[tuple[Param, int, int], ...]:
@@ -72,7 +74,7 @@ class LayerPasses:
     @cached_property
     def outer_grads(self) -> tuple[tuple[Param, int, int], ...]:
         """Entries of `grads` without those of experts that are a data-parallel unit of their own."""
-        has_inner = any(mark for _, mark, _ in self.backward)
+        has_inner = any(mark not in (0, STASH_BORDER) for _, mark, _ in self.backward)
         return tuple(grad for grad in self.grads if not (has_inner and grad in self.expert_grads))
 
     @property
@@ -150,7 +152,7 @@ def _tiles(tape: RecordedLayer, head: int) -> LayerPasses:
     """Tiles of a recorded layer; `head`: the layer index for rows of the embedding that belong to a tied head."""
     forward, backward, *others = LayerRows.of_all((
         tape.forward, tape.backward, tape.after, tape.late, tape.seed, tape.rest, tape.weight, tape.release,
-        tape.casts))
+        tape.casts, tape.stow, tape.fetch))
     backward.rows[backward.rows[:, 1] >= TIED_HEAD, 1] = head
     after, late, seed, *last = (part if len(part.rows) else small_tile() for part in others)
     return LayerPasses(_cut(forward), _cut(backward), after, late, seed, small_tile(), tape.grads, *last)
@@ -171,8 +173,7 @@ def _together(lean: LayerPasses, kept_all: LayerPasses) -> LayerPasses:
                            freed.rows])
     again = LayerRows(rows, np.ones(len(rows), dtype=np.int64))
     return LayerPasses(lean.forward, kept_all.backward, lean.after, lean.late, kept_all.seed, again, kept_all.grads,
-                       lean.rest,
-                      kept_all.weight, kept_all.release, kept_all.casts)
+                       lean.rest, kept_all.weight, kept_all.release, kept_all.casts, kept_all.stow, kept_all.fetch)
 
 
 def _cut(tile: LayerRows) -> tuple[tuple[LayerRows, int, bool], ...]:

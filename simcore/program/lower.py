@@ -25,10 +25,11 @@ from simcore.program.repeated_passes import RepeatedPasses
 from simcore.program.row_cache import held
 from simcore.program.shared_steps import shared_step
 from simcore.program.stage_borders import Edges
-from simcore.program.stage_buffers import StageBuffers
+from simcore.program.stage_buffers import StageBuffers, refilled
 from simcore.program.stage_inputs import StageInput, StageInputs
+from simcore.program.stash_order import StashOrder
 from simcore.program.tile import LayerRows
-from simcore.recording.tape import HIDDEN
+from simcore.recording.tape import HIDDEN, STASH_BORDER
 
 __all__ = ["lower"]
 
@@ -150,16 +151,6 @@ def _unheld(plan: Plan, recording: RecordedLayers) -> frozenset[int]:
                             for offset, slot, _ in tile.nets.tolist()))
 
 
-def _refilled(plan: Plan) -> frozenset[int]:
-    """Last layers of the rank's chunks whose received gradient is the stage's buffer again when they have used it.
-
-    Where backward is split, a layer's second part still uses it.
-    """
-    if not plan.framework.buffered_microbatches or plan.framework.schedule.splits_backward:
-        return frozenset()
-    return frozenset(chunk[-1] for chunk in plan.chunks if chunk[-1] + 1 < len(plan.graph.layers))
-
-
 class _Walk:
     """Passes over the layers of one stage."""
 
@@ -177,10 +168,11 @@ class _Walk:
         self.received: set[Pass] = set()
         self.kept: _Chunk | None = None
         self.unheld = _unheld(plan, recording)
-        self.refilled = _refilled(plan)
+        self.refilled = refilled(plan)
         self.past = _past(plan, builder, tuple(self._behind(chunk.first - 1) for chunk in self.chunks), self.unheld)
         self.waiting = 0
         self.passes = RepeatedPasses(builder, hooks)
+        self.stash = StashOrder(builder, self.tiles)
 
     def post_persistent(self) -> None:
         """Posts what the previous step left: of layers, and received across stage boundaries."""
@@ -196,8 +188,9 @@ class _Walk:
 
     def _run(self, actions: Sequence[Action]) -> None:
         self.past.begin_run(len({action.microbatch for action in actions}))
-        for action in actions:
+        for index, action in enumerate(actions):
             chunk, phase = self.chunks[action.chunk], Phase.FORWARD if action.forward else Phase.BACKWARD
+            self.stash.begin(actions, index, chunk.layers)
             self.out.at(phase, action.microbatch)
             self.forward(action, chunk) if action.forward else self.backward(action, chunk)
             self.out.mark(self.end[action.forward])
@@ -228,7 +221,7 @@ class _Walk:
         self._stem(chunk, self.edges.stem)
         if not chunk.is_first:
             self.past.begin_forward(action.chunk)
-        self.passes.write((True, action.chunk), partial(self._up, chunk))
+        self.passes.write((True, action.chunk, self.stash.kept), partial(self._up, chunk))
         if chunk.is_first and chunk.norm < 0 and chunk.last > chunk.first:
             out.tile(self.tiles[chunk.first + 1].late, chunk.first + 1)
         if chunk.head >= 0:
@@ -252,6 +245,7 @@ class _Walk:
             self._pass(layer, self.tiles[layer], self.tiles[layer].forward)
             self.hooks.forward_end(layer)
             self._drop_behind(layer, chunk)
+        self.stash.end_forward()
 
     def _drop_behind(self, layer: int, chunk: _Chunk) -> None:
         """Frees what the caller of a layer drops when it has returned; an input may be a stage's buffer again."""
@@ -285,7 +279,7 @@ class _Walk:
         out, tiles = self.out, self._backward_tiles(action)
         defers = chunk.head >= 0 and action.microbatch < self.plan.framework.deferred_heads
         self.waiting += defers
-        self.passes.write((False, action.chunk, tiles is self.later, defers),
+        self.passes.write((False, action.chunk, tiles is self.later, defers, self.stash.kept),
                           partial(self._back, chunk, tiles, defers=defers))
         self._stem(chunk, self.edges.drop_stem)
         if not chunk.is_first:
@@ -303,6 +297,7 @@ class _Walk:
     def _back(self, chunk: _Chunk, tiles: Mapping[int, LayerPasses], *, defers: bool) -> None:
         """Runs the backward of a chunk's layers; `defers`: the head's gradients of its parameters come later."""
         out, hooks = self.out, self.hooks
+        self.stash.begin_backward()
         for layer in reversed(chunk.layers):
             for again in chunk.replayed_at.get(layer, ()):
                 out.tile(self.tiles[again].again, again)
@@ -393,5 +388,7 @@ class _Walk:
     def _pass(self, layer: int, tiles: LayerPasses, pieces: Sequence[tuple[LayerRows, int, bool]]) -> None:
         for tile, mark, replay in pieces:
             self.out.tile(tile, layer)
-            if mark:
+            if mark == STASH_BORDER:
+                self.stash.border(layer)
+            elif mark:
                 self.hooks.experts(layer, mark, tiles.expert_grads, replay=replay)

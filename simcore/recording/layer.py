@@ -85,7 +85,8 @@ class RecordedLayer:
     gradient of the layer's input exists; `grads`: the parameter gradients alive at the end of `backward`, as
     (parameter, slot: index of its name, bytes). `weight`: gradients of parameters, if `backward` makes none; `release`:
     tensors that only the autograd graph refers to, freed after backward. `casts`: tensors that autocast drops when the
-    model's forward is over.
+    model's forward is over. `stow`, `fetch`: copies of kept tensors to pages and back, with the frees and allocations
+    of the originals, for passes whose backward does not follow at once.
     """
 
     forward: Section
@@ -98,3 +99,5 @@ class RecordedLayer:
     weight: Section = _EMPTY
     release: Section = _EMPTY
     casts: Section = _EMPTY
+    stow: Section = _EMPTY
+    fetch: Section = _EMPTY

@@ -162,13 +162,14 @@ class Scaling:
         """
         return self.transposes or not self.is_per_tensor
 
-    def padded_rows(self, rows: int, experts: int) -> int:
+    def padded_rows(self, rows: int, experts: int, multiple: int = 0) -> int:
         """Number of rows after padding, all experts together.
 
         `rows`, the number of all experts' rows, are spread evenly over `experts` (their number), and each expert's part
-        is rounded up to the alignment of a product: a multiple of 32 (mxfp8), 128 (nvfp4) or 16 (other recipes).
+        is rounded up to the alignment of a product: a multiple of 32 (mxfp8), 128 (nvfp4) or 16 (other recipes),
+        or of `multiple` where it is not 0.
         """
-        return experts * _up(-(-rows // experts), _ALIGNED.get(self.recipe, 16))
+        return experts * _up(-(-rows // experts), multiple or _ALIGNED.get(self.recipe, 16))
 
     def copy_bytes(self, rows: int, columns: int, *, along_columns: bool = False, squares: bool = False) -> int:
         """Bytes of one quantised copy of a (rows, columns) matrix, data and scales.

@@ -18,8 +18,8 @@ from simcore.units import DTYPE_BYTES
 
 __all__ = ["CATEGORY_OF_PHASE", "COMPUTE_STREAM", "GRADIENTS_BEGIN", "GRAD_HIDDEN", "HIDDEN", "HOST_DRAINS",
            "HOST_STOPS", "INNER_BACKWARD_BEGIN", "INNER_BACKWARD_END", "INNER_FORWARD_BEGIN", "INNER_FORWARD_END",
-           "RECOMPUTE_BEGIN", "RECOMPUTE_END", "Kernel", "Op", "Param", "Recorder", "Row", "Section", "Step", "Storage",
-           "Stream"]
+           "RECOMPUTE_BEGIN", "RECOMPUTE_END", "STASH_BORDER", "Kernel", "Op", "Param", "Recorder", "Row", "Section",
+           "Step", "Storage", "Stream"]
 
 
 class Op(IntEnum):
@@ -81,7 +81,8 @@ class Module(IntEnum):
     """Module of a layer that a kernel belongs to; a CUDA graph may hold some of them and not others.
 
     Megatron's names for them (main 2026-08-22 `transformer/enums.py`, CudaGraphModule), norm and residual included;
-    MOE: the rest of an MoE layer; a shared expert is separate, because it may run on another stream.
+    MOE: the rest of an MoE layer; a shared expert is separate, because it may run on another stream. So do copies to
+    pages and back (`Kernel.COPY`), which are counted with it.
     """
 
     NONE = 0
@@ -107,6 +108,8 @@ INNER_FORWARD_BEGIN, INNER_FORWARD_END, INNER_BACKWARD_BEGIN, INNER_BACKWARD_END
 """Marks where the hooks of a data-parallel unit inside the layer run."""
 GRADIENTS_BEGIN = 6
 """Mark where a layer's first gradient of a parameter is about to be made."""
+STASH_BORDER = 7
+"""Mark where tensors of an earlier layer that wait in pages are dropped, or those of the next one come back."""
 HOST_STOPS = 31
 """Handle of a wait in which the host, not a stream, waits for the issued work, because it needs the device's result."""
 HOST_DRAINS = 30

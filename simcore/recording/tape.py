@@ -40,6 +40,7 @@ from simcore.recording.rows import (
     INNER_FORWARD_END,
     RECOMPUTE_BEGIN,
     RECOMPUTE_END,
+    STASH_BORDER,
     Kernel,
     Op,
     Param,
@@ -52,8 +53,8 @@ from simcore.recording.rows import (
 from simcore.units import DTYPE_BYTES
 
 __all__ = ["COMPUTE_STREAM", "GRADIENTS_BEGIN", "GRAD_HIDDEN", "HIDDEN", "INNER_BACKWARD_BEGIN", "INNER_BACKWARD_END",
-           "INNER_FORWARD_BEGIN", "INNER_FORWARD_END", "RECOMPUTE_BEGIN", "RECOMPUTE_END", "Kernel", "Node", "Op",
-           "Param", "Row", "Section", "Storage", "Stream", "Tape", "Tensor"]
+           "INNER_FORWARD_BEGIN", "INNER_FORWARD_END", "RECOMPUTE_BEGIN", "RECOMPUTE_END", "STASH_BORDER", "Kernel",
+           "Node", "Op", "Param", "Row", "Section", "Storage", "Stream", "Tape", "Tensor"]
 
 
 @dataclass(slots=True, eq=False)

@@ -67,8 +67,12 @@ class Simulation:
         counted = () if self.uncounted_workspaces(plan) else tuple((s.name,
                                                                     s.num_bytes) for s in self.workspaces[plan.rank])
         packed = pack_sequences(training)
-        return Workload(inputs.batch, inputs.seq, received_per_token(training.routing, top_k, self.job.mesh.ep),
+        return Workload(inputs.batch, inputs.seq, inputs.rows_per_token,
                         sent_per_token(training.routing, top_k), counted, (packed.sequences, packed.attended))
+
+    def received_per_token(self) -> int:
+        """Copies of tokens that the busiest rank's experts receive for each of its tokens, times 2**16."""
+        return received_per_token(self.job.scenario.training.routing, top_k_of(self.job.graph), self.job.mesh.ep)
 
     def uncounted_workspaces(self, plan: Plan) -> tuple[OutsideMemory, ...]:
         """Workspaces of the plan's rank that are added to device memory instead of to `allocated`.
@@ -94,7 +98,8 @@ class Simulation:
         scenario = self.job.scenario
         given, packed = scenario.environment.cublas_workspace_config, pack_sequences(scenario.training)
         return WorkspaceInputs(self.topology.device.architecture, None if given == "auto" else parse_cublas(given),
-                       packed.batch, packed.seq // self.job.mesh.cp)
+                               packed.batch, packed.seq // self.job.mesh.cp, scenario.num_microbatches,
+                               self.received_per_token())
 
     def reserved_model(self) -> ReservedModel:
         """Median and upper share of the allocated bytes that torch's allocator keeps beyond them.

@@ -125,8 +125,8 @@ def _lengths(program: Program, calls: IntArray, kernels: IntArray, routes: Route
     alone = alone_ns(program, routes)
     call_ns = exposed_ns(program, alone, routes, framework)
     full = np.array([call_ns(*pair) for pair in program.distinct[calls][:, [SLOT, AMOUNT]].tolist()], dtype=np.int64)
-    if not framework.libraries.shared_beside:
+    if not (beside := framework.libraries.beside_exchanges):
         return full
-    hidden = hidden_shares(program, kernels, alone, routes.topology.efficiency.overlap.contention.si)
+    hidden = hidden_shares(program, kernels, alone, routes.topology.efficiency.overlap.contention.si, beside)
     shown: IntArray = (full * (1.0 - hidden[calls])).astype(np.int64)
     return shown

@@ -171,7 +171,8 @@ def _track(program: Program, kernels: Kernels, alone: Callable[[int, int], int],
     host = host_ns(program, kernels, routes, framework)
     call_ns = exposed_ns(program, alone, routes, framework)
     contention = efficiency.overlap.contention.si
-    hidden = hidden_shares(program, ns, alone, contention) if libraries.shared_beside else None
+    beside = libraries.beside_exchanges
+    hidden = hidden_shares(program, ns, alone, contention, beside) if beside else None
     in_python = FULL_ITERATION not in libraries.graphs
     return tracks(program, ns[program.places], host[program.places], call_ns, contention, stops=in_python,
                   stops_at_messages=in_python and libraries.waits_for_messages, hidden=hidden)

@@ -151,7 +151,7 @@ def table(job: Draft) -> Framework:
         padding=Padding(1, "0.7.0 components/datasets/utils.py default_collater: pad_seq_len_divisible None"),
         libraries=KernelLibraries(dispatcher=_dispatcher(job, options).replace("torch", "nccl"),
                             attention=attention_library(job, options), te_calls=te_calls(job, options),
-                            shared_beside=version in _BESIDE),
+                            beside_exchanges=("shared_experts",) * (version in _BESIDE)),
         assumptions=assumptions(job, options, has_liger=job.graph.implementation == "hf" and _has_liger(job, options),
                                 is_read=version in _BESIDE),
     )

@@ -10,7 +10,7 @@ from simcore.models.network import Edge
 from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
 
-__all__ = ["check", "check_fuser", "check_overlap", "check_shared_overlap"]
+__all__ = ["check", "check_overlap"]
 
 
 CAPABILITIES: Final = Capabilities(axes=ALL_AXES, offload=("optimizer",), virtual_stages=True, fixed={
@@ -64,28 +64,6 @@ def check_overlap(job: Job, options: dict[str, object], *, sequence_parallel: bo
         raise job.not_yet(key, "tp_comm_overlap of other layers than attention, Mamba and dense MLPs")
     if job.scenario.training.method != "full" and any(isinstance(block, Mamba2) for block in mixers):
         raise job.not_yet(key, "tp_comm_overlap of Mamba layers with adapters")
-
-
-def check_shared_overlap(job: Job, options: dict[str, object]) -> None:
-    """Raises IllegalLayout or InputError if moe_shared_expert_overlap is on where it cannot be.
-
-    The option overlaps the shared expert with the exchange of tokens. IllegalLayout with another dispatcher than
-    alltoall or with overlap_moe_expert_parallel_comm, InputError without a shared expert. Main takes flex too: NotYet.
-    """
-    key = "moe_shared_expert_overlap"
-    if not options.get(key):
-        return
-    if not any(isinstance(b.block, Moe) and b.block.shared_ffn for kind in job.graph.kinds for b in kind.branches):
-        job.refuse_idle(options, key, "without a shared expert")
-    kind = options.get("moe_token_dispatcher_type", "alltoall")
-    if kind == "flex" and job.scenario.framework_version == "main 2026-08-22":  # transformer_config.py:1820
-        raise job.not_yet(f"framework_options.{key}", "moe_shared_expert_overlap with the flex dispatcher")
-    if kind != "alltoall":
-        raise job.illegal(f"framework_options.{key}", "moe_shared_expert_overlap only works with alltoall token "
-                          "dispatcher.", "core 0.16.1 transformer_config.py:1093")
-    if options.get("overlap_moe_expert_parallel_comm"):
-        raise job.illegal(f"framework_options.{key}", "disable moe_shared_expert_overlap when enabling "
-                          "overlap_moe_expert_parallel_comm", "core 0.16.1 transformer_config.py:1888")
 
 
 def _check_world(job: Job) -> None:
@@ -201,32 +179,6 @@ def _check_mtp(job: Job) -> None:
         raise job.not_yet("mesh.pp", "a module of multi-token prediction that runs several times, with stages")
     if any(job.graph.leads(kind, job.graph.head) for kind in (Edge.TIED, Edge.COPY)):
         raise job.not_yet("model", "multi-token prediction with tied embeddings")
-
-
-def check_fuser(job: Job, options: dict[str, object]) -> None:
-    """Raises NotYet if TE's operation fuser is on where it is not modelled.
-
-    TE's operations then replace its modules: a dense MLP's (core 0.16.1 `gpt_layer_specs.py`:494, main :539), and in
-    main the experts' (`moe/experts.py`:287), as one operation, of which the kernels for mxfp8 are modelled.
-    """
-    key, blocks = "framework_options.use_transformer_engine_op_fuser", [
-        branch.block for kind in job.graph.kinds for branch in kind.branches]
-    if not options.get("use_transformer_engine_op_fuser"):
-        return
-    if not job.has_experts:
-        lora = [spec.path for specs in job.graph.tensors for spec in specs if spec.module == "adapter"]
-        if any(isinstance(block, Mlp) and not block.gated for block in blocks) or any("fc" in path for path in lora):
-            raise job.not_yet(key, "a dense MLP of TransformerEngine's operations (TEFusedMLP) that has no gate, or "
-                              "adapters")
-        return
-    if job.scenario.framework_version != "main 2026-08-22":
-        if any(isinstance(block, Mlp) for block in blocks):
-            raise job.not_yet(key, "a dense MLP of TransformerEngine's operations (TEFusedMLP) beside experts")
-        return
-    recomputed = job.scenario.training.recompute
-    if options.get("fp8_recipe") != "mxfp8" or (isinstance(recomputed, tuple) and "moe_act" in recomputed):
-        raise job.not_yet(key, "experts of TransformerEngine's operations in other formats than mxfp8, or whose "
-                          "activation is recomputed")
 
 
 def _predicts_hybrid(job: Job) -> bool:

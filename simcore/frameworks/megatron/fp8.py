@@ -8,7 +8,10 @@ Core 0.16.1 `transformer/transformer_config.py` (fp8 related, fp4 related), `fp8
 With bf16 parameters each linear casts its weight in the step's first microbatch into a workspace that it never frees;
 with disable_parameter_transpose_cache every forward casts anew. With fp8_param_gather the parameter is the row-wise
 data, a byte an element in a separate buffer, which data-parallel ranks gather; column-wise data, where they are a copy,
-stay allocated too (`post_all_gather_processing`). Delayed scaling keeps a history of maxima for the five tensors of
+stay allocated too (`post_all_gather_processing`). Where the layer-wise optimizer deals whole parameters, each is a
+tensor of its own; what its owner updates, in fp32, is quantised into it, sent in 16 bits, and quantised by those that
+get it (main `optimizer/layer_wise_optimizer.py`, _allgather_helper; `optimizer.py`, _multi_tensor_copy_this_to_that
+without an overflow buffer; TransformerEngine `pytorch/tensor`, QuantizedTensor, copy_). Delayed scaling keeps a history of maxima for the five tensors of
 each GEMM.
 
 [Note: nvfp4 weights]
@@ -28,6 +31,7 @@ from functools import lru_cache
 
 from simcore.frameworks.common.te_recipes import check_device, scaling_of, weight_copies
 from simcore.frameworks.megatron.rules import whole_layout
+from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.inputs.training import Recompute
 from simcore.models.blocks import LayerKind, Mtp
 from simcore.models.graph import ModelGraph
@@ -255,13 +259,22 @@ def _check_params(job: Job, options: dict[str, object], made: Fp8) -> None:
                           "use_precision_aware_optimizer with fp8_recipe delayed")
     if not made.params:
         return
-    if options.get("use_distributed_optimizer") is False:
+    if options.get("use_distributed_optimizer") is False and not _is_dealt(job):
         raise job.illegal(f"framework_options.{job.narrow}_param_gather", f"--{job.narrow}-param-gather only supported "
                           "with distributed optimizer", "Megatron-LM training/arguments.py")
     if made.scaling.recipe == "mxfp8" and options.get("reuse_grad_buf_for_mxfp8_param_ag") is False:
         raise job.illegal("framework_options.reuse_grad_buf_for_mxfp8_param_ag", "must be set to True when "
                           "fp8_param_gather=True and fp8_recipe='mxfp8'",
                           "Bridge 0.3.1 training/mixed_precision.py finalize")
+
+
+def _is_dealt(job: Job) -> bool:
+    """True if ranks update whole parameters, gather them in 16 bits and quantise each themselves ([Note: fp8 weights]).
+
+    Bridge 067f987d has no check of Megatron-LM's arguments: recipes of Kimi K2 ask for it.
+    """
+    return OPTIMIZERS[job.scenario.training.optimizer.name].layerwise and \
+        job.scenario.framework_version.startswith("main")
 
 
 def check_shapes(job: Job, made: Fp8, graph: ModelGraph) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from simcore.frameworks.megatron.cuda_graphs import assumptions as graph_assumptions
 from simcore.frameworks.megatron.cuda_graphs import graphs_of, pool_bytes
+from simcore.frameworks.megatron.experts.stash import stash_assumptions
 from simcore.frameworks.megatron.fp8 import Fp8
 from simcore.frameworks.megatron.options import VERSIONS, fuses_experts, version_of
 from simcore.frameworks.megatron.precision import Formats
@@ -50,7 +51,7 @@ def layer_assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, 
     if options.get("moe_shared_expert_overlap"):
         copies = (*copies, ("moe_shared_expert_overlap", "what layers keep is as without it", "assumed",
                             "core 0.16.1 moe/shared_experts.py: the same kernels, on a stream of their own"))
-    copies = (*copies, *graph_assumptions(job, options))
+    copies = (*copies, *graph_assumptions(job, options), *stash_assumptions(options))
     if options.get("moe_flex_dispatcher_backend") != "hybridep":
         return copies
     return (*copies, ("moe_flex_dispatcher_backend", "recorded like deepep", "assumed",
@@ -88,7 +89,8 @@ def libraries_of(job: Draft, options: dict[str, object], fp8: Fp8 | None) -> Ker
         graphs=graphs_of(job, options), graph_pool_bytes=pool_bytes(job, options),
         fills=options.get("deterministic_mode") is True,
         waits_for_messages=job.mesh.pp > 1 and schedule(job, options).num_chunks == 1,
-        overlapped=_overlapped(options), shared_beside=options.get("moe_shared_expert_overlap") is True)
+        overlapped=_overlapped(options), beside_exchanges=("shared_experts",) * (
+            options.get("moe_shared_expert_overlap") is True) + ("stash",) * (options.get("moe_paged_stash") is True))
 
 
 def _overlapped(options: dict[str, object]) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from simcore.frameworks.megatron.cuda_graphs import OPTIONS as GRAPH_OPTIONS
+from simcore.frameworks.megatron.experts.stash import STASH_OPTIONS, stash_options
 from simcore.frameworks.megatron.fp8 import OPTIONS as FP8_OPTIONS
 from simcore.frameworks.megatron.pipeline_layout import OPTION as LAYOUT
 from simcore.frameworks.megatron.stages import OVERLAP, overlaps
@@ -58,6 +59,7 @@ OPTIONS = {
     "moe_shared_expert_overlap": (True, False),
     "use_layer_wise_param_layout": (True, False),
     "cp_comm_type": ("p2p", "a2a", "all_gather", "a2a+p2p"),
+    **STASH_OPTIONS,
     **GRAPH_OPTIONS,
     **FP8_OPTIONS,
 }
@@ -102,7 +104,7 @@ def implementation_options(job: Draft, options: dict[str, object], grads: str) -
             "deepep", "core 0.16.1 transformer_config.py:682")
     made: dict[str, Any] = {
         "dispatcher": "alltoall" if dispatcher == "auto" else dispatcher,
-        "moe_flex_dispatcher_backend": backend, "main_grad_bytes": dtype_bytes(grads)}
+        "moe_flex_dispatcher_backend": backend, "main_grad_bytes": dtype_bytes(grads), **stash_options(job, options)}
     return _core_options(job, options, made | _layer_options(job, options))
 
 

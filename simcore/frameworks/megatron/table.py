@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from simcore.frameworks.common.afterwards import bridge_afterwards
 from simcore.frameworks.common.checkpoint_files import megatron_files
-from simcore.frameworks.megatron.checks import check, check_fuser, check_overlap, check_shared_overlap
+from simcore.frameworks.megatron.checks import check, check_overlap
+from simcore.frameworks.megatron.experts.kernels import check_fuser, check_shared_overlap
 from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, fp8_of, quantized, with_format
 from simcore.frameworks.megatron.fp8_notes import assumptions as fp8_assumptions
 from simcore.frameworks.megatron.layerwise_optimizer import assumptions as muon_assumptions
@@ -109,7 +110,11 @@ def table_of(job: Draft, options: dict[str, object]) -> Framework:
 
 
 def _by_parts(job: Draft, options: dict[str, object]) -> bool:
-    """Main's default; core 0.16.1 has no such thing."""
+    """Main's default with the distributed optimizer, as Megatron-LM has it; core 0.16.1 has no such thing.
+
+    Bridge's recipes have none (067f987d training/optim.py), and then whole parameters are dealt and gathered (main
+    optimizer/__init__.py, use_separate_distributed_optimizer).
+    """
     key, is_main = "use_layer_wise_param_layout", version_of(job).startswith("main")
     if not OPTIMIZERS[job.scenario.training.optimizer.name].layerwise:
         if key in options:
@@ -121,7 +126,10 @@ def _by_parts(job: Draft, options: dict[str, object]) -> bool:
             raise job.illegal(f"framework_options.{key}", "core 0.16.1 has no such layout", "core 0.16.1 optimizer/"
                               "layer_wise_optimizer.py; use framework_version: main 2026-08-22")
         return False
-    return job.flag(options, key, "Megatron-LM main training/arguments.py", default=True)
+    scatters = options.get("use_distributed_optimizer") is not False
+    if not scatters:
+        job.refuse_idle(options, key, "without the distributed optimizer")
+    return job.flag(options, key, "Megatron-LM main training/arguments.py", default=scatters)
 
 
 def _loss(job: Draft, options: dict[str, object]) -> str:

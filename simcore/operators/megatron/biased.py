@@ -95,19 +95,19 @@ def with_second_bias(c: Context, path: str, x: Tensor, probs: Tensor, experts: i
     return out
 
 
-def with_scaled_bias(c: Context, path: str, x: Tensor, probs: Tensor) -> Tensor:
+def with_scaled_bias(c: Context, path: str, x: Tensor, probs: Tensor, filled: int) -> Tensor:
     """`x + bias * probs` where TE's fused grouped MLP adds it: a view of `x` [rows, columns].
 
     Main `experts.py`, scale_bias: forward is part of the product; backward reads the gradient once for both sums
     (TransformerEngine 2.18 `pytorch/triton/grouped_dbias_dscales.py`). `path`: name of the linear that has the bias;
-    `probs`: [rows, 1].
+    `probs`: [rows, 1]; `filled`: rows that hold a token.
     """
-    bias, rows, dtype = c.param(f"{path}.bias"), x.shape[0], probs.dtype
+    bias, (rows, x_columns), dtype = c.param(f"{path}.bias"), x.shape, probs.dtype
 
     def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
         assert grads[0] is not None
         grad_probs = c.new(rows, 1, "grad_experts_probs", dtype)
-        c.elementwise(grads[0], 1)
+        c.tape.compute(Kernel.ELEMENTWISE, filled * x_columns, c.size * filled * x_columns)
         return [grads[0], grad_probs, c.small_grad(bias)]
 
     out = Tensor(x.storage, x.shape, x.dtype)

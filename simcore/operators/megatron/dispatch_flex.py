@@ -12,6 +12,7 @@ from simcore.models.blocks import Moe
 from simcore.operators.megatron.grouped_mlp import expert_layers, grouped_mlp
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.rows import HELD, Rows
+from simcore.operators.megatron.stash import rows_with_room
 from simcore.operators.shared import aten
 from simcore.recording.tape import Kernel, Tape, Tensor
 
@@ -39,7 +40,8 @@ def flex(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor
     an estimate (20 %, 0.3 % of what a layer keeps). HybridEP is taken to be equal. The communication buffers come from
     cudaMalloc, so PyTorch does not see them (`token_dispatcher.py`, `fused_a2a.py`). Probabilities are sent in fp32
     whatever the router's format (core 0.16.1 `token_dispatcher.py:1034`). In fp8 HybridEP puts rows where they are
-    padded at once (`:1036`), and there is nothing left to pad for the experts.
+    padded at once (`:1036`), and there is nothing left to pad for the experts. With a capacity of the rank there is
+    room for a number of rows: [Note: paged stash] in `stash.py`.
     """
     t, e, k, h, ep = rows.tokens, block.num_experts, block.top_k, block.expert_hidden, c.run.ep
     pads = c.scaling is not None and c.options.moe_flex_dispatcher_backend == "hybridep"
@@ -48,11 +50,13 @@ def flex(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor
     metadata = int(t * (12 * k + 5 * ep + 4 * here + here * (e // ep) + here * k)) + 32 * rows.received
     c.held["metadata"] = c.new(metadata, 1, "dispatch_metadata", "uint8", HELD)
     received = _crossed(c, (x, aten.cast(c.tape, probs, "fp32")), (t, e), landed, "dispatched")
-    if pads and c.scaling:
-        rows = replace(rows, computed=c.scaling.padded_rows(rows.computed, rows.local_experts))
+    if pads:
+        computed = c.padded_rows(rows.computed, rows.local_experts)
+        rows = replace(rows, computed=computed, room=rows_with_room(
+            c.local, block.top_k, c.options.moe_expert_rank_capacity_factor))
     ordered, weights = _expanded(c, rows, received, e // ep, h)
     out = (expert_layers if pads else grouped_mlp)(c, block, rows, ordered, weights)
-    folded = _folded(c, out, landed, h)
+    folded = _folded(c, out, rows.computed, landed, h)
     del out
     return _crossed(c, (folded,), (landed, 0), t, "combined")
 
@@ -83,7 +87,7 @@ def _expanded(c: Context, rows: Rows, x: Tensor, experts: int, h: int) -> tuple[
         return [grad]
 
     row_map = c.new(landed, 2 * experts + 1, "row_id_map", "int32", HELD)
-    out, weights = c.new(rows.computed, h, "sorted"), c.new(rows.computed, 1, "sorted_probs", "fp32")
+    out, weights = c.new(rows.held, h, "sorted"), c.new(rows.held, 1, "sorted_probs", "fp32")
     c.tape.compute(Kernel.PERMUTE, 0, c.size * h * (rows.computed + landed))
     c.node(out, (x,), (row_map,), back)
     weights.node, weights.output = out.node, 1
@@ -91,12 +95,12 @@ def _expanded(c: Context, rows: Rows, x: Tensor, experts: int, h: int) -> tuple[
     return out, weights
 
 
-def _folded(c: Context, x: Tensor, landed: int, h: int) -> Tensor:
-    """Rows of the same token summed before they go back."""
-    n = x.shape[0]
+def _folded(c: Context, x: Tensor, n: int, landed: int, h: int) -> Tensor:
+    """Rows of the same token summed before they go back; `n` of `x` hold one."""
+    held = x.shape[0]
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
-        grad = c.new(n, h, "grad_unpermute")
+        grad = c.new(held, h, "grad_unpermute")
         c.tape.compute(Kernel.PERMUTE, 0, c.size * h * (n + landed))
         return [grad]
 

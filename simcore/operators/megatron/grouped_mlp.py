@@ -14,6 +14,7 @@ from simcore.operators.megatron.ops.grouped_linear import grouped
 from simcore.operators.megatron.ops.parts import biased
 from simcore.operators.megatron.ops.recompute import Discarded, discarded_region
 from simcore.operators.megatron.rows import Rows
+from simcore.operators.megatron.stash import group_start, stash
 from simcore.recording.tape import Kernel, Tape, Tensor
 
 __all__ = ["expert_layers", "grouped_mlp"]
@@ -27,7 +28,7 @@ def grouped_mlp(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) ->
     """
     if c.scaling is None or c.pads_routing:
         return expert_layers(c, block, rows, x, probs)
-    computed = c.scaling.padded_rows(rows.computed, rows.local_experts)
+    computed = c.padded_rows(rows.computed, rows.local_experts)
     wide, weights = _resized(c, x, computed, "padded"), _resized(c, probs, computed, "padded_probs")
     return _resized(c, expert_layers(c, block, rows, wide, weights), rows.computed, "unpadded")
 
@@ -57,12 +58,23 @@ def _in_one(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Ten
     The first GEMM's epilogue is activation, probabilities and cast for the second; in backward the second's is their
     gradient and the cast for the first. What is kept is taken to be the same, without the halves of a clamp.
     """
-    inner = grouped(c, "mlp.experts.linear_fc1", x, rows.local_experts, casts_grad=False)
+    first, second = "mlp.experts.linear_fc1", "mlp.experts.linear_fc2"
+    filled = rows.computed if rows.room else 0
+    x = group_start(c, x)
+    inner = grouped(c, first, x, rows.local_experts, casts_grad=False, filled=filled)
+    kept = _saved_by(inner)[:1]
     if block.bias:
-        inner = biased(c, "mlp.experts.linear_fc1", inner)
+        inner = biased(c, first, inner)
     out, _ = _weighted(c, block, inner, probs, discard=False, kernels=False)
-    out = grouped(c, "mlp.experts.linear_fc2", out, rows.local_experts, casts_input=False)
-    return with_scaled_bias(c, "mlp.experts.linear_fc2", out, probs) if block.bias else out
+    kept += _saved_by(out)
+    out = grouped(c, second, out, rows.local_experts, casts_input=False, filled=filled)
+    stash(c, rows, out, *kept, *_saved_by(out)[:1])
+    return with_scaled_bias(c, second, out, probs, rows.computed) if block.bias else out
+
+
+def _saved_by(x: Tensor) -> list[Tensor]:
+    """Tensors that the node of `x` keeps: of a linear its input first, then weights."""
+    return list(x.node.saved) if x.node else []
 
 
 def expert_layers(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) -> Tensor:

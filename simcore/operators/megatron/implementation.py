@@ -40,6 +40,7 @@ from simcore.operators.megatron.mtp import heads, predict
 from simcore.operators.megatron.ops.context import Context, fuses_wgrad
 from simcore.operators.megatron.ops.elementwise import add, add_dropped
 from simcore.operators.megatron.ops.norm import norm
+from simcore.operators.megatron.stash import sections
 from simcore.operators.megatron.tensors import FINAL_NORM, tensors
 from simcore.operators.shared.features import LATENT, refuse
 from simcore.recording.layer import LayerWorkload, RecordedLayer
@@ -118,7 +119,8 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     for end in caught:
         _hand_over(tape, end, GRAD_HIDDEN)
     grads = tape.release_grads()
-    return RecordedLayer(forward, tape.cut(), after, late, seed, grads)
+    stow, fetch = sections(c)
+    return RecordedLayer(forward, tape.cut(), after, late, seed, grads, stow=stow, fetch=fetch)
 
 
 def _with_own_backward(run: LayerWorkload) -> LayerWorkload:

@@ -55,7 +55,8 @@ def _layer(c: Context, block: Moe, rows: Rows, x: Tensor) -> Tensor:
     c.tape.module = Module.MOE_PREPROCESS
     x = _projected(c, block, "fc1", x)
     if c.options.dispatcher == "flex" and c.run.ep > 1:
-        c.tape.stop()  # DeepEP waits for what each rank sends
+        if not c.options.moe_expert_rank_capacity_factor:
+            c.tape.stop()  # DeepEP waits for what each rank sends
         c.tape.module = Module.MOE
         out = _projected(c, block, "fc2", flex(c, block, rows, x, probs))
         return _with_shared(c, out, shared) if shared else out

@@ -22,7 +22,8 @@ class Rows:
     """Numbers of rows (tokens or their copies) of one microbatch in one MoE layer on one rank.
 
     `tokens`: in the residual stream; `sent`, `received`: in the all-to-all; `computed`: by this rank's experts, all
-    together; `local_experts`: number of these experts.
+    together; `local_experts`: number of these experts. `room`: rows of buffers whose size does not depend on routing,
+    0 where it does.
     """
 
     tokens: int
@@ -30,6 +31,12 @@ class Rows:
     received: int
     computed: int
     local_experts: int
+    room: int = 0
+
+    @property
+    def held(self) -> int:
+        """Number of rows of the experts' tensors: those that are computed, or as many as there is room for."""
+        return self.room or self.computed
 
 
 def rows_of(c: Context, block: Moe) -> Rows:
@@ -42,10 +49,10 @@ def rows_of(c: Context, block: Moe) -> Rows:
     received = c.local * c.run.rows_per_token >> 16
     sent = c.local * (c.run.sent_per_token or block.top_k << 16) >> 16
     here, computed = block.num_experts // c.run.ep, received * c.run.etp
-    if c.scaling is not None and c.pads_routing:
+    if c.pads_routing:
         if c.options.dispatcher == "flex" and c.run.ep > 1:
-            return Rows(c.local, sent, received, c.scaling.padded_rows(computed, here), here)
-        sent = c.scaling.padded_rows(sent, block.num_experts)
-        received = c.scaling.padded_rows(received, here * c.run.ep)
+            return Rows(c.local, sent, received, c.padded_rows(computed, here), here)
+        sent = c.padded_rows(sent, block.num_experts)
+        received = c.padded_rows(received, here * c.run.ep)
         computed = received * c.run.etp
     return Rows(c.local, sent, received, computed, here)

@@ -59,16 +59,18 @@ class Quantizer:
     dtype: str
 
     def quantized(self, rows: int, columns: int, name: str, *, forward: bool = True, backward: bool = True,
-                  squares: bool = False, copies: int = 1, kernels: bool = True, producer: Producer = "") -> Quantized:
+                  squares: bool = False, copies: int = 1, kernels: bool = True, producer: Producer = "",
+                  filled: int = 0) -> Quantized:
         """Quantised copies of `copies` equal (rows, columns) matrices, each with its scales.
 
         `forward`: makes the copy along rows (always made where columns need none); `backward`: that along columns;
         `squares`: the matrix is a weight: blockwise scales are of 128 x 128 blocks, and nvfp4 has no Hadamard
         transform. One kernel writes both; a scale of the tensor that there is now needs the maximum first, which reads
         it once more (Float8CurrentScalingQuantizer, NVFP4Quantizer). Without `kernels` another kernel has written them.
-        `producer`: see [Note: fused casts].
+        `producer`: see [Note: fused casts]. `filled`: rows of a matrix that have values, 0 for all.
         """
-        scaling, num_elements, read = self.scaling, copies * rows * columns, dtype_bytes(self.dtype)
+        scaling, read = self.scaling, dtype_bytes(self.dtype)
+        num_elements = copies * (filled or rows) * columns
 
         def copy(what: str, *, along_columns: bool) -> Tensor:
             size = scaling.copy_bytes(rows, columns, along_columns=along_columns, squares=squares)
@@ -76,7 +78,7 @@ class Quantizer:
 
         first = copy("fp8", along_columns=False) if forward or not scaling.has_columns else None
         second = copy("fp8_columns", along_columns=True) if backward and scaling.has_columns else None
-        written = sum(made.nbytes for made in (first, second) if made)
+        written = sum(made.nbytes for made in (first, second) if made) * (filled or rows) // rows
         if producer and scaling.recipe in _WRITES[producer]:
             if second is not None and scaling.is_per_tensor:
                 self._pass(num_elements, 2 * written if first is None else written)

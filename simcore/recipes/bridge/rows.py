@@ -41,7 +41,6 @@ SAID: Final[tuple[Row, ...]] = (
 REFUSED: Final[tuple[Row, ...]] = (
     Off("model.fine_grained_activation_offloading", "activations on the host"),
     Off("model.cpu_offloading", "activations on the host"), Off("model.cpu_offloading_weights", "weights on the host"),
-    Off("model.moe_paged_stash", "pages of experts' activations"),
     Off("model.attention_output_gate", "a gate of the attention's output"),
     Off("model.freeze_language_model", "a frozen language model beside other towers"),
     Off("model.apply_dsa_kernel_fusion", "sparse attention"), Off("model.use_fused_mhc", "hyper-connections"),
@@ -77,7 +76,7 @@ IDLE: Final[tuple[Row, ...]] = (
           "model.calculate_per_token_loss", "model.bias_dropout_fusion", "model.should_pad_vocab",
           "model.make_vocab_size_divisible_by", "model.hf_model_revision", "model.is_hybrid_model",
           "model.high_priority_a2a_comm_stream", "model.moe_pad_experts_for_cuda_graph_inference",
-          "model.moe_paged_stash_*", "model.yarn_*", "model.mscale*", "model.tp_only_amax_red",
+          "model.yarn_*", "model.mscale*", "model.tp_only_amax_red",
           "model.fp8_output_proj", "model.mtp_eval_in_bf16", "model.offload_modules", "model.max_position_embeddings",
           "comm_overlap.tp_comm_bootstrap_backend", "model.init_model_with_meta_device", "model.cpu_offloading_*",
           "model.overlap_dispatch_*", "model.layernorm_epsilon", "model.tp_comm_overlap_*",
@@ -99,8 +98,7 @@ NOT_MODELLED: Final[tuple[Row, ...]] = (
     Unmodelled(("optimizer.overlap_param_gather_with_optimizer_step",
                 "comm_overlap.overlap_param_gather_with_optimizer_step"),
                "the first parameters are gathered after the optimizer's step, not during it"),
-    Unmodelled(("model.moe_mlp_glu_interleave_size", "model.moe_expert_rank_capacity_factor"),
-               "the layout of experts' columns, and room for the rows of a rank"),
+    Unmodelled(("model.moe_mlp_glu_interleave_size",), "the layout of experts' columns"),
 )
 ROWS: Final[tuple[Row, ...]] = (*SAID, *REFUSED, *NOT_MODELLED, *IDLE)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.recipes.bridge.rows import give_up
+from simcore.recipes.bridge.stash import read_stash
 from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
 
@@ -76,13 +77,15 @@ def read_formats(reader: Reader, draft: Draft) -> None:
 def _read_narrow(reader: Reader, draft: Draft, compute: str) -> None:
     """Settings of fp8 and fp4 beside their recipe."""
     on = compute in ("fp8", "fp4")
+    kind = reader.look("optimizer.optimizer")
+    is_dealt = kind is not None and "muon" in str(kind)
     for name in ("fp8_param_gather", "first_last_layers_bf16", "fp8_wgrad", "fp8_dot_product_attention",
                  "fp8_multi_head_attention", "reuse_grad_buf_for_mxfp8_param_ag", "fp4_param_gather"):
         one = reader.flag(f"mixed_precision.{name}")
         matters = on and (compute == "fp4") >= name.startswith("fp4") and not (compute == "fp4" and name.startswith(
             ("fp8", "reuse")))
         if one is not None and matters and one.value and name.endswith("_param_gather") and draft.values.get(
-                "framework_options", {}).get("use_distributed_optimizer") is False:
+                "framework_options", {}).get("use_distributed_optimizer") is False and not is_dealt:
             draft.refuse(one, "weights in 8 or 4 bits without the distributed optimizer")
             draft.infer(f"{_OPTION}{name}", False, "what it asks for is refused")  # noqa: FBT003 - a value
         elif one is not None and matters and (one.value or name in ("fp8_param_gather", "first_last_layers_bf16")):
@@ -220,7 +223,9 @@ def read_experts(reader: Reader, draft: Draft) -> None:
     if "ep" not in draft.values.get("mesh", {}) and "etp" not in draft.values.get("mesh", {}):
         draft.idle([one for one in (kind, backend, router, forced, shared) if one],
                    "the recipe has no degrees of experts")
+        read_stash(reader, draft, experts=False)
         return
+    read_stash(reader, draft, experts=True)
     capacity, pads = reader.number("model.moe_expert_capacity_factor"), reader.flag(
         "model.moe_pad_expert_input_to_capacity")
     draft.use(pads)

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from simcore.frameworks.megatron.lora import DEFAULT_TARGETS
 from simcore.recipes.bridge.rows import SAID
+from simcore.recipes.bridge.stash import wanted_stash
 from simcore.recipes.outline import Outline
 from simcore.recipes.rows import Says
 
@@ -172,6 +173,7 @@ def _experts(outline: Outline) -> Iterator[Wanted]:
     yield "model.moe_shared_expert_overlap", shared is True, False
     if shared is False:
         outline.as_without(f"{_OPTION}moe_shared_expert_overlap")
+    yield from wanted_stash(outline)
     routing: Any = outline.given("training.routing")
     capacity = routing.get("capacity_factor") if isinstance(routing, Mapping) else None
     yield "model.moe_expert_capacity_factor", capacity, None

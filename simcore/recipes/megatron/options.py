@@ -10,7 +10,7 @@ from typing import Final
 
 from simcore.recipes.megatron.fields import Setting, Writer
 
-__all__ = ["FSDP", "OF_EXPERTS", "SWITCHES", "write_options"]
+__all__ = ["FSDP", "OF_EXPERTS", "STASH", "SWITCHES", "write_options"]
 
 _OPTION: Final = "framework_options."
 SWITCHES: Final = {  # option: (field, as the simulation has it)
@@ -24,6 +24,8 @@ SWITCHES: Final = {  # option: (field, as the simulation has it)
     "use_transformer_engine_op_fuser": ("use_transformer_engine_op_fuser", False),
     "defer_embedding_wgrad_compute": ("defer_embedding_wgrad_compute", False),
 }
+STASH: Final = {"moe_paged_stash_page_size": 64, "moe_paged_stash_buffer_size_factor_cuda": 1.1,
+                "moe_paged_stash_buffer_size_factor_cpu": 0.0}
 OF_EXPERTS: Final = {"moe_grouped_gemm": True, "moe_permute_fusion": True}
 FSDP: Final = {"fsdp_double_buffer": False, "nccl_ub": False, "keep_fp8_transpose_cache": False,
                 "init_model_with_meta_device": False, "calculate_per_token_loss": False, "log_params_norm": False}
@@ -125,7 +127,10 @@ def _write_experts(writer: Writer) -> None:
     kind, deepep = fields.text("moe_token_dispatcher_type"), fields.flag("moe_enable_deepep")
     backend, router = fields.text("moe_flex_dispatcher_backend"), fields.text("moe_router_dtype")
     shared, squared = fields.flag("moe_shared_expert_overlap"), fields.flag("use_fused_weighted_squared_relu")
-    settings = [kind, deepep, backend, router, shared, squared, *(fields.flag(name) for name in OF_EXPERTS)]
+    capacity, stash = fields.number("moe_expert_rank_capacity_factor"), fields.flag("moe_paged_stash")
+    paging = {name: fields.number(name) for name in STASH}
+    settings = [kind, deepep, backend, router, shared, squared, capacity, stash, *paging.values(),
+                *(fields.flag(name) for name in OF_EXPERTS)]
     if not fields.integer("num_experts").value:
         writer.idle("the model has no experts", *settings)
         return
@@ -138,6 +143,13 @@ def _write_experts(writer: Writer) -> None:
         writer.write_other(f"{_OPTION}{name}", fields.flag(name).value, usual, fields.flag(name))
     writer.write_other(f"{_OPTION}moe_router_dtype", router.value, None, router)
     writer.write_other(f"{_OPTION}moe_shared_expert_overlap", shared.value, False, shared)  # noqa: FBT003
+    writer.write_other(f"{_OPTION}moe_expert_rank_capacity_factor", capacity.value, None, capacity)
+    writer.write_other(f"{_OPTION}moe_paged_stash", stash.value, False, stash)  # noqa: FBT003
+    for name, usual in STASH.items():
+        if stash.value:
+            writer.write_other(f"{_OPTION}{name}", paging[name].value, usual, paging[name])
+        else:
+            writer.idle("it is read with --moe-paged-stash", paging[name])
     if fields.flag("squared_relu").value:
         writer.write(f"{_OPTION}use_fused_weighted_squared_relu", squared.value, squared)
     else:

@@ -51,7 +51,6 @@ REFUSED: Final = (
             "weights that tensor parallel ranks split further"),
     Refusal(("cpu_offloading_num_layers", "fine_grained_activation_offloading", "offload_modules"),
             "activations on the host"),
-    Refusal(("moe_paged_stash", "moe_expert_rank_capacity_factor"), "pages of experts' activations"),
     Refusal(("distribute_saved_activations",), "saved inputs that tensor parallel ranks split"),
     Refusal(("use_kitchen_attention", "kitchen_config_file", "kitchen_recipe_number", "te_precision_config_file",
              "fp4_quantizer_factory", "fp8_quantizer_factory"), "number formats by a file"),

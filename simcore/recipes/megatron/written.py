@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from simcore.recipes.megatron.argument_puts import ArgumentPuts
 from simcore.recipes.megatron.layout import COUNTED, DEGREES, SPLITS
-from simcore.recipes.megatron.options import FSDP, OF_EXPERTS, SWITCHES
+from simcore.recipes.megatron.options import FSDP, OF_EXPERTS, STASH, SWITCHES
 from simcore.recipes.megatron.written_model import is_hybrid, write_model
 from simcore.recipes.megatron.written_step import write_step
 from simcore.recipes.outline import Outline
@@ -140,6 +140,11 @@ def _write_dispatch(puts: ArgumentPuts) -> None:
         puts.say(name, f"{_OPTION}{name}", usual)
     puts.put("moe_router_dtype", outline.given(f"{_OPTION}moe_router_dtype"), f"{_OPTION}moe_router_dtype")
     puts.say("moe_shared_expert_overlap", f"{_OPTION}moe_shared_expert_overlap", False)  # noqa: FBT003
+    puts.put("moe_expert_rank_capacity_factor", outline.given(f"{_OPTION}moe_expert_rank_capacity_factor"),
+             f"{_OPTION}moe_expert_rank_capacity_factor")
+    puts.say("moe_paged_stash", f"{_OPTION}moe_paged_stash", False)  # noqa: FBT003
+    for name, usual in STASH.items():
+        puts.say(name, f"{_OPTION}{name}", usual)
     key = f"{_OPTION}use_fused_weighted_squared_relu"
     if "--squared-relu" in outline.puts:
         fused = outline.given(key)

@@ -145,3 +145,33 @@ def test_updated_parameters_are_gathered_from_all_ranks() -> None:
         2 * (whole + own), -2 * (whole + own)]
     refused_with("illegal", "muon with dist optimizer is not supported", optimizer={"name": "dist_muon"},
              options={"use_distributed_optimizer": True})
+
+
+# ---- without the distributed optimizer, as Bridge has it --------------------------------------------------------------
+WHOLE: dict[str, Any] = {"model": "llama-tiny", "optimizer": {"name": "dist_muon"}, "version": "main 2026-08-22",
+                         "options": {"use_distributed_optimizer": False}}
+
+
+def test_without_the_distributed_optimizer_main_deals_whole_parameters() -> None:
+    """Main optimizer/__init__.py: use_separate_distributed_optimizer; Bridge 067f987d gives no layout."""
+    _, table = small.prepared("megatron", {"dp_shard": 4}, **WHOLE)
+    assert not table.dealt[0].in_place
+    report = simulate(small.scenario("megatron", {"dp_shard": 4}, **{**WHOLE, "options": {
+        **WHOLE["options"], "use_layer_wise_param_layout": True}}))
+    assert "changes nothing without the distributed optimizer" in report.problems[0].message
+
+
+def test_whole_parameters_may_be_in_8_bits() -> None:
+    """A byte an element where bf16 had two; masters and moments of what is dealt stay."""
+    narrow = {**WHOLE, "options": {**WHOLE["options"], "fp8_recipe": "tensorwise", "fp8_param_gather": True},
+              "precision": {"compute": "fp8"}}
+    wide = {**narrow, "options": {**narrow["options"], "fp8_param_gather": False}}
+    small_ones, large_ones = (small.plan_of("megatron", {"dp_shard": 4}, **given) for given in (narrow, wide))
+    fp8 = [placed for layer in small_ones.layers for placed in small_ones.of_layer(layer)
+           if placed.policy.at_rest.dtype == "fp8" and not placed.spec.is_buffer]
+    assert fp8
+    assert all(placed.rest_bytes == placed.local for placed in fp8)
+    assert small_ones.dealt == large_ones.dealt
+    refused_with("illegal", "--fp8-param-gather only supported with distributed optimizer",
+                 version="main 2026-08-22", precision={"compute": "fp8"}, model="llama-tiny",
+                 options={"use_distributed_optimizer": False, "fp8_recipe": "tensorwise", "fp8_param_gather": True})

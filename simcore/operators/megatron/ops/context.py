@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from simcore.models.blocks import LayerKind, Mtp
-from simcore.operators.megatron.ops.options import MegatronOptions
+from simcore.operators.megatron.ops.options import FUSED_MULTIPLE, MegatronOptions
 from simcore.recording.kernel_shape import shape_of
 from simcore.recording.layer import LayerWorkload
 from simcore.recording.number_formats import Scaling, in_model, matched
@@ -34,7 +34,8 @@ class Context:
 
     `held`: tensors that a module holds as attributes, by name. `locals`: tensors that a variable of the caller holds.
     `recipe`: the linear's fp8 recipe where it differs from that of all linears. `flags`: `inside`, a recomputed region
-    is being run, and `has_gradients`, a parameter's gradient exists.
+    is being run, and `has_gradients`, a parameter's gradient exists. `stashed`: tensors that go to pages, as (slot,
+    bytes, bytes that are filled).
     """
 
     tape: Tape
@@ -44,6 +45,7 @@ class Context:
     locals: list[Tensor] = field(default_factory=list)
     recipe: str = ""
     flags: set[str] = field(default_factory=set)
+    stashed: list[tuple[int, int, int]] = field(default_factory=list)
 
     def of(self, path: str) -> Context:
         """Context for the linear at `path`, with the recipe that quant_recipe gives to it.
@@ -153,6 +155,12 @@ class Context:
     def pads_routing(self) -> bool:
         """True if the router pads every expert's rows to a number that 8-bit products require."""
         return self.kind.fp8 and self.options.moe_router_padding_for_quantization
+
+    def padded_rows(self, rows: int, experts: int) -> int:
+        """Number of rows after padding, all experts together, as `Scaling.padded_rows`; for linears in 8 or 4 bits."""
+        assert self.scaling is not None
+        multiple = FUSED_MULTIPLE if self.options.use_transformer_engine_op_fuser else 0
+        return self.scaling.padded_rows(rows, experts, multiple)
 
     @property
     def keeps_fp8_weights(self) -> bool:

@@ -30,12 +30,13 @@ __all__ = ["column_fp8", "grouped_fp8", "norm_linear_fp8", "plain_fp8", "row_fp8
 
 
 def quantized(c: Context, rows: int, columns: int, name: str, *, forward: bool = True, backward: bool = True,
-              squares: bool = False, copies: int = 1, kernels: bool = True, producer: Producer = "") -> Quantized:
+              squares: bool = False, copies: int = 1, kernels: bool = True, producer: Producer = "",
+              filled: int = 0) -> Quantized:
     """Quantised copies of `copies` equal (rows, columns) matrices by the linear's recipe, see `Quantizer`."""
     assert c.scaling is not None
     return Quantizer(c.tape, c.scaling, c.dtype).quantized(
         rows, columns, name, forward=forward, backward=backward, squares=squares, copies=copies, kernels=kernels,
-        producer=producer)
+        producer=producer, filled=filled)
 
 
 def gathered(c: Context, rows: int, columns: int, name: str, *, along_columns: bool = False) -> Quantized:
@@ -296,35 +297,37 @@ def plain_fp8(c: Context, path: str, x: Tensor) -> Tensor:
 
 
 def grouped_fp8(c: Context, path: str, x: Tensor, experts: int, *, casts_input: bool = True,
-                casts_grad: bool = True) -> Tensor:
+                casts_grad: bool = True, filled: int = 0) -> Tensor:
     """Outputs [rows, n] of the GroupedLinear at `path` in 8 or 4 bits, for rows `x` sorted by expert.
 
     Every expert's rows are quantised separately; columns are saved. `experts`: number on this rank; `casts_input`,
-    `casts_grad`: False if the GEMM that made the tensor has quantised it.
+    `casts_grad`: False if the GEMM that made the tensor has quantised it. `filled`: rows that hold a token, where a
+    tensor has more and is quantised whole; 0: all.
     """
-    weight, rows = c.param(f"{path}.weight"), x.shape[0]
+    weight, rows, computed = c.param(f"{path}.weight"), x.shape[0], filled or x.shape[0]
     trains = weight.trainable
     original = trains and c.keeps_original(path)
     out_features, in_features = weight.shape[-2:]
-    each = -(-rows // experts)
+    each, parts = (rows, 1) if filled else (-(-rows // experts), experts)
 
     def split(columns: int, name: str, *, forward: bool = True, backward: bool = True,
               kernels: bool = True) -> Quantized:
-        return quantized(c, each, columns, name, forward=forward, backward=backward, copies=experts, kernels=kernels)
+        return quantized(c, each, columns, name, forward=forward, backward=backward, copies=parts, kernels=kernels,
+                         filled=filled)
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         given = split(out_features, f"grad_{path}", backward=trains, kernels=casts_grad)
         grad = c.new(rows, in_features, f"grad_{path}")
-        c.gemm(rows, in_features, out_features, c.product(grouped=True), experts)
+        c.gemm(computed, in_features, out_features, c.product(grouped=True), experts)
         again = split(in_features, f"{path}.input", forward=c.scaling.is_per_tensor) \
             if original and c.scaling else None
-        wgrad = c.wgrad(weight, rows, c.product(grouped=True), experts)
+        wgrad = c.wgrad(weight, computed, c.product(grouped=True), experts)
         del given, again
         return [grad, wgrad]
 
     made = split(in_features, f"{path}.input", backward=trains and not original, kernels=casts_input)
     weights = _weight(c, path, weight)
     out = c.new(rows, out_features, path)
-    c.gemm(rows, out_features, in_features, c.product(grouped=True), experts)
+    c.gemm(computed, out_features, in_features, c.product(grouped=True), experts)
     c.node(out, (x, weight), (*_kept(x, made, original=original, trains=trains), *weights), back)
     return out

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from simcore.recording.options import ImplementationOptions
 
-__all__ = ["AttentionBackend", "ContextParallelComm", "Dispatcher", "FlexBackend", "MegatronOptions"]
+__all__ = ["FUSED_MULTIPLE", "AttentionBackend", "ContextParallelComm", "Dispatcher", "FlexBackend", "MegatronOptions"]
 
 AttentionBackend = Literal["fused", "flash", "unfused"]
 ContextParallelComm = Literal["p2p", "a2a", "all_gather", "a2a+p2p"]
 Dispatcher = Literal["alltoall", "flex", "allgather"]
 FlexBackend = Literal["deepep", "hybridep"]
+FUSED_MULTIPLE: Final = 256
+"""Multiple of rows that experts of TransformerEngine's operation fuser take (main 2026-08-22 `moe_utils.py`:1473)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,8 @@ class MegatronOptions(ImplementationOptions):
     `shares_recomputed`: outputs computed again take the place of discarded ones without a copy (core 0.17). Of fp8 and
     fp4: `fp8_transposes`: columns of quantised weights are kept beside the rows; `keeps_fp8_weights`: quantised weights
     outlast a pass; `transposes_weights_again`: but not their columns, which each backward makes; `quant_recipe`:
-    recipes of single linears, as patterns.
+    recipes of single linears, as patterns. `moe_expert_rank_capacity_factor`: 0 where it is not set, see [Note: paged
+    stash] in `operators/megatron/stash.py`, as are the options of the stash.
     """
 
     dispatcher: Dispatcher = "alltoall"
@@ -59,6 +62,11 @@ class MegatronOptions(ImplementationOptions):
     transposes_weights_again: bool = False
     moe_router_padding_for_quantization: bool = False
     quant_recipe: str = ""
+    moe_expert_rank_capacity_factor: float = 0.0
+    moe_paged_stash: bool = False
+    moe_paged_stash_page_size: int = 64
+    moe_paged_stash_buffer_size_factor_cuda: float = 1.1
+    moe_paged_stash_buffer_size_factor_cpu: float = 0.0
 
     @property
     def loads_attention_mask(self) -> bool:
