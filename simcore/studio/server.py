@@ -12,36 +12,47 @@ from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from simcore.studio.access import MAX_BODY, Access, Guard
 from simcore.studio.lane import Lane, Lost, Refused, Superseded
+from simcore.studio.searching import Searching
 from viz.pages.studio import page_of_studio, script_of_pages
 from viz.stylesheet import stylesheet
 
-__all__ = ["Lanes", "app"]
+__all__ = ["MOST_SEARCHES", "Lanes", "app"]
 
 _LANES: Final[Mapping[str, tuple[str, ...]]] = {
-    "quick": ("view", "answer", "scenario", "pictures"),
-    "side": ("catalogue", "legal", "options")}
+    "quick": ("view", "answer", "memory", "pictures"),
+    "side": ("catalogue", "scenario", "import", "legal", "options", "figure", "formats", "convert", "explain"),
+    "long": ("measured", "advice", "limit", "compare")}
 """Worker processes, and the kinds of questions that each answers, the most urgent first."""
-_SCRIPTS: Final = ("app", "state", "door", "form", "panels")
+_SCRIPTS: Final = ("app", "state", "door", "form", "panels", "search", "versus", "files", "copies", "steps")
 _JSON: Final = "application/json"
+MOST_SEARCHES: Final = 4
+"""Searches that run at a time."""
 
 
 class Lanes:
     """The worker processes of a studio, by name."""
 
     def __init__(self, limit_s: float = 60.0) -> None:
-        self._lanes = {name: Lane(kinds, limit_s) for name, kinds in _LANES.items()}
+        self._lanes = {name: Lane(kinds, limit_s, warm=name == "quick") for name, kinds in _LANES.items()}
+        self.searches: set[Searching] = set()
 
     def of(self, kind: str) -> Lane | None:
         """Lane that answers a kind of question."""
         return next((self._lanes[name] for name, kinds in _LANES.items() if kind in kinds), None)
 
+    def may_search(self) -> bool:
+        """True while another search may start."""
+        return len(self.searches) < MOST_SEARCHES
+
     def close(self) -> None:
         """Ends all worker processes."""
+        for running in self.searches:
+            running.stop()
         for lane in self._lanes.values():
             lane.close()
 
@@ -62,6 +73,7 @@ def app(access: Access | None = None, made: Callable[[], Lanes] = Lanes) -> Guar
         Route("/style.css", _style),
         Route("/pages.js", _script_of_pages),
         *(Route(f"/{name}.js", _script) for name in _SCRIPTS),
+        Route("/api/search", _searched, methods=["POST"]),
         Route("/api/{kind}", _asked, methods=["POST"])]
     return Guard(Starlette(routes=routes, lifespan=lifespan), access or Access())
 
@@ -93,18 +105,46 @@ async def _asked(request: Request) -> Response:
     lane: Lane | None = request.app.state.lanes.of(kind)
     if lane is None:
         return _problem(404, f"{kind[:40]!r} is no question")
+    fields = await _fields(request)
+    return fields if isinstance(fields, Response) else await _answered(lane, kind, fields)
+
+
+async def _searched(request: Request) -> Response:
+    """What a search finds, a line of JSON at a time; it ends where the page stops listening."""
+    fields = await _fields(request)
+    if isinstance(fields, Response):
+        return fields
+    lanes: Lanes = request.app.state.lanes
+    if not lanes.may_search():
+        return _problem(503, f"{MOST_SEARCHES} searches run already: stop one")
+    return StreamingResponse(_lines(lanes, fields), media_type="application/x-ndjson")
+
+
+async def _lines(lanes: Lanes, fields: dict[str, Any]) -> AsyncIterator[bytes]:
+    running = await asyncio.to_thread(Searching, fields)
+    lanes.searches.add(running)
+    try:
+        while (line := await asyncio.to_thread(running.next)) is not None:
+            yield line + b"\n"
+    finally:
+        lanes.searches.discard(running)
+        running.stop()
+
+
+async def _fields(request: Request) -> dict[str, Any] | Response:
+    """Fields of a question, or the response to a request that has none."""
     if not request.headers.get("content-type", "").startswith(_JSON):
         return _problem(415, f"expected {_JSON}")
     body = await _body(request)
     if body is None:
         return _problem(413, f"expected at most {MAX_BODY:,} bytes")
     try:
-        fields = json.loads(body)
+        fields = await asyncio.to_thread(json.loads, body)
     except (ValueError, RecursionError) as error:
         return _problem(400, f"expected JSON: {error}"[:200])
     if not isinstance(fields, dict):
         return _problem(400, "expected a JSON object")
-    return await _answered(lane, kind, fields)
+    return fields
 
 
 async def _answered(lane: Lane, kind: str, fields: dict[str, Any]) -> Response:

@@ -17,8 +17,9 @@ from simcore.executors.interrupts import deaf
 from simcore.executors.processes import end_with_parent
 from simcore.inputs.document import confine
 from simcore.inputs.shipped import data_folder
+from simcore.studio.question import Question, folder_of
 
-__all__ = ["answered", "serve"]
+__all__ = ["answered", "enclosed", "problems_json", "serve"]
 
 
 def serve(pipe: Connection, *, warm: bool) -> None:
@@ -31,17 +32,17 @@ def serve(pipe: Connection, *, warm: bool) -> None:
     gc.set_threshold(100_000, 20, 50)  # recordings end by reference counts: seldom walk the caches
     with tempfile.TemporaryDirectory(prefix="rankscope-studio-") as made, suppress(EOFError, OSError):
         root = Path(made).resolve()
-        confine(root, *(data_folder(kind) for kind in ("topologies", "scenarios", "measured")))
+        _confine(root)
         if warm:
             _warm()
         while True:
-            pipe.send(answered(*pipe.recv(), root))
+            kind, fields = pipe.recv()
+            pipe.send(answered(kind, fields, root))
 
 
 def answered(kind: str, fields: Mapping[str, Any], root: Path) -> tuple[str, bytes]:
     """("ok", answer) of a question, or ("refused", its problems as JSON). `root`: folder for dropped files."""
     from simcore.studio.answers import ANSWERS
-    from simcore.studio.question import Question, folder_of
 
     try:
         question = Question.of(fields)
@@ -53,6 +54,16 @@ def answered(kind: str, fields: Mapping[str, Any], root: Path) -> tuple[str, byt
         return "refused", problems_json([Problem("", "nested too deep")])
     except Exception as error:  # noqa: BLE001 - a bug of ours costs one question, not the worker
         return "refused", problems_json([Problem("", f"bug in rankscope: {type(error).__name__}: {error}")])
+
+
+def enclosed(question: Question, root: Path) -> None:
+    """Puts this process into a folder under `root` with the dropped files; it reads no files but those and ours."""
+    _confine(root)
+    os.chdir(folder_of(question.files, root))
+
+
+def _confine(root: Path) -> None:
+    confine(root, *(data_folder(kind) for kind in ("topologies", "scenarios", "measured")))
 
 
 def problems_json(problems: Any) -> bytes:

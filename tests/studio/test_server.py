@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from simcore.studio import access
 from simcore.studio.access import MAX_BODY, Access
-from simcore.studio.server import app
+from simcore.studio.server import Lanes, app
 from studio_jobs import JOB, Asked
 
 pytestmark = pytest.mark.slow
@@ -46,12 +46,12 @@ def test_elsewhere_a_question_needs_the_token() -> None:
         assert there.post("/api/nothing", json={}, headers={"authorization": "Bearer secret"}).status_code == 404
 
 
-class _NoLanes:
+class _NoLanes(Lanes):
+    def __init__(self) -> None:
+        self._lanes, self.searches = {}, set()
+
     def of(self, kind: str) -> None:
         return None
-
-    def close(self) -> None:
-        pass
 
 
 def test_on_this_machine_no_token_is_needed() -> None:
@@ -125,9 +125,13 @@ def test_the_first_parts_have_what_a_user_looks_for(asked: Asked, job: dict[str,
 
 
 def test_pictures_come_by_their_own_question(asked: Asked, job: dict[str, Any]) -> None:
-    parts = asked("pictures", values=job)["parts"]
-    assert all(text.startswith("<") for text in parts.values())
+    (memory,) = asked("memory", values=job)["parts"].values()
+    assert memory.startswith("<figure")
+    assert set(asked("pictures", values=job)["parts"]) == {"streams"}
+    parts = asked("pictures", values=job, opened=["memory", "placement"])["parts"]
     assert set(parts) == {"memory", "streams", "placement"}
+    assert all(text.startswith("<") for text in parts.values())
+    assert len(parts["memory"]) > 2 * len(memory)
 
 
 def test_the_scenario_of_a_form_is_a_file(asked: Asked) -> None:

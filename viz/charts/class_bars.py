@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from simcore.results.report import Peak, RankReport, Report
@@ -12,23 +14,33 @@ from viz.charts.scale import percent
 from viz.markup import Markup, element
 from viz.palette import swatch
 
-__all__ = ["MOST_CLASSES", "class_bars", "drawn_categories"]
+__all__ = ["Mark", "class_bars", "drawn_categories"]
 
-MOST_CLASSES: Final = 12
+_MOST_CLASSES: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A measured size: its name, and bytes."""
+
+    words: str
+    num_bytes: float
+
+
 _ROW, _BAR, _HEAD, _FOOT = 52, 18, 4, 22
 _THIN: Final = 0.001
 
 
-def class_bars(report: Report, identity: str) -> Markup | None:
+def class_bars(report: Report, identity: str, marks: Sequence[Mark] = ()) -> Markup | None:
     """Draws a bar for each class of ranks: categories at its peak, memory outside the allocator, fragmentation.
 
     A bracket is the band of measured runs, a line across all bars the end of the device. The fullest 12 classes are
-    drawn. None without peaks. `identity`: begin of the ids in it, unique on the page.
+    drawn. None without peaks. `identity`: begin of the ids in it, unique on the page. `marks`: measured sizes.
     """
     shown = _fullest(report)
     if not shown:
         return None
-    top = _top(report, shown)
+    top = max(_top(report, shown), *(1.04 * mark.num_bytes for mark in marks), 1)
     rows = [_row(report, number, rank, rank.peak, top, _HEAD + place * _ROW)
             for place, (number, rank) in enumerate(shown) if rank.peak]
     height = _HEAD + _ROW * len(rows) + _FOOT
@@ -36,9 +48,16 @@ def class_bars(report: Report, identity: str) -> Markup | None:
                       for number, rank in shown if rank.peak)
     return element(
         "svg", element("title", "Memory of each class of ranks at its peak", id=f"{identity}-title"),
-        element("desc", words, id=f"{identity}-desc"), *rows, _end(report, top, height), class_="chart class-bars",
-        role="img", width="100%", height=height, aria_labelledby=f"{identity}-title",
-        aria_describedby=f"{identity}-desc")
+        element("desc", words, id=f"{identity}-desc"), *rows, _end(report, top, height),
+        *(_mark(mark, top, height) for mark in marks), class_="chart class-bars", role="img", width="100%",
+        height=height, aria_labelledby=f"{identity}-title", aria_describedby=f"{identity}-desc")
+
+
+def _mark(mark: Mark, top: float, height: int) -> Markup:
+    at = percent(mark.num_bytes / top)
+    words = f"measured: {mark.words} {format_bytes(mark.num_bytes)}"
+    return element("g", element("title", words), element("line", x1=at, x2=at, y1=_HEAD + 16, y2=height - 16),
+                   class_="measured-mark")
 
 
 def drawn_categories(report: Report) -> list[str]:
@@ -54,7 +73,7 @@ def _fullest(report: Report) -> list[tuple[int, RankReport]]:
     """Classes with the highest peaks, each with its number, in the order of the result."""
     there = [(number, rank) for number, rank in enumerate(report.ranks) if rank.peak]
     by_size = sorted(there, key=lambda pair: -(pair[1].peak.device_bytes if pair[1].peak else 0))
-    return sorted(by_size[:MOST_CLASSES], key=lambda pair: pair[0])
+    return sorted(by_size[:_MOST_CLASSES], key=lambda pair: pair[0])
 
 
 def _top(report: Report, shown: list[tuple[int, RankReport]]) -> float:

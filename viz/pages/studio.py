@@ -6,25 +6,27 @@ The texts are those of pages, without a script in them. The studio's own script 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from typing import Final
 
 from simcore.results.report import Advice, Report
 from simcore.units import format_bytes, format_seconds
-from viz.charts.class_bars import class_bars, drawn_categories
+from viz.charts.class_bars import Mark, class_bars, drawn_categories
 from viz.charts.legend import entry_of, legend
 from viz.charts.rank_class import fullest_class
 from viz.charts.traffic import link_entries, traffic_bars
 from viz.markup import Markup, element, join
 from viz.pages import report as sections
+from viz.pages.comparison import comparison
 from viz.pages.ranks import memory_figure
-from viz.pages.tables import code, signed_bytes
+from viz.pages.tables import code, signed_bytes, table
 from viz.pages.timeline import timeline
 from viz.pages.verdict import verdict
 from viz.palette import texture_definitions
 
-__all__ = ["advice_part", "first_parts", "page_of_studio", "picture_parts", "script_of_pages"]
+__all__ = ["advice_part", "first_parts", "measured_part", "memory_part", "page_of_studio", "placement_part",
+           "script_of_pages", "streams_part", "versus_part"]
 
 _SCRIPT: Final = files("viz.pages").joinpath("page.js").read_text(encoding="utf-8").strip()
 
@@ -46,11 +48,14 @@ def script_of_pages() -> str:
     return _SCRIPT
 
 
-def first_parts(report: Report) -> dict[str, str]:
-    """Returns the parts that need no detail, by the name of their panel: verdict, bars, traffic, facts, and others."""
+def first_parts(report: Report, marks: Sequence[Mark] = ()) -> dict[str, str]:
+    """Returns the parts that need no detail, by the name of their panel: verdict, bars, traffic, facts, and others.
+
+    `marks`: measured sizes that the bars show too.
+    """
     rank = fullest_class(report)
     sent = traffic_bars(report, rank, "sent") if rank else None
-    bars = class_bars(report, "classes")
+    bars = class_bars(report, "classes", marks)
     parts = {
         "verdict": join((verdict(report), sections.sentence(report))),
         "problems": sections.problems(report),
@@ -61,13 +66,23 @@ def first_parts(report: Report) -> dict[str, str]:
     return {name: str(part or "") for name, part in parts.items()}
 
 
-def picture_parts(report: Report) -> dict[str, str]:
-    """Returns the parts that need a report's detail: memory over the step of the fullest class, streams, placement."""
+def memory_part(report: Report, *, is_full: bool = False) -> dict[str, str]:
+    """Returns memory over the step of the fullest class, by the name of its panel; "" without such memory.
+
+    `is_full`: also over time, and by part of the model.
+    """
     rank = fullest_class(report)
-    parts = {"memory": memory_figure(report, rank, "memory") if rank else None,
-             "streams": timeline(report, "streams", "Streams over one step"),
-             "placement": sections.placement_figure(report, "map")}
-    return {name: str(part or "") for name, part in parts.items()}
+    return {"memory": str(memory_figure(report, rank, "memory", is_full=is_full)) if rank and rank.memory else ""}
+
+
+def streams_part(report: Report) -> dict[str, str]:
+    """Returns the streams over one step, by the name of their panel; "" for a report without them."""
+    return {"streams": str(timeline(report, "streams", "Streams over one step") or "")}
+
+
+def placement_part(report: Report) -> dict[str, str]:
+    """Returns what lies on each rank, by the name of its panel; "" for a report without ranks."""
+    return {"placement": str(sections.placement_figure(report, "map") or "")}
 
 
 def advice_part(advice: tuple[Advice, ...]) -> Markup | None:
@@ -75,6 +90,22 @@ def advice_part(advice: tuple[Advice, ...]) -> Markup | None:
     if not advice:
         return None
     return element("ul", *map(_change, advice), class_="changes")
+
+
+def versus_part(reports: Sequence[Report]) -> Markup:
+    """Returns two or more jobs side by side: keys that differ, numbers with differences, charts on one scale."""
+    return comparison(*reports)
+
+
+def measured_part(title: str, rows: Sequence[Sequence[str]], notes: Sequence[str], advice: tuple[Advice, ...]
+                  ) -> Markup:
+    """Returns a table of a measured run beside its simulation, its notes, and what would make it fit.
+
+    `rows`: quantity, measured, simulated, difference and a remark, each as text.
+    """
+    heads = ("quantity", "measured", "simulated", "difference", "")
+    below = (element("p", note, class_="note") for note in notes)
+    return join((table(title, heads, rows, 1), *below, advice_part(advice)))
 
 
 def _change(advice: Advice) -> Markup:
