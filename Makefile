@@ -77,7 +77,7 @@ accept: $(TRUTH) $(READY)  ## do the frameworks' own parsers take what `convert`
 # Versions stay where they still fit; `make lock NEWEST=--upgrade` takes the newest.
 lock: $(TOOLS)/.ready  ## every version that is installed, with the hashes of its files
 	$(LOCK) $(NEWEST) pyproject.toml --extra test --group build -o requirements.lock
-	$(LOCK) --upgrade --resolution lowest-direct pyproject.toml --extra parquet --extra query --extra figures --group build \
+	$(LOCK) --upgrade --resolution lowest-direct pyproject.toml --extra parquet --extra query --extra figures --extra studio --group build \
 		-o .ci/lowest.lock  # --upgrade: what it held before must not hold a floor up
 	$(LOCK) $(NEWEST) --group tools -o .ci/tools.lock
 	$(LOCK) $(NEWEST) pyproject.toml -c requirements.lock --extra test --extra dask --extra ray --group build \

@@ -21,7 +21,7 @@ Start: `simulate.simulate`, the path of the data from a `Scenario` to a `Report`
                  and memory hooks                      batch, search, cli, docgen   many scenarios, commands
     executors    processes, Dask, Ray, job arrays      recipes      recipes of other tools -> scenarios
     tables       results as rows: CSV, Parquet, SQL     lint         faults of recipes before they run
-    verify       the real frameworks, beside the engine
+    verify       the real frameworks, beside the engine   studio   a page that asks while a job is edited
 """
 
 from __future__ import annotations

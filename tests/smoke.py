@@ -15,6 +15,7 @@ import io
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from pathlib import Path
 from typing import Final, NamedTuple
 from unittest import mock
@@ -26,7 +27,7 @@ from simcore.cli.explain import What
 from simcore.cli.export import Format
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-HELP_ALONE: Final = {"calibrate"}  # needs torch and a GPU
+HELP_ALONE: Final = {"calibrate", "studio"}  # needs torch and a GPU; serves until it is ended (`failures_of_studio`)
 DOES_NOT_FIT: Final = 1
 
 
@@ -115,12 +116,31 @@ def failures_of_script() -> list[str]:
     return [] if ended.returncode == 0 and not ended.stderr else [f"{script.name} --help: {ended.stderr}"]
 
 
+def failures_of_studio() -> list[str]:
+    """The studio answers a question at the address that it prints."""
+    script = Path(sys.executable).with_name("rankscope")
+    with subprocess.Popen([script, "studio", "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True) as served:
+        assert served.stdout is not None
+        address = served.stdout.readline().split()[3]
+        asked = urllib.request.Request(f"{address}api/scenario", b'{"values": {"name": "mine"}}',  # noqa: S310
+                                       {"content-type": "application/json"})
+        try:
+            with urllib.request.urlopen(asked, timeout=60) as answer:  # noqa: S310
+                text = answer.read().decode()
+        finally:
+            served.terminate()
+        _, err = served.communicate(timeout=30)
+    return [] if "name: mine" in text and not err else [f"studio: {text}; {err}"]
+
+
 def failures(expected: str, scenarios: list[str], folder: Path) -> list[str]:
     """Failures of all commands."""
     names, todo = sorted(get_group(cli.app).commands), calls(scenarios, folder)
     uncalled = set(names) - HELP_ALONE - {call.arguments[0] for call in todo}
     helps = [Call(("--help",)), *(Call((name, "--help")) for name in names)]
-    found = [f"there is no call of the command {name}" for name in sorted(uncalled)] + failures_of_script()
+    found = [f"there is no call of the command {name}" for name in sorted(uncalled)]
+    found += failures_of_script() + failures_of_studio()
     found += [told for call in [*helps, *todo] for told in failures_of(call)]
     if run("run", "--no-advise", "--json", *scenarios)[1] != expected:
         found.append("run --json: other results than those expected")

@@ -19,8 +19,9 @@ GROUPS = PROJECT["dependency-groups"]
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 ASKED = {
     NEWEST: [*PROJECT["project"]["dependencies"], *EXTRAS["test"], *EXTRAS["parquet"], *EXTRAS["figures"],
+             *EXTRAS["studio"], *GROUPS["build"]],
+    LOWEST: [*PROJECT["project"]["dependencies"], *EXTRAS["parquet"], *EXTRAS["figures"], *EXTRAS["studio"],
              *GROUPS["build"]],
-    LOWEST: [*PROJECT["project"]["dependencies"], *EXTRAS["parquet"], *EXTRAS["figures"], *GROUPS["build"]],
     TOOLS: GROUPS["tools"],
     CLUSTERS: [*PROJECT["project"]["dependencies"], *EXTRAS["test"], *EXTRAS["parquet"], *EXTRAS["figures"],
                *EXTRAS["dask"], *EXTRAS["ray"], *GROUPS["build"]],

@@ -18,7 +18,7 @@ from house_figures import Tree, riddles, riddles_of_tests
 # place here; they take part in the search for cycles.
 PACKAGES = ("pipeline", "recording", "inputs", "hardware", "models", "operators", "placement", "program",
             "frameworks", "recipes", "results", "memory", "timing", "validation", "vllm", "docgen", "simulation", "rl",
-            "calibration", "executors", "tables", "batch", "search", "lint", "verify", "cli")
+            "calibration", "executors", "tables", "batch", "search", "lint", "verify", "studio", "cli")
 
 # Folders of `viz`, and those from which each imports; any of them may import the modules in the root.
 VIZ_FOLDERS: dict[str, set[str]] = {"charts": set(), "layouts": {"charts"}, "exports": {"charts", "layouts"},
@@ -93,7 +93,15 @@ DOORS = {
         "simcore/cli/sheets/time.py",
         "simcore/cli/sheets/validation.py",
     },
+    "starlette": {
+        "simcore/studio/access.py",
+        "simcore/studio/server.py",
+    },
+    "uvicorn": {
+        "simcore/studio/serving.py",
+    },
     "typer": {
+        "simcore/studio/command.py",
         "simcore/cli/options/choose.py",
         "simcore/cli/options/usage.py",
         "simcore/cli/search.py",
@@ -195,7 +203,14 @@ READS_OWN = {
     "simcore/cli/stdio.py": {
         "os.open(os.devnull, os.O_RDWR)",
     },
+    # of the page of the studio
+    "simcore/studio/server.py": {
+        "files('simcore.studio').joinpath('page', name).read_text(encoding='utf-8')",
+    },
     # of viz: styles and scripts of pages
+    "viz/pages/studio.py": {
+        "files('viz.pages').joinpath('page.js').read_text(encoding='utf-8')",
+    },
     "viz/stylesheet.py": {
         "files('viz').joinpath('style.css').read_text(encoding='utf-8')",
     },

@@ -32,6 +32,7 @@ from simcore.cli.search import search
 from simcore.cli.solve import solve
 from simcore.cli.verify import verify
 from simcore.errors import InputError, Problem
+from simcore.studio.command import studio
 
 if TYPE_CHECKING:
     from simcore.batch.compared import Compared
@@ -252,7 +253,7 @@ def validate(paths: Rows = None, *, jobs: Jobs = None, json: Json = False, overr
 
 
 for _command in (calibrate, convert, explain, export, *LISTS, init, lint, query, read, report, schema, search, solve,
-                 verify):
+                 studio, verify):
     app.command()(_command)
 app.command("import")(import_)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Unpack
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,17 +14,9 @@ from simcore.errors import InputError, Problem
 
 if TYPE_CHECKING:
     from simcore.inputs.scenario import Scenario
-    from simcore.results.report import Report
-    from simcore.simulation.step import Asked
-    from simcore.validation.logs.reading import Log
-    from simcore.validation.out_of_memory.message import OutOfMemory
-    from simcore.validation.out_of_memory.other_texts import Told
     from simcore.validation.side_by_side import Beside, SideBySide
 
 __all__ = ["read", "sheet"]
-
-MAX_TEXT: Final = 2**26
-"""Bytes of a log; formats are looked for in all of its lines, which takes some seconds at this size."""
 
 
 def read(
@@ -48,9 +40,13 @@ def read(
     if the run cannot be read or the scenario has no result. With --json a list of comparisons is printed: of a log that
     ends out of memory two, its log's first.
     """
+    from simcore.batch.measured import beside_scenario
     from simcore.cli.output import print_json
+    from simcore.inputs.document import read_bytes
+    from simcore.validation.memory_snapshot import MAX_BYTES
 
-    compared = _compared(measured, partial(_loaded, scenario, overrides or (), gpus, seq_len, topology, beside), rank)
+    compared = beside_scenario(read_bytes(measured, MAX_BYTES), str(measured), partial(
+        _loaded, scenario, overrides or (), gpus, seq_len, topology, beside), rank)
     if json:
         print_json(compared)
         return
@@ -59,62 +55,6 @@ def read(
             typer.echo()
         for line in sheet(comparison):
             typer.echo(line)
-
-
-def _compared(measured: Path, scenario: Callable[[], Scenario], rank: int | None) -> list[SideBySide]:
-    """Comparisons of both; the file is read first, so that its problems are reported before the scenario's."""
-    from simcore.inputs.document import read_bytes
-    from simcore.validation.beside_snapshot import beside_dump
-    from simcore.validation.memory_snapshot import MAX_BYTES, read_dump
-    from simcore.validation.plain_pickle import is_pickle
-
-    content = read_bytes(measured, MAX_BYTES)
-    if is_pickle(content):
-        dump = read_dump(content, str(measured))
-        return [beside_dump(str(measured), dump, _simulated(scenario()), rank)]
-    log, messages, others = _texts(content, str(measured))
-    asked = scenario()
-    return [*_of_log(str(measured), log, asked, rank), *_of_failure(str(measured), messages, others, asked, rank)]
-
-
-def _texts(content: bytes, where: str) -> tuple[Log | None, list[OutOfMemory], list[Told]]:
-    """(log, messages of torch's allocator, other texts about memory); InputError if there is none of them."""
-    from simcore.validation.logs.registry import FORMATS, read_log
-    from simcore.validation.out_of_memory.message import read_messages
-    from simcore.validation.out_of_memory.other_texts import read_others
-
-    if len(content) > MAX_TEXT:
-        message = f"expected a log of at most {MAX_TEXT:,} bytes, got {len(content):,}: keep the lines of some steps"
-        raise InputError(Problem(where, message))
-    encoding = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"  # PowerShell's `>` writes UTF-16
-    text = content.decode(encoding, errors="replace")
-    log, messages, others = read_log(text), read_messages(text), read_others(text)
-    if log is None and not messages and not others:
-        message = ("expected a pickled memory snapshot of PyTorch, the text of a CUDA out-of-memory error, or a log of "
-                   f"{', '.join(form.example for form in FORMATS)}; got none of them")
-        raise InputError(Problem(where, message))
-    return log, messages, others
-
-
-def _of_log(where: str, log: Log | None, scenario: Scenario, rank: int | None) -> Iterator[SideBySide]:
-    from simcore.validation.beside_log import beside_log
-
-    if log is not None:
-        yield beside_log(where, log, _simulated(scenario), rank)
-
-
-def _of_failure(where: str, messages: Sequence[OutOfMemory], others: Sequence[Told], scenario: Scenario,
-                rank: int | None) -> Iterator[SideBySide]:
-    """Comparison of a failure; with advice unless the simulated step fits."""
-    from simcore.batch.advice import advise
-    from simcore.validation.beside_failure import POSTINGS, beside_failure
-
-    if not messages and not others:
-        return
-    report = _simulated(scenario, detail=True, postings=POSTINGS)
-    comparison = beside_failure(where, messages, others, report, rank)
-    advice = () if report.verdict == "fits" else advise(scenario)
-    yield comparison.model_copy(update={"advice": advice})
 
 
 def _loaded(path: str, overrides: Sequence[str], gpus: int | None, seq_len: int | None, topology: str,
@@ -130,15 +70,6 @@ def _loaded(path: str, overrides: Sequence[str], gpus: int | None, seq_len: int 
                    "and --set for what it sweeps")
         raise InputError(Problem(path, message))
     return scenarios[0]
-
-
-def _simulated(scenario: Scenario, **asked: Unpack[Asked]) -> Report:
-    from simcore.simulate import simulate
-
-    report = simulate(scenario, **asked)
-    if report.status != "ok":
-        raise InputError([Problem(row.where, row.message, row.rule) for row in report.problems])
-    return report
 
 
 def sheet(compared: SideBySide) -> Iterator[str]:

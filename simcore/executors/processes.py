@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, TypeVar
 from simcore.executors.executor import Done, Lost, Open, Result, Unsent, computed
 from simcore.executors.interrupts import Interrupts, deaf, withheld
 
-__all__ = ["Processes", "processes"]
+__all__ = ["Processes", "end_with_parent", "processes"]
 
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
@@ -170,7 +170,7 @@ class Processes(Generic[Task, Answer]):
 def _serve(pipe: Connection, work: Callable[[Any], Any]) -> None:
     """Main function of a worker."""
     deaf()
-    threading.Thread(target=_watch_parent, daemon=True).start()
+    end_with_parent()
     with suppress(EOFError, OSError):  # the parent is gone
         pipe.send(None)
         while True:
@@ -186,8 +186,12 @@ def _answer(pipe: Connection, answer: object) -> None:
         pipe.send(f"{type(error).__name__}: {error}")
 
 
+def end_with_parent() -> None:
+    """Starts a thread that ends this process when its parent has ended, also while it works."""
+    threading.Thread(target=_watch_parent, daemon=True).start()
+
+
 def _watch_parent() -> None:
-    """Ends this process when its parent has ended."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -19,14 +19,16 @@ from simcore.errors import InputError, Problem
 from simcore.inputs.bounds import MAX_LINE
 from simcore.inputs.yaml_parser import MAX_DEPTH, KeyPath, Parser, dotted
 
-__all__ = ["MAX_BYTES", "Document", "named_at", "parse_document", "parse_value", "read_bytes", "read_document",
-           "read_text"]  # fmt: skip
+__all__ = ["MAX_BYTES", "Document", "confine", "named_at", "parse_document", "parse_value", "read_bytes",
+           "read_document", "read_text"]  # fmt: skip
 
 MAX_BYTES: Final = 2**18
 """Size of one file. The scanner's time grows with the square of a token's length: at this size, a second or two."""
 _ABSENT: Final = object()
 _FLAGS: Final = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 """Flags that open a pipe without waiting for its writer (Windows has none), and bytes unchanged (on Windows)."""
+_CONFINED: Final[list[Path]] = []
+"""Folders that files are read from; empty: from everywhere."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,14 @@ def read_lines(path: Path, limit: int) -> Iterator[str]:
         yield _text(line, str(path), number)
 
 
+def confine(*folders: Path) -> None:
+    """Lets this process read files below `folders` alone from now on; InputError for others.
+
+    For a process that answers requests, whose scenarios may come from anybody.
+    """
+    _CONFINED.extend(folder.resolve() for folder in folders)
+
+
 @contextmanager
 def named_at(where: str, path: Path) -> Iterator[None]:
     """Context in which an InputError about the file `path` as a whole gets the place `where`.
@@ -198,7 +208,7 @@ def named_at(where: str, path: Path) -> Iterator[None]:
 def _blocks(path: Path, limit: int, read: Callable[[BinaryIO], Iterator[bytes]]) -> Iterator[bytes]:
     """Blocks that `read` yields; the file is checked before it is opened (opening a device may act on it) and after."""
     try:
-        problem = _unfit(path.stat(), limit)
+        problem = _outside(path) or _unfit(path.stat(), limit)
         if not problem:
             with os.fdopen(os.open(path, _FLAGS), "rb") as file:
                 problem = _unfit(os.fstat(file.fileno()), limit)
@@ -207,6 +217,12 @@ def _blocks(path: Path, limit: int, read: Callable[[BinaryIO], Iterator[bytes]])
         problem = "no such file" if isinstance(error, FileNotFoundError) else f"cannot be read: {_reason(error)}"
     if problem:
         raise InputError(Problem(str(path), problem)) from None
+
+
+def _outside(path: Path) -> str:
+    if not _CONFINED or any(path.resolve().is_relative_to(folder) for folder in _CONFINED):
+        return ""
+    return "is not among the files that were given"
 
 
 def _reason(error: Exception) -> str:

@@ -102,15 +102,17 @@ class _Counts:
 def search(question: Search, told: Progress = lambda stage, done, all_of, found: None, kept: Path | None = None, *,
            shard: Shard | None = None, parts: Sequence[Path] = (),
            noted: Callable[[Problem], None] = lambda note: None,
-           taken: Callable[[CandidateRows], None] | None = None) -> SearchResult:
+           taken: Callable[[CandidateRows], None] | None = None,
+           ranked: Callable[[Sequence[FoundLayout]], None] | None = None) -> SearchResult:
     """Searches all candidates of the question's space.
 
     `told(stage, done, all_of, found)` is called as work goes on; stages are "memory" and "time", `found` counts those
     that surely fit. `kept`: folder of a journal, from which a search that was stopped goes on, and of the answer with
     its rows; None: nothing is written. `shard`: only that part of the candidates. `parts`: folders of the journals of
     all shards, from which answers are taken. `noted` is called with the reason where no rows can be written, `taken`
-    with the rows. SystemExit after a signal, with the exit code of the signal. InputError for an empty space,
-    conditions that cannot be decided, and folders that cannot be used.
+    with the rows, `ranked` after each round of times with all layouts that are ranked so far. SystemExit after a
+    signal, with the exit code of the signal. InputError for an empty space, conditions that cannot be decided, and
+    folders that cannot be used.
     """
     num = sum(1 for _ in candidates(question.space))
     if not num:
@@ -126,7 +128,9 @@ def search(question: Search, told: Progress = lambda stage, done, all_of, found:
             work = _Work(one, executor, asked, known)
             answered = work.answers("memory", every, mine, partial(told, "memory"))
             fitting = sorted(_fitting(answered, question, counts), key=lambda found: found.index)
-            _rank(fitting, question, counts, partial(work.answers, "time"), partial(told, "time"))
+            for _ in _rank(fitting, question, counts, partial(work.answers, "time"), partial(told, "time")):
+                if ranked is not None:
+                    ranked(_layouts(question, fitting))
         result = _result(question, mine, fitting, counts)
         if shard is None:
             known.end(result)
@@ -278,8 +282,8 @@ def key_value(base: Scenario, candidate: Candidate, name: str) -> Any:
 # ---- time ------------------------------------------------------------------------------------------------------------
 def _rank(fitting: list[_Found], question: Search, counts: _Counts,
           simulated: Callable[..., Iterable[tuple[int, Candidate, Timed | None]]],
-          told: Callable[[int, int, int], None]) -> None:
-    """Times layouts until no other can be in the ranking or the Pareto set."""
+          told: Callable[[int, int, int], None]) -> Iterator[None]:
+    """Times layouts until no other can be in the ranking or the Pareto set; yields after each round."""
     conditions = [one for one in question.space.conditions if one.needs_time]
     first = question.objectives[0]
     waiting = sorted(fitting, key=lambda found: (found.value(first, bound=True), found.index))
@@ -295,6 +299,7 @@ def _rank(fitting: list[_Found], question: Search, counts: _Counts,
             counts.others["excluded"] += found.is_out
         done += len(now)
         told(done, done + len(waiting), 0)
+        yield
 
 
 def _possible(waiting: Sequence[_Found], fitting: Sequence[_Found], question: Search) -> Iterator[_Found]:
@@ -342,10 +347,7 @@ def _is_dominated(value: Value, front: Iterable[Value]) -> bool:
 
 # ---- answer ----------------------------------------------------------------------------------------------------------
 def _result(question: Search, num: int, fitting: Sequence[_Found], counts: _Counts) -> SearchResult:
-    ranked = _ranking(fitting, question.objectives[0])
-    front = set(_front([_scalars(found, question.objectives) for found in ranked]))
-    layouts = [_layout(found, question.space.base, is_pareto=_scalars(found, question.objectives) in front)
-               for found in ranked]
+    layouts = _layouts(question, fitting)
     num_timed, others = sum(found.time is not None for found in fitting), counts.others
     num_kept = sum(found.time is not None and not found.is_out for found in fitting)
     refused = sum(counts.refused.values())
@@ -359,8 +361,16 @@ def _result(question: Search, num: int, fitting: Sequence[_Found], counts: _Coun
         counts=SearchCounts(
             candidates=num, refused=refused, at_rest=others["at_rest"], oom=others["oom"], unsure=others["unsure"],
             excluded=others["excluded"], slower=sum(found.time is None and not found.is_out for found in fitting),
-            ranked=len(ranked), alike=num_kept - len(ranked),
+            ranked=len(layouts), alike=num_kept - len(layouts),
             simulated=num - refused - others["at_rest"], timed=num_timed))
+
+
+def _layouts(question: Search, fitting: Sequence[_Found]) -> list[FoundLayout]:
+    """Timed layouts from good to bad, those of the Pareto set marked."""
+    ranked = _ranking(fitting, question.objectives[0])
+    front = set(_front([_scalars(found, question.objectives) for found in ranked]))
+    return [_layout(found, question.space.base, is_pareto=_scalars(found, question.objectives) in front)
+            for found in ranked]
 
 
 def _layout(found: _Found, base: Scenario, *, is_pareto: bool) -> FoundLayout:

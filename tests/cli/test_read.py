@@ -167,7 +167,7 @@ def test_files_that_are_none_and_files_that_are_too_large(ran: Run, monkeypatch:
 
 
 def test_a_text_that_is_too_large(ran: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("simcore.cli.read.MAX_TEXT", 1000)
+    monkeypatch.setattr("simcore.batch.measured.MAX_TEXT", 1000)
     Path("run.log").write_text(LOG * 9, encoding="utf-8")
     completed = ran("read", "run.log", "small.yaml")
     assert (completed.code, completed.out) == (2, "")

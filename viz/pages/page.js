@@ -15,8 +15,9 @@ const redraw = () => {
     all(figure, "[data-stack]").forEach((legend) => { legend.hidden = legend.dataset.stack !== stack; });
   }
 };
-for (const field of all(document, "[data-switch]")) {
+const switched = (field) => {
   field.hidden = false;
+  all(field, "input").forEach((input) => { input.checked = input.value === view[field.dataset.switch]; });
   field.addEventListener("change", (event) => {
     view[field.dataset.switch] = event.target.value;
     all(document, `[data-switch="${field.dataset.switch}"] input`).forEach((input) => {
@@ -24,7 +25,7 @@ for (const field of all(document, "[data-switch]")) {
     });
     redraw();
   });
-}
+};
 
 /* ---- placement: a rank is chosen with the mouse, or with arrows and Enter ---- */
 const mesh = (figure) => {
@@ -75,10 +76,9 @@ const mesh = (figure) => {
     field.addEventListener("change", mark);
   });
 };
-all(document, "figure.placement").forEach(mesh);
 
 /* ---- streams: the frame is made wider, and scrolls ---- */
-for (const figure of all(document, "figure.timeline")) {
+const streams = (figure) => {
   const frame = figure.querySelector(".zoom");
   const inner = figure.querySelector(".wider");
   let zoom = 1;
@@ -95,7 +95,16 @@ for (const figure of all(document, "figure.timeline")) {
     const name = { "+": "zoom in", "=": "zoom in", "-": "zoom out", 0: "whole step" }[event.key];
     if (name) { steps[name](); event.preventDefault(); }
   });
-}
+};
+
+/* ---- charts below an element, as soon as they are in the document ---- */
+const enliven = (root) => {
+  all(root, "[data-switch]").forEach(switched);
+  if (root !== document) redraw();
+  all(root, "figure.placement").forEach(mesh);
+  all(root, "figure.timeline").forEach(streams);
+};
+enliven(document);
 
 /* ---- search: charts are dragged over, which sets the filters; they are drawn from the filters, too ---- */
 const scale = (data) => {

@@ -20,7 +20,7 @@ from viz.markup import Markup, element, join
 from viz.pages.detail_tables import peak_owner_table
 from viz.pages.tables import at_rest_table, category_table, owner_table, traffic_table
 
-__all__ = ["rank_section"]
+__all__ = ["memory_figure", "rank_section"]
 
 Stacked = tuple[str, RankReport]
 _MANY: Final = 4  # with more classes of ranks than this, only the fullest is open
@@ -40,7 +40,7 @@ def rank_section(report: Report, rank: RankReport, identity: str, *, is_full: bo
     head = element("summary", element("h3", name, *badges), element("span", _place(rank), class_="place"))
     detail = class_detail(report, rank)
     is_open = is_highest or len(report.ranks) <= _MANY
-    memory = _figure(report, rank, detail, identity, is_full=is_full)
+    memory = memory_figure(report, rank, identity, is_full=is_full)
     return element("details", head, memory, _peak(rank, detail, identity), _traffic(report, rank, identity),
                    at_rest_table(rank), _notes(rank), class_="rank", open=is_open, data_class=number)
 
@@ -75,8 +75,12 @@ def _traffic(report: Report, rank: RankReport, identity: str) -> Markup | None:
     return join((element("figure", caption, chart, legend(link_entries(), "Link classes")), more))
 
 
-def _figure(report: Report, rank: RankReport, detail: ClassDetail | None, identity: str, *, is_full: bool
-            ) -> Markup:
+def memory_figure(report: Report, rank: RankReport, identity: str, *, is_full: bool = True) -> Markup:
+    """Returns the figure of memory over the step of one class, with its legends; a note without such memory.
+
+    `is_full`: on both clocks, and also by part of the model. `identity`: begin of the ids in it, unique on the page.
+    """
+    detail = class_detail(report, rank)
     if rank.memory is None or not rank.memory.event_index:
         return element("p", "This report holds no memory over time for these ranks.", class_="note")
     kinds = report.detail.layers if report.detail else {}

@@ -19,7 +19,7 @@ from viz.pages.tables import code, signed_bytes, table
 from viz.pages.timeline import timeline
 from viz.pages.verdict import device_fill, verdict
 
-__all__ = ["article"]
+__all__ = ["article", "assumptions", "evidence", "facts", "placement_figure", "problems", "sentence"]
 
 Fact = tuple[str, Child]
 
@@ -41,15 +41,16 @@ def article(report: Report, ordinal: int, share: float = 1.0) -> Markup:
     room are left out, but never the fullest.
     """
     head = element("header", element("h2", report.name, id=f"report-{ordinal}-name", dir="auto"),
-                   element("p", verdict(report), " ", _sentence(report), class_="answer"), device_fill(report))
+                   element("p", verdict(report), " ", sentence(report), class_="answer"), device_fill(report))
     classes = list(_classes(report, ordinal, share * _ROOM))
     left = len(report.ranks) - len(classes)
     more = element("p", f"{left:,} more classes of ranks are in the result, not on this page.", class_="note")
     name = f"r{ordinal}"
     return element(
-        "article", head, _problems(report), _evidence(report), _advice(report), _facts(report),
-        phase_section(report, f"{name}-phases"), engine_section(report, f"{name}-engine"), _map(report, f"{name}-map"),
-        *classes, more if left else None, _streams(report, f"{name}-streams"), _adapters(report), _assumptions(report),
+        "article", head, problems(report), evidence(report), _advice(report), facts(report),
+        phase_section(report, f"{name}-phases"), engine_section(report, f"{name}-engine"),
+        placement_figure(report, f"{name}-map"),
+        *classes, more if left else None, _streams(report, f"{name}-streams"), _adapters(report), assumptions(report),
         _communicators(report), _scenario(report), id=f"report-{ordinal}", aria_labelledby=f"report-{ordinal}-name")
 
 
@@ -63,7 +64,8 @@ def _classes(report: Report, ordinal: int, room: float) -> Iterator[Markup]:
             yield section
 
 
-def _sentence(report: Report) -> Markup | None:
+def sentence(report: Report) -> Markup | None:
+    """Returns the peak of the fullest class against the capacity, in words; None without either."""
     rank = report.peak_rank
     if rank is None or rank.peak is None or report.capacity_bytes is None:
         return None
@@ -82,12 +84,14 @@ def _unsure(report: Report) -> str:
     return f" Measured runs of such layouts needed the equivalent of {low} to {high}."
 
 
-def _evidence(report: Report) -> Markup | None:
+def evidence(report: Report) -> Markup | None:
+    """Returns what is known about such layouts, in a line; None where the report has no evidence."""
     known = report.evidence
     return element("p", element("strong", "Evidence: "), known.sentence(), ".", class_="note") if known else None
 
 
-def _map(report: Report, identity: str) -> Markup | None:
+def placement_figure(report: Report, identity: str) -> Markup | None:
+    """Returns the figure of what lies on each rank, with its tensors; None where there is no map."""
     chart = placement(report, identity)
     if chart is None:
         return None
@@ -105,7 +109,8 @@ def _streams(report: Report, identity: str) -> Markup | None:
     return None if chart is None else element("section", chart, class_="card")
 
 
-def _facts(report: Report) -> Markup | None:
+def facts(report: Report) -> Markup | None:
+    """Returns the tables of key facts: layout, highest moment, step, hosts; None without any."""
     groups = (_fact_group("Layout", _scenario_facts(report)), _fact_group("Highest moment", _peak_facts(report)),
               _fact_group("One step", _time_facts(report)), _fact_group("Hosts", _host_facts(report)))
     return element("div", *groups, class_="facts") if any(groups) else None
@@ -193,7 +198,8 @@ def _section(title: str, *children: Child) -> Markup:
     return element("section", element("h3", title), *children)
 
 
-def _problems(report: Report) -> Markup | None:
+def problems(report: Report) -> Markup | None:
+    """Returns the list of problems, each with its place and rule; None without any."""
     rows = (element("li", element("code", p.where), " ", p.message, element("span", f" [{p.rule}]", class_="note")
                     if p.rule else None) for p in report.problems)
     return _section("Problems", element("ul", *rows, class_="problems")) if report.problems else None
@@ -222,7 +228,8 @@ def _adapters(report: Report) -> Markup | None:
                     missed if adapters.unmatched_targets else None)
 
 
-def _assumptions(report: Report) -> Markup | None:
+def assumptions(report: Report) -> Markup | None:
+    """Returns the list of assumptions with kind and source; None without any."""
     if not report.assumptions:
         return None
     rows = (element("li", element("span", a.kind, class_=f"badge {a.kind}", title=_KINDS[a.kind]),

@@ -1,0 +1,14 @@
+"""`rankscope studio`: a page on this machine that asks the engine while a job is edited.
+
+Input: requests of the page, a scenario as text or as values in each. Output: the answers of the command line as JSON,
+and parts of pages that `viz` draws.
+Start: `server.app`.
+
+The process that answers requests never simulates. `server` (routes) hands a `question` to a `lane`: a warm worker
+process (`worker`), in which the newest question of a tab replaces its older ones, and which is replaced if it hangs.
+`access`: which requests are served, and what the page may load. `command`, `serving`, `link`: start and address.
+
+In the worker: `answers` (kinds of questions), `views` (parts of the page), `degrees` (values of each degree, and why
+others are refused), `catalogue` (models, machines, options, keys).
+The page itself is in `page/`: plain modules, nothing is built.
+"""

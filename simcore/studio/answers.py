@@ -1,0 +1,103 @@
+"""Kinds of questions that the page asks, each a function from a question to the bytes of its answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+from simcore.batch.advice import work
+from simcore.batch.run import attempt
+from simcore.errors import InputError, Problem
+from simcore.simulation.explanation import class_of, explain_peak, explain_step, explain_trainable
+from simcore.studio import exchange, remedies
+from simcore.studio.catalogue import catalogue, options, start
+from simcore.studio.degrees import degrees
+from simcore.studio.question import Question
+from simcore.studio.views import figure, memory, pictures, view
+from viz.charts.class_bars import Mark
+
+__all__ = ["ANSWERS", "warm"]
+
+
+
+def warm() -> None:
+    """Answers the first question of a page, so that what it needs is loaded."""
+    question = Question.of({"values": start()})
+    _view(question)
+    _memory(question)
+    _pictures(question)
+
+
+def _answer(question: Question) -> bytes:
+    """The bytes that `rankscope run --json` prints for a file of this text; with advice as there, unless refused."""
+    entries = question.entries()
+    simulated = work(len(entries), asked=question.rest.get("advise"))
+    lines = ",\n".join(attempt(entry, simulated).report.model_dump_json() for entry in entries)
+    return f"[\n{lines}\n]\n".encode()
+
+
+def _one(question: Question, **asked: Any) -> Any:
+    from simcore.simulate import simulate
+
+    (entry, *_) = question.entries()
+    return attempt(entry, partial(simulate, **asked)).report
+
+
+def _view(question: Question) -> bytes:
+    return _json(view(_one(question), _marks(question.rest.get("marks"))))
+
+
+def _marks(given: Any) -> list[Mark]:
+    """Measured sizes that the bars show; InputError for something else."""
+    try:
+        return [Mark(str(one["words"])[:80], float(one["num_bytes"])) for one in list(given or ())[:4]]
+    except (TypeError, KeyError, ValueError):
+        raise InputError(Problem("marks", "expected words and num_bytes of each")) from None
+
+
+def _memory(question: Question) -> bytes:
+    return _json(memory(_one(question, series=True)))
+
+
+def _pictures(question: Question) -> bytes:
+    opened = question.rest.get("opened", [])
+    return _json(pictures(_one(question, detail=True), opened if isinstance(opened, list) else []))
+
+
+def _figure(question: Question) -> bytes:
+    """The bars of the classes, as one SVG text that stands alone."""
+    return _json({"svg": figure(_one(question))})
+
+
+def _explained(question: Question) -> bytes:
+    """Steps from a number of the job to what it is made of."""
+    report = _one(question, detail=True)
+    if report.status != "ok" or report.detail is None:
+        raise InputError([Problem(row.where, row.message, row.rule) for row in report.problems]
+                         or [Problem("", "there is no single training step to explain")])
+    what = question.rest.get("what", "peak")
+    step = explain_step(report) if what == "step" else (
+        explain_trainable if what == "trainable" else explain_peak)(report, *class_of(report, None))
+    return _json(step.model_dump())
+
+
+def _of(made: Callable[[Question], Mapping[str, Any]]) -> Callable[[Question], bytes]:
+    return lambda question: _json(made(question))
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+
+
+ANSWERS: Final[Mapping[str, Callable[[Question], bytes]]] = {
+    "answer": _answer, "view": _view, "memory": _memory, "pictures": _pictures, "explain": _explained,
+    "scenario": _of(exchange.scenario_file), "import": _of(exchange.imported), "convert": _of(exchange.recipe),
+    "formats": _of(exchange.formats), "advice": _of(remedies.advice), "limit": _of(remedies.limit),
+    "compare": _of(remedies.compared), "measured": _of(remedies.beside), "figure": _figure,
+    "legal": lambda question: _json(degrees(question.document())),
+    "catalogue": lambda question: _json(catalogue()),
+    "options": lambda question: _json({"options": options(str(question.rest.get("framework")))}),
+}
+"""Functions by the last part of the address of their kind."""

@@ -1,0 +1,107 @@
+"""Values of each degree of parallelism that a job may have, and for the others why not.
+
+The number of GPUs stays when a degree changes: the data-parallel axis takes what is left. Each value is asked of the
+framework (`simcore.simulate.check`), nothing is simulated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any, Final
+
+from simcore.errors import InputError
+from simcore.inputs.document import Document
+from simcore.inputs.loading import entry_of
+from simcore.inputs.scenario import Mesh
+from simcore.search.meshes import DEGREES
+from simcore.simulate import check
+
+__all__ = ["degrees"]
+
+_STEPPED: Final = ("tp", "pp", "cp", "ep", "etp", "dp_replicate")
+_RESTS: Final = ("dp_shard", "dp_replicate")
+"""Axes that may take what is left, the first that the framework accepts."""
+_GPUS: Final = tuple(2**power for power in range(15))
+_FAR: Final = 32
+"""Largest factor between the numbers of GPUs that are tried and that of the job."""
+_MOST: Final = 16
+"""Values of a degree that are tried."""
+
+_Mesh = Mapping[str, int | None]
+
+
+def degrees(document: Document) -> dict[str, Any]:
+    """Values of the number of GPUs and of each axis, as JSON has them: the mesh that each gives, and why it is refused.
+
+    `why`: "" for a legal one. InputError for a mesh that no job may have.
+    """
+    mesh = _mesh(document)
+    gpus = prod(mesh[axis] or 1 for axis in DEGREES)
+    tried = {"gpus": [_tried(document, n, _with_gpus(mesh, n)) for n in _numbers(gpus)]}
+    for axis in _STEPPED:
+        tried[axis] = [_tried(document, n, _with_degree(mesh, axis, n, gpus)) for n in _values(axis, mesh, gpus)]
+    says = {name: field.description for name, field in Mesh.model_fields.items()}
+    return {"gpus": gpus, "mesh": mesh, "values": tried, "says": {"gpus": "Number of ranks of the job", **says}}
+
+
+def _mesh(document: Document) -> dict[str, int | None]:
+    given = document.data.get("mesh") or {}
+    try:
+        mesh = Mesh.model_validate(given)
+    except ValueError:
+        entry = entry_of(document)  # says which value is wrong
+        raise InputError(entry.problems) from None
+    return mesh.model_dump()
+
+
+def _numbers(gpus: int) -> list[int]:
+    near = {n for n in _GPUS if gpus / _FAR <= n <= gpus * _FAR}
+    return sorted({*near, gpus})
+
+
+def _values(axis: str, mesh: _Mesh, gpus: int) -> list[int | None]:
+    """Divisors of the number of GPUs; for expert tensor parallelism the framework's default (None), 1 and tp's."""
+    if axis == "etp":
+        return [None, *_divisors(max(mesh["tp"] or 1, mesh["etp"] or 1))]
+    return [*_divisors(gpus)]
+
+
+def _divisors(number: int) -> list[int]:
+    found = [n for n in range(1, min(number, 1024) + 1) if number % n == 0]
+    return found[:_MOST]
+
+
+def _with_gpus(mesh: _Mesh, gpus: int) -> Iterator[_Mesh]:
+    """Meshes of that number of GPUs in which only the data-parallel degree is another."""
+    for rest in _RESTS:
+        others = prod(mesh[axis] or 1 for axis in DEGREES if axis != rest)
+        if gpus % others == 0:
+            yield {**mesh, rest: gpus // others}
+
+
+def _with_degree(mesh: _Mesh, axis: str, degree: int | None, gpus: int) -> Iterator[_Mesh]:
+    """Meshes of the same number of GPUs in which an axis has another degree."""
+    changed = {**mesh, axis: degree}
+    if axis not in DEGREES:
+        yield changed
+        return
+    yield from (one for one in _with_gpus(changed, gpus) if one[axis] == degree)
+
+
+def _tried(document: Document, value: int | None, meshes: Iterator[_Mesh]) -> dict[str, Any]:
+    """A value with the first mesh that is legal; else with the first mesh and why it is refused."""
+    refused: dict[str, Any] | None = None
+    for mesh in meshes:
+        why = _why(document, mesh)
+        if not why:
+            return {"value": value, "mesh": dict(mesh), "why": ""}
+        refused = refused or {"value": value, "mesh": dict(mesh), "why": why}
+    return refused or {"value": value, "mesh": None, "why": "the number of GPUs is no multiple of the degrees' product"}
+
+
+def _why(document: Document, mesh: _Mesh) -> str:
+    """Reason why a job with this mesh is refused; "" if it is not."""
+    entry = entry_of(document.with_value(("mesh",), dict(mesh), "mesh"))
+    problems = entry.problems if entry.scenario is None else check(entry.scenario).problems
+    return "; ".join(f"{p.message} [{p.rule}]" if p.rule else p.message for p in problems[:2])

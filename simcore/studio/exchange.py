@@ -1,0 +1,79 @@
+"""Files in and out: scenarios, recipes of other tools and models that are dropped; recipes and figures to take away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from simcore.errors import InputError, Problem, RankscopeError
+from simcore.inputs.dump import yaml_text
+from simcore.recipes.answers import Answers
+from simcore.recipes.conversion.converting import convert
+from simcore.recipes.conversion.writing import writable_formats
+from simcore.recipes.importing import import_files
+from simcore.recipes.model_file import is_of_model
+from simcore.recipes.recipe_file import RecipeFile
+from simcore.recipes.registry import is_scenario
+from simcore.recipes.text import left_line, recipe_text, scenario_text
+from simcore.studio.question import Question
+
+__all__ = ["formats", "imported", "recipe", "scenario_file"]
+
+
+def scenario_file(question: Question) -> dict[str, Any]:
+    """The job as a scenario file."""
+    return {"file": "scenario.yaml", "text": yaml_text(question.document().data)}
+
+
+def imported(question: Question) -> dict[str, Any]:
+    """What became of dropped files: the keys of a job, and for a recipe where they come from and what is left open.
+
+    `kind`: "scenario", "recipe" or "model" (a config.json). InputError for files that are none of these.
+    """
+    files = tuple(RecipeFile(name, text) for name, text in question.files.items())
+    if not files:
+        raise InputError(Problem("files", "expected a file"))
+    if len(files) == 1 and is_of_model(files[0]):
+        return {"kind": "model", "values": {"model": files[0].path}}
+    document = files[0].mapping()
+    if document is not None and is_scenario(document):
+        sweep = document.data.get("sweep")
+        keys = document.without("sweep").without("search").data
+        return {"kind": "scenario", "values": keys, "notes": ["its sweep is left out"] if sweep else []}
+    return _of_recipe(files, question.rest)
+
+
+def _of_recipe(files: tuple[RecipeFile, ...], rest: Mapping[str, Any]) -> dict[str, Any]:
+    gpus, seq_len, topology = (rest.get(name) for name in ("gpus", "seq_len", "topology"))
+    for name, value in (("gpus", gpus), ("seq_len", seq_len)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise InputError(Problem(name, "expected a whole number from 1 on"))
+    answers = Answers.of_options(gpus, seq_len, str(topology or ""))
+    found = import_files(files, answers, str(rest.get("format") or ""), loose=True)
+    problems = [*found.wrong, *found.refused]
+    made = {"kind": "recipe", "format": found.format, "values": found.values,
+            "origins": {".".join(map(str, path)): str(origin) for path, origin in found.origins.items()},
+            "left": [asdict(one) for one in found.left], "questions": [asdict(one) for one in found.questions],
+            "problems": [asdict(one) for one in problems]}
+    return {**made, "text": "" if found.questions else scenario_text(found)}
+
+
+def recipe(question: Question) -> dict[str, Any]:
+    """The job as a recipe of a format, its launch command, and what the recipe does not say."""
+    scenario = question.scenario()
+    made = convert(scenario, str(question.rest.get("format"))).without_refused()
+    return {"file": made.file or f"recipe{made.suffix}", "text": recipe_text(made, scenario.name),
+            "launch": made.launch, "beside": dict(made.beside), "left": [left_line(one) for one in made.left]}
+
+
+def formats(question: Question) -> dict[str, Any]:
+    """Formats of recipes in which this job can be written."""
+    scenario, found = question.scenario(), list[str]()
+    for name in writable_formats():
+        try:
+            convert(scenario, name)
+        except RankscopeError:
+            continue
+        found.append(name)
+    return {"formats": found}

@@ -1,0 +1,188 @@
+/* The studio: one job, its address, and the questions that a change asks, the newest only. */
+import { Copies } from "./copies.js";
+import { Problems, Superseded, ask } from "./door.js";
+import { Files } from "./files.js";
+import { Form } from "./form.js";
+import { clear, fill, make, notice, stale } from "./panels.js";
+import { Search } from "./search.js";
+import { decoded, encoded, with_value } from "./state.js";
+import { tree } from "./steps.js";
+import { Versus } from "./versus.js";
+
+const busy = document.getElementById("busy");
+const state = { job: {}, files: {}, pins: [], marks: [] };
+const opened = new Set(); /* pictures that are drawn on demand */
+let form;
+let versus;
+let wanted = 0;
+let is_asking = false;
+let changed_at = 0;
+let written = "";
+
+const question = () => ({ values: state.job, files: state.files });
+
+const told = (error) => {
+  if (error instanceof Superseded) return;
+  busy.textContent = "";
+  notice(error instanceof Problems ? error.message : `The page has a fault: ${error.message}`);
+};
+
+/* Asks until the answer in view is that of the newest job. */
+const refresh = async () => {
+  if (is_asking) return;
+  is_asking = true;
+  try {
+    for (let number = 0; number !== wanted;) {
+      number = wanted;
+      try { shown(await ask("view", { ...question(), marks: state.marks }), number); } catch (error) { if (number === wanted) told(error); }
+    }
+  } finally { is_asking = false; }
+  later(wanted);
+};
+
+const measure = (name, number) => requestAnimationFrame(() => setTimeout(() => {
+  if (number === wanted) performance.measure(name, { start: changed_at, end: performance.now() });
+}));
+
+const shown = (answer, number) => {
+  if (number !== wanted) return;
+  notice("");
+  fill({ parts: { ...answer.parts, advice: "" } });
+  form.problems(answer.problems);
+  stale(false);
+  busy.textContent = "";
+  state.answer = answer;
+  const needs_help = answer.verdict === "oom" || answer.verdict === "unsure";
+  document.getElementById("remedies").hidden = !needs_help;
+  document.getElementById("looking").hidden = false;
+  if (answer.status !== "ok") clear("memory", "streams", "placement");
+  measure("first picture", number);
+};
+
+/* What may come after the first picture: legal values, memory and streams, changes that make it fit, pins. */
+const later = async (number) => {
+  const when = (kind, then, fields = {}) => (number === wanted ? ask(kind, { ...question(), ...fields }).then((answer) => { if (number === wanted) then(answer); }).catch((error) => { if (number === wanted && !(error instanceof Problems)) told(error); }) : null);
+  const is_drawn = state.answer && state.answer.status === "ok";
+  if (is_drawn && !opened.has("memory")) await when("memory", (answer) => {
+    fill(answer);
+    measure("memory", number);
+  });
+  when("legal", (answer) => form.degrees(answer));
+  if (!is_drawn) return;
+  await when("pictures", (answer) => {
+    fill(answer);
+    measure("all pictures", number);
+  }, { opened: [...opened] });
+  if (!document.getElementById("remedies").hidden) when("advice", (answer) => {
+    fill(answer);
+    document.getElementById("looking").hidden = true;
+    if (!answer.parts.advice) document.querySelector("[data-part=advice]").textContent = "No single change or pair of changes that was tried makes it fit.";
+  });
+  if (state.pins.length && number === wanted) versus.show().catch(told);
+};
+
+/* Takes changes of keys, {dotted key: value}; undefined leaves a key out. */
+const change = (changes) => {
+  let { job } = state;
+  for (const [key, value] of Object.entries(changes)) job = with_value(job, key, value === null && key !== "mesh.etp" ? undefined : value);
+  take(job);
+};
+
+const take = (job, files = state.files) => {
+  const fresh = JSON.stringify(job.mesh) !== JSON.stringify(state.job.mesh);
+  state.job = job;
+  state.files = files;
+  wanted += 1;
+  changed_at = performance.now();
+  stale(true);
+  form.show(job, fresh);
+  busy.textContent = "simulating \u2026";
+  for (const id of ["limit", "steps"]) document.getElementById(id).replaceChildren();
+  refresh();
+  write();
+};
+
+const write = async () => {
+  const { job, files, pins } = state;
+  const text = await encoded({ job, ...(Object.keys(files).length ? { files } : {}), ...(pins.length ? { pins } : {}) });
+  if (job !== state.job) return; /* a newer one is on its way */
+  written = `#${text}`;
+  if (location.hash !== written) history.replaceState(null, "", written);
+};
+
+/* The state of the address; a link that cannot be read is told, and the job in view stays. */
+const read = async () => {
+  if (location.hash.length < 2 || location.hash === written) return null;
+  try { return await decoded(location.hash.slice(1)); } catch (error) { return error; }
+};
+
+const follow = (found) => {
+  state.pins = Array.isArray(found.pins) ? found.pins.slice(0, 4).filter((pin) => pin && typeof pin === "object") : [];
+  versus.show().catch(told);
+  take(found.job, found.files && typeof found.files === "object" ? found.files : {});
+};
+
+const limit = async (quantity) => {
+  const box = document.getElementById("limit");
+  box.textContent = "searching \u2026";
+  const number = wanted;
+  let found;
+  try { found = await ask("limit", { ...question(), quantity }); } catch (error) {
+    if (!(error instanceof Superseded)) box.textContent = error.message;
+    return;
+  }
+  if (number !== wanted) return;
+  const say = (value) => (value === null ? "none" : Number(value).toLocaleString("en"));
+  const words = found.value === null ? `${found.words}: none surely fits. ${found.problem || found.why}`
+    : `${found.words}: ${say(found.value)} (${found.peak})${found.beyond === null ? "" : `; ${say(found.beyond)} ${found.beyond_peak ? `needs ${found.beyond_peak}` : "is refused"}: ${found.why}`}`;
+  box.replaceChildren(make("p", { textContent: words }));
+  if (found.value !== null) {
+    const button = make("button", { type: "button", textContent: "apply" });
+    button.addEventListener("click", () => change(found.keys));
+    box.append(button);
+  }
+};
+
+const explain = async (what) => {
+  const box = document.getElementById("steps");
+  box.textContent = "explaining \u2026";
+  try { box.replaceChildren(tree(await ask("explain", { ...question(), what }))); } catch (error) {
+    if (!(error instanceof Superseded)) box.textContent = error.message;
+  }
+};
+
+document.querySelector("details.map").addEventListener("toggle", (event) => {
+  opened[event.target.open ? "add" : "delete"]("placement");
+  if (event.target.open) later(wanted);
+});
+document.getElementById("full").addEventListener("change", (event) => {
+  opened[event.target.checked ? "add" : "delete"]("memory");
+  later(wanted);
+});
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-changes], [data-limit], [data-explain]");
+  if (!button) return;
+  if (button.dataset.changes) change(JSON.parse(button.dataset.changes));
+  else if (button.dataset.limit) limit(button.dataset.limit);
+  else explain(button.dataset.explain);
+});
+addEventListener("hashchange", async () => {
+  const found = await read();
+  if (found instanceof Error) notice(found.message);
+  else if (found) follow(found);
+});
+addEventListener("unhandledrejection", (event) => told(event.reason));
+
+const start = async () => {
+  const [catalogue, found] = [await ask("catalogue", {}), await read()];
+  form = new Form(document.getElementById("form"), catalogue, change,
+    async (framework) => (await ask("options", { framework })).options);
+  versus = new Versus(state, take, write, () => state.files);
+  new Files(state, take, () => { wanted += 1; changed_at = performance.now(); refresh(); });
+  new Search(document.getElementById("searching"), catalogue, question, change);
+  new Copies(state, question);
+  if (found && !(found instanceof Error)) follow(found);
+  else take(catalogue.start);
+  if (found instanceof Error) notice(found.message);
+};
+start().catch(told);

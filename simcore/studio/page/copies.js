@@ -1,0 +1,93 @@
+/* The job to take away: as scenario, recipe, command, Markdown table, picture, link. */
+import { ask } from "./door.js";
+import { make, notice } from "./panels.js";
+
+const gib = (bytes) => (bytes === null ? "\u2013" : `${(bytes / 2 ** 30).toFixed(2)} GiB`);
+const dialog = document.getElementById("dialog");
+const by_id = (name) => document.getElementById(`dialog-${name}`);
+let saved = "";
+
+const show = (title, note, text, file, type = "text/plain") => {
+  by_id("title").textContent = title;
+  by_id("note").textContent = note;
+  by_id("text").value = text;
+  if (saved) URL.revokeObjectURL(saved);
+  saved = URL.createObjectURL(new Blob([text], { type }));
+  Object.assign(by_id("save"), { href: saved, download: file });
+  by_id("copy").textContent = "copy";
+  dialog.showModal();
+};
+
+by_id("close").addEventListener("click", () => dialog.close());
+by_id("copy").addEventListener("click", async () => {
+  by_id("text").select();
+  try { await navigator.clipboard.writeText(by_id("text").value); by_id("copy").textContent = "copied"; } catch {
+    by_id("copy").textContent = document.execCommand("copy") ? "copied" : "selected";
+  }
+});
+
+const markdown = ({ job, answer }) => {
+  const { numbers } = answer;
+  const cells = [["model", job.model], ["framework", job.framework], ["machine", job.topology], ["GPUs", numbers.num_ranks], ["degrees", Object.entries(job.mesh || {}).map(([axis, n]) => `${axis} ${n}`).join(" ")],
+    ["verdict", answer.verdict || answer.status], ["peak", `${gib(numbers.peak_bytes)} of ${gib(numbers.capacity_bytes)}`],
+    ["step", numbers.step_s === null ? "\u2013" : `${numbers.step_s.toPrecision(3)} s`], ["tokens/s per GPU", numbers.tokens_per_s_per_gpu === null ? "\u2013" : Math.round(numbers.tokens_per_s_per_gpu)],
+    ["USD per M tokens", numbers.usd_per_million_tokens === null ? "\u2013" : numbers.usd_per_million_tokens.toPrecision(3)]];
+  const row = (values) => `| ${values.map((value) => String(typeof value === "object" ? JSON.stringify(value) : value).replaceAll("|", "\\|").replaceAll("\n", " ")).join(" | ")} |`;
+  return `${row(cells.map(([name]) => name))}\n${row(cells.map(() => "---"))}\n${row(cells.map(([, value]) => value))}\n\n[the job in rankscope studio](${location.href})\n`;
+};
+
+/* The bars as a PNG image, drawn from their SVG text. */
+const picture = async (text) => {
+  const image = new Image();
+  image.src = `data:image/svg+xml;base64,${btoa(String.fromCharCode(...new TextEncoder().encode(text)))}`;
+  await image.decode();
+  const canvas = Object.assign(document.createElement("canvas"), { width: 2 * image.width, height: 2 * image.height });
+  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+  return new Promise((done) => { canvas.toBlob(done, "image/png"); });
+};
+
+export class Copies {
+  constructor(state, question) {
+    this.state = state;
+    this.question = question;
+    this.select = document.getElementById("copy");
+    const kinds = { link: "link", scenario: "scenario", command: "command", markdown: "Markdown table", svg: "picture (SVG)", png: "picture (PNG)" };
+    this.select.append(...Object.entries(kinds).map(([value, textContent]) => make("option", { value, textContent })),
+      ...[...this.formats()].map((name) => make("option", { value: `recipe ${name}`, textContent: `recipe of ${name}` })));
+    this.select.addEventListener("focus", () => this.refresh());
+    this.select.addEventListener("change", () => {
+      const { value } = this.select;
+      this.select.value = "";
+      this.copy(value).catch((error) => notice(error.message));
+    });
+  }
+
+  formats() { return this.known || []; }
+
+  /* The formats that can say this job are asked when the list is opened. */
+  async refresh() {
+    try { this.known = (await ask("formats", this.question())).formats; } catch { return; }
+    this.select.querySelectorAll("option[value^=recipe]").forEach((option) => option.remove());
+    this.select.append(...this.known.map((name) => make("option", { value: `recipe ${name}`, textContent: `recipe of ${name}` })));
+  }
+
+  async copy(kind) {
+    if (kind === "link") return show("Link", "The whole job is in the part behind #. A token of the studio is not in it.", location.href, "link.txt");
+    if (kind === "markdown") return show("Markdown", "For an issue or a pull request.", markdown(this.state), "job.md");
+    if (kind.startsWith("recipe ")) {
+      const made = await ask("convert", { ...this.question(), format: kind.slice(7) });
+      const note = [made.launch && `Launch: ${made.launch}`, ...made.left.map((line) => `Not in it: ${line}`)].filter(Boolean).join("\n");
+      return show(`Recipe of ${kind.slice(7)}`, note, made.text, made.file);
+    }
+    if (kind === "scenario" || kind === "command") {
+      const { text } = await ask("scenario", this.question());
+      return kind === "scenario" ? show("Scenario", "rankscope run scenario.yaml gives the same answer.", text, "scenario.yaml")
+        : show("Command", "For a shell.", `cat > scenario.yaml <<'END'\n${text}END\nrankscope run scenario.yaml\n`, "run.sh");
+    }
+    const { svg } = await ask("figure", this.question());
+    if (kind === "svg") return show("Picture", "SVG, for light paper.", svg, "ranks.svg", "image/svg+xml");
+    const link = make("a", { href: URL.createObjectURL(await picture(svg)), download: "ranks.png" });
+    link.click();
+    return setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  }
+}

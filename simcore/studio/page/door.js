@@ -1,0 +1,41 @@
+/* The one door to the engine: every question is a POST of JSON. */
+const KEPT = "rankscope-token";
+const tab = crypto.randomUUID ? crypto.randomUUID() : String(Math.random());
+
+/* The token of the link is kept for this tab, and leaves the address, which people share. */
+const given = new URLSearchParams(location.search).get("token");
+if (given) {
+  sessionStorage.setItem(KEPT, given);
+  history.replaceState(null, "", location.pathname + location.hash);
+}
+
+export class Superseded extends Error {}
+
+export class Problems extends Error {
+  constructor(problems) {
+    super(problems.map((one) => one.message).join("; "));
+    this.problems = problems;
+  }
+}
+
+export const request = async (kind, fields, signal) => {
+  const token = sessionStorage.getItem(KEPT);
+  const headers = { "content-type": "application/json", ...(token ? { authorization: `Bearer ${token}` } : {}) };
+  try {
+    return await fetch(`/api/${kind}`, { method: "POST", headers, body: JSON.stringify({ tab, ...fields }), signal });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problems([{ where: "", message: "The studio does not answer. Is it still running? Your job is in the address, nothing is lost.", rule: "" }]);
+  }
+};
+
+export const refused = async (answer) => {
+  if (answer.status === 409) return new Superseded();
+  try { return new Problems((await answer.json()).problems); } catch { return new Problems([{ where: "", message: `The studio answered ${answer.status}.`, rule: "" }]); }
+};
+
+export const ask = async (kind, fields, signal) => {
+  const answer = await request(kind, fields, signal);
+  if (!answer.ok) throw await refused(answer);
+  return answer.json();
+};

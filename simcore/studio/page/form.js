@@ -1,0 +1,279 @@
+/* The job as a form: fields that most people change, steppers of degrees, and every other key found by search. */
+import { make } from "./panels.js";
+import { value_of } from "./state.js";
+
+const AXES = { gpus: "GPUs", tp: "tensor parallel", pp: "pipeline stages", cp: "context parallel", ep: "expert parallel",
+  etp: "expert tensor parallel", dp_replicate: "replicas" };
+const METHODS = ["full", "lora", "qlora"];
+const GROUPED = /^\d{1,3}([.,'\u2019\u00a0\u202f _]\d{3})+$/;
+
+/* A whole number as people write it in English, German, French or Swiss; null for anything else. */
+export const whole = (text) => {
+  const plain = text.trim();
+  if (/^\d+$/.test(plain)) return Number(plain);
+  return GROUPED.test(plain) ? Number(plain.replace(/\D/g, "")) : null;
+};
+
+/* A value as YAML would read it: numbers, true, false, null, JSON lists; else text. */
+export const plain_value = (text) => {
+  const trimmed = text.trim();
+  if (/^(true|false|null|-?\d+(\.\d+)?([eE][+-]?\d+)?|[[{"].*)$/s.test(trimmed)) {
+    try { return JSON.parse(trimmed); } catch { return trimmed; }
+  }
+  return trimmed;
+};
+
+export class Form {
+  constructor(root, catalogue, change, options_of) {
+    this.root = root;
+    this.catalogue = catalogue;
+    this.change = change; /* called with {key: value}; undefined removes a key */
+    this.options_of = options_of; /* of a framework: a promise of its options */
+    this.options = new Map();
+    this.job = {};
+    this.fields = new Map();
+    this.steppers = new Map();
+    this.build();
+  }
+
+  build() {
+    const { models, machines, frameworks } = this.catalogue;
+    const list = make("datalist", { id: "models" }, ...models.flatMap((one) => [one.name, ...one.other_names]).map((name) => make("option", { value: name })));
+    this.root.append(list,
+      this.text("model", "model", { list: "models" }),
+      this.select("training.method", "method", METHODS),
+      this.select("framework", "framework", frameworks.map((one) => one.name), (name) => ({
+        framework: name, framework_version: undefined, framework_options: undefined, implementation: undefined })),
+      this.select("topology", "machine", machines.map((one) => one.name), null, Object.fromEntries(machines.map((one) => [one.name, `${one.name} (${one.gpu})`]))));
+    const degrees = make("fieldset", { className: "degrees" }, make("legend", { textContent: "GPUs and degrees" }));
+    for (const axis of Object.keys(AXES)) degrees.append(this.stepper(axis));
+    degrees.append(make("p", { className: "note", id: "rest" }));
+    this.root.append(degrees,
+      this.number("training.micro_batch_size", "micro batch"),
+      this.number("training.global_batch_size", "global batch"),
+      this.number("training.seq_len", "sequence length"),
+      this.select("training.recompute", "recompute", ["none", "full"]),
+      this.others());
+  }
+
+  row(key, label, input) {
+    const id = `field-${key.replaceAll(".", "-")}`;
+    input.id = id;
+    const told = make("p", { className: "told", id: `${id}-told`, hidden: true });
+    input.setAttribute("aria-describedby", told.id);
+    const row = make("div", { className: "field" }, make("label", { htmlFor: id, textContent: label }), input, told);
+    row.dataset.key = key;
+    this.fields.set(key, { input, told, row });
+    return row;
+  }
+
+  text(key, label, attributes) {
+    const input = make("input", { type: "text", autocomplete: "off", spellcheck: false });
+    Object.entries(attributes || {}).forEach(([name, value]) => input.setAttribute(name, value));
+    input.addEventListener("change", () => this.change({ [key]: input.value.trim() }));
+    return this.row(key, label, input);
+  }
+
+  number(key, label) {
+    const input = make("input", { type: "text", inputMode: "numeric", autocomplete: "off" });
+    const commit = (value) => this.change({ [key]: value });
+    input.addEventListener("change", () => {
+      const value = whole(input.value);
+      if (input.value.trim() === "") commit(undefined);
+      else if (value === null) this.tell(key, `expected a whole number, got ${input.value}`);
+      else commit(value);
+    });
+    input.addEventListener("keydown", (event) => {
+      const factor = { ArrowUp: 2, ArrowDown: 0.5 }[event.key];
+      const value = whole(input.value);
+      if (!factor || !value || (factor < 1 && value % 2)) return;
+      event.preventDefault();
+      commit(value * factor);
+    });
+    return this.row(key, label, input);
+  }
+
+  select(key, label, values, changes, words = {}) {
+    const input = make("select", {}, ...values.map((value) => make("option", { value, textContent: words[value] || value })));
+    input.addEventListener("change", () => this.change(changes ? changes(input.value) : { [key]: input.value }));
+    return this.row(key, label, input);
+  }
+
+  stepper(axis) {
+    const name = AXES[axis];
+    const down = make("button", { type: "button", textContent: "\u2212", tabIndex: -1, ariaLabel: `less: ${name}` });
+    const up = make("button", { type: "button", textContent: "+", tabIndex: -1, ariaLabel: `more: ${name}` });
+    const value = make("span", { className: "value", tabIndex: 0, role: "spinbutton" });
+    value.setAttribute("aria-label", name);
+    const why = make("details", { className: "why", hidden: true }, make("summary"), make("ul"));
+    const step = (by) => () => this.step(axis, by);
+    down.addEventListener("click", step(-1));
+    up.addEventListener("click", step(1));
+    value.addEventListener("keydown", (event) => {
+      const by = { ArrowUp: 1, ArrowRight: 1, ArrowDown: -1, ArrowLeft: -1 }[event.key];
+      if (!by) return;
+      event.preventDefault();
+      this.step(axis, by);
+    });
+    const row = make("div", { className: "stepper" }, make("span", { className: "name", textContent: name }), down, value, up, why);
+    row.dataset.axis = axis;
+    this.steppers.set(axis, { row, down, up, value, why, values: [] });
+    return row;
+  }
+
+  /* The legal values on each side of the present one; null without one. */
+  next(axis, by) {
+    const { values } = this.steppers.get(axis);
+    const now = this.now(axis);
+    const at = values.findIndex((one) => one.value === now);
+    if (at < 0) return null;
+    for (let n = at + by; n >= 0 && n < values.length; n += by) if (!values[n].why && values[n].mesh) return values[n];
+    return null;
+  }
+
+  now(axis) {
+    if (axis !== "gpus") return this.mesh ? this.mesh[axis] : null;
+    return this.mesh ? ["pp", "dp_replicate", "dp_shard", "cp", "tp"].reduce((all, one) => all * (this.mesh[one] || 1), 1) : null;
+  }
+
+  step(axis, by) {
+    const next = this.next(axis, by);
+    if (next) this.change({ mesh: Object.fromEntries(Object.entries(next.mesh).filter(([name, value]) => value !== null && (value !== 1 || name === "dp_shard" || name === "etp"))) });
+  }
+
+  /* Takes the legal values that the engine found for this job. */
+  degrees(answer) {
+    this.says = answer.says;
+    for (const [axis, stepper] of this.steppers) {
+      stepper.values = answer.values[axis];
+      stepper.row.title = answer.says[axis] || "";
+      const refused = stepper.values.filter((one) => one.why);
+      stepper.why.hidden = !refused.length;
+      stepper.why.querySelector("summary").textContent = `why not ${refused.map((one) => one.value ?? "auto").join(", ")}`;
+      stepper.why.querySelector("ul").replaceChildren(...refused.map((one) => make("li", {}, make("b", { textContent: String(one.value ?? "auto") }), ` ${one.why}`)));
+    }
+    this.show_steppers();
+  }
+
+  show_steppers() {
+    for (const [axis, { down, up, value }] of this.steppers) {
+      const now = this.now(axis);
+      value.textContent = now === null || now === undefined ? "auto" : now.toLocaleString("en");
+      value.setAttribute("aria-valuetext", value.textContent);
+      if (typeof now === "number") value.setAttribute("aria-valuenow", now);
+      else value.removeAttribute("aria-valuenow");
+      down.disabled = !this.next(axis, -1);
+      up.disabled = !this.next(axis, 1);
+    }
+    const rest = document.getElementById("rest");
+    rest.textContent = this.mesh ? `data parallel takes the rest: ${this.mesh.dp_shard} sharded \u00d7 ${this.mesh.dp_replicate} replicas` : "";
+  }
+
+  others() {
+    const search = make("input", { type: "search", id: "find", autocomplete: "off", placeholder: "find any other key \u2026" });
+    search.setAttribute("aria-label", "Find any other key");
+    const found = make("ul", { className: "found-keys" });
+    const added = make("div", { id: "added" });
+    search.addEventListener("input", () => this.find(search, found));
+    this.added = added;
+    return make("fieldset", { className: "others" }, make("legend", { textContent: "Every other key" }), search, found, added);
+  }
+
+  find(search, list) {
+    const text = search.value;
+    const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+    const framework = this.job.framework;
+    if (words.length && !this.options.has(framework)) {
+      this.options.set(framework, []);
+      this.options_of(framework).then((rows) => {
+        this.options.set(framework, rows.map((one) => ({ key: `framework_options.${one.name}`, says: `${one.says} (${one.values.join(", ")})` })));
+        if (search.value === text) this.find(search, list);
+      });
+    }
+    const keys = [...this.catalogue.keys, ...(this.options.get(framework) || [])];
+    const hits = words.length ? keys.filter((one) => words.every((word) => `${one.key} ${one.says}`.toLowerCase().includes(word))).slice(0, 12) : [];
+    list.replaceChildren(...hits.map((one) => {
+      const button = make("button", { type: "button" }, make("code", { textContent: one.key }), make("span", { className: "note", textContent: one.says }));
+      button.addEventListener("click", () => {
+        this.add(one.key);
+        list.replaceChildren();
+        this.fields.get(one.key).input.focus();
+      });
+      return make("li", {}, button);
+    }));
+  }
+
+  /* A field for any key, with the value that it has. */
+  add(key) {
+    if (this.fields.has(key)) return;
+    const input = make("input", { type: "text", autocomplete: "off", spellcheck: false });
+    input.addEventListener("change", () => this.change({ [key]: input.value.trim() === "" ? undefined : plain_value(input.value) }));
+    const row = this.row(key, key, input);
+    const away = make("button", { type: "button", textContent: "\u00d7", ariaLabel: `leave out ${key}` });
+    away.addEventListener("click", () => {
+      this.fields.delete(key);
+      row.remove();
+      this.change({ [key]: undefined });
+    });
+    row.append(away);
+    this.added.append(row);
+    this.show_value(key);
+  }
+
+  /* Shows a job: the fields get its values, and keys without a field get one. */
+  show(job) {
+    this.job = job;
+    const mesh = job.mesh || {};
+    this.mesh = { pp: 1, dp_replicate: 1, dp_shard: 1, cp: 1, tp: 1, ep: 1, etp: null, ...mesh };
+    for (const key of leaves(job)) if (!this.fields.has(key) && !key.startsWith("mesh.") && key !== "name") this.add(key);
+    for (const key of this.fields.keys()) this.show_value(key);
+    this.show_steppers();
+  }
+
+  show_value(key) {
+    const { input } = this.fields.get(key);
+    const value = value_of(this.job, key);
+    if (document.activeElement === input && input.dataset.dirty) return;
+    const text = value === undefined || value === null ? "" : typeof value === "object" ? JSON.stringify(value) : String(value);
+    if (input.tagName === "SELECT") {
+      const shown = text || (input.options[0] || {}).value || "";
+      if (![...input.options].some((option) => option.value === shown)) input.append(make("option", { value: shown, textContent: shown }));
+      input.value = shown;
+    } else input.value = text;
+  }
+
+  /* Problems where they were made: at their fields; those of no field are returned. */
+  problems(rows) {
+    for (const { input, told, row } of this.fields.values()) {
+      told.hidden = true;
+      row.classList.remove("wrong");
+      input.removeAttribute("aria-invalid");
+    }
+    this.steppers.forEach(({ row }) => row.classList.remove("wrong"));
+    return rows.filter((one) => {
+      const key = one.where.split(" ")[0];
+      const axis = key.startsWith("mesh.") && this.steppers.get(key.slice(5));
+      if (axis) axis.row.classList.add("wrong");
+      const field = [key, ...[...this.fields.keys()].filter((name) => one.message.startsWith(`${name}:`))].find((name) => this.fields.has(name));
+      if (field) this.tell(field, one.message);
+      return !field;
+    });
+  }
+
+  tell(key, message) {
+    const { input, told, row } = this.fields.get(key);
+    told.textContent = message;
+    told.hidden = false;
+    row.classList.add("wrong");
+    input.setAttribute("aria-invalid", "true");
+  }
+}
+
+/* Dotted names of the values of a job; lists are values. */
+export function* leaves(job, prefix = "") {
+  for (const [name, value] of Object.entries(job)) {
+    const key = prefix + name;
+    if (value && typeof value === "object" && !Array.isArray(value) && Object.keys(value).length) yield* leaves(value, `${key}.`);
+    else yield key;
+  }
+}

@@ -1,0 +1,33 @@
+/* Panels: parts of the page that the engine's answers fill. Their markup is made by the studio, which escapes all text. */
+const parts = new Map([...document.querySelectorAll("[data-part]")].map((panel) => [panel.dataset.part, panel]));
+const shown = new Map();
+
+export const fill = (answer) => {
+  for (const [name, text] of Object.entries(answer.parts)) {
+    const panel = parts.get(name);
+    if (!panel || shown.get(name) === text) continue;
+    shown.set(name, text);
+    const open = new Set([...panel.querySelectorAll("details")].map((one, n) => [one.open, n]).filter(([is_open]) => is_open).map(([, n]) => n));
+    panel.innerHTML = text;
+    [...panel.querySelectorAll("details")].forEach((one, n) => { if (open.has(n)) one.open = true; });
+    panel.classList.toggle("empty", !text);
+    enliven(panel); /* of pages.js */
+  }
+};
+
+export const clear = (...names) => fill({ parts: Object.fromEntries(names.map((name) => [name, ""])) });
+
+export const make = (tag, properties = {}, ...children) => {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children);
+  return made;
+};
+
+export const notice = (text) => {
+  const box = document.getElementById("notice");
+  box.textContent = text;
+  box.hidden = !text;
+};
+
+/* Old answers stay in view while a new one is computed, paler. */
+export const stale = (is_stale) => document.body.classList.toggle("stale", is_stale);

@@ -1,0 +1,85 @@
+"""Questions that take many simulations: changes that make a job fit, limits of a quantity, jobs side by side, runs."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any, Final, cast, get_args
+
+from simcore.batch.advice import advise
+from simcore.batch.measured import beside_scenario
+from simcore.batch.solve import limit_of
+from simcore.errors import InputError, Problem
+from simcore.results.limit import QUANTITIES, Quantity
+from simcore.results.report import Report
+from simcore.simulate import simulate
+from simcore.studio.question import Question
+from simcore.units import format_bytes, format_seconds
+from simcore.validation.side_by_side import SideBySide
+from viz.pages import studio
+
+__all__ = ["advice", "beside", "compared", "limit"]
+
+_MOST: Final = 5
+"""Jobs side by side: four pins and the job in view."""
+_MOST_MARKS: Final = 3
+
+
+def advice(question: Question) -> dict[str, Any]:
+    """Part of the page with changes that make the job fit; each was simulated."""
+    return {"parts": {"advice": str(studio.advice_part(advise(question.scenario())) or "")}}
+
+
+def limit(question: Question) -> dict[str, Any]:
+    """Limit of one quantity, such as the longest sequence, and the keys that set it."""
+    asked = question.rest.get("quantity")
+    if asked not in get_args(Quantity) or asked in ("machine", "cost"):
+        raise InputError(Problem("quantity", "expected gpus, micro_batch, global_batch or sequence"))
+    quantity = cast(Quantity, asked)
+    found = limit_of(question.scenario(), quantity, checked=False)
+    return {"words": QUANTITIES[quantity], **found.model_dump(),
+            "peak": format_bytes(found.peak_bytes) if found.peak_bytes else "",
+            "beyond_peak": format_bytes(found.beyond_bytes) if found.beyond_bytes else ""}
+
+
+def compared(question: Question) -> dict[str, Any]:
+    """Part of the page with several jobs side by side: keys that differ, numbers, charts on one scale."""
+    jobs = question.rest.get("jobs")
+    if not isinstance(jobs, list) or not 2 <= len(jobs) <= _MOST or not all(isinstance(job, dict) for job in jobs):
+        raise InputError(Problem("jobs", f"expected 2 to {_MOST} jobs"))
+    reports = [_report(Question(f"{letter}.yaml", None, job, question.files), letter)
+               for letter, job in zip("ABCDE", jobs, strict=False)]
+    return {"parts": {"versus": studio.versus_part(reports)}}
+
+
+def _report(question: Question, letter: str) -> Report:
+    report = simulate(question.scenario(), detail=True)
+    if report.status != "ok":
+        raise InputError([Problem(row.where, f"{letter}: {row.message}", row.rule) for row in report.problems])
+    return report
+
+
+def beside(question: Question) -> dict[str, Any]:
+    """A dropped run beside the job: its quantities and those simulated, and the mark that the bars get."""
+    try:
+        content = base64.b64decode(str(question.rest.get("content", "")), validate=True)
+    except (binascii.Error, ValueError):
+        raise InputError(Problem("content", "expected a file as base64")) from None
+    found = beside_scenario(content, question.name, question.scenario)
+    marks = [{"words": row.what, "num_bytes": row.measured} for one in found for row in one.quantities
+             if row.unit == "bytes" and row.measured and "peak" in row.what]
+    return {"parts": {"measured": "".join(map(_table, found))}, "marks": marks[:_MOST_MARKS]}
+
+
+def _table(run: SideBySide) -> str:
+    rows = [[row.what, _text(row.measured, row.unit), _text(row.simulated, row.unit),
+             "" if row.error is None else f"{row.error:+.1%}", row.told] for row in run.quantities]
+    return studio.measured_part(f"{run.source} {run.measured}", rows, run.notes, run.advice)
+
+
+def _text(value: float | None, unit: str) -> str:
+    if value is None:
+        return "\u2013"
+    if unit in ("bytes", "seconds"):
+        return format_bytes(value) if unit == "bytes" else format_seconds(value)
+    return f"{value:.1%}" if unit == "share" else f"{value:,.1f}"

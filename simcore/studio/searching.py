@@ -1,0 +1,128 @@
+"""A search in a process of its own: what it has found so far, a line of JSON at a time, until it ends or is stopped."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+from simcore.errors import InputError, Problem, RankscopeError
+from simcore.executors.interrupts import deaf
+from simcore.executors.processes import end_with_parent
+from simcore.results.found import FoundLayout
+from simcore.studio.question import Question
+from simcore.studio.worker import enclosed, problems_json
+
+__all__ = ["Searching"]
+
+_SHOWN: Final = 300
+"""Layouts of a line at most: the first of the ranking, and the Pareto set."""
+_PAUSE_S: Final = 0.2
+"""Seconds between two lines about progress."""
+_MOST_CANDIDATES: Final = 100_000
+
+
+class Searching:
+    """A running search. `lines` gives what it finds; `stop` ends its process."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self._pipe, its = multiprocessing.Pipe()
+        started = multiprocessing.get_context("spawn")
+        self._process = started.Process(target=_search, args=(its, fields), daemon=True)
+        self._process.start()
+        its.close()
+
+    def next(self) -> bytes | None:
+        """Waits for the next line, JSON without its end; None when the search is over."""
+        with suppress(EOFError, OSError):
+            line: bytes = self._pipe.recv_bytes()
+            return line
+        return None
+
+    def stop(self) -> None:
+        """Ends the search, if it has not ended."""
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+
+
+def _search(pipe: Connection, fields: Mapping[str, Any]) -> None:
+    """Main function of the process of a search."""
+    deaf()
+    end_with_parent()
+    with tempfile.TemporaryDirectory(prefix="rankscope-studio-") as made, suppress(OSError):
+        try:
+            question = Question.of(fields)
+            enclosed(question, Path(made).resolve())
+            for line in _found(pipe, question):
+                pipe.send_bytes(line)
+        except RankscopeError as error:
+            pipe.send_bytes(b'{"problems": %b}' % problems_json(error.problems))
+        except Exception as error:  # noqa: BLE001 - a bug of ours costs the search, not the studio
+            told = [Problem("", f"bug in rankscope: {type(error).__name__}: {error}")]
+            pipe.send_bytes(b'{"problems": %b}' % problems_json(told))
+
+
+def _found(pipe: Connection, question: Question) -> Iterator[bytes]:
+    """Sends progress and ranked layouts as they come, then yields the answer."""
+    from simcore.search.objective import OBJECTIVES
+    from simcore.search.search import Search, search
+
+    asked = question.rest
+    objectives = _names(asked, "objectives", ("tokens", "peak"))
+    for name in objectives:
+        if name not in OBJECTIVES:
+            raise InputError(Problem("objectives", f"expected {', '.join(OBJECTIVES)}"))
+    told_at = [0.0]
+
+    def told(stage: str, done: int, all_of: int, found: int) -> None:
+        if done == all_of or time.monotonic() - told_at[0] > _PAUSE_S:
+            told_at[0] = time.monotonic()
+            pipe.send_bytes(_line(stage=stage, done=done, all_of=all_of, fits=found))
+
+    space = _space(question)
+    result = search(Search(space, tuple(OBJECTIVES[name] for name in objectives)), told,
+                    ranked=lambda layouts: pipe.send_bytes(_line(layouts=_shown(layouts))))
+    refused = [row.model_dump() for row in result.refused[:12]]
+    yield _line(layouts=_shown(result.ranked), counts=result.counts.model_dump(), refused=refused, over=True)
+
+
+def _space(question: Question) -> Any:
+    from simcore.search.space import candidates, space_of
+
+    asked = question.rest
+    free = asked.get("free")
+    if free is not None and not (isinstance(free, dict) and all(isinstance(one, list) for one in free.values())):
+        raise InputError(Problem("free", "expected lists of values by key"))
+    gpus = asked.get("gpus") or []
+    if not isinstance(gpus, list) or not all(type(n) is int and 1 <= n <= 2**22 for n in gpus):
+        raise InputError(Problem("gpus", "expected numbers of GPUs"))
+    space = space_of(question.scenario(), gpus=gpus, frameworks=_names(asked, "frameworks", ()),
+                     topologies=_names(asked, "topologies", ()),
+                     free=None if free is None else {key: tuple(values) for key, values in free.items()})
+    if sum(1 for _, _ in zip(range(_MOST_CANDIDATES + 1), candidates(space), strict=False)) > _MOST_CANDIDATES:
+        message = f"has more than {_MOST_CANDIDATES:,} layouts: free fewer keys, or use `rankscope search`"
+        raise InputError(Problem("free", message))
+    return space
+
+
+def _names(asked: Mapping[str, Any], field: str, usual: tuple[str, ...]) -> tuple[str, ...]:
+    names = asked.get(field) or usual
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise InputError(Problem(field, "expected a list of names"))
+    return tuple(names)
+
+
+def _shown(layouts: Sequence[FoundLayout]) -> list[dict[str, Any]]:
+    kept = [one for place, one in enumerate(layouts) if one.is_pareto or place < _SHOWN]
+    return [one.model_dump() for one in kept]
+
+
+def _line(**fields: Any) -> bytes:
+    return json.dumps(fields).encode()

@@ -1,0 +1,174 @@
+"""The studio as an ASGI application: the page's files, and one door for each kind of question."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from simcore.studio.access import MAX_BODY, Access, Guard
+from simcore.studio.lane import Lane, Lost, Refused, Superseded
+from simcore.studio.searching import Searching
+from viz.pages.studio import page_of_studio, script_of_pages
+from viz.stylesheet import stylesheet
+
+__all__ = ["MOST_SEARCHES", "Lanes", "app"]
+
+_LANES: Final[Mapping[str, tuple[str, ...]]] = {
+    "quick": ("view", "answer", "memory", "pictures"),
+    "side": ("catalogue", "scenario", "import", "legal", "options", "figure", "formats", "convert", "explain"),
+    "long": ("measured", "advice", "limit", "compare")}
+"""Worker processes, and the kinds of questions that each answers, the most urgent first."""
+_SCRIPTS: Final = ("app", "state", "door", "form", "panels", "search", "versus", "files", "copies", "steps")
+_JSON: Final = "application/json"
+MOST_SEARCHES: Final = 4
+"""Searches that run at a time."""
+
+
+class Lanes:
+    """The worker processes of a studio, by name."""
+
+    def __init__(self, limit_s: float = 60.0) -> None:
+        self._lanes = {name: Lane(kinds, limit_s, warm=name == "quick") for name, kinds in _LANES.items()}
+        self.searches: set[Searching] = set()
+
+    def of(self, kind: str) -> Lane | None:
+        """Lane that answers a kind of question."""
+        return next((self._lanes[name] for name, kinds in _LANES.items() if kind in kinds), None)
+
+    def may_search(self) -> bool:
+        """True while another search may start."""
+        return len(self.searches) < MOST_SEARCHES
+
+    def close(self) -> None:
+        """Ends all worker processes."""
+        for running in self.searches:
+            running.stop()
+        for lane in self._lanes.values():
+            lane.close()
+
+
+def app(access: Access | None = None, made: Callable[[], Lanes] = Lanes) -> Guard:
+    """The application. `access`: who may ask, by default this machine; `made`: starts the worker processes."""
+
+    @asynccontextmanager
+    async def lifespan(application: Starlette) -> AsyncIterator[None]:
+        application.state.lanes = made()
+        try:
+            yield
+        finally:
+            application.state.lanes.close()
+
+    routes = [
+        Route("/", _page),
+        Route("/style.css", _style),
+        Route("/pages.js", _script_of_pages),
+        *(Route(f"/{name}.js", _script) for name in _SCRIPTS),
+        Route("/api/search", _searched, methods=["POST"]),
+        Route("/api/{kind}", _asked, methods=["POST"])]
+    return Guard(Starlette(routes=routes, lifespan=lifespan), access or Access())
+
+
+async def _page(request: Request) -> Response:
+    return HTMLResponse(page_of_studio(_file("body.html")))
+
+
+async def _style(request: Request) -> Response:
+    return Response(f"{stylesheet()}\n{_file('studio.css')}", media_type="text/css")
+
+
+async def _script_of_pages(request: Request) -> Response:
+    return Response(script_of_pages(), media_type="text/javascript")
+
+
+async def _script(request: Request) -> Response:
+    return Response(_file(request.url.path[1:]), media_type="text/javascript")
+
+
+@cache
+def _file(name: str) -> str:
+    return files("simcore.studio").joinpath("page", name).read_text(encoding="utf-8")
+
+
+async def _asked(request: Request) -> Response:
+    """Answer to one question; 409 if a newer one replaced it, 422 with problems, 503 if its worker was lost."""
+    kind = request.path_params["kind"]
+    lane: Lane | None = request.app.state.lanes.of(kind)
+    if lane is None:
+        return _problem(404, f"{kind[:40]!r} is no question")
+    fields = await _fields(request)
+    return fields if isinstance(fields, Response) else await _answered(lane, kind, fields)
+
+
+async def _searched(request: Request) -> Response:
+    """What a search finds, a line of JSON at a time; it ends where the page stops listening."""
+    fields = await _fields(request)
+    if isinstance(fields, Response):
+        return fields
+    lanes: Lanes = request.app.state.lanes
+    if not lanes.may_search():
+        return _problem(503, f"{MOST_SEARCHES} searches run already: stop one")
+    return StreamingResponse(_lines(lanes, fields), media_type="application/x-ndjson")
+
+
+async def _lines(lanes: Lanes, fields: dict[str, Any]) -> AsyncIterator[bytes]:
+    running = await asyncio.to_thread(Searching, fields)
+    lanes.searches.add(running)
+    try:
+        while (line := await asyncio.to_thread(running.next)) is not None:
+            yield line + b"\n"
+    finally:
+        lanes.searches.discard(running)
+        running.stop()
+
+
+async def _fields(request: Request) -> dict[str, Any] | Response:
+    """Fields of a question, or the response to a request that has none."""
+    if not request.headers.get("content-type", "").startswith(_JSON):
+        return _problem(415, f"expected {_JSON}")
+    body = await _body(request)
+    if body is None:
+        return _problem(413, f"expected at most {MAX_BODY:,} bytes")
+    try:
+        fields = await asyncio.to_thread(json.loads, body)
+    except (ValueError, RecursionError) as error:
+        return _problem(400, f"expected JSON: {error}"[:200])
+    if not isinstance(fields, dict):
+        return _problem(400, "expected a JSON object")
+    return fields
+
+
+async def _answered(lane: Lane, kind: str, fields: dict[str, Any]) -> Response:
+    tab = str(fields.get("tab", ""))[:80]
+    try:
+        return Response(await asyncio.wrap_future(lane.ask(tab, kind, fields)), media_type=_JSON)
+    except Superseded:
+        return JSONResponse({"superseded": True}, 409)
+    except Refused as error:
+        return Response(b'{"problems": %b}' % error.problems, 422, media_type=_JSON)
+    except Lost as error:
+        return _problem(503, str(error))
+
+
+async def _body(request: Request) -> bytes | None:
+    """Body of a request, None if it is too large; no more than the limit is ever held."""
+    parts, size = list[bytes](), 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY:
+            return None
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _problem(status: int, message: str) -> Response:
+    return JSONResponse({"problems": [{"where": "", "message": message, "rule": ""}]}, status)

@@ -1,0 +1,43 @@
+"""Values of each degree: legal ones with their mesh, refused ones with the framework's reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from simcore.errors import InputError
+from simcore.inputs.document import Document
+from simcore.studio.degrees import degrees
+from studio_jobs import JOB
+
+
+def legal(job: dict[str, Any], axis: str) -> dict[Any, Any]:
+    """Mesh by legal value."""
+    return {one["value"]: one["mesh"] for one in degrees(Document("mine.yaml", job))["values"][axis] if not one["why"]}
+
+
+def test_data_parallel_takes_what_another_degree_leaves() -> None:
+    assert {value: mesh["dp_shard"] for value, mesh in legal(JOB, "dp_replicate").items()} == {1: 8, 2: 4, 4: 2, 8: 1}
+
+
+def test_the_number_of_gpus_is_that_of_the_data_parallel_ranks() -> None:
+    assert {value: mesh["dp_shard"] for value, mesh in legal(JOB, "gpus").items()} == {1: 1, 2: 2, 4: 4, 8: 8}
+
+
+def test_a_refused_value_has_its_reason() -> None:
+    (sixteen,) = [one for one in degrees(Document("mine.yaml", JOB))["values"]["gpus"] if one["value"] == 16]
+    assert sixteen["why"] == ("training.global_batch_size: expected a multiple of 16 (micro_batch_size 1 x "
+                              "dp_replicate 1 x dp_shard 16), got 8")
+    (experts,) = [one for one in degrees(Document("mine.yaml", JOB))["values"]["ep"] if one["value"] == 2]
+    assert experts["why"]
+
+
+def test_a_framework_without_sharding_takes_replicas() -> None:
+    job = {**JOB, "framework": "ddp", "mesh": {"dp_replicate": 2}}
+    assert {value: mesh["dp_replicate"] for value, mesh in legal(job, "gpus").items()} == {1: 1, 2: 2, 4: 4, 8: 8}
+
+
+def test_a_mesh_that_no_job_has_is_refused() -> None:
+    with pytest.raises(InputError, match=r"mesh\.tp"):
+        degrees(Document("mine.yaml", {**JOB, "mesh": {"tp": 0}}, places={("mesh", "tp"): "mesh.tp"}))
