@@ -23,7 +23,7 @@ _FP8: Final = ("fp8_recipe", "fp8_param_gather", "first_last_layers_bf16", "num_
 _OVERLAPS: Final = ("overlap_moe_expert_parallel_comm", "delay_wgrad_compute", "defer_embedding_wgrad_compute")
 _OPTIONS_OF_FSDP: Final = {"data_parallel_sharding_strategy": "no_shard", "outer_dp_sharding_strategy": "no_shard",
                            "suggested_communication_unit_size": None, "fsdp_double_buffer": False,
-                           "keep_fp8_transpose_cache": False}
+                           "fsdp_all_gather_in_start_param_sync": True, "keep_fp8_transpose_cache": False}
 
 
 def wanted(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:
