@@ -125,6 +125,9 @@ def _grads(job: Draft) -> str:
                           f"{precision.grad_reduce}: gradients are accumulated and reduced in one buffer",
                           "core 0.16.1 distributed/distributed_data_parallel.py:147: grad_reduce_in_fp32")
     given = precision.main_grads if precision.main_grads != "auto" else precision.grad_reduce
+    if job.scenario.framework == "megatron_fsdp" and job.scenario.framework_version.startswith("main"):
+        return job.auto("training.precision.main_grads", given, job.compute, "Megatron-LM main core/distributed/"
+                        "distributed_data_parallel_config.py megatron_fsdp_main_grads_dtype: that of parameters")
     return job.auto("training.precision.main_grads", given, "fp32",
                     "Bridge 0.3.1 bf16_mixed: grad_reduce_in_fp32=True (SFT and PEFT recipes)")
 

@@ -60,7 +60,8 @@ class MegatronSizes:
     """Sizes of the rank's flat buffers and of its optimizer's step (`program.hooks.Sizes`).
 
     `copied`: fp32 copies of gradients; `scaled`: fp32 copies of states in fp16; `muon`: temporary memory of Muon;
-    `away`: elements that a CPU updates; `flops`, `moved`: of the update on the device. `own`: the plan, where whole parameters are dealt to ranks, else None.
+    `away`: elements that a CPU updates; `flops`, `moved`: of the update on the device. `own`: the plan,
+    where whole parameters are dealt to ranks, else None.
     """
 
     buffers: tuple[BufferSizes, ...]
