@@ -50,18 +50,24 @@ def even_padding(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bo
     return plan.padding_bytes(), grads
 
 
+def _no_pools(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtRest:
     """The functions that count a rank's bytes at rest under one framework, by component of the model.
 
     A flat cut gives every rank a part of equal length, in which more or less of each tensor lies. `exact` counts the
     elements inside one rank's own part, `mean` those of a class (ranks simulated as one) on average. Storage is the
-    same either way: what it holds beyond those elements is `padding`, in bytes of (parameters, gradients).
+    same either way: what it holds beyond those elements is `padding`, in bytes of (parameters, gradients). `pools`:
+    bytes of each tensor in memory pools beside the allocator's own, pool by pool, in order of allocation.
     """
 
     mean: Callable[[Plan], Components] = Plan.at_rest
     exact: Callable[[Plan], Components] = Plan.at_rest
     padding: _Padding = even_padding
+    pools: Callable[[Plan], tuple[tuple[int, ...], ...]] = _no_pools
 
 
 def _no_buffers(plan: Plan, *, rounded: bool) -> Counter[str]:

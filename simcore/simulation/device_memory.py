@@ -35,7 +35,8 @@ class DeviceMemory:
 def device_memory(simulation: Simulation, plan: Plan, allocated: int, held: Sequence[OutsideMemory]) -> DeviceMemory:
     """Device memory of the plan's rank. `allocated`: at the peak of its step; `held`: outside the allocator."""
     beside, states = sum(one.num_bytes for one in held), paged_bytes(plan)
-    seen = reserved(allocated, simulation.reserved_model(), simulation.usable_bytes() - beside)
+    unused = simulation.unused_in_pools
+    seen = reserved(allocated, simulation.reserved_model(), simulation.usable_bytes() - beside - unused).plus(unused)
     needed = simulation.needed(allocated).plus(beside)
     low, middle, high = (resident(simulation, states, end) for end in astuple(needed))
     outside: dict[str, int] = {one.category: one.num_bytes for one in held}

@@ -14,6 +14,7 @@ from simcore.hardware.topology import Topology
 from simcore.inputs.scenario import Scenario
 from simcore.memory.band import Band, band_of, layout_class
 from simcore.memory.outside_allocator import CommSetup, OutsideMemory
+from simcore.memory.own_pool import unused_bytes
 from simcore.memory.reserved import EXPANDABLE, GATHERED, ORDINARY, Reserved, ReservedModel, needed
 from simcore.memory.workspace import Workspace, WorkspaceInputs, spaces
 from simcore.placement.fold import RankClass, fold, joined, unfolded, unfolded_one
@@ -121,8 +122,14 @@ class Simulation:
         """Range of measured over simulated memory of the job's class of layouts."""
         return band_of(layout_class(self.job, self.framework))
 
+    @cached_property
+    def unused_in_pools(self) -> int:
+        """Bytes that segments of the framework's own memory pools have beyond their tensors, on the rank with most."""
+        pools = at_rest_of(self.framework).pools
+        return max((sum(map(unused_bytes, pools(plan))) for plan in self.plans), default=0)
+
     def needed(self, allocated: int) -> Reserved:
-        """Bytes that torch's allocator must reserve for a simulated peak of `allocated` bytes.
+        """Bytes that torch's allocator must reserve for a simulated peak of `allocated` bytes, its pools included.
 
         The ends are those of fragmentation for the ends of `band`: lowest, likely, highest. The highest includes the
         most that pools of CUDA graphs, and tensors that no pass lists, may add.
@@ -130,7 +137,7 @@ class Simulation:
         low, middle, high = (needed(int(allocated * share), self.reserved_model(), self.fragmentation())
                              for share in (self.band.low, 1, self.band.high))
         return Reserved(low.low, middle.middle, high.high + self.framework.libraries.graph_pool_bytes
-                        + self.framework.unseen_bytes)
+                        + self.framework.unseen_bytes).plus(self.unused_in_pools)
 
     def limit_bytes(self) -> int:
         """Bytes of one GPU that the job may fill: `usable_bytes` times `limits.max_fill`."""

@@ -3,7 +3,8 @@
     python tests/truth/probe_megatron_fsdp.py > tests/truth/megatron_fsdp/core-0.16.1.json
 
 `buckets`: the small models of `probe_gpt.py` on one rank of 8; `steps`: the second step of a small model whose five
-layers are units, over a fake process group of 8 (`oracle/fsdp_flat.py`).
+layers are units, over a fake process group of 8 (`oracle/fsdp_flat.py`). With main (d98e8a64) on `PYTHONPATH`, and its
+modules that need Triton replaced, steps alone, and those of options that the release does not have.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from typing import Any
 
 import probe_gpt
@@ -39,7 +41,13 @@ STEPS: list[dict[str, Any]] = [
     {"layers": 5, "microbatches": 2, "unit_size": 4 * 2560, "recompute": True},
     {"layers": 5, "microbatches": 2, "unit_size": None, "double_buffer": True},
     {"layers": 5, "microbatches": 1, "unit_size": 1, "double_buffer": True},
+    {"layers": 5, "microbatches": 2, "unit_size": 4 * 2560, "recompute": True, "double_buffer": True},
 ]
+OF_MAIN: list[dict[str, Any]] = [
+    {"layers": 5, "microbatches": 2, "unit_size": 2 * 2560, "gathers_first": False},
+    {"layers": 5, "microbatches": 1, "unit_size": 4 * 2560, "double_buffer": True, "gathers_first": False},
+]
+IS_MAIN = "fsdp_all_gather_in_start_param_sync" in {field.name for field in fields(fsdp_flat.DdpConfig)}
 
 
 def asked_buckets(case: dict[str, Any]) -> Any:
@@ -60,7 +68,8 @@ def asked_step(case: dict[str, Any]) -> Any:
     """What happens in one step."""
     fsdp_flat.start(8, 0)
     fsdp_flat.without_gpu()
-    made = fsdp_flat.Noted(8, case["layers"], recompute=case.get("recompute", False),
+    first = {"fsdp_all_gather_in_start_param_sync": case["gathers_first"]} if "gathers_first" in case else {}
+    made = fsdp_flat.Noted(8, case["layers"], recompute=case.get("recompute", False), **first,
                            suggested_communication_unit_size=case["unit_size"],
                            fsdp_double_buffer=case.get("double_buffer", False))
     return made.step(case["microbatches"])
@@ -72,10 +81,11 @@ def main() -> None:
         case = json.loads(sys.argv[1])
         print(json.dumps((asked_step if "layers" in case else asked_buckets)(case)))
         return
-    made = [{**case, "found": _in_a_process(case)} for case in (*LAYOUTS, *STEPS)]
+    cases = (*STEPS, *OF_MAIN) if IS_MAIN else (*LAYOUTS, *STEPS)
+    made = [{**case, "found": _in_a_process(case)} for case in cases]
     lines = {key: [json.dumps(row) for row in made if ("layers" in row) == (key == "steps")]
              for key in ("buckets", "steps")}
-    print("{" + ",\n".join(f'"{key}": [\n' + ",\n".join(rows) + "\n]" for key, rows in lines.items()) + "}")
+    print("{" + ",\n".join(f'"{key}": [\n' + ",\n".join(rows) + "\n]" for key, rows in lines.items() if rows) + "}")
 
 
 def _in_a_process(case: dict[str, Any]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from simcore.frameworks.adapter import AtRest, FrameworkAdapter, MemoryOption
-from simcore.frameworks.megatron.flat_parameters import buffer_padding, exact_at_rest
+from simcore.frameworks.megatron.flat_parameters import buffer_padding, exact_at_rest, registered_pools
 from simcore.frameworks.megatron.hooks import MEGATRON_HOOKS
 from simcore.frameworks.megatron.lora import adapters, bridge_dropout
 from simcore.frameworks.megatron.options import DISPATCHERS, OPTIONS, VERSIONS
@@ -18,7 +18,7 @@ ADAPTERS = {"megatron": FrameworkAdapter(
     versions=VERSIONS,
     implementations=("megatron",), implementation_of=lambda family, method: "megatron",
     options=lambda implementation: OPTIONS,
-    at_rest=AtRest(exact=exact_at_rest, padding=buffer_padding),
+    at_rest=AtRest(exact=exact_at_rest, padding=buffer_padding, pools=registered_pools),
     quantize=in_fp8, default_etp=default_etp, qlora_refusal=QLORA_REFUSAL,
     dispatchers=DISPATCHERS,
     copies_tied_head=True,  # the last stage's copy of the embedding: core 0.16.1 language_module.py:167

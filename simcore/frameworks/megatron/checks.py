@@ -10,7 +10,7 @@ from simcore.models.network import Edge
 from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job
 
-__all__ = ["check", "check_overlap"]
+__all__ = ["check", "check_overlap", "check_registered"]
 
 
 CAPABILITIES: Final = Capabilities(axes=ALL_AXES, offload=("optimizer",), virtual_stages=True, fixed={
@@ -64,6 +64,18 @@ def check_overlap(job: Job, options: dict[str, object], *, sequence_parallel: bo
         raise job.not_yet(key, "tp_comm_overlap of other layers than attention, Mamba and dense MLPs")
     if job.scenario.training.method != "full" and any(isinstance(block, Mamba2) for block in mixers):
         raise job.not_yet(key, "tp_comm_overlap of Mamba layers with adapters")
+
+
+def check_registered(job: Job, options: dict[str, object]) -> None:
+    """Raises IllegalLayout if NCCL registers buffers (nccl_ub) and segments are expandable, in core 0.16.1.
+
+    Main refuses it with torch before 2.11 alone (d98e8a64 distributed/distributed_data_parallel_config.py:262).
+    """
+    is_main = job.scenario.framework_version == "main 2026-08-22"
+    if options.get("nccl_ub") and job.scenario.environment.expandable_segments and not is_main:
+        raise job.illegal("environment.expandable_segments", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True is "
+                          "currently not supported with nccl_ub due to compatibility issue with torch.cuda.MemPool API",
+                          "core 0.16.1 distributed/distributed_data_parallel_config.py:156")
 
 
 def _check_world(job: Job) -> None:

@@ -16,7 +16,8 @@ from simcore.placement.mesh import IntArray
 from simcore.placement.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes, packed_bytes
 
-__all__ = ["RankBuffer", "buffer_padding", "exact_at_rest", "padding_bytes", "padding_elements", "rank_buffers"]
+__all__ = ["RankBuffer", "buffer_padding", "exact_at_rest", "padding_bytes", "padding_elements", "rank_buffers",
+           "registered_pools"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +109,25 @@ def buffer_padding(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: 
     """
     strategy = plan.framework.strategy_as(MegatronDdpStrategy)
     return padding_bytes(plan), padding_elements(plan) * dtype_bytes(strategy.grad_dtype)
+
+
+def registered_pools(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    """Returns the bytes of the tensors in each memory pool that NCCL registers: one pool a buffer (`nccl_ub`).
+
+    A pool has the parameters, with the distributed optimizer, and the gradients; of mxfp8 weights gradients alone,
+    whose memory gathers use too. () without `nccl_ub`. Core 0.16.1 and main `param_and_grad_buffer.py`, nccl_ub.
+    """
+    strategy = plan.framework.strategy_as(MegatronDdpStrategy)
+    if not strategy.nccl_ub:
+        return ()
+    grad = dtype_bytes(strategy.grad_dtype)
+    return tuple((packed_bytes(b.flat.numel, b.dtype) * (strategy.scatter and not _shares(strategy, b)),
+                  b.flat.numel * grad) for b in rank_buffers(plan))
+
+
+def _shares(strategy: MegatronDdpStrategy, buffer: RankBuffer) -> bool:
+    """True if parameters are gathered through the gradients' memory: those in 8 bits that are gathered in 16."""
+    return strategy.gather_dtype not in ("", buffer.dtype)
 
 
 def exact_at_rest(plan: Plan) -> dict[str, AtRestBytes]:

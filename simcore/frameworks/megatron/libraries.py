@@ -51,6 +51,10 @@ def layer_assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, 
     if options.get("moe_shared_expert_overlap"):
         copies = (*copies, ("moe_shared_expert_overlap", "what layers keep is as without it", "assumed",
                             "core 0.16.1 moe/shared_experts.py: the same kernels, on a stream of their own"))
+    if options.get("nccl_ub"):
+        copies = (*copies, ("nccl_ub", "collectives take as long as without it, and as many SMs", "assumed",
+                            "core main distributed/distributed_data_parallel_config.py: 4 to 6 SMs of NVLink, 1 to 16 "
+                            "with InfiniBand, as a reference; no time is published"))
     copies = (*copies, *graph_assumptions(job, options), *stash_assumptions(options))
     if options.get("moe_flex_dispatcher_backend") != "hybridep":
         return copies

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, cast
 
 from simcore.frameworks.megatron.cuda_graphs import OPTIONS as GRAPH_OPTIONS
 from simcore.frameworks.megatron.experts.stash import STASH_OPTIONS, stash_options
 from simcore.frameworks.megatron.fp8 import OPTIONS as FP8_OPTIONS
 from simcore.frameworks.megatron.pipeline_layout import OPTION as LAYOUT
+from simcore.frameworks.megatron.rules import rank_numel
 from simcore.frameworks.megatron.stages import OVERLAP, overlaps
 from simcore.models.blocks import Attention, LatentAttention, Mlp
 from simcore.operators.megatron.ops.options import (
@@ -18,7 +20,8 @@ from simcore.operators.megatron.ops.options import (
 from simcore.placement.job import Draft, Job
 from simcore.units import dtype_bytes
 
-__all__ = ["DISPATCHERS", "OPTIONS", "VERSIONS", "fuses_experts", "implementation_options", "version_of"]
+__all__ = ["DISPATCHERS", "OPTIONS", "VERSIONS", "bucket_elements", "fuses_experts", "implementation_options",
+           "version_of"]
 
 VERSIONS = ("core 0.16.1 + bridge 0.3.1", "main 2026-08-22")
 OPTIONS = {
@@ -28,6 +31,8 @@ OPTIONS = {
     "overlap_grad_reduce": (True, False),
     "overlap_param_gather": (True, False),
     "bucket_size": (None, int),
+    "num_buckets": (None, int),
+    "nccl_ub": (True, False),
     "num_layers_in_first_pipeline_stage": (None, int),
     "num_layers_in_last_pipeline_stage": (None, int),
     "account_for_embedding_in_pipeline_split": (True, False),
@@ -82,6 +87,23 @@ def version_of(job: Job) -> str:
     """Returns the version of core and Bridge, as one text, that the scenario names; the released one for "auto"."""
     given = job.scenario.framework_version
     return VERSIONS[0] if given == "auto" else given
+
+
+def bucket_elements(job: Draft, options: dict[str, object], layers: Iterable[int], *, data_parallel: int,
+                    source: str) -> int:
+    """Returns the elements at which a bucket is closed, as Megatron-LM's get_model works it out.
+
+    `layers`: numbers of the layers on a rank of the first stage, whose parameters are shared out if `num_buckets` is
+    given. Without either option a million elements for each of `data_parallel` ranks, at least 40 millions.
+    """
+    given, count = options.get("bucket_size"), options.get("num_buckets")
+    if count is not None:
+        if given is not None:
+            raise job.illegal("framework_options.num_buckets", "Cannot specify both num_buckets and bucket_size",
+                              "Megatron-LM main core/distributed/distributed_data_parallel_config.py:275")
+        return max(1, rank_numel(job, layers) // int(str(count)))
+    return int(job.auto("framework_options.bucket_size", "auto" if given is None else str(given),
+                        str(max(40_000_000, 1_000_000 * data_parallel)), source))
 
 
 def implementation_options(job: Draft, options: dict[str, object], grads: str) -> MegatronOptions:

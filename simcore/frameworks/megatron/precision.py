@@ -125,6 +125,9 @@ def _grads(job: Draft) -> str:
                           f"{precision.grad_reduce}: gradients are accumulated and reduced in one buffer",
                           "core 0.16.1 distributed/distributed_data_parallel.py:147: grad_reduce_in_fp32")
     given = precision.main_grads if precision.main_grads != "auto" else precision.grad_reduce
+    if job.scenario.framework == "megatron_fsdp" and job.scenario.framework_version.startswith("main"):
+        return job.auto("training.precision.main_grads", given, job.compute, "Megatron-LM main core/distributed/"
+                        "distributed_data_parallel_config.py megatron_fsdp_main_grads_dtype: that of parameters")
     return job.auto("training.precision.main_grads", given, "fp32",
                     "Bridge 0.3.1 bf16_mixed: grad_reduce_in_fp32=True (SFT and PEFT recipes)")
 
@@ -163,8 +166,8 @@ def _check_precise(job: Job, *, scatter: bool) -> None:
     if optimizer.master in ("none", "bf16"):
         raise job.illegal("training.optimizer.master", f"{optimizer.master}: FusedAdam only supports fp32/fp16 master "
                           "weights", "TransformerEngine pytorch/optimizers/fused_adam.py")
-    if optimizer.master == "fp16":
-        raise job.not_yet("training.optimizer.master", "fp16 masters of the precision-aware optimizer")
+    if optimizer.master == "fp16" and job.scenario.training.offload.part("optimizer")[1]:
+        raise job.not_yet("training.optimizer.master", "fp16 masters of the precision-aware optimizer on the host")
 
 
 def _stored_master(job: Draft, options: dict[str, object], master: str, *, owns: bool) -> str:
@@ -172,6 +175,8 @@ def _stored_master(job: Draft, options: dict[str, object], master: str, *, owns:
         if "store_param_remainders" in options:
             raise job.not_yet("framework_options.store_param_remainders", "store_param_remainders without "
                               "use_precision_aware_optimizer and fp8_recipe: delayed: it has no effect")
+        return master
+    if master != "fp32":  # TransformerEngine pytorch/optimizers/fused_adam.py: remainders are those of fp32
         return master
     halves = job.flag(options, "store_param_remainders", "core 0.16.1 optimizer/optimizer_config.py:187", default=True)
     return "bf16" if halves and job.compute == "bf16" else master  # 16 bits: the other half is the parameter

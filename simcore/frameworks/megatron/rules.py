@@ -5,7 +5,8 @@ Optimizer states are cut over data parallel ranks on top, dense and experts' ove
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,7 +18,7 @@ from simcore.placement.framework import Matches, Rule, TensorPolicy
 from simcore.placement.job import Job
 from simcore.placement.layout import COPIES, Flat, Partial, Placements, Shard, TensorLayout
 
-__all__ = ["rules", "rules_of", "shard_axes", "whole_layout"]
+__all__ = ["rank_numel", "rules", "rules_of", "shard_axes", "whole_layout"]
 
 TP_DIMS = ("vocab", "heads", "ffn", "shared_ffn", "mamba_in", "mamba_conv", "mamba_heads", "mamba_inner", "tp_rank",
            "tp_in", "tp_out")
@@ -101,6 +102,23 @@ def whole_layout(spec: TensorSpec) -> Placements:
         if axis:
             cut.append((axis, Shard(place, even=True)))
     return tuple(cut)
+
+
+def rank_numel(job: Job, layers: Iterable[int]) -> int:
+    """Returns the elements of all parameters of `layers` (their numbers) on one rank, whole over data parallel ranks.
+
+    What Megatron counts as `p.nelement()` before it wraps the model.
+    """
+    counts = Counter(job.graph.layers[layer].kind for layer in layers)
+    return sum(count * _whole_numel(job, spec) for kind, count in counts.items()
+               for spec in job.graph.tensors[kind] if not spec.is_buffer)
+
+
+def _whole_numel(job: Job, spec: TensorSpec) -> int:
+    numel = spec.numel * spec.copies
+    for axis, _ in whole_layout(spec):
+        numel //= job.mesh.axis(axis).size
+    return numel
 
 
 def _policy(spec: TensorSpec, choice: _Choice) -> TensorPolicy:

@@ -1,10 +1,20 @@
-"""Sizes of a plan from which Megatron's hooks compute the amounts in their rows."""
+"""Sizes of a plan from which Megatron's hooks compute the amounts in their rows.
+
+[Note: states in fp16]
+TransformerEngine d0067d0d `pytorch/optimizers/fused_adam.py` step: a state in fp16 (a master, or moments) is copied to
+fp32 and multiplied by its scale, for all parameters of a group before the kernel runs; afterwards the largest value of
+each makes a new scale, and the copies are written back. Moments in bf16 are read by the kernel itself. Groups are those
+with and without weight decay (Bridge and core: not biases and vectors), of the dense and of the expert optimizer, one
+after the other.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
 
 import numpy as np
 
@@ -16,6 +26,10 @@ from simcore.placement.plan import Plan
 from simcore.units import dtype_bytes, packed_bytes
 
 __all__ = ["BufferSizes", "MegatronSizes", "megatron_sizes"]
+
+_RESCALED: Final = 6 + 8 + 4 + 4 + 8 + 6
+"""Bytes that move for an element of a state in fp16: copied, scaled, 4 more in the kernel, which reads and writes fp32
+instead of 16 bits, searched for the largest value, scaled, copied back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +59,14 @@ class BufferSizes:
 class MegatronSizes:
     """Sizes of the rank's flat buffers and of its optimizer's step (`program.hooks.Sizes`).
 
-    `copied`: fp32 copies of gradients; `muon`: temporary memory of Muon; `away`: elements that a CPU updates; `flops`,
-    `moved`: of the update on the device. `own`: the plan, where whole parameters are dealt to ranks, else None.
+    `copied`: fp32 copies of gradients; `scaled`: fp32 copies of states in fp16; `muon`: temporary memory of Muon;
+    `away`: elements that a CPU updates; `flops`, `moved`: of the update on the device. `own`: the plan,
+    where whole parameters are dealt to ranks, else None.
     """
 
     buffers: tuple[BufferSizes, ...]
     copied: int
+    scaled: int
     muon: int
     away: int
     flops: int
@@ -61,7 +77,7 @@ class MegatronSizes:
     def numbers(self) -> tuple[int, ...]:
         """All sizes, as `renumbered` takes them."""
         calls = (size for b in self.buffers for sizes in (b.gathers, b.reductions, b.replicas) for size in sizes)
-        return (self.copied, self.muon, self.away, self.flops, self.moved, *calls)
+        return (self.copied, self.scaled, self.muon, self.away, self.flops, self.moved, *calls)
 
     @property
     def form(self) -> Hashable:
@@ -71,10 +87,10 @@ class MegatronSizes:
     def renumbered(self, numbers: Sequence[int]) -> MegatronSizes:
         """Copy with other sizes."""
         left = iter(numbers)
-        copied, muon, away, flops, moved = (next(left) for _ in range(5))
+        step = [next(left) for _ in range(6)]
         buffers = tuple(BufferSizes(b.chunk, b.axis, b.replicate_axis, b.dtype, b.first_use, *(
             tuple(next(left) for _ in sizes) for sizes in (b.gathers, b.reductions, b.replicas))) for b in self.buffers)
-        return MegatronSizes(buffers, copied, muon, away, flops, moved, self.own)
+        return MegatronSizes(buffers, *step, self.own)
 
 
 @lru_cache(maxsize=64)
@@ -85,10 +101,31 @@ def megatron_sizes(plan: Plan) -> MegatronSizes:
     elements, held = _shard_elements(plan, strategy, buffers)
     away = round(elements * share_on_host(plan))
     here = elements - away
+    states = _half_states(plan)
     return MegatronSizes(tuple(_buffer(plan, strategy, buffer) for buffer in buffers),
-                         4 * elements if plan.framework.optimizer.grad_copy else 0, muon_transient(plan), away,
-                         12 * here, 2 * held + (dtype_bytes(strategy.grad_dtype) + 2) * here,
+                         4 * elements if plan.framework.optimizer.grad_copy else 0,
+                         4 * states * _largest_group(plan, strategy, buffers) if states else 0,
+                         muon_transient(plan), away,
+                         12 * here, 2 * held + (dtype_bytes(strategy.grad_dtype) + 2 + _RESCALED * states) * here,
                          plan if plan.framework.dealt else None)
+
+
+def _half_states(plan: Plan) -> int:
+    """Number of states in fp16 of a parameter that the device updates."""
+    return max((sum(layout.dtype == "fp16" and layout.space == "device" for _, layout in p.policy.optimizer_states)
+                for kind, _ in plan.kind_counts for p in plan.kinds[kind] if p.trainable), default=0)
+
+
+def _largest_group(plan: Plan, strategy: MegatronDdpStrategy, buffers: Sequence[RankBuffer]) -> int:
+    """Elements of the rank's part of the matrices of an optimizer, the dense or the expert one."""
+    groups: Counter[str] = Counter()
+    for buffer in buffers:
+        sizes = (buffer.flat.ends - buffer.flat.starts).tolist()
+        groups[buffer.axis] += sum(size for layer, tensor, size in zip(
+            buffer.layers.tolist(), buffer.tensors.tolist(), sizes, strict=True)
+            if len(plan.of_layer(layer)[tensor].spec.shape) > 1)
+    return max((size // (plan.mesh.axis(axis).size if strategy.scatter else 1) for axis, size in groups.items()),
+               default=0)
 
 
 def _buffer(plan: Plan, strategy: MegatronDdpStrategy, buffer: RankBuffer) -> BufferSizes:

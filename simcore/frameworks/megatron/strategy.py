@@ -19,7 +19,7 @@ class MegatronDdpStrategy(ParallelStrategy):
     expert) parameters are reduced; `replicate_axes`: those over which the reduced parts are summed again, "" for none.
     `scatter`: reduce-scatter (distributed optimizer), otherwise all-reduce. `param_gather`: parameters are gathered
     after the step, in `gather_dtype` if not as they are stored. `overlap`: buckets are reduced during backward;
-    `gathers_ahead`: gathered during the next forward.
+    `gathers_ahead`: gathered during the next forward. `nccl_ub`: buffers are in memory pools that NCCL registers.
     """
 
     bucket_numel: int
@@ -33,6 +33,7 @@ class MegatronDdpStrategy(ParallelStrategy):
     overlap: bool = True
     gathers_ahead: bool = True
     gather_dtype: str = ""
+    nccl_ub: bool = False
 
     @property
     def holds_whole_parameters(self) -> bool:

@@ -7,16 +7,18 @@ data-parallel ranks (context parallel ranks included) and, for experts, over the
 
 from __future__ import annotations
 
+from itertools import chain
+
 from simcore.frameworks.common.afterwards import bridge_afterwards
 from simcore.frameworks.common.checkpoint_files import megatron_files
-from simcore.frameworks.megatron.checks import check, check_overlap
+from simcore.frameworks.megatron.checks import check, check_overlap, check_registered
 from simcore.frameworks.megatron.experts.kernels import check_fuser, check_shared_overlap
 from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, fp8_of, quantized, with_format
 from simcore.frameworks.megatron.fp8_notes import assumptions as fp8_assumptions
 from simcore.frameworks.megatron.layerwise_optimizer import assumptions as muon_assumptions
 from simcore.frameworks.megatron.layerwise_optimizer import dealt
 from simcore.frameworks.megatron.libraries import check_user_buffers, host_notes, layer_assumptions, libraries_of
-from simcore.frameworks.megatron.options import OPTIONS, implementation_options, version_of
+from simcore.frameworks.megatron.options import OPTIONS, bucket_elements, implementation_options, version_of
 from simcore.frameworks.megatron.precision import Formats, formats
 from simcore.frameworks.megatron.recompute import assumptions as recompute_assumptions
 from simcore.frameworks.megatron.recompute import check_groups, checkpoint, kept_whole, together
@@ -84,7 +86,7 @@ def table_of(job: Draft, options: dict[str, object]) -> Framework:
         name="megatron", version=version_of(job),
         rules=policies,
         units=(),
-        strategy=_buckets(job, options, made, fp8),
+        strategy=_buckets(job, options, made, fp8, made_stages),
         optimizer=Optimizer(training.optimizer.name, "te", grad_copy=made.grads != "fp32" and not made.precise,
                             late_master=made.precise and not made.offloaded),
         compute_dtype=job.compute,
@@ -176,8 +178,10 @@ def _note_defaults(job: Draft) -> None:
              "core 0.16.1 optimizer/__init__.py: TransformerEngine's FusedAdam and FusedSGD")
 
 
-def _buckets(job: Draft, options: dict[str, object], made: Formats, fp8: Fp8 | None) -> MegatronDdpStrategy:
+def _buckets(job: Draft, options: dict[str, object], made: Formats, fp8: Fp8 | None,
+             made_stages: tuple[tuple[int, ...], ...]) -> MegatronDdpStrategy:
     """Mxfp8 parameters are gathered in 16 bits, through the gradient buffer (reuse_grad_buf_for_mxfp8_param_ag)."""
+    check_registered(job, options)
     mesh, scatter = job.mesh, made.scatter
     if mesh.dp_replicate > 1 and not scatter:
         raise job.illegal("mesh.dp_replicate", f"{mesh.dp_replicate} optimizer instances: Partial DistOpt cannot be "
@@ -185,20 +189,16 @@ def _buckets(job: Draft, options: dict[str, object], made: Formats, fp8: Fp8 | N
     dense, expert = shard_axes(job)
     overlap, gathers_ahead = _overlap(job, options, scatter=scatter)
     if not overlap:
-        job.refuse_idle(options, "bucket_size", "without overlap_grad_reduce")
-    bucket = _bucket_size(job, options) if overlap else 0
+        for name in ("bucket_size", "num_buckets"):
+            job.refuse_idle(options, name, "without overlap_grad_reduce")
+    bucket = bucket_elements(
+        job, options, chain.from_iterable(made_stages[::mesh.pp]), data_parallel=mesh.axis("dp").size,
+        source="core 0.16.1 distributed/distributed_data_parallel.py:65: max(40e6, 1e6 x dp)") if overlap else 0
     replicate = ("dp_replicate", "expert_dp_replicate") if mesh.dp_replicate > 1 else ("", "")
     return MegatronDdpStrategy(bucket, (dense, expert), replicate, made.grads, scatter, scatter, 64 if scatter else 1,
                    128 if scatter else 1, overlap, gathers_ahead,
-                   job.compute if fp8 and fp8.params and fp8.scaling.recipe == "mxfp8" else "")
-
-
-def _bucket_size(job: Draft, options: dict[str, object]) -> int:
-    """Parameters of a bucket; Bridge 0.3.1 training/comm_overlap.py:540: 128 Mi with a `CommOverlapConfig`."""
-    given = options.get("bucket_size")
-    default = max(40_000_000, 1_000_000 * job.mesh.axis("dp").size)
-    return int(job.auto("framework_options.bucket_size", "auto" if given is None else str(given), str(default),
-                        "core 0.16.1 distributed/distributed_data_parallel.py:65: max(40e6, 1e6 x dp)"))
+                   job.compute if fp8 and fp8.params and fp8.scaling.recipe == "mxfp8" else "",
+                   nccl_ub=options.get("nccl_ub") is True)
 
 
 def _overlap(job: Draft, options: dict[str, object], *, scatter: bool) -> tuple[bool, bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from simcore.frameworks.adapter import AtRest, FrameworkAdapter
 from simcore.frameworks.megatron.lora import adapters, bridge_dropout
 from simcore.frameworks.megatron.table import QLORA_REFUSAL, default_etp
-from simcore.frameworks.megatron_fsdp.buckets import bucket_padding_bytes, exact_in_buckets
+from simcore.frameworks.megatron_fsdp.buckets import bucket_padding_bytes, exact_in_buckets, registered_pool
 from simcore.frameworks.megatron_fsdp.hooks import MegatronFsdpHooks
 from simcore.frameworks.megatron_fsdp.table import OPTIONS, VERSIONS, in_fp8, table
 
@@ -16,7 +16,7 @@ ADAPTERS = {"megatron_fsdp": FrameworkAdapter(
     versions=VERSIONS,
     implementations=("megatron",), implementation_of=lambda family, method: "megatron",
     options=lambda implementation: OPTIONS,
-    at_rest=AtRest(exact=exact_in_buckets, padding=bucket_padding_bytes),
+    at_rest=AtRest(exact=exact_in_buckets, padding=bucket_padding_bytes, pools=registered_pool),
     quantize=in_fp8, default_etp=default_etp, qlora_refusal=QLORA_REFUSAL,
     dispatchers={"alltoall": {}},
 )}

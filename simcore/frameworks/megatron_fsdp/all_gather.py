@@ -31,6 +31,7 @@ class ParameterPrefetch:
                         if strategy.has_columns and bucket.dtype == "fp8"}
         self.kept = [b for b, bucket in enumerate(buckets) if bucket.unit < 0] if strategy.keeps_outside else []
         self.pooled = shared_units(buckets) if strategy.double_buffer else frozenset()
+        self.is_strict = strategy.double_buffer and strategy.keeps_outside
         self.groups = together(buckets)
         buckets = self.buckets = [*buckets, *buckets]
         self.slot = tables.slot("unsharded_bucket", "unsharded_param")
@@ -47,8 +48,10 @@ class ParameterPrefetch:
         """Simulates the gathering of the `wanted` buckets (indices) and of those ahead, unless they are gathered.
 
         `direction`: +1 prefetches the following buckets, -1 those before, 0 none. `columns`: backward's columns of fp8
-        weights.
+        weights. On main, buckets of no unit prefetch nothing where units share buffers.
         """
+        if self.is_strict and all(self.buckets[b].unit < 0 for b in wanted):
+            direction = 0
         self.may_go.difference_update(self._for(wanted, columns=columns))
         gathered = self.whole_backward if columns else self.whole
         empty = self._for(_zeros(gathered, self._with_ahead(wanted, direction)), columns=columns)

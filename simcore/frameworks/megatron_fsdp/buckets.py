@@ -17,7 +17,7 @@ from simcore.placement.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes
 
 __all__ = ["POOL", "Bucket", "bucket_padding", "bucket_padding_bytes", "exact_in_buckets", "rank_buckets",
-           "shared_units", "together"]
+           "registered_pool", "shared_units", "together"]
 
 POOL = 2
 """Number of buffers that units share (core 0.16.1 param_and_grad_buffer.py, UB_BUFFER_NUM)."""
@@ -151,6 +151,26 @@ def _at_rest(placed: Placed, inside: int) -> AtRestBytes:
     states = sum(dtype_bytes(layout.dtype) for _, layout in placed.policy.optimizer_states)
     return AtRestBytes(inside * dtype_bytes(placed.policy.at_rest.dtype),
                        trained * dtype_bytes(placed.policy.grad.dtype), trained * states, inside, trained)
+
+
+def registered_pool(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    """Returns the bytes of the tensors in the one memory pool that NCCL registers with `nccl_ub`; () without it.
+
+    Shards of parameters, the buffers that equal units share, then the same of gradients; masters and buckets without
+    shared buffers are outside (core 0.16.1 and main param_and_grad_buffer.py: mem_alloc_context).
+    """
+    strategy = plan.framework.strategy_as(MegatronFsdpStrategy)
+    if not strategy.nccl_ub:
+        return ()
+    buckets = rank_buckets(plan)
+    columns = [b for b in buckets if strategy.has_columns and b.dtype == "fp8"]
+    weights = [(b, dtype_bytes(b.dtype)) for b in (*buckets, *columns)]
+    grads = [(b, dtype_bytes(strategy.grad_dtype)) for b in buckets if b.trainable]
+    pooled = shared_units(buckets)
+    return (tuple(size for sized in (weights, grads) for size in (
+        *(b.shard * width for b, width in sized),
+        *(b.numel * width for b, width in sized if pooled and b.unit == min(pooled) and b.parts > 1
+          for _ in range(min(POOL, len(pooled)))))),)
 
 
 def together(buckets: Sequence[Bucket]) -> list[list[int]]:

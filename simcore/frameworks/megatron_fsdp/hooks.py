@@ -16,7 +16,8 @@ prefetch for its replay.
 On the main branch of 2026-08-22 buckets of no unit stay gathered from step to step (and are gathered again in place),
 prefetch nothing in forward, and a reduced shard is a view of its bucket. With `fsdp_double_buffer` the largest set of
 units with equal buckets shares two persistent buffers of each (FixedPoolAllocator): no more than two units are
-gathered, or wait.
+gathered, or wait. On main the first bucket, where it is of no unit, is then gathered alone after the step. Without
+`fsdp_all_gather_in_start_param_sync` nothing is gathered there, so that forward begins with it.
 
 Weights in fp8 may have columns besides their rows, in separate buckets that backward gathers instead.
 
@@ -80,7 +81,7 @@ class MegatronFsdpHooks(UnrepeatedHooks):
         self.out.alloc(layer, self.tables.slot("transpose_weight_buffer", "buffer"), columns)
         self.gathers.post_persistent()
         self.reductions.post_persistent()
-        if not self.strategy.frees_at_end:
+        if self.strategy.gathers_first and not self.strategy.frees_at_end:
             self.gathers.gather([0], +1)
 
     def _has_master(self) -> bool:
@@ -188,7 +189,8 @@ class MegatronFsdpHooks(UnrepeatedHooks):
         moved = 2 * state_bytes + (dtype_bytes(self.strategy.grad_dtype) + 2) * elements
         self.out.compute(Kernel.OPTIMIZER, 12 * elements, moved)
         self.out.mark(end)
-        self.gathers.gather([0], +1)
+        if self.strategy.gathers_first:
+            self.gathers.gather([0], +1)
         if self.strategy.frees_at_end:
             self.gathers.reset()
         self.out.mark(step_end)

@@ -19,7 +19,9 @@ class MegatronFsdpStrategy(ParallelStrategy):
     step are freed before the next one. `keeps_outside`: buckets of no unit stay gathered and prefetch nothing in
     forward. `reduces_in_place`: a reduced shard is a view of its bucket. `double_buffer`: equal units share two
     buffers. `replicate_axis`: mesh axis over which reduced shards are summed in the last microbatch, "" for none.
-    `has_columns`: weights in fp8 are in two buffers, rows for forward and columns for backward.
+    `has_columns`: weights in fp8 are in two buffers, rows for forward and columns for backward. `gathers_first`: the
+    first buckets are gathered after the step, not in the next forward. `nccl_ub`: shards and shared buffers are in a
+    memory pool that NCCL registers.
     """
 
     ahead: int
@@ -33,3 +35,5 @@ class MegatronFsdpStrategy(ParallelStrategy):
     double_buffer: bool = False
     replicate_axis: str = ""
     has_columns: bool = False
+    gathers_first: bool = True
+    nccl_ub: bool = False

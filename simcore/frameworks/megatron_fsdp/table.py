@@ -22,9 +22,11 @@ from simcore.frameworks.common.afterwards import bridge_afterwards
 from simcore.frameworks.common.checkpoint_files import megatron_fsdp_files
 from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, fp8_of, quantized
 from simcore.frameworks.megatron.options import OPTIONS as MEGATRON_OPTIONS
+from simcore.frameworks.megatron.options import bucket_elements
 from simcore.frameworks.megatron.precision import Formats, formats
 from simcore.frameworks.megatron.recompute import together
-from simcore.frameworks.megatron.rules import rules_of, whole_layout
+from simcore.frameworks.megatron.rules import rank_numel, rules_of, whole_layout
+from simcore.frameworks.megatron.stages import OVERLAP
 from simcore.frameworks.megatron.table import table_of
 from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
 from simcore.inputs.optimizers import OPTIMIZERS
@@ -50,7 +52,7 @@ _OWN = {
     "outer_dp_sharding_strategy": ("no_shard", "optim", "optim_grads", "optim_grads_params"),
     "suggested_communication_unit_size": (None, int),
     "fsdp_double_buffer": (True, False),
-    "nccl_ub": (True, False),
+    "fsdp_all_gather_in_start_param_sync": (True, False),
     "keep_fp8_transpose_cache": (True, False),
     "preserve_fp32_weights": (True, False),
     "init_model_with_meta_device": (True, False),
@@ -137,13 +139,18 @@ def _check(job: Draft, options: dict[str, object]) -> None:
     if strategy != "optim_grads_params":
         raise job.not_yet("framework_options.data_parallel_sharding_strategy",
                           f"data_parallel_sharding_strategy: {strategy} under megatron_fsdp")
-    for name, served in (("outer_dp_sharding_strategy", "no_shard"), ("nccl_ub", False),
+    for name, served in (("outer_dp_sharding_strategy", "no_shard"),
                          ("keep_fp8_transpose_cache", False), ("preserve_fp32_weights", True),
                          ("use_distributed_optimizer", True), ("use_precision_aware_optimizer", False)):
         if options.get(name, served) != served:
             raise job.not_yet(f"framework_options.{name}", f"{name}: {options[name]} under megatron_fsdp")
-    if options.get("fsdp_double_buffer") and _is_main(job):
-        raise job.not_yet("framework_options.fsdp_double_buffer", f"fsdp_double_buffer in {VERSIONS[1]}")
+    if options.get("fsdp_all_gather_in_start_param_sync") is False and not _is_main(job):
+        raise job.illegal("framework_options.fsdp_all_gather_in_start_param_sync", "core 0.16.1 has no such option: it "
+                          "gathers there in any case", f"{SOURCE}/megatron_fsdp.py start_param_sync")
+    if options.get("fsdp_double_buffer") is False and options.get("nccl_ub"):
+        raise job.illegal("framework_options.fsdp_double_buffer", "FSDP double buffer is enabled by default when "
+                          "--nccl-ub is enabled", f"{SOURCE}/param_and_grad_buffer.py ParamAndGradBuffer: registered "
+                          "buffers must persist")
     if job.mesh.dp_replicate > 1 and job.has_experts and _is_main(job):
         raise job.not_yet("mesh.dp_replicate", f"copies of a model with experts in {VERSIONS[1]}")
     if job.mesh.dp_replicate > 1 and job.has_experts:
@@ -165,12 +172,17 @@ def _queues(job: Draft, options: dict[str, object], made: Formats, *, has_column
     if requested is None:
         job.auto("framework_options.suggested_communication_unit_size", "auto", str(waiting),
                  f"{SOURCE}/megatron_fsdp.py: max(1e9, twice a unit's elements)")
+    registers = options.get("nccl_ub") is True
     double = job.flag(options, "fsdp_double_buffer", "core 0.16.1 distributed/distributed_data_parallel_config.py:117",
-                      default=False)
+                      default=registers)
+    if double and options.get(OVERLAP) and _is_main(job):
+        raise job.illegal("framework_options.fsdp_double_buffer", "1F1B overlap with FSDP does not support double "
+                          "buffer.", "Megatron-LM main core/distributed/fsdp/mcore_fsdp_adapter.py:178")
     return MegatronFsdpStrategy(waiting // 2, waiting, _bucket_size(job, options), _axes(job), made.grads,
                   frees_at_end=_frees_at_end(job, options),
                   keeps_outside=_is_main(job), reduces_in_place=double or _is_main(job), double_buffer=double,
-                  replicate_axis="dp_replicate" if job.mesh.dp_replicate > 1 else "", has_columns=has_columns)
+                  replicate_axis="dp_replicate" if job.mesh.dp_replicate > 1 else "", has_columns=has_columns,
+                  gathers_first=options.get("fsdp_all_gather_in_start_param_sync") is not False, nccl_ub=registers)
 
 
 def _communicators(job: Job) -> list[str]:
@@ -200,10 +212,8 @@ def _bucket_size(job: Draft, options: dict[str, object]) -> int:
     """Elements of a bucket of no unit. Megatron-LM training/training.py get_model: 0 without overlap_grad_reduce."""
     if options.get("overlap_grad_reduce") is False:
         return 0
-    default = max(40_000_000, 1_000_000 * job.mesh.axis("dp_cp").size)
-    requested = options.get("bucket_size")
-    return int(job.auto("framework_options.bucket_size", "auto" if requested is None else str(requested), str(default),
-                        "Megatron-LM training/training.py get_model: max(40e6, 1e6 x dp)"))
+    return bucket_elements(job, options, range(len(job.graph.layers)), data_parallel=job.mesh.axis("dp_cp").size,
+                           source="Megatron-LM training/training.py get_model: max(40e6, 1e6 x dp)")
 
 
 def _unit_layers(job: Job) -> list[int]:
@@ -221,17 +231,8 @@ def _units(job: Job) -> tuple[Unit, ...]:
 
 def _mean_unit(job: Job) -> int:
     """Elements of the mean unit on one rank, before data-parallel sharding."""
-    graph, layers = job.graph, _unit_layers(job)
-    sizes = {kind: sum(_whole_numel(job, spec) for spec in graph.tensors[kind] if not spec.is_buffer)
-             for kind in {graph.layers[layer].kind for layer in layers}}
-    return sum(sizes[graph.layers[layer].kind] for layer in layers) // max(1, len(layers))
-
-
-def _whole_numel(job: Job, spec: TensorSpec) -> int:
-    numel = spec.numel * spec.copies
-    for axis, _ in whole_layout(spec):
-        numel //= job.mesh.axis(axis).size
-    return numel
+    layers = _unit_layers(job)
+    return rank_numel(job, layers) // max(1, len(layers))
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,8 +82,10 @@ def read_overlap(reader: Reader, draft: Draft, data: int) -> None:
             draft.infer(f"{_OPTION}{name}", False, "comm_overlap, else ddp or the optimizer", *given)  # noqa: FBT003
     _read_products(reader, draft)
     few = reader.integer("ddp.num_buckets")
-    if few is not None:
-        draft.refuse(few, "a number of buckets")
+    if few is not None and (shards or draft.values.get("framework_options", {}).get("overlap_grad_reduce", True)):
+        draft.put(f"{_OPTION}num_buckets", few)
+    else:
+        draft.idle(few, "without overlap_grad_reduce there is one bucket")
     options = draft.values.get("framework_options", {})
     if has_one and data > 1 and not shards and options.get("overlap_grad_reduce", True) and not reader.has(
             "ddp.bucket_size"):

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from simcore.errors import Problem
 from simcore.recipes.draft import Draft
-from simcore.recipes.rows import Idle, Off, On, Row, Says, Unmodelled
+from simcore.recipes.rows import Idle, Off, Row, Says, Unmodelled
 
 __all__ = ["ROWS", "give_up"]
 
@@ -46,12 +46,11 @@ REFUSED: Final[tuple[Row, ...]] = (
     Off("model.apply_dsa_kernel_fusion", "sparse attention"), Off("model.use_fused_mhc", "hyper-connections"),
     Off("model.freeze_sound_encoder", "towers beside text"),
     Off("model.freeze_audio_model", "towers beside text"),
-    Off("ddp.nccl_ub", "buffers that NCCL registers"), Off("model.qk_clip", "clipping of query and key"),
+    Off("model.qk_clip", "clipping of query and key"),
     Off("model.freeze_sound_projection", "towers beside text"),
     Off("model.freeze_audio_projection", "towers beside text"),
     Off("model.use_transformer_engine_full_layer_spec", "whole layers of TransformerEngine"),
     Off("optimizer.overlap_cpu_optimizer_d2h_h2d", "copies to and from the host's optimizer beside its step"),
-    On("ddp.fsdp_all_gather_in_start_param_sync", "parameters that are not gathered before a step"),
 )
 IDLE: Final[tuple[Row, ...]] = (
     Idle(("_target_", "train._target_", "dataset._target_", "ddp._target_", "optimizer._target_", "scheduler._target_",
@@ -83,8 +82,8 @@ IDLE: Final[tuple[Row, ...]] = (
           "model.freeze_vision_*", "mixed_precision.fp8_margin", "mixed_precision.fp8_amax_*",
           "mixed_precision.params_dtype", "mixed_precision.pipeline_dtype", "mixed_precision.autocast*",
           "model.batch_p2p_*", "model.overlap_p2p_comm", "model.deallocate_pipeline_outputs", "comm_overlap.align_*",
-          "comm_overlap.batch_p2p_comm", "comm_overlap.overlap_p2p_comm", "ddp.fsdp_manual_registration",
-          "optimizer.reuse_grad_buf_for_mxfp8_param_ag", "ddp.megatron_fsdp_*", "ddp.fsdp_db_*",
+          "comm_overlap.batch_p2p_comm", "comm_overlap.overlap_p2p_comm",
+          "optimizer.reuse_grad_buf_for_mxfp8_param_ag", "ddp.megatron_fsdp_cuda_graph_mode",
           "model.external_cuda_graph", "model.multimodal_attn_impl",
           "model.activation_offload_fraction", "model.delay_offload_*", "model.min_offloaded_tensor_size",
           "model.fine_grained_offloading_*", "model.vision_cuda_graph_*", "model.max_vision_*",

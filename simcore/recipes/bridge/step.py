@@ -13,6 +13,13 @@ __all__ = ["read_experts", "read_formats", "read_framework", "read_graphs", "rea
            "read_recompute", "read_stages", "read_states"]  # fmt: skip
 
 _OPTION: Final = "framework_options."
+OF_FSDP: Final = {"data_parallel_sharding_strategy": "", "outer_dp_sharding_strategy": "no_shard",
+                  "suggested_communication_unit_size": 0, "fsdp_double_buffer": False,
+                  "fsdp_all_gather_in_start_param_sync": True, "keep_fp8_transpose_cache": False}
+"""Megatron-FSDP's settings of ddp, with the value that changes nothing."""
+_SWITCHES: Final = {"fsdp_db_use_persist_buf_on_alloc_fail": "persistent buffers where units share none",
+                    "megatron_fsdp_max_pool_double_buffer": "shared buffers of the largest size",
+                    "megatron_fsdp_enable_fine_grained_param_gather": "parameters gathered module by module"}
 _PRESETS: Final = {"bf16_mixed": "", "bf16_with_fp8_current_scaling_mixed": "tensorwise",
                    "bf16_with_fp8_delayed_scaling_mixed": "delayed", "bf16_with_mxfp8_mixed": "mxfp8",
                    "bf16_with_fp8_subchannel_scaling_mixed": "blockwise",
@@ -26,23 +33,47 @@ _ENDS: Final = {"nemotron_h_bf16_with_fp8_current_scaling_mixed": 2, "nanov2_bf1
 def read_framework(reader: Reader, draft: Draft) -> None:
     """Writes the framework: Megatron-FSDP if the configuration of DDP asks for it, with its own options."""
     fsdp = reader.flag("ddp.use_megatron_fsdp")
-    own = {name: reader.take(f"ddp.{name}") for name in (
-        "data_parallel_sharding_strategy", "outer_dp_sharding_strategy", "suggested_communication_unit_size",
-        "fsdp_double_buffer", "keep_fp8_transpose_cache")}
+    own = {name: reader.take(f"ddp.{name}") for name in OF_FSDP}
+    registers, by_hand = reader.flag("ddp.nccl_ub"), reader.flag("ddp.fsdp_manual_registration")
     scatter = [reader.flag(f"{block}.use_distributed_optimizer") for block in ("ddp", "optimizer")]
     draft.infer("framework", "megatron_fsdp" if fsdp and fsdp.value else "megatron",
                 "ddp.use_megatron_fsdp" if fsdp else "recipes of Bridge", fsdp)
     draft.infer("framework_version", "main 2026-08-22", "the release of the recipes")
     for name, one in own.items():
-        if one is not None and fsdp and fsdp.value and one.value not in (False, "no_shard" if "outer" in name else 0):
+        if one is not None and fsdp and fsdp.value and one.value != OF_FSDP[name]:
             draft.put(f"{_OPTION}{name}", one)
         else:
             draft.idle(one, "it is Megatron-FSDP's")
+    if registers is not None and registers.value:
+        draft.put(f"{_OPTION}nccl_ub", registers)
+    else:
+        draft.use(registers)
+    draft.idle(by_hand, "when buffers are registered: after the first step")
+    _read_buffers(reader, draft, is_on=fsdp is not None and fsdp.value)
     draft.use(*scatter)
     said = [one for one in scatter if one is not None]
     if said and not any(one.value for one in said) and not (fsdp and fsdp.value):
         draft.infer(f"{_OPTION}use_distributed_optimizer", False, "neither ddp nor the optimizer asks for it",  # noqa: FBT003
                     *said, source="Bridge training/config.py, _validate_and_sync_distributed_optimizer_settings")
+
+
+def _read_buffers(reader: Reader, draft: Draft, *, is_on: bool) -> None:
+    """Reads settings of Megatron-FSDP's buffers that the simulation has one value of."""
+    kept, sent, master = (reader.text(f"ddp.megatron_fsdp_{name}_dtype") for name in (
+        "main_grads", "grad_comm", "main_params"))
+    release = reader.integer("ddp.megatron_fsdp_version")
+    switches = [(reader.flag(f"ddp.{name}"), what) for name, what in _SWITCHES.items()]
+    draft.use(kept)
+    for one, usual, what in ((sent, kept.value if kept else "bf16", "gradients that are sent in another format"),
+                             (master, "fp32", "masters in another format than fp32"),
+                             (release, 1, "the second implementation of Megatron-FSDP"),
+                             *((one, False, what) for one, what in switches)):
+        if one is None:
+            continue
+        if is_on and one.value != usual:
+            draft.refuse(one, what)
+        else:
+            draft.idle(one, "as the simulation has it" if is_on else "it is Megatron-FSDP's")
 
 
 def read_formats(reader: Reader, draft: Draft) -> None:
@@ -62,9 +93,12 @@ def read_formats(reader: Reader, draft: Draft) -> None:
     said = grads[0] if grads[0] is not None or preset is None else None
     wins = said or (None if preset else grads[1])
     base = "fp16" if half and half.value else "bf16"
-    value = base if wins and not wins.value else "fp32"
+    value, rule = base if wins and not wins.value else "fp32", "grad_reduce_in_fp32"
+    if draft.has_option("data_parallel_sharding_strategy"):
+        wins = reader.text("ddp.megatron_fsdp_main_grads_dtype")
+        value, rule = wins.value if wins else base, "megatron_fsdp_main_grads_dtype; without it that of parameters"
     for key in ("main_grads", "grad_reduce"):
-        draft.infer(f"training.precision.{key}", value, "grad_reduce_in_fp32", wins)
+        draft.infer(f"training.precision.{key}", value, rule, wins)
     if scaling:
         draft.infer(f"{_OPTION}fp8_recipe", scaling, "mixed_precision.fp8_recipe", recipe or preset)
     if preset and name in _ENDS:

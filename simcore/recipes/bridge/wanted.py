@@ -24,7 +24,7 @@ _FP8: Final = ("fp8_recipe", "fp8_param_gather", "first_last_layers_bf16", "num_
 _OVERLAPS: Final = ("overlap_moe_expert_parallel_comm", "delay_wgrad_compute", "defer_embedding_wgrad_compute")
 _OPTIONS_OF_FSDP: Final = {"data_parallel_sharding_strategy": "no_shard", "outer_dp_sharding_strategy": "no_shard",
                            "suggested_communication_unit_size": None, "fsdp_double_buffer": False,
-                           "keep_fp8_transpose_cache": False}
+                           "fsdp_all_gather_in_start_param_sync": True, "keep_fp8_transpose_cache": False}
 
 
 def wanted(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:
@@ -93,6 +93,10 @@ def _formats(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:
     compute, grads = outline.value(f"{_PRECISION}compute"), outline.value(f"{_PRECISION}main_grads")
     if outline.value(f"{_PRECISION}grad_reduce") == "auto":  # one buffer: `frameworks/megatron/precision.py`
         outline.counts_as(f"{_PRECISION}grad_reduce", grads)
+    if outline.has_option("data_parallel_sharding_strategy"):  # main_grads_dtype of None is that of parameters
+        yield "ddp.megatron_fsdp_main_grads_dtype", grads, "bf16"
+        sent = base.get("ddp.megatron_fsdp_grad_comm_dtype")
+        yield "ddp.megatron_fsdp_grad_comm_dtype", sent if sent == grads else None, None
     keyed = any(key.startswith("mixed_precision.") for key in base)
     if not keyed:
         yield "mixed_precision", f"{compute}_mixed", "bf16_mixed"
@@ -147,6 +151,11 @@ def _overlap(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:
         bucket = outline.value(f"{_OPTION}bucket_size")
         if bucket is not None and (has_one or outline.given(f"{_OPTION}bucket_size") or "ddp.bucket_size" in base):
             yield "ddp.bucket_size", bucket, None
+    yield "ddp.num_buckets", outline.given(f"{_OPTION}num_buckets"), None
+    registers = outline.given(f"{_OPTION}nccl_ub")
+    yield "ddp.nccl_ub", registers is True, False
+    if registers is False:
+        outline.as_without(f"{_OPTION}nccl_ub")
     products = outline.given(f"{_OPTION}tp_comm_overlap") is True
     yield "comm_overlap.tp_comm_overlap", products, False
     if outline.given(f"{_OPTION}tp_comm_overlap") is False:

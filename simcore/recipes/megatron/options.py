@@ -57,22 +57,24 @@ def write_options(writer: Writer) -> None:
 
 def _write_overlap(writer: Writer, *, shards: bool) -> None:
     fields = writer.fields
-    grads, params, size = (fields.flag("overlap_grad_reduce"), fields.flag("overlap_param_gather"),
-                           fields.integer("ddp_bucket_size"))
+    grads, params = fields.flag("overlap_grad_reduce"), fields.flag("overlap_param_gather")
+    sizes = {"bucket_size": fields.integer("ddp_bucket_size"), "num_buckets": fields.integer("ddp_num_buckets")}
     scatters = fields.flag("use_distributed_optimizer").value and fields.text("optimizer").value != "muon"
     if shards:
         writer.use(grads, params)
-        writer.idle("Megatron-FSDP has units, not buckets", size)
+        for name, size in sizes.items():
+            writer.write_other(f"{_OPTION}{name}", size.value, None, size)
         return
     writer.write(f"{_OPTION}overlap_grad_reduce", grads.value, grads)
     if scatters or params.value:
         writer.write(f"{_OPTION}overlap_param_gather", params.value, params)
     else:
         writer.use(params)
-    if grads.value:
-        writer.write_other(f"{_OPTION}bucket_size", size.value, None, size)
-    else:
-        writer.idle("without --overlap-grad-reduce there is one bucket", size)
+    for name, size in sizes.items():
+        if grads.value:
+            writer.write_other(f"{_OPTION}{name}", size.value, None, size)
+        else:
+            writer.idle("without --overlap-grad-reduce there is one bucket", size)
 
 
 def _write_kernels(writer: Writer) -> None:
@@ -186,8 +188,7 @@ def _write_fsdp(writer: Writer, *, is_on: bool) -> None:
         writer.idle("it is Megatron-FSDP's", inner, outer, unit, *formats,
                     *(setting for name, setting in switches.items() if name not in (*own, "nccl_ub")))
         writer.idle("a factor of the loss, and a number in the log", *(switches[name] for name in own))
-        if switches["nccl_ub"].value:
-            writer.refuse("buffers that NCCL registers", switches["nccl_ub"])
+        writer.write_other(f"{_OPTION}nccl_ub", switches["nccl_ub"].value, False, switches["nccl_ub"])  # noqa: FBT003
         return
     writer.write(f"{_OPTION}data_parallel_sharding_strategy", inner.value, inner)
     writer.write_other(f"{_OPTION}outer_dp_sharding_strategy", outer.value, "no_shard", outer)

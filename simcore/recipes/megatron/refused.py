@@ -58,7 +58,7 @@ REFUSED: Final = (
     Refusal(("logit_dtype", "fp16_lm_cross_entropy"), "logits in another format"),
     Refusal(("moe_single_grouped_weight", "moe_single_grouped_bias", "use_grouped_gemm_for_dense_mlp",
              "use_grouped_gemm_for_shared_expert"), "one tensor for the weights of all experts"),
-    Refusal(("ddp_num_buckets", "ddp_reduce_scatter_with_fp32_accumulation",
+    Refusal(("ddp_reduce_scatter_with_fp32_accumulation",
              "ddp_param_name_patterns_for_fp32_local_accumulation", "ddp_pad_buckets_for_high_nccl_busbw"),
             "buckets or reduction of gradients in this way"),
     Refusal(("gtp_remat_nccl_ub", "gtp_expert_remat_nccl_ub"), "buffers that NCCL registers"),

@@ -96,7 +96,9 @@ def _write_options(puts: ArgumentPuts) -> None:
     if not shards:
         for name in ("overlap_grad_reduce", "overlap_param_gather"):
             puts.put(name, outline.value(f"{_OPTION}{name}") in (True, None), f"{_OPTION}{name}")
-        puts.put("ddp_bucket_size", outline.given(f"{_OPTION}bucket_size"), f"{_OPTION}bucket_size")
+        puts.say("nccl_ub", f"{_OPTION}nccl_ub", False)  # noqa: FBT003
+    for name in ("bucket_size", "num_buckets"):
+        puts.put(f"ddp_{name}", outline.given(f"{_OPTION}{name}"), f"{_OPTION}{name}")
     puts.say("transformer_impl", f"{_OPTION}transformer_impl", "transformer_engine")
     puts.put("attention_backend", outline.given(f"{_OPTION}attention_backend"), f"{_OPTION}attention_backend")
     if outline.given(f"{_OPTION}attention_backend") == "auto":

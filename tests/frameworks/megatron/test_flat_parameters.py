@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import small
-from simcore.frameworks.megatron.flat_parameters import exact_at_rest, padding_elements, rank_buffers
+from simcore.frameworks.megatron.flat_parameters import exact_at_rest, padding_elements, rank_buffers, registered_pools
+from simcore.inputs.scenario import Scenario
 from simcore.placement.plan import Plan
+from simcore.simulate import simulate
 
 
 def plan(rank: int = 0, **mesh: int) -> Plan:
@@ -97,3 +101,41 @@ def test_experts_that_predict_further_tokens_lie_with_the_others() -> None:
                                                           "mtp_num_layers": 1}}
     _, expert = rank_buffers(small.plan_of("megatron", {"dp_shard": 4, "ep": 2}, model=model))
     assert len(expert.layers) == 3 * 2 * 4
+
+
+def test_a_number_of_buckets_shares_out_the_parameters_of_the_first_stage() -> None:
+    """A seventh of all layers; the second of two stages has one bucket in any case."""
+    for mesh in ({"dp_shard": 2}, {"dp_shard": 2, "pp": 2}):
+        found = small.plan_of("megatron", mesh, model="llama-tiny", options={"num_buckets": 7})
+        numel = sum(p.spec.numel for layer in found.layers for p in found.of_layer(layer) if not p.spec.is_buffer)
+        assert found.framework.strategy.elements_per_call == numel // 7
+        buffer = rank_buffers(found)[0].flat
+        assert all(end - start >= numel // 7 for start, end in buffer.buckets[:-1])
+        assert len(buffer.buckets) > 2
+    assert len(rank_buffers(small.plan_of("megatron", {"dp_shard": 2, "pp": 2}, rank=2, model="llama-tiny", options={
+        "num_buckets": 7}))[0].flat.buckets) == 1
+
+
+def test_registered_pools_have_what_the_buffers_have() -> None:
+    """Parameters and gradients; without the distributed optimizer gradients alone; mxfp8 weights share its memory."""
+    def pools(options: dict[str, Any], **given: Any) -> tuple[tuple[int, ...], ...]:
+        found = small.plan_of("megatron", {"dp_shard": 2}, options={"nccl_ub": True} | options, **given)
+        assert len(registered_pools(found)) == len(rank_buffers(found))
+        return tuple((params // buffer.flat.numel, grads // buffer.flat.numel)
+                     for (params, grads), buffer in zip(registered_pools(found), rank_buffers(found), strict=True))
+
+    assert pools({}, model="llama-tiny") == ((2, 4),)
+    assert pools({"use_distributed_optimizer": False}, model="llama-tiny") == ((0, 4),)
+    wide = {"config": "llama-tiny", "overrides": {"intermediate_size": 512}}
+    assert set(pools({"fp8_recipe": "mxfp8", "fp8_param_gather": True}, model=wide, topology="gb200-nvl72",
+                     precision={"compute": "fp8"})) == {(2, 4), (0, 4)}
+
+
+@pytest.mark.parametrize(("version", "is_legal"), [("auto", False), ("main 2026-08-22", True)])
+def test_registered_buffers_and_expandable_segments(version: str, is_legal: bool) -> None:
+    """The release refuses both; main does so with torch before 2.11 alone."""
+    asked = small.scenario("megatron", {"dp_shard": 2}, model="llama-tiny", version=version, options={"nccl_ub": True})
+    report = simulate(Scenario.model_validate(asked.normalised() | {"environment": {"expandable_segments": True}}),
+                      timed=False)
+    assert report.status == ("ok" if is_legal else "illegal")
+    assert is_legal or "not supported with nccl_ub" in report.problems[0].message

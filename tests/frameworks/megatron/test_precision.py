@@ -27,7 +27,7 @@ def test_what_the_precision_aware_optimizer_refuses(options: dict[str, Any], opt
 
 
 def test_what_is_not_modelled_of_it() -> None:
-    refused_with("error", "fp16 masters", options=PRECISE, optimizer={"master": "fp16"})
+    refused_with("error", "fp16 masters", optimizer={"master": "fp16"}, offload={"optimizer": "host"})
     refused_with("error", "it has no effect", options={"store_param_remainders": False})
 
 
@@ -36,6 +36,28 @@ def test_a_master_is_kept_in_halves_only_beside_bf16_parameters() -> None:
     assert master(options=OWNING) == master(options=OWNING, optimizer={"master": "fp32"}) == whole // 2
     assert master(options=OWNING | {"store_param_remainders": False}) == whole
     assert master(options=OWNING, precision={"compute": "fp16"}) == whole
+
+
+def test_a_master_in_fp16_is_the_optimizers_own() -> None:
+    """Whatever fp8_recipe says; store_param_remainders is that of fp32 masters alone, and no gradient is copied."""
+    assert 2 * master(options=PRECISE, optimizer={"master": "fp16"}) == master()
+    program = small.program_of("megatron", options=PRECISE, precision={"main_grads": "bf16"},
+                               optimizer={"master": "fp16"})
+    assert small.postings(program, "fp32_grad_shard") == []
+
+
+@pytest.mark.parametrize(("optimizer", "copies"), [
+    ({"master": "fp16"}, 1), ({"master": "fp16", "moments": "bf16"}, 1), ({"moments": "fp16"}, 2),
+    ({"master": "fp16", "moments": "fp16"}, 3), ({"moments": "bf16"}, 0)])
+def test_states_in_fp16_are_copied_to_fp32_for_the_step(optimizer: dict[str, str], copies: int) -> None:
+    """Those of all matrices together; of dense ones and of experts the larger part: here dense ones."""
+    mesh = {"dp_shard": 4, "ep": 2}
+    program = small.program_of("megatron", mesh, options=PRECISE, optimizer=optimizer)
+    plan = small.plan_of("megatron", mesh)
+    matrices = [sum(p.local for layer in plan.layers for p in plan.of_layer(layer) if len(p.spec.shape) > 1
+                    and (p.policy.name == "expert") == expert) // ranks for expert, ranks in ((False, 4), (True, 2))]
+    posted = [size for _, _, size in small.postings(program, "unscaled_states") if size > 0]
+    assert posted == [4 * copies * max(matrices)] * bool(copies)
 
 
 def test_bridge_leaves_fp32_masters_to_core() -> None:

@@ -21,7 +21,7 @@ def refused(*, mesh: dict[str, int] | None = None, **given: Any) -> str:
 
 @pytest.mark.parametrize(("option", "value"), [
     ("data_parallel_sharding_strategy", "optim_grads"), ("outer_dp_sharding_strategy", "optim"),
-    ("nccl_ub", True), ("keep_fp8_transpose_cache", True),
+    ("keep_fp8_transpose_cache", True),
     ("preserve_fp32_weights", False), ("use_precision_aware_optimizer", True), ("use_distributed_optimizer", False)])
 def test_options_that_are_not_modelled_are_named(option: str, value: object) -> None:
     assert option in refused(options={option: value})
@@ -62,8 +62,23 @@ def test_a_step_of_one_small_layer_takes_as_long_when_it_is_written_out() -> Non
     assert few.step_s == pytest.approx(whole.step_s, rel=1e-9)
 
 
-def test_the_shared_buffers_of_main_are_not_modelled() -> None:
-    assert "fsdp_double_buffer" in refused(version="main 2026-08-22", options={"fsdp_double_buffer": True})
+@pytest.mark.parametrize(("version", "options", "told"), [
+    ("auto", {"fsdp_all_gather_in_start_param_sync": False}, "core 0.16.1 has no such option"),
+    ("auto", {"nccl_ub": True, "fsdp_double_buffer": False}, "FSDP double buffer is enabled by default"),
+    ("main 2026-08-22", {"nccl_ub": True, "overlap_moe_expert_parallel_comm": True}, "does not support double buffer"),
+    ("auto", {"bucket_size": 10, "num_buckets": 2}, "Cannot specify both num_buckets and bucket_size")])
+def test_options_that_exclude_each_other(version: str, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(IllegalLayout, match=told):
+        small.prepared("megatron_fsdp", {"dp_shard": 4, "ep": 2}, version=version, options=options)
+
+
+def test_a_number_of_buckets_closes_those_of_no_unit() -> None:
+    """At a twentieth of all elements, 170 thousand: the embedding of 256 thousand is alone, then norm and head."""
+    plan = small.plan_of("megatron_fsdp", {"dp_shard": 2}, model="llama-tiny", options={"num_buckets": 20})
+    whole = sum(p.spec.numel for layer in plan.layers for p in plan.of_layer(layer) if not p.spec.is_buffer)
+    assert plan.framework.strategy_as(MegatronFsdpStrategy).bucket_numel == whole // 20
+    outside = [bucket for bucket in rank_buckets(plan) if bucket.unit < 0]
+    assert [[layer for layer, _ in bucket.members] for bucket in outside] == [[0], [5, 6]]
 
 
 # ---- fp8 -------------------------------------------------------------------------------------------------------------

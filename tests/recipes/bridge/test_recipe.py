@@ -18,6 +18,7 @@ from simcore.recipes.importing import import_recipe
 from simcore.simulate import check
 
 NANO = "nemotron_3_nano_pretrain_8gpu_h100_bf16_config"
+FSDP = "ddp.use_megatron_fsdp=true ddp.data_parallel_sharding_strategy=optim_grads_params"
 WRITTEN = f"""\
 name: {NANO}
 framework: megatron
@@ -103,12 +104,34 @@ def test_an_override_has_its_line_and_the_rest_the_name(tmp_path: Path) -> None:
     ("optimizer.use_precision_aware_optimizer=true", "framework_options.use_precision_aware_optimizer", True),
     ("model.moe_token_dispatcher_type=alltoall", "framework_options.moe_flex_dispatcher_backend", None),
     ("model.cuda_graph_impl=none", "framework_options.cuda_graph_impl", None),
+    ("ddp.nccl_ub=true", "framework_options.nccl_ub", True),
+    ("ddp.num_buckets=7", "framework_options.num_buckets", 7),
+    (f"{FSDP} mixed_precision.grad_reduce_in_fp32=true", "training.precision.main_grads", "bf16"),
+    (f"{FSDP} ddp.megatron_fsdp_main_grads_dtype=fp32", "training.precision.main_grads", "fp32"),
+    (f"{FSDP} ddp.megatron_fsdp_main_grads_dtype=fp32", "training.precision.grad_reduce", "fp32"),
+    (f"{FSDP} ddp.fsdp_double_buffer=true", "framework_options.fsdp_double_buffer", True),
+    ("ddp.fsdp_double_buffer=true", "framework_options.fsdp_double_buffer", None),
+    (f"{FSDP} ddp.fsdp_all_gather_in_start_param_sync=false", "framework_options.fsdp_all_gather_in_start_param_sync",
+     False),
     ("env_vars.PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False", "environment", None),
     ("env_vars.CUBLAS_WORKSPACE_CONFIG=:4096:8", "environment.cublas_workspace_config", ":4096:8"),
 ])
 def test_a_key_is_read_as_bridge_means_it(tmp_path: Path, override: str, key: str, expected: Any) -> None:
     found = imported(tmp_path, f"{NANO} {override}")
     assert value(found, key) == expected, messages(found)
+
+
+@pytest.mark.parametrize(("override", "told"), [
+    ("ddp.megatron_fsdp_grad_comm_dtype=fp32", "gradients that are sent in another format"),
+    ("ddp.megatron_fsdp_main_params_dtype=bf16", "masters in another format than fp32"),
+    ("ddp.megatron_fsdp_version=2", "the second implementation of Megatron-FSDP"),
+    ("ddp.fsdp_db_use_persist_buf_on_alloc_fail=true", "persistent buffers"),
+    ("ddp.megatron_fsdp_max_pool_double_buffer=true", "shared buffers of the largest size"),
+    ("ddp.megatron_fsdp_enable_fine_grained_param_gather=true", "module by module")])
+def test_what_of_megatron_fsdps_buffers_is_refused(tmp_path: Path, override: str, told: str) -> None:
+    """It has no effect without Megatron-FSDP."""
+    assert any(told in problem.message for problem in imported(tmp_path, f"{NANO} {FSDP} {override}").refused)
+    assert not imported(tmp_path, f"{NANO} {override}").refused
 
 
 def test_experts_are_not_split_by_width_unless_asked(tmp_path: Path) -> None:

@@ -52,6 +52,29 @@ def test_what_differs_is_an_override() -> None:
     assert read_back(made, asked).mesh.ep == 4
 
 
+def test_options_of_buffers_are_written() -> None:
+    asked = scenario(NANO.replace("moe_token_dispatcher_type: flex",
+                                  "moe_token_dispatcher_type: flex, nccl_ub: true, num_buckets: 9"))
+    made = convert(asked, "bridge")
+    made.expect_complete()
+    assert {"  ddp.nccl_ub=true \\", "  ddp.num_buckets=9 \\"} <= set(made.text.splitlines())
+    options = read_back(made, asked).framework_options
+    assert (options["nccl_ub"], options["num_buckets"]) == (True, 9)
+
+
+def test_megatron_fsdp_has_a_format_of_gradients_of_its_own() -> None:
+    text = NANO.replace("framework: megatron", "framework: megatron_fsdp").replace(
+        "moe_token_dispatcher_type: flex", "moe_token_dispatcher_type: alltoall, nccl_ub: true, "
+        "fsdp_all_gather_in_start_param_sync: false")
+    for grads in ("fp32", "bf16"):
+        asked = scenario(text.replace("lengths: packed", f"lengths: packed\n  precision: {{main_grads: {grads}}}"))
+        made = convert(asked, "bridge")
+        made.expect_complete()
+        assert ("ddp.megatron_fsdp_main_grads_dtype=fp32" in made.text) == (grads == "fp32")
+        assert "ddp.fsdp_all_gather_in_start_param_sync=false" in made.text
+        assert read_back(made, asked).training.precision.main_grads == grads
+
+
 def test_adapters_take_a_recipe_with_adapters() -> None:
     made = convert(scenario(NANO.replace("  lengths", "  method: lora\n  lora: {rank: 16}\n  lengths")), "bridge")
     made.expect_complete()

@@ -40,6 +40,14 @@ def test_defaults_are_not_written() -> None:
     assert text.endswith('torchrun --nproc-per-node 8 pretrain_gpt.py "${ARGUMENTS[@]}"\n')
 
 
+def test_options_of_buffers_are_written() -> None:
+    asked = scenario("llama-3.1-8b", "framework_options: {nccl_ub: true, num_buckets: 4}\n")
+    made = convert(asked, "megatron")
+    made.expect_complete()
+    assert "--use-nccl-ub\n" in made.text
+    assert read_back(made, asked).framework_options.items() >= {"nccl_ub": True, "num_buckets": 4}.items()
+
+
 def test_adapters_are_refused() -> None:
     made = convert(parse_scenario(parse_document(PLAIN.replace("{MODEL}", "llama-3.1-8b").replace(
         "{seq_len", "{method: lora, seq_len"), "mine.yaml")), "megatron")

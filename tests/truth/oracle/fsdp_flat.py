@@ -16,7 +16,9 @@ te_stub.install()
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from megatron.core.distributed.distributed_data_parallel_config import DistributedDataParallelConfig  # noqa: E402
+from megatron.core.distributed.distributed_data_parallel_config import (  # noqa: E402
+    DistributedDataParallelConfig as DdpConfig,
+)
 from megatron.core.distributed.fsdp.src.megatron_fsdp import megatron_fsdp as hooks  # noqa: E402
 from megatron.core.distributed.fsdp.src.megatron_fsdp import param_and_grad_buffer as buffers  # noqa: E402
 from megatron.core.distributed.fsdp.src.megatron_fsdp.utils import FSDPDistributedIndex  # noqa: E402
@@ -73,7 +75,7 @@ def buckets(model: nn.Module, units: list[type], bucket_size: int | None, sizes:
     `sizes`, `ranks`: of the data parallel group, by whether it is the experts'.
     """
     policy = buffers.BucketingPolicy(bucket_size, units, "optim_grads_params")
-    config = DistributedDataParallelConfig(data_parallel_sharding_strategy="optim_grads_params")
+    config = DdpConfig(data_parallel_sharding_strategy="optim_grads_params")
     names = {p: name for name, p in model.named_parameters()}
     found = []
     for number, group in enumerate(buffers._get_parameter_groups(model, policy, {})[0]):
@@ -125,7 +127,9 @@ class Model(nn.Module):
 
 def held(allocator: Any) -> set[int]:
     """Buckets that have memory, of their own or of the pool."""
-    return {*getattr(allocator, "using_buffer", ()), *getattr(allocator, "backup_allocator", allocator).buckets}
+    own = getattr(allocator, "backup_allocator", allocator).buckets
+    return {*getattr(allocator, "using_buffer", ()), *(b for b, bucket in own.items()
+                                                       if bucket.data.untyped_storage().size())}
 
 
 class Noted:
@@ -136,7 +140,7 @@ class Noted:
         self.model = Model(layers, recompute=recompute)
         mesh = init_device_mesh("cpu", (world, 1), mesh_dim_names=("dp_cp", "tp"))
         index = FSDPDistributedIndex(device_mesh=mesh, dp_shard_dim="dp_cp", tp_dim="tp")
-        ddp = DistributedDataParallelConfig(
+        ddp = DdpConfig(
             use_megatron_fsdp=True, data_parallel_sharding_strategy="optim_grads_params", grad_reduce_in_fp32=True,
             overlap_grad_reduce=True, check_for_nan_in_grad=False, bucket_size=40_000_000, **config)
         self.fsdp = hooks.MegatronFSDP(self.model, index, ddp, fsdp_unit_modules=[Layer], device=torch.device("cpu"))
