@@ -28,7 +28,7 @@ TIED_HEAD = 1 << 30
 """Layer offset of rows that belong to a tied head, replaced by the head's index."""
 
 _MARK = int(Op.MARK)
-_SINGLE = 8
+_SINGLE = 12
 """Tiles of a kind beside the pieces of forward and backward."""
 EXPERTS_MARKS = range(2, 6)
 """Marks that a tape puts around an experts module that is a separate unit; passes are cut there and at later marks."""
@@ -42,7 +42,8 @@ class LayerPasses:
     experts (parameters that are gathered and reduced together) begins or ends inside the layer. `rest`: allocated
     before the step. `again`: replay of a layer in a group of layers that is replayed together; other replays are part
     of `backward`. `grads`: (parameter, slot, bytes) of gradients alive after backward. `after`, `late`, `seed`,
-    `weight`, `release`, `casts`: see `recording.RecordedLayer`.
+    `weight`, `release`, `casts`: see `recording.RecordedLayer`; `leave`, `left`, `come`, `done`: see
+    `recording.host_copies.HostTrip`.
     """
 
     forward: tuple[tuple[LayerRows, int, bool], ...]
@@ -56,13 +57,17 @@ class LayerPasses:
     weight: LayerRows
     release: LayerRows
     casts: LayerRows
+    leave: LayerRows
+    left: LayerRows
+    come: LayerRows
+    done: LayerRows
 
     @property
     def tiles(self) -> tuple[LayerRows, ...]:
         """All tiles in a fixed order: pieces of forward and backward, then the other parts."""
         passes = (t for t, _, _ in (*self.forward, *self.backward))
         return (*passes, self.after, self.late, self.seed, self.again, self.rest, self.weight, self.release,
-                self.casts)
+                self.casts, self.leave, self.left, self.come, self.done)
 
     @cached_property
     def expert_grads(self) -> tuple[tuple[Param, int, int], ...]:
@@ -150,7 +155,7 @@ def _tiles(tape: RecordedLayer, head: int) -> LayerPasses:
     """Tiles of a recorded layer; `head`: the layer index for rows of the embedding that belong to a tied head."""
     forward, backward, *others = LayerRows.of_all((
         tape.forward, tape.backward, tape.after, tape.late, tape.seed, tape.rest, tape.weight, tape.release,
-        tape.casts))
+        tape.casts, tape.host.leave, tape.host.left, tape.host.come, tape.host.done))
     backward.rows[backward.rows[:, 1] >= TIED_HEAD, 1] = head
     after, late, seed, *last = (part if len(part.rows) else small_tile() for part in others)
     return LayerPasses(_cut(forward), _cut(backward), after, late, seed, small_tile(), tape.grads, *last)
@@ -172,7 +177,7 @@ def _together(lean: LayerPasses, kept_all: LayerPasses) -> LayerPasses:
     again = LayerRows(rows, np.ones(len(rows), dtype=np.int64))
     return LayerPasses(lean.forward, kept_all.backward, lean.after, lean.late, kept_all.seed, again, kept_all.grads,
                        lean.rest,
-                      kept_all.weight, kept_all.release, kept_all.casts)
+                      kept_all.weight, kept_all.release, kept_all.casts, *[small_tile()] * 4)
 
 
 def _cut(tile: LayerRows) -> tuple[tuple[LayerRows, int, bool], ...]:

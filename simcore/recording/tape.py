@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from weakref import ref
 
 from simcore.recording.checkpoint import Frame, Keeps, StopReplay
+from simcore.recording.host_copies import HostCopies
 from simcore.recording.rows import (
     CATEGORY_OF_PHASE,
     COMPUTE_STREAM,
@@ -124,12 +125,15 @@ class Tape(Recorder):
 
     `slots`, `comms`: see `Recorder`. `nodes`: nodes in order of creation; `frame`: checkpointed region that runs now;
     `grads`: (parameter, gradient) pairs that are alive. `no_grad`: no operator makes a node, as under torch.no_grad().
+    `away`: saved tensors that wait on the host ([Note: saved tensors on the host]), from `leaves` elements on; None for
+    0: all stay.
     """
 
     def __init__(self, slots: dict[tuple[str, str], int], comms: dict[tuple[str, str, str], int], *,
-                 no_grad: bool = False) -> None:
+                 no_grad: bool = False, leaves: int = 0) -> None:
         super().__init__(slots, comms)
         self.no_grad = no_grad
+        self.away = HostCopies(self, leaves) if leaves else None
         self.nodes: list[ref[Node]] = []
         self.frame: Frame | None = None
         self.half = ""  # part of a split backward pass that runs, "input" or "weight"
@@ -159,13 +163,13 @@ class Tape(Recorder):
     # ---- the graph ----------------------------------------------------------------------------------------------
     def node(self, inputs: Sequence[Tensor | Param | None], save: Sequence[Tensor | Param | None],
              backward: Backward, reduce_to: tuple[tuple[int, ...], ...] = (),
-             cast_to: tuple[str, ...] = ()) -> Node | None:
+             cast_to: tuple[str, ...] = (), *, made: Tensor | None = None) -> Node | None:
         """New autograd node of an operator with these inputs, or None if no input needs a gradient or none is made.
 
         `save`: tensors that the node saves *before* the operator allocates its output, as PyTorch does for inputs.
         `backward`: function from the gradients of its outputs to those of its inputs. `reduce_to`: shapes of inputs
         that were broadcast; the engine sums their gradients when the node has returned, and casts them to `cast_to`
-        where the operator worked in a wider type (`validate_outputs`).
+        where the operator worked in a wider type (`validate_outputs`). `made`: its output, if it may be in `save`.
         """
         edges = tuple([_edge(x) for x in inputs])
         if self.no_grad or not any(edges):
@@ -173,10 +177,10 @@ class Tape(Recorder):
         outputs_of = tuple([x.output if isinstance(x, Tensor) else 0 for x in inputs])
         node = Node(edges, outputs_of, backward, self.scope, self.module, reduce_to, cast_to)
         self.nodes.append(ref(node))
-        self.save(node, *save)
+        self.save(node, *save, made=made)
         return node
 
-    def save(self, node: Node | None, *things: Tensor | Param | None) -> None:
+    def save(self, node: Node | None, *things: Tensor | Param | None, made: Tensor | None = None) -> None:
         """Saves tensors for the backward of `node`; does nothing if `node` is None.
 
         Parameters (kept by their owner) and None (scalars) take no bytes, but count for the early stop of a replay. In
@@ -186,7 +190,10 @@ class Tape(Recorder):
         if node is None:
             return
         if self.frame is None or self.phase == "recompute":  # the graph of a replay saves tensors while it lives
+            first = len(node.saved)
             node.saved.extend([x.detach() for x in things if isinstance(x, Tensor)])
+            if self.away is not None:
+                self.away.push(node, first, made)
         if self.frame is None or not (things or self.frame.nested):
             return
         if self.phase == "recompute":
@@ -243,6 +250,8 @@ class Tape(Recorder):
         self.module = node.module
         if node.frame is not None and not node.frame.replayed:
             self.replay(node.frame)
+        if self.away is not None:
+            self.away.wait(node)
         self.scope = node.scope
         incoming, node.grads = node.grads, {}
         grads = [incoming.get(i) for i in range(max(incoming) + 1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from simcore.frameworks.common.te_offload import OPTIONS as OFFLOAD_OPTIONS
 from simcore.frameworks.megatron.cuda_graphs import OPTIONS as GRAPH_OPTIONS
 from simcore.frameworks.megatron.fp8 import OPTIONS as FP8_OPTIONS
 from simcore.frameworks.megatron.pipeline_layout import OPTION as LAYOUT
@@ -60,6 +61,7 @@ OPTIONS = {
     "cp_comm_type": ("p2p", "a2a", "all_gather", "a2a+p2p"),
     **GRAPH_OPTIONS,
     **FP8_OPTIONS,
+    **OFFLOAD_OPTIONS,
 }
 DISPATCHERS = {
     "alltoall": {"moe_token_dispatcher_type": "alltoall"},

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from simcore.frameworks.common.afterwards import bridge_afterwards
 from simcore.frameworks.common.checkpoint_files import megatron_files
+from simcore.frameworks.common.te_offload import assumptions as offload_assumptions
+from simcore.frameworks.common.te_offload import layer_offload
 from simcore.frameworks.megatron.checks import check, check_fuser, check_overlap, check_shared_overlap
 from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, fp8_of, quantized, with_format
 from simcore.frameworks.megatron.fp8_notes import assumptions as fp8_assumptions
@@ -77,7 +79,7 @@ def table_of(job: Draft, options: dict[str, object]) -> Framework:
     training, made, fp8 = job.scenario.training, formats(job, options), fp8_of(job, options)
     check_user_buffers(job, options, fp8)
     check_fuser(job, options)
-    policies = rules(job, made)
+    policies, offload = rules(job, made), layer_offload(job, options)
     _note_defaults(job)
     return Framework(
         name="megatron", version=version_of(job),
@@ -98,13 +100,15 @@ def table_of(job: Draft, options: dict[str, object]) -> Framework:
         keeps_received=True,
         deferred_heads=_deferred(job, options),
         dealt=dealt(job, policies, made_stages, shard_axes(job), by_parts=_by_parts(job, options)),
+        offload=offload,
         options=with_format(implementation_options(job, options, made.grads), fp8),
         communicators=_communicators(job),
         libraries=libraries_of(job, options, fp8),
         files=megatron_files(job), afterwards=bridge_afterwards(job),
         padding=Padding(16, "Bridge 0.3.1 data/datasets/sft.py:206 pad_seq_length_to_mult, :703"),
         assumptions=(*layer_assumptions(job, options), *recompute_assumptions(job),
-                     *muon_assumptions(job, packed=_by_parts(job, options)), *fp8_assumptions(fp8), *host_notes(made)),
+                     *muon_assumptions(job, packed=_by_parts(job, options)), *fp8_assumptions(fp8), *host_notes(made),
+                     *offload_assumptions(offload)),
     )
 
 

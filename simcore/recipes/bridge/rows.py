@@ -40,7 +40,6 @@ SAID: Final[tuple[Row, ...]] = (
 )
 REFUSED: Final[tuple[Row, ...]] = (
     Off("model.fine_grained_activation_offloading", "activations on the host"),
-    Off("model.cpu_offloading", "activations on the host"), Off("model.cpu_offloading_weights", "weights on the host"),
     Off("model.moe_paged_stash", "pages of experts' activations"),
     Off("model.attention_output_gate", "a gate of the attention's output"),
     Off("model.freeze_language_model", "a frozen language model beside other towers"),
@@ -79,8 +78,8 @@ IDLE: Final[tuple[Row, ...]] = (
           "model.high_priority_a2a_comm_stream", "model.moe_pad_experts_for_cuda_graph_inference",
           "model.moe_paged_stash_*", "model.yarn_*", "model.mscale*", "model.tp_only_amax_red",
           "model.fp8_output_proj", "model.mtp_eval_in_bf16", "model.offload_modules", "model.max_position_embeddings",
-          "comm_overlap.tp_comm_bootstrap_backend", "model.init_model_with_meta_device", "model.cpu_offloading_*",
-          "model.overlap_dispatch_*", "model.layernorm_epsilon", "model.tp_comm_overlap_*",
+          "comm_overlap.tp_comm_bootstrap_backend", "model.init_model_with_meta_device", "model.overlap_dispatch_*",
+          "model.layernorm_epsilon", "model.tp_comm_overlap_*",
           "model.freeze_vision_*", "mixed_precision.fp8_margin", "mixed_precision.fp8_amax_*",
           "mixed_precision.params_dtype", "mixed_precision.pipeline_dtype", "mixed_precision.autocast*",
           "model.batch_p2p_*", "model.overlap_p2p_comm", "model.deallocate_pipeline_outputs", "comm_overlap.align_*",
