@@ -5,10 +5,9 @@ TransformerEngine d0067d0d `pytorch/cpu_offload.py` (OffloadableLayerState): hoo
 node saves. One of at least 256 * 1024 elements, which is no parameter and not marked (`mark_not_offload`: weights in 8
 bits), is referred to until its copy is on the host, and again from the moment at which its return begins until all of
 the layer is differentiated: so backward frees none of them node by node. Each is copied by itself, in the order in
-which they were saved, there and back. What several nodes save is copied once (`_deduplicate_tensors`), but the output
-of a node that the node itself saves is another Python object than what later nodes are given (torch 2.13
-`csrc/autograd/saved_variable.cpp`, tensor_data of outputs): attention's output, which the next linear saves too, goes
-and returns twice. A node waits for the copies of what it saved (`pop_tensor`).
+which they were saved, there and back. Tensors that lie in one storage are one object or views of it, and copied once
+(`_switch_to_base_tensors`, `_deduplicate_tensors`): attention's output, which attention and the next linear save, too.
+A node waits for the copies of what it saved (`pop_tensor`).
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class HostCopies:
 
     def __init__(self, tape: Recorder, least: int) -> None:
         self.tape, self.least = tape, least
-        self.copies: dict[tuple[int, int], _Copy] = {}
+        self.copies: dict[int, _Copy] = {}
         self.staying: set[int] = set()
         self.have_come = False
 
@@ -82,15 +81,13 @@ class HostCopies:
         """Marks tensors that stay on the device though nodes save them."""
         self.staying.update(id(tensor.storage) for tensor in tensors)
 
-    def push(self, node: Any, first: int, made: Any = None) -> None:
-        """Takes what `node` has saved in forward from index `first` on; `made`: the node's output."""
+    def push(self, node: Any, first: int) -> None:
+        """Takes what `node` has saved in forward, from index `first` on."""
         for index, tensor in enumerate(node.saved[first:], first):
             storage = tensor.storage
             if self.have_come or storage is None or id(storage) in self.staying or tensor.numel < self.least:
                 continue
-            own = made is not None and made.storage is storage
-            key = id(storage), id(node) if own else 0
-            copy = self.copies.setdefault(key, _Copy(tensor, storage.slot, storage.offset))
+            copy = self.copies.setdefault(id(storage), _Copy(tensor, storage.slot, storage.offset))
             assert copy.tensor.nbytes == tensor.nbytes == storage.num_bytes, "a part of a tensor leaves"
             copy.places.append((ref(node), index))
 

@@ -163,13 +163,13 @@ class Tape(Recorder):
     # ---- the graph ----------------------------------------------------------------------------------------------
     def node(self, inputs: Sequence[Tensor | Param | None], save: Sequence[Tensor | Param | None],
              backward: Backward, reduce_to: tuple[tuple[int, ...], ...] = (),
-             cast_to: tuple[str, ...] = (), *, made: Tensor | None = None) -> Node | None:
+             cast_to: tuple[str, ...] = ()) -> Node | None:
         """New autograd node of an operator with these inputs, or None if no input needs a gradient or none is made.
 
         `save`: tensors that the node saves *before* the operator allocates its output, as PyTorch does for inputs.
         `backward`: function from the gradients of its outputs to those of its inputs. `reduce_to`: shapes of inputs
         that were broadcast; the engine sums their gradients when the node has returned, and casts them to `cast_to`
-        where the operator worked in a wider type (`validate_outputs`). `made`: its output, if it may be in `save`.
+        where the operator worked in a wider type (`validate_outputs`).
         """
         edges = tuple([_edge(x) for x in inputs])
         if self.no_grad or not any(edges):
@@ -177,10 +177,10 @@ class Tape(Recorder):
         outputs_of = tuple([x.output if isinstance(x, Tensor) else 0 for x in inputs])
         node = Node(edges, outputs_of, backward, self.scope, self.module, reduce_to, cast_to)
         self.nodes.append(ref(node))
-        self.save(node, *save, made=made)
+        self.save(node, *save)
         return node
 
-    def save(self, node: Node | None, *things: Tensor | Param | None, made: Tensor | None = None) -> None:
+    def save(self, node: Node | None, *things: Tensor | Param | None) -> None:
         """Saves tensors for the backward of `node`; does nothing if `node` is None.
 
         Parameters (kept by their owner) and None (scalars) take no bytes, but count for the early stop of a replay. In
@@ -193,7 +193,7 @@ class Tape(Recorder):
             first = len(node.saved)
             node.saved.extend([x.detach() for x in things if isinstance(x, Tensor)])
             if self.away is not None:
-                self.away.push(node, first, made)
+                self.away.push(node, first)
         if self.frame is None or not (things or self.frame.nested):
             return
         if self.phase == "recompute":

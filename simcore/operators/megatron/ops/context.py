@@ -210,7 +210,7 @@ class Context:
 
         `save`: tensors that the node saves. Custom functions save them at the end of forward, after all outputs.
         """
-        out.node = self.tape.node(inputs, save, backward, made=out)
+        out.node = self.tape.node(inputs, save, backward)
         return out.node
 
     # ---- cost ---------------------------------------------------------------------------------------------------
