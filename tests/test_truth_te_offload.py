@@ -34,7 +34,7 @@ def operator(tape: Tape, inputs: tuple[Tensor | Param, ...], save: Saved, name: 
 
 
 def toy_layer() -> dict[str, list[int]]:
-    """Bytes of the copies of the layer in `probe_te_offload.py`: norm, two projections, attention, one, the residual."""
+    """Bytes of the copies of the layer in `probe_te_offload.py`."""
     tape = Tape({}, {}, leaves=256 * 1024)
     weight = Param("weight", (WIDTH,), "fp32", trainable=True)
     x = tape.external((WIDTH,), "fp32", 0, -1)

@@ -28,7 +28,7 @@ from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.inputs.scenario import Mesh as Degrees
 from simcore.models.graph import ModelGraph
 from simcore.models.network import Edge
-from simcore.placement.framework import Framework, Optimizer, Padding
+from simcore.placement.framework import Framework, LayerOffload, Optimizer, Padding
 from simcore.placement.job import Draft, Job
 
 __all__ = ["QLORA_REFUSAL", "default_etp", "in_fp8", "table", "table_of"]
@@ -106,10 +106,15 @@ def table_of(job: Draft, options: dict[str, object]) -> Framework:
         libraries=libraries_of(job, options, fp8),
         files=megatron_files(job), afterwards=bridge_afterwards(job),
         padding=Padding(16, "Bridge 0.3.1 data/datasets/sft.py:206 pad_seq_length_to_mult, :703"),
-        assumptions=(*layer_assumptions(job, options), *recompute_assumptions(job),
-                     *muon_assumptions(job, packed=_by_parts(job, options)), *fp8_assumptions(fp8), *host_notes(made),
-                     *offload_assumptions(offload)),
+        assumptions=_assumptions(job, options, made, fp8, offload),
     )
+
+
+def _assumptions(job: Draft, options: dict[str, object], made: Formats, fp8: Fp8 | None,
+                 offload: LayerOffload | None) -> tuple[tuple[str, str, str, str], ...]:
+    return (*layer_assumptions(job, options), *recompute_assumptions(job),
+            *muon_assumptions(job, packed=_by_parts(job, options)), *fp8_assumptions(fp8), *host_notes(made),
+            *offload_assumptions(offload))
 
 
 def _by_parts(job: Draft, options: dict[str, object]) -> bool:

@@ -19,19 +19,19 @@ _IGNORED: Final = ("cpu_offloading_weights", "cpu_offloading_double_buffering")
 def read_offload(reader: Reader, draft: Draft) -> None:
     """Writes which layers' saved tensors wait on the host."""
     asked, count = reader.flag("model.cpu_offloading"), reader.integer(f"model.{_LAYERS}")
-    activations = reader.flag("model.cpu_offloading_activations")
+    kept = reader.flag("model.cpu_offloading_activations")
     draft.idle([one for name in _IGNORED if (one := reader.flag(f"model.{name}"))],
                "TransformerEngine ignores it (pytorch/cpu_offload.py: deprecated)")
     draft.idle(reader.flag("model.cpu_offloading_retain_pinned_cpu_buffers"), "the peak has the same pinned buffers")
     if asked is None or not asked.value or count is None or not count.value:
-        draft.idle([one for one in (asked, count, activations) if one], "no layer's activations leave")
+        draft.idle([one for one in (asked, count, kept) if one], "no layer's activations leave")
         return
-    if activations is not None and not activations.value:
-        draft.refuse(activations, "offload of layers without their activations")
+    if kept is not None and not kept.value:
+        draft.refuse(kept, "offload of layers without their activations")
         draft.use(asked, count)
         return
     draft.put(_KEY, asked, "host")
-    draft.use(activations)
+    draft.use(kept)
     draft.put(f"framework_options.{_LAYERS}", count)
 
 
@@ -39,4 +39,4 @@ def wanted_offload(outline: Outline) -> Iterator[tuple[str, Any, Any]]:
     """Keys for a scenario, as `wanted.Wanted`."""
     count = outline.given(f"framework_options.{_LAYERS}")
     yield "model.cpu_offloading", outline.given(_KEY) == "host" and count is not None, False
-    yield f"model.{_LAYERS}", count, 0
+    yield f"model.{_LAYERS}", count or 0, 0

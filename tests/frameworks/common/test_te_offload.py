@@ -1,0 +1,93 @@
+"""Layers whose saved tensors wait on the host under Megatron-Core and Megatron-FSDP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import small
+from simcore.results.report import Peak, Report
+from simcore.simulate import simulate
+
+LAYERS, TOKENS = 6, 4096
+HIDDEN, KEYS, INNER, HEADS = 4096, 1024, 14336, 32
+SAVED = TOKENS * (2 * (6 * HIDDEN + 2 * KEYS + 3 * INNER) + 4 * HEADS)
+"""Of one layer: input, norm, query, attention's output, residual and norm; key, value; gate and up, and their product;
+statistics of the softmax have fewer than 256 * 1024 elements and stay."""
+MODEL = {"config": "llama-3-8b", "overrides": {"num_hidden_layers": LAYERS}}
+
+
+def ran(layers: int, framework: str = "megatron", options: dict[str, Any] | None = None, **given: Any) -> Report:
+    asked = {"offload": {"activations": "host"}} if layers else {}
+    options = {**(options or {}), **({"cpu_offloading_num_layers": layers} if layers else {})}
+    training = {"seq_len": TOKENS, "microbatches": 2, "model": MODEL, **asked, **given}
+    return simulate(small.scenario(framework, {"dp_shard": 2, **training.pop("mesh", {})}, options=options, **training))
+
+
+def peak_of(report: Report) -> Peak:
+    assert report.status == "ok", report.problems
+    peak = report.ranks[0].peak
+    assert peak is not None
+    return peak
+
+
+def copied(report: Report) -> dict[tuple[str, str], int]:
+    found: dict[tuple[str, str], int] = {}
+    for row in report.ranks[0].traffic:
+        if row.collective == "copy":
+            found[row.axis, row.phase] = found.get((row.axis, row.phase), 0) + row.payload_bytes
+    return found
+
+
+@pytest.mark.parametrize("layers", [1, 3, LAYERS - 1])
+def test_each_layer_that_leaves_makes_room_for_what_it_saves(layers: int) -> None:
+    freed = peak_of(ran(0)).allocated_bytes - peak_of(ran(layers)).allocated_bytes
+    assert freed == layers * (SAVED - 4 * TOKENS * HEADS)
+
+
+@pytest.mark.parametrize("framework", ["megatron", "megatron_fsdp"])
+def test_what_leaves_comes_back(framework: str) -> None:
+    layers, report = 3, ran(3, framework)
+    of_layer = SAVED - 4 * TOKENS * HEADS
+    assert peak_of(report).host_bytes == layers * of_layer
+    assert copied(report) == {("to_host", "forward"): 2 * layers * of_layer,
+                              ("to_device", "backward"): 2 * layers * of_layer}
+    assert peak_of(ran(0, framework)).host_bytes == 0
+
+
+def test_pinned_blocks_are_powers_of_two() -> None:
+    report = ran(2)
+    assert report.host is not None
+    step = next(phase for phase in report.host.phases if phase.phase == "first_step")
+    rounded = 6 * 2 * TOKENS * HIDDEN + 2 * 2 * TOKENS * KEYS + (2 * 2 + 2) * TOKENS * 16384
+    assert step.by_owner["activations"] == 2 * 2 * rounded
+
+
+def test_the_device_waits_where_every_layer_but_one_leaves() -> None:
+    stays, few, most = (ran(layers).time for layers in (0, 1, LAYERS - 1))
+    assert stays is not None
+    assert few is not None
+    assert most is not None
+    assert few.step_s == pytest.approx(stays.step_s, rel=1e-3)
+    assert most.step_s > 1.3 * stays.step_s
+    assert "time of offload" in {one.what for one in ran(1).assumptions}
+
+
+@pytest.mark.parametrize(("told", "given"), [
+    ("CPU offloading can be done only for layers less than 6", {"layers": LAYERS}),
+    ("Currently there is no support for Pipeline parallelism", {"layers": 1, "mesh": {"pp": 2}}),
+    ("does not work when activation recomputation is enabled", {"layers": 1, "recompute": "full"}),
+    ("CUDA graphs not supported", {"layers": 1, "options": {"cuda_graph_impl": "local"}}),
+    ("whole layers", {"layers": 0, "offload": {"activations": "host"}}),
+    ("whole layers", {"layers": 1, "offload": {"activations": {"space": "host", "fraction": 0.5}}}),
+    ("nvme under megatron", {"layers": 1, "offload": {"activations": "nvme"}}),
+    ("changes nothing", {"layers": 1, "offload": {}}),
+    ("adapters", {"layers": 1, "method": "lora"}),
+    ("hybrid", {"layers": 1, "model": small.TINY}),
+    ("CUDA graph of the whole step", {"layers": 1, "version": "main 2026-08-22",
+                                      "options": {"cuda_graph_impl": "full_iteration"}})])
+def test_what_is_refused(told: str, given: dict[str, Any]) -> None:
+    report = ran(**given)
+    assert report.status in ("illegal", "error")
+    assert told in report.problems[0].message
