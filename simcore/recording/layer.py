@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from simcore.recording.host_copies import STAYS, HostTrip
+from simcore.recording.offload_groups import ModuleGroups
 from simcore.recording.options import NO_OPTIONS, ImplementationOptions
 from simcore.recording.tape import Param, Section
 
@@ -34,6 +35,7 @@ class LayerWorkload:
     gradients of parameters are made in a separate backward pass. `stem`: number of layers down to the embedding, if
     this layer frees the tensors that the embedding made for all layers; else 0. `no_grad`: under torch.no_grad(),
     nothing is kept for backward. `leaves`: elements of the smallest saved tensor that waits on the host; 0: all stay.
+    `groups`: modules whose saved tensors wait on the host.
     """
 
     batch: int
@@ -59,6 +61,7 @@ class LayerWorkload:
     stem: int = 0
     no_grad: bool = False
     leaves: int = 0
+    groups: ModuleGroups | None = None
 
     @property
     def tokens(self) -> int:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from simcore.frameworks.common.afterwards import bridge_afterwards
 from simcore.frameworks.common.checkpoint_files import megatron_files
+from simcore.frameworks.common.te_offload import activation_offload
 from simcore.frameworks.common.te_offload import assumptions as offload_assumptions
-from simcore.frameworks.common.te_offload import layer_offload
 from simcore.frameworks.megatron.checks import check, check_fuser, check_overlap, check_shared_overlap
 from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, fp8_of, quantized, with_format
 from simcore.frameworks.megatron.fp8_notes import assumptions as fp8_assumptions
@@ -28,7 +28,7 @@ from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.inputs.scenario import Mesh as Degrees
 from simcore.models.graph import ModelGraph
 from simcore.models.network import Edge
-from simcore.placement.framework import Framework, LayerOffload, Optimizer, Padding
+from simcore.placement.framework import Framework, LayerOffload, ModuleOffload, Optimizer, Padding
 from simcore.placement.job import Draft, Job
 
 __all__ = ["QLORA_REFUSAL", "default_etp", "in_fp8", "table", "table_of"]
@@ -79,7 +79,7 @@ def table_of(job: Draft, options: dict[str, object]) -> Framework:
     training, made, fp8 = job.scenario.training, formats(job, options), fp8_of(job, options)
     check_user_buffers(job, options, fp8)
     check_fuser(job, options)
-    policies, offload = rules(job, made), layer_offload(job, options)
+    policies, offload = rules(job, made), activation_offload(job, options)
     _note_defaults(job)
     return Framework(
         name="megatron", version=version_of(job),
@@ -111,7 +111,7 @@ def table_of(job: Draft, options: dict[str, object]) -> Framework:
 
 
 def _assumptions(job: Draft, options: dict[str, object], made: Formats, fp8: Fp8 | None,
-                 offload: LayerOffload | None) -> tuple[tuple[str, str, str, str], ...]:
+                 offload: LayerOffload | ModuleOffload | None) -> tuple[tuple[str, str, str, str], ...]:
     return (*layer_assumptions(job, options), *recompute_assumptions(job),
             *muon_assumptions(job, packed=_by_parts(job, options)), *fp8_assumptions(fp8), *host_notes(made),
             *offload_assumptions(offload))

@@ -92,7 +92,7 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     see `recording.rows.Recorder`; entries are added.
     """
     refuse(kind, SERVED, "megatron")
-    c = Context(Tape(slots, comms, no_grad=run.no_grad, leaves=run.leaves), run, kind)
+    c = Context(Tape(slots, comms, no_grad=run.no_grad, leaves=run.leaves, groups=run.groups), run, kind)
     if c.is_cut_into_nodes:
         c.run = _with_own_backward(run)
     tape = c.tape
@@ -110,6 +110,8 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     stem.clear()
     late = tape.cut()
     trip = tape.away.go_and_come() if tape.away else STAYS
+    if tape.groups is not None:
+        tape.groups.come()
     tape.phase = "backward"
     seed = _seed(tape, out, is_loss=is_loss)
     tape.backward()

@@ -39,7 +39,6 @@ SAID: Final[tuple[Row, ...]] = (
          {"fp32": _DEFAULT}, what="masters in"),
 )
 REFUSED: Final[tuple[Row, ...]] = (
-    Off("model.fine_grained_activation_offloading", "activations on the host"),
     Off("model.moe_paged_stash", "pages of experts' activations"),
     Off("model.attention_output_gate", "a gate of the attention's output"),
     Off("model.freeze_language_model", "a frozen language model beside other towers"),
@@ -77,7 +76,7 @@ IDLE: Final[tuple[Row, ...]] = (
           "model.make_vocab_size_divisible_by", "model.hf_model_revision", "model.is_hybrid_model",
           "model.high_priority_a2a_comm_stream", "model.moe_pad_experts_for_cuda_graph_inference",
           "model.moe_paged_stash_*", "model.yarn_*", "model.mscale*", "model.tp_only_amax_red",
-          "model.fp8_output_proj", "model.mtp_eval_in_bf16", "model.offload_modules", "model.max_position_embeddings",
+          "model.fp8_output_proj", "model.mtp_eval_in_bf16", "model.max_position_embeddings",
           "comm_overlap.tp_comm_bootstrap_backend", "model.init_model_with_meta_device", "model.overlap_dispatch_*",
           "model.layernorm_epsilon", "model.tp_comm_overlap_*",
           "model.freeze_vision_*", "mixed_precision.fp8_margin", "mixed_precision.fp8_amax_*",
@@ -86,8 +85,7 @@ IDLE: Final[tuple[Row, ...]] = (
           "comm_overlap.batch_p2p_comm", "comm_overlap.overlap_p2p_comm", "ddp.fsdp_manual_registration",
           "optimizer.reuse_grad_buf_for_mxfp8_param_ag", "ddp.megatron_fsdp_*", "ddp.fsdp_db_*",
           "model.external_cuda_graph", "model.multimodal_attn_impl",
-          "model.activation_offload_fraction", "model.delay_offload_*", "model.min_offloaded_tensor_size",
-          "model.fine_grained_offloading_*", "model.vision_cuda_graph_*", "model.max_vision_*",
+          "model.vision_cuda_graph_*", "model.max_vision_*",
           "model.temporal_patch_dim", "model.dsa_*",
           "model.variable_seq_lengths", "model.freeze_mtp_model",
           "model.moe_permute_fusion_into_hybridep", "model.use_mamba_mem_eff_path", "model.fused_single_qkv_rope"),

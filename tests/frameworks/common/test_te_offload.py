@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import small
+from simcore.recording.host_copies import FROM_HOST
+from simcore.recording.tape import Op
 from simcore.results.report import Peak, Report
 from simcore.simulate import simulate
 
@@ -74,6 +77,59 @@ def test_the_device_waits_where_every_layer_but_one_leaves() -> None:
     assert "time of offload" in {one.what for one in ran(1).assumptions}
 
 
+# ---- modules ---------------------------------------------------------------------------------------------------------
+def by_modules(*modules: str, **options: Any) -> dict[str, Any]:
+    return {"offload": {"activations": "host"}, "options": {
+        "fine_grained_activation_offloading": True, "offload_modules": [*modules], **options}}
+
+
+@pytest.mark.parametrize("framework", ["megatron", "megatron_fsdp"])
+def test_attention_leaves_in_all_layers_but_the_last(framework: str) -> None:
+    stays, leaves = ran(0, framework), ran(0, framework, **by_modules("core_attn", "attn_proj"))
+    of_layer = 2 * TOKENS * (2 * HIDDEN + 2 * KEYS)
+    sent = (LAYERS - 1) * (of_layer + 2 * TOKENS * HIDDEN)
+    assert peak_of(leaves).host_bytes == sent, "attention's output is sent twice: linear_proj saves it too"
+    assert copied(leaves) == {("to_host", "forward"): 2 * sent, ("to_device", "backward"): 2 * sent}
+    if framework == "megatron":
+        assert peak_of(stays).allocated_bytes - peak_of(leaves).allocated_bytes == (LAYERS - 1) * of_layer
+
+
+def test_what_is_too_small_stays() -> None:
+    smallest = TOKENS * HIDDEN
+    sent = peak_of(ran(0, **by_modules("core_attn", min_offloaded_tensor_size=smallest))).host_bytes
+    assert sent == (LAYERS - 1) * 2 * 2 * TOKENS * HIDDEN, "query and output; key and value are smaller"
+    assert peak_of(ran(0, **by_modules("core_attn", min_offloaded_tensor_size=smallest + 1))).host_bytes == 0
+
+
+@pytest.mark.parametrize("given", [
+    {"model": small.TINY, "mesh": {"dp_shard": 2, "ep": 2}, **by_modules("expert_fc1", min_offloaded_tensor_size=1)},
+    {"model": small.TINY, "mesh": {"dp_shard": 2, "ep": 2}, "recompute": ["moe_act", "layernorm"],
+     **by_modules("expert_fc1", min_offloaded_tensor_size=1)},
+    {"model": {"config": "deepseek-v2-lite", "overrides": {"num_hidden_layers": 3}}, "mesh": {"dp_shard": 2},
+     "recompute": ["mla_up_proj"], "version": "main 2026-08-22",
+     **by_modules("core_attn", "attn_proj", min_offloaded_tensor_size=1)},
+    {"model": {"config": "deepseek-v3", "overrides": {"num_hidden_layers": 4, "n_routed_experts": 16}},
+     "mesh": {"dp_shard": 2, "ep": 2}, **by_modules("core_attn", min_offloaded_tensor_size=1)},
+    {"model": MODEL, "mesh": {"dp_shard": 2}, "offload": {"activations": "host"},
+     "options": {"cpu_offloading_num_layers": 4}}], ids=str)
+@pytest.mark.parametrize("framework", ["megatron", "megatron_fsdp"])
+def test_every_tensor_that_comes_back_is_freed(framework: str, given: dict[str, Any]) -> None:
+    program = small.program_of(framework, microbatches=2, **given)
+    program.check()
+    held: dict[tuple[int, int], int] = {}
+    half = int(np.flatnonzero(program.microbatch == 1)[0])
+    for op, layer, slot, amount, *_ in program.columns[half:].tolist():
+        if op <= Op.FREE and program.owner(layer, slot)[1] in ("activation", "recompute", "backward_temp"):
+            held[layer, slot] = held.get((layer, slot), 0) + amount
+    assert {program.owner(*key): size for key, size in held.items() if size and "idle" not in program.owner(*key)[0]
+            and "hidden_states" not in program.owner(*key)[0]} == {}
+    ways = [0, 0]
+    for op, _, _, amount, _, handle in program.columns.tolist():
+        if op == Op.COPY:
+            ways[handle >= FROM_HOST] += amount
+    assert ways[0] == ways[1] > 0
+
+
 @pytest.mark.parametrize(("told", "given"), [
     ("CPU offloading can be done only for layers less than 6", {"layers": LAYERS}),
     ("Currently there is no support for Pipeline parallelism", {"layers": 1, "mesh": {"pp": 2}}),
@@ -86,7 +142,21 @@ def test_the_device_waits_where_every_layer_but_one_leaves() -> None:
     ("adapters", {"layers": 1, "method": "lora"}),
     ("hybrid", {"layers": 1, "model": small.TINY}),
     ("CUDA graph of the whole step", {"layers": 1, "version": "main 2026-08-22",
-                                      "options": {"cuda_graph_impl": "full_iteration"}})])
+                                      "options": {"cuda_graph_impl": "full_iteration"}}),
+    ("cannot be enabled with cpu_offloading", {"layers": 1, **by_modules("core_attn")}),
+    ("needs a module", {"layers": 0, **by_modules()}),
+    ("Invalid choices for offload_modules: mlp", {"layers": 0, **by_modules("mlp")}),
+    ("without core_attn", {"layers": 0, **by_modules("attn_proj")}),
+    ("what moe_act saves", {"layers": 0, **by_modules("moe_act")}),
+    ("no layer any", {"layers": 0, **by_modules("expert_fc1")}),
+    ("not the others", {"layers": 0, "model": small.TINY, **by_modules("expert_fc1", "core_attn")}),
+    ("entire MoE layer", {"layers": 0, "model": small.TINY, "recompute": ["moe"], **by_modules("expert_fc1")}),
+    ("that are recomputed", {"layers": 0, "recompute": "full", **by_modules("core_attn")}),
+    ("pipeline stages", {"layers": 0, "mesh": {"pp": 2}, **by_modules("core_attn")}),
+    ("graphs capture", {"layers": 0, **by_modules("core_attn", cuda_graph_impl="transformer_engine",
+                                                  cuda_graph_scope=["attn"])}),
+    ("changes nothing", {"layers": 0, **by_modules("core_attn"), "offload": {}}),
+    ("changes nothing", {"layers": 0, "options": {"min_offloaded_tensor_size": 5}})])
 def test_what_is_refused(told: str, given: dict[str, Any]) -> None:
     report = ran(**given)
     assert report.status in ("illegal", "error")
