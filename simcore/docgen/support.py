@@ -50,7 +50,9 @@ _FEATURES: Final[dict[str, tuple[dict[str, Any], ...]]] = {
     "zero bubble": ({"mesh": {"pp": 2}, "training": {"pipeline": {"schedule": "zb_h1"}}},),
     "params on host": ({"training": {"offload": {"params": "host"}}}, {"training": _HOST}),
     "states on host": ({"training": {"offload": {"optimizer": "host"}}}, {"training": _HOST}),
-    "activations on host": ({"training": {"offload": {"activations": "host"}, "recompute": "full"}},),
+    "activations on host": ({"training": {"offload": {"activations": "host"}, "recompute": "full"}},
+                            {"training": {"offload": {"activations": "host"}},
+                             "framework_options": {"cpu_offloading_num_layers": 1}}),
 }
 """Features that each framework is tried with: the ways to ask for a feature; one that is served is enough."""
 _DATA: Final[tuple[dict[str, int], ...]] = ({"dp_shard": 2}, {"dp_replicate": 2})

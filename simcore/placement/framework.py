@@ -182,6 +182,28 @@ class Padding:
 
 
 @dataclass(frozen=True, slots=True)
+class LayerOffload:
+    """Offload of activations by layers: saved tensors of the first transformer layers wait on the host.
+
+    `num_layers`: number of these layers; `least`: elements of the smallest tensor that leaves.
+    """
+
+    num_layers: int
+    least: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleOffload:
+    """Offload of activations by modules: what these `modules` save waits on the host, but for the last of each.
+
+    `least`: elements of the smallest tensor that leaves.
+    """
+
+    modules: tuple[str, ...]
+    least: int
+
+
+@dataclass(frozen=True, slots=True)
 class Framework:
     """A framework applied to one job: what is needed to place its tensors and to simulate its step.
 
@@ -196,9 +218,10 @@ class Framework:
     last stage keeps the model's output of each microbatch. `unseen_bytes`: the most that tensors which no pass lists
     may add to the peak, in the upper end of a band. `deferred_heads`: number of microbatches of a step that keep the
     inputs of the output head's weight gradient until the end of the step. `dealt`: for each pipeline rank, the
-    parameters that ranks update whole; empty if optimizer states are cut. `communicators`: every mesh axis of more than
-    one rank with a collective or a transfer. `assumptions`: (key, value, kind, source); `defaults`: (key, value,
-    source) that the framework chose. Fields that are not compared do not change the step; rules act through the plan of
+    parameters that ranks update whole; empty if optimizer states are cut. `offload`: layers, or modules, whose saved
+    tensors wait on the host; None for none. `communicators`: every mesh axis of more than one rank with a collective or
+    a transfer. `assumptions`: (key, value, kind, source); `defaults`: (key, value, source) that the framework chose.
+    Fields that are not compared do not change the step; rules act through the plan of
     a rank.
     """
 
@@ -225,6 +248,7 @@ class Framework:
     unseen_bytes: int = 0
     deferred_heads: int = 0
     dealt: tuple[LayerwiseShards, ...] = ()
+    offload: LayerOffload | ModuleOffload | None = None
     options: ImplementationOptions = NO_OPTIONS
     communicators: tuple[str, ...] = ()
     libraries: KernelLibraries = field(default_factory=KernelLibraries)

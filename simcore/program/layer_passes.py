@@ -28,7 +28,7 @@ TIED_HEAD = 1 << 30
 """Layer offset of rows that belong to a tied head, replaced by the head's index."""
 
 _MARK = int(Op.MARK)
-_SINGLE = 10
+_SINGLE = 14
 """Tiles of a kind beside the pieces of forward and backward."""
 EXPERTS_MARKS = range(2, 6)
 """Marks that a tape puts around an experts module that is a separate unit; passes are cut there and at later marks."""
@@ -42,7 +42,8 @@ class LayerPasses:
     experts (parameters that are gathered and reduced together) begins or ends inside the layer. `rest`: allocated
     before the step. `again`: replay of a layer in a group of layers that is replayed together; other replays are part
     of `backward`. `grads`: (parameter, slot, bytes) of gradients alive after backward. `after`, `late`, `seed`,
-    `weight`, `release`, `casts`, `stow`, `fetch`: see `recording.RecordedLayer`.
+    `weight`, `release`, `casts`, `stow`, `fetch`: see `recording.RecordedLayer`; `leave`, `left`, `come`, `done`: see
+    `recording.host_copies.HostTrip`.
     """
 
     forward: tuple[tuple[LayerRows, int, bool], ...]
@@ -58,13 +59,17 @@ class LayerPasses:
     casts: LayerRows
     stow: LayerRows
     fetch: LayerRows
+    leave: LayerRows
+    left: LayerRows
+    come: LayerRows
+    done: LayerRows
 
     @property
     def tiles(self) -> tuple[LayerRows, ...]:
         """All tiles in a fixed order: pieces of forward and backward, then the other parts."""
         passes = (t for t, _, _ in (*self.forward, *self.backward))
         return (*passes, self.after, self.late, self.seed, self.again, self.rest, self.weight, self.release,
-                self.casts, self.stow, self.fetch)
+                self.casts, self.stow, self.fetch, self.leave, self.left, self.come, self.done)
 
     @cached_property
     def expert_grads(self) -> tuple[tuple[Param, int, int], ...]:
@@ -87,10 +92,11 @@ class LayerPasses:
         return cuts, structure(self.tiles), self.grads
 
 
-Key = tuple[int, bool, bool, str, bool, int]
+Key = tuple[int, bool, bool, str, bool, int, tuple[int, int]]
 """(kind of layer, whether it is the first block, whether its input carries a gradient, what is recomputed of it,
 whether its backward pass is split (not on the first stage, see [Note: zero bubble] in `pipeline/zero_bubble.py`),
-number of layers down to the stem if it releases the stem's shared tensors, else 0)."""
+number of layers down to the stem if it releases the stem's shared tensors, else 0,
+layers down to the next one of which modules leave for the host and number of the run of each that stays)."""
 
 
 
@@ -152,7 +158,7 @@ def _tiles(tape: RecordedLayer, head: int) -> LayerPasses:
     """Tiles of a recorded layer; `head`: the layer index for rows of the embedding that belong to a tied head."""
     forward, backward, *others = LayerRows.of_all((
         tape.forward, tape.backward, tape.after, tape.late, tape.seed, tape.rest, tape.weight, tape.release,
-        tape.casts, tape.stow, tape.fetch))
+        tape.casts, tape.stow, tape.fetch, tape.host.leave, tape.host.left, tape.host.come, tape.host.done))
     backward.rows[backward.rows[:, 1] >= TIED_HEAD, 1] = head
     after, late, seed, *last = (part if len(part.rows) else small_tile() for part in others)
     return LayerPasses(_cut(forward), _cut(backward), after, late, seed, small_tile(), tape.grads, *last)
@@ -173,7 +179,8 @@ def _together(lean: LayerPasses, kept_all: LayerPasses) -> LayerPasses:
                            freed.rows])
     again = LayerRows(rows, np.ones(len(rows), dtype=np.int64))
     return LayerPasses(lean.forward, kept_all.backward, lean.after, lean.late, kept_all.seed, again, kept_all.grads,
-                       lean.rest, kept_all.weight, kept_all.release, kept_all.casts, kept_all.stow, kept_all.fetch)
+                       lean.rest, kept_all.weight, kept_all.release, kept_all.casts, kept_all.stow, kept_all.fetch,
+                       *[small_tile()] * 4)
 
 
 def _cut(tile: LayerRows) -> tuple[tuple[LayerRows, int, bool], ...]:

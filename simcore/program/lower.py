@@ -18,7 +18,8 @@ from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
 from simcore.program.hooks import HooksFactory, MemoryHooks, SizedHooks
 from simcore.program.layer_passes import LayerPasses
-from simcore.program.outline import Phase, StepTemplate, Tables
+from simcore.program.offloaded_layers import OffloadedLayers
+from simcore.program.outline import Phase, StepTemplate
 from simcore.program.program import Program
 from simcore.program.record_layers import RecordedLayers, Workload, keys_of, record_layers
 from simcore.program.repeated_passes import RepeatedPasses
@@ -72,7 +73,7 @@ def _outline(plan: Plan, recording: RecordedLayers, actions: tuple[Action, ...],
 
 def _walked(plan: Plan, recording: RecordedLayers, actions: tuple[Action, ...], hooks_of: HooksFactory, *,
             updates: bool) -> StepTemplate:
-    tables = _own_copy(recording.tables)
+    tables = recording.tables.copy()
     builder = Builder(tables)
     hooks = hooks_of(plan, tables, builder)
     hooks.post_persistent()
@@ -90,12 +91,6 @@ def _walk(plan: Plan, actions: tuple[Action, ...], hooks: MemoryHooks, recording
     if updates:
         builder.at(Phase.OPTIMIZER)
         hooks.optimize()
-
-
-def _own_copy(tables: Tables) -> Tables:
-    copy = Tables()
-    copy.slots, copy.comms = dict(tables.slots), dict(tables.comms)
-    return copy
 
 
 # ---- the walk -------------------------------------------------------------------------------------------------------
@@ -171,6 +166,7 @@ class _Walk:
         self.refilled = refilled(plan)
         self.past = _past(plan, builder, tuple(self._behind(chunk.first - 1) for chunk in self.chunks), self.unheld)
         self.waiting = 0
+        self.offloaded = OffloadedLayers(plan, builder, self.tiles)
         self.passes = RepeatedPasses(builder, hooks)
         self.stash = StashOrder(builder, self.tiles)
 
@@ -241,6 +237,7 @@ class _Walk:
         for layer in chunk.layers:
             if layer in chunk.losses:
                 self.out.at(Phase.LOSS)
+            self.offloaded.forward_begin(layer)
             self.hooks.forward_begin(layer)
             self._pass(layer, self.tiles[layer], self.tiles[layer].forward)
             self.hooks.forward_end(layer)
@@ -302,6 +299,7 @@ class _Walk:
             for again in chunk.replayed_at.get(layer, ()):
                 out.tile(self.tiles[again].again, again)
             out.tile(self.tiles[layer].seed, layer)
+            self.offloaded.backward_begin(layer)
             hooks.backward_begin(layer)
             self._pass(layer, tiles[layer], tiles[layer].backward)
             if layer in self.refilled:
@@ -311,6 +309,7 @@ class _Walk:
                 out.tile(self.edges.drop_hidden, chunk.last_of[layer])
             if layer == chunk.head and defers:
                 out.tile(self.edges.defer, layer)
+        self.offloaded.backward_end()
 
     def _release(self, action: Action, chunk: _Chunk) -> None:
         """Frees tensors that only the graph refers to; the first part of a split backward keeps them."""

@@ -78,6 +78,13 @@ class Tables:
         """Index in `hooks` of a hook's text; it is added if it is new."""
         return self.hooks.setdefault(text, len(self.hooks))
 
+    def copy(self) -> Tables:
+        """Tables with the same names, to which others can be added."""
+        copy = Tables()
+        copy.slots, copy.comms, copy.hooks = dict(self.slots), dict(self.comms), dict(self.hooks)
+        copy.units = list(self.units)
+        return copy
+
 
 class TemplateSegment(NamedTuple):
     """Part of a step with one phase and one microbatch: a tile at a layer, or a run of loose rows.

@@ -20,18 +20,20 @@ from functools import cached_property, lru_cache
 from simcore.models.blocks import Attention, LayerKind
 from simcore.models.graph import ModelGraph
 from simcore.operators.registry import implementation_of
-from simcore.placement.framework import UpdateTime
+from simcore.placement.framework import LayerOffload, UpdateTime
 from simcore.placement.optimizer_step import step_of
 from simcore.placement.plan import Placed, PlacedKind, Plan
 from simcore.program.layer_passes import Key, LayerPasses, passes_of
+from simcore.program.offloaded_modules import NONE, groups_of, moved_modules
 from simcore.program.outline import Tables
 from simcore.program.row_cache import held
 from simcore.program.stage_borders import Edges, edges_of
 from simcore.program.tile import LayerRows, small_tile, structure
-from simcore.recording.layer import INPUT_STAYS, LayerWorkload
+from simcore.recording.layer import INPUT_STAYS, SAVED_LEAVES, LayerWorkload
 from simcore.recording.tape import Op, Param
 
-__all__ = ["RecordedLayers", "Shape", "Workload", "adds_in_place", "keys_of", "record_layers", "run_of"]
+__all__ = ["RecordedLayers", "Shape", "Workload", "adds_in_place", "blocks_of", "keys_of", "leaving", "record_layers",
+           "run_of"]
 
 _TURNED = re.compile(r"\b(q|k|qkv|query_key_value)(_proj|_norm)?\.")
 """Modules whose output is rotated."""
@@ -113,11 +115,25 @@ def keys_of(plan: Plan) -> Mapping[int, Key]:
     below = _trained_below(plan)
     framework = plan.framework
     named = dict.fromkeys(framework.kept_inputs, INPUT_STAYS) | dict.fromkeys(framework.kept_whole, "none")
+    named |= dict.fromkeys(leaving(plan), SAVED_LEAVES)
+    moved = moved_modules(plan)
     splits, lowest = framework.schedule.splits_backward, _last_user_of_stem(plan, below) if plan.stage == 0 else -1
     unsplit = {layer for chunk in plan.chunks if chunk[0] == 0 or not splits for layer in chunk}
     return {layer: (plan.graph.layers[layer].kind, layer == first_block, below[layer],
                     named.get(layer, framework.checkpoint), layer not in unsplit,
-                    layer - plan.layers[0] if layer == lowest else 0) for layer in plan.layers}
+                    layer - plan.layers[0] if layer == lowest else 0, moved.get(layer, NONE))
+            for layer in plan.layers}
+
+
+def leaving(plan: Plan) -> tuple[int, ...]:
+    """Numbers, in the whole model, of the layers of the plan's rank whose saved tensors wait on the host."""
+    offload = plan.framework.offload
+    return blocks_of(plan)[:offload.num_layers] if isinstance(offload, LayerOffload) else ()
+
+
+def blocks_of(plan: Plan) -> tuple[int, ...]:
+    """Numbers, in the whole model, of the transformer layers of the plan's rank."""
+    return tuple(layer for layer in plan.layers if plan.graph.kinds[plan.graph.layers[layer].kind].block is None)
 
 
 @lru_cache(maxsize=16)
@@ -142,10 +158,14 @@ def run_of(plan: Plan, key: Key, workload: Workload, *, later: bool = False) -> 
     tied = key[0] in plan.graph.tied_kinds
     params = _params(plan.kinds[key[0]], plan.graph.used_twice, framework.optimizer.implementation,
                      adds_in_place(plan, key[0]) if later else frozenset(), tied=tied)
-    return LayerWorkload(workload.batch, workload.seq, framework.compute_dtype, params, framework.loss, key[3], mesh.tp,
+    offload, kind = framework.offload, plan.graph.kinds[key[0]]
+    leaves = offload.least if isinstance(offload, LayerOffload) and key[3] == SAVED_LEAVES else 0
+    return LayerWorkload(workload.batch, workload.seq, framework.compute_dtype, params, framework.loss,
+               "none" if leaves else key[3], mesh.tp,
                framework.sequence_parallel, mesh.cp, mesh.ep, mesh.etp, "ep", workload.rows_per_token, key[1],
                key[2] and not workload.no_grad, framework.options, workload.sent_per_token, *workload.packed,
-               split=key[4], stem=key[5], no_grad=workload.no_grad)
+               split=key[4], stem=key[5], no_grad=workload.no_grad, leaves=0 if workload.no_grad else leaves,
+               groups=None if workload.no_grad else groups_of(plan, kind, key[6]))
 
 
 class _Params(dict[str, Param]):

@@ -94,24 +94,17 @@ class _Form:
         return isinstance(other, _Form) and self.parts == other.parts
 
 
-def _copy(tables: Tables) -> Tables:
-    copy = Tables()
-    copy.slots, copy.comms, copy.hooks, copy.units = (dict(tables.slots), dict(tables.comms), dict(tables.hooks),
-                                                      list(tables.units))
-    return copy
-
-
 # ---- the first plan of a form ---------------------------------------------------------------------------------------
 def _traced(plan: Plan, recording: RecordedLayers, hooks: SizedHooks[Any], walk: Walk,
             numbers: tuple[int, ...]) -> _Pattern | None:
     """Pattern of the plan's form; None if hooks write amounts that do not follow from their sizes."""
-    trace, tables = Trace(len(numbers)), _copy(recording.tables)
+    trace, tables = Trace(len(numbers)), recording.tables.copy()
     traced = trace.sizes(numbers)
     own = len(numbers) - len(recording.grad_bytes)
     builder = _NumberBuilder(tables)
     try:
         made = hooks.make(plan, tables, builder, hooks.sizes(plan).renumbered(traced[:own]))
-        begun = _copy(tables)
+        begun = tables.copy()
         builder.numbers = False
         hooks.post_persistent(plan, tables, builder)
         resting, rest_rows = builder.here()[1], builder.here()[0]
@@ -178,7 +171,7 @@ def _filled(pattern: _Pattern, plan: Plan, recording: RecordedLayers, hooks: Siz
     amounts = pattern.trace.amounts(numbers)
     if amounts is None or max(amounts, default=0) >= 2**63:
         return None
-    tables = _copy(pattern.begun)
+    tables = pattern.begun.copy()
     builder = Builder(tables)
     hooks.post_persistent(plan, tables, builder)
     builder.here()
@@ -189,7 +182,7 @@ def _filled(pattern: _Pattern, plan: Plan, recording: RecordedLayers, hooks: Siz
     tiles = tuple(next(own) if place < 0 else recording.tiles[place] for place in pattern.places)
     loose = np.concatenate([resting.loose, _with_amounts(pattern.numbered, np.array([0, *amounts], dtype=np.int64))])
     paths = tuple(layer.path for layer in plan.graph.layers)
-    return StepTemplate(pattern.columns, loose, tiles, _copy(pattern.tables), paths), pattern.places
+    return StepTemplate(pattern.columns, loose, tiles, pattern.tables.copy(), paths), pattern.places
 
 
 def _with_amounts(numbered: IntArray, amounts: IntArray) -> IntArray:

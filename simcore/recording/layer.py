@@ -6,13 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from simcore.recording.host_copies import STAYS, HostTrip
+from simcore.recording.offload_groups import ModuleGroups
 from simcore.recording.options import NO_OPTIONS, ImplementationOptions
 from simcore.recording.tape import Param, Section
 
-__all__ = ["INPUT_STAYS", "LayerWorkload", "RecordedLayer"]
+__all__ = ["INPUT_STAYS", "SAVED_LEAVES", "LayerWorkload", "RecordedLayer"]
 
 INPUT_STAYS: Final = "full, its input stays"
 """Name of the checkpointing of a layer whose input stays on the device where those of others wait on the host."""
+SAVED_LEAVES: Final = "none, saved tensors leave"
+"""Name of the checkpointing of a layer whose saved tensors wait on the host until its backward."""
 _EMPTY = Section(())
 
 
@@ -30,7 +34,8 @@ class LayerWorkload:
     microbatch, 0 if each fills its row; `attended`: positions that a token attends to, as the mean, 0 for all. `split`:
     gradients of parameters are made in a separate backward pass. `stem`: number of layers down to the embedding, if
     this layer frees the tensors that the embedding made for all layers; else 0. `no_grad`: under torch.no_grad(),
-    nothing is kept for backward.
+    nothing is kept for backward. `leaves`: elements of the smallest saved tensor that waits on the host; 0: all stay.
+    `groups`: modules whose saved tensors wait on the host.
     """
 
     batch: int
@@ -55,6 +60,8 @@ class LayerWorkload:
     split: bool = False
     stem: int = 0
     no_grad: bool = False
+    leaves: int = 0
+    groups: ModuleGroups | None = None
 
     @property
     def tokens(self) -> int:
@@ -86,7 +93,8 @@ class RecordedLayer:
     (parameter, slot: index of its name, bytes). `weight`: gradients of parameters, if `backward` makes none; `release`:
     tensors that only the autograd graph refers to, freed after backward. `casts`: tensors that autocast drops when the
     model's forward is over. `stow`, `fetch`: copies of kept tensors to pages and back, with the frees and allocations
-    of the originals, for passes whose backward does not follow at once.
+    of the originals, for passes whose backward does not follow at once. `host`: the way of saved tensors to the host
+    and back.
     """
 
     forward: Section
@@ -101,3 +109,4 @@ class RecordedLayer:
     casts: Section = _EMPTY
     stow: Section = _EMPTY
     fetch: Section = _EMPTY
+    host: HostTrip = STAYS

@@ -28,6 +28,8 @@ from dataclasses import dataclass, field
 from weakref import ref
 
 from simcore.recording.checkpoint import Frame, Keeps, StopReplay
+from simcore.recording.host_copies import HostCopies
+from simcore.recording.offload_groups import ModuleGroups, OffloadGroups
 from simcore.recording.rows import (
     CATEGORY_OF_PHASE,
     COMPUTE_STREAM,
@@ -125,12 +127,16 @@ class Tape(Recorder):
 
     `slots`, `comms`: see `Recorder`. `nodes`: nodes in order of creation; `frame`: checkpointed region that runs now;
     `grads`: (parameter, gradient) pairs that are alive. `no_grad`: no operator makes a node, as under torch.no_grad().
+    `away`: saved tensors that wait on the host ([Note: saved tensors on the host]), from `leaves` elements on; None for
+    0: all stay. `groups`: those of single modules ([Note: modules on the host]).
     """
 
     def __init__(self, slots: dict[tuple[str, str], int], comms: dict[tuple[str, str, str], int], *,
-                 no_grad: bool = False) -> None:
+                 no_grad: bool = False, leaves: int = 0, groups: ModuleGroups | None = None) -> None:
         super().__init__(slots, comms)
         self.no_grad = no_grad
+        self.away = HostCopies(self, leaves) if leaves else None
+        self.groups = OffloadGroups(self, groups) if groups else None
         self.nodes: list[ref[Node]] = []
         self.frame: Frame | None = None
         self.half = ""  # part of a split backward pass that runs, "input" or "weight"
@@ -187,7 +193,12 @@ class Tape(Recorder):
         if node is None:
             return
         if self.frame is None or self.phase == "recompute":  # the graph of a replay saves tensors while it lives
+            first = len(node.saved)
             node.saved.extend([x.detach() for x in things if isinstance(x, Tensor)])
+            if self.away is not None:
+                self.away.push(node, first)
+            if self.groups is not None and self.groups.now is not None:
+                self.groups.push(node, first)
         if self.frame is None or not (things or self.frame.nested):
             return
         if self.phase == "recompute":
@@ -244,6 +255,8 @@ class Tape(Recorder):
         self.module = node.module
         if node.frame is not None and not node.frame.replayed:
             self.replay(node.frame)
+        if self.away is not None:
+            self.away.wait(node)
         self.scope = node.scope
         incoming, node.grads = node.grads, {}
         grads = [incoming.get(i) for i in range(max(incoming) + 1)]

@@ -29,6 +29,7 @@ from simcore.placement.fold import RankClass
 from simcore.placement.framework import Framework, TensorPolicy
 from simcore.placement.mesh import IntArray, Mesh
 from simcore.placement.plan import Placed, Plan
+from simcore.program.offloaded_layers import most_on_host
 from simcore.results.report import Assumption, Host, HostPhase, RankReport, Report
 from simcore.results.verdict import SEVERITY, Verdict, verdict_of
 from simcore.simulation.moved_bytes import Moved, least_seconds, of_drives
@@ -78,8 +79,10 @@ def hosted(simulation: Simulation, report: Report) -> Report:
         return report
     per_host = min(topology.gpus_per_host, mesh.size)
     pages = tuple(away(plan, rank) for plan, rank in zip(simulation.plans, report.ranks, strict=True))
+    programs = [simulation.programs.get(plan.rank) for plan in simulation.plans]
+    waiting = [most_on_host(program, rounded=True) if program else 0 for program in programs]
     each = _fullest(simulation.plans, simulation.classes, simulation.framework.files, per_host,
-                    simulation.comm_setup().tokens, pages)
+                    simulation.comm_setup().tokens, tuple(zip(pages, waiting, strict=True)))
     ranks = [_of_report(rank) for rank in report.ranks]
     phases = (_phase(simulation, ranks, phase, dict(held)) for phase, held in zip(_PHASES, each, strict=True))
     host = Host(capacity_bytes=int(topology.node.host_memory), ranks_per_host=per_host, phases=tuple(phases))
@@ -132,13 +135,14 @@ def _moved(simulation: Simulation, phase: _Phase, transfer: Transfer) -> Moved:
 # ---- the host -------------------------------------------------------------------------------------------------------
 @lru_cache(maxsize=256)
 def _fullest(plans: tuple[Plan, ...], classes: tuple[RankClass, ...], files: Files, per_host: int,
-             tokens: int, pages: tuple[int, ...]) -> tuple[tuple[tuple[str, int], ...], ...]:
+             tokens: int, moved: tuple[tuple[int, int], ...]) -> tuple[tuple[tuple[str, int], ...], ...]:
     """(owner, bytes) on the fullest host in each phase; scenarios with the same placement share it.
 
-    `pages`: bytes of optimizer states on the host because the device has no room, of each plan's ranks.
+    `moved`: of each plan's ranks, bytes of optimizer states on the host because the device has no room, and of saved
+    tensors that wait there.
     """
-    return tuple(_fullest_in([_of_rank(plan, phase, _transfer(files, phase), tokens, evicted)
-                              for plan, evicted in zip(plans, pages, strict=True)], plans,
+    return tuple(_fullest_in([_of_rank(plan, phase, _transfer(files, phase), tokens, *gone)
+                              for plan, gone in zip(plans, moved, strict=True)], plans,
                              classes, _transfer(files, phase), per_host) for phase in _PHASES)
 
 
@@ -186,13 +190,15 @@ def _readers(transfer: Transfer | None, first: int, num: IntArray) -> IntArray:
     return readers
 
 
-def _of_rank(plan: Plan, phase: _Phase, transfer: Transfer | None, tokens: int, pages: int) -> Counter[str]:
+def _of_rank(plan: Plan, phase: _Phase, transfer: Transfer | None, tokens: int, pages: int,
+             waiting: int) -> Counter[str]:
     """Bytes that one rank holds on the host, by owner, without the whole model.
 
-    `tokens`: of its microbatch; `pages`: of optimizer states, once there are some.
+    `tokens`: of its microbatch; `pages`: of optimizer states, once there are some; `waiting`: of saved
+    tensors in a step.
     """
     held = Counter({"parameters": 0, "gradients": 0, "optimizer states": 0, "activations": 0, "checkpoint": 0})
-    held["activations"] = plan.offloaded_input_bytes(tokens) if phase == "first_step" else 0
+    held["activations"] = plan.offloaded_input_bytes(tokens) + waiting if phase == "first_step" else 0
     there = {"load": ("parameters",), "first_step": ("parameters", "gradients", "optimizer states"),
              "save": ("parameters", "optimizer states")}[phase]
     for placed, count in _placed(plan):

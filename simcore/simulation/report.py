@@ -21,6 +21,7 @@ from simcore.placement.framework import Framework
 from simcore.placement.mesh import IntArray
 from simcore.placement.optimizer_step import made_after_backward
 from simcore.placement.plan import Plan
+from simcore.program.offloaded_layers import most_on_host
 from simcore.program.record_layers import record_layers
 from simcore.results.lora_coverage import adapted_modules, modules_without_gradient
 from simcore.results.report import (
@@ -104,7 +105,8 @@ def _rank(simulation: Simulation, rank_class: RankClass, plan: Plan, *, series: 
     sent = () if program is None else traffic(program, simulation.routes, rank_class.members(mesh), _steady(simulation),
                                               _repeats(simulation))
     held = () if program is None else (*outside(simulation.comm_setup(), sent), *simulation.uncounted_workspaces(plan))
-    peak = None if balanced is None else _peak(simulation, balanced, plan, held)
+    waiting = 0 if program is None else most_on_host(program, rounded=False)
+    peak = None if balanced is None else _peak(simulation, balanced, plan, held, waiting)
     pages = paged(peak.outside.get("paged_states", 0)) if peak else ()
     return RankReport(
         ranks=rank_class.rank_text(mesh), num_ranks=rank_class.num_ranks,
@@ -152,13 +154,14 @@ def _microbatch(simulation: Simulation, written: int) -> int:
     return written + is_later * (simulation.job.scenario.num_microbatches - simulation.num_written)
 
 
-def _peak(simulation: Simulation, peak: MemoryPeak, plan: Plan, held: Sequence[OutsideMemory]) -> Peak:
+def _peak(simulation: Simulation, peak: MemoryPeak, plan: Plan, held: Sequence[OutsideMemory], waiting: int) -> Peak:
+    """The peak; `waiting`: bytes of saved tensors on the host."""
     memory = device_memory(simulation, plan, peak.peak_bytes, held)
     buffers = framework_adapter(simulation.framework.name).host_buffers(plan, rounded=False)
     evicted = paged_bytes(plan) - memory.outside.get("paged_states", 0)
     return Peak(
         allocated_bytes=peak.peak_bytes, reserved_bytes=memory.seen.middle, device_bytes=memory.device,
-        host_bytes=plan.host_bytes(simulation.comm_setup().tokens) + buffers.total() + evicted,
+        host_bytes=plan.host_bytes(simulation.comm_setup().tokens) + buffers.total() + evicted + waiting,
         phase=peak.phase,
         first_step_bytes=first_step(peak, made_after_backward(plan)), event=peak.event, layer=peak.layer,
         microbatch=_microbatch(simulation, peak.microbatch),

@@ -233,6 +233,8 @@ def scenario(run):
     mesh = degrees(run)
     options = _graphs(fields) | _experts(run, fields) | _stages(run, fields) | _overlap(run, mesh) | _narrow(run)
     options |= _fusions(run)
+    if fields.get("cpu_offloading_num_layers"):
+        options["cpu_offloading_num_layers"] = fields["cpu_offloading_num_layers"]
     if not fsdp:
         options |= _buckets(run, fields) | _gathers(run) | {"use_precision_aware_optimizer": _is_precise(run)}
     later = {"framework_version": "main 2026-08-22"} if run["framework"] >= "26.04" else {}

@@ -13,7 +13,7 @@ from simcore.placement.job import Job
 __all__ = ["check", "check_overlap", "check_registered"]
 
 
-CAPABILITIES: Final = Capabilities(axes=ALL_AXES, offload=("optimizer",), virtual_stages=True, fixed={
+CAPABILITIES: Final = Capabilities(axes=ALL_AXES, offload=("optimizer", "activations"), virtual_stages=True, fixed={
     "training.precision.experts": "auto", "training.lora.dtype": "bf16"})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, cast
 
+from simcore.frameworks.common.te_offload import OPTIONS as OFFLOAD_OPTIONS
 from simcore.frameworks.megatron.cuda_graphs import OPTIONS as GRAPH_OPTIONS
 from simcore.frameworks.megatron.experts.stash import STASH_OPTIONS, stash_options
 from simcore.frameworks.megatron.fp8 import OPTIONS as FP8_OPTIONS
@@ -67,6 +68,7 @@ OPTIONS = {
     **STASH_OPTIONS,
     **GRAPH_OPTIONS,
     **FP8_OPTIONS,
+    **OFFLOAD_OPTIONS,
 }
 DISPATCHERS = {
     "alltoall": {"moe_token_dispatcher_type": "alltoall"},

@@ -11,6 +11,8 @@ from itertools import chain
 
 from simcore.frameworks.common.afterwards import bridge_afterwards
 from simcore.frameworks.common.checkpoint_files import megatron_files
+from simcore.frameworks.common.te_offload import activation_offload
+from simcore.frameworks.common.te_offload import assumptions as offload_assumptions
 from simcore.frameworks.megatron.checks import check, check_overlap, check_registered
 from simcore.frameworks.megatron.experts.kernels import check_fuser, check_shared_overlap
 from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, fp8_of, quantized, with_format
@@ -29,7 +31,7 @@ from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.inputs.scenario import Mesh as Degrees
 from simcore.models.graph import ModelGraph
 from simcore.models.network import Edge
-from simcore.placement.framework import Framework, Optimizer, Padding
+from simcore.placement.framework import Framework, LayerOffload, ModuleOffload, Optimizer, Padding
 from simcore.placement.job import Draft, Job
 
 __all__ = ["QLORA_REFUSAL", "default_etp", "in_fp8", "table", "table_of"]
@@ -80,7 +82,7 @@ def table_of(job: Draft, options: dict[str, object]) -> Framework:
     training, made, fp8 = job.scenario.training, formats(job, options), fp8_of(job, options)
     check_user_buffers(job, options, fp8)
     check_fuser(job, options)
-    policies = rules(job, made)
+    policies, offload = rules(job, made), activation_offload(job, options)
     _note_defaults(job)
     return Framework(
         name="megatron", version=version_of(job),
@@ -101,14 +103,21 @@ def table_of(job: Draft, options: dict[str, object]) -> Framework:
         keeps_received=True,
         deferred_heads=_deferred(job, options),
         dealt=dealt(job, policies, made_stages, shard_axes(job), by_parts=_by_parts(job, options)),
+        offload=offload,
         options=with_format(implementation_options(job, options, made.grads), fp8),
         communicators=_communicators(job),
         libraries=libraries_of(job, options, fp8),
         files=megatron_files(job), afterwards=bridge_afterwards(job),
         padding=Padding(16, "Bridge 0.3.1 data/datasets/sft.py:206 pad_seq_length_to_mult, :703"),
-        assumptions=(*layer_assumptions(job, options), *recompute_assumptions(job),
-                     *muon_assumptions(job, packed=_by_parts(job, options)), *fp8_assumptions(fp8), *host_notes(made)),
+        assumptions=_assumptions(job, options, made, fp8, offload),
     )
+
+
+def _assumptions(job: Draft, options: dict[str, object], made: Formats, fp8: Fp8 | None,
+                 offload: LayerOffload | ModuleOffload | None) -> tuple[tuple[str, str, str, str], ...]:
+    return (*layer_assumptions(job, options), *recompute_assumptions(job),
+            *muon_assumptions(job, packed=_by_parts(job, options)), *fp8_assumptions(fp8), *host_notes(made),
+            *offload_assumptions(offload))
 
 
 def _by_parts(job: Draft, options: dict[str, object]) -> bool:

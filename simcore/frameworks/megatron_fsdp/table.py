@@ -132,7 +132,7 @@ _IDLE: dict[str, str] = {
 
 def _check(job: Draft, options: dict[str, object]) -> None:
     """Refuses options of Megatron-FSDP that this version of rankscope does not model."""
-    job.refuse_offload()
+    job.refuse_offload("activations")
     strategy = str(options.get("data_parallel_sharding_strategy", "auto"))
     strategy = job.auto("framework_options.data_parallel_sharding_strategy", strategy, "optim_grads_params",
                         f"{SOURCE}/megatron_fsdp.py: the default without a ddp_config")

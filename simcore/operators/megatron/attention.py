@@ -16,6 +16,7 @@ from simcore.operators.megatron.exchange_heads import send_output, send_parts
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.elementwise import act
 from simcore.operators.megatron.ops.linear import norm_linear, row
+from simcore.operators.megatron.ops.offload import offloaded
 from simcore.operators.megatron.unfused import unfused_core
 from simcore.operators.shared.quantizer import Producer
 from simcore.recording.kernel_shape import shape_of_heads
@@ -32,10 +33,15 @@ def attention(c: Context, block: Attention, x: Tensor) -> Tensor:
     """
     mixed = norm_linear(c, "self_attention.linear_qkv", x)
     parts = _split(c, block, mixed)
-    out = _with_sinks(c, block, parts) if block.sinks else core(
-        c, block.num_heads, *parts, plain=_is_plain(block), dropout=block.dropout)
+
+    def attend(query: Tensor) -> Tensor:
+        if block.sinks:
+            return _with_sinks(c, block, (query, *parts[1:]))
+        return core(c, block.num_heads, query, *parts[1:], plain=_is_plain(block), dropout=block.dropout)
+
+    out = offloaded(c, "core_attn", parts[0], attend, release=parts)
     # `forward` holds query, key and value (views of `mixed`) until linear_proj has returned.
-    return row(c, "self_attention.linear_proj", out)
+    return offloaded(c, "attn_proj", out, lambda x: row(c, "self_attention.linear_proj", x), release=(out,))
 
 
 def _with_sinks(c: Context, block: Attention, parts: tuple[Tensor, Tensor, Tensor]) -> Tensor:

@@ -11,6 +11,7 @@ from simcore.operators.megatron.biased import clamped, with_scaled_bias, with_se
 from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.elementwise import act, swiglu
 from simcore.operators.megatron.ops.grouped_linear import grouped
+from simcore.operators.megatron.ops.offload import offloaded
 from simcore.operators.megatron.ops.parts import biased
 from simcore.operators.megatron.ops.recompute import Discarded, discarded_region
 from simcore.operators.megatron.rows import Rows
@@ -84,7 +85,8 @@ def expert_layers(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) 
     """
     if c.options.use_transformer_engine_op_fuser and c.scaling is not None:
         return _in_one(c, block, rows, x, probs)
-    inner = grouped(c, "mlp.experts.linear_fc1", x, rows.local_experts)
+    inner = offloaded(c, "expert_fc1", x, lambda x: grouped(c, "mlp.experts.linear_fc1", x, rows.local_experts),
+                      release=(x,))
     if block.bias:
         return _biased_second(c, block, rows, inner, probs)
     if not _fuses_experts(c, block):

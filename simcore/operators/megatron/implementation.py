@@ -43,6 +43,7 @@ from simcore.operators.megatron.ops.norm import norm
 from simcore.operators.megatron.stash import sections
 from simcore.operators.megatron.tensors import FINAL_NORM, tensors
 from simcore.operators.shared.features import LATENT, refuse
+from simcore.recording.host_copies import STAYS
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Module
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Param, Section, Tape, Tensor
@@ -92,7 +93,7 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     see `recording.rows.Recorder`; entries are added.
     """
     refuse(kind, SERVED, "megatron")
-    c = Context(Tape(slots, comms, no_grad=run.no_grad), run, kind)
+    c = Context(Tape(slots, comms, no_grad=run.no_grad, leaves=run.leaves, groups=run.groups), run, kind)
     if c.is_cut_into_nodes:
         c.run = _with_own_backward(run)
     tape = c.tape
@@ -109,6 +110,9 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     after = tape.cut()
     stem.clear()
     late = tape.cut()
+    trip = tape.away.go_and_come() if tape.away else STAYS
+    if tape.groups is not None:
+        tape.groups.come()
     tape.phase = "backward"
     seed = _seed(tape, out, is_loss=is_loss)
     tape.backward()
@@ -120,7 +124,9 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
         _hand_over(tape, end, GRAD_HIDDEN)
     grads = tape.release_grads()
     stow, fetch = sections(c)
-    return RecordedLayer(forward, tape.cut(), after, late, seed, grads, stow=stow, fetch=fetch)
+    back = tape.cut()
+    trip = replace(trip, done=tape.away.drop()) if tape.away else trip
+    return RecordedLayer(forward, back, after, late, seed, grads, stow=stow, fetch=fetch, host=trip)
 
 
 def _with_own_backward(run: LayerWorkload) -> LayerWorkload:

@@ -15,6 +15,7 @@ from simcore.operators.megatron.ops.context import Context, Grads, Saved
 from simcore.operators.megatron.ops.elementwise import identity
 from simcore.operators.megatron.ops.linear import column, gather_backward, norm_linear, row, whole
 from simcore.operators.megatron.ops.norm import norm, norm_discarded
+from simcore.operators.megatron.ops.offload import offloaded
 from simcore.operators.megatron.ops.recompute import discarded_region
 from simcore.recording.tape import Kernel, Tape, Tensor
 
@@ -49,13 +50,19 @@ def _attention(c: Context, block: LatentAttention, x: Tensor) -> Tensor:
         return _up(c, block, compressed, latent, rope_key)
 
     columns = block.num_heads // c.run.tp * block.value
+
+    def attend(parts: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        return offloaded(c, "core_attn", parts[0], lambda query: core(
+            c, block.num_heads, query, *parts[1:], columns, dropout=block.dropout), release=parts)
+
     if c.recomputes("mla_up_proj") and not c.inside:
-        (query, key, value), drop_after = discarded_region(c, up)
-        out = drop_after(core(c, block.num_heads, query, key, value, columns, dropout=block.dropout))
+        parts, drop_after = discarded_region(c, up)
+        query, key, value = parts
+        out = drop_after(attend((query, key, value)))
     else:
         query, key, value = up()
-        out = core(c, block.num_heads, query, key, value, columns, dropout=block.dropout)
-    return row(c, f"{_AT}.linear_proj", out)
+        out = attend((query, key, value))
+    return offloaded(c, "attn_proj", out, lambda x: row(c, f"{_AT}.linear_proj", x), release=(out,))
 
 
 def _up(c: Context, block: LatentAttention, compressed: Tensor, latent: Tensor, rope_key: Tensor) -> tuple[

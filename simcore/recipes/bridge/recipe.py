@@ -9,6 +9,7 @@ from typing import Final
 from simcore.recipes.answers import Answer, Answers
 from simcore.recipes.bridge.model import read_model
 from simcore.recipes.bridge.named import COMMIT, launch_of, names_in, present_name
+from simcore.recipes.bridge.offload import read_offload
 from simcore.recipes.bridge.parallel import gpus_of, machine_of, read_degrees, read_overlap
 from simcore.recipes.bridge.provider import leave_rest
 from simcore.recipes.bridge.rows import ROWS, give_up
@@ -102,6 +103,7 @@ def _read_parts(reader: Reader, draft: Draft, gpus: Answer | None, machine: str)
     elif parallel is not None:
         draft.put("training.sequence_parallel", parallel)
     read_recompute(reader, draft)
+    read_offload(reader, draft)
     read_formats(reader, draft)
     read_states(reader, draft)
     read_method(reader, draft)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from simcore.frameworks.megatron.lora import DEFAULT_TARGETS
+from simcore.recipes.bridge.offload import wanted_offload
 from simcore.recipes.bridge.rows import SAID
 from simcore.recipes.bridge.stash import wanted_stash
 from simcore.recipes.outline import Outline
@@ -32,6 +33,7 @@ def wanted(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:
     yield from _layout(outline)
     yield from _batches(outline)
     yield from _recompute(outline)
+    yield from wanted_offload(outline)
     yield from _formats(outline, base)
     yield from _states(outline)
     yield from _overlap(outline, base)

@@ -20,6 +20,7 @@ from simcore.recipes.megatron.fields import Writer
 from simcore.recipes.megatron.launch import gpus_of, split_launch
 from simcore.recipes.megatron.layout import write_batches, write_mesh, write_pipeline
 from simcore.recipes.megatron.model import write_model
+from simcore.recipes.megatron.offload import write_offload
 from simcore.recipes.megatron.options import write_options
 from simcore.recipes.megatron.refused import refuse_rest
 from simcore.recipes.megatron.step import write_formats, write_loss, write_optimizer, write_recompute
@@ -197,6 +198,7 @@ def _write(writer: Writer, fields: ArgumentFields, gpus: Answer | None) -> None:
     write_batches(writer)
     write_pipeline(writer)
     write_recompute(writer)
+    write_offload(writer)
     write_formats(writer)
     write_optimizer(writer)
     write_loss(writer)

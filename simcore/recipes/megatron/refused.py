@@ -49,8 +49,6 @@ REFUSED: Final = (
     Refusal(("freeze_all_layers", "freeze_base_for_mtp"), "frozen layers"),
     Refusal(("tensor_parallel_num_weight_shards", "expert_tensor_parallel_num_weight_shards"),
             "weights that tensor parallel ranks split further"),
-    Refusal(("cpu_offloading_num_layers", "fine_grained_activation_offloading", "offload_modules"),
-            "activations on the host"),
     Refusal(("distribute_saved_activations",), "saved inputs that tensor parallel ranks split"),
     Refusal(("use_kitchen_attention", "kitchen_config_file", "kitchen_recipe_number", "te_precision_config_file",
              "fp4_quantizer_factory", "fp8_quantizer_factory"), "number formats by a file"),

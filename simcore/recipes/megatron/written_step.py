@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from simcore.recipes.megatron.argument_puts import ArgumentPuts
+from simcore.recipes.megatron.offload import put_offload
 
 __all__ = ["write_step"]
 
@@ -21,6 +22,7 @@ def write_step(puts: ArgumentPuts) -> None:
     _write_optimizer(puts)
     _write_states(puts)
     _write_recompute(puts)
+    put_offload(puts)
     _write_loss(puts)
 
 

@@ -116,7 +116,6 @@ def test_the_peak_is_lower_by_what_lies_on_the_host_and_that_is_told() -> None:
                                         "options": {"use_precision_aware_optimizer": False}}),
     ("error", "nvme under megatron", {"offload": {"optimizer": "nvme"}}),
     ("error", "params outside the device under megatron", {"offload": {"params": "host"}}),
-    ("error", "activations outside the device under megatron", {"offload": {"activations": "host"}}),
     ("error", "on the host, gradients in bf16", {"offload": {"optimizer": {"space": "host", "fraction": 0.5}},
                                          "precision": {"main_grads": "bf16"}})])
 def test_what_is_refused_of_offload(status: str, told: str, given: dict[str, Any]) -> None:

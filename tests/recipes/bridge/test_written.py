@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from recipes.looked_into import value
 from recipes.round_trip import read_back
 from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import Scenario, parse_scenario
+from simcore.recipes.answers import Answers
 from simcore.recipes.conversion.converting import convert
+from simcore.recipes.importing import import_recipe
 
 NANO = """\
 name: mine
@@ -108,3 +113,22 @@ def test_rows_are_the_models_own_in_a_recipe_of_pretraining() -> None:
     assert "_pretrain_" in made.text
     assert "tokenizer.use_tokenizer_vocab_size=false" in made.text
     assert read_back(made, asked).model_name == "meta-llama/Meta-Llama-3-8B"
+
+
+def test_layers_on_the_host_are_read_and_written(tmp_path: Path) -> None:
+    name = "llama31_405b_pretrain_128gpu_b300_bf16_config"
+    (tmp_path / "run.sh").write_text(f"python scripts/training/run_recipe.py --recipe {name}\n", encoding="utf-8")
+    found = import_recipe([str(tmp_path / "run.sh")], Answers.of_options(None, None, ""))
+    found.expect_complete()
+    assert value(found, "training.offload.activations") == "host"
+    assert value(found, "framework_options.cpu_offloading_num_layers") == 40
+    asked = parse_scenario(found.document())
+    made = convert(asked, "bridge")
+    made.expect_complete()
+    assert name in made.text
+    assert "offloading" not in made.text
+    fewer = parse_scenario(found.document().with_value(("framework_options", "cpu_offloading_num_layers"), 39, "here"))
+    made = convert(fewer, "bridge")
+    made.expect_complete()
+    assert "model.cpu_offloading_num_layers=39" in made.text
+    assert read_back(made, fewer).framework_options["cpu_offloading_num_layers"] == 39

@@ -48,6 +48,17 @@ def test_options_of_buffers_are_written() -> None:
     assert read_back(made, asked).framework_options.items() >= {"nccl_ub": True, "num_buckets": 4}.items()
 
 
+def test_layers_on_the_host_are_written_and_read() -> None:
+    asked = scenario("llama-3.1-8b", "framework_options: {cpu_offloading_num_layers: 7}\n")
+    asked = parse_scenario(asked.document.with_value(("training", "offload"), {"activations": "host"}, "here"))
+    made = convert(asked, "megatron")
+    made.expect_complete()
+    assert "--cpu-offloading-num-layers 7\n" in made.text
+    found = read_back(made, asked)
+    assert found.training.offload.part("activations") == ("host", 1.0)
+    assert found.framework_options["cpu_offloading_num_layers"] == 7
+
+
 def test_adapters_are_refused() -> None:
     made = convert(parse_scenario(parse_document(PLAIN.replace("{MODEL}", "llama-3.1-8b").replace(
         "{seq_len", "{method: lora, seq_len"), "mine.yaml")), "megatron")

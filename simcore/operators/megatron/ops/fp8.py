@@ -71,7 +71,10 @@ def _weight(c: Context, path: str, weight: Param) -> tuple[Tensor, ...]:
     out_features, in_features = weight.shape[-2:]
     count = weight.shape[0] if len(weight.shape) > 2 else 1
     made = quantized(c, out_features, in_features, f"{path}.weight", squares=True, copies=count)
-    return tuple(copy for copy in (made.rows, made.columns) if copy is not None)
+    copies = tuple(copy for copy in (made.rows, made.columns) if copy is not None)
+    if c.tape.away is not None:  # TE d0067d0d pytorch/module/linear.py: mark_not_offload(weight, weightmat, bias)
+        c.tape.away.stay(copies)
+    return copies
 
 
 def _wgrad_input(c: Context, saved: tuple[int, int], name: str, *, is_gathered: bool) -> Quantized | None:

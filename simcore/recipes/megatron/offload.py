@@ -1,0 +1,64 @@
+"""Activations on the host in Megatron's arguments: both ways, from fields and from a scenario."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simcore.recipes.megatron.argument_puts import ArgumentPuts
+from simcore.recipes.megatron.fields import Writer
+
+__all__ = ["put_offload", "write_offload"]
+
+_KEY: Final = "training.offload.activations"
+_LAYERS: Final = "cpu_offloading_num_layers"
+_FINE: Final = "fine_grained_activation_offloading"
+_MODULES: Final = "offload_modules"
+_SMALLEST: Final = "min_offloaded_tensor_size"
+_OPTION: Final = "framework_options."
+
+
+def write_offload(writer: Writer) -> None:
+    """Writes which layers', or modules', saved tensors wait on the host.
+
+    Layers: where their number is above 0 (training/arguments.py).
+    """
+    count = writer.fields.integer(_LAYERS)
+    if count.value:
+        writer.write(_KEY, "host", count, rule=f"--{_LAYERS.replace('_', '-')} is above 0")
+        writer.write(f"{_OPTION}{_LAYERS}", count.value, count)
+    else:
+        writer.use(count)
+    _write_modules(writer)
+
+
+def _write_modules(writer: Writer) -> None:
+    fields = writer.fields
+    fine, modules, smallest = fields.flag(_FINE), fields.words(_MODULES), fields.integer(_SMALLEST)
+    share, delta = fields.number("activation_offload_fraction"), fields.integer("delta_offload_bytes_across_pp_ranks")
+    later = (fields.flag("delay_offload_until_cuda_graph"), fields.integer(
+        "fine_grained_offloading_max_inflight_offloads"))
+    if not fine.value:
+        writer.idle("no module's activations leave", fine, modules, smallest, share, delta, *later)
+        return
+    writer.write(_KEY, "host", fine, rule=f"--{_FINE.replace('_', '-')}")
+    writer.write(f"{_OPTION}{_FINE}", True, fine)  # noqa: FBT003 - a value
+    writer.write(f"{_OPTION}{_MODULES}", list(modules.value), modules)
+    writer.write_other(f"{_OPTION}{_SMALLEST}", smallest.value, 1024 * 1024, smallest)
+    for one, usual in ((share, (None, 1)), (delta, (None, 0))):
+        if one.value in usual:
+            writer.use(one)
+        else:
+            writer.refuse("a part of the groups of modules", one)
+    writer.unmodelled("when copies to the host begin, and how many run before kernels wait", *later)
+
+
+def put_offload(puts: ArgumentPuts) -> None:
+    """Puts the arguments for layers, or modules, whose saved tensors wait on the host."""
+    outline = puts.outline
+    count, space = outline.given(f"{_OPTION}{_LAYERS}"), outline.given(_KEY)
+    if count is not None and space == "host":
+        puts.put(_LAYERS, count, f"{_OPTION}{_LAYERS}", _KEY)
+    if outline.given(f"{_OPTION}{_FINE}") and space == "host":
+        puts.put(_FINE, True, f"{_OPTION}{_FINE}", _KEY)  # noqa: FBT003 - a value
+        for name in (_MODULES, _SMALLEST):
+            puts.put(name, outline.given(f"{_OPTION}{name}"), f"{_OPTION}{name}")
