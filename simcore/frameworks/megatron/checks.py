@@ -42,9 +42,6 @@ def _check_served(job: Job) -> None:
     CAPABILITIES.check(job)
     if training.optimizer.paged:
         raise job.not_yet("training.optimizer.paged", "paged optimizer states under megatron")
-    mixers = [branch.block for kind in job.graph.kinds for branch in kind.branches]
-    if training.lengths == "packed" and job.mesh.cp > 1 and any(isinstance(mixer, Mamba2) for mixer in mixers):
-        raise job.not_yet("training.lengths", "packed sequences of Mamba layers with context parallelism")
 
 
 def check_overlap(job: Job, options: dict[str, object], *, sequence_parallel: bool) -> None:
