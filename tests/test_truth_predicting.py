@@ -1,4 +1,4 @@
-"""Multi-token prediction over stages and with adapters under Megatron-Core, byte for byte (tests/truth/README.md)."""
+"""Multi-token prediction over stages and with adapters, and GLM-4.5, under Megatron-Core (tests/truth/README.md)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import truth_cases
 from simcore.simulate import place
 from test_truth_drawn import held
 
-ROWS = truth_cases.rows("placement/predicting-megatron-core-0.16.1.json")
+ROWS = [row for name in ("glm", "predicting") for row in truth_cases.rows(f"placement/{name}-megatron-core-0.16.1.json")]
 HYBRID = {"num_hidden_layers": 4, "hybrid_override_pattern": "ME*E", "mtp_num_layers": 2,
           "mtp_hybrid_override_pattern": "*E"}
 

@@ -49,6 +49,12 @@ def read_model(reader: Reader, draft: Draft) -> None:
     elif reader.has("model.num_layers") and reader.has("model.hidden_size"):
         draft.use(target)
         read_provider(reader, draft)
+    elif kind == "GPTModelProvider":
+        draft.use(target)
+        draft.fail(target.where if target else draft.path, "the recipe has no sizes of its own: give "
+                   "model.num_layers, model.hidden_size and model.num_attention_heads as overrides (Megatron-LM main "
+                   "transformer/transformer_config.py:1456 divides by no heads)")
+        draft.use(reader.integer("model.num_attention_heads"), reader.integer("model.hidden_size"))
     else:
         draft.use(target)
         give_up(draft, target.where if target else draft.path, "not yet: the model of this recipe "
