@@ -348,6 +348,7 @@ def _check_family(config: Config) -> str:
 def _check_mtp(config: Config, architecture: Architecture, tensors: Callable[[LayerKind], Any]) -> None:
     """Multi-token prediction is asked for only where the family and the implementation build it."""
     wanted = config.integer("mtp_num_layers", default=0, least=0)
+    tensors(architecture.parts[0][1])  # a family that the implementation lacks is refused as such
     if wanted and not any(isinstance(kind.block, Mtp) for _, kind in architecture.parts):
         raise config.fail("mtp_num_layers", f"multi-token prediction of {architecture.family} is not modelled yet")
     if any(isinstance(kind.block, Mtp) and not tensors(kind) for _, kind in architecture.parts):

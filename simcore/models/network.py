@@ -158,12 +158,21 @@ def renumbered(network: Network, numbers: Mapping[str, int]) -> Network:
 
 
 def with_copies(network: Network) -> Network:
-    """Copy of the network in which tied weights (`Edge.TIED`) are copies (`Edge.COPY`) on other stages."""
+    """Copy of the network in which tied weights (`Edge.TIED`) are copies (`Edge.COPY`) on other stages.
+
+    Modules of multi-token prediction lie on one stage: the first has the copy of the table, which the others use.
+    """
     import networkx as nx
 
     changed: Network = nx.MultiDiGraph(network)
     tied = [edge for edge in edges(network) if edge[2] == Edge.TIED]
     for first, second, kind, _ in tied:
         changed.remove_edge(first, second, key=kind)
-    _add(changed, ((first, second, Edge.COPY, weights) for first, second, _, weights in tied))
+    further = {second for _, second, kind, _ in edges(network) if kind == Edge.BRANCH}
+    modules = [path for path in running_order(network) if path in further][:-1]  # the last one is the head
+    for first, second, _, weights in tied:
+        if second in modules[1:]:
+            _add(changed, [(modules[0], second, Edge.TIED, tuple((name, name) for _, name in weights))])
+        else:
+            _add(changed, [(first, second, Edge.COPY, weights)])
     return _frozen(changed)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from recipes.upstream import OUTCOMES
-from recipes.upstream_table import PAGE, filled, reasons, stored, table
+from recipes.upstream_table import PAGE, filled, reasons, rule_of, stored, table
 
 ROWS = stored()
 
@@ -17,7 +17,18 @@ def test_the_page_has_what_is_stored() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page == filled(page, ROWS), "run: PYTHONPATH=tests python -m recipes.upstream_table --page"
     assert table(ROWS) in page
-    assert reasons(ROWS, "Bridge") in page
+    for theirs in (True, False):
+        assert reasons(ROWS, "Bridge", theirs=theirs) in page
+
+
+def test_what_upstream_refuses_itself_is_told_apart_with_its_rule() -> None:
+    """A reason of ours says "not yet" in the message, which the stored reason leaves out; a rule of theirs has a line."""
+    theirs, ours = (reasons(ROWS, "Bridge", theirs=which) for which in (True, False))
+    assert all(re.search(r"`[\w/]+\.py(:\d+)?`", line) for line in theirs.splitlines()[2:])
+    for words in ("world_size (", "training.global_batch_size: expected a multiple", "fp8 by mxfp8", "in fp4"):
+        assert words in theirs
+        assert words not in ours
+    assert not rule_of("model.moe_paged_stash: pages of experts' activations")
 
 
 def test_another_count_is_another_page() -> None:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from recipes.upstream import outcome
-from simcore.recipes.bridge.named import present_name, recipes
+from simcore.recipes.bridge.named import is_benchmark, present_name, recipes
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 STORED: Final = Path(__file__).with_suffix("").with_name("upstream.json")
@@ -37,6 +37,17 @@ _ANSWERED: Final = ("answered", "answered after one question")
 _REFUSED: Final = ("refused", "wrong", "no recipe")
 _FOLLOWS: Final = "model: expected text or a mapping"
 """Message about a scenario without a model, whose recipe says why there is none."""
+UPSTREAMS_OWN: Final = {
+    "world_size (": "Megatron-LM d98e8a64 `core/parallel_state.py:883`; Bridge 067f987d "
+                    "`scripts/common/benchmark_parallelism.py:107`",
+    "training.global_batch_size: expected a multiple of": "Megatron-LM `core/num_microbatches_calculator.py:381`",
+    "fp8 by mxfp8: device compute capability": "TransformerEngine `pytorch/quantization.py`, _compute_mxfp8_support",
+    "compute: NVIDIA H100 80GB HBM3 does not compute in fp4": "TransformerEngine `pytorch/quantization.py`, "
+                                                              "_compute_nvfp4_support",
+    "MoE with tensor parallelism trains only with sequence": "Megatron-LM `core/transformer/moe/moe_layer.py:636`",
+    "the recipe has no sizes of its own": "Megatron-LM `core/transformer/transformer_config.py:1456`",
+}
+"""Rules of upstream's own by the beginning of the message: a recipe with the GPUs of its name cannot run there."""
 _HEAD: Final = ("| recipes | all | answered | with `--loose` | refused by name | unknown key | model not known |",
                 "| --- | --- | --- | --- | --- | --- | --- |")
 
@@ -63,19 +74,31 @@ def _sum(counts: Mapping[str, int], outcomes: tuple[str, ...]) -> int:
     return sum(counts.get(outcome, 0) for outcome in outcomes)
 
 
-def reasons(rows: list[dict[str, Any]], word: str) -> str:
-    """Markdown of what recipes of the rows whose name has a word are refused for, most frequent first."""
+def reasons(rows: list[dict[str, Any]], word: str, *, theirs: bool) -> str:
+    """Markdown of what recipes of the rows whose name has a word are refused for, most frequent first.
+
+    `theirs`: only upstream's own refusals, each with its rule; otherwise only those of rankscope.
+    """
     met: Counter[str] = Counter()
     for row in rows:
         if word in row["name"]:
-            met.update(row["why"])
-    lines = (f"| {reason} | {count} |" for reason, count in sorted(met.items(), key=lambda one: (-one[1], one[0])))
-    return "\n".join(["| refused | recipes |", "| --- | --- |", *lines])
+            met.update({reason: count for reason, count in row["why"].items() if bool(rule_of(reason)) == theirs})
+    found = sorted(met.items(), key=lambda one: (-one[1], one[0]))
+    head = ("| refused | recipes | rule |", "| --- | --- | --- |") if theirs else ("| refused | recipes |",
+                                                                                 "| --- | --- |")
+    lines = (f"| {reason} | {count} |" + f" {rule_of(reason)} |" * theirs for reason, count in found)
+    return "\n".join([*head, *lines])
+
+
+def rule_of(reason: str) -> str:
+    """Upstream's rule that a reason tells; "" for one that is rankscope's own."""
+    return next((rule for start, rule in UPSTREAMS_OWN.items() if reason.startswith(start)), "")
 
 
 def filled(page: str, rows: list[dict[str, Any]]) -> str:
-    """The page with both tables as they are stored."""
-    for name, text in (("upstream", table(rows)), ("bridge", reasons(rows, "Bridge"))):
+    """The page with all tables as they are stored."""
+    for name, text in (("upstream", table(rows)), ("bridge-own", reasons(rows, "Bridge", theirs=True)),
+                       ("bridge", reasons(rows, "Bridge", theirs=False))):
         head, begin, rest = page.partition(f"<!-- begin: {name} -->\n")
         _, end, tail = rest.partition(f"<!-- end: {name} -->")
         page = f"{head}{begin}{text}\n{end}{tail}"
@@ -122,15 +145,19 @@ def _recipes_of(row: Mapping[str, Any], clones: Path, folder: Path) -> Iterator[
 
 
 def _by_name(git: Path, part: Mapping[str, Any], folder: Path) -> Iterator[Path]:
-    """A launch of each recipe that a folder of Bridge defines and the package's table has."""
+    """A launch of each recipe that a folder of Bridge defines and the package's table has.
+
+    Benchmarks are those of `perf_recipes`; a recipe of the library whose name is a benchmark's goes by its older name.
+    """
     def names(place: str) -> set[str]:
         found = _asked(git, "grep", "-h", "-o", "-E", r"^def [a-z0-9_]+_config\(", part["commit"], "--", place)
         return {line.removeprefix("def ").removesuffix("(") for line in found.decode().splitlines()}
 
-    defined = names(part["defined"]) - (names(part["but"]) if "but" in part else set())
+    defined, benchmarks = names(part["defined"]), "perf_recipes" in part["defined"]
     folder.mkdir()
     for name in recipes():
-        if name in defined and present_name(name) == name:
+        is_own = present_name(name) == name or recipes()[name] != recipes()[present_name(name)]
+        if present_name(name) in defined and is_own and is_benchmark(name) == benchmarks:
             path = folder / f"{name}.sh"
             path.write_text(f"python scripts/training/run_recipe.py --recipe {name}\n", encoding="utf-8")
             yield path

@@ -89,10 +89,10 @@ class Module:
 
 
 class Run:
-    """The interpreter of one recipe."""
+    """The interpreter of one recipe; `gpu`: the machine of its name, "" if it says none."""
 
-    def __init__(self, package):
-        self.package, self.spent, self.depth = package, 0, 0
+    def __init__(self, package, gpu=""):
+        self.package, self.gpu, self.spent, self.depth = package, gpu, 0, 0
 
     def call(self, module, function, args, words):
         """Value of a function; UNKNOWN if it is too deep."""
@@ -302,6 +302,8 @@ class Run:
                 return self._precision(args[0])
             if name in ("set_cuda_graph_modules", "clear_cuda_graph_modules"):
                 return self._graphs(*args)
+            if name == "apply_flex_dispatcher_backend":
+                return self._dispatcher(*args, **words)
             return self.call(held.module, held.node, args, words)
         if isinstance(held, Found):
             return Thing(name, self._fields(held.module, held.node) | words)
@@ -320,6 +322,21 @@ class Run:
         if isinstance(model, Thing):
             model.values["cuda_graph_scope"] = [one for one in names if one not in ("", "full")] if isinstance(
                 names, list | tuple) else UNKNOWN
+
+    def _dispatcher(self, model, moe_flex_dispatcher_backend=None):
+        """training/flex_dispatcher_backend.py, for a model with experts and the GPU of the recipe's name.
+
+        A published model's number of experts is not known here; only recipes of models with experts call it. GB200 and
+        GB300 are no machines of DeepEP. Without a GPU in the name it is as on a machine that has none.
+        """
+        backend = moe_flex_dispatcher_backend
+        if not isinstance(model, Thing) or backend not in ("deepep", "hybridep"):
+            return
+        if backend == "deepep" and self.gpu.startswith("gb"):
+            model.values |= {"moe_token_dispatcher_type": "alltoall", "moe_flex_dispatcher_backend": None}
+        else:
+            model.values |= {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": backend,
+                             "moe_shared_expert_overlap": False}
 
     def _precision(self, given):
         if not isinstance(given, str):

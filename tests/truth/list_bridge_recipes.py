@@ -3,7 +3,8 @@
     python tests/truth/list_bridge_recipes.py BRIDGE_GIT
 
 Comes in: a git directory of Megatron-Bridge. Goes out: `simcore/recipes/bridge/recipes.json`, one recipe a line: its
-name, and every value that its function sets, by dotted key; of an older name the present one. A small interpreter
+name, and every value that its function sets, by dotted key; of an older name the present one (`name`, where a benchmark
+has that). `benchmark`: Bridge's launcher changes it (`launched`), and scales its batch with the GPUs. A small interpreter
 (`bridge_interpreter.py`) follows assignments, calls of functions of the package itself, and conditions whose values it
 knows; classes become mappings of what they are given, with `_target_`. A value that it does not know is left out, and
 named in `?`. Keys on which nothing depends here (logging, files, learning rates) are left out.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -46,6 +48,11 @@ LEFT_OUT = ("logger.*", "checkpoint.*", "scheduler.*", "validation.*", "rng.*", 
             "dataset.trust*", "dataset.offline_packing_specs.tok*", "dataset.offline_packing_specs.pad_*",
             "dataset.offline_packing_specs._target_", "model._pipeline_model_parallel_layout_builder",
             "model.moe_a2a_overlap", "train.check_*", "train.skip_*", "model.yarn_*", "optimizer.main_grads_dtype")
+BENCHMARK = re.compile(r"_(?P<task>pretrain|sft|peft)_[1-9][0-9]*gpu_[a-z0-9]+_"
+                       r"(?P<precision>bf16|fp8cs|fp8ds|fp8mx|fp8sc|nvfp4)(?:_[a-z0-9_]+)?_config$")
+GPU = re.compile(r"_\d+gpu_([a-z]+\d+)")
+OTHER_STEPS = ("qwen3_vl_", "qwen35_vl_", "wan_", "kimi_k25_vl_")
+"""Names of benchmarks that train no texts."""
 VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Variables of the environment on which memory depends; the others are left out."""
 USUAL = {"mixed_precision.fp32": False, "mixed_precision.fp16": False, "mixed_precision.bf16": True,
@@ -97,12 +104,32 @@ def recipes(package):
             continue
         for name, node in module.defined.items():
             if isinstance(node, ast.FunctionDef) and name.endswith("_config") and not name.startswith("_"):
+                gpu = GPU.search(name)
                 try:
-                    made = Run(package).call(module, node, [], {})
+                    made = Run(package, gpu[1] if gpu else "").call(module, node, [], {})
                 except (RuntimeError, RecursionError):
                     made = None
                 if isinstance(made, Thing) and made.values.get("model") is not None and "train" in made.values:
                     yield name, module.name, dict(flat(made))
+
+
+def launched(name, values):
+    """Values of a benchmark's recipe as Bridge's launchers leave them; other names as they are.
+
+    Bridge scripts/training/run_recipe.py, _apply_benchmark_runtime_defaults and _apply_benchmark_dataset_defaults (and
+    scripts/performance/run_script.py): Adam in bf16 is the precision-aware one; fine-tuning of texts reads mock samples
+    of the model's length, which are no packs. recipe_metadata.py, BENCHMARK_RECIPE_PATTERN.
+    """
+    found = BENCHMARK.search(name)
+    if found is None:
+        return values
+    changed = dict(values)
+    if found["precision"] == "bf16" and values.get("optimizer.optimizer") == "adam":
+        changed["optimizer.use_precision_aware_optimizer"] = True
+    if found["task"] != "pretrain" and not name.startswith(OTHER_STEPS):
+        changed = {key: value for key, value in changed.items() if not key.startswith("dataset.")}
+        changed["dataset.seq_length"] = values.get("model.seq_length", 4096)
+    return changed
 
 
 def aliases(package, known):
@@ -144,10 +171,18 @@ def kept(values):
 
 
 def main(git):
-    """Write the table; a recipe that stands in several modules is the one of the deepest."""
+    """Write the table; a name that both packages have is a benchmark's, and the library's recipe has an older one."""
     package = Package(git)
-    found = {name: (module, kept(values)) for name, module, values in recipes(package)}
-    rows = {name: values for name, (_, values) in found.items()} | dict(aliases(package, found))
+    library, benchmarks = {}, {}
+    for name, module, values in recipes(package):
+        if module.startswith("megatron.bridge.perf_recipes."):
+            benchmarks[name] = kept(launched(name, values)) | {"benchmark": True}
+        else:
+            library[name] = kept(values)
+    found = library | benchmarks
+    older = {alias: {"name": name, **library[name]} if name in library and name in benchmarks else name
+             for alias, name in aliases(package, found)}
+    rows = found | older
     lines = ",\n".join(f'"{name}": {json.dumps(values)}' for name, values in sorted(rows.items()))
     TARGET.parent.mkdir(parents=True, exist_ok=True)
     TARGET.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8", newline="\n")

@@ -42,9 +42,6 @@ def _check_served(job: Job) -> None:
     CAPABILITIES.check(job)
     if training.optimizer.paged:
         raise job.not_yet("training.optimizer.paged", "paged optimizer states under megatron")
-    mixers = [branch.block for kind in job.graph.kinds for branch in kind.branches]
-    if training.lengths == "packed" and job.mesh.cp > 1 and any(isinstance(mixer, Mamba2) for mixer in mixers):
-        raise job.not_yet("training.lengths", "packed sequences of Mamba layers with context parallelism")
 
 
 def check_overlap(job: Job, options: dict[str, object], *, sequence_parallel: bool) -> None:
@@ -182,15 +179,26 @@ def _check_mtp(job: Job) -> None:
     if not job.graph.branches:
         return
     if job.scenario.training.method != "full":
-        raise job.not_yet("training.method", "adapters with multi-token prediction")
+        _check_adapters_of_mtp(job)
     if _predicts_hybrid(job) and job.scenario.framework_version != "main 2026-08-22":
         raise job.illegal("model", "multi-token prediction of a hybrid needs framework_version: main 2026-08-22",
                           "core 0.16.1 models/mamba/mamba_model.py builds no MTP block; Megatron-LM main "
                           "models/hybrid/hybrid_model.py:302")
-    if job.mesh.pp > 1 and any(isinstance(k.block, Mtp) and k.block.depths > 1 for k in job.graph.kinds):
-        raise job.not_yet("mesh.pp", "a module of multi-token prediction that runs several times, with stages")
     if any(job.graph.leads(kind, job.graph.head) for kind in (Edge.TIED, Edge.COPY)):
         raise job.not_yet("model", "multi-token prediction with tied embeddings")
+
+
+def _check_adapters_of_mtp(job: Job) -> None:
+    """Adapters of modules of multi-token prediction are those of layers, by the names of their linears."""
+    lora = job.scenario.training.lora
+    named = (*(lora.target_modules if lora.target_modules != "auto" else ()), *lora.exclude_modules)
+    if any(spec.name.startswith("output_layer.") and spec.module == "adapter"
+           for specs in job.graph.tensors for spec in specs):
+        raise job.not_yet("training.lora", "adapters of an output layer that multi-token prediction runs several times")
+    if any(letter in name for name in named for letter in "*."):
+        raise job.not_yet("training.lora", "adapters with multi-token prediction by patterns of whole paths")
+    if lora.use_dora:
+        raise job.not_yet("training.lora.use_dora", "DoRA with multi-token prediction")
 
 
 def _predicts_hybrid(job: Job) -> bool:

@@ -58,13 +58,7 @@ def _stored(plan: Plan) -> tuple[str, ...]:
 
 
 def _buffer(plan: Plan, strategy: MegatronDdpStrategy, chunk: int, expert: int, dtype: str) -> RankBuffer:
-    layers, tensors, sizes = [], [], []
-    entries = {kind: _entries(plan.kinds[kind], expert=bool(expert), dtype=dtype) for kind, _ in plan.kind_counts}
-    for layer in plan.chunks[chunk]:
-        mine = entries[plan.graph.layers[layer].kind]
-        layers += [layer] * len(mine)
-        tensors += [number for number, _ in mine]
-        sizes += [size for _, size in mine]
+    layers, tensors, sizes = _registered(plan, plan.chunks[chunk], expert=bool(expert), dtype=dtype)
     parts = plan.mesh.axis(strategy.axes[expert]).size
     # Only the model's first chunk has several: core 0.16.1 distributed_data_parallel.py:101, `disable_bucketing or
     # pp_rank > 0`; Bridge 0.3.1 models/model_provider.py:718, `model_chunk_idx > 0`.
@@ -76,6 +70,20 @@ def _buffer(plan: Plan, strategy: MegatronDdpStrategy, chunk: int, expert: int, 
     flat = lay_out(sizes, bucket_numel=bucket, align_param=strategy.align_param, align_bucket=align, alone=alone)
     return RankBuffer(chunk, strategy.axes[expert], strategy.replicate_axes[expert], dtype,
                       np.array(layers, dtype=np.int64), np.array(tensors, dtype=np.int64), flat)
+
+
+def _registered(plan: Plan, chunk: Sequence[int], *, expert: bool, dtype: str) -> tuple[list[int], list[int], list[int]]:
+    """(layers, tensors, elements) of a chunk's parameters in order of registration.
+
+    A table that a module of multi-token prediction looks up is a module of the model's own, and made before its layers
+    (core 0.16.1 models/gpt/gpt_model.py:150; main 2026-08-22 models/hybrid/hybrid_model.py:240).
+    """
+    entries = {kind: _entries(plan.kinds[kind], expert=expert, dtype=dtype) for kind, _ in plan.kind_counts}
+    found = [(layer, number, size) for layer in chunk for number, size in entries[plan.graph.layers[layer].kind]]
+    if chunk and plan.graph.copied:
+        found.sort(key=lambda one: plan.of_layer(one[0])[one[1]].spec.module != "embedding")
+    layers, tensors, sizes = ([one[part] for one in found] for part in range(3))
+    return layers, tensors, sizes
 
 
 def _entries(kind: Sequence[Placed], *, expert: bool, dtype: str) -> list[tuple[int, int]]:

@@ -15,12 +15,14 @@ MODULES: Final = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_ac
 _NEEDED: Final = {
     "mla_up_proj": ("is only supported with multi_latent_attention", "transformer_config.py:1218"),
     "moe_act": ("is only supported with moe_grouped_gemm", "transformer_config.py:1213"),
-    "moe": ("names a module that the model lacks: it has no experts", "moe/moe_layer.py:153 alone reads it"),
-    "shared_experts": ("names a module that the model lacks: it has no shared experts",
-                       "moe/moe_layer.py:158 alone reads it"),
-    "mlp": ("names a module that the model lacks: it has no dense MLP", "transformer_layer.py:445: not a MoE layer"),
 }
-"""Names that do nothing, or that core refuses, without a module of the model. Every layer has norms and a core."""
+"""Names that core refuses without a module of the model. Every layer has norms and a core."""
+_IDLE: Final = {
+    "moe": ("no experts", "moe/moe_layer.py:153 alone reads it"),
+    "shared_experts": ("no shared experts", "moe/moe_layer.py:158 alone reads it"),
+    "mlp": ("no dense MLP", "transformer_layer.py:445: not a MoE layer"),
+}
+"""Names that do nothing without a module of the model: what it lacks, and what reads the name."""
 
 
 def checkpoint(job: Job) -> str:
@@ -38,11 +40,17 @@ def checkpoint(job: Job) -> str:
         raise job.illegal("training.recompute", f"Invalid choices for recompute_modules: {', '.join(unknown)}. Allowed "
                           f"modules are: {', '.join(MODULES)}", "core 0.16.1 transformer_config.py:1208")
     blocks = [b.block for kind in job.graph.kinds for b in kind.branches]
-    for name in recompute:
-        if name in _NEEDED and not any(_has(block, name) for block in blocks):
-            told, rule = _NEEDED[name]
+    for name, (told, rule) in _NEEDED.items():
+        if name in recompute and not any(_has(block, name) for block in blocks):
             raise job.illegal("training.recompute", f"{name} in recompute_modules {told}", f"core 0.16.1 {rule}")
-    return ",".join(recompute) or "none"
+    return ",".join(name for name in recompute if name not in _idle(job)) or "none"
+
+
+def _idle(job: Job) -> tuple[str, ...]:
+    """Modules that are asked for, that the model lacks, and that core says nothing of."""
+    recompute, blocks = job.scenario.training.recompute, [b.block for kind in job.graph.kinds for b in kind.branches]
+    names = recompute if isinstance(recompute, tuple) else ()
+    return tuple(name for name in _IDLE if name in names and not any(_has(block, name) for block in blocks))
 
 
 def _has(block: Mixer, module: str) -> bool:
@@ -105,11 +113,14 @@ def _inner(job: Job, stage: tuple[int, ...]) -> list[int]:
 
 
 def assumptions(job: Job) -> tuple[tuple[str, str, str, str], ...]:
-    """Returns the assumption about full recomputation of a hybrid model: (key, value, kind, source).
+    """Returns assumptions about recomputation: (key, value, kind, source).
 
-    Empty for others. Core 0.16.1 takes the setting for hybrid models and does nothing; the simulation does what the
-    main branch does.
+    Modules that are asked for and do nothing; and full recomputation of a hybrid model, which core 0.16.1 takes and
+    does not do: the simulation does what the main branch does.
     """
+    if idle := _idle(job):
+        return tuple(("training.recompute", f"{name} has no effect: the model has {_IDLE[name][0]}", "derived",
+                      f"core 0.16.1 {_IDLE[name][1]}") for name in idle)
     hybrid = any(isinstance(b.block, Mamba2) for kind in job.graph.kinds for b in kind.branches)
     if checkpoint(job) not in ("full", "uniform") or not hybrid or job.scenario.framework_version == "main 2026-08-22":
         return ()

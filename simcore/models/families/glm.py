@@ -3,7 +3,8 @@
 As transformers 5.23 `models/glm4_moe` and `models/glm4_moe_lite`. The first layers are dense: `first_k_dense_replace`
 of them, or what `mlp_layer_types` says (in the lite model one). In the first model query, key and value may have
 biases, heads of query and key a norm, and half of a head is rotated. The module of multi-token prediction that
-configurations name (`num_nextn_predict_layers`) is not built for training (`num_mtp_layers`: for generation alone).
+configurations name (`num_nextn_predict_layers`) is not built for training (`num_mtp_layers`: for generation alone);
+Megatron's option `mtp_num_layers` adds it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def architecture(config: Config) -> Architecture:
     dense = decoder_layer(family, mixer, mlp(config))
     sparse = decoder_layer(family, mixer, sigmoid_experts(config))
     layers = [dense if kind == "dense" else sparse for kind in _kinds(config, family)]
-    return chain(config, family, layers, rotated)
+    further = 0 if family == "glm4_moe_lite" else config.integer("mtp_num_layers", default=0, least=0)
+    return chain(config, family, layers, rotated, further)
 
 
 def _latent(config: Config) -> tuple[LatentAttention, int]:
@@ -55,4 +57,5 @@ def _kinds(config: Config, family: str) -> tuple[str, ...]:
     return config.names("mlp_layer_types", kinds, _WORDS) if family == "glm4_moe_lite" else kinds
 
 
-FAMILY = ModelFamily(architecture, further_fields=("use_qk_norm", "partial_rotary_factor", "mlp_layer_types"))
+FAMILY = ModelFamily(architecture, further_fields=("use_qk_norm", "partial_rotary_factor", "mlp_layer_types"), untied={
+    "megatron": "Bridge main 2026-08-22 models/glm/glm45_bridge.py:68: share_embeddings_and_output_weights = False"})

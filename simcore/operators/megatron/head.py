@@ -58,25 +58,29 @@ _FUSED: Final = _Native(5, (0, 0), (4, 8))
 """Target logits and sums of exponentials go together."""
 TIED_GRAD: Final = "tied.grad"
 """Name of a tied head's gradient until the embedding's exists."""
+_LOOKUPS: Final = "lookups.grad"
+"""Name of the gradients' sum where a later stage looks up its own table several times."""
 TIED_HEAD: Final = 1 << 30
 """Layer offset of rows of the embedding that are the head's (`tiles.py`)."""
 Backward = Callable[[Tape, Grads, Saved], Sequence[Tensor | None]]
 
 
-def embedding(c: Context, block: Embedding) -> Tensor:
+def embedding(c: Context, block: Embedding, *, is_last: bool = True) -> Tensor:
     """Embedded tokens [local tokens, hidden] (`VocabParallelEmbedding`), the input of the first layer.
 
     Its dense weight gradient covers this rank's vocabulary and is added to main_grad by DDP's hook. Learned positions
     are looked up and added before the sequence is split (`language_model_embedding.py`, reduce_scatter_embeddings).
+    `is_last`: of several lookups in one layer, that whose backward runs last.
     """
     if block.positions:
-        out = _split_sequence(c, _sequence_first(c, _positions(c, block, _words(c, block, whole=True))))
+        words = _words(c, block, whole=True, is_last=is_last)
+        out = _split_sequence(c, _sequence_first(c, _positions(c, block, words)))
     else:
-        out = _sequence_first(c, _words(c, block, whole=False))
+        out = _sequence_first(c, _words(c, block, whole=False, is_last=is_last))
     return dropped(c, out, "hidden_states") if c.kind.dropout else out
 
 
-def _words(c: Context, block: Embedding, *, whole: bool) -> Tensor:
+def _words(c: Context, block: Embedding, *, whole: bool, is_last: bool) -> Tensor:
     """Rows of the table, summed over the vocabulary's parts; `whole`: not split over the sequence.
 
     Looked up twice on one stage, the gradient of what multi-token prediction found waits for the model's own.
@@ -92,6 +96,8 @@ def _words(c: Context, block: Embedding, *, whole: bool) -> Tensor:
             _leave_waiting(c, weight)
         elif weight.tied and (block.shared or not fuses_wgrad(c.run)):
             _meet_waiting(c, weight)
+        elif isinstance(c.kind.block, Mtp):
+            _add_lookup(c, weight, is_last=is_last)
         else:
             c.small_grad(weight)
         del total
@@ -117,6 +123,21 @@ def _leave_waiting(c: Context, weight: Param) -> None:
     c.held[TIED_GRAD] = Tensor(None, weight.shape, weight.dtype)
     slot = c.tape.slot(TIED_GRAD, "backward_temp")
     Storage(c.tape, weight.nbytes, slot, 1).num_bytes = 0
+
+
+def _add_lookup(c: Context, weight: Param, *, is_last: bool) -> None:
+    """Gradient of one of several lookups, which adds to those before it in place; the last gives the sum to DDP's hook.
+
+    torch 2.13 `csrc/autograd/input_buffer.cpp`, accumulate: nothing else holds the first gradient.
+    """
+    if _LOOKUPS not in c.held and not is_last:
+        c.held[_LOOKUPS] = c.tape.empty(weight.shape, weight.dtype, f"{weight.name}.grad")
+        return
+    if _LOOKUPS in c.held:
+        c.elementwise(c.tape.empty(weight.shape, weight.dtype, f"{weight.name}.grad"), 3)
+    if is_last:
+        c.held.pop(_LOOKUPS, None)  # the sum takes its place
+        c.small_grad(weight)
 
 
 def _meet_waiting(c: Context, weight: Param) -> None:

@@ -10,6 +10,13 @@ dt), lays the parts side by side and undoes attention's order of positions; afte
 there are fewer groups than ranks, B and C of a group go to all the ranks that have heads of it, so those two are wider
 by as many copies. A rank then has cp times the positions and a cp-th of the heads: as many elements, which are counted
 here as its own positions of all heads.
+
+[Note: order of packs]
+Of a pack the order is an index of all positions (core 0.16.1 and main d98e8a64 `ssm/mamba_context_parallel.py`,
+_undo_attention_load_balancing): int32, kept for backward. Before the convolution the rows of one rank after the other
+are put in their places (`output[index] = input[start:end]`): backward takes each rank's rows out, makes a tensor of
+full size of them, and but for the last another of the rest (torch 2.13 IndexPutBackward0, SliceBackward0). Behind the
+scan the order is an index_select.
 """
 
 from __future__ import annotations
@@ -85,35 +92,64 @@ def mamba(c: Context, block: Mamba2, x: Tensor) -> Tensor:
     sizes = Sizes(c.tokens, max(1, chunks // c.run.cp), heads, max(groups, c.run.cp), block.head_dim, block.state,
                   block.chunk, c.run.batch)
     # The mixer's own variable holds in_proj's output until out_proj has returned.
-    zxbcdt = _exchanged(c, norm_linear(c, "mixer.in_proj", x), "zxbcdt", 2 * (sizes.groups - groups) * block.state)
+    more = 2 * (sizes.groups - groups) * block.state
+    zxbcdt = _exchanged(c, norm_linear(c, "mixer.in_proj", x), "zxbcdt", more, before=True)
     y = _scan(c, sizes, _batch_first(c, zxbcdt, "zxbcdt_copy"), _sequence_numbers(c))
-    y = _exchanged(c, _batch_first(c, y, "y_copy"), "y")
+    y = _exchanged(c, _batch_first(c, y, "y_copy"), "y", before=False)
     y = _gated_norm(c, replace(sizes, groups=groups), y)
     return row(c, "mixer.out_proj", y)
 
 
-def _exchanged(c: Context, x: Tensor, name: str, more: int = 0) -> Tensor:
+def _exchanged(c: Context, x: Tensor, name: str, more: int = 0, *, before: bool) -> Tensor:
     """[Note: context parallelism of Mamba]: what came from the others, in order, and at last reordered.
 
-    `more` columns are copies of groups.
+    `more` columns are copies of groups. `before`: the exchange before the convolution, not that behind the scan.
     """
     if c.run.cp == 1:
         return x
     rows, columns = x.shape
+    packed = bool(c.run.sequences)
 
-    def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
+    def back(_tape: Tape, grads: Grads, _saved: Saved) -> list[Tensor | None]:
+        ordered = _scattered(c, grads, rows, columns + more, name) if packed and before else None
         grad = c.new(rows, columns, f"grad_{name}")
         c.send("all_to_all", "cp", grad)
+        del ordered
         return [grad]
 
     parts = c.new(rows, columns + more, f"{name}_parts")
     c.send("all_to_all", "cp", parts)
     joined = c.new(rows, columns + more, f"{name}_joined")
     out = c.new(rows, columns + more, f"{name}_exchanged")
+    order = (c.new(rows * c.run.cp, 1, f"{name}_order", "int32"),) if packed else ()
     c.elementwise(out, 4, Kernel.COPY)
-    c.node(out, (x,), (), back)
+    c.node(out, (x,), order, back)
     del parts, joined
     return out
+
+
+def _scattered(c: Context, grads: Grads, rows: int, columns: int, name: str) -> Tensor:
+    """Gradient of the rows that a pack's order scatters, one rank's after the other: [Note: order of packs]."""
+    total, now = None, grads[0]
+    grads.clear()
+    for place in range(c.run.cp, 0, -1):
+        rest = c.new(rows, columns, f"grad_{name}_rest") if place > 1 else None
+        found = c.new(-(-rows // c.run.cp), columns, f"grad_{name}_found")
+        c.elementwise(found, 2, Kernel.COPY)
+        if rest is not None:
+            c.elementwise(rest, 2, Kernel.COPY)
+        now = rest  # the gradient before it is gone
+        whole = c.new(rows, columns, f"grad_{name}_whole")
+        c.elementwise(whole, 1, Kernel.COPY)
+        del found
+        if total is None:
+            total = whole
+        else:
+            c.elementwise(whole, 3)
+        del whole
+    del now
+    assert total is not None
+    return total
 
 
 def _batch_first(c: Context, x: Tensor, name: str) -> Tensor:
@@ -134,11 +170,14 @@ def _batch_first(c: Context, x: Tensor, name: str) -> Tensor:
 
 
 def _sequence_numbers(c: Context) -> tuple[Tensor, ...]:
-    """Sequence number of every token in a pack, made by each layer (`_create_packed_seq_idx`); the scan keeps it."""
+    """Sequence number of every token in a pack, made by each layer (`_create_packed_seq_idx`); the scan keeps it.
+
+    With context parallelism it numbers the tokens of all ranks, which the scan sees.
+    """
     if not c.run.sequences:
         return ()
-    wide = c.new(c.tokens, 1, "mixer.seq_idx_int64", "int64")
-    out = c.new(c.tokens, 1, "mixer.seq_idx", "int32")
+    wide = c.new(c.tokens * c.run.cp, 1, "mixer.seq_idx_int64", "int64")
+    out = c.new(c.tokens * c.run.cp, 1, "mixer.seq_idx", "int32")
     c.elementwise(wide, 2, Kernel.COPY)
     return (out,)
 

@@ -44,14 +44,14 @@ def predict(c: Context, block: Mtp, x: Tensor, layer: Callable[[Context, list[Te
     """
     c.tape.scope = "mtp."
     made = [x]
-    for _ in range(block.depths):
-        made.append(_run(c, block, made[-1], layer))
+    for depth in range(block.depths):
+        made.append(_run(c, block, made[-1], layer, depth))
     return _joined(c, made)
 
 
-def _run(c: Context, block: Mtp, x: Tensor, layer: Callable[[Context, list[Tensor]], Tensor]) -> Tensor:
+def _run(c: Context, block: Mtp, x: Tensor, layer: Callable[[Context, list[Tensor]], Tensor], depth: int) -> Tensor:
     """One further token: its embedding beside `x`, projected, through the module's layer and norm."""
-    found = embedding(c, Embedding(block.vocab, block.hidden))
+    found = embedding(c, Embedding(block.vocab, block.hidden), is_last=depth == 0)
 
     def project_and_run() -> Tensor:
         made = layer(_inner(c), [_project(c, block, found, x)])
@@ -78,7 +78,8 @@ def heads(c: Context, block: Head, x: Tensor) -> Tensor:
     del logits
     c.tape.scope = ""
     out = head(c, block, own)
-    _add_up(c, [out.node, *reversed(nodes)])
+    if c.param("output_layer.weight").trainable:
+        _add_up(c, [out.node, *reversed(nodes)])
     return out
 
 
@@ -97,14 +98,19 @@ def _project(c: Context, block: Mtp, found: Tensor, x: Tensor) -> Tensor:
 
 
 def _side_by_side(c: Context, first: Tensor, second: Tensor) -> Tensor:
-    """`cat` of columns; the parts of its gradient are views, which the norms make contiguous."""
+    """`cat` of columns; the parts of its gradient are views, which the norms make contiguous.
+
+    A frozen table and its norm ask for no gradient.
+    """
     rows, columns = first.shape
+    wanted = (("embedding_normed", first.node is not None), ("hidden_normed", second.node is not None))
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
-        grads = [c.new(rows, columns, f"grad_{name}") for name in ("embedding_normed", "hidden_normed")]
+        grads = [c.new(rows, columns, f"grad_{name}") if needed else None for name, needed in wanted]
         for grad in grads:
-            c.elementwise(grad, 2, Kernel.COPY)
-        return list(grads)
+            if grad is not None:
+                c.elementwise(grad, 2, Kernel.COPY)
+        return grads
 
     out = c.new(rows, 2 * columns, "eh_proj.input")
     c.elementwise(out, 2, Kernel.COPY)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
+from simcore.models.graph import model_config
+from simcore.models.names import find
 from simcore.recipes.bridge.provider import read_provider
 from simcore.recipes.bridge.rows import give_up
 from simcore.recipes.bridge.vocabulary import read_vocabulary
@@ -47,6 +49,12 @@ def read_model(reader: Reader, draft: Draft) -> None:
     elif reader.has("model.num_layers") and reader.has("model.hidden_size"):
         draft.use(target)
         read_provider(reader, draft)
+    elif kind == "GPTModelProvider":
+        draft.use(target)
+        draft.fail(target.where if target else draft.path, "the recipe has no sizes of its own: give "
+                   "model.num_layers, model.hidden_size and model.num_attention_heads as overrides (Megatron-LM main "
+                   "transformer/transformer_config.py:1456 divides by no heads)")
+        draft.use(reader.integer("model.num_attention_heads"), reader.integer("model.hidden_size"))
     else:
         draft.use(target)
         give_up(draft, target.where if target else draft.path, "not yet: the model of this recipe "
@@ -66,7 +74,8 @@ def _read_named(reader: Reader, draft: Draft, name: Taken[str]) -> None:
         draft.refuse(positions, f"positions {positions.value}")
     else:
         draft.idle(positions, "the family's own; yarn scales frequencies alone")
-    if not read_vocabulary(reader, draft, name) and (further is None or not further.value) and depth is None:
+    own = 0 if "mtp_num_layers" in reader.document.data.get("model", {}) else _predicted(name.value)
+    if not read_vocabulary(reader, draft, name) and not (own or (further and further.value)) and depth is None:
         draft.put("model", name)
         draft.use(further, reader.text("model.mtp_hybrid_override_pattern"),
                   reader.flag("model.mtp_use_repeated_layer"))
@@ -74,6 +83,9 @@ def _read_named(reader: Reader, draft: Draft, name: Taken[str]) -> None:
     draft.put("model.config", name)
     if further is not None and further.value:
         draft.put("model.overrides.mtp_num_layers", further)
+    elif own:
+        draft.infer("model.overrides.mtp_num_layers", own, "modules of the model's own configuration", name,
+                    source="Bridge models/conversion/model_bridge.py:497: num_nextn_predict_layers")
     draft.use(further)
     if depth is not None:
         draft.put("model.overrides.num_hidden_layers", depth)
@@ -84,6 +96,14 @@ def _read_named(reader: Reader, draft: Draft, name: Taken[str]) -> None:
         draft.put("model.overrides.mtp_use_repeated_layer", repeats)
     else:
         draft.use(repeats)
+
+
+def _predicted(name: str) -> int:
+    """Modules of multi-token prediction that Bridge builds unless a recipe says otherwise; 0 for unknown models."""
+    if find(name) is None:
+        return 0
+    count = model_config(name, None, "").get("num_nextn_predict_layers", 0)
+    return count if isinstance(count, int) else 0
 
 
 def _read_hybrid(reader: Reader, draft: Draft, pattern: Taken[str]) -> None:

@@ -18,11 +18,12 @@ from simcore.recipes.megatron.launch import gpus_of
 from simcore.recipes.shell.expansion import Word
 from simcore.recipes.shell.script import read_script
 
-__all__ = ["COMMIT", "Launch", "launch_of", "names_in", "present_name", "recipes"]
+__all__ = ["COMMIT", "Launch", "is_benchmark", "launch_of", "names_in", "present_name", "recipes"]
 
 COMMIT: Final = "067f987d"
 _NAME: Final = re.compile(r"\b[a-z][a-z0-9_]+_config\b")
 _OVERRIDE: Final = re.compile(r"\+{0,2}([a-z_][a-z0-9_]*(?:\.[A-Za-z_][A-Za-z0-9_]*)*)=(.*)", re.DOTALL)
+_OF_TABLE: Final = ("name", "benchmark")
 _SHORT: Final = {"--seq-length": "model.seq_length", "--seq_length": "model.seq_length"}
 
 
@@ -34,14 +35,26 @@ def _table() -> Mapping[str, Any]:
 
 @lru_cache
 def recipes() -> Mapping[str, Mapping[str, Any]]:
-    """Values of every recipe by its name: a value by dotted key; "?" names keys whose values are not known."""
-    return MappingProxyType({name: MappingProxyType(_table()[present_name(name)]) for name in _table()})
+    """Values of every recipe by its name: a value by dotted key; "?" names keys whose values are not known.
+
+    Those of benchmarks are as Bridge's launchers change them; of a name that is a benchmark's and the library's too it
+    is the benchmark (scripts/training/recipe_metadata.py, BENCHMARK_RECIPE_PRECEDENCE_COLLISIONS).
+    """
+    rows = {name: _table()[values] if isinstance(values, str) else values for name, values in _table().items()}
+    return MappingProxyType({name: MappingProxyType({key: value for key, value in row.items() if key not in _OF_TABLE})
+                             for name, row in rows.items()})
 
 
 def present_name(name: str) -> str:
     """Name of a recipe that an older name stands for; another name as it is."""
     values = _table()[name]
-    return values if isinstance(values, str) else name
+    return values if isinstance(values, str) else str(values.get("name", name))
+
+
+def is_benchmark(name: str) -> bool:
+    """True for a recipe that Bridge's launchers take for a benchmark on the GPUs of its name."""
+    values = _table()[name]
+    return not isinstance(values, str) and bool(values.get("benchmark"))
 
 
 def names_in(text: str) -> list[str]:
@@ -57,9 +70,13 @@ class Launch:
     """
 
     def __init__(self, name: str, document: Document, open_keys: tuple[str, ...], gpus: Answer | None,
-                 environment: tuple[tuple[str, str, str], ...]) -> None:
+                 environment: tuple[tuple[str, str, str], ...], overridden: frozenset[str]) -> None:
         self.name, self.document, self.open_keys = name, document, open_keys
-        self.gpus, self.environment = gpus, environment
+        self.gpus, self.environment, self._overridden = gpus, environment, overridden
+
+    def gives(self, key: str) -> bool:
+        """True if the launch itself gives the key, or the block that it stands in."""
+        return bool({key, key.split(".")[0]} & self._overridden)
 
 
 def launch_of(text: str, path: str, variables: Mapping[str, str] | None = None) -> Launch:
@@ -76,11 +93,12 @@ def launch_of(text: str, path: str, variables: Mapping[str, str] | None = None) 
     for key, value in recipes()[name].items():
         if key != "?":
             document = document.with_value(tuple(key.split(".")), value, place)
-    for key, value, where in _overrides(words, path):
+    overrides = _overrides(words, path)
+    for key, value, where in overrides:
         document = document.with_value(tuple(key.split(".")), value, where)
         open_keys = tuple(one for one in open_keys if one != key)
     return Launch(name, document, open_keys, gpus_of(commands[0], script, path),
-                  environment_of(script.variables, path))
+                  environment_of(script.variables, path), frozenset(key for key, _, _ in overrides))
 
 
 def _overrides(words: list[Word], path: str) -> list[tuple[str, Any, str]]:

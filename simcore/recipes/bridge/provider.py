@@ -41,8 +41,19 @@ class ConfigFields:
         return "core transformer/transformer_config.py"
 
     def integer(self, name: str) -> Setting[int | None]:
-        """A whole number, or None."""
-        return self._found(name, self.reader.integer)
+        """A whole number, or None.
+
+        An MLP is four times as wide as the stream, gated or not (core transformer_config.py:1452); the launcher gives
+        the model the length of the data (Bridge scripts/training/recipe_runner.py, sync_model_dataset_sequence_length).
+        """
+        found: Setting[int | None] = self._found(name, self.reader.integer)
+        if name == "ffn_hidden_size" and not found.value:
+            width = self.integer("hidden_size")
+            return Setting(name, 4 * width.value if width.value else None, width.taken)
+        if name == "max_position_embeddings" and not found.value:
+            length = self.reader.integer("dataset.seq_length")
+            return Setting(name, length.value if length else None, (length,) if length else ())
+        return found
 
     def number(self, name: str) -> Setting[float | None]:
         """A number, or None."""
@@ -79,7 +90,7 @@ class ConfigFields:
         return Setting(name, bool(found.value), found.taken)
 
     def _activation(self, name: str) -> Setting[bool]:
-        function = self.reader.text("model.activation_func._target_")
+        function = activation_of(self.reader)
         gated = self.reader.flag("model.gated_linear_unit")
         kind = (function.value.rpartition(".")[2] if function else "gelu", bool(gated and gated.value))
         return Setting(name, _ACTIVATIONS.get(kind) == name, tuple(one for one in (function, gated) if one))
@@ -92,10 +103,16 @@ class ConfigFields:
         return Setting(name, taken.value if taken else default, (taken,) if taken else ())
 
 
+def activation_of(reader: Reader) -> Taken[str] | None:
+    """The MLP's function: by its path, as a run writes it, or by the name that an override gives."""
+    key = "model.activation_func"
+    return reader.text(f"{key}._target_" if reader.is_mapping(key) else key)
+
+
 def read_provider(reader: Reader, draft: Draft) -> None:
     """Writes the model of a provider by its sizes. Raises nothing: what is not read is refused in `draft`."""
     writer = Writer(draft, ConfigFields(reader))
-    function, gated = reader.text("model.activation_func._target_"), reader.flag("model.gated_linear_unit")
+    function, gated = activation_of(reader), reader.flag("model.gated_linear_unit")
     if function and (function.value.rpartition(".")[2], bool(gated and gated.value)) not in _ACTIVATIONS:
         give_up(draft, function.where, f"not yet: {function.value}, gated_linear_unit {bool(gated and gated.value)}")
     write_model(writer)

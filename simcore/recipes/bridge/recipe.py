@@ -13,6 +13,7 @@ from simcore.recipes.bridge.offload import read_offload
 from simcore.recipes.bridge.parallel import gpus_of, machine_of, read_degrees, read_overlap
 from simcore.recipes.bridge.provider import leave_rest
 from simcore.recipes.bridge.rows import ROWS, give_up
+from simcore.recipes.bridge.scaling import scaled
 from simcore.recipes.bridge.step import (
     read_experts,
     read_formats,
@@ -61,6 +62,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
         document, name, variables = launch.document, launch.name, launch.environment
         gpus = gpus or launch.gpus or gpus_of(present_name(name), f"{file.path} {name}")
         machine = machine_of(present_name(name))
+        document = scaled(draft, document, name, gpus, given=launch.gives("train.global_batch_size"))
         for key in launch.open_keys:
             if key in _DECIDES:
                 give_up(draft, document.where(()), f"not yet: {key} of this recipe, which is computed (Bridge "

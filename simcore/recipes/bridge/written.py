@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from simcore.inputs.scenario import Scenario
 from simcore.models.names import find
-from simcore.recipes.bridge.named import recipes
+from simcore.recipes.bridge.named import is_benchmark, recipes
 from simcore.recipes.bridge.wanted import wanted
 from simcore.recipes.outline import Outline
 from simcore.recipes.recipe_writer import Job, RecipeWriter
@@ -73,6 +73,8 @@ def _is_of(model: str, scenario: Scenario) -> bool:
 def _overrides(outline: Outline, name: str) -> dict[str, Any]:
     """Values that a recipe must have in another way for the scenario."""
     base = recipes()[name]
+    if is_benchmark(name):  # its batch is scaled with the GPUs unless it is given
+        base = {key: value for key, value in base.items() if key != "train.global_batch_size"}
     outline.means.clear()
     asked = [*wanted(outline, base), *((f"model.{key}", _changed(outline.settled.scenario).get(field), None)
                                        for field, key in _OVERRIDDEN.items()),

@@ -114,6 +114,19 @@ def test_multi_token_prediction_apart_lets_everything_go(pp: int, layout: str) -
     assert report.status == "ok", report.problems
 
 
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_module_that_runs_several_times_may_have_stages_and_adapters(method: str) -> None:
+    model = {"config": "nemotron-3-tiny", "overrides": {"mtp_num_layers": 2, "mtp_hybrid_override_pattern": "*E",
+                                                        "mtp_use_repeated_layer": True}}
+    ends = [[sum(row[3] for row in small.program_of(
+        "megatron", {"pp": 2}, model=model, microbatches=count, rank=1, version="main 2026-08-22", method=method,
+        pipeline={"layers": [2, 3]}).columns.tolist() if row[0] in (Op.ALLOC, Op.FREE))] for count in (2, 4)]
+    assert ends[0] == ends[1]
+    for target, told in (("output_layer", "an output layer"), ("*linear_proj", "patterns of whole paths")):
+        refused_with("error", told, {"pp": 2}, model=model, microbatches=4, version="main 2026-08-22", method="lora",
+                     pipeline={"layers": [2, 3]}, lora={"target_modules": [target]})
+
+
 def test_multi_token_prediction_hands_on_both_outputs() -> None:
     """gpt_model.py: without the output layer _postprocess returns what both made, 2 x 64 tokens of 256 numbers."""
     def sent(rank: int) -> set[tuple[str, int]]:

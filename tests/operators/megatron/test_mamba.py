@@ -53,3 +53,28 @@ def test_user_buffers_hold_what_the_mixer_gathers() -> None:
 
     assert made(overlaps=False) - made(overlaps=True) == {
         "ln_out_total", "mixer.in_proj.ln_out_total", "grad_ln_out", "grad_total"}
+
+
+@pytest.mark.parametrize("cp", [2, 4])
+def test_a_packs_order_is_an_index_and_its_rows_are_put_back_by_rank(cp: int) -> None:
+    """Kept: two int32 indices and the sequence numbers, of the tokens of all ranks.
+
+    Backward of the scatter has the rest, one rank's rows and two tensors of full size (torch 2.13 run on a CPU:
+    IndexPutBackward0 makes the rest and the rows, SliceBackward0 full size, which add up in place).
+    """
+    plain, packed = (run_of(MAMBA, tp=4, cp=cp, sequences=count) for count in (0, 1))
+    assert kept_in(MAMBA, packed) - kept_in(MAMBA, plain) == 3 * 4 * T * cp
+    slots: dict[tuple[str, str], int] = {}
+    rows = record(MAMBA, packed, slots, {}).backward.rows
+    names = [slots[f"grad_zxbcdt_{part}", "backward_temp"] for part in ("rest", "found", "whole")]
+    made = [[r[3] for r in rows if r[0] == Op.ALLOC and r[2] == name] for name in names]
+    width = made[2][0]
+    assert [len(one) for one in made] == [cp - 1, cp, cp]
+    assert {*made[0], *made[2]} == {width}
+    assert {*made[1]} == {width // cp}
+    live = highest = 0
+    for row in rows:
+        if row[0] in (Op.ALLOC, Op.FREE) and row[2] in names:
+            live += row[3]
+            highest = max(highest, live)
+    assert (live, highest) == (0, 3 * width + width // cp if cp > 2 else 2 * width + width // cp)

@@ -99,3 +99,33 @@ def test_gradients_of_two_further_lookups_wait_as_one() -> None:
     assert [(r[0], r[3]) for r in rows if r[2] == waiting and r[0] in (Op.ALLOC, Op.FREE)] == [
         (Op.ALLOC, 2 * 1024 * H)]
     assert [r[3] for r in rows if r[2] == beside and r[0] in (Op.ALLOC, Op.FREE)] == [2 * 1024 * H, -2 * 1024 * H]
+
+
+@pytest.mark.parametrize("depths", [1, 2, 3])
+def test_lookups_of_a_later_stages_own_table_add_up_in_place(depths: int) -> None:
+    """torch's engine adds to the first gradient; the table's hook sees the sum, once. Two lie side by side at most."""
+    kind = LayerKind("mtp", "nemotron_h", H, ATTENTION.branches, Mtp(H, 1024, depths=depths))
+    slots: dict[tuple[str, str], int] = {}
+    rows = record(kind, run_of(kind, loss="te"), slots, {}).backward.rows
+    sums = slots["mtp.embedding.word_embeddings.weight.grad", "backward_temp"]
+    table, live, highest = 2 * 1024 * H, 0, 0
+    for row in rows:
+        if row[2] == sums and row[0] in (Op.ALLOC, Op.FREE):
+            live += row[3]
+            highest = max(highest, live)
+    assert (live, highest) == (0, min(depths, 2) * table)
+
+
+def test_a_frozen_table_and_head_have_no_gradients() -> None:
+    """With adapters: no part of the projection's gradient for the embedding, no sum of the output layer's."""
+    kind = LayerKind("mtp", "nemotron_h", H, ATTENTION.branches, Mtp(H, 1024, depths=2))
+    for one, names in ((kind, ("mtp.grad_embedding_normed", "mtp.embedding.word_embeddings.weight.grad")),
+                       (LayerKind("head", "nemotron_h", H, block=Head(1024, H, shared=2)), ("mtp.grad_sum",))):
+        trained, frozen = dict[tuple[str, str], int](), dict[tuple[str, str], int]()
+        run = run_of(one)
+        still = {name: replace(param, trainable=False) for name, param in run.params.items()}
+        record(one, run, trained, {})
+        record(one, replace(run, params=still), frozen, {})
+        for name in names:
+            assert (name, "backward_temp") in trained
+            assert (name, "backward_temp") not in frozen

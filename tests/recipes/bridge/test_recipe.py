@@ -252,3 +252,21 @@ def test_a_router_in_bf16_is_one_without_a_format(tmp_path: Path) -> None:
     found = imported(tmp_path, f"{launch} model.moe_router_dtype=bf16")
     assert value(found, "framework_options").get("moe_router_dtype") is None
     assert messages(found) == ""
+
+
+def test_modules_of_multi_token_prediction_are_the_configurations_unless_told(tmp_path: Path) -> None:
+    """models/conversion/model_bridge.py:497: num_nextn_predict_layers of GLM-4.5-Air is 1, and no key of the recipe's."""
+    name = "glm45_air_106b_sft_32gpu_h100_bf16_config"
+    assert value(imported(tmp_path, name), "model.overrides.mtp_num_layers") == 1
+    assert value(imported(tmp_path, f"{name} model.mtp_num_layers=null"), "model") == "zai-org/GLM-4.5-Air"
+
+
+def test_a_provider_without_sizes_asks_for_them_and_takes_names_of_functions(tmp_path: Path) -> None:
+    """recipes/gpt/h100/vanilla_gpt.py: its docstring's overrides; core is four times as wide, gated or not."""
+    bare = imported(tmp_path, "vanilla_gpt_pretrain_config", 8, "dgx-h100")
+    assert any("the recipe has no sizes of its own" in problem.message for problem in bare.wrong)
+    sizes = "model.num_layers=2 model.hidden_size=256 model.num_attention_heads=4 model.add_bias_linear=false"
+    made = imported(tmp_path, f"vanilla_gpt_pretrain_config {sizes} model.activation_func=silu "
+                              "model.gated_linear_unit=true", 8, "dgx-h100")
+    found = [value(made, f"model.overrides.{key}") for key in ("n_inner", "n_positions", "swiglu")]
+    assert found == [1024, 1024, True]

@@ -1,0 +1,61 @@
+"""Batch of a benchmark that is started on another number of GPUs than its name says: samples a rank stay.
+
+Megatron-Bridge 067f987d `scripts/training/run_recipe.py`, _apply_benchmark_weak_scaling, and `scripts/common/
+benchmark_parallelism.py`: the global batch is multiplied by the data-parallel ranks over those of the recipe as it is,
+unless an override gives it. The recipe's own degrees must divide the GPUs of its name. Recipes of the library have no
+such rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from simcore.inputs.document import Document
+from simcore.recipes.answers import Answer
+from simcore.recipes.bridge.named import is_benchmark, present_name, recipes
+from simcore.recipes.bridge.parallel import gpus_of
+from simcore.recipes.draft import Draft
+
+__all__ = ["scaled"]
+
+_BATCH: Final = "train.global_batch_size"
+_DENSE: Final = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+_EXPERT: Final = ("expert_tensor_parallel_size", "expert_model_parallel_size", "pipeline_model_parallel_size")
+
+
+def scaled(draft: Draft, document: Document, name: str, gpus: Answer | None, *, given: bool) -> Document:
+    """The recipe's document with the batch for `gpus`; `given`: an override says the batch.
+
+    Refuses in `draft` what upstream's launcher refuses.
+    """
+    own = gpus_of(present_name(name), "") if is_benchmark(name) else None
+    if own is None or gpus is None or own.value == gpus.value or given:
+        return document
+    base, model = recipes()[name], document.data.get("model")
+    values = {key: base.get(f"model.{key}") for key in (*_DENSE, *_EXPERT)}
+    before, after = _ranks(values, own.value), _ranks(model if isinstance(model, dict) else {}, gpus.value)
+    if before is None:
+        draft.fail(gpus.where, f"Bridge's launcher starts {name} on no number of GPUs: its own degrees do not divide "
+                               f"the {own.value} of its name (scripts/common/benchmark_parallelism.py:89, :107)")
+        return document
+    batch = base.get(_BATCH)
+    if after is None or after == before or not isinstance(batch, int):
+        return document
+    if batch * after % before:
+        draft.fail(gpus.where, f"Weak scaling GBS {batch} from DP {before} to DP {after} does not produce an integer "
+                               f"global batch size: give {_BATCH} (scripts/common/benchmark_parallelism.py:140)")
+        return document
+    return document.with_value(tuple(_BATCH.split(".")), batch * after // before,
+                               f"{gpus.where} (a benchmark of batch {batch} on {own.value} GPUs)")
+
+
+def _ranks(degrees: Mapping[str, Any], gpus: int) -> int | None:
+    """Data-parallel ranks; None if degrees of layers or of experts do not divide the GPUs."""
+    dense, expert = 1, 1
+    for key in _DENSE:
+        dense *= degrees.get(key) or 1
+    for key in _EXPERT:
+        size = degrees.get(key)
+        expert *= (degrees.get(_DENSE[0]) if size is None and key == _EXPERT[0] else size) or 1
+    return None if gpus % dense or gpus % expert else gpus // dense
