@@ -7,6 +7,8 @@ data-parallel ranks (context parallel ranks included) and, for experts, over the
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from simcore.frameworks.common.afterwards import bridge_afterwards
 from simcore.frameworks.common.checkpoint_files import megatron_files
 from simcore.frameworks.megatron.checks import check, check_fuser, check_overlap, check_shared_overlap
@@ -24,8 +26,10 @@ from simcore.frameworks.megatron.stages import schedule, stages
 from simcore.frameworks.megatron.strategy import MegatronDdpStrategy
 from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.inputs.scenario import Mesh as Degrees
+from simcore.models.blocks import Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.network import Edge
+from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.placement.framework import Framework, Optimizer, Padding
 from simcore.placement.job import Draft, Job
 
@@ -79,7 +83,7 @@ def table_of(job: Draft, options: dict[str, object]) -> Framework:
     check_fuser(job, options)
     policies = rules(job, made)
     _note_defaults(job)
-    return Framework(
+    return _with_kept_inputs(job.graph, Framework(
         name="megatron", version=version_of(job),
         rules=policies,
         units=(),
@@ -105,7 +109,19 @@ def table_of(job: Draft, options: dict[str, object]) -> Framework:
         padding=Padding(16, "Bridge 0.3.1 data/datasets/sft.py:206 pad_seq_length_to_mult, :703"),
         assumptions=(*layer_assumptions(job, options), *recompute_assumptions(job),
                      *muon_assumptions(job, packed=_by_parts(job, options)), *fp8_assumptions(fp8), *host_notes(made)),
-    )
+    ))
+
+
+def _with_kept_inputs(graph: ModelGraph, framework: Framework) -> Framework:
+    """Adds layers with experts that run as nodes, under the all-to-all dispatcher and on one stage.
+
+    [Note: inputs behind a dispatcher] in `program/layer_inputs.py`.
+    """
+    settings = MegatronOptions.of(framework.options)
+    if not settings.overlap_moe_expert_parallel_comm or settings.dispatcher != "alltoall" or len(framework.stages) > 1:
+        return framework
+    routes = [any(isinstance(branch.block, Moe) for branch in kind.branches) for kind in graph.kinds]
+    return replace(framework, kept_layer_inputs=tuple(layer.index for layer in graph.layers if routes[layer.kind]))
 
 
 def _by_parts(job: Draft, options: dict[str, object]) -> bool:
