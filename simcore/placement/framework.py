@@ -213,6 +213,7 @@ class Framework:
     whose inputs stay on the device where those of others wait on the host. `recomputed_together`: number of layers that
     keep one input ("uniform"). `frees_sent_output`: a stage frees an output once it is sent.
     `keeps_received`: it keeps the last received input, and that input's gradient, until the next ones arrive.
+    `kept_layer_inputs`: layers of which it keeps them until they run again.
     `buffered_microbatches`: number of microbatches for which a stage has a receive buffer. `buffer_slack`: receive
     buffers that microbatches share, beyond as many as are in flight; -1: each has its buffer. `returns_outputs`: the
     last stage keeps the model's output of each microbatch. `unseen_bytes`: the most that tensors which no pass lists
@@ -242,6 +243,7 @@ class Framework:
     schedule: Schedule = field(default_factory=Schedule)
     frees_sent_output: bool = False
     keeps_received: bool = False
+    kept_layer_inputs: tuple[int, ...] = ()
     buffered_microbatches: int = 0
     buffer_slack: int = -1
     returns_outputs: bool = False

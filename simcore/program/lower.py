@@ -17,20 +17,20 @@ from simcore.pipeline.schedule import Action, Pass
 from simcore.placement.plan import Plan
 from simcore.program.builder import Builder
 from simcore.program.hooks import HooksFactory, MemoryHooks, SizedHooks
+from simcore.program.layer_inputs import LayerInputs
 from simcore.program.layer_passes import LayerPasses
 from simcore.program.offloaded_layers import OffloadedLayers
 from simcore.program.outline import Phase, StepTemplate
 from simcore.program.program import Program
+from simcore.program.received import refilled, tracker, unheld
 from simcore.program.record_layers import RecordedLayers, Workload, keys_of, record_layers
 from simcore.program.repeated_passes import RepeatedPasses
 from simcore.program.row_cache import held
 from simcore.program.shared_steps import shared_step
 from simcore.program.stage_borders import Edges
-from simcore.program.stage_buffers import StageBuffers, refilled
-from simcore.program.stage_inputs import StageInput, StageInputs
 from simcore.program.stash_order import StashOrder
 from simcore.program.tile import LayerRows
-from simcore.recording.tape import HIDDEN, STASH_BORDER
+from simcore.recording.tape import STASH_BORDER
 
 __all__ = ["lower"]
 
@@ -61,7 +61,7 @@ def _outline(plan: Plan, recording: RecordedLayers, actions: tuple[Action, ...],
     try:
         if isinstance(hooks_of, SizedHooks):
             walk = partial(_walk, plan, actions, updates=updates)
-            shared = shared_step(plan, recording, (actions, updates, _unheld(plan, recording)), hooks_of, walk)
+            shared = shared_step(plan, recording, (actions, updates, unheld(plan, recording)), hooks_of, walk)
             if shared is not None:
                 return shared
         outline = _walked(plan, recording, actions, hooks_of, updates=updates)
@@ -122,30 +122,6 @@ def _kind(plan: Plan, layer: int) -> str:
     return plan.graph.kinds[plan.graph.layers[layer].kind].name
 
 
-def _past(plan: Plan, builder: Builder, borders: tuple[Edges, ...],
-          unheld: frozenset[int]) -> StageInput | StageInputs | StageBuffers:
-    """Tracker for tensors received across stage boundaries. `unheld`: see `_unheld`."""
-    if plan.framework.buffered_microbatches:
-        return StageBuffers(plan, builder, borders, unheld)
-    return (StageInput if len(plan.chunks) == 1 else StageInputs)(plan, builder, borders)
-
-
-def _unheld(plan: Plan, recording: RecordedLayers) -> frozenset[int]:
-    """First layers of the rank's chunks that drop their input in forward, as none of their operators saves it.
-
-    A buffer that the stage keeps for its input is then the stage's again (torch 2.13 `distributed/pipelining/stage.py`,
-    fwd_cache and args_recv_info).
-    """
-    if not plan.framework.buffered_microbatches:
-        return frozenset()
-    firsts = [chunk[0] for chunk in plan.chunks if chunk[0] > 0]
-    tiles = {first: recording.kinds[keys_of(plan)[first]] for first in firsts}
-    return frozenset(first for first in firsts
-                     if any(offset == -1 and slot == HIDDEN for tile in (
-                         *(tile for tile, _, _ in tiles[first].forward), tiles[first].after)
-                            for offset, slot, _ in tile.nets.tolist()))
-
-
 class _Walk:
     """Passes over the layers of one stage."""
 
@@ -162,9 +138,10 @@ class _Walk:
         self.chunks = [_Chunk(plan, number) for number in range(len(plan.chunks))]
         self.received: set[Pass] = set()
         self.kept: _Chunk | None = None
-        self.unheld = _unheld(plan, recording)
+        self.unheld = unheld(plan, recording)
         self.refilled = refilled(plan)
-        self.past = _past(plan, builder, tuple(self._behind(chunk.first - 1) for chunk in self.chunks), self.unheld)
+        self.past = tracker(plan, builder, tuple(self._behind(chunk.first - 1) for chunk in self.chunks), self.unheld)
+        self.inputs = LayerInputs(plan, builder, recording.edges)
         self.waiting = 0
         self.offloaded = OffloadedLayers(plan, builder, self.tiles)
         self.passes = RepeatedPasses(builder, hooks)
@@ -175,6 +152,8 @@ class _Walk:
         for layer, tiles in self.tiles.items():
             self.out.tile(tiles.rest, layer)
         self.past.post_persistent()
+        if self.trains:
+            self.inputs.hold()
 
     def step(self, actions: Sequence[Action]) -> None:
         """Walks all passes, in order; between runs of the schedule nothing is in flight."""
@@ -217,6 +196,7 @@ class _Walk:
         self._stem(chunk, self.edges.stem)
         if not chunk.is_first:
             self.past.begin_forward(action.chunk)
+        self.inputs.drop()
         self.passes.write((True, action.chunk, self.stash.kept), partial(self._up, chunk))
         if chunk.is_first and chunk.norm < 0 and chunk.last > chunk.first:
             out.tile(self.tiles[chunk.first + 1].late, chunk.first + 1)
@@ -288,6 +268,7 @@ class _Walk:
         if chunk.is_last:
             out.tile(self.tiles[chunk.last].late, chunk.last)
         self.past.end_backward(action)
+        self.inputs.hold()
         if action.part == "whole":
             self._let_go(action, chunk)
 

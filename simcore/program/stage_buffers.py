@@ -19,7 +19,7 @@ from simcore.program.builder import Builder
 from simcore.program.stage_borders import Edges
 from simcore.program.tile import LayerRows
 
-__all__ = ["StageBuffers", "refilled"]
+__all__ = ["StageBuffers"]
 
 
 class StageBuffers:
@@ -148,13 +148,3 @@ def _ring(plan: Plan, count: int) -> int:
     """
     slack = plan.framework.buffer_slack
     return count if slack < 0 else max(2, min(count, plan.mesh.pp - plan.stage + slack))
-
-
-def refilled(plan: Plan) -> frozenset[int]:
-    """Last layers of the rank's chunks whose received gradient is the stage's buffer again when they have used it.
-
-    Where backward is split, a layer's second part still uses it.
-    """
-    if not plan.framework.buffered_microbatches or plan.framework.schedule.splits_backward:
-        return frozenset()
-    return frozenset(chunk[-1] for chunk in plan.chunks if chunk[-1] + 1 < len(plan.graph.layers))

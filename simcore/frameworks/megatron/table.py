@@ -7,6 +7,7 @@ data-parallel ranks (context parallel ranks included) and, for experts, over the
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 
 from simcore.frameworks.common.afterwards import bridge_afterwards
@@ -29,8 +30,10 @@ from simcore.frameworks.megatron.stages import schedule, stages
 from simcore.frameworks.megatron.strategy import MegatronDdpStrategy
 from simcore.inputs.optimizers import OPTIMIZERS
 from simcore.inputs.scenario import Mesh as Degrees
+from simcore.models.blocks import Moe
 from simcore.models.graph import ModelGraph
 from simcore.models.network import Edge
+from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.placement.framework import Framework, LayerOffload, ModuleOffload, Optimizer, Padding
 from simcore.placement.job import Draft, Job
 
@@ -84,7 +87,7 @@ def table_of(job: Draft, options: dict[str, object]) -> Framework:
     check_fuser(job, options)
     policies, offload = rules(job, made), activation_offload(job, options)
     _note_defaults(job)
-    return Framework(
+    return _with_kept_inputs(job.graph, Framework(
         name="megatron", version=version_of(job),
         rules=policies,
         units=(),
@@ -110,7 +113,19 @@ def table_of(job: Draft, options: dict[str, object]) -> Framework:
         files=megatron_files(job), afterwards=bridge_afterwards(job),
         padding=Padding(16, "Bridge 0.3.1 data/datasets/sft.py:206 pad_seq_length_to_mult, :703"),
         assumptions=_assumptions(job, options, made, fp8, offload),
-    )
+    ))
+
+
+def _with_kept_inputs(graph: ModelGraph, framework: Framework) -> Framework:
+    """Adds layers with experts that run as nodes, under the all-to-all dispatcher and on one stage.
+
+    [Note: inputs behind a dispatcher] in `program/layer_inputs.py`.
+    """
+    settings = MegatronOptions.of(framework.options)
+    if not settings.overlap_moe_expert_parallel_comm or settings.dispatcher != "alltoall" or len(framework.stages) > 1:
+        return framework
+    routes = [any(isinstance(branch.block, Moe) for branch in kind.branches) for kind in graph.kinds]
+    return replace(framework, kept_layer_inputs=tuple(layer.index for layer in graph.layers if routes[layer.kind]))
 
 
 def _assumptions(job: Draft, options: dict[str, object], made: Formats, fp8: Fp8 | None,
