@@ -29,7 +29,8 @@ MAX_TEXT: Final = 2**26
 
 def read(
     measured: Annotated[Path, typer.Argument(
-        help="A memory snapshot of PyTorch (.pickle), a log of a trainer, or the text of an out-of-memory error.")],
+        help="A memory snapshot (.pickle) or trace (.json, .json.gz) of PyTorch, a log of a trainer, or the text of an "
+        "out-of-memory error.")],
     scenario: str,
     *,
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Rank to compare; omitted: the fullest.")] = None,
@@ -65,6 +66,8 @@ def _compared(measured: Path, scenario: Callable[[], Scenario], rank: int | None
     """Comparisons of both; the file is read first, so that its problems are reported before the scenario's."""
     from simcore.inputs.document import read_bytes
     from simcore.validation.beside_snapshot import beside_dump
+    from simcore.validation.beside_trace import beside_trace
+    from simcore.validation.kernel_trace import is_trace, read_trace
     from simcore.validation.memory_snapshot import MAX_BYTES, read_dump
     from simcore.validation.plain_pickle import is_pickle
 
@@ -72,6 +75,8 @@ def _compared(measured: Path, scenario: Callable[[], Scenario], rank: int | None
     if is_pickle(content):
         dump = read_dump(content, str(measured))
         return [beside_dump(str(measured), dump, _simulated(scenario()), rank)]
+    if is_trace(content):
+        return [beside_trace(str(measured), read_trace(content, str(measured)), _simulated(scenario()))]
     log, messages, others = _texts(content, str(measured))
     asked = scenario()
     return [*_of_log(str(measured), log, asked, rank), *_of_failure(str(measured), messages, others, asked, rank)]
@@ -90,8 +95,8 @@ def _texts(content: bytes, where: str) -> tuple[Log | None, list[OutOfMemory], l
     text = content.decode(encoding, errors="replace")
     log, messages, others = read_log(text), read_messages(text), read_others(text)
     if log is None and not messages and not others:
-        message = ("expected a pickled memory snapshot of PyTorch, the text of a CUDA out-of-memory error, or a log of "
-                   f"{', '.join(form.example for form in FORMATS)}; got none of them")
+        message = ("expected a pickled memory snapshot or a trace of PyTorch, the text of a CUDA out-of-memory error, "
+                   f"or a log of {', '.join(form.example for form in FORMATS)}; got none of them")
         raise InputError(Problem(where, message))
     return log, messages, others
 
