@@ -14,6 +14,8 @@ from simcore.simulation.step import Asked
 from simcore.validation.beside_failure import POSTINGS, beside_failure
 from simcore.validation.beside_log import beside_log
 from simcore.validation.beside_snapshot import beside_dump
+from simcore.validation.beside_trace import beside_trace
+from simcore.validation.kernel_trace import is_trace, read_trace
 from simcore.validation.logs.reading import Log
 from simcore.validation.logs.registry import FORMATS, read_log
 from simcore.validation.memory_snapshot import read_dump
@@ -38,6 +40,8 @@ def beside_scenario(content: bytes, where: str, scenario: Callable[[], Scenario]
     if is_pickle(content):
         dump = read_dump(content, where)
         return [beside_dump(where, dump, _simulated(scenario()), rank)]
+    if is_trace(content):
+        return [beside_trace(where, read_trace(content, where), _simulated(scenario()))]
     log, messages, others = _texts(content, where)
     asked = scenario()
     return [*_of_log(where, log, asked, rank), *_of_failure(where, messages, others, asked, rank)]
@@ -52,8 +56,8 @@ def _texts(content: bytes, where: str) -> tuple[Log | None, list[OutOfMemory], l
     text = content.decode(encoding, errors="replace")
     log, messages, others = read_log(text), read_messages(text), read_others(text)
     if log is None and not messages and not others:
-        message = ("expected a pickled memory snapshot of PyTorch, the text of a CUDA out-of-memory error, or a log of "
-                   f"{', '.join(form.example for form in FORMATS)}; got none of them")
+        message = ("expected a pickled memory snapshot or a trace of PyTorch, the text of a CUDA out-of-memory error, "
+                   f"or a log of {', '.join(form.example for form in FORMATS)}; got none of them")
         raise InputError(Problem(where, message))
     return log, messages, others
 

@@ -21,7 +21,8 @@ __all__ = ["read", "sheet"]
 
 def read(
     measured: Annotated[Path, typer.Argument(
-        help="A memory snapshot of PyTorch (.pickle), a log of a trainer, or the text of an out-of-memory error.")],
+        help="A memory snapshot (.pickle) or trace (.json, .json.gz) of PyTorch, a log of a trainer, or the text of an "
+        "out-of-memory error.")],
     scenario: str,
     *,
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Rank to compare; omitted: the fullest.")] = None,

@@ -54,6 +54,16 @@ def test_a_snapshot(ran: Run) -> None:
     assert completed.err == ""
 
 
+def test_a_trace(ran: Run) -> None:
+    kernel = {"ph": "X", "cat": "kernel", "name": "nvjet_hsh", "ts": 0, "dur": 2500}
+    Path("t.json").write_text(json.dumps({"traceEvents": [kernel]}), encoding="utf-8")
+    completed = ran("read", "t.json", "small.yaml")
+    assert (completed.code, completed.err) == (0, "")
+    assert completed.out.startswith("trace t.json beside small, ranks 0-3\n")
+    assert "kernels: matrix products" in completed.out
+    assert "2.5 ms" in completed.out
+
+
 def test_a_log(ran: Run) -> None:
     Path("run.log").write_text(LOG, encoding="utf-8")
     completed = ran("read", "run.log", "small.yaml")

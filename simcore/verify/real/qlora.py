@@ -54,8 +54,8 @@ class Ops:
         gemm_4bit = Fallback()
 
 
-def packed(plain: Any, double_quant: bool) -> Any:
-    """The model as transformers loads it in 4 bits."""
+def packed(plain: Any, double_quant: bool, device: str = "cpu") -> Any:
+    """The model as transformers loads it in 4 bits; a weight on meta is random, and made when it is packed."""
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
     from transformers.quantizers.base import get_keys_to_not_convert
 
@@ -65,10 +65,11 @@ def packed(plain: Any, double_quant: bool) -> Any:
     model = replace_with_bnb_linear(plain, get_keys_to_not_convert(plain), config)
     for name, part in model.named_modules():
         if isinstance(part, bnb.nn.Linear4bit):
-            old = part.weight
-            part.weight = bnb.nn.Params4bit(weights.pop(f"{name}.weight"), requires_grad=False,
-                                            compress_statistics=double_quant, quant_type="nf4", module=part).to("cpu")
-            del old
+            old, weight = part.weight, weights.pop(f"{name}.weight")
+            weight = torch.empty_like(weight, device=device).normal_(std=0.02) if weight.is_meta else weight
+            part.weight = bnb.nn.Params4bit(weight, requires_grad=False, compress_statistics=double_quant,
+                                            quant_type="nf4", module=part).to(device)
+            del old, weight
     model.is_loaded_in_4bit = True  # what PEFT asks for
     return model
 
