@@ -241,11 +241,6 @@ def test_a_provider_with_layers_of_its_own_is_no_gpt(tmp_path: Path, name: str) 
     assert found.unknown == ()
 
 
-def test_fp8_weights_without_the_distributed_optimizer_are_no_rule_of_bridge(tmp_path: Path) -> None:
-    found = imported(tmp_path, "kimi_k2_pretrain_1024gpu_h100_fp8cs_config")
-    assert "not yet: mixed_precision.fp8_param_gather" in messages(found)
-
-
 def test_a_router_in_bf16_is_one_without_a_format(tmp_path: Path) -> None:
     launch = "deepseek_v3_pretrain_1024gpu_h100_bf16_config"
     assert value(imported(tmp_path, launch), "framework_options").get("moe_router_dtype") is None
