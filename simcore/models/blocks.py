@@ -16,12 +16,12 @@ __all__ = ["Attention", "Block", "Branch", "Embedding", "FinalNorm", "GatedDelta
 class Attention:
     """Grouped-query attention; `rotary`: rotary position embedding on q and k.
 
-    `bias`: "" none, "qkv" of query, key and value, "all" of the output projection too. `qk_norm`: an RMSNorm over each
-    head of q and of k. `sinks`: one learned number a head in the softmax. `window`: tokens seen, 0 all. `dropout`: some
-    of the softmax is dropped. `alibi`: a bias that falls with the distance of two tokens is added to their score.
-    `rotated`: number of a head's dimensions that are rotated, 0 all. `capped`: scores are kept below a limit.
-    `whole_norms`: the norms of q and of k are over all heads together. `gated`: the query's projection is twice as
-    wide, and a sigmoid of its second half weighs the output of each head.
+    `bias`: "" none, "qkv" of query, key and value, "all" of the output projection too. `qk_norm`: a norm like the
+    layer's over each head of q and of k. `sinks`: one learned number a head in the softmax. `window`: tokens seen, 0
+    all. `dropout`: some of the softmax is dropped. `alibi`: a bias that falls with the distance of two tokens is added
+    to their score. `rotated`: number of a head's dimensions that are rotated, 0 all. `capped`: scores are kept below a
+    limit. `whole_norms`: the norms of q and of k are over all heads together. `gated`: the query's projection is twice
+    as wide, and a sigmoid of its second half weighs the output of each head.
     """
 
     hidden: int

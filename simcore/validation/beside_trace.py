@@ -8,7 +8,7 @@ engine has for it. A profiler slows the host down, so a step that the host bound
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Final
 
@@ -53,7 +53,7 @@ def _of_steps(trace: Trace) -> str:
 def _kinds(trace: Trace, time: StepTime) -> Iterator[Beside]:
     if trace.ours:
         return
-    simulated: Counter[str] = Counter()
+    simulated: dict[str, float] = defaultdict(float)
     for row in time.kernels:
         simulated[_KINDS.get(row.kernel, OTHER)] += row.forward_s + row.backward_s + row.optimizer_s
     for kind in dict.fromkeys((*_KINDS.values(), OTHER)):

@@ -15,7 +15,7 @@ import statistics
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeGuard
 
 from simcore.errors import InputError, Problem
 
@@ -168,5 +168,5 @@ class _Shape:
         return rank if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 else None
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")

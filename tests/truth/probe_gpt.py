@@ -55,6 +55,10 @@ CASES: dict[str, dict[str, Any]] = {
                     "moe_router_enable_expert_bias": True, "moe_router_dtype": "fp32"},
     "gpt2": {"normalization": "LayerNorm", "activation_func": gelu, "hidden_size": 256, "ffn_hidden_size": 1024,
              "num_attention_heads": 8},
+    "gpt2_qk_norm": {"normalization": "LayerNorm", "activation_func": gelu, "hidden_size": 256, "ffn_hidden_size": 1024,
+                     "num_attention_heads": 8, "qk_layernorm": True},
+    "gpt2_glu": {"normalization": "LayerNorm", "activation_func": silu, "gated_linear_unit": True, "hidden_size": 256,
+                 "ffn_hidden_size": 512, "num_attention_heads": 8},
     "gpt2_moe": {"normalization": "LayerNorm", "activation_func": gelu, "hidden_size": 256, "ffn_hidden_size": 1024,
                  "num_attention_heads": 8, "add_bias_linear": False, **MOE, "moe_layer_freq": [0, 1],
                  "moe_shared_expert_intermediate_size": 128, "mtp_num_layers": 1},
@@ -64,6 +68,7 @@ CASES: dict[str, dict[str, Any]] = {
                    "moe_shared_expert_intermediate_size": 128, "moe_router_score_function": "sigmoid",
                    "moe_router_enable_expert_bias": True, "moe_router_dtype": "fp32"},
 }  # fmt: skip
+LEARNED = ("gpt2", "gpt2_qk_norm", "gpt2_glu")
 HYBRID_PATTERN = "M*E-"
 
 
@@ -87,8 +92,8 @@ def built(family: str, tp: int, ep: int) -> Any:
     with torch.device("meta"):
         return GPTModel(
             config, spec, vocab_size=1024, mtp_block_spec=further,
-            max_sequence_length=512, share_embeddings_and_output_weights=family == "gpt2",
-            position_embedding_type="learned_absolute" if family == "gpt2" else "rope",
+            max_sequence_length=512, share_embeddings_and_output_weights=family in LEARNED,
+            position_embedding_type="learned_absolute" if family in LEARNED else "rope",
             pg_collection=ProcessGroupCollection.use_mpu_process_groups())
 
 

@@ -26,7 +26,7 @@ from simcore.models.families.decoder import top_k
 
 __all__ = ["FAMILY"]
 
-_LATENT_FIELDS = ("qk_layernorm", "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_nope_head_dim",
+_LATENT_FIELDS = ("q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_nope_head_dim",
                   "qk_pos_emb_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
@@ -96,7 +96,7 @@ def _attention(config: Config, hidden: int, *, bias: bool) -> Attention | Latent
     if heads % groups:
         raise config.fail("num_query_groups", f"expected a divisor of {heads} heads, got {groups}")
     return Attention(hidden, heads, groups, hidden // heads, bias="all" if bias else "", rotary=_turns(config),
-                     dropout=dropout)
+                     qk_norm=config.boolean("qk_layernorm", default=False), dropout=dropout)
 
 
 def _latent(config: Config, hidden: int, heads: int, *, bias: bool, dropout: bool) -> LatentAttention:
@@ -119,8 +119,6 @@ def _has_layer_norm(config: Config) -> bool:
 def _mlp(config: Config, hidden: int, *, bias: bool) -> Mlp:
     """Four times the width where `n_inner` is not given (`GPT2Block`); `swiglu`: SiLU, gated."""
     gated = config.boolean("swiglu", default=False)
-    if gated and bias:
-        raise config.fail("swiglu", "a gated MLP with biases (add_bias_linear) is not modelled yet")
     return Mlp(hidden, config.integer("n_inner", default=4 * hidden), gated=gated, gelu=not gated, bias=bias)
 
 
@@ -139,4 +137,5 @@ def _experts(config: Config, hidden: int, *, bias: bool) -> Moe:
 FAMILY = ModelFamily(architecture, further_fields=(
     "normalization", "add_bias_linear", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size",
     "moe_shared_expert_intermediate_size", "multi_latent_attention", "swiglu", "position_embedding_type",
-    "num_query_groups", "mtp_num_layers", "first_k_dense_replace", "moe_router_score_function", *_LATENT_FIELDS))
+    "num_query_groups", "mtp_num_layers", "first_k_dense_replace", "moe_router_score_function", "qk_layernorm",
+    *_LATENT_FIELDS))

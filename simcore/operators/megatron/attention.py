@@ -83,27 +83,28 @@ def _split(c: Context, block: Attention, mixed: Tensor) -> tuple[Tensor, Tensor,
         views[1] = _head_norm(c, "self_attention.k_layernorm", views[1], block.head_dim)
     if block.rotary:
         return _moved(c, views[0], "query"), _moved(c, views[1], "key"), views[2]
-    return _moved(c, views[0], "query") if grouped else views[0], views[1], views[2]
+    return _moved(c, views[0], "query") if grouped and not block.qk_norm else views[0], views[1], views[2]
 
 
 def _head_norm(c: Context, path: str, x: Tensor, head_dim: int) -> Tensor:
-    """TE RMSNorm over each head: keeps a contiguous copy of its input (a view of qkv), rsigma for each head.
+    """TE RMSNorm or LayerNorm over each head: keeps a contiguous copy of its input (a view of qkv), statistics by head.
 
-    The query of grouped heads is copied by its reshape, other views by the norm (TE 2.18 `ops/basic/rmsnorm.py`,
-    `input_.contiguous()`).
+    The query of grouped heads is copied by its reshape, other views by the norm (TE 2.18 `ops/basic/rmsnorm.py` and
+    `layer_norm.py`, `input_.contiguous()`). LayerNorm has a bias, and keeps the mean beside rsigma.
     """
-    weight, (rows, columns) = c.param(f"{path}.weight"), x.shape
+    weight, bias, (rows, columns) = c.param(f"{path}.weight"), c.run.params.get(f"{path}.bias"), x.shape
 
     def back(_tape: Tape, _grads: Grads, _saved: Saved) -> list[Tensor | None]:
         grad = c.new(rows, columns, "grad_head_norm")
         c.elementwise(grad, 4, Kernel.NORM)
-        return [grad, c.small_grad(weight)]
+        return [grad, c.small_grad(weight), c.small_grad(bias) if bias else None]
 
     whole = _whole(c, x, path)
-    rsigma = c.new(rows, columns // head_dim, f"{path}.rsigma", "fp32")
+    measures = [c.new(rows, columns // head_dim, f"{path}.{name}", "fp32")
+                for name in (("mu", "rsigma") if bias else ("rsigma",))]
     out = c.new(rows, columns, f"{path}.out")
     c.elementwise(out, 2, Kernel.NORM)
-    c.node(out, (x, weight), (whole, rsigma), back)
+    c.node(out, (x, weight, bias), (whole, *measures), back)
     return out
 
 
@@ -163,7 +164,8 @@ def core(c: Context, num_heads: int, q: Tensor, k: Tensor, v: Tensor, columns: i
     """
     def run() -> Tensor:
         if c.has_unfused_attention:
-            return unfused_core(c, num_heads, (q, k, v), columns or q.shape[1], dropout=dropout, plain=plain)
+            parts = (q, k, v) if plain else _of_one_layout(c, q, k, v)
+            return unfused_core(c, num_heads, parts, columns or q.shape[1], dropout=dropout, plain=plain)
         if attends_by_tensor(c):
             return core_8_bits(c, num_heads, (q, k, v), columns or q.shape[1], plain=plain)
         return _core(c, num_heads, (q, k, v), columns or q.shape[1], plain=plain)
@@ -252,6 +254,25 @@ def _whole(c: Context, x: Tensor, name: str) -> Tensor:
     out = c.tape.empty(x.shape, c.dtype, f"{name}_contiguous")
     c.elementwise(out, 2, Kernel.COPY)
     return out
+
+
+def _of_one_layout(c: Context, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Copies of what does not own its storage, in TransformerEngine alone.
+
+    TE 2.18 `dot_product_attention/utils.py`, get_qkv_layout, runs for every backend: parts whose strides differ are
+    made contiguous. Keys and values of a group are repeated behind it, so that what it copies is not kept.
+    """
+    if c.options.core_attention or k.shape[1] < q.shape[1]:
+        return q, k, v
+    return _contiguous(c, q, "query"), _contiguous(c, k, "key"), _contiguous(c, v, "value")
+
+
+def _contiguous(c: Context, x: Tensor, name: str) -> Tensor:
+    """The tensor itself, or a copy that autograd knows, whose gradient is handed on as it is."""
+    whole = _whole(c, x, name)
+    if whole is not x:
+        c.node(whole, (x,), (), lambda tape, grads, saved: [grads[0]])
+    return whole
 
 
 def mlp(c: Context, block: Mlp, x: Tensor) -> Tensor:

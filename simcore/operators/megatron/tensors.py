@@ -133,7 +133,8 @@ def _attention(branch: Branch) -> tuple[TensorSpec, ...]:
     b: Any = branch.block
     at, hidden, qkv = "self_attention", (b.hidden, "hidden"), (b.q_size + 2 * b.kv_size, "heads")
     sinks = (TensorSpec(f"{at}.core_attention.softmax_offset", (b.num_heads,), ("heads",), "attention"),)
-    norms = (*_norm(f"{at}.q_layernorm.", b.head_dim, "head_dim"), *_norm(f"{at}.k_layernorm.", b.head_dim, "head_dim"))
+    norms = (spec for name in ("q", "k") for spec in _norm(f"{at}.{name}_layernorm.", b.head_dim, "head_dim",
+                                                           layer_norm=branch.layer_norm))
     return (
         *(sinks if b.sinks else ()),
         _linear(f"{at}.linear_proj", hidden, (b.q_size, "heads"), "attention"),

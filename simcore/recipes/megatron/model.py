@@ -4,8 +4,9 @@
 A GPT without anything that GPT-2's family lacks is GPT-2 with changes in Megatron's words. Latent attention with norms
 between its projections is DeepSeek's: V3 routes by sigmoid, V2 by a softmax before the choice of experts (--moe-router-
 pre-softmax); without norms, or with a softmax of the chosen ones alone, it is a GPT in Megatron's words. Heads that do
-not add up to the hidden size, norms of query and key, or biases of query, key and value alone make it a Llama, Qwen or
-Mixtral. A pattern of layers is a Nemotron-H. Anything else is refused by the name of its argument.
+not add up to the hidden size, norms of query and key beside RMSNorm, SwiGLU and rope, or biases of query, key and value
+alone make it a Llama, Qwen or Mixtral. A pattern of layers is a Nemotron-H. Anything else is refused by the name of its
+argument.
 """
 
 from __future__ import annotations
@@ -171,8 +172,9 @@ def _family(gpt: _Gpt) -> tuple[str, str, Callable[[_Gpt], None]] | None:
             return "deepseek-v3", "latent attention, RMSNorm and SwiGLU are DeepSeek's", _write_deepseek
         if gpt.early.value and gpt.score.value == "softmax":
             return "deepseek-v2", "a softmax before the choice of experts is DeepSeek-V2's", _write_deepseek
+    qwen = gpt.qk_norm.value and rotary and not gpt.biased.value
     plain = not gpt.qkv_biased.value and (gpt.latent.value or (
-        not gpt.qk_norm.value and gpt.head_dim.value * gpt.heads.value == gpt.hidden.value))
+        not qwen and gpt.head_dim.value * gpt.heads.value == gpt.hidden.value))
     if plain and not gpt.shared_gate.value and not gpt.quick.value:
         return _GPT2, "a decoder in Megatron's words", _write_gpt
     if not rotary or gpt.biased.value or gpt.latent.value or gpt.quick.value:

@@ -77,6 +77,7 @@ def test_a_gated_mlp_in_megatrons_words() -> None:
     """Three matrices instead of two, in the MLP and in experts."""
     plain: dict[str, Any] = {"add_bias_linear": False, "n_inner": 100}
     assert graph(**plain, swiglu=True).count("mlp") == 12 * 3 * 100 * 768
+    assert graph(n_inner=100, swiglu=True).count("mlp") == 12 * (3 * 100 * 768 + 2 * 100 + 768)
     experts: dict[str, Any] = {**plain, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 1024}
     assert graph(**experts, swiglu=True).count("routed_experts") == 12 * 8 * 3 * 1024 * 768
 
@@ -89,6 +90,13 @@ def test_latent_attention_in_megatrons_words() -> None:
                              "v_head_dim": 12}
     small = graph(multi_latent_attention=True, qk_layernorm=True, n_head=7, **given).kinds[1].branches[0].block
     assert small == LatentAttention(768, 7, 48, 24, 16, 8, 12, inner_norms=True, bias=True, dropout=True)
+
+
+def test_query_and_key_may_be_normed_by_head() -> None:
+    """Like the layer's norm: LayerNorm has a weight and a bias of 64, RMSNorm a weight."""
+    for kind, numbers in (("LayerNorm", 2), ("RMSNorm", 1)):
+        normed, plain = (graph(normalization=kind, qk_layernorm=on).count("norms") for on in (True, False))
+        assert normed - plain == 12 * 2 * numbers * 64
 
 
 def test_positions_may_be_turned_into_query_and_key() -> None:
@@ -124,7 +132,7 @@ def test_overrides_may_be_fields_of_the_family() -> None:
     ({"n_head": 7}, "n_head: expected a divisor of 768, got 7"),
     ({"num_query_groups": 5}, "num_query_groups: expected a divisor of 12 heads, got 5"),
     ({"activation_function": "relu"}, "activation_function: expected gelu_new or gelu, got 'relu'"),
-    ({"swiglu": True}, "a gated MLP with biases"), ({"activation_function": "silu"}, "expected gelu_new or gelu"),
+    ({"activation_function": "silu"}, "expected gelu_new or gelu"),
     ({"v_head_dim": 16}, "v_head_dim: served with multi_latent_attention alone"),
     ({"multi_latent_attention": True, "kv_lora_rank": 0}, "kv_lora_rank: expected an integer from 1"),
     ({"multi_latent_attention": "yes"}, "multi_latent_attention: expected true or false"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from checkout import ROOT
 from operators.megatron.kinds import (
     ATTENTION,
     DROPS,
@@ -26,7 +28,7 @@ from operators.megatron.kinds import (
     run_of,
 )
 from simcore.errors import NotYet
-from simcore.models.blocks import Attention, LayerKind
+from simcore.models.blocks import Attention, Branch, LayerKind, Mlp
 from simcore.operators.megatron.implementation import record
 from simcore.operators.megatron.ops.options import ContextParallelComm, MegatronOptions
 from simcore.recording.tape import Kernel, Op
@@ -191,3 +193,54 @@ def test_biases_of_qkv_keep_nothing_and_get_a_gradient() -> None:
     tape = record(QWEN2, run_of(QWEN2), slots, {})
     made = slots["self_attention.linear_qkv.bias.grad", "backward_temp"]
     assert [r[3] for r in tape.backward.rows if r[0] == Op.ALLOC and r[2] == made] == [2 * 4608]
+
+
+SAVED = json.loads((ROOT / "tests/truth/models/mlp-saved-core-0.16.1.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("case", SAVED["saved"])
+def test_an_mlp_keeps_what_megatrons_own_saves(case: str) -> None:
+    """Beside the norm, which is its own here: its input, its output in place of the MLP's input, two statistics."""
+    rows, hidden, ffn = SAVED["shape"]
+    gated = case.startswith("swiglu")
+    block = Mlp(hidden, ffn, gated=gated, gelu=not gated, bias="biases" in case)
+    kind = LayerKind("mlp", "gpt2", hidden, (Branch("ln_2", "mlp", block, layer_norm=True),))
+    options = MegatronOptions(bias_activation_fusion="fused" in case)
+    norm = (2 * hidden + 8) * rows
+    assert kept_in(kind, run_of(kind, tokens=rows, options=options)) == sum(SAVED["saved"][case]) + norm
+
+
+def qk_normed(*, rms: bool = False) -> LayerKind:
+    """GPT with norms of query and key."""
+    first, second = GPT.branches
+    assert isinstance(first.block, Attention)
+    return replace(GPT, branches=(replace(first, block=replace(first.block, qk_norm=True), layer_norm=not rms), second))
+
+
+def test_norms_of_query_and_key_keep_copies_and_statistics() -> None:
+    """q and k twice, v contiguous: 5 of 1024 columns in place of the 3 of one tensor; mean and rsigma of 2 x 16 heads.
+
+    An RMSNorm has no mean, nor has that of the layer's input.
+    """
+    assert kept_in(qk_normed(), run_of(qk_normed())) - kept_in(GPT, run_of(GPT)) == (2 * 2 * 1024 + 2 * 8 * 16) * T
+    rms = qk_normed(rms=True)
+    assert kept_in(qk_normed(), run_of(qk_normed())) - kept_in(rms, run_of(rms)) == (2 * 4 * 16 + 4) * T
+
+
+@pytest.mark.parametrize("groups", [16, 4])
+def test_a_normed_query_is_not_copied_again(groups: int) -> None:
+    kind = qk_normed()
+    first, second = kind.branches
+    assert isinstance(first.block, Attention)
+    kind = replace(kind, branches=(replace(first, block=replace(first.block, num_kv_heads=groups)), second))
+    slots: dict[tuple[str, str], int] = {}
+    record(kind, run_of(kind), slots, {})
+    assert "query" not in {name for name, _ in slots}
+
+
+@pytest.mark.parametrize(("core", "columns"), [(False, 2), (True, 4)])
+def test_unfused_attention_copies_values_in_transformer_engine_alone(core: bool, columns: int) -> None:
+    """Megatron's own attention reads them where they lie, so the tensor of all three stays."""
+    options = MegatronOptions(attention_backend="unfused", core_attention=core)
+    kept = [kept_in(kind, run_of(kind, tokens=512, options=options)) for kind in (qk_normed(), GPT)]
+    assert kept[0] - kept[1] == (2 * columns * 1024 + 2 * 8 * 16) * 512

@@ -127,6 +127,9 @@ def test_an_origin_is_the_line_of_the_argument(tmp_path: Path) -> None:
     ("gpt/gpt3_mcore_te_tp2_pp2/dev_dgx_a100", 8, {
         "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "deterministic_mode": True,
         "no_gradient_accumulation_fusion": True, "attention_backend": "unfused"}),
+    ("gpt/gpt3_mcore_te_tp4_pp1_qk_layernorm_test_mode/dev_dgx_a100", 8, {
+        "tensor_model_parallel_size": 4, "qk_layernorm": True, "deterministic_mode": True,
+        "no_gradient_accumulation_fusion": True, "attention_backend": "unfused"}),
     ("moe/gpt3_mcore_tp2_pp2_ep2_te_4experts2parallel/dev_dgx_a100", 8, {
         "tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 2, "sequence_parallel": True,
         "num_experts": 4, "expert_model_parallel_size": 2, "moe_router_topk": 1, "disable_bias_linear": True,
@@ -207,6 +210,9 @@ QWEN = {"qk_layernorm": True, "swiglu": True, "disable_bias_linear": True, "norm
     (QWEN, "framework_options.bias_activation_fusion", True),
     ({**QWEN, "no_bias_swiglu_fusion": True}, "framework_options.bias_activation_fusion", None),
     ({"swiglu": True}, "framework_options.bias_activation_fusion", None),
+    ({"swiglu": True}, "model.overrides.swiglu", True),
+    ({"qk_layernorm": True}, "model.overrides.qk_layernorm", True),
+    ({**QWEN, "kv_channels": None, "position_embedding_type": "learned_absolute"}, "model.config", "gpt2"),
     ({"hybrid_layer_pattern": "M-M*|M-ME", "num_experts": 4, "pipeline_model_parallel_size": 2},
      "training.pipeline.layers", [4, 4]),
     ({"hybrid_layer_pattern": "M-M*/*E/*E", "num_experts": 4}, "model.overrides.mtp_num_layers", 2),

@@ -68,10 +68,10 @@ def act(c: Context, x: Tensor, name: str, *, gated: bool, bias: Param | None = N
     SwiGLU returns [rows, n], the others x's shape, in a new tensor. The fused kernel saves its input
     (`fusions/fused_bias_swiglu.py`, `activations.py`); with activation_func_fp8_input_store SwiGLU saves a copy in 8
     bits, without scales, in its place. `bias`: added in the same kernel; its gradient is the input's,
-    summed (`fusions/fused_bias_gelu.py`).
+    summed (`fusions/fused_bias_gelu.py`, `fused_bias_swiglu.py`). Unfused SwiGLU has its sum in a new tensor.
     """
     if gated and not c.fuses_activation:
-        return swiglu(c, x, name)
+        return swiglu(c, _summed(c, x, bias, name) if bias else x, name)
     rows, columns = x.shape
     narrow = gated and c.options.activation_func_fp8_input_store
 
@@ -88,6 +88,15 @@ def act(c: Context, x: Tensor, name: str, *, gated: bool, bias: Param | None = N
     out = c.new(rows, columns // (2 if gated else 1), name)
     c.elementwise(out, 3 if gated else 2)
     c.node(out, (x, bias), (kept,), back)
+    return out
+
+
+def _summed(c: Context, x: Tensor, bias: Param, name: str) -> Tensor:
+    """`x + bias` in a new tensor; it saves nothing, the bias's gradient is a sum over rows (`mlp.py`)."""
+    rows, columns = x.shape
+    out = c.new(rows, columns, f"{name}.with_bias")
+    c.elementwise(out, 2)
+    c.node(out, (x, bias), (), lambda tape, grads, saved: [grads[0], c.small_grad(bias)])
     return out
 
 
