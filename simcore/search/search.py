@@ -103,6 +103,7 @@ def search(question: Search, told: Progress = lambda stage, done, all_of, found:
            shard: Shard | None = None, parts: Sequence[Path] = (),
            noted: Callable[[Problem], None] = lambda note: None,
            taken: Callable[[CandidateRows], None] | None = None,
+           sized: Callable[[Candidate, Sized], None] = lambda candidate, memory: None,
            ranked: Callable[[Sequence[FoundLayout]], None] | None = None) -> SearchResult:
     """Searches all candidates of the question's space.
 
@@ -110,9 +111,9 @@ def search(question: Search, told: Progress = lambda stage, done, all_of, found:
     that surely fit. `kept`: folder of a journal, from which a search that was stopped goes on, and of the answer with
     its rows; None: nothing is written. `shard`: only that part of the candidates. `parts`: folders of the journals of
     all shards, from which answers are taken. `noted` is called with the reason where no rows can be written, `taken`
-    with the rows, `ranked` after each round of times with all layouts that are ranked so far. SystemExit after a
-    signal, with the exit code of the signal. InputError for an empty space, conditions that cannot be decided, and
-    folders that cannot be used.
+    with the rows; `sized` with each layout that fits and its memory, `ranked` after each round of times with all
+    layouts that are ranked so far. SystemExit after a signal, with the exit code of the signal. InputError for an empty
+    space, conditions that cannot be decided, and folders that cannot be used.
     """
     num = sum(1 for _ in candidates(question.space))
     if not num:
@@ -127,7 +128,7 @@ def search(question: Search, told: Progress = lambda stage, done, all_of, found:
         with opened(question.place, one, asked) as executor:
             work = _Work(one, executor, asked, known)
             answered = work.answers("memory", every, mine, partial(told, "memory"))
-            fitting = sorted(_fitting(answered, question, counts), key=lambda found: found.index)
+            fitting = sorted(_watched(_fitting(answered, question, counts), sized), key=lambda found: found.index)
             for _ in _rank(fitting, question, counts, partial(work.answers, "time"), partial(told, "time")):
                 if ranked is not None:
                     ranked(_layouts(question, fitting))
@@ -255,6 +256,13 @@ def _fitting(answered: Iterable[tuple[int, Candidate, Judged]], question: Search
                 counts.others["excluded"] += 1
                 if counts.fates is not None:
                     counts.fates.note(index, answer, "excluded")
+
+
+def _watched(fitting: Iterable[_Found], sized: Callable[[Candidate, Sized], None]) -> Iterator[_Found]:
+    """The same layouts; `sized` is called with each as it comes."""
+    for found in fitting:
+        sized(found.candidate, found.sized)
+        yield found
 
 
 def holds(one: Condition, base: Scenario, candidate: Candidate, sized: Sized, time: Timed | None = None) -> bool:

@@ -16,6 +16,7 @@ from simcore.errors import InputError, Problem, RankscopeError
 from simcore.executors.interrupts import deaf
 from simcore.executors.processes import end_with_parent
 from simcore.results.found import FoundLayout
+from simcore.search.judge import Candidate, Sized
 from simcore.studio.question import Question
 from simcore.studio.worker import enclosed, problems_json
 
@@ -86,8 +87,13 @@ def _found(pipe: Connection, question: Question) -> Iterator[bytes]:
             told_at[0] = time.monotonic()
             pipe.send_bytes(_line(stage=stage, done=done, all_of=all_of, fits=found))
 
+    def sized(candidate: Candidate, memory: Sized) -> None:
+        best = memory.tokens / (memory.least_s * memory.num_gpus) if memory.least_s else None
+        pipe.send_bytes(_line(fitting={"keys": dict(candidate), "peak_bytes": memory.peak_bytes,
+                                       "num_gpus": memory.num_gpus, "tokens_per_s_per_gpu_at_most": best}))
+
     space = _space(question)
-    result = search(Search(space, tuple(OBJECTIVES[name] for name in objectives)), told,
+    result = search(Search(space, tuple(OBJECTIVES[name] for name in objectives)), told, sized=sized,
                     ranked=lambda layouts: pipe.send_bytes(_line(layouts=_shown(layouts))))
     refused = [row.model_dump() for row in result.refused[:12]]
     yield _line(layouts=_shown(result.ranked), counts=result.counts.model_dump(), refused=refused, over=True)

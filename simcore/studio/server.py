@@ -25,8 +25,9 @@ __all__ = ["MOST_SEARCHES", "Lanes", "app"]
 
 _LANES: Final[Mapping[str, tuple[str, ...]]] = {
     "quick": ("view", "answer", "memory", "pictures"),
-    "side": ("catalogue", "scenario", "import", "legal", "options", "figure", "formats", "convert", "explain"),
-    "long": ("measured", "advice", "limit", "compare")}
+    "side": ("catalogue", "scenario", "import", "legal", "options", "figure", "formats", "convert", "explain",
+             "compare"),
+    "long": ("measured", "limit", "advice")}
 """Worker processes, and the kinds of questions that each answers, the most urgent first."""
 _SCRIPTS: Final = ("app", "state", "door", "form", "panels", "search", "versus", "files", "copies", "steps")
 _JSON: Final = "application/json"

@@ -57,7 +57,7 @@ def first_parts(report: Report, marks: Sequence[Mark] = ()) -> dict[str, str]:
     sent = traffic_bars(report, rank, "sent") if rank else None
     bars = class_bars(report, "classes", marks)
     parts = {
-        "verdict": join((verdict(report), sections.sentence(report))),
+        "verdict": join((verdict(report), " ", sections.sentence(report))),
         "problems": sections.problems(report),
         "bars": bars and join((bars, legend([*map(entry_of, drawn_categories(report))], "Categories"))),
         "traffic": sent and join((sent, legend(link_entries(), "Link classes"))),

@@ -9,6 +9,7 @@ import { decoded, encoded, with_value } from "./state.js";
 import { tree } from "./steps.js";
 import { Versus } from "./versus.js";
 
+const IDLE_MS = 400;
 const busy = document.getElementById("busy");
 const state = { job: {}, files: {}, pins: [], marks: [] };
 const opened = new Set(); /* pictures that are drawn on demand */
@@ -73,12 +74,13 @@ const later = async (number) => {
     fill(answer);
     measure("all pictures", number);
   }, { opened: [...opened] });
+  if (state.pins.length && number === wanted) versus.show().catch(told);
+  await new Promise((done) => { setTimeout(done, IDLE_MS); }); /* dozens of simulations: only for a job that stays */
   if (!document.getElementById("remedies").hidden) when("advice", (answer) => {
     fill(answer);
     document.getElementById("looking").hidden = true;
     if (!answer.parts.advice) document.querySelector("[data-part=advice]").textContent = "No single change or pair of changes that was tried makes it fit.";
   });
-  if (state.pins.length && number === wanted) versus.show().catch(told);
 };
 
 /* Takes changes of keys, {dotted key: value}; undefined leaves a key out. */

@@ -52,6 +52,8 @@ export class Search {
     this.stop.disabled = false;
     this.progress.textContent = "starting \u2026";
     this.frontier.replaceChildren();
+    this.sized = [];
+    this.layouts = [];
     try {
       const answer = await request("search", { ...this.question(), ...asked }, running.signal);
       if (!answer.ok) throw await refused(answer);
@@ -80,7 +82,14 @@ export class Search {
   show(line) {
     if (line.problems) throw new Problems(line.problems);
     if (line.stage) this.progress.textContent = `${line.stage}: ${line.done.toLocaleString("en")} of ${line.all_of.toLocaleString("en")} layouts${line.fits ? `, ${line.fits.toLocaleString("en")} fit` : ""}`;
-    if (line.layouts) this.draw(line.layouts);
+    if (line.fitting) {
+      this.sized.push(line.fitting);
+      this.soon();
+    }
+    if (line.layouts) {
+      this.layouts = line.layouts;
+      this.draw();
+    }
     if (line.over) {
       const { counts } = line;
       this.progress.textContent = `${counts.candidates.toLocaleString("en")} layouts: ${counts.refused.toLocaleString("en")} refused, ${(counts.oom + counts.at_rest).toLocaleString("en")} do not fit, ${counts.unsure.toLocaleString("en")} are unsure, ${counts.ranked.toLocaleString("en")} ranked.`;
@@ -89,8 +98,22 @@ export class Search {
     }
   }
 
-  draw(layouts) {
-    if (!layouts.length) return;
+  /* Layouts whose memory fits come by the hundred: they are drawn a few times a second. */
+  soon() {
+    if (this.timer) return;
+    this.timer = setTimeout(() => {
+      this.timer = null;
+      if (!this.layouts.length) this.draw();
+    }, 250);
+  }
+
+  draw() {
+    const { layouts } = this;
+    if (!layouts.length) {
+      const points = this.sized.filter((one) => one.tokens_per_s_per_gpu_at_most).slice(-1500).map((one) => ({ ...one, tokens_per_s_per_gpu: one.tokens_per_s_per_gpu_at_most, is_bound: true }));
+      if (points.length) this.frontier.replaceChildren(this.picture(points), make("p", { className: "note", textContent: `${this.sized.length} layouts fit so far, drawn hollow at the most tokens/s that they can reach; times come next.` }));
+      return;
+    }
     const edge = layouts.filter((one) => one.is_pareto);
     const rows = [...new Set([...edge, ...layouts.slice(0, 8)])].slice(0, 40);
     this.frontier.replaceChildren(this.picture(layouts), make("p", { className: "note", textContent: `${edge.length} layouts on the frontier of memory and tokens/s; a row or point is taken over by a click.` }),
@@ -104,9 +127,9 @@ export class Search {
     const y = (one) => HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * one.peak_bytes / (1.05 * most);
     const text = (words, at) => { const made = svg("text", at); made.textContent = words; return made; };
     const points = layouts.map((one) => {
-      const point = svg("circle", { cx: x(one).toFixed(1), cy: y(one).toFixed(1), r: one.is_pareto ? 6 : 4, class: `point fits${one.is_pareto ? " on-edge" : ""}` });
+      const point = svg("circle", { cx: x(one).toFixed(1), cy: y(one).toFixed(1), r: one.is_pareto ? 6 : 4, class: `point ${one.is_bound ? "unsure" : "fits"}${one.is_pareto ? " on-edge" : ""}` });
       const title = svg("title", {});
-      title.textContent = `${one.framework} ${one.layout}: ${gib(one.peak_bytes)}, ${seconds(one.step_s)}, ${Math.round(one.tokens_per_s_per_gpu).toLocaleString("en")} tokens/s per GPU`;
+      title.textContent = one.is_bound ? `${Object.entries(one.keys).map(([key, value]) => `${key} ${JSON.stringify(value)}`).join(", ")}: ${gib(one.peak_bytes)}, at most ${Math.round(one.tokens_per_s_per_gpu).toLocaleString("en")} tokens/s per GPU` : `${one.framework} ${one.layout}: ${gib(one.peak_bytes)}, ${seconds(one.step_s)}, ${Math.round(one.tokens_per_s_per_gpu).toLocaleString("en")} tokens/s per GPU`;
       point.append(title);
       point.addEventListener("click", () => this.take(one.keys));
       return point;
