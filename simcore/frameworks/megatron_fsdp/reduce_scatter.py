@@ -29,7 +29,8 @@ class ReduceScatterQueue:
         self.whole = tables.slot("unsharded_grad_bucket", "unsharded_grad")
         self.part = tables.slot("reduced_grad_shard", "reduce_scatter_output")
         self.comms = [tables.comm("reduce_scatter", b.axis, strategy.grad_dtype) for b in buckets]
-        self.replicate = tables.comm("all_reduce", strategy.replicate_axis,
+        further = "reduce_scatter" if strategy.shards_outer else "all_reduce"
+        self.replicate = tables.comm(further, strategy.replicate_axis,
                                      strategy.grad_dtype) if strategy.replicate_axis else -1
         size = dtype_bytes(strategy.grad_dtype)
         self.sizes = [b.numel * size * (b.parts > 1) for b in buckets]

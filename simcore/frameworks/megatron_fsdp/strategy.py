@@ -21,7 +21,8 @@ class MegatronFsdpStrategy(ParallelStrategy):
     buffers. `replicate_axis`: mesh axis over which reduced shards are summed in the last microbatch, "" for none.
     `has_columns`: weights in fp8 are in two buffers, rows for forward and columns for backward. `gathers_first`: the
     first buckets are gathered after the step, not in the next forward. `nccl_ub`: shards and shared buffers are in a
-    memory pool that NCCL registers.
+    memory pool that NCCL registers. `shards_outer`: states of a shard are cut over `replicate_axis`, whose ranks reduce
+    gradients to their parts of it and gather parameters from them.
     """
 
     ahead: int
@@ -37,3 +38,4 @@ class MegatronFsdpStrategy(ParallelStrategy):
     has_columns: bool = False
     gathers_first: bool = True
     nccl_ub: bool = False
+    shards_outer: bool = False

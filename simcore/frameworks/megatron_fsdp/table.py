@@ -25,7 +25,7 @@ from simcore.frameworks.megatron.options import OPTIONS as MEGATRON_OPTIONS
 from simcore.frameworks.megatron.options import bucket_elements
 from simcore.frameworks.megatron.precision import Formats, formats
 from simcore.frameworks.megatron.recompute import together
-from simcore.frameworks.megatron.rules import rank_numel, rules_of, whole_layout
+from simcore.frameworks.megatron.rules import rank_numel, rules_of, shard_axes, whole_layout
 from simcore.frameworks.megatron.stages import OVERLAP
 from simcore.frameworks.megatron.table import table_of
 from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
@@ -103,10 +103,13 @@ def table(job: Draft) -> Framework:
     for name in sorted(_IDLE.keys() & options.keys()):
         job.note(f"framework_options.{name}", "changes no number", _IDLE[name])
     shared = _shared(options)
-    base, dtypes, fp8 = table_of(job, shared), formats(job, shared), _fp8(job, shared)
+    base, fp8 = table_of(job, shared), _fp8(job, shared)
+    dtypes = replace(formats(job, shared), master="fp32")
+    copies = dtypes.grads != "fp32" and not options.get("use_precision_aware_optimizer")
     return replace(
         base, name="megatron_fsdp", version=VERSIONS[_is_main(job)],
-        rules=_rules(job.graph, _choice(job, dtypes)),
+        rules=_rules(job.graph, _choice(job, dtypes, shards_outer=_shards_outer(options))),
+        optimizer=replace(base.optimizer, grad_copy=copies, late_master=False),
         units=_units(job),
         strategy=_queues(job, options, dtypes, has_columns=fp8 is not None and fp8.scaling.has_columns),
         files=megatron_fsdp_files(job),
@@ -139,9 +142,8 @@ def _check(job: Draft, options: dict[str, object]) -> None:
     if strategy != "optim_grads_params":
         raise job.not_yet("framework_options.data_parallel_sharding_strategy",
                           f"data_parallel_sharding_strategy: {strategy} under megatron_fsdp")
-    for name, served in (("outer_dp_sharding_strategy", "no_shard"),
-                         ("keep_fp8_transpose_cache", False), ("preserve_fp32_weights", True),
-                         ("use_distributed_optimizer", True), ("use_precision_aware_optimizer", False)):
+    for name, served in (("keep_fp8_transpose_cache", False), ("preserve_fp32_weights", True),
+                         ("use_distributed_optimizer", True)):
         if options.get(name, served) != served:
             raise job.not_yet(f"framework_options.{name}", f"{name}: {options[name]} under megatron_fsdp")
     if options.get("fsdp_all_gather_in_start_param_sync") is False and not _is_main(job):
@@ -151,9 +153,9 @@ def _check(job: Draft, options: dict[str, object]) -> None:
         raise job.illegal("framework_options.fsdp_double_buffer", "FSDP double buffer is enabled by default when "
                           "--nccl-ub is enabled", f"{SOURCE}/param_and_grad_buffer.py ParamAndGradBuffer: registered "
                           "buffers must persist")
-    if job.mesh.dp_replicate > 1 and job.has_experts and _is_main(job):
-        raise job.not_yet("mesh.dp_replicate", f"copies of a model with experts in {VERSIONS[1]}")
-    if job.mesh.dp_replicate > 1 and job.has_experts:
+    _check_outer(job, options)
+    _check_precise(job, options)
+    if job.mesh.dp_replicate > 1 and job.has_experts and not _is_main(job):
         raise job.illegal("mesh.dp_replicate", "Megatron Expert Parallelism is enabled, but no expt_dp_group is "
                           "provided", "core 0.16.1 distributed/fsdp/mcore_fsdp_adapter.py _init_dist_index: no mesh of "
                           "experts for several optimizer instances")
@@ -163,6 +165,34 @@ def _check(job: Draft, options: dict[str, object]) -> None:
         raise job.not_yet("training.method", f"{job.scenario.training.method} under megatron_fsdp")
     if together(job) > 1:
         raise job.not_yet("training.recompute", "several layers that are replayed together, under megatron_fsdp")
+
+
+def _check_outer(job: Draft, options: dict[str, object]) -> None:
+    key, outer = "outer_dp_sharding_strategy", options.get("outer_dp_sharding_strategy", "no_shard")
+    if outer == "no_shard":
+        return
+    if outer != "optim" or not _is_main(job):
+        raise job.not_yet(f"framework_options.{key}", f"{key}: {outer} under megatron_fsdp, {VERSIONS[_is_main(job)]}")
+    if job.mesh.dp_replicate == 1:
+        raise job.illegal(f"framework_options.{key}", "with a single optimizer instance there is no buffer between "
+                          "copies, and the first all-gather of parameters fails", "Megatron-LM main core/distributed/"
+                          "fsdp/src/megatron_fsdp/param_and_grad_buffer.py get_fsdp_buffer")
+
+
+def _check_precise(job: Draft, options: dict[str, object]) -> None:
+    """Refuses what is not modelled of the precision-aware optimizer.
+
+    Main keeps masters in Megatron-FSDP's buffer in any case (core/optimizer/__init__.py: master_weights is False), and
+    the optimizer reads gradients in their own format (megatron_fsdp_use_decoupled_grad).
+    """
+    key, optimizer = "use_precision_aware_optimizer", job.scenario.training.optimizer
+    if not options.get(key):
+        return
+    if not _is_main(job):
+        raise job.not_yet(f"framework_options.{key}", f"{key}: True under megatron_fsdp, {VERSIONS[0]}")
+    for name, given in (("master", optimizer.master), ("moments", optimizer.moments)):
+        if given == "fp16":
+            raise job.not_yet(f"training.optimizer.{name}", f"{name} in fp16 under megatron_fsdp")
 
 
 def _queues(job: Draft, options: dict[str, object], made: Formats, *, has_columns: bool) -> MegatronFsdpStrategy:
@@ -182,7 +212,12 @@ def _queues(job: Draft, options: dict[str, object], made: Formats, *, has_column
                   frees_at_end=_frees_at_end(job, options),
                   keeps_outside=_is_main(job), reduces_in_place=double or _is_main(job), double_buffer=double,
                   replicate_axis="dp_replicate" if job.mesh.dp_replicate > 1 else "", has_columns=has_columns,
-                  gathers_first=options.get("fsdp_all_gather_in_start_param_sync") is not False, nccl_ub=registers)
+                  gathers_first=options.get("fsdp_all_gather_in_start_param_sync") is not False, nccl_ub=registers,
+                  shards_outer=_shards_outer(options))
+
+
+def _shards_outer(options: dict[str, object]) -> bool:
+    return options.get("outer_dp_sharding_strategy") == "optim"
 
 
 def _communicators(job: Job) -> list[str]:
@@ -194,6 +229,8 @@ def _axes(job: Job) -> tuple[str, str]:
 
     Several optimizer instances (`num_distributed_optimizer_instances`) shard over fewer ranks.
     """
+    if job.mesh.dp_replicate > 1 and job.has_experts:
+        return shard_axes(job)
     return "dp_cp" if job.mesh.dp_replicate == 1 else "dp_shard_cp", EXPERTS
 
 
@@ -237,16 +274,19 @@ def _mean_unit(job: Job) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Inputs of policies besides the tensor."""
+    """Inputs of policies besides the tensor. `axes`: of parameters and gradients; `state_axes`: of states."""
 
     made: Formats
     compute: str
     axes: tuple[str, str]
+    state_axes: tuple[str, str]
     states: tuple[str, ...]
 
 
-def _choice(job: Job, made: Formats) -> _Choice:
-    return _Choice(made, job.compute, _axes(job), OPTIMIZERS[job.scenario.training.optimizer.name].states)
+def _choice(job: Job, made: Formats, *, shards_outer: bool) -> _Choice:
+    axes = _axes(job)
+    return _Choice(made, job.compute, axes, ("dp_cp", EXPERTS) if shards_outer else axes,
+                   OPTIMIZERS[job.scenario.training.optimizer.name].states)
 
 
 @lru_cache(maxsize=256)
@@ -266,7 +306,7 @@ def _policy(spec: TensorSpec, choice: _Choice) -> TensorPolicy:
     return TensorPolicy(
         "expert" if expert else "dense", TensorLayout(cut, stored), TensorLayout(unsharded, used),
         TensorLayout((*unsharded, (axis, Partial())), dtypes.grads), TensorLayout(cut, dtypes.grads),
-        _states(cut, choice), grads_persist=True,
+        _states((*unsharded, (choice.state_axes[expert], Flat("bucket"))), choice), grads_persist=True,
         unreduced_grad_category="")
 
 

@@ -9,7 +9,8 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.frameworks.megatron_fsdp.buckets import rank_buckets
+from simcore.frameworks.megatron_fsdp.buckets import Bucket, rank_buckets
+from simcore.frameworks.megatron_fsdp.chunks import lay_in_chunks
 from simcore.program.program import Program
 from simcore.recording.tape import RECOMPUTE_END, Op
 
@@ -25,8 +26,10 @@ EVENTS = {("unsharded_bucket", Op.ALLOC): "gather", ("unsharded_bucket", Op.FREE
           ("unsharded_grad_bucket", Op.ALLOC): "fill", ("unsharded_grad_bucket", Op.FREE): "drop"}
 
 
-def program(options: dict[str, Any] | None = None, version: str = "auto", **given: Any) -> Program:
-    return small.program_of("megatron_fsdp", {"dp_shard": 8}, model=MODEL, options=options, version=version, **given)
+def program(options: dict[str, Any] | None = None, version: str = "auto", mesh: dict[str, int] | None = None,
+            **given: Any) -> Program:
+    return small.program_of("megatron_fsdp", mesh or {"dp_shard": 8}, model=MODEL, options=options, version=version,
+                            **given)
 
 
 def events(made: Program) -> list[str]:
@@ -55,7 +58,44 @@ def asked(case: dict[str, Any]) -> dict[str, Any]:
     return options | {option: case[key] for key, option in given.items() if key in case}
 
 
-@pytest.mark.parametrize(("version", "case"), STEPS)
+OF_COPIES = [case.values[1] for case in STEPS if "copies" in case.values[1]]
+
+
+@pytest.mark.parametrize("case", OF_COPIES, ids=str)
+def test_copies_that_share_the_optimizer_exchange_parts_of_shards(case: dict[str, Any]) -> None:
+    """Gathered before every gather of the first microbatch, reduced in the last one; the root is bucket 0."""
+    copies, kept = case["copies"], case["found"]["kept"]
+    made = program(asked(case) | {"outer_dp_sharding_strategy": "optim"}, "main 2026-08-22",
+                   {"dp_shard": 8 // copies, "dp_replicate": copies}, microbatches=case["microbatches"],
+                   recompute="full" if case.get("recompute") else "none")
+    names = {number: name for (name, axis, _), number in made.tables.comms.items() if axis == "dp_replicate"}
+    found, told = [], {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
+    for row in made.columns:
+        if row[0] == Op.MARK and made.event(row, 0) in STARTS:
+            found.append(STARTS[made.event(row, 0)])
+        elif row[0] == Op.COLLECTIVE and row[2] in names:
+            found.append(f"{names[row[2]]} {'unit' if row[1] else 'root'}")
+    of_size = {str(kept[0]["params"]): "root", str(kept[1]["params"]): "unit"}
+    expected = [f"{told[name]} {of_size[size]}" if name in told else name
+                for name, _, size in (event.partition(" ") for event in case["found"]["events"])
+                if name in (*told, *STARTS.values())]
+    assert found[found.index("forward"):] == expected
+
+
+LINEAR: tuple[tuple[int, ...], ...] = ((64, 16), (64,), (16, 64), (16,))
+
+
+@pytest.mark.parametrize("case", OF_COPIES, ids=str)
+def test_a_bucket_is_padded_to_all_ranks_of_copies(case: dict[str, Any]) -> None:
+    for kept, shapes in zip(case["found"]["kept"], (((64, 16), (16,), (16,), (64, 16), (64,)),
+                                                    ((16,), (16,), *LINEAR)), strict=False):
+        made = Bucket(0, "dp_cp", 8 // case["copies"], "bf16", True, (), lay_in_chunks(shapes, 8),
+                      case["copies"])
+        assert (made.numel, made.shard, made.shard, made.state_shard) == tuple(
+            kept[name] for name in ("numel", "params", "grads", "masters"))
+
+
+@pytest.mark.parametrize(("version", "case"), [one for one in STEPS if "copies" not in one.values[1]])
 def test_a_step_is_the_real_one(version: str, case: dict[str, Any]) -> None:
     made = program(asked(case), version, microbatches=case["microbatches"],
                    recompute="full" if case.get("recompute") else "none")

@@ -12,6 +12,8 @@ from simcore.frameworks.megatron_fsdp.buckets import rank_buckets
 from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
 from simcore.simulate import simulate
 
+MAIN = "main 2026-08-22"
+
 
 def refused(*, mesh: dict[str, int] | None = None, **given: Any) -> str:
     with pytest.raises(NotYet) as caught:
@@ -20,7 +22,7 @@ def refused(*, mesh: dict[str, int] | None = None, **given: Any) -> str:
 
 
 @pytest.mark.parametrize(("option", "value"), [
-    ("data_parallel_sharding_strategy", "optim_grads"), ("outer_dp_sharding_strategy", "optim"),
+    ("data_parallel_sharding_strategy", "optim_grads"), ("outer_dp_sharding_strategy", "optim"),  # of the release
     ("keep_fp8_transpose_cache", True),
     ("preserve_fp32_weights", False), ("use_precision_aware_optimizer", True), ("use_distributed_optimizer", False)])
 def test_options_that_are_not_modelled_are_named(option: str, value: object) -> None:
@@ -34,9 +36,55 @@ def test_layouts_that_are_not_modelled_are_named(told: str, given: dict[str, Any
     assert told in refused(**given)
 
 
+
+@pytest.mark.parametrize(("options", "training", "told"), [
+    ({"outer_dp_sharding_strategy": "optim_grads"}, {}, "outer_dp_sharding_strategy: optim_grads"),
+    ({"use_precision_aware_optimizer": True}, {"optimizer": {"master": "fp16"}}, "master in fp16"),
+    ({"use_precision_aware_optimizer": True}, {"optimizer": {"moments": "fp16"}}, "moments in fp16")])
+def test_what_main_does_is_not_all_modelled(options: dict[str, Any], training: dict[str, Any], told: str) -> None:
+    assert told in refused(version=MAIN, options=options, **training)
+
+
+def test_copies_that_share_an_optimizer_are_several() -> None:
+    with pytest.raises(IllegalLayout, match="single optimizer instance"):
+        small.prepared("megatron_fsdp", {"dp_shard": 4}, version=MAIN, options={"outer_dp_sharding_strategy": "optim"})
+
+
+def test_the_precision_aware_optimizer_reads_gradients_as_they_are() -> None:
+    """Masters are the buffer's, in fp32 and once, whatever fp8_recipe says; only moments may be in bf16."""
+    def kept(**given: Any) -> tuple[int, list[int]]:
+        mesh, version = {"dp_shard": 4}, {"version": MAIN, "model": "llama-tiny"}
+        copies = small.postings(small.program_of("megatron_fsdp", mesh, **version, **given), "fp32_grad_shard")
+        rest = small.plan_of("megatron_fsdp", mesh, **version, **given).at_rest().values()
+        return sum(one.optimizer_bytes for one in rest), [size for *_, size in copies if size > 0]
+
+    states, copies = kept()
+    for recipe in ({}, {"fp8_recipe": "delayed"}):
+        precise = {"options": {"use_precision_aware_optimizer": True} | recipe}
+        assert kept(**precise) == (states, [])
+        assert kept(**precise, optimizer={"moments": "bf16"})[0] == states * 8 // 12
+    assert copies == [states // 3]
+
+
+def test_main_keeps_gradients_in_the_format_of_parameters() -> None:
+    """Not as grad_reduce_in_fp32 says, which only DistributedDataParallel reads there."""
+    for version, grads in ((MAIN, "bf16"), ("auto", "fp32")):
+        _, table = small.prepared("megatron_fsdp", {"dp_shard": 4}, version=version)
+        assert table.strategy_as(MegatronFsdpStrategy).grad_dtype == grads
+
+
 def test_copies_of_a_model_with_experts_are_refused() -> None:
     with pytest.raises(IllegalLayout, match="expt_dp_group"):
         small.prepared("megatron_fsdp", {"dp_shard": 2, "dp_replicate": 2})
+
+
+def test_main_has_copies_of_a_model_with_experts() -> None:
+    """Experts' shards are cut over the ranks of one copy too, and summed over the same copies (_init_dist_index)."""
+    made = small.program_of("megatron_fsdp", {"dp_shard": 4, "dp_replicate": 2, "ep": 2}, version=MAIN)
+    shards = [bucket.shard for bucket in rank_buckets(
+        small.plan_of("megatron_fsdp", {"dp_shard": 4, "ep": 2}, version=MAIN))]
+    summed = small.calls(made, "all_reduce")
+    assert sorted(size for axis, _, size in summed if axis == "dp_replicate") == sorted(2 * shard for shard in shards)
 
 
 def test_copies_are_summed_in_the_last_microbatch() -> None:
