@@ -185,11 +185,12 @@ def registered_pool(plan: Plan) -> tuple[tuple[int, ...], ...]:
     buckets = rank_buckets(plan)
     columns = [b for b in buckets if strategy.has_columns and b.dtype == "fp8"]
     weights = [(b, dtype_bytes(b.dtype)) for b in (*buckets, *columns)]
-    grads = [(b, dtype_bytes(strategy.grad_dtype)) for b in buckets if b.trainable]
+    kept, sent = ([(b, dtype_bytes(dtype)) for b in buckets if b.trainable]
+                  for dtype in (strategy.grad_dtype, strategy.comm_dtype))
     pooled = shared_units(buckets)
-    return (tuple(size for sized in (weights, grads) for size in (
-        *(b.shard * width for b, width in sized),
-        *(b.numel * width for b, width in sized if pooled and b.unit == min(pooled) and b.parts > 1
+    return (tuple(size for shards, whole in ((weights, weights), (kept, sent)) for size in (
+        *(b.shard * width for b, width in shards),
+        *(b.numel * width for b, width in whole if pooled and b.unit == min(pooled) and b.parts > 1
           for _ in range(min(POOL, len(pooled)))))),)
 
 

@@ -24,6 +24,9 @@ part of its shard; shards of parameters and gradients are as without it (hfsdp_h
 last microbatch a reduced shard is reduced further, by a reduce-scatter between copies; every gather until the first
 microbatch is over is preceded by one that fills the shard from its parts (microbatch_count 0).
 
+Main reduces in a format of its own (`megatron_fsdp_grad_comm_dtype`; `training.precision.grad_reduce`): whole gradients
+are in it, and between copies a copy of the reduced shard, which is kept until its bucket is freed (hsdp_comm_gbuf).
+
 Weights in fp8 may have columns besides their rows, in separate buckets that backward gathers instead.
 
 `simcore/frameworks/megatron_fsdp/all_gather.py` has the gathers, `simcore/frameworks/megatron_fsdp/reduce_scatter.py`

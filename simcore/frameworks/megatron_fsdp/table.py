@@ -37,6 +37,7 @@ from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.placement.framework import Framework, Rule, TensorPolicy, Unit
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Flat, Partial, Placements, TensorLayout
+from simcore.units import dtype_bytes
 
 __all__ = ["OPTIONS", "VERSIONS", "in_fp8", "table"]
 
@@ -114,7 +115,8 @@ def table(job: Draft) -> Framework:
         strategy=_queues(job, options, dtypes, has_columns=fp8 is not None and fp8.scaling.has_columns),
         files=megatron_fsdp_files(job),
         afterwards=bridge_afterwards(job),
-        options=replace(MegatronOptions.of(base.options), gradient_buckets=True),
+        options=replace(MegatronOptions.of(base.options), gradient_buckets=True,
+                        main_grad_bytes=dtype_bytes(dtypes.sent)),
         communicators=tuple(dict.fromkeys((*base.communicators, *_communicators(job)))),
     )
 
@@ -205,10 +207,13 @@ def _queues(job: Draft, options: dict[str, object], made: Formats, *, has_column
     registers = options.get("nccl_ub") is True
     double = job.flag(options, "fsdp_double_buffer", "core 0.16.1 distributed/distributed_data_parallel_config.py:117",
                       default=registers)
+    if double and made.sent != made.grads and job.mesh.dp_replicate > 1:
+        raise job.not_yet("training.precision.grad_reduce", "gradients that copies send in another format from buffers "
+                          "that units share")
     if double and options.get(OVERLAP) and _is_main(job):
         raise job.illegal("framework_options.fsdp_double_buffer", "1F1B overlap with FSDP does not support double "
                           "buffer.", "Megatron-LM main core/distributed/fsdp/mcore_fsdp_adapter.py:178")
-    return MegatronFsdpStrategy(waiting // 2, waiting, _bucket_size(job, options), _axes(job), made.grads,
+    return MegatronFsdpStrategy(waiting // 2, waiting, _bucket_size(job, options), _axes(job), made.grads, made.sent,
                   frees_at_end=_frees_at_end(job, options),
                   keeps_outside=_is_main(job), reduces_in_place=double or _is_main(job), double_buffer=double,
                   replicate_axis="dp_replicate" if job.mesh.dp_replicate > 1 else "", has_columns=has_columns,
@@ -305,7 +310,7 @@ def _policy(spec: TensorSpec, choice: _Choice) -> TensorPolicy:
     stored, used = spec.stored or dtypes.params, spec.stored or choice.compute
     return TensorPolicy(
         "expert" if expert else "dense", TensorLayout(cut, stored), TensorLayout(unsharded, used),
-        TensorLayout((*unsharded, (axis, Partial())), dtypes.grads), TensorLayout(cut, dtypes.grads),
+        TensorLayout((*unsharded, (axis, Partial())), dtypes.sent), TensorLayout(cut, dtypes.grads),
         _states((*unsharded, (choice.state_axes[expert], Flat("bucket"))), choice), grads_persist=True,
         unreduced_grad_category="")
 

@@ -178,12 +178,11 @@ def _write_fsdp(writer: Writer, *, is_on: bool) -> None:
     others: list[tuple[Setting[Any], Any, str]] = [
         *((fields.flag(name), False, what) for name, what in SWITCHES_OF_BUFFERS.items()),
         (fields.integer("megatron_fsdp_version"), 1, "the second implementation of Megatron-FSDP"),
-        (formats["main_params"], "fp32", "masters in another format than fp32"),
-        (formats["grad_comm"], formats["main_grads"].value, "gradients that are sent in another format")]
+        (formats["main_params"], "fp32", "masters in another format than fp32")]
     switches = {name: fields.flag(name) for name in FSDP}
     own = ("calculate_per_token_loss", "log_params_norm")
     if not is_on:
-        writer.idle("it is Megatron-FSDP's", inner, outer, unit, formats["main_grads"],
+        writer.idle("it is Megatron-FSDP's", inner, outer, unit, formats["main_grads"], formats["grad_comm"],
                     *(setting for setting, _, _ in others),
                     *(setting for name, setting in switches.items() if name not in (*own, "nccl_ub")))
         writer.idle("a factor of the loss, and a number in the log", *(switches[name] for name in own))
@@ -197,20 +196,23 @@ def _write_fsdp(writer: Writer, *, is_on: bool) -> None:
             writer.refuse(what, setting)
         else:
             writer.use(setting)
-    _write_gradients(writer, formats["main_grads"])
+    _write_gradients(writer, formats["main_grads"], formats["grad_comm"])
     for name, setting in switches.items():
         writer.write_other(f"{_OPTION}{name}", setting.value, FSDP[name], setting)
 
 
-def _write_gradients(writer: Writer, kept: Setting[str]) -> None:
-    """Format of main gradients: main's Megatron-FSDP reads its own argument, and no other."""
+def _write_gradients(writer: Writer, kept: Setting[str | None], sent: Setting[str | None]) -> None:
+    """Formats of gradients: main's Megatron-FSDP reads its own arguments, and no other."""
     formats: Any = writer.draft.values.get("training", {}).get("precision", {})
     value, rule = kept.value, ""
     if value in (None, "auto"):
-        writer.use(kept)
+        writer.use(kept, sent)
         if "framework_version" not in writer.draft.values:  # the release reads grad_reduce_in_fp32
             return
         value = formats.get("params") or {"fp8": "bf16", "fp4": "bf16"}.get(formats["compute"], formats["compute"])
         rule = "--megatron-fsdp-main-grads-dtype auto: that of parameters"
-    for name in ("main_grads", "grad_reduce"):
-        writer.write(f"training.precision.{name}", value, kept, rule=rule)
+    writer.write("training.precision.main_grads", value, kept, rule=rule)
+    if sent.value in (None, "auto"):
+        writer.write("training.precision.grad_reduce", value, kept, sent, rule=rule)
+    else:
+        writer.write("training.precision.grad_reduce", sent.value, sent)

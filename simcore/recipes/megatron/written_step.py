@@ -37,6 +37,9 @@ def _write_formats(puts: ArgumentPuts) -> None:
     keys = f"{_PRECISION}main_grads", f"{_PRECISION}grad_reduce"
     if outline.has_option("data_parallel_sharding_strategy") and str(outline.value("framework_version")) == MAIN:
         puts.put("megatron_fsdp_main_grads_dtype", grads, *keys)
+        sent = outline.value(f"{_PRECISION}grad_reduce")
+        if sent not in ("auto", grads):
+            puts.put("megatron_fsdp_grad_comm_dtype", sent, f"{_PRECISION}grad_reduce")
     if base == "bf16":
         puts.put("grad_reduce_in_bf16", grads == "bf16", *keys)
     elif base == "fp16":

@@ -15,9 +15,12 @@ from simcore.program.program import Program
 from simcore.recording.tape import RECOMPUTE_END, Op
 
 HERE = ROOT / "tests/truth/megatron_fsdp"
+CASES: list[tuple[str, dict[str, Any]]] = [
+    (version, case) for version in ("core 0.16.1", "main 2026-08-22")
+    for case in json.loads((HERE / f"{version.replace(' ', '-')}.json").read_text("utf-8"))["steps"]]
 STEPS = [pytest.param(version, case, id="-".join([version, *(f"{k}={v}" for k, v in case.items() if k != "found")]))
-         for version in ("core 0.16.1", "main 2026-08-22")
-         for case in json.loads((HERE / f"{version.replace(' ', '-')}.json").read_text("utf-8"))["steps"]]
+         for version, case in CASES if "copies" not in case]
+OF_COPIES = [case for _, case in CASES if "copies" in case]
 MODEL = {"config": "llama-tiny", "overrides": {"num_hidden_layers": 5}}
 UNIT = 2560
 """Elements of a unit of the model that was run."""
@@ -58,10 +61,7 @@ def asked(case: dict[str, Any]) -> dict[str, Any]:
     return options | {option: case[key] for key, option in given.items() if key in case}
 
 
-OF_COPIES = [case.values[1] for case in STEPS if "copies" in case.values[1]]
-
-
-@pytest.mark.parametrize("case", OF_COPIES, ids=str)
+@pytest.mark.parametrize("case", OF_COPIES, ids=lambda case: f"copies={case['copies']}")
 def test_copies_that_share_the_optimizer_exchange_parts_of_shards(case: dict[str, Any]) -> None:
     """Gathered before every gather of the first microbatch, reduced in the last one; the root is bucket 0."""
     copies, kept = case["copies"], case["found"]["kept"]
@@ -82,10 +82,32 @@ def test_copies_that_share_the_optimizer_exchange_parts_of_shards(case: dict[str
     assert found[found.index("forward"):] == expected
 
 
+def test_gradients_are_sent_in_a_format_of_their_own() -> None:
+    """Whole ones are in it, and a copy of each reduced shard between copies, until its bucket is freed."""
+    case = next(case for case in OF_COPIES if "sent" in case)
+    options = asked(case) | {"outer_dp_sharding_strategy": "optim"}
+    made = program(options, "main 2026-08-22", {"dp_shard": 4, "dp_replicate": 2}, microbatches=2,
+                   precision={"main_grads": "fp32", "grad_reduce": "bf16"})
+    buckets = rank_buckets(small.plan_of("megatron_fsdp", {"dp_shard": 4, "dp_replicate": 2}, model=MODEL,
+                                         version="main 2026-08-22", options=options))
+    assert case["found"]["widths"] == {"whole": 2, "between": 2}
+    assert {size for _, _, size in small.postings(made, "unsharded_grad_bucket") if size > 0} == {
+        2 * bucket.numel for bucket in buckets}
+    casts = [size for _, _, size in small.postings(made, "hsdp_comm_gbuf")]
+    expected = [event.split() for event in case["found"]["events"] if event.startswith(("cast", "uncast"))]
+    last = expected[next(i for i, event in enumerate(expected) if event[0] == "cast"):]
+    assert casts == [2 * buckets[int(event[1])].shard * (1 if event[0] == "cast" else -1) for event in last]
+    rest = sum(part.grads_bytes for part in small.plan_of(
+        "megatron_fsdp", {"dp_shard": 4, "dp_replicate": 2}, model=MODEL, version="main 2026-08-22", options=options,
+        precision={"main_grads": "fp32", "grad_reduce": "bf16"}).at_rest().values())
+    assert rest == 4 * sum(part.num_params for part in small.plan_of(
+        "megatron_fsdp", {"dp_shard": 4}, model=MODEL).at_rest().values())
+
+
 LINEAR: tuple[tuple[int, ...], ...] = ((64, 16), (64,), (16, 64), (16,))
 
 
-@pytest.mark.parametrize("case", OF_COPIES, ids=str)
+@pytest.mark.parametrize("case", OF_COPIES, ids=lambda case: f"copies={case['copies']}")
 def test_a_bucket_is_padded_to_all_ranks_of_copies(case: dict[str, Any]) -> None:
     for kept, shapes in zip(case["found"]["kept"], (((64, 16), (16,), (16,), (64, 16), (64,)),
                                                     ((16,), (16,), *LINEAR)), strict=False):
@@ -95,7 +117,7 @@ def test_a_bucket_is_padded_to_all_ranks_of_copies(case: dict[str, Any]) -> None
             kept[name] for name in ("numel", "params", "grads", "masters"))
 
 
-@pytest.mark.parametrize(("version", "case"), [one for one in STEPS if "copies" not in one.values[1]])
+@pytest.mark.parametrize(("version", "case"), STEPS)
 def test_a_step_is_the_real_one(version: str, case: dict[str, Any]) -> None:
     made = program(asked(case), version, microbatches=case["microbatches"],
                    recompute="full" if case.get("recompute") else "none")

@@ -45,6 +45,12 @@ def test_what_main_does_is_not_all_modelled(options: dict[str, Any], training: d
     assert told in refused(version=MAIN, options=options, **training)
 
 
+def test_shared_buffers_and_a_format_of_their_own_between_copies_are_not_modelled() -> None:
+    assert "send in another format" in refused(
+        version=MAIN, mesh={"dp_shard": 2, "dp_replicate": 2}, options={"fsdp_double_buffer": True},
+        precision={"main_grads": "fp32", "grad_reduce": "bf16"})
+
+
 def test_copies_that_share_an_optimizer_are_several() -> None:
     with pytest.raises(IllegalLayout, match="single optimizer instance"):
         small.prepared("megatron_fsdp", {"dp_shard": 4}, version=MAIN, options={"outer_dp_sharding_strategy": "optim"})
@@ -53,9 +59,9 @@ def test_copies_that_share_an_optimizer_are_several() -> None:
 def test_the_precision_aware_optimizer_reads_gradients_as_they_are() -> None:
     """Masters are the buffer's, in fp32 and once, whatever fp8_recipe says; only moments may be in bf16."""
     def kept(**given: Any) -> tuple[int, list[int]]:
-        mesh, version = {"dp_shard": 4}, {"version": MAIN, "model": "llama-tiny"}
-        copies = small.postings(small.program_of("megatron_fsdp", mesh, **version, **given), "fp32_grad_shard")
-        rest = small.plan_of("megatron_fsdp", mesh, **version, **given).at_rest().values()
+        asked: dict[str, Any] = {"version": MAIN, "model": "llama-tiny", **given}
+        copies = small.postings(small.program_of("megatron_fsdp", {"dp_shard": 4}, **asked), "fp32_grad_shard")
+        rest = small.plan_of("megatron_fsdp", {"dp_shard": 4}, **asked).at_rest().values()
         return sum(one.optimizer_bytes for one in rest), [size for *_, size in copies if size > 0]
 
     states, copies = kept()

@@ -48,15 +48,16 @@ def test_options_of_buffers_are_written() -> None:
     assert read_back(made, asked).framework_options.items() >= {"nccl_ub": True, "num_buckets": 4}.items()
 
 
-@pytest.mark.parametrize("grads", ["fp32", "bf16"])
-def test_megatron_fsdp_has_a_format_of_gradients_of_its_own(grads: str) -> None:
+@pytest.mark.parametrize(("grads", "sent"), [("fp32", "auto"), ("bf16", "bf16"), ("fp32", "bf16")])
+def test_megatron_fsdp_has_formats_of_gradients_of_its_own(grads: str, sent: str) -> None:
     text = PLAIN.replace("{MODEL}", "llama-3.1-8b").replace(
         "framework: megatron", "framework: megatron_fsdp\nframework_version: main 2026-08-22").replace(
-        "{seq_len", f"{{precision: {{main_grads: {grads}}}, seq_len")
+        "{seq_len", f"{{precision: {{main_grads: {grads}, grad_reduce: {sent}}}, seq_len")
     asked = parse_scenario(parse_document(text, "mine.yaml"))
     made = convert(asked, "megatron")
     made.expect_complete()
     assert f"--megatron-fsdp-main-grads-dtype {grads}\n" in made.text
+    assert ("--megatron-fsdp-grad-comm-dtype bf16\n" in made.text) == (sent == "bf16" != grads)
     assert read_back(made, asked).training.precision.main_grads == grads
 
 
