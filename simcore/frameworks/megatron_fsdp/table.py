@@ -113,6 +113,7 @@ def table(job: Draft) -> Framework:
         optimizer=replace(base.optimizer, grad_copy=copies, late_master=False),
         units=_units(job),
         strategy=_queues(job, options, dtypes, has_columns=fp8 is not None and fp8.scaling.has_columns),
+        assumptions=(*base.assumptions, *_BETWEEN * _shards_outer(options)),
         files=megatron_fsdp_files(job),
         afterwards=bridge_afterwards(job),
         options=replace(MegatronOptions.of(base.options), gradient_buckets=True,
@@ -125,6 +126,10 @@ _OVERLAPPED: dict[str, object] = {"overlap_grad_reduce": True, "overlap_param_ga
 """Always with `optim_grads_params`: core 0.16.1 megatron_fsdp.py __init__ sets both."""
 
 
+_BETWEEN = (
+    ("outer_dp_sharding_strategy", "a bucket's gathers between and within copies run in turn, on one stream", "assumed",
+     "Megatron-LM main core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py: on two streams, of which the "
+     "second waits for the first"),)
 _IDLE: dict[str, str] = {
     "overlap_param_gather": "core 0.16.1 megatron_fsdp.py __init__ sets it to true with optim_grads_params",
     "disable_parameter_transpose_cache": "core 0.16.1 extensions/transformer_engine.py: without it TE keeps transposes "
