@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from simcore.errors import InputError, Problem
 from simcore.frameworks.common.afterwards import bridge_afterwards
 from simcore.frameworks.common.checkpoint_files import megatron_fsdp_files
 from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, fp8_of, quantized
@@ -157,9 +158,8 @@ def _check(job: Draft, options: dict[str, object]) -> None:
         raise job.illegal("framework_options.fsdp_all_gather_in_start_param_sync", "core 0.16.1 has no such option: it "
                           "gathers there in any case", f"{SOURCE}/megatron_fsdp.py start_param_sync")
     if options.get("fsdp_double_buffer") is False and options.get("nccl_ub"):
-        raise job.illegal("framework_options.fsdp_double_buffer", "FSDP double buffer is enabled by default when "
-                          "--nccl-ub is enabled", f"{SOURCE}/param_and_grad_buffer.py ParamAndGradBuffer: registered "
-                          "buffers must persist")
+        raise InputError(Problem(job.scenario.where("framework_options", "fsdp_double_buffer"), "fsdp_double_buffer: "
+                                 "false changes nothing with nccl_ub, which switches it on"))
     _check_outer(job, options)
     _check_precise(job, options)
     if job.mesh.dp_replicate > 1 and job.has_experts and not _is_main(job):

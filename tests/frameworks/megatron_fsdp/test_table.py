@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import small
-from simcore.errors import IllegalLayout, NotYet
+from simcore.errors import IllegalLayout, InputError, NotYet
 from simcore.frameworks.megatron_fsdp.buckets import rank_buckets
 from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
 from simcore.simulate import simulate
@@ -118,12 +118,16 @@ def test_a_step_of_one_small_layer_takes_as_long_when_it_is_written_out() -> Non
 
 @pytest.mark.parametrize(("version", "options", "told"), [
     ("auto", {"fsdp_all_gather_in_start_param_sync": False}, "core 0.16.1 has no such option"),
-    ("auto", {"nccl_ub": True, "fsdp_double_buffer": False}, "FSDP double buffer is enabled by default"),
     ("main 2026-08-22", {"nccl_ub": True, "overlap_moe_expert_parallel_comm": True}, "does not support double buffer"),
     ("auto", {"bucket_size": 10, "num_buckets": 2}, "Cannot specify both num_buckets and bucket_size")])
 def test_options_that_exclude_each_other(version: str, options: dict[str, Any], told: str) -> None:
     with pytest.raises(IllegalLayout, match=told):
         small.prepared("megatron_fsdp", {"dp_shard": 4, "ep": 2}, version=version, options=options)
+
+
+def test_registered_buffers_are_shared_in_any_case() -> None:
+    with pytest.raises(InputError, match="changes nothing with nccl_ub"):
+        small.prepared("megatron_fsdp", {"dp_shard": 4}, options={"nccl_ub": True, "fsdp_double_buffer": False})
 
 
 def test_a_number_of_buckets_closes_those_of_no_unit() -> None:
