@@ -38,9 +38,7 @@ def unused_bytes(sizes: Iterable[int]) -> int:
             block = _segment(request)
             unused += block
         unused -= size
-        rest = block - request
-        if rest >= _ROUND if is_small else rest > _MIB:
-            free[is_small].append(rest)
+        free[is_small].append(block - request)  # the allocator keeps what serves no request of the kind in the block
     return unused
 
 

@@ -46,6 +46,9 @@ STEPS: list[dict[str, Any]] = [
 OF_MAIN: list[dict[str, Any]] = [
     {"layers": 5, "microbatches": 2, "unit_size": 2 * 2560, "gathers_first": False},
     {"layers": 5, "microbatches": 1, "unit_size": 4 * 2560, "double_buffer": True, "gathers_first": False},
+    {"layers": 5, "microbatches": 2, "unit_size": 2 * 2560, "copies": 2},
+    {"layers": 5, "microbatches": 1, "unit_size": 2 * 2560, "copies": 4, "recompute": True},
+    {"layers": 5, "microbatches": 2, "unit_size": 2 * 2560, "copies": 2, "sent": "bfloat16"},
 ]
 IS_MAIN = "fsdp_all_gather_in_start_param_sync" in {field.name for field in fields(fsdp_flat.DdpConfig)}
 
@@ -69,10 +72,17 @@ def asked_step(case: dict[str, Any]) -> Any:
     fsdp_flat.start(8, 0)
     fsdp_flat.without_gpu()
     first = {"fsdp_all_gather_in_start_param_sync": case["gathers_first"]} if "gathers_first" in case else {}
+    if "copies" in case:
+        first |= {"outer_dp_sharding_strategy": "optim", "copies": case["copies"], "sent": case.get("sent", "")}
     made = fsdp_flat.Noted(8, case["layers"], recompute=case.get("recompute", False), **first,
                            suggested_communication_unit_size=case["unit_size"],
                            fsdp_double_buffer=case.get("double_buffer", False))
-    return made.step(case["microbatches"])
+    if "sent" in case:
+        made.listen_to_casts()
+    found = made.step(case["microbatches"])
+    if "copies" not in case:
+        return found
+    return {"kept": made.kept(), "events": found} | ({"widths": made.widths} if "sent" in case else {})
 
 
 def main() -> None:

@@ -31,7 +31,8 @@ class Formats:
     """Dtypes of a job's parameters, gradients, masters (`master`: the part that is stored) and moments.
 
     `precise`: the optimizer is precision-aware and holds its masters itself ([Note: who holds the master]). `scatter`:
-    the distributed optimizer is on. `offloaded`: fraction of the parameters that the CPU updates.
+    the distributed optimizer is on. `offloaded`: fraction of the parameters that the CPU updates. `sent`: dtype in
+    which gradients are reduced.
     """
 
     params: str
@@ -41,6 +42,7 @@ class Formats:
     precise: bool
     scatter: bool
     offloaded: float = 0.0
+    sent: str = ""
 
 
 def formats(job: Draft, options: dict[str, object]) -> Formats:
@@ -69,7 +71,14 @@ def formats(job: Draft, options: dict[str, object]) -> Formats:
         raise job.not_yet("training.offload.optimizer", f"a part of the optimizer on the host, gradients in {grads}")
     owns = precise and (offloaded > 0 or _owns_master(job, options, master))
     stored = master if offloaded else _stored_master(job, options, master, owns=owns)
-    return Formats(params, grads, stored, moments, owns, scatter, offloaded)
+    reduced = job.scenario.training.precision.grad_reduce
+    sent = reduced if reduced != "auto" and _sends_apart(job) else grads
+    return Formats(params, grads, stored, moments, owns, scatter, offloaded, sent)
+
+
+def _sends_apart(job: Job) -> bool:
+    """True under main's Megatron-FSDP: megatron_fsdp_main_grads_dtype and megatron_fsdp_grad_comm_dtype."""
+    return job.scenario.framework == "megatron_fsdp" and job.scenario.framework_version.startswith("main")
 
 
 def _owns_master(job: Draft, options: dict[str, object], master: str) -> bool:
@@ -116,18 +125,19 @@ def _params(job: Draft, options: dict[str, object]) -> str:
 
 
 def _grads(job: Draft) -> str:
-    """One buffer: gradients are reduced in the format in which they are accumulated."""
+    """Format in which gradients are accumulated: they are reduced in the same buffer, but for main's Megatron-FSDP."""
     precision = job.scenario.training.precision
     for key, given in (("main_grads", precision.main_grads), ("grad_reduce", precision.grad_reduce)):
         job.one_of(f"training.precision.{key}", given, ("auto", "fp32", job.compute))
+    if _sends_apart(job):
+        return job.auto("training.precision.main_grads", precision.main_grads, job.compute, "Megatron-LM main core/"
+                        "distributed/distributed_data_parallel_config.py megatron_fsdp_main_grads_dtype: that of "
+                        "parameters")
     if "auto" not in (precision.main_grads, precision.grad_reduce) and precision.main_grads != precision.grad_reduce:
         raise job.illegal("training.precision", f"main_grads {precision.main_grads} and grad_reduce "
                           f"{precision.grad_reduce}: gradients are accumulated and reduced in one buffer",
                           "core 0.16.1 distributed/distributed_data_parallel.py:147: grad_reduce_in_fp32")
     given = precision.main_grads if precision.main_grads != "auto" else precision.grad_reduce
-    if job.scenario.framework == "megatron_fsdp" and job.scenario.framework_version.startswith("main"):
-        return job.auto("training.precision.main_grads", given, job.compute, "Megatron-LM main core/distributed/"
-                        "distributed_data_parallel_config.py megatron_fsdp_main_grads_dtype: that of parameters")
     return job.auto("training.precision.main_grads", given, "fp32",
                     "Bridge 0.3.1 bf16_mixed: grad_reduce_in_fp32=True (SFT and PEFT recipes)")
 

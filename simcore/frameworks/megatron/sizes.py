@@ -87,10 +87,10 @@ class MegatronSizes:
     def renumbered(self, numbers: Sequence[int]) -> MegatronSizes:
         """Copy with other sizes."""
         left = iter(numbers)
-        step = [next(left) for _ in range(6)]
+        copied, scaled, muon, away, flops, moved = (next(left) for _ in range(6))
         buffers = tuple(BufferSizes(b.chunk, b.axis, b.replicate_axis, b.dtype, b.first_use, *(
             tuple(next(left) for _ in sizes) for sizes in (b.gathers, b.reductions, b.replicas))) for b in self.buffers)
-        return MegatronSizes(buffers, *step, self.own)
+        return MegatronSizes(buffers, copied, scaled, muon, away, flops, moved, self.own)
 
 
 @lru_cache(maxsize=64)

@@ -16,13 +16,16 @@ from simcore.units import dtype_bytes
 
 __all__ = ["ParameterPrefetch"]
 
+OUTER_GATHER = 4
+
 
 class ParameterPrefetch:
     """Writer of the memory events of all parameter buckets in one step (AllGatherPipeline).
 
     It remembers which buckets are gathered, and which of those may be freed. Buckets are given by their index in
-    `buckets`. Columns of fp8 weights, which backward gathers, are numbered after all buckets: [Note: fp8 weights in
-    buckets] in `frameworks/megatron_fsdp/table.py`.
+    `buckets`. `is_stale`: shards are yet to be gathered from the parts of them that ranks have updated, as before every
+    gather until the step's first microbatch is over. Columns of fp8 weights, which backward gathers, are numbered after
+    all buckets: [Note: fp8 weights in buckets] in `frameworks/megatron_fsdp/table.py`.
     """
 
     def __init__(self, buckets: Sequence[Bucket], strategy: MegatronFsdpStrategy, tables: Tables, out: Builder) -> None:
@@ -37,12 +40,17 @@ class ParameterPrefetch:
         self.slot = tables.slot("unsharded_bucket", "unsharded_param")
         self.comms = [tables.comm("all_gather", b.axis, b.dtype) for b in buckets]
         self.sizes = [b.numel * dtype_bytes(b.dtype) * (b.parts > 1) for b in buckets]
+        self.is_stale = True
+        self.shards = [b.shard * dtype_bytes(b.dtype) for b in buckets]
+        self.between = [tables.comm("all_gather", strategy.replicate_axis, b.dtype)
+                        for b in buckets] if strategy.shards_outer else []
         self.layers = [b.first_layer for b in buckets]
         self.whole = bytearray(len(buckets))
         self.whole_backward = bytearray(self.count)
         self.until = [0, *accumulate(b.numel for b in buckets[:self.count])]
         self.may_go: set[int] = set()
         self.pending: set[int] = set()
+        self.refreshing: set[int] = set()
 
     def gather(self, wanted: Sequence[int], direction: int, *, columns: bool = False) -> None:
         """Simulates the gathering of the `wanted` buckets (indices) and of those ahead, unless they are gathered.
@@ -58,7 +66,18 @@ class ParameterPrefetch:
         by_group: dict[int, list[int]] = {}
         for b in empty:
             by_group.setdefault(self.groups[b % self.count][0], []).append(b)
-        for b in (b for group in by_group.values() for b in group):
+        for group in by_group.values():
+            self._refresh(group)
+            self._gather_group(group)
+
+    def _refresh(self, group: Sequence[int]) -> None:
+        """Gathers the shards of buckets from the ranks that have updated their parts, on their way to be gathered."""
+        for b in group if self.between and self.is_stale else ():
+            self.out.collective(b, self.between[b], self.shards[b], Stream.ALL_GATHER, OUTER_GATHER)
+            self.refreshing.add(b)
+
+    def _gather_group(self, group: Sequence[int]) -> None:
+        for b in group:
             self.may_go.discard(b)
             self._recycle()
             self._set(b, is_whole=True)
@@ -131,6 +150,9 @@ class ParameterPrefetch:
         if key in self.pending:
             self.pending.discard(key)
             self.out.wait(key, BUCKET_GATHER)
+        if key in self.refreshing:
+            self.refreshing.discard(key)
+            self.out.wait(key, OUTER_GATHER)
 
     def _with_columns(self, buckets: Sequence[int]) -> list[int]:
         return [key for b in buckets for key in ((b, self.columns[b]) if b in self.columns else (b,))]

@@ -13,11 +13,12 @@ from functools import lru_cache
 
 from simcore.frameworks.megatron_fsdp.chunks import Chunked, lay_in_chunks
 from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
+from simcore.placement.mesh import Mesh
 from simcore.placement.plan import AtRestBytes, Placed, Plan
 from simcore.units import dtype_bytes
 
-__all__ = ["POOL", "Bucket", "bucket_padding", "bucket_padding_bytes", "exact_in_buckets", "rank_buckets",
-           "registered_pool", "shared_units", "together"]
+__all__ = ["POOL", "Bucket", "bucket_padding", "bucket_padding_bytes", "exact_in_buckets", "outer_parts",
+           "rank_buckets", "registered_pool", "shared_units", "together"]
 
 POOL = 2
 """Number of buffers that units share (core 0.16.1 param_and_grad_buffer.py, UB_BUFFER_NUM)."""
@@ -29,7 +30,7 @@ class Bucket:
 
     `axis`: the mesh axis of these ranks. `unit`: index of its FSDP unit in `Framework.units`, or -1. `members`: (layer
     number of the whole model, index of the tensor in the layer) of every parameter, once for each expert. `chunked`:
-    where each begins.
+    where each begins. `outer`: parts of a shard, each with its optimizer states on another rank.
     """
 
     unit: int
@@ -39,6 +40,7 @@ class Bucket:
     trainable: bool
     members: tuple[tuple[int, int], ...]
     chunked: Chunked
+    outer: int = 1
 
     @property
     def numel(self) -> int:
@@ -49,6 +51,11 @@ class Bucket:
     def shard(self) -> int:
         """Elements that one rank keeps: an equal part of the bucket, with padding."""
         return self.numel // self.parts
+
+    @property
+    def state_shard(self) -> int:
+        """Elements whose optimizer states one rank keeps, with padding."""
+        return self.shard // self.outer
 
     @property
     def first_layer(self) -> int:
@@ -100,9 +107,15 @@ def _numel(shape: tuple[int, ...]) -> int:
 
 def _bucket(plan: Plan, key: _Key, entries: Sequence[_Entry]) -> Bucket:
     unit, axis, dtype, trainable = key
-    parts = plan.mesh.axis(axis).size
+    strategy = plan.framework.strategy_as(MegatronFsdpStrategy)
+    parts, outer = plan.mesh.axis(axis).size, outer_parts(plan.mesh, strategy)
     return Bucket(unit, axis, parts, dtype, trainable, tuple((layer, number) for layer, number, _ in entries),
-                  lay_in_chunks(tuple(shape for _, _, shape in entries), parts))
+                  lay_in_chunks(tuple(shape for _, _, shape in entries), parts * outer), outer)
+
+
+def outer_parts(mesh: Mesh, strategy: MegatronFsdpStrategy) -> int:
+    """Returns the number of parts into which the states of a shard are cut: 1 without `shards_outer`."""
+    return mesh.axis(strategy.replicate_axis).size if strategy.shards_outer else 1
 
 
 def _bucket_storage(plan: Plan) -> tuple[int, int]:
@@ -111,16 +124,18 @@ def _bucket_storage(plan: Plan) -> tuple[int, int]:
     return sum(b.shard * dtype_bytes(b.dtype) for b in buckets), sum(b.shard for b in buckets if b.trainable)
 
 
-def bucket_padding(plan: Plan) -> tuple[int, int]:
-    """Returns (bytes of parameters, elements of trained parameters) of padding in this rank's shards.
+def bucket_padding(plan: Plan) -> tuple[int, int, int]:
+    """Returns padding in this rank's shards: (bytes of parameters, elements of gradients, elements of masters).
 
     It is what the shards have beyond the tensors, which `Plan` counts as the mean over ranks simulated as one.
     """
     params, trained = _bucket_storage(plan)
     owned = [(count, p) for kind, count in plan.kind_counts for p in plan.kinds[kind]
              if p.spec.is_owned and not p.spec.is_buffer]
+    masters = sum(b.state_shard for b in rank_buckets(plan) if b.trainable)
     return (params - sum(count * p.rest_bytes for count, p in owned),
-            trained - sum(count * p.local for count, p in owned if p.trainable))
+            trained - sum(count * p.local for count, p in owned if p.trainable),
+            masters - sum(count * size // 4 for count, p in owned for name, size in p.states if name == "master_param"))
 
 
 def bucket_padding_bytes(plan: Plan, components: Mapping[str, AtRestBytes], *, exact: bool) -> tuple[int, int]:
@@ -133,24 +148,29 @@ def bucket_padding_bytes(plan: Plan, components: Mapping[str, AtRestBytes], *, e
 
 def exact_in_buckets(plan: Plan) -> dict[str, AtRestBytes]:
     """Returns bytes at rest by component of the model, from the elements in this rank's own shards."""
-    elements: dict[tuple[int, int], int] = {}
+    elements: dict[tuple[int, int], tuple[int, int]] = {}
+    axis = plan.framework.strategy_as(MegatronFsdpStrategy).replicate_axis
     for bucket in rank_buckets(plan):
         index = plan.mesh.axis(bucket.axis).coordinate(plan.rank)
-        for member, inside in zip(bucket.members, bucket.chunked.part(index, bucket.parts), strict=True):
-            elements[member] = elements.get(member, 0) + inside
+        part = index * bucket.outer + (plan.mesh.axis(axis).coordinate(plan.rank) if bucket.outer > 1 else 0)
+        for member, inside, updated in zip(bucket.members, bucket.chunked.part(index, bucket.parts),
+                                           bucket.chunked.part(part, bucket.parts * bucket.outer), strict=True):
+            before = elements.get(member, (0, 0))
+            elements[member] = before[0] + inside, before[1] + updated
     totals = {name: AtRestBytes() for name in plan.at_rest()}
-    for (layer, number), inside in elements.items():
+    for (layer, number), (inside, updated) in elements.items():
         placed = plan.of_layer(layer)[number]
         component = placed.spec.component
-        totals[component] = totals[component] + _at_rest(placed, inside)
+        totals[component] = totals[component] + _at_rest(placed, inside, updated)
     return totals
 
 
-def _at_rest(placed: Placed, inside: int) -> AtRestBytes:
+def _at_rest(placed: Placed, inside: int, updated: int) -> AtRestBytes:
     trained = inside if placed.trainable else 0
     states = sum(dtype_bytes(layout.dtype) for _, layout in placed.policy.optimizer_states)
     return AtRestBytes(inside * dtype_bytes(placed.policy.at_rest.dtype),
-                       trained * dtype_bytes(placed.policy.grad.dtype), trained * states, inside, trained)
+                       trained * dtype_bytes(placed.policy.grad.dtype), updated * states * placed.trainable, inside,
+                       trained)
 
 
 def registered_pool(plan: Plan) -> tuple[tuple[int, ...], ...]:
@@ -165,11 +185,12 @@ def registered_pool(plan: Plan) -> tuple[tuple[int, ...], ...]:
     buckets = rank_buckets(plan)
     columns = [b for b in buckets if strategy.has_columns and b.dtype == "fp8"]
     weights = [(b, dtype_bytes(b.dtype)) for b in (*buckets, *columns)]
-    grads = [(b, dtype_bytes(strategy.grad_dtype)) for b in buckets if b.trainable]
+    kept, sent = ([(b, dtype_bytes(dtype)) for b in buckets if b.trainable]
+                  for dtype in (strategy.grad_dtype, strategy.comm_dtype))
     pooled = shared_units(buckets)
-    return (tuple(size for sized in (weights, grads) for size in (
-        *(b.shard * width for b, width in sized),
-        *(b.numel * width for b, width in sized if pooled and b.unit == min(pooled) and b.parts > 1
+    return (tuple(size for shards, whole in ((weights, weights), (kept, sent)) for size in (
+        *(b.shard * width for b, width in shards),
+        *(b.numel * width for b, width in whole if pooled and b.unit == min(pooled) and b.parts > 1
           for _ in range(min(POOL, len(pooled)))))),)
 
 

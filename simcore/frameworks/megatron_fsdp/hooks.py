@@ -19,6 +19,14 @@ units with equal buckets shares two persistent buffers of each (FixedPoolAllocat
 gathered, or wait. On main the first bucket, where it is of no unit, is then gathered alone after the step. Without
 `fsdp_all_gather_in_start_param_sync` nothing is gathered there, so that forward begins with it.
 
+With `outer_dp_sharding_strategy: optim` (main) a bucket is padded to all ranks, and a rank keeps the states of one
+part of its shard; shards of parameters and gradients are as without it (hfsdp_helper_wbuf, hfsdp_helper_gbuf). In the
+last microbatch a reduced shard is reduced further, by a reduce-scatter between copies; every gather until the first
+microbatch is over is preceded by one that fills the shard from its parts (microbatch_count 0).
+
+Main reduces in a format of its own (`megatron_fsdp_grad_comm_dtype`; `training.precision.grad_reduce`): whole gradients
+are in it, and between copies a copy of the reduced shard, which is kept until its bucket is freed (hsdp_comm_gbuf).
+
 Weights in fp8 may have columns besides their rows, in separate buckets that backward gathers instead.
 
 `simcore/frameworks/megatron_fsdp/all_gather.py` has the gathers, `simcore/frameworks/megatron_fsdp/reduce_scatter.py`
@@ -31,7 +39,7 @@ from collections.abc import Sequence
 
 from simcore.frameworks.common.optimizer_memory import Posting, post_rest
 from simcore.frameworks.megatron_fsdp.all_gather import ParameterPrefetch
-from simcore.frameworks.megatron_fsdp.buckets import Bucket, bucket_padding, rank_buckets
+from simcore.frameworks.megatron_fsdp.buckets import Bucket, bucket_padding, outer_parts, rank_buckets
 from simcore.frameworks.megatron_fsdp.reduce_scatter import ReduceScatterQueue
 from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
 from simcore.pipeline.schedule import Action
@@ -70,11 +78,11 @@ class MegatronFsdpHooks(UnrepeatedHooks):
         Shards of parameters, masters, moments and main gradients; and buckets gathered at the last step's end.
         """
         post_rest(self.plan, self.tables, self.out, self._postings)
-        params, trained = bucket_padding(self.plan)
+        params, trained, masters = bucket_padding(self.plan)
         layer = self.plan.layers[0]
         master = 4 if self._has_master() else 0
         self.out.alloc(layer, self.tables.slot("param_buffer.padding", "sharded_param"), params)
-        self.out.alloc(layer, self.tables.slot("main_param_buffer.padding", "main_param"), trained * master)
+        self.out.alloc(layer, self.tables.slot("main_param_buffer.padding", "main_param"), masters * master)
         self.out.alloc(layer, self.tables.slot("grad_buffer.padding", "main_grad"),
                        trained * dtype_bytes(self.strategy.grad_dtype))
         columns = sum(self.buckets[b].shard for b in self.gathers.columns)
@@ -103,6 +111,7 @@ class MegatronFsdpHooks(UnrepeatedHooks):
     def begin_microbatch(self, action: Action) -> None:
         """Sets whether the pass `action` is of the step's last microbatch, and a backward; nothing is simulated."""
         self.is_last, self.is_fresh = action.is_last, not action.forward
+        self.gathers.is_stale = action.microbatch == 0
 
     def forward_begin(self, layer: int) -> None:
         """Simulates the gathering of the buckets of layer number `layer` and of those ahead, and the wait for its own.
@@ -175,14 +184,18 @@ class MegatronFsdpHooks(UnrepeatedHooks):
         self.reductions.drain()
         if action.is_last:
             if self.plan.framework.optimizer.grad_copy:
-                size = 4 * bucket_elements(self.plan)
+                size = 4 * self._updated()
                 self.out.alloc(self.plan.layers[0], self.tables.slot("fp32_grad_shard", "optim_temp"), size)
             self.gathers.reset()
+            self.gathers.is_stale = True
+
+    def _updated(self) -> int:
+        return bucket_elements(self.plan) // outer_parts(self.plan.mesh, self.strategy)
 
     def optimize(self) -> None:
         """Simulates this rank's optimizer step, and the first gathers for the next one."""
         begin, end, step_end = self.marks
-        elements = bucket_elements(self.plan)
+        elements = self._updated()
         state_bytes = sum(count * sum(p.state_bytes for p in self.plan.kinds[kind]) for kind,
                           count in self.plan.kind_counts)
         self.out.mark(begin)

@@ -28,10 +28,14 @@ class ReduceScatterQueue:
         self.pooled = shared_units(buckets) if strategy.double_buffer else frozenset()
         self.whole = tables.slot("unsharded_grad_bucket", "unsharded_grad")
         self.part = tables.slot("reduced_grad_shard", "reduce_scatter_output")
-        self.comms = [tables.comm("reduce_scatter", b.axis, strategy.grad_dtype) for b in buckets]
-        self.replicate = tables.comm("all_reduce", strategy.replicate_axis,
-                                     strategy.grad_dtype) if strategy.replicate_axis else -1
-        size = dtype_bytes(strategy.grad_dtype)
+        self.comms = [tables.comm("reduce_scatter", b.axis, strategy.comm_dtype) for b in buckets]
+        further = "reduce_scatter" if strategy.shards_outer else "all_reduce"
+        self.replicate = tables.comm(further, strategy.replicate_axis,
+                                     strategy.comm_dtype) if strategy.replicate_axis else -1
+        size = dtype_bytes(strategy.comm_dtype)
+        self.is_cast = strategy.comm_dtype != strategy.grad_dtype and bool(strategy.replicate_axis)
+        self.cast = tables.slot("hsdp_comm_gbuf", "reduce_scatter_output") if self.is_cast else -1
+        self.casts: set[int] = set()
         self.sizes = [b.numel * size * (b.parts > 1) for b in buckets]
         self.shards = [b.shard * size * (not strategy.reduces_in_place) for b in buckets]
         self.kept = [b.shard * size for b in buckets]
@@ -95,6 +99,9 @@ class ReduceScatterQueue:
             for b in group:
                 self.out.free(self.layers[b], self.part, self.shards[b])
             for b in group if is_last and self.replicate >= 0 else ():
+                if self.is_cast:
+                    self.casts.add(b)
+                    self.out.alloc(self.layers[b], self.cast, self.kept[b])
                 self.out.collective(b, self.replicate, self.kept[b], Stream.ALL_REDUCE, REPLICATE_HANDLE)
             self.queue += group
             self.waiting_numel += sum(self.buckets[b].numel for b in group)
@@ -113,4 +120,7 @@ class ReduceScatterQueue:
         if self.replicate >= 0:
             self.out.wait(b, REPLICATE_HANDLE)
         self.out.free(self.layers[b], self.whole, self._own(b))
+        if b in self.casts:
+            self.casts.discard(b)
+            self.out.free(self.layers[b], self.cast, self.kept[b])
         self.is_open[b] = False

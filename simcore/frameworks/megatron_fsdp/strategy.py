@@ -21,7 +21,9 @@ class MegatronFsdpStrategy(ParallelStrategy):
     buffers. `replicate_axis`: mesh axis over which reduced shards are summed in the last microbatch, "" for none.
     `has_columns`: weights in fp8 are in two buffers, rows for forward and columns for backward. `gathers_first`: the
     first buckets are gathered after the step, not in the next forward. `nccl_ub`: shards and shared buffers are in a
-    memory pool that NCCL registers.
+    memory pool that NCCL registers. `shards_outer`: states of a shard are cut over `replicate_axis`, whose ranks reduce
+    gradients to their parts of it and gather parameters from them. `comm_dtype`: of whole gradients, and of what is
+    sent; a shard is added to one in `grad_dtype`.
     """
 
     ahead: int
@@ -29,6 +31,7 @@ class MegatronFsdpStrategy(ParallelStrategy):
     bucket_numel: int
     axes: tuple[str, str]
     grad_dtype: str
+    comm_dtype: str
     frees_at_end: bool = False
     keeps_outside: bool = False
     reduces_in_place: bool = False
@@ -37,3 +40,4 @@ class MegatronFsdpStrategy(ParallelStrategy):
     has_columns: bool = False
     gathers_first: bool = True
     nccl_ub: bool = False
+    shards_outer: bool = False

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from simcore.errors import InputError, Problem
 from simcore.frameworks.common.afterwards import bridge_afterwards
 from simcore.frameworks.common.checkpoint_files import megatron_fsdp_files
 from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, fp8_of, quantized
@@ -25,7 +26,7 @@ from simcore.frameworks.megatron.options import OPTIONS as MEGATRON_OPTIONS
 from simcore.frameworks.megatron.options import bucket_elements
 from simcore.frameworks.megatron.precision import Formats, formats
 from simcore.frameworks.megatron.recompute import together
-from simcore.frameworks.megatron.rules import rank_numel, rules_of, whole_layout
+from simcore.frameworks.megatron.rules import rank_numel, rules_of, shard_axes, whole_layout
 from simcore.frameworks.megatron.stages import OVERLAP
 from simcore.frameworks.megatron.table import table_of
 from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
@@ -37,6 +38,7 @@ from simcore.operators.megatron.ops.options import MegatronOptions
 from simcore.placement.framework import Framework, Rule, TensorPolicy, Unit
 from simcore.placement.job import Draft, Job
 from simcore.placement.layout import Flat, Partial, Placements, TensorLayout
+from simcore.units import dtype_bytes
 
 __all__ = ["OPTIONS", "VERSIONS", "in_fp8", "table"]
 
@@ -103,15 +105,20 @@ def table(job: Draft) -> Framework:
     for name in sorted(_IDLE.keys() & options.keys()):
         job.note(f"framework_options.{name}", "changes no number", _IDLE[name])
     shared = _shared(options)
-    base, dtypes, fp8 = table_of(job, shared), formats(job, shared), _fp8(job, shared)
+    base, fp8 = table_of(job, shared), _fp8(job, shared)
+    dtypes = replace(formats(job, shared), master="fp32")
+    copies = dtypes.grads != "fp32" and not options.get("use_precision_aware_optimizer")
     return replace(
         base, name="megatron_fsdp", version=VERSIONS[_is_main(job)],
-        rules=_rules(job.graph, _choice(job, dtypes)),
+        rules=_rules(job.graph, _choice(job, dtypes, shards_outer=_shards_outer(options))),
+        optimizer=replace(base.optimizer, grad_copy=copies, late_master=False),
         units=_units(job),
         strategy=_queues(job, options, dtypes, has_columns=fp8 is not None and fp8.scaling.has_columns),
+        assumptions=(*base.assumptions, *_BETWEEN * _shards_outer(options)),
         files=megatron_fsdp_files(job),
         afterwards=bridge_afterwards(job),
-        options=replace(MegatronOptions.of(base.options), gradient_buckets=True),
+        options=replace(MegatronOptions.of(base.options), gradient_buckets=True,
+                        main_grad_bytes=dtype_bytes(dtypes.sent)),
         communicators=tuple(dict.fromkeys((*base.communicators, *_communicators(job)))),
     )
 
@@ -120,6 +127,10 @@ _OVERLAPPED: dict[str, object] = {"overlap_grad_reduce": True, "overlap_param_ga
 """Always with `optim_grads_params`: core 0.16.1 megatron_fsdp.py __init__ sets both."""
 
 
+_BETWEEN = (
+    ("outer_dp_sharding_strategy", "a bucket's gathers between and within copies run in turn, on one stream", "assumed",
+     "Megatron-LM main core/distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py: on two streams, of which the "
+     "second waits for the first"),)
 _IDLE: dict[str, str] = {
     "overlap_param_gather": "core 0.16.1 megatron_fsdp.py __init__ sets it to true with optim_grads_params",
     "disable_parameter_transpose_cache": "core 0.16.1 extensions/transformer_engine.py: without it TE keeps transposes "
@@ -139,21 +150,19 @@ def _check(job: Draft, options: dict[str, object]) -> None:
     if strategy != "optim_grads_params":
         raise job.not_yet("framework_options.data_parallel_sharding_strategy",
                           f"data_parallel_sharding_strategy: {strategy} under megatron_fsdp")
-    for name, served in (("outer_dp_sharding_strategy", "no_shard"),
-                         ("keep_fp8_transpose_cache", False), ("preserve_fp32_weights", True),
-                         ("use_distributed_optimizer", True), ("use_precision_aware_optimizer", False)):
+    for name, served in (("keep_fp8_transpose_cache", False), ("preserve_fp32_weights", True),
+                         ("use_distributed_optimizer", True)):
         if options.get(name, served) != served:
             raise job.not_yet(f"framework_options.{name}", f"{name}: {options[name]} under megatron_fsdp")
     if options.get("fsdp_all_gather_in_start_param_sync") is False and not _is_main(job):
         raise job.illegal("framework_options.fsdp_all_gather_in_start_param_sync", "core 0.16.1 has no such option: it "
                           "gathers there in any case", f"{SOURCE}/megatron_fsdp.py start_param_sync")
     if options.get("fsdp_double_buffer") is False and options.get("nccl_ub"):
-        raise job.illegal("framework_options.fsdp_double_buffer", "FSDP double buffer is enabled by default when "
-                          "--nccl-ub is enabled", f"{SOURCE}/param_and_grad_buffer.py ParamAndGradBuffer: registered "
-                          "buffers must persist")
-    if job.mesh.dp_replicate > 1 and job.has_experts and _is_main(job):
-        raise job.not_yet("mesh.dp_replicate", f"copies of a model with experts in {VERSIONS[1]}")
-    if job.mesh.dp_replicate > 1 and job.has_experts:
+        raise InputError(Problem(job.scenario.where("framework_options", "fsdp_double_buffer"), "fsdp_double_buffer: "
+                                 "false changes nothing with nccl_ub, which switches it on"))
+    _check_outer(job, options)
+    _check_precise(job, options)
+    if job.mesh.dp_replicate > 1 and job.has_experts and not _is_main(job):
         raise job.illegal("mesh.dp_replicate", "Megatron Expert Parallelism is enabled, but no expt_dp_group is "
                           "provided", "core 0.16.1 distributed/fsdp/mcore_fsdp_adapter.py _init_dist_index: no mesh of "
                           "experts for several optimizer instances")
@@ -163,6 +172,34 @@ def _check(job: Draft, options: dict[str, object]) -> None:
         raise job.not_yet("training.method", f"{job.scenario.training.method} under megatron_fsdp")
     if together(job) > 1:
         raise job.not_yet("training.recompute", "several layers that are replayed together, under megatron_fsdp")
+
+
+def _check_outer(job: Draft, options: dict[str, object]) -> None:
+    key, outer = "outer_dp_sharding_strategy", options.get("outer_dp_sharding_strategy", "no_shard")
+    if outer == "no_shard":
+        return
+    if outer != "optim" or not _is_main(job):
+        raise job.not_yet(f"framework_options.{key}", f"{key}: {outer} under megatron_fsdp, {VERSIONS[_is_main(job)]}")
+    if job.mesh.dp_replicate == 1:
+        raise job.illegal(f"framework_options.{key}", "with a single optimizer instance there is no buffer between "
+                          "copies, and the first all-gather of parameters fails", "Megatron-LM main core/distributed/"
+                          "fsdp/src/megatron_fsdp/param_and_grad_buffer.py get_fsdp_buffer")
+
+
+def _check_precise(job: Draft, options: dict[str, object]) -> None:
+    """Refuses what is not modelled of the precision-aware optimizer.
+
+    Main keeps masters in Megatron-FSDP's buffer in any case (core/optimizer/__init__.py: master_weights is False), and
+    the optimizer reads gradients in their own format (megatron_fsdp_use_decoupled_grad).
+    """
+    key, optimizer = "use_precision_aware_optimizer", job.scenario.training.optimizer
+    if not options.get(key):
+        return
+    if not _is_main(job):
+        raise job.not_yet(f"framework_options.{key}", f"{key}: True under megatron_fsdp, {VERSIONS[0]}")
+    for name, given in (("master", optimizer.master), ("moments", optimizer.moments)):
+        if given == "fp16":
+            raise job.not_yet(f"training.optimizer.{name}", f"{name} in fp16 under megatron_fsdp")
 
 
 def _queues(job: Draft, options: dict[str, object], made: Formats, *, has_columns: bool) -> MegatronFsdpStrategy:
@@ -175,14 +212,22 @@ def _queues(job: Draft, options: dict[str, object], made: Formats, *, has_column
     registers = options.get("nccl_ub") is True
     double = job.flag(options, "fsdp_double_buffer", "core 0.16.1 distributed/distributed_data_parallel_config.py:117",
                       default=registers)
+    if double and made.sent != made.grads and job.mesh.dp_replicate > 1:
+        raise job.not_yet("training.precision.grad_reduce", "gradients that copies send in another format from buffers "
+                          "that units share")
     if double and options.get(OVERLAP) and _is_main(job):
         raise job.illegal("framework_options.fsdp_double_buffer", "1F1B overlap with FSDP does not support double "
                           "buffer.", "Megatron-LM main core/distributed/fsdp/mcore_fsdp_adapter.py:178")
-    return MegatronFsdpStrategy(waiting // 2, waiting, _bucket_size(job, options), _axes(job), made.grads,
+    return MegatronFsdpStrategy(waiting // 2, waiting, _bucket_size(job, options), _axes(job), made.grads, made.sent,
                   frees_at_end=_frees_at_end(job, options),
                   keeps_outside=_is_main(job), reduces_in_place=double or _is_main(job), double_buffer=double,
                   replicate_axis="dp_replicate" if job.mesh.dp_replicate > 1 else "", has_columns=has_columns,
-                  gathers_first=options.get("fsdp_all_gather_in_start_param_sync") is not False, nccl_ub=registers)
+                  gathers_first=options.get("fsdp_all_gather_in_start_param_sync") is not False, nccl_ub=registers,
+                  shards_outer=_shards_outer(options))
+
+
+def _shards_outer(options: dict[str, object]) -> bool:
+    return options.get("outer_dp_sharding_strategy") == "optim"
 
 
 def _communicators(job: Job) -> list[str]:
@@ -194,6 +239,8 @@ def _axes(job: Job) -> tuple[str, str]:
 
     Several optimizer instances (`num_distributed_optimizer_instances`) shard over fewer ranks.
     """
+    if job.mesh.dp_replicate > 1 and job.has_experts:
+        return shard_axes(job)
     return "dp_cp" if job.mesh.dp_replicate == 1 else "dp_shard_cp", EXPERTS
 
 
@@ -237,16 +284,19 @@ def _mean_unit(job: Job) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """Inputs of policies besides the tensor."""
+    """Inputs of policies besides the tensor. `axes`: of parameters and gradients; `state_axes`: of states."""
 
     made: Formats
     compute: str
     axes: tuple[str, str]
+    state_axes: tuple[str, str]
     states: tuple[str, ...]
 
 
-def _choice(job: Job, made: Formats) -> _Choice:
-    return _Choice(made, job.compute, _axes(job), OPTIMIZERS[job.scenario.training.optimizer.name].states)
+def _choice(job: Job, made: Formats, *, shards_outer: bool) -> _Choice:
+    axes = _axes(job)
+    return _Choice(made, job.compute, axes, ("dp_cp", EXPERTS) if shards_outer else axes,
+                   OPTIMIZERS[job.scenario.training.optimizer.name].states)
 
 
 @lru_cache(maxsize=256)
@@ -265,8 +315,8 @@ def _policy(spec: TensorSpec, choice: _Choice) -> TensorPolicy:
     stored, used = spec.stored or dtypes.params, spec.stored or choice.compute
     return TensorPolicy(
         "expert" if expert else "dense", TensorLayout(cut, stored), TensorLayout(unsharded, used),
-        TensorLayout((*unsharded, (axis, Partial())), dtypes.grads), TensorLayout(cut, dtypes.grads),
-        _states(cut, choice), grads_persist=True,
+        TensorLayout((*unsharded, (axis, Partial())), dtypes.sent), TensorLayout(cut, dtypes.grads),
+        _states((*unsharded, (choice.state_axes[expert], Flat("bucket"))), choice), grads_persist=True,
         unreduced_grad_category="")
 
 

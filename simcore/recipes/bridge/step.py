@@ -59,13 +59,15 @@ def read_framework(reader: Reader, draft: Draft) -> None:
 
 def _read_buffers(reader: Reader, draft: Draft, *, is_on: bool) -> None:
     """Reads settings of Megatron-FSDP's buffers that the simulation has one value of."""
-    kept, sent, master = (reader.text(f"ddp.megatron_fsdp_{name}_dtype") for name in (
-        "main_grads", "grad_comm", "main_params"))
+    formats = [reader.text(f"ddp.megatron_fsdp_{name}_dtype") for name in ("main_grads", "grad_comm")]
+    master = reader.text("ddp.megatron_fsdp_main_params_dtype")
     release = reader.integer("ddp.megatron_fsdp_version")
     switches = [(reader.flag(f"ddp.{name}"), what) for name, what in _SWITCHES.items()]
-    draft.use(kept)
-    for one, usual, what in ((sent, kept.value if kept else "bf16", "gradients that are sent in another format"),
-                             (master, "fp32", "masters in another format than fp32"),
+    if is_on:
+        draft.use(*formats)
+    else:
+        draft.idle([one for one in formats if one], "it is Megatron-FSDP's")
+    for one, usual, what in ((master, "fp32", "masters in another format than fp32"),
                              (release, 1, "the second implementation of Megatron-FSDP"),
                              *((one, False, what) for one, what in switches)):
         if one is None:
@@ -93,12 +95,12 @@ def read_formats(reader: Reader, draft: Draft) -> None:
     said = grads[0] if grads[0] is not None or preset is None else None
     wins = said or (None if preset else grads[1])
     base = "fp16" if half and half.value else "bf16"
-    value, rule = base if wins and not wins.value else "fp32", "grad_reduce_in_fp32"
     if draft.has_option("data_parallel_sharding_strategy"):
-        wins = reader.text("ddp.megatron_fsdp_main_grads_dtype")
-        value, rule = wins.value if wins else base, "megatron_fsdp_main_grads_dtype; without it that of parameters"
-    for key in ("main_grads", "grad_reduce"):
-        draft.infer(f"training.precision.{key}", value, rule, wins)
+        _read_own_gradients(reader, draft, base)
+    else:
+        value = base if wins and not wins.value else "fp32"
+        for key in ("main_grads", "grad_reduce"):
+            draft.infer(f"training.precision.{key}", value, "grad_reduce_in_fp32", wins)
     if scaling:
         draft.infer(f"{_OPTION}fp8_recipe", scaling, "mixed_precision.fp8_recipe", recipe or preset)
     if preset and name in _ENDS:
@@ -106,6 +108,15 @@ def read_formats(reader: Reader, draft: Draft) -> None:
         for end in ("start", "end"):
             draft.infer(f"{_OPTION}num_layers_at_{end}_in_bf16", _ENDS[name], f"mixed_precision {name}", preset)
     _read_narrow(reader, draft, compute)
+
+
+def _read_own_gradients(reader: Reader, draft: Draft, base: str) -> None:
+    """Writes formats of gradients under main's Megatron-FSDP, which reads settings of its own."""
+    kept, sent = (reader.text(f"ddp.megatron_fsdp_{name}_dtype") for name in ("main_grads", "grad_comm"))
+    value = kept.value if kept else base
+    draft.infer("training.precision.main_grads", value, "megatron_fsdp_main_grads_dtype, else that of parameters", kept)
+    draft.infer("training.precision.grad_reduce", sent.value if sent else value,
+                "megatron_fsdp_grad_comm_dtype, else as they are kept", sent, kept)
 
 
 def _read_narrow(reader: Reader, draft: Draft, compute: str) -> None:

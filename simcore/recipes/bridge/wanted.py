@@ -97,8 +97,9 @@ def _formats(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:
         outline.counts_as(f"{_PRECISION}grad_reduce", grads)
     if outline.has_option("data_parallel_sharding_strategy"):  # main_grads_dtype of None is that of parameters
         yield "ddp.megatron_fsdp_main_grads_dtype", grads, "bf16"
-        sent = base.get("ddp.megatron_fsdp_grad_comm_dtype")
-        yield "ddp.megatron_fsdp_grad_comm_dtype", sent if sent == grads else None, None
+        sent = outline.value(f"{_PRECISION}grad_reduce")
+        given = base.get("ddp.megatron_fsdp_grad_comm_dtype")
+        yield "ddp.megatron_fsdp_grad_comm_dtype", sent if sent not in ("auto", grads) or given == sent else None, None
     keyed = any(key.startswith("mixed_precision.") for key in base)
     if not keyed:
         yield "mixed_precision", f"{compute}_mixed", "bf16_mixed"

@@ -6,11 +6,11 @@ dispatcher always.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from simcore.recipes.megatron.fields import Setting, Writer
 
-__all__ = ["FSDP", "OF_EXPERTS", "STASH", "SWITCHES", "write_options"]
+__all__ = ["FSDP", "OF_EXPERTS", "STASH", "SWITCHES", "SWITCHES_OF_BUFFERS", "write_options"]
 
 _OPTION: Final = "framework_options."
 SWITCHES: Final = {  # option: (field, as the simulation has it)
@@ -27,6 +27,11 @@ SWITCHES: Final = {  # option: (field, as the simulation has it)
 STASH: Final = {"moe_paged_stash_page_size": 64, "moe_paged_stash_buffer_size_factor_cuda": 1.1,
                 "moe_paged_stash_buffer_size_factor_cpu": 0.0}
 OF_EXPERTS: Final = {"moe_grouped_gemm": True, "moe_permute_fusion": True}
+SWITCHES_OF_BUFFERS: Final = {
+    "fsdp_db_use_persist_buf_on_alloc_fail": "persistent buffers where units share none",
+    "megatron_fsdp_max_pool_double_buffer": "shared buffers of the largest size",
+    "megatron_fsdp_enable_fine_grained_param_gather": "parameters gathered module by module"}
+"""Switches of Megatron-FSDP's buffers that no scenario has."""
 FSDP: Final = {"fsdp_double_buffer": False, "nccl_ub": False, "keep_fp8_transpose_cache": False,
                 "init_model_with_meta_device": False, "calculate_per_token_loss": False, "log_params_norm": False}
 
@@ -181,11 +186,16 @@ def _write_fsdp(writer: Writer, *, is_on: bool) -> None:
     fields = writer.fields
     inner, outer = fields.text("data_parallel_sharding_strategy"), fields.text("outer_dp_sharding_strategy")
     unit = fields.integer("suggested_communication_unit_size")
-    formats = [fields.any(f"megatron_fsdp_{name}_dtype") for name in ("main_params", "main_grads", "grad_comm")]
+    formats = {name: fields.text(f"megatron_fsdp_{name}_dtype") for name in ("main_params", "main_grads", "grad_comm")}
+    others: list[tuple[Setting[Any], Any, str]] = [
+        *((fields.flag(name), False, what) for name, what in SWITCHES_OF_BUFFERS.items()),
+        (fields.integer("megatron_fsdp_version"), 1, "the second implementation of Megatron-FSDP"),
+        (formats["main_params"], "fp32", "masters in another format than fp32")]
     switches = {name: fields.flag(name) for name in FSDP}
     own = ("calculate_per_token_loss", "log_params_norm")
     if not is_on:
-        writer.idle("it is Megatron-FSDP's", inner, outer, unit, *formats,
+        writer.idle("it is Megatron-FSDP's", inner, outer, unit, formats["main_grads"], formats["grad_comm"],
+                    *(setting for setting, _, _ in others),
                     *(setting for name, setting in switches.items() if name not in (*own, "nccl_ub")))
         writer.idle("a factor of the loss, and a number in the log", *(switches[name] for name in own))
         writer.write_other(f"{_OPTION}nccl_ub", switches["nccl_ub"].value, False, switches["nccl_ub"])  # noqa: FBT003
@@ -193,6 +203,28 @@ def _write_fsdp(writer: Writer, *, is_on: bool) -> None:
     writer.write(f"{_OPTION}data_parallel_sharding_strategy", inner.value, inner)
     writer.write_other(f"{_OPTION}outer_dp_sharding_strategy", outer.value, "no_shard", outer)
     writer.write_other(f"{_OPTION}suggested_communication_unit_size", unit.value, None, unit)
-    writer.unmodelled("formats of Megatron-FSDP's buffers are those of training.precision", *formats)
+    for setting, usual, what in others:
+        if setting.taken and setting.value not in (usual, "auto"):
+            writer.refuse(what, setting)
+        else:
+            writer.use(setting)
+    _write_gradients(writer, formats["main_grads"], formats["grad_comm"])
     for name, setting in switches.items():
         writer.write_other(f"{_OPTION}{name}", setting.value, FSDP[name], setting)
+
+
+def _write_gradients(writer: Writer, kept: Setting[str | None], sent: Setting[str | None]) -> None:
+    """Formats of gradients: main's Megatron-FSDP reads its own arguments, and no other."""
+    formats: Any = writer.draft.values.get("training", {}).get("precision", {})
+    value, rule = kept.value, ""
+    if value in (None, "auto"):
+        writer.use(kept, sent)
+        if "framework_version" not in writer.draft.values:  # the release reads grad_reduce_in_fp32
+            return
+        value = formats.get("params") or {"fp8": "bf16", "fp4": "bf16"}.get(formats["compute"], formats["compute"])
+        rule = "--megatron-fsdp-main-grads-dtype auto: that of parameters"
+    writer.write("training.precision.main_grads", value, kept, rule=rule)
+    if sent.value in (None, "auto"):
+        writer.write("training.precision.grad_reduce", value, kept, sent, rule=rule)
+    else:
+        writer.write("training.precision.grad_reduce", sent.value, sent)

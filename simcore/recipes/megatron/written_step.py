@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from simcore.recipes.megatron.argument_puts import ArgumentPuts
+from simcore.recipes.megatron.arguments import MAIN
 from simcore.recipes.megatron.offload import put_offload
 
 __all__ = ["write_step"]
@@ -36,6 +37,11 @@ def _write_formats(puts: ArgumentPuts) -> None:
     if outline.value(f"{_PRECISION}grad_reduce") == "auto":  # one buffer: `frameworks/megatron/precision.py`
         outline.counts_as(f"{_PRECISION}grad_reduce", grads)
     keys = f"{_PRECISION}main_grads", f"{_PRECISION}grad_reduce"
+    if outline.has_option("data_parallel_sharding_strategy") and str(outline.value("framework_version")) == MAIN:
+        puts.put("megatron_fsdp_main_grads_dtype", grads, *keys)
+        sent = outline.value(f"{_PRECISION}grad_reduce")
+        if sent not in ("auto", grads):
+            puts.put("megatron_fsdp_grad_comm_dtype", sent, f"{_PRECISION}grad_reduce")
     if base == "bf16":
         puts.put("grad_reduce_in_bf16", grads == "bf16", *keys)
     elif base == "fp16":

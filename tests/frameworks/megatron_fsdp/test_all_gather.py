@@ -22,7 +22,8 @@ UNIT = BUCKETS[1].numel
 
 def gathers(ahead: int, *, double_buffer: bool = False, keeps_outside: bool = False,
             has_columns: bool = False) -> ParameterPrefetch:
-    strategy = MegatronFsdpStrategy(ahead, 2 * ahead, 0, ("dp_cp", "expert_dp"), "fp32", double_buffer=double_buffer,
+    strategy = MegatronFsdpStrategy(ahead, 2 * ahead, 0, ("dp_cp", "expert_dp"), "fp32", "fp32",
+                  double_buffer=double_buffer,
                   keeps_outside=keeps_outside, has_columns=has_columns)
     tables = Tables()
     buckets = tuple(replace(b, dtype="fp8") if b.unit >= 0 else b for b in BUCKETS) if has_columns else BUCKETS

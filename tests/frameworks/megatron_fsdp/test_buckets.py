@@ -80,10 +80,29 @@ def test_mamba_layers_are_units_on_main_alone(version: str, units: bool) -> None
 @pytest.mark.parametrize("rank", range(8))
 def test_a_rank_keeps_its_part_of_every_bucket(rank: int) -> None:
     plan = small.plan_of("megatron_fsdp", {"dp_shard": 4, "tp": 2, "ep": 2, "etp": 1}, rank=rank)
-    params, trained = bucket_padding(plan)
+    params, trained, masters = bucket_padding(plan)
     owned = [p for layer in plan.layers for p in plan.of_layer(layer) if not p.spec.is_buffer]
     assert params + sum(p.rest_bytes for p in owned) == sum(2 * bucket.shard for bucket in rank_buckets(plan))
-    assert 2 * trained == params
+    assert 2 * trained == 2 * masters == params
+
+
+OUTER: dict[str, Any] = {"version": "main 2026-08-22", "options": {"outer_dp_sharding_strategy": "optim"}}
+
+
+def test_copies_that_share_the_optimizer_hold_its_states_once() -> None:
+    """Two copies over two ranks each, experts over two and one: every rank has parameters of half a model."""
+    mesh = {"dp_shard": 2, "dp_replicate": 2, "ep": 2}
+    held = [exact_in_buckets(small.plan_of("megatron_fsdp", mesh, rank=rank, **OUTER)) for rank in range(4)]
+    for name, rest in small.plan_of("megatron", {}).at_rest().items():
+        assert sum(one[name].num_params for one in held) == 2 * rest.num_params
+        assert sum(one[name].optimizer_bytes for one in held) == 12 * rest.num_params
+    for rank in range(4):
+        plan = small.plan_of("megatron_fsdp", mesh, rank=rank, **OUTER)
+        _, trained, masters = bucket_padding(plan)
+        owned = [p for layer in plan.layers for p in plan.of_layer(layer) if not p.spec.is_buffer]
+        assert trained + sum(p.local for p in owned) == sum(bucket.shard for bucket in rank_buckets(plan))
+        assert masters + sum(dict(p.states)["master_param"] for p in owned) // 4 == sum(
+            bucket.shard // 2 for bucket in rank_buckets(plan))
 
 
 def test_all_ranks_together_hold_the_model_once() -> None:

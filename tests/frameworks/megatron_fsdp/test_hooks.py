@@ -9,14 +9,18 @@ import pytest
 
 import small
 from checkout import ROOT
-from simcore.frameworks.megatron_fsdp.buckets import rank_buckets
+from simcore.frameworks.megatron_fsdp.buckets import Bucket, rank_buckets
+from simcore.frameworks.megatron_fsdp.chunks import lay_in_chunks
 from simcore.program.program import Program
 from simcore.recording.tape import RECOMPUTE_END, Op
 
 HERE = ROOT / "tests/truth/megatron_fsdp"
+CASES: list[tuple[str, dict[str, Any]]] = [
+    (version, case) for version in ("core 0.16.1", "main 2026-08-22")
+    for case in json.loads((HERE / f"{version.replace(' ', '-')}.json").read_text("utf-8"))["steps"]]
 STEPS = [pytest.param(version, case, id="-".join([version, *(f"{k}={v}" for k, v in case.items() if k != "found")]))
-         for version in ("core 0.16.1", "main 2026-08-22")
-         for case in json.loads((HERE / f"{version.replace(' ', '-')}.json").read_text("utf-8"))["steps"]]
+         for version, case in CASES if "copies" not in case]
+OF_COPIES = [case for _, case in CASES if "copies" in case]
 MODEL = {"config": "llama-tiny", "overrides": {"num_hidden_layers": 5}}
 UNIT = 2560
 """Elements of a unit of the model that was run."""
@@ -25,8 +29,10 @@ EVENTS = {("unsharded_bucket", Op.ALLOC): "gather", ("unsharded_bucket", Op.FREE
           ("unsharded_grad_bucket", Op.ALLOC): "fill", ("unsharded_grad_bucket", Op.FREE): "drop"}
 
 
-def program(options: dict[str, Any] | None = None, version: str = "auto", **given: Any) -> Program:
-    return small.program_of("megatron_fsdp", {"dp_shard": 8}, model=MODEL, options=options, version=version, **given)
+def program(options: dict[str, Any] | None = None, version: str = "auto", mesh: dict[str, int] | None = None,
+            **given: Any) -> Program:
+    return small.program_of("megatron_fsdp", mesh or {"dp_shard": 8}, model=MODEL, options=options, version=version,
+                            **given)
 
 
 def events(made: Program) -> list[str]:
@@ -53,6 +59,62 @@ def asked(case: dict[str, Any]) -> dict[str, Any]:
     options = {} if size is None else {"suggested_communication_unit_size": max(1, size // UNIT * unit)}
     given = {"double_buffer": "fsdp_double_buffer", "gathers_first": "fsdp_all_gather_in_start_param_sync"}
     return options | {option: case[key] for key, option in given.items() if key in case}
+
+
+@pytest.mark.parametrize("case", OF_COPIES, ids=lambda case: f"copies={case['copies']}")
+def test_copies_that_share_the_optimizer_exchange_parts_of_shards(case: dict[str, Any]) -> None:
+    """Gathered before every gather of the first microbatch, reduced in the last one; the root is bucket 0."""
+    copies, kept = case["copies"], case["found"]["kept"]
+    made = program(asked(case) | {"outer_dp_sharding_strategy": "optim"}, "main 2026-08-22",
+                   {"dp_shard": 8 // copies, "dp_replicate": copies}, microbatches=case["microbatches"],
+                   recompute="full" if case.get("recompute") else "none")
+    names = {number: name for (name, axis, _), number in made.tables.comms.items() if axis == "dp_replicate"}
+    found, told = [], {"all_gather_into_tensor": "all_gather", "reduce_scatter_tensor": "reduce_scatter"}
+    for row in made.columns:
+        if row[0] == Op.MARK and made.event(row, 0) in STARTS:
+            found.append(STARTS[made.event(row, 0)])
+        elif row[0] == Op.COLLECTIVE and row[2] in names:
+            found.append(f"{names[row[2]]} {'unit' if row[1] else 'root'}")
+    of_size = {str(kept[0]["params"]): "root", str(kept[1]["params"]): "unit"}
+    expected = [f"{told[name]} {of_size[size]}" if name in told else name
+                for name, _, size in (event.partition(" ") for event in case["found"]["events"])
+                if name in (*told, *STARTS.values())]
+    assert found[found.index("forward"):] == expected
+
+
+def test_gradients_are_sent_in_a_format_of_their_own() -> None:
+    """Whole ones are in it, and a copy of each reduced shard between copies, until its bucket is freed."""
+    case = next(case for case in OF_COPIES if "sent" in case)
+    options = asked(case) | {"outer_dp_sharding_strategy": "optim"}
+    made = program(options, "main 2026-08-22", {"dp_shard": 4, "dp_replicate": 2}, microbatches=2,
+                   precision={"main_grads": "fp32", "grad_reduce": "bf16"})
+    buckets = rank_buckets(small.plan_of("megatron_fsdp", {"dp_shard": 4, "dp_replicate": 2}, model=MODEL,
+                                         version="main 2026-08-22", options=options))
+    assert case["found"]["widths"] == {"whole": 2, "between": 2}
+    assert {size for _, _, size in small.postings(made, "unsharded_grad_bucket") if size > 0} == {
+        2 * bucket.numel for bucket in buckets}
+    casts = [size for _, _, size in small.postings(made, "hsdp_comm_gbuf")]
+    expected = [event.split() for event in case["found"]["events"] if event.startswith(("cast", "uncast"))]
+    last = expected[next(i for i, event in enumerate(expected) if event[0] == "cast"):]
+    assert casts == [2 * buckets[int(event[1])].shard * (1 if event[0] == "cast" else -1) for event in last]
+    rest = sum(part.grads_bytes for part in small.plan_of(
+        "megatron_fsdp", {"dp_shard": 4, "dp_replicate": 2}, model=MODEL, version="main 2026-08-22", options=options,
+        precision={"main_grads": "fp32", "grad_reduce": "bf16"}).at_rest().values())
+    assert rest == 4 * sum(part.num_params for part in small.plan_of(
+        "megatron_fsdp", {"dp_shard": 4}, model=MODEL).at_rest().values())
+
+
+LINEAR: tuple[tuple[int, ...], ...] = ((64, 16), (64,), (16, 64), (16,))
+
+
+@pytest.mark.parametrize("case", OF_COPIES, ids=lambda case: f"copies={case['copies']}")
+def test_a_bucket_is_padded_to_all_ranks_of_copies(case: dict[str, Any]) -> None:
+    for kept, shapes in zip(case["found"]["kept"], (((64, 16), (16,), (16,), (64, 16), (64,)),
+                                                    ((16,), (16,), *LINEAR)), strict=False):
+        made = Bucket(0, "dp_cp", 8 // case["copies"], "bf16", True, (), lay_in_chunks(shapes, 8),
+                      case["copies"])
+        assert (made.numel, made.shard, made.shard, made.state_shard) == tuple(
+            kept[name] for name in ("numel", "params", "grads", "masters"))
 
 
 @pytest.mark.parametrize(("version", "case"), STEPS)

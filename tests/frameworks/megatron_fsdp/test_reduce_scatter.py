@@ -17,7 +17,8 @@ UNIT = BUCKETS[1].numel
 def after_backward(waiting: int, *, double_buffer: bool = False, until: int = 1) -> ReduceScatterQueue:
     """Layers 5 down to `until` have given their gradients."""
     tables = Tables()
-    strategy = MegatronFsdpStrategy(waiting, waiting, 0, ("dp_cp", "expert_dp"), "fp32", double_buffer=double_buffer)
+    strategy = MegatronFsdpStrategy(waiting, waiting, 0, ("dp_cp", "expert_dp"), "fp32", "fp32",
+                                    double_buffer=double_buffer)
     made = ReduceScatterQueue(BUCKETS, strategy, tables, Builder(tables))
     for layer in range(5, until - 1, -1):
         made.open([layer])

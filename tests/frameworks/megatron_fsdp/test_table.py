@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 import small
-from simcore.errors import IllegalLayout, NotYet
+from simcore.errors import IllegalLayout, InputError, NotYet
 from simcore.frameworks.megatron_fsdp.buckets import rank_buckets
 from simcore.frameworks.megatron_fsdp.strategy import MegatronFsdpStrategy
 from simcore.simulate import simulate
+
+MAIN = "main 2026-08-22"
 
 
 def refused(*, mesh: dict[str, int] | None = None, **given: Any) -> str:
@@ -20,7 +22,7 @@ def refused(*, mesh: dict[str, int] | None = None, **given: Any) -> str:
 
 
 @pytest.mark.parametrize(("option", "value"), [
-    ("data_parallel_sharding_strategy", "optim_grads"), ("outer_dp_sharding_strategy", "optim"),
+    ("data_parallel_sharding_strategy", "optim_grads"), ("outer_dp_sharding_strategy", "optim"),  # of the release
     ("keep_fp8_transpose_cache", True),
     ("preserve_fp32_weights", False), ("use_precision_aware_optimizer", True), ("use_distributed_optimizer", False)])
 def test_options_that_are_not_modelled_are_named(option: str, value: object) -> None:
@@ -34,9 +36,61 @@ def test_layouts_that_are_not_modelled_are_named(told: str, given: dict[str, Any
     assert told in refused(**given)
 
 
+
+@pytest.mark.parametrize(("options", "training", "told"), [
+    ({"outer_dp_sharding_strategy": "optim_grads"}, {}, "outer_dp_sharding_strategy: optim_grads"),
+    ({"use_precision_aware_optimizer": True}, {"optimizer": {"master": "fp16"}}, "master in fp16"),
+    ({"use_precision_aware_optimizer": True}, {"optimizer": {"moments": "fp16"}}, "moments in fp16")])
+def test_what_main_does_is_not_all_modelled(options: dict[str, Any], training: dict[str, Any], told: str) -> None:
+    assert told in refused(version=MAIN, options=options, **training)
+
+
+def test_shared_buffers_and_a_format_of_their_own_between_copies_are_not_modelled() -> None:
+    assert "send in another format" in refused(
+        version=MAIN, mesh={"dp_shard": 2, "dp_replicate": 2}, options={"fsdp_double_buffer": True},
+        precision={"main_grads": "fp32", "grad_reduce": "bf16"})
+
+
+def test_copies_that_share_an_optimizer_are_several() -> None:
+    with pytest.raises(IllegalLayout, match="single optimizer instance"):
+        small.prepared("megatron_fsdp", {"dp_shard": 4}, version=MAIN, options={"outer_dp_sharding_strategy": "optim"})
+
+
+def test_the_precision_aware_optimizer_reads_gradients_as_they_are() -> None:
+    """Masters are the buffer's, in fp32 and once, whatever fp8_recipe says; only moments may be in bf16."""
+    def kept(**given: Any) -> tuple[int, list[int]]:
+        asked: dict[str, Any] = {"version": MAIN, "model": "llama-tiny", **given}
+        copies = small.postings(small.program_of("megatron_fsdp", {"dp_shard": 4}, **asked), "fp32_grad_shard")
+        rest = small.plan_of("megatron_fsdp", {"dp_shard": 4}, **asked).at_rest().values()
+        return sum(one.optimizer_bytes for one in rest), [size for *_, size in copies if size > 0]
+
+    states, copies = kept()
+    for recipe in ({}, {"fp8_recipe": "delayed"}):
+        precise = {"options": {"use_precision_aware_optimizer": True} | recipe}
+        assert kept(**precise) == (states, [])
+        assert kept(**precise, optimizer={"moments": "bf16"})[0] == states * 8 // 12
+    assert copies == [states // 3]
+
+
+def test_main_keeps_gradients_in_the_format_of_parameters() -> None:
+    """Not as grad_reduce_in_fp32 says, which only DistributedDataParallel reads there."""
+    for version, grads in ((MAIN, "bf16"), ("auto", "fp32")):
+        _, table = small.prepared("megatron_fsdp", {"dp_shard": 4}, version=version)
+        assert table.strategy_as(MegatronFsdpStrategy).grad_dtype == grads
+
+
 def test_copies_of_a_model_with_experts_are_refused() -> None:
     with pytest.raises(IllegalLayout, match="expt_dp_group"):
         small.prepared("megatron_fsdp", {"dp_shard": 2, "dp_replicate": 2})
+
+
+def test_main_has_copies_of_a_model_with_experts() -> None:
+    """Experts' shards are cut over the ranks of one copy too, and summed over the same copies (_init_dist_index)."""
+    made = small.program_of("megatron_fsdp", {"dp_shard": 4, "dp_replicate": 2, "ep": 2}, version=MAIN)
+    shards = [bucket.shard for bucket in rank_buckets(
+        small.plan_of("megatron_fsdp", {"dp_shard": 4, "ep": 2}, version=MAIN))]
+    summed = small.calls(made, "all_reduce")
+    assert sorted(size for axis, _, size in summed if axis == "dp_replicate") == sorted(2 * shard for shard in shards)
 
 
 def test_copies_are_summed_in_the_last_microbatch() -> None:
@@ -64,12 +118,16 @@ def test_a_step_of_one_small_layer_takes_as_long_when_it_is_written_out() -> Non
 
 @pytest.mark.parametrize(("version", "options", "told"), [
     ("auto", {"fsdp_all_gather_in_start_param_sync": False}, "core 0.16.1 has no such option"),
-    ("auto", {"nccl_ub": True, "fsdp_double_buffer": False}, "FSDP double buffer is enabled by default"),
     ("main 2026-08-22", {"nccl_ub": True, "overlap_moe_expert_parallel_comm": True}, "does not support double buffer"),
     ("auto", {"bucket_size": 10, "num_buckets": 2}, "Cannot specify both num_buckets and bucket_size")])
 def test_options_that_exclude_each_other(version: str, options: dict[str, Any], told: str) -> None:
     with pytest.raises(IllegalLayout, match=told):
         small.prepared("megatron_fsdp", {"dp_shard": 4, "ep": 2}, version=version, options=options)
+
+
+def test_registered_buffers_are_shared_in_any_case() -> None:
+    with pytest.raises(InputError, match="changes nothing with nccl_ub"):
+        small.prepared("megatron_fsdp", {"dp_shard": 4}, options={"nccl_ub": True, "fsdp_double_buffer": False})
 
 
 def test_a_number_of_buckets_closes_those_of_no_unit() -> None:

@@ -109,6 +109,8 @@ def test_an_override_has_its_line_and_the_rest_the_name(tmp_path: Path) -> None:
     (f"{FSDP} mixed_precision.grad_reduce_in_fp32=true", "training.precision.main_grads", "bf16"),
     (f"{FSDP} ddp.megatron_fsdp_main_grads_dtype=fp32", "training.precision.main_grads", "fp32"),
     (f"{FSDP} ddp.megatron_fsdp_main_grads_dtype=fp32", "training.precision.grad_reduce", "fp32"),
+    (f"{FSDP} ddp.megatron_fsdp_grad_comm_dtype=fp32", "training.precision.grad_reduce", "fp32"),
+    (f"{FSDP} ddp.megatron_fsdp_grad_comm_dtype=fp32", "training.precision.main_grads", "bf16"),
     (f"{FSDP} ddp.fsdp_double_buffer=true", "framework_options.fsdp_double_buffer", True),
     ("ddp.fsdp_double_buffer=true", "framework_options.fsdp_double_buffer", None),
     (f"{FSDP} ddp.fsdp_all_gather_in_start_param_sync=false", "framework_options.fsdp_all_gather_in_start_param_sync",
@@ -122,7 +124,6 @@ def test_a_key_is_read_as_bridge_means_it(tmp_path: Path, override: str, key: st
 
 
 @pytest.mark.parametrize(("override", "told"), [
-    ("ddp.megatron_fsdp_grad_comm_dtype=fp32", "gradients that are sent in another format"),
     ("ddp.megatron_fsdp_main_params_dtype=bf16", "masters in another format than fp32"),
     ("ddp.megatron_fsdp_version=2", "the second implementation of Megatron-FSDP"),
     ("ddp.fsdp_db_use_persist_buf_on_alloc_fail=true", "persistent buffers"),

@@ -71,11 +71,13 @@ def test_megatron_fsdp_has_a_format_of_gradients_of_its_own() -> None:
     text = NANO.replace("framework: megatron", "framework: megatron_fsdp").replace(
         "moe_token_dispatcher_type: flex", "moe_token_dispatcher_type: alltoall, nccl_ub: true, "
         "fsdp_all_gather_in_start_param_sync: false")
-    for grads in ("fp32", "bf16"):
-        asked = scenario(text.replace("lengths: packed", f"lengths: packed\n  precision: {{main_grads: {grads}}}"))
+    for grads, sent in (("fp32", "bf16"), ("fp32", "fp32"), ("bf16", "bf16"), ("bf16", "auto")):
+        asked = scenario(text.replace("lengths: packed", "lengths: packed\n  precision: "
+                                      f"{{main_grads: {grads}, grad_reduce: {sent}}}"))
         made = convert(asked, "bridge")
         made.expect_complete()
         assert ("ddp.megatron_fsdp_main_grads_dtype=fp32" in made.text) == (grads == "fp32")
+        assert ("ddp.megatron_fsdp_grad_comm_dtype=bf16" in made.text) == (sent == "bf16" != grads)
         assert "ddp.fsdp_all_gather_in_start_param_sync=false" in made.text
         assert read_back(made, asked).training.precision.main_grads == grads
 

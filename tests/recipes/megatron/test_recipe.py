@@ -281,3 +281,29 @@ def test_every_argument_of_megatron_is_accounted_for(tmp_path: Path) -> None:
         if told.count(key) != 1 and key not in messages(found):
             silent.append(name)
     assert silent == []
+
+
+FSDP: dict[str, Any] = {"use_megatron_fsdp": True, "data_parallel_sharding_strategy": "optim_grads_params"}
+
+
+@pytest.mark.parametrize(("changes", "told"), [
+    ({"megatron_fsdp_main_params_dtype": "bf16"}, "masters in another format"),
+    ({"megatron_fsdp_version": 2}, "second implementation"),
+    ({"megatron_fsdp_max_pool_double_buffer": True}, "buffers of the largest size")])
+def test_what_of_megatron_fsdps_buffers_is_refused(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+    """It has no effect without Megatron-FSDP."""
+    assert told in messages(of(tmp_path, **FSDP, **changes))
+    assert told not in messages(of(tmp_path, **changes))
+
+
+def test_megatron_fsdp_has_a_format_of_gradients_of_its_own(tmp_path: Path) -> None:
+    """Left to it, main's is that of parameters; the release reads what DistributedDataParallel reads, fp32 here."""
+    cases: tuple[tuple[dict[str, Any], str, str], ...] = (
+        ({"megatron_fsdp_main_grads_dtype": "fp32", "megatron_fsdp_grad_comm_dtype": "bf16"}, "fp32", "bf16"),
+        ({"megatron_fsdp_main_grads_dtype": "fp32"}, "fp32", "fp32"),
+        ({"megatron_fsdp_grad_comm_dtype": "fp32"}, "bf16", "fp32"),
+        ({"megatron_fsdp_main_params_dtype": "fp32"}, "bf16", "bf16"), ({}, "fp32", "fp32"))
+    for kept, grads, sent in cases:
+        found = of(tmp_path, **FSDP, **kept)
+        precision = value(found, "training.precision")
+        assert (precision["main_grads"], precision["grad_reduce"]) == (grads, sent), messages(found)

@@ -59,6 +59,19 @@ def test_layers_on_the_host_are_written_and_read() -> None:
     assert found.framework_options["cpu_offloading_num_layers"] == 7
 
 
+@pytest.mark.parametrize(("grads", "sent"), [("fp32", "auto"), ("bf16", "bf16"), ("fp32", "bf16")])
+def test_megatron_fsdp_has_formats_of_gradients_of_its_own(grads: str, sent: str) -> None:
+    text = PLAIN.replace("{MODEL}", "llama-3.1-8b").replace(
+        "framework: megatron", "framework: megatron_fsdp\nframework_version: main 2026-08-22").replace(
+        "{seq_len", f"{{precision: {{main_grads: {grads}, grad_reduce: {sent}}}, seq_len")
+    asked = parse_scenario(parse_document(text, "mine.yaml"))
+    made = convert(asked, "megatron")
+    made.expect_complete()
+    assert f"--megatron-fsdp-main-grads-dtype {grads}\n" in made.text
+    assert ("--megatron-fsdp-grad-comm-dtype bf16\n" in made.text) == (sent == "bf16" != grads)
+    assert read_back(made, asked).training.precision.main_grads == grads
+
+
 def test_adapters_are_refused() -> None:
     made = convert(parse_scenario(parse_document(PLAIN.replace("{MODEL}", "llama-3.1-8b").replace(
         "{seq_len", "{method: lora, seq_len"), "mine.yaml")), "megatron")

@@ -132,19 +132,74 @@ def held(allocator: Any) -> set[int]:
                                                        if bucket.data.untyped_storage().size())}
 
 
+def _in_copies(world: int, copies: int) -> FSDPDistributedIndex:
+    """Ranks of several copies, whose optimizer is cut over all."""
+    mesh = init_device_mesh("cpu", (copies, world // copies, 1), mesh_dim_names=("outer", "dp_cp", "tp"))
+    return FSDPDistributedIndex(device_mesh=mesh, dp_outer_dim="outer", dp_shard_dim="dp_cp", tp_dim="tp",
+                                hsdp_outer_dp_shard=True, hybrid_fsdp_group=dist.group.WORLD)
+
+
 class Noted:
     """Megatron-FSDP around a small model, and what its two pipelines do."""
 
-    def __init__(self, world: int, layers: int, *, recompute: bool, **config: Any) -> None:
+    def __init__(self, world: int, layers: int, *, recompute: bool, copies: int = 1, sent: str = "",
+                 **config: Any) -> None:
         self.events: list[str] = []
+        self.widths: dict[str, int] = {}
         self.model = Model(layers, recompute=recompute)
-        mesh = init_device_mesh("cpu", (world, 1), mesh_dim_names=("dp_cp", "tp"))
-        index = FSDPDistributedIndex(device_mesh=mesh, dp_shard_dim="dp_cp", tp_dim="tp")
+        index = _in_copies(world, copies) if copies > 1 else FSDPDistributedIndex(
+            device_mesh=init_device_mesh("cpu", (world, 1), mesh_dim_names=("dp_cp", "tp")), dp_shard_dim="dp_cp",
+            tp_dim="tp")
         ddp = DdpConfig(
             use_megatron_fsdp=True, data_parallel_sharding_strategy="optim_grads_params", grad_reduce_in_fp32=True,
             overlap_grad_reduce=True, check_for_nan_in_grad=False, bucket_size=40_000_000, **config)
-        self.fsdp = hooks.MegatronFSDP(self.model, index, ddp, fsdp_unit_modules=[Layer], device=torch.device("cpu"))
+        policy = {"mixed_precision_policy": hooks.MixedPrecisionPolicy(
+            main_grads_dtype=torch.float32, grad_comm_dtype=getattr(torch, sent))} if sent else {}
+        self.fsdp = hooks.MegatronFSDP(self.model, index, ddp, fsdp_unit_modules=[Layer], device=torch.device("cpu"),
+                                       **policy)
         self._listen()
+        if copies > 1:
+            self._listen_between(index.get_outer_fsdp_group())
+
+    def _listen_between(self, group: Any) -> None:
+        """Calls between copies, with the elements of the larger side."""
+        calls = {"all_gather_into_tensor": "output_tensor", "reduce_scatter_tensor": "input", "all_reduce": ""}
+        for name, large in calls.items():
+            call = getattr(torch.distributed, name)
+
+            def noted(*args: Any, name: str = name, large: str = large, call: Any = call, **kwargs: Any) -> Any:
+                if name == "reduce_scatter_tensor":
+                    self.widths["between" if kwargs["group"] is group else "whole"] = kwargs[large].element_size()
+                if kwargs.get("group") is group:
+                    self.events.append(f"{name} {(kwargs[large] if large else args[0]).numel()}")
+                return call(*args, **kwargs)
+
+            setattr(torch.distributed, name, noted)
+
+    def listen_to_casts(self) -> None:
+        """Copies of reduced shards in the format that is sent."""
+        for number, group in enumerate(self.fsdp.param_and_grad_buffer.parameter_groups):
+            lent = group.hsdp_comm_gbuf
+            allocate, free = lent.allocate_bucket_storage, lent.free_bucket_storage
+
+            def noted_allocate(*args: Any, number: int = number, allocate: Any = allocate, **kwargs: Any) -> Any:
+                made = allocate(*args, **kwargs)
+                self.events.append(f"cast {number} {made.data.numel() * made.data.element_size()}")
+                return made
+
+            def noted_free(number: int = number, free: Any = free) -> None:
+                self.events.append(f"uncast {number}")
+                free()
+
+            lent.allocate_bucket_storage, lent.free_bucket_storage = noted_allocate, noted_free
+
+    def kept(self) -> list[dict[str, int]]:
+        """Elements that a rank keeps of each bucket, and of the whole one."""
+        return [{"numel": group.model_weight_buffer.bucket_index.size,
+                 "params": (group.hfsdp_helper_wbuf or group.model_weight_buffer).data.numel(),
+                 "grads": (group.hfsdp_helper_gbuf or group.main_grad_buffer).data.numel(),
+                 "masters": group.main_weight_buffer.data.numel()}
+                for group in self.fsdp.param_and_grad_buffer.parameter_groups]
 
     def _listen(self) -> None:
         gathers, empty = self.fsdp.all_gather_pipeline, buffers.BucketStatus.EMPTY
