@@ -17,7 +17,8 @@ __all__ = ["NONE", "groups_of", "moved_modules", "runs_of"]
 NONE: Final = (0, -1)
 """Of a layer without such modules."""
 _BLOCKS: Final[dict[str, tuple[type, ...]]] = {
-    "core_attn": (Attention, LatentAttention), "attn_proj": (Attention, LatentAttention), "expert_fc1": (Moe,)}
+    "core_attn": (Attention, LatentAttention), "attn_proj": (Attention, LatentAttention), "expert_fc1": (Moe,),
+    "fused_group_mlp": (Moe,)}
 
 
 def runs_of(kind: LayerKind, module: str) -> int:

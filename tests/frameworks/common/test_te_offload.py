@@ -79,13 +79,14 @@ def test_the_device_waits_where_every_layer_but_one_leaves() -> None:
 
 # ---- modules ---------------------------------------------------------------------------------------------------------
 def by_modules(*modules: str, **options: Any) -> dict[str, Any]:
-    return {"offload": {"activations": "host"}, "options": {
+    return {"offload": {"activations": "host"}, "version": "main 2026-08-22", "options": {
         "fine_grained_activation_offloading": True, "offload_modules": [*modules], **options}}
 
 
 @pytest.mark.parametrize("framework", ["megatron", "megatron_fsdp"])
 def test_attention_leaves_in_all_layers_but_the_last(framework: str) -> None:
-    stays, leaves = ran(0, framework), ran(0, framework, **by_modules("core_attn", "attn_proj"))
+    stays = ran(0, framework, version="main 2026-08-22")
+    leaves = ran(0, framework, **by_modules("core_attn", "attn_proj"))
     of_layer = 2 * TOKENS * (2 * HIDDEN + 2 * KEYS)
     sent = (LAYERS - 1) * (of_layer + 2 * TOKENS * HIDDEN)
     assert peak_of(leaves).host_bytes == sent, "attention's output is sent twice: linear_proj saves it too"
@@ -106,7 +107,7 @@ def test_what_is_too_small_stays() -> None:
     {"model": small.TINY, "mesh": {"dp_shard": 2, "ep": 2}, "recompute": ["moe_act", "layernorm"],
      **by_modules("expert_fc1", min_offloaded_tensor_size=1)},
     {"model": {"config": "deepseek-v2-lite", "overrides": {"num_hidden_layers": 3}}, "mesh": {"dp_shard": 2},
-     "recompute": ["mla_up_proj"], "version": "main 2026-08-22",
+     "recompute": ["mla_up_proj"],
      **by_modules("core_attn", "attn_proj", min_offloaded_tensor_size=1)},
     {"model": {"config": "deepseek-v3", "overrides": {"num_hidden_layers": 4, "n_routed_experts": 16}},
      "mesh": {"dp_shard": 2, "ep": 2}, **by_modules("core_attn", min_offloaded_tensor_size=1)},
@@ -144,6 +145,8 @@ def test_every_tensor_that_comes_back_is_freed(framework: str, given: dict[str, 
     ("CUDA graph of the whole step", {"layers": 1, "version": "main 2026-08-22",
                                       "options": {"cuda_graph_impl": "full_iteration"}}),
     ("cannot be enabled with cpu_offloading", {"layers": 1, **by_modules("core_attn")}),
+    ("in core 0.16.1", {"layers": 0, **by_modules("core_attn"), "version": "auto"}),
+    ("requires use_transformer_engine_op_fuser", {"layers": 0, "model": small.TINY, **by_modules("fused_group_mlp")}),
     ("needs a module", {"layers": 0, **by_modules()}),
     ("Invalid choices for offload_modules: mlp", {"layers": 0, **by_modules("mlp")}),
     ("without core_attn", {"layers": 0, **by_modules("attn_proj")}),
