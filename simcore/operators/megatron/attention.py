@@ -201,6 +201,8 @@ def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], colu
         return [*grads, c.small_grad(sinks) if sinks else None]
 
     named = ((q, "query"), (k, "key"), (v, "value"))
+    if plain and c.tape.away is not None:
+        c.tape.away.take_whole(parts)
     made = [t if plain else _whole(c, t, n) for t, n in named]
     out = c.new(rows, columns, "attention_out")
     stats = c.new(rows, heads, "softmax_stats", "fp32")

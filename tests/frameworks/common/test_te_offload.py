@@ -111,6 +111,8 @@ def test_what_is_too_small_stays() -> None:
      **by_modules("core_attn", "attn_proj", min_offloaded_tensor_size=1)},
     {"model": {"config": "deepseek-v3", "overrides": {"num_hidden_layers": 4, "n_routed_experts": 16}},
      "mesh": {"dp_shard": 2, "ep": 2}, **by_modules("core_attn", min_offloaded_tensor_size=1)},
+    {"model": "gpt2", "mesh": {"dp_shard": 2}, "seq_len": 1024, "offload": {"activations": "host"},
+     "options": {"cpu_offloading_num_layers": 5}},
     {"model": MODEL, "mesh": {"dp_shard": 2}, "offload": {"activations": "host"},
      "options": {"cpu_offloading_num_layers": 4}}], ids=str)
 @pytest.mark.parametrize("framework", ["megatron", "megatron_fsdp"])
