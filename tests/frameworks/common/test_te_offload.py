@@ -67,6 +67,13 @@ def test_pinned_blocks_are_powers_of_two() -> None:
     assert step.by_owner["activations"] == 2 * 2 * rounded
 
 
+def test_weights_in_8_bits_stay() -> None:
+    """With one microbatch each forward makes copies of its weights in 8 bits, and saves them."""
+    given = {"precision": {"compute": "fp8"}, "model": {"config": "llama-3-8b", "overrides": {"num_hidden_layers": 2}}}
+    once, twice = (peak_of(ran(1, microbatches=count, **given)).host_bytes for count in (1, 2))
+    assert once == twice > 0
+
+
 def test_the_device_waits_where_every_layer_but_one_leaves() -> None:
     stays, few, most = (ran(layers).time for layers in (0, 1, LAYERS - 1))
     assert stays is not None
