@@ -18,7 +18,8 @@ def test_a_part_of_a_tensor_stays_unless_all_of_it_leaves(*, whole: bool, sent: 
     halves = [Tensor(both.storage, (8,), "fp32") for _ in range(2)]
     if whole:
         tape.away.take_whole(halves)
-    node = tape.node((Param("w", (8,), "fp32", trainable=True),), (*halves, other), lambda _tape, _grads, _saved: [None])
+    weight = Param("weight", (8,), "fp32", trainable=True)
+    node = tape.node((weight,), (*halves, other), lambda _tape, _grads, _saved: [None])
     assert node is not None
     del both, other, halves
     tape.cut()
@@ -36,6 +37,7 @@ def test_what_stays_is_not_sent() -> None:
     tape.away.stay([weight])
     node = tape.node((Param("w", (16,), "fp32", trainable=True),), (weight,), lambda _tape, _grads, _saved: [None])
     assert node is not None
+    tape.cut()
     trip = tape.away.go_and_come()
     assert trip.leave.rows == trip.come.rows == ()
     node.saved.clear()
