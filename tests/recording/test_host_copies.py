@@ -1,4 +1,4 @@
-"""Which saved tensors leave: whole ones; parts only where attention reads them in place."""
+"""Saved tensors that leave: whole ones; parts only where attention reads them in place."""
 
 from __future__ import annotations
 

@@ -168,6 +168,8 @@ def core(c: Context, num_heads: int, q: Tensor, k: Tensor, v: Tensor, columns: i
             return core_8_bits(c, num_heads, (q, k, v), columns or q.shape[1], plain=plain)
         return _core(c, num_heads, (q, k, v), columns or q.shape[1], plain=plain)
 
+    if plain and c.tape.away is not None:
+        c.tape.away.take_whole((q, k, v))
     return c.region(run) if c.recomputes("core_attn") else run()
 
 
@@ -201,8 +203,6 @@ def _core(c: Context, num_heads: int, parts: tuple[Tensor, Tensor, Tensor], colu
         return [*grads, c.small_grad(sinks) if sinks else None]
 
     named = ((q, "query"), (k, "key"), (v, "value"))
-    if plain and c.tape.away is not None:
-        c.tape.away.take_whole(parts)
     made = [t if plain else _whole(c, t, n) for t, n in named]
     out = c.new(rows, columns, "attention_out")
     stats = c.new(rows, heads, "softmax_stats", "fp32")
