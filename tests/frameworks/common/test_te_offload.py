@@ -16,8 +16,8 @@ from simcore.simulate import simulate
 LAYERS, TOKENS = 6, 4096
 HIDDEN, KEYS, INNER, HEADS = 4096, 1024, 14336, 32
 SAVED = TOKENS * (2 * (6 * HIDDEN + 2 * KEYS + 3 * INNER) + 4 * HEADS)
-"""Bytes of one layer: input, norm, query, attention's output, residual and norm; key, value; gate and up, and their product;
-statistics of the softmax have fewer than 256 * 1024 elements and stay."""
+"""Bytes of one layer: input, norm, query, attention's output, residual and norm; key, value; gate and up, and their
+product; statistics of the softmax, which have fewer than 256 * 1024 elements and stay."""
 MODEL = {"config": "llama-3-8b", "overrides": {"num_hidden_layers": LAYERS}}
 
 
