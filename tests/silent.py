@@ -143,7 +143,8 @@ def _layout(framework: str) -> Tree:
 
 def bases(workload: str, method: str, framework: str) -> Iterator[Tree]:
     """Scenarios of a combination, before a key is set; the framework refuses some of them."""
-    for base in {"train": _trains, "dpo": _trains, "grpo": _grpos, "serve": _serves}[workload](framework):
+    made = {"train": _trains, "dpo": _trains, "grpo": _grpos, "serve": _serves}[workload](framework)
+    for base in (*made, *(_ON_HOST if workload == "train" and framework.startswith("megatron") else ())):
         tree: Tree = {"name": "k", "workload": workload, "framework": framework,
                       "topology": {"file": "dgx-h100", "num_nodes": 2}} | deepcopy(base)
         if workload != "serve":
@@ -156,6 +157,12 @@ _MEGATRON: Final[tuple[Tree, ...]] = (
     {"training": {"precision": {"compute": "fp8"}}, "framework_options": {"fp8_recipe": "blockwise"}},
     {"framework_options": {"attention_backend": "unfused"}},
     {"framework_options": {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["attn"]}})
+_ON_HOST: Final[tuple[Tree, ...]] = tuple(
+    {"model": DENSE, "mesh": {"dp_shard": 4}, "framework_version": "main 2026-08-22",
+     "training": {"offload": {"activations": "host"}}, "framework_options": options}
+    for options in ({"cpu_offloading_num_layers": 1},
+                    {"fine_grained_activation_offloading": True, "offload_modules": ["core_attn"]}))
+"""Settings beside which options about activations on the host matter; last, as results have the number of a setting."""
 OPTIONS_BESIDE: Final[dict[str, tuple[Tree, ...]]] = {
     "automodel": ({"framework_options": {"enable_fsdp2_prefetch": True}},), "megatron": _MEGATRON,
     "megatron_fsdp": _MEGATRON}

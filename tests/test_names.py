@@ -20,7 +20,8 @@ EXCEPTIONS: Final[dict[str, tuple[frozenset[str], str]]] = {
     "docgen/glossary.py": (frozenset({"fsdp2"}), "an example on a page"),
     "docgen/models.py": (frozenset({"hf"}), "a page shows each family as this implementation builds it"),
     "docgen/asking.py": (frozenset({"bnb_4bit_quant_storage", "use_orig_params"}), "small jobs of a page"),
-    "docgen/support.py": (frozenset({"fp8_all_gather", "fp8_param_gather", "fp8_recipe"}), "small jobs of a page"),
+    "docgen/support.py": (frozenset({"cpu_offloading_num_layers", "fp8_all_gather", "fp8_param_gather", "fp8_recipe"}),
+                          "small jobs of a page"),
     "inputs/training.py": (frozenset({"hf", "megatron"}), "names of losses"),
     **{f"lint/{name}.py": (frozenset(found), "names of formats of recipes, and of their keys") for name, found in {
         "adapters": ["automodel"], "examples": ["automodel", "megatron", "torchtitan"], "keys": ["automodel"],

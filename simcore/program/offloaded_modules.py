@@ -1,4 +1,4 @@
-"""Which layers have modules whose saved tensors wait on the host, and what of each layer stays.
+"""Layers with modules whose saved tensors wait on the host, and what of each layer stays.
 
 See [Note: modules on the host] in `recording/offload_groups.py`.
 """
@@ -15,9 +15,10 @@ from simcore.recording.offload_groups import ModuleGroups
 __all__ = ["NONE", "groups_of", "moved_modules", "runs_of"]
 
 NONE: Final = (0, -1)
-"""Of a layer without such modules."""
+"""Value of `moved_modules` for a layer without such modules."""
 _BLOCKS: Final[dict[str, tuple[type, ...]]] = {
-    "core_attn": (Attention, LatentAttention), "attn_proj": (Attention, LatentAttention), "expert_fc1": (Moe,)}
+    "core_attn": (Attention, LatentAttention), "attn_proj": (Attention, LatentAttention), "expert_fc1": (Moe,),
+    "fused_group_mlp": (Moe,)}
 
 
 def runs_of(kind: LayerKind, module: str) -> int:

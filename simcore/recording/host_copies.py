@@ -7,7 +7,8 @@ bits), is referred to until its copy is on the host, and again from the moment a
 the layer is differentiated: so backward frees none of them node by node. Each is copied by itself, in the order in
 which they were saved, there and back. Tensors that lie in one storage are one object or views of it, and copied once
 (`_switch_to_base_tensors`, `_deduplicate_tensors`): attention's output, which attention and the next linear save, too.
-A node waits for the copies of what it saved (`pop_tensor`).
+A part of a tensor, which is not contiguous, stays; but for parts that attention reads in place the whole leaves
+(`start_offload`, offload_base_tensor). A node waits for the copies of what it saved (`pop_tensor`).
 """
 
 from __future__ import annotations
@@ -50,11 +51,13 @@ STAYS: Final = HostTrip()
 class _Copy:
     """One tensor that leaves, and the places (node, index) where nodes save it.
 
-    `slot`, `offset`: owner of its storage, which is that of the tensor that comes back too. `is_awaited`: a node has
-    waited for its return.
+    `num_bytes`, `dtype`: of its storage; `slot`, `offset`: the owner, which is that of the storage that comes back too.
+    `is_awaited`: a node has waited for its return.
     """
 
-    tensor: Any
+    storage: Storage | None
+    num_bytes: int
+    dtype: str
     slot: int
     offset: int
     places: list[tuple[ref[Any], int]] = field(default_factory=list)
@@ -62,7 +65,7 @@ class _Copy:
 
     def set_storage(self, storage: Storage | None) -> None:
         """Gives all that refer to the tensor another storage, or none."""
-        self.tensor.storage = storage
+        self.storage = storage
         for node, index in self.places:
             if (holder := node()) is not None and holder.saved:
                 holder.saved[index].storage = storage
@@ -75,11 +78,16 @@ class HostCopies:
         self.tape, self.least = tape, least
         self.copies: dict[int, _Copy] = {}
         self.staying: set[int] = set()
+        self.whole: set[int] = set()
         self.have_come = False
 
     def stay(self, tensors: Sequence[Any]) -> None:
         """Marks tensors that stay on the device though nodes save them."""
         self.staying.update(id(tensor.storage) for tensor in tensors)
+
+    def take_whole(self, tensors: Sequence[Any]) -> None:
+        """Marks parts of a tensor that leave with all of it."""
+        self.whole.update(id(tensor.storage) for tensor in tensors)
 
     def push(self, node: Any, first: int) -> None:
         """Takes what `node` has saved in forward, from index `first` on."""
@@ -87,9 +95,10 @@ class HostCopies:
             storage = tensor.storage
             if self.have_come or storage is None or id(storage) in self.staying or tensor.numel < self.least:
                 continue
-            copy = self.copies.setdefault(id(storage), _Copy(tensor, storage.slot, storage.offset))
-            assert copy.tensor.nbytes == tensor.nbytes == storage.num_bytes, "a part of a tensor leaves"
-            copy.places.append((ref(node), index))
+            if tensor.nbytes < storage.num_bytes and id(storage) not in self.whole:
+                continue
+            new = _Copy(storage, storage.num_bytes, tensor.dtype, storage.slot, storage.offset)
+            self.copies.setdefault(id(storage), new).places.append((ref(node), index))
 
     def go_and_come(self) -> HostTrip:
         """Rows of the way there and back, after the layer's forward; `done` is still missing."""
@@ -102,7 +111,7 @@ class HostCopies:
             copy.set_storage(None)
         left = self.tape.cut()
         for number, copy in enumerate(self.copies.values()):
-            copy.set_storage(Storage(self.tape, copy.tensor.nbytes, copy.slot, copy.offset))
+            copy.set_storage(Storage(self.tape, copy.num_bytes, copy.slot, copy.offset))
             self._copied("to_device", copy, FROM_HOST + number)
         self.have_come = True
         return HostTrip(leave, left, self.tape.cut())
@@ -122,5 +131,5 @@ class HostCopies:
         return self.tape.cut()
 
     def _copied(self, way: str, copy: _Copy, handle: int) -> None:
-        comm = self.tape.comms.setdefault(("copy", way, copy.tensor.dtype), len(self.tape.comms))
-        self.tape.rows.append((Op.COPY, 0, comm, copy.tensor.nbytes, int(Stream.COPY), handle))
+        comm = self.tape.comms.setdefault(("copy", way, copy.dtype), len(self.tape.comms))
+        self.tape.rows.append((Op.COPY, 0, comm, copy.num_bytes, int(Stream.COPY), handle))

@@ -59,7 +59,7 @@ class _Entry:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """What one run of a module saves. `before`: the run of the same module before it in this layer.
+    """Tensors that one run of a module saves. `before`: the run of the same module before it in this layer.
 
     `leaves`: False if it stays on the device.
     """

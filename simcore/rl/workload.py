@@ -97,6 +97,9 @@ def _check_worker(scenario: Scenario, simulation: Simulation) -> None:
         raise NotYet(Problem(scenario.where("mesh", "pp"), f"not yet: {workload} with pipeline stages"))
     if not isinstance(scenario.training.lengths, str):
         raise NotYet(Problem(scenario.where("training", "lengths"), f"not yet: {workload} with drawn lengths"))
+    if simulation.framework.offload is not None:
+        at = scenario.where("training", "offload", "activations")
+        raise NotYet(Problem(at, f"not yet: {workload} with what layers or modules save on the host"))
 
 
 def _policies(scenario: Scenario, trained: Report, forward: Passes, simulation: Simulation,

@@ -159,6 +159,9 @@ def test_a_preference_is_two_sequences() -> None:
      "not yet: grpo over a base in few bits"),
     ({"model": "llama-tiny", "framework": "megatron", "mesh": {"pp": 2, "dp_shard": 4},
       "training": {"seq_len": 256, "global_batch_size": 16}}, "error", "not yet: grpo with pipeline stages"),
+    ({"model": "llama-tiny", "framework": "megatron", "framework_options": {"cpu_offloading_num_layers": 1},
+      "training": {"seq_len": 256, "global_batch_size": 16, "offload": {"activations": "host"}}}, "error",
+     "not yet: grpo with what layers or modules save on the host"),
     ({"framework": "nonsense"}, "error", "unknown framework")])
 def test_what_is_refused(changed: dict[str, Any], status: str, told: str) -> None:
     for found in (report(**changed), check(asked(**changed))):

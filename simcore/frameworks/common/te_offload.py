@@ -21,9 +21,9 @@ FINE: Final = "fine_grained_activation_offloading"
 MODULES: Final = "offload_modules"
 SMALLEST: Final = "min_offloaded_tensor_size"
 OPTIONS: Final = {NUM_LAYERS: (int,), FINE: (True, False), MODULES: (list,), SMALLEST: (int,)}
-SERVED: Final = ("attn_proj", "core_attn", "expert_fc1")
-ALLOWED: Final = (*SERVED, "attn_norm", "fused_group_mlp", "gdp_qkv", "mlp_norm", "moe_act", "qkv_linear")
-"""The grouped MLP as a whole and gdp_qkv are main's."""
+SERVED: Final = ("attn_proj", "core_attn", "expert_fc1", "fused_group_mlp")
+ALLOWED: Final = (*SERVED, "attn_norm", "gdp_qkv", "mlp_norm", "moe_act", "qkv_linear")
+_OF_EXPERTS: Final = ("expert_fc1", "fused_group_mlp")
 LEAST: Final = 256 * 1024
 """Elements of the smallest tensor that leaves (TransformerEngine d0067d0d `pytorch/cpu_offload.py`,
 _check_if_offload)."""
@@ -73,14 +73,18 @@ def _modules(job: Job, options: dict[str, object]) -> ModuleOffload:
     key, asked = f"framework_options.{MODULES}", options.get(MODULES)
     modules = tuple(str(name) for name in asked) if isinstance(asked, list) else ()
     if not modules:
-        raise job.illegal(key, f"{FINE} needs a module", f"{_RULE}:1272: len(offload_modules) > 0")
+        raise job.illegal(key, f"{FINE} needs a module", "Megatron-LM main transformer/transformer_config.py:2131: "
+                          "len(offload_modules) > 0")
     if unknown := [name for name in modules if name not in ALLOWED]:
         raise job.illegal(key, f"Invalid choices for offload_modules: {', '.join(unknown)}. Allowed modules are: "
-                          f"{', '.join(ALLOWED)}", f"{_RULE}:1273")
+                          f"{', '.join(ALLOWED)}", "Megatron-LM main transformer/transformer_config.py:2144")
     if "attn_proj" in modules and "core_attn" not in modules:
         raise job.illegal(key, "attn_proj cannot be set to offload_modules alone without core_attn because the input "
                           "of attn_proj is the output of core_attn, which is needed in core_attn.backward().",
-                          f"{_RULE}: offload_modules")
+                          "Megatron-LM main transformer/transformer_config.py:2148")
+    if job.scenario.framework_version != "main 2026-08-22":
+        raise job.not_yet(f"framework_options.{FINE}", "modules on the host in core 0.16.1, whose code is another (use "
+                          "framework_version: main 2026-08-22)")
     if other := [name for name in modules if name not in SERVED]:
         raise job.not_yet(key, f"what {', '.join(other)} saves, on the host (served: {', '.join(SERVED)})")
     _check_modules(job, options, modules)
@@ -92,8 +96,9 @@ def _check_modules(job: Job, options: dict[str, object], modules: tuple[str, ...
     """Refuses what the recording of groups does not know."""
     recompute, key = job.scenario.training.recompute, f"framework_options.{MODULES}"
     named = recompute if isinstance(recompute, tuple) else () if recompute == "none" else ("layers",)
-    if "expert_fc1" in modules and "moe" in named:
-        raise job.illegal(key, "Cannot offload expert_fc1 while recomputing the entire MoE layer.",
+    experts = [name for name in modules if name in _OF_EXPERTS]
+    if experts and "moe" in named:
+        raise job.illegal(key, f"Cannot offload {', '.join(experts)} while recomputing the entire MoE layer.",
                           "Megatron-LM main transformer/transformer_config.py:2169")
     if "layers" in named or "core_attn" in named:
         raise job.not_yet(key, "modules on the host of layers, or of attention, that are recomputed")
@@ -102,19 +107,33 @@ def _check_modules(job: Job, options: dict[str, object], modules: tuple[str, ...
     kinds = [kind for kind in job.graph.kinds if _runs(kind, modules)]
     if not kinds or any(len(set(_runs(kind, modules))) > 1 for kind in kinds):
         raise job.not_yet(key, "modules of which some layers have one and not the others, or no layer any")
-    if "expert_fc1" in modules and (options.get("use_transformer_engine_op_fuser") or options.get(
-            "moe_grouped_gemm") is False or (job.narrow and options.get("fp8_recipe") != "mxfp8")):
-        raise job.not_yet(key, "expert_fc1 that is fused, not grouped, or in 8 bits other than mxfp8")
+    if experts:
+        _check_experts(job, options, experts)
     captured = options.get("cuda_graph_modules", options.get("cuda_graph_scope", ()))
     graphs = {captured} if isinstance(captured, str) else set(map(str, captured if isinstance(captured, list) else ()))
     if options.get("cuda_graph_impl", "none") != "none" and (
-            not graphs or graphs & {"", "full", "moe"} or ("core_attn" in modules and "attn" in graphs)):
+            not graphs or graphs & {"full", "moe"} or ("core_attn" in modules and "attn" in graphs)):
         raise job.not_yet(key, "modules on the host that CUDA graphs capture")
+
+
+def _check_experts(job: Job, options: dict[str, object], experts: list[str]) -> None:
+    key, fused = f"framework_options.{MODULES}", options.get("use_transformer_engine_op_fuser") is True
+    if "fused_group_mlp" in experts and not fused:
+        raise job.illegal(key, "fused_group_mlp requires use_transformer_engine_op_fuser.",
+                          "Megatron-LM main transformer/transformer_config.py:2188")
+    if len(experts) > 1:
+        raise job.illegal(key, "fused_group_mlp offloads the whole fused grouped MLP and cannot be combined with "
+                          "expert_fc1 or moe_act.", "Megatron-LM main transformer/transformer_config.py:2191")
+    if "expert_fc1" in experts and fused:
+        raise job.illegal(key, "Selective expert_fc1/moe_act offload is only supported unfused.",
+                          "Megatron-LM main transformer/moe/experts.py:399")
+    if options.get("moe_grouped_gemm") is False or (job.narrow and options.get("fp8_recipe") != "mxfp8"):
+        raise job.not_yet(key, "experts on the host that are not grouped, or in 8 bits other than mxfp8")
 
 
 def _runs(kind: LayerKind, modules: tuple[str, ...]) -> list[int]:
     """Number of runs of each module in a layer; empty if it has none of them."""
-    runs = [sum(isinstance(branch.block, Moe if name == "expert_fc1" else (Attention, LatentAttention))
+    runs = [sum(isinstance(branch.block, Moe if name in _OF_EXPERTS else (Attention, LatentAttention))
                 for branch in kind.branches) for name in modules]
     return runs if any(runs) else []
 

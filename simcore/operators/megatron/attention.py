@@ -170,6 +170,8 @@ def core(c: Context, num_heads: int, q: Tensor, k: Tensor, v: Tensor, columns: i
             return core_8_bits(c, num_heads, (q, k, v), columns or q.shape[1], plain=plain)
         return _core(c, num_heads, (q, k, v), columns or q.shape[1], plain=plain)
 
+    if plain and c.tape.away is not None:
+        c.tape.away.take_whole((q, k, v))
     return c.region(run) if c.recomputes("core_attn") else run()
 
 

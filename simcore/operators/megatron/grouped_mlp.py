@@ -84,7 +84,7 @@ def expert_layers(c: Context, block: Moe, rows: Rows, x: Tensor, probs: Tensor) 
     Two grouped linears with activation and probabilities between them. `x` is sorted by expert; `probs`: [rows, 1].
     """
     if c.options.use_transformer_engine_op_fuser and c.scaling is not None:
-        return _in_one(c, block, rows, x, probs)
+        return offloaded(c, "fused_group_mlp", x, lambda x: _in_one(c, block, rows, x, probs), release=(x,))
     inner = offloaded(c, "expert_fc1", x, lambda x: grouped(c, "mlp.experts.linear_fc1", x, rows.local_experts),
                       release=(x,))
     if block.bias:

@@ -43,7 +43,7 @@ from simcore.operators.megatron.ops.norm import norm
 from simcore.operators.megatron.stash import sections
 from simcore.operators.megatron.tensors import FINAL_NORM, tensors
 from simcore.operators.shared.features import LATENT, refuse
-from simcore.recording.host_copies import STAYS
+from simcore.recording.host_copies import STAYS, HostTrip
 from simcore.recording.layer import LayerWorkload, RecordedLayer
 from simcore.recording.rows import Module
 from simcore.recording.tape import GRAD_HIDDEN, HIDDEN, Param, Section, Tape, Tensor
@@ -110,9 +110,7 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     after = tape.cut()
     stem.clear()
     late = tape.cut()
-    trip = tape.away.go_and_come() if tape.away else STAYS
-    if tape.groups is not None:
-        tape.groups.come()
+    trip = _on_the_host(tape)
     tape.phase = "backward"
     seed = _seed(tape, out, is_loss=is_loss)
     tape.backward()
@@ -127,6 +125,13 @@ def record(kind: LayerKind, run: LayerWorkload, slots: dict[tuple[str, str], int
     back = tape.cut()
     trip = replace(trip, done=tape.away.drop()) if tape.away else trip
     return RecordedLayer(forward, back, after, late, seed, grads, stow=stow, fetch=fetch, host=trip)
+
+
+def _on_the_host(tape: Tape) -> HostTrip:
+    """The way of saved tensors to the host and back, between the passes; nodes then have those that came back."""
+    if tape.groups is not None:
+        tape.groups.come()
+    return tape.away.go_and_come() if tape.away else STAYS
 
 
 def _with_own_backward(run: LayerWorkload) -> LayerWorkload:

@@ -16,8 +16,8 @@ from simcore.simulate import simulate
 LAYERS, TOKENS = 6, 4096
 HIDDEN, KEYS, INNER, HEADS = 4096, 1024, 14336, 32
 SAVED = TOKENS * (2 * (6 * HIDDEN + 2 * KEYS + 3 * INNER) + 4 * HEADS)
-"""Of one layer: input, norm, query, attention's output, residual and norm; key, value; gate and up, and their product;
-statistics of the softmax have fewer than 256 * 1024 elements and stay."""
+"""Bytes of one layer: input, norm, query, attention's output, residual and norm; key, value; gate and up, and their
+product; statistics of the softmax, which have fewer than 256 * 1024 elements and stay."""
 MODEL = {"config": "llama-3-8b", "overrides": {"num_hidden_layers": LAYERS}}
 
 
@@ -67,6 +67,14 @@ def test_pinned_blocks_are_powers_of_two() -> None:
     assert step.by_owner["activations"] == 2 * 2 * rounded
 
 
+def test_weights_in_8_bits_stay() -> None:
+    """Without a cache each forward makes copies of its weights in 8 bits, and saves them."""
+    options = {"first_last_layers_bf16": False, "fp8_param_gather": False}
+    sent = [peak_of(ran(2, precision={"compute": "fp8"}, options={
+        **options, "disable_parameter_transpose_cache": made_anew})).host_bytes for made_anew in (False, True)]
+    assert sent[0] == sent[1] > 0
+
+
 def test_the_device_waits_where_every_layer_but_one_leaves() -> None:
     stays, few, most = (ran(layers).time for layers in (0, 1, LAYERS - 1))
     assert stays is not None
@@ -79,13 +87,14 @@ def test_the_device_waits_where_every_layer_but_one_leaves() -> None:
 
 # ---- modules ---------------------------------------------------------------------------------------------------------
 def by_modules(*modules: str, **options: Any) -> dict[str, Any]:
-    return {"offload": {"activations": "host"}, "options": {
+    return {"offload": {"activations": "host"}, "version": "main 2026-08-22", "options": {
         "fine_grained_activation_offloading": True, "offload_modules": [*modules], **options}}
 
 
 @pytest.mark.parametrize("framework", ["megatron", "megatron_fsdp"])
 def test_attention_leaves_in_all_layers_but_the_last(framework: str) -> None:
-    stays, leaves = ran(0, framework), ran(0, framework, **by_modules("core_attn", "attn_proj"))
+    stays = ran(0, framework, version="main 2026-08-22")
+    leaves = ran(0, framework, **by_modules("core_attn", "attn_proj"))
     of_layer = 2 * TOKENS * (2 * HIDDEN + 2 * KEYS)
     sent = (LAYERS - 1) * (of_layer + 2 * TOKENS * HIDDEN)
     assert peak_of(leaves).host_bytes == sent, "attention's output is sent twice: linear_proj saves it too"
@@ -106,10 +115,12 @@ def test_what_is_too_small_stays() -> None:
     {"model": small.TINY, "mesh": {"dp_shard": 2, "ep": 2}, "recompute": ["moe_act", "layernorm"],
      **by_modules("expert_fc1", min_offloaded_tensor_size=1)},
     {"model": {"config": "deepseek-v2-lite", "overrides": {"num_hidden_layers": 3}}, "mesh": {"dp_shard": 2},
-     "recompute": ["mla_up_proj"], "version": "main 2026-08-22",
+     "recompute": ["mla_up_proj"],
      **by_modules("core_attn", "attn_proj", min_offloaded_tensor_size=1)},
     {"model": {"config": "deepseek-v3", "overrides": {"num_hidden_layers": 4, "n_routed_experts": 16}},
      "mesh": {"dp_shard": 2, "ep": 2}, **by_modules("core_attn", min_offloaded_tensor_size=1)},
+    {"model": "gpt2", "mesh": {"dp_shard": 2}, "seq_len": 1024, "offload": {"activations": "host"},
+     "options": {"cpu_offloading_num_layers": 5}},
     {"model": MODEL, "mesh": {"dp_shard": 2}, "offload": {"activations": "host"},
      "options": {"cpu_offloading_num_layers": 4}}], ids=str)
 @pytest.mark.parametrize("framework", ["megatron", "megatron_fsdp"])
@@ -144,6 +155,8 @@ def test_every_tensor_that_comes_back_is_freed(framework: str, given: dict[str, 
     ("CUDA graph of the whole step", {"layers": 1, "version": "main 2026-08-22",
                                       "options": {"cuda_graph_impl": "full_iteration"}}),
     ("cannot be enabled with cpu_offloading", {"layers": 1, **by_modules("core_attn")}),
+    ("in core 0.16.1", {"layers": 0, **by_modules("core_attn"), "version": "auto"}),
+    ("requires use_transformer_engine_op_fuser", {"layers": 0, "model": small.TINY, **by_modules("fused_group_mlp")}),
     ("needs a module", {"layers": 0, **by_modules()}),
     ("Invalid choices for offload_modules: mlp", {"layers": 0, **by_modules("mlp")}),
     ("without core_attn", {"layers": 0, **by_modules("attn_proj")}),

@@ -10,15 +10,16 @@ from simcore.recording.tape import Tape, Tensor
 __all__ = ["offloaded"]
 
 
-def offloaded(c: Context, name: str, x: Tensor, run: Callable[[Tensor], Tensor],
-              release: Sequence[Tensor] = ()) -> Tensor:
+def offloaded(c: Context, name: str, x: Tensor, run: Callable[[Tensor], Tensor], release: Sequence[Tensor] = (),
+              behind: Callable[[Tensor], Tensor] | None = None) -> Tensor:
     """Output of `run(x)`, the module `name`; `release`: tensors that are emptied when it has run, if it leaves.
 
-    Only `run(x)` where nothing of the module leaves.
+    `behind`: what is run on the output before the module's tensors leave; its output is returned. Only these two calls
+    where nothing of the module leaves.
     """
     groups = c.tape.groups
     if groups is None or name not in groups.asked.modules or c.inside or c.tape.no_grad:
-        return run(x)
+        return behind(run(x)) if behind else run(x)
     group = groups.begin(name)
 
     def start(_tape: Tape, grads: Grads, _saved: Saved) -> Grads:
@@ -33,6 +34,8 @@ def offloaded(c: Context, name: str, x: Tensor, run: Callable[[Tensor], Tensor],
     c.node(begun, (x,), (), start)
     out = run(begun)
     groups.now = None
+    if behind is not None:
+        out = behind(out)
     done = Tensor(out.storage, out.shape, out.dtype)
     c.node(done, (out,), (), end)
     groups.commit(group, release)
