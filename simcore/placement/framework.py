@@ -200,7 +200,7 @@ class Framework:
     parameters that ranks update whole; empty if optimizer states are cut. `communicators`: every mesh axis of more than
     one rank with a collective or a transfer. `assumptions`: (key, value, kind, source); `defaults`: (key, value,
     source) that the framework chose. Fields that are not compared do not change the step; rules act through the plan of
-    a rank.
+    a rank. `fullest_load`: load of the fullest rank's experts over the mean that the upper end of bands counts.
     """
 
     name: str
@@ -231,6 +231,7 @@ class Framework:
     communicators: tuple[str, ...] = ()
     libraries: KernelLibraries = field(default_factory=KernelLibraries)
     padding: Padding = field(default=Padding(), compare=False)
+    fullest_load: float = field(default=1.0, compare=False)
     files: Files = field(default=Files(), compare=False)
     afterwards: Afterwards = field(default=Afterwards(), compare=False)
     assumptions: tuple[tuple[str, str, str, str], ...] = field(default=(), compare=False)

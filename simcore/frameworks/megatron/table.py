@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from simcore.frameworks.common.afterwards import bridge_afterwards
 from simcore.frameworks.common.checkpoint_files import megatron_files
+from simcore.frameworks.common.hot_ranks import fullest_load, hot_ranks_assumption
 from simcore.frameworks.megatron.checks import check, check_fuser, check_overlap, check_shared_overlap
 from simcore.frameworks.megatron.fp8 import Fp8, check_shapes, fp8_of, quantized, with_format
 from simcore.frameworks.megatron.fp8_notes import assumptions as fp8_assumptions
@@ -103,12 +104,12 @@ def table_of(job: Draft, options: dict[str, object]) -> Framework:
         deferred_heads=_deferred(job, options),
         dealt=dealt(job, policies, made_stages, shard_axes(job), by_parts=_by_parts(job, options)),
         options=with_format(implementation_options(job, options, made.grads), fp8),
-        communicators=_communicators(job),
-        libraries=libraries_of(job, options, fp8),
-        files=megatron_files(job), afterwards=bridge_afterwards(job),
+        communicators=_communicators(job), libraries=libraries_of(job, options, fp8),
+        files=megatron_files(job), afterwards=bridge_afterwards(job), fullest_load=fullest_load(job),
         padding=Padding(16, "Bridge 0.3.1 data/datasets/sft.py:206 pad_seq_length_to_mult, :703"),
         assumptions=(*layer_assumptions(job, options), *recompute_assumptions(job),
-                     *muon_assumptions(job, packed=_by_parts(job, options)), *fp8_assumptions(fp8), *host_notes(made)),
+                     *muon_assumptions(job, packed=_by_parts(job, options)), *fp8_assumptions(fp8), *host_notes(made),
+                     *hot_ranks_assumption(job)),
     ))
 
 
