@@ -29,7 +29,8 @@ WITHOUT_EFFECT: Final[tuple[Idle, ...]] = (
     Idle("topology.num_nodes", "nodes beyond those that the mesh needs stay empty"),
     Idle("topology.gpus_per_node", "an engine's ranks read no network, so that it does not matter on which nodes they "
          "are", workload="serve"),
-    Idle("training.routing", "auto means balanced but for Automodel, whose untrained router was measured"),
+    Idle("training.routing", "auto means balanced but for KempnerForge, whose untrained router was measured, and for "
+         "the upper end of bands under expert parallelism"),
 )
 """Rules; the first that matches gives the reason."""
 

@@ -222,8 +222,8 @@ class Framework:
     parameters that ranks update whole; empty if optimizer states are cut. `offload`: layers, or modules, whose saved
     tensors wait on the host; None for none. `communicators`: every mesh axis of more than one rank with a collective or
     a transfer. `assumptions`: (key, value, kind, source); `defaults`: (key, value, source) that the framework chose.
-    Fields that are not compared do not change the step; rules act through the plan of
-    a rank.
+    Fields that are not compared do not change the step; rules act through the plan of a rank. `fullest_load`: load of
+    the fullest rank's experts over the mean that the upper end of bands counts.
     """
 
     name: str
@@ -255,6 +255,7 @@ class Framework:
     communicators: tuple[str, ...] = ()
     libraries: KernelLibraries = field(default_factory=KernelLibraries)
     padding: Padding = field(default=Padding(), compare=False)
+    fullest_load: float = field(default=1.0, compare=False)
     files: Files = field(default=Files(), compare=False)
     afterwards: Afterwards = field(default=Afterwards(), compare=False)
     assumptions: tuple[tuple[str, str, str, str], ...] = field(default=(), compare=False)

@@ -7,15 +7,19 @@ and the range by measured runs. The report has all of it; a search reads the ver
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
+from simcore.frameworks.registry import hooks_of
+from simcore.memory.ledger import peak_and_end
 from simcore.memory.outside_allocator import OutsideMemory
 from simcore.memory.reserved import Reserved, reserved
+from simcore.pipeline.schedule import actions
 from simcore.placement.plan import Plan
+from simcore.program.lower import lower
 from simcore.simulation.paging import paged_bytes, resident
 from simcore.simulation.simulation import Simulation
 
-__all__ = ["DeviceMemory", "device_memory"]
+__all__ = ["DeviceMemory", "device_memory", "hottest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +41,23 @@ def device_memory(simulation: Simulation, plan: Plan, allocated: int, held: Sequ
     beside, states = sum(one.num_bytes for one in held), paged_bytes(plan)
     unused = simulation.unused_in_pools
     seen = reserved(allocated, simulation.reserved_model(), simulation.usable_bytes() - beside - unused).plus(unused)
-    needed = simulation.needed(allocated).plus(beside)
+    needed = simulation.needed(allocated, hottest(simulation, plan)).plus(beside)
     low, middle, high = (resident(simulation, states, end) for end in astuple(needed))
     outside: dict[str, int] = {one.category: one.num_bytes for one in held}
     if states:
         outside["paged_states"] = middle
     return DeviceMemory(seen, needed.middle + middle, (needed.low + low, needed.high + high), outside)
+
+
+def hottest(simulation: Simulation, plan: Plan) -> int:
+    """Peak of allocated bytes on the plan's rank if its experts are the fullest, see [Note: hot ranks]; 0 if none are.
+
+    The note is in `frameworks/common/hot_ranks.py`.
+    """
+    load = simulation.framework.fullest_load
+    if load == 1:
+        return 0
+    workload = simulation.workload(plan)
+    full = replace(workload, rows_per_token=int(workload.rows_per_token * load))
+    order = actions(simulation.framework.schedule, plan.stage, simulation.num_written)
+    return peak_and_end(lower(plan, full, order, hooks_of(simulation.framework)))[0]

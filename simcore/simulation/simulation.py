@@ -128,14 +128,15 @@ class Simulation:
         pools = at_rest_of(self.framework).pools
         return max((sum(map(unused_bytes, pools(plan))) for plan in self.plans), default=0)
 
-    def needed(self, allocated: int) -> Reserved:
+    def needed(self, allocated: int, hottest: int = 0) -> Reserved:
         """Bytes that torch's allocator must reserve for a simulated peak of `allocated` bytes, its pools included.
 
         The ends are those of fragmentation for the ends of `band`: lowest, likely, highest. The highest includes the
-        most that pools of CUDA graphs, and tensors that no pass lists, may add.
+        most that pools of CUDA graphs, and tensors that no pass lists, may add. `hottest`: peak of a rank with more
+        tokens, where that is higher than the end of the band, which is of runs on such ranks too.
         """
-        low, middle, high = (needed(int(allocated * share), self.reserved_model(), self.fragmentation())
-                             for share in (self.band.low, 1, self.band.high))
+        ends = int(allocated * self.band.low), allocated, max(int(allocated * self.band.high), hottest)
+        low, middle, high = (needed(end, self.reserved_model(), self.fragmentation()) for end in ends)
         return Reserved(low.low, middle.middle, high.high + self.framework.libraries.graph_pool_bytes
                         + self.framework.unseen_bytes).plus(self.unused_in_pools)
 

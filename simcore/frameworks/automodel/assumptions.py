@@ -6,11 +6,12 @@ from simcore.frameworks.automodel.attention import packed_assumptions
 from simcore.frameworks.automodel.pipeline import STAGES
 from simcore.frameworks.automodel.policies import POLICY_ASSUMPTIONS, trains_policies
 from simcore.frameworks.automodel.te_fp8 import fp8_assumptions
+from simcore.frameworks.common.hot_ranks import hot_ranks_assumption
 from simcore.frameworks.common.torch import time_of_offload
 from simcore.operators.automodel.sparse import SPARSE
 from simcore.placement.job import Draft
 
-__all__ = ["assumptions"]
+__all__ = ["assumptions", "is_forced"]
 
 _INSTALLED = ("framework_options.use_liger_kernel", "Liger-Kernel is installed", "assumed", "0.7.0 _transformers/"
               "kernel_patches.py: without it transformers' layers run as they are, with a warning")
@@ -22,6 +23,11 @@ _BALANCED = ("router_aux_loss_coef", "the balancing loss is computed", "assumed"
              "aux_loss_coeff is the configuration's, above 0 by default (transformers 5.23)")
 _FAKE_GATE = ("framework_options.fake_balanced_gate", "the gate's weights are placed all the same", "assumed",
               "0.7.0 moe/layers.py: FakeBalancedGate has none")
+
+
+def is_forced(options: dict[str, object]) -> bool:
+    """True if a gate without weights sends as many tokens to each expert."""
+    return options.get("fake_balanced_gate") is True
 
 
 def assumptions(job: Draft, options: dict[str, object], *, has_liger: bool,
@@ -38,9 +44,10 @@ def assumptions(job: Draft, options: dict[str, object], *, has_liger: bool,
     made += fp8_assumptions(job)
     made += [*POLICY_ASSUMPTIONS, *time_of_offload(job)] if trains_policies(job) else []
     if job.graph.architecture.family == "qwen3_moe" and job.graph.implementation != "hf":
-        made += [_LATENT, _FAKE_GATE if options.get("fake_balanced_gate") is True else _BALANCED]
+        made += [_LATENT, _FAKE_GATE if is_forced(options) else _BALANCED]
     elif job.graph.architecture.family in SPARSE and job.graph.implementation != "hf":
-        made += [_LATENT, *([_FAKE_GATE] if options.get("fake_balanced_gate") is True else [])]
+        made += [_LATENT, *([_FAKE_GATE] if is_forced(options) else [])]
+    made += [] if is_forced(options) else hot_ranks_assumption(job)
     if job.mesh.tp == 1:
         return tuple(made)
     return (*made, ("mesh.tp", "as the parallelizer places it", "assumed",

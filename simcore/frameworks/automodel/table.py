@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, cast
 
-from simcore.frameworks.automodel.assumptions import assumptions
+from simcore.frameworks.automodel.assumptions import assumptions, is_forced
 from simcore.frameworks.automodel.attention import (
     ATTENTION_OPTION,
     ATTENTIONS,
@@ -53,6 +53,7 @@ from simcore.frameworks.automodel.units import is_sharded, units
 from simcore.frameworks.common import transformers as _transformers
 from simcore.frameworks.common.afterwards import AUTOMODEL_FILES, AUTOMODEL_LOOP, trainer_afterwards
 from simcore.frameworks.common.checkpoint_files import automodel_files
+from simcore.frameworks.common.hot_ranks import fullest_load
 from simcore.frameworks.common.kernels import SDPA_BACKENDS
 from simcore.frameworks.common.liger import LIGER_FAMILIES, LIGER_OPTION, has_liger
 from simcore.frameworks.common.qlora import STORAGE_OPTION, STORAGES, is_packed, packed_of
@@ -146,7 +147,7 @@ def table(job: Draft) -> Framework:
         schedule=schedule_of(job, options),
         options=replace(_layer_options(job, options, version), lora_by_operators=runs_by_operators(job, options)),
         communicators=_communicators(job),
-        files=automodel_files(job),
+        files=automodel_files(job), fullest_load=1.0 if is_forced(options) else fullest_load(job),
         afterwards=trainer_afterwards(job, "", whole=False, loop=AUTOMODEL_LOOP, writes=AUTOMODEL_FILES),
         padding=Padding(1, "0.7.0 components/datasets/utils.py default_collater: pad_seq_len_divisible None"),
         libraries=KernelLibraries(dispatcher=_dispatcher(job, options).replace("torch", "nccl"),

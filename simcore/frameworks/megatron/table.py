@@ -12,6 +12,7 @@ from itertools import chain
 
 from simcore.frameworks.common.afterwards import bridge_afterwards
 from simcore.frameworks.common.checkpoint_files import megatron_files
+from simcore.frameworks.common.hot_ranks import fullest_load, hot_ranks_assumption
 from simcore.frameworks.common.te_offload import activation_offload
 from simcore.frameworks.common.te_offload import assumptions as offload_assumptions
 from simcore.frameworks.megatron.checks import check, check_overlap, check_registered
@@ -108,9 +109,8 @@ def table_of(job: Draft, options: dict[str, object]) -> Framework:
         dealt=dealt(job, policies, made_stages, shard_axes(job), by_parts=_by_parts(job, options)),
         offload=offload,
         options=with_format(implementation_options(job, options, made.grads), fp8),
-        communicators=_communicators(job),
-        libraries=libraries_of(job, options, fp8),
-        files=megatron_files(job), afterwards=bridge_afterwards(job),
+        communicators=_communicators(job), libraries=libraries_of(job, options, fp8),
+        files=megatron_files(job), afterwards=bridge_afterwards(job), fullest_load=fullest_load(job),
         padding=Padding(16, "Bridge 0.3.1 data/datasets/sft.py:206 pad_seq_length_to_mult, :703"),
         assumptions=_assumptions(job, options, made, fp8, offload),
     ))
@@ -132,7 +132,7 @@ def _assumptions(job: Draft, options: dict[str, object], made: Formats, fp8: Fp8
                  offload: LayerOffload | ModuleOffload | None) -> tuple[tuple[str, str, str, str], ...]:
     return (*layer_assumptions(job, options), *recompute_assumptions(job),
             *muon_assumptions(job, packed=_by_parts(job, options)), *fp8_assumptions(fp8), *host_notes(made),
-            *offload_assumptions(offload))
+            *offload_assumptions(offload), *hot_ranks_assumption(job))
 
 
 def _by_parts(job: Draft, options: dict[str, object]) -> bool:
