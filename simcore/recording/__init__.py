@@ -11,5 +11,5 @@ checkpointing (regions that run again in backward). `split_backward`: backward i
 `number_formats`: 4-bit and int8 weights of bitsandbytes and torchao; fp8, mxfp8, NVFP4 recipes and their scales.
 `kernel_shape`: shapes of matrix products packed into a column. `host_operators`: host time of Python code, counted in
 operators of torch, a row a call. `exact_sums`: sums that may pass 64 bits. `undisturbed`: recordings that threads which
-look at others' frames have not changed.
+look at others' frames have not changed. `host_copies`, `offload_groups`: saved tensors that wait on the host.
 """

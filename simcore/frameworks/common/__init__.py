@@ -8,5 +8,6 @@ Start: `torch` (defaults, how `torch.optim` places the states of `inputs/optimiz
 autocast. `kernels`: attention backend and compilation. `liger`: Liger's kernels. `lora`: adapters by module name.
 `qlora`: which weights bitsandbytes 0.50.2 or torchao packs. `pipeline`: stages and schedules of
 `torch.distributed.pipelining`. `checkpoint_files`: how each reads and writes checkpoints. `optimizer_memory`: tensors
-at rest, temporaries of the optimizer's step. `cpu_optimizer`: optimizer steps on the host.
+at rest, temporaries of the optimizer's step. `cpu_optimizer`: optimizer steps on the host. `te_offload`: activations
+there.
 """
