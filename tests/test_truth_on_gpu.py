@@ -87,6 +87,16 @@ def test_a_step_out_of_memory_is_a_row_too(site: Path, tmp_path: Path) -> None:
     assert "Tried to allocate" in (tmp_path / "fsdp2-llama.oom.txt").read_text(encoding="utf-8")
 
 
+def test_a_folder_of_data_is_no_package(tmp_path: Path) -> None:
+    """`tests/truth/bitsandbytes` is one, beside `on_gpu`."""
+    for name in ("torch", "transformers", "peft"):
+        (tmp_path / f"{name}.py").touch()
+    done = subprocess.run([sys.executable, "-m", "on_gpu.step", "qlora-llama", "--into", str(tmp_path)], text=True,
+                          env=os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{TRUTH}"}, capture_output=True,
+                          check=False)
+    assert (done.returncode, done.stdout) == (3, "qlora-llama: left out, not installed: bitsandbytes\n")
+
+
 def test_no_part_begins_when_the_time_is_over(site: Path, tmp_path: Path) -> None:
     done = script(site, tmp_path, "--minutes", "0", STEPS="fsdp2-llama")
     assert done.returncode == 0

@@ -34,10 +34,11 @@ MISSING = 3
 
 
 def absent(modules: tuple[str, ...]) -> list[str]:
-    """Modules that are not installed, found without importing them."""
+    """Modules that are not installed, found without importing them; a folder without code is none."""
     def is_there(name: str) -> bool:
         with contextlib.suppress(ModuleNotFoundError):
-            return importlib.util.find_spec(name) is not None
+            spec = importlib.util.find_spec(name)
+            return spec is not None and spec.origin is not None
         return False
 
     return [name for name in modules if not is_there(name)]
@@ -48,7 +49,7 @@ def machine_of(torch: Any, device: str) -> dict[str, str]:
     found = {name: version(name) for name in PACKAGES if not _unknown(name)}
     found.setdefault("torch", torch.__version__)
     named = ", ".join(f"{name} {number.partition('+')[0]}" for name, number in found.items())
-    commit = _said(["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=12", "HEAD"])
+    commit = _said(["git", "-C", str(Path(__file__).resolve().parent), "rev-parse", "--short=12", "HEAD"])
     return {"device": torch.cuda.get_device_name(0) if device == "cuda" else "CPU", "commit": commit or "unknown",
             "versions": f"{named}, CUDA {torch.version.cuda}, {datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
             "driver": _said(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]) or "unknown"}
