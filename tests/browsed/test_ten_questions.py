@@ -90,6 +90,7 @@ def test_4_a_config_by_hand(page: Page) -> None:
         page.drop("config.json", json.dumps(CONFIG).encode())
         page.until("document.getElementById('field-model').value === 'config.json'")
         page.set("training.method", "qlora")
+        page.set("training.recompute", "full")
         page.set("topology", "rtx-4090")
         page.set("framework", "ddp")
         page.set("training.global_batch_size", "1")
