@@ -7,12 +7,14 @@ TRUTH := .venv-truth/.ready
 LOWEST := .venv-lowest
 TOOLS := .venv-tools
 CLUSTERS := .venv-clusters
+STUDIO := .venv-studio
+AXE := $(STUDIO)/package/axe.min.js
 PERFETTO := .venv-truth/package/assets/trace-processor
 TRACED := scenarios/nano-ep4/automodel-8gpu-pp2.yaml --set sweep=null  # stages, experts, sharding: every kind of call
 LOCK := $(TOOLS)/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command 'make lock'
 WORKLOADS := scenarios/first-look/first-look.yaml $(patsubst %,scenarios/nano-grpo/%.yaml,dpo-ep8 full-ep8 serve)
 
-.PHONY: run test lint lowest bench clusters fuzz truth verify accept lock audit sbom clean
+.PHONY: run test lint lowest bench clusters studio-test fuzz truth verify accept lock audit sbom clean
 
 SECONDS ?= 3600
 SEED ?= 0
@@ -20,6 +22,7 @@ FAULTS ?= .faults
 KILLS ?= 0
 MEGATRON ?=
 CHECK ?=
+SHOTS ?= $(STUDIO)/shots
 
 run: $(READY)  ## a first comparison of two frameworks, then the best of all layouts
 	$(BIN)/rankscope run scenarios/nano-megatron-vs-fsdp2 || [ $$? = 1 ]  # 1: some do not fit, which is an answer
@@ -50,6 +53,10 @@ bench: $(READY)  ## speed, apart from the tests because it needs a quiet machine
 
 clusters: $(CLUSTERS)/.ready  ## `--on dask` and `--on ray` on clusters of this machine, workers killed on the way
 	$(CLUSTERS)/bin/python -m pytest -q tests/clusters
+
+studio-test: $(READY)  ## the studio in headless Chromium: speed, ten questions, accessibility; SHOTS=folder for pictures
+	[ -e $(AXE) ] || (mkdir -p $(STUDIO) && cd $(STUDIO) && npm pack --silent axe-core@4.14.1 | xargs tar xzf)
+	SHOTS=$(SHOTS) AXE=$(AXE) $(BIN)/python -m pytest -q -s tests/browsed
 
 fuzz: $(READY)  ## drawn and mutated inputs for an hour; `make fuzz SECONDS=600 SEED=7`, one case: ONLY=layout-12
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seed $(SEED) $(if $(ONLY),--only $(ONLY),--seconds $(SECONDS) --keep $(FAULTS) --kills $(KILLS))
@@ -98,7 +105,7 @@ sbom: $(TOOLS)/.ready  ## dist/rankscope.cdx.json: what an install consists of, 
 		-o dist/rankscope.cdx.json
 
 clean:
-	rm -rf .venv .venv-truth $(LOWEST) $(TOOLS) $(CLUSTERS) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks .faults
+	rm -rf .venv .venv-truth $(LOWEST) $(TOOLS) $(CLUSTERS) $(STUDIO) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks .faults
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is newer than what it was made from, so that the environment is made once and again when these change.

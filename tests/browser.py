@@ -71,15 +71,15 @@ class Tab:
         if method in ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled"):
             self.complaints.append(json.dumps(told)[:500])
 
-    def open(self, page: Path, width: int = 1280, *, dark: bool = False) -> float:
-        """Shows a file; the seconds until it was loaded and drawn."""
+    def open(self, page: Path | str, width: int = 1280, *, dark: bool = False) -> float:
+        """Shows a file, or an address; the seconds until it was loaded and drawn."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.events.clear()
         self.before_s = self._seconds()
         start = time.monotonic()
-        self.call("Page.navigate", url=page.as_uri())
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         while "Page.loadEventFired" not in self.events:
             self._next()
         self.run("new Promise(done => requestAnimationFrame(() => setTimeout(done)))")

@@ -31,6 +31,7 @@ from simcore.search.judge import Candidate, Judged, Refused, Sized, Status, Time
 from simcore.search.objective import Objective, Value
 from simcore.search.rows import CandidateRows, Fates, write_rows
 from simcore.search.space import Space, candidates, place_of_space
+from simcore.search.watch import UNWATCHED, Watch
 
 __all__ = ["Search", "holds", "search"]
 
@@ -103,17 +104,15 @@ def search(question: Search, told: Progress = lambda stage, done, all_of, found:
            shard: Shard | None = None, parts: Sequence[Path] = (),
            noted: Callable[[Problem], None] = lambda note: None,
            taken: Callable[[CandidateRows], None] | None = None,
-           sized: Callable[[Candidate, Sized], None] = lambda candidate, memory: None,
-           ranked: Callable[[Sequence[FoundLayout]], None] | None = None) -> SearchResult:
+           watch: Watch = UNWATCHED) -> SearchResult:
     """Searches all candidates of the question's space.
 
     `told(stage, done, all_of, found)` is called as work goes on; stages are "memory" and "time", `found` counts those
     that surely fit. `kept`: folder of a journal, from which a search that was stopped goes on, and of the answer with
     its rows; None: nothing is written. `shard`: only that part of the candidates. `parts`: folders of the journals of
     all shards, from which answers are taken. `noted` is called with the reason where no rows can be written, `taken`
-    with the rows; `sized` with each layout that fits and its memory, `ranked` after each round of times with all
-    layouts that are ranked so far. SystemExit after a signal, with the exit code of the signal. InputError for an empty
-    space, conditions that cannot be decided, and folders that cannot be used.
+    with the rows; `watch` is told what is found. SystemExit after a signal, with the exit code of the signal.
+    InputError for an empty space, conditions that cannot be decided, and folders that cannot be used.
     """
     num = sum(1 for _ in candidates(question.space))
     if not num:
@@ -128,10 +127,9 @@ def search(question: Search, told: Progress = lambda stage, done, all_of, found:
         with opened(question.place, one, asked) as executor:
             work = _Work(one, executor, asked, known)
             answered = work.answers("memory", every, mine, partial(told, "memory"))
-            fitting = sorted(_watched(_fitting(answered, question, counts), sized), key=lambda found: found.index)
-            for _ in _rank(fitting, question, counts, partial(work.answers, "time"), partial(told, "time")):
-                if ranked is not None:
-                    ranked(_layouts(question, fitting))
+            fitting = sorted(_fitting(answered, question, counts, watch), key=lambda found: found.index)
+            _rank(fitting, question, counts, partial(work.answers, "time"),
+                  partial(_after_round, question, fitting, partial(told, "time"), watch))
         result = _result(question, mine, fitting, counts)
         if shard is None:
             known.end(result)
@@ -236,7 +234,8 @@ def _empty(space: Space) -> str:
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
-def _fitting(answered: Iterable[tuple[int, Candidate, Judged]], question: Search, counts: _Counts) -> Iterator[_Found]:
+def _fitting(answered: Iterable[tuple[int, Candidate, Judged]], question: Search, counts: _Counts, watch: Watch
+             ) -> Iterator[_Found]:
     """Candidates that fit and satisfy the conditions on memory; all others are counted."""
     conditions = [one for one in question.space.conditions if one.needs_memory and not one.needs_time]
     for index, candidate, answer in answered:
@@ -251,18 +250,12 @@ def _fitting(answered: Iterable[tuple[int, Candidate, Judged]], question: Search
         else:
             found = _Found(index, candidate, answer)
             if all(holds(one, question.space.base, candidate, answer) for one in conditions):
+                watch.sized(candidate, answer)
                 yield found
             else:
                 counts.others["excluded"] += 1
                 if counts.fates is not None:
                     counts.fates.note(index, answer, "excluded")
-
-
-def _watched(fitting: Iterable[_Found], sized: Callable[[Candidate, Sized], None]) -> Iterator[_Found]:
-    """The same layouts; `sized` is called with each as it comes."""
-    for found in fitting:
-        sized(found.candidate, found.sized)
-        yield found
 
 
 def holds(one: Condition, base: Scenario, candidate: Candidate, sized: Sized, time: Timed | None = None) -> bool:
@@ -290,8 +283,8 @@ def key_value(base: Scenario, candidate: Candidate, name: str) -> Any:
 # ---- time ------------------------------------------------------------------------------------------------------------
 def _rank(fitting: list[_Found], question: Search, counts: _Counts,
           simulated: Callable[..., Iterable[tuple[int, Candidate, Timed | None]]],
-          told: Callable[[int, int, int], None]) -> Iterator[None]:
-    """Times layouts until no other can be in the ranking or the Pareto set; yields after each round."""
+          told: Callable[[int, int, int], None]) -> None:
+    """Times layouts until no other can be in the ranking or the Pareto set; `told` is called after each round."""
     conditions = [one for one in question.space.conditions if one.needs_time]
     first = question.objectives[0]
     waiting = sorted(fitting, key=lambda found: (found.value(first, bound=True), found.index))
@@ -307,7 +300,13 @@ def _rank(fitting: list[_Found], question: Search, counts: _Counts,
             counts.others["excluded"] += found.is_out
         done += len(now)
         told(done, done + len(waiting), 0)
-        yield
+
+
+def _after_round(question: Search, fitting: Sequence[_Found], told: Callable[[int, int, int], None], watch: Watch,
+                 done: int, all_of: int, found: int) -> None:
+    told(done, all_of, found)
+    if watch.ranked is not None:
+        watch.ranked(_layouts(question, fitting))
 
 
 def _possible(waiting: Sequence[_Found], fitting: Sequence[_Found], question: Search) -> Iterator[_Found]:

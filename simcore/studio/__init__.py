@@ -9,6 +9,7 @@ process (`worker`), in which the newest question of a tab replaces its older one
 `access`: which requests are served, and what the page may load. `command`, `serving`, `link`: start and address.
 
 In the worker: `answers` (kinds of questions), `views` (parts of the page), `degrees` (values of each degree, and why
-others are refused), `catalogue` (models, machines, options, keys).
+others are refused), `catalogue` (models, machines, options, keys), `exchange` (files in and out), `remedies` (what
+takes many simulations). `searching`: a search in a process of its own.
 The page itself is in `page/`: plain modules, nothing is built.
 """

@@ -27,7 +27,7 @@ def scenario_file(question: Question) -> dict[str, Any]:
 
 
 def imported(question: Question) -> dict[str, Any]:
-    """What became of dropped files: the keys of a job, and for a recipe where they come from and what is left open.
+    """Result of reading dropped files: the keys of a job, and for a recipe where they come from and what is left open.
 
     `kind`: "scenario", "recipe" or "model" (a config.json). InputError for files that are none of these.
     """

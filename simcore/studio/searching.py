@@ -20,7 +20,7 @@ from simcore.search.judge import Candidate, Sized
 from simcore.studio.question import Question
 from simcore.studio.worker import enclosed, problems_json
 
-__all__ = ["Searching"]
+__all__ = ["Searching", "space_of_question"]
 
 _SHOWN: Final = 300
 """Layouts of a line at most: the first of the ranking, and the Pareto set."""
@@ -74,6 +74,7 @@ def _found(pipe: Connection, question: Question) -> Iterator[bytes]:
     """Sends progress and ranked layouts as they come, then yields the answer."""
     from simcore.search.objective import OBJECTIVES
     from simcore.search.search import Search, search
+    from simcore.search.watch import Watch
 
     asked = question.rest
     objectives = _names(asked, "objectives", ("tokens", "peak"))
@@ -92,14 +93,15 @@ def _found(pipe: Connection, question: Question) -> Iterator[bytes]:
         pipe.send_bytes(_line(fitting={"keys": dict(candidate), "peak_bytes": memory.peak_bytes,
                                        "num_gpus": memory.num_gpus, "tokens_per_s_per_gpu_at_most": best}))
 
-    space = _space(question)
-    result = search(Search(space, tuple(OBJECTIVES[name] for name in objectives)), told, sized=sized,
-                    ranked=lambda layouts: pipe.send_bytes(_line(layouts=_shown(layouts))))
+    space = space_of_question(question)
+    result = search(Search(space, tuple(OBJECTIVES[name] for name in objectives)), told,
+                    watch=Watch(sized, lambda layouts: pipe.send_bytes(_line(layouts=_shown(layouts)))))
     refused = [row.model_dump() for row in result.refused[:12]]
     yield _line(layouts=_shown(result.ranked), counts=result.counts.model_dump(), refused=refused, over=True)
 
 
-def _space(question: Question) -> Any:
+def space_of_question(question: Question) -> Any:
+    """Space around the question's job; InputError for fields of another kind, and for too many layouts."""
     from simcore.search.space import candidates, space_of
 
     asked = question.rest

@@ -38,6 +38,13 @@ def test_a_framework_without_sharding_takes_replicas() -> None:
     assert {value: mesh["dp_replicate"] for value, mesh in legal(job, "gpus").items()} == {1: 1, 2: 2, 4: 4, 8: 8}
 
 
+def test_a_refused_job_gets_a_plain_layout() -> None:
+    refused = degrees(Document("mine.yaml", {**JOB, "framework": "ddp", "mesh": {"dp_shard": 4, "ep": 4}}))
+    assert refused["plain"]["dp_replicate"] == 4
+    assert refused["plain"]["dp_shard"] == refused["plain"]["ep"] == 1
+    assert degrees(Document("mine.yaml", JOB))["plain"] is None
+
+
 def test_a_mesh_that_no_job_has_is_refused() -> None:
     with pytest.raises(InputError, match=r"mesh\.tp"):
         degrees(Document("mine.yaml", {**JOB, "mesh": {"tp": 0}}, places={("mesh", "tp"): "mesh.tp"}))

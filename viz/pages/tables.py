@@ -33,7 +33,8 @@ def table(caption: str, columns: Sequence[str], rows: Iterable[Sequence[Child]],
     def kind(column: int) -> str | None:
         return "number" if column >= first_number else None
 
-    heads = (element("th", name, scope="col", class_=kind(i)) for i, name in enumerate(columns))
+    heads = (element("th", name, scope="col", class_=kind(i)) if name else element("td")
+             for i, name in enumerate(columns))
     body = (element("tr", *(element("td", cell, class_=kind(i)) for i, cell in enumerate(row))) for row in rows)
     content = element("table", element("caption", caption), element("thead", element("tr", *heads)),
                     element("tbody", *body))

@@ -17,6 +17,7 @@ let form;
 let versus;
 let wanted = 0;
 let is_asking = false;
+let has_failed = false;
 let changed_at = 0;
 let written = "";
 
@@ -24,6 +25,7 @@ const question = () => ({ values: state.job, files: state.files });
 
 const told = (error) => {
   if (error instanceof Superseded) return;
+  has_failed = true;
   busy.textContent = "";
   notice(error instanceof Problems ? error.message : `The page has a fault: ${error.message}`);
 };
@@ -47,7 +49,8 @@ const measure = (name, number) => requestAnimationFrame(() => setTimeout(() => {
 
 const shown = (answer, number) => {
   if (number !== wanted) return;
-  notice("");
+  if (has_failed) notice("");
+  has_failed = false;
   fill({ parts: { ...answer.parts, advice: "" } });
   form.problems(answer.problems);
   stale(false);
@@ -85,19 +88,19 @@ const later = async (number) => {
 
 /* Takes changes of keys, {dotted key: value}; undefined leaves a key out. */
 const change = (changes) => {
+  notice("");
   let { job } = state;
   for (const [key, value] of Object.entries(changes)) job = with_value(job, key, value === null && key !== "mesh.etp" ? undefined : value);
   take(job);
 };
 
 const take = (job, files = state.files) => {
-  const fresh = JSON.stringify(job.mesh) !== JSON.stringify(state.job.mesh);
   state.job = job;
   state.files = files;
   wanted += 1;
   changed_at = performance.now();
   stale(true);
-  form.show(job, fresh);
+  form.show(job);
   busy.textContent = "simulating \u2026";
   for (const id of ["limit", "steps"]) document.getElementById(id).replaceChildren();
   refresh();
@@ -136,7 +139,7 @@ const limit = async (quantity) => {
   if (number !== wanted) return;
   const say = (value) => (value === null ? "none" : Number(value).toLocaleString("en"));
   const words = found.value === null ? `${found.words}: none surely fits. ${found.problem || found.why}`
-    : `${found.words}: ${say(found.value)} (${found.peak})${found.beyond === null ? "" : `; ${say(found.beyond)} ${found.beyond_peak ? `needs ${found.beyond_peak}` : "is refused"}: ${found.why}`}`;
+    : `${found.words}: ${say(found.value)} (${found.peak})${found.beyond === null ? "" : `; ${say(found.beyond)} ${found.beyond_peak ? `needs ${found.beyond_peak} (${found.beyond_verdict})` : "is refused"}: ${found.why}`}`;
   box.replaceChildren(make("p", { textContent: words }));
   if (found.value !== null) {
     const button = make("button", { type: "button", textContent: "apply" });

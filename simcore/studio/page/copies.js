@@ -51,7 +51,7 @@ export class Copies {
     this.state = state;
     this.question = question;
     this.select = document.getElementById("copy");
-    const kinds = { link: "link", scenario: "scenario", command: "command", markdown: "Markdown table", svg: "picture (SVG)", png: "picture (PNG)" };
+    const kinds = { link: "link", scenario: "scenario", command: "command", gate: "gate for CI", markdown: "Markdown table", svg: "picture (SVG)", png: "picture (PNG)" };
     this.select.append(...Object.entries(kinds).map(([value, textContent]) => make("option", { value, textContent })),
       ...[...this.formats()].map((name) => make("option", { value: `recipe ${name}`, textContent: `recipe of ${name}` })));
     this.select.addEventListener("focus", () => this.refresh());
@@ -79,8 +79,9 @@ export class Copies {
       const note = [made.launch && `Launch: ${made.launch}`, ...made.left.map((line) => `Not in it: ${line}`)].filter(Boolean).join("\n");
       return show(`Recipe of ${kind.slice(7)}`, note, made.text, made.file);
     }
-    if (kind === "scenario" || kind === "command") {
+    if (["scenario", "command", "gate"].includes(kind)) {
       const { text } = await ask("scenario", this.question());
+      if (kind === "gate") return show("Gate for CI", "A step of a workflow: it fails where the job takes more than 92 % of a card, or is unsure.", `# scenario.yaml\n${text}\n# step of the workflow\nrankscope run scenario.yaml --max-fill 92% --format github\n`, "gate.txt");
       return kind === "scenario" ? show("Scenario", "rankscope run scenario.yaml gives the same answer.", text, "scenario.yaml")
         : show("Command", "For a shell.", `cat > scenario.yaml <<'END'\n${text}END\nrankscope run scenario.yaml\n`, "run.sh");
     }

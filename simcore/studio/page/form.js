@@ -64,6 +64,8 @@ export class Form {
     const row = make("div", { className: "field" }, make("label", { htmlFor: id, textContent: label }), input, told);
     row.dataset.key = key;
     this.fields.set(key, { input, told, row });
+    const { default: usual } = this.catalogue.keys.find((one) => one.key === key) || {};
+    if (usual && usual.startsWith("`") && input.tagName === "INPUT") input.placeholder = usual.replaceAll("`", "");
     return row;
   }
 
@@ -127,8 +129,10 @@ export class Form {
     const now = this.now(axis);
     const at = values.findIndex((one) => one.value === now);
     if (at < 0) return null;
-    for (let n = at + by; n >= 0 && n < values.length; n += by) if (!values[n].why && values[n].mesh) return values[n];
-    return null;
+    const beside = [];
+    for (let n = at + by; n >= 0 && n < values.length; n += by) if (values[n].mesh) beside.push(values[n]);
+    /* from a job that is refused as it is, a step may lead to another one that is: else some could not be left */
+    return beside.find((one) => !one.why) || (values[at].why && beside[0]) || null;
   }
 
   now(axis) {
@@ -138,7 +142,7 @@ export class Form {
 
   step(axis, by) {
     const next = this.next(axis, by);
-    if (next) this.change({ mesh: Object.fromEntries(Object.entries(next.mesh).filter(([name, value]) => value !== null && (value !== 1 || name === "dp_shard" || name === "etp"))) });
+    if (next) this.change({ mesh: short(next.mesh) });
   }
 
   /* Takes the legal values that the engine found for this job. */
@@ -151,6 +155,14 @@ export class Form {
       stepper.why.hidden = !refused.length;
       stepper.why.querySelector("summary").textContent = `why not ${refused.map((one) => one.value ?? "auto").join(", ")}`;
       stepper.why.querySelector("ul").replaceChildren(...refused.map((one) => make("li", {}, make("b", { textContent: String(one.value ?? "auto") }), ` ${one.why}`)));
+    }
+    const box = document.getElementById("plain");
+    box.hidden = !answer.plain;
+    if (answer.plain) {
+      const degrees = Object.entries(short(answer.plain)).map(([axis, n]) => `${axis} ${n}`).join(" ") || "one GPU";
+      const button = make("button", { type: "button", textContent: `take a plain layout: ${degrees}` });
+      button.addEventListener("click", () => this.change({ mesh: short(answer.plain) }));
+      box.replaceChildren(button);
     }
     this.show_steppers();
   }
@@ -268,6 +280,9 @@ export class Form {
     input.setAttribute("aria-invalid", "true");
   }
 }
+
+/* A mesh as a person writes it: degrees of one are left out. */
+const short = (mesh) => Object.fromEntries(Object.entries(mesh).filter(([name, value]) => value !== null && (value !== 1 || name === "etp")));
 
 /* Dotted names of the values of a job; lists are values. */
 export function* leaves(job, prefix = "") {

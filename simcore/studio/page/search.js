@@ -147,7 +147,7 @@ export class Search {
     const cells = (one) => [one.framework, one.layout, others(one.keys), String(one.num_gpus), gib(one.peak_bytes), seconds(one.step_s), Math.round(one.tokens_per_s_per_gpu).toLocaleString("en"),
       one.usd_per_million_tokens === null ? "\u2013" : one.usd_per_million_tokens.toPrecision(3)];
     return make("div", { className: "scroll", tabIndex: 0, role: "region", ariaLabel: "Frontier" }, make("table", {},
-      make("thead", {}, make("tr", {}, ...head.map((name) => make("th", { textContent: name, scope: "col" })))),
+      make("thead", {}, make("tr", {}, ...head.map((name) => (name ? make("th", { textContent: name, scope: "col" }) : make("td"))))),
       make("tbody", {}, ...rows.map((one) => {
         const button = make("button", { type: "button", textContent: "take over", ariaLabel: `take over ${one.framework} ${one.layout}` });
         button.addEventListener("click", () => this.take(one.keys));

@@ -1,0 +1,31 @@
+"""Functions that a running search tells what it finds, for a page that shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from simcore.results.found import FoundLayout
+from simcore.search.judge import Candidate, Sized
+
+__all__ = ["UNWATCHED", "Watch"]
+
+
+def _ignored(candidate: Candidate, memory: Sized) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Functions that a search calls in the process that asked for it.
+
+    `sized`: with each layout that fits and its memory, as it comes; `ranked`: after each round of times with all
+    layouts that are ranked so far, the best first.
+    """
+
+    sized: Callable[[Candidate, Sized], None] = _ignored
+    ranked: Callable[[Sequence[FoundLayout]], None] | None = None
+
+
+UNWATCHED: Final = Watch()

@@ -1,0 +1,182 @@
+"""The studio's page in a browser: speed, accessibility, sizes of screens, links, and input that is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from browsed_page import Page
+from checkout import ROOT
+from simcore.studio.link import packed
+
+JOB: dict[str, Any] = {
+    "name": "mine", "model": "nemotron-3-nano-30b-a3b", "framework": "automodel", "topology": "dgx-h100",
+    "mesh": {"dp_shard": 64, "ep": 8}, "training": {"method": "lora", "seq_len": 4096, "global_batch_size": 256}}
+SAYS_FIT = "document.querySelector('[data-part=verdict] .verdict')"
+
+
+def link(page: Page, job: dict[str, Any]) -> str:
+    return f"{page.address}#{packed(job)}"
+
+
+def test_from_a_change_to_the_new_picture_it_is_a_tenth_of_a_second(page: Page) -> None:
+    page.open(address=link(page, JOB))
+    for step in (-1, -1, 1, 1):  # every layout once
+        page.step("ep", step)
+    page.run("performance.clearMeasures()")
+    for step in (-1, -1, 1, 1) * 10:
+        page.step("ep", step)
+        page.until("performance.getEntriesByName('all pictures').length || true")
+    times = sorted(page.measures("first picture"))
+    median, late = statistics.median(times), times[int(0.95 * len(times)) - 1]
+    sys.stdout.write(f"\nfirst picture: median {median:.0f} ms, 95 % {late:.0f} ms, load {os.getloadavg()[0]}\n")
+    for name in ("memory", "all pictures"):
+        times_of = page.measures(name) or [0]
+        sys.stdout.write(f"{name}: median {statistics.median(times_of):.0f} ms of {len(times_of)}\n")
+    assert len(times) >= 40
+    assert median <= 100
+    assert late <= 300
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_axe_finds_nothing(page: Page, width: int, dark: bool) -> None:
+    axe = Path(os.environ.get("AXE", ""))
+    if not axe.is_file():
+        pytest.skip("no axe-core: `make studio-test` fetches it")
+    page.open(width, dark=dark)
+    page.click("#pin")
+    page.set("training.method", "full")
+    page.set("training.seq_len", "16384")
+    page.until("document.getElementById('looking').hidden")
+    page.click("[data-explain=peak]")
+    page.until("document.querySelector('#steps details')")
+    page.until("document.querySelector('.versus')")
+    page.tab.call("Runtime.evaluate", expression=axe.read_text(encoding="utf-8"))
+    page.picture(f"page-{width}-{'dark' if dark else 'light'}")
+    violations = json.loads(page.run(
+        "axe.run().then(found => JSON.stringify(found.violations.map(one => [one.id, one.nodes[0].html])))"))
+    assert violations == []
+
+
+@pytest.mark.parametrize("width", [360, 760, 1180, 1920, 2560])
+def test_no_screen_scrolls_sideways(page: Page, width: int) -> None:
+    page.open(width)
+    page.until("performance.getEntriesByName('all pictures').length")
+    assert page.run("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_link_has_the_whole_state_and_is_short(page: Page) -> None:
+    page.open()
+    page.set("training.seq_len", "2048")
+    page.click("#pin")
+    page.until("location.hash.length > 100")
+    time.sleep(0.3)
+    address = page.run("location.href")
+    assert len(address) < 2000
+    page.open(address=address)
+    assert page.run("document.getElementById('field-training-seq_len').value") == "2048"
+    page.until("!document.getElementById('side').hidden")
+
+
+@pytest.mark.parametrize(("end", "words"), [("2.abc", "version 2"), ("1.abc", "cut or damaged"), ("1.", "damaged")])
+def test_a_link_that_cannot_be_read_is_told(page: Page, end: str, words: str) -> None:
+    page.open(address=f"{page.address}#{end}")
+    page.until(f"document.getElementById('notice').innerText.includes({json.dumps(words)})")
+    assert page.text("[data-part=verdict] .verdict")
+
+
+def test_wrong_input_is_told_at_its_field_and_nothing_is_lost(page: Page) -> None:
+    page.open()
+    page.set("model", "qwen3-8c")
+    assert "qwen3-8b" in page.text("#field-model-told")
+    page.set("model", "nemotron-3-nano-30b-a3b")
+    page.choose("#field-training-seq_len", "many")
+    assert "whole number" in page.text("#field-training-seq_len-told")
+    page.set("training.global_batch_size", "63")
+    assert "multiple" in page.text("#field-training-global_batch_size-told")
+    page.set("training.global_batch_size", "64")
+    assert page.text("[data-part=verdict] .verdict")
+
+
+@pytest.mark.parametrize("text", ["8192", "8,192", "8.192", "8 192", "8\u202f192", "8'192"])
+def test_numbers_of_other_countries_are_read(page: Page, text: str) -> None:
+    page.open()
+    page.set("training.seq_len", text)
+    assert page.run("document.getElementById('field-training-seq_len').value") == "8192"
+
+
+def test_a_hostile_name_stays_text(page: Page) -> None:
+    page.open(address=link(page, JOB | {"name": "<img src=x onerror=document.title='x'>"}))
+    page.drop("<img src=x onerror=document.title='y'>.yaml", b"a: [")
+    page.until("document.getElementById('notice').innerText.includes('<img')")
+    assert page.run("document.title") == "rankscope studio"
+    assert page.run("document.querySelectorAll('img').length") == 0
+
+
+@pytest.mark.parametrize(("name", "content", "words"), [
+    ("recipe.yaml", b"\xff\xfe\x00", ""), ("recipe.yaml", b"a: 1\n", "no format"), ("x.bin", b"\x00\x01", "got none")])
+def test_a_file_that_cannot_be_read_is_told(page: Page, name: str, content: bytes, words: str) -> None:
+    page.open()
+    page.drop(name, content)
+    page.until(f"document.getElementById('notice').innerText.includes({json.dumps(name)})")
+    assert words in page.text("#notice")
+    assert page.text("[data-part=verdict] .verdict")
+
+
+def test_a_large_file_is_refused_before_it_is_read(page: Page) -> None:
+    page.open()
+    page.run("""(() => { const data = new DataTransfer();
+        data.items.add(new File([new Uint8Array(100 * 2 ** 20)], 'big.pickle'));
+        dispatchEvent(new DragEvent('drop', { dataTransfer: data, cancelable: true })); })()""")
+    page.until("document.getElementById('notice').innerText.includes('100 MiB')")
+
+
+def test_fifty_changes_a_second_end_with_the_last(page: Page) -> None:
+    page.open()
+    page.run("""new Promise(done => { let n = 0; const field = document.getElementById('field-training-seq_len');
+        const change = () => { n += 1; field.value = String(1024 + 64 * n);
+          field.dispatchEvent(new Event('change', { bubbles: true }));
+          if (n === 100) { clearInterval(timer); done(); } };
+        const timer = setInterval(change, 20); })""")
+    start = time.monotonic()
+    page.settled()
+    assert time.monotonic() - start < 3
+    assert page.run("document.getElementById('field-training-seq_len').value") == str(1024 + 6400)
+
+
+def test_a_frame_is_never_late_while_a_search_runs(page: Page) -> None:
+    page.open()
+    page.click("#searching [type=submit]")
+    page.until("document.querySelector('#frontier circle')")
+    page.step("ep", -1)
+    page.step("ep", 1)
+    assert max(page.measures("first picture")[-2:]) < 1000
+    page.click("#searching [type=button]")
+    page.until("document.getElementById('progress').innerText.includes('stopped')")
+
+
+def test_no_other_address_is_asked(page: Page) -> None:
+    page.open()
+    page.until("performance.getEntriesByName('all pictures').length")
+    names = json.loads(page.run("JSON.stringify(performance.getEntriesByType('resource').map(one => one.name))"))
+    assert names
+    assert [name for name in names if not name.startswith((page.address, "data:"))] == []
+    assert (ROOT / "simcore/studio/page/app.js").exists()
+
+
+def test_the_keyboard_reaches_every_degree(page: Page) -> None:
+    page.open()
+    page.until("performance.getEntriesByName('all pictures').length")
+    page.run("document.querySelector('[data-axis=ep] .value').focus()")
+    page.tab.press("ArrowLeft")
+    page.until("document.querySelector('[data-axis=ep] .value').innerText === '4'")
+    page.tab.press("Tab")
+    assert page.run("document.activeElement.closest('[data-axis], .why') !== null")

@@ -1,0 +1,87 @@
+"""The studio's page in a browser tab, and what a person does with it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from browser import Tab
+
+__all__ = ["LIMIT_S", "Page"]
+
+LIMIT_S = 60.0
+
+
+class Page:
+    """The studio's page in a tab. `clicks`: what a person did so far."""
+
+    def __init__(self, shown: Tab, address: str, shots: Path) -> None:
+        self.tab, self.address, self.shots, self.clicks = shown, address, shots, 0
+
+    def open(self, width: int = 1280, *, dark: bool = False, address: str = "") -> None:
+        self.tab.open("about:blank")
+        self.tab.open(address or self.address, width, dark=dark)
+        self.until("document.querySelector('[data-part=verdict] .verdict')")
+        self.clicks = 0
+
+    def run(self, script: str) -> Any:
+        return self.tab.run(script)
+
+    def until(self, condition: str, limit_s: float = LIMIT_S) -> None:
+        end = time.monotonic() + limit_s
+        while not self.run(f"!!({condition})"):
+            assert time.monotonic() < end, f"{condition}; {self.text('#notice')}"
+            time.sleep(0.03)
+
+    def settled(self) -> None:
+        """Waits until the answer in view is that of the job."""
+        self.until("!document.body.classList.contains('stale') && document.getElementById('busy').textContent === ''")
+
+    def text(self, selector: str) -> str:
+        return str(self.run(f"(document.querySelector({json.dumps(selector)}) || {{}}).innerText || ''"))
+
+    def click(self, selector: str) -> None:
+        """A click of the mouse, where a person would click."""
+        self.clicks += 1
+        place = self.run(f"""(() => {{ const found = document.querySelector({json.dumps(selector)});
+            found.scrollIntoView({{ block: 'center' }}); const box = found.getBoundingClientRect();
+            return [box.left + box.width / 2, box.top + box.height / 2]; }})()""")
+        for kind in ("mousePressed", "mouseReleased"):
+            self.tab.call("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1)
+
+    def step(self, axis: str, by: int) -> None:
+        """A click on plus or minus of a degree, once its legal values are there."""
+        button = f"[data-axis={axis}] button:nth-of-type({2 if by > 0 else 1})"
+        self.until(f"!document.querySelector('{button}').disabled")
+        before = self.text(f"[data-axis={axis}] .value")
+        self.click(button)
+        self.until(f"document.querySelector('[data-axis={axis}] .value').innerText !== {json.dumps(before)}")
+        self.settled()
+
+    def choose(self, selector: str, value: str) -> None:
+        """A value of a list, or a text that is typed into a field."""
+        self.clicks += 1
+        self.run(f"""(() => {{ const field = document.querySelector({json.dumps(selector)}); field.focus();
+            field.value = {json.dumps(value)}; field.dispatchEvent(new Event('change', {{ bubbles: true }})); }})()""")
+
+    def set(self, key: str, value: str) -> None:
+        """A field of the job."""
+        self.choose(f"#field-{key.replace('.', '-')}", value)
+        self.settled()
+
+    def drop(self, name: str, content: bytes) -> None:
+        """A file, dropped on the page."""
+        self.clicks += 1
+        self.run(f"""(() => {{ const data = new DataTransfer();
+            data.items.add(new File([new Uint8Array({json.dumps(list(content))})], {json.dumps(name)}));
+            dispatchEvent(new DragEvent('drop', {{ dataTransfer: data, cancelable: true }})); }})()""")
+
+    def measures(self, name: str) -> list[float]:
+        """Milliseconds of each measure of that name."""
+        entries = f"performance.getEntriesByName('{name}').map(entry => entry.duration)"
+        return list(json.loads(self.run(f"JSON.stringify({entries})")))
+
+    def picture(self, name: str) -> None:
+        self.tab.picture(self.shots / f"{name}.png")

@@ -1,0 +1,79 @@
+"""Files in and out: scenarios, recipes and models that are dropped, recipes and pictures to take away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from studio_jobs import JOB, Asked
+
+pytestmark = pytest.mark.slow
+
+RECIPE = """\
+base_model: Qwen/Qwen3-8B
+datasets: [{path: mine}]
+sequence_len: 4096
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+bf16: true
+attn_implementation: flash_attention_2
+optimizer: adamw_torch_fused
+"""
+
+
+def test_a_recipe_asks_for_what_it_leaves_open(asked: Asked) -> None:
+    answer = asked("import", files={"recipe.yaml": RECIPE})
+    assert answer["format"] == "axolotl"
+    assert {question["option"].split()[0] for question in answer["questions"]} == {"--gpus", "--topology"}
+
+
+def test_an_answered_recipe_is_a_job_with_the_origin_of_each_key(asked: Asked) -> None:
+    answer = asked("import", files={"recipe.yaml": RECIPE}, gpus=8, topology="dgx-h100")
+    assert answer["questions"] == []
+    assert answer["origins"]["training.seq_len"].startswith("recipe.yaml:3")
+    assert asked("view", values=answer["values"])["status"] == "ok"
+
+
+def test_a_scenario_is_taken_as_it_is_without_its_sweep(asked: Asked) -> None:
+    text = "name: x\nframework: fsdp2\ntopology: dgx-h100\nsweep: {training.seq_len: [1, 2]}\n"
+    answer = asked("import", files={"mine.yaml": text})
+    assert answer["kind"] == "scenario"
+    assert answer["values"] == {"name": "x", "framework": "fsdp2", "topology": "dgx-h100"}
+    assert answer["notes"] == ["its sweep is left out"]
+
+
+@pytest.mark.parametrize("files", [{}, {"a.yaml": "a: 1\n"}, {"a.yaml": "a: ["}, {"a.sh": "ls\n"}])
+def test_other_files_are_refused(asked: Asked, files: dict[str, str]) -> None:
+    assert asked("import", 422, files=files)["problems"]
+
+
+@pytest.mark.parametrize("gpus", [0, "8", True, -1])
+def test_an_answer_of_another_kind_is_refused(asked: Asked, gpus: Any) -> None:
+    (problem,) = asked("import", 422, files={"recipe.yaml": RECIPE}, gpus=gpus)["problems"]
+    assert problem["where"] == "gpus"
+
+
+def test_a_job_becomes_a_recipe(asked: Asked) -> None:
+    job = {**JOB, "framework": "automodel"}
+    assert "automodel" in asked("formats", values=job)["formats"]
+    assert "model" in asked("convert", values=job, format="automodel")["text"]
+    assert asked("convert", 422, values=job, format="nothing")["problems"]
+
+
+def test_a_picture_stands_alone(asked: Asked) -> None:
+    svg = asked("figure", values=JOB)["svg"]
+    assert svg.startswith("<?xml")
+    assert "var(--" not in svg
+    assert asked("figure", 422, values={**JOB, "framework": "none"})["problems"]
+
+
+@pytest.mark.parametrize("what", ["peak", "step", "trainable"])
+def test_a_number_is_explained(asked: Asked, what: str) -> None:
+    assert asked("explain", values=JOB, what=what)["inside"]
+
+
+def test_options_of_a_framework_are_listed(asked: Asked) -> None:
+    assert asked("options", framework="fsdp2")["options"]
+    assert asked("options", framework="nothing")["options"] == []
+    assert asked("catalogue")["start"]["training"]["method"] == "lora"

@@ -1,0 +1,57 @@
+"""A search as a stream of lines, which ends with its answer or where the page stops listening."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from simcore.errors import InputError
+from simcore.studio.question import Question
+from simcore.studio.searching import Searching, space_of_question
+from studio_jobs import JOB
+
+pytestmark = pytest.mark.slow
+
+
+def lines(client: TestClient, **fields: Any) -> list[dict[str, Any]]:
+    answer = client.post("/api/search", json={"values": JOB, **fields})
+    assert answer.status_code == 200
+    return [json.loads(line) for line in answer.text.splitlines()]
+
+
+def test_what_fits_comes_first_and_the_answer_last(client: TestClient) -> None:
+    found = lines(client, free={"training.micro_batch_size": [1, 2], "training.recompute": []})
+    assert [line for line in found if "fitting" in line]
+    assert found[-1]["over"]
+    assert found[-1]["counts"]["candidates"] == 4
+    assert found[-1]["layouts"][0]["keys"]["training.micro_batch_size"] in (1, 2)
+    bounds = {json.dumps(line["fitting"]["keys"]): line["fitting"] for line in found if "fitting" in line}
+    for layout in found[-1]["layouts"]:
+        bound = bounds[json.dumps(layout["keys"])]
+        assert bound["peak_bytes"] == layout["peak_bytes"]
+        assert bound["tokens_per_s_per_gpu_at_most"] >= 0.999 * layout["tokens_per_s_per_gpu"]
+
+
+@pytest.mark.parametrize(("fields", "where"), [
+    ({"gpus": [0]}, "gpus"), ({"gpus": "8"}, "gpus"), ({"free": []}, "free"), ({"free": {"mesh": 1}}, "free"),
+    ({"frameworks": [1]}, "frameworks")])
+def test_a_wrong_space_is_refused(fields: dict[str, Any], where: str) -> None:
+    with pytest.raises(InputError) as error:
+        space_of_question(Question.of({"values": JOB, **fields}))
+    assert [problem.where for problem in error.value.problems] == [where]
+
+
+def test_problems_of_a_search_are_its_only_line(client: TestClient) -> None:
+    (line,) = lines(client, objectives=["luck"])
+    assert line["problems"][0]["where"] == "objectives"
+
+
+def test_a_search_that_is_stopped_ends_its_process() -> None:
+    running = Searching({"values": JOB, "gpus": [8, 16, 32]})
+    assert running.next() is not None
+    running.stop()
+    assert running.next() is None
+    assert not running._process.is_alive()
