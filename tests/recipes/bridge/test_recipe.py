@@ -247,3 +247,12 @@ def test_a_provider_without_sizes_asks_for_them_and_takes_names_of_functions(tmp
                               "model.gated_linear_unit=true", 8, "dgx-h100")
     found = [value(made, f"model.overrides.{key}") for key in ("n_inner", "n_positions", "swiglu")]
     assert found == [1024, 1024, True]
+
+
+def test_a_gpu_that_is_not_known_is_asked_for_and_never_taken_as_another(tmp_path: Path) -> None:
+    name = "gpt_oss_20b_pretrain_8gpu_vr200_fp8mx_config"
+    (question,) = imported(tmp_path, name).questions
+    assert (question.key, "the recipe's name says vr200, which is not known here" in question.text) == ("topology", True)
+    told = [one.why for one in imported(tmp_path, name, topology="gb300-nvl72").left if one.key == "topology"]
+    assert told == ["the recipe's name says vr200, which is not known here: numbers are those of gb300-nvl72"]
+    assert not [one for one in imported(tmp_path, NANO).left if one.key == "topology"]
