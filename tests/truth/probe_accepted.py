@@ -7,7 +7,7 @@
 CONVERTED: a folder that `tests/converted_files.py` has filled, FORMAT/SCENARIO/ with the files and `launch.sh`. Each
 case is a process, because these libraries keep state. A row has the files with their digests, and what the framework
 has read in them, or its error. Megatron-LM's arguments need its sources at d98e8a64 ahead on PYTHONPATH (its package
-has none). Bridge's overrides need both sources: BRIDGE, a git directory that has 067f987d, and MEGATRON, the same folder.
+has none). Bridge's overrides need both sources: BRIDGE, a git directory with 067f987d, and MEGATRON, the same folder.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def read_formats(reader: Reader, draft: Draft, sharding: Sharding) -> None:
                     source=_FORMATS)
     if sharding.shards in (Shards.NONE, Shards.EACH):  # accelerate keeps what FSDP 1 trains in fp32
         draft.infer("training.precision.params", name, "the checkpoint is read in this format", source=_FORMATS)
-    mixed = name == "bf16" and (half is None or half.value != "full") or (full is not None and full.value is True)
+    mixed = (name == "bf16" and (half is None or half.value != "full")) or (full is not None and full.value is True)
     _read_adapters(reader, draft, sharding, name, mixed=mixed, by=by)
 
 

@@ -53,14 +53,14 @@ def _recognises(file: RecipeFile) -> bool:
 
 def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
     file = files[0]
-    document, name, gpus, machine, other = file.mapping(), Path(file.path).stem, answers.gpus, "", ""
+    document, name, gpus, machine, unknown = file.mapping(), Path(file.path).stem, answers.gpus, "", ""
     variables: Sequence[tuple[str, str, str]] = ()
     draft = Draft("bridge", file.path, answers)
     if document is None:
         launch = launch_of(file.text, file.path, answers.variables)
         document, name, variables = launch.document, launch.name, launch.environment
         gpus = gpus or launch.gpus or gpus_of(present_name(name), f"{file.path} {name}")
-        machine, other = machine_of(present_name(name)), unknown_machine(present_name(name))
+        machine, unknown = machine_of(present_name(name)), unknown_machine(present_name(name))
         document = scaled(draft, document, name, gpus, given=launch.gives("train.global_batch_size"))
         for key in launch.open_keys:
             if key in _DECIDES:
@@ -70,7 +70,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     for other in files[1:]:
         draft.fail(other.path, "a recipe of Bridge is one file")
     reader = Reader(document)
-    _read_parts(reader, draft, gpus, machine, other)
+    _read_parts(reader, draft, gpus, machine, unknown)
     read_rows(reader, draft, ROWS)
     leave_rest(reader, draft)
     if draft.refuses("model._target_"):

@@ -57,8 +57,8 @@ class ScriptText:
         lines = self.text.splitlines(keepends=True)
         at = max((number for number, line in enumerate(lines) if re.match(r"\s*--[A-Za-z]", line)), default=None)
         if at is None:
-            raise NotYet(Problem(self.path, f"not yet: --into: {name}: no argument has a line of its own, before which it "
-                                            "would stand"))
+            raise NotYet(Problem(self.path, f"not yet: --into: {name}: no argument has a line of its own, before which "
+                                            "it would stand"))
         indent = re.match(r"\s*", lines[at])
         assert indent is not None
         goes_on = at > 0 and lines[at - 1].rstrip().endswith("\\")
@@ -77,7 +77,8 @@ class ScriptText:
         before, after = self.text[:found.start()], self.text[found.end():]
         first, last = before.rpartition("\n")[2], after.partition("\n")[0]
         if first.strip() or last.strip() not in ("", "\\"):
-            return ScriptText(before.rstrip(" \t") + after if first.strip() else before + after.lstrip(" \t"), self.path)
+            text = before.rstrip(" \t") + after if first.strip() else before + after.lstrip(" \t")
+            return ScriptText(text, self.path)
         before = before[:len(before) - len(first)]
         if not last.strip() and before.endswith("\\\n"):  # the line before was continued by this one
             before = f"{before[:-2].rstrip()}\n"
@@ -103,14 +104,16 @@ class ScriptText:
     def _with_variable(self, variable: re.Match[str], found: re.Match[str], value: Any, start: int) -> ScriptText:
         """The variable's own value is set; a default within its use, if the script does not set it."""
         name = variable["bare"] or variable["name"]
-        own = [*re.finditer(rf"^(?P<indent>[ \t]*)(?:export[ \t]+)?{name}=(?P<value>[^\s;#]*)", self.text, re.MULTILINE)]
+        own = [*re.finditer(rf"^(?P<indent>[ \t]*)(?:export[ \t]+)?{name}=(?P<value>[^\s;#]*)", self.text,
+                            re.MULTILINE)]
         sums = [(one.start(), one.end()) for one in re.finditer(r"\$\(\([^\n]*?\)\)", self.text)]
         uses = [one for one in self._found(rf"(?:\$\{{?)?{name}") if (
             one[0] != name or any(start <= one.start() < end for start, end in sums)) and not any(
             line.start() <= one.start() < line.end() for line in own)]
         if len(uses) > 1:
             raise self._not_yet(uses[0].start() if uses[0].start() != start else uses[1].start(),
-                                f"{name}: {len(uses)} places have this variable's value, one of them {found[0].split()[0]}")
+                                f"{name}: {len(uses)} places have this variable's value, one of them "
+                                f"{found[0].split()[0]}")
         if len(own) > 1 or (own and own[0]["indent"]):
             raise self._not_yet(own[-1].start("value"), f"{name}: a condition, or several lines, set this variable")
         if own:

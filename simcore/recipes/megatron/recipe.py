@@ -222,4 +222,6 @@ def _takes(name: str) -> str:
     return "none" if argument.is_switch else "many" if argument.takes.endswith("+") else "one"
 
 
-FORMAT: Final = Format("megatron", "Megatron-LM arguments", _recognises, _read, replace(WRITER, arguments=ScriptArguments(_alike, _takes, _given_in)))
+_ARGUMENTS_OF_SCRIPTS: Final = ScriptArguments(_alike, _takes, _given_in)
+FORMAT: Final = Format("megatron", "Megatron-LM arguments", _recognises, _read,
+                       replace(WRITER, arguments=_ARGUMENTS_OF_SCRIPTS))

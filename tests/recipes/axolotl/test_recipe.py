@@ -114,7 +114,7 @@ framework_options: {attn_implementation: flash_attention_2, autocast: true}
     ({"peft_autocast_adapter_dtype": False}, "fp32", True),
     ({"adapter": "lora", "load_in_4bit": None, "peft_autocast_adapter_dtype": False}, "bf16", None)])
 def test_adapters_are_in_fp32_and_the_trainer_casts_them(tmp_path: Path, keys: dict[str, Any], dtype: str,
-                                                         autocast: bool | None) -> None:  # noqa: FBT001 - a case
+                                                         autocast: bool | None) -> None:
     """PEFT's autocast_adapter_dtype; core/builders/base.py gives the Trainer bf16 or fp16, but for `full`."""
     values = imported(tmp_path, changed(QLORA, **keys)).values
     assert values["training"]["lora"]["dtype"] == dtype

@@ -149,8 +149,9 @@ def test_what_no_recipe_says_is_refused_by_its_key(text: str, settings: dict[str
 
 @pytest.mark.parametrize(("settings", "told"), [
     ({}, ["bf16: true\n"]), ({"framework_options__autocast": False}, ["bf16: full\n"]),
-    ({"framework_options": {}, "training__lora__dtype": "auto"}, ["bf16: true\n", "peft_autocast_adapter_dtype: false"])])
+    ({"framework_options": {}, "training__lora__dtype": "auto"},
+     ["bf16: true\n", "peft_autocast_adapter_dtype: false"])])
 def test_formats_of_adapters_are_what_the_trainer_casts(settings: dict[str, Any], told: list[str]) -> None:
-    made = written(QLORA.replace("method: qlora", "method: lora").replace("  quantization: {double_quant: false}\n", ""),
-                   **settings)
+    text = QLORA.replace("method: qlora", "method: lora").replace("  quantization: {double_quant: false}\n", "")
+    made = written(text, **settings)
     assert all(one in made.text for one in told)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from simcore.errors import NotYet
-from simcore.inputs.document import parse_document
 from simcore.inputs.scenario import parse_scenario
 from simcore.recipes.answers import Answers
 from simcore.recipes.conversion.converting import convert

@@ -110,7 +110,7 @@ def _check(key: str, value: object) -> None:
     if not said:
         raise ValueError(f"Bridge has no {key}")
     kinds = [KINDS[word] for words in said for word in KINDS if word in _words(words)]
-    plain = value is None or isinstance(value, str) and any("dtype" in words or "Literal" in words for words in said)
+    plain = value is None or (isinstance(value, str) and any("dtype" in words or "Literal" in words for words in said))
     if not plain and kinds and not any(isinstance(value, kind) and (kind is not int or not isinstance(value, bool))
                                        for kind in kinds):
         raise ValueError(f"{key} is a {' or a '.join(sorted({*said}))}, not {value!r}")
