@@ -21,6 +21,7 @@ SEED ?= 0
 FAULTS ?= .faults
 KILLS ?= 0
 MEGATRON ?=
+BRIDGE ?=
 CHECK ?=
 SHOTS ?= $(STUDIO)/shots
 
@@ -76,10 +77,11 @@ truth: $(TRUTH) $(READY)  ## does the data under tests/truth still come out of t
 verify: $(READY)  ## `rankscope verify` of one layout a framework, in the environment that it makes; beside the stored answers
 	$(BIN)/python tests/truth/store_verified.py --check
 
-accept: $(TRUTH) $(READY)  ## do the frameworks' own parsers take what `convert` writes? MEGATRON=its sources; CHECK=--check
+accept: $(TRUTH) $(READY)  ## do the frameworks' own parsers take what `convert` writes? MEGATRON=, BRIDGE= sources; CHECK=--check
 	rm -rf .venv-truth/converted
 	PYTHONPATH=tests $(BIN)/python -m converted_files .venv-truth/converted
-	AXOLOTL_DO_NOT_TRACK=1 PYTHONPATH=$(MEGATRON) .venv-truth/bin/python tests/truth/probe_accepted.py $(CHECK) \
+	AXOLOTL_DO_NOT_TRACK=1 PYTHONPATH=$(MEGATRON) MEGATRON=$(MEGATRON) BRIDGE=$(BRIDGE) \
+		.venv-truth/bin/python tests/truth/probe_accepted.py $(CHECK) \
 		.venv-truth/converted
 
 # Versions stay where they still fit; `make lock NEWEST=--upgrade` takes the newest.

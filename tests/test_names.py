@@ -28,6 +28,7 @@ EXCEPTIONS: Final[dict[str, tuple[frozenset[str], str]]] = {
         "layout": ["automodel"], "training": ["attn_implementation", "automodel"],
         "without_effect": ["automodel", "megatron", "sharding_strategy", "torchtitan"]}.items()},
     "models/families/deepseek.py": (frozenset({"megatron"}), "an implementation's own treatment of the family"),
+    "models/families/glm.py": (frozenset({"megatron"}), "an implementation's own treatment of the family"),
     "models/families/gpt_oss.py": (frozenset({"megatron"}), "an implementation's own treatment of the family"),
     "models/families/nemotron_h.py": (frozenset({"hf"}), "an implementation's own treatment of the family"),
     "models/flops.py": (frozenset({"automodel", "kempnerforge", "llmfoundry", "megatron", "torchtitan"}),

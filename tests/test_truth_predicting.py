@@ -11,7 +11,8 @@ import truth_cases
 from simcore.simulate import place
 from test_truth_drawn import held
 
-ROWS = [row for name in ("glm", "predicting") for row in truth_cases.rows(f"placement/{name}-megatron-core-0.16.1.json")]
+ROWS = [row for name in ("glm", "predicting")
+        for row in truth_cases.rows(f"placement/{name}-megatron-core-0.16.1.json")]
 HYBRID = {"num_hidden_layers": 4, "hybrid_override_pattern": "ME*E", "mtp_num_layers": 2,
           "mtp_hybrid_override_pattern": "*E"}
 
@@ -26,7 +27,7 @@ def test_modules_are_placed_as_the_real_framework_places_them(row: dict[str, Any
 
 
 @pytest.mark.parametrize(("repeated", "count"), [(True, 2_365_440), (False, 3_351_808)])
-def test_a_hybrids_last_stage_has_one_table(repeated: bool, count: int) -> None:  # noqa: FBT001 - a case
+def test_a_hybrids_last_stage_has_one_table(repeated: bool, count: int) -> None:
     """`HybridModel` of Megatron-LM d98e8a64, pattern ME*E/*E/*E, second of two stages: elements by named_parameters."""
     model = {"config": "nemotron-3-tiny", "overrides": {**HYBRID, "mtp_use_repeated_layer": repeated}}
     (rank,) = place(small.scenario("megatron", {"pp": 2}, model=model, version="main 2026-08-22", microbatches=2),

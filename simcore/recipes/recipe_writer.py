@@ -10,7 +10,7 @@ from typing import Any
 from simcore.inputs.dump import yaml_block
 from simcore.recipes.outline import Outline
 
-__all__ = ["Files", "Job", "RecipeWriter", "commented", "yaml_recipe"]
+__all__ = ["Files", "Job", "RecipeWriter", "ScriptArguments", "commented", "yaml_recipe"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,20 @@ def _no_files(keys: Mapping[str, Any], job: Job) -> Mapping[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
+class ScriptArguments:
+    """Arguments of a launch script, as far as a script of the user's is changed by them.
+
+    `alike`: names of all arguments that set what the one of a name sets, () for an unknown name. `values`: how many
+    values follow a name: "none" behind a switch, "one" or "many". `given`: values that a script (text, name in
+    messages) gives, as far as they are known.
+    """
+
+    alike: Callable[[str], tuple[str, ...]]
+    values: Callable[[str], str]
+    given: Callable[[str, str], Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class RecipeWriter:
     """Writes recipes of one format.
 
@@ -73,7 +87,7 @@ class RecipeWriter:
     writes the keys of an outline. `launch`: the launch command as lines of shell, "" where the recipe has it itself.
     `text`: text of the recipe from its nested keys. `beside`: files that belong to it, such as the trainer's to that of
     its launcher; with them it is read back as what all of them are. `patches`: a recipe of the user's can be changed
-    key by key (`--into`), as YAML.
+    key by key (`--into`), as YAML. `arguments`: so can a script, argument by argument.
     """
 
     suffix: str
@@ -83,6 +97,7 @@ class RecipeWriter:
     text: Callable[[Mapping[str, Any], Job], str] = yaml_recipe
     beside: Files = _no_files
     patches: bool = False
+    arguments: ScriptArguments | None = None
 
     def takes(self, name: str) -> bool:
         """True if recipes of the format run the framework of this name."""

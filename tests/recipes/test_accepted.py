@@ -12,8 +12,6 @@ from checkout import ROOT
 from converted_files import ACCEPTED, converted, digests, files_of
 
 STORED: Final = sorted(path.stem for path in ACCEPTED.glob("*.json"))
-BY_HAND: Final = {"bridge"}
-"""Formats whose recipes no parser was asked for: a recipe of Bridge is a function of its package."""
 
 
 @cache
@@ -31,7 +29,7 @@ def rows(name: str) -> list[dict[str, Any]]:
 
 
 def test_every_format_was_read() -> None:
-    assert {*written()} - BY_HAND == {*STORED}
+    assert {*written()} == {*STORED}
 
 
 @pytest.mark.parametrize("name", STORED)

@@ -22,7 +22,7 @@ def test_the_page_has_what_is_stored() -> None:
 
 
 def test_what_upstream_refuses_itself_is_told_apart_with_its_rule() -> None:
-    """A reason of ours says "not yet" in the message, which the stored reason leaves out; a rule of theirs has a line."""
+    """Every rule of theirs names a file of upstream."""
     theirs, ours = (reasons(ROWS, "Bridge", theirs=which) for which in (True, False))
     assert all(re.search(r"`[\w/]+\.py(:\d+)?`", line) for line in theirs.splitlines()[2:])
     for words in ("world_size (", "training.global_batch_size: expected a multiple", "fp8 by mxfp8", "in fp4"):

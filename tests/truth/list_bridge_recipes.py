@@ -4,7 +4,7 @@
 
 Comes in: a git directory of Megatron-Bridge. Goes out: `simcore/recipes/bridge/recipes.json`, one recipe a line: its
 name, and every value that its function sets, by dotted key; of an older name the present one (`name`, where a benchmark
-has that). `benchmark`: Bridge's launcher changes it (`launched`), and scales its batch with the GPUs. A small interpreter
+has that). `benchmark`: Bridge's launcher changes it (`launched`), and scales its batch. A small interpreter
 (`bridge_interpreter.py`) follows assignments, calls of functions of the package itself, and conditions whose values it
 knows; classes become mappings of what they are given, with `_target_`. A value that it does not know is left out, and
 named in `?`. Keys on which nothing depends here (logging, files, learning rates) are left out.

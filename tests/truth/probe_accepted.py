@@ -7,7 +7,7 @@
 CONVERTED: a folder that `tests/converted_files.py` has filled, FORMAT/SCENARIO/ with the files and `launch.sh`. Each
 case is a process, because these libraries keep state. A row has the files with their digests, and what the framework
 has read in them, or its error. Megatron-LM's arguments need its sources at d98e8a64 ahead on PYTHONPATH (its package
-has none); without them its stored rows stay.
+has none). Bridge's overrides need both sources: BRIDGE, a git directory with 067f987d, and MEGATRON, the same folder.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import re
 import sys
 from importlib import metadata
@@ -25,10 +26,14 @@ from oracle.worker import isolated
 
 HERE = Path(__file__).resolve().parent
 MODULES = {"trl": "accept_trl", "accelerate": "accept_trl", "deepspeed": "accept_trl", "axolotl": "accept_axolotl",
-           "torchtitan": "accept_torchtitan", "automodel": "accept_automodel", "megatron": "accept_megatron"}
+           "torchtitan": "accept_torchtitan", "automodel": "accept_automodel", "megatron": "accept_megatron",
+           "bridge": "accept_bridge"}
 PACKAGES = {"trl": "trl transformers accelerate peft", "accelerate": "accelerate trl transformers peft deepspeed",
             "deepspeed": "deepspeed trl transformers peft", "axolotl": "axolotl transformers",
-            "torchtitan": "torchtitan tyro", "automodel": "nemo-automodel transformers peft", "megatron": "torch"}
+            "torchtitan": "torchtitan tyro", "automodel": "nemo-automodel transformers peft", "megatron": "torch",
+            "bridge": "hydra-core"}
+SOURCES = {"bridge": ("BRIDGE", "MEGATRON")}
+"""Variables that name sources which no package has; without them the stored rows of a format stay."""
 
 
 def row_of(folder: Path, module: Any) -> dict[str, Any]:
@@ -58,6 +63,9 @@ def main() -> int:
     differ = 0
     for folder in sorted(asked.converted.resolve().iterdir()):
         if folder.name not in MODULES or not re.search(asked.only, folder.name):
+            continue
+        if lacking := [name for name in SOURCES.get(folder.name, ()) if not os.environ.get(name)]:
+            print(folder.name, "not asked:", ", ".join(lacking), "not given", flush=True)
             continue
         module = importlib.import_module(f"oracle.{MODULES[folder.name]}")
         module.load()

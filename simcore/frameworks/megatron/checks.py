@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from simcore.inputs.optimizers import optimizers_of
-from simcore.models.blocks import Attention, LatentAttention, Mamba2, Mixer, Mlp, Moe, Mtp
+from simcore.models.blocks import Attention, LatentAttention, Mamba2, Mixer, Mlp, Moe
 from simcore.models.network import Edge
 from simcore.placement.capabilities import ALL_AXES, Capabilities
 from simcore.placement.job import Job

@@ -72,7 +72,8 @@ def _buffer(plan: Plan, strategy: MegatronDdpStrategy, chunk: int, expert: int, 
                       np.array(layers, dtype=np.int64), np.array(tensors, dtype=np.int64), flat)
 
 
-def _registered(plan: Plan, chunk: Sequence[int], *, expert: bool, dtype: str) -> tuple[list[int], list[int], list[int]]:
+def _registered(plan: Plan, chunk: Sequence[int], *, expert: bool,
+                dtype: str) -> tuple[list[int], list[int], list[int]]:
     """(layers, tensors, elements) of a chunk's parameters in order of registration.
 
     A table that a module of multi-token prediction looks up is a module of the model's own, and made before its layers

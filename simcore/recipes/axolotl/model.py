@@ -14,6 +14,8 @@ from simcore.recipes.rows import Idle, Off, Says, Unmodelled, read_rows
 __all__ = ["read_formats", "read_model"]
 
 _FORMATS: Final = "utils/config/__init__.py resolve_dtype"
+_ADAPTERS: Final = "peft_autocast_adapter_dtype"
+_AUTOCAST: Final = "core/builders/base.py: bf16 of the Trainer; accelerate 1.15.0 accelerator.py prepare_model"
 _LEGACY: Final = {"flash_attention": "flash_attention_2", "sdp_attention": "sdpa", "eager_attention": "eager",
                   "xformers_attention": "xformers", "flex_attention": "flex_attention"}
 """Switches of older recipes (`utils/schemas/enums.py`, LEGACY_ATTN_FLAG_TO_IMPL)."""
@@ -152,3 +154,26 @@ def read_formats(reader: Reader, draft: Draft, sharding: Sharding) -> None:
                     source=_FORMATS)
     if sharding.shards in (Shards.NONE, Shards.EACH):  # accelerate keeps what FSDP 1 trains in fp32
         draft.infer("training.precision.params", name, "the checkpoint is read in this format", source=_FORMATS)
+    mixed = (name == "bf16" and (half is None or half.value != "full")) or (full is not None and full.value is True)
+    _read_adapters(reader, draft, sharding, name, mixed=mixed, by=by)
+
+
+def _read_adapters(reader: Reader, draft: Draft, sharding: Sharding, name: str, *, mixed: bool,
+                   by: tuple[Taken[Any] | None, ...]) -> None:
+    """Writes the format of adapters, and autocast, which casts those in fp32 for their products.
+
+    `name`: format of the checkpoint and of products. `mixed`: transformers' Trainer is told so, but by `bf16: full`
+    (core/builders/base.py _configure_precision_settings). Adapters beside a packed base are made in fp32.
+    """
+    method, kept = draft.values.get("training", {}).get("method", "full"), reader.flag(_ADAPTERS)
+    if method == "full" or sharding.shards not in (Shards.NONE, Shards.EACH):
+        draft.idle(kept, "no adapters are cast here")
+        return
+    if kept is not None and not kept.value and method == "lora":
+        draft.put("training.lora.dtype", kept, name)
+        return
+    draft.use(kept)
+    draft.default("training.lora.dtype", "fp32", "PEFT 0.21.2", "mapping_func.py autocast_adapter_dtype")
+    if sharding.shards is Shards.NONE and mixed and name != "fp32":
+        draft.infer("framework_options.autocast", True, "mixed precision of the Trainer", *by,  # noqa: FBT003 - a value
+                    source=_AUTOCAST)

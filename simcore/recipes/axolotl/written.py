@@ -27,6 +27,7 @@ from simcore.recipes.rows import write_rows
 
 __all__ = ["WRITER"]
 
+_AUTOCAST: Final = "framework_options.autocast"
 _ZERO: Final = "zero"
 """Key under which the outline has DeepSpeed's configuration, a file beside the recipe."""
 _PLUGINS: Final = {"cut": ("axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin", "cut_cross_entropy"),
@@ -97,8 +98,23 @@ def _write_formats(outline: Outline) -> None:
     if compute not in ("bf16", "fp16", "fp32"):
         outline.refuse("training.precision.compute", f"{compute}: a recipe that is read says bf16, fp16 or neither")
         return
-    outline.put("fp16" if compute == "fp16" else "bf16", compute != "fp32", "training.precision.compute",
-                "training.precision.params")
+    plain = _is_without_casts(outline)
+    if plain and compute == "fp16":
+        outline.put("float16", True, "training.precision.compute", "training.precision.params")  # noqa: FBT003 - a value
+        return
+    outline.put("fp16" if compute == "fp16" else "bf16", "full" if plain and compute == "bf16" else compute != "fp32",
+                "training.precision.compute", "training.precision.params")
+
+
+def _is_without_casts(outline: Outline) -> bool:
+    """True if adapters in fp32 compute in fp32, which the Trainer's mixed precision would cast."""
+    if shards_of(outline) is not Shards.NONE or outline.value("training.method") == "full":
+        return False
+    autocast = outline.given(_AUTOCAST)
+    if autocast is False:
+        outline.as_without(_AUTOCAST)
+    outline.said.add(_AUTOCAST)
+    return autocast is not True and outline.value("training.lora.dtype") == "fp32"
 
 
 def _write_method(outline: Outline) -> None:
@@ -116,9 +132,24 @@ def _write_method(outline: Outline) -> None:
         outline.put(key, whole(outline.value(f"training.lora.{name}")), f"training.lora.{name}")
     for name in _KERNELS:
         outline.put(name, False)  # noqa: FBT003 - a value
-    outline.value("training.lora.dtype")
+    _write_format_of_adapters(outline, method)
     _write_targets(outline)
     write_rows(outline, [row for row in ADAPTER_ROWS if getattr(row, "key", "") not in outline.puts])
+
+
+def _write_format_of_adapters(outline: Outline, method: str) -> None:
+    """PEFT makes adapters in fp32; beside a base of 16 bits they may stay in its format."""
+    key, compute = "training.lora.dtype", outline.value("training.precision.compute")
+    dtype = outline.value(key)
+    if dtype == "fp32" or shards_of(outline) not in (Shards.NONE, Shards.EACH):
+        return
+    if method != "lora":
+        outline.refuse(key, "adapters beside a packed base are in fp32 (PEFT 0.21.2 tuners/lora/layer.py)")
+    elif dtype in ("auto", compute):
+        outline.put("peft_autocast_adapter_dtype", False, key)  # noqa: FBT003 - a value
+        outline.counts_as(key, compute)
+    else:
+        outline.refuse(key, f"adapters in {dtype} beside products in {compute}")
 
 
 def _write_targets(outline: Outline) -> None:

@@ -4,10 +4,10 @@ Input: a launch script or a line with a recipe's name and `key=value` overrides;
 framework `megatron` or `megatron_fsdp`. Start: `recipe.FORMAT`.
 
 `recipe`: recognises a file and reads it. `named`: the table of recipes (`recipes.json`, made by
-`tests/truth/list_bridge_recipes.py` from the sources, which are parsed and never run), and launch lines. `model`,
-`provider`: the model by its Hugging Face name, or by the sizes of its provider. `vocabulary`: its rows. `step`: mixed
-precision, recomputation, adapters, lengths. `offload`: activations on the host. `parallel`: degrees, overlap, number of
-GPUs. `rows`: keys that depend on no other, and keys without effect.
+`tests/truth/list_bridge_recipes.py` from the sources, which are parsed and never run), and launch lines. `scaling`: the
+batch of a benchmark on other GPUs. `model`, `provider`: the model by its Hugging Face name, or by the sizes of its
+provider. `vocabulary`: its rows. `step`: mixed precision, recomputation, adapters, lengths. `offload`: activations on
+the host. `parallel`: degrees, overlap, number of GPUs. `rows`: keys that depend on no other, and without effect.
 
 Recipes are those of NVIDIA-NeMo/Megatron-Bridge 067f987d (main, 2026-08-22).
 """

@@ -76,7 +76,7 @@ class Launch:
 
     def gives(self, key: str) -> bool:
         """True if the launch itself gives the key, or the block that it stands in."""
-        return bool({key, key.split(".")[0]} & self._overridden)
+        return bool({key, key.split(".", maxsplit=1)[0]} & self._overridden)
 
 
 def launch_of(text: str, path: str, variables: Mapping[str, str] | None = None) -> Launch:

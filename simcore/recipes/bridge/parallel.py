@@ -10,7 +10,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.reader import Reader
 from simcore.recipes.world import share_out
 
-__all__ = ["gpus_of", "machine_of", "read_degrees", "read_overlap"]
+__all__ = ["gpus_of", "machine_of", "read_degrees", "read_overlap", "unknown_machine"]
 
 _DEGREES: Final = {"pp": "pipeline", "cp": "context", "tp": "tensor"}
 _OPTION: Final = "framework_options."
@@ -30,6 +30,12 @@ def machine_of(name: str) -> str:
     """Topology that a recipe's name says; "" for one without."""
     found = _SIZE.search(name)
     return _MACHINES.get(found[2], "") if found else ""
+
+
+def unknown_machine(name: str) -> str:
+    """GPU that a recipe's name says and no topology has, such as `vr200`; "" for a known one, or none."""
+    found = _SIZE.search(name)
+    return found[2] if found and found[2] not in _MACHINES else ""
 
 
 def read_degrees(reader: Reader, draft: Draft, gpus: Answer | None) -> int:

@@ -10,7 +10,7 @@ from simcore.recipes.answers import Answer, Answers
 from simcore.recipes.bridge.model import read_model
 from simcore.recipes.bridge.named import COMMIT, launch_of, names_in, present_name
 from simcore.recipes.bridge.offload import read_offload
-from simcore.recipes.bridge.parallel import gpus_of, machine_of, read_degrees, read_overlap
+from simcore.recipes.bridge.parallel import gpus_of, machine_of, read_degrees, read_overlap, unknown_machine
 from simcore.recipes.bridge.provider import leave_rest
 from simcore.recipes.bridge.rows import ROWS, give_up
 from simcore.recipes.bridge.scaling import scaled
@@ -30,7 +30,7 @@ from simcore.recipes.bridge.written import WRITER
 from simcore.recipes.draft import Draft
 from simcore.recipes.environment import with_environment
 from simcore.recipes.format import Format
-from simcore.recipes.imported import Imported
+from simcore.recipes.imported import Imported, Left
 from simcore.recipes.machine import read_machine
 from simcore.recipes.megatron.environment import READ, write_environment
 from simcore.recipes.reader import Reader
@@ -54,14 +54,14 @@ def _recognises(file: RecipeFile) -> bool:
 
 def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Imported:  # noqa: FBT001 - Format.read's
     file = files[0]
-    document, name, gpus, machine = file.mapping(), Path(file.path).stem, answers.gpus, ""
+    document, name, gpus, machine, unknown = file.mapping(), Path(file.path).stem, answers.gpus, "", ""
     variables: Sequence[tuple[str, str, str]] = ()
     draft = Draft("bridge", file.path, answers)
     if document is None:
         launch = launch_of(file.text, file.path, answers.variables)
         document, name, variables = launch.document, launch.name, launch.environment
         gpus = gpus or launch.gpus or gpus_of(present_name(name), f"{file.path} {name}")
-        machine = machine_of(present_name(name))
+        machine, unknown = machine_of(present_name(name)), unknown_machine(present_name(name))
         document = scaled(draft, document, name, gpus, given=launch.gives("train.global_batch_size"))
         for key in launch.open_keys:
             if key in _DECIDES:
@@ -71,7 +71,7 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     for other in files[1:]:
         draft.fail(other.path, "a recipe of Bridge is one file")
     reader = Reader(document)
-    _read_parts(reader, draft, gpus, machine)
+    _read_parts(reader, draft, gpus, machine, unknown)
     read_rows(reader, draft, ROWS)
     leave_rest(reader, draft)
     if draft.refuses("model._target_"):
@@ -83,13 +83,26 @@ def _read(files: Sequence[RecipeFile], answers: Answers, loose: bool) -> Importe
     return with_environment(draft.imported([reader], loose=loose), variables)
 
 
-def _read_parts(reader: Reader, draft: Draft, gpus: Answer | None, machine: str) -> None:
+def _read_machine(draft: Draft, other: str) -> None:
+    """Asks for the machine; `other`: a GPU of the recipe's name that is not known, which an answer only stands for."""
+    answer = draft.answers.topology
+    if other and answer is None:
+        draft.ask("topology", "--topology NAME, such as gb300-nvl72", f"machine: the recipe's name says {other}, which "
+                  "is not known here; numbers are those of the machine that is named")
+        return
+    read_machine(draft, None)
+    if other and answer is not None:
+        draft.left.append(Left("not modelled", draft.path, "topology", other, f"the recipe's name says {other}, which "
+                               f"is not known here: numbers are those of {answer.value}"))
+
+
+def _read_parts(reader: Reader, draft: Draft, gpus: Answer | None, machine: str, other: str) -> None:
     read_model(reader, draft)
     read_framework(reader, draft)
     if machine and draft.answers.topology is None:
         draft.infer("topology", machine, "the recipe's name says the GPU")
     else:
-        read_machine(draft, None)
+        _read_machine(draft, other)
     copies = reader.integer("ddp.num_distributed_optimizer_instances")
     if copies is not None and copies.value > 1:
         draft.put("mesh.dp_replicate", copies)

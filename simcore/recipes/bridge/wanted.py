@@ -19,6 +19,7 @@ Wanted = tuple[str, Any, Any]
 _OPTION: Final = "framework_options."
 _ALLOCATOR: Final = "env_vars.PYTORCH_CUDA_ALLOC_CONF"
 _PRECISION: Final = "training.precision."
+_ROTATION: Final = "model.apply_rope_fusion"
 _FP8: Final = ("fp8_recipe", "fp8_param_gather", "first_last_layers_bf16", "num_layers_at_start_in_bf16",
                "num_layers_at_end_in_bf16", "fp8_dot_product_attention", "fp8_multi_head_attention",
                "reuse_grad_buf_for_mxfp8_param_ag")
@@ -39,7 +40,7 @@ def wanted(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:
     yield from _overlap(outline, base)
     yield from _experts(outline)
     yield from _rest(outline)
-    yield from _rows(outline)
+    yield from _rows(outline, base)
     yield from _allocator(outline, base)
     if outline.value("training.method") == "lora":
         yield from _adapters(outline, base)
@@ -211,8 +212,12 @@ def _rest(outline: Outline) -> Iterator[Wanted]:
         yield "model.cuda_graph_warmup_steps", outline.given(f"{_OPTION}cuda_graph_warmup_steps") or 3, 3
 
 
-def _rows(outline: Outline) -> Iterator[Wanted]:
-    """The reader's rows; one without a word of the scenario's has what the simulation has in any case."""
+def _rows(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:
+    """The reader's rows; one without a word of the scenario's has what the simulation has in any case.
+
+    Bridge refuses some switches beside other layers, so a choice of the simulation's is written only against a recipe's
+    own.
+    """
     for row in SAID:
         if not isinstance(row, Says) or row.key in ("optimizer.optimizer", "ddp.bucket_size"):
             continue
@@ -220,6 +225,10 @@ def _rows(outline: Outline) -> Iterator[Wanted]:
             continue
         value = outline.value(row.scenario)
         usual = next(iter(row.idle), None)
+        if row.scenario not in outline.given_keys and (row.key not in base or (value is None and usual is None)):
+            if row.key == _ROTATION and base.get(row.key):  # fused unless it is false: operators/megatron/attention.py
+                outline.counts_as(row.scenario, True)  # noqa: FBT003 - a value
+            continue
         if row.scenario == "training.optimizer.master" and value == "auto":
             value = usual
         if row.scenario in outline.given_keys and usual is not None and value == usual:
@@ -230,7 +239,10 @@ def _rows(outline: Outline) -> Iterator[Wanted]:
 def _adapters(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:
     """Adapters; a scenario without targets has the six names that recipes give."""
     yield "peft.dim", outline.value("training.lora.rank"), 32
-    yield "peft.alpha", outline.value("training.lora.alpha"), 32
+    alpha = outline.value("training.lora.alpha")
+    if isinstance(alpha, float) and not alpha.is_integer():
+        outline.refuse("training.lora.alpha", "Bridge's alpha is a whole number (peft/lora.py)")
+    yield "peft.alpha", int(alpha), 32
     yield "peft.dropout", outline.value("training.lora.dropout"), 0
     targets: Any = outline.given("training.lora.target_modules")
     if targets in (None, "auto") and base.get("peft.target_modules"):

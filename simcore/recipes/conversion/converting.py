@@ -7,6 +7,7 @@ from pathlib import Path
 
 from simcore.inputs.scenario import Scenario
 from simcore.recipes.conversion.patching import patched
+from simcore.recipes.conversion.script_patching import patched_script
 from simcore.recipes.conversion.writing import Writing
 from simcore.recipes.converted import Converted
 from simcore.recipes.recipe_file import read_files
@@ -29,5 +30,6 @@ def convert(scenario: Scenario, named: str, into: str = "", file: str = "") -> C
     if into:
         own = read_files([into])[0]
         made = made.of_file(own.path)
-        return made.converted(patched(made, own))
+        known = made.writer.arguments
+        return made.converted(patched(made, own) if known is None else patched_script(made, own, known))
     return made.converted(made.writer.text(made.outline.nested(), made.job))

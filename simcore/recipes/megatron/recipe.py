@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +15,7 @@ from simcore.recipes.draft import Draft
 from simcore.recipes.format import Format
 from simcore.recipes.imported import Imported, Left
 from simcore.recipes.machine import read_machine
-from simcore.recipes.megatron.arguments import MAIN, ArgumentFields, Given, arguments, given, given_by
+from simcore.recipes.megatron.arguments import MAIN, ArgumentFields, Given, arguments, given, given_by, names_of
 from simcore.recipes.megatron.environment import READ, write_environment
 from simcore.recipes.megatron.fields import Writer
 from simcore.recipes.megatron.launch import gpus_of, split_launch
@@ -29,6 +30,7 @@ from simcore.recipes.megatron.without_effect import NOT_MODELLED, OF_TESTS, VARI
 from simcore.recipes.megatron.written import WRITER
 from simcore.recipes.reader import Reader, Taken
 from simcore.recipes.recipe_file import RecipeFile
+from simcore.recipes.recipe_writer import ScriptArguments
 from simcore.recipes.rows import read_rows
 from simcore.recipes.shell.expansion import Word
 from simcore.recipes.shell.script import Script, Started, read_script
@@ -205,4 +207,23 @@ def _write(writer: Writer, fields: ArgumentFields, gpus: Answer | None) -> None:
     write_options(writer)
 
 
-FORMAT: Final = Format("megatron", "Megatron-LM arguments", _recognises, _read, WRITER)
+def _given_in(text: str, path: str) -> dict[str, Any]:
+    """Values of the arguments that a script gives, as far as they are known; True of a switch."""
+    script = read_script(text, path, {})
+    found = given(split_launch(_command(script, path).words)[1], path)
+    return {name: found.document.data[name] for name in found.keys if name not in found.unknown}
+
+
+def _alike(name: str) -> tuple[str, ...]:
+    """Arguments that set the field of one."""
+    return names_of((arguments()[name].field,)) if name in arguments() else ()
+
+
+def _takes(name: str) -> str:
+    argument = arguments()[name]
+    return "none" if argument.is_switch else "many" if argument.takes.endswith("+") else "one"
+
+
+_ARGUMENTS_OF_SCRIPTS: Final = ScriptArguments(_alike, _takes, _given_in)
+FORMAT: Final = Format("megatron", "Megatron-LM arguments", _recognises, _read,
+                       replace(WRITER, arguments=_ARGUMENTS_OF_SCRIPTS))

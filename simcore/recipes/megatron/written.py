@@ -89,6 +89,8 @@ def _write_options(puts: ArgumentPuts) -> None:
     outline = puts.outline
     shards = outline.has_option("data_parallel_sharding_strategy")
     puts.put("use_megatron_fsdp", shards, "framework")
+    if shards and puts.is_main:  # d98e8a64 training/arguments.py:1169 asks for it
+        puts.put("ckpt_format", "fsdp_dtensor", "framework")
     for option, (field, usual) in SWITCHES.items():
         puts.say(field, f"{_OPTION}{option}", usual)
     puts.put("wgrad_deferral_limit", outline.given(f"{_OPTION}wgrad_deferral_limit") or 0,

@@ -134,6 +134,9 @@ def _write_loss(puts: ArgumentPuts) -> None:
         return
     if outline.given(option) is True:
         outline.as_without(option)
+    if loss == "te" and puts.is_main:
+        outline.refuse(key, "Transformer Engine cross entropy loss fusion is disabled due to stability issues "
+                            "(Megatron-LM d98e8a64 training/arguments.py:1700)")
     if loss in ("te", "megatron"):
         puts.put("cross_entropy_loss_fusion", True, key)  # noqa: FBT003
         puts.put("cross_entropy_fusion_impl", "te" if loss == "te" else "native", key)

@@ -101,11 +101,24 @@ training:
   recompute: full
   precision: {compute: bf16, params: bf16}
   lora:
-    {rank: 24, alpha: 48, dropout: 0.05,
+    {rank: 24, alpha: 48, dropout: 0.05, dtype: fp32,
      target_modules: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]}
   optimizer: {name: adamw, implementation: fused}
-framework_options: {attn_implementation: flash_attention_2}
+framework_options: {attn_implementation: flash_attention_2, autocast: true}
 """)
+
+
+@pytest.mark.parametrize(("keys", "dtype", "autocast"), [
+    ({}, "fp32", True), ({"bf16": "full"}, "fp32", None), ({"bf16": None, "bfloat16": True}, "fp32", True),
+    ({"bf16": False, "fp16": True}, "fp32", True), ({"bf16": False, "float16": True}, "fp32", None),
+    ({"peft_autocast_adapter_dtype": False}, "fp32", True),
+    ({"adapter": "lora", "load_in_4bit": None, "peft_autocast_adapter_dtype": False}, "bf16", None)])
+def test_adapters_are_in_fp32_and_the_trainer_casts_them(tmp_path: Path, keys: dict[str, Any], dtype: str,
+                                                         autocast: bool | None) -> None:
+    """PEFT's autocast_adapter_dtype; core/builders/base.py gives the Trainer bf16 or fp16, but for `full`."""
+    values = imported(tmp_path, changed(QLORA, **keys)).values
+    assert values["training"]["lora"]["dtype"] == dtype
+    assert values["framework_options"].get("autocast") == autocast
 
 
 def test_offload_takes_the_place_of_recomputing_beside_adapters_alone(tmp_path: Path) -> None:
@@ -187,7 +200,10 @@ def test_version_1_is_the_default_of_fsdp(tmp_path: Path) -> None:
 
 
 def test_a_published_run_is_the_scenario_that_it_is_measured_by(tmp_path: Path) -> None:
-    """The row of GPT-OSS with adapters, whose keys were translated by hand; its memory limit is of another card."""
+    """The row of GPT-OSS with adapters, whose keys were translated by hand; its memory limit is of another card.
+
+    The row leaves adapters in the base's format: autocast over experts is not simulated, and refused.
+    """
     rows = (ROOT / "tests/truth/measured/axolotl.jsonl").read_text(encoding="utf-8").splitlines()
     row = next(row for row in map(json.loads, rows) if row["id"] == "axolotl-gptoss20b-lora")["scenario"]
     text = changed(RECIPE, base_model="openai/gpt-oss-20b", sequence_len=4096, micro_batch_size=1,
@@ -199,8 +215,9 @@ def test_a_published_run_is_the_scenario_that_it_is_measured_by(tmp_path: Path) 
     found.expect_complete()
     training = {**found.values["training"], "optimizer": {"name": "adamw", "moments": "int8"}}
     assert training.pop("precision") == {"compute": "bf16", **row["training"].pop("precision")}
+    row["training"]["lora"]["dtype"] = "fp32"
     assert training == row["training"]
-    assert found.values["framework_options"] == row["framework_options"]
+    assert found.values["framework_options"] == row["framework_options"] | {"autocast": True}
 
 
 @pytest.mark.parametrize(("keys", "told"), [

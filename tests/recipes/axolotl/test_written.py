@@ -43,10 +43,11 @@ training:
   global_batch_size: 2
   recompute: full
   precision: {compute: bf16, params: bf16}
-  lora: {rank: 24, alpha: 48, dropout: 0.05, target_modules: [q_proj, v_proj]}
+  lora: {rank: 24, alpha: 48, dropout: 0.05, dtype: fp32, target_modules: [q_proj, v_proj]}
   quantization: {double_quant: false}
   loss: liger
   optimizer: {name: adamw, implementation: bitsandbytes, moments: int8, paged: true}
+framework_options: {autocast: true}
 """
 
 
@@ -138,9 +139,19 @@ def test_deepspeed_is_a_file_beside() -> None:
 @pytest.mark.parametrize(("text", "settings", "told"), [
     (FULL, {"training__precision__params": "fp32"}, "training.precision.params: 'fp32'"),
     (FULL, {"framework_options__sync_gradients": "every"}, "framework_options.sync_gradients"),
-    (QLORA, {"training__lora__dtype": "fp32"}, "training.lora.dtype"),
+    (QLORA, {"training__lora__dtype": "bf16"}, "training.lora.dtype"),
     (QLORA, {"training__offload": {"activations": "host"}}, "it takes the place of recomputing"),
     (QLORA, {"training__packed_length": 700}, "a row is a whole number of longest samples"),
 ])
 def test_what_no_recipe_says_is_refused_by_its_key(text: str, settings: dict[str, Any], told: str) -> None:
     assert told in "; ".join(one.message for one in convert(scenario(text, **settings), "axolotl").refused)
+
+
+@pytest.mark.parametrize(("settings", "told"), [
+    ({}, ["bf16: true\n"]), ({"framework_options__autocast": False}, ["bf16: full\n"]),
+    ({"framework_options": {}, "training__lora__dtype": "auto"},
+     ["bf16: true\n", "peft_autocast_adapter_dtype: false"])])
+def test_formats_of_adapters_are_what_the_trainer_casts(settings: dict[str, Any], told: list[str]) -> None:
+    text = QLORA.replace("method: qlora", "method: lora").replace("  quantization: {double_quant: false}\n", "")
+    made = written(text, **settings)
+    assert all(one in made.text for one in told)

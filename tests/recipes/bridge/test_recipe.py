@@ -251,7 +251,7 @@ def test_a_router_in_bf16_is_one_without_a_format(tmp_path: Path) -> None:
 
 
 def test_modules_of_multi_token_prediction_are_the_configurations_unless_told(tmp_path: Path) -> None:
-    """models/conversion/model_bridge.py:497: num_nextn_predict_layers of GLM-4.5-Air is 1, and no key of the recipe's."""
+    """models/conversion/model_bridge.py:497: num_nextn_predict_layers of GLM-4.5-Air is 1, which no key says."""
     name = "glm45_air_106b_sft_32gpu_h100_bf16_config"
     assert value(imported(tmp_path, name), "model.overrides.mtp_num_layers") == 1
     assert value(imported(tmp_path, f"{name} model.mtp_num_layers=null"), "model") == "zai-org/GLM-4.5-Air"
@@ -266,3 +266,13 @@ def test_a_provider_without_sizes_asks_for_them_and_takes_names_of_functions(tmp
                               "model.gated_linear_unit=true", 8, "dgx-h100")
     found = [value(made, f"model.overrides.{key}") for key in ("n_inner", "n_positions", "swiglu")]
     assert found == [1024, 1024, True]
+
+
+def test_a_gpu_that_is_not_known_is_asked_for_and_never_taken_as_another(tmp_path: Path) -> None:
+    name = "gpt_oss_20b_pretrain_8gpu_vr200_fp8mx_config"
+    (question,) = imported(tmp_path, name).questions
+    assert question.key == "topology"
+    assert "the recipe's name says vr200, which is not known here" in question.text
+    told = [one.why for one in imported(tmp_path, name, topology="gb300-nvl72").left if one.key == "topology"]
+    assert told == ["the recipe's name says vr200, which is not known here: numbers are those of gb300-nvl72"]
+    assert not [one for one in imported(tmp_path, NANO).left if one.key == "topology"]

@@ -61,8 +61,8 @@ def test_missing_keys_are_added(tmp_path: Path) -> None:
         "+  dp_replicate_size: 2", "+  defer_fsdp_grad_sync: false"]
 
 
-def test_a_script_is_not_patched(tmp_path: Path) -> None:
-    (tmp_path / "run.sh").write_text("torchrun pretrain_gpt.py --num-layers 2\n", encoding="utf-8")
-    with pytest.raises(NotYet, match="recipes of megatron are written whole"):
-        convert(scenario(AUTOMODEL.replace("framework: automodel", "framework: megatron")), "megatron",
+def test_a_recipe_that_is_a_name_is_not_patched(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("torchrun run_recipe.py --recipe nemotron_3_nano_sft_config\n", encoding="utf-8")
+    with pytest.raises(NotYet, match="recipes of bridge are written whole"):
+        convert(scenario(AUTOMODEL.replace("framework: automodel", "framework: megatron")), "bridge",
                 str(tmp_path / "run.sh"))

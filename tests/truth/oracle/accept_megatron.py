@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import types
 import typing
 from pathlib import Path
 
@@ -20,6 +21,7 @@ def load() -> None:
     typing.override = lambda method: method  # of Python 3.12
     torch.cuda.get_device_capability = lambda *_: (9, 0)
     torch.cuda.device_count = lambda: 8
+    torch.cuda.get_device_properties = lambda *_: types.SimpleNamespace(major=9, minor=0, name="NVIDIA H100")
     import megatron.training.arguments  # noqa: F401
 
 
