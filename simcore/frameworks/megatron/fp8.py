@@ -11,8 +11,8 @@ data, a byte an element in a separate buffer, which data-parallel ranks gather; 
 stay allocated too (`post_all_gather_processing`). Where the layer-wise optimizer deals whole parameters, each is a
 tensor of its own; what its owner updates, in fp32, is quantised into it, sent in 16 bits, and quantised by those that
 get it (main `optimizer/layer_wise_optimizer.py`, _allgather_helper; `optimizer.py`, _multi_tensor_copy_this_to_that
-without an overflow buffer; TransformerEngine `pytorch/tensor`, QuantizedTensor, copy_). Delayed scaling keeps a history of maxima for the five tensors of
-each GEMM.
+without an overflow buffer; TransformerEngine `pytorch/tensor`, QuantizedTensor, copy_). Delayed scaling keeps a history
+of maxima for the five tensors of each GEMM.
 
 [Note: nvfp4 weights]
 Core computes in fp8 or in fp4, not in both; a recipe of TransformerEngine does either for all linears of a layer, so

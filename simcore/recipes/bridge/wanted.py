@@ -93,6 +93,9 @@ def _formats(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:
     compute, grads = outline.value(f"{_PRECISION}compute"), outline.value(f"{_PRECISION}main_grads")
     if outline.value(f"{_PRECISION}grad_reduce") == "auto":  # one buffer: `frameworks/megatron/precision.py`
         outline.counts_as(f"{_PRECISION}grad_reduce", grads)
+    single = [list(one) for one in (outline.value(f"{_OPTION}quant_recipe") or {}).items()]
+    if base.get("model.quant_recipe") and single == base["model.quant_recipe"]:
+        yield "model.quant_recipe", single, None
     keyed = any(key.startswith("mixed_precision.") for key in base)
     if not keyed:
         yield "mixed_precision", f"{compute}_mixed", "bf16_mixed"
