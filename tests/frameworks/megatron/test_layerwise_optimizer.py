@@ -147,7 +147,7 @@ def test_updated_parameters_are_gathered_from_all_ranks() -> None:
              options={"use_distributed_optimizer": True})
 
 
-# ---- without the distributed optimizer, as Bridge has it --------------------------------------------------------------
+# ---- without the distributed optimizer, as Bridge has it -------------------------------------------------------------
 WHOLE: dict[str, Any] = {"model": "llama-tiny", "optimizer": {"name": "dist_muon"}, "version": "main 2026-08-22",
                          "options": {"use_distributed_optimizer": False}}
 
