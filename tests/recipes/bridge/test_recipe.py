@@ -219,7 +219,7 @@ def test_a_provider_with_layers_of_its_own_is_no_gpt(tmp_path: Path, name: str) 
 
 
 def test_fp8_weights_without_the_distributed_optimizer_are_no_rule_of_bridge(tmp_path: Path) -> None:
-    """Where whole parameters are dealt (dist_muon); otherwise they are refused."""
+    """Served if whole parameters are dealt (dist_muon); otherwise they are refused."""
     found = imported(tmp_path, "kimi_k2_pretrain_1024gpu_h100_fp8cs_config")
     assert messages(found) == ""
     assert value(found, "framework_options.fp8_param_gather") is True

@@ -76,7 +76,7 @@ def test_pages_hold_one_and_a_tenth_of_what_two_layers_keep() -> None:
 
 
 def test_a_stash_takes_less_than_the_room_that_it_saves() -> None:
-    """Of many microbatches in flight, pages hold balanced rows, not 1.5 times as many; scales of both are few."""
+    """With many microbatches in flight, pages hold balanced rows, not 1.5 times as many."""
     given: dict[str, Any] = {"mesh": {"pp": 4, "dp_shard": 2, "ep": 2}, "microbatches": 8,
              "model": {**QWEN3_MOE, "overrides": {**QWEN3_MOE["overrides"], "num_hidden_layers": 8}}}
     held = []
