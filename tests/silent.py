@@ -143,7 +143,9 @@ def _layout(framework: str) -> Tree:
 
 def bases(workload: str, method: str, framework: str) -> Iterator[Tree]:
     """Scenarios of a combination, before a key is set; the framework refuses some of them."""
-    for base in {"train": _trains, "dpo": _trains, "grpo": _grpos, "serve": _serves}[workload](framework):
+    first = {"train": _trains, "dpo": _trains, "grpo": _grpos, "serve": _serves}[workload](framework)
+    rl = {"rl": RL, "generation": GENERATION} if workload == "grpo" else {}
+    for base in (*first, *(one | rl for one in PAGED.get(framework, ()))):
         tree: Tree = {"name": "k", "workload": workload, "framework": framework,
                       "topology": {"file": "dgx-h100", "num_nodes": 2}} | deepcopy(base)
         if workload != "serve":
@@ -156,6 +158,15 @@ _MEGATRON: Final[tuple[Tree, ...]] = (
     {"training": {"precision": {"compute": "fp8"}}, "framework_options": {"fp8_recipe": "blockwise"}},
     {"framework_options": {"attention_backend": "unfused"}},
     {"framework_options": {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["attn"]}})
+_PAGED: Final[tuple[Tree, ...]] = ({
+    "model": EXPERTS, "mesh": {"dp_shard": 4, "ep": 4, "etp": 1}, "framework_version": "main 2026-08-22",
+    "topology": "dgx-b200",
+    "training": {"seq_len": 2048, "precision": {"compute": "fp8"}, "routing": "balanced"},
+    "framework_options": {
+        "fp8_recipe": "mxfp8", "use_transformer_engine_op_fuser": True, "moe_token_dispatcher_type": "flex",
+        "moe_flex_dispatcher_backend": "hybridep", "moe_expert_rank_capacity_factor": 1.5, "moe_paged_stash": True}},)
+PAGED: Final[dict[str, tuple[Tree, ...]]] = {"megatron": _PAGED, "megatron_fsdp": _PAGED}
+"""Jobs with options that matter in them alone; they come last, so that others keep their numbers."""
 OPTIONS_BESIDE: Final[dict[str, tuple[Tree, ...]]] = {
     "automodel": ({"framework_options": {"enable_fsdp2_prefetch": True}},), "megatron": _MEGATRON,
     "megatron_fsdp": _MEGATRON}
