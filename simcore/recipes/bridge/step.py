@@ -44,6 +44,9 @@ def read_framework(reader: Reader, draft: Draft) -> None:
     if said and not any(one.value for one in said) and not (fsdp and fsdp.value):
         draft.infer(f"{_OPTION}use_distributed_optimizer", False, "neither ddp nor the optimizer asks for it",  # noqa: FBT003
                     *said, source="Bridge training/config.py, _validate_and_sync_distributed_optimizer_settings")
+        if "muon" in str(reader.look("optimizer.optimizer")):
+            draft.infer(f"{_OPTION}use_layer_wise_param_layout", False, "whole parameters are dealt",  # noqa: FBT003
+                        *said, source="Megatron-LM main optimizer/__init__.py, use_separate_distributed_optimizer")
 
 
 def read_formats(reader: Reader, draft: Draft) -> None:

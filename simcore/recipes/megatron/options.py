@@ -147,9 +147,9 @@ def _write_experts(writer: Writer) -> None:
     writer.write_other(f"{_OPTION}moe_shared_expert_overlap", shared.value, False, shared)  # noqa: FBT003
     writer.write_other(f"{_OPTION}moe_expert_rank_capacity_factor", capacity.value, None, capacity)
     writer.write_other(f"{_OPTION}moe_paged_stash", stash.value, False, stash)  # noqa: FBT003
-    for name, usual in STASH.items():
+    for name, least in STASH.items():
         if stash.value:
-            writer.write_other(f"{_OPTION}{name}", paging[name].value, usual, paging[name])
+            writer.write_other(f"{_OPTION}{name}", paging[name].value, least, paging[name])
         else:
             writer.idle("it is read with --moe-paged-stash", paging[name])
     if laid.value and not fields.flag("use_transformer_engine_op_fuser").value:

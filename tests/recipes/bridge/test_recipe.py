@@ -223,6 +223,7 @@ def test_fp8_weights_without_the_distributed_optimizer_are_no_rule_of_bridge(tmp
     found = imported(tmp_path, "kimi_k2_pretrain_1024gpu_h100_fp8cs_config")
     assert messages(found) == ""
     assert value(found, "framework_options.fp8_param_gather") is True
+    assert value(found, "framework_options.use_layer_wise_param_layout") is False
     cut = "llama3_70b_pretrain_64gpu_h100_fp8cs_config ddp.use_distributed_optimizer=false " \
           "optimizer.use_distributed_optimizer=false mixed_precision.fp8_param_gather=true"
     assert "not yet: mixed_precision.fp8_param_gather" in messages(imported(tmp_path, cut))
