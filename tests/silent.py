@@ -143,8 +143,10 @@ def _layout(framework: str) -> Tree:
 
 def bases(workload: str, method: str, framework: str) -> Iterator[Tree]:
     """Scenarios of a combination, before a key is set; the framework refuses some of them."""
-    made = {"train": _trains, "dpo": _trains, "grpo": _grpos, "serve": _serves}[workload](framework)
-    for base in (*made, *(_ON_HOST if workload == "train" and framework.startswith("megatron") else ())):
+    first = {"train": _trains, "dpo": _trains, "grpo": _grpos, "serve": _serves}[workload](framework)
+    rl = {"rl": RL, "generation": GENERATION} if workload == "grpo" else {}
+    on_host = _ON_HOST if workload == "train" and framework.startswith("megatron") else ()
+    for base in (*first, *on_host, *(one | rl for one in PAGED.get(framework, ()))):
         tree: Tree = {"name": "k", "workload": workload, "framework": framework,
                       "topology": {"file": "dgx-h100", "num_nodes": 2}} | deepcopy(base)
         if workload != "serve":
@@ -163,6 +165,15 @@ _ON_HOST: Final[tuple[Tree, ...]] = tuple(
     for options in ({"cpu_offloading_num_layers": 1},
                     {"fine_grained_activation_offloading": True, "offload_modules": ["core_attn"]}))
 """Settings beside which options about activations on the host matter; last, as results have the number of a setting."""
+_PAGED: Final[tuple[Tree, ...]] = ({
+    "model": EXPERTS, "mesh": {"dp_shard": 4, "ep": 4, "etp": 1}, "framework_version": "main 2026-08-22",
+    "topology": "dgx-b200",
+    "training": {"seq_len": 2048, "precision": {"compute": "fp8"}, "routing": "balanced"},
+    "framework_options": {
+        "fp8_recipe": "mxfp8", "use_transformer_engine_op_fuser": True, "moe_token_dispatcher_type": "flex",
+        "moe_flex_dispatcher_backend": "hybridep", "moe_expert_rank_capacity_factor": 1.5, "moe_paged_stash": True}},)
+PAGED: Final[dict[str, tuple[Tree, ...]]] = {"megatron": _PAGED, "megatron_fsdp": _PAGED}
+"""Jobs with options that matter in them alone; they come last, so that others keep their numbers."""
 OPTIONS_BESIDE: Final[dict[str, tuple[Tree, ...]]] = {
     "automodel": ({"framework_options": {"enable_fsdp2_prefetch": True}},), "megatron": _MEGATRON,
     "megatron_fsdp": _MEGATRON}

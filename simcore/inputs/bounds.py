@@ -141,8 +141,8 @@ QUANTITIES: Final[Mapping[str, tuple[float, float]]] = MappingProxyType({
 ROWS: Final = 4_500_000
 """Rows of all programs of a step, as they are first lowered: about 200 bytes and two microseconds each.
 
-A step of Llama 3.1 405B on 16 stages of 8 virtual ones has 1.5 million, one of 64 stages of two 6 million; one of Kimi K2
-on 16 stages, whose ranks dist_muon gives different parameters, 4.4 million.
+A step of Llama 3.1 405B on 16 stages of 8 virtual ones has 1.5 million, one of 64 stages of two 6 million; one of Kimi
+K2 on 16 stages, whose ranks dist_muon gives different parameters, 4.4 million.
 """
 ADVISED_ROWS: Final = 300_000
 """Rows of a step for which advice tries changes, which takes dozens of simulations."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from simcore.errors import NotYet, Problem
 from simcore.models.blocks import Moe
 from simcore.operators.megatron.ops.options import MegatronOptions
-from simcore.operators.megatron.stash import Paged, fused_rows, paged_tensors, rows_with_room
+from simcore.operators.megatron.stash import ON_DEVICE, Paged, fused_rows, paged_tensors, rows_with_room
 from simcore.pipeline.schedule import Schedule, actions, lowered_microbatches
 from simcore.placement.plan import Plan
 from simcore.units import format_bytes
@@ -106,8 +106,8 @@ def _check(buffer: Buffer, needed: int) -> None:
         fits = needed <= buffer.pages + buffer.host_pages
         then = "the rest goes to pages on the host" if fits else "the step runs again without (PagedStashRunner)"
         short = format_bytes((needed - buffer.pages) * buffer.page_bytes)
-        raise NotYet(Problem("framework_options.moe_paged_stash_buffer_size_factor_cuda", "not yet: pages of "
-                             f"{buffer.dtype} x {buffer.width} are short by {short}: {then}"))
+        raise NotYet(Problem(ON_DEVICE, f"not yet: pages of {buffer.dtype} x {buffer.width} are short by {short}: "
+                             f"{then}"))
 
 
 def _experts(plan: Plan, layer: int) -> Moe | None:

@@ -23,7 +23,8 @@ TENSORS = (Paged("uint8", 64, 1), Paged("uint8", 64, 1, 32), Paged("bfloat16", 6
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: str(step["case"]))
 def test_pages_are_those_that_megatron_allocates(step: dict[str, Any]) -> None:
     case = step["case"]
-    schedule = Schedule("1f1b" if case["chunks"] == 1 else "interleaved", case["stages"], case["chunks"], case["stages"])
+    name = "1f1b" if case["chunks"] == 1 else "interleaved"
+    schedule = Schedule(name, case["stages"], case["chunks"], case["stages"])
     layers = layers_at_once(schedule, case["stage"], case["microbatches"], [case["layers"]] * case["chunks"])
     options = MegatronOptions(moe_paged_stash=True, moe_paged_stash_buffer_size_factor_cuda=case["cuda"])
     balanced = int(case["rows"] * case["capacity"]) // case["capacity"]

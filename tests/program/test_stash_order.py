@@ -36,7 +36,8 @@ class Told(Builder):
 def test_layers_go_to_pages_and_come_back_as_in_megatron(step: dict[str, Any]) -> None:
     """A layer whose backward comes right after its forward stays."""
     case, stowed, fetched = step["case"], list[list[int]](), list[list[int]]()
-    schedule = Schedule("1f1b" if case["chunks"] == 1 else "interleaved", case["stages"], case["chunks"], case["stages"])
+    name = "1f1b" if case["chunks"] == 1 else "interleaved"
+    schedule = Schedule(name, case["stages"], case["chunks"], case["stages"])
     layers = [[10 * chunk + layer for layer in range(case["layers"])] for chunk in range(case["chunks"])]
     out = Told()
     order = StashOrder(out, {layer: PAGED for some in layers for layer in some})

@@ -11,6 +11,8 @@ import io
 import subprocess
 import tarfile
 
+from simcore.inputs.document import parse_document
+
 VERSION = "067f987df03b8355b03192d88d70f1709fedf51a"
 ROOT = "src/megatron/bridge/"
 ROOMS = ("recipes/", "perf_recipes/", "training/", "utils/", "peft/", "models/")
@@ -45,9 +47,11 @@ class Package:
     def __init__(self, git):
         command = ["git", f"--git-dir={git}", "archive", VERSION, *(f"{ROOT}{room}" for room in ROOMS)]
         archive = subprocess.run(command, capture_output=True, check=True).stdout
-        self.modules = {}
+        self.modules, self.files = {}, {}
         with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             for one in tar:
+                if one.isfile() and one.name.endswith(".cfg"):
+                    self.files[one.name] = tar.extractfile(one).read().decode()
                 if one.isfile() and one.name.endswith(".py"):
                     dotted = one.name.removeprefix("src/").removesuffix(".py").replace("/", ".")
                     tree = ast.parse(tar.extractfile(one).read())
@@ -294,6 +298,10 @@ class Run:
         name = getattr(node.func, "id", getattr(node.func, "attr", ""))
         if isinstance(node.func, ast.Name) and name in _BUILTINS:
             return _BUILTINS[name](*args)
+        if name == "with_name":
+            return f"src/{module.name.rpartition('.')[0].replace('.', '/')}/{args[0]}"
+        if name == "load_quantization_recipe":
+            return self._quantized(args[0])
         held = self.value(module, scope, node.func)
         if isinstance(held, Method):
             return self._method(held, args, words)
@@ -337,6 +345,24 @@ class Run:
         else:
             model.values |= {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": backend,
                              "moe_shared_expert_overlap": False}
+
+    def _quantized(self, path):
+        """[pattern, recipe] of each matcher of a file of the package, in order; bf16 where a matcher has no recipe.
+
+        Megatron-LM d98e8a64 `core/quantization/quant_config.py`, RecipeConfig.
+        """
+        text = self.package.files.get(path) if isinstance(path, str) else None
+        if text is None:
+            return UNKNOWN
+        read, found = parse_document(text, path).data, []
+        for matcher in read["matchers"].values():
+            recipes = read["configs"][matcher["config"]]["training_recipe"]
+            if not matcher.get("enabled"):
+                continue
+            if matcher["type"] != "glob" or set(recipes) - {"fp8_quantization_recipe", "fp4_quantization_recipe"}:
+                return UNKNOWN
+            found.append([matcher["pattern"], next(iter(recipes.values()), "bf16")])
+        return found
 
     def _precision(self, given):
         if not isinstance(given, str):

@@ -228,12 +228,19 @@ def _gpt3(run, _training):
             "cross_entropy_loss_fusion": False, **_overlapped_tp(run)}
 
 
+ROOM = re.compile(r"expert rank capacity factor (\d+) with paged stash$")
+"""Of `routing`: rows for which a rank has room, times those of balanced routing."""
+
+
 def _deepseek(run, training):
     """`config_GB300_64x4x240xtp1pp4ep32cp1_mxfp8_full_cg.sh`, as the row restates it."""
     config = run["config"]
     training["loss"] = "te"
     kind, backend = config["dispatcher"]
-    return {"moe_token_dispatcher_type": kind, "moe_flex_dispatcher_backend": backend,
+    room = ROOM.search(config["routing"])
+    return {"moe_expert_rank_capacity_factor": float(room[1]), "moe_paged_stash": True,
+            "use_transformer_engine_op_fuser": True,  # main transformer_config.py:1876 asks for it
+            "moe_token_dispatcher_type": kind, "moe_flex_dispatcher_backend": backend,
             "overlap_moe_expert_parallel_comm": True, "delay_wgrad_compute": True,
             "pipeline_model_parallel_layout": config["pipeline_layout"],
             **_overlapped_dp(config)}

@@ -2,11 +2,10 @@
 
     python tests/truth/probe_paged_stash.py MEGATRON_GIT > tests/truth/stash/paged_stash.json
 
-MEGATRON_GIT: a git directory of Megatron-LM; `megatron/core/transformer/moe/paged_stash.py` is read from it at REVISION.
-Needs torch alone. Streams and events are stand-ins; of both Triton kernels only the lists of free pages are kept. Each
-layer saves what TransformerEngine's fused grouped MLP marks (`pytorch/utils.py`, mark_grouped_tensor). The first step
-counts, the second is told: `buffers`, pages of each type and width; `overflow`: one was too small; `stowed`, `fetched`:
-[chunk, microbatch, layer] in order.
+MEGATRON_GIT: a git directory of Megatron-LM; SOURCE is read from it at REVISION. Needs torch alone. Streams and events
+are stand-ins; of both Triton kernels only the lists of free pages are kept. Each layer saves what TransformerEngine's
+fused grouped MLP marks (`pytorch/utils.py`, mark_grouped_tensor). The first step counts, the second is told: `buffers`,
+pages of each type and width; `overflow`: one was too small; `stowed`, `fetched`: [chunk, microbatch, layer] in order.
 """
 
 from __future__ import annotations
@@ -67,8 +66,8 @@ class _Stream:
 
 def upstream(git: str) -> types.ModuleType:
     """Megatron-LM's module, with stand-ins for what it imports."""
-    text = subprocess.run(["git", "-C", git, "show", f"{REVISION}:{SOURCE}"], capture_output=True, text=True,
-                          check=True).stdout
+    command = ["git", f"--git-dir={git}", "show", f"{REVISION}:{SOURCE}"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     given: dict[str, dict[str, Any]] = {
         "_rank_utils": {"log_single_rank": lambda *a, **k: None},
         "full_cuda_graph": {"FullCudaGraphWrapper": object},
@@ -114,7 +113,8 @@ def _step(stash: types.ModuleType, case: dict[str, Any], config: Any) -> None:
     stash.paged_stash_reset(enabled=True, config=config)
     made: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
     places = int(case["rows"] * case["capacity"])
-    schedule = Schedule("1f1b" if case["chunks"] == 1 else "interleaved", case["stages"], case["chunks"], case["stages"])
+    name = "1f1b" if case["chunks"] == 1 else "interleaved"
+    schedule = Schedule(name, case["stages"], case["chunks"], case["stages"])
     for action in actions(schedule, case["stage"], case["microbatches"]):
         key = action.chunk, action.microbatch
         if not action.forward:

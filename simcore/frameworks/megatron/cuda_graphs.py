@@ -87,13 +87,16 @@ def assumptions(job: Job, options: dict[str, object]) -> tuple[tuple[str, str, s
     """Returns the assumptions about CUDA graphs, each (key, value, kind, source); () without graphs.
 
     Graphs are captured after some ordinary steps, the second of which has all tensors that a step can have. Tensors
-    inside a graph are not allocated while it is replayed, so peaks are those of the steps before.
+    inside a graph are not allocated while it is replayed, so peaks are those of the steps before. After a single one,
+    which has no moments before its update, the tensors of the next step's passes lie in the graphs' pools instead.
     """
     found = graphs_of(job, options)
     if not found:
         return ()
     pools = format_bytes(pool_bytes(job, options))
-    made = (("cuda graphs", f"peak of {_ordinary(options)} steps before capture; pools may add {pools} (in band)",
+    peak = f"peak of {_ordinary(options)} steps before capture" if _ordinary(options) > 1 else \
+        "peak as if a second step came before capture"
+    made = (("cuda graphs", f"{peak}; pools may add {pools} (in band)",
              "assumed", f"{_RULE}:769; TransformerEngine pytorch/graph.py"),
             ("cuda graphs hold", ", ".join(found), "derived", "core 0.16.1 transformer_layer.py:942"))
     if _scope(job, options) or FULL_ITERATION in found or not job.has_experts or _pads(job):
@@ -148,9 +151,9 @@ def _check(job: Job, options: dict[str, object], implementation: str, scope: tup
                           "cuda_graph_impl=transformer_engine.", f"{_RULE}:1739")
     ordinary = _ordinary(options)
     layers = implementation == "local" and FULL_ITERATION not in scope
-    if layers or ordinary < 2:  # the first step has no moments yet
+    if layers or not ordinary:
         raise job.not_yet("framework_options.cuda_graph_impl", f"CUDA graphs by {implementation} after {ordinary} "
-                          "ordinary steps (served: by transformer_engine, or of the full iteration, after two or more)")
+                          "ordinary steps (served: by transformer_engine, or of the full iteration, after one or more)")
 
 
 def _check_modules(job: Job, scope: tuple[str, ...]) -> None:

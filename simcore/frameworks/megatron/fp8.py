@@ -11,8 +11,8 @@ data, a byte an element in a separate buffer, which data-parallel ranks gather; 
 stay allocated too (`post_all_gather_processing`). Where the layer-wise optimizer deals whole parameters, each is a
 tensor of its own; what its owner updates, in fp32, is quantised into it, sent in 16 bits, and quantised by those that
 get it (main `optimizer/layer_wise_optimizer.py`, _allgather_helper; `optimizer.py`, _multi_tensor_copy_this_to_that
-without an overflow buffer; TransformerEngine `pytorch/tensor`, QuantizedTensor, copy_). Delayed scaling keeps a history of maxima for the five tensors of
-each GEMM.
+without an overflow buffer; TransformerEngine `pytorch/tensor`, QuantizedTensor, copy_). Delayed scaling keeps a history
+of maxima for the five tensors of each GEMM.
 
 [Note: nvfp4 weights]
 Core computes in fp8 or in fp4, not in both; a recipe of TransformerEngine does either for all linears of a layer, so
@@ -259,7 +259,7 @@ def _check_params(job: Job, options: dict[str, object], made: Fp8) -> None:
                           "use_precision_aware_optimizer with fp8_recipe delayed")
     if not made.params:
         return
-    if options.get("use_distributed_optimizer") is False and not _is_dealt(job):
+    if options.get("use_distributed_optimizer") is False and not _is_dealt(job, options):
         raise job.illegal(f"framework_options.{job.narrow}_param_gather", f"--{job.narrow}-param-gather only supported "
                           "with distributed optimizer", "Megatron-LM training/arguments.py")
     if made.scaling.recipe == "mxfp8" and options.get("reuse_grad_buf_for_mxfp8_param_ag") is False:
@@ -268,13 +268,13 @@ def _check_params(job: Job, options: dict[str, object], made: Fp8) -> None:
                           "Bridge 0.3.1 training/mixed_precision.py finalize")
 
 
-def _is_dealt(job: Job) -> bool:
+def _is_dealt(job: Job, options: dict[str, object]) -> bool:
     """True if ranks update whole parameters, gather them in 16 bits and quantise each themselves ([Note: fp8 weights]).
 
     Bridge 067f987d has no check of Megatron-LM's arguments: recipes of Kimi K2 ask for it.
     """
     return OPTIMIZERS[job.scenario.training.optimizer.name].layerwise and \
-        job.scenario.framework_version.startswith("main")
+        options.get("use_layer_wise_param_layout") is False
 
 
 def check_shapes(job: Job, made: Fp8, graph: ModelGraph) -> None:

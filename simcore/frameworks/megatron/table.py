@@ -136,11 +136,7 @@ def _assumptions(job: Draft, options: dict[str, object], made: Formats, fp8: Fp8
 
 
 def _by_parts(job: Draft, options: dict[str, object]) -> bool:
-    """Main's default with the distributed optimizer, as Megatron-LM has it; core 0.16.1 has no such thing.
-
-    Bridge's recipes have none (067f987d training/optim.py), and then whole parameters are dealt and gathered (main
-    optimizer/__init__.py, use_separate_distributed_optimizer).
-    """
+    """Main's default, as Megatron-LM has it; core 0.16.1 has no such thing, and Bridge's recipes none of it."""
     key, is_main = "use_layer_wise_param_layout", version_of(job).startswith("main")
     if not OPTIMIZERS[job.scenario.training.optimizer.name].layerwise:
         if key in options:
@@ -152,10 +148,7 @@ def _by_parts(job: Draft, options: dict[str, object]) -> bool:
             raise job.illegal(f"framework_options.{key}", "core 0.16.1 has no such layout", "core 0.16.1 optimizer/"
                               "layer_wise_optimizer.py; use framework_version: main 2026-08-22")
         return False
-    scatters = options.get("use_distributed_optimizer") is not False
-    if not scatters:
-        job.refuse_idle(options, key, "without the distributed optimizer")
-    return job.flag(options, key, "Megatron-LM main training/arguments.py", default=scatters)
+    return job.flag(options, key, "Megatron-LM main training/arguments.py", default=True)
 
 
 def _loss(job: Draft, options: dict[str, object]) -> str:

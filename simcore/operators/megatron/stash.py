@@ -33,8 +33,10 @@ from simcore.recording.number_formats import Scaling
 from simcore.recording.rows import Module
 from simcore.recording.tape import COMPUTE_STREAM, STASH_BORDER, Kernel, Op, Section, Tape, Tensor
 
-__all__ = ["Paged", "fused_rows", "group_start", "paged_tensors", "rows_with_room", "sections", "stash"]
+__all__ = ["ON_DEVICE", "Paged", "fused_rows", "group_start", "paged_tensors", "rows_with_room", "sections", "stash"]
 
+ON_DEVICE = "framework_options.moe_paged_stash_buffer_size_factor_cuda"
+"""Key of a scenario that says how many pages there are on the device."""
 SCALED = 32
 """Rows that share a scale along columns (`paged_stash.py`, SCALE_INV_BLOCK_SIZE)."""
 

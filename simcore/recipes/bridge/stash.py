@@ -56,4 +56,4 @@ def wanted_stash(outline: Outline) -> Iterator[tuple[str, Any, Any]]:
         given = outline.given(f"{_OPTION}{name}")
         yield f"model.{name}", usual if given is None else given, usual
         if given == usual:
-            outline.counts_as(f"{_OPTION}{name}", given)
+            outline.as_without(f"{_OPTION}{name}")

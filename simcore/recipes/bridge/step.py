@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from simcore.recipes.bridge.named import COMMIT
 from simcore.recipes.bridge.rows import give_up
 from simcore.recipes.bridge.stash import read_stash
 from simcore.recipes.draft import Draft
@@ -55,6 +56,9 @@ def read_framework(reader: Reader, draft: Draft) -> None:
     if said and not any(one.value for one in said) and not (fsdp and fsdp.value):
         draft.infer(f"{_OPTION}use_distributed_optimizer", False, "neither ddp nor the optimizer asks for it",  # noqa: FBT003
                     *said, source="Bridge training/config.py, _validate_and_sync_distributed_optimizer_settings")
+        if "muon" in str(reader.look("optimizer.optimizer")):
+            draft.infer(f"{_OPTION}use_layer_wise_param_layout", False, "whole parameters are dealt",  # noqa: FBT003
+                        *said, source="Megatron-LM main optimizer/__init__.py, use_separate_distributed_optimizer")
 
 
 def _read_buffers(reader: Reader, draft: Draft, *, is_on: bool) -> None:
@@ -137,6 +141,11 @@ def _read_narrow(reader: Reader, draft: Draft, compute: str) -> None:
             draft.put(f"{_OPTION}{name}", one)
         else:
             draft.idle(one, "nothing depends on it with these formats")
+    is_keyed = reader.is_mapping("mixed_precision")
+    if compute == "fp4" and is_keyed and reader.look("mixed_precision.fp4_param_gather") is None:
+        draft.default(f"{_OPTION}fp4_param_gather", False, f"Bridge {COMMIT}",  # noqa: FBT003 - a value
+                      "training/mixed_precision.py, MixedPrecisionConfig")
+    _read_single(reader, draft, on=on)
     further = reader.flag("model.keep_mtp_spec_in_bf16")
     if further is not None and further.value and on:
         draft.put(f"{_OPTION}keep_mtp_spec_in_bf16", further)
@@ -151,6 +160,17 @@ def _read_narrow(reader: Reader, draft: Draft, compute: str) -> None:
             draft.idle(count, "no layers are kept in bf16")
     draft.use(*(reader.take(f"mixed_precision.{name}") for name in ("fp8_param", "fp4_param", "fp4_recipe")),
               reader.flag("ddp.reuse_grad_buf_for_mxfp8_param_ag"))
+
+
+def _read_single(reader: Reader, draft: Draft, *, on: bool) -> None:
+    """Recipes of single linears, [pattern, recipe] each, which a file of Bridge's gives by its name."""
+    single = reader.take("model.quant_recipe")
+    if single is None or not on:
+        draft.idle(single, "everything is in bf16")
+    elif isinstance(single.value, list) and all(isinstance(one, list) and len(one) == 2 for one in single.value):
+        draft.put(f"{_OPTION}quant_recipe", single, {str(pattern): recipe for pattern, recipe in single.value})
+    else:
+        draft.refuse(single, "recipes of single linears that are no list of [pattern, recipe]")
 
 
 def read_states(reader: Reader, draft: Draft) -> None:

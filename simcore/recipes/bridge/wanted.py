@@ -101,6 +101,9 @@ def _formats(outline: Outline, base: Mapping[str, Any]) -> Iterator[Wanted]:
         sent = outline.value(f"{_PRECISION}grad_reduce")
         given = base.get("ddp.megatron_fsdp_grad_comm_dtype")
         yield "ddp.megatron_fsdp_grad_comm_dtype", sent if sent not in ("auto", grads) or given == sent else None, None
+    single = [list(one) for one in (outline.value(f"{_OPTION}quant_recipe") or {}).items()]
+    if base.get("model.quant_recipe") and single == base["model.quant_recipe"]:
+        yield "model.quant_recipe", single, None
     keyed = any(key.startswith("mixed_precision.") for key in base)
     if not keyed:
         yield "mixed_precision", f"{compute}_mixed", "bf16_mixed"

@@ -135,8 +135,10 @@ def _write_experts(writer: Writer) -> None:
     backend, router = fields.text("moe_flex_dispatcher_backend"), fields.text("moe_router_dtype")
     shared, squared = fields.flag("moe_shared_expert_overlap"), fields.flag("use_fused_weighted_squared_relu")
     capacity, stash = fields.number("moe_expert_rank_capacity_factor"), fields.flag("moe_paged_stash")
-    paging = {name: fields.number(name) for name in STASH}
-    settings = [kind, deepep, backend, router, shared, squared, capacity, stash, *paging.values(),
+    paging: dict[str, Setting[Any]] = {
+        name: fields.integer(name) if name.endswith("page_size") else fields.number(name) for name in STASH}
+    laid = fields.integer("moe_mlp_glu_interleave_size")
+    settings = [kind, deepep, backend, router, shared, squared, capacity, stash, laid, *paging.values(),
                 *(fields.flag(name) for name in OF_EXPERTS)]
     if not fields.integer("num_experts").value:
         writer.idle("the model has no experts", *settings)
@@ -152,11 +154,15 @@ def _write_experts(writer: Writer) -> None:
     writer.write_other(f"{_OPTION}moe_shared_expert_overlap", shared.value, False, shared)  # noqa: FBT003
     writer.write_other(f"{_OPTION}moe_expert_rank_capacity_factor", capacity.value, None, capacity)
     writer.write_other(f"{_OPTION}moe_paged_stash", stash.value, False, stash)  # noqa: FBT003
-    for name, usual in STASH.items():
+    for name, least in STASH.items():
         if stash.value:
-            writer.write_other(f"{_OPTION}{name}", paging[name].value, usual, paging[name])
+            writer.write_other(f"{_OPTION}{name}", paging[name].value, least, paging[name])
         else:
             writer.idle("it is read with --moe-paged-stash", paging[name])
+    if laid.value and not fields.flag("use_transformer_engine_op_fuser").value:
+        writer.refuse("experts' halves that are laid in turns, and put in order without the operation fuser", laid)
+    else:
+        writer.idle("the fused experts take their halves in turns", laid)
     if fields.flag("squared_relu").value:
         writer.write(f"{_OPTION}use_fused_weighted_squared_relu", squared.value, squared)
     else:

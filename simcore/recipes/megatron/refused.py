@@ -65,7 +65,7 @@ REFUSED: Final = (
     Refusal(("export_force_local_attention", "export_real_quant_cfg", "export_quant_cfg", "export_qk_l2_norm",
              "export_offline_model"), "layers of modelopt"),
     Refusal(("optimizer_cuda_graph",), "the optimizer's step in a CUDA graph"),
-    Refusal(("use_te_activation_func", "moe_mlp_glu_interleave_size", "moe_shared_expert_glu_interleave_size"),
+    Refusal(("use_te_activation_func", "moe_shared_expert_glu_interleave_size"),
             "TransformerEngine's own activation"),
 )
 """Fields of a training of a GPT that no scenario can say."""

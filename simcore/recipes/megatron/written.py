@@ -147,8 +147,8 @@ def _write_dispatch(puts: ArgumentPuts) -> None:
     puts.put("moe_expert_rank_capacity_factor", outline.given(f"{_OPTION}moe_expert_rank_capacity_factor"),
              f"{_OPTION}moe_expert_rank_capacity_factor")
     puts.say("moe_paged_stash", f"{_OPTION}moe_paged_stash", False)  # noqa: FBT003
-    for name, usual in STASH.items():
-        puts.say(name, f"{_OPTION}{name}", usual)
+    for name, paging in STASH.items():
+        puts.say(name, f"{_OPTION}{name}", paging)
     key = f"{_OPTION}use_fused_weighted_squared_relu"
     if "--squared-relu" in outline.puts:
         fused = outline.given(key)

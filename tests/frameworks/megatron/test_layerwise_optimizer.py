@@ -147,18 +147,9 @@ def test_updated_parameters_are_gathered_from_all_ranks() -> None:
              options={"use_distributed_optimizer": True})
 
 
-# ---- without the distributed optimizer, as Bridge has it --------------------------------------------------------------
+# ---- whole parameters in 8 bits, as Bridge's recipes of Kimi K2 have them -------------------------------------------
 WHOLE: dict[str, Any] = {"model": "llama-tiny", "optimizer": {"name": "dist_muon"}, "version": "main 2026-08-22",
-                         "options": {"use_distributed_optimizer": False}}
-
-
-def test_without_the_distributed_optimizer_main_deals_whole_parameters() -> None:
-    """Main optimizer/__init__.py: use_separate_distributed_optimizer; Bridge 067f987d gives no layout."""
-    _, table = small.prepared("megatron", {"dp_shard": 4}, **WHOLE)
-    assert not table.dealt[0].in_place
-    report = simulate(small.scenario("megatron", {"dp_shard": 4}, **{**WHOLE, "options": {
-        **WHOLE["options"], "use_layer_wise_param_layout": True}}))
-    assert "changes nothing without the distributed optimizer" in report.problems[0].message
+                         "options": {"use_distributed_optimizer": False, "use_layer_wise_param_layout": False}}
 
 
 def test_whole_parameters_may_be_in_8_bits() -> None:

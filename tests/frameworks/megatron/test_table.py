@@ -75,8 +75,11 @@ def test_a_shared_expert_beside_the_exchange_of_tokens() -> None:
     assert {"moe_shared_expert_overlap"} <= {a.what for a in report.assumptions if a.kind == "assumed"}
     refused_with("illegal", "only works with alltoall", {"dp_shard": 2, "ep": 2},
              options=option | {"moe_token_dispatcher_type": "flex"})
-    refused_with("error", "with the flex dispatcher", {"dp_shard": 2, "ep": 2}, version="main 2026-08-22",
-                 options=option | {"moe_token_dispatcher_type": "flex"})
+    _, table = small.prepared("megatron", {"dp_shard": 2, "ep": 2}, version="main 2026-08-22",
+                              options=option | {"moe_token_dispatcher_type": "flex"})
+    assert table.libraries.beside_exchanges == ("shared_experts",)
+    refused_with("illegal", "only works with alltoall or flex", {"dp_shard": 2, "ep": 2}, version="main 2026-08-22",
+                 options=option | {"moe_token_dispatcher_type": "allgather"})
     refused_with("illegal", "disable moe_shared_expert_overlap", {"dp_shard": 2, "ep": 2}, options=option | OVERLAP)
     report = simulate(small.scenario("megatron", {"dp_shard": 2, "ep": 2}, model=QWEN3_MOE, options=option))
     assert "changes nothing without a shared expert" in report.problems[0].message

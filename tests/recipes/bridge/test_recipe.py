@@ -242,6 +242,40 @@ def test_a_provider_with_layers_of_its_own_is_no_gpt(tmp_path: Path, name: str) 
     assert found.unknown == ()
 
 
+def test_fp8_weights_without_the_distributed_optimizer_are_no_rule_of_bridge(tmp_path: Path) -> None:
+    """Served if whole parameters are dealt (dist_muon); otherwise they are refused."""
+    found = imported(tmp_path, "kimi_k2_pretrain_1024gpu_h100_fp8cs_config")
+    assert messages(found) == ""
+    assert value(found, "framework_options.fp8_param_gather") is True
+    assert value(found, "framework_options.use_layer_wise_param_layout") is False
+    cut = "llama3_70b_pretrain_64gpu_h100_fp8cs_config ddp.use_distributed_optimizer=false " \
+          "optimizer.use_distributed_optimizer=false mixed_precision.fp8_param_gather=true"
+    assert "not yet: mixed_precision.fp8_param_gather" in messages(imported(tmp_path, cut))
+
+
+def test_recipes_of_single_linears_are_those_of_the_file_that_the_recipe_loads(tmp_path: Path) -> None:
+    """`perf_recipes/nemotronh/te_quant.cfg`, in its order; no weights in 4 bits unless asked for."""
+    found = imported(tmp_path, "nemotron_3_super_pretrain_64gpu_gb200_nvfp4_config")
+    assert messages(found) == ""
+    options = value(found, "framework_options")
+    assert list(options["quant_recipe"].items()) == [
+        ("*.linear_qkv", "bf16"), ("*.linear_proj", "bf16"), ("*mlp.fc[12]_latent_proj", "bf16"), ("mtp.*", "bf16"),
+        ("*mixer.out_proj", "mxfp8")]
+    assert options["fp4_param_gather"] is False
+
+
+def test_a_paged_stash_is_read_where_it_is_on(tmp_path: Path) -> None:
+    launch = "qwen3_30b_a3b_pretrain_8gpu_gb200_fp8mx_config"
+    options = value(imported(tmp_path, launch), "framework_options")
+    assert {name: one for name, one in options.items() if "stash" in name or "capacity" in name} == {
+        "moe_expert_rank_capacity_factor": 1.5, "moe_paged_stash": True, "moe_paged_stash_buffer_size_factor_cuda": 1.2,
+        "moe_paged_stash_buffer_size_factor_cpu": 1.0}
+    found = imported(tmp_path, f"{launch} model.moe_paged_stash=false model.moe_paged_stash_page_size=32")
+    options = value(found, "framework_options")
+    assert [name for name in options if "stash" in name] == []
+    assert any("moe_paged_stash_page_size" in one.key for one in found.left)
+
+
 def test_a_router_in_bf16_is_one_without_a_format(tmp_path: Path) -> None:
     launch = "deepseek_v3_pretrain_1024gpu_h100_bf16_config"
     assert value(imported(tmp_path, launch), "framework_options").get("moe_router_dtype") is None

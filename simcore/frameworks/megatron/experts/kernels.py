@@ -12,7 +12,7 @@ def check_shared_overlap(job: Job, options: dict[str, object]) -> None:
     """Raises IllegalLayout or InputError if moe_shared_expert_overlap is on where it cannot be.
 
     The option overlaps the shared expert with the exchange of tokens. IllegalLayout with another dispatcher than
-    alltoall or with overlap_moe_expert_parallel_comm, InputError without a shared expert. Main takes flex too: NotYet.
+    alltoall (main: or flex) or with overlap_moe_expert_parallel_comm, InputError without a shared expert.
     """
     key = "moe_shared_expert_overlap"
     if not options.get(key):
@@ -20,11 +20,11 @@ def check_shared_overlap(job: Job, options: dict[str, object]) -> None:
     if not any(isinstance(b.block, Moe) and b.block.shared_ffn for kind in job.graph.kinds for b in kind.branches):
         job.refuse_idle(options, key, "without a shared expert")
     kind = options.get("moe_token_dispatcher_type", "alltoall")
-    if kind == "flex" and job.scenario.framework_version == "main 2026-08-22":  # transformer_config.py:1820
-        raise job.not_yet(f"framework_options.{key}", "moe_shared_expert_overlap with the flex dispatcher")
-    if kind != "alltoall":
-        raise job.illegal(f"framework_options.{key}", "moe_shared_expert_overlap only works with alltoall token "
-                          "dispatcher.", "core 0.16.1 transformer_config.py:1093")
+    is_main = job.scenario.framework_version == "main 2026-08-22"
+    if kind not in ("alltoall", *("flex",) * is_main):
+        raise job.illegal(f"framework_options.{key}", "moe_shared_expert_overlap only works with alltoall "
+                          f"{'or flex ' * is_main}token dispatcher.", "main 2026-08-22 transformer_config.py:1820"
+                          if is_main else "core 0.16.1 transformer_config.py:1093")
     if options.get("overlap_moe_expert_parallel_comm"):
         raise job.illegal(f"framework_options.{key}", "disable moe_shared_expert_overlap when enabling "
                           "overlap_moe_expert_parallel_comm", "core 0.16.1 transformer_config.py:1888")

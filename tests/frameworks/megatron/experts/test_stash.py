@@ -20,9 +20,9 @@ HYBRID = {"fp8_recipe": "mxfp8", "moe_token_dispatcher_type": "flex", "moe_flex_
 def answered(options: dict[str, Any], version: str = "main 2026-08-22", mesh: dict[str, int] | None = None,
              **given: Any) -> Report:
     """Report of a small Qwen3 mixture in mxfp8 on B200s; 4,096 tokens a rank, two rows each."""
-    asked = small.scenario("megatron", mesh or {"dp_shard": 4, "ep": 4}, options=HYBRID | options, **({
-        "model": QWEN3_MOE, "precision": {"compute": "fp8"}, "topology": "dgx-b200", "seq_len": 4096,
-        "micro_batch_size": 1, "microbatches": 2, "routing": "balanced"} | given))
+    told: dict[str, Any] = {"model": QWEN3_MOE, "precision": {"compute": "fp8"}, "topology": "dgx-b200",
+                            "seq_len": 4096, "micro_batch_size": 1, "microbatches": 2, "routing": "balanced"}
+    asked = small.scenario("megatron", mesh or {"dp_shard": 4, "ep": 4}, options=HYBRID | options, **told | given)
     return simulate(asked.model_copy(update={"framework_version": version}))
 
 
@@ -76,7 +76,7 @@ def test_pages_hold_one_and_a_tenth_of_what_two_layers_keep() -> None:
 
 
 def test_a_stash_takes_less_than_the_room_that_it_saves() -> None:
-    """Of many microbatches in flight, pages hold balanced rows, not 1.5 times as many; scales of both are few."""
+    """With many microbatches in flight, pages hold balanced rows, not 1.5 times as many."""
     given: dict[str, Any] = {"mesh": {"pp": 4, "dp_shard": 2, "ep": 2}, "microbatches": 8,
              "model": {**QWEN3_MOE, "overrides": {**QWEN3_MOE["overrides"], "num_hidden_layers": 8}}}
     held = []
