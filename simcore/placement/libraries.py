@@ -33,7 +33,8 @@ class KernelLibraries:
     fill_uninitialized_memory; operators of torch fill no such tensors); `waits_for_messages`: the host waits at each
     send and receive between stages until the device has reached it; `overlapped`: mesh axes with collectives inside a
     layer that run at the same time as kernels of that layer or of another microbatch; `shared_beside`: the kernels of a
-    shared expert (`rows.Module`) run on a separate stream, at the same time as the exchanges of tokens.
+    shared expert (`rows.Module`) run on a separate stream, at the same time as the exchanges of tokens; `counts_zeros`:
+    after the optimizer's step torch goes over all gradients, one by one, to log how many of their numbers are zero.
     """
 
     date: str = "2026-07"
@@ -56,3 +57,4 @@ class KernelLibraries:
     waits_for_messages: bool = False
     overlapped: tuple[str, ...] = ()
     shared_beside: bool = False
+    counts_zeros: bool = False

@@ -21,18 +21,21 @@ Made by `python tests/truth/fit_page.py`; `python tests/truth/fit_time.py --writ
 `python tests/truth/fit_left_out.py` leaves rows out.
 
 Every calibrated number of `topologies/efficiency/` is a value known before (its source stands beside it, in
-`tests/truth/fit_priors.py`) times the factors below. A factor belongs to a kind of kernel, GPU or host, never to a row.
-`spread` is that of a factor's logarithm: what was thought before, and what is left. `rests on` gives the groups of
-measured rows that say most about it, with their shares; where there is none, the value is as it was before."""
+`tests/truth/fit_priors.py`) times the factors below. A factor belongs to a kind of kernel, GPU or host, never to a
+row. `spread` is that of a factor's logarithm: what was thought before, and what is left. `rests on` gives the groups
+of measured rows that say most about it, with their shares; where there is none, the value is as it was before. `taken
+away`: rows that were left out come out as well without the factor (`fit_removal.py`), so that the number is what was
+known."""
 LEFT_OUT = """## Errors on rows that the fit did not see
 
 Median and 90th percentile of the error of a step's time, by configuration. `fitted` is with the rows. For `left out`
-the fit is solved again without them: on a straight line through each row, taken anew wherever a row's time moves by
-more than 2 %, until no factor moves; the rows are then simulated by it. `rankscope validate` judges by the first
-table, where rows of one source, model family and machine are left out together: they share what a source leaves
-unsaid. Whole sources and machines are predicted on the lines of the whole fit, not simulated again. A factor rests on
-a group alone if the other rows leave at least 90 % of its spread as it was before, and all rows together less than
-80 %. Priors and the model's form were chosen by people who knew the rows, so all of these flatter it."""
+the factors that stay are chosen, and the fit is solved again without them: on a straight line through each row, taken
+anew wherever a row's time moves by more than 2 %, until no factor moves; the rows are then simulated by it.
+`rankscope validate` judges by the first table, where rows of one source, model family and machine are left out
+together: they share what a source leaves unsaid. Whole sources and machines are predicted on the lines of the whole
+fit, not simulated again. A factor rests on a group alone if the other rows leave at least 90 % of its spread as it
+was before, and all rows together less than 80 %. Priors and the model's form were chosen by people who knew the rows,
+so all of these flatter it."""
 ROW = "| {} |"
 
 
@@ -58,9 +61,10 @@ def together(found: dict[str, Any]) -> tuple[str, ...]:
 
 def factor(name: str, found: dict[str, Any]) -> tuple[str, ...]:
     rests = ", ".join(f"{group} {share:.0%}" for group, share in found["rows_of"].items())
+    rests = rests or ("nothing" if found.get("is_kept") else "taken away")
     places = {".".join(number.keys) for number in NUMBERS if name in number.factors}
     numbers = (f"{found[key]:.2f}" for key in ("factor", "prior_spread", "spread"))
-    return (name, *numbers, rests or "nothing", ", ".join(sorted(places)))
+    return (name, *numbers, rests, ", ".join(sorted(places)))
 
 
 def error(name: str, found: dict[str, float]) -> tuple[str, ...]:

@@ -34,6 +34,9 @@ MODELS = {  # its group, and why it has no scenario
     "t5": (OTHER, "T5 (encoder and decoder)"), "multimodal-llava": (OTHER, "LLaVA (vision tower)"),
     "mimo": (OTHER, "MIMO (vision tower)")}
 """By folder of the case."""
+LOGGED = {"log_num_zeros_in_grad": True}
+"""All cases that train say so (Megatron-LM d98e8a64 `tests/functional_tests/test_cases/*/*/model_config.yaml`); the
+collection leaves it out."""
 TOPOLOGY = {"A100": "dgx-a100", "H100": "dgx-h100", "GB200": "gb200-nvl72"}
 UNSAYABLE = {
     "reinforcement-learning run (inference memory, offload)":
@@ -292,7 +295,7 @@ def scenario(golden):
     return {"model": _model(config, golden["raw_args"]), "framework": config.get("fsdp", "megatron"),
             **_version(golden), "topology": golden["gpu"], "mesh": _mesh(golden),
             "training": _training(config),
-            "framework_options": _options(config) | _graphs(golden) | _context(golden), **_environment(golden)}
+            "framework_options": _options(config) | _graphs(golden) | _context(golden) | LOGGED, **_environment(golden)}
 
 
 def _version(golden):

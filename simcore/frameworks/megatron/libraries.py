@@ -88,7 +88,8 @@ def libraries_of(job: Draft, options: dict[str, object], fp8: Fp8 | None) -> Ker
         graphs=graphs_of(job, options), graph_pool_bytes=pool_bytes(job, options),
         fills=options.get("deterministic_mode") is True,
         waits_for_messages=job.mesh.pp > 1 and schedule(job, options).num_chunks == 1,
-        overlapped=_overlapped(options), shared_beside=options.get("moe_shared_expert_overlap") is True)
+        overlapped=_overlapped(options), shared_beside=options.get("moe_shared_expert_overlap") is True,
+        counts_zeros=options.get("log_num_zeros_in_grad") is True)
 
 
 def _overlapped(options: dict[str, object]) -> tuple[str, ...]:
