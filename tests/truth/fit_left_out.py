@@ -48,7 +48,7 @@ from fit_time import (
 
 from simcore.validation.runs import Measured, read_measured
 
-TRUST = 0.02
+TRUST = 0.08
 """Of the logarithm of a row's time: by so much it may move along the straight line that it was given."""
 STILL = 0.002
 """Change of a factor's logarithm at which a fit without a group is done."""
